@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test chaos acceptance clients lint type protos requirements sbom audit gpu-check clean
+.PHONY: help install run test chaos acceptance clients peers lint type protos client-wheel release-protos requirements sbom audit gpu-check clean
 .PHONY: bench bench-sweep bench-steps bench-pairs bench-pressure bench-recovery bench-journal bench-kernels bench-quality
 .PHONY: bench-security bench-deterministic bench-grammars bench-simulator bench-docs bench-continuous-batching bench-sync-client
 
@@ -47,10 +47,14 @@ acceptance: $(STAMP)  ## Run the large checks, hours in all, and write benchmark
 clients: $(STAMP)  ## Use Quire through clients of other projects, from the package indexes; ONLY=openai,langchain
 	@PYTHONPATH=tests/support $(BIN)/python -m tests.clients $(if $(ONLY),--clients $(ONLY))
 
+peers: $(STAMP)  ## Run the HTTP tests of other servers, from the package index, against Quire; TESTS="*test_chat*"
+	@PYTHONPATH=tests/support $(BIN)/python -m tests.peers $(if $(TESTS),--tests "$(TESTS)")
+
 lint: $(STAMP)  ## Check style, contracts, their code, images and chart
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/buf lint
+	$(BIN)/buf breaking --against $(RELEASED_CONTRACTS)
 	$(BIN)/python protos/generate.py --check
 	$(BIN)/hadolint deploy/docker/*.Dockerfile
 	$(BIN)/helm lint --strict --quiet deploy/helm/quire
@@ -58,8 +62,19 @@ lint: $(STAMP)  ## Check style, contracts, their code, images and chart
 type: $(STAMP)  ## Check types
 	$(BIN)/mypy
 
-protos: $(STAMP)  ## Generate the contracts' code
+protos: $(STAMP)  ## Generate the contracts' code, and build/contracts.binpb, a descriptor set of the public ones
 	$(BIN)/python protos/generate.py
+	@mkdir -p build
+	$(BIN)/buf build $(foreach name,$(PUBLIC_CONTRACTS),--path protos/quire/$(name)) --output build/contracts.binpb
+
+# The baseline of the public contracts: those of the last release, or a state before the first one. They stay compatible with it: lint compares them. Others may change.
+PUBLIC_CONTRACTS := admin inference
+RELEASED_CONTRACTS := protos/released.binpb
+release-protos: protos  ## Make the present public contracts those of the release; part of each release
+	$(BIN)/buf build build/contracts.binpb --exclude-source-info --output $(RELEASED_CONTRACTS)
+
+client-wheel: $(STAMP)  ## Build the wheel of the client, which has no server: build/quire_client-….whl
+	$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir build ./client
 
 # The tools' packages are apart from Quire's.
 TOOLS := build/tools
@@ -140,5 +155,5 @@ gpu-check:  ## Run GPU tests and benchmarks with the Python at hand; installs no
 	$(PYTHON) -m benchmarks.gpu
 
 clean:  ## Remove the environment, what was built, and the embedded Redis's data
-	rm -rf $(VENV) build run *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build run *.egg-info client/build client/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

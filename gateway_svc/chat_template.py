@@ -50,6 +50,7 @@ class ChatTemplate:
 
         Raises jinja2.TemplateError where the source is not a template.
         """
+        self.source = source
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
         )
@@ -117,8 +118,7 @@ def load_chat_template(directory: Path, override: str | None = None) -> ChatTemp
     BadSetting where the override cannot be used, and jinja2.TemplateError, OSError or ValueError where a file of the
     directory is invalid.
     """
-    path = directory / "tokenizer_config.json"
-    config = json.loads(path.read_text()) if path.exists() else {}
+    config = load_tokenizer_config(directory)
     tokens = {name: _token_text(config[name]) for name in _SPECIAL_TOKENS if config.get(name)}
     control_tokens = _strings(config.get("chat_control_tokens"))
     if override is not None:
@@ -128,6 +128,15 @@ def load_chat_template(directory: Path, override: str | None = None) -> ChatTemp
     if (own := directory / "chat_template.jinja").exists():
         source = own.read_text()
     return None if source is None else ChatTemplate(source, tokens, control_tokens)
+
+
+def load_tokenizer_config(directory: Path) -> dict[str, Any]:
+    """The contents of tokenizer_config.json, empty without the file. Raises OSError and ValueError."""
+    path = directory / "tokenizer_config.json"
+    config = json.loads(path.read_text()) if path.exists() else {}
+    if not isinstance(config, dict):
+        raise ValueError("tokenizer_config.json must be an object")
+    return config
 
 
 def _override(setting: str, special_tokens: Mapping[str, str], control_tokens: list[str] | None) -> ChatTemplate:

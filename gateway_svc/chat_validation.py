@@ -170,16 +170,23 @@ def _call(call: ToolCall, check: FieldChecker) -> Call:
             raise _invalid(f"{call.path}.{name}", f"must have at most {MAX_NAME_LENGTH} characters")
     if not call.name:
         raise _invalid(f"{call.path}.name", "must not be empty")
-    # Models write nothing as the arguments of a function that has none.
-    arguments = _json_object(f"{call.path}.arguments", call.arguments, check) if call.arguments.strip() else {}
-    return call.id, call.name, arguments
+    # Clients send back what a model wrote: nothing, for a function that has no arguments; or a text that `max_tokens`
+    # has cut, without which a conversation could not go on.
+    return call.id, call.name, _json_object(f"{call.path}.arguments", call.arguments, check, not_json={})
 
 
-def _json_object(where: str, text: str, check: FieldChecker) -> dict[str, Any]:
+def _json_object(
+    where: str, text: str, check: FieldChecker, *, not_json: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The value of a text. One that is not JSON is `not_json`, or an error."""
     check.unicode(where, text)
     try:
         value = json.loads(text, parse_constant=_reject_constant)
-    except (ValueError, RecursionError):
+    except RecursionError:
+        raise _invalid(where, f"has more than {MAX_JSON_DEPTH} levels") from None
+    except ValueError:
+        if not_json is not None:
+            return not_json
         raise _invalid(where, "is not JSON") from None
     if not isinstance(value, dict):
         raise _invalid(where, "must be a JSON object")

@@ -27,6 +27,9 @@ def check_combination(unvalidated: UnvalidatedRequest, field: Field, check: Fiel
         Field.BEAM_SEARCH: unvalidated.beam_search is not None,
         Field.IGNORE_EOS: unvalidated.end_of_text is EndOfText.IGNORED,
         Field.MIN_TOKENS: bool(unvalidated.min_tokens),
+        # Together they might leave no token at all.
+        Field.ALLOWED_TOKEN_IDS: len(unvalidated.allowed_token_ids) > 0,
+        Field.BAD_WORDS: len(unvalidated.bad_words) > 0,
     }
     for which, is_given in not_served.items():
         if is_given:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gateway_svc.rendering import Rendering
 from gateway_svc.stop_strings import StopSearch
-from gateway_svc.validated_request import StopText
+from gateway_svc.validated_request import SpecialTokens, StopText
 from gateway_svc.vocabulary import Vocabulary
 
 
@@ -16,11 +16,17 @@ class Detokenizer:
     The pieces joined equal the tokenizer's own decoding of prompt and output, less that of the prompt.
     """
 
-    __slots__ = ("_at_start", "_hidden_ids", "_pending", "_vocabulary")
+    __slots__ = ("_at_start", "_follows_added", "_hidden_ids", "_joins", "_pending", "_vocabulary")
 
-    def __init__(self, vocabulary: Vocabulary, prompt_tail: Sequence[int], hidden_ids: frozenset[int]) -> None:
-        """`prompt_tail` holds the last tokens of the prompt that are text."""
+    def __init__(
+        self, vocabulary: Vocabulary, prompt_tail: Sequence[int], hidden_ids: frozenset[int], *, joins: bool = False
+    ) -> None:
+        """`prompt_tail` holds the last tokens of the prompt that are text. With `joins`, an added token after another
+        is its own text, without the space that the tokenizer may write before it.
+        """
         self._vocabulary = vocabulary
+        self._joins = joins
+        self._follows_added = False
         self._hidden_ids = hidden_ids
         self._pending = b""
         self._at_start = not prompt_tail
@@ -33,7 +39,13 @@ class Detokenizer:
             return ""
         if self._at_start:
             self._at_start = False
+            self._follows_added = token_id in self._vocabulary.added_texts
             return self._decode(self._vocabulary.first_piece(token_id))
+        if self._joins:
+            text = self._vocabulary.added_texts.get(token_id)
+            follows, self._follows_added = self._follows_added, text is not None
+            if follows and text is not None:
+                return self._decode(text.encode())
         return self._decode(self._vocabulary.piece(token_id))
 
     def flush(self) -> str:
@@ -52,7 +64,8 @@ class SequenceText:
 
     def __init__(self, vocabulary: Vocabulary, rendering: Rendering) -> None:
         hidden_ids = vocabulary.hidden_ids(rendering.special_tokens)
-        self._detokenizer = Detokenizer(vocabulary, rendering.prompt_tail, hidden_ids)
+        joins = rendering.special_tokens is SpecialTokens.JOINED
+        self._detokenizer = Detokenizer(vocabulary, rendering.prompt_tail, hidden_ids, joins=joins)
         self._search = StopSearch(rendering.stops) if rendering.stops else None
         self._min_tokens = rendering.min_tokens
         self._stop_text = rendering.stop_text

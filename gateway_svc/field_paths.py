@@ -1,5 +1,7 @@
 """The fields that a validation error may name, and how each protocol spells them."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
@@ -21,6 +23,8 @@ class Field(StrEnum):
     PROMPT_END = "chat.prompt_end"
     SEED = "sampling.seed"
     LOGIT_BIAS = "sampling.logit_bias"
+    ALLOWED_TOKEN_IDS = "sampling.allowed_token_ids"
+    BAD_WORDS = "sampling.bad_words"
     MAX_TOKENS = "stopping.max_tokens"
     MIN_TOKENS = "stopping.min_tokens"
     IGNORE_EOS = "stopping.ignore_eos"
@@ -33,6 +37,10 @@ class Field(StrEnum):
     LENGTH_PENALTY = "beam_search.length_penalty"
     EARLY_STOPPING = "beam_search.early_stopping"
     LOGPROBS = "logprobs"
+    LOGPROB_TOKEN_IDS = "logprob_token_ids"
+    PROMPT_LOGPROBS = "prompt_logprobs"
+    TRUNCATE_PROMPT_TOKENS = "truncate_prompt_tokens"
+    TRUNCATION_SIDE = "truncation_side"
     REQUEST_ID = "request_id"
     PRIORITY = "priority"
     RETENTION = "retention"
@@ -57,3 +65,17 @@ class FieldPath(Protocol):
 def contract_field_path(which: str, item_index: int | None = None) -> str:
     """A field as the contract's Generation spells it."""
     return str(which) if item_index is None else f"{which}[{item_index}]"
+
+
+@dataclass(frozen=True, slots=True)
+class NamedFields:
+    """The field path of a protocol with `names` of its own. Other fields, which its bodies cannot set, keep those of
+    the contract."""
+
+    names: Mapping[str, str]
+    lone: frozenset[str] = frozenset()
+    """Lists that the body has as one value."""
+
+    def __call__(self, which: str, item_index: int | None = None) -> str:
+        name = self.names.get(which, str(which))
+        return name if item_index is None or which in self.lone else f"{name}[{item_index}]"

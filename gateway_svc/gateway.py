@@ -8,18 +8,25 @@ import socket
 
 from gateway_svc.auth import Authenticator
 from gateway_svc.failed_logins import FailedLogins
+from gateway_svc.grpc_calls import GrpcCalls
+from gateway_svc.http_api.app import HttpApi
+from gateway_svc.http_api.connection import BoundedConfig, allow_open_files
+from gateway_svc.http_api.connection_limits import ConnectionLimits
+from gateway_svc.http_api.exchange import MAX_BODY_BYTES
+from gateway_svc.http_api.hosts import AllowedHosts
+from gateway_svc.http_api.server import HttpServer
 from gateway_svc.key_file import KeyFile
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.model_catalog import ModelCatalog
-from gateway_svc.openai_http.app import HttpHandlers
-from gateway_svc.openai_http.connection import BoundedConfig, ConnectionLimits, allow_open_files
-from gateway_svc.openai_http.hosts import AllowedHosts
-from gateway_svc.openai_http.server import HttpServer
+from gateway_svc.open_inference.servicer import SERVICE as OPEN_INFERENCE_SERVICE
+from gateway_svc.open_inference.servicer import OpenInferenceServicer
 from gateway_svc.request_manager import RequestManager
 from gateway_svc.servicer import SERVICE, InferenceServicer
 from gateway_svc.session import SchedulerSession
 from gateway_svc.settings import GatewaySettings
+from gateway_svc.tenant_threads import TenantThreads
 from quire.inference.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
+from quire.open_inference.v2.open_inference_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
 from svc_common.addresses import cannot_listen, check_can_listen
 from svc_common.files import keep_refreshed, refresh_once
 from svc_common.inner_ports import check_dialled, identity_of
@@ -34,6 +41,8 @@ logger = logging.getLogger("quire.gateway")
 
 # Time for responses that are already written to reach their clients.
 _CLOSE_SECONDS = 2.0
+_WEBSOCKET_PING_SECONDS = 20.0  # between pings of the gateway
+_WEBSOCKET_PONG_SECONDS = 60.0  # for the client's answer
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
 _ISSUER_SECONDS = 5.0  # at start, for the first keys of a token issuer
@@ -61,13 +70,27 @@ class Gateway:
         metrics = GatewayMetrics([model.name for model in catalog])
         self._request_manager = RequestManager(catalog, self._session, metrics, settings.retention_rules)
         authenticator = Authenticator(self._key_file, FailedLogins(metrics.failed_logins))
-        servicer = InferenceServicer(self._request_manager, authenticator)
+        # Two for one tenant, and one that it leaves to others.
+        self._threads = TenantThreads(3, "long-work")
+        hosts = AllowedHosts.for_listener(settings.host, settings.allowed_host_patterns)
+        self._http_api = HttpApi(
+            self._request_manager,
+            authenticator,
+            hosts,
+            settings.cors_origin_list,
+            settings.http_read_timeout,
+            settings.unknown_fields,
+            self._threads,
+            settings.root_path,
+        )
+        calls = GrpcCalls(self._request_manager, authenticator, self._threads)
         self._grpc = create_server(
             max_message_bytes=PUBLIC_MESSAGE_BYTES,
             interceptors=(
-                RequestGate(settings.grpc_read_timeout, servicer.is_allowed),
-                StreamGate(servicer.check_credential),
+                RequestGate(settings.grpc_read_timeout, calls.is_allowed),
+                StreamGate(calls.check_credential),
                 *server_interceptors(SERVICE),
+                *server_interceptors(OPEN_INFERENCE_SERVICE),
             ),
             options=(
                 ("grpc.max_allowed_incoming_connections", settings.max_grpc_connections),
@@ -76,22 +99,20 @@ class Gateway:
                 ("grpc.server_handshake_timeout_ms", int(settings.grpc_read_timeout * 1_000)),
             ),
         )
-        add_InferenceServiceServicer_to_server(servicer, self._grpc)
-        self._health = HealthReporter(self._grpc, [SERVICE])
-        enable_reflection(self._grpc, [SERVICE])
+        add_InferenceServiceServicer_to_server(InferenceServicer(self._request_manager, calls), self._grpc)
+        add_GRPCInferenceServiceServicer_to_server(OpenInferenceServicer(self._request_manager, calls), self._grpc)
+        services = [SERVICE, OPEN_INFERENCE_SERVICE]
+        self._health = HealthReporter(self._grpc, services)
+        enable_reflection(self._grpc, services)
         tls = settings.tls_files()
         credentials = grpc_server_credentials(tls, requires_certificate=False) if tls else None
         self.grpc_port = bind(self._grpc, settings.host, settings.grpc_port, credentials)
         self._http_socket = _listen(settings.host, settings.http_port)
         self.http_port: int = self._http_socket.getsockname()[1]
-        hosts = AllowedHosts.for_listener(settings.host, settings.allowed_host_patterns)
-        self._handlers = HttpHandlers(
-            self._request_manager, authenticator, hosts, settings.cors_origin_list, settings.http_read_timeout
-        )
         allow_open_files(settings.max_http_connections + settings.max_grpc_connections)
         self._http = HttpServer(
             BoundedConfig(
-                self._handlers.app(),
+                self._http_api.app(),
                 ConnectionLimits(
                     settings.max_http_connections,
                     settings.http_read_timeout,
@@ -101,7 +122,10 @@ class Gateway:
                 access_log=False,
                 server_header=False,
                 lifespan="off",
-                ws="none",
+                ws_max_size=MAX_BODY_BYTES,
+                ws_per_message_deflate=False,
+                ws_ping_interval=_WEBSOCKET_PING_SECONDS,
+                ws_ping_timeout=_WEBSOCKET_PONG_SECONDS,
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 # Only streams that still run at the end of the grace get this short time.
                 timeout_graceful_shutdown=int(_CLOSE_SECONDS),
@@ -160,7 +184,7 @@ class Gateway:
         await asyncio.gather(self._grpc.stop(_CLOSE_SECONDS), http)
         session.cancel()
         await asyncio.gather(session, reporter, reloading, return_exceptions=True)
-        self._handlers.close()
+        self._threads.close()
         self._catalog.close()
         if self._metrics_server is not None:
             self._metrics_server.close()

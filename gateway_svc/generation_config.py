@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import create_model
+
 from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import Field
-from gateway_svc.openai_http.json_fields import JsonFields
+from gateway_svc.http_api.body_model import BodyModel, Number
 from gateway_svc.sampling_fields import SAMPLING_FIELDS
 from gateway_svc.settings import BadSetting
 from gateway_svc.unvalidated_request import GenerationDefaults
@@ -17,6 +19,10 @@ _FILE = "generation_config.json"
 _FIELDS = tuple(one for one in SAMPLING_FIELDS if one.may_be_configured)
 _NAMES: Mapping[str, str] = {**{one.path: one.name for one in _FIELDS}, Field.MAX_TOKENS: "max_new_tokens"}
 """Fields that may have a default, and their names in a generation_config.json."""
+
+
+_TYPES: dict[str, Any] = {one.name: (int | None if one.is_integer else Number | None, None) for one in _FIELDS}
+_Config: type[BodyModel] = create_model("_Config", __base__=BodyModel, **_TYPES, max_new_tokens=(int | None, None))
 
 
 def load_generation_defaults(source: str, override: str | None, model: Path) -> GenerationDefaults:
@@ -73,9 +79,10 @@ def _object(text: str, setting: str) -> dict[str, Any]:
 def _defaults(values: Mapping[str, Any], setting: str) -> GenerationDefaults:
     """Raises BadSetting where a value is not of its type or not in its range."""
     check = FieldChecker(lambda which, item_index=None: _NAMES[which])
-    fields = JsonFields(values)
     try:
-        defaults = GenerationDefaults(fields.sampling(_FIELDS), fields.integer("max_new_tokens"))
+        read = _Config.of(values).model_dump(exclude_none=True)
+        max_tokens = read.pop("max_new_tokens", None)
+        defaults = GenerationDefaults(read, max_tokens)
         for one in _FIELDS:
             check.sampling(one, defaults.sampling)
         check.max_tokens(defaults.max_tokens)

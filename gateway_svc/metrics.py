@@ -122,6 +122,12 @@ class GatewayMetrics:
             ["protocol", "reason"],
             registry=self.registry,
         )
+        self.ignored_fields = Counter(
+            "quire_gateway_ignored_fields",
+            "Fields of HTTP bodies that no API defines",
+            ["method"],
+            registry=self.registry,
+        )
         requests_in_flight = Gauge(
             "quire_gateway_requests_in_flight",
             "Requests to generate that run now",

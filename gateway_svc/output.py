@@ -48,37 +48,47 @@ class Finish:
 class TokenLogprob:
     """Log-probability of a sampled token, and the top-k (token, log-probability) at its position.
 
-    `text_offset` is where the token begins in the sequence's text, in characters.
+    `text_offset` is where the token begins in the sequence's text, in characters. `requested` are the same pairs of the
+    tokens that the request named.
     """
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...]
     text_offset: int
+    requested: tuple[tuple[int, float], ...] = ()
 
     @classmethod
     def from_proto(
-        cls, token_id: int, logprobs: worker_pb2.TokenLogprobs, num_top: int, text_offset: int
+        cls,
+        token_id: int,
+        logprobs: worker_pb2.TokenLogprobs,
+        num_top: int,
+        text_offset: int,
+        requested: Sequence[int] = (),
     ) -> "TokenLogprob":
         """From the worker's log-probabilities of `token_id`. A beam search has more top tokens than were requested."""
         top = tuple((other.token_id, other.logprob) for other in logprobs.top[:num_top])
-        return cls(token_id, logprobs.logprob, top, text_offset)
+        named = tuple(zip(requested, logprobs.requested, strict=True)) if requested else ()
+        return cls(token_id, logprobs.logprob, top, text_offset, named)
 
     def to_worker_proto(self) -> worker_pb2.TokenLogprobs:
         """The log-probabilities as the worker sent them, with the top tokens that were requested."""
         top = [worker_pb2.Logprob(token_id=token_id, logprob=logprob) for token_id, logprob in self.top]
-        return worker_pb2.TokenLogprobs(logprob=self.logprob, top=top)
+        requested = [logprob for _, logprob in self.requested]
+        return worker_pb2.TokenLogprobs(logprob=self.logprob, top=top, requested=requested)
 
     def to_proto(self, vocabulary: Vocabulary) -> inference_pb2.TokenLogprob:
         sampled = _token_to_proto(self.token_id, self.logprob, vocabulary)
         sampled.top.extend(_token_to_proto(token_id, logprob, vocabulary) for token_id, logprob in self.top)
+        sampled.requested.extend(_token_to_proto(token_id, logprob, vocabulary) for token_id, logprob in self.requested)
         return sampled
 
 
 def _token_to_proto(token_id: int, logprob: float, vocabulary: Vocabulary) -> inference_pb2.TokenLogprob:
     return inference_pb2.TokenLogprob(
         token_id=token_id,
-        token=vocabulary.token_text(token_id),
+        text=vocabulary.token_text(token_id),
         token_bytes=vocabulary.piece(token_id),
         logprob=logprob,
     )
@@ -123,6 +133,14 @@ class Chunk:
     def has_output(self) -> bool:
         """Whether anything of it is due."""
         return bool(self.text or self.logprobs or self.finish or self.reasoning or self.tool_calls)
+
+    @property
+    def num_logprobs(self) -> int:
+        """How many log-probabilities it has. Each takes about 10 µs to render."""
+        if not self.logprobs:
+            return 0
+        first = self.logprobs[0]
+        return len(self.logprobs) * (1 + len(first.top) + len(first.requested))
 
     def to_proto(self, vocabulary: Vocabulary) -> inference_pb2.Chunk:
         return inference_pb2.Chunk(
@@ -183,17 +201,19 @@ def merge_calls(pieces: Sequence[ToolCallDelta]) -> list[ToolCallDelta]:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens that were processed for a request, or for several."""
+    """Tokens that were processed for a request, or for several. `reasoning_tokens` are among `completion_tokens`."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
     def __add__(self, other: "Usage") -> "Usage":
         return Usage(
             self.prompt_tokens + other.prompt_tokens,
             self.completion_tokens + other.completion_tokens,
             self.cached_tokens + other.cached_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
         )
 
     def to_proto(self) -> inference_pb2.Usage:
@@ -201,4 +221,5 @@ class Usage:
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.completion_tokens,
             cached_tokens=self.cached_tokens,
+            reasoning_tokens=self.reasoning_tokens,
         )

@@ -53,6 +53,9 @@ class Reader(Protocol):
     def on_tokens(self, tokens: scheduler_pb2.Tokens) -> Sequence[ReaderAction]:
         """A sequence has new tokens."""
 
+    def on_prompt_logprobs(self, prompt_logprobs: scheduler_pb2.PromptLogprobs) -> None:
+        """More tokens of the prompt have log-probabilities. All of them come before the first token of sequence 0."""
+
     def on_failed(self, error: QuireError) -> None:
         """The request has failed for this reader. Nothing follows."""
 

@@ -6,7 +6,7 @@ from itertools import islice
 
 from gateway_svc.stop_strings import StopString
 from gateway_svc.turn_format import TurnFormat
-from gateway_svc.validated_request import OnDisconnect, SpecialTokens, StopText, ValidatedRequest
+from gateway_svc.validated_request import Echo, OnDisconnect, SpecialTokens, StopText, ValidatedRequest
 from gateway_svc.vocabulary import Vocabulary
 from quire.scheduler.v1 import scheduler_pb2
 
@@ -35,6 +35,13 @@ class Rendering:
     num_sequences: int
     logprobs: int | None
     seed: int
+    logprob_token_ids: tuple[int, ...] = ()
+    echo: Echo = Echo.ABSENT
+    prompt_logprobs: int | None = None
+    prompt_token_ids: tuple[int, ...] = ()
+    """The whole prompt, if it is returned."""
+    omits_output: bool = False
+    """Whether only the prompt is returned."""
     turn: TurnFormat | None = None
     """None: all output is text."""
     tokenizer_fingerprint: bytes = b""
@@ -45,6 +52,7 @@ class Rendering:
         """The rendering of a request of this gateway."""
         stopping = generation.stopping
         hidden = vocabulary.hidden_ids(generation.special_tokens)
+        returns_prompt = generation.echo is Echo.PRESENT or generation.prompt_logprobs is not None
         return cls(
             request_id=generation.request_id,
             model=generation.model,
@@ -60,6 +68,11 @@ class Rendering:
             num_sequences=generation.best_of,
             logprobs=generation.logprobs,
             seed=generation.sampling.seed,
+            logprob_token_ids=generation.logprob_token_ids,
+            echo=generation.echo,
+            prompt_logprobs=generation.prompt_logprobs,
+            prompt_token_ids=tuple(generation.prompt_token_ids) if returns_prompt else (),
+            omits_output=generation.omits_output,
             turn=generation.turn,
         )
 
@@ -75,16 +88,39 @@ class Rendering:
             stop_text=StopText.INCLUDED if options.include_stop else StopText.EXCLUDED,
             min_tokens=options.min_tokens,
             stop_token_ids=tuple(options.stop_token_ids),
-            special_tokens=SpecialTokens.KEPT if options.keep_special_tokens else SpecialTokens.HIDDEN,
+            special_tokens=SpecialTokens.of(
+                is_kept=options.keep_special_tokens, has_spaces=not options.joins_special_tokens
+            ),
             prompt_tail=tuple(options.prompt_tail),
             prompt_length=attached.prompt_length,
             n=options.n,
             num_sequences=attached.num_sequences,
             logprobs=options.logprobs if options.HasField("logprobs") else None,
             seed=attached.seed,
+            logprob_token_ids=tuple(options.logprob_token_ids),
+            echo=Echo.PRESENT if options.echo else Echo.ABSENT,
+            prompt_logprobs=options.prompt_logprobs if options.HasField("prompt_logprobs") else None,
+            prompt_token_ids=tuple(attached.prompt_token_ids),
+            omits_output=options.omits_output,
             turn=TurnFormat.from_proto(options.turn) if options.HasField("turn") else None,
             tokenizer_fingerprint=attached.tokenizer_fingerprint,
         )
+
+    @property
+    def has_reasoning(self) -> bool:
+        """Whether reasoning is divided from the text."""
+        return self.turn is not None and self.turn.format.reasoning is not None
+
+    @property
+    def num_prompt_logprobs(self) -> int:
+        """How many tokens of the prompt have log-probabilities."""
+        return 0 if self.prompt_logprobs is None else self.prompt_length - 1
+
+    def num_logprobs(self, num_tokens: int) -> int:
+        """How many log-probabilities an answer with `num_tokens` tokens of output has, those of the prompt included."""
+        of_prompt = 0 if self.prompt_logprobs is None else self.num_prompt_logprobs * (1 + self.prompt_logprobs)
+        of_output = 0 if self.logprobs is None else num_tokens * (1 + self.logprobs + len(self.logprob_token_ids))
+        return of_prompt + of_output
 
     @property
     def is_best_of(self) -> bool:
@@ -98,7 +134,12 @@ class Rendering:
             model=self.model,
             stops=[stop.text for stop in self.stops],
             include_stop=self.stop_text is StopText.INCLUDED,
-            keep_special_tokens=self.special_tokens is SpecialTokens.KEPT,
+            keep_special_tokens=self.special_tokens is not SpecialTokens.HIDDEN,
+            joins_special_tokens=self.special_tokens is SpecialTokens.JOINED,
+            logprob_token_ids=self.logprob_token_ids,
+            echo=self.echo is Echo.PRESENT,
+            prompt_logprobs=self.prompt_logprobs,
+            omits_output=self.omits_output,
             n=self.n,
             logprobs=self.logprobs,
             stop_token_ids=self.stop_token_ids,

@@ -65,6 +65,11 @@ class RequestGroup:
         return self.requests[0].vocabulary
 
     @property
+    def num_logprobs(self) -> int:
+        """How many log-probabilities the answer has so far. Each takes about 10 µs to render."""
+        return sum(request.num_logprobs for request in self.requests)
+
+    @property
     def is_durable(self) -> bool:
         """Whether all of them survive their scheduler, as of their acceptance."""
         return all(request.is_durable for request in self.requests)

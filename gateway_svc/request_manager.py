@@ -24,6 +24,7 @@ from gateway_svc.tenant import Tenant
 from gateway_svc.tracing import GenerationSpan, Operation
 from gateway_svc.unvalidated_request import UnvalidatedRequest
 from gateway_svc.validated_request import ModelInfo, ValidatedRequest
+from quire.scheduler.v1 import scheduler_pb2
 from svc_common.errors import QuireError, Reason
 from svc_common.keys import cache_salt, request_key
 
@@ -37,6 +38,8 @@ class Call:
     deadline: float | None = None
     parent: Context | None = None
     arrival_time: float = field(default_factory=time.monotonic)
+    chunk_per_token: bool = False
+    """Its chunks are those of single tokens, however tokens arrive."""
 
 
 class _Admission(Enum):
@@ -125,6 +128,7 @@ class RequestManager:
         `resume_positions` are the client's positions in the sequences of each request, by index. Raises QuireError.
         """
         self.admit()
+        self._session.records.check_protocol(max((one.session_protocol for one in generations), default=1))
         with self._run_group(
             call,
             [
@@ -143,7 +147,13 @@ class RequestManager:
         """Continues a tenant's request until the block ends. Raises QuireError."""
         self.admit()
         name = call.tenant.name
-        generate_call = GenerateCall(request_key(name, request_id), name, request_id, resume_positions=resume_positions)
+        generate_call = GenerateCall(
+            request_key(name, request_id),
+            name,
+            request_id,
+            resume_positions=resume_positions,
+            chunk_per_token=call.chunk_per_token,
+        )
         with self._run_group(
             call, [(generate_call, GenerationSpan(call.operation.value, request_id, call.parent))]
         ) as group:
@@ -152,6 +162,14 @@ class RequestManager:
     def cancel(self, tenant: Tenant, request_id: str) -> None:
         """Cancels a tenant's request, whichever gateway reads it. Raises QuireError."""
         self._session.cancel(request_key(tenant.name, request_id))
+
+    async def look_up(self, tenant: Tenant, request_id: str) -> scheduler_pb2.Record:
+        """A tenant's request as it is now, live or ended. Raises QuireError, REQUEST_UNKNOWN where there is none."""
+        return await self._session.records.look_up(request_key(tenant.name, request_id))
+
+    async def delete(self, tenant: Tenant, request_id: str) -> None:
+        """Cancels a tenant's request, and removes its record. Raises QuireError, as `look_up` does."""
+        await self._session.records.delete(request_key(tenant.name, request_id))
 
     async def drain(self, grace: float) -> None:
         """Rejects new calls, and waits `grace` seconds for those that run; the others then fail with DRAINING."""
@@ -216,7 +234,8 @@ class RequestManager:
             submit,
             rendering,
             resume_positions,
-            field_path=generation.field_path,
+            call.chunk_per_token,
+            generation.field_path,
         )
         return generate_call, span
 

@@ -12,6 +12,7 @@ from gateway_svc.field_paths import FieldPath, contract_field_path
 from gateway_svc.metrics import GatewayMetrics, ModelMetrics
 from gateway_svc.model_catalog import CatalogModel, ModelCatalog
 from gateway_svc.output import Chunk, Usage
+from gateway_svc.prompt_output import PromptOutput
 from gateway_svc.reader import Acknowledgement, ReaderAction, Release, StopFound
 from gateway_svc.rendering import Rendering
 from gateway_svc.sequence_output import ResumePosition, SequenceOutput
@@ -19,7 +20,8 @@ from gateway_svc.tracing import GenerationSpan
 from gateway_svc.validated_request import OnDisconnect
 from gateway_svc.vocabulary import Vocabulary
 from quire.scheduler.v1 import scheduler_pb2
-from svc_common.errors import QuireError
+from quire.worker.v1 import worker_pb2
+from svc_common.errors import QuireError, Reason
 
 logger = logging.getLogger("quire.gateway")
 
@@ -38,6 +40,8 @@ class GenerateCall:
     submit: scheduler_pb2.Submit | None = None
     rendering: Rendering | None = None
     resume_positions: Mapping[int, ResumePosition] = field(default_factory=dict)
+    chunk_per_token: bool = False
+    """Chunks are a function of the tokens alone, however they arrive."""
     field_path: FieldPath = contract_field_path
 
 
@@ -65,6 +69,8 @@ class RunningRequest:
         self.failure: QuireError | None = None
         self.is_durable = False
         """Whether the request survives its scheduler, as of its acceptance."""
+        self.was_joined = False
+        """Whether the request existed before this call."""
         self._catalog = catalog
         self._gateway_metrics = metrics
         self._span = span
@@ -74,6 +80,7 @@ class RunningRequest:
         self._rendering: Rendering | None = None
         self._model: CatalogModel | None = None
         self._model_metrics: ModelMetrics | None = None
+        self._prompt_logprobs: list[worker_pb2.TokenLogprobs] = []
         self._sequences: list[SequenceOutput] = []
         self._num_open = 0
         self._has_stops = False
@@ -117,13 +124,29 @@ class RunningRequest:
         """Tokens processed so far, up to the stop string where one was found."""
         return Usage(
             prompt_tokens=self._rendering.prompt_length if self._rendering else 0,
-            completion_tokens=sum(sequence.num_tokens for sequence in self._sequences),
+            completion_tokens=sum(sequence.num_sent_tokens for sequence in self._sequences),
             cached_tokens=self._sequences[0].cached_tokens if self._sequences else 0,
+            reasoning_tokens=sum(sequence.num_reasoning_tokens for sequence in self._sequences),
         )
 
+    @property
+    def num_logprobs(self) -> int:
+        """How many log-probabilities its answer has so far. Each takes about 10 µs to render."""
+        return self.rendering.num_logprobs(self.usage.completion_tokens)
+
     def pop_pending(self) -> list[Chunk]:
-        """The output since the previous call, one chunk for each sequence that has any."""
-        return [chunk for sequence in self._sequences if (chunk := sequence.pop_pending()) is not None]
+        """The output since the previous call, after all that is due of the prompt."""
+        if self._rendering is not None and len(self._prompt_logprobs) < self._rendering.num_prompt_logprobs:
+            return []
+        return [chunk for sequence in self._sequences for chunk in sequence.pop_pending()]
+
+    @property
+    def prompt(self) -> PromptOutput | None:
+        """The prompt, if it is returned. Complete once there is a chunk."""
+        rendering = self.rendering
+        if not rendering.prompt_token_ids:
+            return None
+        return PromptOutput.of(rendering, self._prompt_logprobs, self.vocabulary)
 
     @property
     def on_disconnect(self) -> OnDisconnect:
@@ -132,9 +155,11 @@ class RunningRequest:
         return OnDisconnect.DETACH if self._rendering is None else self._rendering.on_disconnect
 
     def close(self) -> None:
-        """Ends the request's metrics and span."""
+        """Ends the request's metrics and span. A call that ends before its request was cancelled."""
         if self._phase is not _Phase.FINISHED:
-            self._end()
+            submit = self.generate_call.submit
+            goes_on = submit is not None and submit.is_background
+            self._end(None if goes_on else Reason.CANCELLED)
         if self._model_metrics is not None:
             self._model_metrics.requests_in_flight.dec()
 
@@ -158,10 +183,13 @@ class RunningRequest:
                 self._set_rendering(Rendering.from_proto(attached))
             except QuireError as error:
                 return self._give_up(error)
+            self.was_joined = True
             self._span.attached(self.model_name)
             self.is_durable = is_durable
             self._has_tokens = True  # the first token was computed for another call
             self._begin()
+        if attached.HasField("prompt_logprobs"):
+            self.on_prompt_logprobs(attached.prompt_logprobs)
         actions: list[ReaderAction] = []
         num_before = self.usage.completion_tokens
         for tokens in attached.sequences:
@@ -170,6 +198,7 @@ class RunningRequest:
             actions += self._extend(sequence, tokens)
         if not is_new:
             self._metrics.tokens.add_tokens(self.usage.completion_tokens - num_before)
+        self._end_if_complete()
         if self._has_stops:
             # The scheduler may not have received the latest acknowledgements, and pause without them.
             for sequence in self._sequences:
@@ -182,24 +211,39 @@ class RunningRequest:
         sequence = self._sequences[tokens.index]
         num_before = sequence.num_tokens
         actions = self._extend(sequence, tokens)
-        if sequence.num_tokens > num_before:
+        if self._phase is _Phase.RUNNING and sequence.num_tokens > num_before:
             self._measure(sequence, sequence.num_tokens - num_before)
+        self._end_if_complete()
         if self._has_stops and sequence.num_tokens - sequence.num_acknowledged >= _ACKNOWLEDGE_EVERY:
             actions = [*actions, *self._acknowledge(sequence)]
         self._wake.set()
         return actions
 
+    def on_prompt_logprobs(self, prompt_logprobs: scheduler_pb2.PromptLogprobs) -> None:
+        """Adds those that are not here already."""
+        num_known = len(self._prompt_logprobs) - (prompt_logprobs.offset - 1)
+        if num_known < 0:
+            raise ValueError("log-probabilities of the prompt are missing")
+        self._prompt_logprobs += prompt_logprobs.tokens[num_known:]
+        self._wake.set()
+
     def on_failed(self, error: QuireError) -> None:
         """Ends the request without all its tokens."""
         if self._phase is not _Phase.FINISHED:
             self.failure = error
-            self._end()
+            self._end(error.reason)
             self._wake.set()
 
     def unflushed(self, offsets: Mapping[int, int]) -> list[scheduler_pb2.UnflushedTokens]:
         """The tokens of each sequence from its offset on; without an offset, from the beginning."""
         found = (sequence.unflushed(offsets.get(sequence.index, 0)) for sequence in self._sequences)
-        return [unflushed for unflushed in found if unflushed is not None]
+        unflushed = [one for one in found if one is not None]
+        if self._prompt_logprobs:
+            if not unflushed or unflushed[0].index:
+                offset = self._sequences[0].num_tokens
+                unflushed.insert(0, scheduler_pb2.UnflushedTokens(offset=min(offset, offsets.get(0, 0))))
+            unflushed[0].prompt_logprobs.extend(self._prompt_logprobs)
+        return unflushed
 
     def _set_rendering(self, rendering: Rendering) -> None:
         """Raises QuireError where this gateway does not have the model or its tokenizer."""
@@ -222,7 +266,13 @@ class RunningRequest:
         # With best_of an index is a rank in the answer: what the client has is left out once the sequences are ranked.
         resume_positions = {} if rendering.is_best_of else self.generate_call.resume_positions
         self._sequences = [
-            SequenceOutput(index, self.vocabulary, rendering, resume_positions.get(index, _BEGINNING))
+            SequenceOutput(
+                index,
+                self.vocabulary,
+                rendering,
+                resume_positions.get(index, _BEGINNING),
+                chunk_per_token=self.generate_call.chunk_per_token,
+            )
             for index in range(rendering.num_sequences)
         ]
         self._num_open = rendering.num_sequences
@@ -245,7 +295,6 @@ class RunningRequest:
         self._num_open -= 1
         if not self._num_open:
             actions.append(Release(None))
-            self._end()
         return actions
 
     def _acknowledge(self, sequence: SequenceOutput) -> Sequence[ReaderAction]:
@@ -258,11 +307,15 @@ class RunningRequest:
         self.on_failed(error)
         return (Release(self.on_disconnect),)
 
-    def _end(self) -> None:
+    def _end_if_complete(self) -> None:
+        if self._phase is _Phase.RUNNING and not self._num_open:
+            self._end(None)
+
+    def _end(self, failure: Reason | None) -> None:
         self._phase = _Phase.FINISHED
         reasons = [sequence.finish.reason for sequence in self._sequences if sequence.finish is not None]
         usage = self.usage
-        self._span.end(usage, reasons, self.failure)
+        self._span.end(usage, reasons, failure)
         if logger.isEnabledFor(logging.DEBUG):
             extra = {
                 "request_id": self.generate_call.request_id,
@@ -270,7 +323,7 @@ class RunningRequest:
                 "model": self._model.name if self._model else None,
                 "prompt_tokens": usage.prompt_tokens,
                 "completion_tokens": usage.completion_tokens,
-                "error": self.failure.reason.value if self.failure else None,
+                "error": failure.value if failure else None,
             }
             logger.debug("request ended", extra=extra)
 

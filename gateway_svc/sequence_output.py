@@ -42,8 +42,20 @@ class ResumePosition:
 class SequenceOutput:
     """A sequence's tokens, text and end, and the part of them that was not popped yet."""
 
-    def __init__(self, index: int, vocabulary: Vocabulary, rendering: Rendering, start: ResumePosition) -> None:
-        """The first chunk begins at token `start`, once the sequence has that many tokens."""
+    def __init__(
+        self,
+        index: int,
+        vocabulary: Vocabulary,
+        rendering: Rendering,
+        start: ResumePosition,
+        *,
+        chunk_per_token: bool = False,
+    ) -> None:
+        """The first chunk begins at token `start`, once the sequence has that many tokens.
+
+        With `chunk_per_token` there is a chunk for each token, and one for the end: a function of the tokens alone.
+        Otherwise there is one for all that was not popped.
+        """
         self.index = index
         self.num_tokens = 0
         self.num_acknowledged = 0
@@ -58,7 +70,10 @@ class SequenceOutput:
         self._num_client_tokens = start.num_tokens
         self._has_logprobs = rendering.logprobs is not None or rendering.is_best_of
         self._num_top = rendering.logprobs or 0
-        self._pending: Chunk | None = None
+        self._requested = rendering.logprob_token_ids
+        self._omits_output = rendering.omits_output
+        self._chunk_per_token = chunk_per_token
+        self._pending: list[Chunk] = []
 
     def extend(self, tokens: scheduler_pb2.Tokens) -> None:
         """Appends tokens, except those that are here already.
@@ -79,18 +94,21 @@ class SequenceOutput:
         chunk: Chunk | None = None
         for at in range(num_known, num_tokens):
             token_id = token_ids[at]
-            if self.num_tokens >= self._num_client_tokens and chunk is None:
+            is_due = not self._omits_output and self.num_tokens >= self._num_client_tokens
+            if is_due and (chunk is None or self._chunk_per_token):
                 chunk = self._begin_chunk()
             self._token_ids.append(token_id)
             self.num_tokens += 1
             if logprobs:
-                logprob = TokenLogprob.from_proto(token_id, logprobs[at], self._num_top, self._text.num_chars)
+                logprob = TokenLogprob.from_proto(
+                    token_id, logprobs[at], self._num_top, self._text.num_chars, self._requested
+                )
                 self._logprobs.append(logprob)
                 if chunk is not None:
                     chunk.logprobs.append(logprob)
             if chunk is not None:
                 chunk.token_ids.append(token_id)
-            if at < num_read:
+            if at < num_read and not self._omits_output:
                 if self._turn is not None:
                     self._turn.push(token_id, chunk)
                 else:
@@ -102,6 +120,16 @@ class SequenceOutput:
                 return
         if cause is not None:
             self._end_with_cause(cause, tokens)
+
+    @property
+    def num_sent_tokens(self) -> int:
+        """The number of tokens that are the client's."""
+        return 0 if self._omits_output else self.num_tokens
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """How many tokens are reasoning."""
+        return 0 if self._turn is None else self._turn.num_reasoning_tokens
 
     def check(self, tokens: scheduler_pb2.Tokens) -> None:
         """Raises ValueError where tokens differ from those that are here."""
@@ -123,19 +151,25 @@ class SequenceOutput:
             is_truncated=is_truncated,
         )
 
-    def pop_pending(self) -> Chunk | None:
-        """The output since the previous call."""
-        chunk, self._pending = self._pending, None
-        return chunk
+    def pop_pending(self) -> list[Chunk]:
+        """The output since the previous call, if there is any."""
+        chunks, self._pending = self._pending, []
+        return chunks
 
     def _begin_chunk(self) -> Chunk:
         if self._start.ending is EndDelivery.GIVEN:
             raise self._start.offset_error()
-        if self._pending is None:
-            self._pending = Chunk(self.index, self.num_tokens)
-        return self._pending
+        return self._next_chunk()
+
+    def _next_chunk(self) -> Chunk:
+        """The chunk of what comes next."""
+        if not self._pending or self._chunk_per_token:
+            self._pending.append(Chunk(self.index, self.num_tokens))
+        return self._pending[-1]
 
     def _end_with_cause(self, cause: str, tokens: scheduler_pb2.Tokens) -> None:
+        if self._omits_output:
+            cause, self._pending = "length", [Chunk(self.index, 0)]
         match cause:
             case "stop_token_id":
                 self._end(Finish(FinishReason.STOP, tokens.end.stop_token_id))
@@ -143,15 +177,14 @@ class SequenceOutput:
                 self._end(Finish(FinishReason.LENGTH))
             case _:
                 raise ValueError("no stop string is where the sequence was truncated")
-        if self._pending is not None and tokens.HasField("score"):
-            self._pending.score = tokens.score
+        if self._pending and tokens.HasField("score"):
+            self._pending[-1].score = tokens.score
 
     def _end(self, finish: Finish) -> None:
         if self.num_tokens < self._start.num_tokens:
             raise self._start.offset_error()
         ending = self._start.ending if self.num_tokens == self._start.num_tokens else EndDelivery.MISSING
-        chunk = self._pending or Chunk(self.index, self.num_tokens)
-        last = chunk if ending is EndDelivery.MISSING else None
+        last = self._next_chunk() if ending is EndDelivery.MISSING else None
         if self._turn is not None:
             # Text that was held back may be a call, so the reason to finish is known after it.
             self._turn.end(last)
@@ -161,8 +194,7 @@ class SequenceOutput:
             last.text += self._text.flush()
         self.finish = finish
         if ending is not EndDelivery.GIVEN:
-            chunk.finish = finish
-            self._pending = chunk
+            (last or self._next_chunk()).finish = finish
 
 
 def remainder(whole: Chunk, start: ResumePosition, vocabulary: Vocabulary, rendering: Rendering) -> Chunk:

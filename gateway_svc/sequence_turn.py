@@ -43,6 +43,9 @@ class SequenceTurn:
         """`index` is that of the sequence."""
         self.is_calling = False
         """Whether calls are sent, and none of them was cut."""
+        self.num_reasoning_tokens = 0
+        """Tokens after the marker that begins reasoning, up to the token with which its end is known: of a marker of
+        several tokens some count, and where text is held back that may become a stop string, some after it."""
         self._text = text
         self._hidden_ids = vocabulary.hidden_ids(rendering.special_tokens)
         markers = turn.control_markers(vocabulary.added)
@@ -57,11 +60,13 @@ class SequenceTurn:
 
     def push(self, token_id: int, chunk: Chunk | None) -> None:
         """Reads a token, and adds what becomes due to the chunk, if there is one."""
+        was_reasoning = self._parser.in_reasoning
         due = self._text.push(token_id)
         if (literal := self._markers.get(token_id)) is not None:
             end = self._text.num_chars
             self._coming.append(_Marker(literal, end - (0 if token_id in self._hidden_ids else len(literal)), end))
         self._add(self._feed(due), chunk)
+        self.num_reasoning_tokens += was_reasoning and self._parser.in_reasoning
 
     def end(self, chunk: Chunk | None) -> None:
         """Adds what was held back, when no more tokens follow."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ import grpc
 
 from gateway_svc import request_errors
 from gateway_svc.reader import Reader
+from gateway_svc.record_calls import RecordCalls
 from gateway_svc.scheduler_dialer import SchedulerConnection, SchedulerDialer, SessionCall
 from gateway_svc.subscriptions import Attachment, Subscriptions
 from gateway_svc.validated_request import ModelInfo
@@ -51,7 +53,9 @@ class SchedulerSession:
         self._on_change = on_change
         self._reconnect_timeout = reconnect_timeout
         self._outbox: asyncio.Queue[scheduler_pb2.SessionRequest] | None = None
-        self._subscriptions = Subscriptions(self._send, reconnect_timeout)
+        command_ids = itertools.count(1)
+        self._subscriptions = Subscriptions(self._send, reconnect_timeout, command_ids)
+        self.records = RecordCalls(self._send, command_ids)
         self._epoch = 0
         self._has_received = False
         self._unready_timers = {name: _OneShotTimer(partial(self._give_up_model, name)) for name in fingerprints}
@@ -85,9 +89,12 @@ class SchedulerSession:
         if not self._subscriptions.cancel(key):
             raise request_errors.unavailable("no scheduler can be reached")
 
-    def _send(self, request: scheduler_pb2.SessionRequest) -> None:
-        if self._outbox is not None:
-            self._outbox.put_nowait(request)
+    def _send(self, request: scheduler_pb2.SessionRequest) -> bool:
+        """Sends a command while a session is open; returns whether it was sent."""
+        if self._outbox is None:
+            return False
+        self._outbox.put_nowait(request)
+        return True
 
     # The stream.
 
@@ -110,7 +117,7 @@ class SchedulerSession:
         self._outbox = asyncio.Queue()
         if connection.protocol > 1:  # protocol 1 does not have the command
             self._send(scheduler_pb2.SessionRequest(hello=scheduler_pb2.Hello(protocol=connection.protocol)))
-        self._connected()
+        self._connected(connection.protocol)
         writer = asyncio.create_task(_write(connection.call, self._outbox))
         why = "the scheduler closed the stream"
         response: object = connection.first
@@ -151,7 +158,8 @@ class SchedulerSession:
             self._handle_status(response.status)
         dispatch = self._subscriptions.dispatch
         for event in response.events:
-            dispatch(event)
+            if not (self.records.is_waiting and self.records.handle(event)):
+                dispatch(event)
 
     # Models.
 
@@ -204,10 +212,11 @@ class SchedulerSession:
             self.models = models
             self._on_change()
 
-    def _connected(self) -> None:
+    def _connected(self, protocol: int) -> None:
         self._give_up_timer.stop()
         self._unreachable_timer.stop()
         self._subscriptions.open()
+        self.records.open(protocol)
 
     def _disconnected(self) -> None:
         """The stream broke. Running requests and new ones wait for the next session."""

@@ -5,6 +5,7 @@ from pathlib import Path
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from gateway_svc.http_api.undefined_fields import UndefinedFields
 from gateway_svc.message_formats.formats import REASONING_FORMATS, TOOL_FORMATS
 from gateway_svc.retention import PATTERN, Retention, RetentionRules
 from svc_common.model_settings import (
@@ -85,10 +86,10 @@ class GatewaySettings(InnerSettings):
         f"of {', '.join(REASONING_FORMATS)}",
     )
     generation_config: str = Field(
-        "quire",
+        "auto",
         min_length=1,
-        description="default sampling values of requests: quire (Quire's own), model (the model's "
-        "generation_config.json), auto (the same if the file exists), or a directory with such a file",
+        description="default sampling values of requests: model (the model's generation_config.json), auto (the same "
+        "if the file exists), quire (Quire's own), or a directory with such a file",
     )
     override_generation_config: str | None = Field(
         None,
@@ -115,6 +116,16 @@ class GatewaySettings(InnerSettings):
         description="origins of web pages that may use the HTTP API, such as https://chat.example.com, separated by "
         "commas; * is all; empty: none",
     )
+    root_path: str = Field(
+        "",
+        pattern=r"^(/[A-Za-z0-9._~-]+)*$",
+        description="path at which a proxy serves the HTTP API, such as /llm; calls are answered with it and without",
+    )
+    unknown_fields: UndefinedFields = Field(
+        UndefinedFields.WARN,
+        description="fields of HTTP bodies that no API defines: refuse; warn (a near miss of a known name is refused, "
+        "others are ignored and named in the answer's header x-quire-ignored-fields); or ignore",
+    )
     max_http_connections: int = Field(
         4096,
         ge=1,
@@ -129,8 +140,8 @@ class GatewaySettings(InnerSettings):
     http_read_timeout: float = Field(
         60.0,
         gt=0,
-        description="seconds in which a TLS handshake of the HTTP port, the headers of a request, and then its body, "
-        "must each come",
+        description="seconds in which a TLS handshake of the HTTP port, the headers of a request, then its body, and "
+        "each message of a WebSocket must arrive",
     )
     max_grpc_connections: int = Field(4096, ge=1, description="gRPC connections at most; further ones are closed")
     grpc_read_timeout: float = Field(

@@ -1,11 +1,10 @@
 """All subscriptions of this gateway: delivers events to readers, and brings a new scheduler up to date."""
 
 import asyncio
-import itertools
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 
 from gateway_svc import request_errors
 from gateway_svc.reader import Acknowledgement, Reader, ReaderAction, Release, StopFound
@@ -39,13 +38,18 @@ class Subscriptions:
     A Submit, Attach, Cancel or Finish that a lost session may not have delivered is sent again in the next session.
     """
 
-    def __init__(self, send: Callable[[scheduler_pb2.SessionRequest], None], reconnect_timeout: float) -> None:
+    def __init__(
+        self,
+        send: Callable[[scheduler_pb2.SessionRequest], object],
+        reconnect_timeout: float,
+        command_ids: Iterator[int],
+    ) -> None:
         """`send` sends a command while a session is open, and otherwise drops it. `reconnect_timeout` is how many
         seconds a request that the scheduler does not know waits to be submitted again."""
         self._send = send
         self._reconnect_timeout = reconnect_timeout
         self._subscriptions: dict[str, Subscription] = {}
-        self._command_ids = itertools.count(1)
+        self._command_ids = command_ids
         self._stop_matches = StopMatches()
         self._unsent_cancels: deque[scheduler_pb2.Cancel] = deque(maxlen=_MAX_UNSENT_CANCELS)
         self._is_open = False
@@ -152,6 +156,10 @@ class Subscriptions:
                 # While not attached, tokens are those of an earlier request under the key, or leave a gap.
                 if subscription.is_attached:
                     self._deliver_tokens(subscription, event.tokens)
+            elif kind == "prompt_logprobs":
+                if subscription.is_attached:
+                    for subscriber in subscription.subscribers:
+                        subscriber.reader.on_prompt_logprobs(event.prompt_logprobs)
             elif kind == "durable":
                 self._stop_matches.confirm_durable(event.key, event.durable)
                 if subscription.is_attached:

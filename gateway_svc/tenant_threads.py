@@ -9,6 +9,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+FEW_LOGPROBS = 128  # are rendered in about a millisecond
+
 
 class TenantThreads:
     """A tenant's work runs in the order of its calls, on all threads but one at most."""
@@ -34,6 +36,10 @@ class TenantThreads:
 
         future.add_done_callback(ended)
         return await asyncio.wrap_future(future)
+
+    async def render(self, tenant: str, num_logprobs: int, work: Callable[[], T]) -> T:
+        """The result of work that renders so many log-probabilities; in a thread if these are many."""
+        return work() if num_logprobs <= FEW_LOGPROBS else await self.run(tenant, work)
 
     def close(self) -> None:
         """Ends the threads once their work in progress has ended."""

@@ -9,7 +9,7 @@ from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
 from gateway_svc.chat_encoder import ChatEncoder
-from gateway_svc.chat_template import ChatTemplate, TemplateChat, load_chat_template
+from gateway_svc.chat_template import ChatTemplate, TemplateChat, load_chat_template, load_tokenizer_config
 from gateway_svc.tenant_threads import TenantThreads
 from gateway_svc.validated_request import SpecialTokens
 from gateway_svc.vocabulary import Vocabulary
@@ -39,13 +39,15 @@ class ModelTokenizer:
         decoder: Mapping[str, Any] | None,
         chat_template: ChatTemplate | None,
         eos_token_ids: Sequence[int],
+        config: Mapping[str, Any] | None = None,
     ) -> None:
-        """`decoder` is the object of that name in tokenizer.json."""
+        """`decoder` is the object of that name in tokenizer.json, `config` the one in tokenizer_config.json."""
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self._chat_encoder = None if chat_template is None else ChatEncoder(tokenizer, chat_template)
         self.eos_token_ids = tuple(eos_token_ids)
+        self.config = config or {}
         self.vocabulary = Vocabulary(tokenizer, decoder)
         self._longest_token = max(map(len, tokenizer.get_vocab()), default=1)
         self._threads = TenantThreads(_NUM_THREADS, "tokenize")
@@ -68,10 +70,11 @@ class ModelTokenizer:
             data = (source / "tokenizer.json").read_bytes()
             decoder = json.loads(data).get("decoder")
             template = load_chat_template(source, chat_template)
+            config = load_tokenizer_config(source)
         except (OSError, ValueError, KeyError, TemplateError) as error:
             raise InvalidModelFiles(f"{source} holds no tokenizer that can be used: {error}") from error
         try:
-            return cls(Tokenizer.from_buffer(data), decoder, template, eos_token_ids)
+            return cls(Tokenizer.from_buffer(data), decoder, template, eos_token_ids, config)
         except Exception as error:  # tokenizers raises nothing narrower
             raise InvalidModelFiles(f"{source / 'tokenizer.json'} cannot be used: {error}") from error
 
@@ -85,13 +88,25 @@ class ModelTokenizer:
         return await self._threads.run(tenant, work)
 
     async def encode_text(
-        self, text: str, max_tokens: int | None = None, tenant: str = DEFAULT_TENANT_NAME
+        self,
+        text: str,
+        max_tokens: int | None = None,
+        tenant: str = DEFAULT_TENANT_NAME,
+        *,
+        add_special_tokens: bool = True,
     ) -> list[int]:
-        """Tokens of a text, with the special tokens that the tokenizer adds. A literal of an added token is this token.
+        """Tokens of a text, with the special tokens that the tokenizer adds, unless `add_special_tokens` is false. A
+        literal of an added token is this token.
 
         Raises PromptTooLong, without tokenizing it, for a text that cannot have as few as `max_tokens`.
         """
-        return await self._threads.run(tenant, lambda: self._encode_text(text, max_tokens))
+        return await self._threads.run(tenant, lambda: self._encode_text(text, max_tokens, add_special_tokens))
+
+    async def encode_words(self, words: Sequence[str], tenant: str = DEFAULT_TENANT_NAME) -> list[list[int]]:
+        """The tokens of bad words, as vLLM makes them: each word at the start of a text, and after a space if that is
+        one more way to begin as many tokens.
+        """
+        return await self._threads.run(tenant, lambda: self._encode_words(words))
 
     async def encode_chat(
         self,
@@ -109,13 +124,28 @@ class ModelTokenizer:
         hide = special is SpecialTokens.HIDDEN
         return await self._threads.run(tenant, lambda: self._tokenizer.decode(token_ids, skip_special_tokens=hide))
 
+    async def token_strs(self, token_ids: Sequence[int], tenant: str = DEFAULT_TENANT_NAME) -> list[str]:
+        """Tokens as the vocabulary spells them, such as `Ġworld`; empty for ids that it does not have."""
+        return await self._threads.run(tenant, lambda: [self._tokenizer.id_to_token(one) or "" for one in token_ids])
+
     def close(self) -> None:
         self._threads.close()
 
-    def _encode_text(self, text: str, max_tokens: int | None) -> list[int]:
+    def _encode_text(self, text: str, max_tokens: int | None, add_special_tokens: bool = True) -> list[int]:
         self._check_length(text, max_tokens)
         # The batched call, unlike the single one, releases the GIL.
-        return self._tokenizer.encode_batch_fast([text], add_special_tokens=True)[0].ids
+        return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def _encode_words(self, words: Sequence[str]) -> list[list[int]]:
+        bare = [word.lstrip() for word in words]
+        texts = [*bare, *(f" {word}" for word in bare)]
+        encoded = [one.ids for one in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        found: list[list[int]] = []
+        for alone, after_space in zip(encoded[: len(bare)], encoded[len(bare) :], strict=True):
+            found.append(alone)
+            if alone and len(after_space) == len(alone) and after_space[0] != alone[0]:
+                found.append(after_space)
+        return found
 
     def _encode_chat(self, chat: TemplateChat, max_tokens: int | None) -> list[int]:
         assert self._chat_encoder is not None, "the caller looks at chat_template"

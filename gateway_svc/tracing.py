@@ -8,7 +8,7 @@ from opentelemetry.trace import Status, StatusCode
 
 from gateway_svc.output import FinishReason, Usage
 from gateway_svc.validated_request import ValidatedRequest
-from svc_common.errors import QuireError, Reason
+from svc_common.errors import Reason
 from svc_common.telemetry import traceparent_of, tracer
 
 
@@ -64,7 +64,7 @@ class GenerationSpan:
         """Sets the time from the call to the first token, in seconds."""
         self._span.set_attribute("gen_ai.response.time_to_first_chunk", seconds)
 
-    def end(self, usage: Usage, reasons: Sequence[FinishReason], error: QuireError | None) -> None:
+    def end(self, usage: Usage, reasons: Sequence[FinishReason], failure: Reason | None) -> None:
         if self._span.is_recording():
             self._span.set_attributes(
                 {
@@ -73,8 +73,8 @@ class GenerationSpan:
                     "gen_ai.response.finish_reasons": [reason.value for reason in reasons],
                 }
             )
-            if error is not None:
-                self._span.set_attribute("error.type", error.reason.value)
-                if error.reason is not Reason.CANCELLED:  # a cancelled request is not an error
+            if failure is not None:
+                self._span.set_attribute("error.type", failure.value)
+                if failure is not Reason.CANCELLED:  # a cancelled request is not an error
                     self._span.set_status(Status(StatusCode.ERROR))
         self._span.end()

@@ -11,7 +11,7 @@ from gateway_svc.field_paths import Field
 from gateway_svc.retention import Retention
 from gateway_svc.sampling_fields import SAMPLING_FIELDS, Value
 from gateway_svc.unknown_fields import reject_unknown_fields
-from gateway_svc.validated_request import EarlyStopping, SpecialTokens, StopText
+from gateway_svc.validated_request import EarlyStopping, Echo, SpecialTokens, StopText, TruncationSide
 from quire.inference.v1 import inference_pb2
 from svc_common.errors import QuireError, Reason
 
@@ -69,6 +69,20 @@ class UnvalidatedBeamSearch:
         )
 
 
+_SIDES = {
+    inference_pb2.TRUNCATION_SIDE_UNSPECIFIED: TruncationSide.LEFT,
+    inference_pb2.TRUNCATION_SIDE_LEFT: TruncationSide.LEFT,
+    inference_pb2.TRUNCATION_SIDE_RIGHT: TruncationSide.RIGHT,
+}
+
+
+def _side_from_proto(side: inference_pb2.TruncationSide) -> TruncationSide:
+    if side not in _SIDES:
+        where = f"generation.{Field.TRUNCATION_SIDE}"
+        raise QuireError(Reason.INVALID_FIELD, "is not one of the values of TruncationSide", field=where)
+    return _SIDES[side]
+
+
 _EARLY_STOPPINGS = {
     inference_pb2.EARLY_STOPPING_UNSPECIFIED: None,
     inference_pb2.EARLY_STOPPING_HEURISTIC: EarlyStopping.HEURISTIC,
@@ -87,6 +101,8 @@ class UnvalidatedRequest:
     """By name of `SAMPLING_FIELDS`, without absent ones."""
     seed: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: Sequence[int] = ()
+    bad_words: Sequence[str] = ()
     max_tokens: int | None = None
     default_max_tokens: int | None = None
     """The value of an absent max_tokens, limited by the context; None: the rest of the context."""
@@ -100,11 +116,21 @@ class UnvalidatedRequest:
     beam_search: UnvalidatedBeamSearch | None = None
     constraint: UnvalidatedConstraint | None = None
     logprobs: int | None = None
+    logprob_token_ids: Sequence[int] = ()
+    prompt_logprobs: int | None = None
+    echo: Echo = Echo.ABSENT
+    truncate_prompt_tokens: int | None = None
+    truncation_side: TruncationSide = TruncationSide.LEFT
     request_id: str | None = None
     priority: int | None = None
     retention: Retention | None = None
     special_tokens: SpecialTokens = SpecialTokens.HIDDEN
     response_mode: ResponseMode = ResponseMode.WHOLE
+
+    @property
+    def omits_output(self) -> bool:
+        """Whether only the prompt is returned."""
+        return self.max_tokens == 0
 
     @classmethod
     def from_proto(cls, generation: inference_pb2.Generation, response_mode: ResponseMode) -> "UnvalidatedRequest":
@@ -118,6 +144,8 @@ class UnvalidatedRequest:
             sampling={one.name: getattr(sampling, one.name) for one in SAMPLING_FIELDS if sampling.HasField(one.name)},
             seed=_present(sampling, "seed"),
             logit_bias=sampling.logit_bias,
+            allowed_token_ids=sampling.allowed_token_ids,
+            bad_words=sampling.bad_words,
             max_tokens=_present(stopping, "max_tokens"),
             min_tokens=_present(stopping, "min_tokens"),
             stop=stopping.stop,
@@ -131,10 +159,18 @@ class UnvalidatedRequest:
             ),
             constraint=_constraint_from_proto(generation.constraint) if generation.HasField("constraint") else None,
             logprobs=_present(generation, "logprobs"),
+            logprob_token_ids=generation.logprob_token_ids,
+            prompt_logprobs=_present(generation, "prompt_logprobs"),
+            echo=Echo.PRESENT if generation.echo else Echo.ABSENT,
+            truncate_prompt_tokens=_present(generation, "truncate_prompt_tokens"),
+            truncation_side=_side_from_proto(generation.truncation_side),
             request_id=_present(generation, "request_id"),
             priority=_present(generation, "priority"),
             retention=_retention_from_proto(generation.retention) if generation.HasField("retention") else None,
-            special_tokens=SpecialTokens.KEPT if generation.keep_special_tokens else SpecialTokens.HIDDEN,
+            special_tokens=SpecialTokens.of(
+                is_kept=generation.keep_special_tokens,
+                has_spaces=_present(generation, "spaces_between_special_tokens") is not False,
+            ),
             response_mode=response_mode,
         )
 

@@ -20,6 +20,28 @@ class SpecialTokens(Enum):
 
     HIDDEN = "hidden"
     KEPT = "kept"
+    JOINED = "joined"
+    """Shown, and consecutive ones without the spaces that the tokenizer puts between them."""
+
+    @classmethod
+    def of(cls, *, is_kept: bool, has_spaces: bool = True) -> "SpecialTokens":
+        if not is_kept:
+            return cls.HIDDEN
+        return cls.KEPT if has_spaces else cls.JOINED
+
+
+class Echo(Enum):
+    """Whether the prompt is returned."""
+
+    ABSENT = "absent"
+    PRESENT = "present"
+
+
+class TruncationSide(Enum):
+    """Where a prompt that is truncated loses tokens."""
+
+    LEFT = "left"
+    RIGHT = "right"
 
 
 class StopText(Enum):
@@ -68,6 +90,8 @@ class Sampling:
     params: Mapping[str, Value]
     seed: int
     logit_bias: Mapping[int, float]
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
     seed_origin: SeedOrigin = SeedOrigin.GIVEN
 
 
@@ -81,7 +105,9 @@ class BeforeDefaults:
 
 @dataclass(frozen=True, slots=True)
 class Stopping:
-    """When sequences end. `eos_token_ids` is empty where the request ignores end-of-text."""
+    """When sequences end. `eos_token_ids` is empty where the request ignores end-of-text; these are in
+    `ignored_eos_token_ids` then.
+    """
 
     max_tokens: int
     min_tokens: int
@@ -89,11 +115,19 @@ class Stopping:
     stop_token_ids: tuple[int, ...]
     eos_token_ids: tuple[int, ...]
     stop_text: StopText
+    ignored_eos_token_ids: tuple[int, ...] = ()
 
     @property
     def ending_token_ids(self) -> tuple[int, ...]:
         """Tokens that end a sequence, ascending."""
         return tuple(sorted({*self.stop_token_ids, *self.eos_token_ids}))
+
+    @property
+    def suppressed_token_ids(self) -> tuple[int, ...]:
+        """Tokens that are not sampled before `min_tokens`, ascending: also an end-of-text that is ignored, as in
+        vLLM.
+        """
+        return tuple(sorted({*self.ending_token_ids, *self.ignored_eos_token_ids})) if self.min_tokens else ()
 
 
 class EarlyStopping(Enum):
@@ -137,6 +171,11 @@ class ValidatedRequest:
     logprobs: int | None
     priority: int
     special_tokens: SpecialTokens
+    logprob_token_ids: tuple[int, ...] = ()
+    prompt_logprobs: int | None = None
+    echo: Echo = Echo.ABSENT
+    omits_output: bool = False
+    """Only the prompt is returned. One token is generated."""
     grammar: str = ""
     """What the output must match, in llguidance's Lark syntax; empty: any text."""
     form_digest: str = ""
@@ -147,6 +186,10 @@ class ValidatedRequest:
     """Set where the operator's defaults filled in what was left out."""
     retention: Retention | None = None
     """None: the scheduler's default."""
+    attachment: bytes = field(default=b"", repr=False)
+    """Stored with the request, and returned by look-ups."""
+    is_background: bool = False
+    """It runs to its end without a client."""
     field_path: FieldPath = field(default=contract_field_path, compare=False, repr=False)
     """How its client spells fields, for errors of the scheduler."""
 
@@ -154,6 +197,20 @@ class ValidatedRequest:
     def is_best_of(self) -> bool:
         """Whether sequences are ranked by their log-probabilities."""
         return self.best_of > self.n
+
+    @property
+    def session_protocol(self) -> int:
+        """The oldest session protocol that has all parts of the request. Schedulers of older ones ignore some."""
+        later = (
+            self.sampling.allowed_token_ids,
+            self.sampling.bad_words,
+            self.logprob_token_ids,
+            self.prompt_logprobs is not None,
+            self.grammar,
+            self.attachment,
+            self.is_background,
+        )
+        return 3 if any(later) else 1
 
     def to_proto(self, render_options: scheduler_pb2.RenderOptions) -> scheduler_pb2.Submit:
         """The Submit, without key, tenant, trace context and deadline."""
@@ -166,12 +223,16 @@ class ValidatedRequest:
             has_stop_strings=bool(self.stopping.stops),
             priority=self.priority,
             detachable=self.on_disconnect is OnDisconnect.DETACH,
+            is_background=self.is_background,
             beam_search=self.beam_search.to_proto() if self.beam_search else None,
             render_options=render_options,
         )
+        if self.prompt_logprobs is not None:
+            submit.result.prompt_logprobs.num_top_logprobs = self.prompt_logprobs
         submit.body_digest = self._digest(submit)
         submit.model = self.model
-        # Not a part of the digest: a request is the same one, however long its record is kept.
+        # Not parts of the digest: a request is the same one, however long its record is kept, and whenever it came.
+        submit.attachment = self.attachment
         if self.retention is not None:
             submit.retention.CopyFrom(self.retention.to_proto())
         return submit
@@ -181,10 +242,13 @@ class ValidatedRequest:
             **sampling.params,  # type: ignore[arg-type]  # each of its own type
             seed=sampling.seed,
             logit_bias=sampling.logit_bias,
-            suppressed_token_ids=self.stopping.ending_token_ids if self.stopping.min_tokens else (),
+            suppressed_token_ids=self.stopping.suppressed_token_ids,
             min_tokens=self.stopping.min_tokens,
             logprobs=0 if self.logprobs is None and self.is_best_of else self.logprobs,
             grammar=self.grammar,
+            allowed_token_ids=sampling.allowed_token_ids,
+            bad_words=[worker_pb2.TokenSequence(token_ids=word) for word in sampling.bad_words],
+            logprob_token_ids=self.logprob_token_ids,
         )
 
     def _digest(self, submit: scheduler_pb2.Submit) -> bytes:
@@ -204,4 +268,7 @@ class ValidatedRequest:
         if self.sampling.seed_origin is SeedOrigin.DRAWN:
             body.sampling.ClearField("seed")
         body.sampling.grammar = self.form_digest
+        # The release before does not suppress an end-of-text that is ignored. The field follows from others anyway.
+        if self.stopping.ignored_eos_token_ids and self.stopping.min_tokens:
+            body.sampling.suppressed_token_ids[:] = self.stopping.ending_token_ids
         return hashlib.sha256(body.SerializeToString(deterministic=True)).digest()

@@ -1,10 +1,8 @@
 """The one validator of both protocols: an unvalidated request becomes a validated one, or an error that names the field
 as the client spelled it."""
 
-import math
 import re
-import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,6 +15,17 @@ from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import Field, FieldPath
 from gateway_svc.grammar_checker import GrammarChecker
 from gateway_svc.message_formats.description import MessageFormat
+from gateway_svc.sampling_checks import (
+    check_banned,
+    check_logprobs,
+    check_max_tokens,
+    check_num_logprobs,
+    check_num_prompt_logprobs,
+    check_prompt_logprobs,
+    check_sampling,
+    check_tokens_left,
+    without_defaults,
+)
 from gateway_svc.sampling_fields import SAMPLING_FIELDS
 from gateway_svc.stop_strings import StopString
 from gateway_svc.tokenizer import ModelTokenizer, PromptTooLong
@@ -37,8 +46,8 @@ from gateway_svc.validated_request import (
     ModelInfo,
     OnDisconnect,
     Sampling,
-    SeedOrigin,
     Stopping,
+    TruncationSide,
     ValidatedRequest,
 )
 from svc_common.errors import QuireError, Reason
@@ -49,14 +58,12 @@ MAX_BEAMS = 64
 MAX_LENGTH_PENALTY = 10
 MAX_STOPS = 64
 MAX_STOP_LENGTH = 1_024
-MAX_LOGPROBS = 20
-MAX_LOGIT_BIAS = 1_024
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_MAX_CONTEXTS = 16  # that a prompt may have which is truncated
 _TAIL_TOKENS = 32  # that a prompt may have from a marker of reasoning on
-_RANDOM_SEED_BITS = 53  # an integer that JSON clients in any language can hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,29 +111,32 @@ class Validator:
         Raises QuireError. The cheapest checks come first.
         """
         check = FieldChecker(field_path)
-        without_defaults, unvalidated = unvalidated, self._defaults.fill(unvalidated)
+        as_sent, unvalidated = unvalidated, self._defaults.fill(unvalidated)
         request_id, on_disconnect = _identity(unvalidated, check, generated_id)
-        sampling = _sampling(unvalidated, model, check)
+        sampling = check_sampling(unvalidated, model, check)
         n = check.integer(Field.N, unvalidated.n, 1, 1, MAX_SEQUENCES)
         beam_search = _beam_search(unvalidated, n, check)
         check_constraint(unvalidated, check)
         best_of = _best_of(unvalidated, n, check)
-        logprobs = None
-        if unvalidated.logprobs is not None:
-            logprobs = check.integer(Field.LOGPROBS, unvalidated.logprobs, 0, 0, MAX_LOGPROBS)
+        logprobs = check_logprobs(unvalidated, model, check)
         priority = check.integer(Field.PRIORITY, unvalidated.priority, 0, -(2**31), 2**31 - 1)
         _check_stops(unvalidated, model, check)
-        check.max_tokens(unvalidated.max_tokens)
-        prompt = await self._encode_prompt(unvalidated.prompt, model, check, tenant)
+        check_banned(unvalidated, model, check)
+        prompt_logprobs = check_prompt_logprobs(unvalidated, check)
+        check_max_tokens(unvalidated, check)
+        num_kept = _num_kept(unvalidated, model, check)
+        side = unvalidated.truncation_side
+        prompt = await self._encode_prompt(unvalidated.prompt, num_kept, side, model, check, tenant)
         prompt_token_ids = prompt.token_ids
+        check_num_prompt_logprobs(prompt_logprobs, len(prompt_token_ids), check)
         stopping = self._stopping(unvalidated, model, len(prompt_token_ids), check)
+        check_num_logprobs(logprobs, len(unvalidated.logprob_token_ids), best_of * stopping.max_tokens, check)
+        sampling = await self._with_bad_words(sampling, stopping, unvalidated, model, check, tenant)
         grammar = await self._grammar(unvalidated, prompt.turn, model, check, tenant)
         before_defaults = None
-        if unvalidated is not without_defaults:
+        if unvalidated is not as_sent:
             room = model.context_length - len(prompt_token_ids)
-            before_defaults = BeforeDefaults(
-                _without_defaults(sampling, without_defaults, model), _max_tokens(without_defaults, room)
-            )
+            before_defaults = BeforeDefaults(without_defaults(sampling, as_sent, model), _max_tokens(as_sent, room))
         return ValidatedRequest(
             request_id=request_id,
             on_disconnect=on_disconnect,
@@ -140,6 +150,10 @@ class Validator:
             logprobs=logprobs,
             priority=priority,
             special_tokens=unvalidated.special_tokens,
+            logprob_token_ids=tuple(unvalidated.logprob_token_ids),
+            prompt_logprobs=prompt_logprobs,
+            echo=unvalidated.echo,
+            omits_output=unvalidated.omits_output,
             grammar=grammar,
             form_digest=digest_of_form(unvalidated),
             turn=prompt.turn,
@@ -147,23 +161,48 @@ class Validator:
             field_path=field_path,
         )
 
+    async def _with_bad_words(
+        self,
+        sampling: Sampling,
+        stopping: Stopping,
+        unvalidated: UnvalidatedRequest,
+        model: ModelInfo,
+        check: FieldChecker,
+        tenant: str,
+    ) -> Sampling:
+        """With the tokens of bad words. Raises QuireError if all tokens might be suppressed at once."""
+        words = await self._tokenizer.encode_words(unvalidated.bad_words, tenant) if unvalidated.bad_words else []
+        sampling = replace(sampling, bad_words=tuple(map(tuple, words)))
+        check_tokens_left(sampling, stopping, model, check)
+        return sampling
+
     async def _encode_prompt(
-        self, prompt: Prompt | None, model: ModelInfo, check: FieldChecker, tenant: str
+        self,
+        prompt: Prompt | None,
+        num_kept: int | None,
+        side: TruncationSide,
+        model: ModelInfo,
+        check: FieldChecker,
+        tenant: str,
     ) -> EncodedPrompt:
-        """A prompt that leaves room in the context."""
+        """A prompt that leaves room in the context. One with more tokens than `num_kept` is truncated at `side`."""
         where = prompt_field(prompt)
         room = model.context_length - 1
+        most = room if num_kept is None else _MAX_CONTEXTS * model.context_length
         if isinstance(prompt, TokenPrompt):
             # Length first: the ids of a prompt that is too long are not checked.
-            if len(prompt.token_ids) > room:
+            if len(prompt.token_ids) > most:
                 raise check.too_long(where, len(prompt.token_ids), model)
             check.token_ids(where, prompt.token_ids, model)
             encoded = EncodedPrompt(list(prompt.token_ids))
         else:
             try:
-                encoded = await self.encode(prompt, check, room, tenant)
+                encoded = await self.encode(prompt, check, most, tenant)
             except PromptTooLong:
                 raise check.too_long(where, None, model) from None
+        if num_kept is not None:
+            of_all = slice(-num_kept, None) if side is TruncationSide.LEFT else slice(num_kept)
+            encoded = replace(encoded, token_ids=encoded.token_ids[of_all])
         if not encoded.token_ids:
             raise check.invalid(where, "must not be empty")
         if len(encoded.token_ids) > room:
@@ -233,14 +272,16 @@ class Validator:
         min_tokens = unvalidated.min_tokens or 0
         if not 0 <= min_tokens <= max_tokens:
             raise check.invalid(Field.MIN_TOKENS, f"must be between 0 and max_tokens, which is {max_tokens}")
-        eos_token_ids = self._tokenizer.eos_token_ids if unvalidated.end_of_text is EndOfText.ENDS else ()
+        eos_token_ids = self._tokenizer.eos_token_ids
+        ends = unvalidated.end_of_text is EndOfText.ENDS
         return Stopping(
             max_tokens=max_tokens,
             min_tokens=min_tokens,
             stops=tuple(StopString.compile(stop) for stop in dict.fromkeys(unvalidated.stop)),
             stop_token_ids=tuple(unvalidated.stop_token_ids),
-            eos_token_ids=eos_token_ids,
+            eos_token_ids=eos_token_ids if ends else (),
             stop_text=unvalidated.stop_text,
+            ignored_eos_token_ids=() if ends else eos_token_ids,
         )
 
 
@@ -270,36 +311,23 @@ def _identity(unvalidated: UnvalidatedRequest, check: FieldChecker, generated_id
     return unvalidated.request_id, OnDisconnect.DETACH
 
 
-def _sampling(unvalidated: UnvalidatedRequest, model: ModelInfo, check: FieldChecker) -> Sampling:
-    params = {one.name: check.sampling(one, unvalidated.sampling) for one in SAMPLING_FIELDS}
-    if unvalidated.beam_search is not None:
-        params |= {one.name: one.in_beam_search[0] for one in SAMPLING_FIELDS if one.name not in unvalidated.sampling}
-    return Sampling(
-        params={one.name: one.resolve(params[one.name], model.vocab_size) for one in SAMPLING_FIELDS},
-        seed=check.integer(Field.SEED, unvalidated.seed, secrets.randbits(_RANDOM_SEED_BITS), -(2**63), 2**63 - 1),
-        logit_bias=_logit_bias(unvalidated.logit_bias, model, check),
-        seed_origin=SeedOrigin.DRAWN if unvalidated.seed is None else SeedOrigin.GIVEN,
-    )
-
-
-def _without_defaults(sampling: Sampling, unvalidated: UnvalidatedRequest, model: ModelInfo) -> Sampling:
-    """Validated sampling with Quire's own defaults instead of the operator's, in a request that has neither."""
-    if unvalidated.beam_search is not None:
-        return sampling  # the operator's defaults do not apply
-    params = {
-        one.name: sampling.params[one.name]
-        if unvalidated.sampling.get(one.name) is not None
-        else one.resolve(one.default, model.vocab_size)
-        for one in SAMPLING_FIELDS
-    }
-    return replace(sampling, params=params)
-
-
 def _max_tokens(unvalidated: UnvalidatedRequest, room: int) -> int:
     """The most tokens to generate. A length that the client did not set is limited by the context."""
     if unvalidated.max_tokens is not None:
-        return unvalidated.max_tokens
+        return max(1, unvalidated.max_tokens)  # of no output, one token is generated
     return room if unvalidated.default_max_tokens is None else min(room, unvalidated.default_max_tokens)
+
+
+def _num_kept(unvalidated: UnvalidatedRequest, model: ModelInfo, check: FieldChecker) -> int | None:
+    """How many of the prompt's tokens are kept; None: a longer prompt is refused."""
+    num_kept = unvalidated.truncate_prompt_tokens
+    if num_kept == -1:
+        reserved = unvalidated.max_tokens or unvalidated.default_max_tokens or 1
+        return max(1, model.context_length - reserved)
+    if num_kept is not None and not 1 <= num_kept < model.context_length:
+        message = f"must be -1, or between 1 and {model.context_length - 1}"
+        raise check.invalid(Field.TRUNCATE_PROMPT_TOKENS, message)
+    return num_kept
 
 
 def _best_of(unvalidated: UnvalidatedRequest, n: int, check: FieldChecker) -> int:
@@ -325,6 +353,10 @@ def _beam_search(unvalidated: UnvalidatedRequest, n: int, check: FieldChecker) -
             one.path: sampling.get(one.name, one.in_beam_search[0]) not in one.in_beam_search for one in SAMPLING_FIELDS
         },
         Field.LOGIT_BIAS: len(unvalidated.logit_bias) > 0,
+        Field.ALLOWED_TOKEN_IDS: len(unvalidated.allowed_token_ids) > 0,
+        Field.BAD_WORDS: len(unvalidated.bad_words) > 0,
+        Field.LOGPROB_TOKEN_IDS: len(unvalidated.logprob_token_ids) > 0,
+        Field.PROMPT_LOGPROBS: unvalidated.prompt_logprobs is not None,
         Field.STOP: len(unvalidated.stop) > 0,
         Field.BEST_OF: unvalidated.best_of is not None,
     }
@@ -340,18 +372,6 @@ def _beam_search(unvalidated: UnvalidatedRequest, n: int, check: FieldChecker) -
         length_penalty=check.number(Field.LENGTH_PENALTY, search.length_penalty, 1.0, -most, most),
         early_stopping=search.early_stopping or EarlyStopping.HEURISTIC,
     )
-
-
-def _logit_bias(logit_bias: Mapping[int, float], model: ModelInfo, check: FieldChecker) -> Mapping[int, float]:
-    if len(logit_bias) > MAX_LOGIT_BIAS:
-        raise check.invalid(Field.LOGIT_BIAS, f"must have at most {MAX_LOGIT_BIAS} entries")
-    for token_id, bias in logit_bias.items():
-        if not 0 <= token_id < model.vocab_size:
-            message = f"names a token that is not below {model.vocab_size}, the size of the vocabulary"
-            raise check.invalid(Field.LOGIT_BIAS, message)
-        if not (math.isfinite(bias) and -100 <= bias <= 100):
-            raise check.invalid(Field.LOGIT_BIAS, "must hold values between -100 and 100")
-    return dict(logit_bias)
 
 
 def _check_stops(unvalidated: UnvalidatedRequest, model: ModelInfo, check: FieldChecker) -> None:

@@ -25,6 +25,7 @@ class Vocabulary:
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.added = {token.content: token_id for token_id, token in added.items()}
         """Ids of added tokens, by literal."""
+        self.added_texts = {token_id: content for content, token_id in self.added.items()}
         # A text before the token, since a decoder may treat the first token of a text differently.
         self._anchor = tokenizer.encode("a", add_special_tokens=False).ids
         self._anchor_text = self._decode(self._anchor)

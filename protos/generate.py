@@ -14,7 +14,7 @@ SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi")
 
 def generate(out: Path) -> set[Path]:
     """Writes messages, services and the stubs of both below `out`. Returns the files, relative to it."""
-    protos = sorted(path.relative_to(ROOT) for path in ROOT.glob("quire/*/v1/*.proto"))
+    protos = sorted(path.relative_to(ROOT) for path in ROOT.glob("quire/*/v*/*.proto"))
     # It stands beside this Python, which need not be on the PATH.
     plugin = Path(sys.executable).with_name("protoc-gen-mypy_grpc")
     status = protoc.main(

@@ -57,8 +57,13 @@ def read(name: str) -> dict[str, str]:
 
 def subject(name: str) -> str:
     """The first line of a file's header."""
-    client = name.removeprefix("client-")
-    return SUBJECTS[name] if client == name else f"The client {client} of `make clients`; in an environment of its own."
+    kind, _, own = name.partition("-")
+    match kind:
+        case "client":
+            return f"The client {own} of `make clients`; in an environment of its own."
+        case "peer":
+            return f"What the tests of {own} need that `make peers` runs; in an environment of its own."
+    return SUBJECTS[name]
 
 
 def write(name: str, packages: dict[str, str]) -> None:

@@ -22,6 +22,7 @@ from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.store.encryption import NO_KEYS, RecordKeys, record_key_file
 from scheduler_svc.store.redis import RedisStore
 from scheduler_svc.term import PartFailed
+from scheduler_svc.worker_profiles import WorkerProfiles
 from svc_common.files import ReloadedFile, keep_refreshed
 from svc_common.gc_tuning import freeze_gc
 from svc_common.identity import InvalidCredentials
@@ -60,7 +61,8 @@ async def serve(settings: SchedulerSettings) -> None:
         settings.redis_tls,
         NO_KEYS if keys is None else keys.current,
     )
-    servicer, admin_servicer = SchedulerServicer(), AdminServicer()
+    to_workers = identity.outbound(ServiceRole.WORKER)
+    servicer, admin_servicer = SchedulerServicer(), AdminServicer(WorkerProfiles(to_workers))
     server = create_inner_server(identity)
     add_SchedulerServiceServicer_to_server(servicer, server)
     services = [scheduler_v1.DESCRIPTOR.services_by_name["SchedulerService"].full_name]
@@ -75,7 +77,6 @@ async def serve(settings: SchedulerSettings) -> None:
     metrics = serve_metrics(settings.host, settings.scheduler_metrics_port, health)
 
     served = Served(servicer, admin_servicer, health)
-    to_workers = identity.outbound(ServiceRole.WORKER)
     leader = Leader(settings, store, uuid.uuid4().hex, served.lead, served.resign, to_workers)
     await server.start()
     await admin.start()

@@ -1,4 +1,4 @@
-"""quire.admin.v1.AdminService: why a request waits. Served on a separate port."""
+"""quire.admin.v1.AdminService: why a request waits, and calls for operators. Served on a separate port."""
 
 from collections.abc import Iterable
 from itertools import islice
@@ -9,7 +9,10 @@ import grpc
 from quire.admin.v1 import admin_pb2 as admin_v1
 from quire.admin.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
 from scheduler_svc.core.explain import Explanation, SequenceExplanation, SequenceStatus, Summary
+from scheduler_svc.core.kv.cache_reset import CacheReset
 from scheduler_svc.core.request import PreemptionMethod, PreemptionRecord
+from scheduler_svc.model_versions import WorkerName
+from scheduler_svc.worker_profiles import ProfileAnswer, WorkerProfiles
 from svc_common.durations import to_duration
 from svc_common.errors import QuireError, Reason
 from svc_common.identity import Identity
@@ -23,6 +26,7 @@ MAX_LIMIT = 1_000
 _SERVICE = admin_v1.DESCRIPTOR.services_by_name["AdminService"].full_name
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+_OfModel: TypeAlias = admin_v1.ResetPrefixCacheRequest | admin_v1.StartProfileRequest | admin_v1.StopProfileRequest
 
 _STATES = {
     SequenceStatus.QUEUED: admin_v1.SEQUENCE_STATE_QUEUED,
@@ -43,8 +47,8 @@ _RETURNS = {
 }
 
 
-class Explainer(Protocol):
-    """Explanations of live requests."""
+class AdminEngine(Protocol):
+    """What the admin service needs of an engine."""
 
     def explain(self, key: str) -> Explanation | None:
         """The state of a request; None where no live one has this key."""
@@ -54,15 +58,22 @@ class Explainer(Protocol):
 
     def num_live(self, tenant: str | None) -> int: ...
 
+    def worker_names(self, model: str | None) -> list[WorkerName]:
+        """The workers, of one model or of all."""
+
+    def reset_prefix_caches(self, model: str | None) -> Iterable[tuple[WorkerName, CacheReset]]:
+        """Frees the cached blocks of each worker, of one model or of all."""
+
 
 class AdminServicer(AdminServiceServicer):
     """Answers from the engine, between its steps. Raises NOT_LEADER while there is none."""
 
-    def __init__(self) -> None:
-        self._engine: Explainer | None = None
+    def __init__(self, profiles: WorkerProfiles | None = None) -> None:
+        self._profiles = profiles or WorkerProfiles()
+        self._engine: AdminEngine | None = None
         self._why_not = ""
 
-    def lead(self, engine: Explainer) -> None:
+    def lead(self, engine: AdminEngine) -> None:
         self._engine = engine
 
     def resign(self, why: str) -> None:
@@ -71,7 +82,7 @@ class AdminServicer(AdminServiceServicer):
         self._why_not = f"; it resigned: {why}"
 
     @property
-    def _explainer(self) -> Explainer:
+    def _leading(self) -> AdminEngine:
         if self._engine is None:
             raise QuireError(Reason.NOT_LEADER, f"this scheduler does not lead{self._why_not}")
         return self._engine
@@ -81,7 +92,7 @@ class AdminServicer(AdminServiceServicer):
     ) -> admin_v1.ExplainResponse:
         """One request. Raises QuireError."""
         field = request.WhichOneof("request")
-        explanation = self._explainer.explain(_key(request))
+        explanation = self._leading.explain(_key(request))
         if explanation is None:
             raise QuireError(Reason.NOT_FOUND, "no such request is live", field=field)
         return explanation_to_proto(explanation)
@@ -94,11 +105,41 @@ class AdminServicer(AdminServiceServicer):
         if not 1 <= limit <= MAX_LIMIT:
             raise QuireError(Reason.INVALID_FIELD, f"must be between 1 and {MAX_LIMIT}", field="limit")
         tenant = request.tenant if request.HasField("tenant") else None
-        summaries = self._explainer.summaries(tenant)
+        summaries = self._leading.summaries(tenant)
         return admin_v1.ListRequestsResponse(
             requests=[_summary_to_proto(summary) for summary in islice(summaries, limit)],
-            num_live=self._explainer.num_live(tenant),
+            num_live=self._leading.num_live(tenant),
         )
+
+    async def ResetPrefixCache(  # noqa: N802
+        self, request: admin_v1.ResetPrefixCacheRequest, context: _Context
+    ) -> admin_v1.ResetPrefixCacheResponse:
+        """Frees cached blocks. Raises QuireError."""
+        self._workers(request)
+        resets = self._leading.reset_prefix_caches(_model(request))
+        return admin_v1.ResetPrefixCacheResponse(workers=[_reset_to_proto(*reset) for reset in resets])
+
+    async def StartProfile(  # noqa: N802
+        self, request: admin_v1.StartProfileRequest, context: _Context
+    ) -> admin_v1.StartProfileResponse:
+        """Starts profiles. Raises QuireError."""
+        answers = await self._profiles.start(self._workers(request))
+        return admin_v1.StartProfileResponse(workers=map(_profile_to_proto, answers))
+
+    async def StopProfile(  # noqa: N802
+        self, request: admin_v1.StopProfileRequest, context: _Context
+    ) -> admin_v1.StopProfileResponse:
+        """Ends profiles. Raises QuireError."""
+        answers = await self._profiles.stop(self._workers(request))
+        return admin_v1.StopProfileResponse(workers=map(_profile_to_proto, answers))
+
+    def _workers(self, request: _OfModel) -> list[WorkerName]:
+        """The workers that a call is for. Raises QuireError where a model has none."""
+        model = _model(request)
+        workers = self._leading.worker_names(model)
+        if model is not None and not workers:
+            raise QuireError(Reason.MODEL_NOT_FOUND, "no worker serves this model", field="model")
+        return workers
 
 
 def admin_server(
@@ -168,6 +209,26 @@ def _summary_to_proto(summary: Summary) -> admin_v1.RequestSummary:
         num_generated_tokens=summary.num_generated,
         model=summary.model,
     )
+
+
+def _reset_to_proto(worker: WorkerName, reset: CacheReset) -> admin_v1.WorkerCacheReset:
+    return admin_v1.WorkerCacheReset(
+        worker=worker.address,
+        model=worker.model,
+        num_freed_device_blocks=reset.num_freed_device,
+        num_freed_host_blocks=reset.num_freed_host,
+        num_kept_device_blocks=reset.num_kept_device,
+        num_kept_host_blocks=reset.num_kept_host,
+    )
+
+
+def _profile_to_proto(answer: ProfileAnswer) -> admin_v1.WorkerProfile:
+    worker = answer.worker
+    return admin_v1.WorkerProfile(worker=worker.address, model=worker.model, path=answer.path, problem=answer.problem)
+
+
+def _model(request: _OfModel) -> str | None:
+    return request.model if request.HasField("model") else None
 
 
 def _key(request: admin_v1.ExplainRequest) -> str:

@@ -1,4 +1,4 @@
-"""The commands of gateways: submit, attach, cancel, detach, finish, acknowledge.
+"""The commands of gateways: submit, attach, cancel, detach, finish, acknowledge. `record_commands` has the others.
 
 A request that is not live is read from the store.
 """
@@ -17,26 +17,22 @@ from scheduler_svc.keyed_queue import KeyedQueue
 from scheduler_svc.live_request import LiveRequest
 from scheduler_svc.live_requests import LiveRequests
 from scheduler_svc.metrics import REQUESTS_ATTACHED
+from scheduler_svc.record_commands import RecordCommands
 from scheduler_svc.request_log import RecordState, RequestLog, State
 from scheduler_svc.request_rates import RequestRates
 from scheduler_svc.session_wire import (
     accepted_to_proto,
     attached_to_proto,
     failed_to_proto,
+    failure_of_record,
     message_of,
+    protocol_to_render,
     reason_from_proto,
 )
-from scheduler_svc.store.base import (
-    IncompleteRecord,
-    StaleEpoch,
-    Store,
-    StoreUnavailable,
-    UndecryptableRecord,
-    UnusableRecord,
-)
+from scheduler_svc.store.base import StaleEpoch, Store, StoreUnavailable, UnusableRecord
+from svc_common.attachments import MAX_ATTACHMENT_BYTES
 from svc_common.durations import to_seconds
 
-_DIVIDES_ANSWERS = 2  # the session protocol from which gateways divide answers into reasoning, text and calls
 _FLUSH = 1.0  # seconds that a request waits at most for the store to know the end of the one that had its key
 
 
@@ -60,6 +56,7 @@ class Commands:
         self._journal = journal
         self._sessions = sessions
         self._needs_store = needs_store
+        self._records = RecordCommands(live, store, journal)
         self._queues = KeyedQueue()
 
     def take(self, request: scheduler_v1.SessionRequest, session: GatewaySession) -> None:
@@ -77,10 +74,17 @@ class Commands:
                 self._queues.take(request.finish.key, partial(self._finish, request.finish, session))
             case "acknowledge":
                 self._acknowledge(request.acknowledge, session)
+            case "lookup":
+                self._queues.take(request.lookup.key, partial(self._records.look_up, request.lookup, session))
+            case "delete":
+                self._queues.take(request.delete.key, partial(self._records.delete, request.delete, session))
 
     # Submit and attach.
 
     def _submit(self, submit: scheduler_v1.Submit, session: GatewaySession) -> Coroutine[None, None, None] | None:
+        if len(submit.attachment) > MAX_ATTACHMENT_BYTES:
+            self._refuse(submit, session, Failure.INVALID, f"the attachment has more than {MAX_ATTACHMENT_BYTES} bytes")
+            return None
         unflushed = list(submit.unflushed)
         submit.ClearField("unflushed")  # they are merged once, and the submission stays as long as its request
         live = self._live.get(submit.key)
@@ -96,7 +100,7 @@ class Commands:
         live = LiveRequest(_log_of(submit))
         try:
             # A request that would be refused is not recorded: its prompt would stay in the store.
-            refusal = None if unflushed else self._live.check(live) or await self._refuse_rate(live)
+            refusal = None if unflushed else self._live.check(live) or await self._refuse_new(live)
             if refusal is None:
                 found = await self._record(live.log)
         except StaleEpoch:
@@ -108,11 +112,13 @@ class Commands:
                 return
             found = None
         except UnusableRecord as error:
-            self._refuse(submit, session, _failure_of(error), f"the request's name is in use by {error}")
+            self._refuse(submit, session, failure_of_record(error), f"the request's name is in use by {error}")
             return
         except Exception:
             self._refuse(submit, session, Failure.INTERNAL, "the request could not be taken")
             raise
+        finally:
+            self._live.attachments.release(live.log)  # until it starts
         if refusal is not None:
             await self._join_recorded(submit, unflushed, session, refusal)
         elif found is None:
@@ -122,10 +128,10 @@ class Commands:
                 self._rates.give_back(live.request_at(time.monotonic()).limits)
             self._join_existing(found, submit, unflushed, session)
 
-    async def _refuse_rate(self, live: LiveRequest) -> FailedEvent | None:
-        """Counts a new request for its account, or returns why it is rejected."""
+    async def _refuse_new(self, live: LiveRequest) -> FailedEvent | None:
+        """Counts a new request for its account and holds its attachment, or returns why it is rejected."""
         request = live.request_at(time.monotonic())
-        refusal = await self._rates.refuse(request.limits)
+        refusal = self._live.admit_attachment(live.log) or await self._rates.refuse(request.limits)
         if refusal is None:
             return None
         return FailedEvent(request, refusal.failure, refusal.message, refusal.retry_after)
@@ -153,7 +159,7 @@ class Commands:
                 return
             found = None
         except UnusableRecord as error:
-            self._refuse(request, session, _failure_of(error), f"the request has {error}")
+            self._refuse(request, session, failure_of_record(error), f"the request has {error}")
             return
         except Exception:
             self._refuse(request, session, Failure.INTERNAL, "the request could not be resumed")
@@ -188,8 +194,8 @@ class Commands:
         if not _has_key(log):
             self._refuse(request, session, reason_from_proto(log.failure), f"the request has ended: {log.state}")
             return
-        if log.submit.render_options.HasField("turn") and session.protocol < _DIVIDES_ANSWERS:
-            message = "this gateway is of a release that does not divide answers into reasoning, text and calls"
+        if session.protocol < protocol_to_render(log.submit.render_options):
+            message = "this gateway is of a release that would return another answer than the client asked for"
             self._refuse(request, session, Failure.UNAVAILABLE, message)
             return
         if unflushed and request.model_fingerprint and not log.fingerprint:
@@ -340,16 +346,6 @@ def _log_of(submit: scheduler_v1.Submit) -> RequestLog:
     log = RequestLog(submit, accepted_at=now, deadline=deadline)
     unflushed_tokens.complete(log)
     return log
-
-
-def _failure_of(error: UnusableRecord) -> Failure:
-    """Why a request with such a record is refused. A later release may read what this one does not support."""
-    match error:
-        case IncompleteRecord():
-            return Failure.RECORD_INCOMPLETE
-        case UndecryptableRecord():
-            return Failure.RECORD_UNDECRYPTABLE
-    return Failure.UNAVAILABLE
 
 
 def _has_key(log: RequestLog) -> bool:

@@ -20,6 +20,7 @@ from scheduler_svc.commands import Commands
 from scheduler_svc.core.budgets import Budgets
 from scheduler_svc.core.explain import Explanation, Summary, explain, summaries
 from scheduler_svc.core.kv.block_hash_report import BlockHashReport, TokenChain
+from scheduler_svc.core.kv.cache_reset import CacheReset, reset_prefix_cache
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.request import Sequence
 from scheduler_svc.core.scheduler import Scheduler
@@ -29,7 +30,7 @@ from scheduler_svc.journal import Journal
 from scheduler_svc.leadership import Fenced
 from scheduler_svc.live_requests import Graces, LiveRequests
 from scheduler_svc.metrics import BLOCKS_RESTORED, COMMIT_SECONDS, PREEMPTION_SECONDS, SCHEDULE_SECONDS
-from scheduler_svc.model_versions import ModelVersion, ModelVersions
+from scheduler_svc.model_versions import ModelVersion, ModelVersions, WorkerName
 from scheduler_svc.request_log import RequestLog
 from scheduler_svc.request_rates import RequestRates
 from scheduler_svc.spending import Spending
@@ -166,6 +167,20 @@ class SchedulerEngine:
     def num_live(self, tenant: str | None) -> int:
         """How many requests are live, of one tenant or of all."""
         return sum(tenant in (None, live.log.submit.tenant) for live in self.requests.all)
+
+    def reset_prefix_caches(self, model: str | None) -> Iterator[tuple[WorkerName, CacheReset]]:
+        """Frees the cached blocks of each worker, of one model or of all."""
+        for worker, replica in self._named_workers(model):
+            yield worker, reset_prefix_cache(replica.kv)
+
+    def worker_names(self, model: str | None) -> list[WorkerName]:
+        """The workers, of one model or of all."""
+        return [worker for worker, _ in self._named_workers(model)]
+
+    def _named_workers(self, model: str | None) -> Iterator[tuple[WorkerName, Replica]]:
+        for replica, version in self._models_of.items():
+            if model in (None, version.name):
+                yield WorkerName(replica.name, version.name), replica
 
     def is_live(self, key: str) -> bool:
         """Whether a request with this key runs, is queued, or waits for its gateway after a takeover."""

@@ -4,14 +4,14 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from prometheus_client import Counter, Histogram
 
-from quire.worker.v1 import worker_pb2 as worker_v1
-from scheduler_svc.request_log import RecordState, RequestLog, SequenceLog
+from scheduler_svc.journal_writes import has_pending_updates, num_pending_of_prompt, weight_of, write_of
+from scheduler_svc.request_log import RecordState, RequestLog
 from scheduler_svc.spending import Spending
 from scheduler_svc.store.base import Ending, Gap, KeyTaken, StaleEpoch, Store, StoreUnavailable, Write, WriteBatch
 
@@ -26,7 +26,7 @@ GAPS = Counter("quire_journal_gaps", "Writes that began beyond what the store ha
 DROPPED = Counter("quire_journal_dropped", "Requests that ended without the store's knowledge while it was unavailable")
 
 # Updates that gathered while the store was away are split, so that no call takes too long, here or in the store. A
-# token has weight 1, and 1 more for each of its log-probabilities.
+# token has weight 1, and 1 more for each of its log-probabilities; 8 bytes of other data have weight 1.
 _MAX_WEIGHT = 1 << 14  # of one call
 _MIN_WEIGHT = 1 << 9  # of one call, however often the store failed
 _LOG_WEIGHT = 64  # of a log without its tokens
@@ -104,6 +104,20 @@ class Journal:
         if request.is_writable:
             self._truncated.add((request, index))
             self.mark_changed(request)
+
+    async def remove(self, key: str) -> bool:
+        """Removes the record with a key, and writes no more of its request; returns whether there was one.
+
+        Raises StoreUnavailable and StaleEpoch, and then nothing changes.
+        """
+        async with self.paused():  # else a call in progress could write the record again
+            was_recorded = await self._store.delete(key, self.epoch)
+            for request in (*self._live, *(request for _, request in self._ended)):
+                if request.key == key:
+                    request.set_record(RecordState.DELETED)
+                    self._forget(request)
+            self._ended = deque((at, request) for at, request in self._ended if request.key != key)
+        return was_recorded
 
     @property
     def lag(self) -> float:
@@ -216,11 +230,11 @@ class Journal:
             call.unconfirmed.add(request)
         if is_unconfirmed or not request.is_recorded:
             call.batch.records.append(request)
-            call.room -= len(request.submit.prompt_token_ids)
+            call.room -= len(request.submit.prompt_token_ids) + len(request.submit.attachment) // 8
         is_whole = True
         for index, sequence in enumerate(request.sequences):
-            num_prompt = _num_pending_of_prompt(request, index)
-            if is_unconfirmed or (request, index) in self._truncated or num_prompt or _has_pending_updates(sequence):
+            num_prompt = num_pending_of_prompt(request, index)
+            if is_unconfirmed or (request, index) in self._truncated or num_prompt or has_pending_updates(sequence):
                 is_whole = self._add_write(call, request, index, num_prompt) and is_whole
         if not is_whole:
             call.partial.add(request)
@@ -237,14 +251,14 @@ class Journal:
         is all.
         """
         written, sequence = (request, index), request.sequences[index]
-        prompt_weight, weight = _weight_of(request.prompt_logprobs), _weight_of(sequence.logprobs)
+        prompt_weight, weight = weight_of(request.prompt_logprobs), weight_of(sequence.logprobs)
         prompt_limit = min(num_prompt, max(0, call.room) // prompt_weight)
         call.room -= prompt_weight * prompt_limit
         limit = max(0, call.room) // weight if prompt_limit == num_prompt else 0
         if request.submit.HasField("beam_search"):
             limit = len(sequence.token_ids)  # its sequences are written whole
         is_whole = prompt_limit == num_prompt and len(sequence.token_ids) - sequence.num_durable <= limit
-        write = _write_of(request, index, written in self._truncated, limit, prompt_limit, is_whole=is_whole)
+        write = write_of(request, index, written in self._truncated, limit, prompt_limit, is_whole=is_whole)
         self._truncated.discard(written)
         call.batch.writes.append(write)
         call.sequences.append(written)
@@ -342,8 +356,9 @@ class Journal:
             return
         self._num_restarts = self._store.num_restarts
         for request in [*self._live, *(request for _, request in self._ended)]:
-            self.mark_changed(request)
-            self._unconfirmed.add(request)
+            if request.is_writable:
+                self.mark_changed(request)
+                self._unconfirmed.add(request)
         self._ended.clear()
 
     def _drop_oldest(self, num_kept: int) -> None:
@@ -354,44 +369,3 @@ class Journal:
         for request in over[: max(0, len(over) - num_kept)]:
             self._forget(request)
             DROPPED.inc()
-
-
-def _has_pending_updates(sequence: SequenceLog) -> bool:
-    return len(sequence.token_ids) > sequence.num_durable or (sequence.end is not None and not sequence.is_end_durable)
-
-
-def _weight_of(logprobs: Sequence[worker_v1.TokenLogprobs]) -> int:
-    """The weight of each token, with its log-probabilities if there are any."""
-    return 2 + len(logprobs[0].top) if logprobs else 1
-
-
-def _num_pending_of_prompt(request: RequestLog, index: int) -> int:
-    """How many log-probabilities of the prompt the store lacks. They are written with the first sequence."""
-    return len(request.prompt_logprobs) - request.num_prompt_logprobs_durable if index == 0 else 0
-
-
-def _write_of(
-    request: RequestLog, index: int, truncates: bool, limit: int, prompt_limit: int, *, is_whole: bool
-) -> Write:
-    """A write of at most `limit` tokens. The rest, and the end, go into a later write."""
-    sequence = request.sequences[index]
-    offset = sequence.num_durable
-    stop = min(offset + limit, len(sequence.token_ids))
-    prompt_offset = request.num_prompt_logprobs_durable if index == 0 else 0
-    prompt_logprobs = request.prompt_logprobs[prompt_offset : prompt_offset + prompt_limit]
-    return Write(
-        request.key,
-        request.submit.submission_id,
-        index,
-        offset,
-        sequence.token_ids[offset:stop],
-        [one.SerializeToString() for one in sequence.logprobs[offset:stop]] if sequence.logprobs else None,
-        sequence.cached_tokens if offset == 0 else None,
-        None if sequence.end is None or not is_whole else sequence.end.SerializeToString(),
-        sequence.score if is_whole else None,
-        truncates,
-        request.fingerprint if offset == 0 else b"",
-        prompt_offset,
-        [one.SerializeToString() for one in prompt_logprobs],
-        request.key_id,
-    )

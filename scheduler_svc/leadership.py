@@ -30,16 +30,23 @@ class Leadership:
     async def acquire(self, standby: bool) -> int:
         """Waits until this scheduler leads; returns its epoch. None begins to lead while the store is unavailable.
 
-        A standby takes over at once from a leader that it saw. Where it finds none, as when the store comes back, it
-        waits for the length of a lease first: the former leader, or another candidate, may take it.
+        A candidate takes over at once from a leader that it saw. It waits for the length of a lease first where nobody
+        could renew it in time: after the store was unavailable or was restarted. The former leader leads on meanwhile,
+        and renews the lease as soon as it can. A standby waits in the same way when it starts: another candidate may
+        take it.
         """
-        saw_leader = not standby
+        may_take = not standby
         vacant_since: float | None = None
+        num_restarts = self._store.num_restarts
         while True:
             try:
-                if await self._store.leader() not in (None, self._holder):
-                    saw_leader, vacant_since = True, None
-                elif saw_leader or (vacant_since is not None and time.monotonic() - vacant_since >= self._seconds):
+                # An answer that takes longer may hide that the lease could not be renewed.
+                leader = await self._store.leader(self._seconds / 2)
+                if num_restarts != self._store.num_restarts:
+                    num_restarts, may_take, vacant_since = self._store.num_restarts, False, None
+                if leader not in (None, self._holder):
+                    may_take, vacant_since = True, None
+                elif may_take or (vacant_since is not None and time.monotonic() - vacant_since >= self._seconds):
                     epoch = await self._store.take_lease(self._holder, self._seconds)
                     if epoch is not None:
                         self.epoch = epoch
@@ -47,7 +54,7 @@ class Leadership:
                 elif vacant_since is None:
                     vacant_since = time.monotonic()
             except StoreUnavailable:
-                saw_leader, vacant_since = not standby, None
+                may_take, vacant_since = False, None
             await asyncio.sleep(self._poll)
 
     async def keep(self) -> None:

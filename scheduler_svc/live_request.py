@@ -57,6 +57,11 @@ class LiveRequest:
         """Whether it was taken over, and waits for a gateway."""
         return self.state is LiveState.TAKEN_OVER or self.state is LiveState.UNCLAIMED
 
+    @property
+    def runs_in_background(self) -> bool:
+        """Whether it runs without a gateway, for as long as it takes."""
+        return self.state is LiveState.DETACHED and self.log.submit.is_background
+
     def advance(self, event: LiveEvent) -> bool:
         """Changes the state. A timer of the state before is stopped. Whether the state is another one now."""
         before, self.state = self.state, next_state(self.state, event)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scheduler_svc import unflushed_tokens
+from scheduler_svc.attachment_room import AttachmentRoom
+from scheduler_svc.core.admission import AdmissionRefusal
 from scheduler_svc.core.events import Event, FailedEvent, Failure, PromptLogprobsEvent, TokensEvent
 from scheduler_svc.core.request import PreemptionRecord, Sequence
 from scheduler_svc.gateway_session import GatewaySession
@@ -21,7 +23,7 @@ from scheduler_svc.live_request import LiveRequest
 from scheduler_svc.live_state import LiveEvent, LiveState
 from scheduler_svc.metrics import REQUESTS_TAKEN_OVER
 from scheduler_svc.model_versions import ModelVersion, ModelVersions
-from scheduler_svc.request_log import RequestLog, State
+from scheduler_svc.request_log import RecordState, RequestLog, State
 from scheduler_svc.session_wire import (
     event_to_proto,
     fill_event,
@@ -62,6 +64,7 @@ class LiveRequests:
         self._journal = journal
         self._live: dict[str, LiveRequest] = {}
         self._ended: dict[str, LiveRequest] = {}  # oldest first
+        self.attachments = AttachmentRoom()
         self._durable: dict[GatewaySession, list[scheduler_v1.Event]] = {}  # to be sent next
         self._timeouts: Mapping[LiveState, tuple[float, Callable[[LiveRequest], None]]] = {
             LiveState.TAKEN_OVER: (graces.taken_over, self._takeover_expired),
@@ -77,7 +80,8 @@ class LiveRequests:
     def ended(self, key: str) -> LiveRequest | None:
         """The request with this key that has ended, if the store may not know its end yet."""
         ended = self._ended.get(key)
-        return None if ended is None or ended.log.is_durable else ended
+        has_none = ended is None or ended.log.is_durable or ended.log.record is RecordState.DELETED
+        return None if has_none else ended
 
     @property
     def all(self) -> Iterable[LiveRequest]:
@@ -85,7 +89,7 @@ class LiveRequests:
         return self._live.values()
 
     def _advance(self, live: LiveRequest, event: LiveEvent) -> None:
-        if live.advance(event) and live.state in self._timeouts:
+        if live.advance(event) and live.state in self._timeouts and not live.runs_in_background:
             live.start_timer(*self._timeouts[live.state])
 
     # Models.
@@ -130,6 +134,7 @@ class LiveRequests:
         """Keeps a request of an earlier term until a gateway attaches, or the grace has passed."""
         REQUESTS_TAKEN_OVER.inc()
         live = self._live[log.key] = LiveRequest(log)
+        self.attachments.hold(log)
         live.model = self._version_of(log, time.monotonic())
         self._advance(live, LiveEvent.TAKE_OVER)
 
@@ -146,8 +151,9 @@ class LiveRequests:
 
         A request that `is_restored` was accepted before: what its log has is restored, and no limit of a queue applies.
         """
+        self._drop_ended(live.log.key)
         self._live[live.log.key] = live
-        self._ended.pop(live.log.key, None)
+        self.attachments.hold(live.log)
         self._advance(live, LiveEvent.START)
         return self._submit(live, is_restored=is_restored)
 
@@ -291,13 +297,28 @@ class LiveRequests:
 
     def _keep_ended(self, live: LiveRequest) -> None:
         """Keeps a request that has ended until the store knows its end."""
-        self._ended.pop(live.log.key, None)
+        self._drop_ended(live.log.key)
         self._ended[live.log.key] = live
+        self.attachments.hold(live.log)
         while self._ended:
             oldest = next(iter(self._ended.values())).log
             if len(self._ended) <= _MAX_ENDED and oldest.is_writable and not oldest.is_durable:
                 break
-            del self._ended[oldest.key]
+            self._drop_ended(oldest.key)
+
+    def admit_attachment(self, log: RequestLog) -> AdmissionRefusal | None:
+        """Holds a new request's attachment, or returns why there is no room for it."""
+        if self.attachments.admit(log) is None:
+            return None
+        for ended in [each.log for each in self._ended.values()]:
+            if ended.is_durable or not ended.is_writable:
+                self._drop_ended(ended.key)
+        return self.attachments.admit(log)
+
+    def _drop_ended(self, key: str) -> None:
+        ended = self._ended.pop(key, None)
+        if ended is not None:
+            self.attachments.release(ended.log)
 
     # Gateways.
 

@@ -4,12 +4,20 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import astuple
+from typing import NamedTuple
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.totals import Totals
+
+
+class WorkerName(NamedTuple):
+    """A worker by its address, and the model that it serves."""
+
+    address: str
+    model: str
 
 
 class ModelVersion:

@@ -31,15 +31,22 @@ class RecordState(Enum):
     """Nothing, by the request's own choice: nothing of it is ever written."""
     DISPLACED = auto()
     """The record of another submission under the same key. This one is not recorded, and will not be."""
+    DELETED = auto()
+    """Nothing: the record was removed because the client asked for it."""
 
 
 RECORD_TRANSITIONS: Mapping[RecordState, frozenset[RecordState]] = {
-    RecordState.UNRECORDED: frozenset({RecordState.RECORDED, RecordState.DISPLACED}),
-    RecordState.RECORDED: frozenset({RecordState.COMPLETE, RecordState.UNRECORDED, RecordState.DISPLACED}),
+    RecordState.UNRECORDED: frozenset({RecordState.RECORDED, RecordState.DISPLACED, RecordState.DELETED}),
+    RecordState.RECORDED: frozenset(
+        {RecordState.COMPLETE, RecordState.UNRECORDED, RecordState.DISPLACED, RecordState.DELETED}
+    ),
     # A request that has ended is live again if a gateway has tokens beyond the recorded end.
-    RecordState.COMPLETE: frozenset({RecordState.RECORDED, RecordState.UNRECORDED, RecordState.DISPLACED}),
-    RecordState.EXCLUDED: frozenset(),
-    RecordState.DISPLACED: frozenset(),
+    RecordState.COMPLETE: frozenset(
+        {RecordState.RECORDED, RecordState.UNRECORDED, RecordState.DISPLACED, RecordState.DELETED}
+    ),
+    RecordState.EXCLUDED: frozenset({RecordState.DELETED}),
+    RecordState.DISPLACED: frozenset({RecordState.DELETED}),
+    RecordState.DELETED: frozenset(),
 }
 
 
@@ -121,7 +128,7 @@ class RequestLog:
     @property
     def is_writable(self) -> bool:
         """Whether it may be written to the store."""
-        return self.record not in (RecordState.EXCLUDED, RecordState.DISPLACED)
+        return self.record not in (RecordState.EXCLUDED, RecordState.DISPLACED, RecordState.DELETED)
 
     @property
     def kept_seconds(self) -> int | None:

@@ -23,6 +23,7 @@ from scheduler_svc.core.request import BeamParams, EarlyStopping, Request
 from scheduler_svc.core.results import TOKENS, ResultForm
 from scheduler_svc.request_log import RequestLog
 from scheduler_svc.result_kinds import kind_from_proto
+from scheduler_svc.store.base import IncompleteRecord, UndecryptableRecord, UnusableRecord
 from svc_common.durations import to_duration
 
 _FAILURES = {
@@ -85,12 +86,38 @@ def request_from_proto(submit: scheduler_v1.Submit, arrived_at: float, deadline:
         arrived_at=arrived_at,
         deadline=deadline,
         traceparent=submit.traceparent,
-        protocol=2 if submit.sampling.typical_p or submit.sampling.grammar else 1,
+        protocol=_protocol_of(submit.sampling),
         beam=_beam_from_proto(submit) if submit.HasField("beam_search") else None,
         result=result,
         result_params=submit.result,
         limits=_limits_from_proto(submit.limits) if submit.HasField("limits") else NO_LIMITS,
     )
+
+
+def _protocol_of(sampling: worker_v1.SamplingParams) -> int:
+    """The oldest step protocol that has all of these parameters."""
+    later = (
+        sampling.typical_p,
+        sampling.grammar,
+        sampling.allowed_token_ids,
+        sampling.bad_words,
+        sampling.logprob_token_ids,
+    )
+    return 2 if any(later) else 1
+
+
+def protocol_to_render(options: scheduler_v1.RenderOptions) -> int:
+    """The oldest session protocol of gateways that return a request as its client asked for it."""
+    later = (
+        options.logprob_token_ids,
+        options.joins_special_tokens,
+        options.echo,
+        options.HasField("prompt_logprobs"),
+        options.omits_output,
+    )
+    if any(later):
+        return 3
+    return 2 if options.HasField("turn") else 1
 
 
 def _limits_from_proto(limits: scheduler_v1.AccountLimits) -> AccountLimits:
@@ -178,6 +205,16 @@ def reason_to_proto(failure: Failure) -> scheduler_v1.FailureReason:
     return _FAILURES[failure]
 
 
+def failure_of_record(error: UnusableRecord) -> Failure:
+    """Why a request with such a record is refused. A later release may read what this one does not support."""
+    match error:
+        case IncompleteRecord():
+            return Failure.RECORD_INCOMPLETE
+        case UndecryptableRecord():
+            return Failure.RECORD_UNDECRYPTABLE
+    return Failure.UNAVAILABLE
+
+
 def reason_from_proto(reason: scheduler_v1.FailureReason | None) -> Failure:
     """Why a recorded request failed; an internal error where the record has no reason."""
     return Failure.INTERNAL if reason is None else _REASONS.get(reason, Failure.INTERNAL)
@@ -208,8 +245,25 @@ def accepted_to_proto(log: RequestLog, command_id: int) -> scheduler_v1.Event:
 
 def attached_to_proto(log: RequestLog, command_id: int) -> scheduler_v1.Event:
     """The event with all that a gateway needs to continue a request."""
+    return scheduler_v1.Event(key=log.key, attached=_attached_of(log), command_id=command_id)
+
+
+def record_to_proto(log: RequestLog, command_id: int) -> scheduler_v1.Event:
+    """The event with a request as it is now."""
+    record = scheduler_v1.Record(attached=_attached_of(log), attachment=log.submit.attachment)
+    if log.is_over:
+        record.ended_at.FromNanoseconds(round(1e9 * (log.ended_at or 0.0)))
+    if log.failure is not None:
+        record.failed.reason = log.failure
+        record.failed.message = f"the request has ended: {log.state}"
+    return scheduler_v1.Event(key=log.key, record=record, command_id=command_id)
+
+
+def _attached_of(log: RequestLog) -> scheduler_v1.Attached:
     submit = log.submit
-    attached = scheduler_v1.Attached(
+    options = submit.render_options
+    returns_prompt = options.echo or options.HasField("prompt_logprobs")
+    return scheduler_v1.Attached(
         render_options=submit.render_options,
         prompt_length=len(submit.prompt_token_ids),
         sequences=[_tokens_of(log, index, 0) for index in range(len(log.sequences))],
@@ -221,8 +275,8 @@ def attached_to_proto(log: RequestLog, command_id: int) -> scheduler_v1.Event:
         prompt_logprobs=_prompt_logprobs_of(log, 0),
         is_durable=log.is_recorded,
         retention=submit.retention if submit.HasField("retention") else None,
+        prompt_token_ids=submit.prompt_token_ids if returns_prompt else (),
     )
-    return scheduler_v1.Event(key=log.key, attached=attached, command_id=command_id)
 
 
 def tokens_to_proto(log: RequestLog, index: int, offset: int) -> scheduler_v1.Event:

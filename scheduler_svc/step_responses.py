@@ -58,13 +58,15 @@ class InvalidResponse(Exception):  # noqa: N818
 class _Requested:
     """The results of a sequence besides tokens. One with a `value` has no others.
 
-    `num_top_logprobs` is per token; `prompt_length` is 0 unless log-probabilities of the prompt are requested.
+    `num_top_logprobs`, and `num_other_logprobs` of tokens that it names, are per token; `prompt_length` is 0 unless
+    log-probabilities of the prompt are requested.
     """
 
     num_top_logprobs: int | None
     value: worker_v1.ResultKind | None
     prompt_length: int
     num_top_prompt_logprobs: int
+    num_other_logprobs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +74,16 @@ class _ExpectedResult:
     """The valid answer to a step: these sequences, with `num_tokens` each.
 
     With `most`, for a worker that speculates, any number of tokens from 0 to `most` is valid instead. A sequence with a
-    grammar may have none. By index in the step: which these are; how many top log-probabilities per token; values; and
-    log-probabilities of the prompt, as their count and the number of top ones.
+    grammar may have none. By index in the step: which these are; how many log-probabilities per token, of top tokens
+    and of those that the request names; values; and log-probabilities of the prompt, as their count and the number of
+    top ones.
     """
 
     sequence_ids: list[int]
     num_tokens: list[int]
     most: list[int] | None
     constrained: list[int]
-    num_top_logprobs: dict[int, int] = field(default_factory=dict)
+    num_logprobs: dict[int, tuple[int, int]] = field(default_factory=dict)
     values: dict[int, worker_v1.ResultKind] = field(default_factory=dict)
     prompt_logprobs: dict[int, tuple[int, int]] = field(default_factory=dict)
 
@@ -127,7 +130,7 @@ class ResponseValidator:
         if self._speculates:
             most = list(map(add, num_tokens, [part.max_extra_tokens for part in plan.scheduled]))
             expected = _ExpectedResult(
-                ids, num_tokens, most, constrained, expected.num_top_logprobs, expected.values, expected.prompt_logprobs
+                ids, num_tokens, most, constrained, expected.num_logprobs, expected.values, expected.prompt_logprobs
             )
         self._expected.append(expected)
 
@@ -142,7 +145,8 @@ class ResponseValidator:
                     expected.num_tokens[schedule_index] = 0
                 continue
             if part.samples and request.num_top_logprobs is not None:
-                expected.num_top_logprobs[schedule_index] = min(request.num_top_logprobs, self._vocab_size)
+                num_top = min(request.num_top_logprobs, self._vocab_size)
+                expected.num_logprobs[schedule_index] = num_top, request.num_other_logprobs
             if count := _num_prompt_logprobs(part, request.prompt_length):
                 num_top = min(request.num_top_prompt_logprobs, self._vocab_size)
                 expected.prompt_logprobs[schedule_index] = count, num_top
@@ -188,12 +192,13 @@ class ResponseValidator:
         return plan
 
     def _check_logprobs(self, expected: _ExpectedResult, outcome: StepOutcome) -> None:
-        for schedule_index, num_top in expected.num_top_logprobs.items():
+        for schedule_index, (num_top, num_others) in expected.num_logprobs.items():
             result = outcome.results[schedule_index]
             logprobs = cast("Seq[worker_v1.TokenLogprobs]", result.logprobs)
             if result.failure is not None:
                 continue
-            if len(logprobs) != len(result.token_ids) or not all(self._is_valid(one, num_top) for one in logprobs):
+            are_valid = all(self._is_valid(one, num_top, num_others) for one in logprobs)
+            if len(logprobs) != len(result.token_ids) or not are_valid:
                 sequence_id = expected.sequence_ids[schedule_index]
                 text = f"sequence {sequence_id} is answered without its log-probabilities"
                 raise InvalidResponse(InvalidPart.LOGPROBS, text)
@@ -221,13 +226,18 @@ class ResponseValidator:
                 text = f"sequence {sequence_id} has invalid log-probabilities of its prompt"
                 raise InvalidResponse(InvalidPart.RESULTS, text)
 
-    def _is_valid(self, logprobs: worker_v1.TokenLogprobs, num_top_logprobs: int) -> bool:
-        """Whether these are numbers, with `num_top_logprobs` top tokens, all of them in the vocabulary."""
+    def _is_valid(self, logprobs: worker_v1.TokenLogprobs, num_top_logprobs: int, num_others: int = 0) -> bool:
+        """Whether these are numbers, with `num_top_logprobs` top tokens, all of them in the vocabulary, and
+        `num_others` other ones, which may be minus infinity.
+        """
         total = logprobs.logprob
         for entry in logprobs.top:  # in one pass: each access to a message costs time
             if entry.token_id >= self._vocab_size:
                 return False
             total += entry.logprob
+        others = logprobs.requested
+        if len(others) != num_others or any(map(math.isnan, others)):
+            return False
         return len(logprobs.top) == num_top_logprobs and math.isfinite(total)
 
 
@@ -238,9 +248,11 @@ def _requested_of(new: NewSequence) -> _Requested | None:
     if request.returns_value:
         return _Requested(None, result, 0, 0)
     num_top = sampling.logprobs if sampling.HasField("logprobs") else None
+    num_others = 0 if num_top is None else len(sampling.logprob_token_ids)
     if new.needs_prompt_logprobs:
-        return _Requested(num_top, None, len(request.prompt), result.prompt_logprobs.num_top_logprobs)
-    return None if num_top is None else _Requested(num_top, None, 0, 0)
+        num_top_of_prompt = result.prompt_logprobs.num_top_logprobs
+        return _Requested(num_top, None, len(request.prompt), num_top_of_prompt, num_others)
+    return None if num_top is None else _Requested(num_top, None, 0, 0, num_others)
 
 
 def _num_prompt_logprobs(part: ScheduledSequence, prompt_length: int) -> int:

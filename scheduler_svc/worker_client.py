@@ -29,3 +29,9 @@ class WorkerClient:
         """The hashes of the worker's blocks, for the scheduler that opened the stream of this generation."""
         request = worker_v1.ReportBlockHashesRequest(epoch=epoch, generation=generation)
         return await self._stub.ReportBlockHashes(request, timeout=timeout, metadata=self._metadata)
+
+    async def start_profile(self, timeout: float) -> worker_v1.StartProfileResponse:
+        return await self._stub.StartProfile(worker_v1.StartProfileRequest(), timeout=timeout, metadata=self._metadata)
+
+    async def stop_profile(self, timeout: float) -> worker_v1.StopProfileResponse:
+        return await self._stub.StopProfile(worker_v1.StopProfileRequest(), timeout=timeout, metadata=self._metadata)

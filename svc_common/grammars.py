@@ -130,11 +130,25 @@ def exceeds_lexer_limit(error: str) -> bool:
 
 def exceeds_limit(error: str) -> bool:
     """Whether llguidance's text says that a limit was exceeded; there is no other sign of it."""
-    return any(words in error.lower() for words in _TEXTS_OF_LIMITS)
+    cause = _LINES_OF_GRAMMAR.sub("", error)
+    if "regex parse error:\n" in cause:
+        cause = cause.rpartition("\nerror: ")[2]
+    else:
+        cause = _BEFORE_CAUSE.sub("", cause.rpartition("(in regex): ")[2])
+    own_words = _QUOTATION.split(cause, maxsplit=1)[0].lower()
+    return any(words in own_words for words in _TEXTS_OF_LIMITS)
 
 
 # An error ends with the lines of the grammar that it is about.
 _LINES_OF_GRAMMAR = re.compile(r"\n +\d+ \|.*", re.DOTALL)
+# An error may begin with its place and with what failed. Words of the grammar stand in quotes, between slashes or after
+# a colon.
+_BEFORE_CAUSE = re.compile(
+    r"""^(?:at\ )?(?:\d+\(\d+\):\ )?
+    (?:failed\ to\ compile\ JSON\ schema:\ |failed\ to\ parse\ "%json":\ |lexer\ error:\ |parser\ error:\ )?""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_QUOTATION = re.compile("[\"'`/:]")
 _TEXTS_OF_LIMITS = (
     "lexer precomputation failed",
     "initial_lexer_fuel",

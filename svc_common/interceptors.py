@@ -41,23 +41,6 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         return _with_behavior(handler, _unary(behavior, method, handler.response_serializer), None)
 
 
-class ErrorStatusInterceptor(grpc.aio.ServerInterceptor):
-    """The innermost interceptor: turns QuireError into its status, for interceptors around it to see."""
-
-    async def intercept_service(
-        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
-    ) -> "Handler | None":
-        handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        behavior = behavior_of(handler)
-        if not handler.response_streaming:
-            return _with_behavior(handler, _unary_status(behavior), handler.response_serializer)
-        if inspect.isasyncgenfunction(behavior):
-            return _with_behavior(handler, _streaming_status(behavior), handler.response_serializer)
-        return handler
-
-
 @asynccontextmanager
 async def _guard(context: Context, method: str) -> AsyncIterator[None]:
     try:
@@ -73,6 +56,17 @@ async def _guard(context: Context, method: str) -> AsyncIterator[None]:
         error_id = uuid.uuid4().hex
         logger.exception("internal error", extra={"error_id": error_id, "method": method})
         await QuireError(Reason.INTERNAL, f"internal error {error_id}").abort(context)
+
+
+async def send_responses(responses: Any, context: Context) -> None:
+    """Sends what a handler of a streaming call has returned."""
+    if inspect.isawaitable(responses):  # it writes to the context itself
+        await responses
+        return
+    # Ends the handler at once when the call is cancelled in a write; grpc leaves that to the garbage collector.
+    async with aclosing(responses):
+        async for response in responses:
+            await context.write(response)
 
 
 def _unary(behavior: Behavior, method: str, serialize: Callable[[Any], bytes] | None) -> Behavior:
@@ -91,37 +85,7 @@ def _streaming(behavior: Behavior, method: str) -> Behavior:
         async with _guard(context, method):
             if isinstance(request, QuireError):
                 raise request
-            responses = behavior(request, context)
-            if inspect.isawaitable(responses):  # it writes to the context itself
-                await responses
-                return
-            # Ends the handler at once when the call is cancelled in a write; grpc leaves that to the garbage
-            # collector.
-            async with aclosing(responses):
-                async for response in responses:
-                    await context.write(response)
-
-    return respond
-
-
-def _unary_status(behavior: Behavior) -> Behavior:
-    async def respond(request: Any, context: Context) -> Any:
-        try:
-            return await behavior(request, context)
-        except QuireError as error:
-            await error.abort(context)
-
-    return respond
-
-
-def _streaming_status(behavior: Behavior) -> Behavior:
-    async def respond(request: Any, context: Context) -> AsyncIterator[Any]:
-        try:
-            async with aclosing(behavior(request, context)) as responses:
-                async for response in responses:
-                    yield response
-        except QuireError as error:
-            await error.abort(context)
+            await send_responses(behavior(request, context), context)
 
     return respond
 

@@ -23,7 +23,7 @@ from svc_common.models import (
 )
 
 _ABSENT: dict[str, Any] = {
-    "generation_config": "quire",
+    "generation_config": "auto",
     "tool_format": "auto",
     "reasoning_format": "auto",
     "workers": 1,
@@ -55,7 +55,7 @@ class ModelSettings:
     chat_roles: tuple[str, ...] = ()
     tool_format: str = "auto"
     reasoning_format: str = "auto"
-    generation_config: str = "quire"
+    generation_config: str = "auto"
     override_generation_config: str | None = None
     workers: int = 1
     origin: str = ""
@@ -177,7 +177,7 @@ class _ModelEntry(BaseModel):
     chat_roles: Annotated[tuple[str, ...], _listed(check_roles)] = ()
     tool_format: str = "auto"
     reasoning_format: str = "auto"
-    generation_config: str = Field("quire", min_length=1)
+    generation_config: str = Field("auto", min_length=1)
     override_generation_config: dict[str, JsonValue] | None = None
     workers: int = Field(1, ge=1, le=64)
 

@@ -30,8 +30,10 @@ class ProtocolRange:
         return f"{self.oldest} to {self.newest}"
 
 
-SESSION_PROTOCOLS = ProtocolRange(1, 2)
-"""Gateway and scheduler. 2: several models, each submission names one; answers of chats have a format."""
+SESSION_PROTOCOLS = ProtocolRange(1, 3)
+"""Gateway and scheduler. 2: several models, each submission names one; answers of chats have a format. 3: requests have
+attachments, may run in the background, return their prompt, and have allowed tokens, bad words and grammars; records
+can be read and removed."""
 
 STEP_PROTOCOLS = ProtocolRange(1, 2)
 """Scheduler and worker. 2: results other than tokens, typical_p, grammars."""

@@ -1,15 +1,13 @@
 """Admits calls of a gRPC server before a message is read, and limits the time for the message."""
 
 import asyncio
-import inspect
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
 from typing import Any
 
 import grpc
 
 from svc_common.errors import QuireError, Reason
-from svc_common.interceptors import Behavior, Context, Continuation, Handler, behavior_of
+from svc_common.interceptors import Behavior, Context, Continuation, Handler, behavior_of, send_responses
 
 
 class RequestGate(grpc.aio.ServerInterceptor):
@@ -98,12 +96,6 @@ def _unary(first: Behavior, behavior: Behavior) -> Behavior:
 
 def _streaming(first: Behavior, behavior: Behavior) -> Behavior:
     async def respond(messages: AsyncIterator[Any], context: Context) -> None:
-        responses = behavior(await first(messages, context), context)
-        if inspect.isawaitable(responses):  # it writes to the context itself
-            await responses
-            return
-        async with aclosing(responses):
-            async for response in responses:
-                await context.write(response)
+        await send_responses(behavior(await first(messages, context), context), context)
 
     return respond

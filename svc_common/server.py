@@ -9,7 +9,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from svc_common.addresses import AddressInUse, CannotListen, check_can_listen, join_host_port
-from svc_common.interceptors import ErrorInterceptor, ErrorStatusInterceptor
+from svc_common.interceptors import ErrorInterceptor
 
 __all__ = [
     "INTERNAL_MESSAGE_BYTES",
@@ -57,7 +57,7 @@ def create_server(
     error boundary, the first one outermost; `options` are gRPC's own.
     """
     return grpc.aio.server(
-        interceptors=[ErrorInterceptor(), *interceptors, ErrorStatusInterceptor()],
+        interceptors=[ErrorInterceptor(), *interceptors],
         options=[
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", max_message_bytes),

@@ -44,7 +44,7 @@ async def serve(settings: WorkerSettings) -> None:
     identity = identity_of(ServiceRole.WORKER, settings, [settings.host])
     server = create_inner_server(identity)
     device = DeviceThread()
-    service = WorkerService(device)
+    service = WorkerService(device, settings.profile_dir)
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(service, server)
     health = HealthReporter(server, [SERVICE_NAME])
     enable_reflection(server, [SERVICE_NAME])

@@ -62,9 +62,20 @@ class CompiledSampler:
             measured = top_logprobs(
                 self._thread_pool, raw, tokens[reported].clip(min=0), min(max(counts), raw.shape[1])
             )
-            for row, logprobs_of_row in zip(reported, to_token_logprobs(*measured, counts), strict=True):
-                logprobs[row] = logprobs_of_row
+            for place, row in enumerate(reported):
+                values, ids = measured[0][place : place + 1], measured[1][place : place + 1]
+                if requested := states[row].params.logprob_token_ids:
+                    values = np.concatenate([values, self._logprobs_of(raw[place], requested)], axis=1)
+                logprobs[row] = to_token_logprobs(values, ids, counts[place : place + 1], [len(requested)])[0]
         return SamplerOutput(sampled, logprobs)
+
+    def _logprobs_of(self, logits: Tensor, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """Log-probabilities [1, len(token_ids)] of tokens, from one row of logits."""
+        first = np.array(token_ids[:1], np.int64)
+        values, _ = top_logprobs(self._thread_pool, logits[None], first, 0)
+        norm = logits[token_ids[0]] - float(values[0, 0])
+        found: NDArray[np.float32] = (logits[list(token_ids)] - norm).numpy()[None]
+        return found
 
 
 def _replace(tokens: NDArray[np.int64], rows: NDArray[np.int64], found: NDArray[np.int64]) -> None:

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+# Logits of a token are up to 1 MB. Fewer rows make the passes over a prompt slow.
+_LEAST_SCORED, _MOST_SCORED = 64, 256
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
@@ -21,6 +24,11 @@ class WorkerLimits:
     def max_sampled_rows(self) -> int:
         """The maximum of sampled rows in a step: one for each sequence and one for each draft token."""
         return max(self.max_sequences, min(self.max_step_tokens, self.max_sequences * (1 + self.max_draft_tokens)))
+
+    @property
+    def max_scored_rows(self) -> int:
+        """How many tokens of a prompt have their logits in memory at the same time."""
+        return min(self.max_step_tokens, max(_LEAST_SCORED, min(self.max_sampled_rows, _MOST_SCORED)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ host.
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from worker_svc.batch import Batch
 from worker_svc.forward import Forward
 from worker_svc.grammar import TokenMasks
+from worker_svc.prompt_logprobs import PromptPiece, TopLogprobs, score_prompts, top_logprobs_by_torch
 from worker_svc.sampler import SamplerOutput, SamplingState, num_accepted, sample_tokens, start_masks
 from worker_svc.sequences import Sequence
 from worker_svc.step import SamplingParams
@@ -56,12 +57,15 @@ T = TypeVar("T")
 class Executor(Protocol):
     """A model over its cache, with its sampler. For one thread, under `torch.inference_mode`."""
 
-    def launch(self, batch: Batch, sequences: Items[Sequence], drafts: Drafts = ()) -> SampleHandle:
+    def launch(
+        self, batch: Batch, sequences: Items[Sequence], drafts: Drafts = (), pieces: Items[PromptPiece] = ()
+    ) -> SampleHandle:
         """Computes a step after those launched before, and samples a token for each of `batch.logits_indices`.
 
         `sequences` are those of these rows. Each has one row, and one for each token of its draft; `drafts` are in the
-        order of the sequences, or empty. `batch.token_ids` may hold placeholders of the launch before. At most one
-        launch may be unfinished when this is called. It may return before anything is computed.
+        order of the sequences, or empty. `batch.token_ids` may hold placeholders of the launch before. `pieces` of
+        prompts are computed before the batch, in their order; each has at most `max_scored_rows`. At most one launch
+        may be unfinished when this is called. It may return before anything is computed.
         """
 
     def can_verify(self, params: SamplingParams) -> bool:
@@ -79,7 +83,13 @@ class Sampler(Protocol):
 
 
 def compute(
-    forward: Forward, sampler: Sampler, batch: Batch, states: Items[SamplingState], drafts: Drafts = ()
+    forward: Forward,
+    sampler: Sampler,
+    batch: Batch,
+    states: Items[SamplingState],
+    drafts: Drafts = (),
+    pieces: Items[PromptPiece] = (),
+    top_logprobs: TopLogprobs = top_logprobs_by_torch,
 ) -> SamplerOutput:
     """Computes a step on the host and samples for each of `batch.logits_indices` by the state of its sequence.
 
@@ -87,6 +97,7 @@ def compute(
     so an accepted row has the token that it would have without a draft. Masks of grammars are made while the forward
     pass runs.
     """
+    prompt_logprobs = score_prompts(forward, top_logprobs, pieces) if pieces else ()
     rows = list(states) if not drafts else []
     for state, draft in zip(states, drafts, strict=True) if drafts else ():
         rows += state.ahead(draft)
@@ -97,7 +108,7 @@ def compute(
         if masks is not None:
             wait([masks])  # nothing may use the matchers before that
     if not states:
-        return SamplerOutput([], [])
+        return SamplerOutput([], [], prompt_logprobs)
     output = sampler(logits, rows, None if masks is None else masks.result())
     tokens = iter(output.tokens)
     for state, draft in zip(states, drafts or [()] * len(states), strict=True):
@@ -105,7 +116,7 @@ def compute(
         for token in sampled[: num_accepted(sampled, draft)]:
             if token is not None:
                 state.add(token)
-    return output
+    return replace(output, prompt_logprobs=prompt_logprobs) if pieces else output
 
 
 def run_inline(work: Callable[[], T]) -> "Future[T]":
@@ -121,12 +132,20 @@ def run_inline(work: Callable[[], T]) -> "Future[T]":
 class HostExecutor:
     """A forward pass that blocks, with sampling on the host: all is done when `launch` returns."""
 
-    def __init__(self, forward: Forward, sampler: Sampler = sample_tokens) -> None:
-        self._forward, self._sampler = forward, sampler
+    def __init__(
+        self,
+        forward: Forward,
+        sampler: Sampler = sample_tokens,
+        top_logprobs: TopLogprobs = top_logprobs_by_torch,
+    ) -> None:
+        self._forward, self._sampler, self._top_logprobs = forward, sampler, top_logprobs
 
-    def launch(self, batch: Batch, sequences: Items[Sequence], drafts: Drafts = ()) -> SampleHandle:
+    def launch(
+        self, batch: Batch, sequences: Items[Sequence], drafts: Drafts = (), pieces: Items[PromptPiece] = ()
+    ) -> SampleHandle:
         states = [sequence.sampling for sequence in sequences]
-        return HostSampleHandle(compute(self._forward, self._sampler, batch, states, drafts))
+        output = compute(self._forward, self._sampler, batch, states, drafts, pieces, self._top_logprobs)
+        return HostSampleHandle(output)
 
     def can_verify(self, params: SamplingParams) -> bool:
         return True

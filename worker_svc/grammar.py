@@ -8,8 +8,8 @@ and compiles again where a lexer reached a limit. The thread of the steps compil
 
 import hashlib
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from array import array
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from copy import copy
 from dataclasses import dataclass
@@ -28,13 +28,12 @@ from svc_common.grammars import (
     exceeds_limit,
     grammar_threads,
 )
+from worker_svc.grammar_cache import GrammarCache
 from worker_svc.metrics import count_grammar_compiled, count_masks
 from worker_svc.step import FailureReason
 
 _USUAL = "start: %json {}"
 
-# Compiled grammars that are kept. Those in use are kept by their sequences.
-_NUM_CACHED = 64
 # For which a step waits for the grammars of its new sequences; or of all, if it has no others.
 _MAX_WAIT_SECONDS = 0.02
 # Sequences of a grammar share llguidance's lexer. When that reaches a limit, such as that of its states, it fails for
@@ -84,7 +83,7 @@ class GrammarCompiler:
         self._executor = LLExecutor(num_threads)
         self._tokenizer = self._compiling.submit(load_tokenizer, vocab_size)
         self._num_words = -(-vocab_size // 32)
-        self._cache: OrderedDict[bytes, Future[LLMatcher]] = OrderedDict()
+        self._cache = GrammarCache()
 
     def warm_up(self) -> str | None:
         """Waits for the tokenizer and makes a first mask. Returns why grammars cannot be applied."""
@@ -97,18 +96,18 @@ class GrammarCompiler:
 
     def matcher(self, grammar: str, output: Iterable[int] = ()) -> "GrammarMatcher":
         """The matcher after these output tokens. The grammar is compiled if it is not known; nothing waits for it."""
-        return GrammarMatcher(self, grammar, self._compiled(grammar), output)
+        digest = _digest(grammar)
+        return GrammarMatcher(self, grammar, digest, self._compiled(grammar, digest), output)
 
     def start_masks(self, matchers: Sequence[tuple[int, "GrammarMatcher"]]) -> "Future[TokenMasks]":
         """Makes the masks of these rows on another thread. Until they are done, the matchers must not be used."""
         return self._masking.submit(self._fill, matchers)
 
-    def _compiled(self, grammar: str) -> "Future[LLMatcher]":
-        key = _digest(grammar)
-        compiled = self._cache.pop(key, None) or self._compiling.submit(self._compile, grammar)
-        self._cache[key] = compiled  # the last one of all
-        if len(self._cache) > _NUM_CACHED:
-            self._cache.popitem(last=False)
+    def _compiled(self, grammar: str, key: bytes) -> "Future[LLMatcher]":
+        compiled = self._cache.get(key)
+        if compiled is None:
+            compiled = self._compiling.submit(self._compile, grammar)
+            self._cache.put(key, grammar, compiled)
         return compiled
 
     def _compile(self, grammar: str) -> LLMatcher:
@@ -117,7 +116,25 @@ class GrammarCompiler:
 
     def _fill(self, matchers: Sequence[tuple[int, "GrammarMatcher"]]) -> TokenMasks:
         started = time.perf_counter()
-        states = [matcher.advance() for _, matcher in matchers]
+        # Equal matchers share the mask and the state of the first of them.
+        firsts: list[GrammarMatcher] = []
+        place_of_key: dict[Hashable, int] = {}
+        places: list[int] = []
+        for _, matcher in matchers:
+            places.append(place_of_key.setdefault(matcher.key, len(firsts)))
+            if places[-1] == len(firsts):
+                firsts.append(matcher)
+        bits = self._masks_of(firsts)
+        if len(firsts) < len(matchers):
+            for place, (_, matcher) in zip(places, matchers, strict=True):
+                matcher.share(firsts[place])
+            bits = bits[places]
+        count_masks(len(firsts), time.perf_counter() - started)
+        return TokenMasks(np.array([row for row, _ in matchers], np.int64), bits)
+
+    def _masks_of(self, matchers: Sequence["GrammarMatcher"]) -> NDArray[np.int32]:
+        """The mask of each matcher: [len(matchers), words]."""
+        states = [matcher.advance() for matcher in matchers]
         ready = [(state, place) for place, state in enumerate(states) if state is not None and not state.is_error()]
         bits = np.zeros((len(matchers), self._num_words), np.int32)
         if ready:
@@ -126,13 +143,12 @@ class GrammarCompiler:
         for place, state in enumerate(states):
             if state is not None and state.is_error():
                 bits[place] = 0
-                new_lexers.continue_mask(matchers[place][1], bits[place])
-        count_masks(len(matchers), time.perf_counter() - started)
-        return TokenMasks(np.array([row for row, _ in matchers], np.int64), bits)
+                new_lexers.continue_mask(matchers[place], bits[place])
+        return bits
 
     def _compile_again(self, grammar: str) -> LLMatcher:
         """With a new lexer. The cached one, which has reached a limit, is dropped."""
-        self._cache.pop(_digest(grammar), None)
+        self._cache.drop(_digest(grammar))
         return self._compile(grammar)
 
 
@@ -182,21 +198,32 @@ class GrammarMatcher:
     __slots__ = (
         "_compiled",
         "_has_waited",
+        "_is_shared",
         "_num_lexers",
         "_num_matched",
         "_state",
         "_tokens",
+        "_tokens_hash",
         "compiler",
         "failure",
         "grammar",
     )
 
     def __init__(
-        self, compiler: GrammarCompiler, grammar: str, compiled: "Future[LLMatcher]", output: Iterable[int]
+        self,
+        compiler: GrammarCompiler,
+        grammar: str,
+        digest: bytes,
+        compiled: "Future[LLMatcher]",
+        output: Iterable[int],
     ) -> None:
+        """`digest` is the grammar's."""
         self.compiler, self.grammar, self._compiled = compiler, grammar, compiled
         self._tokens = list(output)
+        self._tokens_hash = hashlib.blake2b(digest, digest_size=16)
+        self._tokens_hash.update(array("q", self._tokens))
         self._state: LLMatcher | None = None
+        self._is_shared = False
         self._num_matched = 0
         self._num_lexers = 0
         self._has_waited = False
@@ -205,13 +232,31 @@ class GrammarMatcher:
     def add(self, token: int) -> None:
         """Adds an output token."""
         self._tokens.append(token)
+        self._tokens_hash.update(array("q", (token,)))
 
     def copy(self) -> Self:
         """An independent copy."""
         copied = copy(self)
         copied._tokens = self._tokens.copy()
+        copied._tokens_hash = self._tokens_hash.copy()
         copied._state = None if self._state is None else self._state.deep_copy()
+        copied._is_shared = False
         return copied
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for matchers that are interchangeable: they have equal grammars and output tokens."""
+        return self._tokens_hash.digest(), self._num_lexers, self.failure is None
+
+    def share(self, other: Self) -> None:
+        """Takes over where another matcher, which was equal before its mask was made, is now.
+
+        Their state is copied by the one that next adds a token to it.
+        """
+        if other is not self:
+            self._state, self._num_matched = other._state, other._num_matched
+            self._num_lexers, self.failure = other._num_lexers, other.failure
+            self._is_shared = other._is_shared = True
 
     @property
     def num_tokens(self) -> int:
@@ -252,7 +297,7 @@ class GrammarMatcher:
         """`advance` from the beginning, with the lexer of this matcher of the same grammar."""
         self._num_lexers += 1
         self._num_matched = 0
-        self._state = compiled.deep_copy()
+        self._state, self._is_shared = compiled.deep_copy(), False
         return self._match()
 
     def num_allowed(self, tokens: Sequence[int]) -> int:
@@ -283,6 +328,9 @@ class GrammarMatcher:
         state = self._state
         if state is None or self._num_matched == len(self._tokens):
             return state
+        if self._is_shared:
+            state = self._state = state.deep_copy()
+            self._is_shared = False
         pending, self._num_matched = self._tokens[self._num_matched :], len(self._tokens)
         # One by one: an end-of-text token after the end of the text is an error to `consume_tokens`.
         if all(map(state.consume_token, pending)):

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from worker_svc.batch import Batch
 from worker_svc.executor import Drafts, SampleHandle, Sampler, compute
 from worker_svc.forward import Forward
+from worker_svc.prompt_logprobs import PromptPiece, TopLogprobs, top_logprobs_by_torch
 from worker_svc.sampler import SamplerOutput, SamplingState
 from worker_svc.sequences import Sequence
 from worker_svc.step import SamplingParams
@@ -25,15 +26,17 @@ class HostThreadExecutor:
     For a forward pass with threads of its own that releases the GIL. Torch computes on one thread.
     """
 
-    def __init__(self, forward: Forward, sampler: Sampler) -> None:
-        self._forward, self._sampler = forward, sampler
+    def __init__(self, forward: Forward, sampler: Sampler, top_logprobs: TopLogprobs = top_logprobs_by_torch) -> None:
+        self._forward, self._sampler, self._top_logprobs = forward, sampler, top_logprobs
         self._thread = ThreadPoolExecutor(1, "host", initializer=torch.set_num_threads, initargs=(1,))
         # The tokens of the last step that ran, which placeholders refer to. Used by the thread only.
         self._sampled: NDArray[np.int64] = np.empty(0, np.int64)
 
-    def launch(self, batch: Batch, sequences: Items[Sequence], drafts: Drafts = ()) -> SampleHandle:
+    def launch(
+        self, batch: Batch, sequences: Items[Sequence], drafts: Drafts = (), pieces: Items[PromptPiece] = ()
+    ) -> SampleHandle:
         states = [sequence.sampling for sequence in sequences]
-        output = self._thread.submit(self._run, batch, states, drafts)
+        output = self._thread.submit(self._run, batch, states, drafts, pieces)
         return HostThreadSampleHandle(output, len(batch.logits_indices))
 
     def can_verify(self, params: SamplingParams) -> bool:
@@ -47,12 +50,14 @@ class HostThreadExecutor:
         return work()
 
     @torch.inference_mode()
-    def _run(self, batch: Batch, states: list[SamplingState], drafts: Drafts) -> SamplerOutput:
+    def _run(
+        self, batch: Batch, states: list[SamplingState], drafts: Drafts, pieces: Items[PromptPiece]
+    ) -> SamplerOutput:
         is_placeholder = batch.token_ids < 0
         batch.token_ids[is_placeholder] = self._sampled[-1 - batch.token_ids[is_placeholder]]
         # If the step raises, no placeholder may refer to its tokens.
         self._sampled = np.empty(0, np.int64)
-        output = compute(self._forward, self._sampler, batch, states, drafts)
+        output = compute(self._forward, self._sampler, batch, states, drafts, pieces, self._top_logprobs)
         # A row without a token is looked up too: any token will do, because its result is discarded.
         self._sampled = np.array([token or 0 for token in output.tokens], np.int64)
         return output

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from worker_svc.batch import SequenceChunk
+from worker_svc.batch import SequenceChunk, make_batch
 from worker_svc.executor import SampleHandle
+from worker_svc.prompt_logprobs import PromptPiece
 from worker_svc.sequences import Sequence
 from worker_svc.step import ScheduledSequence, SequenceResult
 
@@ -27,13 +28,41 @@ class ScheduledRun(NamedTuple):
     draft: tuple[int, ...] = ()
 
     @property
+    def scored_end(self) -> int:
+        """The tokens after positions `start` to this less 1 are of the prompt and get log-probabilities."""
+        if self.sequence.num_top_of_prompt is None:
+            return self.start
+        return max(self.start, min(self.end, self.sequence.prompt_length - 1))
+
+    @property
+    def chunk_start(self) -> int:
+        """The first position of `chunk`, behind the tokens that `prompt_pieces` computes. At least the last token is
+        left to it.
+        """
+        # Of one token, as of a decode, there is no other position: hundreds in each step.
+        return self.start if self.end - self.start == 1 else min(self.scored_end, self.end - 1)
+
+    def prompt_pieces(self, num_rows: int, block_size: int) -> list[PromptPiece]:
+        """The computation of the tokens before `scored_end`, at most `num_rows` of them at a time."""
+        num_top, pieces = self.sequence.num_top_of_prompt, []
+        tokens, blocks = self.sequence.tokens.values, self.sequence.blocks.values
+        for start in range(self.start, self.scored_end, num_rows):
+            end = min(start + num_rows, self.scored_end)
+            stored = max(self.sequence.num_cached_tokens, start)
+            # With rows of logits as after drafts: one for each token.
+            chunk = SequenceChunk(tokens[start:end], start, blocks, stored, True, end - start - 1)
+            next_tokens = tokens[start + 1 : end + 1].astype(np.int64)
+            pieces.append(PromptPiece(make_batch([chunk], block_size), next_tokens, num_top or 0))
+        return pieces
+
+    @property
     def is_decode(self) -> bool:
         """Whether it computes only the token that was sampled last."""
         return self.end - self.start == 1 and self.start >= self.sequence.prompt_length
 
     def chunk(self) -> SequenceChunk:
-        """The tokens that it computes, with its draft."""
-        sequence, start = self.sequence, self.start
+        """The tokens that it computes and that are not in `prompt_pieces`, with its draft."""
+        sequence, start = self.sequence, self.chunk_start
         tokens, blocks, stored = sequence.tokens.values, sequence.blocks.values, sequence.num_cached_tokens
         tokens, stored = tokens[start : self.end], stored if stored > start else start
         if not self.draft:

@@ -11,8 +11,8 @@ from worker_svc.step import SamplingParams
 class LogitFilter(Protocol):
     """Drops tokens by a sampling parameter other than top-k, top-p and min-p.
 
-    It receives the logits after bias and penalties, before temperature. It works on tensors of any device and so serves
-    every backend.
+    It receives the logits after bias, penalties and the filters before it, in the order of their names, and before
+    temperature. It works on tensors of any device and so serves every backend.
     """
 
     def applies(self, params: SamplingParams) -> bool:
@@ -22,7 +22,8 @@ class LogitFilter(Protocol):
         """Sets the logits of dropped tokens to -inf, in place.
 
         `logits` are float32 [rows, vocab]; suppressed tokens are -inf, or the smallest number, already. A row depends
-        only on its own logits and parameters, and keeps at least one token.
+        only on its own logits and parameters. It keeps at least one of the tokens that are not suppressed, except for
+        allowed tokens, which all may be suppressed.
         """
 
 

@@ -1,6 +1,6 @@
 """Prometheus metrics of the worker."""
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 
 from worker_svc.device_thread import Timed
 from worker_svc.step import StepOutcome
@@ -25,7 +25,8 @@ _swapped_blocks = Counter("quire_worker_swapped_blocks_total", "Blocks swapped",
 _swap_seconds = Counter("quire_worker_swap_seconds_total", "Time in which blocks were swapped", ["direction"])
 _failed_swaps = Counter("quire_worker_failed_swaps_total", "Swaps that failed", ["direction"])
 _compiled_grammars = Counter("quire_worker_compiled_grammars_total", "Grammars compiled")
-_masks = Counter("quire_worker_token_masks_total", "Token masks made for sequences with a grammar")
+_cached_grammars = Gauge("quire_worker_cached_grammars", "Compiled grammars that are kept")
+_masks = Counter("quire_worker_token_masks_total", "Token masks made; equal rows share one")
 _mask_seconds = Counter(
     "quire_worker_token_mask_seconds_total", "Time in which token masks were made, beside the forward pass"
 )
@@ -56,6 +57,10 @@ def count_failed_step() -> None:
 
 def count_grammar_compiled() -> None:
     _compiled_grammars.inc()
+
+
+def set_cached_grammars(count: int) -> None:
+    _cached_grammars.set(count)
 
 
 def count_masks(num_masks: int, seconds: float) -> None:

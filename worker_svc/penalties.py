@@ -1,4 +1,4 @@
-"""Changes to a sequence's logits before sampling: bias, penalties, suppressed tokens and filters.
+"""Changes to a sequence's logits before sampling: bias, penalties, suppressed tokens, bad words and filters.
 
 Only the logits of the affected tokens are touched, so the cost depends on the request, not on the vocabulary.
 """
@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from worker_svc.bad_words import bad_words_of
 from worker_svc.int_list import IntList
 from worker_svc.logit_filters import FILTERS, filters_of
 from worker_svc.step import SamplingParams
@@ -64,7 +65,10 @@ class Adjustments:
         self.params = params
         self.bias_ids = np.array(list(params.logit_bias), np.int32)
         self.bias_values = np.array(list(params.logit_bias.values()), np.float32)
-        self.suppressed_ids = np.array(params.suppressed_token_ids, np.int32)
+        self._suppressed_ids = np.array(params.suppressed_token_ids, np.int32)
+        self._bad_words = bad_words_of(params.bad_words) if params.bad_words else None
+        # The output tokens that bad words may begin with
+        self._output: tuple[int, ...] = tuple(tokens[prompt_length:].tolist()) if params.bad_words else ()
         self.filters = filters_of(params)
         self.num_tokens_until_min = params.min_tokens - (len(tokens) - prompt_length)
         self.counts: TokenCounts | None = None
@@ -85,16 +89,29 @@ class Adjustments:
         self.num_tokens_until_min -= 1
         if self.counts is not None:
             self.counts.add(token)
+        if self._bad_words is not None:
+            output = (*self._output, token)
+            self._output = output[max(0, len(output) - self._bad_words.num_needed) :]
 
     @property
-    def suppresses(self) -> bool:
-        """Whether some tokens are suppressed now."""
-        return self.num_tokens_until_min > 0 and len(self.suppressed_ids) > 0
+    def suppressed_ids(self) -> NDArray[np.int32]:
+        """The tokens that are suppressed now."""
+        before_min = self._suppressed_ids if self.num_tokens_until_min > 0 else self._suppressed_ids[:0]
+        if self._bad_words is None:
+            return before_min
+        completing = self._bad_words.completing(self._output)
+        return np.concatenate([before_min, np.array(completing, np.int32)])
 
     @property
     def changes_logits(self) -> bool:
         """Whether the next token is sampled from other logits than the model's."""
-        return self.counts is not None or len(self.bias_ids) > 0 or self.suppresses or len(self.filters) > 0
+        return (
+            self.counts is not None
+            or len(self.bias_ids) > 0
+            or len(self.filters) > 0
+            or self._bad_words is not None
+            or (self.num_tokens_until_min > 0 and len(self._suppressed_ids) > 0)
+        )
 
 
 @dataclass(slots=True)
@@ -119,9 +136,9 @@ def adjust_logits(logits: Tensor, rows: Sequence[Adjustments]) -> None:
     _add_bias(flat, logits.shape[1], rows)
     _penalize(flat, logits.shape[1], rows)
     suppressed = [
-        row * logits.shape[1] + adjustments.suppressed_ids.astype(np.int64)
+        row * logits.shape[1] + ids.astype(np.int64)
         for row, adjustments in enumerate(rows)
-        if adjustments.suppresses
+        if len(ids := adjustments.suppressed_ids)
     ]
     if suppressed:
         places = torch.from_numpy(np.concatenate(suppressed)).to(logits.device)

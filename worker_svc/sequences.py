@@ -1,10 +1,12 @@
 """What a worker knows of each sequence, kept between steps and updated by deltas."""
 
 from collections.abc import Sequence as Items
+from itertools import chain
 from typing import Self
 
 import numpy as np
 
+from worker_svc.bad_words import bad_words_of
 from worker_svc.description import WorkerLimits
 from worker_svc.grammar import GrammarCompiler, GrammarMatcher
 from worker_svc.int_list import IntList
@@ -28,6 +30,7 @@ class Sequence:
         "__weakref__",
         "_sampling",
         "assumed_start",
+        "bad_words",
         "blocks",
         "failure",
         "has_filters",
@@ -35,6 +38,7 @@ class Sequence:
         "matcher",
         "num_cached_tokens",
         "num_computed",
+        "num_top_of_prompt",
         "params",
         "prompt_length",
         "tokens",
@@ -45,6 +49,9 @@ class Sequence:
         self.prompt_length = new.prompt_length
         self.params, self.index = new.sampling, new.index
         self.has_filters = bool(filters_of(new.sampling))
+        # None: no log-probabilities of the prompt are asked for.
+        self.num_top_of_prompt = new.num_top_of_prompt if new.result == "prompt_logprobs" else None
+        self.bad_words = bad_words_of(new.sampling.bad_words) if new.sampling.bad_words else None
         # Set by its first step, since a prefix may be in the cache already.
         self.num_computed: int | None = None
         # The same under the scheduler's assumption that the last step returned one token.
@@ -71,7 +78,15 @@ class Sequence:
             raise InvalidSequence(f"a prompt of {new.prompt_length} tokens in a sequence of {len(new.token_ids)}")
         if len(new.token_ids) > limits.context_length:
             raise InvalidSequence(f"{len(new.token_ids)} tokens exceed the context of {limits.context_length}")
-        named = (new.token_ids, list(new.sampling.logit_bias), new.sampling.suppressed_token_ids)
+        sampling = new.sampling
+        named = (
+            new.token_ids,
+            list(sampling.logit_bias),
+            sampling.suppressed_token_ids,
+            sampling.allowed_token_ids,
+            sampling.logprob_token_ids,
+            list(chain.from_iterable(sampling.bad_words)),
+        )
         if not all(_within(ids, limits.vocab_size) for ids in named):
             raise InvalidSequence(f"a token id beyond the vocabulary of {limits.vocab_size}")
         if new.sampling.grammar and grammars is None:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -15,6 +16,7 @@ from svc_common.errors import QuireError, Reason
 from svc_common.protocols import STEP_PROTOCOLS
 from worker_svc.device_thread import DeviceThread
 from worker_svc.errors import DeviceLost
+from worker_svc.profiles import ProfileRefused, Profiles
 from worker_svc.step_stream import ProtocolViolation, StepFailed, StepStream
 from worker_svc.wire import block_hash_report_to_proto, description_to_proto, has_work
 
@@ -29,8 +31,10 @@ SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
 class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     """Answers UNAVAILABLE until there is a replica. `device_lost` is set when the process must end."""
 
-    def __init__(self, device: DeviceThread) -> None:
+    def __init__(self, device: DeviceThread, profile_dir: Path | None = None) -> None:
+        """Without `profile_dir`, profiles are refused."""
         self._device = device
+        self._profiles = Profiles(profile_dir, device)
         self._started_at = time.time()
         self.device_lost = asyncio.Event()
         self._instance: ModelInstance | None = None
@@ -79,6 +83,25 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
         # Runs after the reset at the stream's start, and so after all launches of earlier streams.
         return block_hash_report_to_proto(await self._device.run(instance.runner.block_hashes.report))
+
+    async def StartProfile(  # noqa: N802
+        self, request: pb.StartProfileRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> pb.StartProfileResponse:
+        self._ready()
+        try:
+            await self._profiles.start()
+        except ProfileRefused as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        return pb.StartProfileResponse()
+
+    async def StopProfile(  # noqa: N802
+        self, request: pb.StopProfileRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> pb.StopProfileResponse:
+        try:
+            path = await self._profiles.stop()
+        except ProfileRefused as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        return pb.StopProfileResponse(path=str(path))
 
     async def Step(  # noqa: N802
         self,

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_settings import SettingsConfigDict
 
 from svc_common.model_settings import SERVED_MODEL_NAME, ServedModelNames
-from svc_common.settings import InnerSettings
+from svc_common.settings import InnerSettings, OptionalPath
 
 
 class WorkerSettings(InnerSettings):
@@ -100,3 +100,6 @@ class WorkerSettings(InnerSettings):
         4, ge=1, le=128, description="tokens that the drafter may guess for a sequence in one step"
     )
     num_threads: int | None = Field(None, ge=1, le=1024, description="threads of a forward pass; unset: one per CPU")
+    profile_dir: OptionalPath = Field(
+        None, description="directory for traces of profiles that an operator starts; unset: profiles are refused"
+    )

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 MAX_STEPS_IN_FLIGHT = 2
 
 # Kinds of results by their names in quire.worker.v1.ResultKind. A sequence with another kind fails.
-COMPUTED_RESULTS = ("tokens",)
+COMPUTED_RESULTS = ("tokens", "prompt_logprobs")
 
 # Blocks to copy, as (source, destination). Destinations are distinct.
 BlockPairs: TypeAlias = list[tuple[int, int]]
@@ -44,11 +44,20 @@ class SamplingParams:
     logprobs: int | None = None
     grammar: str = ""
     """In llguidance's Lark syntax; empty: none."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """The only tokens that are sampled; empty: all."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Sequences of tokens that the output does not contain, each at least one token."""
+    logprob_token_ids: tuple[int, ...] = ()
+    """Tokens whose log-probabilities are reported with each sampled one, if `logprobs` is set."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewSequence:
-    """A sequence in full: prompt and the tokens generated so far. `result` is the kind of result."""
+    """A sequence in full: prompt and the tokens generated so far.
+
+    `result` is the kind of result; `num_top_of_prompt` is how many top tokens the log-probabilities of a prompt have.
+    """
 
     sequence_id: int
     token_ids: list[int]
@@ -57,6 +66,7 @@ class NewSequence:
     sampling: SamplingParams
     traceparent: str = ""
     result: str = "tokens"
+    num_top_of_prompt: int = 0
 
 
 class ScheduledSequence(NamedTuple):
@@ -117,10 +127,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """The log-probability of the sampled token, and (token, logprob) of the top tokens in descending order."""
+    """The log-probability of the token, (token, logprob) of the top tokens in descending order, and the
+    log-probabilities of `logprob_token_ids`.
+    """
 
     logprob: float
     top: list[tuple[int, float]]
+    requested: Sequence[float] = ()
 
 
 class FailureReason(Enum):
@@ -134,7 +147,8 @@ class SequenceResult(NamedTuple):
     """The result of one scheduled sequence: one token, or none while known tokens are left to compute.
 
     With a drafter there may be up to 1 + max_extra_tokens tokens; or none if the next step computes the last one again,
-    which is also so while the sequence's grammar is not compiled.
+    which is also so while the sequence's grammar is not compiled. `prompt_logprobs`, if requested, are of the tokens of
+    the prompt that follow one that the step computed.
     """
 
     sequence_id: int
@@ -142,6 +156,7 @@ class SequenceResult(NamedTuple):
     logprobs: Sequence[TokenLogprobs] = ()
     failure: str | None = None
     failure_reason: FailureReason = FailureReason.INTERNAL
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
 
 
 @dataclass(frozen=True, slots=True)

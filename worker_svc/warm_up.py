@@ -29,8 +29,8 @@ class RepeatingDrafter:
 
 
 def run_largest_step(limits: WorkerLimits, make_runner: Callable[[WorkerLimits], Runner]) -> Runner:
-    """Runs a step with the maximum of tokens and sequences, each with the costliest kind of sampling; with a drafter,
-    also one with the maximum of sampled rows.
+    """Runs a step with the maximum of tokens and sequences, each with the costliest kind of sampling; one with the most
+    rows of logits of a prompt; and with a drafter, one with the maximum of sampled rows.
 
     `make_runner` receives limits with the blocks that this needs; its drafter guesses as much as allowed. Returns the
     runner.
@@ -39,6 +39,8 @@ def run_largest_step(limits: WorkerLimits, make_runner: Callable[[WorkerLimits],
     share, more = divmod(limits.max_step_tokens, num_sequences)
     lengths = [min(share + (row < more), limits.context_length - 1) for row in range(num_sequences)]
     steps = [_prefill(lengths, limits.block_size, _COSTLIEST)]
+    length = min(limits.max_scored_rows + 1, limits.max_step_tokens, limits.context_length - 1)
+    steps.append(_prefill([length], limits.block_size, _COSTLIEST, result="prompt_logprobs"))
     num_drafted = min(limits.max_draft_tokens, limits.max_step_tokens - 1, limits.context_length - 2)
     if num_drafted > 0:
         num_sequences = min(limits.max_sequences, limits.max_step_tokens // (1 + num_drafted))
@@ -110,12 +112,19 @@ def _longest_prompt(limits: WorkerLimits) -> int:
     return min(limits.max_step_tokens, limits.context_length - 2, limits.num_blocks * limits.block_size - 1)
 
 
-def _prefill(lengths: list[int], block_size: int, params: SamplingParams = _USUAL, num_drafted: int = 0) -> Step:
+def _prefill(
+    lengths: list[int],
+    block_size: int,
+    params: SamplingParams = _USUAL,
+    num_drafted: int = 0,
+    result: str = "tokens",
+) -> Step:
     new, scheduled, next_block = [], [], 0
     for sequence_id, length in enumerate(lengths):
         blocks = list(range(next_block, next_block + (length + num_drafted) // block_size + 1))
         next_block += len(blocks)
-        new.append(NewSequence(sequence_id, [0] * length, length, 0, params))
+        num_top = params.logprobs or 0
+        new.append(NewSequence(sequence_id, [0] * length, length, 0, params, result=result, num_top_of_prompt=num_top))
         scheduled.append(ScheduledSequence(sequence_id, 0, length, blocks, max_extra_tokens=num_drafted))
     return Step([], new, scheduled)
 

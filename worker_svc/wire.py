@@ -1,5 +1,6 @@
 """Conversion between the messages of quire.worker.v1 and the worker's own values."""
 
+from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
 from itertools import chain, compress
@@ -106,6 +107,7 @@ def _new_sequence(new: pb.NewSequence) -> NewSequence:
         sampling=sampling_from_proto(new.sampling),
         traceparent=new.traceparent,
         result=_result_from_proto(new),
+        num_top_of_prompt=new.result.prompt_logprobs.num_top_logprobs,
     )
 
 
@@ -128,6 +130,9 @@ def sampling_from_proto(params: pb.SamplingParams) -> SamplingParams:
         logit_bias=dict(params.logit_bias),
         suppressed_token_ids=tuple(params.suppressed_token_ids),
         logprobs=params.logprobs if params.HasField("logprobs") else None,
+        allowed_token_ids=tuple(params.allowed_token_ids),
+        bad_words=tuple(tuple(word.token_ids) for word in params.bad_words if word.token_ids),
+        logprob_token_ids=tuple(params.logprob_token_ids),
     )
 
 
@@ -135,21 +140,22 @@ _SAMPLING_SCALARS = {field.name for field in fields(SamplingParams)} - {
     "logit_bias",
     "suppressed_token_ids",
     "logprobs",
+    "allowed_token_ids",
+    "bad_words",
+    "logprob_token_ids",
 }
 
 
 def outcome_to_proto(outcome: StepOutcome) -> pb.StepResult:
-    sequence_ids, token_ids, logprobs, failures, reasons = (
-        zip(*outcome.sequences, strict=True) if outcome.sequences else [()] * 5
+    sequence_ids, token_ids, logprobs, failures, reasons, prompt_logprobs = (
+        zip(*outcome.sequences, strict=True) if outcome.sequences else [()] * 6
     )
     return pb.StepResult(
         sequence_ids=sequence_ids,
         num_tokens=map(len, token_ids),
         token_ids=chain.from_iterable(token_ids),
-        logprobs=[
-            pb.SequenceLogprobs(schedule_index=schedule_index, tokens=map(_logprobs_to_proto, logprobs[schedule_index]))
-            for schedule_index in compress(range(len(logprobs)), logprobs)
-        ],
+        logprobs=_sequence_logprobs(logprobs),
+        prompt_logprobs=_sequence_logprobs(prompt_logprobs),
         failures=[
             pb.SequenceFailure(
                 schedule_index=schedule_index, message=failure, reason=_FAILURE_REASONS[reasons[schedule_index]]
@@ -159,6 +165,13 @@ def outcome_to_proto(outcome: StepOutcome) -> pb.StepResult:
         ],
         swaps=map(_transfer_to_proto, outcome.swap_results),
     )
+
+
+def _sequence_logprobs(columns: Sequence[Sequence[TokenLogprobs]]) -> list[pb.SequenceLogprobs]:
+    return [
+        pb.SequenceLogprobs(schedule_index=schedule_index, tokens=map(_logprobs_to_proto, columns[schedule_index]))
+        for schedule_index in compress(range(len(columns)), columns)
+    ]
 
 
 def _transfer_to_proto(swap_result: SwapResult) -> pb.SwapResult:
@@ -174,6 +187,7 @@ def _logprobs_to_proto(logprobs: TokenLogprobs) -> pb.TokenLogprobs:
     return pb.TokenLogprobs(
         logprob=logprobs.logprob,
         top=[pb.Logprob(token_id=token, logprob=logprob) for token, logprob in logprobs.top],
+        requested=logprobs.requested,
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from svc_common.settings import read_settings
 from svc_common.supervisor.__main__ import supervise
-from svc_common.supervisor.addresses import LOOPBACK
+from svc_common.supervisor.addresses import LOOPBACK, FreePorts
 from svc_common.supervisor.console import Console
 from svc_common.supervisor.probes import answers_http
 from svc_common.supervisor.roles import Role, StartTier
@@ -38,7 +38,9 @@ def with_certificate(folder: Path, role: Role) -> Role:
 def main() -> None:
     """Of one worker and one scheduler; their names are those of their roles."""
     folder = Path(sys.argv[1])
-    asyncio.run(supervise(read_settings(SupervisorSettings, []), Console(), partial(with_certificate, folder)))
+    with FreePorts() as free_ports:
+        settings = read_settings(SupervisorSettings, [])
+        asyncio.run(supervise(settings, Console(), free_ports, partial(with_certificate, folder)))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Client of a scheduler's admin service: the state of live requests, and why they wait."""
+"""Client of a scheduler's admin service: why live requests wait, resets of the prefix cache, profiles of workers."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
+from typing import TypeVar
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -181,6 +182,40 @@ class RequestList:
     num_live: int
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerCacheReset:
+    """What a reset did to the prefix cache of one worker, by its address: the cached blocks that it freed, and the
+    blocks that can still be found since sequences, steps or copies use them, on device and host.
+    """
+
+    worker: str
+    model: str
+    num_freed_device_blocks: int
+    num_freed_host_blocks: int
+    num_kept_device_blocks: int
+    num_kept_host_blocks: int
+
+    @classmethod
+    def from_proto(cls, message: pb.WorkerCacheReset) -> "WorkerCacheReset":
+        return cls(**{field.name: getattr(message, field.name) for field in fields(cls)})
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProfile:
+    """What a worker answered to the start or the end of a profile: the file of its trace on its own machine, which is
+    empty at the start, or a `problem`: why it refused or failed.
+    """
+
+    worker: str
+    model: str
+    path: str
+    problem: str
+
+    @classmethod
+    def from_proto(cls, message: pb.WorkerProfile) -> "WorkerProfile":
+        return cls(message.worker, message.model, message.path, message.problem)
+
+
 class AdminClient(Closeable):
     """Calls the admin service of a scheduler. Use it as a context manager.
 
@@ -229,6 +264,27 @@ class AdminClient(Closeable):
             listed = self._stub.ListRequests(request, timeout=self._timeout, metadata=self._metadata)
         return RequestList(tuple(map(RequestSummary.from_proto, listed.requests)), listed.num_live)
 
+    def reset_prefix_cache(self, *, model: str | None = None) -> tuple[WorkerCacheReset, ...]:
+        """Frees the cached blocks of all workers, or of those that serve a model."""
+        request = _of_model(pb.ResetPrefixCacheRequest(), model)
+        with quire_errors(self._address):
+            answer = self._stub.ResetPrefixCache(request, timeout=self._timeout, metadata=self._metadata)
+        return tuple(map(WorkerCacheReset.from_proto, answer.workers))
+
+    def start_profile(self, *, model: str | None = None) -> tuple[WorkerProfile, ...]:
+        """Starts a profile of all workers, or of those that serve a model."""
+        request = _of_model(pb.StartProfileRequest(), model)
+        with quire_errors(self._address):
+            answer = self._stub.StartProfile(request, timeout=self._timeout, metadata=self._metadata)
+        return tuple(map(WorkerProfile.from_proto, answer.workers))
+
+    def stop_profile(self, *, model: str | None = None) -> tuple[WorkerProfile, ...]:
+        """Ends the profile of all workers, or of those that serve a model: each writes its trace."""
+        request = _of_model(pb.StopProfileRequest(), model)
+        with quire_errors(self._address):
+            answer = self._stub.StopProfile(request, timeout=self._timeout, metadata=self._metadata)
+        return tuple(map(WorkerProfile.from_proto, answer.workers))
+
     def _explain(self, request: pb.ExplainRequest) -> Explanation:
         with quire_errors(self._address):
             explained = self._stub.Explain(request, timeout=self._timeout, metadata=self._metadata)
@@ -252,6 +308,16 @@ _PREEMPTION_METHODS = {
     pb.RETURN_RECOMPUTE: PreemptionMethod.RECOMPUTE,
     pb.RETURN_KEEP: PreemptionMethod.KEEP,
 }
+
+
+_OfModel = TypeVar("_OfModel", pb.ResetPrefixCacheRequest, pb.StartProfileRequest, pb.StopProfileRequest)
+
+
+def _of_model(request: _OfModel, model: str | None) -> _OfModel:
+    """The request for the workers of a model, or of all."""
+    if model is not None:
+        assign(request, "model", model)
+    return request
 
 
 def _seconds(duration: Duration) -> float:

@@ -11,7 +11,7 @@ from quire_client.chats import Messages
 from quire_client.connection import Connection
 from quire_client.errors import closed
 from quire_client.requests import CallOptions, GenerationOptions, Prompt
-from quire_client.results import Acceptance, Usage
+from quire_client.results import Acceptance, ReturnedPrompt, Usage
 from quire_client.resumable_stream import EndpointList, OnResume, ResumableStream, RetryPolicy
 
 
@@ -39,6 +39,11 @@ class BaseStream:
     def acceptance(self) -> Acceptance | None:
         """Id, model and seed; None before the first chunk."""
         return self._resumable.acceptance
+
+    @property
+    def prompt(self) -> ReturnedPrompt | None:
+        """The prompt, with echo or prompt_logprobs; None before the first chunk."""
+        return self._resumable.prompt
 
     @property
     def usage(self) -> Usage | None:

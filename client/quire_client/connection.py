@@ -3,6 +3,7 @@
 import json
 import os
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from ipaddress import ip_address
@@ -16,10 +17,16 @@ from quire_client.errors import QuireError
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 
-try:
-    __version__ = version("quire")
-except PackageNotFoundError:  # run from a checkout that is not installed
-    __version__ = "0+unknown"
+
+def _version() -> str:
+    """The version of the package that has this module: with the services, or the client alone."""
+    for package in ("quire", "quire-client"):
+        with suppress(PackageNotFoundError):
+            return version(package)
+    return "0+unknown"  # run from a checkout that is not installed
+
+
+__version__ = _version()
 
 # Spreads calls over all addresses of a name. There is no retryPolicy: it does not know other gateways or reasons of
 # errors; resumable_stream.py does. There is no healthCheckConfig: it would hide a gateway's own reason for not serving.

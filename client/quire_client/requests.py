@@ -26,6 +26,13 @@ _EARLY_STOPPINGS: dict[EarlyStopping, pb.EarlyStopping] = {
 }
 
 
+TruncationSide = Literal["left", "right"]
+
+_TRUNCATION_SIDES: dict[TruncationSide, pb.TruncationSide] = {
+    "left": pb.TRUNCATION_SIDE_LEFT,
+    "right": pb.TRUNCATION_SIDE_RIGHT,
+}
+
 Retention = int | Literal["none", "until_end"]
 """How long the record of a request is kept: seconds after its end, only while it runs ("until_end"), or nothing is ever
 recorded ("none")."""
@@ -56,8 +63,13 @@ class GenerationOptions(TypedDict, total=False):
     """Makes sampling repeatable. Absent: chosen at random, and returned with the acceptance."""
     logit_bias: Mapping[int, float] | None
     """Added to the logits of these token ids."""
+    allowed_token_ids: Sequence[int] | None
+    """The only tokens that are sampled. Absent: all."""
+    bad_words: Sequence[str] | None
+    """Texts that are not generated."""
     max_tokens: int | None
-    """The most tokens to generate. Absent: the rest of the context."""
+    """The most tokens to generate; 0 with echo or prompt_logprobs for the prompt alone. Absent: the rest of the
+    context."""
     min_tokens: int | None
     """No end-of-text and no stop before this many tokens. Absent: 0."""
     stop: str | Sequence[str] | None
@@ -81,6 +93,16 @@ class GenerationOptions(TypedDict, total=False):
     """When a beam search ends, as in transformers. Absent: False."""
     logprobs: int | None
     """Log-probabilities of each token and of this many top tokens. Absent: none."""
+    logprob_token_ids: Sequence[int] | None
+    """Also the log-probabilities of these tokens, at each token."""
+    prompt_logprobs: int | None
+    """Log-probabilities of each token of the prompt, and of this many top tokens. Absent: none."""
+    echo: bool | None
+    """Return the prompt, as tokens and text."""
+    truncate_prompt_tokens: int | None
+    """Keep this many tokens of the prompt; -1: as many as fit. Absent: a prompt that is too long is refused."""
+    truncation_side: TruncationSide | None
+    """Where that takes tokens away. Absent: at the left, so that the last tokens are kept."""
     request_id: str | None
     """Your own name for the request. A named request survives its client, and others can resume and cancel it. The same
     request under the same name returns the existing result."""
@@ -90,6 +112,8 @@ class GenerationOptions(TypedDict, total=False):
     """How long Redis keeps the request's record, with prompt and output. Absent: the operator's default."""
     keep_special_tokens: bool | None
     """Keep special tokens in the text."""
+    spaces_between_special_tokens: bool | None
+    """Whether these have the spaces between them that the tokenizer writes. Absent: True."""
     tools: Sequence[Tool] | None
     """Of a chat: functions that the model may call."""
     tool_choice: str | None
@@ -140,6 +164,8 @@ _PATHS = {
     "repetition_penalty": "sampling.repetition_penalty",
     "seed": "sampling.seed",
     "logit_bias": "sampling.logit_bias",
+    "allowed_token_ids": "sampling.allowed_token_ids",
+    "bad_words": "sampling.bad_words",
     "max_tokens": "stopping.max_tokens",
     "min_tokens": "stopping.min_tokens",
     "stop": "stopping.stop",
@@ -152,10 +178,16 @@ _PATHS = {
     "length_penalty": "beam_search.length_penalty",
     "early_stopping": "beam_search.early_stopping",
     "logprobs": "logprobs",
+    "logprob_token_ids": "logprob_token_ids",
+    "prompt_logprobs": "prompt_logprobs",
+    "echo": "echo",
+    "truncate_prompt_tokens": "truncate_prompt_tokens",
+    "truncation_side": "truncation_side",
     "request_id": "request_id",
     "priority": "priority",
     "retention": "retention.seconds",
     "keep_special_tokens": "keep_special_tokens",
+    "spaces_between_special_tokens": "spaces_between_special_tokens",
     "json_schema": "constraint.json_schema",
     "json_object": "constraint.json_object",
     "regex": "constraint.regex",
@@ -240,10 +272,14 @@ def _with_options(options: GenerationOptions) -> pb.Generation:
             hint = f"; did you mean {near[0]}?" if near else ""
             raise TypeError(f"there is no option {name}{hint}")
         if value is not None:
+            if name == "bad_words" and isinstance(value, str):
+                raise TypeError("bad_words is a list of texts, not a text")
             if name == "stop" and isinstance(value, str):
                 value = [value]
             elif name == "early_stopping":
                 value = _early_stopping(value)
+            elif name == "truncation_side":
+                value = _truncation_side(value)
             elif name == "retention" and not isinstance(value, int):
                 _retention(generation.retention, value)
                 continue
@@ -268,6 +304,12 @@ def _early_stopping(value: Any) -> pb.EarlyStopping:
     if not isinstance(value, bool) and value != "never":
         raise TypeError(f'early_stopping is True, False or "never", not {value!r}')
     return _EARLY_STOPPINGS[value]
+
+
+def _truncation_side(value: Any) -> pb.TruncationSide:
+    if value not in _TRUNCATION_SIDES:
+        raise TypeError(f'truncation_side is "left" or "right", not {value!r}')
+    return _TRUNCATION_SIDES[value]
 
 
 def _retention(message: pb.Retention, value: Any) -> None:

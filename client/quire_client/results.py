@@ -44,7 +44,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token with the natural logarithm of its probability, and the top tokens of its position.
+    """A token with the natural logarithm of its probability, the top tokens of its position, and those requested.
 
     `token` is the token as text, with U+FFFD for a part of a character; `token_bytes` is exact.
     """
@@ -54,15 +54,34 @@ class TokenLogprob:
     token_bytes: bytes
     logprob: float
     top: tuple["TokenLogprob", ...]
+    requested: tuple["TokenLogprob", ...] = ()
 
     @classmethod
     def from_proto(cls, message: pb.TokenLogprob) -> "TokenLogprob":
         return cls(
             token_id=message.token_id,
-            token=message.token,
+            token=message.text,
             token_bytes=message.token_bytes,
             logprob=message.logprob,
             top=tuple(map(cls.from_proto, message.top)),
+            requested=tuple(map(cls.from_proto, message.requested)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnedPrompt:
+    """A prompt as tokens and text, with the log-probability of each token but the first if requested."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprob, ...]
+
+    @classmethod
+    def from_proto(cls, message: pb.Prompt) -> "ReturnedPrompt":
+        return cls(
+            token_ids=tuple(message.token_ids),
+            text=message.text,
+            logprobs=tuple(map(TokenLogprob.from_proto, message.logprobs)),
         )
 
 
@@ -91,11 +110,13 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens that were processed: of the prompt, generated over all sequences, and of the prompt from the cache."""
+    """Tokens that were processed: of the prompt, generated over all sequences, of the prompt from the cache, and those
+    generated that are reasoning."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int = 0
 
     @classmethod
     def from_proto(cls, message: pb.Usage) -> "Usage":
@@ -103,6 +124,7 @@ class Usage:
             prompt_tokens=message.prompt_tokens,
             completion_tokens=message.completion_tokens,
             cached_tokens=message.cached_tokens,
+            reasoning_tokens=message.reasoning_tokens,
         )
 
 
@@ -204,6 +226,8 @@ class Generation:
     acceptance: Acceptance
     completions: tuple[Completion, ...]
     usage: Usage
+    prompt: ReturnedPrompt | None = None
+    """With echo or prompt_logprobs."""
 
     @property
     def text(self) -> str:
@@ -256,6 +280,7 @@ class Generation:
             acceptance=Acceptance.from_proto(message.acceptance),
             completions=tuple(map(Completion.from_proto, message.completions)),
             usage=Usage.from_proto(message.usage),
+            prompt=ReturnedPrompt.from_proto(message.prompt) if message.HasField("prompt") else None,
         )
 
 

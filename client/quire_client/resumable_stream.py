@@ -10,7 +10,7 @@ import grpc
 
 from quire.inference.v1 import inference_pb2 as pb
 from quire_client.errors import QuireError
-from quire_client.results import Acceptance, Chunk, Usage
+from quire_client.results import Acceptance, Chunk, ReturnedPrompt, Usage
 from quire_client.stream_assembler import StreamAssembler
 
 RESUME_TIMEOUT = 60.0
@@ -173,6 +173,11 @@ class ResumableStream:
     def acceptance(self) -> Acceptance | None:
         """Id, model and seed; None before the first chunk."""
         return self.assembler.acceptance
+
+    @property
+    def prompt(self) -> ReturnedPrompt | None:
+        """The prompt, if requested; None before the first chunk."""
+        return self.assembler.prompt
 
     @property
     def usage(self) -> Usage | None:

@@ -7,7 +7,16 @@ import grpc
 
 from quire.inference.v1 import inference_pb2 as pb
 from quire_client.errors import BROKEN_STREAM, QuireError
-from quire_client.results import Acceptance, Chunk, Completion, Generation, ToolCall, ToolCallDelta, Usage
+from quire_client.results import (
+    Acceptance,
+    Chunk,
+    Completion,
+    Generation,
+    ReturnedPrompt,
+    ToolCall,
+    ToolCallDelta,
+    Usage,
+)
 
 
 class StreamAssembler:
@@ -19,6 +28,7 @@ class StreamAssembler:
 
     def __init__(self, positions: Mapping[int, int] | None = None) -> None:
         self.acceptance: Acceptance | None = None
+        self.prompt: ReturnedPrompt | None = None
         self.usage: Usage | None = None
         self._next_offsets: defaultdict[int, int] = defaultdict(int, positions or {})
         self._ended: set[int] = set()
@@ -36,6 +46,8 @@ class StreamAssembler:
         match message.WhichOneof("event"):
             case "acceptance":
                 self._accept(Acceptance.from_proto(message.acceptance))
+            case "prompt":
+                self.prompt = ReturnedPrompt.from_proto(message.prompt)
             case "usage":
                 self.usage = Usage.from_proto(message.usage)
             case "chunk":
@@ -78,7 +90,7 @@ class StreamAssembler:
                     tool_calls=_joined(delta for piece in pieces for delta in piece.tool_calls),
                 )
             )
-        return Generation(acceptance, tuple(completions), usage)
+        return Generation(acceptance, tuple(completions), usage, self.prompt)
 
     def _accept(self, acceptance: Acceptance) -> None:
         known = self.acceptance

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
+from docs.tools.sections import with_sections
 from gateway_svc.settings import GatewaySettings
 from scheduler_svc.settings import SchedulerSettings
 from svc_common.settings import ServiceSettings
@@ -40,12 +41,7 @@ def tables() -> dict[str, str]:
 
 def page(text: str) -> str:
     """The page with its tables as the settings say. Raises ValueError where it lacks the section of a table."""
-    for section, table in tables().items():
-        marks = rf"(<!-- {section}: [^>]*-->\n)(.*?)(<!-- end of {section} -->)"
-        text, count = re.subn(marks, lambda match: f"{match[1]}\n{table}\n{match[3]}", text, flags=re.DOTALL)  # noqa: B023
-        if count != 1:
-            raise ValueError(f"{count} sections {section}")
-    return text
+    return with_sections(text, tables())
 
 
 def _is_same(one: FieldInfo | None, other: FieldInfo) -> bool:

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Collection
 
+from gateway_svc.message_formats.call_ends import parse_end
 from gateway_svc.message_formats.description import JsonCalls
 from gateway_svc.message_formats.source import ControlMarker, NotACall, Parse, TurnSource
 from gateway_svc.message_formats.writer import EventWriter
@@ -40,9 +41,7 @@ def parse_json_calls(
             source.refuse()
         source.accept()
         unit = yield from source.read_visible()
-        if end is not None and (yield from source.match((end,))) is not None:
-            writer.add_marker()
-            source.accept()
+        if (yield from parse_end(source, end, writer)):
             return
         if unit in (",", ";"):
             unit = yield from source.read_visible()

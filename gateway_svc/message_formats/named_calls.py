@@ -2,6 +2,7 @@
 
 import re
 
+from gateway_svc.message_formats.call_ends import parse_end
 from gateway_svc.message_formats.description import NamedCalls, Slot
 from gateway_svc.message_formats.json_calls import parse_arguments
 from gateway_svc.message_formats.source import NotACall, Parse, TurnSource
@@ -19,9 +20,7 @@ def parse_named_calls(source: TurnSource, calls: NamedCalls, writer: EventWriter
         if calls.end is None:
             return
         yield from source.read_visible()
-        if (yield from source.match((calls.end,))) is not None:
-            writer.add_marker()
-            source.accept()
+        if (yield from parse_end(source, calls.end, writer)):
             return
         source.unread()
 

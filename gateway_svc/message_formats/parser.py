@@ -63,6 +63,11 @@ class MessageParser:
         self._turn = self._parse_turn(reasoning_is_open)
         self._run: Run | None = next(self._turn)
 
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether what comes next is reasoning, or ends it."""
+        return self._in_reasoning
+
     def feed(self, text: str, *, is_control: bool = False) -> list[MessageEvent]:
         """The events of more output: of text, or with `is_control` of one added token, whose literal is `text`."""
         if is_control and text in self._control_markers:

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping
 
+from gateway_svc.message_formats.call_ends import parse_end
 from gateway_svc.message_formats.description import Tool, XmlCalls
 from gateway_svc.message_formats.schema_types import parameter_types, to_json
 from gateway_svc.message_formats.source import ControlMarker, NotACall, Parse, TurnSource
@@ -30,9 +31,7 @@ def parse_xml_calls(source: TurnSource, calls: XmlCalls, writer: EventWriter, to
         writer.end_call()
         source.accept()
         yield from source.read_visible()
-        if (yield from source.match((calls.end,))) is not None:
-            writer.add_marker()
-            source.accept()
+        if (yield from parse_end(source, calls.end, writer)):
             return
         source.unread()
 

@@ -213,6 +213,10 @@ class Store(Protocol):
         """
         ...
 
+    async def delete(self, key: str, epoch: int) -> bool:
+        """Removes the record of a request, if there is one; returns whether there was."""
+        ...
+
     async def live(self) -> list[RequestLog]:
         """Every record whose request has not ended, in order of acceptance, without those that cannot be read."""
         ...
@@ -229,8 +233,8 @@ class Store(Protocol):
         """What the store does when its memory is full, as Redis names it; None where that cannot be read."""
         ...
 
-    async def leader(self) -> str | None:
-        """The holder of the lease."""
+    async def leader(self, timeout: float | None = None) -> str | None:
+        """The holder of the lease, within `timeout` seconds."""
         ...
 
     async def take_lease(self, holder: str, seconds: float, above: int = 0, epoch: int | None = None) -> int | None:

@@ -17,7 +17,7 @@ from scheduler_svc.store.scripts import OUTSIDE_WINDOW, SCRIPT, STALE, StoreKeys
 log = logging.getLogger("quire.scheduler")
 
 _SHA = sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
-_TIMEOUT = 1.0  # seconds that a call waits for its turn
+_TURN_TIMEOUT = 1.0  # seconds that a call waits for its turn
 _MAX_CALLS = 32  # at once, each on its own connection; others wait
 _READ_ONLY = "-READONLY "  # in the error of a script, in Redis 6.2
 _Answer = TypeVar("_Answer")
@@ -44,6 +44,7 @@ class RedisClient:
         self._redis = connections.client
         self._node: object = None
         self.is_answering = True
+        self._has_answered = False
         self.num_restarts = 0
         self._keys = keys
         self._kind = kind
@@ -60,7 +61,7 @@ class RedisClient:
             try:
                 return await self._redis.evalsha(_SHA, *given)
             except NoScriptError:
-                self.num_restarts += 1
+                self.num_restarts += self._has_answered
                 return await self._redis.eval(SCRIPT, *given)
 
         return await self._ask(ask, timeout)
@@ -108,7 +109,7 @@ class RedisClient:
     async def _take_turn(self) -> None:
         """Waits for a connection. A timeout here is not a failure of Redis."""
         try:
-            async with asyncio.timeout(_TIMEOUT):
+            async with asyncio.timeout(_TURN_TIMEOUT):
                 await self._turns.acquire()
         except TimeoutError:
             raise StoreUnavailable("too many calls wait for Redis") from None
@@ -132,6 +133,7 @@ class RedisClient:
             raise self._failed(str(error)) from error
         except RedisError as error:
             raise self._failed(str(error)) from error
+        self._has_answered = True
         if not self.is_answering:
             log.warning("Redis answers again", extra={"calls": self._kind})
             self.is_answering = True

@@ -115,6 +115,9 @@ class RedisStore:
         reply = await self._records.evaluate("read", key)
         return None if reply is None else unpack_log(reply, self.record_keys)
 
+    async def delete(self, key: str, epoch: int) -> bool:
+        return bool(await self._records.evaluate("delete", epoch, _EPOCH_TTL, key))
+
     async def live(self) -> list[RequestLog]:
         logs: list[RequestLog] = []
         for chunk in _chunks(sorted(await self._records.members(self._keys.live))):
@@ -141,8 +144,8 @@ class RedisStore:
     async def eviction_policy(self) -> str | None:
         return await self._records.eviction_policy()
 
-    async def leader(self) -> str | None:
-        holder: bytes | None = await self._lease.evaluate("leader")
+    async def leader(self, timeout: float | None = None) -> str | None:
+        holder: bytes | None = await self._lease.evaluate("leader", timeout=timeout)
         return None if holder is None else holder.decode()
 
     async def take_lease(self, holder: str, seconds: float, above: int = 0, epoch: int | None = None) -> int | None:

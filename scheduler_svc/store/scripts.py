@@ -111,6 +111,17 @@ function ops.read(_, key)
   return read(key)
 end
 
+function ops.delete(_, epoch, epoch_ttl, key)
+  if is_stale(epoch, epoch_ttl) then return redis.error_reply('QUIRESTALE') end
+  local name = PREFIX .. key
+  local count = call('HGET', name, 'count')
+  if not count then return 0 end
+  each_sequence(name, tonumber(count), function(tokens, logprobs) call('DEL', tokens, logprobs) end)
+  call('DEL', name, name .. ':prompt_logprobs')
+  call('SREM', LIVE, key)
+  return 1
+end
+
 -- Keys whose request has ended, or whose record has expired, leave the set of live ones.
 function ops.read_live(_, ...)
   local found = {}

@@ -12,7 +12,7 @@ from svc_common.model_settings import InvalidModelsFile, ModelSettings
 from svc_common.models import ModelNotFound
 from svc_common.server import CannotListen
 from svc_common.settings import read_settings
-from svc_common.supervisor.addresses import Addresses, assign, free_port
+from svc_common.supervisor.addresses import Addresses, FreePorts, assign
 from svc_common.supervisor.console import Console
 from svc_common.supervisor.deployment_secret import prepare_secret
 from svc_common.supervisor.embedded_redis import EmbeddedRedis, RedisNotFound
@@ -24,7 +24,10 @@ from svc_common.supervisor.settings import SupervisorSettings
 
 
 async def supervise(
-    settings: SupervisorSettings, console: Console, change_role: Callable[[Role], Role] = lambda role: role
+    settings: SupervisorSettings,
+    console: Console,
+    free_ports: FreePorts,
+    change_role: Callable[[Role], Role] = lambda role: role,
 ) -> None:
     """Runs all roles until a signal. `main` reports the errors that it raises.
 
@@ -33,12 +36,12 @@ async def supervise(
     models = settings.model_settings()
     for model in models:
         model.check()
-    addresses = assign(settings, models)
+    addresses = assign(settings, models, free_ports)
     addresses.check()
     if settings.redis_url:
         redis_url, stores = settings.redis_url.get_secret_value(), []
     else:
-        redis = EmbeddedRedis.prepare(settings.run_dir, free_port())
+        redis = EmbeddedRedis.prepare(settings.run_dir, free_ports.take())
         redis_url, stores = redis.url, [redis_role(redis)]
     secret_file = prepare_secret(settings)
     constant = {
@@ -90,7 +93,6 @@ def ready_lines(settings: SupervisorSettings, models: Sequence[ModelSettings], a
     body = {
         "model": served[0][0],
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
-        "temperature": 0,
         "stream": True,
     }
     key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_keys else ""
@@ -101,12 +103,16 @@ def ready_lines(settings: SupervisorSettings, models: Sequence[ModelSettings], a
     ]
 
 
-def main() -> None:
-    """Exits with 0 after a signal, 1 where a role cannot run, 2 on invalid settings."""
-    settings = read_settings(SupervisorSettings)
+def main(args: list[str] | None = None) -> None:
+    """Runs with flags, by default the process's own.
+
+    Exits with 0 after a signal, 1 where a role cannot run, 2 on invalid settings.
+    """
+    settings = read_settings(SupervisorSettings, args)
     console = Console()
     try:
-        asyncio.run(supervise(settings, console))
+        with FreePorts() as free_ports:
+            asyncio.run(supervise(settings, console, free_ports))
     except RoleFailed as error:
         console.write_line(f"{error}; its last lines:")
         for line in error.last_lines:

@@ -3,7 +3,7 @@
 import random
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, fields
 from itertools import chain
 from pathlib import Path
@@ -74,46 +74,53 @@ class Addresses:
                 raise CannotListen(f"{error} ({listener.variable}, QUIRE_HOST)") from error
 
 
-def assign(settings: SupervisorSettings, models: Sequence[ModelSettings]) -> Addresses:
-    """The addresses that the settings give to the roles of these models."""
+def assign(settings: SupervisorSettings, models: Sequence[ModelSettings], free_ports: "FreePorts") -> Addresses:
+    """The addresses that the settings give to the roles of these models. A port of 0 is one of `free_ports`."""
     gateways, schedulers, workers = settings.gateways, settings.schedulers, sum(model.workers for model in models)
-    with ExitStack() as held:
 
-        def listeners(setting: str, count: int, host: str = LOOPBACK) -> list[ListenAddress]:
-            first: int | None = getattr(settings, setting)
-            if first is None:
-                return []
-            # A free port is held until all are chosen: the system might give it again.
-            ports = [first + i if first else _held_port(held) for i in range(count)]
-            return [ListenAddress(host, port, f"QUIRE_{setting.upper()}") for port in ports]
+    def listeners(setting: str, count: int, host: str = LOOPBACK) -> list[ListenAddress]:
+        first: int | None = getattr(settings, setting)
+        if first is None:
+            return []
+        ports = [first + i if first else free_ports.take() for i in range(count)]
+        return [ListenAddress(host, port, f"QUIRE_{setting.upper()}") for port in ports]
 
-        return Addresses(
-            http=listeners("http_port", gateways, settings.host),
-            grpc=listeners("grpc_port", gateways, settings.host),
-            gateway_metrics=listeners("gateway_metrics_port", gateways, settings.host),
-            schedulers=listeners("scheduler_port", schedulers),
-            scheduler_admin=listeners("scheduler_admin_port", schedulers),
-            scheduler_metrics=listeners("scheduler_metrics_port", schedulers),
-            workers=listeners("worker_port", workers),
-            worker_metrics=listeners("worker_metrics_port", workers),
-        )
+    return Addresses(
+        http=listeners("http_port", gateways, settings.host),
+        grpc=listeners("grpc_port", gateways, settings.host),
+        gateway_metrics=listeners("gateway_metrics_port", gateways, settings.host),
+        schedulers=listeners("scheduler_port", schedulers),
+        scheduler_admin=listeners("scheduler_admin_port", schedulers),
+        scheduler_metrics=listeners("scheduler_metrics_port", schedulers),
+        workers=listeners("worker_port", workers),
+        worker_metrics=listeners("worker_metrics_port", workers),
+    )
 
 
-def _held_port(held: ExitStack) -> int:
-    """A free port of the loopback, which stays taken as long as `held`.
+class FreePorts(AbstractContextManager["FreePorts"]):
+    """Free ports of the loopback, for roles that this process starts. Until it is closed, the system gives them to
+    nobody who asks for a free port and to no outgoing connection, also while a role is down."""
 
-    It is below the range from which the system gives ports to outgoing connections, since one of these could take it
-    before the role listens there. Without such a port, it is any free one.
-    """
-    candidates = range(_FIRST_PORT, _first_outgoing_port())
-    for port in (*_RANDOM.sample(candidates, min(_MAX_PROBES, len(candidates))), 0):
-        probe = held.enter_context(socket.socket())
-        try:
-            probe.bind((LOOPBACK, port))
-        except OSError:
-            continue
-        return int(probe.getsockname()[1])
-    raise CannotListen(f"there is no free port on {LOOPBACK}")
+    def __init__(self) -> None:
+        self._held = ExitStack()
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+
+    def take(self) -> int:
+        """A port that was never taken before. Raises CannotListen where none is free."""
+        # Below the range of outgoing connections, since who keeps a port longer than this must not meet one there.
+        candidates = range(_FIRST_PORT, _first_outgoing_port())
+        for port in (*_RANDOM.sample(candidates, min(_MAX_PROBES, len(candidates))), 0):
+            holder = self._held.enter_context(socket.socket())
+            try:
+                holder.bind((LOOPBACK, port))
+            except OSError:
+                continue
+            # Servers set this, and may then listen beside a holder that does not. Set before, two could hold one port.
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            return int(holder.getsockname()[1])
+        raise CannotListen(f"there is no free port on {LOOPBACK}")
 
 
 def _first_outgoing_port() -> int:
@@ -126,5 +133,5 @@ def _first_outgoing_port() -> int:
 
 def free_port() -> int:
     """A port of the loopback that was free just now."""
-    with ExitStack() as held:
-        return _held_port(held)
+    with FreePorts() as ports:
+        return ports.take()

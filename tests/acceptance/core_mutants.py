@@ -326,10 +326,9 @@ def passes(root: Path, arguments: list[str]) -> bool:
     """Returns whether tests pass in a tree."""
     paths = os.pathsep.join(str(root / part) for part in ("", "protos", "tests/support"))
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments]
+    environment = os.environ | {"PYTHONPATH": paths, "NUM_WORLDS": "100"}
     try:
-        done = subprocess.run(
-            command, cwd=root, env=os.environ | {"PYTHONPATH": paths}, stdout=subprocess.DEVNULL, timeout=SECONDS
-        )
+        done = subprocess.run(command, cwd=root, env=environment, stdout=subprocess.DEVNULL, timeout=SECONDS)
     except subprocess.TimeoutExpired:
         return False
     assert done.returncode in (0, 1), f"pytest exited with {done.returncode}"

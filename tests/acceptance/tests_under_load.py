@@ -16,6 +16,8 @@ from pathlib import Path
 
 from benchmarks.record import ROOT
 
+_FAILURE = re.compile(r"\b(FAILED|ERROR) tests/")
+
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
@@ -32,11 +34,12 @@ def busy_processes(count: int) -> Iterator[None]:
 def run_tests(arguments: str) -> tuple[bool, str]:
     """Whether every test passed, and pytest's last line. Installs nothing."""
     stamp = Path(sys.prefix, ".installed")
-    command = ["make", f"--old-file={stamp}", "test", f"VENV={sys.prefix}", f"TEST_ARGS={arguments}"]
+    # Each test's outcome as it comes: after an error of pytest's own there is no summary.
+    command = ["make", f"--old-file={stamp}", "test", f"VENV={sys.prefix}", f"TEST_ARGS=-v {arguments}"]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     lines = done.stdout.rstrip().splitlines() or [""]
     if done.returncode:
-        print("\n".join(lines[-200:]), flush=True)
+        print("\n".join([*filter(_FAILURE.search, lines), *lines[-200:]]), flush=True)
     return done.returncode == 0, re.sub(r"^=+ | =+$", "", lines[-1])
 
 

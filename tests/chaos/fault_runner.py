@@ -34,7 +34,7 @@ class FaultInjector(Protocol):
 class Recovery:
     """Seconds from a fault until all streams that received tokens before it have received another one, or ended.
 
-    `pause` is the time until half of them have: the slots of the others may have gone to other requests.
+    `pause` is the time until half as many streams have, these or others: which of them has a slot is up to the policy.
     """
 
     seconds: float
@@ -118,7 +118,7 @@ class FaultRunner:
         before = {
             name: history for name, history in self._live.items() if history.last_item_at > now - _RECEIVING_SECONDS
         }
-        recovery = group.create_task(_recovery_time(before, now))
+        recovery = group.create_task(_recovery_time(before, self._live, now))
         end = group.create_task(self._injector.end(fault, hit))
         return ActiveFault(fault, hit, now - self._started, len(before), recovery, end)
 
@@ -145,21 +145,21 @@ class FaultRunner:
         return all_recovered
 
 
-async def _recovery_time(before: Mapping[str, History], began: float) -> Recovery | None:
-    """What it took until each of these streams has received a token or ended; None after a timeout.
+async def _recovery_time(before: Mapping[str, History], live: LiveHistories, began: float) -> Recovery | None:
+    """What it took until each of the streams `before` has received a token or ended; None after a timeout.
 
     Tokens of the first 0.25 s do not count: they may have been in flight at the time of the fault.
     """
     await asyncio.sleep(_IN_FLIGHT_SECONDS)
+    since = monotonic()
     waiting = {name: (history, history.num_items) for name, history in before.items()}
-    num_streams, pause = len(waiting), 0.0
+    served: set[str] = set()  # requests
+    pause = 0.0
     while waiting and monotonic() - began < RECOVERY_SECONDS:
         await asyncio.sleep(0.005)
-        waiting = {
-            name: (history, count)
-            for name, (history, count) in waiting.items()
-            if not history.is_done and history.num_items == count
-        }
-        if len(waiting) > num_streams / 2:
+        served |= {history.name for history, count in waiting.values() if history.is_done or history.num_items > count}
+        served |= {history.name for history in live.values() if history.last_item_at > since}
+        waiting = {name: each for name, each in waiting.items() if each[0].name not in served}
+        if len(served) < len(before) / 2:
             pause = monotonic() - began
     return None if waiting else Recovery(monotonic() - began, pause)

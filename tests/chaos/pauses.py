@@ -15,7 +15,7 @@ LIMITS = {
     Target.SCHEDULER_WORKER: 15.0,
     Target.SCHEDULER_REDIS: 5.0,
 }
-"""Seconds from a fault until half of the streams that received tokens before it continue."""
+"""Seconds from a fault until half as many streams as before it receive tokens."""
 
 
 def too_long(recoveries: Iterable[tuple[Fault, Recovery]], factor: float = 1.0) -> list[str]:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import redis
 
 from prometheus_page import read_samples
-from svc_common.supervisor.addresses import Addresses, assign, free_port
+from svc_common.supervisor.addresses import Addresses, FreePorts, assign
 from svc_common.supervisor.console import Console
 from svc_common.supervisor.deployment_secret import prepare_secret
 from svc_common.supervisor.embedded_redis import EmbeddedRedis
@@ -47,14 +47,15 @@ class Stack:
         log: Path,
         policy: RestartPolicy,
         change_role: Callable[[Role], Role],
+        free_ports: FreePorts,
     ) -> None:
         """`environment` is added to the environment of each role. Their output is written to `log`.
 
         `change_role` is applied to each role before it starts.
         """
         models = settings.model_settings()
-        addresses = assign(settings, models)
-        store = EmbeddedRedis.prepare(settings.run_dir, free_port())
+        addresses = assign(settings, models, free_ports)
+        store = EmbeddedRedis.prepare(settings.run_dir, free_ports.take())
         self.addresses: Addresses = addresses
         self.redis_url = store.url
         """The direct URL, without a link."""
@@ -250,14 +251,14 @@ async def stack(
     Raises the errors of the supervisor, or AssertionError if the stack does not become ready. If the supervisor ends
     later, by itself or by Ctrl-C, the task that uses the stack is cancelled.
     """
-    with tempfile.TemporaryDirectory(prefix="quire-chaos-") as directory:
+    with tempfile.TemporaryDirectory(prefix="quire-chaos-") as directory, FreePorts() as free_ports:
         values = (
             {f"{port}_port": 0 for port in _PORTS} | dict(counts) | {"run_dir": Path(directory), "log_level": "info"}
         )
         # The settings of the environment must not reach the roles.
         inherited = {name for name in os.environ if name.startswith("QUIRE_") and name != "QUIRE_CACHE_DIR"}
         assert not inherited, f"unset {', '.join(sorted(inherited))} first"
-        running = Stack(SupervisorSettings.model_validate(values), environment, log, policy, change_role)
+        running = Stack(SupervisorSettings.model_validate(values), environment, log, policy, change_role, free_ports)
         ready = asyncio.Event()
         supervising = asyncio.create_task(running.run(ready))
         waiting = asyncio.create_task(ready.wait())
@@ -265,8 +266,9 @@ async def stack(
         assert user is not None
         try:
             await asyncio.wait({supervising, waiting}, timeout=_START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            if supervising.done():
-                supervising.result()  # raises its error
+            if supervising.done() and (error := supervising.exception()) is not None:
+                error.add_note(f"the roles wrote:\n{log.read_text()[-4000:]}")
+                raise error
             assert ready.is_set(), f"not ready:\n{log.read_text()[-4000:]}"
             # Ctrl-C ends the supervisor; the test cannot continue without it.
             supervising.add_done_callback(end := lambda _: user.cancel())

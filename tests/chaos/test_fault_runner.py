@@ -72,3 +72,39 @@ async def test_an_overlapping_fault_without_running_streams_is_skipped_and_not_c
     assert [event for event in injector.events if event.startswith("begin")] == ["begin 1", "begin 3", "begin 4"]
     assert fault_runner.num_faults == 3
     assert any("fault   2" in line and "skipped" in line for line in lines)
+
+
+async def test_a_pause_ends_when_half_as_many_streams_receive_tokens() -> None:
+    """Two of four streams lose their slots to two others, and come back at the end."""
+    faults = FaultCount()
+    live = {f"client-{i}": History(f"r{i}", "case", faults) for i in range(6)}
+    streams = list(live.values())
+    continues, ends = asyncio.Event(), asyncio.Event()
+
+    async def stream(history: History, *, is_before: bool, is_after: bool) -> None:
+        while True:
+            if ends.is_set() or (is_after if continues.is_set() else is_before and not faults.count):
+                history.add_chunk(0, None, (1,), "a")
+            await asyncio.sleep(0.001)
+
+    async def later() -> None:
+        while not faults.count:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.5)
+        continues.set()
+        await asyncio.sleep(0.5)
+        ends.set()
+
+    tasks = [asyncio.create_task(stream(each, is_before=i < 4, is_after=i >= 4)) for i, each in enumerate(streams)]
+    tasks.append(asyncio.create_task(later()))
+    await asyncio.sleep(0.01)
+    injector = ScriptedInjector(set(), lambda number: None)
+    injector.ended.set()
+    fault_runner = FaultRunner(injector, live, faults, lambda line: None)
+    async with asyncio.timeout(60):
+        assert await fault_runner.run([fault(1), fault(2)], 1)
+    for task in tasks:
+        task.cancel()
+    [(_, recovery)] = fault_runner.recoveries
+    assert 0.4 <= recovery.pause < recovery.seconds  # up to the last look before
+    assert recovery.seconds >= 1.0

@@ -1,6 +1,6 @@
 """Runs programs that use Quire through unmodified clients of other projects (`make clients`).
 
-    python -m tests.clients [--clients openai,langchain] [--url http://127.0.0.1:8000]
+    python -m tests.clients [--clients openai,langchain] [--url http://127.0.0.1:8000 --grpc 127.0.0.1:50051]
 
 Each client has an environment of its own in build/clients, with pinned packages. It is made on first use, which needs
 the package index. Without --url, the programs use a deployment with the default model. A client that needs a program
@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,24 @@ from tests.clients.table import CLIENTS, Client
 PROGRAM_SECONDS = 1800  # ten times what the slowest takes
 
 
-def run_program(command: Sequence[str | Path], url: str) -> dict[str, Any]:
-    """Runs a client's checks against the server at `url` and prints their results.
+@dataclass(frozen=True)
+class Server:
+    """Where a gateway is: the base URL of its HTTP API, and host:port of gRPC."""
+
+    http: str
+    grpc: str = "127.0.0.1:50051"
+
+
+def run_program(command: Sequence[str | Path], server: Server) -> dict[str, Any]:
+    """Runs a client's checks against a server and prints their results.
 
     Returns whether all passed, how many there were, and the names of those that failed.
     """
-    environment = bare_environment() | {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none"}
+    environment = bare_environment() | {
+        "OPENAI_BASE_URL": f"{server.http}/v1",
+        "OPENAI_API_KEY": "none",
+        "QUIRE_GRPC": server.grpc,
+    }
     try:
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=PROGRAM_SECONDS)
     except subprocess.TimeoutExpired:
@@ -41,7 +54,7 @@ def run_program(command: Sequence[str | Path], url: str) -> dict[str, Any]:
     return {"passed": bool(checks) and done.returncode == 0, "checks": len(checks), "failed": failed}
 
 
-def run_client(client: Client, url: str) -> dict[str, Any]:
+def run_client(client: Client, server: Server) -> dict[str, Any]:
     """Makes the client's environment and runs its checks. Returns the result with the client's version."""
     print(f"{client.name} {client.version}", flush=True)
     if tool := client.missing_tool():
@@ -51,14 +64,14 @@ def run_client(client: Client, url: str) -> dict[str, Any]:
         command = client.command()
     except subprocess.CalledProcessError as error:
         return {"version": client.version, "passed": False, "error": f"environment: exit status {error.returncode}"}
-    return {"version": client.version, **run_program(command, url)}
+    return {"version": client.version, **run_program(command, server)}
 
 
 @contextmanager
-def deployed() -> Iterator[str]:
-    """Starts Quire with the default model. Yields the base URL of its gateway."""
+def deployed() -> Iterator[Server]:
+    """Starts Quire with the default model."""
     with deployment() as started:
-        yield started.http
+        yield Server(started.http, started.grpc)
 
 
 def main() -> None:
@@ -66,15 +79,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", default=",".join(client.name for client in CLIENTS), help="default: %(default)s")
     parser.add_argument("--url", help="base URL of a gateway that runs already")
+    parser.add_argument("--grpc", default=Server.grpc, help="its host:port for gRPC; default: %(default)s")
     options = parser.parse_args()
     by_name = {client.name: client for client in CLIENTS}
     names = options.clients.split(",")
     if unknown := [name for name in names if name not in by_name]:
         parser.error(f"argument --clients: no client named {unknown[0]!r}")
     results = {}
-    with nullcontext(options.url) if options.url else deployed() as url:
+    with nullcontext(Server(options.url, options.grpc)) if options.url else deployed() as server:
         for name in names:
-            results[name] = run_client(by_name[name], url)
+            results[name] = run_client(by_name[name], server)
     print(json.dumps(results))
     sys.exit(0 if all(result["passed"] for result in results.values()) else 1)
 

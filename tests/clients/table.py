@@ -44,25 +44,7 @@ class PythonClient:
 
     def command(self) -> list[str | Path]:
         """The command that runs the checks. Makes the environment first. Raises CalledProcessError."""
-        folder = ENVIRONMENTS / self.name
-        python = folder / "bin" / "python"
-
-        def make() -> None:
-            subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-            install: list[str | Path] = [
-                python,
-                "-m",
-                "pip",
-                "--disable-pip-version-check",
-                "install",
-                "--quiet",
-                "--no-deps",
-            ]
-            install += ["--only-binary", ":all:", "--require-hashes", "--requirement", self.requirements]
-            subprocess.run(install, check=True)
-
-        make_once(folder, self.requirements, make)
-        return [python, self.program]
+        return [install(ENVIRONMENTS / self.name, self.requirements), self.program]
 
 
 @dataclass(frozen=True)
@@ -107,6 +89,20 @@ class NodeClient:
 Client = PythonClient | NodeClient
 
 
+def install(folder: Path, requirements: Path) -> Path:
+    """Makes an environment with these packages; returns its Python. Raises CalledProcessError."""
+    python = folder / "bin" / "python"
+
+    def make() -> None:
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        pip: list[str | Path] = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
+        pip += ["--only-binary", ":all:", "--require-hashes", "--requirement", requirements]
+        subprocess.run(pip, check=True)
+
+    make_once(folder, requirements, make)
+    return python
+
+
 def make_once(folder: Path, pins: Path, make: Callable[[], None]) -> None:
     """Makes an environment, unless the folder has one that was made with the same pins."""
     stamp, digest = folder / ".installed", hashlib.sha256(pins.read_bytes()).hexdigest()
@@ -128,6 +124,9 @@ CLIENTS: tuple[Client, ...] = (
     PythonClient("instructor", "instructor"),
     PythonClient("smolagents", "smolagents"),
     PythonClient("autogen", "autogen-ext"),
+    PythonClient("tritonclient", "tritonclient"),
+    PythonClient("anthropic", "anthropic"),
+    PythonClient("ollama", "ollama"),
     NodeClient("openai-node", "openai"),
     NodeClient("ai-sdk", "ai"),
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients.__main__ import deployed, run_client, run_program
+from tests.clients.__main__ import Server, deployed, run_client, run_program
 from tests.clients.table import CLIENTS, HERE, ROOT, NodeClient, PythonClient, make_once
 
 PROGRAM = """
@@ -40,18 +40,18 @@ def program(folder: Path, second: str) -> list[str]:
     ids=["all pass", "one fails", "the program ends early"],
 )
 def test_a_client_passes_if_all_checks_do(tmp_path: Path, second: str, result: dict[str, Any]) -> None:
-    assert run_program(program(tmp_path, second), "http://127.0.0.1:1") == result
+    assert run_program(program(tmp_path, second), Server("http://127.0.0.1:1")) == result
 
 
 def test_the_openai_client_passes() -> None:
     """In the version that tests use. `make clients` has the environments of all clients."""
     program = next(client.program for client in CLIENTS if client.name == "openai")
-    with deployed() as url:
-        assert run_program([sys.executable, program], url)["failed"] == []
+    with deployed() as server:
+        assert run_program([sys.executable, program], server)["failed"] == []
 
 
 def test_the_reason_of_a_failure_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    run_program(program(tmp_path, "assert False, 'why'"), "http://127.0.0.1:1")
+    run_program(program(tmp_path, "assert False, 'why'"), Server("http://127.0.0.1:1"))
     assert "AssertionError: why" in capfd.readouterr().out
 
 
@@ -59,7 +59,7 @@ def test_the_reason_of_a_failure_is_printed(tmp_path: Path, capfd: pytest.Captur
 def test_a_client_whose_tool_is_missing_is_skipped_but_fails_in_ci(monkeypatch: pytest.MonkeyPatch, ci: str) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setenv("CI", ci)
-    result = run_client(NodeClient("openai-node", "openai"), "http://127.0.0.1:1")
+    result = run_client(NodeClient("openai-node", "openai"), Server("http://127.0.0.1:1"))
     assert result["skipped"] == "there is no node on the PATH"
     assert result["passed"] is (ci == "false")
 

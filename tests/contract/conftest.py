@@ -4,8 +4,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
+from grpc_health.v1 import health_pb2
 
-from gateway_harness import Harness, running_gateway
+from gateway_harness import Harness, gateway_at, running_gateway, scheduler_model
+from scripted_scheduler import ScriptedScheduler, serving
 from tiny_model import make_model_directory
 
 
@@ -20,3 +23,28 @@ async def quire(model_directory: Path) -> AsyncIterator[Harness]:
     """A ready gateway, new for each test."""
     async with running_gateway(model_directory) as harness:
         yield harness
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def module_gateway(model_directory: Path) -> AsyncIterator[Harness]:
+    """A ready gateway for the tests of a module. They run in the module's event loop and change no state of it."""
+    async with running_gateway(model_directory) as harness:
+        yield harness
+
+
+@pytest.fixture
+def shared(module_gateway: Harness) -> Harness:
+    """The module's gateway. Its scheduler has received nothing yet, and has no script."""
+    module_gateway.scheduler.reset()
+    return module_gateway
+
+
+@pytest.fixture
+async def pair(model_directory: Path) -> AsyncIterator[tuple[Harness, ScriptedScheduler]]:
+    """A ready gateway, and a standby scheduler."""
+    model = scheduler_model(model_directory)
+    async with serving(ScriptedScheduler(model)) as leader, serving(ScriptedScheduler(model, epoch=2)) as standby:
+        standby.is_leader = False
+        async with gateway_at(leader, model_directory, [leader.address, standby.address]) as quire:
+            await quire.wait_for_health(health_pb2.HealthCheckResponse.SERVING)
+            yield quire, standby

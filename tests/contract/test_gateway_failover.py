@@ -1,31 +1,18 @@
 """What clients receive while a scheduler dies, and while the store is unavailable."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2
 
-from gateway_harness import Harness, encoded, gateway_at, reason_of, rest_of, running_gateway, scheduler_model
+from gateway_harness import Harness, encoded, reason_of, rest_of, running_gateway
 from quire.inference.v1 import inference_pb2 as api
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
-from scripted_scheduler import ScriptedScheduler, length_end, serving
+from scripted_scheduler import ScriptedScheduler, length_end
 
 HELLO = encoded("hello world and more")
-
-
-@pytest.fixture
-async def pair(model_directory: Path) -> AsyncIterator[tuple[Harness, ScriptedScheduler]]:
-    """A ready gateway, and a standby scheduler."""
-    model = scheduler_model(model_directory)
-    async with serving(ScriptedScheduler(model)) as leader, serving(ScriptedScheduler(model, epoch=2)) as standby:
-        standby.is_leader = False
-        async with gateway_at(leader, model_directory, [leader.address, standby.address]) as quire:
-            await quire.wait_for_health(health_pb2.HealthCheckResponse.SERVING)
-            yield quire, standby
 
 
 async def take_over(leader: ScriptedScheduler, standby: ScriptedScheduler) -> None:

@@ -65,7 +65,7 @@ async def test_logprobs_come_with_text_and_bytes_of_tokens(quire: Harness) -> No
     generation = asking(logprobs=2, stopping=api.Stopping(max_tokens=2)).generation
     answer = await quire.stub.Generate(api.GenerateRequest(generation=generation))
     first, second = answer.completions[0].logprobs
-    assert (first.token_id, first.token, first.token_bytes, first.logprob) == (ids[0], "\ufffd", b"\xc3", -0.5)
+    assert (first.token_id, first.text, first.token_bytes, first.logprob) == (ids[0], "\ufffd", b"\xc3", -0.5)
     assert [one.token_id for one in first.top] == [ids[0], ids[0] + 1]
     assert first.token_bytes + second.token_bytes == "ß".encode()
     assert answer.completions[0].text == "ß"

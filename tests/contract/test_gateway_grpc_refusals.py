@@ -16,6 +16,7 @@ from quire.inference.v1 import inference_pb2 as api
 from scripted_scheduler import answer_with
 from tiny_model import CONTEXT_LENGTH, EOS
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 HELLO = encoded("hello world")
 LIST_SERVICES = reflection_pb2.ServerReflectionRequest(list_services="")
 
@@ -24,6 +25,11 @@ LONG = "a " * (CONTEXT_LENGTH + 1)
 LONG_IDS = [1] * (CONTEXT_LENGTH + 1)
 LONG_CHAT = api.Chat(messages=[api.ChatMessage(role="user", content=LONG)])
 ROOT = api.Chat(messages=[api.ChatMessage(role="root", content="a")])
+
+
+@pytest.fixture
+def quire(shared: Harness) -> Harness:
+    return shared
 
 
 async def test_a_refusal_carries_its_request_id_and_no_first_metadata(quire: Harness) -> None:

@@ -10,6 +10,8 @@ import openai
 import pytest
 
 from gateway_harness import Harness, encoded, running_gateway
+from gateway_svc.settings import BadSetting
+from official_client import official_client
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scripted_scheduler import answer_with
 from tiny_model import CONTEXT_LENGTH, EOS
@@ -27,10 +29,8 @@ def events_of(text: str) -> list[Any]:
 @pytest.fixture
 async def client(quire: Harness) -> AsyncIterator[openai.AsyncOpenAI]:
     """The official client."""
-    async with openai.DefaultAsyncHttpxClient(trust_env=False) as http:
-        yield openai.AsyncOpenAI(
-            base_url=f"http://127.0.0.1:{quire.gateway.http_port}/v1", api_key="none", http_client=http, max_retries=0
-        )
+    async with official_client(quire) as official:
+        yield official
 
 
 async def test_a_chat_completion(quire: Harness) -> None:
@@ -47,7 +47,57 @@ async def test_a_chat_completion(quire: Harness) -> None:
         "completion_tokens": 3,
         "total_tokens": num_prompt + 3,
         "prompt_tokens_details": {"cached_tokens": 2},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
+
+
+async def test_an_answer_may_begin_with_the_message_that_it_continues(quire: Harness) -> None:
+    quire.scheduler.script = answer_with(HELLO, stop_token_id=EOS)
+    begun = {"role": "assistant", "content": [{"type": "text", "text": "I say: "}]}
+    body = {
+        "messages": [*MESSAGES, begun],
+        "echo": True,
+        "continue_final_message": True,
+        "add_generation_prompt": False,
+    }
+    whole = (await quire.http.post("/v1/chat/completions", json=body)).json()
+    assert whole["choices"][0]["message"]["content"] == "I say: hello world"
+    *events, _ = events_of((await quire.http.post("/v1/chat/completions", json={**body, "stream": True})).text)
+    deltas = [event["choices"][0]["delta"] for event in events]
+    assert deltas[0] == {"role": "assistant", "content": "I say: "}
+    assert "".join(delta["content"] for delta in deltas) == "I say: hello world"
+    named = {"Idempotency-Key": "mine"}
+    response = await quire.http.post("/v1/chat/completions", json={**body, "stream": True}, headers=named)
+    first = response.text.split("\n\n")[0]
+    assert (first.split("\n")[0], "I say: " in first) == ("id: 0r", True)
+    resumed = await quire.http.post(
+        "/v1/chat/completions", json={**body, "stream": True}, headers={**named, "Last-Event-ID": "0r"}
+    )
+    assert "I say" not in resumed.text
+    other = (await quire.http.post("/v1/chat/completions", json={"messages": MESSAGES, "echo": True})).json()
+    assert other["choices"][0]["message"]["content"] == "hello world"  # the last message is the user's
+
+
+async def test_calls_are_answered_with_and_without_the_root_path(model_directory: Path) -> None:
+    async with running_gateway(model_directory, root_path="/llm/a") as quire:
+        quire.scheduler.script = answer_with(HELLO, stop_token_id=EOS)
+        for prefix in ("", "/llm/a"):
+            response = await quire.http.post(f"{prefix}/v1/completions", json={"prompt": "a", "max_tokens": 2})
+            assert response.json()["choices"][0]["text"] == "hello world"
+        assert (await quire.http.get("/llm/v1/models")).status_code == 404
+        assert (await quire.http.get("/llm/ab/v1/models")).status_code == 404
+        document = (await quire.http.get("/llm/a/openapi.json")).json()
+        assert document["servers"] == [{"url": "/llm/a"}]
+        metrics = (await quire.http.get("/llm/a/metrics")).text
+        assert 'method="/v1/completions"' in metrics
+        assert "/llm" not in metrics
+
+
+@pytest.mark.parametrize("root_path", ["/v1", "/api", "/live", "/v1/chat/completions"])
+async def test_a_root_path_is_not_the_beginning_of_a_route(model_directory: Path, root_path: str) -> None:
+    with pytest.raises(BadSetting, match="QUIRE_ROOT_PATH"):
+        async with running_gateway(model_directory, root_path=root_path):
+            pass
 
 
 async def test_a_streamed_chat_completion(quire: Harness) -> None:
@@ -243,6 +293,7 @@ async def test_a_model_is_found_by_its_name(quire: Harness) -> None:
     assert models["object"] == "list"
     assert models["data"] == [(await quire.http.get("/v1/models/tiny")).json()]
     assert models["data"][0]["max_model_len"] == CONTEXT_LENGTH
+    assert (models["first_id"], models["last_id"], models["has_more"]) == ("tiny", "tiny", False)
 
 
 async def test_health_is_readiness_and_live_is_life(quire: Harness) -> None:
@@ -305,7 +356,7 @@ async def test_metrics_show_a_tenant_nothing_of_others(model_directory: Path, tm
 
 
 async def test_a_stream_that_waits_is_kept_alive(quire: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway_svc.openai_http.app._PING_SECONDS", 0.01)
+    monkeypatch.setattr("gateway_svc.http_api.calls.PING_SECONDS", 0.01)
     quire.scheduler.script = lambda session, submit: session.accept(submit.key)
     async with quire.http.stream("POST", "/v1/completions", json={"prompt": "a", "stream": True}) as response:
         submit = await quire.scheduler.next("submit")
@@ -329,3 +380,46 @@ async def test_text_comes_before_the_whole_is_there(quire: Harness) -> None:
         quire.http.stream("POST", "/v1/completions", json={"prompt": "a", "stream": True}) as response,
     ):
         assert "hello" in await anext(response.aiter_text())
+
+
+async def test_ignored_fields_are_named_in_the_answer_and_counted(quire: Harness) -> None:
+    quire.scheduler.script = answer_with(HELLO, stop_token_id=EOS)
+    fields = {"prompt": "a", "brand_new": {"x": 1}, "b\r\nc: d": 0, "nothing": None}
+    for stream in (False, True):
+        response = await quire.http.post("/v1/completions", json={**fields, "stream": stream})
+        assert (response.status_code, response.headers["x-quire-ignored-fields"]) == (200, "brand_new, b??c??d")
+    response = await quire.http.post("/v1/completions", json={"prompt": "a", "user": "me"})
+    assert "x-quire-ignored-fields" not in response.headers
+    metrics = (await quire.http.get("/metrics")).text
+    assert 'quire_gateway_ignored_fields_total{method="/v1/completions"} 4.0' in metrics
+
+
+async def test_the_document_of_the_api_and_its_page_are_served(quire: Harness) -> None:
+    document = (await quire.http.get("/openapi.json")).json()
+    assert {"/v1/chat/completions", "/v1/models/{model}", "/metrics", "/docs"} <= document["paths"].keys()
+    for path in ("/openapi.json", "/docs", "/live", "/version", "/v1/models"):
+        response = await quire.http.get(path)
+        (kind,) = document["paths"][path]["get"]["responses"]["200"].get("content", {"application/json": {}})
+        assert (response.status_code, response.headers["content-type"].partition(";")[0]) == (200, kind)
+    assert "default-src 'none'" in (await quire.http.get("/docs")).headers["content-security-policy"]
+
+
+async def test_token_ids_and_running_usage_of_a_stream(quire: Harness) -> None:
+    quire.scheduler.script = answer_with(HELLO, stop_token_id=EOS)
+    body = {
+        "messages": MESSAGES,
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        "return_token_ids": True,
+        "service_tier": "auto",
+    }
+    response = await quire.http.post("/v1/chat/completions", json=body)
+    role, *others, last, done = events_of(response.text)
+    assert role["prompt_token_ids"] == encoded("<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n")
+    assert [token for event in others for token in event["choices"][0]["token_ids"]] == [*HELLO, EOS]
+    num_tokens = [event["usage"]["completion_tokens"] for event in (role, *others, last)]
+    assert (num_tokens[0], num_tokens[-2:]) == (0, [3, 3])
+    assert num_tokens == sorted(num_tokens)
+    assert {event["service_tier"] for event in (role, *others, last)} == {"default"}
+    assert {event["system_fingerprint"][:3] for event in (role, *others, last)} == {"fp_"}
+    assert done == "data: [DONE]"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway_harness import Harness, running_gateway
-from gateway_svc.openai_http.connection import MAX_HEAD_BYTES, MAX_HEADERS
+from gateway_svc.http_api.connection import MAX_HEAD_BYTES, MAX_HEADERS
 
 MIB = 2**20
 SHORT = 0.3  # seconds

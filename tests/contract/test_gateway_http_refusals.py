@@ -15,9 +15,15 @@ from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scripted_scheduler import answer_with
 from tiny_model import CONTEXT_LENGTH, EOS
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 MESSAGES = [{"role": "user", "content": "hello"}]
 JSON = {"content-type": "application/json"}
 ROLE, CONTENT = "messages[0].role", "messages[0].content"
+
+
+@pytest.fixture
+def quire(shared: Harness) -> Harness:
+    return shared
 
 
 @pytest.mark.parametrize(
@@ -101,7 +107,7 @@ async def test_other_times_are_refused(seconds: str, quire: Harness) -> None:
         ("/v1/completions", {"prompt": "a", "top_p": 0}, 400, "invalid_field", "top_p"),
         ("/v1/completions", {"prompt": "a", "n": 0}, 400, "invalid_field", "n"),
         ("/v1/completions", {"prompt": "a", "max_tokens": -1}, 400, "invalid_field", "max_tokens"),
-        ("/v1/completions", {"prompt": "a", "echo": True}, 400, "feature_unsupported", "echo"),
+        ("/v1/completions", {"prompt": "a", "suffix": "b"}, 400, "feature_unsupported", "suffix"),
         (
             "/v1/chat/completions",
             {"messages": MESSAGES, "max_completion_tokens": 0},
@@ -224,13 +230,14 @@ async def test_what_is_not_there_is_an_error_of_the_same_shape(
 
 
 async def test_no_value_of_a_client_becomes_a_label(quire: Harness) -> None:
+    labels = '{code="404",method="/v1/models/{model:path}",model="",protocol="http"}'
+    num_before = await quire.metric(f"quire_gateway_requests_total{labels}")
     await quire.http.request("EVIL", "/evil")
     await quire.http.get("/v1/models/evil")
     await quire.http.post("/v1/completions", json={"prompt": "a", "model": "evil"})
     text = (await quire.http.get("/metrics")).text
     assert "evil" not in text.lower()
-    labels = '{code="404",method="/v1/models/{model:path}",model="",protocol="http"}'
-    assert await quire.metric(f"quire_gateway_requests_total{labels}") == 1
+    assert await quire.metric(f"quire_gateway_requests_total{labels}") == num_before + 1
 
 
 async def test_a_request_that_is_no_http_ends_only_its_connection(quire: Harness) -> None:

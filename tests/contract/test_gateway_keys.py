@@ -221,3 +221,14 @@ async def test_keys_that_raise_any_exception_end_no_gateway(
         async with asyncio.timeout(60):
             while (await quire.http.get("/v1/models", headers=dict(bearer("carol")))).status_code != 200:
                 await asyncio.sleep(0.01)
+
+
+async def test_the_document_of_the_api_needs_no_key_and_names_no_model(keyed: Harness) -> None:
+    for path in ("/openapi.json", "/docs"):
+        response = await keyed.http.get(path)
+        assert response.status_code == 200
+        assert "tiny" not in response.text
+        assert "alice" not in response.text
+    document = (await keyed.http.get("/openapi.json")).json()
+    assert "/metrics" not in document["paths"]
+    assert {} not in document["paths"]["/v1/completions"]["post"]["security"]

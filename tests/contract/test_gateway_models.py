@@ -302,6 +302,9 @@ async def test_a_scheduler_of_protocol_1_serves_its_one_model(
         assert await model_names(quire) == ["other", "owner/alias", "second"]
         assert (await generate(quire, text="a", model="second")).acceptance.model == "other"
         assert [command.WhichOneof("command") for command in quire.scheduler.commands] == ["submit"]
+        with pytest.raises(grpc.aio.AioRpcError, match="release") as error:  # it would ignore the constraint
+            await generate(quire, text="a", model="second", constraint=api.Constraint(regex="a+"))
+        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
         quire.scheduler.session.status(tiny)
         async with asyncio.timeout(60):
             while await model_names(quire) != ["tiny"]:

@@ -6,6 +6,13 @@ import pytest
 
 from gateway_harness import Harness, running_gateway
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture
+def quire(shared: Harness) -> Harness:
+    return shared
+
 
 @pytest.mark.parametrize(
     "host",

@@ -108,7 +108,7 @@ async def test_log_probabilities_are_those_requested(quire: Harness) -> None:
     await kept(quire, ended(token_ids, length_end(), logprobs=logprobs), logprobs=1)
     _, event, _ = await rest_of(resume(quire, (0, 1)))
     (logprob,) = event.chunk.logprobs
-    assert (logprob.token, [one.token for one in logprob.top]) == ("b", ["a"])
+    assert (logprob.text, [one.text for one in logprob.top]) == ("b", ["a"])
 
 
 async def test_the_best_of_several_come_at_the_end_and_from_where_they_were_read(quire: Harness) -> None:

@@ -27,10 +27,10 @@ async def test_slow_texts_of_a_tenant_do_not_hold_the_chats_of_another(
     go_on = threading.Event()
     encode = ModelTokenizer._encode_text
 
-    def encode_slowly(self: ModelTokenizer, text: str, max_tokens: int | None) -> list[int]:
+    def encode_slowly(self: ModelTokenizer, text: str, max_tokens: int | None, add_special: bool) -> list[int]:
         if text == "slow":
             assert go_on.wait(120)
-        return encode(self, text, max_tokens)
+        return encode(self, text, max_tokens, add_special)
 
     monkeypatch.setattr(ModelTokenizer, "_encode_text", encode_slowly)
     alice, bob = [(("authorization", f"Bearer the-own-key-of-{name}"),) for name in ("alice", "bob")]
@@ -57,7 +57,7 @@ async def test_parsing_a_large_body_does_not_stop_other_calls(quire: Harness, mo
         assert go_on.wait(60)
         return json.loads(data, **options)
 
-    monkeypatch.setattr("gateway_svc.openai_http.json_fields.json", SimpleNamespace(loads=parse_slowly))
+    monkeypatch.setattr("gateway_svc.http_api.json_body.json", SimpleNamespace(loads=parse_slowly))
     large = asyncio.create_task(quire.http.post("/v1/completions", json={"prompt": "a" * 2**20}))
     async with asyncio.timeout(60):
         while not parsing.is_set():

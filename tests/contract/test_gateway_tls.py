@@ -1,11 +1,13 @@
 """TLS on the ports of clients, with clients that check the certificate: OpenAI's, httpx, and Quire's own."""
 
+import json
 from pathlib import Path
 
 import grpc
 import httpx
 import openai
 import pytest
+from websockets.asyncio.client import connect
 
 from certificates import Authority
 from gateway_svc.gateway import Gateway
@@ -51,6 +53,17 @@ async def test_the_official_client_checks_the_certificate_and_streams(
             with pytest.raises(httpx.HTTPError):
                 await plain.get(f"http://{host}:{gateway.http_port}/live")
         assert await answers_http(f"{host}:{gateway.http_port}", "/live", has_tls=True)()  # as `make run` probes it
+
+
+async def test_a_websocket_has_tls(
+    model_directory: Path, files: ReplaceableFiles, authorities: tuple[Authority, Authority]
+) -> None:
+    async with gateway_with_tls(model_directory, files) as gateway:
+        await until_ready(gateway, authorities[0])
+        url = f"wss://localhost:{gateway.http_port}/v1/completions"
+        async with connect(url, ssl=trusting(authorities[0]), proxy=None) as connection:
+            await connection.send('{"prompt": "a"}')
+            assert json.loads(await connection.recv())["choices"][0]["text"] == "hello"
 
 
 async def test_grpc_clients_check_the_certificate(

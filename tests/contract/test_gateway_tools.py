@@ -12,6 +12,7 @@ import pytest
 
 from answers_with_calls import ANSWERS, ARGUMENTS, make_family_directory
 from gateway_harness import Harness, rest_of, running_gateway
+from official_client import official_client
 from quire.inference.v1 import inference_pb2 as api
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scripted_scheduler import ScriptedSession, answer_with, stop_end
@@ -43,10 +44,8 @@ async def quire(hermes: Path) -> AsyncIterator[Harness]:
 @pytest.fixture
 async def client(quire: Harness) -> AsyncIterator[openai.AsyncOpenAI]:
     """The official client."""
-    async with openai.DefaultAsyncHttpxClient(trust_env=False) as http:
-        yield openai.AsyncOpenAI(
-            base_url=f"http://127.0.0.1:{quire.gateway.http_port}/v1", api_key="none", http_client=http, max_retries=0
-        )
+    async with official_client(quire) as official:
+        yield official
 
 
 def body(**fields: Any) -> dict[str, Any]:
@@ -75,12 +74,41 @@ async def test_a_call_is_a_part_of_the_message(quire: Harness, client: openai.As
     answer = await client.chat.completions.create(model="tiny", messages=[USER], tools=TOOLS, max_tokens=200)
     (choice,) = answer.choices
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", ANSWER.text)
-    assert choice.message.model_dump()["reasoning_content"] == ANSWER.reasoning
+    for name in ("reasoning", "reasoning_content"):
+        assert choice.message.model_dump()[name] == ANSWER.reasoning
     assert choice.message.tool_calls is not None
     (call,) = choice.message.tool_calls
     assert call.type == "function"
     assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", json.loads(ARGUMENTS))
     assert call.id.startswith("call_")
+
+
+async def test_reasoning_may_be_left_out_and_counts(quire: Harness) -> None:
+    quire.scheduler.script = one_by_one([*ANSWER.token_ids, EOS])
+    whole = (await quire.http.post("/v1/chat/completions", json=body(include_reasoning=False))).json()
+    message = whole["choices"][0]["message"]
+    assert not message.keys() & {"reasoning", "reasoning_content"}
+    assert (message["content"], len(message["tool_calls"])) == (ANSWER.text, 1)
+    usage = whole["usage"]
+    assert 0 < usage["completion_tokens_details"]["reasoning_tokens"] < usage["completion_tokens"]
+
+    fields = {"stream": True, "stream_options": {"include_usage": True}}
+    shown, hidden = [
+        events_of((await quire.http.post("/v1/chat/completions", json=body(**fields, **more))).text)
+        for more in ({}, {"include_reasoning": False})
+    ]
+    assert shown[-1]["usage"] == hidden[-1]["usage"] == usage
+    # What would show the reasoning is left out with it.
+    fields |= {"include_reasoning": False, "logprobs": True, "top_logprobs": 1, "return_token_ids": True}
+    events = events_of((await quire.http.post("/v1/chat/completions", json=body(**fields))).text)
+    choices = [event["choices"][0] for event in events[:-1]]
+    assert all(choice["logprobs"] is None and "token_ids" not in choice for choice in choices)
+    assert [choice["delta"] for choice in choices][1:] != []
+    deltas = [[event["choices"][0]["delta"] for event in events[:-1]] for events in (shown, hidden)]
+    assert any("reasoning" in delta for delta in deltas[0])
+    kept = [delta for delta in deltas[0] if "reasoning" not in delta]
+    assert [delta.keys() for delta in deltas[1]] == [delta.keys() for delta in kept]
+    assert [delta.get("content") for delta in deltas[1]] == [delta.get("content") for delta in kept]
 
 
 async def test_a_message_with_calls_alone_has_no_content(quire: Harness) -> None:
@@ -209,10 +237,27 @@ async def test_a_stream_is_resumed_within_the_arguments_on_another_gateway(herme
             assert assembled(events[:position] + rest) == assembled(events)
 
 
+@pytest.mark.parametrize("more", [{}, {"include_reasoning": False}], ids=["shown", "hidden"])
+async def test_the_usage_of_a_resumed_stream_has_all_reasoning(hermes: Path, more: dict[str, Any]) -> None:
+    record = Record([*ANSWER.token_ids, EOS])
+    fields = body(stream=True, stream_options={"include_usage": True}, **more)
+    async with running_gateway(hermes, CONTEXT_LENGTH) as one, running_gateway(hermes, CONTEXT_LENGTH) as other:
+        one.scheduler.script = other.scheduler.script = record.play
+        response = await one.http.post("/v1/chat/completions", json=fields, headers=NAMED)
+        usage = events_of(response.text)[-1]["usage"]
+        assert usage["completion_tokens_details"]["reasoning_tokens"] > 0
+        for event in [each for each in response.text.split("\n\n") if each][:-2]:
+            headers = {**NAMED, "last-event-id": event.split("\n")[0].removeprefix("id: ")}
+            resumed = await other.http.post("/v1/chat/completions", json=fields, headers=headers)
+            assert events_of(resumed.text)[-1]["usage"] == usage
+
+
 async def test_chunks_and_completions_have_calls_over_grpc(quire: Harness) -> None:
     quire.scheduler.script = one_by_one([*ANSWER.token_ids, EOS])
     generation = api.Generation(chat=CHAT, request_id="mine")
-    whole = (await quire.stub.Generate(api.GenerateRequest(generation=generation))).completions[0]
+    response = await quire.stub.Generate(api.GenerateRequest(generation=generation))
+    assert 0 < response.usage.reasoning_tokens < response.usage.completion_tokens
+    whole = response.completions[0]
     assert (whole.text, whole.reasoning) == (ANSWER.text, ANSWER.reasoning)
     assert whole.finish.reason == api.FINISH_REASON_TOOL_CALLS
     assert whole.finish.token_id == EOS

@@ -1,13 +1,16 @@
-"""Fixtures of the end-to-end tests: the prepared default model and its continuations by transformers."""
+"""Fixtures of the end-to-end tests: the default model, its continuations by transformers, and a tiny model."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from transformers import LlamaConfig
 
+from llama_models import SIZES, save_servable
 from reference import Reference, kept_references
 from svc_common.models import resolve_model
+from tiny_model import tiny_tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -15,6 +18,14 @@ def model() -> Path:
     """Directory of the default model, prepared once."""
     subprocess.run([sys.executable, "-m", "worker_svc.prepare"], check=True)
     return resolve_model(None).path
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory of a random model with 270 tokens and 2 layers: its workers start in seconds, and tokens take 1 ms."""
+    tokenizer = tiny_tokenizer()
+    sizes = SIZES | {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 4096}
+    return save_servable(tmp_path_factory.mktemp("tiny-model"), LlamaConfig(**sizes), tokenizer)
 
 
 @pytest.fixture(scope="session")

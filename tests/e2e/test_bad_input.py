@@ -160,9 +160,9 @@ async def test_http_names_the_field(http: httpx.AsyncClient, case: Case, streams
 
 
 async def test_field_that_is_not_served_is_refused_by_name(http: httpx.AsyncClient) -> None:
-    answer = await http.post("/v1/completions", json={"prompt": "a", "prompt_logprobs": 1})
+    answer = await http.post("/v1/completions", json={"prompt": "a", "prompt_embeds": "AAAA"})
     assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "prompt_logprobs"
+    assert answer.json()["error"]["param"] == "prompt_embeds"
     assert answer.json()["error"]["code"].upper() == "FEATURE_UNSUPPORTED"
 
 

@@ -74,7 +74,7 @@ async def official(running: Deployment) -> AsyncIterator[openai.AsyncOpenAI]:
 async def test_texts_that_ended_are_valid_under_the_schema(name: str, official: openai.AsyncOpenAI) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": name, "schema": SCHEMAS[name], "strict": True}}
     answer = await official.chat.completions.create(
-        model=MODEL, messages=CHAT, response_format=form, n=4, seed=7, max_tokens=MAX_TOKENS
+        model=MODEL, messages=CHAT, response_format=form, n=4, seed=7, temperature=1, top_p=1, max_tokens=MAX_TOKENS
     )
 
     ended = [choice.message.content for choice in answer.choices if choice.finish_reason == "stop"]

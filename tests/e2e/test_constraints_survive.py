@@ -71,6 +71,12 @@ async def ask(client: AsyncClient, request: dict[str, Any]) -> Generation:
 
 async def all_at_once(running: Deployment, meanwhile: Callable[[], Any] | None = None) -> list[list[list[int]]]:
     """The tokens of all requests; those that ended are valid."""
+    answers = await answers_at_once(running, meanwhile)
+    return [check(answer, is_good) for answer, (_, is_good) in zip(answers, CONSTRAINTS, strict=True)]
+
+
+async def answers_at_once(running: Deployment, meanwhile: Callable[[], Any] | None = None) -> list[Generation]:
+    """The answers to all requests. `meanwhile` is called in the middle."""
     num_before = running.metrics()["quire_generation_tokens_total"]
     async with AsyncClient(",".join(running.state["grpc"])) as client:
         asked = [asyncio.create_task(ask(client, request)) for request in REQUESTS]
@@ -80,8 +86,7 @@ async def all_at_once(running: Deployment, meanwhile: Callable[[], Any] | None =
                     await asyncio.sleep(0.02)
             assert not all(task.done() for task in asked)
             meanwhile()
-        answers = await asyncio.gather(*asked)
-    return [check(answer, is_good) for answer, (_, is_good) in zip(answers, CONSTRAINTS, strict=True)]
+        return await asyncio.gather(*asked)
 
 
 def check(answer: Generation, is_good: Callable[[str], bool]) -> list[list[int]]:
@@ -100,16 +105,18 @@ def running(model: Path) -> Iterator[Deployment]:
 
 @pytest.fixture(scope="module")
 def expected(running: Deployment) -> list[list[list[int]]]:
-    """The tokens of the requests one after another, most of which end by themselves."""
-
-    async def alone() -> list[Generation]:
-        async with AsyncClient(running.grpc) as client:
-            return [await ask(client, request) for request in REQUESTS]
-
-    answers = asyncio.run(alone())
+    """The tokens of the undisturbed requests, most of which end by themselves."""
+    answers = asyncio.run(answers_at_once(running))
     ended = [one.finish_reason == "stop" for answer in answers for one in answer.completions]
     assert sum(ended) > len(ended) / 2
     return [check(answer, is_good) for answer, (_, is_good) in zip(answers, CONSTRAINTS, strict=True)]
+
+
+async def test_each_alone(running: Deployment, expected: list[list[list[int]]]) -> None:
+    """A schema, a regular expression and the choice: the others do not change the tokens of a request."""
+    async with AsyncClient(running.state["grpc"][0]) as client:
+        for index in (0, len(SCHEMAS), len(CONSTRAINTS) - 1):
+            assert check(await ask(client, REQUESTS[index]), CONSTRAINTS[index][1]) == expected[index]
 
 
 async def test_with_a_worker_killed_in_the_middle(running: Deployment, expected: list[list[list[int]]]) -> None:

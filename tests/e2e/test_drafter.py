@@ -12,8 +12,8 @@ from quire_client.results import Completion, FinishReason
 
 DAYS = "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday, "
 CODE = "def add(a, b):\n    return a + b\n\n\ndef subtract(a, b):\n    return a - b\n\n\ndef multiply(a, b):\n"
-NUM_TOKENS = 64
-PLENTY, SCARCE = 256, 24  # blocks
+NUM_TOKENS = 40
+PLENTY, SCARCE = 256, 20  # blocks
 
 REQUESTS: list[tuple[str, dict[str, Any]]] = [
     (DAYS * 4, {"logprobs": 2}),

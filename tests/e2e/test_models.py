@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from transformers import MistralConfig, Qwen3Config
 
 from deployment import Deployment, deployment
-from llama_models import SIZES, generate, prompts, save_model
+from llama_models import SIZES, generate, prompts, save_servable
 from quire_client import AsyncClient, AsyncStream
 from svc_common.models import DEFAULT_MODEL
 from tiny_model import other_tokenizer, tiny_tokenizer
@@ -26,13 +26,6 @@ LENGTHS = {DEFAULT_MODEL: 40, "qwen": 1000, "mistral": 2000}
 (PROMPT,) = prompts(40)
 
 
-def save(directory: Path, config: Any, tokenizer: Tokenizer) -> Path:
-    """A random model with a tokenizer."""
-    save_model(directory, config)
-    (directory / "tokenizer.json").write_text(tokenizer.to_str())
-    return directory
-
-
 @pytest.fixture(scope="module")
 def directories(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Directories of the models, by their names."""
@@ -41,8 +34,8 @@ def directories(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     tiny, other = tiny_tokenizer(), other_tokenizer()
     return {
         DEFAULT_MODEL: model,
-        "qwen": save(root / "qwen", Qwen3Config(**sizes | {"vocab_size": tiny.get_vocab_size()}), tiny),
-        "mistral": save(
+        "qwen": save_servable(root / "qwen", Qwen3Config(**sizes | {"vocab_size": tiny.get_vocab_size()}), tiny),
+        "mistral": save_servable(
             root / "mistral",
             MistralConfig(
                 **sizes | {"vocab_size": other.get_vocab_size(), "num_hidden_layers": 3}, sliding_window=None

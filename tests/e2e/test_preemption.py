@@ -39,6 +39,11 @@ def worker(model: Path) -> ModelInstance:
     return load_instance(read_settings(WorkerSettings, flags), lambda line: None)
 
 
+@pytest.fixture(scope="module")
+def judge(model: Path) -> BeamJudge:
+    return BeamJudge(model)
+
+
 def serve_until_all_preempted(
     worker: ModelInstance, judged: list[Reference], preemption: str, durations: Durations | None = None
 ) -> list[Served]:
@@ -113,9 +118,8 @@ def test_sequences_of_one_request_are_those_of_lone_requests(
 
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
 def test_beams_that_give_way_are_transformers_beams(
-    worker: ModelInstance, model: Path, judged: list[Reference], preemption: str
+    worker: ModelInstance, judge: BeamJudge, judged: list[Reference], preemption: str
 ) -> None:
-    judge = BeamJudge(model)
     searches = [
         Search(judged[14].prompt, 4, 4, 1.0, False),
         Search(judged[22].prompt, 3, 2, 0.0, True),
@@ -145,13 +149,14 @@ def test_prefix_of_48_requests_is_computed_and_kept_once(worker: ModelInstance, 
     prompts = [request.prompt_token_ids for request in requests]
     num_shared = next(place for place, tokens in enumerate(zip(*prompts, strict=False)) if len(set(tokens)) > 1)
     assert num_shared >= PREFIX_WORDS
+    num_tokens = 2 * BLOCK + 1
     runner = CoreRunner(worker, PLENTY)
-    runner.serve(submission(str(i), prompt, NEW_TOKENS) for i, prompt in enumerate(prompts))
+    runner.serve(submission(str(i), prompt, num_tokens) for i, prompt in enumerate(prompts))
     in_full_blocks = num_shared // BLOCK * BLOCK
     # The last sampled token is not computed.
-    own = [len(prompt) - in_full_blocks + NEW_TOKENS - 1 for prompt in prompts]
+    own = [len(prompt) - in_full_blocks + num_tokens - 1 for prompt in prompts]
     assert runner.core.totals.computed_tokens == in_full_blocks + sum(own)
-    tails = [num_blocks_for(len(prompt) - num_shared + NEW_TOKENS, BLOCK) for prompt in prompts]
+    tails = [num_blocks_for(len(prompt) - num_shared + num_tokens, BLOCK) for prompt in prompts]
     assert runner.peak_blocks == pytest.approx(num_blocks_for(num_shared, BLOCK) + sum(tails), rel=0.05)
 
 

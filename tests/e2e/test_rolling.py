@@ -17,7 +17,7 @@ from tests.chaos.stack import Stack, stack
 
 TIMEOUT = 240  # seconds
 NUM_CLIENTS = 4
-NUM_TOKENS = 100
+NUM_TOKENS = 400
 # A worker with the dtype that a file has when it starts, as a pod has the template that its workload has by then.
 _RUN = """
 import os, runpy, sys
@@ -28,7 +28,7 @@ runpy.run_module("worker_svc", run_name="__main__", alter_sys=True)
 
 
 @asynccontextmanager
-async def deployment(log: Path, dtype: Path) -> AsyncIterator[Stack]:
+async def deployment(log: Path, model: Path, dtype: Path) -> AsyncIterator[Stack]:
     def adapt(role: Role) -> Role:
         if not role.name.startswith("worker-"):
             return role
@@ -37,6 +37,7 @@ async def deployment(log: Path, dtype: Path) -> AsyncIterator[Stack]:
         return replace(role, command=command, environment={**role.environment, "PYTHONPATH": path})
 
     environment = {"QUIRE_NUM_BLOCKS": "400", "QUIRE_DRAIN_GRACE": "120", "QUIRE_DETERMINISTIC": "1"}
+    environment["QUIRE_MODEL"] = str(model)
     counts = {"gateways": 1, "schedulers": 2, "workers": 2}
     async with stack(log, environment, counts, RestartPolicy(max_backoff=0.0), adapt) as running:
         await settled(running, 0)
@@ -55,16 +56,18 @@ async def settled(running: Stack, num_restarts: int) -> None:
 
 
 async def generated(client: AsyncClient, number: int) -> tuple[int, ...]:
-    prompt = [1000 + number, *range(2000, 2040)]
+    prompt = [50 + number, *range(60, 100)]
     stream = client.stream(prompt, max_tokens=NUM_TOKENS, temperature=1, seed=number, ignore_eos=True)
     return tuple((await stream.collect()).token_ids)
 
 
-async def test_each_request_gets_all_its_tokens_from_the_version_it_began_with(tmp_path: Path) -> None:
+async def test_each_request_gets_all_its_tokens_from_the_version_it_began_with(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     dtype = tmp_path / "dtype"
     dtype.write_text("float32")
     log = tmp_path / "log"
-    async with deployment(log, dtype) as running:
+    async with deployment(log, tiny_model, dtype) as running:
         async with AsyncClient(running.addresses.grpc[0].dial_address) as client:
             numbers = range(NUM_CLIENTS)
             of_old = await asyncio.gather(*(generated(client, number) for number in numbers))

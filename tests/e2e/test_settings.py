@@ -1,4 +1,4 @@
-"""Settings of a model and a policy, passed to a deployment as by `make run`."""
+"""Settings of a model and a policy, passed to a deployment as by `make run`, and as flags of `quire serve`."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def _install_policy(root: Path, mark: Path) -> None:
     (root / "marking_policy.py").write_text(POLICY.format(mark=str(mark)))
 
 
-async def test_a_deployment_serves_as_its_settings_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_deployment_serves_as_flags_and_settings_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     vocab_size = tiny_tokenizer().get_vocab_size()
     directory = tmp_path / "model"
     directory.mkdir()
@@ -41,18 +41,10 @@ async def test_a_deployment_serves_as_its_settings_say(tmp_path: Path, monkeypat
     tokenizer = make_model_directory(tmp_path / "tokenizer")
     _install_policy(tmp_path / "packages", tmp_path / "mark")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'packages'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    with deployment(
-        model=str(directory),
-        tokenizer=str(tokenizer),
-        chat_template="{{ messages[0].content }}!",
-        generation_config="model",
-        override_generation_config='{"temperature": 0}',
-        max_model_len=48,
-        policy="marking",
-        dtype="float32",
-        num_blocks=50,
-        num_threads=1,
-    ) as running:
+    flags = [str(directory), "--tokenizer", str(tokenizer), "--chat-template", "{{ messages[0].content }}!"]
+    flags += ["--override-generation-config", '{"temperature": 0}', "--max-model-len", "48", "--dtype=float"]
+    flags += ["--num-gpu-blocks-override", "50", "--enable-chunked-prefill"]
+    with deployment(flags, generation_config="model", policy="marking", num_threads=1) as running:
         assert (tmp_path / "mark").exists()
         async with AsyncClient(running.grpc) as client:
             (model,) = await client.models()

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from pathlib import Path
 
 import httpx
 
@@ -13,9 +14,11 @@ GRPC_TRACE, HTTP_TRACE = "4bf92f3577b34da6a3ce929d0e0e4736", "0af7651916cd43dd84
 PARENT = "00f067aa0ba902b7"
 
 
-async def test_request_leaves_one_trace_over_all_hops(model: object) -> None:
+async def test_request_leaves_one_trace_over_all_hops(tiny_model: Path) -> None:
     async with collecting() as (collector, endpoint):
-        with deployment(OTEL_EXPORTER_OTLP_ENDPOINT=endpoint, OTEL_BSP_SCHEDULE_DELAY=100) as running:
+        with deployment(
+            model=str(tiny_model), OTEL_EXPORTER_OTLP_ENDPOINT=endpoint, OTEL_BSP_SCHEDULE_DELAY=100
+        ) as running:
             async with AsyncClient(running.grpc) as client:
                 await client.generate("A quire is", max_tokens=4, traceparent=f"00-{GRPC_TRACE}-{PARENT}-01")
             async with httpx.AsyncClient(base_url=running.http, timeout=60) as client:

@@ -22,6 +22,7 @@ BEFORE = "7d18df7fd0bf9b3cb0c9ae5eee1f34d5867ccf21"
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT = 120  # seconds
+NUM_TOKENS = 400  # of a stream, which take about a second
 _RUN = """
 import runpy, sys
 tree, module = sys.argv[1:3]
@@ -43,7 +44,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def mixed(before: Path, log: Path) -> AsyncIterator[Stack]:
+async def mixed(before: Path, model: Path, log: Path) -> AsyncIterator[Stack]:
     """Two of each role, the first of the previous release."""
 
     def adapt(role: Role) -> Role:
@@ -54,7 +55,7 @@ async def mixed(before: Path, log: Path) -> AsyncIterator[Stack]:
         module = role.command[role.command.index("-m") + 1]
         return replace(role, command=(sys.executable, "-c", _RUN, str(before), module))
 
-    environment = {"QUIRE_DTYPE": "float32", "QUIRE_NUM_BLOCKS": "400"}
+    environment = {"QUIRE_MODEL": str(model), "QUIRE_DTYPE": "float32", "QUIRE_NUM_BLOCKS": "400"}
     counts = {"gateways": 2, "schedulers": 2, "workers": 2}
     async with stack(log, environment, counts, RestartPolicy(max_backoff=0.0), adapt) as running:
         await settled(running)
@@ -84,17 +85,17 @@ async def replace_leader(running: Stack, leader: str) -> None:
 
 
 def prompt(number: int) -> list[int]:
-    return [1000 + number, *range(2000, 2040)]
+    return [50 + number, *range(60, 100)]
 
 
 def streamed(client: AsyncClient, number: int, name: str) -> AsyncStream:
-    return client.stream(prompt(number), max_tokens=150, temperature=0, ignore_eos=True, request_id=name)
+    return client.stream(prompt(number), max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True, request_id=name)
 
 
 async def test_streams_go_on_while_roles_of_two_releases_take_over_from_each_other(
-    before: Path, model: Path, tmp_path: Path
+    before: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
-    async with mixed(before, tmp_path / "log") as running, AsyncExitStack() as entered:
+    async with mixed(before, tiny_model, tmp_path / "log") as running, AsyncExitStack() as entered:
         addresses = [address.dial_address for address in running.addresses.grpc]
         orders = (addresses, addresses[::-1])  # the order of preference of each client
         clients = [await entered.enter_async_context(AsyncClient(",".join(order))) for order in orders]

@@ -22,26 +22,34 @@ def start(program: str, directory: Path, **settings: str) -> tuple[int, str]:
     return ended.returncode, ended.stdout + ended.stderr
 
 
+WRONG_VALUES = {
+    "worker_svc": {
+        "QUIRE_NUM_BLOCKS": "0",
+        "QUIRE_SWAP_SPACE": "-1",
+        "QUIRE_SWAP_RATE": "0",
+        "QUIRE_BLOCK_SIZE": "0",
+        "QUIRE_MAX_MODEL_LEN": "0",
+    },
+    "scheduler_svc": {
+        "QUIRE_POLICY": "lottery",
+        "QUIRE_PREEMPTION": "never",
+        "QUIRE_AGEING_SECONDS": "0",
+        "QUIRE_MAX_QUEUED_REQUESTS": "0",
+        "QUIRE_MAX_TENANT_QUEUED_TOKENS": "0",
+    },
+}
+
+
 @pytest.mark.parametrize(
-    ("program", "name", "value"),
-    [
-        ("worker_svc", "QUIRE_NUM_BLOCKS", "0"),
-        ("worker_svc", "QUIRE_SWAP_SPACE", "-1"),
-        ("worker_svc", "QUIRE_SWAP_SPACE", "nan"),
-        ("worker_svc", "QUIRE_SWAP_RATE", "0"),
-        ("worker_svc", "QUIRE_BLOCK_SIZE", "0"),
-        ("worker_svc", "QUIRE_MAX_MODEL_LEN", "0"),
-        ("scheduler_svc", "QUIRE_POLICY", "lottery"),
-        ("scheduler_svc", "QUIRE_PREEMPTION", "never"),
-        ("scheduler_svc", "QUIRE_AGEING_SECONDS", "0"),
-        ("scheduler_svc", "QUIRE_MAX_QUEUED_REQUESTS", "0"),
-        ("scheduler_svc", "QUIRE_MAX_TENANT_QUEUED_TOKENS", "0"),
-    ],
+    ("program", "values"),
+    [*WRONG_VALUES.items(), ("worker_svc", {"QUIRE_SWAP_SPACE": "nan"})],
+    ids=["worker", "scheduler", "nan"],
 )
-def test_value_out_of_range_is_named(tmp_path: Path, program: str, name: str, value: str) -> None:
-    code, said = start(program, tmp_path, **{name: value})
+def test_values_out_of_range_are_all_named(tmp_path: Path, program: str, values: dict[str, str]) -> None:
+    code, said = start(program, tmp_path, **values)
     assert code == 2
-    assert name in said
+    for name in values:
+        assert name in said
     assert "Traceback" not in said
 
 

@@ -21,7 +21,7 @@ def _random(rows: int, inputs: int, outputs: int, device: str, dtype: torch.dtyp
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    ("rows", "inputs", "outputs"), [(1, 1, 1), (2, 15, 17), (63, 64, 65), (65, 111, 97), (17, 576, 1536), (3, 48, 5000)]
+    ("rows", "inputs", "outputs"), [(1, 1, 1), (2, 15, 17), (63, 64, 65), (65, 111, 97), (17, 576, 129), (3, 48, 500)]
 )
 def test_products(
     rows: int,

@@ -35,9 +35,15 @@ class BeamJudge:
     def __init__(self, model: Path) -> None:
         self._network: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         self.eos_token_id: int = self._network.generation_config.eos_token_id
+        self._known: dict[Search, list[Found]] = {}
 
     def search(self, search: Search) -> list[Found]:
-        """The best sequences, the best one first."""
+        """The best sequences, the best one first. The result of a search is kept."""
+        if search not in self._known:
+            self._known[search] = self._search(search)
+        return self._known[search]
+
+    def _search(self, search: Search) -> list[Found]:
         answer = self._network.generate(
             torch.tensor([search.prompt]),
             attention_mask=torch.ones(1, len(search.prompt), dtype=torch.long),

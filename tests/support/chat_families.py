@@ -98,7 +98,7 @@ class Family:
 
     @property
     def template(self) -> ChatTemplate:
-        return ChatTemplate(self.source, self.special_tokens)
+        return _compiled(self)
 
     def literals(self) -> list[str]:
         """Of added tokens that are not white space."""
@@ -109,6 +109,11 @@ class Family:
 @cache
 def _made(family: Family) -> Tokenizer:
     return family.make_tokenizer()
+
+
+@cache
+def _compiled(family: Family) -> ChatTemplate:
+    return ChatTemplate(family.source, family.special_tokens)
 
 
 _CHATML = """\

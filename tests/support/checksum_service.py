@@ -65,6 +65,7 @@ class ChecksumService(WorkerServiceServicer):
         self.failing_token: int | None = None  # sequences that start with this token fail
         self.block_hashes: dict[int, bytes] = {}  # of the device
         self.host_block_hashes: dict[int, bytes] = {}
+        self.trace = ""  # path of its profiles; it refuses them without one
 
     async def Describe(self, request: worker_v1.DescribeRequest, context: Any) -> worker_v1.DescribeResponse:
         return self.about
@@ -77,6 +78,20 @@ class ChecksumService(WorkerServiceServicer):
             for block_hashes in (self.block_hashes, self.host_block_hashes)
         )
         return worker_v1.ReportBlockHashesResponse(device=device, host=host)
+
+    async def StartProfile(
+        self, request: worker_v1.StartProfileRequest, context: Any
+    ) -> worker_v1.StartProfileResponse:
+        await self._check_profiles(context)
+        return worker_v1.StartProfileResponse()
+
+    async def StopProfile(self, request: worker_v1.StopProfileRequest, context: Any) -> worker_v1.StopProfileResponse:
+        await self._check_profiles(context)
+        return worker_v1.StopProfileResponse(path=self.trace)
+
+    async def _check_profiles(self, context: Any) -> None:
+        if not self.trace:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "QUIRE_PROFILE_DIR is not set")
 
     async def Step(
         self, requests: AsyncIterator[worker_v1.StepRequest], context: Any

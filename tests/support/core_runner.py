@@ -6,7 +6,7 @@ So a test sees each sequence's preemptions, of which a deployment has only a cou
 
 import math
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
-from scheduler_svc.core.events import TokensEvent
+from scheduler_svc.core.events import PromptLogprobsEvent, TokensEvent
 from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.policy import POLICIES, FcfsPolicy, OrderKey
 from scheduler_svc.core.policy.preemption import PreemptionMode
@@ -110,6 +110,7 @@ class CoreRunner:
         self.peak_blocks = 0  # of the device, that were in use at once
         self.num_copies = 0  # of blocks within the device
         self.num_results: Counter[int] = Counter()  # sequences in steps, by how many tokens these returned for them
+        self.prompt_logprobs: defaultdict[str, list[worker_v1.TokenLogprobs]] = defaultdict(list)  # by key
         self._runner = worker.runner
         self._runner.reset()
         opening = worker_v1.StepRequest(epoch=1, generation=1)
@@ -170,6 +171,11 @@ class CoreRunner:
         for event in self.core.commit(
             self.replica, self._validator.outcome_of(response, self.replica), time.monotonic()
         ):
+            if isinstance(event, PromptLogprobsEvent):
+                known = self.prompt_logprobs[event.request.key]
+                assert event.offset == 1 + len(known), "a gap, or a token twice"
+                known += cast("Seq[worker_v1.TokenLogprobs]", event.logprobs)
+                continue
             assert isinstance(event, TokensEvent), event
             self._note(event)
         self.replica.check_integrity()

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,8 @@ from environments import bare_environment
 from prometheus_page import read_samples
 from quire_client.admin import AdminClient
 
+RUN = (sys.executable, "-m", "svc_common.supervisor")
+SERVE = (sys.executable, "-m", "quire_client", "serve")
 START_SECONDS = 240  # the first start of all also prepares the model
 
 
@@ -84,9 +86,10 @@ class Deployment:
 
 
 @contextmanager
-def deployment(**settings: str | int) -> Iterator[Deployment]:
+def deployment(flags: Sequence[str] = (), /, **settings: str | int) -> Iterator[Deployment]:
     """Starts all roles with QUIRE_… settings (`max_step_tokens=32`), yields when they are ready, and stops them.
 
+    With `flags`, `quire serve` starts them, with these arguments.
     Raises AssertionError if the deployment does not become ready, or does not end cleanly.
     """
     with tempfile.TemporaryDirectory(prefix="quire-test-") as directory:
@@ -103,7 +106,7 @@ def deployment(**settings: str | int) -> Iterator[Deployment]:
         log = root / "log"
         with log.open("wb") as output:
             supervisor = subprocess.Popen(
-                [sys.executable, "-m", "svc_common.supervisor"], env=environment, stdout=output, stderr=output
+                [*(SERVE if flags else RUN), *flags], env=environment, stdout=output, stderr=output
             )
         running = Deployment(root / "state.json", log, supervisor)
         try:

@@ -97,11 +97,16 @@ async def gateway_at(
     try:
         async with (
             grpc.aio.insecure_channel(f"127.0.0.1:{gateway.grpc_port}") as channel,
-            httpx.AsyncClient(base_url=f"http://127.0.0.1:{gateway.http_port}", trust_env=False, timeout=60) as http,
+            plain_client(gateway.http_port) as http,
         ):
             yield Harness(gateway, scheduler, channel, InferenceServiceStub(channel), http)
     finally:
         await gateway.stop()
+
+
+def plain_client(port: int) -> httpx.AsyncClient:
+    """A client of HTTP. It does not read the certificates of authorities, which would take longer than most tests."""
+    return httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60, verify=False)
 
 
 async def rest_of(call: Any) -> list[Any]:

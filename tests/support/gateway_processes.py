@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import httpx
 from grpc_health.v1 import health_pb2
 
 from environments import service_environment
-from gateway_harness import Harness, scheduler_model
+from gateway_harness import Harness, plain_client, scheduler_model
 from quire.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from scripted_scheduler import ScriptedScheduler, serving
 
@@ -54,7 +53,7 @@ async def gateway_process(
             http, grpc_port = entry["http_port"], entry["grpc_port"]
             async with (
                 grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel,
-                httpx.AsyncClient(base_url=f"http://127.0.0.1:{http}", trust_env=False, timeout=60) as client,
+                plain_client(http) as client,
             ):
                 stub = InferenceServiceStub(channel)
                 harness = RemoteHarness(None, scheduler, channel, stub, client, http, grpc_port)  # type: ignore[arg-type]

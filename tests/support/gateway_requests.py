@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 
 from gateway_svc.grammar_checker import GrammarChecker
+from gateway_svc.http_api.json_body import parse_body
+from gateway_svc.http_api.openai.bodies import read_chat_completion, read_completion
+from gateway_svc.http_api.openai.chat_models import ChatBody
+from gateway_svc.http_api.openai.generation_body import CompletionBody
 from gateway_svc.model_catalog import CatalogModel, ModelCatalog
-from gateway_svc.openai_http.bodies import chat_body, completion_body
-from gateway_svc.openai_http.json_fields import parse_body
 from gateway_svc.rendering import Rendering
 from gateway_svc.servicer import generation_field_path
 from gateway_svc.tokenizer import ModelTokenizer
@@ -54,8 +56,11 @@ async def over_http(
     **fields: Any,
 ) -> ValidatedRequest:
     """Validates a body of /v1/chat/completions if it has messages, else of /v1/completions."""
-    read = chat_body if "messages" in fields else completion_body
-    (asked,) = read(parse_body(json.dumps(fields).encode()), request_id).prompts
+    parsed = parse_body(json.dumps(fields).encode())
+    if "messages" in fields:
+        (asked,) = read_chat_completion(ChatBody.read(parsed), request_id).prompts
+    else:
+        (asked,) = read_completion(CompletionBody.read(parsed), request_id).prompts
     model = catalog(tokenizer, defaults, grammars).find(asked.unvalidated.model, asked.field_path)
     return await model.validator.generation(asked.unvalidated, MODEL, asked.field_path, "own-id")
 

@@ -52,6 +52,9 @@ class RecordingReader:
         self.events.put_nowait(("tokens", list(tokens.token_ids)))
         return actions
 
+    def on_prompt_logprobs(self, prompt_logprobs: scheduler_v1.PromptLogprobs) -> None:
+        self.events.put_nowait(("prompt_logprobs", prompt_logprobs.offset))
+
     def on_failed(self, error: QuireError) -> None:
         self.events.put_nowait(("failed", error))
 

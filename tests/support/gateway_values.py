@@ -11,6 +11,7 @@ from gateway_svc.sampling_fields import SAMPLING_FIELDS
 from gateway_svc.stop_strings import StopString
 from gateway_svc.validated_request import (
     BeamSearchParams,
+    Echo,
     OnDisconnect,
     Sampling,
     SpecialTokens,
@@ -99,6 +100,10 @@ def make_generation(
     best_of: int | None = None,
     beam_search: BeamSearchParams | None = None,
     logprobs: int | None = None,
+    logprob_token_ids: tuple[int, ...] = (),
+    prompt_logprobs: int | None = None,
+    echo: Echo = Echo.ABSENT,
+    omits_output: bool = False,
     seed: int = 7,
     stop_token_ids: tuple[int, ...] = (),
     request_id: str = "some-id",
@@ -119,6 +124,10 @@ def make_generation(
         best_of=n if best_of is None else best_of,
         beam_search=beam_search,
         logprobs=logprobs,
+        logprob_token_ids=logprob_token_ids,
+        prompt_logprobs=prompt_logprobs,
+        echo=echo,
+        omits_output=omits_output,
         priority=0,
         special_tokens=special_tokens,
     )

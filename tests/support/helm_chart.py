@@ -5,11 +5,14 @@ import shutil
 import subprocess
 import sys
 from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from jsonschema import Draft202012Validator
+from referencing import Registry, Resource
 
 from gateway_svc.settings import GatewaySettings
 from scheduler_svc.settings import SchedulerSettings
@@ -112,6 +115,8 @@ VALUES: dict[str, Object] = {
         "gateway": {
             "allowedHosts": ["api.example.com", "*.internal"],
             "corsOrigins": ["https://chat.example.com"],
+            "rootPath": "/llm",
+            "unknownFields": "refuse",
             "service": {"type": "LoadBalancer", "httpPort": 80, "annotations": {"a": "b"}},
             "podAnnotations": {"a": "b"},
             "nodeSelector": {"disk": "fast"},
@@ -184,6 +189,30 @@ def render_notes(values: str, directory: Path) -> str:
     release = RELEASES.get(values, "test")
     (rendered,) = render_release(release, VALUES[values], chart, "--show-only", "templates/notes.yaml")
     return str(rendered["notes"])
+
+
+def validate(thing: Object, version: str) -> None:
+    """Raises jsonschema.ValidationError unless an object is valid, with no unknown field, for a Kubernetes version."""
+    group, _, api = str(thing["apiVersion"]).rpartition("/")
+    prefix = f"{group.split('.')[0]}-" if group else ""
+    _validator(f"{str(thing['kind']).lower()}-{prefix}{api}.json", version).validate(thing)
+
+
+@cache
+def _validator(schema: str, version: str) -> Draft202012Validator:
+    return Draft202012Validator(_schema(schema, version), registry=_definitions(version))
+
+
+@cache
+def _definitions(version: str) -> Registry[Any]:
+    """The definitions that schemas refer to, a megabyte. `kubernetes_validate.validate` reads them for each object."""
+    registry: Registry[Any] = Resource.from_contents(_schema("_definitions.json", version)) @ Registry()
+    return registry.crawl()
+
+
+def _schema(name: str, version: str) -> Any:
+    directory = resources.files("kubernetes_validate") / "kubernetes-json-schema" / f"v{version}-local-strict"
+    return json.loads((directory / name).read_text())
 
 
 def of_kind(values: str, *kinds: str) -> dict[str, Object]:

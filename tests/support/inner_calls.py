@@ -1,5 +1,6 @@
 """Calls to inner ports, of every method that there is, with the credential of any role or none."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,7 +49,14 @@ async def status(channel: grpc.aio.Channel, method: str, metadata: Metadata = ()
     """The status of a call that sends no message. One that is let through is another status than of a credential."""
     open_call: Any = channel.stream_stream(method)
     call = open_call(iter(()), metadata=metadata, timeout=TIMEOUT)
+    # gRPC has the status of a call once its messages are read. An error of reading is that of the status.
+    await asyncio.gather(_read_all(call), return_exceptions=True)
     return await call.code(), await call.details()
+
+
+async def _read_all(call: Any) -> None:
+    async for _ in call:
+        pass
 
 
 async def is_live(channel: grpc.aio.Channel) -> bool:

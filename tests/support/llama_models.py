@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 VOCAB = 97
@@ -61,6 +62,13 @@ def save_model(directory: Path, config: Any, **options: Any) -> Path:
                 parameter.add_(torch.randn_like(parameter) * 0.3)
     model.save_pretrained(directory, **options)
     (directory / "tokenizer.json").write_text("{}")
+    return directory
+
+
+def save_servable(directory: Path, config: Any, tokenizer: Tokenizer) -> Path:
+    """Writes a random model with a tokenizer, as a deployment serves it."""
+    save_model(directory, config)
+    (directory / "tokenizer.json").write_text(tokenizer.to_str())
     return directory
 
 

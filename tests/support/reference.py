@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ KEPT = Path(__file__).parents[2] / ".pytest_cache" / "d" / "quire"
 NEW_TOKENS = 64
 TIE = 0.001  # if the two largest logits are this close, both tokens are correct
 MAX_TIES = 3
+BATCH = 10  # prompts of similar length, padded to one length on the left
 
 LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 255, 256, 257, 700)
 
@@ -68,17 +70,17 @@ def prompts(model: Path) -> list[tuple[int, ...]]:
 
 
 def references(model: Path) -> list[Reference]:
-    """Continues each of `prompts` by NEW_TOKENS with transformers, in float32, ignoring end-of-text.
-
-    The two prompts of a length form a batch, so no padding is needed.
-    """
+    """Continues each of `prompts` by NEW_TOKENS with transformers, in float32, ignoring end-of-text."""
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     found = prompts(model)
-    return [reference for pair in zip(found[::2], found[1::2], strict=True) for reference in _continue(network, pair)]
+    by_length = sorted(found, key=len)
+    batches = [by_length[start : start + BATCH] for start in range(0, len(by_length), BATCH)]
+    continued = {one.prompt: one for batch in batches for one in _continue(network, batch)}
+    return [continued[prompt] for prompt in found]
 
 
 def kept_references(model: Path) -> list[Reference]:
-    """The result of `references`, kept in pytest's cache, because it takes minutes.
+    """The result of `references`, kept in pytest's cache, because it takes about a minute.
 
     It is recomputed when the model, the libraries or this module change.
     """
@@ -98,10 +100,11 @@ def kept_references(model: Path) -> list[Reference]:
     return [Reference(tuple(prompt), tuple(tokens), frozenset(ties)) for prompt, tokens, ties in read]
 
 
-def _continue(network: torch.nn.Module, pair: tuple[tuple[int, ...], ...]) -> list[Reference]:
+def _continue(network: torch.nn.Module, batch: Sequence[tuple[int, ...]]) -> list[Reference]:
+    length = max(map(len, batch))
     answer = network.generate(  # type: ignore[operator]
-        torch.tensor(pair),
-        attention_mask=torch.ones(len(pair), len(pair[0]), dtype=torch.long),
+        torch.tensor([(0,) * (length - len(prompt)) + prompt for prompt in batch]),
+        attention_mask=torch.tensor([[place >= length - len(prompt) for place in range(length)] for prompt in batch]),
         max_new_tokens=NEW_TOKENS,
         min_new_tokens=NEW_TOKENS,
         do_sample=False,
@@ -110,9 +113,9 @@ def _continue(network: torch.nn.Module, pair: tuple[tuple[int, ...], ...]) -> li
         output_logits=True,
         return_dict_in_generate=True,
     )
-    best = torch.stack([logits.topk(2).values for logits in answer.logits], dim=1)  # [pair, NEW_TOKENS, 2]
+    best = torch.stack([logits.topk(2).values for logits in answer.logits], dim=1)  # [batch, NEW_TOKENS, 2]
     ties = best[:, :, 0] - best[:, :, 1] < TIE
     return [
-        Reference(prompt, tuple(tokens[len(prompt) :].tolist()), frozenset(tie.nonzero()[:, 0].tolist()))
-        for prompt, tokens, tie in zip(pair, answer.sequences, ties, strict=True)
+        Reference(prompt, tuple(tokens[length:].tolist()), frozenset(tie.nonzero()[:, 0].tolist()))
+        for prompt, tokens, tie in zip(batch, answer.sequences, ties, strict=True)
     ]

@@ -80,6 +80,18 @@ class SessionClient:
         await self.send(attach=scheduler_v1.Attach(key=key, command_id=command_id, unflushed=unflushed))
         return await self.answer(command_id)
 
+    async def look_up(self, key: str) -> scheduler_v1.Event:
+        """Reads a request; returns the answer, Record or Failed."""
+        command_id = self._next()
+        await self.send(lookup=scheduler_v1.Lookup(key=key, command_id=command_id))
+        return await self.answer(command_id)
+
+    async def delete(self, key: str) -> scheduler_v1.Event:
+        """Removes a request; returns the answer, Deleted or Failed."""
+        command_id = self._next()
+        await self.send(delete=scheduler_v1.Delete(key=key, command_id=command_id))
+        return await self.answer(command_id)
+
     async def answer(self, command_id: int) -> scheduler_v1.Event:
         """The answer to a Submit or an Attach."""
         return await self._first(lambda e: e.HasField("command_id") and e.command_id == command_id)

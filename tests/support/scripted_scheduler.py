@@ -46,22 +46,20 @@ class ScriptedSession:
         self.send([scheduler_v1.Event(key=key, accepted=accepted, command_id=self.asked.pop(key))])
 
     def attached(
-        self, submit: scheduler_v1.Submit, *sequences: scheduler_v1.Tokens, is_durable: bool | None = None
+        self,
+        submit: scheduler_v1.Submit,
+        *sequences: scheduler_v1.Tokens,
+        is_durable: bool | None = None,
+        prompt_logprobs: Sequence[worker_v1.TokenLogprobs] = (),
     ) -> None:
-        """Attaches a gateway to a request with these sequences."""
-        attached = scheduler_v1.Attached(
-            render_options=submit.render_options,
-            prompt_length=len(submit.prompt_token_ids),
-            sequences=sequences,
-            submission_id=submit.submission_id,
-            detachable=submit.detachable,
-            seed=submit.sampling.seed,
-            num_sequences=submit.n,
-            tokenizer_fingerprint=submit.tokenizer_fingerprint,
-            is_durable=is_durable,
-            retention=submit.retention if submit.HasField("retention") else None,
-        )
+        """Attaches a gateway to a request with these sequences, and these first log-probabilities of its prompt."""
+        attached = attached_of(submit, *sequences, is_durable=is_durable, prompt_logprobs=prompt_logprobs)
         self.send([scheduler_v1.Event(key=submit.key, attached=attached, command_id=self.asked.pop(submit.key))])
+
+    def answer(self, key: str, command_id: int, **kind: Any) -> None:
+        """Answers a look-up or a deletion; without a `kind`, that there is no such request."""
+        kind = kind or {"failed": scheduler_v1.Failed(reason=scheduler_v1.FAILURE_REASON_UNKNOWN_REQUEST)}
+        self.send([scheduler_v1.Event(key=key, command_id=command_id, **kind)])
 
     def durable(self, key: str, num_tokens: int, index: int = 0) -> None:
         """Sends the number of durable tokens of a sequence."""
@@ -114,14 +112,25 @@ class ScriptedScheduler(SchedulerServiceServicer):
         self.protocols = protocols
         self.is_leader = True
         self.epoch = epoch
-        self.script: Script = lambda session, submit: None
-        self.attach_script: AttachScript = lambda session, attach: None
+        self.script: Script
+        self.attach_script: AttachScript
+        self.records: dict[str, scheduler_v1.Record] = {}
+        """What look-ups find, by key; deletions remove it."""
         self.sessions: list[ScriptedSession] = []
         self.commands: list[scheduler_v1.SessionRequest] = []
         self.address = ""
         self._num_refused = 0
         self._num_awaited: dict[str, int] = {}
         self._changed = asyncio.Condition()
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets the commands and the scripts."""
+        self.script = lambda session, submit: None
+        self.attach_script = lambda session, attach: None
+        self.records.clear()
+        self.commands.clear()
+        self._num_awaited.clear()
 
     @property
     def model(self) -> scheduler_v1.Model | None:
@@ -202,6 +211,13 @@ class ScriptedScheduler(SchedulerServiceServicer):
                     self.script(session, request.submit)
                 case "attach":
                     self.attach_script(session, request.attach)
+                case "lookup":
+                    found = {"record": self.records[request.lookup.key]} if request.lookup.key in self.records else {}
+                    session.answer(request.lookup.key, request.lookup.command_id, **found)
+                case "delete":
+                    was_there = self.records.pop(request.delete.key, None) is not None
+                    deleted = {"deleted": scheduler_v1.Deleted()} if was_there else {}
+                    session.answer(request.delete.key, request.delete.command_id, **deleted)
 
 
 @asynccontextmanager
@@ -215,6 +231,31 @@ async def serving(scheduler: ScriptedScheduler, port: int = 0) -> AsyncIterator[
         yield scheduler
     finally:
         await server.stop(None)
+
+
+def attached_of(
+    submit: scheduler_v1.Submit,
+    *sequences: scheduler_v1.Tokens,
+    is_durable: bool | None = None,
+    prompt_logprobs: Sequence[worker_v1.TokenLogprobs] = (),
+) -> scheduler_v1.Attached:
+    """A request with these sequences, and these first log-probabilities of its prompt."""
+    options = submit.render_options
+    returns_prompt = options.echo or options.HasField("prompt_logprobs")
+    return scheduler_v1.Attached(
+        render_options=submit.render_options,
+        prompt_length=len(submit.prompt_token_ids),
+        sequences=sequences,
+        submission_id=submit.submission_id,
+        detachable=submit.detachable,
+        seed=submit.sampling.seed,
+        num_sequences=submit.n,
+        tokenizer_fingerprint=submit.tokenizer_fingerprint,
+        is_durable=is_durable,
+        retention=submit.retention if submit.HasField("retention") else None,
+        prompt_logprobs=scheduler_v1.PromptLogprobs(offset=1, tokens=prompt_logprobs) if prompt_logprobs else None,
+        prompt_token_ids=submit.prompt_token_ids if returns_prompt else (),
+    )
 
 
 def length_end() -> scheduler_v1.SequenceEnd:

@@ -2,8 +2,11 @@
 
 import os
 import shutil
+from pathlib import Path
 
 import pytest
+
+_PACKAGES = Path(__file__).parents[2] / ".ci" / "apt.txt"
 
 
 def tool(name: str) -> str:
@@ -15,3 +18,12 @@ def tool(name: str) -> str:
     if os.environ.get("CI") == "true":
         pytest.fail(f"{message}: it belongs in .ci/apt.txt")
     pytest.skip(message)
+
+
+def optional_tool(name: str, package: str) -> str:
+    """The path of a program that CI installs if .ci/apt.txt names its Debian package. Where it is missing, the test is
+    skipped; it fails in CI if CI should have it."""
+    path = shutil.which(name)
+    if path is None and package not in _PACKAGES.read_text().split():
+        pytest.skip(f"there is no {name} here (Debian: {package})")
+    return path or tool(name)

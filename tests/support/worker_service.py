@@ -96,11 +96,11 @@ def scheduled(*items: tuple[int, ...]) -> pb.Schedule:
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[Worker]:
+async def serving(profile_dir: Path | None = None) -> AsyncIterator[Worker]:
     """A worker's server with no replica yet, and a channel to it."""
     device = DeviceThread()
     server = create_server(max_message_bytes=INTERNAL_MESSAGE_BYTES)
-    service = WorkerService(device)
+    service = WorkerService(device, profile_dir)
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(service, server)
     port = bind(server, "127.0.0.1", 0)
     await server.start()

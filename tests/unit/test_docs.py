@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from docs.tools import from_vllm, peers
 from docs.tools.figures import FIGURES, FOLDER
 from docs.tools.settings import PAGE, page
-from gateway_svc.openai_http.errors import HttpError
+from gateway_svc.http_api.errors import HttpError
 from svc_common.errors import QuireError, Reason
 from svc_common.service_roles import MAY_CALL
 from tests.clients.table import CLIENTS
@@ -66,6 +67,16 @@ def test_the_table_of_clients_is_complete() -> None:
 
 def test_the_page_of_settings_matches_the_settings() -> None:
     assert PAGE.read_text() == page(PAGE.read_text()), "run `python -m docs.tools.settings`"
+
+
+def test_the_page_about_vllm_matches_the_flags_and_fields() -> None:
+    text = from_vllm.PAGE.read_text()
+    assert text == from_vllm.page(text), "run `python -m docs.tools.from_vllm`"
+
+
+def test_the_page_about_clients_has_the_tests_that_do_not_apply() -> None:
+    text = peers.PAGE.read_text()
+    assert text == peers.page(text), "run `python -m docs.tools.peers`"
 
 
 def test_the_table_of_metrics_is_complete() -> None:

@@ -25,20 +25,23 @@ from worker_svc.description import WorkerLimits
 from worker_svc.executor import Drafts, run_inline
 from worker_svc.gpu.graphs import GraphCapture, Work, capture_sizes, run_without_capture
 from worker_svc.gpu.inputs import ForwardInputs, decodes_only, forward_inputs, layout_arrays, padded, token_arrays
-from worker_svc.gpu.logprobs import compute_logprobs
+from worker_svc.gpu.logprobs import ReportedRows
 from worker_svc.gpu.matchers import SequenceMatchers
 from worker_svc.gpu.penalty_slots import PenaltySlots, has_penalties
 from worker_svc.gpu.sampling import (
     Arrays,
+    BadWordColumns,
+    DeviceBadWords,
     DeviceMasks,
     LogitEntryLists,
     SamplingInputs,
     adjust_and_sample,
+    bad_word_columns,
     sampling_columns,
     sampling_inputs,
 )
 from worker_svc.gpu.staging import ALIGNMENT, Staging, StagingBuffer, StreamEvent
-from worker_svc.logprobs import to_token_logprobs
+from worker_svc.prompt_logprobs import PromptPiece
 from worker_svc.sampler import SamplerOutput
 from worker_svc.sequences import Sequence
 from worker_svc.step import SamplingParams, TokenLogprobs
@@ -99,6 +102,7 @@ class DeviceExecutor:
         """
         self._forward, self._limits = forward, limits
         max_sequences, max_rows = limits.max_sequences, limits.max_sampled_rows
+        max_logits = max(max_rows, limits.max_scored_rows)
         max_blocks = -(-limits.context_length // limits.block_size)
         num_input_bytes = (
             limits.max_step_tokens * _TOKEN_BYTES
@@ -110,7 +114,7 @@ class DeviceExecutor:
         self._staging = Staging(num_input_bytes, 8 * max_rows, device)
         self._penalty_slots = PenaltySlots(max_sequences, limits.vocab_size, device, self._staging.upload)
         self._entry_lists = LogitEntryLists()
-        self._logits = torch.empty((max_rows, limits.vocab_size), dtype=torch.float32, device=device)
+        self._logits = torch.empty((max_logits, limits.vocab_size), dtype=torch.float32, device=device)
         self._sampled = torch.zeros(max_rows, dtype=torch.int64, device=device)
         # Graphs read block tables from here, at full width; a step's own are as wide as its longest context.
         self._block_tables = torch.zeros((max_sequences, max_blocks), dtype=torch.int32, device=device)
@@ -125,7 +129,9 @@ class DeviceExecutor:
         if self._capture_sizes:
             self._capture(GraphCapture() if device.type == "cuda" else run_without_capture, report)
 
-    def launch(self, batch: Batch, sequences: Items[Sequence], drafts: Drafts = ()) -> "DeviceSampleHandle":
+    def launch(
+        self, batch: Batch, sequences: Items[Sequence], drafts: Drafts = (), pieces: Items[PromptPiece] = ()
+    ) -> "DeviceSampleHandle":
         """Waits for nothing except for pinned memory, if more is needed than ever before; and, while the forward pass
         runs, for the tokens of the step before if a sequence has a grammar.
         """
@@ -139,22 +145,24 @@ class DeviceExecutor:
         buffer = self._staging.next_buffer()
         entries = _pad_entries(self._entry_lists.of(sequences, positions))
         slots = self._penalty_slots.of(sequences)
-        asked = [(row, s.params.logprobs) for row, s in enumerate(sequences) if s.params.logprobs is not None]
-        logprob_rows = np.array([row for row, _ in asked], np.int64)
+        reported = ReportedRows.of([sequence.params for sequence in sequences], self._limits.vocab_size)
+        logprob_rows = reported.rows
         filtered = [(row, s.params) for row, s in enumerate(sequences) if s.has_filters]
-        # Logit filters are not part of a graph.
-        is_capturable = len(entries[0]) == _MAX_STAGED_ENTRIES and not filtered
+        bad_words = bad_word_columns(whole, drafts)
+        # Logit filters and bad words are not part of a graph.
+        is_capturable = len(entries[0]) == _MAX_STAGED_ENTRIES and not filtered and bad_words is None
         bucket = self._bucket(batch) if is_capturable else None
         if bucket is None:
             columns = sampling_columns(sequences, positions, slots, len(sequences))
-            launches, rows = self._lay_out(buffer, batch, columns, entries, logprob_rows, filtered)
+            launches, rows = self._lay_out(buffer, batch, columns, entries, logprob_rows, filtered, bad_words)
         else:
             columns = sampling_columns(sequences, positions, slots, bucket)
             launches, rows = self._lay_out_decode(buffer, batch, columns, entries, logprob_rows)
 
+        scored = [self._score(piece) for piece in pieces]
         launches.forward()
         # Before sampling, which changes the logits.
-        raw = self._logits.index_select(0, rows) if asked else None
+        raw = self._logits.index_select(0, rows) if len(logprob_rows) else None
         if constrained:
             # The device computes the forward pass while the host makes the masks.
             masks = self._matchers.masks(whole, drafts)
@@ -163,9 +171,11 @@ class DeviceExecutor:
             launches.adjust_and_sample()
         parts = [self._sampled[: len(sequences)]]
         if raw is not None:
-            count = min(max(count for _, count in asked), self._limits.vocab_size)
-            parts += compute_logprobs(raw, self._sampled.index_select(0, rows), count)
-        handle = DeviceSampleHandle(self._staging.fetch(buffer, parts), buffer.done, len(sequences), asked)
+            parts += reported.compute(raw, self._sampled.index_select(0, rows), self._staging.upload)
+        for _, values_and_ids in scored:
+            parts += values_and_ids
+        outputs = self._staging.fetch(buffer, parts)
+        handle = DeviceSampleHandle(outputs, buffer.done, len(sequences), reported, [rows for rows, _ in scored])
         self._matchers.launched(handle)
         return handle
 
@@ -176,6 +186,15 @@ class DeviceExecutor:
     def submit(self, work: Callable[[], T]) -> "Future[T]":
         """It is done, or enqueued, at once."""
         return run_inline(work)
+
+    def _score(self, piece: PromptPiece) -> tuple[ReportedRows, list[Tensor]]:
+        """Enqueues a piece of a prompt. The logits are overwritten by the next piece, or by the batch."""
+        upload, num_rows = self._staging.upload, len(piece.next_tokens)
+        tokens, layout = (list(map(upload, arrays(piece.batch))) for arrays in (token_arrays, layout_arrays))
+        logits = self._logits[:num_rows]
+        self._forward(forward_inputs(piece.batch, tokens, layout), self._sampled, logits)
+        reported = ReportedRows(range(num_rows), [piece.num_top] * num_rows, [()] * num_rows, self._limits.vocab_size)
+        return reported, reported.compute(logits, upload(piece.next_tokens), upload)
 
     def _bucket(self, batch: Batch) -> int | None:
         """The batch size of the graph for a batch, or None."""
@@ -191,6 +210,7 @@ class DeviceExecutor:
         entries: Arrays,
         logprob_rows: NDArray[np.int64],
         filtered: Items[tuple[int, SamplingParams]],
+        bad_words: BadWordColumns | None,
     ) -> tuple[_Launches, Tensor]:
         """The launches of any batch, and on the device the rows that request log-probabilities."""
         groups = [token_arrays(batch), columns, [logprob_rows], layout_arrays(batch)]
@@ -199,7 +219,9 @@ class DeviceExecutor:
         tokens, how, (rows,), layout, *staged = self._staging.send(buffer, groups)
         changes = staged[0] if staged else [self._staging.upload(column) for column in entries]
         inputs = forward_inputs(batch, tokens, layout)
-        return self._launches(inputs, sampling_inputs(how, changes, self._penalty_slots.token_counts), filtered), rows
+        sampling = sampling_inputs(how, changes, self._penalty_slots.token_counts)
+        suppress = None if bad_words is None else bad_words.on_device(self._staging.upload)
+        return self._launches(inputs, sampling, filtered, suppress), rows
 
     def _lay_out_decode(
         self, buffer: StagingBuffer, batch: Batch, columns: Arrays, entries: Arrays, logprob_rows: NDArray[np.int64]
@@ -211,14 +233,18 @@ class DeviceExecutor:
         return self._decodes[len(columns[0])], rows
 
     def _launches(
-        self, inputs: ForwardInputs, how: SamplingInputs, filtered: Items[tuple[int, SamplingParams]] = ()
+        self,
+        inputs: ForwardInputs,
+        how: SamplingInputs,
+        filtered: Items[tuple[int, SamplingParams]] = (),
+        bad_words: DeviceBadWords | None = None,
     ) -> _Launches:
         num_rows = len(how.sampling.seeds)
-        logits, sampled = self._logits[:num_rows], self._sampled[:num_rows]
+        logits = self._logits[:num_rows]
         return _Launches(
             lambda: self._forward(inputs, self._sampled, logits),
-            lambda: adjust_and_sample(logits, how, sampled, filtered),
-            lambda masks: adjust_and_sample(logits, how, sampled, filtered, masks),
+            lambda: adjust_and_sample(logits, how, self._sampled, filtered, bad_words),
+            lambda masks: adjust_and_sample(logits, how, self._sampled, filtered, bad_words, masks),
         )
 
     @torch.inference_mode()
@@ -255,13 +281,17 @@ class DeviceExecutor:
 class DeviceSampleHandle:
     """The sampled tokens of a step that may still run."""
 
-    def __init__(self, outputs: Tensor, done: StreamEvent, num_samples: int, asked: list[tuple[int, int]]) -> None:
-        """`outputs` are the bytes of tokens and log-probabilities on the host, valid after `done`.
-
-        `asked` are the rows that request log-probabilities, with their numbers of top tokens.
-        """
+    def __init__(
+        self,
+        outputs: Tensor,
+        done: StreamEvent,
+        num_samples: int,
+        reported: ReportedRows,
+        scored: Items[ReportedRows] = (),
+    ) -> None:
+        """`outputs` are the bytes of tokens, their log-probabilities and those of prompts on the host, after `done`."""
         self._outputs, self._done = outputs, done
-        self._num_samples, self._asked = num_samples, asked
+        self._num_samples, self._reported, self._scored = num_samples, reported, scored
 
     @property
     def placeholder_tokens(self) -> list[int]:
@@ -288,23 +318,17 @@ class DeviceSampleHandle:
     def result(self) -> SamplerOutput:
         """Raises torch.AcceleratorError if the device failed."""
         sampled = self.tokens()
-        memory = self._outputs.numpy()
+        memory = self._outputs.numpy()[8 * self._num_samples :]
         logprobs: list[TokenLogprobs | None] = [None] * self._num_samples
-        for (row, _), logprobs_of_row in zip(
-            self._asked, self._unpack_logprobs(memory[8 * self._num_samples :]), strict=True
+        for row, logprobs_of_row in zip(
+            self._reported.rows.tolist(), self._reported.unpack(memory[: self._reported.num_bytes]), strict=True
         ):
             logprobs[row] = logprobs_of_row
-        return SamplerOutput([None if token < 0 else token for token in sampled], logprobs)
-
-    def _unpack_logprobs(self, memory: NDArray[np.uint8]) -> list[TokenLogprobs]:
-        if not self._asked:
-            return []
-        # float32 [asked, 1 + count], then int32 [asked, count]
-        count = (len(memory) // (4 * len(self._asked)) - 1) // 2
-        end = 4 * len(self._asked) * (1 + count)
-        values = memory[:end].view(np.float32).reshape(len(self._asked), 1 + count)
-        ids = memory[end:].view(np.int32).reshape(len(self._asked), count)
-        return to_token_logprobs(values, ids, [count for _, count in self._asked])
+        prompt_logprobs, start = [], self._reported.num_bytes
+        for rows in self._scored:
+            prompt_logprobs.append(rows.unpack(memory[start : start + rows.num_bytes]))
+            start += rows.num_bytes
+        return SamplerOutput([None if token < 0 else token for token in sampled], logprobs, prompt_logprobs)
 
 
 def _decode_groups(tokens: Arrays, columns: Arrays, entries: Arrays) -> list[Arrays]:

@@ -1,24 +1,80 @@
-"""Log-probabilities of sampled tokens, computed on the device."""
+"""Log-probabilities of tokens, computed on the device."""
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from quire_kernels.log_norms import log_norms
+from worker_svc.logprobs import to_token_logprobs
+from worker_svc.step import SamplingParams, TokenLogprobs
 
 _LOW = 2**32 - 1
 
 
-def compute_logprobs(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """From the model's own logits [rows, vocab_size]: those of each row's token [rows], and of its top `count` tokens.
+class ReportedRows:
+    """Rows of logits that report log-probabilities: of a token, of top tokens, and of requested tokens."""
 
-    Returns float32 [rows, 1 + count], the token's first, and the top tokens int32 [rows, count]. Of equal logits the
-    lower token id comes first, so that neither `count` nor the other rows matter. The values of a token of -1 mean
+    def __init__(
+        self, rows: Sequence[int], counts: Sequence[int], requested: Sequence[Sequence[int]], vocab_size: int
+    ) -> None:
+        """`counts` are the numbers of top tokens, `requested` the requested tokens of each of these rows."""
+        self.rows = np.array(rows, np.int64)
+        self._counts = [min(count, vocab_size) for count in counts]
+        self._requested = requested
+        self._num_top = max(self._counts, default=0)
+        self._num_requested = max(map(len, requested), default=0)
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams], vocab_size: int) -> "ReportedRows":
+        """Of the rows that sample with these parameters, those that report."""
+        asked = [(row, one.logprobs, one.logprob_token_ids) for row, one in enumerate(params)]
+        rows = [(row, count, requested) for row, count, requested in asked if count is not None]
+        return cls([row for row, *_ in rows], [count for _, count, _ in rows], [ids for *_, ids in rows], vocab_size)
+
+    @property
+    def num_bytes(self) -> int:
+        """How many bytes `compute` returns."""
+        return 4 * len(self.rows) * (1 + 2 * self._num_top + self._num_requested)
+
+    def compute(self, logits: Tensor, tokens: Tensor, upload: Callable[[NDArray[Any]], Tensor]) -> list[Tensor]:
+        """From the model's own logits and the tokens int64 of these rows: values and ids, for `unpack`."""
+        requested = None
+        if self._num_requested:
+            padded = np.zeros((len(self.rows), self._num_requested), np.int64)
+            for row, token_ids in zip(padded, self._requested, strict=True):
+                row[: len(token_ids)] = token_ids
+            requested = upload(padded)
+        return list(compute_logprobs(logits, tokens, self._num_top, requested))
+
+    def unpack(self, memory: NDArray[np.uint8]) -> list[TokenLogprobs]:
+        """From the `num_bytes` bytes of what was computed."""
+        num_values = 1 + self._num_top + self._num_requested
+        end = 4 * len(self.rows) * num_values
+        values = memory[:end].view(np.float32).reshape(len(self.rows), num_values)
+        ids = memory[end:].view(np.int32).reshape(len(self.rows), self._num_top)
+        return to_token_logprobs(values, ids, self._counts, list(map(len, self._requested)))
+
+
+def compute_logprobs(
+    logits: Tensor, tokens: Tensor, count: int, requested: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """From the model's own logits [rows, vocab_size]: those of each row's token [rows], of its top `count` tokens, and
+    of its `requested` tokens int64 [rows, others].
+
+    Returns float32 [rows, 1 + count + others], in that order, and the top tokens int32 [rows, count]. Of equal logits
+    the lower token id comes first, so that neither `count` nor the other rows matter. The values of a token of -1 mean
     nothing.
     """
     norms = log_norms(logits)[:, None]
-    ids = _LOW - (_keys(logits).topk(count).values & _LOW)
-    chosen = torch.cat((tokens.clamp(min=0)[:, None], ids), 1)
-    return logits.gather(-1, chosen) - norms, ids.int()
+    ids = _LOW - (_keys(logits).topk(count).values & _LOW) if count else tokens.new_empty(len(logits), 0)
+    chosen = [tokens.clamp(min=0)[:, None], ids]
+    if requested is not None:
+        chosen.append(requested)
+    return logits.gather(-1, torch.cat(chosen, 1)) - norms, ids.int()
 
 
 def _keys(logits: Tensor) -> Tensor:

@@ -1,17 +1,20 @@
 """Sampling on the device: its inputs for each row, in columns, and the operations."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 from torch import Tensor
 
 from quire_kernels.adjust_logits import SUPPRESSED, LogitEntries, Penalties, adjust_logits
 from quire_kernels.mask_logits import mask_logits
 from quire_kernels.sample import SamplingTensors, sample
+from worker_svc.executor import Drafts
 from worker_svc.gpu.inputs import padded
 from worker_svc.penalties import filter_logits
 from worker_svc.sequences import Sequence
@@ -76,23 +79,87 @@ class DeviceMasks:
     bits: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceBadWords:
+    """Tokens that complete a bad word: int64 each, the row and the token.
+
+    A `source` that is not negative is the row of the last step that sampled the last token before it: the word is only
+    completed if that is `last_token`.
+    """
+
+    rows: Tensor
+    tokens: Tensor
+    sources: Tensor
+    last_tokens: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class BadWordColumns:
+    """The columns of `DeviceBadWords` on the host."""
+
+    rows: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    sources: NDArray[np.int64]
+    last_tokens: NDArray[np.int64]
+
+    def on_device(self, upload: Callable[[NDArray[Any]], Tensor]) -> DeviceBadWords:
+        columns = (self.rows, self.tokens, self.sources, self.last_tokens)
+        return DeviceBadWords(*(upload(np.ascontiguousarray(column)) for column in columns))
+
+
 def adjust_and_sample(
     logits: Tensor,
     inputs: SamplingInputs,
     sampled: Tensor,
     filtered: Items[tuple[int, SamplingParams]] = (),
+    bad_words: DeviceBadWords | None = None,
     masks: DeviceMasks | None = None,
 ) -> None:
-    """Samples a token for each row of float32 logits [rows, vocab_size], which it changes, into int64 `sampled` [rows].
+    """Samples a token for each row of float32 logits [rows, vocab_size], which it changes, into the first rows of
+    `sampled`, which holds the tokens that the last step sampled.
 
     A row without a token gets -1. Without `filtered` rows, from which logit filters drop tokens, nothing here waits for
-    the device or depends on a value on it, so it can be captured; with masks it is not, because their number differs.
+    the device or depends on a value on it, so it can be captured; with masks and bad words it is not, because their
+    number differs.
     """
     adjust_logits(logits, inputs.entries, inputs.penalties)
+    if bad_words is not None:
+        _suppress(logits, bad_words, sampled)
     if masks is not None:
         mask_logits(logits, masks.rows, masks.bits)
     filter_logits(logits, filtered, SUPPRESSED.value)
-    sampled.copy_(sample(logits, inputs.sampling, inputs.penalties))
+    sampled[: len(logits)].copy_(sample(logits, inputs.sampling, inputs.penalties))
+
+
+def _suppress(logits: Tensor, words: DeviceBadWords, sampled: Tensor) -> None:
+    """Suppresses tokens that complete a bad word."""
+    flat = logits.view(-1)
+    places = words.rows * logits.shape[1] + words.tokens
+    completes = (words.sources < 0) | (sampled[words.sources.clamp(min=0)] == words.last_tokens)
+    # NaN and infinity stay, for `sample` to find. Several words may end with the same token.
+    changed = torch.where(completes & flat[places].isfinite(), SUPPRESSED.value, float("inf"))
+    flat.scatter_reduce_(0, places, changed, "amin")
+
+
+def bad_word_columns(sequences: Items[Sequence], drafts: Drafts = ()) -> BadWordColumns | None:
+    """The tokens that would complete a bad word, of all rows; the rows of a draft follow their sequence's.
+
+    None: no row has any.
+    """
+    found: list[tuple[int, int, int, int]] = []
+    row = 0
+    for sequence, draft in zip(sequences, drafts or [()] * len(sequences), strict=True):
+        words = sequence.bad_words
+        if words is not None:
+            first = max(sequence.prompt_length, len(sequence.tokens) - words.num_needed)
+            output = [*sequence.tokens.values[first:].tolist(), *draft]
+            for place in range(1 + len(draft)):
+                end = len(output) - len(draft) + place
+                for token, last in words.candidates(output[:end]):
+                    source, last_token = (-1, 0) if last is None else (-1 - output[end - 1], last)
+                    found.append((row + place, token, source, last_token))
+        row += 1 + len(draft)
+    return BadWordColumns(*np.array(found, np.int64).T) if found else None
 
 
 class LogitEntryLists:

@@ -1,6 +1,7 @@
 """A described model by compiled code on a CPU: one call computes all layers of a step."""
 
 from ctypes import byref
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from quire_kernels.cpu.attention import RuleArgs, SequencesArgs, check_compiled_
 from quire_kernels.cpu.large_pages import LargePages
 from quire_kernels.cpu.linear import PANEL, PackedMatrix, pack_matrix
 from quire_kernels.cpu.llama import LayerArgs, ModelArgs, StepArgs
+from quire_kernels.cpu.sample import top_logprobs
 from quire_kernels.cpu.thread_pool import ThreadPool, type_of
 from worker_svc.attention import CompiledKernels
 from worker_svc.batch import Batch
@@ -101,7 +103,8 @@ class CompiledModel:
 
     def executor(self, cache: KVCache, limits: WorkerLimits, graphs: CudaGraphOptions) -> Executor:
         forward = self.over(cache.values)
-        return HostThreadExecutor(forward, CompiledSampler(self.thread_pool, forward.argmax))
+        sampler = CompiledSampler(self.thread_pool, forward.argmax)
+        return HostThreadExecutor(forward, sampler, partial(top_logprobs, self.thread_pool))
 
     def over(self, cache: Tensor) -> "CompiledForward":
         """The model over a cache [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim].

@@ -1,6 +1,7 @@
 """Any architecture that transformers has, by its own modules, over the paged cache."""
 
 import inspect
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
+from quire_kernels.cpu.sample import top_logprobs
 from worker_svc.attention import AttentionBackend, CompiledKernels, Kernels, make_attention
 from worker_svc.batch import Batch
 from worker_svc.cache import KVCache
@@ -36,7 +38,8 @@ class TransformersModel:
         attention = make_attention(self._kernels, cache, self.layout.layers)
         forward = TransformersForward(self._model, attention, self._places)
         if isinstance(self._kernels, CompiledKernels):
-            return HostExecutor(forward, CompiledSampler(self._kernels.thread_pool))
+            pool = self._kernels.thread_pool
+            return HostExecutor(forward, CompiledSampler(pool), partial(top_logprobs, pool))
         return HostExecutor(forward)
 
 

@@ -9,7 +9,7 @@ def main() -> None:
     try:
         import typer  # noqa: F401
     except ModuleNotFoundError:
-        print("quire: the command line needs more than the client: pip install 'quire[client]'", file=sys.stderr)
+        print("quire: the command line needs more packages: pip install typer rich aiohttp", file=sys.stderr)
         sys.exit(1)
     from quire_client.cli.app import run
 

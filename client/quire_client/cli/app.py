@@ -17,6 +17,8 @@ from quire_client.cli.generate import generate
 from quire_client.cli.models import models
 from quire_client.cli.output import describe_error
 from quire_client.cli.resume import resume
+from quire_client.cli.serve import serve
+from quire_client.cli.workers import profile, reset_prefix_cache
 from quire_client.connection import __version__
 from quire_client.errors import QuireError
 
@@ -33,6 +35,9 @@ app.command()(chat)
 app.command()(models)
 app.command()(bench)
 app.command()(explain)
+app.command()(reset_prefix_cache)
+app.command()(profile)
+app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,6 +1,5 @@
 """`quire explain`: why a request waits, as text."""
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -18,23 +17,12 @@ from quire_client.admin import (
     SequenceState,
 )
 from quire_client.cli import options as opt
-from quire_client.cli.output import (
-    ADMIN_UNAUTHENTICATED,
-    ADMIN_UNREACHABLE,
-    NO_ADMIN_SERVICE,
-    REQUEST_NOT_LIVE,
-    print_json,
-)
-from quire_client.errors import UNREACHABLE, QuireError
+from quire_client.cli.output import admin_error, print_json
+from quire_client.errors import QuireError
 
 _SHORT_KEY = 12
 _MAX_PROMPTS = 1_024  # of one HTTP call
 _NUM_LISTED = 20
-_REASONS = {
-    UNREACHABLE: ADMIN_UNREACHABLE,
-    "NOT_FOUND": REQUEST_NOT_LIVE,
-    "UNAUTHENTICATED": ADMIN_UNAUTHENTICATED,
-}
 _FAIR = "fair"  # the policy with debts of tenants
 
 
@@ -62,10 +50,7 @@ def explain(
     output: opt.Output = opt.OutputFormat.TEXT,
     as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
     timeout: opt.Timeout = 10.0,
-    admin: Annotated[
-        str,
-        typer.Option(envvar="QUIRE_ADMIN_ADDRESS", metavar="HOST:PORT", help="The scheduler's admin address."),
-    ] = DEFAULT_ADMIN_ADDRESS,
+    admin: opt.Admin = DEFAULT_ADMIN_ADDRESS,
 ) -> None:
     """Explain why a request waits, which blocks it has, and when it is predicted to run."""
     _reject_ignored_options(request, key, tenant, prompt, limit)
@@ -79,7 +64,7 @@ def explain(
             else:
                 response = client.requests(tenant=tenant, limit=_NUM_LISTED if limit is None else limit)
     except QuireError as error:
-        raise _admin_error(error, admin) from error
+        raise admin_error(error, admin) from error
     if as_json or output is opt.OutputFormat.JSON:
         print_json(response)
     elif isinstance(response, RequestList):
@@ -101,14 +86,6 @@ def _reject_ignored_options(
         raise typer.BadParameter("goes with a request id", param_hint="--prompt")
     if limit is not None and (request is not None or key is not None):
         raise typer.BadParameter("goes with a list, not with one request", param_hint="--limit")
-
-
-def _admin_error(error: QuireError, address: str) -> QuireError:
-    """The error with a message for this command."""
-    if error.reason == "UNIMPLEMENTED":  # grpc's own status, with a message about methods
-        message = f"no admin service of a scheduler at {address}"
-        return dataclasses.replace(error, reason=NO_ADMIN_SERVICE, message=message)
-    return dataclasses.replace(error, reason=_REASONS.get(error.reason, error.reason))
 
 
 def _print_list(response: RequestList) -> None:

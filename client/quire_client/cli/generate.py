@@ -18,6 +18,7 @@ def generate(
     min_tokens: opt.MinTokens = None,
     stop: opt.Stop = None,
     ignore_eos: opt.IgnoreEos = False,
+    bad_word: opt.BadWord = None,
     n: Annotated[int, typer.Option("--n", help="How many independent texts.")] = 1,
     best_of: opt.BestOf = None,
     beam_width: opt.BeamWidth = None,
@@ -29,6 +30,9 @@ def generate(
     grammar: opt.Grammar = None,
     logprobs: Annotated[
         int | None, typer.Option(help="Log-probabilities of this many top tokens; with -o json.")
+    ] = None,
+    prompt_logprobs: Annotated[
+        int | None, typer.Option(help="The same for the prompt, which is returned; with -o json.")
     ] = None,
     request_id: Annotated[str | None, typer.Option(help="Your own id of the request, for `quire resume`.")] = None,
     priority: Annotated[int | None, typer.Option(help="Higher runs first.")] = None,
@@ -45,8 +49,9 @@ def generate(
 
     If a gateway fails, the stream resumes at another one, or at the same one after its restart.
     """
-    if logprobs is not None and output is opt.OutputFormat.TEXT:
-        raise typer.BadParameter("log-probabilities are written with -o json only", param_hint="--logprobs")
+    for hint, asked in (("--logprobs", logprobs), ("--prompt-logprobs", prompt_logprobs)):
+        if asked is not None and output is opt.OutputFormat.TEXT:
+            raise typer.BadParameter("log-probabilities are written with -o json only", param_hint=hint)
     if sum(one is not None for one in (json_schema, regex, choice or None, grammar)) > 1:
         raise typer.BadParameter(
             "a request has one constraint", param_hint="--json-schema, --regex, --choice, --grammar"
@@ -59,6 +64,7 @@ def generate(
         "min_tokens": min_tokens,
         "stop": stop,
         "ignore_eos": ignore_eos,
+        "bad_words": bad_word,
         "n": n,
         "best_of": best_of,
         "beam_width": beam_width,
@@ -69,6 +75,7 @@ def generate(
         "choice": choice,
         "grammar": None if grammar is None else grammar.read_text(),
         "logprobs": logprobs,
+        "prompt_logprobs": prompt_logprobs,
         "request_id": request_id,
         "priority": priority,
         "retention": opt.retention_of(retention),

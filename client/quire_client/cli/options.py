@@ -58,6 +58,10 @@ Timeout = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", help="Timeout of one request, from its sending to the end of its response."),
 ]
+Admin = Annotated[
+    str,
+    typer.Option(envvar="QUIRE_ADMIN_ADDRESS", metavar="HOST:PORT", help="The scheduler's admin address."),
+]
 Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="Format of the result.")]
 Model = Annotated[
     str | None,
@@ -170,4 +174,7 @@ MaxTokens = Annotated[
 ]
 MinTokens = Annotated[int | None, typer.Option(help="The fewest tokens.", rich_help_panel=_STOPPING)]
 Stop = Annotated[list[str] | None, typer.Option(help="Text to stop at; may be repeated.", rich_help_panel=_STOPPING)]
+BadWord = Annotated[
+    list[str] | None, typer.Option(help="Text that is not generated; may be repeated.", rich_help_panel=_SAMPLING)
+]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Continue after end-of-text.", rich_help_panel=_STOPPING)]

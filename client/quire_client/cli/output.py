@@ -44,6 +44,21 @@ _NEXT_STEPS = {
 }
 
 
+_ADMIN_REASONS = {
+    UNREACHABLE: ADMIN_UNREACHABLE,
+    "NOT_FOUND": REQUEST_NOT_LIVE,
+    "UNAUTHENTICATED": ADMIN_UNAUTHENTICATED,
+}
+
+
+def admin_error(error: QuireError, address: str) -> QuireError:
+    """The error of a call to an admin service, with a message for the commands that make such calls."""
+    if error.reason == "UNIMPLEMENTED":  # grpc's own status, with a message about methods
+        message = f"no admin service of a scheduler at {address}"
+        return dataclasses.replace(error, reason=NO_ADMIN_SERVICE, message=message)
+    return dataclasses.replace(error, reason=_ADMIN_REASONS.get(error.reason, error.reason))
+
+
 def write_text(pieces: Iterable[str]) -> None:
     """Writes generated text as it comes, without control characters where a terminal shows it, and ends the line."""
     visible = _CONTROLS if sys.stdout.isatty() else {}

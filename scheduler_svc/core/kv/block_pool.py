@@ -115,6 +115,13 @@ class BlockPool:
                 else:
                     self._free.append(block_id)
 
+    def free_cached(self) -> list[int]:
+        """Cached blocks become free ones; returns them."""
+        block_ids = list(self._cached)
+        self._cached.clear()
+        self._free.extend(block_ids)
+        return block_ids
+
     def restore_cached_blocks(self, block_ids: Seq[int]) -> None:
         """Free blocks become cached ones. The last one is evicted first."""
         taken = set(block_ids)
@@ -154,13 +161,16 @@ class BlockPool:
     def check_integrity(self, owners: Mapping[int, int], pins: Mapping[int, int]) -> None:
         """Raises AssertionError unless every block is in one state and has the given owners and pins."""
         free, cached = set(self._free), set(self._cached)
-        owned = {block_id for block_id, count in enumerate(self._ref_counts) if count}
+        num_owned = self.num_blocks - self._ref_counts.count(0)
         assert len(free) == len(self._free), "a block is free twice"
         assert free.isdisjoint(cached), "a block is free and cached"
-        assert owned.isdisjoint(free | cached), "a used block is free or cached"
-        assert len(free) + len(cached) + len(owned) == self.num_blocks, "a block is in no state"
+        assert len(free) + len(cached) + num_owned == self.num_blocks, "a block is in no state, or in two"
         assert dict(self._pins) == pins, "pins do not add up"
         expected = Counter(owners) + Counter(pins)
-        assert {block_id: self._ref_counts[block_id] for block_id in owned} == expected, "owners do not add up"
+        ref_counts = {block_id: self._ref_counts[block_id] for block_id in expected}
+        assert len(expected) == num_owned, "owners do not add up"
+        assert ref_counts == dict(expected), "owners do not add up"
+        assert expected.keys().isdisjoint(free), "a used block is free"
+        assert expected.keys().isdisjoint(cached), "a used block is cached"
         counts = self.counts
         assert counts.free + counts.cached + counts.used + counts.copying == self.num_blocks

@@ -47,6 +47,12 @@ class BlockTier:
         for block_id, content in found.items():
             self.index.publish(block_id, content)
 
+    def free_cached(self) -> int:
+        """Frees all cached blocks, which leave the index; returns how many. Blocks with owners or pins stay in it."""
+        block_ids = self.pool.free_cached()
+        self.index.forget(block_ids)
+        return len(block_ids)
+
     def release(self, block_ids: list[int]) -> None:
         """Removes an owner from each block."""
         self.pool.release(block_ids, keep=self.index)
@@ -58,8 +64,6 @@ class BlockTier:
     def check_integrity(self, owners: Mapping[int, int], pins: Mapping[int, int]) -> None:
         """Raises AssertionError unless pool and index agree with each other and with the owners and pins given."""
         self.pool.check_integrity(owners, pins)
-        for block_id in range(self.pool.num_blocks):
-            if self.pool.is_cached(block_id):
-                assert block_id in self.index, "a cached block is not in the index"
-            elif self.pool.is_free(block_id):
-                assert block_id not in self.index, "a free block is in the index"
+        indexed = self.index.block_ids
+        assert indexed >= set(self.pool.eviction_order), "a cached block is not in the index"
+        assert not any(map(self.pool.is_free, indexed)), "a free block is in the index"

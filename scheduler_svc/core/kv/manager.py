@@ -26,7 +26,7 @@ class SwapResult(NamedTuple):
 
 
 class KVManager:
-    """One replica's KV memory: its methods are the only ones that allocate and free blocks, hence their number.
+    """One replica's KV memory: its methods, and `cache_reset`, allocate and free all blocks, hence their number.
 
     Owners of device blocks: block tables (`Sequence.block_ids`), `SwappedKV.kept_block_ids`, steps in flight
     (`StepPlan.held_block_ids`) and copies that the next step will carry. Owners of host blocks: `SwappedKV.host_ids`.

@@ -1,6 +1,7 @@
 """The prefix index: finds blocks by the hash of their tokens and of all tokens before."""
 
 from array import array
+from collections.abc import KeysView
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from hashlib import sha256
@@ -45,6 +46,11 @@ class PrefixIndex:
 
     def __contains__(self, block_id: object) -> bool:
         return block_id in self._contents
+
+    @property
+    def block_ids(self) -> KeysView[int]:
+        """The blocks in the index."""
+        return self._contents.keys()
 
     def content(self, block_id: int) -> BlockContent:
         """The contents of a block that is in the index."""

@@ -2,14 +2,17 @@
 import assert from "node:assert/strict";
 
 import OpenAI from "openai";
-import { zodFunction, zodResponseFormat } from "openai/helpers/zod";
+import { zodFunction, zodResponseFormat, zodTextFormat } from "openai/helpers/zod";
 
 import { CHAT, check, Forecast, MODEL, run, WEATHER, WeatherQuery } from "./checks.mjs";
 
-const chats = new OpenAI({ maxRetries: 0 }).chat.completions;
+const client = new OpenAI({ maxRetries: 0 });
+const chats = client.chat.completions;
 const request = { model: MODEL, messages: CHAT, temperature: 0, max_tokens: 128 };
 const oneCall = { ...request, parallel_tool_calls: false }; // a small model repeats a call until no further one is allowed
 const forecast = zodResponseFormat(Forecast, "forecast");
+const asked = { model: MODEL, input: CHAT[0].content, temperature: 0, max_output_tokens: 128 };
+const text = { format: zodTextFormat(Forecast, "forecast") };
 
 // The tool as the helpers take it. `asked` gets the arguments of each call.
 function weatherTool(asked = []) {
@@ -85,6 +88,36 @@ check("a_turn_with_a_result_of_a_tool_is_answered", async () => {
   const messages = [...CHAT, message, ...results];
   const second = await chats.create({ ...request, messages, tools, tool_choice: "none" });
   assert.ok(second.choices[0].message.content);
+});
+
+check("a_response_is_parsed", async () => {
+  const response = await client.responses.parse({ ...asked, text });
+  Forecast.parse(response.output_parsed);
+  assert.equal((await client.responses.retrieve(response.id)).output_text, response.output_text);
+});
+
+check("a_response_is_streamed_and_continues_after_an_event", async () => {
+  const stream = client.responses.stream({ ...asked, text });
+  const events = [];
+  for await (const event of stream) events.push(event);
+  const response = await stream.finalResponse();
+  Forecast.parse(response.output_parsed);
+  const rest = [];
+  for await (const event of await client.responses.retrieve(response.id, { stream: true, starting_after: 5 })) {
+    rest.push(event.sequence_number);
+  }
+  assert.deepEqual(rest, events.slice(6).map((_, index) => index + 6));
+});
+
+check("a_response_in_the_background_is_cancelled_and_deleted", async () => {
+  const { id } = await client.responses.create({ ...asked, background: true });
+  const ended = await client.responses.cancel(id);
+  assert.ok(["cancelled", "completed", "incomplete"].includes(ended.status));
+  const items = [];
+  for await (const item of client.responses.inputItems.list(id)) items.push(item.content[0].text);
+  assert.deepEqual(items, [asked.input]);
+  await client.responses.delete(id);
+  await assert.rejects(client.responses.retrieve(id), OpenAI.NotFoundError);
 });
 
 check("a_schema_that_cannot_be_compiled_is_a_bad_request", async () => {

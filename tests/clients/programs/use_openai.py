@@ -11,6 +11,7 @@ from checks import (
     GREEDY,
     MODEL,
     ONE_CALL,
+    QUESTION,
     REPEAT,
     TOOL,
     WEATHER,
@@ -25,6 +26,8 @@ client = openai.OpenAI(max_retries=0)
 chats = client.chat.completions
 NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
 TOOLS: Any = [TOOL]
+SHORT: Any = {"temperature": 0, "max_output_tokens": 128}
+ASKED: Any = [{"role": "user", "content": QUESTION}]
 
 
 @check
@@ -169,6 +172,66 @@ def completions_take_a_regex_as_an_extra_field() -> None:
     city, _, degrees = answer.text.partition(", ")
     assert city in ("Oslo", "Lima")
     assert degrees.removesuffix(" degrees").isdigit()
+
+
+@check
+def a_response_is_parsed() -> None:
+    response = client.responses.parse(model=MODEL, input=QUESTION, text_format=Forecast, **SHORT)
+    assert isinstance(response.output_parsed, Forecast)
+    assert client.responses.retrieve(response.id).output_text == response.output_text
+
+
+@check
+def a_response_is_streamed_and_continues_after_an_event() -> None:
+    with client.responses.stream(model=MODEL, input=QUESTION, text_format=Forecast, **SHORT) as stream:
+        events = list(stream)
+        response = stream.get_final_response()
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert len(deltas) > 1
+    assert "".join(deltas) == response.output_text
+    assert isinstance(response.output_parsed, Forecast)
+    rest = client.responses.retrieve(response.id, stream=True, starting_after=5)
+    assert [event.sequence_number for event in rest] == list(range(6, len(events)))
+
+
+@check
+def a_conversation_of_responses_has_a_call_and_its_output() -> None:
+    tool: Any = {"type": "function", "strict": True, **TOOL["function"]}
+    first = client.responses.create(
+        model=MODEL, input=QUESTION, tools=[tool], tool_choice="required", parallel_tool_calls=False, **SHORT
+    )
+    (call,) = (item for item in first.output if item.type == "function_call")
+    WeatherQuery.model_validate_json(call.arguments)
+    output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": WEATHER}
+    second = client.responses.create(model=MODEL, input=[output], previous_response_id=first.id, **SHORT)
+    assert second.output_text
+    again = client.responses.create(model=MODEL, input=[*ASKED, *map(_as_input, first.output), output], **SHORT)
+    assert again.output_text == second.output_text
+
+
+def _as_input(item: Any) -> Any:
+    return item.to_dict()
+
+
+@check
+def a_response_in_the_background_is_retrieved_cancelled_and_deleted() -> None:
+    response = client.responses.create(model=MODEL, input=QUESTION, background=True, **SHORT)
+    assert response.status in ("queued", "in_progress")
+    ended = client.responses.cancel(response.id)
+    assert ended.status in ("cancelled", "completed", "incomplete")
+    assert client.responses.retrieve(response.id).status == ended.status
+    items = client.responses.input_items.list(response.id)
+    assert [item.to_dict()["content"] for item in items] == [[{"type": "input_text", "text": QUESTION}]]
+    client.responses.delete(response.id)
+    error = error_of(openai.NotFoundError, lambda: client.responses.retrieve(response.id))
+    assert error.code == "request_unknown"
+
+
+@check
+def a_hosted_tool_is_a_bad_request() -> None:
+    tools: Any = [{"type": "web_search"}]
+    error = error_of(openai.BadRequestError, lambda: client.responses.create(model=MODEL, input=QUESTION, tools=tools))
+    assert (error.code, error.param) == ("feature_unsupported", "tools[0].type")
 
 
 @check

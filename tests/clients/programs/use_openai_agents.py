@@ -1,10 +1,11 @@
-"""The OpenAI Agents SDK with its model for chat completions: tools, output types, and streams."""
+"""The OpenAI Agents SDK with its models for chat completions and for responses: tools, output types, and streams."""
 
 import openai
 from agents import (
     Agent,
     ModelSettings,
     OpenAIChatCompletionsModel,
+    OpenAIResponsesModel,
     Runner,
     ToolCallItem,
     ToolCallOutputItem,
@@ -17,6 +18,7 @@ from checks import MODEL, QUESTION, WEATHER, Forecast, WeatherQuery, check, erro
 
 set_tracing_disabled(True)
 model = OpenAIChatCompletionsModel(model=MODEL, openai_client=openai.AsyncOpenAI(max_retries=0))
+by_responses = OpenAIResponsesModel(model=MODEL, openai_client=openai.AsyncOpenAI(max_retries=0))
 settings = ModelSettings(temperature=0, max_tokens=128)
 forced = ModelSettings(temperature=0, max_tokens=128, tool_choice="required", parallel_tool_calls=False)
 
@@ -64,6 +66,36 @@ async def a_turn_with_a_result_of_a_tool_is_answered_in_a_stream() -> None:
     assert outputs
     assert outputs == [WEATHER] * len(outputs)
     assert stream.final_output
+
+
+@check
+async def a_run_by_responses_has_a_typed_output() -> None:
+    agent = Agent(name="forecaster", model=by_responses, model_settings=settings, output_type=Forecast)
+    assert isinstance((await Runner.run(agent, QUESTION)).final_output, Forecast)
+
+
+@check
+async def a_run_by_responses_calls_a_tool_in_a_stream() -> None:
+    agent = Agent(name="observer", model=by_responses, model_settings=forced, tools=[function_tool(get_weather)])
+    stream = Runner.run_streamed(agent, QUESTION, max_turns=4)
+    async for _ in stream.stream_events():
+        pass
+    outputs = [item.output for item in stream.new_items if isinstance(item, ToolCallOutputItem)]
+    assert outputs
+    assert outputs == [WEATHER] * len(outputs)
+    assert stream.final_output
+
+
+@check
+async def a_conversation_by_responses_continues_on_the_server() -> None:
+    agent = Agent(name="talker", model=by_responses, model_settings=settings)
+    first = await Runner.run(agent, QUESTION)
+    second = await Runner.run(agent, "And tomorrow?", previous_response_id=first.last_response_id)
+    assert second.final_output
+    client = openai.AsyncOpenAI(max_retries=0)
+    assert second.last_response_id is not None
+    items = [item async for item in client.responses.input_items.list(second.last_response_id, order="asc")]
+    assert len(items) == 3
 
 
 @check

@@ -148,7 +148,7 @@ def items() -> Iterator[Case]:
         ({**user, "function_call": {}}, INVALID, ".function_call.name"),
         ({**user, "function_call": {"name": "a"}, "tool_calls": [{"function": {"name": "a"}}]}, INVALID,
          ".function_call"),
-        ({"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]}, INVALID,
+        ({"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "[]"}}]}, INVALID,
          ".tool_calls[0].function.arguments"),
         ({"role": "assistant", "function_call": {"name": "a", "arguments": "[]"}}, INVALID, ".function_call.arguments"),
     ]  # fmt: skip
@@ -169,8 +169,6 @@ def combinations() -> Iterator[Case]:
         ("completions", {"stream_options": {}}, INVALID, "stream_options"),
         ("completions", {"stream": True, "stream_options": {"include_usage": 1}}, INVALID,
          "stream_options.include_usage"),
-        ("completions", {"stream": True, "stream_options": {"continuous_usage_stats": True}}, UNSUPPORTED,
-         "stream_options.continuous_usage_stats"),
         ("completions", {"n": 2, "best_of": 1}, INVALID, "best_of"),
         ("completions", {"n": 1, "best_of": 2, "stream": True}, INVALID, "best_of"),
         ("completions", {"length_penalty": 2}, INVALID, "length_penalty"),
@@ -205,13 +203,23 @@ def combinations() -> Iterator[Case]:
             "documents": [{}],
             "chat_template": "{{ 1 }}", "structural_tag": {}, "audio": {}, "guided_decoding_backend": "outlines",
             "modalities": ["audio"], "store": True,
-            "metadata": {"a": "b"}, "service_tier": "flex", "truncate_prompt_tokens": 1, "vllm_xargs": {"a": 1},
-            "prompt_logprobs": 1, "bad_words": ["a"], "logits_processors": ["os.system"], "request_id": "a",
+            "n_predict": 5, "stop_sequences": ["a"], "return_hidden_states": True,
+            "vllm_xargs": {"a": 1},
+            "logits_processors": ["os.system"], "request_id": "a",
         }.items()),
+        *((chat, {name: value}, INVALID, name) for name, value in {
+            "truncate_prompt_tokens": 0, "prompt_logprobs": 21, "bad_words": "a", "allowed_token_ids": [],
+            "truncation_side": "top", "logprob_token_ids": [0] * 129, "spaces_between_special_tokens": 1,
+        }.items()),
+        (chat, {"bad_words": ["a", " "]}, INVALID, "bad_words[1]"),
+        (chat, {"allowed_token_ids": [0, -1]}, INVALID, "allowed_token_ids[1]"),
+        (chat, {"logprob_token_ids": [2**31]}, INVALID, "logprob_token_ids[0]"),
+        (chat, {"prompt_logprobs": 1, "stream": True}, INVALID, "prompt_logprobs"),
         *((chat, {name: value}, INVALID, name) for name, value in {
             "tools": {}, "tool_choice": "any", "functions": 1, "function_call": "required", "parallel_tool_calls": 1,
             "chat_template_kwargs": 1, "continue_final_message": True, "add_generation_prompt": 1,
-            "reasoning_effort": "much",
+            "reasoning_effort": "much", "include_reasoning": 1, "echo": "yes",
+            "temprature": 1, "max_token": 1, "respons_format": {},
         }.items()),
         *((chat, {"chat_template_kwargs": {name: 1}}, INVALID, "chat_template_kwargs")
           for name in ("messages", "tools", "documents", "add_generation_prompt", "range", "a" * 2**14)),
@@ -237,7 +245,7 @@ def combinations() -> Iterator[Case]:
         (chat, {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "b"}}}, INVALID,
          "tool_choice"),
         *(("completions", {name: value}, UNSUPPORTED, name) for name, value in {
-            "echo": True, "suffix": "a", "prompt_embeds": "a", "add_special_tokens": False,
+            "suffix": "a", "prompt_embeds": "a", "add_special_tokens": False,
         }.items()),
     ]  # fmt: skip
     yield from rows

@@ -6,8 +6,8 @@ from contextlib import suppress
 import pytest
 
 from gateway_harness import Harness
-from gateway_svc.openai_http.connection import MAX_HEAD_BYTES, MAX_HEADERS
-from gateway_svc.openai_http.json_fields import MAX_JSON_TOKENS
+from gateway_svc.http_api.connection import MAX_HEAD_BYTES, MAX_HEADERS
+from gateway_svc.http_api.json_body import MAX_JSON_TOKENS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

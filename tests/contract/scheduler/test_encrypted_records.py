@@ -17,6 +17,7 @@ from scheduler_svc.store.encryption import RecordKeys
 from scheduler_svc.store.redis import RedisStore
 
 AT_ONCE = Graces(taken_over=0.05)
+ITEMS = b"items of a conversation"
 
 
 @pytest.fixture
@@ -41,15 +42,18 @@ async def test_a_request_continues_after_a_crash(
         await first.until_leading()
         async with first.session() as session:
             await session.ready()
-            submit = await session.submit(max_tokens=200, n=2, detachable=True)
+            submit = await session.submit(max_tokens=200, n=2, detachable=True, attachment=ITEMS)
             for index in range(2):
                 await session.until_tokens(submit.key, 40, index)
             await first.crash()
     async with scheduler(redis_url, [worker.port], record_keys_file=keys_file, graces=AT_ONCE):
         log = await until_recorded(own, submit.key, State.FINISHED)
     assert [sequence.token_ids for sequence in log.sequences] == [expected(200)] * 2
+    assert log.submit.attachment == ITEMS
     with redis.Redis.from_url(redis_url) as keys:
-        assert keys.hget(f"{{quire}}:request:{submit.key}", "key_id") == b"own"
+        fields = keys.hgetall(f"{{quire}}:request:{submit.key}")
+    assert fields[b"key_id"] == b"own"
+    assert not any(ITEMS in value for value in fields.values())
 
 
 async def test_one_that_cannot_be_decrypted_fails_alone(

@@ -24,6 +24,7 @@ from scheduler_harness import (
 from scheduler_svc.live_requests import Graces
 from scheduler_svc.request_log import State
 from scheduler_svc.store.redis import RedisStore
+from svc_common.protocols import SESSION_PROTOCOLS, ProtocolRange
 
 PROMPT = list(range(100, 117))
 
@@ -67,7 +68,8 @@ async def test_each_request_runs_at_the_workers_of_its_model(redis_url: str) -> 
             assert session.status is not None
             assert {model.name for model in session.status.models} == {"large", "small"}
             assert session.status.model == session.status.models[0]
-            assert (session.status.oldest_protocol, session.status.newest_protocol) == (1, 2)
+            protocols = ProtocolRange(session.status.oldest_protocol, session.status.newest_protocol)
+            assert protocols == SESSION_PROTOCOLS
             submits = {
                 name: await session.submit(model=name, prompt_token_ids=[*PROMPT, number])
                 for number, name in enumerate(("large", "small"))

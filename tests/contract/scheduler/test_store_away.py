@@ -63,6 +63,21 @@ async def test_a_request_that_ended_meanwhile_is_given_again_from_memory(
         assert answer.failed.reason == scheduler_v1.FAILURE_REASON_UNAVAILABLE
 
 
+async def test_a_deletion_that_fails_changes_nothing(
+    running: Deployment, redis_server: RedisServer, worker: Worker
+) -> None:
+    async with running.session() as session:
+        await session.ready()
+        submit = await session.submit(detachable=True, max_tokens=200)
+        await session.until_tokens(submit.key, 5)
+        worker.gate.clear()
+        redis_server.kill()
+        answer = await session.delete(submit.key)
+        assert answer.failed.reason == scheduler_v1.FAILURE_REASON_UNAVAILABLE
+        worker.gate.set()
+        assert await session.until_tokens(submit.key, 200) == expected(200)
+
+
 async def test_requests_are_refused_where_the_store_is_needed(
     redis_url: str, worker: Worker, redis_server: RedisServer
 ) -> None:

@@ -4,11 +4,14 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from llguidance import LLTokenizer
 
 from gateway_sessions import MODEL, MODEL_INFO, SessionClient, dialling
+from gateway_svc.grammar_checker import GrammarChecker
 from gateway_svc.tokenizer import ModelTokenizer
 from scripted_scheduler import ScriptedScheduler, serving
-from tiny_model import make_model_directory
+from svc_common.grammars import load_grammar_tokenizer
+from tiny_model import EOS, make_model_directory, tiny_tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +26,20 @@ def tokenizer(model_directory: Path) -> Iterator[ModelTokenizer]:
     tokenizer = ModelTokenizer.load(model_directory)
     yield tokenizer
     tokenizer.close()
+
+
+@pytest.fixture(scope="session")
+def grammars(model_directory: Path) -> Iterator[GrammarChecker]:
+    """The checker of its constraints, with its process."""
+    checker = GrammarChecker(model_directory / "tokenizer.json", [EOS])
+    yield checker
+    checker.close()
+
+
+@pytest.fixture(scope="session")
+def vocabulary() -> LLTokenizer:
+    """Its vocabulary, as workers use it."""
+    return load_grammar_tokenizer(tiny_tokenizer().to_str(), [EOS])
 
 
 @pytest.fixture

@@ -49,8 +49,11 @@ def test_tools_have_the_form_of_openai_and_parameters() -> None:
     ]
 
 
-@pytest.mark.parametrize("text", ["", " ", "{}"])
-def test_a_call_may_lack_arguments(text: str) -> None:
+CUT = ["", " ", "{", '{"city": "Par', '{"a": NaN}', "{'a': True}"]
+
+
+@pytest.mark.parametrize("text", ["{}", *CUT])
+def test_a_call_may_lack_arguments_or_have_some_that_were_cut(text: str) -> None:
     messages = [USER, ChatMessage("assistant", None, (ToolCall("a", text),))]
     (call,) = template_chat(messages=messages).messages[1]["tool_calls"]
     assert call == {"type": "function", "function": {"name": "a", "arguments": {}}}
@@ -58,12 +61,9 @@ def test_a_call_may_lack_arguments(text: str) -> None:
 
 DEEP = '{"a":' * 101 + "1" + "}" * 101
 WRONG_JSON = [
-    "{",
     "[]",
     "1",
     "null",
-    '{"a": NaN}',
-    '{"a": Infinity}',
     DEEP,
     "[" * 100_000,
     '{"a": "\\ud800"}',
@@ -77,6 +77,12 @@ def test_what_is_no_json_object_is_refused_by_its_place(text: str) -> None:
     assert refused(messages=[call]) == (Reason.INVALID_FIELD, "m.tool_calls[0].arguments")
     assert refused(tools=[ClientTool("a", None, text, path="t")]) == (Reason.INVALID_FIELD, "t.parameters")
     assert refused(template_variables=text)[1] == "chat.template_kwargs"
+
+
+@pytest.mark.parametrize("text", CUT)
+def test_schemas_and_variables_are_not_cut(text: str) -> None:
+    assert refused(tools=[ClientTool("a", None, text, path="t")]) == (Reason.INVALID_FIELD, "t.parameters")
+    assert refused(template_variables=text) == (Reason.INVALID_FIELD, "chat.template_kwargs")
 
 
 CALL = (ToolCall("a", "{}"),)

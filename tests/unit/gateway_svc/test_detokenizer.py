@@ -37,7 +37,7 @@ def decoded(tokenizer: Tokenizer, token_ids: list[int], special: SpecialTokens) 
     return tokenizer.decode(token_ids, skip_special_tokens=special is SpecialTokens.HIDDEN)
 
 
-@pytest.mark.parametrize("special", SpecialTokens)
+@pytest.mark.parametrize("special", [SpecialTokens.HIDDEN, SpecialTokens.KEPT])
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 def test_text_is_what_the_tokenizer_adds_to_the_prompt(kind: str, special: SpecialTokens, data: st.DataObject) -> None:
@@ -54,7 +54,7 @@ def test_text_is_what_the_tokenizer_adds_to_the_prompt(kind: str, special: Speci
 
 @given(st.lists(st.sampled_from(FRAGMENTS), max_size=30))
 def test_broken_characters_read_as_the_tokenizer_reads_them(output: list[int]) -> None:
-    for special in SpecialTokens:
+    for special in (SpecialTokens.HIDDEN, SpecialTokens.KEPT):
         assert text_of("byte level", [], output, special) == decoded(TINY, output, special)
 
 
@@ -163,3 +163,20 @@ def test_text_after_k_tokens_depends_on_those_tokens_alone(
         assert (early, early_match) == (whole, match)
     for one in stop:
         assert min_tokens or one not in whole, "no stop string is ever given out"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_joined_special_tokens_have_no_space_between_them(kind: str) -> None:
+    tokenizer, vocabulary = TOKENIZERS[kind], VOCABULARIES[kind]
+    special = min(vocabulary.special_ids)
+    (letter,) = tokenizer.encode("a", add_special_tokens=False).ids
+    rendering = make_rendering(vocabulary, prompt_token_ids=[letter], special_tokens=SpecialTokens.JOINED)
+    text = SequenceText(vocabulary, rendering)
+    literal = vocabulary.added_texts[special]
+    alone = text.push(special)
+    assert alone == vocabulary.piece(special).decode()
+    assert [text.push(special), text.push(special)] == [literal, literal]
+    assert text.push(letter) == vocabulary.piece(letter).decode()
+    assert text.push(special) == alone
+    if kind == "wordpiece":
+        assert alone == f" {literal}"

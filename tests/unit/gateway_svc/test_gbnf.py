@@ -49,6 +49,8 @@ GRAMMARS: list[tuple[str, list[str], list[str]]] = [
     ('root ::= ("a" | "b")? "c" |\n  "d"', ["ac", "bc", "c", "d"], ["a", "cd"]),
     ('root ::= a{2} b{1,} c{0,2} "d"*\na ::= "a"\nb ::= "b"\nc ::= "c"', ["aab", "aabbbccdd"], ["ab", "aabccc"]),
     ('root ::= "(" root ")" | "x"', ["x", "((x))"], ["(x"]),
+    ('root ::= ("a"+){2} ("b"*)? "c"', ["aac", "aaabc"], ["ac"]),
+    ('root ::= r2 r1\nr2 ::= "a"\nr1 ::= "b"', ["ab"], ["ba", "aa"]),
 ]
 
 

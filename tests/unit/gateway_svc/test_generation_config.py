@@ -12,6 +12,7 @@ from gateway_svc.settings import BadSetting, GatewaySettings
 from gateway_svc.tokenizer import ModelTokenizer
 from gateway_svc.unvalidated_request import GenerationDefaults
 from quire.inference.v1 import inference_pb2 as api
+from svc_common.model_settings import ModelSettings
 from svc_common.settings import read_settings
 from tiny_model import CONTEXT_LENGTH
 
@@ -35,9 +36,10 @@ def _write(directory: Path, config: Any) -> Path:
     return directory
 
 
-def test_quires_own_defaults_are_the_default(tmp_path: Path) -> None:
+def test_the_models_file_is_the_default_as_in_vllm(tmp_path: Path) -> None:
     settings = read_settings(GatewaySettings, [])
-    assert (settings.generation_config, settings.override_generation_config) == ("quire", None)
+    assert (settings.generation_config, settings.override_generation_config) == ("auto", None)
+    assert ModelSettings().generation_config == "auto"
     assert load_generation_defaults("quire", None, _write(tmp_path, CONFIG)) == GenerationDefaults()
 
 

@@ -15,6 +15,7 @@ from hub_server import COMMIT, HUB_ID, Hub, serving_hub
 from ports import lasting_port
 from svc_common.model_settings import ModelSettings
 from svc_common.models import DEFAULT_MODEL, ModelNotFound, find_source, tokenizer_fingerprint
+from svc_common.preparation import DEFAULT_MODEL_FILES, prepare_files
 from tiny_gguf import write_tiny_gguf
 from tiny_model import CHAT_TEMPLATE, make_model_directory
 
@@ -74,6 +75,34 @@ def test_the_default_model_needs_no_download(cache: Path) -> None:
     model = CatalogModel.load(ModelSettings(generation_config="model"))
     assert model.tokenizer.chat_template is not None
     assert model.tokenizer.eos_token_ids == (2,)
+
+
+def test_the_default_model_has_sampling_defaults_of_its_own(cache: Path) -> None:
+    (directory,) = prepared(cache)
+    assert CatalogModel.load(ModelSettings()).given_defaults == {"temperature": 0.1, "top_p": 0.5}
+    assert CatalogModel.load(ModelSettings(generation_config="quire")).given_defaults == {}
+    shipped = (directory / "generation_config.json").read_bytes()
+    assert shipped == (DEFAULT_MODEL_FILES / "generation_config.json").read_bytes()
+
+
+def test_a_generation_config_of_an_earlier_release_is_replaced(cache: Path) -> None:
+    complete = make_model_directory(cache / "models" / DEFAULT_MODEL)
+    path = complete / "generation_config.json"
+    path.write_text('{"eos_token_id": 2}')
+    files = {each.name for each in complete.iterdir()}
+    prepared(cache)
+    assert CatalogModel.load(ModelSettings()).given_defaults == {"temperature": 0.1, "top_p": 0.5}
+    assert {each.name for each in complete.iterdir()} == files
+
+
+def test_a_generation_config_that_cannot_be_replaced_is_reported(cache: Path) -> None:
+    path = make_model_directory(cache / "models" / DEFAULT_MODEL) / "generation_config.json"
+    path.unlink()
+    path.mkdir()
+    lines: list[str] = []
+    prepare_files(find_source(None), lambda _: None, lines.append)
+    (line,) = lines
+    assert line.startswith(f"{path} is that of an earlier release and cannot be replaced: ")
 
 
 def test_what_a_worker_prepared_of_the_default_model_is_read_instead(cache: Path) -> None:

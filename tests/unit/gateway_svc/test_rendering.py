@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gateway_svc.rendering import Rendering
-from gateway_svc.validated_request import BeamSearchParams, EarlyStopping, OnDisconnect, SpecialTokens, StopText
+from gateway_svc.validated_request import BeamSearchParams, EarlyStopping, Echo, OnDisconnect, SpecialTokens, StopText
 from gateway_values import make_generation, make_rendering, vocabulary_of
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from tiny_model import EOS, tiny_tokenizer
@@ -17,7 +17,10 @@ CASES: list[dict[str, Any]] = [
     {"stop": ("ab", "c"), "min_tokens": 3, "stop_text": StopText.INCLUDED, "stop_token_ids": (9, 8)},
     {"special_tokens": SpecialTokens.KEPT, "prompt_token_ids": [5, 6, EOS, 7, 8, 9]},
     {"n": 2, "best_of": 5, "seed": -4},
-    {"logprobs": 0},
+    {"logprobs": 0, "logprob_token_ids": (3, 7)},
+    {"special_tokens": SpecialTokens.JOINED},
+    {"prompt_logprobs": 2, "prompt_token_ids": [5, 6, 7]},
+    {"echo": Echo.PRESENT, "omits_output": True},
     {"logprobs": 3, "on_disconnect": OnDisconnect.DETACH, "request_id": "mine"},
 ]
 
@@ -33,6 +36,7 @@ def test_any_gateway_renders_alike(fields: dict[str, Any]) -> None:
         detachable=submit.detachable,
         seed=submit.sampling.seed,
         num_sequences=submit.n,
+        prompt_token_ids=rendering.prompt_token_ids,
     )
     assert Rendering.from_proto(scheduler_v1.Attached.FromString(attached.SerializeToString())) == rendering
 
@@ -52,7 +56,7 @@ def digest(**fields: Any) -> bytes:
 
 def test_the_digest_depends_on_the_body() -> None:
     search = BeamSearchParams(2, 1.0, EarlyStopping.HEURISTIC)
-    others = [*CASES[1:5], {"seed": 8}, {"prompt_token_ids": [6]}, {"beam_search": search, "n": 2}, {"logprobs": 1}]
+    others = [*CASES[1:8], {"seed": 8}, {"prompt_token_ids": [6]}, {"beam_search": search, "n": 2}, {"logprobs": 1}]
     assert len({digest(**fields) for fields in [{}, *others]}) == len(others) + 1
     assert len(digest()) == 32
 

@@ -58,12 +58,11 @@ _START = ResumePosition()
 def given_out(rendering: Rendering, tokens: list[scheduler_v1.Tokens], start: ResumePosition = _START) -> list[Chunk]:
     """The chunks of a sequence, one for each step."""
     sequence = SequenceOutput(0, VOCABULARY, rendering, start)
-    chunks = []
+    chunks: list[Chunk] = []
     for one in tokens:
         if sequence.finish is None:
             sequence.extend(one)
-            if (chunk := sequence.pop_pending()) is not None:
-                chunks.append(chunk)
+            chunks += sequence.pop_pending()
     return chunks
 
 

@@ -60,12 +60,11 @@ def given_out(
 ) -> list[Chunk]:
     """The chunks of a sequence, one for each step."""
     sequence = SequenceOutput(0, vocabulary(family), made, start or ResumePosition())
-    chunks = []
+    chunks: list[Chunk] = []
     for one in tokens:
         if sequence.finish is None:
             sequence.extend(one)
-            if (chunk := sequence.pop_pending()) is not None:
-                chunks.append(chunk)
+            chunks += sequence.pop_pending()
     return chunks
 
 
@@ -126,7 +125,7 @@ def prefix(family: str, made: Rendering, token_ids: list[int]) -> Chunk:
     """What a client has of a sequence that has not ended after these tokens."""
     sequence = SequenceOutput(0, vocabulary(family), made, ResumePosition())
     sequence.extend(scheduler_v1.Tokens(token_ids=token_ids))
-    return sequence.pop_pending() or Chunk(0, 0)
+    return next(iter(sequence.pop_pending()), Chunk(0, 0))
 
 
 def joined(*chunks: Chunk) -> tuple[str, str, list[ToolCallDelta]]:
@@ -144,9 +143,30 @@ def test_ids_are_the_same_everywhere_and_differ_between_calls_sequences_and_requ
     assert len({first.id, second.id, *(call.id for call in other)}) == 4
     sequence = SequenceOutput(1, vocabulary("hermes"), rendering("hermes"), ResumePosition())
     sequence.extend(scheduler_v1.Tokens(token_ids=two.token_ids))
-    chunk = sequence.pop_pending()
-    assert chunk is not None
+    [chunk] = sequence.pop_pending()
     assert {call.id for call in chunk.tool_calls if call.id}.isdisjoint({first.id, second.id})
+
+
+@given(data=st.data())
+def test_a_chunk_for_each_token_is_the_same_however_tokens_arrive(data: st.DataObject) -> None:
+    answer = data.draw(st.sampled_from(list(ANSWERS.values())))
+    made = rendering(answer.family)
+    sizes = data.draw(st.lists(st.integers(1, 5), max_size=40))
+
+    def chunks_of(parts: list[scheduler_v1.Tokens]) -> list[Chunk]:
+        sequence = SequenceOutput(0, vocabulary(answer.family), made, ResumePosition(), chunk_per_token=True)
+        chunks: list[Chunk] = []
+        for part in parts:
+            sequence.extend(part)
+            if data.draw(st.booleans()):
+                chunks += sequence.pop_pending()
+        return chunks + sequence.pop_pending()
+
+    token_ids = [*answer.token_ids, EOS]
+    at_once = chunks_of(steps(token_ids, [len(token_ids)], stop_end(EOS)))
+    assert [len(chunk.token_ids) for chunk in at_once] == [1] * len(token_ids) + [0]
+    assert chunks_of(steps(token_ids, sizes, stop_end(EOS))) == at_once
+    assert joined(*at_once) == joined(whole_of(answer))
 
 
 def test_without_parallel_calls_only_the_first_is_sent() -> None:
@@ -224,6 +244,10 @@ def test_a_prompt_may_end_within_the_reasoning() -> None:
     made = replace(make_rendering(vocabulary("hermes")), turn=TurnFormat.from_proto(turn.to_proto()))
     token_ids = family.tokenizer.encode("Hm.</think>\n\nYes.<tool_call>", add_special_tokens=False).ids
     (whole,) = merge_chunks(given_out("hermes", made, steps([*token_ids, EOS], [], stop_end(EOS))))
+    output = SequenceOutput(0, vocabulary("hermes"), made, ResumePosition())
+    output.extend(scheduler_v1.Tokens(token_ids=token_ids))
+    of_reasoning = family.tokenizer.encode("Hm.", add_special_tokens=False).ids
+    assert output.num_reasoning_tokens == len(of_reasoning) > 0
     # Without tools a marker of calls is text.
     assert (whole.reasoning, whole.text, whole.tool_calls) == ("Hm.", "Yes.<tool_call>", [])
 

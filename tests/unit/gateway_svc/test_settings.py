@@ -32,6 +32,13 @@ def test_a_bad_list_of_hosts_is_named(value: str, capsys: pytest.CaptureFixture[
     assert "QUIRE_ALLOWED_HOSTS" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("value", ["llm", "/", "/llm/", "/a//b", "/a b"])
+def test_a_bad_root_path_is_named(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read_settings(GatewaySettings, ["--root-path", value])
+    assert "QUIRE_ROOT_PATH" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("value", ["example.com", "https://a/", "https://a b", "https://a,"])
 def test_a_bad_list_of_origins_is_named(value: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):

@@ -85,6 +85,9 @@ class ModelReader:
         assert tokens.offset <= len(self.tokens), "tokens are missing"
         return self._extend(tokens)
 
+    def on_prompt_logprobs(self, prompt_logprobs: scheduler_v1.PromptLogprobs) -> None:
+        raise AssertionError("no request here asks for these")
+
     def on_failed(self, error: QuireError) -> None:
         assert not self.is_done
         self.is_done = True
@@ -116,7 +119,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
         self.scheduler = ModelScheduler()
         self.is_open = False
         self.num_quiet = 0  # rules since the last request ended
-        self.subscriptions = Subscriptions(self._send, RECONNECT_SECONDS)
+        self.subscriptions = Subscriptions(self._send, RECONNECT_SECONDS, itertools.count(1))
         self.readers: list[tuple[ModelReader, Attachment]] = []
 
     def _send(self, command: scheduler_v1.SessionRequest) -> None:

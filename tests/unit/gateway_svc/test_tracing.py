@@ -10,7 +10,7 @@ from gateway_svc import tracing
 from gateway_svc.output import FinishReason, Usage
 from gateway_svc.tracing import GenerationSpan, Operation
 from gateway_values import make_generation
-from svc_common.errors import QuireError, Reason
+from svc_common.errors import Reason
 from svc_common.telemetry import context_from
 
 PARENT = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
@@ -53,7 +53,7 @@ def test_a_span_is_of_the_callers_trace_and_leads_on(exporter: InMemorySpanExpor
 def test_a_failure_is_an_error_unless_it_was_wanted(
     reason: Reason, status: StatusCode, exporter: InMemorySpanExporter
 ) -> None:
-    GenerationSpan.of(make_generation(), Operation.TEXT_COMPLETION, None).end(Usage(), [], QuireError(reason, "so"))
+    GenerationSpan.of(make_generation(), Operation.TEXT_COMPLETION, None).end(Usage(), [], reason)
     (ended,) = exporter.get_finished_spans()
     assert ended.status.status_code is status
     assert dict(ended.attributes or {})["error.type"] == reason.value

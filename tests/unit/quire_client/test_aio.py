@@ -63,8 +63,8 @@ async def test_collecting_puts_interleaved_sequences_together(client: AsyncClien
 
 
 async def test_logprobs_come_with_the_tokens_of_a_stream(client: AsyncClient, service: Any) -> None:
-    second = pb.TokenLogprob(token_id=8, token="e", token_bytes=b"e", logprob=-2.5)
-    first = pb.TokenLogprob(token_id=9, token="\ufffd", token_bytes=b"\xe2", logprob=-0.25, top=[second])
+    second = pb.TokenLogprob(token_id=8, text="e", token_bytes=b"e", logprob=-2.5)
+    first = pb.TokenLogprob(token_id=9, text="\ufffd", token_bytes=b"\xe2", logprob=-0.25, top=[second])
     service.accept()
     service.say("a", (9,), logprobs=[first], finish=pb.Finish(reason=pb.FINISH_REASON_LENGTH))
     service.account()

@@ -39,6 +39,14 @@ EVERY_OPTION: GenerationOptions = {
     "priority": -2,
     "retention": 60,
     "keep_special_tokens": True,
+    "allowed_token_ids": [3, 4],
+    "bad_words": ["a", "b"],
+    "logprob_token_ids": [5],
+    "prompt_logprobs": 2,
+    "echo": True,
+    "truncate_prompt_tokens": -1,
+    "truncation_side": "right",
+    "spaces_between_special_tokens": False,
 }
 
 
@@ -70,6 +78,8 @@ def test_every_option_has_its_place_in_the_message() -> None:
             "repetition_penalty": 2.5,
             "seed": str(-(2**63)),
             "logit_bias": {"5": -100.0},
+            "allowed_token_ids": [3, 4],
+            "bad_words": ["a", "b"],
         },
         "stopping": {
             "max_tokens": 9,
@@ -87,6 +97,12 @@ def test_every_option_has_its_place_in_the_message() -> None:
         "priority": -2,
         "retention": {"seconds": 60},
         "keep_special_tokens": True,
+        "logprob_token_ids": [5],
+        "prompt_logprobs": 2,
+        "echo": True,
+        "truncate_prompt_tokens": -1,
+        "truncation_side": "TRUNCATION_SIDE_RIGHT",
+        "spaces_between_special_tokens": False,
     }
 
 
@@ -220,6 +236,7 @@ def test_early_stopping_is_spelled_as_in_transformers(value: Any, name: str) -> 
         {"n": 1.5},
         {"early_stopping": 1},
         {"early_stopping": "soon"},
+        {"truncation_side": "top"},
         {"retention": "soon"},
         {"retention": 1.5},
     ],

@@ -263,3 +263,23 @@ def test_calls_and_reasoning_of_a_stream_are_assembled() -> None:
     assert (generation.text, generation.reasoning) == ("I look.", "Hm.")
     assert generation.tool_calls == (ToolCall("call_a", "f", '{"x": 1}'), ToolCall("call_b", "g", ""))
     assert generation.finish_reason is FinishReason.TOOL_CALLS
+
+
+def test_a_prompt_is_a_part_of_the_whole_and_may_come_again() -> None:
+    prompt = pb.Prompt(
+        token_ids=[5, 6], text="ab", logprobs=[pb.TokenLogprob(token_id=6, token_bytes=b"b", logprob=-1)]
+    )
+    of = StreamAssembler()
+    assert of.read(pb.StreamGenerateResponse(acceptance=pb.Acceptance(request_id="a"))) is None
+    assert of.prompt is None
+    assert of.read(pb.StreamGenerateResponse(prompt=prompt)) is None
+    chunk = of.read(
+        pb.StreamGenerateResponse(chunk=pb.Chunk(token_ids=[7], finish=pb.Finish(reason=pb.FINISH_REASON_STOP)))
+    )
+    assert of.read(pb.ResumeResponse(prompt=prompt)) is None
+    of.read(pb.ResumeResponse(usage=pb.Usage()))
+    assert chunk is not None
+    whole = of.assemble([chunk])
+    assert whole.prompt is not None
+    assert (whole.prompt.token_ids, whole.prompt.text) == ((5, 6), "ab")
+    assert [(one.token_id, one.logprob) for one in whole.prompt.logprobs] == [(6, -1.0)]

@@ -16,10 +16,12 @@ from quire.admin.v1.admin_pb2_grpc import AdminServiceStub
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scheduler_svc.admin import AdminServicer, admin_server
 from scheduler_svc.core.explain import Explanation, SequenceExplanation, SequenceStatus, Summary
+from scheduler_svc.core.kv.cache_reset import CacheReset
 from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.request import PreemptionMethod, PreemptionRecord
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.engine import EngineSettings, SchedulerEngine
+from scheduler_svc.model_versions import WorkerName
 from scheduler_svc.request_log import RequestLog
 from scheduler_svc.store.redis import RedisStore
 from svc_common.identity import InsecureIdentity
@@ -76,6 +78,12 @@ class Engine:
 
     def num_live(self, tenant: str | None) -> int:
         return sum(tenant in (None, one.tenant) for one in self.live)
+
+    def worker_names(self, model: str | None) -> list[WorkerName]:
+        return []
+
+    def reset_prefix_caches(self, model: str | None) -> Iterable[tuple[WorkerName, CacheReset]]:
+        return []
 
 
 @pytest.fixture

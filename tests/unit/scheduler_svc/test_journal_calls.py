@@ -8,6 +8,7 @@ import redis
 
 from journals import JournalCallbacks, at_work, journal_of, read, whole
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from quire.worker.v1 import worker_pb2 as worker_v1
 from redis_server import RedisServer
 from request_logs import end, logprobs, request_log
 from scheduler_svc.journal import Journal
@@ -23,11 +24,13 @@ class Batches(RedisStore):
         super().__init__(url, 500)
         self.url = url
         self.sizes: list[tuple[int, int]] = []  # prompt tokens, and output tokens
+        self.attachments: list[int] = []  # bytes
         self.num_failures = 0
 
     async def write(self, batch: WriteBatch, epoch: int) -> list[Gap | KeyTaken]:
         prompts = sum(len(log.submit.prompt_token_ids) for log in batch.records)
         self.sizes.append((prompts, sum(len(write.token_ids) for write in batch.writes)))
+        self.attachments.append(sum(len(log.submit.attachment) for log in batch.records))
         if self.num_failures:
             self.num_failures -= 1
             raise StoreUnavailable("scripted failure")
@@ -60,6 +63,30 @@ async def test_what_gathered_is_written_in_calls_of_bounded_size(batches: Batche
         assert found.state is State.FINISHED
         assert found.sequences == log.sequences
         assert log.is_durable
+
+
+async def test_attachments_and_requested_log_probabilities_count(batches: Batches, callbacks: JournalCallbacks) -> None:
+    """After a restart of the store all requests are recorded anew, with what they have by then."""
+    journal, logs = journal_of(batches, callbacks), [request_log() for _ in range(3)]
+    for log in logs:
+        log.submit.attachment = bytes(200_000)
+        log.sequences[0].token_ids = [*range(300)]
+        log.sequences[0].logprobs = [worker_v1.TokenLogprobs(requested=[-1.0] * 128)] * 300
+        journal.mark_changed(log)
+    assert await journal.flush(60)
+    assert max(batches.attachments) == 200_000
+    assert max(size for _, size in batches.sizes) <= 16384 // 64
+    assert [(await read(batches, log)).sequences for log in logs] == [log.sequences for log in logs]
+
+
+async def test_a_deleted_request_is_not_kept(batches: Batches, callbacks: JournalCallbacks) -> None:
+    """Those that ended are kept for some seconds, in case that the store loses its latest writes."""
+    journal, log = journal_of(batches, callbacks), request_log()
+    end(log)
+    journal.mark_changed(log)
+    assert await journal.flush(60)
+    assert await journal.remove(log.key)
+    assert not journal._ended
 
 
 async def test_log_probabilities_of_a_prompt_are_whole_before_its_first_token(

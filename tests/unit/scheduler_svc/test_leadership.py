@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -172,43 +172,98 @@ async def test_no_scheduler_begins_to_lead_without_a_store_and_a_leader_continue
         await store.close()
 
 
-class Looking(RedisStore):
-    """A store that notes when it has returned the leader."""
+class CountingStore(RedisStore):
+    """A store that counts its answers to who leads, and notes when it has named a leader."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url, 500)
         self.is_leader_seen = asyncio.Event()
+        self.num_leader_calls = 0
 
-    async def leader(self) -> str | None:
-        holder = await super().leader()
+    async def leader(self, timeout: float | None = None) -> str | None:
+        holder = await super().leader(timeout)
+        self.num_leader_calls += 1
         if holder is not None:
             self.is_leader_seen.set()
         return holder
 
 
-async def test_after_an_outage_the_lease_is_its_old_leaders_before_it_is_a_standbys(tmp_path: Path) -> None:
-    server = RedisServer(tmp_path)
+@asynccontextmanager
+async def candidates(directory: Path) -> AsyncIterator[tuple[RedisServer, list[CountingStore]]]:
+    """A server, and the stores of two candidates."""
+    server = RedisServer(directory)
     server.start()
-    stores = [Looking(server.url) for _ in range(2)]
+    stores = [CountingStore(server.url) for _ in range(2)]
     try:
-        leader, standby = (Leadership(store, name, 12.0) for store, name in zip(stores, "ab", strict=True))
+        yield server, stores
+    finally:
+        server.kill()
+        for store in stores:
+            await store.close()
+
+
+def restart_empty(server: RedisServer, directory: Path) -> None:
+    """Restarts a server, which has lost everything."""
+    server.kill()
+    for kept in directory.rglob("*.aof*"):
+        kept.unlink()
+    server.start()
+
+
+@pytest.mark.parametrize("standby", [False, True], ids=["started-as-leader", "started-as-standby"])
+async def test_after_an_outage_the_former_leader_renews_its_lease_before_another_takes_it(
+    tmp_path: Path, standby: bool
+) -> None:
+    """Else requests would be lost that the leader accepted meanwhile, without a record."""
+    async with candidates(tmp_path) as (server, stores):
+        leader, other = (Leadership(store, name, 12.0) for store, name in zip(stores, "ab", strict=True))
         await leading(leader)
-        keeping = asyncio.create_task(leader.keep())
-        waiting = asyncio.create_task(leading(standby, standby=True))
+        waiting = asyncio.create_task(leading(other, standby=standby))
         async with asyncio.timeout(60):
             await stores[1].is_leader_seen.wait()
             server.kill()
-            while any(store.is_answering for store in stores):  # each has noticed
+            while stores[1].is_answering:  # it has noticed
                 await asyncio.sleep(0.01)
-        for kept in tmp_path.rglob("*.aof*"):
-            kept.unlink()
-        server.start()
+        restart_empty(server, tmp_path)
+        async with asyncio.timeout(60):
+            while not stores[1].is_answering:
+                await asyncio.sleep(0.01)
+        keeping = asyncio.create_task(leader.keep())  # it renews its lease after 3 s
         assert await next_leader(stores[0]) == "a"
         assert not keeping.done()
         assert not waiting.done()
         keeping.cancel()
         waiting.cancel()
-    finally:
-        server.kill()
-        for store in stores:
-            await store.close()
+
+
+async def test_a_restart_that_no_call_noticed_does_not_end_a_leaders_term(tmp_path: Path) -> None:
+    async with candidates(tmp_path) as (server, stores):
+        leader, other = (Leadership(store, name, 12.0) for store, name in zip(stores, "ab", strict=True))
+        await leading(leader)
+        waiting = asyncio.create_task(leading(other))
+        async with asyncio.timeout(60):
+            await stores[1].is_leader_seen.wait()
+        restart_empty(server, tmp_path)  # while the event loop stands still
+        num_calls = stores[1].num_leader_calls
+        async with asyncio.timeout(60):
+            while stores[1].num_leader_calls < num_calls + 3:
+                await asyncio.sleep(0.01)
+        assert stores[1].is_answering
+        assert not waiting.done()
+        keeping = asyncio.create_task(leader.keep())
+        assert await next_leader(stores[0]) == "a"
+        keeping.cancel()
+        waiting.cancel()
+
+
+async def test_a_leader_that_dies_in_an_outage_is_followed_after_the_length_of_a_lease(tmp_path: Path) -> None:
+    async with candidates(tmp_path) as (server, stores):
+        leader, other = (Leadership(store, name, 1.5) for store, name in zip(stores, "ab", strict=True))
+        epoch = await leading(leader)
+        waiting = asyncio.create_task(leading(other))
+        async with asyncio.timeout(60):
+            await stores[1].is_leader_seen.wait()
+        restart_empty(server, tmp_path)
+        restarted = time.monotonic()
+        assert await waiting > epoch
+        assert time.monotonic() - restarted >= 1.5

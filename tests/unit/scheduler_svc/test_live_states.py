@@ -330,7 +330,7 @@ def test_clients_keep_every_token_and_every_transition_is_reached(
         return next_state(state, event)
 
     monkeypatch.setattr(live_request_module, "next_state", recording)
-    monkeypatch.setattr("scheduler_svc.store.client._TIMEOUT", 30.0)  # Redis fails only where the test says so
+    monkeypatch.setattr("scheduler_svc.store.client._TURN_TIMEOUT", 30.0)  # Redis fails only where the test says so
     monkeypatch.setattr("scheduler_svc.commands._FLUSH", 0.25)  # in vain only while the store is away
     with redis_server(tmp_path) as LiveMachine.url:
         run_state_machine_as_test(LiveMachine, settings=SETTINGS)

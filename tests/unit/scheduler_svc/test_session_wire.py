@@ -29,6 +29,7 @@ from scheduler_svc.session_wire import (
     failed_to_proto,
     fill_event,
     prompt_logprobs_to_proto,
+    protocol_to_render,
     request_from_log,
     request_from_proto,
     tokens_to_proto,
@@ -162,6 +163,44 @@ def test_attached_has_the_log_probabilities_of_the_prompt() -> None:
     assert (logprobs.offset, list(logprobs.tokens)) == (1, recorded.prompt_logprobs)
     later = prompt_logprobs_to_proto(recorded, 1).prompt_logprobs
     assert (later.offset, list(later.tokens)) == (2, recorded.prompt_logprobs[1:])
+
+
+@pytest.mark.parametrize("options", [{"echo": True}, {"prompt_logprobs": 0}])
+def test_attached_has_a_prompt_that_is_returned(options: dict[str, Any]) -> None:
+    assert not attached_to_proto(log(), 7).attached.prompt_token_ids
+    recorded = log(render_options=scheduler_v1.RenderOptions(**options))
+    assert list(attached_to_proto(recorded, 7).attached.prompt_token_ids) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "protocol"),
+    [
+        ({"keep_special_tokens": True, "logprobs": 1}, 1),
+        ({"turn": scheduler_v1.TurnFormat(tools="hermes")}, 2),
+        ({"turn": scheduler_v1.TurnFormat(tools="hermes"), "prompt_logprobs": 0}, 3),
+        ({"echo": True}, 3),
+        ({"omits_output": True}, 3),
+        ({"logprob_token_ids": [3]}, 3),
+        ({"joins_special_tokens": True}, 3),
+    ],
+)
+def test_gateways_that_would_return_another_answer_do_not_attach(options: dict[str, Any], protocol: int) -> None:
+    assert protocol_to_render(scheduler_v1.RenderOptions(**options)) == protocol
+
+
+@pytest.mark.parametrize(
+    ("sampling", "protocol"),
+    [
+        ({"temperature": 1.0, "logprobs": 1}, 1),
+        ({"allowed_token_ids": [3]}, 2),
+        ({"bad_words": [worker_v1.TokenSequence(token_ids=[3])]}, 2),
+        ({"logprob_token_ids": [3]}, 2),
+    ],
+)
+def test_workers_of_a_release_without_a_parameter_do_not_get_the_request(
+    sampling: dict[str, Any], protocol: int
+) -> None:
+    assert read(sampling=worker_v1.SamplingParams(**sampling)).protocol == protocol
 
 
 def log(**fields: Any) -> RequestLog:

@@ -191,3 +191,19 @@ def test_log_probabilities_that_are_not_due_or_none_are_refused(logprobs: list[w
     with pytest.raises(InvalidResponse) as refusal:
         stream.answer(num_tokens=[0, 1], token_ids=[3], prompt_logprobs=logprobs)
     assert refusal.value.part is InvalidPart.RESULTS
+
+
+@pytest.mark.parametrize("requested", [[], [-1.0], [-1.0, math.nan], [-1.0, -2.0, -3.0]])
+def test_log_probabilities_of_named_tokens_are_due(requested: list[float]) -> None:
+    params = worker_v1.SamplingParams(logprobs=0, logprob_token_ids=[3, 4])
+    for values, is_valid in ((requested, False), ([-1.0, -math.inf], True)):
+        stream = Stream()
+        asking = Sequence(7, Request("k", PROMPT, 1, 1, sampling=params), 0, 0, PROMPT)
+        stream.plan((asking, 0, 5))
+        logprobs = worker_v1.SequenceLogprobs(tokens=[worker_v1.TokenLogprobs(logprob=-1, requested=values)])
+        if is_valid:
+            assert stream.answer(num_tokens=[1], token_ids=[3], logprobs=[logprobs]).results[0].token_ids == (3,)
+            continue
+        with pytest.raises(InvalidResponse) as refused:
+            stream.answer(num_tokens=[1], token_ids=[3], logprobs=[logprobs])
+        assert refused.value.part is InvalidPart.LOGPROBS

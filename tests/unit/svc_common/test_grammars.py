@@ -16,6 +16,7 @@ from svc_common.grammars import (
     InvalidGrammar,
     UnsupportedTokenizer,
     compile_grammar,
+    exceeds_limit,
     grammar_threads,
     load_grammar_tokenizer,
 )
@@ -90,6 +91,48 @@ def test_what_is_no_grammar_is_invalid(tokenizer: LLTokenizer, grammar: str) -> 
     with pytest.raises(InvalidGrammar) as raised:
         _compile(tokenizer, grammar)
     assert not isinstance(raised.value, GrammarTooComplex)
+
+
+QUOTING = {
+    "rule": "start: panic",
+    "special token": "start: <|too many|>",
+    "regex": "start: /too many(/",
+    "regex that quotes": 'start: /" (in regex): too many(/',
+    "pattern": _schema({"type": "string", "pattern": "max is (?=a)"}),
+    "pattern of several lines": _schema({"type": "string", "pattern": "(\nerror: too many"}),
+    "type": _schema({"type": "panic"}),
+    "format": _schema({"format": "too large", "type": "string"}),
+    "reference": _schema({"$ref": "#/panic"}),
+    "property": _schema({"properties": {"too many": False}, "required": ["too many"], "type": "object"}),
+    "disjoint": _schema({"type": "object", "patternProperties": {"^panic": {}, "b": {}}}),
+    "import": "%import panic.x\nstart: x",
+    "another line": 'start: a "too many"',
+}
+
+
+@pytest.mark.parametrize("kind", QUOTING)
+def test_words_of_the_grammar_in_an_error_do_not_make_it_one_of_limits(tokenizer: LLTokenizer, kind: str) -> None:
+    with pytest.raises(InvalidGrammar) as raised:
+        _compile(tokenizer, QUOTING[kind])
+    assert not isinstance(raised.value, GrammarTooComplex), str(raised.value)
+
+
+LIMIT_ERRORS = [
+    "panic: assertion failed: too deep",
+    "lexer error: too many states: 20001",
+    "parser error: Too many items (limit 3000; mask); try avoiding single-byte/short lexemes",
+    "Parser Error: Current row has 405 items; max is 400; consider making your grammar left-recursive",
+    "at 1(8): failed to compile JSON schema: schema too large",
+    'invalid regex "((a))" (in regex): regex parse error:\n    ((a))\nerror: exceed the maximum number of nested',
+    'failed to parse "%json": recursion limit exceeded at line 1 column 1145',
+    "lexer precomputation failed; either increase limits.initial_lexer_fuel",
+    "grammar size (number of symbols) too big (limit for this grammar: 100000)",
+]
+
+
+@pytest.mark.parametrize("error", LIMIT_ERRORS)
+def test_errors_about_limits(error: str) -> None:
+    assert exceeds_limit(error)
 
 
 def _rules(first: str, rule: str, last: str) -> str:

@@ -190,7 +190,7 @@ def test_a_role_that_cannot_be_is_refused_by_its_setting(
         (GatewaySettings, "chat_roles", "ipython"),
         (GatewaySettings, "tool_format", "hermes"),
         (GatewaySettings, "reasoning_format", "none"),
-        (GatewaySettings, "generation_config", "auto"),
+        (GatewaySettings, "generation_config", "model"),
         (GatewaySettings, "override_generation_config", "{}"),
         (SupervisorSettings, "model", "tiny"),
         (SupervisorSettings, "revision", "v1"),

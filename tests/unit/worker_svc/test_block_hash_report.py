@@ -1,7 +1,6 @@
 """The block-hash report over a real channel, for a scheduler that opens a stream after another one."""
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,9 @@ import pytest
 
 from quire.worker.v1 import worker_pb2 as pb
 from worker_service import Worker, new_sequence, scheduled, small_replica
-from worker_svc.batch import Batch
-from worker_svc.executor import Drafts, SampleHandle
+from worker_svc.executor import SampleHandle
 from worker_svc.host_thread import HostThreadExecutor
 from worker_svc.instance import ModelInstance
-from worker_svc.sequences import Sequence as Known
 
 LABELS = {3: b"three" * 6 + b"..", 4: b"four" * 8}
 
@@ -68,10 +65,10 @@ async def test_the_inventory_is_exact_behind_steps_that_a_superseded_stream_left
     loop, launching, let_go = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
     launch = HostThreadExecutor.launch
 
-    def held(executor: HostThreadExecutor, batch: Batch, sequences: Sequence[Known], drafts: Drafts) -> SampleHandle:
+    def held(executor: HostThreadExecutor, *arguments: Any) -> SampleHandle:
         loop.call_soon_threadsafe(launching.set)
         asyncio.run_coroutine_threadsafe(let_go.wait(), loop).result(timeout=60)
-        return launch(executor, batch, sequences, drafts)
+        return launch(executor, *arguments)
 
     old = await worker.open(generation=1)
     await old.send(1, block_hashes=columns(LABELS))

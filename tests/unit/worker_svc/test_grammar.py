@@ -3,10 +3,11 @@
 import random
 import threading
 from collections.abc import Sequence
+from hashlib import sha256
 
 import numpy as np
 import pytest
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from grammars import CASES, TOKENIZER, VOCAB, text_of, tiny_grammars
@@ -111,11 +112,59 @@ def test_a_grammar_is_compiled_once(grammars: GrammarCompiler, monkeypatch: pyte
     matchers = [grammars.matcher(grammar) for _ in range(5)]
     assert (_allowed(matchers).sum(1) == 1).all()
     assert len(compiled) == 1
-    for place in range(worker_grammar._NUM_CACHED):
-        grammars.matcher(f'start: "{place}"')
+    assert _allowed([grammars.matcher(grammar)]).sum() == 1
+    assert len(compiled) == 1
+    grammars._cache.drop(sha256(grammar.encode()).digest())
     assert _allowed([matchers[0]]).sum() == 1, "what is in use stays"
-    _allowed([grammars.matcher(grammar)])
-    assert len(compiled) == worker_grammar._NUM_CACHED + 2
+    assert _allowed([grammars.matcher(grammar)]).sum() == 1
+    assert len(compiled) == 2
+
+
+class _CountingExecutor:
+    """llguidance's executor, with the number of masks of each call."""
+
+    def __init__(self) -> None:
+        self._executor = LLExecutor(2)
+        self.num_masks: list[int] = []
+
+    def unsafe_compute_mask_ptr(self, states: list[tuple[LLMatcher, int]], *where: int) -> None:
+        self.num_masks.append(len(states))
+        self._executor.unsafe_compute_mask_ptr(states, *where)
+
+
+def test_equal_sequences_share_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their state too, of which each takes a copy when it goes on alone. One is rebuilt, as after a move."""
+    compiler, executor, rng = tiny_grammars(), _CountingExecutor(), random.Random(5)
+    monkeypatch.setattr(compiler, "_executor", executor)
+    grammar = CASES["object"].grammar
+    siblings = [compiler.matcher(grammar) for _ in range(8)]
+    output: list[int] = []
+    for _ in range(6):
+        (may_follow,) = np.nonzero(_allowed(siblings)[0])
+        output.append(int(rng.choice(may_follow)))
+        for matcher in siblings:
+            matcher.add(output[-1])
+    siblings[3] = compiler.matcher(grammar, output)
+    masks = _allowed(siblings)
+    assert (masks == masks[0]).all()
+    assert executor.num_masks == [1] * 7
+
+    executor.num_masks.clear()
+    (may_follow,) = np.nonzero(masks[0])
+    chosen = [int(may_follow[place % min(3, len(may_follow))]) for place in range(len(siblings))]
+    for matcher, token in zip(siblings, chosen, strict=True):
+        matcher.add(token)
+    shared = _allowed([*siblings, compiler.matcher(CASES["choice"].grammar)])
+    assert executor.num_masks == [len(set(chosen)) + 1]
+    for mask, token in zip(shared, chosen, strict=False):
+        assert (mask == _allowed([compiler.matcher(grammar, [*output, token])])[0]).all()
+
+
+def test_equal_sequences_fail_together() -> None:
+    compiler = tiny_grammars()
+    matchers = [compiler.matcher('start: "a"', [100]) for _ in range(3)]
+    assert not _allowed(matchers).any()
+    assert all(matcher.failure is not None for matcher in matchers)
 
 
 FAILING = {

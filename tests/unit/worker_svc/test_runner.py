@@ -140,7 +140,9 @@ class RecordingExecutor:
     def __init__(self) -> None:
         self.batches: list[Batch] = []
 
-    def launch(self, batch: Batch, sequences: Items[Sequence], drafts: object = ()) -> HostSampleHandle:
+    def launch(
+        self, batch: Batch, sequences: Items[Sequence], drafts: object = (), pieces: object = ()
+    ) -> HostSampleHandle:
         self.batches.append(batch)
         return HostSampleHandle(SamplerOutput([1] * len(sequences), [None] * len(sequences)))
 

@@ -18,6 +18,7 @@ from worker_service import PROMPT, Stream, Worker, new_sequence, scheduled
 from worker_svc.batch import Batch
 from worker_svc.executor import Drafts, SampleHandle
 from worker_svc.host_thread import HostThreadExecutor
+from worker_svc.prompt_logprobs import PromptPiece
 from worker_svc.sequences import Sequence as Known
 from worker_svc.step import SamplingParams
 
@@ -230,7 +231,7 @@ async def test_blocks_to_copy_without_a_place_end_the_stream(field: str, worker:
     ("result", "name"),
     [
         (pb.ResultKind(embedding=pb.EmbeddingResult()), "embedding"),
-        (pb.ResultKind(prompt_logprobs=pb.PromptLogprobsResult(num_top_logprobs=1)), "prompt_logprobs"),
+        (pb.ResultKind(score=pb.ScoreResult()), "score"),
         (pb.ResultKind(), "a kind of result that it does not know"),
     ],
 )
@@ -251,7 +252,7 @@ async def test_a_result_that_is_not_computed_fails_its_sequence_alone(
 
 async def test_describe_lists_the_results_that_are_computed(worker: Worker) -> None:
     description = await worker.stub.Describe(pb.DescribeRequest())
-    assert [one.result.WhichOneof("kind") for one in description.computed_results] == ["tokens"]
+    assert [one.result.WhichOneof("kind") for one in description.computed_results] == ["tokens", "prompt_logprobs"]
 
 
 async def test_a_new_stream_supersedes_the_old_one_and_forgets_its_sequences(worker: Worker) -> None:
@@ -300,10 +301,16 @@ async def test_the_event_loop_is_free_while_a_step_runs(worker: Worker, monkeypa
 
     launch = HostThreadExecutor.launch
 
-    def held(executor: HostThreadExecutor, batch: Batch, sequences: Sequence[Known], drafts: Drafts) -> SampleHandle:
+    def held(
+        executor: HostThreadExecutor,
+        batch: Batch,
+        sequences: Sequence[Known],
+        drafts: Drafts,
+        pieces: Sequence[PromptPiece],
+    ) -> SampleHandle:
         # The step ends only after another call was answered.
         asyncio.run_coroutine_threadsafe(described.wait(), loop).result(timeout=30)
-        return launch(executor, batch, sequences, drafts)
+        return launch(executor, batch, sequences, drafts, pieces)
 
     monkeypatch.setattr(HostThreadExecutor, "launch", held)
     stream = await worker.open()

@@ -4,6 +4,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from core_runner import CoreRunner, Served, submission
 from drafters import knowing
 from llama_models import VARIANTS, VOCAB
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from quire.worker.v1 import worker_pb2 as worker_v1
 from runner_driver import make_instance, make_runner
 from transformers_models import VARIANTS as OTHERS
 from worker_svc.drafters.ngram import NgramDrafter
@@ -28,6 +30,8 @@ _KINDS: list[dict[str, Any]] = [
     {"repetition_penalty": 1.2, "frequency_penalty": 1.0, "logprobs": 2},
     {"temperature": 1.3, "min_p": 0.02, "min_tokens": 9, "logit_bias": {5: 3.0, 6: -100.0}, "stop": [5, 7, 11]},
     {"stop": [3, 20, 21, 40, 41, 60], "min_tokens": 2, "logprobs": 1},
+    {"temperature": 1.0, "allowed_token_ids": [3, 9, 20, 44], "bad_words": [[9], [3, 20], [20, 20, 3]]},
+    {"bad_words": [[3, 3], [20, 9, 3], [44]], "logprobs": 1, "logprob_token_ids": [5, 90]},
 ]
 
 
@@ -43,9 +47,14 @@ class Asked:
     def submit(self, key: str, *, n: int | None = None) -> scheduler_v1.Submit:
         options = dict(self.kind)
         logit_bias, stop = options.pop("logit_bias", {}), options.pop("stop", [])
+        bad_words = options.pop("bad_words", [])
+        named = {name: options.pop(name, []) for name in ("allowed_token_ids", "logprob_token_ids")}
         submit = submission(key, self.prompt, self.max_tokens, n or self.n, **options)
         submit.sampling.logit_bias.update(logit_bias)
         submit.stop_token_ids.extend(stop)
+        submit.sampling.allowed_token_ids.extend(named["allowed_token_ids"])
+        submit.sampling.logprob_token_ids.extend(named["logprob_token_ids"])
+        submit.sampling.bad_words.extend(worker_v1.TokenSequence(token_ids=word) for word in bad_words)
         if submit.sampling.min_tokens:
             submit.sampling.suppressed_token_ids.extend(stop)
         return submit
@@ -87,6 +96,12 @@ def _alone(asked: list[Asked], directory: Path, kernels: str) -> list[list[Serve
     return found
 
 
+@cache
+def _lone(seed: int, directory: Path, kernels: str) -> list[list[Served]]:
+    """Of 21 requests."""
+    return _alone(_requests(seed, 21), directory, kernels)
+
+
 def _texts(asked: list[Asked], found: list[list[Served]]) -> list[list[int]]:
     pairs = zip(asked, found, strict=True)
     return [[*one.prompt, *served.token_ids] for one, sequences in pairs for served in sequences]
@@ -119,7 +134,7 @@ def test_a_drafter_changes_no_token(name: str, kernels: str, tiny_llama: Path) -
     num_preemptions, num_results = 0, Counter[int]()
     for seed in range(3):
         asked = _requests(seed, 21)
-        expected = _alone(asked, tiny_llama, kernels)
+        expected = _lone(seed, tiny_llama, kernels)
         make_drafter = knowing(_texts(asked, expected), VOCAB, seed)
         served, core_runner = _serve(asked, tiny_llama, kernels, make_drafter=make_drafter, **CIRCUMSTANCES[name])
         _check(served, expected, kernels)
@@ -216,7 +231,7 @@ def test_the_end_of_a_sequence_does_not_affect_others(tiny_llama: Path) -> None:
     num_cut = 0
     for seed in range(4):
         asked = _requests(seed, 21)
-        expected = _alone(asked, tiny_llama, "compiled")
+        expected = _lone(seed, tiny_llama, "compiled")
         runner = make_runner(
             tiny_llama,
             "compiled",

@@ -252,37 +252,30 @@ private:
     // With HALVES, a group of keys spans two blocks.
     template <int R, int G, bool HALVES, bool FETCH>
     void score_groups(int64_t row, int64_t first) {
-        Floats sums[R][G] = {};
+        Sums sums[R][G] = {};
         const T* query = &query_[row * dim_];
         const T *from[2 * G], *next[2 * G];
         std::copy_n(key_tile_.keys + 2 * first, 2 * G, from);
         std::copy_n(next_key_tile_.keys + 2 * first, 2 * G, next);
         for (int64_t d = 0; d < dim_; d += V) {
-            Words keys[G];
+            Factors keys[G];
 #pragma GCC unroll 4
             for (int g = 0; g < G; ++g) {
                 if constexpr (HALVES)
-                    keys[g] = join(from[2 * g] + d * (LANES / 2), from[2 * g + 1] + d * (LANES / 2));
+                    keys[g] = load_factors(from[2 * g] + d * (LANES / 2), from[2 * g + 1] + d * (LANES / 2));
                 else
-                    keys[g] = load<Words>(from[2 * g] + d * block_size_);
+                    keys[g] = load_factors(from[2 * g] + d * block_size_);
                 if constexpr (FETCH) __builtin_prefetch(next[2 * g] + d * block_size_, 0, 2);
             }
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
-                const Words x = Lane<T>::broadcast(query + r * dim_ + d);
+                const Factors x = Lane<T>::broadcast(query + r * dim_ + d);
 #pragma GCC unroll 4
                 for (int g = 0; g < G; ++g) sums[r][g] = Lane<T>::multiply_add(x, keys[g], sums[r][g]);
             }
         }
         for (int r = 0; r < R; ++r)
             for (int g = 0; g < G; ++g) store(&scores_[(row + r) * TILE_KEYS + (first + g) * LANES], sums[r][g]);
-    }
-
-    static Words join(const T* left, const T* right) {
-        Words both;
-        std::memcpy(&both, left, sizeof both / 2);
-        std::memcpy(reinterpret_cast<char*>(&both) + sizeof both / 2, right, sizeof both / 2);
-        return both;
     }
 
     // Online softmax, in powers of two: scores become weights. The output so far is rescaled only where a score exceeds
@@ -352,10 +345,10 @@ private:
 
     template <int R, int G, bool FETCH>
     void gather_part(int64_t row, int64_t d) {
-        Floats sums[R][G];
+        Sums sums[R][G];
         float* output = &output_[row * dim_ + d];
         for (int r = 0; r < R; ++r)
-            for (int g = 0; g < G; ++g) sums[r][g] = load_floats(output + r * dim_ + g * LANES);
+            for (int g = 0; g < G; ++g) sums[r][g] = load_sums(output + r * dim_ + g * LANES);
         const T* weights = &weights_[row * TILE_KEYS];
         // Values beyond the context are not read: they may be NaN, and zero times NaN is NaN.
         for (int64_t key = key_tile_.first_key / V * V; key < key_tile_.num_keys; key += V) {
@@ -364,15 +357,15 @@ private:
             uint32_t real = ~0u;
             if (V == 2 && key + 1 >= key_tile_.num_keys) real &= 0x0000ffffu;
             if (V == 2 && key < key_tile_.first_key) real &= 0xffff0000u;
-            Words values[G];
+            Factors values[G];
 #pragma GCC unroll 4
             for (int g = 0; g < G; ++g) {
-                values[g] = load<Words>(from + g * LANES * V) & real;
+                values[g] = load_factors(from + g * LANES * V) & real;
                 if constexpr (FETCH) __builtin_prefetch(next + g * LANES * V, 0, 2);
             }
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
-                const Words x = Lane<T>::broadcast(weights + r * TILE_KEYS + key);
+                const Factors x = Lane<T>::broadcast(weights + r * TILE_KEYS + key);
 #pragma GCC unroll 4
                 for (int g = 0; g < G; ++g) sums[r][g] = Lane<T>::multiply_add(x, values[g], sums[r][g]);
             }

@@ -40,20 +40,22 @@ inline int64_t panel_steps(const Matrix& m) {
 // Sums of M rows and one panel. Prefetches `ahead`, which is multiplied next, LINES lines for each step.
 template <class T, int M, int LINES>
 [[gnu::always_inline]] inline void multiply_panel(
-    const T* rows, int64_t stride, const T* panel, int64_t steps, const void* ahead, Floats (&sums)[M][2]) {
+    const T* rows, int64_t stride, const T* panel, int64_t steps, const void* ahead, Floats (&totals)[M][2]) {
     constexpr int V = Lane<T>::VALUES;
     const char* next = static_cast<const char*>(ahead);
-    for (int m = 0; m < M; ++m) sums[m][0] = sums[m][1] = Floats{};
+    Sums sums[M][2] = {};
     for (int64_t k = 0; k < steps; ++k, panel += PANEL * V, rows += V, next += LINES * LINE) {
-        const Words left = load<Words>(panel), right = load<Words>(panel + LANES * V);
+        const Factors left = load_factors(panel), right = load_factors(panel + LANES * V);
         for (int line = 0; line < LINES; ++line) __builtin_prefetch(next + line * LINE, 0, 2);
 #pragma GCC unroll 16
         for (int m = 0; m < M; ++m) {
-            const Words x = Lane<T>::broadcast(rows + m * stride);
+            const Factors x = Lane<T>::broadcast(rows + m * stride);
             sums[m][0] = Lane<T>::multiply_add(x, left, sums[m][0]);
             sums[m][1] = Lane<T>::multiply_add(x, right, sums[m][1]);
         }
     }
+    for (int m = 0; m < M; ++m)
+        for (int side = 0; side < 2; ++side) totals[m][side] = floats_of(sums[m][side]);
 }
 
 // The values of an int8 panel in T: at most 127, so exact.

@@ -169,3 +169,67 @@ class ListRequestsResponse(_message.Message):
     requests: _containers.RepeatedCompositeFieldContainer[RequestSummary]
     num_live: int
     def __init__(self, requests: _Optional[_Iterable[_Union[RequestSummary, _Mapping]]] = ..., num_live: _Optional[int] = ...) -> None: ...
+
+class ResetPrefixCacheRequest(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class WorkerCacheReset(_message.Message):
+    __slots__ = ("worker", "model", "num_freed_device_blocks", "num_freed_host_blocks", "num_kept_device_blocks", "num_kept_host_blocks")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    NUM_FREED_DEVICE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FREED_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_KEPT_DEVICE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_KEPT_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    model: str
+    num_freed_device_blocks: int
+    num_freed_host_blocks: int
+    num_kept_device_blocks: int
+    num_kept_host_blocks: int
+    def __init__(self, worker: _Optional[str] = ..., model: _Optional[str] = ..., num_freed_device_blocks: _Optional[int] = ..., num_freed_host_blocks: _Optional[int] = ..., num_kept_device_blocks: _Optional[int] = ..., num_kept_host_blocks: _Optional[int] = ...) -> None: ...
+
+class ResetPrefixCacheResponse(_message.Message):
+    __slots__ = ("workers",)
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerCacheReset]
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerCacheReset, _Mapping]]] = ...) -> None: ...
+
+class StartProfileRequest(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class WorkerProfile(_message.Message):
+    __slots__ = ("worker", "model", "path", "problem")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    model: str
+    path: str
+    problem: str
+    def __init__(self, worker: _Optional[str] = ..., model: _Optional[str] = ..., path: _Optional[str] = ..., problem: _Optional[str] = ...) -> None: ...
+
+class StartProfileResponse(_message.Message):
+    __slots__ = ("workers",)
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerProfile]
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerProfile, _Mapping]]] = ...) -> None: ...
+
+class StopProfileRequest(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class StopProfileResponse(_message.Message):
+    __slots__ = ("workers",)
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerProfile]
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerProfile, _Mapping]]] = ...) -> None: ...

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """Reports why requests wait.
+    """Reports why requests wait, resets the prefix cache, and profiles workers.
     """
 
     def __init__(self, channel):
@@ -45,10 +45,25 @@ class AdminServiceStub:
                 request_serializer=quire_dot_admin_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
                 response_deserializer=quire_dot_admin_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
                 _registered_method=True)
+        self.ResetPrefixCache = channel.unary_unary(
+                '/quire.admin.v1.AdminService/ResetPrefixCache',
+                request_serializer=quire_dot_admin_dot_v1_dot_admin__pb2.ResetPrefixCacheRequest.SerializeToString,
+                response_deserializer=quire_dot_admin_dot_v1_dot_admin__pb2.ResetPrefixCacheResponse.FromString,
+                _registered_method=True)
+        self.StartProfile = channel.unary_unary(
+                '/quire.admin.v1.AdminService/StartProfile',
+                request_serializer=quire_dot_admin_dot_v1_dot_admin__pb2.StartProfileRequest.SerializeToString,
+                response_deserializer=quire_dot_admin_dot_v1_dot_admin__pb2.StartProfileResponse.FromString,
+                _registered_method=True)
+        self.StopProfile = channel.unary_unary(
+                '/quire.admin.v1.AdminService/StopProfile',
+                request_serializer=quire_dot_admin_dot_v1_dot_admin__pb2.StopProfileRequest.SerializeToString,
+                response_deserializer=quire_dot_admin_dot_v1_dot_admin__pb2.StopProfileResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
-    """Reports why requests wait.
+    """Reports why requests wait, resets the prefix cache, and profiles workers.
     """
 
     def Explain(self, request, context):
@@ -60,6 +75,28 @@ class AdminServiceServicer:
 
     def ListRequests(self, request, context):
         """The oldest live requests.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResetPrefixCache(self, request, context):
+        """Frees the cached blocks of workers, on the device and on the host. Blocks of running, swapped and preempted sequences are kept.
+        NOT_FOUND if no worker serves the model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StartProfile(self, request, context):
+        """Starts a profile of the steps of workers with torch.profiler. It slows them down. NOT_FOUND if no worker serves the model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StopProfile(self, request, context):
+        """Ends the profile of workers. Each writes its trace to a new file in its QUIRE_PROFILE_DIR.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -78,6 +115,21 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=quire_dot_admin_dot_v1_dot_admin__pb2.ListRequestsRequest.FromString,
                     response_serializer=quire_dot_admin_dot_v1_dot_admin__pb2.ListRequestsResponse.SerializeToString,
             ),
+            'ResetPrefixCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResetPrefixCache,
+                    request_deserializer=quire_dot_admin_dot_v1_dot_admin__pb2.ResetPrefixCacheRequest.FromString,
+                    response_serializer=quire_dot_admin_dot_v1_dot_admin__pb2.ResetPrefixCacheResponse.SerializeToString,
+            ),
+            'StartProfile': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartProfile,
+                    request_deserializer=quire_dot_admin_dot_v1_dot_admin__pb2.StartProfileRequest.FromString,
+                    response_serializer=quire_dot_admin_dot_v1_dot_admin__pb2.StartProfileResponse.SerializeToString,
+            ),
+            'StopProfile': grpc.unary_unary_rpc_method_handler(
+                    servicer.StopProfile,
+                    request_deserializer=quire_dot_admin_dot_v1_dot_admin__pb2.StopProfileRequest.FromString,
+                    response_serializer=quire_dot_admin_dot_v1_dot_admin__pb2.StopProfileResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'quire.admin.v1.AdminService', rpc_method_handlers)
@@ -87,7 +139,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """Reports why requests wait.
+    """Reports why requests wait, resets the prefix cache, and profiles workers.
     """
 
     @staticmethod
@@ -134,6 +186,87 @@ class AdminService:
             '/quire.admin.v1.AdminService/ListRequests',
             quire_dot_admin_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
             quire_dot_admin_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResetPrefixCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.admin.v1.AdminService/ResetPrefixCache',
+            quire_dot_admin_dot_v1_dot_admin__pb2.ResetPrefixCacheRequest.SerializeToString,
+            quire_dot_admin_dot_v1_dot_admin__pb2.ResetPrefixCacheResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StartProfile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.admin.v1.AdminService/StartProfile',
+            quire_dot_admin_dot_v1_dot_admin__pb2.StartProfileRequest.SerializeToString,
+            quire_dot_admin_dot_v1_dot_admin__pb2.StartProfileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StopProfile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.admin.v1.AdminService/StopProfile',
+            quire_dot_admin_dot_v1_dot_admin__pb2.StopProfileRequest.SerializeToString,
+            quire_dot_admin_dot_v1_dot_admin__pb2.StopProfileResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -29,7 +29,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdminServiceStub:
-    """Reports why requests wait."""
+    """Reports why requests wait, resets the prefix cache, and profiles workers."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -39,19 +39,35 @@ class AdminServiceStub:
     """The state of one live request, what it waits for, and the blocks that it holds. NOT_FOUND if no such request is live."""
     ListRequests: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListRequestsRequest, _admin_pb2.ListRequestsResponse]
     """The oldest live requests."""
+    ResetPrefixCache: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ResetPrefixCacheRequest, _admin_pb2.ResetPrefixCacheResponse]
+    """Frees the cached blocks of workers, on the device and on the host. Blocks of running, swapped and preempted sequences are kept.
+    NOT_FOUND if no worker serves the model.
+    """
+    StartProfile: _grpc.UnaryUnaryMultiCallable[_admin_pb2.StartProfileRequest, _admin_pb2.StartProfileResponse]
+    """Starts a profile of the steps of workers with torch.profiler. It slows them down. NOT_FOUND if no worker serves the model."""
+    StopProfile: _grpc.UnaryUnaryMultiCallable[_admin_pb2.StopProfileRequest, _admin_pb2.StopProfileResponse]
+    """Ends the profile of workers. Each writes its trace to a new file in its QUIRE_PROFILE_DIR."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
-    """Reports why requests wait."""
+    """Reports why requests wait, resets the prefix cache, and profiles workers."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Explain: _aio.UnaryUnaryMultiCallable[_admin_pb2.ExplainRequest, _admin_pb2.ExplainResponse]  # type: ignore[assignment]
     """The state of one live request, what it waits for, and the blocks that it holds. NOT_FOUND if no such request is live."""
     ListRequests: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListRequestsRequest, _admin_pb2.ListRequestsResponse]  # type: ignore[assignment]
     """The oldest live requests."""
+    ResetPrefixCache: _aio.UnaryUnaryMultiCallable[_admin_pb2.ResetPrefixCacheRequest, _admin_pb2.ResetPrefixCacheResponse]  # type: ignore[assignment]
+    """Frees the cached blocks of workers, on the device and on the host. Blocks of running, swapped and preempted sequences are kept.
+    NOT_FOUND if no worker serves the model.
+    """
+    StartProfile: _aio.UnaryUnaryMultiCallable[_admin_pb2.StartProfileRequest, _admin_pb2.StartProfileResponse]  # type: ignore[assignment]
+    """Starts a profile of the steps of workers with torch.profiler. It slows them down. NOT_FOUND if no worker serves the model."""
+    StopProfile: _aio.UnaryUnaryMultiCallable[_admin_pb2.StopProfileRequest, _admin_pb2.StopProfileResponse]  # type: ignore[assignment]
+    """Ends the profile of workers. Each writes its trace to a new file in its QUIRE_PROFILE_DIR."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Reports why requests wait."""
+    """Reports why requests wait, resets the prefix cache, and profiles workers."""
 
     @_abc_1.abstractmethod
     def Explain(
@@ -68,5 +84,31 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListRequestsResponse, _abc.Awaitable[_admin_pb2.ListRequestsResponse]]:
         """The oldest live requests."""
+
+    @_abc_1.abstractmethod
+    def ResetPrefixCache(
+        self,
+        request: _admin_pb2.ResetPrefixCacheRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ResetPrefixCacheResponse, _abc.Awaitable[_admin_pb2.ResetPrefixCacheResponse]]:
+        """Frees the cached blocks of workers, on the device and on the host. Blocks of running, swapped and preempted sequences are kept.
+        NOT_FOUND if no worker serves the model.
+        """
+
+    @_abc_1.abstractmethod
+    def StartProfile(
+        self,
+        request: _admin_pb2.StartProfileRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.StartProfileResponse, _abc.Awaitable[_admin_pb2.StartProfileResponse]]:
+        """Starts a profile of the steps of workers with torch.profiler. It slows them down. NOT_FOUND if no worker serves the model."""
+
+    @_abc_1.abstractmethod
+    def StopProfile(
+        self,
+        request: _admin_pb2.StopProfileRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.StopProfileResponse, _abc.Awaitable[_admin_pb2.StopProfileResponse]]:
+        """Ends the profile of workers. Each writes its trace to a new file in its QUIRE_PROFILE_DIR."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,6 +1,7 @@
 import datetime
 
 from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from quire.worker.v1 import worker_pb2 as _worker_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -100,7 +101,7 @@ class TurnFormat(_message.Message):
     def __init__(self, tools: _Optional[str] = ..., reasoning: _Optional[str] = ..., is_reasoning_open: _Optional[bool] = ..., callable: _Optional[_Iterable[_Union[CallableTool, _Mapping]]] = ..., has_one_call: _Optional[bool] = ...) -> None: ...
 
 class RenderOptions(_message.Message):
-    __slots__ = ("request_id", "model", "stops", "include_stop", "keep_special_tokens", "n", "logprobs", "stop_token_ids", "min_tokens", "prompt_tail", "turn")
+    __slots__ = ("request_id", "model", "stops", "include_stop", "keep_special_tokens", "n", "logprobs", "stop_token_ids", "min_tokens", "prompt_tail", "turn", "logprob_token_ids", "joins_special_tokens", "echo", "prompt_logprobs", "omits_output")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STOPS_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +113,11 @@ class RenderOptions(_message.Message):
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TAIL_FIELD_NUMBER: _ClassVar[int]
     TURN_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    JOINS_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ECHO_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    OMITS_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     stops: _containers.RepeatedScalarFieldContainer[str]
@@ -123,7 +129,12 @@ class RenderOptions(_message.Message):
     min_tokens: int
     prompt_tail: _containers.RepeatedScalarFieldContainer[int]
     turn: TurnFormat
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., stops: _Optional[_Iterable[str]] = ..., include_stop: _Optional[bool] = ..., keep_special_tokens: _Optional[bool] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., prompt_tail: _Optional[_Iterable[int]] = ..., turn: _Optional[_Union[TurnFormat, _Mapping]] = ...) -> None: ...
+    logprob_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    joins_special_tokens: bool
+    echo: bool
+    prompt_logprobs: int
+    omits_output: bool
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., stops: _Optional[_Iterable[str]] = ..., include_stop: _Optional[bool] = ..., keep_special_tokens: _Optional[bool] = ..., n: _Optional[int] = ..., logprobs: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., min_tokens: _Optional[int] = ..., prompt_tail: _Optional[_Iterable[int]] = ..., turn: _Optional[_Union[TurnFormat, _Mapping]] = ..., logprob_token_ids: _Optional[_Iterable[int]] = ..., joins_special_tokens: _Optional[bool] = ..., echo: _Optional[bool] = ..., prompt_logprobs: _Optional[int] = ..., omits_output: _Optional[bool] = ...) -> None: ...
 
 class AccountLimits(_message.Message):
     __slots__ = ("account", "max_running", "max_queued", "max_kv_blocks", "tokens_per_minute", "requests_per_minute", "cached_token_factor")
@@ -152,7 +163,7 @@ class Retention(_message.Message):
     def __init__(self, is_unrecorded: _Optional[bool] = ..., seconds: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("key", "submission_id", "tenant", "weight", "prompt_token_ids", "n", "max_tokens", "sampling", "stop_token_ids", "has_stop_strings", "priority", "time_left", "detachable", "cache_salt", "traceparent", "beam_search", "render_options", "body_digest", "command_id", "unflushed", "is_resumption", "model", "result", "tokenizer_fingerprint", "model_fingerprint", "limits", "retention")
+    __slots__ = ("key", "submission_id", "tenant", "weight", "prompt_token_ids", "n", "max_tokens", "sampling", "stop_token_ids", "has_stop_strings", "priority", "time_left", "detachable", "cache_salt", "traceparent", "beam_search", "render_options", "body_digest", "command_id", "unflushed", "is_resumption", "model", "result", "tokenizer_fingerprint", "model_fingerprint", "limits", "retention", "attachment", "is_background")
     KEY_FIELD_NUMBER: _ClassVar[int]
     SUBMISSION_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -180,6 +191,8 @@ class Submit(_message.Message):
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     RETENTION_FIELD_NUMBER: _ClassVar[int]
+    ATTACHMENT_FIELD_NUMBER: _ClassVar[int]
+    IS_BACKGROUND_FIELD_NUMBER: _ClassVar[int]
     key: str
     submission_id: str
     tenant: str
@@ -207,7 +220,9 @@ class Submit(_message.Message):
     model_fingerprint: bytes
     limits: AccountLimits
     retention: Retention
-    def __init__(self, key: _Optional[str] = ..., submission_id: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_worker_pb2.SamplingParams, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., has_stop_strings: _Optional[bool] = ..., priority: _Optional[int] = ..., time_left: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., detachable: _Optional[bool] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., render_options: _Optional[_Union[RenderOptions, _Mapping]] = ..., body_digest: _Optional[bytes] = ..., command_id: _Optional[int] = ..., unflushed: _Optional[_Iterable[_Union[UnflushedTokens, _Mapping]]] = ..., is_resumption: _Optional[bool] = ..., model: _Optional[str] = ..., result: _Optional[_Union[_worker_pb2.ResultKind, _Mapping]] = ..., tokenizer_fingerprint: _Optional[bytes] = ..., model_fingerprint: _Optional[bytes] = ..., limits: _Optional[_Union[AccountLimits, _Mapping]] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ...) -> None: ...
+    attachment: bytes
+    is_background: bool
+    def __init__(self, key: _Optional[str] = ..., submission_id: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_worker_pb2.SamplingParams, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., has_stop_strings: _Optional[bool] = ..., priority: _Optional[int] = ..., time_left: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., detachable: _Optional[bool] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., render_options: _Optional[_Union[RenderOptions, _Mapping]] = ..., body_digest: _Optional[bytes] = ..., command_id: _Optional[int] = ..., unflushed: _Optional[_Iterable[_Union[UnflushedTokens, _Mapping]]] = ..., is_resumption: _Optional[bool] = ..., model: _Optional[str] = ..., result: _Optional[_Union[_worker_pb2.ResultKind, _Mapping]] = ..., tokenizer_fingerprint: _Optional[bytes] = ..., model_fingerprint: _Optional[bytes] = ..., limits: _Optional[_Union[AccountLimits, _Mapping]] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., attachment: _Optional[bytes] = ..., is_background: _Optional[bool] = ...) -> None: ...
 
 class UnflushedTokens(_message.Message):
     __slots__ = ("index", "offset", "token_ids", "logprobs", "is_truncated", "prompt_logprobs")
@@ -236,6 +251,22 @@ class Attach(_message.Message):
     unflushed: _containers.RepeatedCompositeFieldContainer[UnflushedTokens]
     model_fingerprint: bytes
     def __init__(self, key: _Optional[str] = ..., command_id: _Optional[int] = ..., unflushed: _Optional[_Iterable[_Union[UnflushedTokens, _Mapping]]] = ..., model_fingerprint: _Optional[bytes] = ...) -> None: ...
+
+class Lookup(_message.Message):
+    __slots__ = ("key", "command_id")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    command_id: int
+    def __init__(self, key: _Optional[str] = ..., command_id: _Optional[int] = ...) -> None: ...
+
+class Delete(_message.Message):
+    __slots__ = ("key", "command_id")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    command_id: int
+    def __init__(self, key: _Optional[str] = ..., command_id: _Optional[int] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("key", "submission_id")
@@ -280,7 +311,7 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ...) -> None: ...
 
 class SessionRequest(_message.Message):
-    __slots__ = ("submit", "cancel", "detach", "finish", "acknowledge", "attach", "hello")
+    __slots__ = ("submit", "cancel", "detach", "finish", "acknowledge", "attach", "hello", "lookup", "delete")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     DETACH_FIELD_NUMBER: _ClassVar[int]
@@ -288,6 +319,8 @@ class SessionRequest(_message.Message):
     ACKNOWLEDGE_FIELD_NUMBER: _ClassVar[int]
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
+    LOOKUP_FIELD_NUMBER: _ClassVar[int]
+    DELETE_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     cancel: Cancel
     detach: Detach
@@ -295,7 +328,9 @@ class SessionRequest(_message.Message):
     acknowledge: Acknowledge
     attach: Attach
     hello: Hello
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., detach: _Optional[_Union[Detach, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ...) -> None: ...
+    lookup: Lookup
+    delete: Delete
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., detach: _Optional[_Union[Detach, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., delete: _Optional[_Union[Delete, _Mapping]] = ...) -> None: ...
 
 class Model(_message.Message):
     __slots__ = ("name", "tokenizer_fingerprint", "context_length", "vocab_size")
@@ -330,7 +365,7 @@ class Accepted(_message.Message):
     def __init__(self, is_durable: _Optional[bool] = ...) -> None: ...
 
 class Attached(_message.Message):
-    __slots__ = ("render_options", "prompt_length", "sequences", "submission_id", "detachable", "seed", "num_sequences", "prompt_logprobs", "tokenizer_fingerprint", "is_durable", "retention")
+    __slots__ = ("render_options", "prompt_length", "sequences", "submission_id", "detachable", "seed", "num_sequences", "prompt_logprobs", "tokenizer_fingerprint", "is_durable", "retention", "prompt_token_ids")
     RENDER_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
@@ -342,6 +377,7 @@ class Attached(_message.Message):
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     IS_DURABLE_FIELD_NUMBER: _ClassVar[int]
     RETENTION_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     render_options: RenderOptions
     prompt_length: int
     sequences: _containers.RepeatedCompositeFieldContainer[Tokens]
@@ -353,7 +389,24 @@ class Attached(_message.Message):
     tokenizer_fingerprint: bytes
     is_durable: bool
     retention: Retention
-    def __init__(self, render_options: _Optional[_Union[RenderOptions, _Mapping]] = ..., prompt_length: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[Tokens, _Mapping]]] = ..., submission_id: _Optional[str] = ..., detachable: _Optional[bool] = ..., seed: _Optional[int] = ..., num_sequences: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., tokenizer_fingerprint: _Optional[bytes] = ..., is_durable: _Optional[bool] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ...) -> None: ...
+    prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, render_options: _Optional[_Union[RenderOptions, _Mapping]] = ..., prompt_length: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[Tokens, _Mapping]]] = ..., submission_id: _Optional[str] = ..., detachable: _Optional[bool] = ..., seed: _Optional[int] = ..., num_sequences: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., tokenizer_fingerprint: _Optional[bytes] = ..., is_durable: _Optional[bool] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Record(_message.Message):
+    __slots__ = ("attached", "attachment", "ended_at", "failed")
+    ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    ATTACHMENT_FIELD_NUMBER: _ClassVar[int]
+    ENDED_AT_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    attached: Attached
+    attachment: bytes
+    ended_at: _timestamp_pb2.Timestamp
+    failed: Failed
+    def __init__(self, attached: _Optional[_Union[Attached, _Mapping]] = ..., attachment: _Optional[bytes] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ...) -> None: ...
+
+class Deleted(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class PromptLogprobs(_message.Message):
     __slots__ = ("offset", "tokens")
@@ -422,7 +475,7 @@ class Tokens(_message.Message):
     def __init__(self, index: _Optional[int] = ..., offset: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_worker_pb2.TokenLogprobs, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., end: _Optional[_Union[SequenceEnd, _Mapping]] = ..., score: _Optional[float] = ..., model_fingerprint: _Optional[bytes] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("key", "accepted", "tokens", "failed", "attached", "durable", "prompt_logprobs", "command_id")
+    __slots__ = ("key", "accepted", "tokens", "failed", "attached", "durable", "prompt_logprobs", "record", "deleted", "command_id")
     KEY_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -430,6 +483,8 @@ class Event(_message.Message):
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    DELETED_FIELD_NUMBER: _ClassVar[int]
     COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
     key: str
     accepted: Accepted
@@ -438,8 +493,10 @@ class Event(_message.Message):
     attached: Attached
     durable: Durable
     prompt_logprobs: PromptLogprobs
+    record: Record
+    deleted: Deleted
     command_id: int
-    def __init__(self, key: _Optional[str] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., durable: _Optional[_Union[Durable, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., command_id: _Optional[int] = ...) -> None: ...
+    def __init__(self, key: _Optional[str] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., durable: _Optional[_Union[Durable, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., record: _Optional[_Union[Record, _Mapping]] = ..., deleted: _Optional[_Union[Deleted, _Mapping]] = ..., command_id: _Optional[int] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
     __slots__ = ("epoch", "events", "status")

@@ -50,6 +50,16 @@ class WorkerServiceStub:
                 request_serializer=quire_dot_worker_dot_v1_dot_worker__pb2.ReportBlockHashesRequest.SerializeToString,
                 response_deserializer=quire_dot_worker_dot_v1_dot_worker__pb2.ReportBlockHashesResponse.FromString,
                 _registered_method=True)
+        self.StartProfile = channel.unary_unary(
+                '/quire.worker.v1.WorkerService/StartProfile',
+                request_serializer=quire_dot_worker_dot_v1_dot_worker__pb2.StartProfileRequest.SerializeToString,
+                response_deserializer=quire_dot_worker_dot_v1_dot_worker__pb2.StartProfileResponse.FromString,
+                _registered_method=True)
+        self.StopProfile = channel.unary_unary(
+                '/quire.worker.v1.WorkerService/StopProfile',
+                request_serializer=quire_dot_worker_dot_v1_dot_worker__pb2.StopProfileRequest.SerializeToString,
+                response_deserializer=quire_dot_worker_dot_v1_dot_worker__pb2.StopProfileResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServiceServicer:
@@ -79,6 +89,20 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StartProfile(self, request, context):
+        """Starts a profile. FAILED_PRECONDITION if the worker's operator has not set QUIRE_PROFILE_DIR, or if one runs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StopProfile(self, request, context):
+        """Ends the profile and writes its trace. FAILED_PRECONDITION if none runs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -96,6 +120,16 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.ReportBlockHashes,
                     request_deserializer=quire_dot_worker_dot_v1_dot_worker__pb2.ReportBlockHashesRequest.FromString,
                     response_serializer=quire_dot_worker_dot_v1_dot_worker__pb2.ReportBlockHashesResponse.SerializeToString,
+            ),
+            'StartProfile': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartProfile,
+                    request_deserializer=quire_dot_worker_dot_v1_dot_worker__pb2.StartProfileRequest.FromString,
+                    response_serializer=quire_dot_worker_dot_v1_dot_worker__pb2.StartProfileResponse.SerializeToString,
+            ),
+            'StopProfile': grpc.unary_unary_rpc_method_handler(
+                    servicer.StopProfile,
+                    request_deserializer=quire_dot_worker_dot_v1_dot_worker__pb2.StopProfileRequest.FromString,
+                    response_serializer=quire_dot_worker_dot_v1_dot_worker__pb2.StopProfileResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -180,6 +214,60 @@ class WorkerService:
             '/quire.worker.v1.WorkerService/ReportBlockHashes',
             quire_dot_worker_dot_v1_dot_worker__pb2.ReportBlockHashesRequest.SerializeToString,
             quire_dot_worker_dot_v1_dot_worker__pb2.ReportBlockHashesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StartProfile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.worker.v1.WorkerService/StartProfile',
+            quire_dot_worker_dot_v1_dot_worker__pb2.StartProfileRequest.SerializeToString,
+            quire_dot_worker_dot_v1_dot_worker__pb2.StartProfileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StopProfile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.worker.v1.WorkerService/StopProfile',
+            quire_dot_worker_dot_v1_dot_worker__pb2.StopProfileRequest.SerializeToString,
+            quire_dot_worker_dot_v1_dot_worker__pb2.StopProfileResponse.FromString,
             options,
             channel_credentials,
             insecure,

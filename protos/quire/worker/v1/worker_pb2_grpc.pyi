@@ -43,6 +43,10 @@ class WorkerServiceStub:
     """The hashes of blocks that schedulers have sent, for a scheduler that has just opened a stream. Answered after the last
     step of the generation before.
     """
+    StartProfile: _grpc.UnaryUnaryMultiCallable[_worker_pb2.StartProfileRequest, _worker_pb2.StartProfileResponse]
+    """Starts a profile. FAILED_PRECONDITION if the worker's operator has not set QUIRE_PROFILE_DIR, or if one runs."""
+    StopProfile: _grpc.UnaryUnaryMultiCallable[_worker_pb2.StopProfileRequest, _worker_pb2.StopProfileResponse]
+    """Ends the profile and writes its trace. FAILED_PRECONDITION if none runs."""
 
 @_typing.type_check_only
 class WorkerServiceAsyncStub(WorkerServiceStub):
@@ -59,6 +63,10 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """The hashes of blocks that schedulers have sent, for a scheduler that has just opened a stream. Answered after the last
     step of the generation before.
     """
+    StartProfile: _aio.UnaryUnaryMultiCallable[_worker_pb2.StartProfileRequest, _worker_pb2.StartProfileResponse]  # type: ignore[assignment]
+    """Starts a profile. FAILED_PRECONDITION if the worker's operator has not set QUIRE_PROFILE_DIR, or if one runs."""
+    StopProfile: _aio.UnaryUnaryMultiCallable[_worker_pb2.StopProfileRequest, _worker_pb2.StopProfileResponse]  # type: ignore[assignment]
+    """Ends the profile and writes its trace. FAILED_PRECONDITION if none runs."""
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     """One replica of a model, on one or more devices. It computes the steps that it is sent, in the blocks that they name."""
@@ -90,5 +98,21 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         """The hashes of blocks that schedulers have sent, for a scheduler that has just opened a stream. Answered after the last
         step of the generation before.
         """
+
+    @_abc_1.abstractmethod
+    def StartProfile(
+        self,
+        request: _worker_pb2.StartProfileRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.StartProfileResponse, _abc.Awaitable[_worker_pb2.StartProfileResponse]]:
+        """Starts a profile. FAILED_PRECONDITION if the worker's operator has not set QUIRE_PROFILE_DIR, or if one runs."""
+
+    @_abc_1.abstractmethod
+    def StopProfile(
+        self,
+        request: _worker_pb2.StopProfileRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.StopProfileResponse, _abc.Awaitable[_worker_pb2.StopProfileResponse]]:
+        """Ends the profile and writes its trace. FAILED_PRECONDITION if none runs."""
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

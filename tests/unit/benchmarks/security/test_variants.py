@@ -9,7 +9,7 @@ from benchmarks.security.supervisor import with_certificate
 from benchmarks.security.variants import LIMITS, NUM_TENANTS, Part, api_key, key_file, make_variants
 from gateway_svc.key_file import digest_of, read_key_file
 from gateway_svc.key_tables import ALLOWANCE_FIELDS
-from svc_common.supervisor.addresses import assign
+from svc_common.supervisor.addresses import FreePorts, assign
 from svc_common.supervisor.roles import service_roles
 from svc_common.supervisor.settings import SupervisorSettings
 
@@ -42,7 +42,8 @@ def test_each_role_has_its_own_certificate_and_no_token() -> None:
     ports = ("http", "grpc", "scheduler", "scheduler_admin", "scheduler_metrics", "worker", "worker_metrics")
     settings = SupervisorSettings.model_validate({f"{port}_port": 0 for port in ports} | {"insecure": True})
     models = settings.model_settings()
-    roles = service_roles(settings, models, assign(settings, models), "redis://127.0.0.1")
+    with FreePorts() as free_ports:
+        roles = service_roles(settings, models, assign(settings, models, free_ports), "redis://127.0.0.1")
     assert [role.name for role in roles] == ["worker", "scheduler", "gateway"]
     for role in roles:
         changed = with_certificate(Path("folder"), role).environment

@@ -117,7 +117,7 @@ async def test_an_error_after_some_text_is_on_a_new_line(address: str, service: 
 
 async def test_generate_as_json_has_all_fields(address: str, service: Any) -> None:
     service.accept(seed=99)
-    logprob = pb.TokenLogprob(token_id=1, token="é", token_bytes=b"\xc3\xa9", logprob=-0.5)
+    logprob = pb.TokenLogprob(token_id=1, text="é", token_bytes=b"\xc3\xa9", logprob=-0.5)
     service.say("é", (1,), logprobs=[logprob], finish=pb.Finish(reason=pb.FINISH_REASON_STOP, token_id=2))
     service.account()
 
@@ -321,6 +321,7 @@ async def test_an_error_has_message_field_and_advice(
         (["generate", "x", "--tempratur", "0"], "--tempratur"),
         (["generate", "x", "--top-k", "few"], "--top-k"),
         (["generate", "x", "--logprobs", "2"], "--logprobs"),
+        (["generate", "x", "--prompt-logprobs", "2"], "--prompt-logprobs"),
         (["explain", "--limit", "0"], "--limit"),
         (["bench", "--concurrency", "0"], "--concurrency"),
         (["bench", "--url", "127.0.0.1:8000"], "--url"),

@@ -2,61 +2,18 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from typing import Any
 
-import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
-from google.rpc import error_details_pb2, status_pb2
 from typer.testing import CliRunner, Result
 
 from quire.admin.v1 import admin_pb2 as pb
-from quire.admin.v1 import admin_pb2_grpc as pb_grpc
 from quire_client.cli.app import app, run
+from scripted_admin import ScriptedAdmin
 
 KEY = "5f" * 32
 NOTHING = Duration()
-
-
-@dataclass
-class ScriptedAdmin(pb_grpc.AdminServiceServicer):
-    """Sends scripted responses, and records requests."""
-
-    requests: list[Any] = field(default_factory=list)
-    explanation: pb.ExplainResponse | None = None
-    listed: pb.ListRequestsResponse = field(default_factory=pb.ListRequestsResponse)
-
-    async def Explain(
-        self, request: pb.ExplainRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.ExplainResponse:
-        self.requests.append(request)
-        if self.explanation is None:
-            status = status_pb2.Status(code=5, message="no such request is live")
-            status.details.add().Pack(error_details_pb2.ErrorInfo(reason="NOT_FOUND", domain="quire"))
-            metadata = (("grpc-status-details-bin", status.SerializeToString()),)
-            await context.abort(grpc.StatusCode.NOT_FOUND, "no such request is live", trailing_metadata=metadata)
-        return self.explanation
-
-    async def ListRequests(
-        self, request: pb.ListRequestsRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.ListRequestsResponse:
-        self.requests.append(request)
-        return self.listed
-
-
-@pytest.fixture
-async def admin(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ScriptedAdmin]:
-    """A service at the default address of the command."""
-    service = ScriptedAdmin()
-    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-    pb_grpc.add_AdminServiceServicer_to_server(service, server)
-    monkeypatch.setenv("QUIRE_ADMIN_ADDRESS", f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
-    monkeypatch.setenv("COLUMNS", "160")
-    await server.start()
-    yield service
-    await server.stop(None)
 
 
 async def invoke(*args: str) -> Result:

@@ -22,7 +22,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 async def store(server: RedisServer, keys: "redis.Redis") -> AsyncIterator[RedisStore]:
-    """A store on an empty server."""
-    store = RedisStore(server.url, TTL)
+    """A store on an empty server, which may take its time on a busy machine."""
+    store = RedisStore(f"{server.url}?socket_timeout=30&socket_connect_timeout=30", TTL)
     yield store
     await store.close()

@@ -121,7 +121,8 @@ async def test_every_call_of_an_earlier_term_is_refused_and_does_nothing(store: 
     assert (found.sequences[0].token_ids, found.state) == ([1], State.ACCEPTED)
 
 
-async def test_puts_side_by_side_wait_for_their_turn(store: RedisStore) -> None:
+async def test_puts_side_by_side_wait_for_their_turn(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler_svc.store.client._TURN_TIMEOUT", 60)
     logs = [request_log() for _ in range(200)]
     assert await asyncio.gather(*(store.put(log, EPOCH) for log in logs)) == [None] * 200
     assert len(await store.live()) == 200

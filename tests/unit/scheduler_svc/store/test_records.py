@@ -7,7 +7,7 @@ from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
 from request_logs import end, length_end, logprobs, request_log
 from scheduler_svc.request_log import State
-from scheduler_svc.store.base import Ending, Gap, UnsupportedRecord, WriteBatch
+from scheduler_svc.store.base import Ending, Gap, StaleEpoch, UnsupportedRecord, WriteBatch
 from scheduler_svc.store.redis import RedisStore
 from store_writes import EPOCH, ending_of, put, tokens_of, write_of
 from svc_common.protocols import RECORD_VERSIONS
@@ -48,6 +48,29 @@ async def test_an_ending_has_the_reason_of_the_failure(store: RedisStore) -> Non
 
 async def test_no_record_is_read_as_none(store: RedisStore) -> None:
     assert await store.read("no such key") is None
+
+
+@pytest.mark.parametrize("state", [None, State.FINISHED])
+async def test_a_deleted_record_is_gone_with_all_its_keys(
+    store: RedisStore, keys: "redis.Redis", state: State | None
+) -> None:
+    log, other = await put(store, request_log(n=2), 1, 2, state=state), await put(store, request_log(), 3)
+    given = [one.SerializeToString() for one in logprobs(-0.5)]
+    await store.write(WriteBatch(writes=[write_of(log, 0, [7], index=1, logprobs=given)]), EPOCH)
+    assert await store.delete(log.key, EPOCH)
+    assert await store.read(log.key) is None
+    assert list(keys.scan_iter(f"*{log.key}*")) == []
+    assert [one.key for one in await store.live()] == [other.key]
+    assert not await store.delete(log.key, EPOCH)
+    assert await store.write(WriteBatch(endings=[ending_of(log)]), EPOCH) == []
+    assert await store.read(log.key) is None
+
+
+async def test_a_replaced_scheduler_deletes_nothing(store: RedisStore) -> None:
+    log = await put(store, request_log(), 1)
+    with pytest.raises(StaleEpoch):
+        await store.delete(log.key, EPOCH - 1)
+    assert await tokens_of(store, log) == [[1]]
 
 
 async def test_everything_of_a_sequence_comes_back(store: RedisStore) -> None:

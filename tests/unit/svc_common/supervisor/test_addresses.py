@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from svc_common.addresses import AddressInUse, CannotListen
-from svc_common.supervisor.addresses import Addresses, ListenAddress, assign
+from svc_common.supervisor.addresses import Addresses, FreePorts, ListenAddress, assign
 from svc_common.supervisor.settings import SupervisorSettings
 
 
@@ -16,7 +16,8 @@ def settings(**values: object) -> SupervisorSettings:
 
 
 def assigned(chosen: SupervisorSettings) -> Addresses:
-    return assign(chosen, chosen.model_settings())
+    with FreePorts() as free_ports:
+        return assign(chosen, chosen.model_settings(), free_ports)
 
 
 def test_the_ports_of_several_follow_each_other() -> None:
@@ -41,6 +42,18 @@ def test_no_free_port_is_taken_twice() -> None:
     for _ in range(5):
         addresses = assigned(settings(gateways=64, schedulers=8, workers=64))
         assert len({listener.port for listener in addresses}) == 280
+
+
+def test_a_taken_port_is_kept_for_the_role_that_listens_there() -> None:
+    with FreePorts() as free_ports:
+        address = ("127.0.0.1", free_ports.take())
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(address)
+        for _ in range(2):  # a role, and its restart
+            with socket.create_server(address, reuse_port=False), socket.create_connection(address):
+                pass
+    with socket.create_server(address):
+        pass
 
 
 def test_only_gateways_listen_on_the_configured_host() -> None:

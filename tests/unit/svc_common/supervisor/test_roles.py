@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from svc_common.supervisor.addresses import assign
+from svc_common.supervisor.addresses import FreePorts, assign
 from svc_common.supervisor.roles import Role, StartTier, service_roles
 from svc_common.supervisor.settings import SupervisorSettings
 
@@ -13,7 +13,9 @@ REDIS = "redis://:password@127.0.0.1:7000/0"
 def table(**values: object) -> dict[str, Role]:
     settings = SupervisorSettings.model_validate(values)
     models = settings.model_settings()
-    return {role.name: role for role in service_roles(settings, models, assign(settings, models), REDIS)}
+    with FreePorts() as free_ports:
+        addresses = assign(settings, models, free_ports)
+    return {role.name: role for role in service_roles(settings, models, addresses, REDIS)}
 
 
 def test_one_of_each_by_default() -> None:
@@ -50,7 +52,8 @@ def test_a_role_dials_mapped_addresses() -> None:
     values: dict[str, object] = {"gateways": 2, "scheduler_port": 50052, "worker_port": 50053}
     settings = SupervisorSettings.model_validate(values)
     models = settings.model_settings()
-    addresses = assign(settings, models)
+    with FreePorts() as free_ports:
+        addresses = assign(settings, models, free_ports)
     listed = service_roles(settings, models, addresses, REDIS, lambda role, address: f"{role}>{address}")
     roles = {role.name: role.environment for role in listed}
     assert roles["gateway-1"]["QUIRE_SCHEDULERS_AT"] == "gateway-1>127.0.0.1:50052"

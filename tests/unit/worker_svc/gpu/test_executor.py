@@ -2,6 +2,8 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,12 @@ from safetensors.torch import load_file, save_file
 from core_runner import CoreRunner, submission
 from drafters import knowing
 from llama_models import VARIANTS, VOCAB
+from ordered_dots import order_dots
+from prompt_scores import reference_scores, run_prompts, scored
 from quire.scheduler.v1.scheduler_pb2 import Submit
 from runner_driver import GREEDY, Driver, make_instance, make_runner
 from worker_svc.gpu.executor import DeviceSampleHandle
+from worker_svc.gpu.logprobs import ReportedRows
 from worker_svc.runner import Runner
 from worker_svc.step import NewSequence, SamplingParams, ScheduledSequence, SequenceResult, Step
 
@@ -38,7 +43,8 @@ Make = Callable[..., Runner]
 
 
 @pytest.mark.parametrize("cuda_graphs", [False, True])
-@pytest.mark.parametrize("ahead", [0, 1])
+# Kernels are slow without a GPU. The test of sampled tokens is one step ahead, too, with and without graphs.
+@pytest.mark.parametrize("ahead", [0, 1] if torch.cuda.is_available() else [0])
 def test_tokens_are_those_of_transformers(
     cuda_graphs: bool,
     ahead: int,
@@ -56,6 +62,14 @@ SAMPLED = [
     SamplingParams(temperature=1.5, seed=7, typical_p=0.4, frequency_penalty=0.3, logprobs=1),
     SamplingParams(presence_penalty=1.5, logit_bias={5: 4.0, 6: -100.0}, min_tokens=3, suppressed_token_ids=(5, 7)),
 ]
+# Few tokens, so that bad words would be completed often.
+NAMED = [
+    SamplingParams(temperature=1.0, seed=3, allowed_token_ids=(3, 4, 9), bad_words=((3,), (4, 9), (9, 9, 4)),
+                   logprobs=1, logprob_token_ids=(4, 90)),
+    SamplingParams(temperature=1.0, seed=4, allowed_token_ids=(3, 4, 9), typical_p=0.9, logprobs=0),
+    SamplingParams(temperature=1.0, seed=5, allowed_token_ids=(3, 4), bad_words=((3, 3), (3, 4, 3)),
+                   frequency_penalty=0.1),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("cuda_graphs", [False, True])
@@ -74,11 +88,50 @@ def test_sampled_tokens_equal_those_of_the_host_for_all_parameters(
             assert [value for _, value in reported.top] == pytest.approx([value for _, value in by_host.top], abs=1e-4)
 
 
+def test_named_tokens_are_barred_and_reported_as_on_the_host(make: Make, tiny_llama: Path) -> None:
+    on_host = Driver(make_runner(tiny_llama))
+    driver = Driver(make(tiny_llama, cuda_graphs=True), chunk=7, ahead=1)
+    tokens = driver.generate(PROMPTS, 12, NAMED)
+    assert tokens == on_host.generate(PROMPTS, 12, NAMED)
+    first, _, last = (list(pairwise(one)) for one in tokens)
+    assert 3 not in tokens[0]
+    assert (4, 9) not in first
+    assert (3, 3) not in last
+    for reported, by_host in zip(driver.logprobs[1], on_host.logprobs[1], strict=True):
+        assert list(reported.requested) == pytest.approx(list(by_host.requested), abs=1e-4)
+    assert len(driver.logprobs[1][0].requested) == 2
+    assert len(driver.logprobs[2][0].requested) == 0
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_log_probabilities_of_prompts_are_those_of_transformers(
+    deterministic: bool, make: Make, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if deterministic:
+        order_dots(monkeypatch)
+    runner = make(tiny_llama, cuda_graphs=True, deterministic=deterministic)
+    prompts = [*PROMPTS, PROMPTS[2] * 5]
+    new = [scored(place, prompt, 2 * place, logprobs=1) for place, prompt in enumerate(prompts)]
+    first, again = (run_prompts(runner, new, chunk) for chunk in (100, 7))
+    for place, (logprobs, tokens) in enumerate(first):
+        expected = reference_scores(tiny_llama, prompts[place])
+        wanted = [float(expected[row, token]) for row, token in enumerate(prompts[place][1:])]
+        assert [one.logprob for one in logprobs] == pytest.approx(wanted, abs=1e-4)
+        for row, one in enumerate(logprobs):
+            assert [value for _, value in one.top] == pytest.approx(
+                expected[row].topk(2 * place).values.tolist(), abs=1e-4
+            )
+        assert again[place][1] == tokens
+        assert [one.logprob for one in again[place][0]] == pytest.approx(wanted, abs=1e-4)
+    assert not deterministic or again == first
+
+
 @pytest.mark.parametrize("cuda_graphs", [False, True])
 def test_a_drafter_changes_no_sampled_token(cuda_graphs: bool, make: Make, tiny_llama: Path) -> None:
     prompts = [*PROMPTS, PROMPTS[0][:5], [7] * 20]
     params = [*SAMPLED, SamplingParams(temperature=1.0, seed=9, min_tokens=4, suppressed_token_ids=(1, 2, 3),
                                        logit_bias={4: 2.0}, logprobs=2)]  # fmt: skip
+    params[2] = replace(params[2], frequency_penalty=0.0, allowed_token_ids=(3, 4, 9), bad_words=((3,), (4, 9)))
     on_host = Driver(make_runner(tiny_llama))
     expected = on_host.generate(prompts, 9, params)
     texts = [prompt + tokens for prompt, tokens in zip(prompts, expected, strict=True)]
@@ -100,6 +153,9 @@ def _submission(place: int, prompt: list[int], max_tokens: int, params: Sampling
     submit = submission(str(place), prompt, max_tokens, logprobs=params.logprobs, **options)
     submit.sampling.logit_bias.update(params.logit_bias)
     submit.sampling.suppressed_token_ids.extend(params.suppressed_token_ids)
+    submit.sampling.allowed_token_ids.extend(params.allowed_token_ids)
+    for word in params.bad_words:
+        submit.sampling.bad_words.add(token_ids=word)
     return submit
 
 
@@ -178,7 +234,7 @@ def test_an_error_of_the_device_is_raised_by_result() -> None:
         def synchronize(self) -> None:
             raise torch.AcceleratorError("lost")
 
-    handle = DeviceSampleHandle(torch.empty(8, dtype=torch.uint8), Failed(), 1, [])
+    handle = DeviceSampleHandle(torch.empty(8, dtype=torch.uint8), Failed(), 1, ReportedRows.of([], VOCAB))
     assert handle.is_done()
     handle.wait()
     with pytest.raises(torch.AcceleratorError):

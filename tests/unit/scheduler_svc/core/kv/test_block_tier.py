@@ -44,6 +44,21 @@ def test_failed_allocation_changes_nothing() -> None:
     assert tier.index.find(content("a")) is not None
 
 
+def test_freed_cached_blocks_are_not_found_and_blocks_in_use_stay() -> None:
+    tier = BlockTier(4, block_size=2)
+    used, pinned, *_ = with_cached(tier, "used", "pinned", "a", "b")
+    tier.pool.share([used])
+    tier.pool.pin([pinned])
+    assert tier.free_cached() == 2
+    assert [tier.index.find(content(name)) for name in ("used", "pinned", "a", "b")] == [used, pinned, None, None]
+    tier.check_integrity({used: 1}, {pinned: 1})
+    assert tier.free_cached() == 0
+    tier.release([used])
+    tier.unpin([pinned])
+    assert (tier.free_cached(), tier.pool.num_free) == (2, 4)
+    tier.check_integrity({}, {})
+
+
 def test_block_outside_the_index_becomes_free_when_its_copy_ends() -> None:
     tier = BlockTier(2, block_size=2)
     block_ids = tier.allocate(1)
@@ -60,4 +75,11 @@ def test_cached_block_outside_the_index_is_detected() -> None:
     tier.check_integrity({}, {})
     tier.index.forget(block_ids)
     with pytest.raises(AssertionError, match="not in the index"):
+        tier.check_integrity({}, {})
+
+
+def test_free_block_in_the_index_is_detected() -> None:
+    tier = BlockTier(2, block_size=2)
+    tier.publish(0, content("a"))
+    with pytest.raises(AssertionError, match="a free block is in the index"):
         tier.check_integrity({}, {})

@@ -145,10 +145,10 @@ def test_search_keeps_its_slots_for_its_first_steps_although_its_beams_are_forke
 
 def test_search_and_a_single_sequence_share_a_worker_by_the_token() -> None:
     """The slots are enough for one of them at a time. The tenant of the search is charged for all its beams."""
-    bench = CoreBench(policy="fair", max_sequences=WIDTH, num_blocks=8000)
-    beams = submit_search(bench, 3000, tenant="a")
-    [single] = bench.submit("single", prompt(5, next(_starts)), 3000, tenant="b")
-    for _ in range(1500):
+    bench = CoreBench(policy="fair", max_sequences=WIDTH, num_blocks=2000)
+    beams = submit_search(bench, 1500, tenant="a")
+    [single] = bench.submit("single", prompt(5, next(_starts)), 1500, tenant="b")
+    for _ in range(700):
         advance(bench)
     served = WIDTH * beams[0].num_output
     assert abs(served - single.num_output) < 2 * WIDTH * MIN_STEPS + TURN_TOKENS

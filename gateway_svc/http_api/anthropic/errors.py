@@ -1,0 +1,31 @@
+"""Errors in Anthropic's format."""
+
+from typing import Any
+
+from gateway_svc.http_api.errors import HttpError
+from gateway_svc.http_api.events import named_event
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class AnthropicErrors:
+    """The error format of Anthropic's API. The message names the field."""
+
+    def body(self, error: HttpError) -> dict[str, Any]:
+        kind = _TYPES.get(error.status, "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+    def event(self, error: HttpError) -> bytes:
+        return named_event("error", self.body(error))
+
+
+ANTHROPIC_ERRORS = AnthropicErrors()

@@ -1,0 +1,250 @@
+"""Bodies of /v1/messages as unvalidated requests."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gateway_svc.chats import ChatMessage, ChatPrompt, ClientTool, PromptEnd, ToolCall, ToolChoice, ToolMode
+from gateway_svc.constraints import UnvalidatedConstraint
+from gateway_svc.field_paths import Field, NamedFields
+from gateway_svc.http_api.anthropic.models import (
+    AnthropicMessage,
+    AnthropicTool,
+    MessagesBody,
+    OutputFormat,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from gateway_svc.http_api.calls import PromptRequest
+from gateway_svc.http_api.json_body import invalid, json_text
+from gateway_svc.sampling_fields import SAMPLING_FIELDS
+from gateway_svc.unvalidated_request import ResponseMode, UnvalidatedRequest
+
+_NAMES: Mapping[str, str] = {
+    Field.PROMPT: "messages",
+    Field.MESSAGES: "messages",
+    Field.PROMPT_END: "messages",
+    Field.TOOLS: "tools",
+    Field.TOOL_CHOICE: "tool_choice",
+    **{one.path: one.name for one in SAMPLING_FIELDS},
+    Field.MAX_TOKENS: "max_tokens",
+    Field.STOP: "stop_sequences",
+    Field.REQUEST_ID: "Idempotency-Key",
+}
+
+_EFFORTS = {"max": "xhigh"}
+# As LiteLLM maps efforts to budgets.
+_LOW_BUDGET, _MEDIUM_BUDGET = 1_024, 2_048
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesRequest:
+    """A body's prompt, and whether its answer is streamed."""
+
+    prompt: PromptRequest
+    is_streamed: bool
+
+
+def read_messages(body: MessagesBody, request_id: str | None) -> MessagesRequest:
+    """The request of a body of /v1/messages. Raises QuireError."""
+    if body.max_tokens is None:
+        raise invalid("max_tokens", "must be given")
+    chat, names = _chat(body)
+    constraint, where = _constraint(body)
+    sampling = {"temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k}
+    unvalidated = UnvalidatedRequest(
+        prompt=chat,
+        model=body.model,
+        sampling={name: value for name, value in sampling.items() if value is not None},
+        max_tokens=body.max_tokens,
+        stop=body.stop_sequences or [],
+        constraint=constraint,
+        request_id=request_id,
+        response_mode=ResponseMode.STREAMED if body.stream else ResponseMode.WHOLE,
+    )
+    names = {**names, Field.JSON_SCHEMA: where}
+    return MessagesRequest(PromptRequest(unvalidated, NamedFields(names)), bool(body.stream))
+
+
+def read_count(body: MessagesBody, _: str | None) -> PromptRequest:
+    """The prompt of a body of /v1/messages/count_tokens. Raises QuireError."""
+    chat, names = _chat(body)
+    return PromptRequest(UnvalidatedRequest(prompt=chat, model=body.model), NamedFields(names))
+
+
+def _chat(body: MessagesBody) -> tuple[ChatPrompt, Mapping[str, str]]:
+    """The chat, and the names of its fields."""
+    if not body.messages:
+        raise invalid("messages", "must not be empty" if body.messages is not None else "must be given")
+    messages: list[ChatMessage] = []
+    if body.system is not None:
+        messages.append(ChatMessage("system", _joined(body.system), path="system"))
+    for index, message in enumerate(body.messages):
+        for one in _READ[message.role](message, f"messages[{index}]"):
+            messages[-1:] = _combined(messages[-1], one) if messages else [one]
+    effort, where = _effort(body)
+    choice = body.tool_choice
+    chat = ChatPrompt(
+        messages=messages,
+        tools=tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ())),
+        tool_choice=_tool_choice(body),
+        parallel_tool_calls=False if choice is not None and choice.disable_parallel_tool_use else None,
+        reasoning_effort=effort,
+        prompt_end=PromptEnd.CONTINUATION if body.messages[-1].role == "assistant" else PromptEnd.ANSWER,
+    )
+    return chat, {**_NAMES, Field.REASONING_EFFORT: where}
+
+
+def _user(message: AnthropicMessage, path: str) -> list[ChatMessage]:
+    """The results of calls and the texts of a message, in order: results are messages of their own."""
+    if isinstance(message.content, str):
+        return [ChatMessage("user", message.content, path=path)]
+    if not message.content:
+        raise invalid(f"{path}.content", "must have at least one block")
+    read: list[ChatMessage] = []
+    texts: list[str] = []
+    for index, block in enumerate(message.content):
+        match block:
+            case TextBlock():
+                texts.append(block.text)
+            case ToolResultBlock():
+                if texts:
+                    read.append(ChatMessage("user", "\n".join(texts), path=path))
+                    texts = []
+                result = "" if block.content is None else _joined(block.content)
+                where = f"{path}.content[{index}]"
+                read.append(ChatMessage("tool", result, tool_call_id=block.tool_use_id, path=where))
+            case _:
+                raise invalid(f"{path}.content[{index}].type", "needs the role assistant")
+    return [*read, ChatMessage("user", "\n".join(texts), path=path)] if texts else read
+
+
+def _assistant(message: AnthropicMessage, path: str) -> list[ChatMessage]:
+    if isinstance(message.content, str):
+        return [ChatMessage("assistant", message.content, path=path)]
+    texts: list[str] = []
+    reasoning: list[str] = []
+    calls: list[ToolCall] = []
+    for index, block in enumerate(message.content):
+        where = f"{path}.content[{index}]"
+        match block:
+            case TextBlock():
+                texts.append(block.text)
+            case ThinkingBlock():
+                reasoning.append(block.thinking)
+            case RedactedThinkingBlock():
+                pass
+            case ToolUseBlock():
+                calls.append(ToolCall(block.name, json_text(f"{where}.input", block.input), block.id, where))
+            case _:
+                raise invalid(f"{where}.type", "needs the role user")
+    return [
+        ChatMessage(
+            "assistant",
+            "\n".join(texts) if texts else None,
+            tuple(calls),
+            reasoning="\n".join(reasoning) if reasoning else None,
+            path=path,
+        )
+    ]
+
+
+def _system(message: AnthropicMessage, path: str) -> list[ChatMessage]:
+    if isinstance(message.content, str):
+        return [ChatMessage("system", message.content, path=path)]
+    texts = [block.text for block in message.content if isinstance(block, TextBlock)]
+    for index, block in enumerate(message.content):
+        if not isinstance(block, TextBlock):
+            raise invalid(f"{path}.content[{index}].type", "must be text in a message of the role system")
+    return [ChatMessage("system", "\n".join(texts), path=path)]
+
+
+_READ: Mapping[str, Callable[[AnthropicMessage, str], list[ChatMessage]]] = {
+    "user": _user,
+    "assistant": _assistant,
+    "system": _system,
+}
+
+
+def _combined(last: ChatMessage, new: ChatMessage) -> list[ChatMessage]:
+    """Two messages, or one: consecutive messages of the user, or of the assistant, are one turn."""
+    if last.role != new.role or new.role not in ("user", "assistant"):
+        return [last, new]
+    return [
+        replace(
+            last,
+            content=_lines(last.content, new.content),
+            tool_calls=(*last.tool_calls, *new.tool_calls),
+            reasoning=_lines(last.reasoning, new.reasoning),
+        )
+    ]
+
+
+def _lines(*texts: str | None) -> str | None:
+    given = [text for text in texts if text is not None]
+    return "\n".join(given) if given else None
+
+
+def _joined(content: str | Sequence[TextBlock]) -> str:
+    # Templates take one text: blocks are joined by line breaks, as the parts of OpenAI's messages.
+    return content if isinstance(content, str) else "\n".join([block.text for block in content])
+
+
+def _tool(tool: AnthropicTool, path: str) -> ClientTool:
+    return ClientTool(
+        name=tool.name,
+        description=tool.description,
+        parameters=json_text(f"{path}.input_schema", tool.input_schema),
+        is_strict=bool(tool.strict),
+        path=path,
+    )
+
+
+def _tool_choice(body: MessagesBody) -> ToolChoice | None:
+    choice = body.tool_choice
+    if choice is None:
+        return None
+    match choice.type:
+        case "auto":
+            return ToolChoice(ToolMode.AUTO)
+        case "any":
+            return ToolChoice(ToolMode.REQUIRED)
+        case "none":
+            return ToolChoice(ToolMode.NONE)
+        case "tool":
+            if choice.name is None:
+                raise invalid("tool_choice.name", "must be given")
+            return ToolChoice(ToolMode.NAMED, choice.name)
+
+
+def _effort(body: MessagesBody) -> tuple[str | None, str]:
+    """How much the model reasons, and the field that says so."""
+    thinking, config = body.thinking, body.output_config
+    if thinking is not None and thinking.type == "disabled":
+        return "none", "thinking.type"
+    if config is not None and config.effort is not None:
+        return _EFFORTS.get(config.effort, config.effort), "output_config.effort"
+    if thinking is None:
+        return None, "thinking"
+    where = "thinking.budget_tokens"
+    budget = thinking.budget_tokens
+    if thinking.type == "adaptive" or budget is None:
+        return "medium", where
+    if budget < 1:
+        raise invalid(where, "must be at least 1")
+    return "low" if budget <= _LOW_BUDGET else "medium" if budget <= _MEDIUM_BUDGET else "high", where
+
+
+def _constraint(body: MessagesBody) -> tuple[UnvalidatedConstraint | None, str]:
+    """What the answer must match, and the field that says so."""
+    form: OutputFormat | None = None if body.output_config is None else body.output_config.format
+    where = "output_config.format.schema"
+    if body.output_format is not None:
+        if form is not None:
+            raise invalid("output_format", "must not be beside output_config.format")
+        form, where = body.output_format, "output_format.schema"
+    if form is None:
+        return None, where
+    return UnvalidatedConstraint(Field.JSON_SCHEMA, json_text(where, form.schema_)), where

@@ -1,0 +1,151 @@
+"""The HTTP API as an ASGI application: the routes of every protocol, over the request manager."""
+
+from collections.abc import Collection
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route, Router, WebSocketRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway_svc.auth import Authenticator
+from gateway_svc.http_api.anthropic.routes import AnthropicRoutes
+from gateway_svc.http_api.calls import HttpCalls
+from gateway_svc.http_api.document_routes import DocumentRoutes
+from gateway_svc.http_api.endpoint import ANY_METHOD, HttpEndpoint, HttpRoute
+from gateway_svc.http_api.errors import NO_ROUTE
+from gateway_svc.http_api.exchange import HttpExchange
+from gateway_svc.http_api.hosts import AllowedHosts
+from gateway_svc.http_api.ollama.routes import OllamaRoutes
+from gateway_svc.http_api.openai.answer_models import ErrorAnswer
+from gateway_svc.http_api.openai.errors import OPENAI_ERRORS
+from gateway_svc.http_api.openai.routes import OpenAiRoutes
+from gateway_svc.http_api.responses.routes import ResponsesRoutes
+from gateway_svc.http_api.sagemaker.routes import SageMakerRoutes
+from gateway_svc.http_api.service_routes import ServiceRoutes
+from gateway_svc.http_api.tokenizing.routes import TokenizingRoutes
+from gateway_svc.http_api.undefined_fields import IGNORED_FIELDS_HEADER, UndefinedFields
+from gateway_svc.http_api.websocket_endpoint import WebSocketEndpoint, handshake
+from gateway_svc.request_manager import RequestManager
+from gateway_svc.settings import BadSetting
+from gateway_svc.tenant_threads import TenantThreads
+
+_WEBSOCKET_PATHS = ("/v1/chat/completions", "/v1/completions")
+
+
+class HttpApi:
+    """`routes` are those of all protocols."""
+
+    def __init__(
+        self,
+        request_manager: RequestManager,
+        authenticator: Authenticator,
+        hosts: AllowedHosts,
+        origins: Collection[str],
+        read_timeout: float,
+        undefined_fields: UndefinedFields,
+        threads: TenantThreads,
+        root_path: str = "",
+    ) -> None:
+        """`origins` are those of web pages that may use this API; `*` is all. A body has `read_timeout` seconds.
+        `threads` are for long work. Paths may begin with `root_path`."""
+        self._metrics = request_manager.metrics
+        self._hosts = hosts
+        self._origins = origins
+        self._read_timeout = read_timeout
+        self._root_path = root_path
+        self._calls = HttpCalls(request_manager, authenticator, undefined_fields, threads)
+        service = ServiceRoutes(request_manager, self._calls, OPENAI_ERRORS, ErrorAnswer)
+        openai = OpenAiRoutes(request_manager, self._calls)
+        routes: list[HttpRoute] = [
+            # With keys there are no metrics: a tenant would see what others do.
+            *service.routes(has_metrics=not authenticator.requires_credential),
+            *openai.routes(),
+            *SageMakerRoutes(self._calls, service.health, openai.completions, openai.chat_completions).routes(),
+            *AnthropicRoutes(self._calls).routes(),
+            *OllamaRoutes(request_manager, self._calls).routes(),
+            *TokenizingRoutes(request_manager, self._calls).routes(),
+            *ResponsesRoutes(request_manager, self._calls).routes(),
+        ]
+        document = DocumentRoutes(
+            routes,
+            OPENAI_ERRORS,
+            ErrorAnswer,
+            requires_credential=authenticator.requires_credential,
+            root_path=root_path,
+        )
+        self.routes = [*routes, *document.routes()]
+        if root_path and any(f"{route.path}/".startswith(f"{root_path}/") for route in self.routes):
+            raise BadSetting(f"QUIRE_ROOT_PATH: {root_path} is the beginning of a route")
+
+    def app(self) -> ASGIApp:
+        """The routes as an ASGI application."""
+        endpoints = [(route, self._endpoint(route)) for route in self.routes]
+        router = Router(
+            [
+                *(Route(path, endpoint) for route, endpoint in endpoints for path in _spellings(route.path)),
+                *(
+                    WebSocketRoute(path, self._websocket_endpoint(endpoint))
+                    for route, endpoint in endpoints
+                    if route.path in _WEBSOCKET_PATHS
+                    for path in _spellings(route.path)
+                ),
+            ],
+            redirect_slashes=False,
+            default=_NoRoute(self._endpoint(HttpRoute("none", {ANY_METHOD: no_route}, OPENAI_ERRORS))),
+        )
+        app = _RootPathApp(router, self._root_path) if self._root_path else router
+        if not self._origins:
+            return app
+        return CORSMiddleware(
+            app,
+            allow_origins=self._origins,
+            allow_methods=sorted({method for route in self.routes for method in route.handlers}),
+            allow_headers=("*",),  # clients add headers of their own, such as x-stainless-lang
+            expose_headers=(
+                "x-request-id",
+                "x-request-durable",
+                "retry-after",
+                "x-should-retry",
+                IGNORED_FIELDS_HEADER,
+            ),
+        )
+
+    def _websocket_endpoint(self, post: ASGIApp) -> WebSocketEndpoint:
+        return WebSocketEndpoint(post, self._calls, self._hosts, self._origins, OPENAI_ERRORS)
+
+    def _endpoint(self, route: HttpRoute) -> HttpEndpoint:
+        return HttpEndpoint(route, self._metrics, self._hosts, read_timeout=self._read_timeout)
+
+
+def _spellings(path: str) -> list[str]:
+    """A route's path, with and without a slash at the end."""
+    # A parameter at the end of a path is a name of any length: the slash would be a part of it.
+    return [path] if path.endswith("}") else [path, f"{path}/"]
+
+
+class _RootPathApp:
+    """Routes whose paths may begin with a root path."""
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self._app = app
+        self._root_path = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app({**scope, "root_path": self._root_path}, receive, send)
+
+
+class _NoRoute:
+    """Answers paths that are not a route."""
+
+    def __init__(self, endpoint: ASGIApp) -> None:
+        self._endpoint = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await no_route(handshake(scope, receive, send, OPENAI_ERRORS))
+        else:
+            await self._endpoint(scope, receive, send)
+
+
+async def no_route(exchange: HttpExchange) -> None:
+    """Says that a path is not a route."""
+    await exchange.send_error(NO_ROUTE)

@@ -1,0 +1,251 @@
+"""What the handlers of every protocol share: the caller, its body, its requests, and the stream of their answers."""
+
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from gateway_svc.auth import CREDENTIAL_HEADERS, Authenticator
+from gateway_svc.chats import ChatPrompt
+from gateway_svc.field_checker import FieldChecker
+from gateway_svc.field_paths import Field, FieldPath
+from gateway_svc.http_api.body_model import BodyModel
+from gateway_svc.http_api.events import long_json, to_json
+from gateway_svc.http_api.exchange import HttpExchange
+from gateway_svc.http_api.json_body import parse_body
+from gateway_svc.http_api.undefined_fields import UndefinedFields
+from gateway_svc.model_catalog import CatalogModel
+from gateway_svc.output import Chunk
+from gateway_svc.request_group import RequestGroup
+from gateway_svc.request_manager import Call, RequestManager
+from gateway_svc.sequence_output import ResumePosition
+from gateway_svc.tenant import Tenant
+from gateway_svc.tenant_threads import FEW_LOGPROBS, TenantThreads
+from gateway_svc.tokenizer import PromptTooLong
+from gateway_svc.tracing import Operation
+from gateway_svc.unvalidated_request import TextPrompt, UnvalidatedRequest
+from gateway_svc.validated_request import ModelInfo, ValidatedRequest
+from gateway_svc.validation import is_request_id, prompt_field
+from svc_common.errors import QuireError, Reason
+
+B = TypeVar("B", bound=BodyModel)
+T = TypeVar("T")
+
+Runner = Callable[[int, Callable[[], bytes]], Awaitable[bytes]]
+"""Does the work of rendering a part of a stream with so many log-probabilities."""
+
+PING_SECONDS = 15.0
+"""A stream that sends nothing for so long sends a comment."""
+_MAX_TIMEOUT_SECONDS = 86_400.0
+_MAX_CONTEXTS = 16  # of a text that is tokenized
+# A body of this size is parsed in about a millisecond, a larger one in a thread: one of 16 MiB takes up to 0.5 s.
+_SMALL_BODY_BYTES = 32 * 2**10
+_SMALL_ANSWER = 8 * 2**10  # values that are rendered in about a millisecond; two million take 0.25 s
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRequest:
+    """One prompt of a body. `field_path` names fields as the body spells them."""
+
+    unvalidated: UnvalidatedRequest
+    field_path: FieldPath
+
+
+class HttpCalls:
+    """Calls of the HTTP API, whichever protocol they come in."""
+
+    def __init__(
+        self,
+        request_manager: RequestManager,
+        authenticator: Authenticator,
+        undefined_fields: UndefinedFields,
+        threads: TenantThreads,
+    ) -> None:
+        """`threads` are for work that would delay the streams of others."""
+        self._request_manager = request_manager
+        self._authenticator = authenticator
+        self._undefined_fields = undefined_fields
+        self._threads = threads
+
+    def tenant(self, exchange: HttpExchange) -> Tenant:
+        """The tenant of the request's credential. Raises QuireError."""
+        values = ((name, exchange.header(name)) for name in CREDENTIAL_HEADERS)
+        credentials = [(name, value) for name, value in values if value is not None]
+        return self._authenticator.login(credentials, "http", exchange.peer)
+
+    async def in_thread(self, tenant: Tenant, work: Callable[[], T]) -> T:
+        """Does work that would delay the streams of others, in a thread that tenants share."""
+        return await self._threads.run(tenant.name, work)
+
+    def call(self, exchange: HttpExchange, operation: Operation) -> Call:
+        """The call, with its tenant and deadline. Raises QuireError."""
+        return Call(self.tenant(exchange), operation, _deadline(exchange), exchange.context)
+
+    async def read(
+        self,
+        exchange: HttpExchange,
+        call: Call,
+        model: type[B],
+        convert: Callable[[B, str | None], T],
+        *,
+        keep: bool = False,
+    ) -> T:
+        """Reads the body by its model; in a thread if it is large. `convert` also takes the idempotency key. With
+        `keep` the body can be read once more, by a model that knows all its fields. Raises QuireError."""
+        data, name = await exchange.read_json(keep=keep), _idempotency_key(exchange)
+
+        def read() -> tuple[T, Sequence[str]]:
+            body = parse_body(data)
+            ignored = () if keep else self._undefined_fields.check(model, body.values)
+            return convert(model.read(body), name), ignored
+
+        is_small = len(data) <= _SMALL_BODY_BYTES
+        result, exchange.ignored_fields = read() if is_small else await self._threads.run(call.tenant.name, read)
+        return result
+
+    def runner(self, call: Call, num_prompt_logprobs: int) -> Runner:
+        """Renders a stream, of prompts with so many log-probabilities; in threads what has many of them."""
+
+        async def run(num_logprobs: int, work: Callable[[], bytes]) -> bytes:
+            return await self._threads.render(call.tenant.name, num_logprobs + num_prompt_logprobs, work)
+
+        return run
+
+    async def respond_with_logprobs(
+        self, exchange: HttpExchange, call: Call, make_body: Callable[[], Any], num_logprobs: int
+    ) -> None:
+        """Answers with JSON of so many log-probabilities; made in a thread if these are many."""
+        num_values = num_logprobs * _SMALL_ANSWER // FEW_LOGPROBS
+        await self.respond(exchange, call, make_body, num_values=num_values)
+
+    async def respond(
+        self, exchange: HttpExchange, call: Call, make_body: Callable[[], Any], *, num_values: int
+    ) -> None:
+        """Answers with JSON of so many values; made in a thread if these are many."""
+        is_small = num_values <= _SMALL_ANSWER
+        data = (
+            to_json(make_body())
+            if is_small
+            else await self._threads.run(call.tenant.name, lambda: long_json(make_body()))
+        )
+        await exchange.respond(data, "application/json")
+
+    def find_model(
+        self, exchange: HttpExchange, call: Call, name: str | None, field_path: FieldPath
+    ) -> tuple[CatalogModel, ModelInfo]:
+        """The model that a body names. Raises QuireError where there is none, or it is not ready."""
+        model = self._request_manager.catalog.find(name, field_path, call.tenant)
+        exchange.model = model.name
+        return model, self._request_manager.model_info(model)
+
+    async def encode(
+        self,
+        call: Call,
+        found: tuple[CatalogModel, ModelInfo],
+        prompt: TextPrompt | ChatPrompt,
+        field_path: FieldPath,
+        *,
+        add_special_tokens: bool = True,
+    ) -> list[int]:
+        """Tokens of a text, which may be empty, or of a chat. Raises QuireError, also for one of more than 16 contexts.
+        Whether the tokenizer adds its special tokens is for a text only."""
+        (model, info), check = found, FieldChecker(field_path)
+        most = _MAX_CONTEXTS * info.context_length
+        try:
+            if isinstance(prompt, TextPrompt):
+                check.unicode(field_path(Field.TEXT), prompt.text)
+                token_ids = await model.tokenizer.encode_text(
+                    prompt.text, most, call.tenant.name, add_special_tokens=add_special_tokens
+                )
+            else:
+                token_ids = (await model.validator.encode(prompt, check, most, call.tenant.name)).token_ids
+        except PromptTooLong:
+            token_ids = None
+        self.check_length(prompt_field(prompt), most + 1 if token_ids is None else len(token_ids), info, field_path)
+        return token_ids or []
+
+    def check_length(self, which: Field, num_tokens: int, info: ModelInfo, field_path: FieldPath) -> None:
+        """Raises QuireError for tokens, of a call that generates none, that would fill more than 16 contexts."""
+        if num_tokens > _MAX_CONTEXTS * info.context_length:
+            message = f"has more tokens than {_MAX_CONTEXTS} contexts of {info.context_length}"
+            raise QuireError(Reason.CONTEXT_LENGTH_EXCEEDED, message, field=field_path(which))
+
+    async def validate(
+        self, exchange: HttpExchange, call: Call, prompts: Sequence[PromptRequest]
+    ) -> list[ValidatedRequest]:
+        """The valid requests of a body's prompts, which are for one model. Raises QuireError."""
+        first = prompts[0]
+        model = self._request_manager.catalog.find(first.unvalidated.model, first.field_path, call.tenant)
+        exchange.model = model.name
+        return [
+            await self._request_manager.validate(call, model, one.unvalidated, one.field_path, exchange.request_id)
+            for one in prompts
+        ]
+
+    @asynccontextmanager
+    async def run(
+        self,
+        exchange: HttpExchange,
+        call: Call,
+        requests: Sequence[ValidatedRequest],
+        resume_positions: Sequence[Mapping[int, ResumePosition]] = (),
+    ) -> AsyncIterator[RequestGroup]:
+        """Runs requests until the block ends or the client disconnects. They are accepted when the block begins."""
+        with self._request_manager.run(call, requests, resume_positions) as group:
+            async with exchange.watch_disconnect(group.client_disconnected):
+                await group.accepted()
+                exchange.is_durable = group.is_durable
+                yield group
+
+
+async def _at_once(_: int, work: Callable[[], bytes]) -> bytes:
+    return work()
+
+
+async def stream_events(
+    exchange: HttpExchange,
+    group: RequestGroup,
+    event: Callable[[int, Chunk], bytes],
+    last_events: Callable[[], bytes],
+    run: Runner = _at_once,
+) -> None:
+    """Streams the answer. `event` renders a chunk of a prompt by its index; `last_events` is called at the end."""
+
+    def render(chunks: Sequence[tuple[int, Chunk]]) -> bytes:
+        return b"".join([event(prompt_index, chunk) for prompt_index, chunk in chunks])
+
+    await exchange.start_events()
+    async with exchange.keep_alive(PING_SECONDS):
+        while chunks := await group.next():
+            # All events of a step are sent at once.
+            # There are many for a client that reads slowly.
+            num_logprobs = sum([chunk.num_logprobs for _, chunk in chunks])
+            if events := await run(num_logprobs, partial(render, chunks)):
+                await exchange.send_events(events)
+    await exchange.end_events(last_events())
+
+
+def _idempotency_key(exchange: HttpExchange) -> str | None:
+    """The client's own id of the request, which is also the reply's."""
+    name = exchange.header("Idempotency-Key")
+    if name is not None and is_request_id(name):
+        exchange.request_id = name
+    return name
+
+
+def _deadline(exchange: HttpExchange) -> float | None:
+    """The client's deadline on the monotonic clock, in seconds."""
+    header = exchange.header("x-request-timeout")
+    if header is None:
+        return None
+    try:
+        seconds = float(header)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= _MAX_TIMEOUT_SECONDS:
+        message = f"must be a number of seconds, above 0 and at most {_MAX_TIMEOUT_SECONDS:g}"
+        raise QuireError(Reason.INVALID_FIELD, message, field="x-request-timeout")
+    return time.monotonic() + seconds

@@ -1,0 +1,215 @@
+"""A connection of the HTTP port: uvicorn's, with bounds on its headers, the time for them, and on connections.
+
+With TLS, it counts and is idle from the time when it was accepted, before its handshake.
+"""
+
+import asyncio
+import contextlib
+import resource
+import socket
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from gateway_svc.http_api.connection_limits import ConnectionLimits, CountedConnection
+from gateway_svc.http_api.websocket_connection import BoundedWebSocket
+
+MAX_HEAD_BYTES = 64 * 2**10
+MAX_HEADERS = 128
+
+_VERSIONS = ("1.0", "1.1")  # the parser takes a request without a version for one of HTTP/0.9
+_OTHER_FILES = 256
+"""Open files of a gateway beside its clients' connections."""
+
+
+class BoundedConfig(uvicorn.Config):
+    """uvicorn's configuration of a listener with limits."""
+
+    def __init__(self, app: Any, limits: ConnectionLimits, **options: Any) -> None:
+        super().__init__(app, http=BoundedConnection, ws=BoundedWebSocket, **options)
+        self.limits = limits
+
+
+class _Refused(Exception):  # noqa: N818
+    pass
+
+
+class BoundedConnection(CountedConnection, HttpToolsProtocol):
+    """Answers 431 to a request whose head is too large, and closes a connection that does not complete a head in time.
+
+    Where there are too many connections, the one that has been idle longest is closed: those that were only opened, and
+    those whose clients do not read, never keep a request out. Where none is idle, the new one is closed. Where there
+    are too many of one address, it is one of these.
+    """
+
+    config: BoundedConfig
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._limits = self.config.limits
+        self._head_bytes = 0
+        # Bytes that were received and not reported by the parser, which holds an unfinished path or header in memory.
+        self._unreported_bytes = 0
+        self._status = 400
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._in_handshake: socket.socket | None = None
+
+    def begin_handshake(self, accepted: socket.socket, address: str) -> None:
+        """Counts a client's connection before its TLS handshake. This may close it, or another one."""
+        self._address = address
+        self._in_handshake = accepted
+        self.connections.add(self)
+        self._limits.admit(self, address)
+
+    def end_handshake(self) -> None:
+        """After a handshake, or its failure."""
+        self._in_handshake = None
+        if self.transport is None:
+            self._discard()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        is_counted = self in self.connections
+        super().connection_made(transport)
+        self._await_head()
+        if not is_counted:
+            self._address = self.client[0] if self.client else ""
+            self._limits.admit(self, self._address)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def close(self) -> None:
+        self._discard()
+        if self.transport is not None:
+            self.transport.abort()
+        elif self._in_handshake is not None:
+            with contextlib.suppress(OSError):  # the client has closed it
+                # The handshake reads the end of the stream, fails, and closes the socket.
+                self._in_handshake.shutdown(socket.SHUT_RDWR)
+
+    def shutdown(self) -> None:
+        if self.transport is None:
+            self.close()
+        else:
+            super().shutdown()
+
+    def handle_websocket_upgrade(self) -> None:
+        if self.is_responding:  # to a request before this one: its answer would mix with the frames
+            self.transport.close()
+            return
+        self._stop_waiting()
+        self.stop_stall_timer()
+        self._limits.forget(self, self._address)
+        super().handle_websocket_upgrade()
+
+    def data_received(self, data: bytes) -> None:
+        if not self.is_responding:
+            self._await_head()
+        self._unreported_bytes += len(data)
+        super().data_received(data)
+        if self._unreported_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self._status = 431
+            self.send_400_response("")
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuses what was received, or cuts off the response where the answer to it would not be the next one."""
+        self.count_as_idle()  # it closes when its client has read what was sent, which may be never
+        if self.is_responding:
+            if self.pipeline or self.cycle.response_started or not self.cycle.more_body:
+                self.transport.close()
+                return
+            # The bad part is of a body that its handler waits for. The handler must not answer as well.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self._status == 431:
+            message = f"headers take more than {MAX_HEAD_BYTES} bytes, or there are more than {MAX_HEADERS}\n".encode()
+            self.transport.write(
+                STATUS_LINE[431]
+                + b"content-type: text/plain; charset=utf-8\r\nconnection: close\r\n"
+                + b"content-length: %d\r\n\r\n%s" % (len(message), message)
+            )
+            self.transport.close()
+        else:
+            super().send_400_response(msg)
+
+    def on_message_begin(self) -> None:
+        self._head_bytes = 0
+        self._await_head()
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # Trailers of a body in chunks count too.
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+        if len(self.headers) > MAX_HEADERS:
+            self._refuse()
+
+    def on_headers_complete(self) -> None:
+        if self.parser.get_http_version() not in _VERSIONS:
+            raise _Refused
+        self._unreported_bytes = 0
+        self._stop_waiting()
+        self.count_as_busy()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._unreported_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._unreported_bytes = 0
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.is_responding:  # also where it is closing: its client may never read the rest
+            self.count_as_idle()
+
+    @property
+    def is_responding(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _discard(self) -> None:
+        self._limits.forget(self, self._address)
+        self.connections.discard(self)
+
+    def _count(self, num_bytes: int) -> None:
+        self._unreported_bytes -= num_bytes
+        self._head_bytes += num_bytes
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse()
+
+    def _refuse(self) -> None:
+        self._status = 431
+        raise _Refused  # the parser stops, and data_received() refuses the request
+
+    def _await_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self._limits.read_timeout, self._head_is_late)
+
+    def _stop_waiting(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        if self.is_responding:  # a pipelined request comes after this response
+            self._await_head()
+        elif not self.transport.is_closing():
+            self.transport.close()
+
+
+def allow_open_files(max_connections: int) -> None:
+    """Raises the soft limit of open files to what so many connections need, where the hard limit allows that."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = max_connections + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

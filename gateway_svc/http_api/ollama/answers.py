@@ -1,0 +1,116 @@
+"""Answers in Ollama's format: whole, and as lines of a stream."""
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from enum import Enum
+from typing import Any
+
+from gateway_svc.http_api.call_arguments import arguments_of
+from gateway_svc.http_api.events import json_line
+from gateway_svc.output import Chunk, FinishReason, ToolCallDelta, Usage, merge_calls, merge_chunks
+from gateway_svc.rendering import Rendering
+
+Json = dict[str, Any]
+
+
+class OllamaForm(Enum):
+    """Which answer it is: of /api/chat, or of /api/generate."""
+
+    CHAT = "chat"
+    GENERATE = "generate"
+
+    def output(self, text: str, reasoning: str = "", calls: Sequence[Json] = ()) -> Json:
+        """Its fields with output."""
+        thinking = {"thinking": reasoning} if reasoning else {}
+        if self is OllamaForm.GENERATE:
+            return {"response": text, **thinking}
+        message: Json = {"role": "assistant", "content": text, **thinking}
+        if calls:
+            message["tool_calls"] = list(calls)
+        return {"message": message}
+
+    def loaded(self, model: str) -> Json:
+        """The answer to a body without a prompt."""
+        return {"model": model, "created_at": now(), **self.output(""), "done": True, "done_reason": "load"}
+
+
+class OllamaBuilder:
+    """The answer to one request. `usage` returns the tokens so far; `arrival_time` is on the monotonic clock, in
+    seconds."""
+
+    def __init__(self, form: OllamaForm, rendering: Rendering, usage: Callable[[], Usage], arrival_time: float) -> None:
+        self._form = form
+        self._model = rendering.model
+        self._usage = usage
+        self._arrival_time = arrival_time
+        self._first_output_time: float | None = None
+        self._calls: list[ToolCallDelta] = []  # pieces of calls that are not sent yet
+        self._reason: FinishReason | None = None
+
+    def begin(self) -> None:
+        """Notes the time of the first output."""
+        if self._first_output_time is None:
+            self._first_output_time = time.monotonic()
+
+    def whole(self, chunks: Sequence[Chunk]) -> Json:
+        """The whole answer, from all chunks."""
+        (chunk,) = merge_chunks(chunks)
+        self._reason = chunk.finish.reason if chunk.finish else None
+        calls = [_call_json(call) for call in chunk.tool_calls]
+        return self._line(self._form.output(chunk.text, chunk.reasoning, calls)) | self._end()
+
+    def lines(self, chunk: Chunk) -> bytes:
+        """The lines of one chunk. A call is sent when it is complete."""
+        self.begin()
+        if chunk.finish is not None:
+            self._reason = chunk.finish.reason
+        self._calls += chunk.tool_calls
+        is_next = bool(chunk.tool_calls) and self._calls[0].index < self._calls[-1].index
+        done = self._pop_calls(self._calls[-1].index) if is_next else []
+        if not (chunk.text or chunk.reasoning or done):
+            return b""
+        return json_line(self._line(self._form.output(chunk.text, chunk.reasoning, done)))
+
+    def last_lines(self) -> bytes:
+        """The last call, and the end."""
+        calls = self._pop_calls(None)
+        line = json_line(self._line(self._form.output("", calls=calls))) if calls else b""
+        return line + json_line(self._line(self._form.output("")) | self._end())
+
+    def _pop_calls(self, before: int | None) -> list[Json]:
+        """The calls with indices below `before`; None: all."""
+        done = [piece for piece in self._calls if before is None or piece.index < before]
+        self._calls = [piece for piece in self._calls if before is not None and piece.index >= before]
+        return [_call_json(call) for call in merge_calls(done)]
+
+    def _line(self, output: Json) -> Json:
+        return {"model": self._model, "created_at": now(), **output, "done": False}
+
+    def _end(self) -> Json:
+        usage, end = self._usage(), time.monotonic()
+        first = end if self._first_output_time is None else self._first_output_time
+        return {
+            "done": True,
+            "done_reason": "length" if self._reason is FinishReason.LENGTH else "stop",
+            "total_duration": _ns(end - self._arrival_time),
+            "load_duration": 0,
+            "prompt_eval_count": usage.prompt_tokens,
+            "prompt_eval_duration": _ns(first - self._arrival_time),
+            "eval_count": usage.completion_tokens,
+            "eval_duration": _ns(end - first),
+        }
+
+
+def now() -> str:
+    """The time in UTC, as RFC 3339 has it."""
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _call_json(call: ToolCallDelta) -> Json:
+    function = {"index": call.index, "name": call.name, "arguments": arguments_of(call.arguments)}
+    return {"id": call.id, "function": function}
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * 1e9)

@@ -1,0 +1,156 @@
+"""Bodies of Ollama's API as unvalidated requests."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gateway_svc.chats import ChatMessage, ChatPrompt, ToolCall
+from gateway_svc.constraints import UnvalidatedConstraint
+from gateway_svc.field_paths import Field, NamedFields
+from gateway_svc.http_api.calls import PromptRequest
+from gateway_svc.http_api.json_body import invalid, json_text
+from gateway_svc.http_api.ollama.models import (
+    OllamaBody,
+    OllamaChatBody,
+    OllamaGenerateBody,
+    OllamaMessage,
+    OllamaOptions,
+)
+from gateway_svc.http_api.openai.chat_fields import client_tool
+from gateway_svc.sampling_fields import SAMPLING_FIELDS
+from gateway_svc.unvalidated_request import Prompt, ResponseMode, TextPrompt, UnvalidatedRequest
+
+_OPTION_NAMES = {"repetition_penalty": "repeat_penalty"}
+"""Sampling parameters that options spell in another way."""
+
+_NAMES: Mapping[str, str] = {
+    Field.MESSAGES: "messages",
+    Field.TOOLS: "tools",
+    Field.TOOL_CHOICE: "tools",
+    Field.REASONING_EFFORT: "think",
+    Field.JSON_OBJECT: "format",
+    Field.JSON_SCHEMA: "format",
+    **{one.path: f"options.{_OPTION_NAMES.get(one.name, one.name)}" for one in SAMPLING_FIELDS},
+    Field.SEED: "options.seed",
+    Field.MAX_TOKENS: "options.num_predict",
+    Field.STOP: "options.stop",
+    Field.REQUEST_ID: "Idempotency-Key",
+}
+_UNLIMITED = (-1, -2)
+
+
+@dataclass(frozen=True, slots=True)
+class OllamaRequest:
+    """A body's prompt, and whether its answer is streamed. A body without a prompt loads the model."""
+
+    prompt: PromptRequest
+    is_streamed: bool
+
+    @property
+    def loads(self) -> bool:
+        """Whether nothing is to be generated."""
+        return self.prompt.unvalidated.prompt is None
+
+
+def read_chat(body: OllamaChatBody, request_id: str | None) -> OllamaRequest:
+    """The request of a body of /api/chat. Raises QuireError."""
+    prompt = None
+    if body.messages:
+        prompt = ChatPrompt(
+            messages=_messages(body.messages),
+            tools=tuple(
+                client_tool(tool.function, f"tools[{index}].function") for index, tool in enumerate(body.tools or ())
+            ),
+            reasoning_effort=_effort(body),
+        )
+    return _request(body, prompt, request_id, _NAMES)
+
+
+def read_generate(body: OllamaGenerateBody, request_id: str | None) -> OllamaRequest:
+    """The request of a body of /api/generate. Raises QuireError."""
+    names = {**_NAMES, Field.MESSAGES: "prompt", Field.PROMPT: "prompt", Field.TEXT: "prompt"}
+    prompt: Prompt | None = None
+    if body.raw and body.system:
+        raise invalid("system", "must not be beside raw")
+    if body.prompt and body.raw:
+        prompt = TextPrompt(body.prompt)
+    elif body.prompt:
+        system = [ChatMessage("system", body.system, path="system")] if body.system else []
+        messages = [*system, ChatMessage("user", body.prompt, path="prompt")]
+        prompt = ChatPrompt(messages, reasoning_effort=_effort(body))
+    return _request(body, prompt, request_id, names)
+
+
+def _request(
+    body: OllamaBody, prompt: Prompt | None, request_id: str | None, names: Mapping[str, str]
+) -> OllamaRequest:
+    options = body.options or OllamaOptions()
+    stop = options.stop
+    sampling = {one.name: getattr(options, _OPTION_NAMES.get(one.name, one.name)) for one in SAMPLING_FIELDS}
+    is_streamed = body.stream is not False
+    unvalidated = UnvalidatedRequest(
+        prompt=prompt,
+        model=body.model,
+        sampling={name: value for name, value in sampling.items() if value is not None},
+        seed=options.seed,
+        max_tokens=None if options.num_predict in _UNLIMITED else options.num_predict,
+        stop=[stop] if isinstance(stop, str) else stop or [],
+        constraint=_constraint(body),
+        request_id=request_id,
+        response_mode=ResponseMode.STREAMED if is_streamed else ResponseMode.WHOLE,
+    )
+    lone = frozenset[str]({Field.STOP}) if isinstance(stop, str) else frozenset[str]()
+    return OllamaRequest(PromptRequest(unvalidated, NamedFields(names, lone)), is_streamed)
+
+
+def _messages(messages: list[OllamaMessage]) -> list[ChatMessage]:
+    """The messages. A result without the id of its call is for the next call of its tool."""
+    read: list[ChatMessage] = []
+    pending: list[ToolCall] = []
+    for index, message in enumerate(messages):
+        path = f"messages[{index}]"
+        calls = tuple(
+            ToolCall(
+                name=call.function.name,
+                arguments=json_text(f"{path}.tool_calls[{place}].function.arguments", call.function.arguments or {}),
+                id=call.id or f"call_{index}_{place}",
+                path=f"{path}.tool_calls[{place}].function",
+            )
+            for place, call in enumerate(message.tool_calls or ())
+        )
+        pending += calls
+        call_id = message.tool_call_id
+        if message.role == "tool" and call_id is None:
+            answered = next((call for call in pending if message.tool_name in (None, call.name)), None)
+            if answered is not None:
+                pending.remove(answered)
+                call_id = answered.id
+        read.append(
+            ChatMessage(
+                role=message.role,
+                content=message.content or (None if calls or message.thinking else ""),
+                tool_calls=calls,
+                tool_call_id=call_id,
+                name=message.tool_name,
+                reasoning=message.thinking,
+                path=path,
+            )
+        )
+    return read
+
+
+def _effort(body: OllamaBody) -> str | None:
+    match body.think:
+        case None | str():
+            return body.think
+        case False:
+            return "none"
+    return "medium"
+
+
+def _constraint(body: OllamaBody) -> UnvalidatedConstraint | None:
+    match body.format:
+        case None | "":
+            return None
+        case "json":
+            return UnvalidatedConstraint(Field.JSON_OBJECT)
+    return UnvalidatedConstraint(Field.JSON_SCHEMA, json_text("format", body.format))

@@ -1,0 +1,163 @@
+"""Routes of Ollama's API: chat, generation, and the models."""
+
+from dataclasses import replace
+from typing import Any
+
+from gateway_svc.field_paths import Field, NamedFields
+from gateway_svc.http_api.calls import HttpCalls
+from gateway_svc.http_api.endpoint import GENERATION_HEADERS, HandlerDoc, HttpRoute
+from gateway_svc.http_api.exchange import HttpExchange
+from gateway_svc.http_api.ollama.answer_models import (
+    OllamaChatAnswer,
+    OllamaError,
+    OllamaGenerateAnswer,
+    OllamaLoadedModels,
+    OllamaModelInfo,
+    OllamaModels,
+)
+from gateway_svc.http_api.ollama.answers import OllamaBuilder, OllamaForm, now
+from gateway_svc.http_api.ollama.errors import OLLAMA_ERRORS
+from gateway_svc.http_api.ollama.models import OllamaChatBody, OllamaGenerateBody, ShowBody
+from gateway_svc.http_api.ollama.requests import OllamaRequest, read_chat, read_generate
+from gateway_svc.http_api.service_routes import VersionAnswer, software_version
+from gateway_svc.model_catalog import CatalogModel
+from gateway_svc.output import Chunk
+from gateway_svc.request_manager import Call, RequestManager
+from gateway_svc.tracing import Operation
+
+_NDJSON = "application/x-ndjson"
+_TAG = ":latest"
+_NEVER = "9999-12-31T23:59:59Z"
+_DETAILS = {
+    "parent_model": "",
+    "format": "",
+    "family": "",
+    "families": [],
+    "parameter_size": "",
+    "quantization_level": "",
+}
+
+
+class OllamaRoutes:
+    """Handlers; answers and errors are in the formats of the protocol."""
+
+    def __init__(self, request_manager: RequestManager, calls: HttpCalls) -> None:
+        self._request_manager = request_manager
+        self._calls = calls
+        self._started_at = now()
+
+    def routes(self) -> list[HttpRoute]:
+        lines = HandlerDoc(error=OllamaError, headers=GENERATION_HEADERS, event_type=_NDJSON)
+        chat = replace(lines, body=OllamaChatBody, answer=OllamaChatAnswer, event=OllamaChatAnswer)
+        generate = replace(lines, body=OllamaGenerateBody, answer=OllamaGenerateAnswer, event=OllamaGenerateAnswer)
+        show = HandlerDoc(ShowBody, OllamaModelInfo, error=OllamaError)
+        tags = HandlerDoc(answer=OllamaModels, error=OllamaError)
+        loaded = HandlerDoc(answer=OllamaLoadedModels, error=OllamaError)
+        version = HandlerDoc(answer=VersionAnswer, error=OllamaError)
+        return [
+            HttpRoute("/api/chat", {"POST": self.chat}, OLLAMA_ERRORS, {"POST": chat}),
+            HttpRoute("/api/generate", {"POST": self.generate}, OLLAMA_ERRORS, {"POST": generate}),
+            HttpRoute("/api/show", {"POST": self.show}, OLLAMA_ERRORS, {"POST": show}),
+            HttpRoute("/api/tags", {"GET": self.tags}, OLLAMA_ERRORS, {"GET": tags}),
+            HttpRoute("/api/ps", {"GET": self.ps}, OLLAMA_ERRORS, {"GET": loaded}),
+            HttpRoute("/api/version", {"GET": self.version}, OLLAMA_ERRORS, {"GET": version}),
+        ]
+
+    async def chat(self, exchange: HttpExchange) -> None:
+        """Answers a chat, in lines of JSON unless stream is false."""
+        call = self._calls.call(exchange, Operation.CHAT)
+        read = await self._calls.read(exchange, call, OllamaChatBody, read_chat)
+        await self._answer(exchange, call, read, OllamaForm.CHAT)
+
+    async def generate(self, exchange: HttpExchange) -> None:
+        """Answers a prompt, in lines of JSON unless stream is false."""
+        call = self._calls.call(exchange, Operation.TEXT_COMPLETION)
+        read = await self._calls.read(exchange, call, OllamaGenerateBody, read_generate)
+        await self._answer(exchange, call, read, OllamaForm.GENERATE)
+
+    async def tags(self, exchange: HttpExchange) -> None:
+        """The models that are ready, once for each of their names."""
+        ready = self._request_manager.ready_models(self._calls.tenant(exchange))
+        about = {"modified_at": self._started_at, "size": 0, "digest": "", "details": _DETAILS}
+        models = [{"name": name, "model": name, **about} for model, _ in ready for name in model.names]
+        await exchange.respond_json({"models": models})
+
+    async def ps(self, exchange: HttpExchange) -> None:
+        """The models that are ready: all of them stay loaded."""
+        ready = self._request_manager.ready_models(self._calls.tenant(exchange))
+        about = {"size": 0, "size_vram": 0, "digest": "", "details": _DETAILS, "expires_at": _NEVER}
+        models = [
+            {"name": name, "model": name, **about, "context_length": info.context_length}
+            for model, info in ready
+            for name in model.names
+        ]
+        await exchange.respond_json({"models": models})
+
+    async def show(self, exchange: HttpExchange) -> None:
+        """One model."""
+        call = self._calls.call(exchange, Operation.CHAT)
+        body = await self._calls.read(exchange, call, ShowBody, lambda body, _: body)
+        named = "model" if body.model is not None or body.name is None else "name"
+        name = self._model_name(body.name if named == "name" else body.model)
+        model, info = self._calls.find_model(exchange, call, name, NamedFields({Field.MODEL: named}))
+        template = model.tokenizer.chat_template
+        await exchange.respond_json(
+            {
+                "modelfile": "",
+                "parameters": "\n".join(f"{name} {value}" for name, value in model.given_defaults.items()),
+                "template": "" if template is None else template.source,
+                "details": _DETAILS,
+                # Clients look for the context under the name of the architecture.
+                "model_info": {
+                    "general.architecture": "quire",
+                    "general.basename": model.name,
+                    "quire.context_length": info.context_length,
+                },
+                "capabilities": _capabilities(model),
+                "modified_at": self._started_at,
+            }
+        )
+
+    async def version(self, exchange: HttpExchange) -> None:
+        """The version of this software, not one of Ollama."""
+        self._calls.tenant(exchange)
+        await exchange.respond_json({"version": software_version()})
+
+    async def _answer(self, exchange: HttpExchange, call: Call, read: OllamaRequest, form: OllamaForm) -> None:
+        unvalidated, field_path = read.prompt.unvalidated, read.prompt.field_path
+        unvalidated = replace(unvalidated, model=self._model_name(unvalidated.model))
+        if read.loads:
+            model, _ = self._calls.find_model(exchange, call, unvalidated.model, field_path)
+            await exchange.respond_json(form.loaded(model.name))
+            return
+        requests = await self._calls.validate(exchange, call, [replace(read.prompt, unvalidated=unvalidated)])
+        async with self._calls.run(exchange, call, requests) as group:
+            answer = OllamaBuilder(form, group.renderings[0], lambda: group.usage, call.arrival_time)
+            if read.is_streamed:
+                # No lines but those of the answer: clients parse each.
+                await exchange.start_stream(_NDJSON)
+                while pieces := await group.next():
+                    if lines := b"".join([answer.lines(chunk) for _, chunk in pieces]):
+                        await exchange.send_events(lines)
+                await exchange.end_events(answer.last_lines())
+                return
+            chunks: list[Chunk] = []
+            while pieces := await group.next():
+                answer.begin()
+                chunks += [chunk for _, chunk in pieces]
+            await exchange.respond_json(answer.whole(chunks))
+
+    def _model_name(self, name: str | None) -> str | None:
+        """The name without Ollama's tag for names that have none."""
+        if name is None or self._request_manager.catalog.get(name) is not None:
+            return name
+        return name.removesuffix(_TAG)
+
+
+def _capabilities(model: CatalogModel) -> list[Any]:
+    has_template = model.tokenizer.chat_template is not None
+    return [
+        "completion",
+        *(["tools"] if has_template and model.message_format.tools is not None else []),
+        *(["thinking"] if has_template and model.message_format.reasoning is not None else []),
+    ]

@@ -1,0 +1,258 @@
+"""Bodies of /v1/completions and /v1/chat/completions, as unvalidated requests and options of the answer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from gateway_svc.field_paths import Field
+from gateway_svc.http_api.calls import PromptRequest
+from gateway_svc.http_api.json_body import invalid
+from gateway_svc.http_api.openai import chat_fields
+from gateway_svc.http_api.openai.answer_options import AnswerOptions
+from gateway_svc.http_api.openai.chat_models import ChatBody
+from gateway_svc.http_api.openai.choice_formats import TOOL_CALLS, CallFormat
+from gateway_svc.http_api.openai.constraint_fields import read_constraint
+from gateway_svc.http_api.openai.generation_body import CompletionBody, GenerationBody
+from gateway_svc.retention import NONE, UNTIL_END, Retention
+from gateway_svc.sampling_fields import SAMPLING_FIELDS, Value
+from gateway_svc.unvalidated_request import (
+    EndOfText,
+    Prompt,
+    ResponseMode,
+    TextPrompt,
+    TokenPrompt,
+    UnvalidatedBeamSearch,
+    UnvalidatedRequest,
+)
+from gateway_svc.validated_request import EarlyStopping, Echo, SpecialTokens, StopText, TruncationSide
+
+DEFAULT_COMPLETION_TOKENS = 16
+MAX_PROMPTS = 1_024
+
+_NAMES: Mapping[str, str] = {
+    Field.MODEL: "model",
+    Field.PROMPT: "prompt",
+    Field.TEXT: "prompt",
+    Field.TOKEN_IDS: "prompt",
+    **chat_fields.NAMES,
+    **{one.path: one.name for one in SAMPLING_FIELDS},
+    Field.SEED: "seed",
+    Field.LOGIT_BIAS: "logit_bias",
+    Field.ALLOWED_TOKEN_IDS: "allowed_token_ids",
+    Field.BAD_WORDS: "bad_words",
+    Field.MAX_TOKENS: "max_tokens",
+    Field.MIN_TOKENS: "min_tokens",
+    Field.IGNORE_EOS: "ignore_eos",
+    Field.STOP: "stop",
+    Field.STOP_TOKEN_IDS: "stop_token_ids",
+    Field.N: "n",
+    Field.BEST_OF: "best_of",
+    Field.BEAM_SEARCH: "use_beam_search",
+    Field.BEAM_WIDTH: "best_of",
+    Field.LENGTH_PENALTY: "length_penalty",
+    Field.EARLY_STOPPING: "early_stopping",
+    Field.LOGPROBS: "logprobs",
+    Field.LOGPROB_TOKEN_IDS: "logprob_token_ids",
+    Field.PROMPT_LOGPROBS: "prompt_logprobs",
+    Field.TRUNCATE_PROMPT_TOKENS: "truncate_prompt_tokens",
+    Field.REQUEST_ID: "Idempotency-Key",
+    Field.PRIORITY: "priority",
+    Field.RETENTION: "retention",
+}
+
+
+class Delivery(Enum):
+    """Options of the answer."""
+
+    WHOLE = "whole"
+    STREAM = "stream"
+    STREAM_WITH_USAGE = "stream with usage"
+
+    @property
+    def response_mode(self) -> ResponseMode:
+        """Whether the answer is streamed, for the validator."""
+        return ResponseMode.WHOLE if self is Delivery.WHOLE else ResponseMode.STREAMED
+
+
+@dataclass(frozen=True, slots=True)
+class BodyFieldPath:
+    """Fields as a body spells them; `names` has those that this body spells in its own way."""
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    lone: frozenset[str] = frozenset()
+    """Lists that this body has as one value."""
+
+    def __call__(self, which: str, item_index: int | None = None) -> str:
+        name = self.names[which] if which in self.names else _NAMES[which]
+        return name if item_index is None or which in self.lone else f"{name}[{item_index}]"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBody:
+    """A body's prompts in order, and the options of the answer."""
+
+    prompts: list[PromptRequest]
+    delivery: Delivery
+    options: AnswerOptions
+    calls: CallFormat = TOOL_CALLS
+    echoed: str = ""
+    """What answers begin with."""
+
+
+def read_completion(body: CompletionBody, request_id: str | None) -> ReadBody:
+    """The prompts of a body of /v1/completions. Raises QuireError."""
+    unvalidated, field_path, delivery = _common(body, request_id)
+    unvalidated = replace(unvalidated, logprobs=body.logprobs, default_max_tokens=DEFAULT_COMPLETION_TOKENS)
+    own_names = dict(field_path.names)
+    if body.echo:
+        unvalidated = replace(unvalidated, echo=Echo.PRESENT)
+        if body.prompt_logprobs is None and body.logprobs is not None:
+            # The log-probabilities of the text are those of the prompt, too.
+            unvalidated = replace(unvalidated, prompt_logprobs=body.logprobs)
+            own_names[Field.PROMPT_LOGPROBS] = "echo"
+    prompts = []
+    for prompt, name in _prompts(body.prompt):
+        names = {**own_names, Field.PROMPT: name, Field.TEXT: name, Field.TOKEN_IDS: name}
+        prompts.append(PromptRequest(replace(unvalidated, prompt=prompt), replace(field_path, names=names)))
+    return ReadBody(prompts, delivery, _options(body))
+
+
+def read_chat_completion(body: ChatBody, request_id: str | None) -> ReadBody:
+    """The prompt of a body of /v1/chat/completions. Raises QuireError."""
+    unvalidated, field_path, delivery = _common(body, request_id)
+    if body.logprobs:
+        unvalidated = replace(unvalidated, logprobs=body.top_logprobs or 0)
+    elif body.top_logprobs:
+        raise invalid("top_logprobs", "needs logprobs to be true")
+    chat = chat_fields.read_chat(body)
+    names = {**field_path.names, **chat.names, Field.PROMPT: "messages", Field.LOGPROBS: "top_logprobs"}
+    prompts = [PromptRequest(replace(unvalidated, prompt=chat.prompt), replace(field_path, names=names))]
+    options = replace(_options(body), hides_reasoning=body.include_reasoning is False)
+    return ReadBody(prompts, delivery, options, chat.calls, chat.last_answer if body.echo else "")
+
+
+def _common(body: GenerationBody, request_id: str | None) -> tuple[UnvalidatedRequest, BodyFieldPath, Delivery]:
+    """The fields of both bodies."""
+    delivery = _delivery(body)
+    if body.allowed_token_ids == []:
+        raise invalid("allowed_token_ids", "must hold at least one id")
+    if body.prompt_logprobs is not None and delivery is not Delivery.WHOLE:
+        raise invalid("prompt_logprobs", "is not streamed")
+    names: dict[str, str] = {}
+    max_tokens = body.max_tokens
+    if body.max_completion_tokens is not None:
+        max_tokens = body.max_completion_tokens
+        names[Field.MAX_TOKENS] = "max_completion_tokens"
+    # As in vLLM: the width of a beam search is best_of, or else n.
+    if body.best_of is None:
+        names[Field.BEAM_WIDTH] = "n"
+    beam_search = _beam_search(body, body.n if body.best_of is None else body.best_of)
+    constrained = read_constraint(body)
+    if constrained is not None:
+        names |= constrained.names
+    stop = body.stop
+    unvalidated = UnvalidatedRequest(
+        model=body.model,
+        sampling=_sampling(body),
+        seed=body.seed,
+        logit_bias=body.logit_bias or {},
+        allowed_token_ids=body.allowed_token_ids or [],
+        bad_words=body.bad_words or [],
+        max_tokens=max_tokens,
+        min_tokens=body.min_tokens,
+        stop=[stop] if isinstance(stop, str) else stop or [],
+        stop_token_ids=body.stop_token_ids or [],
+        end_of_text=EndOfText.IGNORED if body.ignore_eos else EndOfText.ENDS,
+        stop_text=StopText.INCLUDED if body.include_stop_str_in_output else StopText.EXCLUDED,
+        n=body.n,
+        best_of=body.best_of if beam_search is None else None,
+        beam_search=beam_search,
+        constraint=constrained.constraint if constrained is not None else None,
+        logprob_token_ids=body.logprob_token_ids or [],
+        prompt_logprobs=body.prompt_logprobs,
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+        truncation_side=TruncationSide(body.truncation_side or "left"),
+        request_id=request_id,
+        priority=body.priority,
+        retention=_retention(body.retention),
+        special_tokens=SpecialTokens.of(
+            is_kept=body.skip_special_tokens is False, has_spaces=body.spaces_between_special_tokens is not False
+        ),
+        response_mode=delivery.response_mode,
+    )
+    lone = frozenset[str]({Field.STOP}) if isinstance(stop, str) else frozenset[str]()
+    return unvalidated, BodyFieldPath(names, lone), delivery
+
+
+def _sampling(body: GenerationBody) -> dict[str, Value]:
+    values = {one.name: getattr(body, one.name) for one in SAMPLING_FIELDS}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _beam_search(body: GenerationBody, width: int | None) -> UnvalidatedBeamSearch | None:
+    """The beam search, whose width is in another field."""
+    early_stopping = None if body.early_stopping is None else _EARLY_STOPPINGS[body.early_stopping]
+    if body.use_beam_search:
+        return UnvalidatedBeamSearch(1 if width is None else width, body.length_penalty, early_stopping)
+    if body.length_penalty not in (None, 1):
+        raise invalid("length_penalty", "needs use_beam_search to be true")
+    if early_stopping not in (None, EarlyStopping.HEURISTIC):
+        raise invalid("early_stopping", "needs use_beam_search to be true")
+    return None
+
+
+_EARLY_STOPPINGS: Mapping[bool | str, EarlyStopping] = {
+    False: EarlyStopping.HEURISTIC,
+    True: EarlyStopping.AT_WIDTH,
+    "never": EarlyStopping.NEVER,
+}
+
+
+def _retention(value: str | int | None) -> Retention | None:
+    match value:
+        case None:
+            return None
+        case "none":
+            return NONE
+        case int():
+            return Retention(is_recorded=True, seconds=value)
+    return UNTIL_END
+
+
+def _options(body: GenerationBody) -> AnswerOptions:
+    stream = body.stream_options
+    return AnswerOptions(
+        has_token_ids=bool(body.return_token_ids),
+        names_tokens_by_id=bool(body.return_tokens_as_token_ids),
+        # As in vLLM.
+        has_running_usage=stream is not None and bool(stream.include_usage and stream.continuous_usage_stats),
+        service_tier=None if body.service_tier is None else "default",
+    )
+
+
+def _delivery(body: GenerationBody) -> Delivery:
+    options = body.stream_options
+    if options is None:
+        return Delivery.STREAM if body.stream else Delivery.WHOLE
+    if not body.stream:
+        raise invalid("stream_options", "needs stream to be true")
+    return Delivery.STREAM_WITH_USAGE if options.include_usage else Delivery.STREAM
+
+
+def _prompts(prompt: str | list[int] | list[str | list[int]] | None) -> list[tuple[Prompt | None, str]]:
+    """Prompts with the name of each: a string, token ids, or a list of either kind."""
+    match prompt:
+        case None:
+            return [(None, "prompt")]
+        case str():
+            return [(TextPrompt(prompt), "prompt")]
+        case [str() | list(), *_]:
+            if len(prompt) > MAX_PROMPTS:
+                raise invalid("prompt", f"must hold at most {MAX_PROMPTS} prompts")
+            return [(_prompt(one), f"prompt[{item_index}]") for item_index, one in enumerate(prompt)]
+    return [(_prompt(prompt), "prompt")]
+
+
+def _prompt(prompt: Any) -> Prompt:
+    return TextPrompt(prompt) if isinstance(prompt, str) else TokenPrompt(prompt)

@@ -1,0 +1,174 @@
+"""The fields of /v1/chat/completions that make the prompt: messages, tools, and variables of the template."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gateway_svc.chats import ChatMessage, ChatPrompt, ClientTool, PromptEnd, ToolCall, ToolChoice, ToolMode
+from gateway_svc.field_paths import Field
+from gateway_svc.http_api.json_body import invalid, json_text
+from gateway_svc.http_api.openai.chat_models import (
+    CalledFunction,
+    ChatBody,
+    FunctionBody,
+    MessageBody,
+    NamedFunction,
+    NamedTool,
+)
+from gateway_svc.http_api.openai.choice_formats import TOOL_CALLS, CallFormat
+
+# Of the fields, by their names in the body.
+NAMES: Mapping[str, str] = {
+    Field.MESSAGES: "messages",
+    Field.TOOLS: "tools",
+    Field.TOOL_CHOICE: "tool_choice",
+    Field.TEMPLATE_VARIABLES: "chat_template_kwargs",
+    Field.REASONING_EFFORT: "reasoning_effort",
+    Field.PROMPT_END: "continue_final_message",
+}
+
+# Before OpenAI's API had tools.
+_LEGACY_NAMES: Mapping[str, str] = {Field.TOOLS: "functions", Field.TOOL_CHOICE: "function_call"}
+
+_CHOICES = {mode.value: ToolChoice(mode) for mode in ToolMode if mode is not ToolMode.NAMED}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFields:
+    """The chat of a body; None where it has no messages. `names` has fields that this body spells in its own way."""
+
+    prompt: ChatPrompt | None
+    names: Mapping[str, str]
+    calls: CallFormat = TOOL_CALLS
+    """How the answer has calls."""
+
+    @property
+    def last_answer(self) -> str:
+        """The text of the last message, if that is one of the assistant; else empty."""
+        last = self.prompt.messages[-1] if self.prompt is not None and self.prompt.messages else None
+        return (last.content or "") if last is not None and last.role == "assistant" else ""
+
+
+def read_chat(body: ChatBody) -> ChatFields:
+    """The chat of a body. Raises QuireError."""
+    if body.messages is None:
+        return ChatFields(None, {})
+    if body.tools is not None and body.functions is not None:
+        raise invalid("functions", "must not be beside tools")
+    if body.tool_choice is not None and body.function_call is not None:
+        raise invalid("function_call", "must not be beside tool_choice")
+    is_legacy = body.functions is not None
+    prompt = ChatPrompt(
+        messages=_messages(body.messages),
+        tools=_tools(body),
+        tool_choice=_tool_choice(body),
+        # A message has one function_call.
+        parallel_tool_calls=False if is_legacy else body.parallel_tool_calls,
+        template_variables=_optional_json("chat_template_kwargs", body.chat_template_kwargs),
+        reasoning_effort=body.reasoning_effort,
+        prompt_end=_prompt_end(body),
+    )
+    names = {Field.TOOLS: is_legacy, Field.TOOL_CHOICE: body.function_call is not None}
+    is_named = prompt.tool_choice is not None and prompt.tool_choice.mode is ToolMode.NAMED
+    return ChatFields(
+        prompt,
+        {which: _LEGACY_NAMES[which] for which, is_old in names.items() if is_old},
+        CallFormat(is_legacy, is_named),
+    )
+
+
+def _prompt_end(body: ChatBody) -> PromptEnd:
+    has_generation_prompt = body.add_generation_prompt is not False
+    if not body.continue_final_message:
+        return PromptEnd.ANSWER if has_generation_prompt else PromptEnd.MESSAGE
+    if has_generation_prompt:
+        raise invalid("continue_final_message", "needs add_generation_prompt to be false")
+    return PromptEnd.CONTINUATION
+
+
+def _messages(messages: Sequence[MessageBody]) -> list[ChatMessage]:
+    read: list[ChatMessage] = []
+    for message in messages:
+        one = _message(message, len(read))
+        if one.role == "function":  # the result of the latest call of this function
+            calls = (call.id for last in reversed(read) for call in last.tool_calls if call.name == one.name)
+            one = ChatMessage("tool", one.content, (), next(calls, None), one.name, path=one.path)
+        read.append(one)
+    return read
+
+
+def _message(message: MessageBody, message_index: int) -> ChatMessage:
+    path = f"messages[{message_index}]"
+    tool_calls = tuple(
+        _called(call.function, call.id or "", f"{path}.tool_calls[{index}].function")
+        for index, call in enumerate(message.tool_calls or ())
+    )
+    if message.function_call is not None:
+        if tool_calls:
+            raise invalid(f"{path}.function_call", "must not be beside tool_calls")
+        # Such a call has no id.
+        tool_calls = (_called(message.function_call, f"call_{message_index}", f"{path}.function_call"),)
+    # Both names are in use.
+    reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
+    is_answer = message.role == "assistant"
+    content = _content(message, path, is_answer)
+    if content is None and not (is_answer or tool_calls or reasoning is not None):
+        raise invalid(f"{path}.content", "must be given")
+    return ChatMessage(
+        role=message.role,
+        content=content,
+        tool_calls=tool_calls,
+        tool_call_id=message.tool_call_id,
+        name=message.name,
+        reasoning=reasoning,
+        path=path,
+    )
+
+
+def _content(message: MessageBody, path: str, is_answer: bool) -> str | None:
+    content = message.content
+    if content is None or isinstance(content, str):
+        return content
+    if not content and is_answer:
+        return None  # an answer may be empty
+    if not content:
+        raise invalid(f"{path}.content", "must have at least one part")
+    # Templates take one text: parts are joined by line breaks, as in vLLM.
+    return "\n".join([part.text for part in content])
+
+
+def _called(function: CalledFunction, call_id: str, path: str) -> ToolCall:
+    return ToolCall(function.name, function.arguments or "", call_id, path)
+
+
+def _tools(body: ChatBody) -> tuple[ClientTool, ...]:
+    if body.functions is not None:
+        return tuple(client_tool(one, f"functions[{index}]") for index, one in enumerate(body.functions))
+    return tuple(client_tool(one.function, f"tools[{index}].function") for index, one in enumerate(body.tools or ()))
+
+
+def client_tool(function: FunctionBody, path: str) -> ClientTool:
+    """A function that a body defines at `path`. Raises QuireError."""
+    return ClientTool(
+        name=function.name,
+        description=function.description,
+        parameters=_optional_json(f"{path}.parameters", function.parameters),
+        is_strict=bool(function.strict),
+        path=path,
+    )
+
+
+def _tool_choice(body: ChatBody) -> ToolChoice | None:
+    choice = body.tool_choice if body.function_call is None else body.function_call
+    match choice:
+        case None:
+            return None
+        case NamedFunction():
+            return ToolChoice(ToolMode.NAMED, choice.name)
+        case NamedTool():
+            return ToolChoice(ToolMode.NAMED, choice.function.name)
+    return _CHOICES[choice]
+
+
+def _optional_json(where: str, value: Mapping[str, Any] | None) -> str | None:
+    return None if value is None else json_text(where, value)

@@ -1,0 +1,146 @@
+"""The body of /v1/chat/completions: messages, tools, and what else makes the prompt."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, Discriminator, Field, Tag
+
+from gateway_svc.http_api.body_model import BodyModel, ErrorMessage, Items, JsonObject, Neutral, not_served, option, tag
+from gateway_svc.http_api.openai import unsupported_fields
+from gateway_svc.http_api.openai.generation_body import GenerationBody
+
+
+def _only_text(kind: str | None) -> str | None:
+    if kind != "text":
+        raise not_served("only text is served")
+    return kind
+
+
+def _only_function(kind: str | None) -> str | None:
+    if kind not in (None, "function"):
+        raise not_served("only function is served")
+    return kind
+
+
+_Function = Annotated[str | None, AfterValidator(_only_function)]
+
+
+class TextPart(BodyModel):
+    """A part of a message's content."""
+
+    type: Annotated[str | None, AfterValidator(_only_text)] = Field(
+        None, description="Only text is served.", validate_default=True, json_schema_extra={"enum": ["text"]}
+    )
+    text: str = Field(description="The text.")
+
+
+class CalledFunction(BodyModel):
+    """A call of a function."""
+
+    name: str = Field(description="The function.")
+    arguments: str | None = option("A JSON object as text.")
+
+
+class MessageToolCall(BodyModel):
+    """A call in a message of the assistant."""
+
+    id: str | None = option("The call's id, to which a message with its result refers.")
+    type: _Function = option("Only function is served.", "function")
+    function: CalledFunction = Field(description="The call.")
+
+
+def _kind_of_content(value: Any) -> str:
+    return tag("text") if isinstance(value, str) else tag("parts")
+
+
+class MessageBody(BodyModel):
+    """A message of a chat."""
+
+    unserved: ClassVar[Neutral] = unsupported_fields.MESSAGE
+
+    role: str = Field(description="system, developer, user, assistant, tool, or a role of the model's template.")
+    tool_calls: Items[MessageToolCall] | None = option("Calls that the assistant made.")
+    function_call: CalledFunction | None = option("The one call of the assistant, in the legacy form.")
+    reasoning_content: str | None = option("The assistant's reasoning.")
+    reasoning: str | None = option("Another name of reasoning_content.")
+    content: (
+        Annotated[
+            Annotated[str, Tag(tag("text"))] | Annotated[Items[TextPart], Tag(tag("parts"))],
+            Discriminator(_kind_of_content),
+        ]
+        | None
+    ) = option("The text, or its parts. An assistant's message may be without.")
+    tool_call_id: str | None = option("The call whose result this is, in a message of the role tool.")
+    name: str | None = option("The author's name.", maxLength=256)
+
+
+class FunctionBody(BodyModel):
+    """A function that the model may call."""
+
+    name: str = Field(description="1 to 64 letters, digits, _ and -.")
+    description: str | None = option("What it does.")
+    parameters: JsonObject | None = option("A JSON Schema of its arguments.")
+    strict: bool | None = option("Whether arguments are always valid for the schema.", False)
+
+
+class ToolBody(BodyModel):
+    """A tool that the model may call."""
+
+    type: _Function = option("Only function is served.", "function")
+    function: FunctionBody = Field(description="The function.")
+
+
+class NamedFunction(BodyModel):
+    """A function by its name."""
+
+    name: str = Field(description="The function.")
+
+
+class NamedTool(BodyModel):
+    """A tool by its name."""
+
+    type: _Function = option("Only function is served.", "function")
+    function: NamedFunction = Field(description="The function.")
+
+
+def _mode_or_name(value: Any) -> str:
+    return tag("mode") if isinstance(value, str) else tag("name")
+
+
+_ToolMode = Annotated[
+    Literal["auto", "none", "required"],
+    ErrorMessage("must be auto, none, required, or an object that names a function"),
+    Tag(tag("mode")),
+]
+_FunctionMode = Annotated[
+    Literal["auto", "none"], ErrorMessage("must be auto, none, or an object that names a function"), Tag(tag("mode"))
+]
+
+
+class ChatBody(GenerationBody):
+    """A body of /v1/chat/completions."""
+
+    unserved: ClassVar[Neutral] = unsupported_fields.CHAT
+
+    messages: Items[MessageBody] | None = option("The chat, oldest message first.", minItems=1)
+    logprobs: bool | None = option("Whether the answer has log-probabilities.", False)
+    top_logprobs: int | None = option("The number of most probable tokens to return for each.", minimum=0, maximum=20)
+    tools: Items[ToolBody] | None = option("Tools that the model may call.", maxItems=128)
+    tool_choice: Annotated[_ToolMode | Annotated[NamedTool, Tag(tag("name"))], Discriminator(_mode_or_name)] | None = (
+        option("Whether the model calls tools, or which one.", "auto")
+    )
+    parallel_tool_calls: bool | None = option("Whether an answer may have several calls.", True)
+    functions: Items[FunctionBody] | None = option("Functions, in the legacy form.", maxItems=128)
+    function_call: (
+        Annotated[_FunctionMode | Annotated[NamedFunction, Tag(tag("name"))], Discriminator(_mode_or_name)] | None
+    ) = option("The choice among functions, in the legacy form.")
+    chat_template_kwargs: JsonObject | None = option("Variables for the chat template, at most 16,384 characters.")
+    echo: bool | None = option("Whether answers begin with the last message, if that is one of the assistant.", False)
+    include_reasoning: bool | None = option("Whether the answer has the model's reasoning.", True)
+    reasoning_effort: str | None = option(
+        "How much the model reasons, if its template takes that.",
+        examples=["none", "minimal", "low", "medium", "high", "xhigh"],
+    )
+    add_generation_prompt: bool | None = option("Whether the prompt ends where an answer begins.", True)
+    continue_final_message: bool | None = option(
+        "Whether the answer continues the last message; needs add_generation_prompt to be false.", False
+    )

@@ -1,0 +1,152 @@
+"""Routes of OpenAI's API: models, completions and chat completions."""
+
+import hashlib
+import time
+from datetime import UTC, datetime
+from functools import cache
+
+from gateway_svc.field_paths import contract_field_path
+from gateway_svc.http_api.calls import HttpCalls, stream_events
+from gateway_svc.http_api.endpoint import RESUMABLE_HEADERS, HandlerDoc, HttpRoute
+from gateway_svc.http_api.exchange import HttpExchange
+from gateway_svc.http_api.openai.answer_models import (
+    ChatAnswer,
+    ChatEvent,
+    CompletionAnswer,
+    CompletionEvent,
+    ErrorAnswer,
+    ModelCard,
+    ModelCards,
+)
+from gateway_svc.http_api.openai.answers import ResponseBuilder
+from gateway_svc.http_api.openai.bodies import Delivery, ReadBody, read_chat_completion, read_completion
+from gateway_svc.http_api.openai.chat_models import ChatBody
+from gateway_svc.http_api.openai.choice_formats import ChatFormat, CompletionFormat, Format, Json
+from gateway_svc.http_api.openai.cursor import LAST_EVENT_ID, Cursor
+from gateway_svc.http_api.openai.errors import OPENAI_ERRORS
+from gateway_svc.http_api.openai.generation_body import CompletionBody
+from gateway_svc.http_api.service_routes import software_version
+from gateway_svc.request_manager import Call, RequestManager
+from gateway_svc.tracing import Operation
+from gateway_svc.validated_request import ModelInfo
+from svc_common.errors import QuireError, Reason
+
+
+class OpenAiRoutes:
+    """Handlers; answers and errors are in the formats of the protocol."""
+
+    def __init__(self, request_manager: RequestManager, calls: HttpCalls) -> None:
+        self._request_manager = request_manager
+        self._calls = calls
+        self._started_at = int(time.time())
+
+    def routes(self) -> list[HttpRoute]:
+        chat = HandlerDoc(ChatBody, ChatAnswer, ChatEvent, ErrorAnswer, headers=RESUMABLE_HEADERS)
+        completion = HandlerDoc(
+            CompletionBody, CompletionAnswer, CompletionEvent, ErrorAnswer, headers=RESUMABLE_HEADERS
+        )
+        cards, card = (HandlerDoc(answer=answer, error=ErrorAnswer) for answer in (ModelCards, ModelCard))
+        return [
+            HttpRoute("/v1/models", {"GET": self.models}, OPENAI_ERRORS, {"GET": cards}),
+            HttpRoute("/v1/models/{model:path}", {"GET": self.get_model}, OPENAI_ERRORS, {"GET": card}),
+            HttpRoute("/v1/completions", {"POST": self.completions}, OPENAI_ERRORS, {"POST": completion}),
+            HttpRoute("/v1/chat/completions", {"POST": self.chat_completions}, OPENAI_ERRORS, {"POST": chat}),
+        ]
+
+    async def models(self, exchange: HttpExchange) -> None:
+        """The models that are ready, once for each of their names."""
+        ready = self._request_manager.ready_models(self._calls.tenant(exchange))
+        cards = [self._model_json(name, info) for model, info in ready for name in model.names]
+        ids = [card["id"] for card in cards]
+        page = {"has_more": False, "first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
+        await exchange.respond_json({"object": "list", "data": cards, **page})
+
+    async def get_model(self, exchange: HttpExchange) -> None:
+        """One model that is ready."""
+        tenant = self._calls.tenant(exchange)
+        name = exchange.path_params["model"]
+        model = self._request_manager.catalog.find(name, contract_field_path, tenant)
+        await exchange.respond_json(self._model_json(name, self._request_manager.model_info(model)))
+
+    async def completions(self, exchange: HttpExchange) -> None:
+        """Continues prompts."""
+        call = self._calls.call(exchange, Operation.TEXT_COMPLETION)
+        body = await self._calls.read(exchange, call, CompletionBody, read_completion)
+        await self._generate(exchange, call, body, CompletionFormat())
+
+    async def chat_completions(self, exchange: HttpExchange) -> None:
+        """Answers a chat."""
+        call = self._calls.call(exchange, Operation.CHAT)
+        body = await self._calls.read(exchange, call, ChatBody, read_chat_completion)
+        await self._generate(exchange, call, body, ChatFormat(body.calls, body.echoed))
+
+    async def _generate(self, exchange: HttpExchange, call: Call, body: ReadBody, form: Format) -> None:
+        requests = await self._calls.validate(exchange, call, body.prompts)
+        n = requests[0].n
+        cursor = _cursor(exchange, body.delivery, len(requests) * n)
+        resume_positions = cursor.resume_positions(n) if cursor else ()
+        async with self._calls.run(exchange, call, requests, resume_positions) as group:
+            answer = ResponseBuilder(
+                form,
+                group.renderings,
+                group.vocabulary,
+                int(time.time()),
+                cursor,
+                lambda prompt_index: group.requests[prompt_index].prompt,
+                body.options,
+                [request.prompt_token_ids for request in requests],
+                self._fingerprint(requests[0].model),
+            )
+            if body.delivery is Delivery.WHOLE:
+                chunks = await group.all()
+                await self._calls.respond_with_logprobs(
+                    exchange, call, lambda: answer.whole(chunks, group.usage), group.num_logprobs
+                )
+            else:
+                has_usage = body.delivery is Delivery.STREAM_WITH_USAGE
+                await stream_events(
+                    exchange,
+                    group,
+                    answer.event,
+                    lambda: answer.last_events(group.usage if has_usage else None),
+                    self._calls.runner(call, sum(one.num_logprobs(0) for one in group.renderings)),
+                )
+
+    def _fingerprint(self, name: str) -> str:
+        """Names what may change the answer to a request with a seed: the release, and the model's tokenizer."""
+        model = self._request_manager.catalog.get(name)
+        tokenizer = b"" if model is None else model.tokenizer_fingerprint
+        return _fingerprint(name, tokenizer)
+
+    def _model_json(self, name: str, info: ModelInfo) -> Json:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._started_at,
+            "owned_by": "quire",
+            # As in vLLM.
+            "root": info.name,
+            "max_model_len": info.context_length,
+            # As in Anthropic's API, which has the same paths.
+            "type": "model",
+            "display_name": name,
+            "created_at": datetime.fromtimestamp(self._started_at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        }
+
+
+@cache
+def _fingerprint(name: str, tokenizer: bytes) -> str:
+    digest = hashlib.sha256(b"\0".join((software_version().encode(), name.encode(), tokenizer)))
+    return f"fp_{digest.hexdigest()[:12]}"
+
+
+def _cursor(exchange: HttpExchange, delivery: Delivery, num_choices: int) -> Cursor | None:
+    """Where a stream begins that can be resumed: one whose client named it."""
+    last_event_id = exchange.header(LAST_EVENT_ID)
+    is_lasting = delivery is not Delivery.WHOLE and "idempotency-key" in exchange.headers
+    if last_event_id is None:
+        return Cursor(num_choices) if is_lasting else None
+    if not is_lasting:
+        message = "continues a stream that has an Idempotency-Key"
+        raise QuireError(Reason.INVALID_FIELD, message, field=LAST_EVENT_ID)
+    return Cursor.parse(last_event_id, num_choices)

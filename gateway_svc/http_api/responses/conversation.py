@@ -1,0 +1,173 @@
+"""The items of a conversation: as clients list them, and as messages of a chat."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gateway_svc.chats import ChatMessage, ToolCall
+from gateway_svc.http_api.json_body import invalid
+from gateway_svc.http_api.responses.models import (
+    FunctionCallItem,
+    FunctionOutputItem,
+    InputTextPart,
+    MessageItem,
+    ReasoningItem,
+    UnservedItem,
+)
+from gateway_svc.http_api.responses.output_items import Json, item_id
+from svc_common.errors import QuireError, Reason
+
+_PREVIOUS = "previous_response_id"
+_MAX_ID = 256  # characters
+
+Item = MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem | UnservedItem
+
+
+def input_items(given: str | Sequence[Item], response_id: str, history: Sequence[Json] = ()) -> list[Json]:
+    """Items as they are stored and listed, each with an id that no earlier one has, also not one of the history: lists
+    are paged by ids. Raises QuireError."""
+    if isinstance(given, str):
+        given = [MessageItem(role="user", content=given)]
+    items, ids = [], {item["id"] for item in history}
+    for index, one in enumerate(given):
+        if not isinstance(one, UnservedItem) and one.id is not None:
+            if len(one.id) > _MAX_ID:
+                raise invalid(f"input[{index}].id", f"must have at most {_MAX_ID} characters")
+            if one.id in ids:
+                one = one.model_copy(update={"id": None})
+        items.append(_item(one, index, response_id))
+        ids.add(items[-1]["id"])
+    return items
+
+
+def without_logprobs(items: Sequence[Json]) -> list[Json]:
+    """Items of an output as those of a history: no model reads log-probabilities, which have about 1 KB per token."""
+    return [_without_logprobs(item) if item["type"] == "message" else item for item in items]
+
+
+def _without_logprobs(message: Json) -> Json:
+    return {**message, "content": [{**part, "logprobs": []} for part in message["content"]]}
+
+
+def _item(one: Item, index: int, response_id: str) -> Json:
+    place = f"input/{index}"
+    match one:
+        case MessageItem():
+            kind = "output_text" if one.role == "assistant" else "input_text"
+            content = [{"type": kind, "text": text} for text in _texts(one.content)]
+            head = {"id": one.id or item_id("msg", response_id, place), "type": "message", "status": "completed"}
+            return {**head, "role": one.role, "content": content}
+        case FunctionCallItem():
+            head = {"id": one.id or item_id("fc", response_id, place), "type": "function_call", "status": "completed"}
+            return {**head, "call_id": one.call_id, "name": one.name, "arguments": one.arguments}
+        case FunctionOutputItem():
+            head = {"id": one.id or item_id("fco", response_id, place), "type": "function_call_output"}
+            return {**head, "status": "completed", "call_id": one.call_id, "output": "\n".join(_texts(one.output))}
+        case ReasoningItem():
+            texts = [part.text for part in one.content or one.summary or ()]
+            if not texts and one.encrypted_content is not None:
+                where = f"input[{index}].encrypted_content"
+                raise QuireError(Reason.FEATURE_UNSUPPORTED, "is not served without content or summary", field=where)
+            reasoning = [{"type": "reasoning_text", "text": text} for text in texts]
+            head = {"id": one.id or item_id("rs", response_id, place), "type": "reasoning", "status": "completed"}
+            return {**head, "summary": [], "content": reasoning}
+    raise AssertionError("the model refuses other items")
+
+
+def _texts(content: str | Sequence[InputTextPart]) -> list[str]:
+    return [content] if isinstance(content, str) else [part.text for part in content]
+
+
+def chat_messages(
+    instructions: str | None, history: Sequence[Json], items: Sequence[Json], *, is_text: bool
+) -> list[ChatMessage]:
+    """A conversation as a chat. With `is_text` the items are one text of the user. Raises QuireError."""
+    messages = _Messages()
+    if instructions is not None:
+        messages.add(ChatMessage("system", instructions, path="instructions"))
+    for item in history:
+        messages.add_item(item, _PREVIOUS)
+    for index, item in enumerate(items):
+        messages.add_item(item, "input" if is_text else f"input[{index}]")
+    messages.end_turn()
+    return messages.done
+
+
+def truncations(messages: Sequence[ChatMessage]) -> list[Sequence[ChatMessage]]:
+    """A chat without its oldest messages, ever more of them, down to the last one. System messages at its beginning
+    stay, and a call's result is not left without the call."""
+    num_system = 0
+    while num_system < len(messages) - 1 and messages[num_system].role in ("system", "developer"):
+        num_system += 1
+    system, rest = messages[:num_system], messages[num_system:]
+    begins = [index for index, message in enumerate(rest) if index and message.role != "tool"]
+    return [[*system, *rest[index:]] for index in begins] or [messages]
+
+
+@dataclass(slots=True)
+class _AssistantTurn:
+    """Reasoning, text and calls of one message. They stand in this order."""
+
+    path: str
+    reasoning: list[str] = field(default_factory=list)
+    content: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+
+
+class _Messages:
+    """The messages so far. Items of one turn of the assistant become one message."""
+
+    def __init__(self) -> None:
+        self.done: list[ChatMessage] = []
+        self._turn: _AssistantTurn | None = None
+        self._names: dict[str, str] = {}  # of functions, by call
+
+    def add(self, message: ChatMessage) -> None:
+        self.end_turn()
+        self.done.append(message)
+
+    def add_item(self, item: Json, path: str) -> None:
+        kind = item["type"]
+        if kind == "function_call_output":
+            call_id = item["call_id"]
+            if call_id not in self._names:
+                raise invalid(f"{path}.call_id", "is the call of no item before")
+            self.add(ChatMessage("tool", item["output"], (), call_id, self._names[call_id], path=path))
+        elif kind == "function_call":
+            self._names[item["call_id"]] = item["name"]
+            self._turn_at(path).calls.append(ToolCall(item["name"], item["arguments"], item["call_id"], path))
+        elif kind == "reasoning" and not item["content"]:
+            pass  # other servers send no text of it
+        elif kind == "reasoning":
+            turn = self._turn_at(path)
+            if turn.content or turn.calls:
+                turn = self._new_turn(path)
+            turn.reasoning += [part["text"] for part in item["content"]]
+        elif item["role"] == "assistant":
+            turn = self._turn_at(path)
+            if turn.content or turn.calls:
+                turn = self._new_turn(path)
+            turn.content.append(_text_of(item))
+        else:
+            self.add(ChatMessage(item["role"], _text_of(item), path=path))
+
+    def end_turn(self) -> None:
+        """Makes a message of the assistant's items so far."""
+        turn, self._turn = self._turn, None
+        if turn is None:
+            return
+        content = "".join(turn.content) if turn.content or not turn.calls else None
+        reasoning = "\n".join(turn.reasoning) if turn.reasoning else None
+        self.done.append(ChatMessage("assistant", content, tuple(turn.calls), reasoning=reasoning, path=turn.path))
+
+    def _turn_at(self, path: str) -> _AssistantTurn:
+        return self._turn if self._turn is not None else self._new_turn(path)
+
+    def _new_turn(self, path: str) -> _AssistantTurn:
+        self.end_turn()
+        self._turn = _AssistantTurn(path)
+        return self._turn
+
+
+def _text_of(item: Json) -> str:
+    # Templates take one text: parts are joined by line breaks, as in chats.
+    return "\n".join(part["text"] for part in item["content"])

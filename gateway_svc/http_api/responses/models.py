@@ -1,0 +1,320 @@
+"""The body of POST /v1/responses."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, Discriminator, Field, Tag
+
+from gateway_svc.http_api.body_model import (
+    BodyModel,
+    ErrorMessage,
+    Items,
+    JsonObject,
+    Neutral,
+    Notes,
+    Number,
+    misfit,
+    not_served,
+    option,
+    tag,
+)
+from gateway_svc.http_api.openai import unsupported_fields
+from gateway_svc.http_api.openai.chat_models import ChatBody
+from gateway_svc.http_api.openai.generation_body import CompletionBody
+
+_MAX_METADATA = 16
+_MAX_METADATA_NAME = 64
+_MAX_METADATA_VALUE = 512
+
+INCLUDABLE = (
+    "message.output_text.logprobs",
+    # What these add is always there, or belongs to tools and inputs that are not served.
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+)
+
+
+def _only_text(kind: str | None) -> str | None:
+    if kind not in ("input_text", "output_text", "text"):
+        raise not_served("only text is served")
+    return kind
+
+
+def _only_function(kind: str) -> str:
+    if kind != "function":
+        raise not_served("only function is served")
+    return kind
+
+
+class InputTextPart(BodyModel):
+    """A part of an item's content."""
+
+    type: Annotated[str | None, AfterValidator(_only_text)] = Field(
+        None, description="Only text is served.", validate_default=True, json_schema_extra={"enum": ["input_text"]}
+    )
+    text: str = Field(description="The text.")
+
+
+def _kind_of_content(value: Any) -> str:
+    return tag("text") if isinstance(value, str) else tag("parts")
+
+
+_Content = Annotated[
+    Annotated[str, Tag(tag("text"))] | Annotated[Items[InputTextPart], Tag(tag("parts"))],
+    Discriminator(_kind_of_content),
+]
+
+
+class MessageItem(BodyModel):
+    """A message."""
+
+    type: Literal["message"] | None = option("message, or absent.", "message")
+    id: str | None = option("The id of an item of an earlier response.")
+    role: Annotated[
+        Literal["user", "assistant", "system", "developer"],
+        ErrorMessage("must be user, assistant, system or developer"),
+    ] = Field(description="user, assistant, system or developer.")
+    content: _Content = Field(description="The text, or its parts.")
+
+
+class FunctionCallItem(BodyModel):
+    """A call that the model made."""
+
+    type: Literal["function_call"]
+    id: str | None = option("The item's id.")
+    call_id: str = Field(description="The call's id, to which its output refers.")
+    name: str = Field(description="The function.")
+    arguments: str = Field(description="A JSON object as text.")
+
+
+class FunctionOutputItem(BodyModel):
+    """The output of a call."""
+
+    type: Literal["function_call_output"]
+    id: str | None = option("The item's id.")
+    call_id: str = Field(description="The call.")
+    output: _Content = Field(description="The text, or its parts.")
+
+
+class ReasoningTextPart(BodyModel):
+    """A part of the reasoning."""
+
+    text: str = Field(description="The text.")
+
+
+class ReasoningItem(BodyModel):
+    """Reasoning of an earlier response."""
+
+    type: Literal["reasoning"]
+    id: str | None = option("The item's id.")
+    content: Items[ReasoningTextPart] | None = option("The reasoning.")
+    summary: Items[ReasoningTextPart] | None = option("Its summary, which is used where there is no content.")
+    encrypted_content: str | None = option("Not used; not served without content or summary.")
+
+
+class UnservedItem(BodyModel):
+    """Any other item."""
+
+    @classmethod
+    def refuse(cls, item: "UnservedItem") -> "UnservedItem":
+        """Raises the error that such an item is not served."""
+        raise not_served("is not served", "type")
+
+
+_ITEMS = ("message", "function_call", "function_call_output", "reasoning")
+
+
+def _kind_of_item(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind is None:
+        return tag("message")
+    return tag(kind) if kind in _ITEMS else tag("other")
+
+
+InputItem = Annotated[
+    Annotated[MessageItem, Tag(tag("message"))]
+    | Annotated[FunctionCallItem, Tag(tag("function_call"))]
+    | Annotated[FunctionOutputItem, Tag(tag("function_call_output"))]
+    | Annotated[ReasoningItem, Tag(tag("reasoning"))]
+    | Annotated[UnservedItem, AfterValidator(UnservedItem.refuse), Tag(tag("other"))],
+    Discriminator(_kind_of_item),
+]
+
+
+def _kind_of_input(value: Any) -> str:
+    return tag("text") if isinstance(value, str) else tag("items")
+
+
+class ResponseTool(BodyModel):
+    """A function that the model may call."""
+
+    unserved: ClassVar[Neutral] = {
+        "allowed_callers": (["direct"],),
+        "async": (False,),
+        "defer_loading": (False,),
+        "output_schema": (),
+    }
+
+    type: Annotated[str, AfterValidator(_only_function)] = Field(description="Only function is served.")
+    name: str = Field(description="1 to 64 letters, digits, _ and -.")
+    description: str | None = option("What it does.")
+    parameters: JsonObject | None = option("A JSON Schema of its arguments.")
+    strict: bool | None = option("Whether arguments are always valid for the schema.", False)
+
+
+class ChosenTool(BodyModel):
+    """A function by its name."""
+
+    type: Annotated[str, AfterValidator(_only_function)] = Field(description="Only function is served.")
+    name: str = Field(description="The function.")
+
+
+def _mode_or_name(value: Any) -> str:
+    return tag("mode") if isinstance(value, str) else tag("name")
+
+
+_ToolChoice = Annotated[
+    Annotated[
+        Literal["auto", "none", "required"],
+        ErrorMessage("must be auto, none, required, or an object that names a function"),
+        Tag(tag("mode")),
+    ]
+    | Annotated[ChosenTool, Tag(tag("name"))],
+    Discriminator(_mode_or_name),
+]
+
+
+class TextFormat(BodyModel):
+    """What the text must match."""
+
+    type: Annotated[
+        Literal["text", "json_object", "json_schema"], ErrorMessage('must be "text", "json_object" or "json_schema"')
+    ] = Field(description="text, json_object or json_schema.")
+    name: str | None = option("The schema's name.")
+    description: str | None = option("What the schema is for.")
+    schema_: JsonObject | None = option("The JSON Schema of the type json_schema.", alias="schema")
+    strict: bool | None = option("Whether objects have no properties but those that the schema lists.", False)
+
+
+class TextOptions(BodyModel):
+    """Options of the text."""
+
+    unserved: ClassVar[Neutral] = {"verbosity": ("medium",)}
+
+    format: TextFormat | None = option("What the text must match.")
+
+
+_Summary = Annotated[Literal["auto", "concise", "detailed"], ErrorMessage("must be auto, concise or detailed")]
+
+
+class ReasoningOptions(BodyModel):
+    """Options of the reasoning."""
+
+    unserved: ClassVar[Neutral] = {
+        "mode": ("standard",),
+        "context": ("auto",),
+    }
+
+    effort: str | None = option(
+        "How much the model reasons, if its template takes that.",
+        examples=["none", "minimal", "low", "medium", "high", "xhigh"],
+    )
+    summary: _Summary | None = option("A summary: items have the reasoning itself instead.")
+    generate_summary: _Summary | None = option("An earlier name of summary.")
+
+
+class ResponseStreamOptions(BodyModel):
+    """Options of a stream."""
+
+    without_effect: ClassVar[Notes] = unsupported_fields.STREAM_OPTIONS
+
+
+def _metadata(pairs: dict[Any, Any]) -> dict[Any, Any]:
+    if len(pairs) > _MAX_METADATA:
+        raise misfit(f"must have at most {_MAX_METADATA} entries")
+    for name, value in pairs.items():
+        if len(name) > _MAX_METADATA_NAME:
+            raise misfit(f"must have names of at most {_MAX_METADATA_NAME} characters")
+        if not isinstance(value, str) or len(value) > _MAX_METADATA_VALUE:
+            raise misfit(f"must have strings of at most {_MAX_METADATA_VALUE} characters as values")
+    return pairs
+
+
+class ResponsesBody(BodyModel):
+    """A body of POST /v1/responses."""
+
+    elsewhere: ClassVar = (ChatBody, CompletionBody)
+    unserved: ClassVar[Neutral] = {
+        "bad_words": ([],),
+        "chat_template_kwargs": ({},),
+        "context_management": ([],),
+        "conversation": (),
+        "enable_response_messages": (False,),
+        "image": (),
+        "logit_bias": ({},),
+        "min_tokens": (0,),
+        "n": (1,),
+        "previous_input_messages": ([],),
+        "prompt_cache_options": (),
+        "stop": ([],),
+        "stop_token_ids": ([],),
+    }
+
+    without_effect: ClassVar[Notes] = {
+        "prompt_cache_retention": "How long prefixes are cached: as long as there is memory.",
+        "service_tier": "The class of service: requests differ by priority.",
+    }
+
+    model: str | None = option("Name or alias of the model; absent: the first model.")
+    input: Annotated[
+        Annotated[str, Tag(tag("text"))] | Annotated[Items[InputItem], Tag(tag("items"))],
+        Discriminator(_kind_of_input),
+    ] = Field(description="The user's text, or the items that follow those of the previous response.")
+    instructions: str | None = option("A system message before everything else; not kept for later responses.")
+    previous_response_id: str | None = option("The response whose conversation this one continues.")
+    background: bool | None = option("Whether the response is made while no client waits for it.", False)
+    stream: bool | None = option("Whether the answer is a stream of events.", False)
+    stream_options: ResponseStreamOptions | None = option("Options of the stream.")
+    store: bool | None = option("Whether the response can be retrieved later.", True)
+    metadata: Annotated[JsonObject, AfterValidator(_metadata)] | None = option(
+        "Up to 16 strings by name, which come back with the response.", maxProperties=_MAX_METADATA
+    )
+    max_output_tokens: int | None = option("The most tokens of the answer, with its reasoning.", minimum=1)
+    max_tool_calls: int | None = option("Limits built-in tools, which are not served.", minimum=1)
+    temperature: Number | None = option("0 takes the most probable token.", minimum=0, maximum=2)
+    top_p: Number | None = option("Samples from the most probable tokens with this probability together.")
+    top_k: int | None = option("Samples from so many most probable tokens; 0 or -1: from all.")
+    min_p: Number | None = option("The least probability of a token, relative to the most probable one.")
+    typical_p: Number | None = option("Samples from the most typical tokens with this probability.")
+    presence_penalty: Number | None = option("Penalty of tokens that the answer has.", minimum=-2, maximum=2)
+    frequency_penalty: Number | None = option("Penalty of tokens, times their count so far.", minimum=-2, maximum=2)
+    repetition_penalty: Number | None = option("Divides logits of tokens that occurred.", maximum=10)
+    seed: int | None = option("Repeats the samples of another request.")
+    priority: int | None = option("Higher goes first.")
+    top_logprobs: int | None = option("The number of most probable tokens to return for each.", minimum=0, maximum=20)
+    include: Items[Annotated[str, AfterValidator(lambda one: _includable(one))]] | None = option(
+        "Further output. message.output_text.logprobs adds log-probabilities.", examples=[list(INCLUDABLE[:1])]
+    )
+    tools: Items[ResponseTool] | None = option("Functions that the model may call.", maxItems=128)
+    tool_choice: _ToolChoice | None = option("Whether the model calls tools, or which one.", "auto")
+    parallel_tool_calls: bool | None = option("Whether an answer may have several calls.", True)
+    text: TextOptions | None = option("Options of the text.")
+    reasoning: ReasoningOptions | None = option("Options of the reasoning.")
+    truncation: Annotated[Literal["auto", "disabled"], ErrorMessage('must be "auto" or "disabled"')] | None = option(
+        "What is done with a conversation that does not fit the context: disabled refuses it, auto leaves out its "
+        "oldest messages.",
+        "disabled",
+    )
+    user: str | None = option("Who asks; comes back with the response.")
+    safety_identifier: str | None = option("Who asks; comes back with the response.")
+    prompt_cache_key: str | None = option("Comes back with the response; prefixes are found without it.")
+
+
+def _includable(one: str) -> str:
+    if one not in INCLUDABLE:
+        raise misfit("is not one of the values of include")
+    return one

@@ -1,0 +1,208 @@
+"""Output items of a response, and the events of a stream that build them: a function of the output's tokens."""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from gateway_svc.http_api.openai.choice_formats import chat_logprob
+from gateway_svc.output import Chunk, FinishReason, ToolCallDelta
+from gateway_svc.vocabulary import Vocabulary
+
+Json = dict[str, Any]
+
+_ID_LENGTH = 48
+
+
+def item_id(prefix: str, response_id: str, place: str) -> str:
+    """The id of an item of a response, the same at every gateway."""
+    return f"{prefix}_{hashlib.sha256(f'{response_id}/{place}'.encode()).hexdigest()[:_ID_LENGTH]}"
+
+
+class OutputItems:
+    """The items so far. At most the last one is not complete.
+
+    Events are without their sequence numbers. Items in events are not changed later.
+    """
+
+    def __init__(self, response_id: str, vocabulary: Vocabulary, *, has_logprobs: bool) -> None:
+        self._response_id = response_id
+        self._vocabulary = vocabulary
+        self._has_logprobs = has_logprobs
+        self._items: list[Json] = []
+        self._open: _OpenItem | None = None
+        self._call_index = -1
+        self._unsent_logprobs: list[Json] = []  # of tokens whose text was not due
+
+    @property
+    def snapshot(self) -> list[Json]:
+        """The items so far."""
+        return self._items if self._open is None else [*self._items, self._open.item("in_progress")]
+
+    def interrupted(self) -> list[Json]:
+        """The items of a response that has failed or was cancelled."""
+        return self._items if self._open is None else [*self._items, self._open.item("incomplete")]
+
+    def add(self, chunk: Chunk) -> list[Json]:
+        """The events of one token, or of the end."""
+        events: list[Json] = []
+        for call in chunk.tool_calls:  # more of the call that is open comes before anything else
+            if call.index == self._call_index and not call.id:
+                events += self._add_arguments(call)
+        if chunk.reasoning:
+            events += self._add_text(_Reasoning, chunk.reasoning, [])
+        if self._has_logprobs:
+            self._unsent_logprobs += [chat_logprob(one, self._vocabulary) for one in chunk.logprobs]
+        if chunk.text:
+            events += self._add_text(_Message, chunk.text, self._unsent_logprobs)
+        if self._unsent_logprobs and (chunk.text or chunk.reasoning or chunk.tool_calls):
+            self._unsent_logprobs = []
+        for call in chunk.tool_calls:
+            if call.id:
+                self._call_index = call.index
+                events += [*self._close("completed"), *self._begin(_FunctionCall(self._next_id("fc"), call))]
+                events += self._add_arguments(call)
+            elif call.index != self._call_index:
+                raise ValueError("a piece of a call that is not the latest")
+        if chunk.finish is not None:
+            events += self._end(chunk.finish.reason)
+        return events
+
+    def _end(self, reason: FinishReason) -> list[Json]:
+        events: list[Json] = []
+        if not self._items and self._open is None:  # clients expect a message
+            events += self._begin(_Message(self._next_id("msg")))
+        return events + self._close("incomplete" if reason is FinishReason.LENGTH else "completed")
+
+    def _add_text(self, kind: "type[_Message | _Reasoning]", delta: str, logprobs: list[Json]) -> list[Json]:
+        events: list[Json] = []
+        if not isinstance(self._open, kind):
+            events += [*self._close("completed"), *self._begin(kind(self._next_id(kind.prefix)))]
+        assert isinstance(self._open, _Message | _Reasoning)
+        return [*events, self._placed(self._open.add(delta, logprobs))]
+
+    def _add_arguments(self, call: ToolCallDelta) -> list[Json]:
+        assert isinstance(self._open, _FunctionCall)
+        return [self._placed(self._open.add(call.arguments))] if call.arguments else []
+
+    def _begin(self, item: "_OpenItem") -> list[Json]:
+        self._open = item
+        added = {"type": "response.output_item.added", "item": item.item("in_progress")}
+        return [self._placed(event) for event in (added, *item.begin())]
+
+    def _close(self, status: str) -> list[Json]:
+        if self._open is None:
+            return []
+        done = {"type": "response.output_item.done", "item": self._open.item(status)}
+        events = [self._placed(event) for event in (*self._open.end(), done)]
+        self._items = [*self._items, done["item"]]  # type: ignore[list-item]
+        self._open = None
+        return events
+
+    def _placed(self, event: Json) -> Json:
+        event["output_index"] = len(self._items)
+        return event
+
+    def _next_id(self, prefix: str) -> str:
+        return item_id(prefix, self._response_id, f"output/{len(self._items)}")
+
+
+class _TextItem(ABC):
+    """An item with one part of text."""
+
+    prefix: str
+    part_type: str
+    event: str
+
+    def __init__(self, item_id: str) -> None:
+        self.id = item_id
+        self._deltas: list[str] = []
+        self._logprobs: list[Json] = []
+
+    @abstractmethod
+    def part(self) -> Json: ...
+
+    @abstractmethod
+    def item(self, status: str) -> Json: ...
+
+    def begin(self) -> Sequence[Json]:
+        return [self._about_part("response.content_part.added", part=self.part())]
+
+    def add(self, delta: str, logprobs: list[Json]) -> Json:
+        self._deltas.append(delta)
+        self._logprobs += logprobs
+        return self._about_part(f"{self.event}.delta", delta=delta, **self._event_logprobs(logprobs))
+
+    def end(self) -> Sequence[Json]:
+        text = self._about_part(f"{self.event}.done", text=self.text, **self._event_logprobs(self._logprobs))
+        return [text, self._about_part("response.content_part.done", part=self.part())]
+
+    @property
+    def text(self) -> str:
+        return "".join(self._deltas)
+
+    def _event_logprobs(self, logprobs: list[Json]) -> Json:
+        return {}
+
+    def _about_part(self, kind: str, **fields: Any) -> Json:
+        return {"type": kind, "item_id": self.id, "content_index": 0, **fields}
+
+
+class _Message(_TextItem):
+    prefix = "msg"
+    event = "response.output_text"
+
+    def part(self) -> Json:
+        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": list(self._logprobs)}
+
+    def item(self, status: str) -> Json:
+        content = [self.part()] if self._deltas or status != "in_progress" else []
+        return {"id": self.id, "type": "message", "role": "assistant", "status": status, "content": content}
+
+    def _event_logprobs(self, logprobs: list[Json]) -> Json:
+        return {"logprobs": list(logprobs)}
+
+
+class _Reasoning(_TextItem):
+    prefix = "rs"
+    event = "response.reasoning_text"
+
+    def part(self) -> Json:
+        return {"type": "reasoning_text", "text": self.text}
+
+    def item(self, status: str) -> Json:
+        content = [self.part()] if self._deltas else []
+        return {"id": self.id, "type": "reasoning", "summary": [], "content": content, "status": status}
+
+
+class _FunctionCall:
+    def __init__(self, item_id: str, call: ToolCallDelta) -> None:
+        self.id = item_id
+        self._call_id = call.id
+        self._name = call.name
+        self._arguments: list[str] = []
+
+    def item(self, status: str) -> Json:
+        return {
+            "id": self.id,
+            "type": "function_call",
+            "call_id": self._call_id,
+            "name": self._name,
+            "arguments": "".join(self._arguments),
+            "status": status,
+        }
+
+    def begin(self) -> Sequence[Json]:
+        return ()
+
+    def add(self, delta: str) -> Json:
+        self._arguments.append(delta)
+        return {"type": "response.function_call_arguments.delta", "item_id": self.id, "delta": delta}
+
+    def end(self) -> Sequence[Json]:
+        arguments, name = "".join(self._arguments), self._name
+        done = {"type": "response.function_call_arguments.done", "item_id": self.id}
+        return [{**done, "name": name, "arguments": arguments}]
+
+
+_OpenItem = _Message | _Reasoning | _FunctionCall

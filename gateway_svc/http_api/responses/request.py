@@ -1,0 +1,205 @@
+"""A body of POST /v1/responses as a request to the validator, and what is stored with it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gateway_svc.chats import ChatMessage, ChatPrompt, ClientTool, ToolChoice, ToolMode
+from gateway_svc.constraints import UnvalidatedConstraint
+from gateway_svc.field_paths import Field, NamedFields
+from gateway_svc.http_api.calls import PromptRequest
+from gateway_svc.http_api.json_body import invalid, json_text
+from gateway_svc.http_api.responses.conversation import chat_messages, input_items
+from gateway_svc.http_api.responses.models import ChosenTool, ResponsesBody, TextFormat
+from gateway_svc.http_api.responses.output_items import Json
+from gateway_svc.http_api.responses.stored_response import StoredResponse
+from gateway_svc.retention import NONE
+from gateway_svc.sampling_fields import SAMPLING_FIELDS
+from gateway_svc.unvalidated_request import ResponseMode, UnvalidatedRequest
+from gateway_svc.validated_request import OnDisconnect, ValidatedRequest
+from svc_common.attachments import MAX_ATTACHMENT_BYTES
+from svc_common.errors import QuireError, Reason
+
+_LOGPROBS = "message.output_text.logprobs"
+
+_NAMES: Mapping[str, str] = {
+    Field.MODEL: "model",
+    Field.PROMPT: "input",
+    Field.MESSAGES: "input",
+    Field.TOOLS: "tools",
+    Field.TOOL_CHOICE: "tool_choice",
+    Field.REASONING_EFFORT: "reasoning.effort",
+    **{one.path: one.name for one in SAMPLING_FIELDS},
+    Field.SEED: "seed",
+    Field.MAX_TOKENS: "max_output_tokens",
+    Field.LOGPROBS: "top_logprobs",
+    Field.REQUEST_ID: "Idempotency-Key",
+    Field.PRIORITY: "priority",
+    Field.RETENTION: "store",
+    Field.JSON_SCHEMA: "text.format.schema",
+    Field.JSON_OBJECT: "text.format.type",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseName:
+    """The id of a response. `is_repeatable`: it is made of an idempotency key, so that a repeated call has it again."""
+
+    id: str
+    is_repeatable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseRequest:
+    """A body, its response's name, and the items of the conversation that it continues."""
+
+    body: ResponsesBody
+    name: ResponseName
+    history: Sequence[Json]
+    input: Sequence[Json]
+
+    @classmethod
+    def of(cls, body: ResponsesBody, name: ResponseName, history: Sequence[Json]) -> "ResponseRequest":
+        """Raises QuireError."""
+        if body.background and body.store is False:
+            raise invalid("background", "background can only be used when `store` is true")
+        if body.stream_options is not None and not body.stream:
+            raise invalid("stream_options", "needs stream to be true")
+        return cls(body, name, history, input_items(body.input, name.id, history))
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the client asks for it to be stored."""
+        return self.body.store is not False
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether the text has log-probabilities."""
+        return self.body.top_logprobs is not None or _LOGPROBS in (self.body.include or ())
+
+    @property
+    def messages(self) -> list[ChatMessage]:
+        """The chat. Raises QuireError."""
+        is_text = isinstance(self.body.input, str)
+        return chat_messages(self.body.instructions, self.history, self.input, is_text=is_text)
+
+    def prompt(self, messages: Sequence[ChatMessage]) -> PromptRequest:
+        """The request with these messages for the validator. Raises QuireError."""
+        body = self.body
+        reasoning, constraint = body.reasoning, None
+        if body.text is not None and body.text.format is not None:
+            constraint = _constraint(body.text.format)
+        given = {one.name: getattr(body, one.name, None) for one in SAMPLING_FIELDS}
+        unvalidated = UnvalidatedRequest(
+            prompt=ChatPrompt(
+                messages=messages,
+                tools=tuple(_tool(tool.model_dump(), index) for index, tool in enumerate(body.tools or ())),
+                tool_choice=_tool_choice(body.tool_choice),
+                parallel_tool_calls=body.parallel_tool_calls,
+                reasoning_effort=None if reasoning is None else reasoning.effort,
+            ),
+            model=body.model,
+            sampling={name: value for name, value in given.items() if value is not None},
+            seed=body.seed,
+            max_tokens=body.max_output_tokens,
+            constraint=constraint,
+            logprobs=(body.top_logprobs or 0) if self.has_logprobs else None,
+            # The scheduler keeps a named request while its client is away, and cancels another one.
+            request_id=self.name.id if self.is_stored else None,
+            priority=body.priority,
+            retention=None if self.is_stored else NONE,
+            response_mode=ResponseMode.STREAMED if body.stream else ResponseMode.WHOLE,
+        )
+        return PromptRequest(unvalidated, NamedFields(_NAMES))
+
+    def stored(self, valid: ValidatedRequest, created_at: int) -> StoredResponse:
+        """What is stored with the request; `created_at` is in seconds since 1970."""
+        body = self.body
+        text_format = None if body.text is None or body.text.format is None else body.text.format
+        reasoning = body.reasoning
+        head: Json = {
+            "id": self.name.id,
+            "object": "response",
+            "created_at": created_at,
+            "background": bool(body.background),
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "max_tool_calls": body.max_tool_calls,
+            "metadata": body.metadata or {},
+            "model": valid.model,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": body.previous_response_id,
+            "prompt_cache_key": body.prompt_cache_key,
+            "reasoning": {"effort": None if reasoning is None else reasoning.effort, "summary": None},
+            "safety_identifier": body.safety_identifier,
+            "service_tier": "default",
+            "store": _is_recorded(valid),
+            "temperature": valid.sampling.params["temperature"],
+            "text": {"format": {"type": "text"} if text_format is None else _dumped(text_format)},
+            "tool_choice": _choice_json(body.tool_choice),
+            "tools": [_dumped(tool) for tool in body.tools or ()],
+            "top_logprobs": body.top_logprobs or 0,
+            "top_p": valid.sampling.params["top_p"],
+            "truncation": body.truncation or "disabled",
+            "user": body.user,
+        }
+        return StoredResponse(head, list(self.history), list(self.input), self.has_logprobs)
+
+    def attached(self, valid: ValidatedRequest, stored: StoredResponse) -> ValidatedRequest:
+        """The request with what is stored. Raises QuireError."""
+        if not _is_recorded(valid):
+            if self.body.background:
+                raise invalid("background", "needs a record of the response, and the API key allows none")
+            stored.to_bytes()  # it is sent, too
+            return valid
+        data = stored.to_bytes()
+        if len(data) > MAX_ATTACHMENT_BYTES:
+            message = f"the items of the conversation have more than {MAX_ATTACHMENT_BYTES} bytes"
+            raise QuireError(Reason.MESSAGE_TOO_LARGE, message, field="input")
+        # The client knows the id from the beginning of a stream, and otherwise if the response is complete.
+        has_id = self.name.is_repeatable or self.body.stream or self.body.background
+        on_disconnect = OnDisconnect.DETACH if has_id else OnDisconnect.CANCEL
+        background = bool(self.body.background)
+        return replace(valid, attachment=data, is_background=background, on_disconnect=on_disconnect)
+
+
+def _is_recorded(valid: ValidatedRequest) -> bool:
+    return valid.retention is None or valid.retention.is_recorded
+
+
+def _constraint(form: TextFormat) -> UnvalidatedConstraint | None:
+    match form.type:
+        case "text":
+            return None
+        case "json_object":
+            return UnvalidatedConstraint(Field.JSON_OBJECT)
+    if form.schema_ is None:
+        raise invalid("text.format.schema", "must be given")
+    schema = json_text("text.format.schema", form.schema_)
+    return UnvalidatedConstraint(Field.JSON_SCHEMA, schema, closes_objects=bool(form.strict))
+
+
+def _tool(tool: Mapping[str, Any], index: int) -> ClientTool:
+    path, parameters = f"tools[{index}]", tool["parameters"]
+    return ClientTool(
+        name=tool["name"],
+        description=tool["description"],
+        parameters=None if parameters is None else json_text(f"{path}.parameters", parameters),
+        is_strict=bool(tool["strict"]),
+        path=path,
+    )
+
+
+def _tool_choice(choice: str | ChosenTool | None) -> ToolChoice | None:
+    if choice is None:
+        return None
+    return ToolChoice(ToolMode.NAMED, choice.name) if isinstance(choice, ChosenTool) else ToolChoice(ToolMode(choice))
+
+
+def _choice_json(choice: str | ChosenTool | None) -> Any:
+    return choice.model_dump() if isinstance(choice, ChosenTool) else choice or "auto"
+
+
+def _dumped(model: Any) -> Json:
+    dumped: Json = model.model_dump(by_alias=True)
+    return dumped

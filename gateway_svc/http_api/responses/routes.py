@@ -1,0 +1,372 @@
+"""Routes of OpenAI's Responses API."""
+
+import hashlib
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import grpc
+
+from gateway_svc.chats import ChatMessage
+from gateway_svc.http_api.calls import PING_SECONDS, HttpCalls
+from gateway_svc.http_api.endpoint import GENERATION_HEADERS, HandlerDoc, HttpRoute
+from gateway_svc.http_api.events import long_json
+from gateway_svc.http_api.exchange import HttpExchange
+from gateway_svc.http_api.json_body import invalid
+from gateway_svc.http_api.openai.answer_models import ErrorAnswer
+from gateway_svc.http_api.openai.errors import OPENAI_ERRORS
+from gateway_svc.http_api.responses.answer_models import (
+    DeletedResponse,
+    ResponseAnswer,
+    ResponseEvent,
+    ResponseItems,
+)
+from gateway_svc.http_api.responses.conversation import truncations, without_logprobs
+from gateway_svc.http_api.responses.events import ResponseEvents, error_event, render_event
+from gateway_svc.http_api.responses.models import ResponsesBody
+from gateway_svc.http_api.responses.output_items import Json
+from gateway_svc.http_api.responses.request import ResponseName, ResponseRequest
+from gateway_svc.http_api.responses.stored_response import StoredResponse
+from gateway_svc.recorded_output import RecordedOutput
+from gateway_svc.request_group import RequestGroup
+from gateway_svc.request_manager import Call, RequestManager
+from gateway_svc.tenant import Tenant
+from gateway_svc.tracing import Operation
+from gateway_svc.validated_request import ValidatedRequest
+from gateway_svc.validation import is_request_id
+from quire.scheduler.v1 import scheduler_pb2
+from svc_common.errors import QuireError, Reason
+
+T = TypeVar("T")
+
+_ID = re.compile(r"resp_[0-9a-f]{48}")
+_MAX_NUMBER = 2**53
+_MAX_SHOWN = 64
+_SHORT_OUTPUT = 200  # tokens
+_SMALL_ATTACHMENT = 1 << 16  # bytes
+_VALUES_OF_TOKEN = 400  # values of JSON that take as long as the events of a token
+_DEFAULT_ITEMS = 20
+_MAX_ITEMS = 100
+_CONTINUABLE = ("completed", "incomplete")
+
+_RETRIEVAL: Mapping[str, tuple[Json, str]] = {
+    "stream": ({"type": "boolean", "default": False}, "Whether the answer is a stream of events."),
+    "starting_after": ({"type": "integer", "minimum": 0}, "The number of the event after which the stream begins."),
+}
+_LISTING: Mapping[str, tuple[Json, str]] = {
+    "limit": (
+        {"type": "integer", "minimum": 1, "maximum": _MAX_ITEMS, "default": _DEFAULT_ITEMS},
+        "The most items of the page.",
+    ),
+    "order": ({"enum": ["asc", "desc"], "default": "desc"}, "Whether the oldest or the latest item is the first."),
+    "after": ({"type": "string"}, "The id of the item before the page."),
+    "before": ({"type": "string"}, "The id of the item after the page."),
+}
+
+
+class ResponsesRoutes:
+    """Handlers. A response is a request whose name is the response's id, on any gateway."""
+
+    def __init__(self, request_manager: RequestManager, calls: HttpCalls) -> None:
+        self._request_manager = request_manager
+        self._calls = calls
+
+    def routes(self) -> list[HttpRoute]:
+        one = "/v1/responses/{response_id}"
+        created = HandlerDoc(ResponsesBody, ResponseAnswer, ResponseEvent, ErrorAnswer, headers=GENERATION_HEADERS)
+        found = HandlerDoc(answer=ResponseAnswer, event=ResponseEvent, error=ErrorAnswer, query=_RETRIEVAL)
+        cancelled = HandlerDoc(answer=ResponseAnswer, error=ErrorAnswer)
+        deleted = HandlerDoc(answer=DeletedResponse, error=ErrorAnswer)
+        listed = HandlerDoc(answer=ResponseItems, error=ErrorAnswer, query=_LISTING)
+        return [
+            HttpRoute("/v1/responses", {"POST": self.create}, OPENAI_ERRORS, {"POST": created}),
+            HttpRoute(
+                one,
+                {"GET": self.retrieve, "DELETE": self.delete},
+                OPENAI_ERRORS,
+                {"GET": found, "DELETE": deleted},
+            ),
+            HttpRoute(f"{one}/cancel", {"POST": self.cancel}, OPENAI_ERRORS, {"POST": cancelled}),
+            HttpRoute(f"{one}/input_items", {"GET": self.input_items}, OPENAI_ERRORS, {"GET": listed}),
+        ]
+
+    async def create(self, exchange: HttpExchange) -> None:
+        """Makes a response: whole, as a stream of events, or in the background."""
+        call = replace(self._calls.call(exchange, Operation.CHAT), chunk_per_token=True)
+        body, name = await self._calls.read(exchange, call, ResponsesBody, _read_body)
+        exchange.request_id = name.id
+        request = ResponseRequest.of(body, name, await self._history(call.tenant, body.previous_response_id))
+        valid = await self._validate(exchange, call, request)
+        stored = request.stored(valid, int(time.time()))
+        valid = request.attached(valid, stored)
+        async with self._calls.run(exchange, call, [valid]) as group:
+            record = None
+            if any(one.was_joined for one in group.requests):  # its idempotency key is of an earlier call
+                record, stored = await self._find(call.tenant, name.id)
+            events = ResponseEvents(stored, group.vocabulary)
+            if body.stream:
+                await _stream(exchange, group, events)
+            elif body.background:
+                if record is None:
+                    await exchange.respond_json(events.response)
+                else:
+                    await self._respond(exchange, call.tenant, record, stored)
+            else:
+                chunks = await group.all()
+
+                def whole() -> Json:
+                    for _, chunk in chunks:
+                        events.add(chunk, group.usage)
+                    return events.response
+
+                await self._calls.respond(exchange, call, whole, num_values=_VALUES_OF_TOKEN * len(chunks))
+
+    async def retrieve(self, exchange: HttpExchange) -> None:
+        """A response as it is now, or with stream=true its events after number starting_after."""
+        tenant, response_id = self._calls.tenant(exchange), exchange.path_params["response_id"]
+        is_streamed, after = _flag(exchange, "stream"), _number(exchange, "starting_after")
+        if after is not None and not is_streamed:
+            raise invalid("starting_after", "needs stream to be true")
+        record, stored = await self._find(tenant, response_id)
+        exchange.model = record.attached.render_options.model
+        if not is_streamed:
+            await self._respond(exchange, tenant, record, stored)
+            return
+        if not record.HasField("ended_at"):
+            call = Call(tenant, Operation.CHAT, chunk_per_token=True)
+            with self._request_manager.resume(call, response_id, {}) as group:
+                async with exchange.watch_disconnect(group.client_disconnected):
+                    if await _is_attached(group):
+                        await _stream(exchange, group, ResponseEvents(stored, group.vocabulary), after)
+                        return
+            record, stored = await self._find(tenant, response_id)  # it has ended without all its tokens
+        parts = self._parts(record, stored, after)
+        part = await self._of_record(tenant, record, lambda: next(parts, b""))
+        await exchange.start_events()
+        while part:
+            await exchange.send_events(part)
+            part = await self._of_record(tenant, record, lambda: next(parts, b""))
+        await exchange.end_events()
+
+    async def cancel(self, exchange: HttpExchange) -> None:
+        """Cancels a response that has not ended; answers with it as it is then."""
+        tenant, response_id = self._calls.tenant(exchange), exchange.path_params["response_id"]
+        record, stored = await self._find(tenant, response_id)
+        has_ended = record.HasField("ended_at")
+        if has_ended and not stored.is_background:
+            raise invalid("response_id", "Cannot cancel a synchronous response.")
+        if not has_ended:
+            self._request_manager.cancel(tenant, response_id)
+            record, stored = await self._find(tenant, response_id)
+        await self._respond(exchange, tenant, record, stored)
+
+    async def delete(self, exchange: HttpExchange) -> None:
+        """Removes a response; one that has not ended is cancelled."""
+        tenant, response_id = self._calls.tenant(exchange), exchange.path_params["response_id"]
+        await self._find(tenant, response_id)
+        await self._request_manager.delete(tenant, response_id)
+        await exchange.respond_json({"id": response_id, "object": "response", "deleted": True})
+
+    async def input_items(self, exchange: HttpExchange) -> None:
+        """A page of the items that a response answers, with those of earlier responses."""
+        tenant, response_id = self._calls.tenant(exchange), exchange.path_params["response_id"]
+        order = exchange.query.get("order", "desc")
+        if order not in ("asc", "desc"):
+            raise invalid("order", "must be asc or desc")
+        limit = _number(exchange, "limit", 1, _MAX_ITEMS) or _DEFAULT_ITEMS
+        _, stored = await self._find(tenant, response_id)
+        items = [*stored.history, *stored.input]
+        if order == "desc":
+            items.reverse()
+        ids = [item["id"] for item in items]
+        for name in ("after", "before"):
+            if (place := exchange.query.get(name)) is not None:
+                if place not in ids:
+                    raise invalid(name, "is the id of no item")
+                at = ids.index(place)
+                items, ids = (items[at + 1 :], ids[at + 1 :]) if name == "after" else (items[:at], ids[:at])
+        page = items[:limit]
+        first_id, last_id = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+        ends = {"first_id": first_id, "last_id": last_id, "has_more": len(items) > limit}
+        await exchange.respond_json({"object": "list", "data": page, **ends})
+
+    async def _validate(self, exchange: HttpExchange, call: Call, request: ResponseRequest) -> ValidatedRequest:
+        """The valid request. If that is asked for, it has as many of the latest messages as the context holds. Raises
+        QuireError."""
+
+        async def valid(messages: Sequence[ChatMessage]) -> ValidatedRequest:
+            [one] = await self._calls.validate(exchange, call, [request.prompt(messages)])
+            return one
+
+        messages = request.messages
+        try:
+            return await valid(messages)
+        except QuireError as error:
+            if error.reason is not Reason.CONTEXT_LENGTH_EXCEEDED or request.body.truncation != "auto":
+                raise
+        choices = truncations(messages)
+        least, most = 0, len(choices) - 1
+        while least < most:  # the first one that fits
+            middle = (least + most) // 2
+            try:
+                await valid(choices[middle])
+                most = middle
+            except QuireError as error:
+                if error.reason is not Reason.CONTEXT_LENGTH_EXCEEDED:
+                    raise
+                least = middle + 1
+        return await valid(choices[least])
+
+    # Records.
+
+    async def _find(self, tenant: Tenant, response_id: str, field: str = "response_id") -> "_Found":
+        """A response of a tenant. Raises QuireError."""
+        # In OpenAI's words, which clients look for.
+        message = f"Response with id '{response_id[:_MAX_SHOWN]}' not found."
+        unknown = QuireError(Reason.REQUEST_UNKNOWN, message, field=field)
+        if not _ID.fullmatch(response_id):
+            raise unknown
+        try:
+            record = await self._request_manager.look_up(tenant, response_id)
+        except QuireError as error:
+            raise unknown if error.reason is Reason.REQUEST_UNKNOWN else error from None
+        stored = await self._of_record(tenant, record, lambda: StoredResponse.from_bytes(record.attachment))
+        if stored is None:
+            raise unknown
+        return record, stored
+
+    async def _history(self, tenant: Tenant, previous_id: str | None) -> list[Json]:
+        """The items of a conversation, up to the output of its latest response. Raises QuireError."""
+        if previous_id is None:
+            return []
+        record, stored = await self._find(tenant, previous_id, "previous_response_id")
+        response = await self._of_record(tenant, record, lambda: self._response(record, stored))
+        if response["status"] not in _CONTINUABLE:
+            raise invalid("previous_response_id", f"is a response that is {response['status']}")
+        return [*stored.history, *stored.input, *without_logprobs(response["output"])]
+
+    async def _respond(
+        self, exchange: HttpExchange, tenant: Tenant, record: scheduler_pb2.Record, stored: StoredResponse
+    ) -> None:
+        """Answers with a response as it is now."""
+        body = await self._of_record(tenant, record, lambda: long_json(self._response(record, stored)))
+        await exchange.respond(body, "application/json")
+
+    async def _of_record(self, tenant: Tenant, record: scheduler_pb2.Record, work: Callable[[], T]) -> T:
+        """Does work that takes about 50 µs per token of the output, or 10 ns per byte of the attachment."""
+        num_tokens = sum(len(tokens.token_ids) for tokens in record.attached.sequences)
+        if num_tokens <= _SHORT_OUTPUT and len(record.attachment) <= _SMALL_ATTACHMENT:
+            return work()
+        return await self._calls.in_thread(tenant, work)
+
+    def _response(self, record: scheduler_pb2.Record, stored: StoredResponse) -> Json:
+        """A response as it is now."""
+        events, slices = self._replayed(record, stored)
+        for _ in slices:
+            pass
+        response = events.response
+        if response["status"] == "completed":
+            response["completed_at"] = record.ended_at.seconds
+        return response
+
+    def _replayed(
+        self, record: scheduler_pb2.Record, stored: StoredResponse
+    ) -> tuple[ResponseEvents, Iterator[list[Json]]]:
+        """A response, and its events so far in slices of a few tokens. The response changes as they are taken. Raises
+        QuireError."""
+        output = RecordedOutput.of(record, self._request_manager.catalog)
+        events = ResponseEvents(stored, output.vocabulary)
+
+        def slices() -> Iterator[list[Json]]:
+            if not output.chunks and not record.HasField("ended_at"):
+                return  # it may be queued
+            yield events.begin()
+            for first in range(0, len(output.chunks), _SHORT_OUTPUT):
+                chunks = output.chunks[first : first + _SHORT_OUTPUT]
+                yield [event for chunk in chunks for event in events.add(chunk, output.usage)]
+            if output.failure is not None:
+                yield events.fail(output.failure, output.usage)
+
+        return events, slices()
+
+    def _parts(self, record: scheduler_pb2.Record, stored: StoredResponse, after: int | None) -> Iterator[bytes]:
+        """The rendered events so far, after number `after`. None of the parts is empty."""
+        for events in self._replayed(record, stored)[1]:
+            if rendered := _rendered(events, after):
+                yield rendered
+
+
+_Found = tuple[scheduler_pb2.Record, StoredResponse]
+
+
+def _read_body(body: ResponsesBody, name: str | None) -> tuple[ResponsesBody, ResponseName]:
+    """The body, and the name of its response: that of the first call with the same idempotency key."""
+    if name is None:
+        return body, ResponseName(f"resp_{secrets.token_hex(24)}")
+    if not is_request_id(name):
+        raise invalid("Idempotency-Key", "must be 1 to 128 letters, digits, '.', '_', ':' or '-'")
+    if body.store is False:
+        raise invalid("Idempotency-Key", "needs store to be true")
+    return body, ResponseName(f"resp_{hashlib.sha256(name.encode()).hexdigest()[:48]}", is_repeatable=True)
+
+
+async def _is_attached(group: RequestGroup) -> bool:
+    """Waits until a request that exists is attached. False: it has ended without all its tokens, or was removed."""
+    try:
+        await group.accepted()
+    except QuireError as error:
+        if error.code is grpc.StatusCode.UNAVAILABLE:
+            raise
+        return False
+    return True
+
+
+async def _stream(
+    exchange: HttpExchange, group: RequestGroup, events: ResponseEvents, after: int | None = None
+) -> None:
+    """Streams the events of a request, from the one after number `after` on."""
+    exchange.is_durable = group.is_durable
+    await exchange.start_events()
+    async with exchange.keep_alive(PING_SECONDS):
+        if begun := _rendered(events.begin(), after):
+            await exchange.send_events(begun)
+        try:
+            while chunks := await group.next():
+                new = [event for _, chunk in chunks for event in events.add(chunk, group.usage)]
+                if rendered := _rendered(new, after):
+                    await exchange.send_events(rendered)
+            last = b""
+        except QuireError as error:
+            if error.code is grpc.StatusCode.UNAVAILABLE or _is_own_deadline(group, error):  # the response may go on
+                last = error_event(error, max(events.last_number, after or 0))
+            else:
+                last = _rendered(events.fail(error, group.usage), after)
+    await exchange.end_events(last)
+
+
+def _is_own_deadline(group: RequestGroup, error: QuireError) -> bool:
+    """Whether the deadline of a call has passed that joined a response of an earlier one."""
+    return error.reason is Reason.DEADLINE_EXCEEDED and any(one.was_joined for one in group.requests)
+
+
+def _rendered(events: Iterable[Json], after: int | None) -> bytes:
+    return b"".join([render_event(event) for event in events if after is None or event["sequence_number"] > after])
+
+
+def _flag(exchange: HttpExchange, name: str) -> bool:
+    value = exchange.query.get(name, "false")
+    if value not in ("true", "false"):
+        raise invalid(name, "must be true or false")
+    return value == "true"
+
+
+def _number(exchange: HttpExchange, name: str, least: int = 0, most: int = _MAX_NUMBER) -> int | None:
+    text = exchange.query.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 17) or not least <= int(text) <= most:
+        raise invalid(name, f"must be an integer from {least} to {most}")
+    return int(text)

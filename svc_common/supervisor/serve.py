@@ -1,0 +1,73 @@
+"""Starts everything on this machine by the flags of `vllm serve`: `quire serve MODEL --flag VALUE`.
+
+The flags become QUIRE_… variables, which the services read as under `make run`.
+"""
+
+import hashlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from svc_common.supervisor.__main__ import main as supervise
+from svc_common.supervisor.settings import SupervisorSettings
+from svc_common.supervisor.vllm_flag_table import FLAGS, SERVED
+from svc_common.supervisor.vllm_flags import GIVEN_KEYS, FlagRefused, read_flags
+
+KEYS_FILE = "serve-api-keys.toml"
+_HELP = """usage: quire serve [MODEL] [--flag VALUE ...]
+
+Starts Redis, a worker, a scheduler and a gateway on this machine, and stops them after Ctrl-C. MODEL is a hub id, a
+model directory or a GGUF file; without it the default model is served.
+
+Flags of vllm serve that set something here; docs/from-vllm.md has all of them:
+"""
+
+
+def variables_of(arguments: Sequence[str]) -> dict[str, str]:
+    """The variables that a command line sets. Raises FlagRefused."""
+    others = [name.replace("_", "-") for name in SupervisorSettings.model_fields]
+    models, variables = read_flags(arguments, FLAGS, others)
+    if len(models) > 1:
+        raise FlagRefused(f"{models[1]}: there is one MODEL, {models[0]}; several need --models FILE")
+    if models:
+        variables["QUIRE_MODEL"] = models[0]
+    return variables
+
+
+def write_keys(keys: Sequence[str], directory: Path) -> Path:
+    """Writes a file of API keys with the digests of these keys, which only its owner may read. Raises FlagRefused."""
+    path = (directory / KEYS_FILE).absolute()
+    digests = [hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest() for key in dict.fromkeys(keys)]
+    text = "".join(f'[[keys]]\nsha256 = "{digest}"\ntenant = "default"\n\n' for digest in digests)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        draft.touch(mode=0o600)
+        draft.write_text(text)
+        draft.replace(path)
+    except OSError as error:
+        raise FlagRefused(f"--api-key: {path} cannot be written: {error}") from error
+    return path
+
+
+def main() -> None:
+    """Exits as the supervisor does, and with 2 where a flag is refused."""
+    arguments = sys.argv[1:]
+    if {"-h", "--help"} & set(arguments):
+        print(_HELP + "\n".join(f"  {flag.name:<30} {flag.effect.replace('`', '')}" for flag in SERVED))
+        return
+    try:
+        variables = variables_of(arguments)
+        if (keys := variables.pop(GIVEN_KEYS, None)) is not None:
+            directory = Path(variables.get("QUIRE_RUN_DIR") or os.environ.get("QUIRE_RUN_DIR") or "run")
+            variables["QUIRE_API_KEYS"] = str(write_keys(keys.split("\n"), directory))
+    except FlagRefused as error:
+        print(f"quire serve: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    os.environ.update(variables)
+    supervise([])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""Ollama's API over the wire, with a scripted scheduler and a model with reasoning and tools."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from answers_with_calls import ANSWERS, ARGUMENTS, make_family_directory
+from gateway_harness import Harness, running_gateway
+from scripted_scheduler import answer_with
+from tool_families import tool
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+EOS = 0
+CONTEXT_LENGTH = 2_000
+TOOLS = [tool("get_weather", city={"type": "string"})]
+ANSWER = ANSWERS["reasoning, text and call"]
+USER = {"role": "user", "content": "Weather?"}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def hermes(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Harness]:
+    """A ready gateway for a model with tools."""
+    directory = make_family_directory(tmp_path_factory.mktemp("models") / "hermes", "hermes")
+    async with running_gateway(directory, CONTEXT_LENGTH) as harness:
+        yield harness
+
+
+@pytest.fixture
+def quire(hermes: Harness) -> Harness:
+    hermes.scheduler.reset()
+    return hermes
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"model": "tiny:latest", "messages": [USER], "tools": TOOLS, **fields}
+
+
+async def test_a_chat_whole_and_streamed(quire: Harness) -> None:
+    quire.scheduler.script = answer_with(ANSWER.token_ids, stop_token_id=EOS)
+    whole = (await quire.http.post("/api/chat", json=body(stream=False))).json()
+    message = whole["message"]
+    assert (message["content"], message["thinking"]) == (ANSWER.text, ANSWER.reasoning)
+    (call,) = message["tool_calls"]
+    assert (call["function"]["name"], call["function"]["arguments"]) == ("get_weather", json.loads(ARGUMENTS))
+    assert (whole["done"], whole["done_reason"], whole["model"]) == (True, "stop", "tiny")
+    assert whole["eval_count"] == len(ANSWER.token_ids) + 1
+
+    response = await quire.http.post("/api/chat", json=body())
+    assert response.headers["content-type"] == "application/x-ndjson"
+    lines = [json.loads(line) for line in response.text.splitlines()]
+    assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
+    assert "".join(line["message"]["content"] for line in lines) == ANSWER.text
+    assert "".join(line["message"].get("thinking", "") for line in lines) == ANSWER.reasoning
+    (streamed,) = [call for line in lines for call in line["message"].get("tool_calls", ())]
+    assert streamed["function"] == call["function"]
+    assert lines[-1]["eval_count"] == whole["eval_count"]
+
+
+async def test_a_generation(quire: Harness) -> None:
+    text = ANSWERS["text"]
+    quire.scheduler.script = answer_with(text.token_ids, stop_token_id=EOS)
+    fields = {"model": "tiny", "prompt": "Weather?", "options": {"num_predict": 50, "seed": 4, "top_k": 3}}
+    lines = [json.loads(line) for line in (await quire.http.post("/api/generate", json=fields)).text.splitlines()]
+    assert "".join(line["response"] for line in lines) == text.text
+    (submit,) = quire.scheduler.all("submit")
+    assert (submit.max_tokens, submit.sampling.seed, submit.sampling.top_k) == (50, 4, 3)
+    raw = (await quire.http.post("/api/generate", json=fields | {"raw": True, "stream": False})).json()
+    assert raw["response"] == text.text
+    assert raw["prompt_eval_count"] < lines[-1]["prompt_eval_count"]
+    loaded = (await quire.http.post("/api/generate", json={"model": "tiny"})).json()
+    assert (loaded["done_reason"], len(quire.scheduler.all("submit"))) == ("load", 2)
+
+
+async def test_models(quire: Harness) -> None:
+    (model,) = (await quire.http.get("/api/tags")).json()["models"]
+    assert (model["name"], model["model"]) == ("tiny", "tiny")
+    (loaded,) = (await quire.http.get("/api/ps")).json()["models"]
+    assert (loaded["name"], loaded["context_length"]) == ("tiny", CONTEXT_LENGTH)
+    shown = (await quire.http.post("/api/show", json={"model": "tiny:latest"})).json()
+    assert shown["capabilities"] == ["completion", "tools", "thinking"]
+    assert shown["model_info"]["quire.context_length"] == CONTEXT_LENGTH
+    assert "messages" in shown["template"]
+    assert (await quire.http.get("/api/version")).json() == (await quire.http.get("/version")).json()
+
+
+async def test_errors_have_the_protocols_form(quire: Harness) -> None:
+    for path, changes, status, message in (
+        ("/api/chat", {"options": {"temperature": 3}}, 400, "options.temperature: must be between 0 and 2"),
+        ("/api/chat", {"options": {"repeat_penalty": 0}}, 400, "options.repeat_penalty: must be above 0"),
+        ("/api/chat", {"messages": [{**USER, "images": ["a"]}]}, 400, "messages[0].images: is not served"),
+        ("/api/chat", {"model": "llama3:latest"}, 404, "model: no such model"),
+        ("/api/show", {"model": "llama3"}, 404, "model: no such model"),
+    ):
+        response = await quire.http.post(path, json=body(**changes))
+        assert response.status_code == status
+        (text,) = response.json().values()
+        assert text.startswith(message)

@@ -1,0 +1,136 @@
+"""OpenAI's Responses API on the real stack, by the official client; a response survives the death of each process."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from deployment import Deployment, deployment
+
+MODEL = "smollm2-135m-instruct"
+NUM_ITEMS = 120
+LIST = {"type": "array", "items": {"type": "integer"}, "minItems": NUM_ITEMS, "maxItems": NUM_ITEMS}
+WEATHER: Any = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "Weather of a city.",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Rome"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+    "strict": True,
+}
+
+
+@pytest.fixture(scope="module")
+def running(model: object) -> Iterator[Deployment]:
+    """Two gateways. The grace of detached requests is over before a killed process is back."""
+    with deployment(gateways=2, tool_format="hermes", detach_grace=1) as started:
+        yield started
+
+
+@asynccontextmanager
+async def client_of(running: Deployment, gateway: int) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(
+        base_url=f"http://{running.state['http'][gateway]}/v1", api_key="none", max_retries=0, timeout=300
+    ) as client:
+        yield client
+
+
+async def events_of(stream: Any) -> list[dict[str, Any]]:
+    return [event.to_dict() async for event in stream]
+
+
+async def test_a_conversation_with_a_call(running: Deployment) -> None:
+    async with client_of(running, 0) as here, client_of(running, 1) as there:
+        first = await here.responses.create(
+            model=MODEL,
+            input="What is the weather in Paris?",
+            tools=[WEATHER],
+            tool_choice="required",
+            parallel_tool_calls=False,
+            max_output_tokens=200,
+            temperature=0,
+        )
+        [call] = [item for item in first.output if item.type == "function_call"]
+        assert call.name == "get_weather"
+        assert json.loads(call.arguments)["city"] in ("Paris", "Rome")
+        output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny, 20 degrees."}
+        stream = await there.responses.create(
+            model=MODEL, input=[output], previous_response_id=first.id, max_output_tokens=40, temperature=0, stream=True
+        )
+        events = await events_of(stream)
+        response = events[-1]["response"]
+        assert response["status"] in ("completed", "incomplete")
+        items = [item.to_dict() async for item in here.responses.input_items.list(response["id"], order="asc")]
+        assert [item["type"] for item in items] == ["message", "function_call", "function_call_output"]
+        after: Any = {"starting_after": 3}
+        assert await events_of(await here.responses.retrieve(response["id"], stream=True, **after)) == events[4:]
+        assert (await here.responses.retrieve(response["id"])).to_dict()["output"] == response["output"]
+        await here.responses.delete(response["id"])
+        with pytest.raises(openai.NotFoundError):
+            await there.responses.retrieve(response["id"])
+
+
+async def test_a_background_response_is_cancelled_on_another_gateway(running: Deployment) -> None:
+    form: Any = {"type": "json_schema", "name": "list", "schema": LIST}
+    async with client_of(running, 0) as here, client_of(running, 1) as there:
+        created = await here.responses.create(model=MODEL, input="A list", background=True, text={"format": form})
+        assert created.status == "queued"
+        cancelled = await there.responses.cancel(created.id)
+        assert cancelled.status == "cancelled"
+        assert (await here.responses.retrieve(created.id)).status == "cancelled"
+    await running.rest()
+
+
+async def test_a_background_response_survives_the_death_of_each_process_and_its_events_come_once(
+    running: Deployment,
+) -> None:
+    form: Any = {"type": "json_schema", "name": "list", "schema": LIST}
+    async with client_of(running, 0) as client:
+        created = await client.responses.create(
+            model=MODEL, input="A list of numbers.", background=True, text={"format": form}, extra_body={"seed": 1}
+        )
+    received: list[dict[str, Any]] = []
+
+    async def follow() -> None:
+        """Reads the events, and continues after the latest one whenever the stream ends early."""
+        gateway = 0
+        while not received or received[-1]["type"] not in ("response.completed", "response.incomplete"):
+            after: Any = {"starting_after": received[-1]["sequence_number"]} if received else {}
+            try:
+                async with client_of(running, gateway) as client:
+                    async for event in await client.responses.retrieve(created.id, stream=True, **after):
+                        if event.type == "error":
+                            break
+                        received.append(event.to_dict())
+            except (openai.APIError, httpx.HTTPError):
+                await asyncio.sleep(0.2)
+            gateway = 1 - gateway
+
+    async with asyncio.timeout(400):
+        following = asyncio.create_task(follow())
+        for role in ("gateway-0", "worker", "scheduler", "redis"):
+            num_received = len(received)
+            while len(received) < num_received + 20 and not following.done():
+                await asyncio.sleep(0.02)
+            assert not following.done(), "the response is longer than that"
+            running.kill(role)
+        await following
+    assert [event["sequence_number"] for event in received] == list(range(len(received)))
+    assert received[-1]["type"] == "response.completed"
+    text = "".join(event["delta"] for event in received if event["type"] == "response.output_text.delta")
+    assert len(json.loads(text)) == NUM_ITEMS
+    async with client_of(running, 1) as client:
+        found = await client.responses.retrieve(created.id)
+        assert (found.status, found.output_text) == ("completed", text)
+        assert await events_of(await client.responses.retrieve(created.id, stream=True)) == received
+    restarts = {name: role["restarts"] for name, role in running.state["roles"].items() if role["restarts"]}
+    assert restarts == {"gateway-0": 1, "worker": 1, "scheduler": 1, "redis": 1}

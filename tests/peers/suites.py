@@ -1,0 +1,109 @@
+"""The test suites of other servers that Quire is held against, and which of their tests do not apply to it."""
+
+import hashlib
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from urllib.parse import urljoin
+
+from tests.clients.table import ROOT, install
+
+HERE = Path(__file__).parent
+BUILD = ROOT / "build" / "peers"
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Tests in the source distribution of a package. None of their code is kept here."""
+
+    name: str
+    package: str
+    version: str
+    sha256: str
+    """Of the source distribution."""
+    folder: str
+    """What of it is taken."""
+    paths: tuple[str, ...]
+    """Files and folders with tests that ask a server, below the root of the source distribution."""
+
+    @property
+    def support(self) -> Path:
+        """Our part: `files` are laid over those of the suite; `not_applicable.toml` names tests, with reasons."""
+        return HERE / self.name
+
+    @property
+    def requirements(self) -> Path:
+        """What the tests themselves need."""
+        return ROOT / "requirements" / f"peer-{self.name}.txt"
+
+    def not_applicable(self) -> Mapping[str, str]:
+        """Why tests do not apply, by patterns of their ids."""
+        table = tomllib.loads((self.support / "not_applicable.toml").read_text())
+        return {pattern: each["why"] for each in table["reasons"] for pattern in each["tests"]}
+
+    def reason(self, test: str) -> str | None:
+        """Why a test does not apply; None: it does."""
+        return next((why for pattern, why in self.not_applicable().items() if fnmatchcase(test, pattern)), None)
+
+    def prepare(self) -> tuple[Path, Path]:
+        """Makes the folder of the suite and its environment; returns the folder and the environment's Python. Raises
+        CalledProcessError and OSError."""
+        python = install(BUILD / f"{self.name}-environment", self.requirements)
+        folder = BUILD / self.name
+        root = f"{self.package.replace('-', '_')}-{self.version}/"
+        with tarfile.open(self._source()) as source:
+            for member in source:
+                if member.name.startswith(f"{root}{self.folder}/"):
+                    member.name = member.name.removeprefix(root)
+                    source.extract(member, folder, filter="data")
+        for file in (self.support / "files").rglob("*"):
+            if file.is_file():
+                target = folder / file.relative_to(self.support / "files")
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(file.read_bytes())
+        return folder, python
+
+    def _source(self) -> Path:
+        """The source distribution. pip would build it to know what it needs, so it is read from pip's index here."""
+        path = BUILD / f"{self.package.replace('-', '_')}-{self.version}.tar.gz"
+        if not path.exists():
+            BUILD.mkdir(parents=True, exist_ok=True)
+            with urllib.request.urlopen(f"{_index()}/{self.package}/") as page:
+                link = re.search(rf'href="((?:[^"#]*/)?{re.escape(path.name)})[#"]', page.read().decode())
+            if link is None:
+                raise OSError(f"the package index has no {path.name}")
+            with urllib.request.urlopen(urljoin(page.url, link[1])) as source:
+                path.write_bytes(source.read())
+        if hashlib.sha256(path.read_bytes()).hexdigest() != self.sha256:
+            path.unlink()
+            raise OSError(f"{path.name} is not the file that was chosen")
+        return path
+
+
+def _index() -> str:
+    """The index that pip uses."""
+    known = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "get", "global.index-url"], capture_output=True, text=True
+    )
+    code = "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"
+    default = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return re.sub("/$", "", (known.stdout if known.returncode == 0 else default.stdout).strip())
+
+
+SUITES = (
+    Suite(
+        "vllm",
+        "vllm",
+        "0.33.0",
+        "f4c33c2503d52bb411146afa9618a4f48bed68912f617e6803ac8d76e4c74112",
+        "tests/entrypoints",
+        ("tests/entrypoints/openai", "tests/entrypoints/anthropic", "tests/entrypoints/serve"),
+    ),
+)

@@ -1,0 +1,117 @@
+"""Takes the place of `tests/utils.py` in vLLM's tests: its servers are Quire's, started by `quire serve`.
+
+The tests name models that are not here. The default model answers under those names.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+import anthropic
+import openai
+import pytest
+
+QUIRE = os.environ["QUIRE_PYTHON"]
+START_SECONDS = 300
+_PORTS = ("HTTP", "GRPC", "SCHEDULER", "SCHEDULER_ADMIN", "SCHEDULER_METRICS", "WORKER", "WORKER_METRICS")
+_BAD_SETTINGS = 2
+_LEFT_OUT = ("--enable-lora", "--lora-modules", "--max-lora-rank", "--max-cpu-loras", "--enable-per-request-metrics")
+"""Flags for what only some tests of a module ask for. These tests do not apply."""
+
+
+class RemoteOpenAIServer:
+    """A server for a test module. Tests of one that refuses a flag are skipped, with its words."""
+
+    DUMMY_API_KEY = "token-abc123"
+
+    def __init__(self, model: str, arguments: Sequence[str], *, env_dict: Mapping[str, str] | None = None, **_: Any):
+        given = _without_flags([str(argument) for argument in arguments])
+        if env_dict is not None and "VLLM_API_KEY" in env_dict:
+            given += ["--api-key", env_dict["VLLM_API_KEY"]]
+        if not any(argument.startswith("--served-model-name") for argument in given):
+            given += ["--served-model-name", model]
+        self._stack = ExitStack()
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="quire-peer-")))
+        state, log = folder / "state.json", folder / "log"
+        settings = {f"QUIRE_{name}_PORT": "0" for name in _PORTS}
+        settings |= {"QUIRE_RUN_DIR": str(folder / "run"), "QUIRE_STATE_FILE": str(state)}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("QUIRE_", "OTEL_", "PYTHON"))}
+        with log.open("wb") as output:
+            command = [QUIRE, "-m", "quire_client", "serve", *given]
+            self.proc = subprocess.Popen(command, env=kept | settings, stdout=output, stderr=output)
+        self._stack.callback(self._stop)
+        end = time.monotonic() + START_SECONDS
+        while not (state.exists() and json.loads(state.read_text())["ready"]):
+            if self.proc.poll() is not None or time.monotonic() > end:
+                text = log.read_text()[-2000:]
+                self._stack.close()
+                if self.proc.returncode == _BAD_SETTINGS:
+                    pytest.skip(f"refused: {text.strip().splitlines()[-1]}")
+                raise RuntimeError(f"the server did not start:\n{text}")
+            time.sleep(0.05)
+        self.host, _, port = json.loads(state.read_text())["http"][0].rpartition(":")
+        self.port = int(port)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def url_root(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    def url_for(self, *parts: str) -> str:
+        return f"{self.url_root}/{'/'.join(part.strip('/') for part in parts if part)}"
+
+    def get_client(self, **options: Any) -> openai.OpenAI:
+        return openai.OpenAI(**self._options("v1", options))
+
+    def get_async_client(self, **options: Any) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(**self._options("v1", options))
+
+    def get_client_anthropic(self, **options: Any) -> anthropic.Anthropic:
+        return anthropic.Anthropic(**self._options("", options))
+
+    def get_async_client_anthropic(self, **options: Any) -> anthropic.AsyncAnthropic:
+        return anthropic.AsyncAnthropic(**self._options("", options))
+
+    def _options(self, path: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "base_url": self.url_for(path),
+            "api_key": self.DUMMY_API_KEY,
+            "max_retries": 0,
+            "timeout": 600,
+            **options,
+        }
+
+    def _stop(self) -> None:
+        if self.proc.poll() is None:
+            self.proc.send_signal(signal.SIGTERM)
+            self.proc.wait(60)
+
+
+def _without_flags(arguments: Sequence[str]) -> list[str]:
+    kept, is_left_out = [], False
+    for argument in arguments:
+        if argument.startswith("--"):
+            is_left_out = argument in _LEFT_OUT
+        if not is_left_out:
+            kept.append(argument)
+    return kept
+
+
+def __getattr__(name: str) -> Any:
+    """Names of vLLM's own helpers, which tests over HTTP do not call."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return getattr(sys.modules["vllm"], name)

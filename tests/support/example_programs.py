@@ -1,0 +1,124 @@
+"""The programs in client/examples, each built as its first comment says. Folders below build/examples are kept."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+import google.rpc
+import pytest
+
+from tests.clients.table import make_once
+from tools import optional_tool
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "client" / "examples"
+SERVICE_CONFIG = ROOT / "client" / "quire_client" / "service_config.json"
+CONTRACT = "quire/inference/v1/inference.proto"
+DETAILS = ("google/rpc/status.proto", "google/rpc/error_details.proto")
+JARS = Path("/usr/share/java")
+NPM_SECONDS = 300  # npm itself waits longer for a registry that does not answer
+
+JAVA_LIBRARIES = (
+    *("grpc-*", "protobuf", "guava", "failureaccess", "gson", "netty-*"),
+    *("opencensus-*", "perfmark-api", "geronimo-annotation*"),
+)
+
+COMPILER = "protobuf-compiler-grpc"
+
+
+def python(address: str, folder: Path) -> Sequence[str | Path]:
+    """The generated code is that of this repository."""
+    return [sys.executable, EXAMPLES / "python" / "example.py", address]
+
+
+def ruby(address: str, folder: Path) -> Sequence[str | Path]:
+    """Generates code, and interprets."""
+    optional_tool("ruby", "ruby-grpc")
+    generate("ruby", folder, CONTRACT)
+    return ["ruby", "-I", folder, EXAMPLES / "ruby" / "example.rb", address]
+
+
+def node(address: str, folder: Path) -> Sequence[str | Path]:
+    """Installs the packages of the lock file, or skips the test if that fails; nothing is generated."""
+    npm, kept = optional_tool("npm", "nodejs"), ROOT / "build" / "examples" / "node"
+
+    def install() -> None:
+        shutil.copytree(EXAMPLES / "node", kept)
+        install = [npm, "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]
+        subprocess.run(install, cwd=kept, check=True, timeout=NPM_SECONDS)
+
+    try:
+        make_once(kept, EXAMPLES / "node" / "package-lock.json", install)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+        pytest.skip("the npm registry does not answer")
+    shutil.copytree(EXAMPLES / "node", kept, dirs_exist_ok=True)
+    return ["node", kept / "example.mjs", address, f"{ROOT / 'protos'}:{google_protos()[1]}", SERVICE_CONFIG]
+
+
+def java(address: str, folder: Path) -> Sequence[str | Path]:
+    """Generates code, and compiles it."""
+    javac = optional_tool("javac", "default-jdk-headless")
+    if not (JARS / "grpc-netty.jar").exists():
+        optional_tool("grpc-netty.jar", "libgrpc-java")
+    plugin = optional_tool("grpc_java_plugin", "protobuf-compiler-grpc-java-plugin")
+    generate("java", folder, CONTRACT, *DETAILS, plugin=plugin)
+    names = (
+        "grpc-*",
+        "protobuf",
+        "guava",
+        "failureaccess",
+        "gson",
+        "netty-*",
+        "opencensus-*",
+        "perfmark-api",
+        "geronimo-annotation*",
+    )
+    classpath = ":".join(str(jar) for name in names for jar in JARS.glob(f"{name}.jar"))
+    sources = [EXAMPLES / "java" / "Example.java", *folder.rglob("*.java")]
+    run(javac, "-d", folder / "classes", "-proc:none", "-nowarn", "-classpath", classpath, *sources)
+    return ["java", "-classpath", f"{folder / 'classes'}:{classpath}", "Example", address, SERVICE_CONFIG]
+
+
+def cpp(address: str, folder: Path) -> Sequence[str | Path]:
+    """Generates code, compiles it and links it."""
+    compiler = optional_tool("g++", "g++")
+    flags = subprocess.run(
+        [optional_tool("pkg-config", "pkgconf"), "--cflags", "--libs", "grpc++", "protobuf"],
+        capture_output=True,
+        text=True,
+    )
+    if flags.returncode != 0:
+        optional_tool("grpc++.pc", "libgrpc++-dev")
+    generate("cpp", folder, CONTRACT, *DETAILS)
+    program = folder / "example"
+    sources = [EXAMPLES / "cpp" / "example.cc", *folder.rglob("*.cc")]
+    run(compiler, "-std=c++17", "-O0", "-I", folder, *sources, "-o", program, *flags.stdout.split())
+    return [program, address, SERVICE_CONFIG]
+
+
+LANGUAGES = {"python": python, "ruby": ruby, "node": node, "java": java, "cpp": cpp}
+"""Functions that build an example in a new folder, and return the command that runs it against a gateway."""
+
+
+def google_protos() -> tuple[Path, Path]:
+    """The folders of google/protobuf and of google/rpc."""
+    return Path(str(resources.files("grpc_tools"))) / "_proto", Path(google.rpc.__path__[0]).parents[1]
+
+
+def generate(language: str, folder: Path, *protos: str, plugin: str | None = None) -> None:
+    """Generates messages and stubs with Debian's protoc, whose code fits Debian's libraries."""
+    protoc = optional_tool("protoc", COMPILER)
+    plugin = plugin or optional_tool(f"grpc_{language}_plugin", COMPILER)
+    out = [f"--{language}_out={folder}", f"--grpc_out={folder}", f"--plugin=protoc-gen-grpc={plugin}"]
+    folders = (ROOT / "protos", *google_protos())
+    run(protoc, *(f"--proto_path={path}" for path in folders), *out, *protos)
+
+
+def run(*command: str | Path) -> None:
+    """Runs a step of a build. If it fails, so does the test."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
+    if done.returncode != 0:
+        pytest.fail(f"{command[0]}: {done.stdout}{done.stderr}")

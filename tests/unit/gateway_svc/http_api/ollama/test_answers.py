@@ -1,0 +1,95 @@
+"""Answers in Ollama's format."""
+
+import json
+import time
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from gateway_svc.http_api.errors import HttpError
+from gateway_svc.http_api.ollama.answers import OllamaBuilder, OllamaForm
+from gateway_svc.http_api.ollama.errors import OLLAMA_ERRORS
+from gateway_svc.output import Chunk, Finish, FinishReason, ToolCallDelta, Usage
+from gateway_values import make_rendering, vocabulary_of
+from svc_common.errors import QuireError, Reason
+from tiny_model import tiny_tokenizer
+
+RENDERING = make_rendering(vocabulary_of(tiny_tokenizer()))
+USAGE = Usage(prompt_tokens=9, completion_tokens=4, cached_tokens=2)
+CALLS = [
+    {"id": "call_a", "function": {"index": 0, "name": "f", "arguments": {"a": 1}}},
+    {"id": "call_b", "function": {"index": 1, "name": "g", "arguments": {}}},
+]
+CHUNKS = [
+    Chunk(0, 0, reasoning="Hm"),
+    Chunk(0, 1, "I ", reasoning="."),
+    Chunk(0, 2, tool_calls=[ToolCallDelta(0, "", "call_a", "f")]),
+    Chunk(0, 3, tool_calls=[ToolCallDelta(0, '{"a": 1')]),
+    Chunk(0, 4, tool_calls=[ToolCallDelta(0, "}"), ToolCallDelta(1, "", "call_b", "g")]),
+    Chunk(0, 5, tool_calls=[ToolCallDelta(1, "{}")]),
+    Chunk(0, 6, finish=Finish(FinishReason.TOOL_CALLS, 2)),
+]
+
+
+def builder(form: OllamaForm) -> OllamaBuilder:
+    return OllamaBuilder(form, RENDERING, lambda: USAGE, time.monotonic() - 2)
+
+
+def lines(form: OllamaForm, *chunks: Chunk) -> list[Any]:
+    stream = builder(form)
+    text = b"".join([*(stream.lines(chunk) for chunk in chunks), stream.last_lines()]).decode()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def check_end(line: Any, reason: str) -> None:
+    assert (line["done"], line["done_reason"], line["load_duration"]) == (True, reason, 0)
+    assert (line["prompt_eval_count"], line["eval_count"]) == (9, 4)
+    assert 2e9 <= line["total_duration"] <= 200e9
+    assert line["prompt_eval_duration"] + line["eval_duration"] == pytest.approx(line["total_duration"], abs=2)
+
+
+def test_a_streamed_chat() -> None:
+    *parts, end = lines(OllamaForm.CHAT, *CHUNKS)
+    assert [part["message"] for part in parts] == [
+        {"role": "assistant", "content": "", "thinking": "Hm"},
+        {"role": "assistant", "content": "I ", "thinking": "."},
+        {"role": "assistant", "content": "", "tool_calls": CALLS[:1]},
+        {"role": "assistant", "content": "", "tool_calls": CALLS[1:]},
+    ]
+    for part in (*parts, end):
+        assert part["model"] == RENDERING.model
+        assert part["created_at"].endswith("Z")
+        datetime.fromisoformat(part["created_at"])
+    assert not any(part["done"] for part in parts)
+    assert end["message"] == {"role": "assistant", "content": ""}
+    check_end(end, "stop")
+
+
+def test_a_whole_chat() -> None:
+    answer = builder(OllamaForm.CHAT).whole(CHUNKS)
+    assert answer["message"] == {"role": "assistant", "content": "I ", "thinking": "Hm.", "tool_calls": CALLS}
+    check_end(answer, "stop")
+
+
+def test_a_generation() -> None:
+    chunks = [Chunk(0, 0, "a", reasoning="so"), Chunk(0, 1, "b", finish=Finish(FinishReason.LENGTH))]
+    first, second, end = lines(OllamaForm.GENERATE, *chunks)
+    assert (first["response"], first["thinking"], second["response"]) == ("a", "so", "b")
+    assert end["response"] == ""
+    check_end(end, "length")
+    whole = builder(OllamaForm.GENERATE).whole(chunks)
+    assert (whole["response"], whole["thinking"]) == ("ab", "so")
+    check_end(whole, "length")
+
+
+def test_a_model_that_is_loaded() -> None:
+    answer = OllamaForm.CHAT.loaded("m")
+    assert (answer["model"], answer["done"], answer["done_reason"]) == ("m", True, "load")
+    assert OllamaForm.GENERATE.loaded("m")["response"] == ""
+
+
+def test_errors() -> None:
+    error = HttpError.of(QuireError(Reason.INVALID_FIELD, "is bad", field="options.top_p"))
+    assert OLLAMA_ERRORS.body(error) == {"error": "options.top_p: is bad"}
+    assert OLLAMA_ERRORS.event(error) == b'{"error":"options.top_p: is bad"}\n'

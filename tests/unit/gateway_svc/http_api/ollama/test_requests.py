@@ -1,0 +1,178 @@
+"""Bodies of Ollama's API."""
+
+from typing import Any
+
+import pytest
+
+from gateway_svc.chats import ChatMessage, ChatPrompt, ClientTool, ToolCall
+from gateway_svc.constraints import UnvalidatedConstraint
+from gateway_svc.field_paths import Field
+from gateway_svc.http_api.ollama.models import OllamaChatBody, OllamaGenerateBody
+from gateway_svc.http_api.ollama.requests import OllamaRequest, read_chat, read_generate
+from gateway_svc.unvalidated_request import ResponseMode, TextPrompt, UnvalidatedRequest
+from svc_common.errors import QuireError, Reason
+
+USER = {"role": "user", "content": "Hi."}
+
+
+def chat(**fields: Any) -> OllamaRequest:
+    return read_chat(OllamaChatBody.of({"messages": [USER]} | fields), None)
+
+
+def messages(*given: Any) -> Any:
+    prompt = chat(messages=[USER, *given]).prompt.unvalidated.prompt
+    assert isinstance(prompt, ChatPrompt)
+    return prompt.messages[1:]
+
+
+def generate(**fields: Any) -> OllamaRequest:
+    return read_generate(OllamaGenerateBody.of({"prompt": "Hi."} | fields), None)
+
+
+def test_options_are_sampling_and_stopping() -> None:
+    options = {
+        "num_predict": 7,
+        "temperature": 0.5,
+        "top_k": 4,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "typical_p": 0.8,
+        "repeat_penalty": 1.1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": 0.3,
+        "seed": 3,
+        "stop": ["END"],
+        "num_ctx": 4096,
+        "repeat_last_n": 64,
+    }
+    read = chat(model="m", options=options, keep_alive="5m")
+    assert read.is_streamed
+    assert read.prompt.unvalidated == UnvalidatedRequest(
+        prompt=ChatPrompt([ChatMessage("user", "Hi.")]),
+        model="m",
+        sampling={
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "top_k": 4,
+            "min_p": 0.1,
+            "typical_p": 0.8,
+            "presence_penalty": 0.2,
+            "frequency_penalty": 0.3,
+            "repetition_penalty": 1.1,
+        },
+        seed=3,
+        max_tokens=7,
+        stop=["END"],
+        response_mode=ResponseMode.STREAMED,
+    )
+    path = read.prompt.field_path
+    assert path("sampling.repetition_penalty") == "options.repeat_penalty"
+    assert (path(Field.STOP, 0), path(Field.MAX_TOKENS)) == ("options.stop[0]", "options.num_predict")
+    assert chat(options={"stop": "END"}).prompt.field_path(Field.STOP, 0) == "options.stop"
+
+
+def test_an_answer_is_whole_if_requested() -> None:
+    read = chat(stream=False, options={"num_predict": -1})
+    assert not read.is_streamed
+    assert read.prompt.unvalidated.response_mode is ResponseMode.WHOLE
+    assert read.prompt.unvalidated.max_tokens is None
+
+
+def call(name: str, **more: Any) -> dict[str, Any]:
+    return {"function": {"name": name, "arguments": {"a": 1}}, **more}
+
+
+def test_results_are_of_the_next_call_of_their_tool() -> None:
+    assistant = {"role": "assistant", "content": "", "thinking": "Hm.", "tool_calls": [call("f"), call("g"), call("f")]}
+    calls = [ToolCall(name, '{"a": 1}', f"call_1_{index}") for index, name in enumerate("fgf")]
+    assert messages(
+        assistant,
+        {"role": "tool", "content": "1", "tool_name": "f"},
+        {"role": "tool", "content": "2", "tool_name": "f"},
+        {"role": "tool", "content": "3"},
+        {"role": "tool", "content": "4", "tool_call_id": "x"},
+    ) == [
+        ChatMessage("assistant", None, tuple(calls), reasoning="Hm."),
+        ChatMessage("tool", "1", tool_call_id="call_1_0", name="f"),
+        ChatMessage("tool", "2", tool_call_id="call_1_2", name="f"),
+        ChatMessage("tool", "3", tool_call_id="call_1_1"),
+        ChatMessage("tool", "4", tool_call_id="x"),
+    ]
+    assert messages({"role": "assistant", "tool_calls": [call("f", id="own")]})[0].tool_calls[0].id == "own"
+
+
+def test_tools() -> None:
+    function = {"name": "f", "description": "F.", "parameters": {"type": "object"}}
+    prompt = chat(tools=[{"type": "function", "function": function}]).prompt.unvalidated.prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.tools == (ClientTool("f", "F.", '{"type": "object"}'),)
+
+
+@pytest.mark.parametrize(
+    ("think", "effort"), [(None, None), (False, "none"), (True, "medium"), ("low", "low"), ("high", "high")]
+)
+def test_think_is_an_effort(think: Any, effort: str | None) -> None:
+    for read in (chat(think=think), generate(think=think)):
+        prompt = read.prompt.unvalidated.prompt
+        assert isinstance(prompt, ChatPrompt)
+        assert prompt.reasoning_effort == effort
+
+
+@pytest.mark.parametrize(
+    ("form", "constraint"),
+    [
+        ("", None),
+        ("json", UnvalidatedConstraint(Field.JSON_OBJECT)),
+        ({"type": "object"}, UnvalidatedConstraint(Field.JSON_SCHEMA, '{"type": "object"}')),
+    ],
+)
+def test_a_format_is_a_constraint(form: Any, constraint: UnvalidatedConstraint | None) -> None:
+    assert chat(format=form).prompt.unvalidated.constraint == constraint
+
+
+def test_a_prompt_is_a_message_unless_it_is_raw() -> None:
+    assert generate(system="Be brief.").prompt.unvalidated.prompt == ChatPrompt(
+        [ChatMessage("system", "Be brief."), ChatMessage("user", "Hi.")]
+    )
+    assert generate(raw=True).prompt.unvalidated.prompt == TextPrompt("Hi.")
+
+
+def test_fields_of_the_other_route_are_accepted_where_they_are_empty() -> None:
+    assert not chat(prompt="", system="", raw=False).loads
+    assert not generate(messages=[], tools=[]).loads
+
+
+def test_a_body_without_a_prompt_loads_the_model() -> None:
+    assert chat(messages=[]).loads
+    assert generate(prompt="").loads
+    assert not generate().loads
+
+
+@pytest.mark.parametrize(
+    ("read", "fields", "reason", "field"),
+    [
+        (chat, {"messages": [{**USER, "images": ["a"]}]}, Reason.FEATURE_UNSUPPORTED, "messages[0].images"),
+        (chat, {"messages": [{"content": "a"}]}, Reason.INVALID_FIELD, "messages[0].role"),
+        (chat, {"options": {"mirostat": 1}}, Reason.FEATURE_UNSUPPORTED, "options.mirostat"),
+        (chat, {"options": {"stop": [1]}}, Reason.INVALID_FIELD, "options.stop[0]"),
+        (chat, {"options": 1}, Reason.INVALID_FIELD, "options"),
+        (chat, {"format": "yaml"}, Reason.INVALID_FIELD, "format"),
+        (chat, {"think": "much"}, Reason.INVALID_FIELD, "think"),
+        (chat, {"truncate": True}, Reason.FEATURE_UNSUPPORTED, "truncate"),
+        (chat, {"temperature": 1}, Reason.FEATURE_UNSUPPORTED, "temperature"),
+        (chat, {"system": "a"}, Reason.FEATURE_UNSUPPORTED, "system"),
+        (chat, {"prompt": "a"}, Reason.FEATURE_UNSUPPORTED, "prompt"),
+        (chat, {"raw": True}, Reason.FEATURE_UNSUPPORTED, "raw"),
+        (generate, {"messages": [USER]}, Reason.FEATURE_UNSUPPORTED, "messages"),
+        (generate, {"tools": [{}]}, Reason.FEATURE_UNSUPPORTED, "tools"),
+        (generate, {"suffix": "a"}, Reason.FEATURE_UNSUPPORTED, "suffix"),
+        (generate, {"template": "a"}, Reason.FEATURE_UNSUPPORTED, "template"),
+        (generate, {"context": [1]}, Reason.FEATURE_UNSUPPORTED, "context"),
+        (generate, {"images": ["a"]}, Reason.FEATURE_UNSUPPORTED, "images"),
+        (generate, {"raw": True, "system": "a"}, Reason.INVALID_FIELD, "system"),
+    ],
+)
+def test_other_bodies_are_refused_by_the_field(read: Any, fields: Any, reason: Reason, field: str) -> None:
+    with pytest.raises(QuireError) as error:
+        read(**fields)
+    assert (error.value.reason, error.value.field) == (reason, field)

@@ -1,0 +1,156 @@
+"""Chats of bodies: the same as over gRPC, and in OpenAI's older spelling."""
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway_svc.chats import ChatMessage, ChatPrompt, ClientTool, PromptEnd, ToolCall, ToolChoice, ToolMode
+from gateway_svc.field_paths import Field
+from gateway_svc.http_api.calls import PromptRequest
+from gateway_svc.http_api.json_body import parse_body
+from gateway_svc.http_api.openai.bodies import read_chat_completion
+from gateway_svc.http_api.openai.chat_models import ChatBody
+from gateway_svc.http_api.openai.choice_formats import ChatFormat
+from gateway_svc.output import FinishReason
+from quire.inference.v1 import inference_pb2 as api
+from svc_common.errors import QuireError
+
+USER = {"role": "user", "content": "a"}
+FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object", "é": 1}}
+
+
+def read(**fields: Any) -> PromptRequest:
+    (prompt,) = read_chat_completion(
+        ChatBody.read(parse_body(json.dumps({"messages": [USER], **fields}).encode())), None
+    ).prompts
+    return prompt
+
+
+def chat(**fields: Any) -> ChatPrompt:
+    prompt = read(**fields).unvalidated.prompt
+    assert isinstance(prompt, ChatPrompt)
+    return prompt
+
+
+def test_both_protocols_make_the_same_chat() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"b": 1}'}}
+    messages = [
+        {"role": "user", "content": "a", "name": "n"},
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "r"},
+        {"role": "tool", "content": "t", "tool_call_id": "c"},
+    ]
+    over_http = chat(
+        messages=messages,
+        tools=[{"type": "function", "function": {**FUNCTION, "strict": True}}],
+        tool_choice={"type": "function", "function": {"name": "f"}},
+        parallel_tool_calls=False,
+        chat_template_kwargs={"x": [1]},
+        reasoning_effort="low",
+        add_generation_prompt=False,
+        continue_final_message=True,
+    )
+    over_grpc = api.Chat(
+        messages=[
+            {"role": "user", "content": "a", "name": "n"},
+            {
+                "role": "assistant",
+                "tool_calls": [{"id": "c", "name": "f", "arguments": '{"b": 1}'}],
+                "reasoning": "r",
+            },
+            {"role": "tool", "content": "t", "tool_call_id": "c"},
+        ],
+        tools=[{"name": "f", "description": "d", "parameters": '{"type": "object", "é": 1}', "strict": True}],
+        tool_name="f",
+        parallel_tool_calls=False,
+        template_kwargs='{"x": [1]}',
+        reasoning_effort="low",
+        prompt_end=api.PROMPT_END_CONTINUATION,
+    )
+    assert over_http == ChatPrompt.from_proto(over_grpc, "generation.chat")
+
+
+def test_functions_and_their_calls_become_tools() -> None:
+    prompt = read(
+        messages=[
+            USER,
+            {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+            {"role": "function", "name": "f", "content": "r"},
+            {"role": "function", "name": "g", "content": "s"},
+        ],
+        functions=[FUNCTION],
+        function_call={"name": "f"},
+    )
+    assert prompt.unvalidated.prompt == ChatPrompt(
+        messages=[
+            ChatMessage("user", "a"),
+            ChatMessage("assistant", None, (ToolCall("f", "{}", "call_1"),)),
+            ChatMessage("tool", "r", tool_call_id="call_1", name="f"),
+            ChatMessage("tool", "s", name="g"),
+        ],
+        tools=(ClientTool("f", "d", json.dumps(FUNCTION["parameters"], ensure_ascii=False)),),
+        tool_choice=ToolChoice(ToolMode.NAMED, "f"),
+        parallel_tool_calls=False,
+    )
+    assert (prompt.field_path(Field.TOOLS), prompt.field_path(Field.TOOL_CHOICE)) == ("functions", "function_call")
+    plain = read(tools=[{"function": FUNCTION}], tool_choice="required")
+    assert (plain.field_path(Field.TOOLS), plain.field_path(Field.TOOL_CHOICE)) == ("tools", "tool_choice")
+
+
+@pytest.mark.parametrize("choice", ["auto", "none", "required"])
+def test_choices(choice: str) -> None:
+    assert chat(tool_choice=choice).tool_choice == ToolChoice(ToolMode(choice))
+
+
+def test_reasoning_has_either_name() -> None:
+    for name in ("reasoning", "reasoning_content"):
+        message = chat(messages=[USER, {"role": "assistant", name: "r"}]).messages[1]
+        assert message == ChatMessage("assistant", None, reasoning="r")
+
+
+@pytest.mark.parametrize("content", [None, [], ""])
+def test_an_answer_may_be_empty(content: Any) -> None:
+    call = {"function": {"name": "f"}}
+    for calls in (None, [], [call]):
+        answer = {"role": "assistant", "content": content, "tool_calls": calls, "function_call": None}
+        message = chat(messages=[USER, answer]).messages[1]
+        assert (message.content or "", len(message.tool_calls)) == ("", len(calls or []))
+    with pytest.raises(QuireError, match="must") as error:
+        chat(messages=[{"role": "user", "content": content or None}])
+    assert error.value.field == "messages[0].content"
+
+
+def test_a_tool_or_function_that_is_named_is_no_reason_to_finish() -> None:
+    tools = {"tools": [{"function": FUNCTION}], "tool_choice": {"type": "function", "function": {"name": "f"}}}
+    reasons: dict[str, list[dict[str, Any]]] = {
+        "stop": [tools, {"functions": [FUNCTION], "function_call": {"name": "f"}}],
+        "tool_calls": [{**tools, "tool_choice": "required"}],
+        "function_call": [{"functions": [FUNCTION], "function_call": "auto"}, {"functions": [FUNCTION]}],
+    }
+    for reason, bodies in reasons.items():
+        for fields in bodies:
+            body = read_chat_completion(
+                ChatBody.read(parse_body(json.dumps({"messages": [USER], **fields}).encode())), None
+            )
+            assert ChatFormat(body.calls).finish_reason(FinishReason.TOOL_CALLS) == reason
+
+
+def test_what_turns_a_feature_off_is_taken() -> None:
+    plain = chat()
+    off: dict[str, Any] = {
+        "tools": [],
+        "parallel_tool_calls": None,
+        "chat_template_kwargs": None,
+        "add_generation_prompt": True,
+    }
+    assert chat(**off, continue_final_message=False, tool_choice=None) == plain
+    assert plain.prompt_end is PromptEnd.ANSWER
+
+
+def test_places_of_messages_and_tools_are_as_the_client_spells_them() -> None:
+    call = {"function": {"name": "f"}}
+    prompt = chat(messages=[USER, {"role": "assistant", "tool_calls": [call]}], tools=[{"function": FUNCTION}])
+    assert prompt.messages[1].path == "messages[1]"
+    assert prompt.messages[1].tool_calls[0].path == "messages[1].tool_calls[0].function"
+    assert prompt.tools[0].path == "tools[0].function"
+    assert chat(functions=[FUNCTION]).tools[0].path == "functions[0]"

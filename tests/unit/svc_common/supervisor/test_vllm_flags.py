@@ -1,0 +1,192 @@
+"""Flags of `vllm serve`: each sets settings that exist, changes nothing, or is refused by name with advice."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway_svc.key_file import digest_of, read_key_file
+from gateway_svc.settings import GatewaySettings
+from quire_client.cli.app import run
+from scheduler_svc.settings import SchedulerSettings
+from svc_common.settings import ServiceSettings, read_settings
+from svc_common.supervisor import serve
+from svc_common.supervisor.settings import SupervisorSettings
+from svc_common.supervisor.vllm_flag_table import FLAGS, SERVED
+from svc_common.supervisor.vllm_flags import ApiKeys, FlagRefused, JsonFields, Switch, Value, Values
+from worker_svc.settings import WorkerSettings
+
+KINDS: tuple[type[ServiceSettings], ...] = (SupervisorSettings, GatewaySettings, SchedulerSettings, WorkerSettings)
+OTHERS = {"HF_TOKEN", "HF_HUB_CACHE", "OTEL_EXPORTER_OTLP_ENDPOINT"}
+
+
+def names_of_variables() -> set[str]:
+    found: set[str] = set()
+    for flag in SERVED:
+        if isinstance(flag, Value | Values | Switch):
+            found.add(flag.variable)
+        elif isinstance(flag, JsonFields):
+            found |= {*flag.variables.values(), *flag.constant}
+        else:
+            assert isinstance(flag, ApiKeys)
+    return found
+
+
+def test_each_flag_has_one_meaning_and_sets_variables_that_are_read() -> None:
+    names = [name for flag in FLAGS for name in (flag.name, *flag.aliases)]
+    assert len(names) == len(set(names)) > 300
+    settings = {f"QUIRE_{name.upper()}" for kind in KINDS for name in kind.model_fields}
+    assert names_of_variables() - OTHERS <= settings
+
+
+def test_common_flags_set_the_settings_of_the_services(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = (
+        "Qwen/Qwen3-0.6B --served-model-name chat qwen --port 8100 --host 0.0.0.0 --dtype half --max-model-len 8k "
+        "--max_num_seqs=32 --max-num-batched-tokens 2K --gpu-memory-utilization 0.8 --enforce-eager --block-size 32 "
+        "--kv-cache-dtype fp8_e4m3 --generation-config vllm --tool-call-parser hermes --reasoning-parser qwen3 "
+        "--enable-auto-tool-choice --enable-prefix-caching -tp 1 --scheduling-policy priority --swap-space 2 "
+        "--allowed-origins ['https://a.example','https://b.example'] --workers 2 --uvicorn-log-level trace "
+        "--root-path /llm"
+    )
+    arguments = [one.replace("'", '"') for one in line.split()]
+    arguments += ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}']
+    arguments += ["--speculative-config.num_speculative_tokens", "3", "--structured-outputs-config.backend", "xgrammar"]
+    arguments += ["--override-generation-config", '{"temperature": 0}']
+    for name, value in serve.variables_of(arguments).items():
+        monkeypatch.setenv(name, value)
+
+    everything = read_settings(SupervisorSettings, [])
+    gateway, scheduler = read_settings(GatewaySettings, []), read_settings(SchedulerSettings, [])
+    worker = read_settings(WorkerSettings, [])
+    assert (everything.host, everything.http_port, everything.workers) == ("0.0.0.0", 8100, 2)
+    assert (everything.model, everything.log_level) == ("Qwen/Qwen3-0.6B", "debug")
+    (model,) = gateway.model_settings()
+    assert model.served_names == ("chat", "qwen")
+    assert (model.generation_config, model.override_generation_config) == ("quire", '{"temperature": 0}')
+    assert (model.tool_format, model.reasoning_format) == ("hermes", "think")
+    assert gateway.cors_origins == "https://a.example,https://b.example"
+    assert gateway.root_path == "/llm"
+    assert (scheduler.policy, scheduler.max_sequences, scheduler.max_step_tokens) == ("priority", 32, 2048)
+    assert (worker.model, worker.dtype, worker.max_model_len) == ("Qwen/Qwen3-0.6B", "float16", 8000)
+    assert (worker.memory_fraction, worker.block_size, worker.kv_cache_dtype) == (0.8, 32, "fp8")
+    assert (worker.cuda_graphs, worker.swap_space) == (False, 2)
+    assert (worker.drafter, worker.max_draft_tokens) == ("ngram", 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--enable-lora"], "--enable-lora is not served: adapters are not served"),
+        (["--lora_modules", "a=b"], "--lora-modules is not served"),
+        (["-q", "awq"], "--quantization is not served: quantized checkpoints are not served"),
+        (["--quantization=fp8"], "--quantization is not served"),
+        (["--compilation-config.mode", "3"], "--compilation-config is not served"),
+        (
+            ["--no-enable-auto-tool-choice"],
+            "--no-enable-auto-tool-choice is not served: a request's",
+        ),
+        (["--tensor-parallel-size", "2"], "--tensor-parallel-size must be 1, not 2: a model uses one GPU"),
+        (["-tp=4"], "--tensor-parallel-size must be 1, not 4"),
+        (["--max-num-seq", "3"], "--max-num-seq is not known: did you mean --max-num-seqs?"),
+        (["--max-model-len", "-2"], "--max-model-len -2: must be a whole number"),
+        (["--seed", "7"], "--seed must be 0, not 7: give `seed` in requests"),
+        (["--api-key", "a", ""], "--api-key: a key must not be empty"),
+        (
+            ["--speculative-config", '{"num_speculative_tokens": null}'],
+            "num_speculative_tokens must be a text or a number",
+        ),
+        (["--max-model-len", "1.0005k"], "must be a whole number"),
+        (["--dtype", "int4"], "--dtype int4: must be one of auto, float32"),
+        (["--port"], "--port needs a value"),
+        (["--port", "--host"], "--port needs a value"),
+        (["--no-port"], "--no-port is not a flag: --port has a value"),
+        (["--enforce-eager=1"], "--enforce-eager has no value"),
+        (["a", "b"], "b: there is one MODEL, a"),
+        (["--allowed-origins", "https://a.example"], "--allowed-origins https://a.example: must be a JSON list"),
+        (["--speculative-config", "ngram"], "--speculative-config: must be a JSON object"),
+        (["--speculative-config", '{"method": "eagle"}'], '--speculative-config: method must be "ngram", not "eagle"'),
+        (["--speculative-config", '{"draft_sample_method": 3}'], "the key draft_sample_method is not served"),
+        (["--speculative-config.method", "eagle"], '--speculative-config: method must be "ngram", not "eagle"'),
+        (["--structured-outputs-config.enable_in_reasoning", "true"], "the key enable_in_reasoning is not served"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_flag_that_is_not_served_is_refused_by_name(arguments: list[str], text: str) -> None:
+    with pytest.raises(FlagRefused) as error:
+        serve.variables_of(arguments)
+    assert text in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables"),
+    [
+        (["--max-model-len", "8k", "--max-model-len", "auto"], {}),
+        (["--max-model-len", "-1"], {}),
+        (
+            ["--speculative-config", '{"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2}'],
+            {"QUIRE_DRAFTER": "ngram"},
+        ),
+        (["--trust-remote-code", "--seed", "0"], {}),
+        (["--no-enforce-eager", "m"], {"QUIRE_CUDA_GRAPHS": "1", "QUIRE_MODEL": "m"}),
+        (["--model", "a", "b"], {"QUIRE_MODEL": "b"}),
+        (["m", "--port", "1", "--port=2"], {"QUIRE_MODEL": "m", "QUIRE_HTTP_PORT": "2"}),
+        (["--disable-log-stats", "--max-log-len", "3", "m"], {"QUIRE_MODEL": "m"}),
+        (["--http-port", "0", "--api-keys", "f"], {"QUIRE_HTTP_PORT": "0", "QUIRE_API_KEYS": "f"}),
+        (["--max-num-batched-tokens", "1.5m"], {"QUIRE_MAX_STEP_TOKENS": "1500000"}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_the_last_flag_of_a_name_counts(arguments: list[str], variables: dict[str, str]) -> None:
+    assert serve.variables_of(arguments) == variables
+
+
+def started(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> dict[str, str]:
+    """The QUIRE_ variables with which `serve` starts the supervisor."""
+    found: dict[str, str] = {}
+
+    def supervise(args: list[str]) -> None:
+        assert args == []
+        found.update({name: value for name, value in os.environ.items() if name.startswith("QUIRE_")})
+
+    monkeypatch.setattr(serve, "supervise", supervise)
+    monkeypatch.setattr(sys, "argv", ["serve", *arguments])
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    serve.main()
+    return found
+
+
+def test_api_keys_are_written_as_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = started(monkeypatch, "m", "--api-key", "token-abc123", "other", "--run-dir", str(tmp_path))
+    path = Path(variables["QUIRE_API_KEYS"])
+    assert path == tmp_path / serve.KEYS_FILE
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert "token" not in path.read_text()
+    keys = read_key_file(path)
+    assert {key.digest for key in keys.keys} == {digest_of("token-abc123"), digest_of("other")}
+    assert {key.tenant.name for key in keys.keys} == {"default"}
+
+
+def test_a_refusal_ends_the_command_with_status_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        started(monkeypatch, "m", "--enable-lora")
+    assert end.value.code == 2
+    assert capsys.readouterr().err == "quire serve: --enable-lora is not served: adapters are not served\n"
+
+
+def test_the_help_lists_the_flags_that_set_something(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert started(monkeypatch, "--help") == {}
+    assert "--max-num-seqs" in capsys.readouterr().out
+
+
+def test_the_command_line_passes_all_arguments_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(os, "execv", lambda *call: calls.append(call))
+    arguments = ["m", "-tp", "1", "--port", "0", "--no-enforce-eager", "--help"]
+    assert run(["serve", *arguments]) == 0
+    assert calls == [(sys.executable, [sys.executable, "-m", "svc_common.supervisor.serve", *arguments])]
