@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from hashlib import sha1
 from typing import Any, TypeVar, cast
 
@@ -24,6 +25,15 @@ _Answer = TypeVar("_Answer")
 Argument = str | bytes | int | float
 
 
+@dataclass(slots=True)
+class ServerHistory:
+    """What the clients of one store have seen of their server."""
+
+    has_answered: bool = False
+    num_restarts: int = 0
+    """Lost connections, and answers that the server lacks the script, other than the first answer of all."""
+
+
 class RedisClient:
     """Calls of one `kind` on the `keys` of a deployment, with their own connections.
 
@@ -37,6 +47,7 @@ class RedisClient:
         connections: RedisConnections,
         keys: StoreKeys,
         kind: str,
+        history: ServerHistory,
         fail_fast: float,
         on_lost: Callable[[], Awaitable[None]],
     ) -> None:
@@ -44,8 +55,7 @@ class RedisClient:
         self._redis = connections.client
         self._node: object = None
         self.is_answering = True
-        self._has_answered = False
-        self.num_restarts = 0
+        self._history = history
         self._keys = keys
         self._kind = kind
         self._fail_fast = fail_fast
@@ -61,7 +71,7 @@ class RedisClient:
             try:
                 return await self._redis.evalsha(_SHA, *given)
             except NoScriptError:
-                self.num_restarts += self._has_answered
+                self._history.num_restarts += self._history.has_answered
                 return await self._redis.eval(SCRIPT, *given)
 
         return await self._ask(ask, timeout)
@@ -121,7 +131,7 @@ class RedisClient:
             try:
                 answer = await _attempt(ask)
             except RedisConnectionError:  # restarted, or replaced: every call may be repeated
-                self.num_restarts += 1
+                self._history.num_restarts += 1
                 await self._on_lost()
                 answer = await _attempt(ask)
             self._note_node()
@@ -133,7 +143,7 @@ class RedisClient:
             raise self._failed(str(error)) from error
         except RedisError as error:
             raise self._failed(str(error)) from error
-        self._has_answered = True
+        self._history.has_answered = True
         if not self.is_answering:
             log.warning("Redis answers again", extra={"calls": self._kind})
             self.is_answering = True
@@ -142,7 +152,7 @@ class RedisClient:
     def _note_node(self) -> None:
         node = self._connections.node_of(self._keys.epoch)
         if node != self._node:
-            self.num_restarts += self._node is not None
+            self._history.num_restarts += self._node is not None
             self._node = node
 
     def _failed(self, why: str) -> StoreUnavailable:

@@ -9,8 +9,8 @@ from typing import Any
 
 from scheduler_svc.request_log import RequestLog
 from scheduler_svc.store.base import BucketAnswer, BucketCall, Ending, Gap, KeyTaken, UnusableRecord, WriteBatch
-from scheduler_svc.store.client import Argument, RedisClient
-from scheduler_svc.store.connection import connect
+from scheduler_svc.store.client import Argument, RedisClient, ServerHistory
+from scheduler_svc.store.connection import RedisConnections, connect
 from scheduler_svc.store.encryption import NO_KEYS, RecordKeys
 from scheduler_svc.store.packing import (
     pack_bucket_call,
@@ -51,16 +51,20 @@ class RedisStore:
     ) -> None:
         target = RedisTarget.parse(url)
         self._keys = StoreKeys.of(prefix)
+        self._history = ServerHistory()
         # Neither new requests nor large batches delay the lease, and new requests do not delay the steps.
-        self._records = RedisClient(connect(target, tls), self._keys, "records", _FAIL_FAST, self._hang_up)
-        self._steps = RedisClient(connect(target, tls), self._keys, "steps", _FAIL_FAST, self._hang_up)
+        self._records = self._client(connect(target, tls), "records", _FAIL_FAST)
+        self._steps = self._client(connect(target, tls), "steps", _FAIL_FAST)
         # Its callers retry at their own interval.
-        self._lease = RedisClient(connect(target, tls), self._keys, "lease", 0, self._hang_up)
+        self._lease = self._client(connect(target, tls), "lease", 0)
         self._ttl = ttl
         self.record_keys = record_keys
         """May be replaced by keys that include those before."""
         self._grace = min(ttl, max(1, round(grace)))
         self._last_write = 0
+
+    def _client(self, connections: RedisConnections, kind: str, fail_fast: float) -> RedisClient:
+        return RedisClient(connections, self._keys, kind, self._history, fail_fast, self._hang_up)
 
     @property
     def is_answering(self) -> bool:
@@ -69,7 +73,7 @@ class RedisStore:
     @property
     def num_restarts(self) -> int:
         """Grows where a connection was lost, or the server does not have the script."""
-        return self._records.num_restarts + self._steps.num_restarts + self._lease.num_restarts
+        return self._history.num_restarts
 
     async def put(self, log: RequestLog, epoch: int) -> RequestLog | None:
         keys = self._keys_for([log])
