@@ -36,11 +36,15 @@ def run_tests(arguments: str) -> tuple[bool, str]:
     stamp = Path(sys.prefix, ".installed")
     # Each test's outcome as it comes: after an error of pytest's own there is no summary.
     command = ["make", f"--old-file={stamp}", "test", f"VENV={sys.prefix}", f"TEST_ARGS=-v {arguments}"]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    lines = done.stdout.rstrip().splitlines() or [""]
-    if done.returncode:
-        print("\n".join([*filter(_FAILURE.search, lines), *lines[-200:]]), flush=True)
-    return done.returncode == 0, re.sub(r"^=+ | =+$", "", lines[-1])
+    lines = [""]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout or ():
+            lines.append(line.rstrip())
+            if _FAILURE.search(line):
+                print(line, end="", flush=True)
+    if process.returncode:
+        print("\n".join(lines[-200:]), flush=True)
+    return process.returncode == 0, re.sub(r"^=+ | =+$", "", lines[-1])
 
 
 def main() -> None:
