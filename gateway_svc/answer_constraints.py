@@ -1,4 +1,5 @@
-"""What the answer to a request must match: the client's constraint, and for chats the calls that it must have."""
+"""What the answer to a request must match: the client's constraint, and for chats the calls that it must have
+and the limit of its reasoning."""
 
 import hashlib
 import json
@@ -27,6 +28,7 @@ def answer_constraint(
     if turn is None or not isinstance(prompt, ChatPrompt):
         return constraint
     choice = prompt.tool_choice or ToolChoice()
+    max_reasoning_tokens = _reasoning_limit(prompt, turn, added_tokens, check)
     must_call = choice.mode in (ToolMode.REQUIRED, ToolMode.NAMED)
     strict_names = {tool.name for tool in prompt.tools if tool.is_strict}
     if must_call:
@@ -38,6 +40,8 @@ def answer_constraint(
         field = constraint.field
     elif turn.tools and strict_names:
         field = Field.TOOLS
+    elif max_reasoning_tokens is not None:
+        field = Field.MAX_REASONING_TOKENS
     else:
         return None
     check_combination(unvalidated, field, check)
@@ -62,7 +66,22 @@ def answer_constraint(
         is_parallel=not turn.has_one_call and choice.mode is not ToolMode.NAMED,
         control_tokens=turn.control_markers(added_tokens),
         answer=constraint,
+        max_reasoning_tokens=max_reasoning_tokens,
     )
+
+
+def _reasoning_limit(
+    prompt: ChatPrompt, turn: TurnFormat, added_tokens: Mapping[str, int], check: FieldChecker
+) -> int | None:
+    """How many tokens the reasoning may have; None: any number. Raises QuireError."""
+    limit, reasoning = prompt.max_reasoning_tokens, turn.format.reasoning
+    if limit is None or reasoning is None:
+        return None
+    if reasoning.end not in added_tokens:
+        # A grammar counts the tokens of text, and cannot look for an end within it.
+        message = f"is not served by this model: its tokenizer has no token {reasoning.end}"
+        raise check.unsupported(Field.MAX_REASONING_TOKENS, message)
+    return limit
 
 
 _WHITESPACE_OF_JSON = re.compile(r'("(?:[^"\\]|\\.)*")|\s+')
@@ -91,6 +110,8 @@ def digest_of_form(unvalidated: UnvalidatedRequest) -> str:
         ]
         form["tool_choice"] = _given(prompt.tool_choice or ToolChoice())
         form["parallel"] = prompt.parallel_tool_calls is not False
+    if isinstance(prompt, ChatPrompt) and prompt.max_reasoning_tokens is not None:
+        form["max_reasoning_tokens"] = prompt.max_reasoning_tokens
     return hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest() if form else ""
 
 

@@ -20,6 +20,7 @@ MAX_TOOLS_LENGTH = 2**18
 MAX_VARIABLES_LENGTH = 2**14
 MAX_NAME_LENGTH = 256
 MAX_JSON_DEPTH = 100
+MAX_REASONING_TOKENS = 2**31 - 1
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
@@ -59,6 +60,7 @@ class ChatValidator:
         last = prompt.messages[-1]
         if prompt.prompt_end is PromptEnd.CONTINUATION and (last.role != "assistant" or not last.content):
             raise check.invalid(Field.PROMPT_END, "needs a last message of the role assistant with a content")
+        check.integer(Field.MAX_REASONING_TOKENS, prompt.max_reasoning_tokens, 0, 0, MAX_REASONING_TOKENS)
         has_one_call = prompt.parallel_tool_calls is False
         variables = self._variables(prompt, check)
         return TemplateChat(messages, template_tools, variables, prompt.prompt_end, tools, has_one_call)

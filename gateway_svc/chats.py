@@ -89,6 +89,7 @@ class ChatPrompt:
     template_variables: str | None = None
     reasoning_effort: str | None = None
     prompt_end: PromptEnd = PromptEnd.ANSWER
+    max_reasoning_tokens: int | None = None
 
     @property
     def has_tools(self) -> bool:
@@ -113,6 +114,7 @@ class ChatPrompt:
             template_variables=chat.template_kwargs or None,
             reasoning_effort=chat.reasoning_effort or None,
             prompt_end=_prompt_end(chat, path),
+            max_reasoning_tokens=chat.max_reasoning_tokens if chat.HasField("max_reasoning_tokens") else None,
         )
 
 

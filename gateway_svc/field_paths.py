@@ -20,6 +20,7 @@ class Field(StrEnum):
     TOOL_CHOICE = "chat.tool_choice"
     TEMPLATE_VARIABLES = "chat.template_kwargs"
     REASONING_EFFORT = "chat.reasoning_effort"
+    MAX_REASONING_TOKENS = "chat.max_reasoning_tokens"
     PROMPT_END = "chat.prompt_end"
     SEED = "sampling.seed"
     LOGIT_BIAS = "sampling.logit_bias"

@@ -51,6 +51,7 @@ class TurnConstraint:
     is_parallel: bool
     control_tokens: Mapping[str, int]
     answer: UnvalidatedConstraint | None = None
+    max_reasoning_tokens: int | None = None
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -81,6 +82,7 @@ def checked_turn_grammar(turn: TurnConstraint, tokenizer: "LLTokenizer") -> str:
         turn.control_tokens,
         is_parallel=turn.is_parallel,
         reasoning=turn.reasoning,
+        max_reasoning_tokens=turn.max_reasoning_tokens,
         answer=answer,
         json_options=options,
     )

@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from copy import copy
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Self
 
 import numpy as np
@@ -31,6 +32,8 @@ from svc_common.grammars import (
 from worker_svc.grammar_cache import GrammarCache
 from worker_svc.metrics import count_grammar_compiled, count_masks
 from worker_svc.step import FailureReason
+
+_TOKEN_LIMIT = "max_tokens="  # an attribute of rules
 
 _USUAL = "start: %json {}"
 
@@ -303,7 +306,14 @@ class GrammarMatcher:
     def num_allowed(self, tokens: Sequence[int]) -> int:
         """How many of these tokens may follow, one after the other; 0 if a limit is reached."""
         state = self.advance()
-        return 0 if state is None or state.is_error() else state.validate_tokens(list(tokens))
+        if state is None or state.is_error():
+            return 0
+        num_valid = state.validate_tokens(list(tokens))
+        if _TOKEN_LIMIT not in self.grammar:
+            return num_valid
+        # `validate_tokens` does not count the tokens of a rule.
+        trial = state.deep_copy()
+        return sum(1 for _ in takewhile(trial.consume_token, tokens[:num_valid]))
 
     def forced_tokens(self) -> list[int]:
         """Tokens of the only text that may follow; empty if there is a choice, or if a limit is reached.

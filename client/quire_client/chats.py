@@ -39,7 +39,14 @@ class Tool:
 Messages = Sequence[Message | Mapping[str, Any]]
 """A chat, oldest message first; a mapping has the fields of Message as keys, "role" and "content" at least."""
 
-CHAT_OPTIONS = ("tools", "tool_choice", "parallel_tool_calls", "template_kwargs", "reasoning_effort")
+CHAT_OPTIONS = (
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "template_kwargs",
+    "reasoning_effort",
+    "max_reasoning_tokens",
+)
 """Options of requests that only chats have."""
 
 _FIELDS = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning")

@@ -124,6 +124,8 @@ class GenerationOptions(TypedDict, total=False):
     """Of a chat: variables for the model's template."""
     reasoning_effort: str | None
     """Of a chat: "none", "minimal", "low", "medium", "high" or "xhigh", for templates that know it."""
+    max_reasoning_tokens: int | None
+    """Of a chat: the reasoning has at most this many tokens, and then it ends. Absent: no limit of its own."""
     json_schema: Mapping[str, Any] | str | None
     """The output is JSON that is valid under this JSON Schema, given as a mapping or as text."""
     json_object: bool | None

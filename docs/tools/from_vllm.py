@@ -46,7 +46,7 @@ SAMPLING_PARAMS: dict[str, str] = {
     "extra_args": "has arguments of vLLM's plugins; over HTTP it is `vllm_xargs`, which is refused unless it is empty",
     "bad_words": "at most 1,024",
     "skip_reading_prefix_cache": "a request cannot leave out the prefix cache",
-    "thinking_token_budget": "reasoning has no bound of its own; `max_tokens` bounds the whole answer",
+    "thinking_token_budget": "of chats; of models whose tokenizer has a token for the end of reasoning",
     "repetition_detection": "a pattern that repeats does not end an answer",
     "routed_experts_prompt_start": "experts are not reported",
     "trace_decode_token_ids": "tokens cannot be forced",

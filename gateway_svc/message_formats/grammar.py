@@ -61,7 +61,8 @@ class TurnGrammar:
     """What a turn may be.
 
     `is_parallel` allows several calls. `answer` is the grammar of the text of a turn without calls; None: any text.
-    `control_tokens` are the ids of the tokenizer's added tokens by literal. `json_options` are llguidance's for the
+    `control_tokens` are the ids of the tokenizer's added tokens by literal. `max_reasoning_tokens` is a limit for
+    reasoning whose end is one of them, without its markers; None: no limit. `json_options` are llguidance's for the
     JSON of `answer`.
     """
 
@@ -71,6 +72,7 @@ class TurnGrammar:
     control_tokens: Mapping[str, int]
     is_parallel: bool = True
     reasoning: ReasoningRule = ReasoningRule.NONE
+    max_reasoning_tokens: int | None = None
     answer: str | None = None
     json_options: Mapping[str, Any] = field(default_factory=lambda: JSON_ON_ONE_LINE)
 
@@ -108,9 +110,17 @@ class TurnGrammar:
         assert reasoning is not None, "there is a rule for it"
         return {
             "reasoning": f"{self._literal(reasoning.begin)} thought",
-            **self._until("thought_end", reasoning.end),
+            **self._thought_end(reasoning.end),
             "thought": f"thought_end {_SPACE}",
         }
+
+    def _thought_end(self, marker: str) -> dict[str, str]:
+        limit, end = self.max_reasoning_tokens, self._literal(marker)
+        if limit is None:
+            return self._until("thought_end", marker)
+        if limit == 0:
+            return {"thought_end": end}
+        return {"thought_end": f"limited {end}", f"limited[max_tokens={limit}]": "TEXT"}
 
     def _turn(self) -> dict[str, str]:
         text = "TEXT" if self.answer is None else f"@{_ANSWER}"

@@ -98,6 +98,21 @@ CASES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ['{"a": 1}', THINK + '{"a": 1}'],
         [CALL],
     ),
+    "limit of the reasoning": (
+        {"thinking_token_budget": 5, "tools": []},
+        ["Hello.", THINK + "Hello.", "<think></think>", ""],
+        ["<think>\nWell, this is longer.\n</think>\n\nHello."],
+    ),
+    "limit of the reasoning beside tools": (
+        {"thinking_token_budget": 0},
+        ["Hello.", "<think></think>" + CALL, WRONG_CALL, f"Hello. {CALL}"],
+        [THINK + CALL],
+    ),
+    "limit of the reasoning beside a format": (
+        {"thinking_token_budget": 5, "tools": [], "response_format": FORM},
+        ['{"a": 1}', THINK + '{"a": 1}'],
+        ["Hello.", '<think>\nWell, this is longer.\n</think>\n\n{"a": 1}'],
+    ),
     "legacy": (
         {"tools": None, "functions": [CITY["function"], NOW["function"]], "function_call": {"name": "now"}},
         [NOW_CALL],
@@ -120,6 +135,7 @@ async def test_the_grammar_admits_what_was_asked_for(
 async def test_auto_without_strict_tools_has_no_grammar(gateway: Harness) -> None:
     assert await grammar_of(gateway) == ""
     assert await grammar_of(gateway, tool_choice="none") == ""
+    assert await grammar_of(gateway, thinking_token_budget=-1) == ""
 
 
 @pytest.mark.asyncio(loop_scope="module")

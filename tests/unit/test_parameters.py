@@ -69,4 +69,5 @@ def test_fields_that_are_not_served_are_said_to_be_refused(body: type[Completion
     refused = {field for fields, tests in rows(page) if any(REFUSED in test for test in tests) for field in fields}
     for field in fields_of(*OPENAI) & body.unserved.keys():
         assert field in refused, field
-    assert not refused & body.model_fields.keys()
+    unserved = CompletionBody.unserved.keys() | ChatBody.unserved.keys()
+    assert not (refused & body.model_fields.keys()) - unserved  # one of them may serve it

@@ -150,7 +150,9 @@ class Thinking(BodyModel):
     unserved: ClassVar[Neutral] = {"display": ("summarized",)}
 
     type: Annotated[Literal["enabled", "adaptive", "disabled"], ErrorMessage("must be enabled, adaptive or disabled")]
-    budget_tokens: int | None = option("Chooses the effort; it is not a limit.", minimum=1)
+    budget_tokens: int | None = option(
+        "The most tokens of the reasoning; it also chooses the effort.", minimum=1, maximum=2**31 - 1
+    )
 
 
 class OutputFormat(BodyModel):

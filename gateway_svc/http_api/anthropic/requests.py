@@ -36,6 +36,7 @@ _NAMES: Mapping[str, str] = {
 
 _EFFORTS = {"max": "xhigh"}
 # As LiteLLM maps efforts to budgets.
+_BUDGET = "thinking.budget_tokens"
 _LOW_BUDGET, _MEDIUM_BUDGET = 1_024, 2_048
 
 
@@ -92,9 +93,10 @@ def _chat(body: MessagesBody) -> tuple[ChatPrompt, Mapping[str, str]]:
         tool_choice=_tool_choice(body),
         parallel_tool_calls=False if choice is not None and choice.disable_parallel_tool_use else None,
         reasoning_effort=effort,
+        max_reasoning_tokens=None if body.thinking is None else body.thinking.budget_tokens,
         prompt_end=PromptEnd.CONTINUATION if body.messages[-1].role == "assistant" else PromptEnd.ANSWER,
     )
-    return chat, {**_NAMES, Field.REASONING_EFFORT: where}
+    return chat, {**_NAMES, Field.REASONING_EFFORT: where, Field.MAX_REASONING_TOKENS: _BUDGET}
 
 
 def _user(message: AnthropicMessage, path: str) -> list[ChatMessage]:
@@ -228,8 +230,7 @@ def _effort(body: MessagesBody) -> tuple[str | None, str]:
         return _EFFORTS.get(config.effort, config.effort), "output_config.effort"
     if thinking is None:
         return None, "thinking"
-    where = "thinking.budget_tokens"
-    budget = thinking.budget_tokens
+    where, budget = _BUDGET, thinking.budget_tokens
     if thinking.type == "adaptive" or budget is None:
         return "medium", where
     if budget < 1:

@@ -24,11 +24,14 @@ NAMES: Mapping[str, str] = {
     Field.TOOL_CHOICE: "tool_choice",
     Field.TEMPLATE_VARIABLES: "chat_template_kwargs",
     Field.REASONING_EFFORT: "reasoning_effort",
+    Field.MAX_REASONING_TOKENS: "thinking_token_budget",
     Field.PROMPT_END: "continue_final_message",
 }
 
 # Before OpenAI's API had tools.
 _LEGACY_NAMES: Mapping[str, str] = {Field.TOOLS: "functions", Field.TOOL_CHOICE: "function_call"}
+
+_NO_LIMIT = -1  # as vLLM writes it
 
 _CHOICES = {mode.value: ToolChoice(mode) for mode in ToolMode if mode is not ToolMode.NAMED}
 
@@ -67,6 +70,7 @@ def read_chat(body: ChatBody) -> ChatFields:
         template_variables=_optional_json("chat_template_kwargs", body.chat_template_kwargs),
         reasoning_effort=body.reasoning_effort,
         prompt_end=_prompt_end(body),
+        max_reasoning_tokens=None if body.thinking_token_budget == _NO_LIMIT else body.thinking_token_budget,
     )
     names = {Field.TOOLS: is_legacy, Field.TOOL_CHOICE: body.function_call is not None}
     is_named = prompt.tool_choice is not None and prompt.tool_choice.mode is ToolMode.NAMED

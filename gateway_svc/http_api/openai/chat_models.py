@@ -140,6 +140,12 @@ class ChatBody(GenerationBody):
         "How much the model reasons, if its template takes that.",
         examples=["none", "minimal", "low", "medium", "high", "xhigh"],
     )
+    thinking_token_budget: int | None = option(
+        "The reasoning has at most this many tokens, and then it ends; -1: no limit.",
+        -1,
+        minimum=-1,
+        maximum=2**31 - 1,
+    )
     add_generation_prompt: bool | None = option("Whether the prompt ends where an answer begins.", True)
     continue_final_message: bool | None = option(
         "Whether the answer continues the last message; needs add_generation_prompt to be false.", False

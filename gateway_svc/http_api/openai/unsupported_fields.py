@@ -16,7 +16,6 @@ _OPENAI_AND_VLLM: Neutral = {
     "return_token_offsets": (False,),
     "routed_experts_prompt_start": (0,),
     "structural_tag": (),
-    "thinking_token_budget": (),
     "vllm_xargs": ({},),
     "watermarking": (False,),
 }
@@ -155,6 +154,7 @@ COMPLETION: Neutral = {
     "prompt_embeds": (),
     "store": (False,),
     "suffix": ("",),
+    "thinking_token_budget": (-1,),
 }
 
 CHAT: Neutral = {

@@ -50,6 +50,7 @@ CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt_end": 3}, INVALID, "prompt_end"), ({"template_kwargs": "{"}, INVALID, "template_kwargs"),
     ({"template_kwargs": '{"messages": 1}'}, INVALID, "template_kwargs"),
     ({"reasoning_effort": "much"}, INVALID, "reasoning_effort"),
+    ({"max_reasoning_tokens": 2**31}, INVALID, "max_reasoning_tokens"),
 ]  # fmt: skip
 
 

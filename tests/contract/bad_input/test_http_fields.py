@@ -218,7 +218,7 @@ def combinations() -> Iterator[Case]:
         *((chat, {name: value}, INVALID, name) for name, value in {
             "tools": {}, "tool_choice": "any", "functions": 1, "function_call": "required", "parallel_tool_calls": 1,
             "chat_template_kwargs": 1, "continue_final_message": True, "add_generation_prompt": 1,
-            "reasoning_effort": "much", "include_reasoning": 1, "echo": "yes",
+            "reasoning_effort": "much", "include_reasoning": 1, "echo": "yes", "thinking_token_budget": -2,
             "temprature": 1, "max_token": 1, "respons_format": {},
         }.items()),
         *((chat, {"chat_template_kwargs": {name: 1}}, INVALID, "chat_template_kwargs")

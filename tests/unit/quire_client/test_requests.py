@@ -275,6 +275,7 @@ def test_a_chat_has_tools_calls_and_results() -> None:
             "parallel_tool_calls": False,
             "template_kwargs": {"enable_thinking": False},
             "reasoning_effort": "low",
+            "max_reasoning_tokens": 0,
             "max_tokens": 5,
         },
     ).chat
@@ -296,6 +297,7 @@ def test_a_chat_has_tools_calls_and_results() -> None:
         parallel_tool_calls=False,
         template_kwargs='{"enable_thinking": false}',
         reasoning_effort="low",
+        max_reasoning_tokens=0,
     )
     assert chat_request(messages, {"tool_choice": "now"}).chat.tool_name == "now"
     assert not chat_request(messages, {"tool_choice": None, "tools": None}).chat.WhichOneof("tool_choice")

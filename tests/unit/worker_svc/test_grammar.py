@@ -100,6 +100,15 @@ def test_tokens_that_may_follow_and_tokens_that_must(grammars: GrammarCompiler) 
     assert text_of(matcher.forced_tokens()) == b"erhaps"
 
 
+def test_tokens_beyond_the_limit_of_a_rule_may_not_follow(grammars: GrammarCompiler) -> None:
+    end = _encoded("!")
+    for num_known in range(4):
+        matcher = grammars.matcher(CASES["counted"].grammar, [_encoded("h")[0]] * num_known)
+        assert matcher.num_allowed(_encoded("h") * 9) == 3 - num_known
+        assert matcher.num_allowed([*_encoded("h") * (3 - num_known), *end, EOS]) == 5 - num_known
+    assert matcher.forced_tokens() == end
+
+
 def test_a_grammar_is_compiled_once(grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
 

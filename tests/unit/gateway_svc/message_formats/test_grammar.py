@@ -260,6 +260,23 @@ def test_reasoning_stands_before_calls(kind: str, calls: CallRule) -> None:
     assert calls_of(events) == [("get_time", {})]
 
 
+@pytest.mark.parametrize("rule", [ReasoningRule.OPEN, ReasoningRule.OPTIONAL])
+@pytest.mark.parametrize("calls", CallRule)
+@pytest.mark.parametrize("limit", [0, 1, 5, 2**32 - 1])
+def test_reasoning_ends_at_its_limit(limit: int, calls: CallRule, rule: ReasoningRule) -> None:
+    vocabulary = VOCABULARIES["tokens"]
+    grammar = grammar_of("hermes", "tokens", calls, reasoning=rule, max_reasoning_tokens=limit)
+    begin = "" if rule is ReasoningRule.OPEN else "<think>"
+    rest = "</think>\n" + ("Yes." if calls is CallRule.NONE else written("hermes", ("get_time", {})))
+    for length in (0, 1, 5, 6):  # the vocabulary has bytes
+        assert vocabulary.admits(grammar, begin + "x" * length + rest) == (length <= limit), length
+    matcher = vocabulary.matcher(grammar)
+    thought = vocabulary.encode(begin) + vocabulary.encode("你好")[: min(limit, 6)]
+    assert all(map(matcher.consume_token, thought))  # the limit may be within a character
+    if limit <= 6:
+        assert matcher.compute_ff_tokens() == vocabulary.encode("</think>")
+
+
 @each_kind
 def test_an_answer_of_another_grammar_stands_for_text(kind: str) -> None:
     vocabulary = VOCABULARIES[kind]

@@ -144,6 +144,12 @@ def test_thinking_is_an_effort(fields: Any, effort: str | None) -> None:
     assert chat(**fields).reasoning_effort == effort
 
 
+def test_a_budget_is_the_limit_of_the_reasoning() -> None:
+    assert chat(thinking={"type": "enabled", "budget_tokens": 1_024}).max_reasoning_tokens == 1_024
+    assert chat(thinking={"type": "adaptive"}).max_reasoning_tokens is None
+    assert chat().max_reasoning_tokens is None
+
+
 @pytest.mark.parametrize(
     ("fields", "path"),
     [

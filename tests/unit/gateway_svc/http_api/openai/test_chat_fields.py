@@ -47,6 +47,7 @@ def test_both_protocols_make_the_same_chat() -> None:
         parallel_tool_calls=False,
         chat_template_kwargs={"x": [1]},
         reasoning_effort="low",
+        thinking_token_budget=7,
         add_generation_prompt=False,
         continue_final_message=True,
     )
@@ -65,6 +66,7 @@ def test_both_protocols_make_the_same_chat() -> None:
         parallel_tool_calls=False,
         template_kwargs='{"x": [1]}',
         reasoning_effort="low",
+        max_reasoning_tokens=7,
         prompt_end=api.PROMPT_END_CONTINUATION,
     )
     assert over_http == ChatPrompt.from_proto(over_grpc, "generation.chat")
