@@ -10,6 +10,7 @@ import time
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,15 @@ from deployment import Deployment, deployment
 from quire_client import AsyncClient, Generation, QuireError
 from quire_client.admin import SequenceState
 from reference import MAX_TIES, NEW_TOKENS, Reference
+from scheduler_svc.core.request import STOP_STRING_LEAD
 
 QUIRE = Path(sys.executable).parent / "quire"
 NUM_BLOCKS = 24
 BLOCK = 16
 SWAPS = 'quire_preemptions_total{method="swap"}'
 MAX_QUEUED = 4  # requests of one tenant
-PROMPT_BLOCKS = 10
-LONG: dict[str, Any] = {"max_tokens": 220, "temperature": 0, "ignore_eos": True, "stop": "there is no such text"}
+PROMPT_BLOCKS = 4
+LONG: dict[str, Any] = {"max_tokens": 310, "temperature": 0, "ignore_eos": True, "stop": "there is no such text"}
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +45,18 @@ def running(model: object) -> Iterator[Deployment]:
         yield started
 
 
-async def explain(running: Deployment, *arguments: str) -> Any:
+def explained(running: Deployment, name: str) -> Any:
+    """The state of a request."""
+    with running.admin() as admin:
+        return asdict(admin.explain(name))
+
+
+async def listed_by_command(running: Deployment) -> Any:
     """The output of `quire explain`, parsed as JSON."""
     admin = running.state["scheduler_admin"][0]
     environment = os.environ | {"QUIRE_DEPLOYMENT_SECRET_FILE": str(running.secret_file)}
     call = await asyncio.create_subprocess_exec(
-        QUIRE, "explain", *arguments, "--admin", admin, "--json", stdout=PIPE, env=environment
+        QUIRE, "explain", "--admin", admin, "--json", stdout=PIPE, env=environment
     )
     said, _ = await call.communicate()
     assert call.returncode == 0
@@ -81,27 +89,32 @@ def other_http(running: Deployment) -> str:
 
 @asynccontextmanager
 async def contended(running: Deployment, num_queued: int) -> AsyncIterator[AsyncClient]:
-    """Two requests run until their blocks do not fit together and the second one is preempted; the others queue.
+    """One request holds its blocks, a second one is preempted when it needs more than the others, and the rest queue.
 
-    Then their gateway is stopped (SIGSTOP). A sequence with stop strings pauses when it is too far ahead of its
-    gateway, so the state does not change before the block ends. Yields a client of the other gateway.
+    The gateway of the first is stopped (SIGSTOP). A sequence with stop strings pauses when it is too far ahead of its
+    gateway, so the state does not change before the block ends, which must be before connections to a stopped process
+    count as broken, after 30 s. Yields a client of the other gateway.
     """
-    names = ["runs", "preempted", *(f"queues {i}" for i in range(num_queued))]
-    names = [name.replace(" ", "-") for name in names]
+    names = ["runs", "preempted", *(f"queues-{i}" for i in range(num_queued))]
     stopped, other = running.state["grpc"]
     async with AsyncClient(stopped) as client, AsyncClient(other) as asking:
-        tasks = []
-        for place, name in enumerate(names):
-            prompt = [1000 + place] * (PROMPT_BLOCKS * BLOCK)
-            tasks.append(asyncio.create_task(client.generate(prompt, request_id=name, **LONG)))
-            # The second may have been preempted already at the first look.
-            other_state = "quire_sequences_swapped" if place < 2 else "quire_sequences_waiting"
-            await until(running, ("quire_sequences_running", other_state), place + 1)
+        tasks: list[asyncio.Task[Generation]] = []
+
+        def submit(name: str, through: AsyncClient, priority: int = 0) -> None:
+            prompt = [1000 + len(tasks)] * (PROMPT_BLOCKS * BLOCK)
+            call = through.generate(prompt, request_id=name, priority=priority, **LONG)
+            tasks.append(asyncio.create_task(call))
+
+        submit(names[0], client, priority=1)  # else it might be the one that gives up its blocks
+        await until(running, ("quire_sequences_running",), 1)
         running.kill("gateway-0", signal.SIGSTOP)
         try:
+            await until_paused(running, names[0])
+            submit(names[1], asking)
             await until(running, ("quire_sequences_swapped",), 1)
-            await until(running, ("quire_sequences_waiting",), 1 + num_queued)
-            await until_paused(running, "runs")
+            for count, name in enumerate(names[2:], start=2):
+                submit(name, asking)
+                await until(running, ("quire_sequences_waiting",), count)
             yield asking
         finally:
             running.kill("gateway-0", signal.SIGCONT)
@@ -114,11 +127,11 @@ async def contended(running: Deployment, num_queued: int) -> AsyncIterator[Async
 
 async def test_explain_shows_which_request_runs_which_is_preempted_and_which_waits(running: Deployment) -> None:
     async with contended(running, num_queued=1):
-        names = ("runs", "preempted", "queues-0")
-        explained = await asyncio.gather(*(explain(running, name) for name in names), explain(running))
-    runs, preempted, queues = (one["sequences"][0] for one in explained[:3])
+        requests = [explained(running, name) for name in ("runs", "preempted", "queues-0")]
+        listed = await listed_by_command(running)
+    runs, preempted, queues = (request["sequences"][0] for request in requests)
     assert runs["state"] == "paused"
-    assert runs["num_device_blocks"] >= NUM_BLOCKS - PROMPT_BLOCKS
+    assert runs["num_device_blocks"] >= PROMPT_BLOCKS + STOP_STRING_LEAD // BLOCK
     assert (runs["num_host_blocks"], runs["num_missing_blocks"], runs["num_preemptions"]) == (0, 0, 0)
     assert runs["num_ahead"] is None
     assert preempted["state"] == "swapped"
@@ -132,21 +145,21 @@ async def test_explain_shows_which_request_runs_which_is_preempted_and_which_wai
     assert (queues["num_device_blocks"], queues["num_host_blocks"], queues["num_generated_tokens"]) == (0, 0, 0)
     assert queues["num_ahead"] == 1, "the preempted request runs first"
     assert queues["predicted_start"] is not None
-    assert {one["tenant"] for one in explained[:3]} == {"default"}
-    assert explained[2]["num_waiting"] == 1
-    listed = explained[3]
+    assert {request["tenant"] for request in requests} == {"default"}
+    assert requests[2]["num_waiting"] == 1
     assert listed["num_live"] == 3
     assert [one["state"] for one in listed["requests"]] == ["paused", "swapped", "queued"]
-    assert [one["key"] for one in listed["requests"]] == [one["key"] for one in explained[:3]]
+    assert [one["key"] for one in listed["requests"]] == [request["key"] for request in requests]
 
 
 async def test_deadline_that_cannot_be_met_is_refused_at_once(running: Deployment) -> None:
     async with contended(running, num_queued=3) as client:
+        timeout = explained(running, "queues-2")["sequences"][0]["predicted_start"] / 2  # longer on a slow machine
         with pytest.raises(QuireError) as refused:
-            await client.generate([7, 8, 9], max_tokens=4, timeout=1.5)
+            await client.generate([7, 8, 9], max_tokens=4, timeout=timeout)
         async with httpx.AsyncClient(base_url=other_http(running), timeout=60) as http:
             body = {"prompt": [7, 8, 9], "max_tokens": 4}
-            answer = await http.post("/v1/completions", json=body, headers={"x-request-timeout": "1.5"})
+            answer = await http.post("/v1/completions", json=body, headers={"x-request-timeout": f"{timeout:.3f}"})
     assert (refused.value.code.name, refused.value.reason) == ("UNAVAILABLE", "DEADLINE_TOO_SHORT")
     assert refused.value.retry_after is not None
     assert refused.value.retry_after >= 1
