@@ -4,125 +4,126 @@
 # source: quire/inference/v1/inference.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC, 7, 35, 1, "", "quire/inference/v1/inference.proto"
+    _runtime_version.Domain.PUBLIC,
+    7,
+    35,
+    1,
+    '',
+    'quire/inference/v1/inference.proto'
 )
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n"quire/inference/v1/inference.proto\x12\x12quire.inference.v1"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t"\xcc\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x30\n\ntool_calls\x18\x03 \x03(\x0b\x32\x1c.quire.inference.v1.ToolCall\x12\x19\n\x0ctool_call_id\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x11\n\x04name\x18\x05 \x01(\tH\x01\x88\x01\x01\x12\x16\n\treasoning\x18\x06 \x01(\tH\x02\x88\x01\x01\x42\x0f\n\r_tool_call_idB\x07\n\x05_nameB\x0c\n\n_reasoning"M\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\t\x12\x0e\n\x06strict\x18\x04 \x01(\x08"\x95\x03\n\x04\x43hat\x12\x31\n\x08messages\x18\x01 \x03(\x0b\x32\x1f.quire.inference.v1.ChatMessage\x12\'\n\x05tools\x18\x02 \x03(\x0b\x32\x18.quire.inference.v1.Tool\x12\x31\n\ttool_mode\x18\x03 \x01(\x0e\x32\x1c.quire.inference.v1.ToolModeH\x00\x12\x13\n\ttool_name\x18\x04 \x01(\tH\x00\x12 \n\x13parallel_tool_calls\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12\x17\n\x0ftemplate_kwargs\x18\x06 \x01(\t\x12\x18\n\x10reasoning_effort\x18\x07 \x01(\t\x12\x31\n\nprompt_end\x18\x08 \x01(\x0e\x32\x1d.quire.inference.v1.PromptEnd\x12!\n\x14max_reasoning_tokens\x18\t \x01(\rH\x02\x88\x01\x01\x42\r\n\x0btool_choiceB\x16\n\x14_parallel_tool_callsB\x17\n\x15_max_reasoning_tokens"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r"\x93\x04\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x11\n\x04seed\x18\x08 \x01(\x12H\x07\x88\x01\x01\x12?\n\nlogit_bias\x18\t \x03(\x0b\x32+.quire.inference.v1.Sampling.LogitBiasEntry\x12\x16\n\ttypical_p\x18\n \x01(\x01H\x08\x88\x01\x01\x12\x19\n\x11\x61llowed_token_ids\x18\x0b \x03(\r\x12\x11\n\tbad_words\x18\x0c \x03(\t\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\x0c\n\n_typical_p"\xaa\x01\n\x08Stopping\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x03 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x12\n\nignore_eos\x18\x05 \x01(\x08\x12\x14\n\x0cinclude_stop\x18\x06 \x01(\x08\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokens"\x86\x01\n\nBeamSearch\x12\r\n\x05width\x18\x01 \x01(\r\x12\x1b\n\x0elength_penalty\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x39\n\x0e\x65\x61rly_stopping\x18\x03 \x01(\x0e\x32!.quire.inference.v1.EarlyStoppingB\x11\n\x0f_length_penalty"\x8a\x01\n\tRetention\x12/\n\x04none\x18\x01 \x01(\x0b\x32\x1f.quire.inference.v1.NotRecordedH\x00\x12\x31\n\tuntil_end\x18\x02 \x01(\x0b\x32\x1c.quire.inference.v1.UntilEndH\x00\x12\x11\n\x07seconds\x18\x03 \x01(\rH\x00\x42\x06\n\x04kind"\r\n\x0bNotRecorded"\n\n\x08UntilEnd"\xc5\x01\n\nConstraint\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x35\n\x0bjson_object\x18\x02 \x01(\x0b\x32\x1e.quire.inference.v1.JsonObjectH\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x04 \x01(\tH\x00\x12\x0e\n\x04gbnf\x18\x05 \x01(\tH\x00\x12-\n\x06\x63hoice\x18\x06 \x01(\x0b\x32\x1b.quire.inference.v1.ChoicesH\x00\x42\x06\n\x04kind"\x0c\n\nJsonObject"\x1a\n\x07\x43hoices\x12\x0f\n\x07\x63hoices\x18\x01 \x03(\t"\x9c\x07\n\nGeneration\x12\x12\n\x05model\x18\x01 \x01(\tH\x01\x88\x01\x01\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x31\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x1c.quire.inference.v1.TokenIdsH\x00\x12(\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x18.quire.inference.v1.ChatH\x00\x12.\n\x08sampling\x18\x05 \x01(\x0b\x32\x1c.quire.inference.v1.Sampling\x12.\n\x08stopping\x18\x06 \x01(\x0b\x32\x1c.quire.inference.v1.Stopping\x12\x0e\n\x01n\x18\x07 \x01(\rH\x02\x88\x01\x01\x12\x15\n\x08logprobs\x18\x08 \x01(\rH\x03\x88\x01\x01\x12\x17\n\nrequest_id\x18\t \x01(\tH\x04\x88\x01\x01\x12\x15\n\x08priority\x18\n \x01(\x11H\x05\x88\x01\x01\x12\x1b\n\x13keep_special_tokens\x18\x0b \x01(\x08\x12\x14\n\x07\x62\x65st_of\x18\x0c \x01(\rH\x06\x88\x01\x01\x12\x38\n\x0b\x62\x65\x61m_search\x18\r \x01(\x0b\x32\x1e.quire.inference.v1.BeamSearchH\x07\x88\x01\x01\x12\x30\n\tretention\x18\x0e \x01(\x0b\x32\x1d.quire.inference.v1.Retention\x12\x32\n\nconstraint\x18\x0f \x01(\x0b\x32\x1e.quire.inference.v1.Constraint\x12\x19\n\x11logprob_token_ids\x18\x10 \x03(\r\x12#\n\x16truncate_prompt_tokens\x18\x11 \x01(\x11H\x08\x88\x01\x01\x12*\n\x1dspaces_between_special_tokens\x18\x12 \x01(\x08H\t\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x13 \x01(\rH\n\x88\x01\x01\x12\x0c\n\x04\x65\x63ho\x18\x14 \x01(\x08\x12;\n\x0ftruncation_side\x18\x15 \x01(\x0e\x32".quire.inference.v1.TruncationSideB\x08\n\x06promptB\x08\n\x06_modelB\x04\n\x02_nB\x0b\n\t_logprobsB\r\n\x0b_request_idB\x0b\n\t_priorityB\n\n\x08_best_ofB\x0e\n\x0c_beam_searchB\x19\n\x17_truncate_prompt_tokensB \n\x1e_spaces_between_special_tokensB\x12\n\x10_prompt_logprobs"\xb8\x01\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x13\n\x0btoken_bytes\x18\x03 \x01(\x0c\x12\x0f\n\x07logprob\x18\x04 \x01(\x01\x12-\n\x03top\x18\x05 \x03(\x0b\x32 .quire.inference.v1.TokenLogprob\x12\x33\n\trequested\x18\x06 \x03(\x0b\x32 .quire.inference.v1.TokenLogprob"i\n\x06\x46inish\x12\x30\n\x06reason\x18\x01 \x01(\x0e\x32 .quire.inference.v1.FinishReason\x12\x0e\n\x04stop\x18\x02 \x01(\tH\x00\x12\x12\n\x08token_id\x18\x03 \x01(\rH\x00\x42\t\n\x07matched"j\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x18\n\x10reasoning_tokens\x18\x04 \x01(\r"K\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t"\xf1\x01\n\x05\x43hunk\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x32\n\x08logprobs\x18\x05 \x03(\x0b\x32 .quire.inference.v1.TokenLogprob\x12*\n\x06\x66inish\x18\x06 \x01(\x0b\x32\x1a.quire.inference.v1.Finish\x12\x11\n\treasoning\x18\x07 \x01(\t\x12\x35\n\ntool_calls\x18\x08 \x03(\x0b\x32!.quire.inference.v1.ToolCallDelta"\xff\x01\n\nCompletion\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x32\n\x08logprobs\x18\x04 \x03(\x0b\x32 .quire.inference.v1.TokenLogprob\x12*\n\x06\x66inish\x18\x05 \x01(\x0b\x32\x1a.quire.inference.v1.Finish\x12\x12\n\x05score\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\treasoning\x18\x07 \x01(\t\x12\x30\n\ntool_calls\x18\x08 \x03(\x0b\x32\x1c.quire.inference.v1.ToolCallB\x08\n\x06_score"]\n\x06Prompt\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x32\n\x08logprobs\x18\x03 \x03(\x0b\x32 .quire.inference.v1.TokenLogprob"Q\n\nAcceptance\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x12\x12\x12\n\nis_durable\x18\x04 \x01(\x08"E\n\x0fGenerateRequest\x12\x32\n\ngeneration\x18\x01 \x01(\x0b\x32\x1e.quire.inference.v1.Generation"\xd1\x01\n\x10GenerateResponse\x12\x32\n\nacceptance\x18\x01 \x01(\x0b\x32\x1e.quire.inference.v1.Acceptance\x12\x33\n\x0b\x63ompletions\x18\x02 \x03(\x0b\x32\x1e.quire.inference.v1.Completion\x12(\n\x05usage\x18\x03 \x01(\x0b\x32\x19.quire.inference.v1.Usage\x12*\n\x06prompt\x18\x04 \x01(\x0b\x32\x1a.quire.inference.v1.Prompt"K\n\x15StreamGenerateRequest\x12\x32\n\ngeneration\x18\x01 \x01(\x0b\x32\x1e.quire.inference.v1.Generation"\xdd\x01\n\x16StreamGenerateResponse\x12\x34\n\nacceptance\x18\x01 \x01(\x0b\x32\x1e.quire.inference.v1.AcceptanceH\x00\x12*\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x19.quire.inference.v1.ChunkH\x00\x12*\n\x05usage\x18\x03 \x01(\x0b\x32\x19.quire.inference.v1.UsageH\x00\x12,\n\x06prompt\x18\x04 \x01(\x0b\x32\x1a.quire.inference.v1.PromptH\x00\x42\x07\n\x05\x65vent".\n\x08Position\x12\r\n\x05index\x18\x01 \x01(\r\x12\x13\n\x0bnext_offset\x18\x02 \x01(\x04"T\n\rResumeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12/\n\tpositions\x18\x02 \x03(\x0b\x32\x1c.quire.inference.v1.Position"\xd5\x01\n\x0eResumeResponse\x12\x34\n\nacceptance\x18\x01 \x01(\x0b\x32\x1e.quire.inference.v1.AcceptanceH\x00\x12*\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x19.quire.inference.v1.ChunkH\x00\x12*\n\x05usage\x18\x03 \x01(\x0b\x32\x19.quire.inference.v1.UsageH\x00\x12,\n\x06prompt\x18\x04 \x01(\x0b\x32\x1a.quire.inference.v1.PromptH\x00\x42\x07\n\x05\x65vent"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t"\x10\n\x0e\x43\x61ncelResponse"r\n\x0fTokenizeRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x01\x88\x01\x01\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12(\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x18.quire.inference.v1.ChatH\x00\x42\x07\n\x05inputB\x08\n\x06_model"=\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x16\n\x0e\x63ontext_length\x18\x02 \x01(\r"a\n\x11\x44\x65tokenizeRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x1b\n\x13keep_special_tokens\x18\x03 \x01(\x08\x42\x08\n\x06_model""\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t"\x13\n\x11ListModelsRequest"R\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x0f\n\x07\x61liases\x18\x04 \x03(\t"?\n\x12ListModelsResponse\x12)\n\x06models\x18\x01 \x03(\x0b\x32\x19.quire.inference.v1.Model*e\n\x08ToolMode\x12\x19\n\x15TOOL_MODE_UNSPECIFIED\x10\x00\x12\x12\n\x0eTOOL_MODE_AUTO\x10\x01\x12\x12\n\x0eTOOL_MODE_NONE\x10\x02\x12\x16\n\x12TOOL_MODE_REQUIRED\x10\x03*s\n\tPromptEnd\x12\x1a\n\x16PROMPT_END_UNSPECIFIED\x10\x00\x12\x15\n\x11PROMPT_END_ANSWER\x10\x01\x12\x16\n\x12PROMPT_END_MESSAGE\x10\x02\x12\x1b\n\x17PROMPT_END_CONTINUATION\x10\x03*\x84\x01\n\rEarlyStopping\x12\x1e\n\x1a\x45\x41RLY_STOPPING_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x45\x41RLY_STOPPING_HEURISTIC\x10\x01\x12\x1b\n\x17\x45\x41RLY_STOPPING_AT_WIDTH\x10\x02\x12\x18\n\x14\x45\x41RLY_STOPPING_NEVER\x10\x03*f\n\x0eTruncationSide\x12\x1f\n\x1bTRUNCATION_SIDE_UNSPECIFIED\x10\x00\x12\x18\n\x14TRUNCATION_SIDE_LEFT\x10\x01\x12\x19\n\x15TRUNCATION_SIDE_RIGHT\x10\x02*}\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x03\x32\x89\x05\n\x10InferenceService\x12U\n\x08Generate\x12#.quire.inference.v1.GenerateRequest\x1a$.quire.inference.v1.GenerateResponse\x12i\n\x0eStreamGenerate\x12).quire.inference.v1.StreamGenerateRequest\x1a*.quire.inference.v1.StreamGenerateResponse0\x01\x12Q\n\x06Resume\x12!.quire.inference.v1.ResumeRequest\x1a".quire.inference.v1.ResumeResponse0\x01\x12O\n\x06\x43\x61ncel\x12!.quire.inference.v1.CancelRequest\x1a".quire.inference.v1.CancelResponse\x12U\n\x08Tokenize\x12#.quire.inference.v1.TokenizeRequest\x1a$.quire.inference.v1.TokenizeResponse\x12[\n\nDetokenize\x12%.quire.inference.v1.DetokenizeRequest\x1a&.quire.inference.v1.DetokenizeResponse\x12[\n\nListModels\x12%.quire.inference.v1.ListModelsRequest\x1a&.quire.inference.v1.ListModelsResponseBr\n\x12quire.inference.v1B\x0eInferenceProtoP\x01Z\x1equire/inference/v1;inferencev1\xaa\x02\x12Quire.Inference.V1\xea\x02\x14Quire::Inference::V1b\x06proto3'
-)
+
+
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"quire/inference/v1/inference.proto\x12\x12quire.inference.v1\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"\xcc\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x30\n\ntool_calls\x18\x03 \x03(\x0b\x32\x1c.quire.inference.v1.ToolCall\x12\x19\n\x0ctool_call_id\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x11\n\x04name\x18\x05 \x01(\tH\x01\x88\x01\x01\x12\x16\n\treasoning\x18\x06 \x01(\tH\x02\x88\x01\x01\x42\x0f\n\r_tool_call_idB\x07\n\x05_nameB\x0c\n\n_reasoning\"M\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\t\x12\x0e\n\x06strict\x18\x04 \x01(\x08\"\x95\x03\n\x04\x43hat\x12\x31\n\x08messages\x18\x01 \x03(\x0b\x32\x1f.quire.inference.v1.ChatMessage\x12\'\n\x05tools\x18\x02 \x03(\x0b\x32\x18.quire.inference.v1.Tool\x12\x31\n\ttool_mode\x18\x03 \x01(\x0e\x32\x1c.quire.inference.v1.ToolModeH\x00\x12\x13\n\ttool_name\x18\x04 \x01(\tH\x00\x12 \n\x13parallel_tool_calls\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12\x17\n\x0ftemplate_kwargs\x18\x06 \x01(\t\x12\x18\n\x10reasoning_effort\x18\x07 \x01(\t\x12\x31\n\nprompt_end\x18\x08 \x01(\x0e\x32\x1d.quire.inference.v1.PromptEnd\x12!\n\x14max_reasoning_tokens\x18\t \x01(\rH\x02\x88\x01\x01\x42\r\n\x0btool_choiceB\x16\n\x14_parallel_tool_callsB\x17\n\x15_max_reasoning_tokens\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x93\x04\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x11\n\x04seed\x18\x08 \x01(\x12H\x07\x88\x01\x01\x12?\n\nlogit_bias\x18\t \x03(\x0b\x32+.quire.inference.v1.Sampling.LogitBiasEntry\x12\x16\n\ttypical_p\x18\n \x01(\x01H\x08\x88\x01\x01\x12\x19\n\x11\x61llowed_token_ids\x18\x0b \x03(\r\x12\x11\n\tbad_words\x18\x0c \x03(\t\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\x0c\n\n_typical_p\"\xaa\x01\n\x08Stopping\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x03 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x12\n\nignore_eos\x18\x05 \x01(\x08\x12\x14\n\x0cinclude_stop\x18\x06 \x01(\x08\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokens\"\x86\x01\n\nBeamSearch\x12\r\n\x05width\x18\x01 \x01(\r\x12\x1b\n\x0elength_penalty\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x39\n\x0e\x65\x61rly_stopping\x18\x03 \x01(\x0e\x32!.quire.inference.v1.EarlyStoppingB\x11\n\x0f_length_penalty\"\x8a\x01\n\tRetention\x12/\n\x04none\x18\x01 \x01(\x0b\x32\x1f.quire.inference.v1.NotRecordedH\x00\x12\x31\n\tuntil_end\x18\x02 \x01(\x0b\x32\x1c.quire.inference.v1.UntilEndH\x00\x12\x11\n\x07seconds\x18\x03 \x01(\rH\x00\x42\x06\n\x04kind\"\r\n\x0bNotRecorded\"\n\n\x08UntilEnd\"\xc5\x01\n\nConstraint\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x35\n\x0bjson_object\x18\x02 \x01(\x0b\x32\x1e.quire.inference.v1.JsonObjectH\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x04 \x01(\tH\x00\x12\x0e\n\x04gbnf\x18\x05 \x01(\tH\x00\x12-\n\x06\x63hoice\x18\x06 \x01(\x0b\x32\x1b.quire.inference.v1.ChoicesH\x00\x42\x06\n\x04kind\"\x0c\n\nJsonObject\"\x1a\n\x07\x43hoices\x12\x0f\n\x07\x63hoices\x18\x01 \x03(\t\"\x9c\x07\n\nGeneration\x12\x12\n\x05model\x18\x01 \x01(\tH\x01\x88\x01\x01\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x31\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x1c.quire.inference.v1.TokenIdsH\x00\x12(\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x18.quire.inference.v1.ChatH\x00\x12.\n\x08sampling\x18\x05 \x01(\x0b\x32\x1c.quire.inference.v1.Sampling\x12.\n\x08stopping\x18\x06 \x01(\x0b\x32\x1c.quire.inference.v1.Stopping\x12\x0e\n\x01n\x18\x07 \x01(\rH\x02\x88\x01\x01\x12\x15\n\x08logprobs\x18\x08 \x01(\rH\x03\x88\x01\x01\x12\x17\n\nrequest_id\x18\t \x01(\tH\x04\x88\x01\x01\x12\x15\n\x08priority\x18\n \x01(\x11H\x05\x88\x01\x01\x12\x1b\n\x13keep_special_tokens\x18\x0b \x01(\x08\x12\x14\n\x07\x62\x65st_of\x18\x0c \x01(\rH\x06\x88\x01\x01\x12\x38\n\x0b\x62\x65\x61m_search\x18\r \x01(\x0b\x32\x1e.quire.inference.v1.BeamSearchH\x07\x88\x01\x01\x12\x30\n\tretention\x18\x0e \x01(\x0b\x32\x1d.quire.inference.v1.Retention\x12\x32\n\nconstraint\x18\x0f \x01(\x0b\x32\x1e.quire.inference.v1.Constraint\x12\x19\n\x11logprob_token_ids\x18\x10 \x03(\r\x12#\n\x16truncate_prompt_tokens\x18\x11 \x01(\x11H\x08\x88\x01\x01\x12*\n\x1dspaces_between_special_tokens\x18\x12 \x01(\x08H\t\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x13 \x01(\rH\n\x88\x01\x01\x12\x0c\n\x04\x65\x63ho\x18\x14 \x01(\x08\x12;\n\x0ftruncation_side\x18\x15 \x01(\x0e\x32\".quire.inference.v1.TruncationSideB\x08\n\x06promptB\x08\n\x06_modelB\x04\n\x02_nB\x0b\n\t_logprobsB\r\n\x0b_request_idB\x0b\n\t_priorityB\n\n\x08_best_ofB\x0e\n\x0c_beam_searchB\x19\n\x17_truncate_prompt_tokensB \n\x1e_spaces_between_special_tokensB\x12\n\x10_prompt_logprobs\"\xb8\x01\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x13\n\x0btoken_bytes\x18\x03 \x01(\x0c\x12\x0f\n\x07logprob\x18\x04 \x01(\x01\x12-\n\x03top\x18\x05 \x03(\x0b\x32 .quire.inference.v1.TokenLogprob\x12\x33\n\trequested\x18\x06 \x03(\x0b\x32 .quire.inference.v1.TokenLogprob\"i\n\x06\x46inish\x12\x30\n\x06reason\x18\x01 \x01(\x0e\x32 .quire.inference.v1.FinishReason\x12\x0e\n\x04stop\x18\x02 \x01(\tH\x00\x12\x12\n\x08token_id\x18\x03 \x01(\rH\x00\x42\t\n\x07matched\"j\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x18\n\x10reasoning_tokens\x18\x04 \x01(\r\"K\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"\xf1\x01\n\x05\x43hunk\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x32\n\x08logprobs\x18\x05 \x03(\x0b\x32 .quire.inference.v1.TokenLogprob\x12*\n\x06\x66inish\x18\x06 \x01(\x0b\x32\x1a.quire.inference.v1.Finish\x12\x11\n\treasoning\x18\x07 \x01(\t\x12\x35\n\ntool_calls\x18\x08 \x03(\x0b\x32!.quire.inference.v1.ToolCallDelta\"\xff\x01\n\nCompletion\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x32\n\x08logprobs\x18\x04 \x03(\x0b\x32 .quire.inference.v1.TokenLogprob\x12*\n\x06\x66inish\x18\x05 \x01(\x0b\x32\x1a.quire.inference.v1.Finish\x12\x12\n\x05score\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\treasoning\x18\x07 \x01(\t\x12\x30\n\ntool_calls\x18\x08 \x03(\x0b\x32\x1c.quire.inference.v1.ToolCallB\x08\n\x06_score\"]\n\x06Prompt\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x32\n\x08logprobs\x18\x03 \x03(\x0b\x32 .quire.inference.v1.TokenLogprob\"Q\n\nAcceptance\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x12\x12\x12\n\nis_durable\x18\x04 \x01(\x08\"E\n\x0fGenerateRequest\x12\x32\n\ngeneration\x18\x01 \x01(\x0b\x32\x1e.quire.inference.v1.Generation\"\xd1\x01\n\x10GenerateResponse\x12\x32\n\nacceptance\x18\x01 \x01(\x0b\x32\x1e.quire.inference.v1.Acceptance\x12\x33\n\x0b\x63ompletions\x18\x02 \x03(\x0b\x32\x1e.quire.inference.v1.Completion\x12(\n\x05usage\x18\x03 \x01(\x0b\x32\x19.quire.inference.v1.Usage\x12*\n\x06prompt\x18\x04 \x01(\x0b\x32\x1a.quire.inference.v1.Prompt\"K\n\x15StreamGenerateRequest\x12\x32\n\ngeneration\x18\x01 \x01(\x0b\x32\x1e.quire.inference.v1.Generation\"\xdd\x01\n\x16StreamGenerateResponse\x12\x34\n\nacceptance\x18\x01 \x01(\x0b\x32\x1e.quire.inference.v1.AcceptanceH\x00\x12*\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x19.quire.inference.v1.ChunkH\x00\x12*\n\x05usage\x18\x03 \x01(\x0b\x32\x19.quire.inference.v1.UsageH\x00\x12,\n\x06prompt\x18\x04 \x01(\x0b\x32\x1a.quire.inference.v1.PromptH\x00\x42\x07\n\x05\x65vent\".\n\x08Position\x12\r\n\x05index\x18\x01 \x01(\r\x12\x13\n\x0bnext_offset\x18\x02 \x01(\x04\"T\n\rResumeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12/\n\tpositions\x18\x02 \x03(\x0b\x32\x1c.quire.inference.v1.Position\"\xd5\x01\n\x0eResumeResponse\x12\x34\n\nacceptance\x18\x01 \x01(\x0b\x32\x1e.quire.inference.v1.AcceptanceH\x00\x12*\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x19.quire.inference.v1.ChunkH\x00\x12*\n\x05usage\x18\x03 \x01(\x0b\x32\x19.quire.inference.v1.UsageH\x00\x12,\n\x06prompt\x18\x04 \x01(\x0b\x32\x1a.quire.inference.v1.PromptH\x00\x42\x07\n\x05\x65vent\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x10\n\x0e\x43\x61ncelResponse\"r\n\x0fTokenizeRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x01\x88\x01\x01\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12(\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x18.quire.inference.v1.ChatH\x00\x42\x07\n\x05inputB\x08\n\x06_model\"=\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x16\n\x0e\x63ontext_length\x18\x02 \x01(\r\"a\n\x11\x44\x65tokenizeRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x1b\n\x13keep_special_tokens\x18\x03 \x01(\x08\x42\x08\n\x06_model\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"R\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x0f\n\x07\x61liases\x18\x04 \x03(\t\"?\n\x12ListModelsResponse\x12)\n\x06models\x18\x01 \x03(\x0b\x32\x19.quire.inference.v1.Model*e\n\x08ToolMode\x12\x19\n\x15TOOL_MODE_UNSPECIFIED\x10\x00\x12\x12\n\x0eTOOL_MODE_AUTO\x10\x01\x12\x12\n\x0eTOOL_MODE_NONE\x10\x02\x12\x16\n\x12TOOL_MODE_REQUIRED\x10\x03*s\n\tPromptEnd\x12\x1a\n\x16PROMPT_END_UNSPECIFIED\x10\x00\x12\x15\n\x11PROMPT_END_ANSWER\x10\x01\x12\x16\n\x12PROMPT_END_MESSAGE\x10\x02\x12\x1b\n\x17PROMPT_END_CONTINUATION\x10\x03*\x84\x01\n\rEarlyStopping\x12\x1e\n\x1a\x45\x41RLY_STOPPING_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x45\x41RLY_STOPPING_HEURISTIC\x10\x01\x12\x1b\n\x17\x45\x41RLY_STOPPING_AT_WIDTH\x10\x02\x12\x18\n\x14\x45\x41RLY_STOPPING_NEVER\x10\x03*f\n\x0eTruncationSide\x12\x1f\n\x1bTRUNCATION_SIDE_UNSPECIFIED\x10\x00\x12\x18\n\x14TRUNCATION_SIDE_LEFT\x10\x01\x12\x19\n\x15TRUNCATION_SIDE_RIGHT\x10\x02*}\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x03\x32\x89\x05\n\x10InferenceService\x12U\n\x08Generate\x12#.quire.inference.v1.GenerateRequest\x1a$.quire.inference.v1.GenerateResponse\x12i\n\x0eStreamGenerate\x12).quire.inference.v1.StreamGenerateRequest\x1a*.quire.inference.v1.StreamGenerateResponse0\x01\x12Q\n\x06Resume\x12!.quire.inference.v1.ResumeRequest\x1a\".quire.inference.v1.ResumeResponse0\x01\x12O\n\x06\x43\x61ncel\x12!.quire.inference.v1.CancelRequest\x1a\".quire.inference.v1.CancelResponse\x12U\n\x08Tokenize\x12#.quire.inference.v1.TokenizeRequest\x1a$.quire.inference.v1.TokenizeResponse\x12[\n\nDetokenize\x12%.quire.inference.v1.DetokenizeRequest\x1a&.quire.inference.v1.DetokenizeResponse\x12[\n\nListModels\x12%.quire.inference.v1.ListModelsRequest\x1a&.quire.inference.v1.ListModelsResponseBr\n\x12quire.inference.v1B\x0eInferenceProtoP\x01Z\x1equire/inference/v1;inferencev1\xaa\x02\x12Quire.Inference.V1\xea\x02\x14Quire::Inference::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "quire.inference.v1.inference_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'quire.inference.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    _globals["DESCRIPTOR"]._loaded_options = None
-    _globals[
-        "DESCRIPTOR"
-    ]._serialized_options = b"\n\022quire.inference.v1B\016InferenceProtoP\001Z\036quire/inference/v1;inferencev1\252\002\022Quire.Inference.V1\352\002\024Quire::Inference::V1"
-    _globals["_SAMPLING_LOGITBIASENTRY"]._loaded_options = None
-    _globals["_SAMPLING_LOGITBIASENTRY"]._serialized_options = b"8\001"
-    _globals["_TOOLMODE"]._serialized_start = 5647
-    _globals["_TOOLMODE"]._serialized_end = 5748
-    _globals["_PROMPTEND"]._serialized_start = 5750
-    _globals["_PROMPTEND"]._serialized_end = 5865
-    _globals["_EARLYSTOPPING"]._serialized_start = 5868
-    _globals["_EARLYSTOPPING"]._serialized_end = 6000
-    _globals["_TRUNCATIONSIDE"]._serialized_start = 6002
-    _globals["_TRUNCATIONSIDE"]._serialized_end = 6104
-    _globals["_FINISHREASON"]._serialized_start = 6106
-    _globals["_FINISHREASON"]._serialized_end = 6231
-    _globals["_TOOLCALL"]._serialized_start = 58
-    _globals["_TOOLCALL"]._serialized_end = 113
-    _globals["_CHATMESSAGE"]._serialized_start = 116
-    _globals["_CHATMESSAGE"]._serialized_end = 320
-    _globals["_TOOL"]._serialized_start = 322
-    _globals["_TOOL"]._serialized_end = 399
-    _globals["_CHAT"]._serialized_start = 402
-    _globals["_CHAT"]._serialized_end = 807
-    _globals["_TOKENIDS"]._serialized_start = 809
-    _globals["_TOKENIDS"]._serialized_end = 832
-    _globals["_SAMPLING"]._serialized_start = 835
-    _globals["_SAMPLING"]._serialized_end = 1366
-    _globals["_SAMPLING_LOGITBIASENTRY"]._serialized_start = 1183
-    _globals["_SAMPLING_LOGITBIASENTRY"]._serialized_end = 1231
-    _globals["_STOPPING"]._serialized_start = 1369
-    _globals["_STOPPING"]._serialized_end = 1539
-    _globals["_BEAMSEARCH"]._serialized_start = 1542
-    _globals["_BEAMSEARCH"]._serialized_end = 1676
-    _globals["_RETENTION"]._serialized_start = 1679
-    _globals["_RETENTION"]._serialized_end = 1817
-    _globals["_NOTRECORDED"]._serialized_start = 1819
-    _globals["_NOTRECORDED"]._serialized_end = 1832
-    _globals["_UNTILEND"]._serialized_start = 1834
-    _globals["_UNTILEND"]._serialized_end = 1844
-    _globals["_CONSTRAINT"]._serialized_start = 1847
-    _globals["_CONSTRAINT"]._serialized_end = 2044
-    _globals["_JSONOBJECT"]._serialized_start = 2046
-    _globals["_JSONOBJECT"]._serialized_end = 2058
-    _globals["_CHOICES"]._serialized_start = 2060
-    _globals["_CHOICES"]._serialized_end = 2086
-    _globals["_GENERATION"]._serialized_start = 2089
-    _globals["_GENERATION"]._serialized_end = 3013
-    _globals["_TOKENLOGPROB"]._serialized_start = 3016
-    _globals["_TOKENLOGPROB"]._serialized_end = 3200
-    _globals["_FINISH"]._serialized_start = 3202
-    _globals["_FINISH"]._serialized_end = 3307
-    _globals["_USAGE"]._serialized_start = 3309
-    _globals["_USAGE"]._serialized_end = 3415
-    _globals["_TOOLCALLDELTA"]._serialized_start = 3417
-    _globals["_TOOLCALLDELTA"]._serialized_end = 3492
-    _globals["_CHUNK"]._serialized_start = 3495
-    _globals["_CHUNK"]._serialized_end = 3736
-    _globals["_COMPLETION"]._serialized_start = 3739
-    _globals["_COMPLETION"]._serialized_end = 3994
-    _globals["_PROMPT"]._serialized_start = 3996
-    _globals["_PROMPT"]._serialized_end = 4089
-    _globals["_ACCEPTANCE"]._serialized_start = 4091
-    _globals["_ACCEPTANCE"]._serialized_end = 4172
-    _globals["_GENERATEREQUEST"]._serialized_start = 4174
-    _globals["_GENERATEREQUEST"]._serialized_end = 4243
-    _globals["_GENERATERESPONSE"]._serialized_start = 4246
-    _globals["_GENERATERESPONSE"]._serialized_end = 4455
-    _globals["_STREAMGENERATEREQUEST"]._serialized_start = 4457
-    _globals["_STREAMGENERATEREQUEST"]._serialized_end = 4532
-    _globals["_STREAMGENERATERESPONSE"]._serialized_start = 4535
-    _globals["_STREAMGENERATERESPONSE"]._serialized_end = 4756
-    _globals["_POSITION"]._serialized_start = 4758
-    _globals["_POSITION"]._serialized_end = 4804
-    _globals["_RESUMEREQUEST"]._serialized_start = 4806
-    _globals["_RESUMEREQUEST"]._serialized_end = 4890
-    _globals["_RESUMERESPONSE"]._serialized_start = 4893
-    _globals["_RESUMERESPONSE"]._serialized_end = 5106
-    _globals["_CANCELREQUEST"]._serialized_start = 5108
-    _globals["_CANCELREQUEST"]._serialized_end = 5143
-    _globals["_CANCELRESPONSE"]._serialized_start = 5145
-    _globals["_CANCELRESPONSE"]._serialized_end = 5161
-    _globals["_TOKENIZEREQUEST"]._serialized_start = 5163
-    _globals["_TOKENIZEREQUEST"]._serialized_end = 5277
-    _globals["_TOKENIZERESPONSE"]._serialized_start = 5279
-    _globals["_TOKENIZERESPONSE"]._serialized_end = 5340
-    _globals["_DETOKENIZEREQUEST"]._serialized_start = 5342
-    _globals["_DETOKENIZEREQUEST"]._serialized_end = 5439
-    _globals["_DETOKENIZERESPONSE"]._serialized_start = 5441
-    _globals["_DETOKENIZERESPONSE"]._serialized_end = 5475
-    _globals["_LISTMODELSREQUEST"]._serialized_start = 5477
-    _globals["_LISTMODELSREQUEST"]._serialized_end = 5496
-    _globals["_MODEL"]._serialized_start = 5498
-    _globals["_MODEL"]._serialized_end = 5580
-    _globals["_LISTMODELSRESPONSE"]._serialized_start = 5582
-    _globals["_LISTMODELSRESPONSE"]._serialized_end = 5645
-    _globals["_INFERENCESERVICE"]._serialized_start = 6234
-    _globals["_INFERENCESERVICE"]._serialized_end = 6883
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\022quire.inference.v1B\016InferenceProtoP\001Z\036quire/inference/v1;inferencev1\252\002\022Quire.Inference.V1\352\002\024Quire::Inference::V1'
+  _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_TOOLMODE']._serialized_start=5647
+  _globals['_TOOLMODE']._serialized_end=5748
+  _globals['_PROMPTEND']._serialized_start=5750
+  _globals['_PROMPTEND']._serialized_end=5865
+  _globals['_EARLYSTOPPING']._serialized_start=5868
+  _globals['_EARLYSTOPPING']._serialized_end=6000
+  _globals['_TRUNCATIONSIDE']._serialized_start=6002
+  _globals['_TRUNCATIONSIDE']._serialized_end=6104
+  _globals['_FINISHREASON']._serialized_start=6106
+  _globals['_FINISHREASON']._serialized_end=6231
+  _globals['_TOOLCALL']._serialized_start=58
+  _globals['_TOOLCALL']._serialized_end=113
+  _globals['_CHATMESSAGE']._serialized_start=116
+  _globals['_CHATMESSAGE']._serialized_end=320
+  _globals['_TOOL']._serialized_start=322
+  _globals['_TOOL']._serialized_end=399
+  _globals['_CHAT']._serialized_start=402
+  _globals['_CHAT']._serialized_end=807
+  _globals['_TOKENIDS']._serialized_start=809
+  _globals['_TOKENIDS']._serialized_end=832
+  _globals['_SAMPLING']._serialized_start=835
+  _globals['_SAMPLING']._serialized_end=1366
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=1183
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=1231
+  _globals['_STOPPING']._serialized_start=1369
+  _globals['_STOPPING']._serialized_end=1539
+  _globals['_BEAMSEARCH']._serialized_start=1542
+  _globals['_BEAMSEARCH']._serialized_end=1676
+  _globals['_RETENTION']._serialized_start=1679
+  _globals['_RETENTION']._serialized_end=1817
+  _globals['_NOTRECORDED']._serialized_start=1819
+  _globals['_NOTRECORDED']._serialized_end=1832
+  _globals['_UNTILEND']._serialized_start=1834
+  _globals['_UNTILEND']._serialized_end=1844
+  _globals['_CONSTRAINT']._serialized_start=1847
+  _globals['_CONSTRAINT']._serialized_end=2044
+  _globals['_JSONOBJECT']._serialized_start=2046
+  _globals['_JSONOBJECT']._serialized_end=2058
+  _globals['_CHOICES']._serialized_start=2060
+  _globals['_CHOICES']._serialized_end=2086
+  _globals['_GENERATION']._serialized_start=2089
+  _globals['_GENERATION']._serialized_end=3013
+  _globals['_TOKENLOGPROB']._serialized_start=3016
+  _globals['_TOKENLOGPROB']._serialized_end=3200
+  _globals['_FINISH']._serialized_start=3202
+  _globals['_FINISH']._serialized_end=3307
+  _globals['_USAGE']._serialized_start=3309
+  _globals['_USAGE']._serialized_end=3415
+  _globals['_TOOLCALLDELTA']._serialized_start=3417
+  _globals['_TOOLCALLDELTA']._serialized_end=3492
+  _globals['_CHUNK']._serialized_start=3495
+  _globals['_CHUNK']._serialized_end=3736
+  _globals['_COMPLETION']._serialized_start=3739
+  _globals['_COMPLETION']._serialized_end=3994
+  _globals['_PROMPT']._serialized_start=3996
+  _globals['_PROMPT']._serialized_end=4089
+  _globals['_ACCEPTANCE']._serialized_start=4091
+  _globals['_ACCEPTANCE']._serialized_end=4172
+  _globals['_GENERATEREQUEST']._serialized_start=4174
+  _globals['_GENERATEREQUEST']._serialized_end=4243
+  _globals['_GENERATERESPONSE']._serialized_start=4246
+  _globals['_GENERATERESPONSE']._serialized_end=4455
+  _globals['_STREAMGENERATEREQUEST']._serialized_start=4457
+  _globals['_STREAMGENERATEREQUEST']._serialized_end=4532
+  _globals['_STREAMGENERATERESPONSE']._serialized_start=4535
+  _globals['_STREAMGENERATERESPONSE']._serialized_end=4756
+  _globals['_POSITION']._serialized_start=4758
+  _globals['_POSITION']._serialized_end=4804
+  _globals['_RESUMEREQUEST']._serialized_start=4806
+  _globals['_RESUMEREQUEST']._serialized_end=4890
+  _globals['_RESUMERESPONSE']._serialized_start=4893
+  _globals['_RESUMERESPONSE']._serialized_end=5106
+  _globals['_CANCELREQUEST']._serialized_start=5108
+  _globals['_CANCELREQUEST']._serialized_end=5143
+  _globals['_CANCELRESPONSE']._serialized_start=5145
+  _globals['_CANCELRESPONSE']._serialized_end=5161
+  _globals['_TOKENIZEREQUEST']._serialized_start=5163
+  _globals['_TOKENIZEREQUEST']._serialized_end=5277
+  _globals['_TOKENIZERESPONSE']._serialized_start=5279
+  _globals['_TOKENIZERESPONSE']._serialized_end=5340
+  _globals['_DETOKENIZEREQUEST']._serialized_start=5342
+  _globals['_DETOKENIZEREQUEST']._serialized_end=5439
+  _globals['_DETOKENIZERESPONSE']._serialized_start=5441
+  _globals['_DETOKENIZERESPONSE']._serialized_end=5475
+  _globals['_LISTMODELSREQUEST']._serialized_start=5477
+  _globals['_LISTMODELSREQUEST']._serialized_end=5496
+  _globals['_MODEL']._serialized_start=5498
+  _globals['_MODEL']._serialized_end=5580
+  _globals['_LISTMODELSRESPONSE']._serialized_start=5582
+  _globals['_LISTMODELSRESPONSE']._serialized_end=5645
+  _globals['_INFERENCESERVICE']._serialized_start=6234
+  _globals['_INFERENCESERVICE']._serialized_end=6883
 # @@protoc_insertion_point(module_scope)
