@@ -9,7 +9,7 @@ import socket
 from gateway_svc.auth import Authenticator
 from gateway_svc.failed_logins import FailedLogins
 from gateway_svc.grpc_calls import GrpcCalls
-from gateway_svc.http_api.app import HttpApi
+from gateway_svc.http_api.app import HttpApi, HttpOptions
 from gateway_svc.http_api.connection import BoundedConfig, allow_open_files
 from gateway_svc.http_api.connection_limits import ConnectionLimits
 from gateway_svc.http_api.exchange import MAX_BODY_BYTES
@@ -77,11 +77,14 @@ class Gateway:
             self._request_manager,
             authenticator,
             hosts,
-            settings.cors_origin_list,
-            settings.http_read_timeout,
-            settings.unknown_fields,
             self._threads,
-            settings.root_path,
+            HttpOptions(
+                settings.http_read_timeout,
+                settings.unknown_fields,
+                settings.cors_origin_list,
+                settings.root_path,
+                settings.stream_usage,
+            ),
         )
         calls = GrpcCalls(self._request_manager, authenticator, self._threads)
         self._grpc = create_server(

@@ -121,6 +121,11 @@ class GatewaySettings(InnerSettings):
         pattern=r"^(/[A-Za-z0-9._~-]+)*$",
         description="path at which a proxy serves the HTTP API, such as /llm; calls are answered with it and without",
     )
+    stream_usage: bool = Field(
+        False,
+        description="whether every stream of /v1/chat/completions and /v1/completions ends with its usage, as if its "
+        "stream_options asked for it; for a proxy that bills by it",
+    )
     unknown_fields: UndefinedFields = Field(
         UndefinedFields.WARN,
         description="fields of HTTP bodies that no API defines: refuse; warn (a near miss of a known name is refused, "

@@ -1,6 +1,7 @@
 """The HTTP API as an ASGI application: the routes of every protocol, over the request manager."""
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router, WebSocketRoute
@@ -31,6 +32,21 @@ from gateway_svc.tenant_threads import TenantThreads
 _WEBSOCKET_PATHS = ("/v1/chat/completions", "/v1/completions")
 
 
+@dataclass(frozen=True, slots=True)
+class HttpOptions:
+    """What an operator sets for all routes.
+
+    `origins` are those of web pages that may use this API; `*` is all. A body has `read_timeout` seconds. Paths may
+    begin with `root_path`. With `always_has_usage` every stream of OpenAI's API ends with its usage.
+    """
+
+    read_timeout: float
+    undefined_fields: UndefinedFields
+    origins: Collection[str] = ()
+    root_path: str = ""
+    always_has_usage: bool = False
+
+
 class HttpApi:
     """`routes` are those of all protocols."""
 
@@ -39,22 +55,16 @@ class HttpApi:
         request_manager: RequestManager,
         authenticator: Authenticator,
         hosts: AllowedHosts,
-        origins: Collection[str],
-        read_timeout: float,
-        undefined_fields: UndefinedFields,
         threads: TenantThreads,
-        root_path: str = "",
+        options: HttpOptions,
     ) -> None:
-        """`origins` are those of web pages that may use this API; `*` is all. A body has `read_timeout` seconds.
-        `threads` are for long work. Paths may begin with `root_path`."""
+        """`threads` are for long work."""
         self._metrics = request_manager.metrics
         self._hosts = hosts
-        self._origins = origins
-        self._read_timeout = read_timeout
-        self._root_path = root_path
-        self._calls = HttpCalls(request_manager, authenticator, undefined_fields, threads)
+        self._options = options
+        self._calls = HttpCalls(request_manager, authenticator, options.undefined_fields, threads)
         service = ServiceRoutes(request_manager, self._calls, OPENAI_ERRORS, ErrorAnswer)
-        openai = OpenAiRoutes(request_manager, self._calls)
+        openai = OpenAiRoutes(request_manager, self._calls, always_has_usage=options.always_has_usage)
         routes: list[HttpRoute] = [
             # With keys there are no metrics: a tenant would see what others do.
             *service.routes(has_metrics=not authenticator.requires_credential),
@@ -65,6 +75,7 @@ class HttpApi:
             *TokenizingRoutes(request_manager, self._calls).routes(),
             *ResponsesRoutes(request_manager, self._calls).routes(),
         ]
+        root_path = options.root_path
         document = DocumentRoutes(
             routes,
             OPENAI_ERRORS,
@@ -92,12 +103,13 @@ class HttpApi:
             redirect_slashes=False,
             default=_NoRoute(self._endpoint(HttpRoute("none", {ANY_METHOD: no_route}, OPENAI_ERRORS))),
         )
-        app = _RootPathApp(router, self._root_path) if self._root_path else router
-        if not self._origins:
+        root_path, origins = self._options.root_path, self._options.origins
+        app = _RootPathApp(router, root_path) if root_path else router
+        if not origins:
             return app
         return CORSMiddleware(
             app,
-            allow_origins=self._origins,
+            allow_origins=origins,
             allow_methods=sorted({method for route in self.routes for method in route.handlers}),
             allow_headers=("*",),  # clients add headers of their own, such as x-stainless-lang
             expose_headers=(
@@ -110,10 +122,10 @@ class HttpApi:
         )
 
     def _websocket_endpoint(self, post: ASGIApp) -> WebSocketEndpoint:
-        return WebSocketEndpoint(post, self._calls, self._hosts, self._origins, OPENAI_ERRORS)
+        return WebSocketEndpoint(post, self._calls, self._hosts, self._options.origins, OPENAI_ERRORS)
 
     def _endpoint(self, route: HttpRoute) -> HttpEndpoint:
-        return HttpEndpoint(route, self._metrics, self._hosts, read_timeout=self._read_timeout)
+        return HttpEndpoint(route, self._metrics, self._hosts, read_timeout=self._options.read_timeout)
 
 
 def _spellings(path: str) -> list[str]:

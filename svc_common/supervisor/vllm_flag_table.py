@@ -67,6 +67,7 @@ SERVED: tuple[VllmFlag, ...] = (
     Value("--ssl-certfile", "QUIRE_TLS_CERT_FILE", "for both protocols; read again when it changes"),
     Value("--ssl-keyfile", "QUIRE_TLS_KEY_FILE", "for both protocols; read again when it changes"),
     Value("--root-path", "QUIRE_ROOT_PATH"),
+    Switch("--enable-force-include-usage", "QUIRE_STREAM_USAGE", on="1", off="0"),
     Value("--allowed-origins", "QUIRE_CORS_ORIGINS", "", origins),
     # Memory and steps.
     Value("--gpu-memory-utilization", "QUIRE_MEMORY_FRACTION", aliases=("--device-memory-utilization",)),
@@ -242,7 +243,7 @@ _REFUSED: dict[str, str] = {
     "define tools in requests; `strict` constrains their arguments": (
         "--tool-strict-level --tool-server --exclude-tools-when-tool-choice-none"
     ),
-    "ask for it in requests": "--return-tokens-as-token-ids --enable-force-include-usage",
+    "ask for it in requests": "--return-tokens-as-token-ids",
     "a stream without events sends a comment every 15 s; the interval is fixed": "--sse-keep-alive-interval",
     "neither prompts nor outputs are logged; traces have a span for each request": (
         "--enable-log-requests --enable-log-outputs --log-error-stack --enable-logging-iteration-details"

@@ -124,6 +124,16 @@ async def test_usage_is_the_last_event_if_requested(quire: Harness) -> None:
     assert all(event["choices"] for event in events)
 
 
+async def test_an_operator_may_have_the_usage_in_every_stream(model_directory: Path) -> None:
+    async with running_gateway(model_directory, stream_usage=True) as quire:
+        for options in (None, {"include_usage": False}):
+            quire.scheduler.script = answer_with(HELLO)
+            body = {"prompt": "a", "stream": True, "stream_options": options, "max_tokens": 2}
+            *_, last, done = events_of((await quire.http.post("/v1/completions", json=body)).text)
+            assert done == "data: [DONE]"
+            assert (last["choices"], last["usage"]["total_tokens"]) == ([], 3)
+
+
 async def test_several_prompts_are_numbered_prompt_by_prompt(quire: Harness) -> None:
     def script(session: Any, submit: scheduler_v1.Submit) -> None:
         answer_with(list(submit.prompt_token_ids), EOS_ONLY)(session, submit)

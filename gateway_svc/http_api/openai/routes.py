@@ -35,7 +35,9 @@ from svc_common.errors import QuireError, Reason
 class OpenAiRoutes:
     """Handlers; answers and errors are in the formats of the protocol."""
 
-    def __init__(self, request_manager: RequestManager, calls: HttpCalls) -> None:
+    def __init__(self, request_manager: RequestManager, calls: HttpCalls, *, always_has_usage: bool = False) -> None:
+        """With `always_has_usage` every stream ends with its usage."""
+        self._always_has_usage = always_has_usage
         self._request_manager = request_manager
         self._calls = calls
         self._started_at = int(time.time())
@@ -103,7 +105,7 @@ class OpenAiRoutes:
                     exchange, call, lambda: answer.whole(chunks, group.usage), group.num_logprobs
                 )
             else:
-                has_usage = body.delivery is Delivery.STREAM_WITH_USAGE
+                has_usage = self._always_has_usage or body.delivery is Delivery.STREAM_WITH_USAGE
                 await stream_events(
                     exchange,
                     group,

@@ -48,7 +48,7 @@ def test_common_flags_set_the_settings_of_the_services(monkeypatch: pytest.Monke
         "--kv-cache-dtype fp8_e4m3 --generation-config vllm --tool-call-parser hermes --reasoning-parser qwen3 "
         "--enable-auto-tool-choice --enable-prefix-caching -tp 1 --scheduling-policy priority --swap-space 2 "
         "--allowed-origins ['https://a.example','https://b.example'] --workers 2 --uvicorn-log-level trace "
-        "--root-path /llm"
+        "--root-path /llm --enable-force-include-usage"
     )
     arguments = [one.replace("'", '"') for one in line.split()]
     arguments += ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}']
@@ -67,7 +67,7 @@ def test_common_flags_set_the_settings_of_the_services(monkeypatch: pytest.Monke
     assert (model.generation_config, model.override_generation_config) == ("quire", '{"temperature": 0}')
     assert (model.tool_format, model.reasoning_format) == ("hermes", "think")
     assert gateway.cors_origins == "https://a.example,https://b.example"
-    assert gateway.root_path == "/llm"
+    assert (gateway.root_path, gateway.stream_usage) == ("/llm", True)
     assert (scheduler.policy, scheduler.max_sequences, scheduler.max_step_tokens) == ("priority", 32, 2048)
     assert (worker.model, worker.dtype, worker.max_model_len) == ("Qwen/Qwen3-0.6B", "float16", 8000)
     assert (worker.memory_fraction, worker.block_size, worker.kv_cache_dtype) == (0.8, 32, "fp8")
