@@ -1,29 +1,21 @@
 """The OpenAI-style API over the wire, with a scripted scheduler; also with OpenAI's client."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from gateway_harness import Harness, encoded, running_gateway
-from gateway_svc.settings import BadSetting
+from gateway_harness import Harness, encoded
 from official_client import official_client
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scripted_scheduler import answer_with
+from sse import DONE, events_of
 from tiny_model import CONTEXT_LENGTH, EOS
 
 HELLO = encoded("hello world")
 MESSAGES = [{"role": "user", "content": "hello"}]
-
-
-def events_of(text: str) -> list[Any]:
-    """The events of a stream, parsed, without comments."""
-    rows = [row for row in text.split("\n\n") if row and not row.startswith(":")]
-    return [row if row == "data: [DONE]" else json.loads(row.removeprefix("data: ")) for row in rows]
 
 
 @pytest.fixture
@@ -78,35 +70,13 @@ async def test_an_answer_may_begin_with_the_message_that_it_continues(quire: Har
     assert other["choices"][0]["message"]["content"] == "hello world"  # the last message is the user's
 
 
-async def test_calls_are_answered_with_and_without_the_root_path(model_directory: Path) -> None:
-    async with running_gateway(model_directory, root_path="/llm/a") as quire:
-        quire.scheduler.script = answer_with(HELLO, stop_token_id=EOS)
-        for prefix in ("", "/llm/a"):
-            response = await quire.http.post(f"{prefix}/v1/completions", json={"prompt": "a", "max_tokens": 2})
-            assert response.json()["choices"][0]["text"] == "hello world"
-        assert (await quire.http.get("/llm/v1/models")).status_code == 404
-        assert (await quire.http.get("/llm/ab/v1/models")).status_code == 404
-        document = (await quire.http.get("/llm/a/openapi.json")).json()
-        assert document["servers"] == [{"url": "/llm/a"}]
-        metrics = (await quire.http.get("/llm/a/metrics")).text
-        assert 'method="/v1/completions"' in metrics
-        assert "/llm" not in metrics
-
-
-@pytest.mark.parametrize("root_path", ["/v1", "/api", "/live", "/v1/chat/completions"])
-async def test_a_root_path_is_not_the_beginning_of_a_route(model_directory: Path, root_path: str) -> None:
-    with pytest.raises(BadSetting, match="QUIRE_ROOT_PATH"):
-        async with running_gateway(model_directory, root_path=root_path):
-            pass
-
-
 async def test_a_streamed_chat_completion(quire: Harness) -> None:
     quire.scheduler.script = answer_with(HELLO, stop_token_id=EOS)
     response = await quire.http.post("/v1/chat/completions", json={"messages": MESSAGES, "stream": True})
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert response.headers["cache-control"] == "no-cache"
     *events, done = events_of(response.text)
-    assert done == "data: [DONE]"
+    assert done == DONE
     deltas = [event["choices"][0]["delta"] for event in events]
     assert deltas[0]["role"] == "assistant"
     assert not any("role" in delta for delta in deltas[1:])
@@ -119,19 +89,9 @@ async def test_usage_is_the_last_event_if_requested(quire: Harness) -> None:
     quire.scheduler.script = answer_with(HELLO)
     body = {"prompt": "a", "stream": True, "stream_options": {"include_usage": True}, "max_tokens": 2}
     *events, last, done = events_of((await quire.http.post("/v1/completions", json=body)).text)
-    assert done == "data: [DONE]"
+    assert done == DONE
     assert (last["choices"], last["usage"]["total_tokens"]) == ([], 3)
     assert all(event["choices"] for event in events)
-
-
-async def test_an_operator_may_have_the_usage_in_every_stream(model_directory: Path) -> None:
-    async with running_gateway(model_directory, stream_usage=True) as quire:
-        for options in (None, {"include_usage": False}):
-            quire.scheduler.script = answer_with(HELLO)
-            body = {"prompt": "a", "stream": True, "stream_options": options, "max_tokens": 2}
-            *_, last, done = events_of((await quire.http.post("/v1/completions", json=body)).text)
-            assert done == "data: [DONE]"
-            assert (last["choices"], last["usage"]["total_tokens"]) == ([], 3)
 
 
 async def test_several_prompts_are_numbered_prompt_by_prompt(quire: Harness) -> None:
@@ -325,46 +285,6 @@ async def test_version_and_metrics_are_there(quire: Harness) -> None:
     assert 'quire_gateway_requests_in_flight{model="tiny"} 0.0' in response.text
 
 
-async def test_a_key_is_needed_where_it_should_be(model_directory: Path, tmp_path: Path) -> None:
-    keys = tmp_path / "keys.toml"
-    keys.write_text('[[keys]]\nkey = "the-key-of-alice"\ntenant = "alice"\nweight = 3\n')
-    async with running_gateway(model_directory, api_keys=keys) as quire:
-        quire.scheduler.script = answer_with(HELLO)
-        for method, path in [
-            ("POST", "/v1/completions"),
-            ("POST", "/v1/chat/completions"),
-            ("GET", "/v1/models"),
-            ("GET", "/v1/models/tiny"),
-            ("GET", "/version"),
-        ]:
-            response = await quire.http.request(method, path)
-            assert (response.status_code, response.json()["error"]["type"]) == (401, "authentication_error")
-        for path in ("/health", "/live"):
-            assert (await quire.http.get(path)).status_code == 200
-        headers = {"authorization": "Bearer the-key-of-alice"}
-        assert (await quire.http.get("/version", headers=headers)).status_code == 200
-        assert (await quire.http.get("/v1/models", headers=headers)).status_code == 200
-        await quire.http.post("/v1/completions", json={"prompt": "a"}, headers=headers)
-        (submit,) = quire.scheduler.all("submit")
-        assert (submit.tenant, submit.weight) == ("alice", 3.0)
-
-
-async def test_metrics_show_a_tenant_nothing_of_others(model_directory: Path, tmp_path: Path) -> None:
-    """Where keys are required, they are on a port of their own, which asks for no key."""
-    keys = tmp_path / "keys.toml"
-    keys.write_text('[[keys]]\nkey = "the-key-of-alice"\ntenant = "alice"\n')
-    async with running_gateway(model_directory, api_keys=keys, gateway_metrics_port=0) as quire:
-        for headers in ({}, {"authorization": "Bearer the-key-of-alice"}):
-            assert (await quire.http.get("/metrics", headers=headers)).status_code == 404
-        port = f"http://127.0.0.1:{quire.gateway.metrics_port}"
-        page = await quire.http.get(f"{port}/metrics")
-        assert page.headers["content-type"].startswith("text/plain")
-        assert 'quire_gateway_requests_in_flight{model="tiny"} 0.0' in page.text
-        assert [(await quire.http.get(f"{port}{path}")).status_code for path in ("/live", "/health")] == [200, 200]
-    async with running_gateway(model_directory, api_keys=keys) as quire:
-        assert quire.gateway.metrics_port is None
-
-
 async def test_a_stream_that_waits_is_kept_alive(quire: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway_svc.http_api.calls.PING_SECONDS", 0.01)
     quire.scheduler.script = lambda session, submit: session.accept(submit.key)
@@ -432,4 +352,4 @@ async def test_token_ids_and_running_usage_of_a_stream(quire: Harness) -> None:
     assert num_tokens == sorted(num_tokens)
     assert {event["service_tier"] for event in (role, *others, last)} == {"default"}
     assert {event["system_fingerprint"][:3] for event in (role, *others, last)} == {"fp_"}
-    assert done == "data: [DONE]"
+    assert done == DONE

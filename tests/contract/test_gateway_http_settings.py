@@ -1,0 +1,85 @@
+"""What an operator sets for the HTTP API: its path behind a proxy, the usage of streams, keys."""
+
+from pathlib import Path
+
+import pytest
+
+from gateway_harness import encoded, running_gateway
+from gateway_svc.settings import BadSetting
+from scripted_scheduler import answer_with
+from sse import DONE, events_of
+from tiny_model import EOS
+
+HELLO = encoded("hello world")
+
+
+async def test_calls_are_answered_with_and_without_the_root_path(model_directory: Path) -> None:
+    async with running_gateway(model_directory, root_path="/llm/a") as quire:
+        quire.scheduler.script = answer_with(HELLO, stop_token_id=EOS)
+        for prefix in ("", "/llm/a"):
+            response = await quire.http.post(f"{prefix}/v1/completions", json={"prompt": "a", "max_tokens": 2})
+            assert response.json()["choices"][0]["text"] == "hello world"
+        assert (await quire.http.get("/llm/v1/models")).status_code == 404
+        assert (await quire.http.get("/llm/ab/v1/models")).status_code == 404
+        document = (await quire.http.get("/llm/a/openapi.json")).json()
+        assert document["servers"] == [{"url": "/llm/a"}]
+        metrics = (await quire.http.get("/llm/a/metrics")).text
+        assert 'method="/v1/completions"' in metrics
+        assert "/llm" not in metrics
+
+
+@pytest.mark.parametrize("root_path", ["/v1", "/api", "/live", "/v1/chat/completions"])
+async def test_a_root_path_is_not_the_beginning_of_a_route(model_directory: Path, root_path: str) -> None:
+    with pytest.raises(BadSetting, match="QUIRE_ROOT_PATH"):
+        async with running_gateway(model_directory, root_path=root_path):
+            pass
+
+
+async def test_an_operator_may_have_the_usage_in_every_stream(model_directory: Path) -> None:
+    async with running_gateway(model_directory, stream_usage=True) as quire:
+        for options in (None, {"include_usage": False}):
+            quire.scheduler.script = answer_with(HELLO)
+            body = {"prompt": "a", "stream": True, "stream_options": options, "max_tokens": 2}
+            *_, last, done = events_of((await quire.http.post("/v1/completions", json=body)).text)
+            assert done == DONE
+            assert (last["choices"], last["usage"]["total_tokens"]) == ([], 3)
+
+
+async def test_a_key_is_needed_where_it_should_be(model_directory: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[[keys]]\nkey = "the-key-of-alice"\ntenant = "alice"\nweight = 3\n')
+    async with running_gateway(model_directory, api_keys=keys) as quire:
+        quire.scheduler.script = answer_with(HELLO)
+        for method, path in [
+            ("POST", "/v1/completions"),
+            ("POST", "/v1/chat/completions"),
+            ("GET", "/v1/models"),
+            ("GET", "/v1/models/tiny"),
+            ("GET", "/version"),
+        ]:
+            response = await quire.http.request(method, path)
+            assert (response.status_code, response.json()["error"]["type"]) == (401, "authentication_error")
+        for path in ("/health", "/live"):
+            assert (await quire.http.get(path)).status_code == 200
+        headers = {"authorization": "Bearer the-key-of-alice"}
+        assert (await quire.http.get("/version", headers=headers)).status_code == 200
+        assert (await quire.http.get("/v1/models", headers=headers)).status_code == 200
+        await quire.http.post("/v1/completions", json={"prompt": "a"}, headers=headers)
+        (submit,) = quire.scheduler.all("submit")
+        assert (submit.tenant, submit.weight) == ("alice", 3.0)
+
+
+async def test_metrics_show_a_tenant_nothing_of_others(model_directory: Path, tmp_path: Path) -> None:
+    """Where keys are required, they are on a port of their own, which asks for no key."""
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[[keys]]\nkey = "the-key-of-alice"\ntenant = "alice"\n')
+    async with running_gateway(model_directory, api_keys=keys, gateway_metrics_port=0) as quire:
+        for headers in ({}, {"authorization": "Bearer the-key-of-alice"}):
+            assert (await quire.http.get("/metrics", headers=headers)).status_code == 404
+        port = f"http://127.0.0.1:{quire.gateway.metrics_port}"
+        page = await quire.http.get(f"{port}/metrics")
+        assert page.headers["content-type"].startswith("text/plain")
+        assert 'quire_gateway_requests_in_flight{model="tiny"} 0.0' in page.text
+        assert [(await quire.http.get(f"{port}{path}")).status_code for path in ("/live", "/health")] == [200, 200]
+    async with running_gateway(model_directory, api_keys=keys) as quire:
+        assert quire.gateway.metrics_port is None
