@@ -4,7 +4,6 @@ A request with tokens stays in the core of its version of the model, since they 
 when the version is replaced.
 """
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -17,6 +16,7 @@ from scheduler_svc.attachment_room import AttachmentRoom
 from scheduler_svc.core.admission import AdmissionRefusal
 from scheduler_svc.core.events import Event, FailedEvent, Failure, PromptLogprobsEvent, TokensEvent
 from scheduler_svc.core.request import PreemptionRecord, Sequence
+from scheduler_svc.durable_updates import DurableUpdates
 from scheduler_svc.gateway_session import GatewaySession
 from scheduler_svc.journal import Journal
 from scheduler_svc.live_request import LiveRequest
@@ -65,7 +65,7 @@ class LiveRequests:
         self._live: dict[str, LiveRequest] = {}
         self._ended: dict[str, LiveRequest] = {}  # oldest first
         self.attachments = AttachmentRoom()
-        self._durable: dict[GatewaySession, list[scheduler_v1.Event]] = {}  # to be sent next
+        self._durable = DurableUpdates(lambda: journal.epoch)
         self._timeouts: Mapping[LiveState, tuple[float, Callable[[LiveRequest], None]]] = {
             LiveState.TAKEN_OVER: (graces.taken_over, self._takeover_expired),
             LiveState.UNCLAIMED: (max(0.0, graces.unclaimed - graces.taken_over), self.cancel),
@@ -395,22 +395,10 @@ class LiveRequests:
             live.trace.on_preempted(preemption)
 
     def on_durable(self, log: RequestLog, index: int) -> None:
-        """The store has more of a sequence, or its end. Events of one batch are sent together."""
+        """The store has more of a sequence, or its end."""
         live = self._live.get(log.key)
-        if live is None or not live.gateways:
-            return
-        event = live.durable_update(index)
-        if event is None:
-            return
-        if not self._durable:
-            asyncio.get_running_loop().call_soon(self._send_durable)
-        for session in live.gateways:
-            self._durable.setdefault(session, []).append(event)
-
-    def _send_durable(self) -> None:
-        batches, self._durable = self._durable, {}
-        for session, batch in batches.items():
-            session.send(message_of(self._journal.epoch, *batch))
+        if live is not None:
+            self._durable.add(live, index)
 
     def _send(self, live: LiveRequest, event: scheduler_v1.Event) -> None:
         for session in live.gateways:
