@@ -68,6 +68,8 @@ async def test_an_answer_may_begin_with_the_message_that_it_continues(quire: Har
     assert "I say" not in resumed.text
     other = (await quire.http.post("/v1/chat/completions", json={"messages": MESSAGES, "echo": True})).json()
     assert other["choices"][0]["message"]["content"] == "hello world"  # the last message is the user's
+    both = (await quire.http.post("/v1/chat/completions", json={**body, "n": 2})).json()
+    assert [choice["message"]["content"] for choice in both["choices"]] == ["I say: hello world"] * 2
 
 
 async def test_a_streamed_chat_completion(quire: Harness) -> None:

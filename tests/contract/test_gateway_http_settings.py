@@ -28,6 +28,15 @@ async def test_calls_are_answered_with_and_without_the_root_path(model_directory
         assert "/llm" not in metrics
 
 
+async def test_web_pages_may_ask_below_the_root_path(model_directory: Path) -> None:
+    origin = "https://chat.example"
+    async with running_gateway(model_directory, root_path="/llm", cors_origins=origin) as quire:
+        asked = {"origin": origin, "access-control-request-method": "POST"}
+        for path in ("/v1/completions", "/llm/v1/completions"):
+            answer = await quire.http.options(path, headers=asked)
+            assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, origin)
+
+
 @pytest.mark.parametrize("root_path", ["/v1", "/api", "/live", "/v1/chat/completions"])
 async def test_a_root_path_is_not_the_beginning_of_a_route(model_directory: Path, root_path: str) -> None:
     with pytest.raises(BadSetting, match="QUIRE_ROOT_PATH"):
