@@ -87,6 +87,11 @@ def other_http(running: Deployment) -> str:
     return f"http://{running.state['http'][1]}"
 
 
+def names_of_contended(num_queued: int) -> list[str]:
+    """A name is used once: after its end a repeated request would be answered by its record."""
+    return [f"{num_queued}-{name}" for name in ("runs", "preempted", *(f"queues-{i}" for i in range(num_queued)))]
+
+
 @asynccontextmanager
 async def contended(running: Deployment, num_queued: int) -> AsyncIterator[AsyncClient]:
     """One request holds its blocks, a second one is preempted when it needs more than the others, and the rest queue.
@@ -95,7 +100,7 @@ async def contended(running: Deployment, num_queued: int) -> AsyncIterator[Async
     gateway, so the state does not change before the block ends, which must be before connections to a stopped process
     count as broken, after 30 s. Yields a client of the other gateway.
     """
-    names = ["runs", "preempted", *(f"queues-{i}" for i in range(num_queued))]
+    names = names_of_contended(num_queued)
     stopped, other = running.state["grpc"]
     async with AsyncClient(stopped) as client, AsyncClient(other) as asking:
         tasks: list[asyncio.Task[Generation]] = []
@@ -127,7 +132,7 @@ async def contended(running: Deployment, num_queued: int) -> AsyncIterator[Async
 
 async def test_explain_shows_which_request_runs_which_is_preempted_and_which_waits(running: Deployment) -> None:
     async with contended(running, num_queued=1):
-        requests = [explained(running, name) for name in ("runs", "preempted", "queues-0")]
+        requests = [explained(running, name) for name in names_of_contended(1)]
         listed = await listed_by_command(running)
     runs, preempted, queues = (request["sequences"][0] for request in requests)
     assert runs["state"] == "paused"
@@ -154,7 +159,9 @@ async def test_explain_shows_which_request_runs_which_is_preempted_and_which_wai
 
 async def test_deadline_that_cannot_be_met_is_refused_at_once(running: Deployment) -> None:
     async with contended(running, num_queued=3) as client:
-        timeout = explained(running, "queues-2")["sequences"][0]["predicted_start"] / 2  # longer on a slow machine
+        timeout = (
+            explained(running, names_of_contended(3)[-1])["sequences"][0]["predicted_start"] / 2
+        )  # longer on a slow machine
         with pytest.raises(QuireError) as refused:
             await client.generate([7, 8, 9], max_tokens=4, timeout=timeout)
         async with httpx.AsyncClient(base_url=other_http(running), timeout=60) as http:

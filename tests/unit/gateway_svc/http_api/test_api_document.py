@@ -14,7 +14,7 @@ from gateway_svc.http_api.anthropic.answers import MessageBuilder
 from gateway_svc.http_api.anthropic.errors import ANTHROPIC_ERRORS
 from gateway_svc.http_api.anthropic.models import MessagesBody
 from gateway_svc.http_api.api_document import api_document
-from gateway_svc.http_api.app import HttpApi
+from gateway_svc.http_api.app import HttpApi, HttpOptions
 from gateway_svc.http_api.body_model import BodyModel
 from gateway_svc.http_api.docs_page import docs_page
 from gateway_svc.http_api.endpoint import HttpRoute
@@ -47,7 +47,7 @@ def all_routes() -> list[HttpRoute]:
     """The routes of a gateway without keys. None is called."""
     manager, authenticator, hosts = SimpleNamespace(metrics=None), SimpleNamespace(requires_credential=False), None
     api: Any = HttpApi
-    routes: list[HttpRoute] = api(manager, authenticator, hosts, (), 1.0, UndefinedFields.WARN, None).routes
+    routes: list[HttpRoute] = api(manager, authenticator, hosts, None, HttpOptions(1.0, UndefinedFields.WARN)).routes
     return routes
 
 
