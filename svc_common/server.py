@@ -85,12 +85,23 @@ def bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.Server
         raise AddressInUse(f"{address} was taken by another process just now") from None
 
 
+class _HealthServicer(health.aio.HealthServicer):  # type: ignore[misc]
+    """With List, which the stock servicer lacks: a call of it would be an internal error."""
+
+    async def List(  # noqa: N802
+        self, request: health_pb2.HealthListRequest, context: object
+    ) -> health_pb2.HealthListResponse:
+        answer = health_pb2.HealthCheckResponse
+        statuses = {name: answer(status=status) for name, status in self._server_status.items()}
+        return health_pb2.HealthListResponse(statuses=statuses)
+
+
 class HealthReporter:
     """grpc.health.v1 of a server: "" and its services are as `set_serving` sets them, "liveness" is always SERVING."""
 
     def __init__(self, server: grpc.aio.Server, services: Sequence[str]) -> None:
         self._names = ("", *services)
-        self._servicer = health.aio.HealthServicer()
+        self._servicer = _HealthServicer()
         # The stock servicer starts with "" as SERVING; its own method to change that needs a running loop.
         statuses = self._servicer._server_status
         statuses |= dict.fromkeys(self._names, health_pb2.HealthCheckResponse.NOT_SERVING)

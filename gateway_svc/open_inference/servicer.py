@@ -143,8 +143,9 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
                     task.add_done_callback(tasks.discard)
                 await asyncio.gather(*tasks)
             finally:
-                for task in tasks:
-                    task.cancel()
+                async with writing:  # after a write that was cancelled grpc could not send the status of the call
+                    for task in tasks:
+                        task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _stream(self, request: pb.ModelInferRequest, call: Call, outcome: CallOutcome, send: Send) -> None:

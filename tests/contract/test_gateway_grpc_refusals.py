@@ -188,6 +188,9 @@ async def test_health_is_reported_per_service_and_reflection_shows_only_what_is_
     for service in ("", "quire.inference.v1.InferenceService", "liveness"):
         answer = await health.Check(health_pb2.HealthCheckRequest(service=service))
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    listed = (await health.List(health_pb2.HealthListRequest())).statuses
+    assert {"", "quire.inference.v1.InferenceService", "liveness"} <= listed.keys()
+    assert {answer.status for answer in listed.values()} == {health_pb2.HealthCheckResponse.SERVING}
     names = await reflected(quire)
     assert not any(inner in name for inner in ("scheduler", "worker", "admin") for name in names)
 

@@ -253,3 +253,12 @@ async def test_a_message_that_does_not_parse_ends_the_stream(quire: Harness) -> 
         async with asyncio.timeout(60):
             await call.read()
     assert reason_of(raised.value)[0] == "MALFORMED_MESSAGE"
+
+
+async def test_a_stream_ends_with_its_status_although_a_response_is_just_written(quire: Harness) -> None:
+    channel: Any = quire.channel
+    messages = [asking(model_name="other").SerializeToString(), b"\xff"]
+    call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")(iter(messages), timeout=20)
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await rest_of(call)
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
