@@ -34,6 +34,9 @@ SUBJECTS = {
     "tools": "The tools that make these files, the bill of materials and the audit; in an environment of their own.",
 }
 
+SOURCES = frozenset({"pybars4", "pymeta3", "rouge-score", "sqlitedict", "word2number"})
+"""Packages that have no wheels. They have a file of their own, since they are built with what the group's file has."""
+
 _ENTRY = re.compile(r"^(?=\S)", re.MULTILINE)
 _TORCH = re.compile(r"torch==|(nvidia|cuda)-")
 
@@ -59,6 +62,8 @@ def subject(name: str) -> str:
     """The first line of a file's header."""
     kind, _, own = name.partition("-")
     match kind:
+        case "client" if own.endswith("-sources"):
+            return f"What the client {own.removesuffix('-sources')} of `make clients` needs that has no wheels."
         case "client":
             return f"The client {own} of `make clients`; in an environment of its own."
         case "peer":
@@ -127,6 +132,18 @@ def cpu_torch(torch_version: str, index: str | None) -> dict[str, str]:
     return {"torch": " \\\n".join(lines) + "\n"}
 
 
+def write_group(uv: Path, name: str, upgrade: Sequence[str]) -> None:
+    """Writes the files of a dependency group. Its torch is that of the services."""
+    sources = f"{name}-sources"
+    torch = read("torch-cuda")
+    known = torch | read(name) | read(sources)
+    packages = compile_group(uv, ["--group", f"{PYPROJECT}:{name}"], known.values(), upgrade)
+    own = {package: entry for package, entry in packages.items() if package not in torch}
+    write(name, {package: entry for package, entry in own.items() if package not in SOURCES})
+    if built := {package: own[package] for package in SOURCES & own.keys()}:
+        write(sources, built)
+
+
 def main() -> None:
     """Write all files."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -146,8 +163,7 @@ def main() -> None:
         own = compile_group(arguments.uv, [str(PYPROJECT), "--extra", service], packages.values())
         write(service, {name: packages[name] for name, entry in own.items() if not _TORCH.match(entry)})
     for name in tomllib.loads(PYPROJECT.read_text())["dependency-groups"]:
-        source = ["--group", f"{PYPROJECT}:{name}"]
-        write(name, compile_group(arguments.uv, source, read(name).values(), arguments.upgrade))
+        write_group(arguments.uv, name, arguments.upgrade)
 
 
 if __name__ == "__main__":

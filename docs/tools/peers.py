@@ -16,7 +16,7 @@ def page(text: str) -> str:
 def _table(suite: Suite) -> str:
     by_reason: dict[str, list[str]] = {}
     for pattern, why in suite.not_applicable().items():
-        by_reason.setdefault(why, []).append(f"`{pattern.removeprefix('*/')}`")
+        by_reason.setdefault(why, []).append(f"`{pattern.removeprefix('*/').removeprefix('*::')}`")
     rows = (f"| {why} | {', '.join(patterns)} |\n" for why, patterns in by_reason.items())
     return "| it does not apply, since it | tests |\n|---|---|\n" + "".join(rows)
 

@@ -21,6 +21,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "core_worlds": ("tests.acceptance.core_worlds", "--worlds", "5000"),
     "core_mutants": ("tests.acceptance.core_mutants",),
     "connection_floods": ("tests.acceptance.connection_floods", "--connections", "10000"),
+    "fuzz": ("tests.acceptance.fuzz", "--seconds", "300"),
     "chaos": ("tests.chaos", "--faults", "200", "--clients", "32"),
     "flood": ("tests.acceptance.flood", "--chats", "500"),
     "constrained": ("tests.acceptance.constrained", "--requests", "1000"),

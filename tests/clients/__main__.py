@@ -20,6 +20,7 @@ from typing import Any
 
 from deployment import deployment
 from environments import bare_environment
+from svc_common.models import find_source
 from tests.clients.table import CLIENTS, Client
 
 PROGRAM_SECONDS = 1800  # ten times what the slowest takes
@@ -42,6 +43,8 @@ def run_program(command: Sequence[str | Path], server: Server) -> dict[str, Any]
         "OPENAI_BASE_URL": f"{server.http}/v1",
         "OPENAI_API_KEY": "none",
         "QUIRE_GRPC": server.grpc,
+        "QUIRE_MODEL_FILES": str(find_source(None).directory()),
+        "HF_HUB_OFFLINE": "1",
     }
     try:
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=PROGRAM_SECONDS)
@@ -69,8 +72,8 @@ def run_client(client: Client, server: Server) -> dict[str, Any]:
 
 @contextmanager
 def deployed() -> Iterator[Server]:
-    """Starts Quire with the default model."""
-    with deployment() as started:
+    """Starts Quire with the default model, in float32, so that its figures are those of transformers."""
+    with deployment(dtype="float32") as started:
         yield Server(started.http, started.grpc)
 
 

@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,7 +81,7 @@ class NodeClient:
             shutil.copytree(HERE / "node", folder)
             subprocess.run(install, cwd=folder, check=True)
 
-        make_once(folder, HERE / "node" / "package-lock.json", make)
+        make_once(folder, [HERE / "node" / "package-lock.json"], make)
         shutil.copytree(HERE / "node", folder, dirs_exist_ok=True)  # programs find packages beside themselves
         return ["node", folder / self.program.name]
 
@@ -92,20 +92,21 @@ Client = PythonClient | NodeClient
 def install(folder: Path, requirements: Path) -> Path:
     """Makes an environment with these packages; returns its Python. Raises CalledProcessError."""
     python = folder / "bin" / "python"
+    sources = requirements.parent.glob(f"{requirements.stem}-sources.txt")
 
     def make() -> None:
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        pip: list[str | Path] = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
-        pip += ["--only-binary", ":all:", "--require-hashes", "--requirement", requirements]
-        subprocess.run(pip, check=True)
+        installer = requirements.with_name("install.sh")
+        subprocess.run(["sh", installer, python, requirements.stem], stdout=subprocess.DEVNULL, check=True)
 
-    make_once(folder, requirements, make)
+    make_once(folder, [requirements, *sources], make)
     return python
 
 
-def make_once(folder: Path, pins: Path, make: Callable[[], None]) -> None:
+def make_once(folder: Path, pins: Sequence[Path], make: Callable[[], None]) -> None:
     """Makes an environment, unless the folder has one that was made with the same pins."""
-    stamp, digest = folder / ".installed", hashlib.sha256(pins.read_bytes()).hexdigest()
+    stamp = folder / ".installed"
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in pins)).hexdigest()
     if stamp.exists() and stamp.read_text() == digest:
         return
     shutil.rmtree(folder, ignore_errors=True)
@@ -127,6 +128,12 @@ CLIENTS: tuple[Client, ...] = (
     PythonClient("tritonclient", "tritonclient"),
     PythonClient("anthropic", "anthropic"),
     PythonClient("ollama", "ollama"),
+    PythonClient("semantic-kernel", "semantic-kernel"),
+    PythonClient("llm", "llm"),
+    PythonClient("lm-eval", "lm-eval"),
+    PythonClient("guidellm", "guidellm"),
+    PythonClient("aiperf", "aiperf"),
+    PythonClient("locust", "locust"),
     NodeClient("openai-node", "openai"),
     NodeClient("ai-sdk", "ai"),
 )

@@ -65,15 +65,16 @@ def test_a_client_whose_tool_is_missing_is_skipped_but_fails_in_ci(monkeypatch: 
 
 
 def test_an_environment_is_made_once_for_the_same_pins(tmp_path: Path) -> None:
-    folder, pins, made = tmp_path / "made", tmp_path / "pins", list[int]()
+    folder, pins, sources, made = tmp_path / "made", tmp_path / "pins", tmp_path / "sources", list[int]()
+    pins.write_text("1")
 
     def make() -> None:
         folder.mkdir()
         made.append(len(made))
 
     for text in ("1", "1", "2"):
-        pins.write_text(text)
-        make_once(folder, pins, make)
+        sources.write_text(text)
+        make_once(folder, [pins, sources], make)
     assert made == [0, 1]
 
 
@@ -86,8 +87,8 @@ def test_an_environment_that_could_not_be_made_is_made_again(tmp_path: Path) -> 
         raise OSError("no network")
 
     with pytest.raises(OSError, match="no network"):
-        make_once(folder, pins, fail)
-    make_once(folder, pins, folder.mkdir)
+        make_once(folder, [pins], fail)
+    make_once(folder, [pins], folder.mkdir)
     assert list(folder.iterdir()) == [folder / ".installed"]
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -17,6 +18,8 @@ from tests.clients.table import ROOT, install
 
 HERE = Path(__file__).parent
 BUILD = ROOT / "build" / "peers"
+SHARED = HERE / "support"
+"""What the files of several suites import."""
 
 
 @dataclass(frozen=True)
@@ -28,15 +31,19 @@ class Suite:
     version: str
     sha256: str
     """Of the source distribution."""
-    folder: str
+    folders: tuple[str, ...]
     """What of it is taken."""
     paths: tuple[str, ...]
-    """Files and folders with tests that ask a server, below the root of the source distribution."""
+    """Files and folders with tests that ask a server, below `home`."""
+    home: str = "."
+    """The folder of the source distribution that the tests run in."""
+    options: tuple[str, ...] = ()
+    """Of pytest."""
 
     @property
     def support(self) -> Path:
-        """Our part: `files` are laid over those of the suite; `not_applicable.toml` names tests, with reasons."""
-        return HERE / self.name
+        """Our part: `files` are laid over those in `home`; `not_applicable.toml` names tests, with reasons."""
+        return HERE / self.name.replace("-", "_")
 
     @property
     def requirements(self) -> Path:
@@ -53,22 +60,20 @@ class Suite:
         return next((why for pattern, why in self.not_applicable().items() if fnmatchcase(test, pattern)), None)
 
     def prepare(self) -> tuple[Path, Path]:
-        """Makes the folder of the suite and its environment; returns the folder and the environment's Python. Raises
-        CalledProcessError and OSError."""
+        """Makes the folder that the tests run in, and their environment; returns the folder and the environment's
+        Python. Raises CalledProcessError and OSError."""
         python = install(BUILD / f"{self.name}-environment", self.requirements)
         folder = BUILD / self.name
         root = f"{self.package.replace('-', '_')}-{self.version}/"
         with tarfile.open(self._source()) as source:
             for member in source:
-                if member.name.startswith(f"{root}{self.folder}/"):
+                if member.name.startswith(tuple(f"{root}{taken}/" for taken in self.folders)):
                     member.name = member.name.removeprefix(root)
                     source.extract(member, folder, filter="data")
-        for file in (self.support / "files").rglob("*"):
-            if file.is_file():
-                target = folder / file.relative_to(self.support / "files")
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(file.read_bytes())
-        return folder, python
+        home = folder / self.home
+        shutil.copytree(self.support / "files", home, dirs_exist_ok=True)
+        shutil.copytree(SHARED, home / SHARED.relative_to(ROOT), dirs_exist_ok=True)
+        return home, python
 
     def _source(self) -> Path:
         """The source distribution. pip would build it to know what it needs, so it is read from pip's index here."""
@@ -103,7 +108,25 @@ SUITES = (
         "vllm",
         "0.33.0",
         "f4c33c2503d52bb411146afa9618a4f48bed68912f617e6803ac8d76e4c74112",
-        "tests/entrypoints",
+        ("tests/entrypoints",),
         ("tests/entrypoints/openai", "tests/entrypoints/anthropic", "tests/entrypoints/serve"),
+        options=("-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function"),
+    ),
+    Suite(
+        "sglang",
+        "sglang",
+        "0.5.10.post1",
+        "01f7adfe7cde85b238fb0e1bae4b31d494e19d1471cf35ff3c5489a02f9d2263",
+        ("sglang/test",),
+        ("server_tests.py",),
+    ),
+    Suite(
+        "llama-cpp",
+        "llama-cpp-python",
+        "0.3.36",
+        "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e",
+        ("vendor/llama.cpp/tools/server/tests", "vendor/llama.cpp/models/templates"),
+        ("unit",),
+        "vendor/llama.cpp/tools/server/tests",
     ),
 )

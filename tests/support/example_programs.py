@@ -1,9 +1,10 @@
 """The programs in client/examples, each built as its first comment says. Folders below build/examples are kept."""
 
+import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -19,6 +20,7 @@ SERVICE_CONFIG = ROOT / "client" / "quire_client" / "service_config.json"
 CONTRACT = "quire/inference/v1/inference.proto"
 DETAILS = ("google/rpc/status.proto", "google/rpc/error_details.proto")
 JARS = Path("/usr/share/java")
+GO_PACKAGES = Path("/usr/share/gocode")
 NPM_SECONDS = 300  # npm itself waits longer for a registry that does not answer
 
 JAVA_LIBRARIES = (
@@ -51,7 +53,7 @@ def node(address: str, folder: Path) -> Sequence[str | Path]:
         subprocess.run(install, cwd=kept, check=True, timeout=NPM_SECONDS)
 
     try:
-        make_once(kept, EXAMPLES / "node" / "package-lock.json", install)
+        make_once(kept, [EXAMPLES / "node" / "package-lock.json"], install)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
         pytest.skip("the npm registry does not answer")
     shutil.copytree(EXAMPLES / "node", kept, dirs_exist_ok=True)
@@ -65,18 +67,7 @@ def java(address: str, folder: Path) -> Sequence[str | Path]:
         optional_tool("grpc-netty.jar", "libgrpc-java")
     plugin = optional_tool("grpc_java_plugin", "protobuf-compiler-grpc-java-plugin")
     generate("java", folder, CONTRACT, *DETAILS, plugin=plugin)
-    names = (
-        "grpc-*",
-        "protobuf",
-        "guava",
-        "failureaccess",
-        "gson",
-        "netty-*",
-        "opencensus-*",
-        "perfmark-api",
-        "geronimo-annotation*",
-    )
-    classpath = ":".join(str(jar) for name in names for jar in JARS.glob(f"{name}.jar"))
+    classpath = ":".join(str(jar) for name in JAVA_LIBRARIES for jar in JARS.glob(f"{name}.jar"))
     sources = [EXAMPLES / "java" / "Example.java", *folder.rglob("*.java")]
     run(javac, "-d", folder / "classes", "-proc:none", "-nowarn", "-classpath", classpath, *sources)
     return ["java", "-classpath", f"{folder / 'classes'}:{classpath}", "Example", address, SERVICE_CONFIG]
@@ -99,7 +90,24 @@ def cpp(address: str, folder: Path) -> Sequence[str | Path]:
     return [program, address, SERVICE_CONFIG]
 
 
-LANGUAGES = {"python": python, "ruby": ruby, "node": node, "java": java, "cpp": cpp}
+def go(address: str, folder: Path) -> Sequence[str | Path]:
+    """Generates code, and compiles it with Debian's packages. What is compiled of these is kept."""
+    compiler = optional_tool("go", "golang-go")
+    if not (GO_PACKAGES / "src/google.golang.org/grpc").exists():
+        optional_tool("google.golang.org/grpc", "golang-google-grpc-dev")
+    protoc = optional_tool("protoc", COMPILER)
+    optional_tool("protoc-gen-go", "protoc-gen-go-1-5")
+    optional_tool("protoc-gen-go-grpc", "protoc-gen-go-grpc")
+    sources, program = folder / "src", folder / "example"
+    sources.mkdir()
+    run(protoc, *proto_paths(), f"--go_out={sources}", f"--go-grpc_out={sources}", CONTRACT)
+    environment = {"GO111MODULE": "off", "GOPATH": f"{folder}:{GO_PACKAGES}", "GOFLAGS": ""}
+    environment["GOCACHE"] = str(ROOT / "build" / "examples" / "go")
+    run(compiler, "build", "-o", program, EXAMPLES / "go" / "example.go", environment=os.environ | environment)
+    return [program, address, SERVICE_CONFIG]
+
+
+LANGUAGES = {"python": python, "ruby": ruby, "node": node, "java": java, "cpp": cpp, "go": go}
 """Functions that build an example in a new folder, and return the command that runs it against a gateway."""
 
 
@@ -113,12 +121,16 @@ def generate(language: str, folder: Path, *protos: str, plugin: str | None = Non
     protoc = optional_tool("protoc", COMPILER)
     plugin = plugin or optional_tool(f"grpc_{language}_plugin", COMPILER)
     out = [f"--{language}_out={folder}", f"--grpc_out={folder}", f"--plugin=protoc-gen-grpc={plugin}"]
-    folders = (ROOT / "protos", *google_protos())
-    run(protoc, *(f"--proto_path={path}" for path in folders), *out, *protos)
+    run(protoc, *proto_paths(), *out, *protos)
 
 
-def run(*command: str | Path) -> None:
-    """Runs a step of a build. If it fails, so does the test."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
+def proto_paths() -> list[str]:
+    """protoc's flags for the folders of all protos."""
+    return [f"--proto_path={path}" for path in (ROOT / "protos", *google_protos())]
+
+
+def run(*command: str | Path, environment: Mapping[str, str] | None = None) -> None:
+    """Runs a step of a build, in another environment if one is given. If it fails, so does the test."""
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200)
     if done.returncode != 0:
         pytest.fail(f"{command[0]}: {done.stdout}{done.stderr}")

@@ -7,10 +7,12 @@ import asyncio
 import inspect
 import json
 import os
+import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -31,6 +33,9 @@ BAD_SCHEMA: dict[str, Any] = {
     "json_schema": {"name": "bad", "schema": {"type": "no such type"}},
 }
 """A response_format that no server can compile."""
+
+# A load of the programs that are load generators: so many requests, of which so many at once, each for so many tokens.
+REQUESTS, CONCURRENT, TOKENS = 20, 4, 16
 
 REPEAT = 'Repeat this JSON: {"city": "Oslo"}'
 """A question whose answer is a City, for requests whose grammar allows any object."""
@@ -88,6 +93,14 @@ def get_weather(city: Literal["Berlin", "Lima", "Oslo"], unit: Literal["celsius"
     """
     WeatherQuery(city=city, unit=unit)
     return WEATHER
+
+
+def run_command(name: str, *arguments: str | Path) -> str:
+    """Runs a command that the client's package installs; returns what it prints. Raises AssertionError if it fails."""
+    command = [Path(sys.executable).with_name(name), *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-8000:]
+    return done.stdout
 
 
 def error_of(kind: type[Error], call: Callable[[], object]) -> Error:

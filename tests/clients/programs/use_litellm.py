@@ -1,4 +1,4 @@
-"""LiteLLM: structured output, tools, and streams that are assembled."""
+"""LiteLLM: structured output, tools, streams that are assembled, and responses."""
 
 import os
 from typing import Any
@@ -13,6 +13,7 @@ from checks import (
     CHAT,
     GREEDY,
     MODEL,
+    QUESTION,
     TOOL,
     WEATHER,
     Forecast,
@@ -22,14 +23,11 @@ from checks import (
     run,
 )
 
-REQUEST: dict[str, Any] = {
-    "model": f"openai/{MODEL}",
-    "api_base": BASE_URL,
-    "api_key": "none",
-    "messages": CHAT,
-    "num_retries": 0,
-    **GREEDY,
-}
+SERVER: dict[str, Any] = {"api_base": BASE_URL, "api_key": "none"}
+ASKED: dict[str, Any] = {**SERVER, "model": f"openai/{MODEL}", "num_retries": 0}
+REQUEST: dict[str, Any] = {**ASKED, "messages": CHAT, **GREEDY}
+SHORT: dict[str, Any] = {**ASKED, "temperature": 0, "max_output_tokens": 128}
+RESPONSE: dict[str, Any] = {**SHORT, "input": QUESTION}
 
 
 def check_calls(message: Any) -> None:
@@ -86,6 +84,52 @@ def a_turn_with_a_result_of_a_tool_is_answered() -> None:
 def a_schema_that_cannot_be_compiled_is_a_bad_request() -> None:
     error = error_of(litellm.BadRequestError, lambda: litellm.completion(response_format=BAD_SCHEMA, **REQUEST))
     assert "response_format.json_schema" in str(error)
+
+
+@check
+async def a_response_has_the_same_text_whole_and_in_a_stream() -> None:
+    whole = litellm.responses(**RESPONSE)
+    assert whole.status in ("completed", "incomplete")
+    assert 0 < whole.usage.output_tokens <= 128
+    events = list(litellm.responses(stream=True, **RESPONSE))
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert len(deltas) > 1
+    assert "".join(deltas) == events[-1].response.output_text == whole.output_text
+    later = [event async for event in await litellm.aresponses(stream=True, **RESPONSE)]
+    assert later[-1].response.output_text == whole.output_text
+
+
+@check
+async def a_response_has_the_format_of_a_model() -> None:
+    Forecast.model_validate_json(litellm.responses(text_format=Forecast, **RESPONSE).output_text)
+    later = await litellm.aresponses(text_format=Forecast, **RESPONSE)
+    Forecast.model_validate_json(later.output_text)
+
+
+@check
+def a_conversation_of_responses_has_a_call_and_its_output() -> None:
+    tool = {"type": "function", "strict": True, **TOOL["function"]}
+    first = litellm.responses(tools=[tool], tool_choice="required", parallel_tool_calls=False, **RESPONSE)
+    (call,) = (item for item in first.output if item.type == "function_call")
+    WeatherQuery.model_validate_json(call.arguments)
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": WEATHER}
+    assert litellm.responses(input=[output], previous_response_id=first.id, **SHORT).output_text
+
+
+@check
+def a_response_is_retrieved_and_deleted() -> None:
+    response = litellm.responses(**RESPONSE)
+    where: dict[str, Any] = {"response_id": response.id, "custom_llm_provider": "openai", **SERVER}
+    assert litellm.get_responses(**where).output_text == response.output_text
+    assert litellm.delete_responses(**where).deleted
+    # litellm takes every error of the type invalid_request_error for a bad request, as OpenAI's is, too.
+    assert "request_unknown" in str(error_of(litellm.BadRequestError, lambda: litellm.get_responses(**where)))
+
+
+@check
+def a_value_out_of_range_of_a_response_is_a_bad_request() -> None:
+    error = error_of(litellm.BadRequestError, lambda: litellm.responses(top_p=7, **RESPONSE))
+    assert "top_p" in str(error)
 
 
 if __name__ == "__main__":

@@ -4,46 +4,17 @@ Tests that call vLLM's own code are not collected: its modules are empty here, b
 vocabulary of a model, which are those of the served model.
 """
 
-import importlib.abc
-import importlib.machinery
 import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 
+from tests.peers.support import empty_modules
+
 EMPTY = ("vllm", "torch", "schemathesis", "hypothesis", "fastapi", "starlette", "openai_harmony", "pybase64", "lm_eval")
-
-
-class _Empty(ModuleType):
-    """A module in which any name is a mock."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        if name in _REPLACED_NAMES:
-            return _REPLACED_NAMES[name]
-        value = MagicMock(name=f"{self.__name__}.{name}")
-        setattr(self, name, value)
-        return value
-
-
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
-        if name.partition(".")[0] not in EMPTY:
-            return None
-        return importlib.machinery.ModuleSpec(name, self, is_package=True)
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        return _Empty(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """An empty module has nothing to run."""
 
 
 def get_tokenizer(*_: Any, **__: Any) -> Any:
@@ -64,9 +35,7 @@ class ModelConfig:
         return size
 
 
-_REPLACED_NAMES = {"get_tokenizer": get_tokenizer, "ModelConfig": ModelConfig}
-
-sys.meta_path.insert(0, _Finder())
+empty_modules.provide(EMPTY, {"get_tokenizer": get_tokenizer, "ModelConfig": ModelConfig})
 
 
 @pytest.hookimpl(tryfirst=True)

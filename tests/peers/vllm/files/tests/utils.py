@@ -3,26 +3,15 @@
 The tests name models that are not here. The default model answers under those names.
 """
 
-import json
-import os
-import signal
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, Self
 
 import anthropic
 import openai
-import pytest
 
-QUIRE = os.environ["QUIRE_PYTHON"]
-START_SECONDS = 300
-_PORTS = ("HTTP", "GRPC", "SCHEDULER", "SCHEDULER_ADMIN", "SCHEDULER_METRICS", "WORKER", "WORKER_METRICS")
-_BAD_SETTINGS = 2
+from tests.peers.support.quire_serve import QuireServe
+
 _LEFT_OUT = ("--enable-lora", "--lora-modules", "--max-lora-rank", "--max-cpu-loras", "--enable-per-request-metrics")
 """Flags for what only some tests of a module ask for. These tests do not apply."""
 
@@ -38,33 +27,14 @@ class RemoteOpenAIServer:
             given += ["--api-key", env_dict["VLLM_API_KEY"]]
         if not any(argument.startswith("--served-model-name") for argument in given):
             given += ["--served-model-name", model]
-        self._stack = ExitStack()
-        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="quire-peer-")))
-        state, log = folder / "state.json", folder / "log"
-        settings = {f"QUIRE_{name}_PORT": "0" for name in _PORTS}
-        settings |= {"QUIRE_RUN_DIR": str(folder / "run"), "QUIRE_STATE_FILE": str(state)}
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("QUIRE_", "OTEL_", "PYTHON"))}
-        with log.open("wb") as output:
-            command = [QUIRE, "-m", "quire_client", "serve", *given]
-            self.proc = subprocess.Popen(command, env=kept | settings, stdout=output, stderr=output)
-        self._stack.callback(self._stop)
-        end = time.monotonic() + START_SECONDS
-        while not (state.exists() and json.loads(state.read_text())["ready"]):
-            if self.proc.poll() is not None or time.monotonic() > end:
-                text = log.read_text()[-2000:]
-                self._stack.close()
-                if self.proc.returncode == _BAD_SETTINGS:
-                    pytest.skip(f"refused: {text.strip().splitlines()[-1]}")
-                raise RuntimeError(f"the server did not start:\n{text}")
-            time.sleep(0.05)
-        self.host, _, port = json.loads(state.read_text())["http"][0].rpartition(":")
-        self.port = int(port)
+        self._server = QuireServe(given)
+        self.proc, self.host, self.port = self._server.process, self._server.host, self._server.port
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        self._server.stop()
 
     @property
     def url_root(self) -> str:
@@ -93,11 +63,6 @@ class RemoteOpenAIServer:
             "timeout": 600,
             **options,
         }
-
-    def _stop(self) -> None:
-        if self.proc.poll() is None:
-            self.proc.send_signal(signal.SIGTERM)
-            self.proc.wait(60)
 
 
 def _without_flags(arguments: Sequence[str]) -> list[str]:
