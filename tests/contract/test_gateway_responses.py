@@ -68,6 +68,14 @@ async def test_a_response_that_is_not_stored_leaves_nothing(quire: Harness, clie
     assert (submit.retention.is_unrecorded, submit.detachable, submit.attachment) == (True, False, b"")
 
 
+async def test_the_end_of_text_ends_a_response_unless_it_is_ignored(quire: Harness, client: openai.AsyncOpenAI) -> None:
+    quire.scheduler.script = answer_with(encoded(HELLO), stop_token_id=EOS)
+    for is_ignored in (False, True):
+        await client.responses.create(model=MODEL, input="Hi", store=False, extra_body={"ignore_eos": is_ignored})
+        submit = await quire.scheduler.next("submit")
+        assert (EOS in submit.stop_token_ids) is not is_ignored
+
+
 async def test_the_events_of_a_stream_build_the_response(quire: Harness, client: openai.AsyncOpenAI) -> None:
     quire.scheduler.script = answer_with(encoded(HELLO), stop_token_id=EOS)
     events = await events_of(await client.responses.create(model=MODEL, input="Hi", stream=True))

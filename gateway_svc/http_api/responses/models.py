@@ -294,6 +294,7 @@ class ResponsesBody(BodyModel):
     frequency_penalty: Number | None = option("Penalty of tokens, times their count so far.", minimum=-2, maximum=2)
     repetition_penalty: Number | None = option("Divides logits of tokens that occurred.", maximum=10)
     seed: int | None = option("Repeats the samples of another request.")
+    ignore_eos: bool | None = option("Whether the model's end-of-text token is generated as any other.", False)
     priority: int | None = option("Higher goes first.")
     top_logprobs: int | None = option("The number of most probable tokens to return for each.", minimum=0, maximum=20)
     include: Items[Annotated[str, AfterValidator(lambda one: _includable(one))]] | None = option(

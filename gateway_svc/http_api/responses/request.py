@@ -15,7 +15,7 @@ from gateway_svc.http_api.responses.output_items import Json
 from gateway_svc.http_api.responses.stored_response import StoredResponse
 from gateway_svc.retention import NONE
 from gateway_svc.sampling_fields import SAMPLING_FIELDS
-from gateway_svc.unvalidated_request import ResponseMode, UnvalidatedRequest
+from gateway_svc.unvalidated_request import EndOfText, ResponseMode, UnvalidatedRequest
 from gateway_svc.validated_request import OnDisconnect, ValidatedRequest
 from svc_common.attachments import MAX_ATTACHMENT_BYTES
 from svc_common.errors import QuireError, Reason
@@ -32,6 +32,7 @@ _NAMES: Mapping[str, str] = {
     **{one.path: one.name for one in SAMPLING_FIELDS},
     Field.SEED: "seed",
     Field.MAX_TOKENS: "max_output_tokens",
+    Field.IGNORE_EOS: "ignore_eos",
     Field.LOGPROBS: "top_logprobs",
     Field.REQUEST_ID: "Idempotency-Key",
     Field.PRIORITY: "priority",
@@ -102,6 +103,7 @@ class ResponseRequest:
             sampling={name: value for name, value in given.items() if value is not None},
             seed=body.seed,
             max_tokens=body.max_output_tokens,
+            end_of_text=EndOfText.IGNORED if body.ignore_eos else EndOfText.ENDS,
             constraint=constraint,
             logprobs=(body.top_logprobs or 0) if self.has_logprobs else None,
             # The scheduler keeps a named request while its client is away, and cancels another one.
