@@ -90,6 +90,8 @@ class ChatPrompt:
     reasoning_effort: str | None = None
     prompt_end: PromptEnd = PromptEnd.ANSWER
     max_reasoning_tokens: int | None = None
+    must_limit_reasoning: bool = True
+    """Whether that is refused, not ignored, for a model whose reasoning cannot be limited."""
 
     @property
     def has_tools(self) -> bool:

@@ -79,11 +79,11 @@ class Gateway:
             hosts,
             self._threads,
             HttpOptions(
-                settings.http_read_timeout,
-                settings.unknown_fields,
-                settings.cors_origin_list,
-                settings.root_path,
-                settings.stream_usage,
+                read_timeout=settings.http_read_timeout,
+                undefined_fields=settings.unknown_fields,
+                origins=settings.cors_origin_list,
+                root_path=settings.root_path,
+                always_has_usage=settings.stream_usage,
             ),
         )
         calls = GrpcCalls(self._request_manager, authenticator, self._threads)

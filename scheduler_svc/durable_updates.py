@@ -1,4 +1,4 @@
-"""Tells gateways which tokens the store has."""
+"""Sends gateways which tokens are durable."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,7 @@ class DurableUpdates:
         self._pending: dict[GatewaySession, list[scheduler_v1.Event]] = {}
 
     def add(self, live: LiveRequest, index: int) -> None:
-        """The store has more of a sequence, or its end: the gateways of the request are told soon."""
+        """The store has more of a sequence, or its end: its gateways are sent an event soon."""
         event = live.durable_update(index) if live.gateways else None
         if event is None:
             return

@@ -33,7 +33,7 @@ from worker_svc.grammar_cache import GrammarCache
 from worker_svc.metrics import count_grammar_compiled, count_masks
 from worker_svc.step import FailureReason
 
-_TOKEN_LIMIT = "max_tokens="  # an attribute of rules
+_TOKEN_LIMIT = "max_tokens"  # an attribute of rules
 
 _USUAL = "start: %json {}"
 

@@ -32,12 +32,12 @@ from gateway_svc.tenant_threads import TenantThreads
 _WEBSOCKET_PATHS = ("/v1/chat/completions", "/v1/completions")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HttpOptions:
     """What an operator sets for all routes.
 
     `origins` are those of web pages that may use this API; `*` is all. A body has `read_timeout` seconds. Paths may
-    begin with `root_path`. With `always_has_usage` every stream of OpenAI's API ends with its usage.
+    begin with `root_path`. With `always_has_usage` every stream of chats and completions ends with its usage.
     """
 
     read_timeout: float

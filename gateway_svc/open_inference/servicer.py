@@ -13,6 +13,7 @@ from gateway_svc.grpc_calls import REQUEST_ID, GrpcCalls, GrpcContext, reply_id
 from gateway_svc.metrics import CallOutcome
 from gateway_svc.model_catalog import CatalogModel
 from gateway_svc.open_inference.requests import INPUTS, OUTPUTS, VERSION, InferRequest, Output, check_version
+from gateway_svc.open_inference.response_stream import ResponseStream
 from gateway_svc.open_inference.tensors import add_count, add_texts
 from gateway_svc.output import Chunk, Usage
 from gateway_svc.ranking import completed_sequences
@@ -114,15 +115,11 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
         """The responses of different requests interleave. A request that fails has an error, and the stream goes on."""
         async with self._calls.answer(context, "ModelStreamInfer", reply_id()) as outcome:
             call = self._calls.call(Operation.TEXT_COMPLETION, context)
-            writing, places = asyncio.Lock(), asyncio.Semaphore(_MAX_CONCURRENT)
+            stream, places = ResponseStream(context), asyncio.Semaphore(_MAX_CONCURRENT)
             tasks = set[asyncio.Task[None]]()
 
-            async def write(response: pb.ModelStreamInferResponse) -> None:
-                async with writing:
-                    await context.write(response)
-
             async def send(response: pb.ModelInferResponse) -> None:
-                await write(pb.ModelStreamInferResponse(infer_response=response))
+                await stream.write(pb.ModelStreamInferResponse(infer_response=response))
 
             async def respond(request: pb.ModelInferRequest) -> None:
                 try:
@@ -132,7 +129,8 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
                 except Exception as error:
                     failed = pb.ModelInferResponse(model_name=request.model_name, id=request.id)
                     failed.parameters[_FINAL].bool_param = True
-                    await write(pb.ModelStreamInferResponse(error_message=_message(error), infer_response=failed))
+                    response = pb.ModelStreamInferResponse(error_message=_message(error), infer_response=failed)
+                    await stream.write(response)
                 finally:
                     places.release()
 
@@ -143,10 +141,7 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
                     task.add_done_callback(tasks.discard)
                 await asyncio.gather(*tasks)
             finally:
-                async with writing:  # after a write that was cancelled grpc could not send the status of the call
-                    for task in tasks:
-                        task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                await stream.end(tasks)
 
     async def _stream(self, request: pb.ModelInferRequest, call: Call, outcome: CallOutcome, send: Send) -> None:
         """Sends the responses to one request of a stream. Raises QuireError."""

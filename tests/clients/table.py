@@ -92,14 +92,15 @@ Client = PythonClient | NodeClient
 def install(folder: Path, requirements: Path) -> Path:
     """Makes an environment with these packages; returns its Python. Raises CalledProcessError."""
     python = folder / "bin" / "python"
-    sources = requirements.parent.glob(f"{requirements.stem}-sources.txt")
+    others = ("install.sh", "torch-cpu.txt", "torch-cuda.txt", f"{requirements.stem}-sources.txt")
+    pins = [path for name in others if (path := requirements.with_name(name)).exists()]
 
     def make() -> None:
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         installer = requirements.with_name("install.sh")
         subprocess.run(["sh", installer, python, requirements.stem], stdout=subprocess.DEVNULL, check=True)
 
-    make_once(folder, [requirements, *sources], make)
+    make_once(folder, [requirements, *pins], make)
     return python
 
 

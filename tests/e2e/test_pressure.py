@@ -159,9 +159,8 @@ async def test_explain_shows_which_request_runs_which_is_preempted_and_which_wai
 
 async def test_deadline_that_cannot_be_met_is_refused_at_once(running: Deployment) -> None:
     async with contended(running, num_queued=3) as client:
-        timeout = (
-            explained(running, names_of_contended(3)[-1])["sequences"][0]["predicted_start"] / 2
-        )  # longer on a slow machine
+        last = explained(running, names_of_contended(3)[-1])
+        timeout = last["sequences"][0]["predicted_start"] / 2  # longer on a slow machine
         with pytest.raises(QuireError) as refused:
             await client.generate([7, 8, 9], max_tokens=4, timeout=timeout)
         async with httpx.AsyncClient(base_url=other_http(running), timeout=60) as http:

@@ -66,7 +66,7 @@ CASES: dict[str, Case] = {
     "choice": Case('start: "yes" | "no" | "perhaps"', lambda text: text in ("yes", "no", "perhaps")),
     "recursion": Case('start: a\na: "(" a ")" | "x"', lambda text: re.fullmatch(r"\(*x\)*", text) is not None),
     "counted": Case(
-        'start: letters "!"\nletters[max_tokens=3]: /[a-z]*/',
+        'start: letters "!"\nletters[max_tokens = 3]: /[a-z]*/',
         lambda text: re.fullmatch(r"[a-z]*!", text) is not None and len(TOKENIZER.encode(text).ids) <= 4,
     ),
     "enum": _schema({"enum": ["red", 7, None, True]}, lambda value: value in ("red", 7, None, True)),

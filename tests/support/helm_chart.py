@@ -116,6 +116,7 @@ VALUES: dict[str, Object] = {
             "allowedHosts": ["api.example.com", "*.internal"],
             "corsOrigins": ["https://chat.example.com"],
             "rootPath": "/llm",
+            "streamUsage": True,
             "unknownFields": "refuse",
             "service": {"type": "LoadBalancer", "httpPort": 80, "annotations": {"a": "b"}},
             "podAnnotations": {"a": "b"},

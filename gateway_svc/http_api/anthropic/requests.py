@@ -35,8 +35,8 @@ _NAMES: Mapping[str, str] = {
 }
 
 _EFFORTS = {"max": "xhigh"}
+_BUDGET_FIELD = "thinking.budget_tokens"
 # As LiteLLM maps efforts to budgets.
-_BUDGET = "thinking.budget_tokens"
 _LOW_BUDGET, _MEDIUM_BUDGET = 1_024, 2_048
 
 
@@ -93,10 +93,12 @@ def _chat(body: MessagesBody) -> tuple[ChatPrompt, Mapping[str, str]]:
         tool_choice=_tool_choice(body),
         parallel_tool_calls=False if choice is not None and choice.disable_parallel_tool_use else None,
         reasoning_effort=effort,
-        max_reasoning_tokens=None if body.thinking is None else body.thinking.budget_tokens,
+        max_reasoning_tokens=_budget(body),
+        # Clients send a budget to any model.
+        must_limit_reasoning=False,
         prompt_end=PromptEnd.CONTINUATION if body.messages[-1].role == "assistant" else PromptEnd.ANSWER,
     )
-    return chat, {**_NAMES, Field.REASONING_EFFORT: where, Field.MAX_REASONING_TOKENS: _BUDGET}
+    return chat, {**_NAMES, Field.REASONING_EFFORT: where, Field.MAX_REASONING_TOKENS: _BUDGET_FIELD}
 
 
 def _user(message: AnthropicMessage, path: str) -> list[ChatMessage]:
@@ -221,6 +223,12 @@ def _tool_choice(body: MessagesBody) -> ToolChoice | None:
             return ToolChoice(ToolMode.NAMED, choice.name)
 
 
+def _budget(body: MessagesBody) -> int | None:
+    """The most tokens of the reasoning."""
+    thinking = body.thinking
+    return thinking.budget_tokens if thinking is not None and thinking.type == "enabled" else None
+
+
 def _effort(body: MessagesBody) -> tuple[str | None, str]:
     """How much the model reasons, and the field that says so."""
     thinking, config = body.thinking, body.output_config
@@ -230,7 +238,7 @@ def _effort(body: MessagesBody) -> tuple[str | None, str]:
         return _EFFORTS.get(config.effort, config.effort), "output_config.effort"
     if thinking is None:
         return None, "thinking"
-    where, budget = _BUDGET, thinking.budget_tokens
+    where, budget = _BUDGET_FIELD, thinking.budget_tokens
     if thinking.type == "adaptive" or budget is None:
         return "medium", where
     if budget < 1:

@@ -35,6 +35,13 @@ def test_a_model_that_does_not_reason_has_no_limit() -> None:
     assert answer_constraint(limited(7), None, TOKENS, CHECK) is None
 
 
+def test_a_limit_may_be_ignored_where_it_cannot_be_held() -> None:
+    prompt = ChatPrompt([], max_reasoning_tokens=7, must_limit_reasoning=False)
+    request = UnvalidatedRequest(prompt=prompt)
+    assert answer_constraint(request, WITH_REASONING, {}, CHECK) is None
+    assert answer_constraint(request, WITH_REASONING, TOKENS, CHECK) is not None
+
+
 @pytest.mark.parametrize(
     ("tokens", "end_of_text", "field"),
     [({}, EndOfText.ENDS, "chat.max_reasoning_tokens"), (TOKENS, EndOfText.IGNORED, "stopping.ignore_eos")],

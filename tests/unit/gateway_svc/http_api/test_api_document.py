@@ -47,7 +47,8 @@ def all_routes() -> list[HttpRoute]:
     """The routes of a gateway without keys. None is called."""
     manager, authenticator, hosts = SimpleNamespace(metrics=None), SimpleNamespace(requires_credential=False), None
     api: Any = HttpApi
-    routes: list[HttpRoute] = api(manager, authenticator, hosts, None, HttpOptions(1.0, UndefinedFields.WARN)).routes
+    options = HttpOptions(read_timeout=1.0, undefined_fields=UndefinedFields.WARN)
+    routes: list[HttpRoute] = api(manager, authenticator, hosts, None, options).routes
     return routes
 
 

@@ -45,7 +45,7 @@ def test_parameters_of_sampling_and_stopping() -> None:
         service_tier="auto",
     )
     assert request == UnvalidatedRequest(
-        prompt=ChatPrompt([ChatMessage("user", "Hi.")]),
+        prompt=ChatPrompt([ChatMessage("user", "Hi.")], must_limit_reasoning=False),
         model="m",
         sampling={"temperature": 0.5, "top_p": 0.9, "top_k": 4},
         max_tokens=9,
@@ -146,6 +146,7 @@ def test_thinking_is_an_effort(fields: Any, effort: str | None) -> None:
 
 def test_a_budget_is_the_limit_of_the_reasoning() -> None:
     assert chat(thinking={"type": "enabled", "budget_tokens": 1_024}).max_reasoning_tokens == 1_024
+    assert chat(thinking={"type": "disabled", "budget_tokens": 1_024}).max_reasoning_tokens is None
     assert chat(thinking={"type": "adaptive"}).max_reasoning_tokens is None
     assert chat().max_reasoning_tokens is None
 
@@ -218,7 +219,7 @@ def test_other_bodies_are_refused_by_the_field(fields: Any, reason: Reason, fiel
 
 def test_tokens_are_counted_without_max_tokens() -> None:
     prompt = read_count(MessagesBody.of({"messages": [USER], "system": "a"}), None).unvalidated.prompt
-    assert prompt == ChatPrompt([ChatMessage("system", "a"), ChatMessage("user", "Hi.")])
+    assert prompt == ChatPrompt([ChatMessage("system", "a"), ChatMessage("user", "Hi.")], must_limit_reasoning=False)
 
 
 def test_fields_have_the_names_of_the_body() -> None:
