@@ -77,13 +77,13 @@ def _reasoning_limit(
     limit, reasoning = prompt.max_reasoning_tokens, turn.format.reasoning
     if limit is None or reasoning is None:
         return None
-    if reasoning.end not in added_tokens and not prompt.must_limit_reasoning:
-        return None
-    if reasoning.end not in added_tokens:
-        # A grammar counts the tokens of text, and cannot look for an end within it.
+    if reasoning.end in added_tokens:
+        return limit
+    # A grammar counts the tokens of text, and cannot look for an end within it.
+    if prompt.must_limit_reasoning:
         message = f"is not served by this model: its tokenizer has no token {reasoning.end}"
         raise check.unsupported(Field.MAX_REASONING_TOKENS, message)
-    return limit
+    return None
 
 
 _WHITESPACE_OF_JSON = re.compile(r'("(?:[^"\\]|\\.)*")|\s+')
@@ -96,8 +96,7 @@ def _without_whitespace(valid_json: str) -> str:
 
 def digest_of_form(unvalidated: UnvalidatedRequest) -> str:
     """SHA-256, in hexadecimal, of the constraint, the tools and the limit of the reasoning as the client wrote them;
-    empty without them. The
-    request is valid.
+    empty without them. The request is valid.
 
     Fields that a client did not give are left out, so that a new one does not change the digests of old requests.
     """
