@@ -4,7 +4,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ class RedisServer:
         self.url = embedded.url
         self._command = embedded.command
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_paused = False
 
     def start(self) -> None:
         """Starts it, and waits until it answers and has loaded its data."""
@@ -39,20 +40,35 @@ class RedisServer:
         raise AssertionError("redis does not answer")
 
     def kill(self) -> None:
-        """Kills it (SIGKILL), and waits until the process has ended."""
+        """Kills it (SIGKILL) when what it has acknowledged is in its file, unless it is paused, and waits until the
+        process has ended."""
         if self._process is not None:
+            if self._process.poll() is None and not self._is_paused:
+                self._until_written()
             self._process.kill()
             self._process.wait()
+            self._is_paused = False
 
     def pause(self) -> None:
         """Stops it (SIGSTOP): it keeps its connections and answers nothing."""
         if self._process is not None:
+            self._is_paused = True
             self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         """Continues it (SIGCONT)."""
         if self._process is not None:
             self._process.send_signal(signal.SIGCONT)
+            self._is_paused = False
+
+    def _until_written(self) -> None:
+        """While the disk is busy, Redis keeps what it has acknowledged in memory for up to 2 s."""
+        end = time.monotonic() + 60
+        # A test may have made it refuse or ignore commands; then no test expects anything of its file.
+        with redis.Redis.from_url(self.url, socket_timeout=5) as client, suppress(redis.exceptions.RedisError):
+            while client.info("persistence").get("aof_buffer_length"):
+                assert time.monotonic() < end, "redis does not write its file"
+                time.sleep(0.01)
 
 
 @contextmanager
