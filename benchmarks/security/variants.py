@@ -12,7 +12,8 @@ import grpc
 from benchmarks.deployment import Deployment, running_quire, scrape
 from certificates import Authority
 from quire_client.aio import AsyncClient
-from quire_client.bench.targets import BenchTarget, OpenAITarget, QuireTarget, http_client
+from quire_client.bench.targets import BenchTarget, OpenAITarget, QuireTarget
+from quire_client.http_client import http_client
 from svc_common.service_roles import ServiceRole
 
 NUM_TENANTS = 8

@@ -19,7 +19,8 @@ from benchmarks.serving.report import Figures
 from benchmarks.serving.systems import Endpoint, System
 from quire_client.bench.latency import RequestTimings, TokenArrival, summarize
 from quire_client.bench.load import run_load
-from quire_client.bench.targets import OpenAITarget, http_client
+from quire_client.bench.targets import OpenAITarget
+from quire_client.http_client import http_client
 
 
 @dataclass(frozen=True)

@@ -105,9 +105,7 @@ class Connection:
         Raises QuireError for a key that no header holds, or a file that cannot be read.
         """
         api_key = api_key or os.environ.get("QUIRE_API_KEY") or None
-        if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
-            why = "the API key holds characters that cannot be sent"
-            raise QuireError(grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED", why)
+        check_api_key(api_key)
         listed = (address or os.environ.get("QUIRE_ADDRESS") or DEFAULT_ADDRESS).split(",")
         addresses = tuple(filter(None, map(str.strip, listed)))
         return cls(addresses or (DEFAULT_ADDRESS,), credentials or _ca_credentials(), timeout, api_key)
@@ -129,6 +127,13 @@ class Connection:
     def deadline(self, timeout: float | None) -> float | None:
         """The timeout of a call in seconds: its own, or else the client's."""
         return self.timeout if timeout is None else timeout
+
+
+def check_api_key(api_key: str | None) -> None:
+    """Raises QuireError for a key that no header holds."""
+    if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+        why = "the API key holds characters that cannot be sent"
+        raise QuireError(grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED", why)
 
 
 def _ca_credentials() -> grpc.ChannelCredentials | None:

@@ -1,20 +1,18 @@
 """The servers that a load can go to: Quire over gRPC, or any server with OpenAI's completions over HTTP."""
 
 import json
-import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 import aiohttp
 
 from quire_client.aio import AsyncClient
 from quire_client.bench.latency import RequestTimings, TokenArrival, spread_evenly
 from quire_client.bench.mix import MixRequest
-from quire_client.connection import is_loopback
+from quire_client.http_client import base_url, error_message
 
 OnTokens = Callable[[int], None]
 """Called with the number of tokens of each arrival."""
@@ -83,7 +81,7 @@ class OpenAITarget:
     """
 
     def __init__(self, url: str, http: aiohttp.ClientSession, model: str | None = None) -> None:
-        self._url = url.rstrip("/").removesuffix("/v1")
+        self._url = base_url(url)
         self._http = http
         self._model = model
 
@@ -141,41 +139,6 @@ class OpenAITarget:
             raise TargetError(otherwise) from error
 
 
-def is_http_url(url: str) -> bool:
-    """Whether OpenAITarget can call it."""
-    try:
-        parsed = urlsplit(url)
-        return parsed.scheme in ("http", "https") and bool(parsed.hostname) and parsed.port != 0
-    except ValueError:  # also of a port that is not a number
-        return False
-
-
-def http_client(
-    url: str, api_key: str | None, timeout: float | None, ca_file: str | None = None
-) -> aiohttp.ClientSession:
-    """A client for OpenAITarget: as many connections as there are requests, and no proxy to this machine.
-
-    `timeout` bounds each request from its sending to the last byte of its response, in seconds. A server with TLS has a
-    certificate of a CA in `ca_file`; None: of one of the system's. Raises TargetError for a file that cannot be used.
-    aiohttp, because its parser is compiled: the load generator shares the processors with the server.
-    """
-    parsed = urlsplit(url)
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, ssl=_trusting(ca_file) if ca_file else True),
-        headers={"authorization": f"Bearer {api_key}"} if api_key else None,
-        timeout=aiohttp.ClientTimeout(total=timeout),
-        trust_env=not is_loopback(f"{parsed.hostname}:{parsed.port}"),
-    )
-
-
-def _trusting(ca_file: str) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=ca_file)
-    except OSError as error:  # ssl.SSLError is one too
-        why = error.strerror or str(error)
-        raise TargetError(f"QUIRE_CA_FILE: {ca_file}: {why.lower()}") from error
-
-
 def _timeline(sent: float, arrivals: tuple[TokenArrival, ...]) -> RequestTimings:
     if not arrivals:
         raise TargetError("the stream ended without a token")
@@ -212,8 +175,4 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
 
 
 def _refusal(status: int, body: bytes) -> TargetError:
-    """The message of OpenAI's error body, or else the status."""
-    try:
-        return TargetError(str(json.loads(body)["error"]["message"]))
-    except (ValueError, LookupError, TypeError):
-        return TargetError(f"HTTP status {status}")
+    return TargetError(error_message(status, body))

@@ -8,8 +8,10 @@ from typing import Annotated
 import grpc
 import typer
 
+from quire_client.batch.lines import BatchError
 from quire_client.bench.mix import MixError
 from quire_client.bench.targets import TargetError
+from quire_client.cli.batch import batch
 from quire_client.cli.bench import bench
 from quire_client.cli.chat import chat
 from quire_client.cli.explain import explain
@@ -34,6 +36,7 @@ app.command()(resume)
 app.command()(chat)
 app.command()(models)
 app.command()(bench)
+app.command()(batch)
 app.command()(explain)
 app.command()(reset_prefix_cache)
 app.command()(profile)
@@ -67,7 +70,7 @@ def run(args: Sequence[str] | None = None) -> int:
         return _fail(f"{error.format_message()} (quire --help lists what there is)", error.exit_code)
     except QuireError as error:
         return _fail(describe_error(error))
-    except (MixError, TargetError) as error:
+    except (BatchError, MixError, TargetError) as error:
         return _fail(str(error))
     except (KeyboardInterrupt, typer.Abort):
         return 130

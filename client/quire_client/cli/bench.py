@@ -11,25 +11,20 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from quire_client.aio import AsyncClient
 from quire_client.bench.latency import Distribution
 from quire_client.bench.load import LoadResult, run_load
 from quire_client.bench.mix import MixRequest, read_mix, sample_mix, take
-from quire_client.bench.targets import BenchTarget, OpenAITarget, QuireTarget, TargetModel, http_client, is_http_url
+from quire_client.bench.targets import BenchTarget, OpenAITarget, QuireTarget, TargetModel
 from quire_client.cli import options as opt
 from quire_client.cli.output import print_json
+from quire_client.cli.progress import RequestProgress
+from quire_client.http_client import http_client
 
 _DEFAULT_REQUESTS = 48
 _WARM_UP_TOKENS = 8
-
-
-def _check_url(url: str | None) -> str | None:
-    if url is not None and not is_http_url(url):
-        raise typer.BadParameter("an URL such as http://127.0.0.1:8000 is needed")
-    return url
 
 
 def bench(
@@ -38,7 +33,7 @@ def bench(
         typer.Option(
             metavar="URL",
             help="Measure this OpenAI-style HTTP server instead, by the same definitions.",
-            callback=_check_url,
+            callback=opt.check_url,
         ),
     ] = None,
     requests: Annotated[
@@ -107,34 +102,15 @@ async def _target(
 
 
 async def _run_with_progress(target: BenchTarget, requests: Sequence[MixRequest], concurrency: int) -> LoadResult:
-    console = Console(stderr=True)
-    num_tokens = num_ended = 0
-    progress = Progress(
-        TextColumn("requests"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[tokens]:,} tokens"),
-        TimeElapsedColumn(),
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-    )
-    task = progress.add_task("", total=len(requests), tokens=0)
+    num_tokens = 0
+    with RequestProgress(len(requests), "0 tokens") as progress:
 
-    def on_tokens(count: int) -> None:
-        nonlocal num_tokens
-        num_tokens += count
-        progress.update(task, tokens=num_tokens)
+        def on_tokens(count: int) -> None:
+            nonlocal num_tokens
+            num_tokens += count
+            progress.show(f"{num_tokens:,} tokens")
 
-    def on_end() -> None:
-        nonlocal num_ended
-        num_ended += 1
-        progress.advance(task)
-        if not console.is_terminal and num_ended * 10 // len(requests) > (num_ended - 1) * 10 // len(requests):
-            print(f"quire: {num_ended} of {len(requests)} requests, {num_tokens} tokens", file=sys.stderr)
-
-    with progress:
-        return await run_load(target, requests, concurrency, on_tokens, on_end)
+        return await run_load(target, requests, concurrency, on_tokens, progress.advance)
 
 
 def _print_json(served: TargetModel, address: str, concurrency: int, load: LoadResult) -> None:

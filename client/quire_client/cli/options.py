@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from quire_client.connection import DEFAULT_ADDRESS
+from quire_client.http_client import is_http_url
 from quire_client.requests import EarlyStopping as RequestedEarlyStopping
 from quire_client.requests import Retention as RequestedRetention
 
@@ -58,6 +59,15 @@ Timeout = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", help="Timeout of one request, from its sending to the end of its response."),
 ]
+
+
+def check_url(url: str | None) -> str | None:
+    """Raises BadParameter for what no HTTP client can call."""
+    if url is not None and not is_http_url(url):
+        raise typer.BadParameter("an URL such as http://127.0.0.1:8000 is needed")
+    return url
+
+
 Admin = Annotated[
     str,
     typer.Option(envvar="QUIRE_ADMIN_ADDRESS", metavar="HOST:PORT", help="The scheduler's admin address."),

@@ -2,19 +2,17 @@
 
 import asyncio
 import json
-import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from certificates import Authority
 from quire_client import AsyncClient
 from quire_client.bench.mix import MixRequest
-from quire_client.bench.targets import OpenAITarget, QuireTarget, TargetError, TargetModel, http_client
+from quire_client.bench.targets import OpenAITarget, QuireTarget, TargetError, TargetModel
+from quire_client.http_client import http_client
 
 REQUEST = MixRequest((5, 6, 7), 4)
 
@@ -285,31 +283,3 @@ async def test_the_error_of_an_unreachable_server_names_its_address() -> None:
     async with http_client("http://127.0.0.1:1", None, None) as http:
         with pytest.raises(TargetError, match=r"no connection to http://127\.0\.0\.1:1"):
             await OpenAITarget("http://127.0.0.1:1", http).model()
-
-
-async def test_a_server_with_tls_has_a_certificate_of_the_ca_in_the_file(tmp_path: Path) -> None:
-    authority = Authority(tmp_path / "ca")
-    certificate = authority.issue("server", ["IP:127.0.0.1"])
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate.certificate, certificate.key)
-    scripted = HttpServer()
-    scripted.answers["/v1/models"] = ("200 OK", '{"data": [{"id": "tiny"}]}')
-    async with await asyncio.start_server(scripted.serve, "127.0.0.1", 0, ssl=context) as server:
-        url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with http_client(url, None, 60, str(authority.certificate)) as http:
-            assert (await OpenAITarget(url, http).model()).name == "tiny"
-        other = Authority(tmp_path / "other")
-        async with http_client(url, None, 60, str(other.certificate)) as http:
-            with pytest.raises(TargetError, match="no connection"):
-                await OpenAITarget(url, http).model()
-
-
-@pytest.mark.parametrize(("content", "why"), [(None, "no such file"), ("no certificate", "no certificate")])
-async def test_the_error_of_a_ca_file_that_cannot_be_used_names_it(
-    content: str | None, why: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "ca.crt"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(TargetError, match=f"QUIRE_CA_FILE: {path}: .*{why}"):
-        http_client("https://127.0.0.1:1", None, None, str(path))

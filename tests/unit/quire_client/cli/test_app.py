@@ -354,7 +354,7 @@ def test_without_a_command_it_lists_the_commands(capsys: pytest.CaptureFixture[s
     assert "generate" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["generate", "resume", "chat", "models", "bench", "explain"])
+@pytest.mark.parametrize("command", ["generate", "resume", "chat", "models", "batch", "bench", "explain"])
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([command, "--help"]) == 0
     assert f"quire {command}" in capsys.readouterr().out

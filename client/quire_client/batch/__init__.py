@@ -1,0 +1,1 @@
+"""Batches: requests of a file in OpenAI's batch format, each answered by exactly one line of another file."""

@@ -1,0 +1,262 @@
+"""`quire batch` whose client and whose server are killed: each line of the input is answered once.
+
+    python -m tests.acceptance.batch [--lines 1000] [--deaths 5] [--seed 1]
+
+The real model under the supervisor, with one gateway, two schedulers and one worker. At random lines of the output the
+client is killed with SIGKILL and started again, and then a process of the server: the gateway, the leading scheduler,
+the worker, Redis, or all of them at once. One line of 50 is one that the server refuses.
+
+The last line is JSON. The exit status is 1 if a line is missing, is there twice, has changed after it was written, or
+has another answer than it should.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from benchmarks.record import ROOT
+from environments import bare_environment
+from svc_common.supervisor.prepare import prepare_model
+from svc_common.supervisor.runner import RestartPolicy
+from tests.chaos.stack import Stack, stack
+
+_SECONDS = 3600.0  # for the whole batch
+_KINDS = ("gateway", "scheduler", "worker", "redis", "all")
+_REFUSED_SHARE = 50  # one line of so many
+_LAST_DEATH = 0.9  # of the lines, so that requests are in flight at the last one
+_POLICY = RestartPolicy(max_backoff=1.0, stable_after=5.0)
+_ENVIRONMENT = {"QUIRE_CPU_KV_BYTES": str(2**28)}
+_COUNTS = {"gateways": 1, "schedulers": 2, "workers": 1}
+
+PrintLine = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """So many lines, and deaths of the client and of the server each."""
+
+    num_lines: int
+    num_deaths: int
+    seed: int = 1
+    max_tokens: int = 16
+    concurrency: int = 16
+
+
+@dataclass
+class BatchOutcome:
+    """What was counted, and what was wrong."""
+
+    num_lines: int = 0
+    num_refused: int = 0
+    num_client_deaths: int = 0
+    server_deaths: list[str] = field(default_factory=list)
+    num_answered_before: list[int] = field(default_factory=list)
+    """Lines that the output had when each client started."""
+    seconds: float = 0.0
+    errors: list[str] = field(default_factory=list)
+
+    def summary(self) -> dict[str, Any]:
+        """The last line of the output."""
+        return {
+            "lines": self.num_lines,
+            "refused": self.num_refused,
+            "client_deaths": self.num_client_deaths,
+            "server_deaths": self.server_deaths,
+            "answered_before": self.num_answered_before,
+            "errors": len(self.errors),
+            "seconds": round(self.seconds),
+        }
+
+
+def make_line(number: int, max_tokens: int) -> dict[str, Any]:
+    """A line of the input, of one of three APIs."""
+    temperature = 9 if is_refused(number) else 1
+    prompt = f"The number {number} is"
+    url, body = (
+        ("/v1/completions", {"prompt": prompt, "max_tokens": max_tokens}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens}),
+        ("/v1/responses", {"input": prompt, "max_output_tokens": max_tokens}),
+    )[number % 3]
+    body |= {"temperature": temperature, "ignore_eos": True}
+    return {"custom_id": f"line-{number}", "method": "POST", "url": url, "body": body}
+
+
+def is_refused(number: int) -> bool:
+    """Whether the server refuses a line."""
+    return number % _REFUSED_SHARE == _REFUSED_SHARE // 2
+
+
+def check_answers(text: bytes, plan: BatchPlan, outcome: BatchOutcome) -> None:
+    """Counts the lines of an output, and notes what is wrong with them."""
+    answers = [json.loads(line) for line in text.splitlines()]
+    outcome.num_lines = len(answers)
+    times = Counter(answer["custom_id"] for answer in answers)
+    for number in range(plan.num_lines):
+        if times[f"line-{number}"] != 1:
+            outcome.errors.append(f"line {number} is there {times[f'line-{number}']} times")
+    if extra := times.keys() - {f"line-{number}" for number in range(plan.num_lines)}:
+        outcome.errors.append(f"lines that the input does not have: {sorted(extra)}")
+    for answer in answers:
+        status, body = answer["response"]["status_code"], answer["response"]["body"]
+        if is_refused(int(answer["custom_id"].removeprefix("line-"))):
+            outcome.num_refused += 1
+            is_right = status == 400 and "temperature" in body["error"]["message"]
+        else:
+            usage = body.get("usage") or {}
+            num_tokens = usage.get("completion_tokens", usage.get("output_tokens"))
+            is_right = status == 200 and num_tokens == plan.max_tokens
+        if not is_right:
+            outcome.errors.append(f"{answer['custom_id']}: status {status}: {json.dumps(body)[:300]}")
+
+
+class BatchRun:
+    """One batch on one stack, with its deaths."""
+
+    def __init__(self, plan: BatchPlan, running: Stack, folder: Path, print_line: PrintLine) -> None:
+        self.outcome = BatchOutcome()
+        self._plan = plan
+        self._stack = running
+        self._print_line = print_line
+        self._rng = random.Random(plan.seed)
+        self._input, self._output = folder / "in.jsonl", folder / "out.jsonl"
+        self._seen = b""  # whole lines of the output when the client was killed last
+
+    async def run(self) -> None:
+        """Writes the input, and runs `quire batch` until it has ended by itself."""
+        lines = [json.dumps(make_line(number, self._plan.max_tokens)) for number in range(self._plan.num_lines)]
+        self._input.write_text("\n".join(lines) + "\n")
+        started = monotonic()
+        client = await self._start_client()
+        try:
+            async with asyncio.timeout(_SECONDS):
+                for kind, (client_at, server_at) in zip(self._kinds(), self._places(), strict=False):
+                    await self._wait_for(client_at, client)
+                    client = await self._kill_client(client)
+                    await self._wait_for(server_at, client)
+                    await self._kill_server(kind)
+                _, err = await client.communicate()
+        finally:
+            if client.returncode is None:
+                client.kill()
+                await client.wait()
+        self.outcome.seconds = monotonic() - started
+        expected = int(any(map(is_refused, range(self._plan.num_lines))))
+        if client.returncode != expected:
+            self.outcome.errors.append(f"quire batch ended with {client.returncode}: {err.decode()[-1000:]}")
+        self._check_prefix()
+        check_answers(self._output.read_bytes(), self._plan, self.outcome)
+
+    def _kinds(self) -> list[str]:
+        """What of the server is killed, each kind before any is repeated."""
+        return list(islice(cycle(self._rng.sample(_KINDS, len(_KINDS))), self._plan.num_deaths))
+
+    def _places(self) -> list[tuple[int, int]]:
+        """How many lines the output has at each death of the client and at the server's after it."""
+        share = _LAST_DEATH * self._plan.num_lines / self._plan.num_deaths
+        return [
+            (int((i + self._rng.uniform(0, 0.5)) * share), int((i + self._rng.uniform(0.5, 1)) * share))
+            for i in range(self._plan.num_deaths)
+        ]
+
+    async def _start_client(self) -> Process:
+        self.outcome.num_answered_before.append(_num_lines(self._whole_lines()))
+        url = f"http://{self._stack.addresses.http[0].dial_address}"
+        command = [sys.executable, "-m", "quire_client", "batch", str(self._input), "-o", str(self._output)]
+        options = ["--url", url, "-c", str(self._plan.concurrency)]
+        paths = os.pathsep.join(str(ROOT / path) for path in ("protos", "client"))
+        environment = bare_environment() | {"PYTHONPATH": paths}
+        return await asyncio.create_subprocess_exec(*command, *options, env=environment, stdout=DEVNULL, stderr=PIPE)
+
+    async def _kill_client(self, client: Process) -> Process:
+        client.kill()
+        await client.wait()
+        self._check_prefix()
+        self._seen = self._whole_lines()
+        self.outcome.num_client_deaths += 1
+        self._print_line(f"{_num_lines(self._seen)} lines: killed the client")
+        await asyncio.sleep(self._rng.uniform(0, 2))
+        return await self._start_client()
+
+    async def _kill_server(self, kind: str) -> None:
+        while not self._stack.is_ready():
+            await asyncio.sleep(0.05)
+        if kind == "all":
+            names = [
+                name for role in ("gateway", "scheduler", "worker", "redis") for name in self._stack.instances(role)
+            ]
+        elif kind == "scheduler":
+            while (leader := await self._stack.leader()) is None:
+                await asyncio.sleep(0.05)
+            names = [leader]
+        else:
+            names = [self._rng.choice(self._stack.instances(kind))]
+        for name in names:
+            self._stack.send(name, signal.SIGKILL)
+        self.outcome.server_deaths.append(kind)
+        self._print_line(f"{_num_lines(self._whole_lines())} lines: killed {', '.join(names)}")
+
+    async def _wait_for(self, num_lines: int, client: Process) -> None:
+        """Returns when the output has so many lines. Raises AssertionError where the client has ended."""
+        while _num_lines(self._whole_lines()) < num_lines:
+            if client.returncode is not None:
+                assert client.stderr is not None
+                raise AssertionError(f"ended with {client.returncode}: {(await client.stderr.read()).decode()}")
+            await asyncio.sleep(0.05)
+
+    def _whole_lines(self) -> bytes:
+        data = self._output.read_bytes() if self._output.exists() else b""
+        return data[: data.rfind(b"\n") + 1]
+
+    def _check_prefix(self) -> None:
+        if not self._whole_lines().startswith(self._seen):
+            self.outcome.errors.append("lines of the output have changed")
+
+
+def _num_lines(data: bytes) -> int:
+    return data.count(b"\n")
+
+
+async def run_batch_with_deaths(plan: BatchPlan, folder: Path, print_line: PrintLine) -> BatchOutcome:
+    """Runs a plan on a new stack. Input, output and the log of the roles are written to `folder`."""
+    async with stack(folder / "log", _ENVIRONMENT, _COUNTS, _POLICY) as running:
+        run = BatchRun(plan, running, folder, print_line)
+        await run.run()
+    for error in run.outcome.errors[:20]:
+        print_line(error)
+    return run.outcome
+
+
+async def _main(plan: BatchPlan, folder: Path) -> BatchOutcome:
+    await prepare_model({})
+    return await run_batch_with_deaths(plan, folder, lambda line: print(line, flush=True))
+
+
+def main() -> None:
+    """Parses the flags, runs, and prints the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lines", type=int, default=1000, help="default %(default)s")
+    parser.add_argument("--deaths", type=int, default=5, help="of client and server each, default %(default)s")
+    parser.add_argument("--seed", type=int, default=1, help="default %(default)s")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="quire-batch-"))
+    print(f"input, output and the log of the roles are in {folder}", flush=True)
+    outcome = asyncio.run(_main(BatchPlan(options.lines, options.deaths, options.seed), folder))
+    print(json.dumps(outcome.summary()))
+    sys.exit(1 if outcome.errors else 0)
+
+
+if __name__ == "__main__":
+    main()
