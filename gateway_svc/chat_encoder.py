@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from gateway_svc.chat_template import ChatTemplate, ChatTemplateError, TemplateChat
 from gateway_svc.control_tokens import ControlTokens, literal_pattern, renamed_tokenizer, unguessable_names
@@ -42,6 +42,10 @@ class ChatEncoder:
 
     def encode(self, chat: TemplateChat, rendered: str) -> list[int]:
         """Tokens of a chat that the template renders as `rendered`. Raises ChatTemplateError."""
+        encoding = self._encoding(chat, rendered)
+        return self._tokenizer.post_process(encoding).ids if chat.add_special_tokens else encoding.ids
+
+    def _encoding(self, chat: TemplateChat, rendered: str) -> Encoding:
         if not self._names:
             return _encode(self._tokenizer, rendered)
         placeholders = None
@@ -86,7 +90,7 @@ class ChatEncoder:
         replaced = partial(_replace_strings, replace=partial(hide, ()))
         return replace(chat, messages=hidden, tools=replaced(chat.tools), variables=replaced(chat.variables))
 
-    def _encode_with_names(self, text: str, placeholders: "_Placeholders | None") -> list[int]:
+    def _encode_with_names(self, text: str, placeholders: "_Placeholders | None") -> Encoding:
         encoding = self._tokenizer.encode_batch([text], add_special_tokens=False)[0]
         restore: Callable[[str], str] = str if placeholders is None else placeholders.restore
         parts: list[str] = []
@@ -169,6 +173,6 @@ def _client_strings(value: Any) -> Iterator[str]:
             yield from _client_strings(item)
 
 
-def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
+def _encode(tokenizer: Tokenizer, text: str) -> Encoding:
     # The batched call, unlike the single one, releases the GIL.
-    return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0]

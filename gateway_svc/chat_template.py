@@ -38,6 +38,8 @@ class TemplateChat:
     """Those that the answer may call; `tools` are what the template writes of them."""
     has_one_call: bool = False
     """The answer may have one call, not several."""
+    add_special_tokens: bool = False
+    """Whether the tokenizer adds its special tokens to the text."""
 
 
 class ChatTemplate:

@@ -24,7 +24,9 @@ MAX_REASONING_TOKENS = 2**31 - 1
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
-_TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+TOOL_NAME_RULE = "must be 1 to 64 letters, digits, '_' or '-'"
+
 _NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 # As templates name the switch of reasoning.
 _SWITCHES = ("enable_thinking", "thinking")
@@ -63,7 +65,9 @@ class ChatValidator:
         check.integer(Field.MAX_REASONING_TOKENS, prompt.max_reasoning_tokens, 0, 0, MAX_REASONING_TOKENS)
         has_one_call = prompt.parallel_tool_calls is False
         variables = self._variables(prompt, check)
-        return TemplateChat(messages, template_tools, variables, prompt.prompt_end, tools, has_one_call)
+        return TemplateChat(
+            messages, template_tools, variables, prompt.prompt_end, tools, has_one_call, prompt.add_special_tokens
+        )
 
     def _message(self, message: ChatMessage, check: FieldChecker) -> dict[str, Any]:
         path = message.path
@@ -152,8 +156,8 @@ def _has_calls(message: Mapping[str, Any]) -> bool:
 
 def _tool(tool: ClientTool, check: FieldChecker) -> dict[str, Any]:
     """A tool in OpenAI's form."""
-    if not _TOOL_NAME.fullmatch(tool.name):
-        raise _invalid(f"{tool.path}.name", "must be 1 to 64 letters, digits, '_' or '-'")
+    if not TOOL_NAME.fullmatch(tool.name):
+        raise _invalid(f"{tool.path}.name", TOOL_NAME_RULE)
     function: dict[str, Any] = {"name": tool.name}
     if tool.description is not None:
         check.unicode(f"{tool.path}.description", tool.description)

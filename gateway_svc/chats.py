@@ -92,6 +92,8 @@ class ChatPrompt:
     max_reasoning_tokens: int | None = None
     must_limit_reasoning: bool = True
     """Whether that is refused, not ignored, for a model whose reasoning cannot be limited."""
+    add_special_tokens: bool = False
+    """Whether the tokenizer adds its special tokens to those that the template writes."""
 
     @property
     def has_tools(self) -> bool:

@@ -130,7 +130,7 @@ class GatewayMetrics:
         )
         requests_in_flight = Gauge(
             "quire_gateway_requests_in_flight",
-            "Requests to generate that run now",
+            "Requests that run now",
             ["model"],
             registry=self.registry,
         )

@@ -1,18 +1,22 @@
-"""The requests of one call, and the call's wait for their output."""
+"""The requests of one call, and the call's wait for their output or their values."""
 
 import asyncio
 from collections.abc import Sequence
-from typing import Self
+from typing import Generic, Protocol, Self, TypeVar
 
 import grpc
 
+from gateway_svc.embeddings import Vector
 from gateway_svc.output import Chunk, Usage
+from gateway_svc.reader import Reader
 from gateway_svc.rendering import Rendering
 from gateway_svc.running_request import RunningRequest
+from gateway_svc.running_value import RunningValue
 from gateway_svc.session import SchedulerSession
 from gateway_svc.subscriptions import Attachment
 from gateway_svc.validated_request import OnDisconnect
 from gateway_svc.vocabulary import Vocabulary
+from quire.scheduler.v1 import scheduler_pb2
 from svc_common.errors import QuireError
 
 
@@ -20,14 +24,47 @@ class ClientDisconnected(Exception):  # noqa: N818
     """The client left before the answer was complete."""
 
 
-class RequestGroup:
+class GroupMember(Reader, Protocol):
+    """A request of a call."""
+
+    failure: QuireError | None
+
+    @property
+    def key(self) -> str:
+        """The key by which the scheduler knows it."""
+
+    @property
+    def submit(self) -> scheduler_pb2.Submit | None:
+        """What is submitted; None: the request must exist."""
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens processed so far."""
+
+    @property
+    def on_disconnect(self) -> OnDisconnect:
+        """What becomes of it when its client leaves."""
+
+    def prepare(self) -> None:
+        """Called before it is subscribed to. Raises QuireError."""
+
+    def close(self) -> None:
+        """The call is over."""
+
+
+M = TypeVar("M", bound=GroupMember)
+
+
+class SubscribedGroup(Generic[M]):
     """The requests of one call, one for each of its prompts. The end of the block releases those that still run."""
 
-    def __init__(self, requests: Sequence[RunningRequest], wake: asyncio.Event) -> None:
-        self.requests = requests
+    def __init__(self, wake: asyncio.Event) -> None:
+        """`wake` is set at each change of a request."""
+        self.requests: list[M] = []
         self._wake = wake
         self._client_left = False
-        self._attachments: dict[RunningRequest, Attachment] = {}
+        self._attachments: dict[int, Attachment] = {}
+        """By the prompt index of the request."""
 
     def __enter__(self) -> Self:
         return self
@@ -37,22 +74,55 @@ class RequestGroup:
         # is one to retry.
         codes = {request.failure.code for request in self.requests if request.failure is not None}
         on_disconnect = OnDisconnect.CANCEL if codes - {grpc.StatusCode.UNAVAILABLE} else None
-        for request in self.requests:
-            self._release(request, on_disconnect or request.on_disconnect)
+        for prompt_index, request in enumerate(self.requests):
+            self._release(prompt_index, on_disconnect or request.on_disconnect)
             request.close()
 
-    def start(self, session: SchedulerSession, deadline: float | None) -> None:
-        """Subscribes to the requests. `deadline` is on the monotonic clock, in seconds. Raises QuireError."""
-        for request in self.requests:
+    def start(self, requests: Sequence[M], session: SchedulerSession, deadline: float | None) -> None:
+        """Adds requests and subscribes to them. `deadline` is on the monotonic clock, in seconds. Raises QuireError."""
+        first_index = len(self.requests)
+        self.requests += requests
+        for prompt_index, request in enumerate(requests, first_index):
             request.prepare()
-            call = request.generate_call
-            self._attachments[request] = session.subscribe(call.key, call.submit, request, deadline)
+            self._attachments[prompt_index] = session.subscribe(request.key, request.submit, request, deadline)
 
     def give_up(self, error: QuireError) -> None:
         """Fails the requests that still run."""
-        for request in self.requests:
-            self._release(request, request.on_disconnect)
+        for prompt_index, request in enumerate(self.requests):
+            self._release(prompt_index, request.on_disconnect)
             request.on_failed(error)
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens processed so far, over all requests."""
+        return sum((request.usage for request in self.requests), Usage())
+
+    def client_disconnected(self) -> None:
+        """Ends any wait with ClientDisconnected."""
+        self._client_left = True
+        self._wake.set()
+
+    def _release(self, prompt_index: int, on_disconnect: OnDisconnect) -> None:
+        # A request that was not subscribed to must not end the one that has its key.
+        if prompt_index in self._attachments:
+            self._attachments[prompt_index].release(on_disconnect)
+
+    def _raise_failure(self) -> None:
+        """Raises the QuireError of the first request that failed."""
+        for request in self.requests:
+            if request.failure is not None:
+                raise request.failure
+
+    async def _change(self) -> None:
+        self._wake.clear()
+        if not self._client_left:
+            await self._wake.wait()
+        if self._client_left:
+            raise ClientDisconnected
+
+
+class RequestGroup(SubscribedGroup[RunningRequest]):
+    """The requests of a call to generate."""
 
     @property
     def renderings(self) -> list[Rendering]:
@@ -74,23 +144,11 @@ class RequestGroup:
         """Whether all of them survive their scheduler, as of their acceptance."""
         return all(request.is_durable for request in self.requests)
 
-    @property
-    def usage(self) -> Usage:
-        """Tokens processed so far, over all requests."""
-        return sum((request.usage for request in self.requests), Usage())
-
-    def client_disconnected(self) -> None:
-        """Ends any wait for output with ClientDisconnected."""
-        self._client_left = True
-        self._wake.set()
-
     async def accepted(self) -> None:
         """Waits until every request is accepted. Raises the QuireError of one that is not, or ClientDisconnected."""
         while not all(request.is_accepted for request in self.requests):
             await self._change()
-        for request in self.requests:
-            if request.failure is not None:
-                raise request.failure
+        self._raise_failure()
 
     async def next(self) -> list[tuple[int, Chunk]]:
         """Waits for the next chunks, each with its prompt index; an empty list at the end.
@@ -106,9 +164,7 @@ class RequestGroup:
             ]
             if chunks:
                 return chunks
-            for request in self.requests:
-                if request.failure is not None:
-                    raise request.failure
+            self._raise_failure()
             if all(request.is_finished for request in self.requests):
                 return []
             await self._change()
@@ -120,14 +176,18 @@ class RequestGroup:
             chunks += more
         return chunks
 
-    def _release(self, request: RunningRequest, on_disconnect: OnDisconnect) -> None:
-        # A request that was not subscribed to must not end the one that has its key.
-        if request in self._attachments:
-            self._attachments[request].release(on_disconnect)
 
-    async def _change(self) -> None:
-        self._wake.clear()
-        if not self._client_left:
-            await self._wake.wait()
-        if self._client_left:
-            raise ClientDisconnected
+class ValueGroup(SubscribedGroup[RunningValue]):
+    """The requests of a call for values."""
+
+    async def values(self) -> list[Vector]:
+        """Waits for all values, in the order of the prompts.
+
+        Raises the QuireError of the first request that failed, or ClientDisconnected.
+        """
+        while True:
+            self._raise_failure()
+            values = [request.vector for request in self.requests if request.vector is not None]
+            if len(values) == len(self.requests):
+                return values
+            await self._change()

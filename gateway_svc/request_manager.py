@@ -2,22 +2,26 @@
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Any, TypeVar
 
 from opentelemetry.context import Context
 
 from gateway_svc import request_errors
+from gateway_svc.embedding_validation import validate_embeddings
+from gateway_svc.embeddings import UnvalidatedEmbeddings, ValidatedEmbedding
 from gateway_svc.field_paths import Field, FieldPath
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.model_catalog import CatalogModel, ModelCatalog
 from gateway_svc.rendering import Rendering
 from gateway_svc.request_errors import RETRY_AFTER_SECONDS
-from gateway_svc.request_group import RequestGroup
+from gateway_svc.request_group import RequestGroup, SubscribedGroup, ValueGroup
 from gateway_svc.retention import RetentionRules
 from gateway_svc.running_request import GenerateCall, RunningRequest
+from gateway_svc.running_value import EmbedCall, RunningValue
 from gateway_svc.sequence_output import ResumePosition
 from gateway_svc.session import SchedulerSession
 from gateway_svc.tenant import Tenant
@@ -27,6 +31,11 @@ from gateway_svc.validated_request import ModelInfo, ValidatedRequest
 from quire.scheduler.v1 import scheduler_pb2
 from svc_common.errors import QuireError, Reason
 from svc_common.keys import cache_salt, request_key
+
+G = TypeVar("G", bound=SubscribedGroup[Any])
+
+# Inputs of a call for embeddings, which may have 2,048. Other tasks of the event loop run after each few milliseconds.
+_SUBMITTED_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +67,7 @@ class RequestManager:
         self.metrics = metrics
         self._session = session
         self._admission = _Admission.OPEN
-        self._groups: set[RequestGroup] = set()
+        self._groups: set[SubscribedGroup[Any]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -106,7 +115,7 @@ class RequestManager:
         """
         self.admit()
         info = self.model_info(model)
-        limited = _limit_priority(unvalidated, call.tenant, field_path)
+        limited = replace(unvalidated, priority=_limit_priority(unvalidated.priority, call.tenant, field_path))
         retention = self._retention.resolve(
             unvalidated.retention,
             is_named=unvalidated.request_id is not None,
@@ -115,6 +124,21 @@ class RequestManager:
         )
         validated = await model.validator.generation(limited, info, field_path, generated_id, call.tenant.name)
         return replace(validated, retention=retention)
+
+    async def validate_embeddings(
+        self, call: Call, model: CatalogModel, unvalidated: UnvalidatedEmbeddings, request_id: str
+    ) -> list[ValidatedEmbedding]:
+        """Validates the inputs of a call for embeddings. Raises QuireError."""
+        self.admit()
+        info = self.model_info(model)
+        field_path, tenant = unvalidated.field_path, call.tenant
+        limited = replace(unvalidated, priority=_limit_priority(unvalidated.priority, tenant, field_path))
+        retention = self._retention.resolve(
+            unvalidated.retention, is_named=False, limit=tenant.retention, field_path=field_path
+        )
+        return await validate_embeddings(
+            limited, model.tokenizer, info, request_id=request_id, retention=retention, tenant=tenant.name
+        )
 
     @contextmanager
     def run(
@@ -138,6 +162,20 @@ class RequestManager:
                 for prompt_index, generation in enumerate(generations)
             ],
         ) as group:
+            yield group
+
+    @asynccontextmanager
+    async def embed(self, call: Call, embeddings: Sequence[ValidatedEmbedding]) -> AsyncIterator[ValueGroup]:
+        """Runs the requests of a call for embeddings until the block ends. Raises QuireError."""
+        self.admit()
+        self._session.records.check_protocol(max(one.session_protocol for one in embeddings))
+        wake = asyncio.Event()
+        with self._until_end(ValueGroup(wake)) as group:
+            for first in range(0, len(embeddings), _SUBMITTED_AT_ONCE):
+                some = enumerate(embeddings[first : first + _SUBMITTED_AT_ONCE], first)
+                requests = [self._running_value(call, prompt_index, one, wake) for prompt_index, one in some]
+                group.start(requests, self._session, call.deadline)
+                await asyncio.sleep(0)
             yield group
 
     @contextmanager
@@ -195,11 +233,17 @@ class RequestManager:
             )
             for generate_call, span in calls
         ]
-        with RequestGroup(requests, wake) as group:
+        with self._until_end(RequestGroup(wake)) as group:
+            group.start(requests, self._session, call.deadline)
+            yield group
+
+    @contextmanager
+    def _until_end(self, group: G) -> Iterator[G]:
+        """Runs the requests of a group until the block ends."""
+        with group:
             self._groups.add(group)
             self._idle.clear()
             try:
-                group.start(self._session, call.deadline)
                 yield group
             finally:
                 self._groups.discard(group)
@@ -218,12 +262,7 @@ class RequestManager:
         assert model is not None, "it was validated for a model of the catalog"
         rendering = Rendering.of(generation, model.tokenizer.vocabulary)
         submit = generation.to_proto(rendering.to_proto())
-        submit.key = request_key(call.tenant.name, generation.request_id, prompt_index)
-        submit.tenant = call.tenant.name
-        submit.weight = call.tenant.weight
-        if call.tenant.limits is not None:
-            submit.limits.CopyFrom(call.tenant.limits.to_proto())
-        submit.cache_salt = cache_salt(call.tenant.name)
+        _set_caller(submit, call.tenant, request_key(call.tenant.name, generation.request_id, prompt_index))
         submit.tokenizer_fingerprint = model.tokenizer_fingerprint
         submit.traceparent = span.traceparent
         submit.is_resumption = any(not start.is_beginning for start in resume_positions.values())
@@ -239,18 +278,43 @@ class RequestManager:
         )
         return generate_call, span
 
+    def _running_value(
+        self, call: Call, prompt_index: int, embedding: ValidatedEmbedding, wake: asyncio.Event
+    ) -> RunningValue:
+        span = GenerationSpan.of_embedding(embedding, call.operation, call.parent)
+        submit = embedding.to_proto()
+        _set_caller(submit, call.tenant, request_key(call.tenant.name, embedding.request_id, prompt_index))
+        submit.tokenizer_fingerprint = self.catalog.fingerprints[embedding.model]
+        submit.traceparent = span.traceparent
+        return RunningValue(
+            EmbedCall(embedding, call.tenant.name, submit),
+            metrics=self.metrics.of_model(embedding.model),
+            span=span,
+            wake=wake,
+        )
 
-def _limit_priority(unvalidated: UnvalidatedRequest, tenant: Tenant, field_path: FieldPath) -> UnvalidatedRequest:
+
+def _set_caller(submit: scheduler_pb2.Submit, tenant: Tenant, key: str) -> None:
+    """Sets the fields of a Submit that say whose request it is."""
+    submit.key = key
+    submit.tenant = tenant.name
+    submit.weight = tenant.weight
+    if tenant.limits is not None:
+        submit.limits.CopyFrom(tenant.limits.to_proto())
+    submit.cache_salt = cache_salt(tenant.name)
+
+
+def _limit_priority(priority: int | None, tenant: Tenant, field_path: FieldPath) -> int | None:
     """Rejects a priority above that of the key. A request without one has 0, or the key's highest if that is lower."""
     most = tenant.max_priority
     if most is None:
-        return unvalidated
-    if unvalidated.priority is None:
-        return replace(unvalidated, priority=min(0, most))
-    if unvalidated.priority > most:
+        return priority
+    if priority is None:
+        return min(0, most)
+    if priority > most:
         message = f"must be at most {most}, the highest priority that the API key allows"
         raise QuireError(Reason.INVALID_FIELD, message, field=field_path(Field.PRIORITY))
-    return unvalidated
+    return priority
 
 
 def _draining() -> QuireError:

@@ -45,6 +45,20 @@ class GenerateCall:
     field_path: FieldPath = contract_field_path
 
 
+def log_end(request_id: str, tenant: str, model: str | None, usage: Usage, failure: Reason | None) -> None:
+    """Logs the end of a request."""
+    if logger.isEnabledFor(logging.DEBUG):
+        extra = {
+            "request_id": request_id,
+            "tenant": tenant,
+            "model": model,
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "error": failure.value if failure else None,
+        }
+        logger.debug("request ended", extra=extra)
+
+
 class _Phase(Enum):
     PENDING = "pending"
     RUNNING = "running"
@@ -90,6 +104,16 @@ class RunningRequest:
         """Looks up the model, where the call names it. Raises QuireError."""
         if self.generate_call.rendering is not None:
             self._set_rendering(self.generate_call.rendering)
+
+    @property
+    def key(self) -> str:
+        """The key by which the scheduler knows it."""
+        return self.generate_call.key
+
+    @property
+    def submit(self) -> scheduler_pb2.Submit | None:
+        """What is submitted; None: the request must exist."""
+        return self.generate_call.submit
 
     @property
     def is_accepted(self) -> bool:
@@ -316,16 +340,8 @@ class RunningRequest:
         reasons = [sequence.finish.reason for sequence in self._sequences if sequence.finish is not None]
         usage = self.usage
         self._span.end(usage, reasons, failure)
-        if logger.isEnabledFor(logging.DEBUG):
-            extra = {
-                "request_id": self.generate_call.request_id,
-                "tenant": self.generate_call.tenant,
-                "model": self._model.name if self._model else None,
-                "prompt_tokens": usage.prompt_tokens,
-                "completion_tokens": usage.completion_tokens,
-                "error": failure.value if failure else None,
-            }
-            logger.debug("request ended", extra=extra)
+        call = self.generate_call
+        log_end(call.request_id, call.tenant, self._model.name if self._model else None, usage, failure)
 
     def _measure(self, sequence: SequenceOutput, num_tokens: int) -> None:
         now = time.monotonic()

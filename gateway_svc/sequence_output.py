@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from gateway_svc import request_errors
 from gateway_svc.detokenizer import SequenceText
 from gateway_svc.output import Chunk, Finish, FinishReason, TokenLogprob, merge_calls
 from gateway_svc.rendering import Rendering
@@ -78,7 +79,8 @@ class SequenceOutput:
     def extend(self, tokens: scheduler_pb2.Tokens) -> None:
         """Appends tokens, except those that are here already.
 
-        Raises ValueError where tokens are missing, and QuireError where the sequence ends before its start.
+        Raises ValueError where tokens are missing, and QuireError where the sequence ends before its start, or has a
+        value and no tokens.
         """
         num_known = self.num_tokens - tokens.offset
         if num_known < 0:
@@ -175,6 +177,8 @@ class SequenceOutput:
                 self._end(Finish(FinishReason.STOP, tokens.end.stop_token_id))
             case "length":
                 self._end(Finish(FinishReason.LENGTH))
+            case "value":  # only a call of another kind can have submitted it
+                raise request_errors.unknown()
             case _:
                 raise ValueError("no stop string is where the sequence was truncated")
         if self._pending and tokens.HasField("score"):

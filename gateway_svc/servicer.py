@@ -3,12 +3,13 @@
 from collections.abc import AsyncIterator, Sequence
 
 from gateway_svc.chats import ChatPrompt
+from gateway_svc.embeddings import UnvalidatedEmbeddings, Vector
 from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import Field, contract_field_path
 from gateway_svc.grpc_calls import REQUEST_ID, GrpcCalls, GrpcContext, reply_id
 from gateway_svc.metrics import CallOutcome
 from gateway_svc.model_catalog import CatalogModel
-from gateway_svc.output import Chunk
+from gateway_svc.output import Chunk, Usage
 from gateway_svc.ranking import completed_sequences
 from gateway_svc.request_manager import Call, RequestManager
 from gateway_svc.running_request import RunningRequest
@@ -23,6 +24,8 @@ from gateway_svc.vocabulary import Vocabulary
 from quire.inference.v1 import inference_pb2
 from quire.inference.v1.inference_pb2_grpc import InferenceServiceServicer
 from svc_common.errors import QuireError, Reason
+
+_NUMBERS_OF_LOGPROB = 300  # numbers of a vector that take as long to write as one log-probability
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 
@@ -113,6 +116,23 @@ class InferenceServicer(InferenceServiceServicer):
             self._request_manager.cancel(tenant, request.request_id)
             await context.send_initial_metadata(((REQUEST_ID, request_id),))
         return inference_pb2.CancelResponse()
+
+    async def Embed(  # noqa: N802
+        self, request: inference_pb2.EmbedRequest, context: GrpcContext
+    ) -> inference_pb2.EmbedResponse:
+        request_id = reply_id()
+        async with self._calls.answer(context, "Embed", request_id) as outcome:
+            call = self._calls.call(Operation.EMBEDDINGS, context)
+            unvalidated = UnvalidatedEmbeddings.from_proto(request)
+            model = self._request_manager.catalog.find(unvalidated.model, unvalidated.field_path, call.tenant)
+            outcome.model = model.name
+            embeddings = await self._request_manager.validate_embeddings(call, model, unvalidated, request_id)
+            async with self._request_manager.embed(call, embeddings) as group:
+                vectors = await group.values()
+            num_logprobs = sum(map(len, vectors)) // _NUMBERS_OF_LOGPROB
+            response = await self._calls.render(call, num_logprobs, lambda: _embedded(model.name, vectors, group.usage))
+            await context.send_initial_metadata(((REQUEST_ID, request_id),))
+        return response
 
     async def Tokenize(  # noqa: N802
         self, request: inference_pb2.TokenizeRequest, context: GrpcContext
@@ -225,6 +245,14 @@ def _whole(running: RunningRequest, chunks: Sequence[Chunk]) -> inference_pb2.Ge
         completions=[whole.to_completion(running.vocabulary) for whole in chunks],
         usage=running.usage.to_proto(),
         prompt=_prompt(running),
+    )
+
+
+def _embedded(model: str, vectors: Sequence[Vector], usage: Usage) -> inference_pb2.EmbedResponse:
+    return inference_pb2.EmbedResponse(
+        model=model,
+        embeddings=[inference_pb2.Embedding(numbers=vector) for vector in vectors],
+        usage=usage.to_proto(),
     )
 
 

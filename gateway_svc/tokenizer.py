@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from gateway_svc.chat_encoder import ChatEncoder
 from gateway_svc.chat_template import ChatTemplate, TemplateChat, load_chat_template, load_tokenizer_config
 from gateway_svc.tenant_threads import TenantThreads
-from gateway_svc.validated_request import SpecialTokens
+from gateway_svc.validated_request import SpecialTokens, TruncationSide
 from gateway_svc.vocabulary import Vocabulary
 from svc_common.keys import DEFAULT_TENANT_NAME
 from svc_common.models import eos_token_ids_of
@@ -83,6 +83,11 @@ class ModelTokenizer:
         """None: chats cannot be rendered."""
         return None if self._chat_encoder is None else self._chat_encoder.template
 
+    @property
+    def num_special_tokens(self) -> int:
+        """How many special tokens the tokenizer adds to a text."""
+        return self._tokenizer.num_special_tokens_to_add(False)
+
     async def run(self, tenant: str, work: Callable[[], T]) -> T:
         """Does work for a tenant's request in the threads of this tokenizer."""
         return await self._threads.run(tenant, work)
@@ -101,6 +106,23 @@ class ModelTokenizer:
         Raises PromptTooLong, without tokenizing it, for a text that cannot have as few as `max_tokens`.
         """
         return await self._threads.run(tenant, lambda: self._encode_text(text, max_tokens, add_special_tokens))
+
+    async def encode_truncated(
+        self,
+        text: str,
+        num_kept: int,
+        side: TruncationSide,
+        max_tokens: int | None = None,
+        tenant: str = DEFAULT_TENANT_NAME,
+        *,
+        add_special_tokens: bool = True,
+    ) -> list[int]:
+        """As encode_text, at most `num_kept` tokens: the text loses tokens at `side`, and the special tokens that the
+        tokenizer adds around it stay. `num_kept` is above their number. Raises as encode_text.
+        """
+        return await self._threads.run(
+            tenant, lambda: self._encode_truncated(text, num_kept, side, max_tokens, add_special_tokens)
+        )
 
     async def encode_words(self, words: Sequence[str], tenant: str = DEFAULT_TENANT_NAME) -> list[list[int]]:
         """The tokens of bad words, as vLLM makes them: each word at the start of a text, and after a space if that is
@@ -135,6 +157,15 @@ class ModelTokenizer:
         self._check_length(text, max_tokens)
         # The batched call, unlike the single one, releases the GIL.
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def _encode_truncated(
+        self, text: str, num_kept: int, side: TruncationSide, max_tokens: int | None, add_special_tokens: bool
+    ) -> list[int]:
+        self._check_length(text, max_tokens)
+        encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0]
+        # The tokenizer could truncate by itself, but that is a setting which all threads would share.
+        encoding.truncate(num_kept - (self.num_special_tokens if add_special_tokens else 0), direction=side.value)
+        return self._tokenizer.post_process(encoding, add_special_tokens=add_special_tokens).ids
 
     def _encode_words(self, words: Sequence[str]) -> list[list[int]]:
         bare = [word.lstrip() for word in words]

@@ -1,11 +1,13 @@
-"""The span of a generation, with OpenTelemetry's GenAI attributes. It has neither prompts nor outputs."""
+"""The span of a request, with OpenTelemetry's GenAI attributes. It has neither prompts nor outputs."""
 
 from collections.abc import Sequence
 from enum import Enum
+from typing import Self
 
 from opentelemetry.context import Context
 from opentelemetry.trace import Status, StatusCode
 
+from gateway_svc.embeddings import ValidatedEmbedding
 from gateway_svc.output import FinishReason, Usage
 from gateway_svc.validated_request import ValidatedRequest
 from svc_common.errors import Reason
@@ -16,6 +18,7 @@ class Operation(Enum):
     CHAT = "chat"
     TEXT_COMPLETION = "text_completion"
     RESUME = "resume"
+    EMBEDDINGS = "embeddings"
 
 
 class GenerationSpan:
@@ -30,11 +33,26 @@ class GenerationSpan:
             self._span.set_attributes({"gen_ai.provider.name": "quire", "gen_ai.response.id": request_id})
 
     @classmethod
-    def of(cls, generation: ValidatedRequest, operation: Operation, parent: Context | None) -> "GenerationSpan":
+    def of(cls, generation: ValidatedRequest, operation: Operation, parent: Context | None) -> Self:
         """The span of a request that this gateway submits."""
         span = cls(f"{operation.value} {generation.model}", generation.request_id, parent)
         if span._span.is_recording():
             span._describe(generation, operation)
+        return span
+
+    @classmethod
+    def of_embedding(cls, embedding: ValidatedEmbedding, operation: Operation, parent: Context | None) -> Self:
+        """The span of an input that this gateway submits."""
+        span = cls(f"{operation.value} {embedding.model}", embedding.request_id, parent)
+        if span._span.is_recording():
+            span._span.set_attributes(
+                {
+                    "gen_ai.operation.name": operation.value,
+                    "gen_ai.request.model": embedding.model,
+                    "gen_ai.response.model": embedding.model,
+                    "gen_ai.usage.input_tokens": len(embedding.prompt_token_ids),
+                }
+            )
         return span
 
     def _describe(self, generation: ValidatedRequest, operation: Operation) -> None:
@@ -59,6 +77,10 @@ class GenerationSpan:
     def attached(self, model: str) -> None:
         """Sets the model of a request that existed before."""
         self._span.set_attribute("gen_ai.response.model", model)
+
+    def embedded(self, num_dimensions: int) -> None:
+        """Sets the number of dimensions of the vector that the input became."""
+        self._span.set_attribute("gen_ai.embeddings.dimension.count", num_dimensions)
 
     def first_token(self, seconds: float) -> None:
         """Sets the time from the call to the first token, in seconds."""

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from google.protobuf.message import Message
+
 from gateway_svc.chats import ChatPrompt
 from gateway_svc.constraints import UnvalidatedConstraint
 from gateway_svc.field_paths import Field
@@ -21,6 +23,8 @@ class TextPrompt:
     """Text to continue."""
 
     text: str
+    add_special_tokens: bool = True
+    """Whether the tokenizer adds its special tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +68,21 @@ class UnvalidatedBeamSearch:
             raise QuireError(Reason.INVALID_FIELD, "is not one of the values of EarlyStopping", field=where)
         return cls(
             width=search.width,
-            length_penalty=_present(search, "length_penalty"),
+            length_penalty=present(search, "length_penalty"),
             early_stopping=_EARLY_STOPPINGS[search.early_stopping],
         )
 
 
 _SIDES = {
-    inference_pb2.TRUNCATION_SIDE_UNSPECIFIED: TruncationSide.LEFT,
+    inference_pb2.TRUNCATION_SIDE_UNSPECIFIED: None,
     inference_pb2.TRUNCATION_SIDE_LEFT: TruncationSide.LEFT,
     inference_pb2.TRUNCATION_SIDE_RIGHT: TruncationSide.RIGHT,
 }
 
 
-def _side_from_proto(side: inference_pb2.TruncationSide) -> TruncationSide:
+def side_from_proto(side: inference_pb2.TruncationSide, where: str) -> TruncationSide | None:
+    """The value of a field; None: it is not specified. Raises QuireError, which names the field `where`."""
     if side not in _SIDES:
-        where = f"generation.{Field.TRUNCATION_SIDE}"
         raise QuireError(Reason.INVALID_FIELD, "is not one of the values of TruncationSide", field=where)
     return _SIDES[side]
 
@@ -140,36 +144,37 @@ class UnvalidatedRequest:
             reject_unknown_fields(message, f"generation{path}")
         return cls(
             prompt=_prompt_from_proto(generation),
-            model=_present(generation, "model"),
+            model=present(generation, "model"),
             sampling={one.name: getattr(sampling, one.name) for one in SAMPLING_FIELDS if sampling.HasField(one.name)},
-            seed=_present(sampling, "seed"),
+            seed=present(sampling, "seed"),
             logit_bias=sampling.logit_bias,
             allowed_token_ids=sampling.allowed_token_ids,
             bad_words=sampling.bad_words,
-            max_tokens=_present(stopping, "max_tokens"),
-            min_tokens=_present(stopping, "min_tokens"),
+            max_tokens=present(stopping, "max_tokens"),
+            min_tokens=present(stopping, "min_tokens"),
             stop=stopping.stop,
             stop_token_ids=stopping.stop_token_ids,
             end_of_text=EndOfText.IGNORED if stopping.ignore_eos else EndOfText.ENDS,
             stop_text=StopText.INCLUDED if stopping.include_stop else StopText.EXCLUDED,
-            n=_present(generation, "n"),
-            best_of=_present(generation, "best_of"),
+            n=present(generation, "n"),
+            best_of=present(generation, "best_of"),
             beam_search=(
                 UnvalidatedBeamSearch.from_proto(generation.beam_search) if generation.HasField("beam_search") else None
             ),
             constraint=_constraint_from_proto(generation.constraint) if generation.HasField("constraint") else None,
-            logprobs=_present(generation, "logprobs"),
+            logprobs=present(generation, "logprobs"),
             logprob_token_ids=generation.logprob_token_ids,
-            prompt_logprobs=_present(generation, "prompt_logprobs"),
+            prompt_logprobs=present(generation, "prompt_logprobs"),
             echo=Echo.PRESENT if generation.echo else Echo.ABSENT,
-            truncate_prompt_tokens=_present(generation, "truncate_prompt_tokens"),
-            truncation_side=_side_from_proto(generation.truncation_side),
-            request_id=_present(generation, "request_id"),
-            priority=_present(generation, "priority"),
-            retention=_retention_from_proto(generation.retention) if generation.HasField("retention") else None,
+            truncate_prompt_tokens=present(generation, "truncate_prompt_tokens"),
+            truncation_side=side_from_proto(generation.truncation_side, f"generation.{Field.TRUNCATION_SIDE}")
+            or TruncationSide.LEFT,
+            request_id=present(generation, "request_id"),
+            priority=present(generation, "priority"),
+            retention=retention_from_proto(generation, "generation.retention"),
             special_tokens=SpecialTokens.of(
                 is_kept=generation.keep_special_tokens,
-                has_spaces=_present(generation, "spaces_between_special_tokens") is not False,
+                has_spaces=present(generation, "spaces_between_special_tokens") is not False,
             ),
             response_mode=response_mode,
         )
@@ -193,12 +198,16 @@ class GenerationDefaults:
         return replace(unvalidated, **filled) if filled else unvalidated
 
 
-def _retention_from_proto(message: inference_pb2.Retention) -> Retention:
-    reject_unknown_fields(message, "generation.retention")
-    retention = Retention.from_proto(message)
+def retention_from_proto(
+    message: inference_pb2.Generation | inference_pb2.EmbedRequest, where: str
+) -> Retention | None:
+    """The retention of a message; None: it has none. Raises QuireError, which names the field `where`."""
+    if not message.HasField("retention"):
+        return None
+    reject_unknown_fields(message.retention, where)
+    retention = Retention.from_proto(message.retention)
     if retention is None:
-        text = "must be none, until_end, or at least 1 second"
-        raise QuireError(Reason.INVALID_FIELD, text, field=f"generation.{Field.RETENTION}")
+        raise QuireError(Reason.INVALID_FIELD, "must be none, until_end, or at least 1 second", field=where)
     return retention
 
 
@@ -237,6 +246,6 @@ def _prompt_from_proto(generation: inference_pb2.Generation) -> Prompt | None:
     return None
 
 
-def _present(message: Any, name: str) -> Any:
+def present(message: Message, name: str) -> Any:
     """The value of an optional field, or None where it is absent."""
     return getattr(message, name) if message.HasField(name) else None

@@ -224,7 +224,11 @@ class Validator:
             if not prompt.text:
                 raise check.invalid(Field.TEXT, "must not be empty")
             check.unicode(check.field_path(Field.TEXT), prompt.text)
-            return EncodedPrompt(await self._tokenizer.encode_text(prompt.text, max_tokens, tenant))
+            return EncodedPrompt(
+                await self._tokenizer.encode_text(
+                    prompt.text, max_tokens, tenant, add_special_tokens=prompt.add_special_tokens
+                )
+            )
         if not prompt.messages:
             raise check.invalid(Field.MESSAGES, "must not be empty")
         if self._chats is None:

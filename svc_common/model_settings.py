@@ -17,6 +17,7 @@ from svc_common.models import (
     check_names,
     find_source,
     find_tokenizer,
+    is_encoder,
     is_hub_id,
     resolve_model,
     split_names,
@@ -76,6 +77,14 @@ class ModelSettings:
             "SERVED_MODEL_NAME": ",".join(self.served_names) or None,
         }
         return {f"QUIRE_{name}": value for name, value in named.items() if value is not None}
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether the model computes embeddings, and no tokens; false also while its files are not there."""
+        try:
+            return is_encoder(self.resolve().path)
+        except ModelNotFound:
+            return False
 
     def locate(self, message: object) -> str:
         """The text of an error in these settings, with their origin."""

@@ -251,6 +251,15 @@ def eos_token_ids_of(directory: Path) -> list[int]:
     return []
 
 
+def is_encoder(directory: Path) -> bool:
+    """Whether config.json names a model without a head, such as BertModel: it computes embeddings, and no tokens."""
+    try:
+        classes = json.loads((directory / "config.json").read_text()).get("architectures") or ()
+    except (OSError, ValueError):
+        return False
+    return bool(classes) and all(str(one).endswith("Model") and "LMHead" not in str(one) for one in classes)
+
+
 def _gguf_directory(path: Path) -> Path:
     # A new file at the same path is another model.
     stat = path.stat()

@@ -31,7 +31,7 @@ from worker_svc.service import SERVICE_NAME, WorkerService
 from worker_svc.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from worker_svc.instance import ModelInstance
+    from worker_svc.step_runner import StepInstance
 
 logger = logging.getLogger("quire.worker")
 
@@ -84,14 +84,14 @@ async def serve(settings: WorkerSettings) -> None:
         metrics.close()
 
 
-def _load(settings: WorkerSettings) -> "ModelInstance":
+def _load(settings: WorkerSettings) -> "StepInstance":
     # Imports torch, which takes seconds. The server answers by now, and errors in settings are reported already.
-    from worker_svc.instance import load_instance
+    from worker_svc.load import load_model
 
-    return load_instance(settings, logger.info)
+    return load_model(settings, logger.info)
 
 
-def _summary(instance: "ModelInstance") -> dict[str, object]:
+def _summary(instance: "StepInstance") -> dict[str, object]:
     description = instance.description
     num_blocks = description.limits.num_blocks
     return {

@@ -1,6 +1,10 @@
 """What a replica is and how much it can hold. Plain values, without torch."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from worker_svc.errors import StartupFailed
+from worker_svc.step import DECODER_RESULTS, PromptComputation
 
 # Logits of a token are up to 1 MB. Fewer rows make the passes over a prompt slow.
 _LEAST_SCORED, _MOST_SCORED = 64, 256
@@ -47,3 +51,16 @@ class WorkerDescription:
     device: str
     swap_bytes_per_second: float = 0.0
     prefill_tokens_per_second: float = 0.0
+    results: Mapping[str, PromptComputation] = field(default_factory=DECODER_RESULTS.copy)
+    """The kinds of results that it computes, by name, and how it computes prompts for them."""
+
+
+def context_length_of(max_model_len: int | None, of_model: int) -> int:
+    """How many tokens a sequence may have. Raises StartupFailed if that exceeds the model's context length."""
+    if max_model_len is None:
+        return of_model
+    if max_model_len > of_model:
+        raise StartupFailed(
+            f"QUIRE_MAX_MODEL_LEN is {max_model_len}, but the context length of the model is {of_model} tokens"
+        )
+    return max_model_len

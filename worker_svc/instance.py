@@ -16,8 +16,6 @@ from svc_common.models import (
     ServedModel,
     cache_root,
     eos_token_ids_of,
-    resolve_model,
-    split_names,
     tokenizer_fingerprint,
     tokenizer_setting,
 )
@@ -25,7 +23,7 @@ from worker_svc.attention import AttentionKind, CompiledKernels, Kernels
 from worker_svc.block_copier import RateLimiter
 from worker_svc.block_copier_factory import make_block_copier
 from worker_svc.cache import CacheShape, KVCache
-from worker_svc.description import WorkerDescription, WorkerLimits
+from worker_svc.description import WorkerDescription, WorkerLimits, context_length_of
 from worker_svc.drafting import DrafterFactory, find_drafter
 from worker_svc.errors import StartupFailed
 from worker_svc.executor import CudaGraphOptions
@@ -69,34 +67,28 @@ class DeviceNotFound(StartupFailed):
 
 @dataclass(frozen=True, slots=True)
 class ModelInstance:
-    """A loaded, warm model. The runner is for one thread."""
+    """A loaded, warm decoder. The runner is for one thread."""
 
     description: WorkerDescription
     runner: Runner
 
 
 def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> ModelInstance:
-    """Loads the model of the settings, in seconds to minutes. `report` receives progress lines, on another thread.
+    """Loads the decoder of the settings, in seconds to minutes. `report` receives progress lines, on another thread.
 
     Raises ModelNotFound, or StartupFailed and its subclasses UnsupportedModel, DeviceNotFound and OutOfMemory, with a
     text for the operator.
     """
     check_swap_space(settings.swap_space)
     make_drafter = None if settings.drafter == "none" else find_drafter(settings.drafter)
-    served = resolve_model(
-        settings.model,
-        settings.revision,
-        settings.tokenizer,
-        settings.tokenizer_revision,
-        split_names(settings.served_model_name or ""),
-    )
-    device = _device(settings.device)
-    dtype = _dtype(settings.dtype, device)
+    served = settings.served_model()
+    device = choose_device(settings.device)
+    dtype = choose_dtype(settings.dtype, device)
     torch.set_num_threads(settings.num_threads or available_cpus())
     model_description = description_of(served.path)
     if model_description is not None:
         # Checked before the weights are loaded, which takes minutes for a large model.
-        limit = _context_length(settings.max_model_len, model_description.context_length)
+        limit = context_length_of(settings.max_model_len, model_description.context_length)
         model_description = replace(model_description, context_length=limit)
     kernels = _kernels(settings, model_description, dtype, device, report)
     native = _native(model_description, kernels, device, report)
@@ -118,11 +110,11 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
     )
     default_step_tokens, default_sequences = _BUDGETS[device.type]
     shape = CacheShape.of(
-        model.layout, settings.block_size, _cache_dtype(settings.kv_cache_dtype, kernels, dtype, device)
+        model.layout, settings.block_size, choose_cache_dtype(settings.kv_cache_dtype, kernels, dtype, device)
     )
     limits = WorkerLimits(
         vocab_size=model.layout.vocab_size,
-        context_length=_context_length(settings.max_model_len, model.layout.context_length),
+        context_length=context_length_of(settings.max_model_len, model.layout.context_length),
         block_size=settings.block_size,
         num_blocks=0,
         max_step_tokens=settings.max_step_tokens or default_step_tokens,
@@ -162,17 +154,6 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
     return ModelInstance(description, runner)
 
 
-def _context_length(max_model_len: int | None, of_model: int) -> int:
-    """How many tokens a sequence may have. Raises StartupFailed if that exceeds the model's context length."""
-    if max_model_len is None:
-        return of_model
-    if max_model_len > of_model:
-        raise StartupFailed(
-            f"QUIRE_MAX_MODEL_LEN is {max_model_len}, but the context length of the model is {of_model} tokens"
-        )
-    return max_model_len
-
-
 def _check_vocabulary(tokenizer: Path, vocab_size: int, setting: str) -> None:
     """Raises StartupFailed, naming the setting, if a tokenizer that is not the model's own has ids that the model
     lacks.
@@ -200,14 +181,14 @@ def _load_grammar_tokenizer(served: ServedModel, vocab_size: int) -> "LLTokenize
     return load_grammar_tokenizer(text, eos_token_ids, vocab_size)
 
 
-def _device(choice: str) -> torch.device:
+def choose_device(choice: str) -> torch.device:
     has_gpu = torch.cuda.is_available()
     if choice == "cuda" and not has_gpu:
         raise DeviceNotFound("QUIRE_DEVICE is cuda, but torch finds no GPU")
     return torch.device("cuda", 0) if has_gpu and choice != "cpu" else torch.device("cpu")
 
 
-def _dtype(choice: str, device: torch.device) -> torch.dtype:
+def choose_dtype(choice: str, device: torch.device) -> torch.dtype:
     if choice != "auto":
         return _DTYPES[choice]
     if device.type == "cuda":
@@ -281,7 +262,7 @@ def _arithmetic(kernels: Kernels, native: ModelDescription | None, device: torch
     raise StartupFailed(f"{refusal} with {kernels} kernels on a CPU: only the compiled kernels do")
 
 
-def _cache_dtype(choice: str, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+def choose_cache_dtype(choice: str, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """The dtype of keys and values."""
     if choice == "auto":
         return dtype

@@ -12,7 +12,7 @@ from worker_svc.grammar import GrammarCompiler, GrammarMatcher
 from worker_svc.int_list import IntList
 from worker_svc.logit_filters import filters_of
 from worker_svc.sampler import SamplingState
-from worker_svc.step import COMPUTED_RESULTS, BlockTableUpdate, NewSequence, ScheduledSequence
+from worker_svc.step import DECODER_RESULTS, BlockTableUpdate, NewSequence, ScheduledSequence
 
 
 class InvalidSequence(Exception):  # noqa: N818
@@ -72,7 +72,7 @@ class Sequence:
 
         Its grammar begins to be compiled. Without `grammars` none is accepted.
         """
-        if new.result not in COMPUTED_RESULTS:
+        if new.result not in DECODER_RESULTS:
             raise InvalidSequence(f"this worker does not compute {new.result}")
         if not 1 <= new.prompt_length <= len(new.token_ids):
             raise InvalidSequence(f"a prompt of {new.prompt_length} tokens in a sequence of {len(new.token_ids)}")

@@ -21,7 +21,7 @@ from worker_svc.step_stream import ProtocolViolation, StepFailed, StepStream
 from worker_svc.wire import block_hash_report_to_proto, description_to_proto, has_work
 
 if TYPE_CHECKING:
-    from worker_svc.instance import ModelInstance
+    from worker_svc.step_runner import StepInstance
 
 _TAKEOVER_SECONDS = 10.0  # in which another scheduler takes over, while this worker drains
 
@@ -37,7 +37,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._profiles = Profiles(profile_dir, device)
         self._started_at = time.time()
         self.device_lost = asyncio.Event()
-        self._instance: ModelInstance | None = None
+        self._instance: StepInstance | None = None
         self._stream: StepStream | None = None
         # The epoch and generation of the last stream, and of the last one within the window of epochs.
         self._last_term = (0, 0)
@@ -46,7 +46,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._is_abandoned = False  # the last stream broke with sequences, while this worker drained
         self._stream_changed = asyncio.Event()  # one was opened, or has ended
 
-    def serve(self, instance: "ModelInstance") -> None:
+    def serve(self, instance: "StepInstance") -> None:
         """Serves this replica from now on."""
         self._instance = instance
 
@@ -134,12 +134,12 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                 self._is_abandoned = self._is_draining and stream.has_sequences
                 self._stream_changed.set()
 
-    def _ready(self) -> "ModelInstance":
+    def _ready(self) -> "StepInstance":
         if self._instance is None:
             raise QuireError(Reason.MODEL_NOT_READY, "the model is loading", retry_after=1.0)
         return self._instance
 
-    def _open(self, opening: pb.StepRequest, instance: "ModelInstance") -> StepStream:
+    def _open(self, opening: pb.StepRequest, instance: "StepInstance") -> StepStream:
         """The stream that this message opens. It replaces the stream before it."""
         if opening.step_id != 0 or has_work(opening):
             raise ProtocolViolation("the first message opens the stream: it is step 0, without work")

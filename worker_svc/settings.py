@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_settings import SettingsConfigDict
 
 from svc_common.model_settings import SERVED_MODEL_NAME, ServedModelNames
+from svc_common.models import ServedModel, resolve_model, split_names
 from svc_common.settings import InnerSettings, OptionalPath
 
 
@@ -103,3 +104,8 @@ class WorkerSettings(InnerSettings):
     profile_dir: OptionalPath = Field(
         None, description="directory for traces of profiles that an operator starts; unset: profiles are refused"
     )
+
+    def served_model(self) -> ServedModel:
+        """The model's files and names. Raises ModelNotFound."""
+        names = split_names(self.served_model_name or "")
+        return resolve_model(self.model, self.revision, self.tokenizer, self.tokenizer_revision, names)

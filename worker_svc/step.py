@@ -8,8 +8,19 @@ from typing import NamedTuple, TypeAlias
 # One step that runs and the next one. More would not help any device, and an executor has buffers for two.
 MAX_STEPS_IN_FLIGHT = 2
 
+
+class PromptComputation(Enum):
+    """How a prompt is computed."""
+
+    CHUNKED = "chunked"
+    """In any number of steps, in blocks."""
+    INDIVISIBLE_WITHOUT_KV = "indivisible without KV"
+    """All of it in one step, without blocks."""
+
+
 # Kinds of results by their names in quire.worker.v1.ResultKind. A sequence with another kind fails.
-COMPUTED_RESULTS = ("tokens", "prompt_logprobs")
+DECODER_RESULTS = {"tokens": PromptComputation.CHUNKED, "prompt_logprobs": PromptComputation.CHUNKED}
+ENCODER_RESULTS = {"embedding": PromptComputation.INDIVISIBLE_WITHOUT_KV}
 
 # Blocks to copy, as (source, destination). Destinations are distinct.
 BlockPairs: TypeAlias = list[tuple[int, int]]
@@ -52,6 +63,27 @@ class SamplingParams:
     """Tokens whose log-probabilities are reported with each sampled one, if `logprobs` is set."""
 
 
+class Pooling(Enum):
+    """How the hidden states of a prompt's tokens become one vector."""
+
+    MEAN = "mean"
+    CLS = "cls"
+    """The first token's."""
+    LAST = "last"
+    """The last token's."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingParams:
+    """How an embedding is made. None: as the model's files say."""
+
+    pooling: Pooling | None = None
+    num_dimensions: int = 0
+    """How many numbers are kept, from the first on; 0: all, and so for more than there are."""
+    normalizes: bool | None = None
+    """Whether those are divided by the length of the vector."""
+
+
 @dataclass(frozen=True, slots=True)
 class NewSequence:
     """A sequence in full: prompt and the tokens generated so far.
@@ -67,6 +99,7 @@ class NewSequence:
     traceparent: str = ""
     result: str = "tokens"
     num_top_of_prompt: int = 0
+    embedding: EmbeddingParams = EmbeddingParams()
 
 
 class ScheduledSequence(NamedTuple):
@@ -144,7 +177,7 @@ class FailureReason(Enum):
 
 
 class SequenceResult(NamedTuple):
-    """The result of one scheduled sequence: one token, or none while known tokens are left to compute.
+    """The result of one scheduled sequence: one token, or none while known tokens are left to compute; or a value.
 
     With a drafter there may be up to 1 + max_extra_tokens tokens; or none if the next step computes the last one again,
     which is also so while the sequence's grammar is not compiled. `prompt_logprobs`, if requested, are of the tokens of
@@ -157,6 +190,7 @@ class SequenceResult(NamedTuple):
     failure: str | None = None
     failure_reason: FailureReason = FailureReason.INTERNAL
     prompt_logprobs: Sequence[TokenLogprobs] = ()
+    value: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)

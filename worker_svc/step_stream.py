@@ -17,7 +17,7 @@ from worker_svc.step import Step, StepOutcome
 from worker_svc.wire import MalformedMessage, outcome_to_proto, step_from_proto
 
 if TYPE_CHECKING:
-    from worker_svc.runner import Runner
+    from worker_svc.step_runner import StepRunner
 
 logger = logging.getLogger("quire.worker")
 
@@ -35,7 +35,7 @@ class StepFailed(Exception):  # noqa: N818
 class StepStream:
     """A generation of steps, on the event loop; the device thread launches and finishes the steps."""
 
-    def __init__(self, epoch: int, generation: int, runner: "Runner", device: DeviceThread) -> None:
+    def __init__(self, epoch: int, generation: int, runner: "StepRunner", device: DeviceThread) -> None:
         self.epoch, self.generation = epoch, generation
         self._last_step_id = 0
         self._runner = runner

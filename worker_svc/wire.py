@@ -12,14 +12,16 @@ from svc_common.protocols import STEP_PROTOCOLS
 from worker_svc.block_hashes import BlockHashReport
 from worker_svc.description import WorkerDescription
 from worker_svc.step import (
-    COMPUTED_RESULTS,
     BlockHashes,
     BlockOps,
     BlockPairs,
     BlockTableUpdate,
     Direction,
+    EmbeddingParams,
     FailureReason,
     NewSequence,
+    Pooling,
+    PromptComputation,
     SamplingParams,
     ScheduledSequence,
     Step,
@@ -32,6 +34,12 @@ _FAILURE_REASONS = {
     FailureReason.INTERNAL: pb.SEQUENCE_FAILURE_REASON_UNSPECIFIED,
     FailureReason.GRAMMAR_TOO_COMPLEX: pb.SEQUENCE_FAILURE_REASON_GRAMMAR_TOO_COMPLEX,
 }
+_COMPUTATIONS = {
+    PromptComputation.CHUNKED: pb.PROMPT_COMPUTATION_CHUNKED,
+    PromptComputation.INDIVISIBLE_WITHOUT_KV: pb.PROMPT_COMPUTATION_INDIVISIBLE_WITHOUT_KV,
+}
+_POOLINGS = {pb.POOLING_MEAN: Pooling.MEAN, pb.POOLING_CLS: Pooling.CLS, pb.POOLING_LAST: Pooling.LAST}
+_NORMALIZATIONS = {pb.NORMALIZATION_NONE: False, pb.NORMALIZATION_L2: True}
 _DIRECTIONS = {Direction.OUT: pb.DIRECTION_OUT, Direction.IN: pb.DIRECTION_IN}
 
 
@@ -108,6 +116,7 @@ def _new_sequence(new: pb.NewSequence) -> NewSequence:
         traceparent=new.traceparent,
         result=_result_from_proto(new),
         num_top_of_prompt=new.result.prompt_logprobs.num_top_logprobs,
+        embedding=_embedding_from_proto(new.result.embedding) if new.HasField("result") else EmbeddingParams(),
     )
 
 
@@ -117,8 +126,12 @@ def _result_from_proto(new: pb.NewSequence) -> str:
     return new.result.WhichOneof("kind") or "a kind of result that it does not know"
 
 
-def _computed_result(name: str) -> pb.ComputedResult:
-    computed = pb.ComputedResult(computation=pb.PROMPT_COMPUTATION_CHUNKED)
+def _embedding_from_proto(asked: pb.EmbeddingResult) -> EmbeddingParams:
+    return EmbeddingParams(_POOLINGS.get(asked.pooling), asked.num_dimensions, _NORMALIZATIONS.get(asked.normalization))
+
+
+def _computed_result(name: str, how: PromptComputation) -> pb.ComputedResult:
+    computed = pb.ComputedResult(computation=_COMPUTATIONS[how])
     getattr(computed.result, name).SetInParent()
     return computed
 
@@ -147,8 +160,8 @@ _SAMPLING_SCALARS = {field.name for field in fields(SamplingParams)} - {
 
 
 def outcome_to_proto(outcome: StepOutcome) -> pb.StepResult:
-    sequence_ids, token_ids, logprobs, failures, reasons, prompt_logprobs = (
-        zip(*outcome.sequences, strict=True) if outcome.sequences else [()] * 6
+    sequence_ids, token_ids, logprobs, failures, reasons, prompt_logprobs, values = (
+        zip(*outcome.sequences, strict=True) if outcome.sequences else [()] * 7
     )
     return pb.StepResult(
         sequence_ids=sequence_ids,
@@ -164,6 +177,10 @@ def outcome_to_proto(outcome: StepOutcome) -> pb.StepResult:
             if failure is not None
         ],
         swaps=map(_transfer_to_proto, outcome.swap_results),
+        values=[
+            pb.SequenceValue(schedule_index=schedule_index, value=pb.PromptValue(numbers=values[schedule_index]))
+            for schedule_index in compress(range(len(values)), values)
+        ],
     )
 
 
@@ -229,6 +246,6 @@ def description_to_proto(
         oldest_protocol=STEP_PROTOCOLS.oldest,
         newest_protocol=STEP_PROTOCOLS.newest,
         max_sampled_tokens=1 + limits.max_draft_tokens,
-        computed_results=map(_computed_result, COMPUTED_RESULTS),
+        computed_results=[_computed_result(name, how) for name, how in description.results.items()],
         started_at=Timestamp(seconds=int(started_at), nanos=int(started_at % 1 * 1e9)),
     )

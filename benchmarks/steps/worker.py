@@ -30,7 +30,7 @@ from worker_svc.service import WorkerService
 from worker_svc.step import SequenceResult, Step, StepOutcome
 
 if TYPE_CHECKING:
-    from worker_svc.instance import ModelInstance
+    from worker_svc.step_runner import StepInstance
 
 T = TypeVar("T")
 L = TypeVar("L", bound=Launched)
@@ -103,7 +103,7 @@ class SleepingRunner:
 
 @dataclass(frozen=True)
 class SleepingReplica:
-    """The part of a worker_svc.instance.ModelInstance that the service uses. That one would load torch."""
+    """A model that a service can serve, without torch."""
 
     description: WorkerDescription
     runner: SleepingRunner
@@ -130,7 +130,7 @@ async def serve(port: int, replica: SleepingReplica) -> list[DeviceTimes]:
     server = create_server(max_message_bytes=INTERNAL_MESSAGE_BYTES)
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(service, server)
     bind(server, "127.0.0.1", port)
-    service.serve(cast("ModelInstance", replica))
+    service.serve(cast("StepInstance", replica))
     await server.start()
     freeze_gc()
     await run_until_signal(lambda: server.stop(0))

@@ -3,12 +3,14 @@
 from quire_client.aio import AsyncClient, AsyncStream
 from quire_client.chats import Message, Tool
 from quire_client.connection import __version__
+from quire_client.embed_requests import EmbedOptions
 from quire_client.errors import QuireError
 from quire_client.requests import GenerationOptions
 from quire_client.results import (
     Acceptance,
     Chunk,
     Completion,
+    Embeddings,
     Finish,
     FinishReason,
     Generation,
@@ -29,6 +31,8 @@ __all__ = [
     "Chunk",
     "Client",
     "Completion",
+    "EmbedOptions",
+    "Embeddings",
     "Finish",
     "FinishReason",
     "Generation",

@@ -12,9 +12,10 @@ from quire_client.aio_endpoints import AsyncEndpointPool, AsyncStreamCall
 from quire_client.base import BaseClient, BaseStream, GenerationCall
 from quire_client.chats import Messages
 from quire_client.connection import AsyncCloseable, Connection
+from quire_client.embed_requests import EmbedOptions, Inputs, embed_request
 from quire_client.errors import QuireError
 from quire_client.requests import CallOptions, Prompt
-from quire_client.results import Chunk, Generation, Model, Tokenized
+from quire_client.results import Chunk, Embeddings, Generation, Model, Tokenized
 from quire_client.resumable_stream import RESUME_TIMEOUT, ResumableStream
 
 
@@ -110,6 +111,13 @@ class AsyncClient(BaseClient[AsyncStream], AsyncCloseable):
     async def chat(self, messages: Messages, **options: Unpack[CallOptions]) -> Generation:
         """Answers a chat, and returns when every sequence has ended."""
         return await self._generate(self._chat_call(messages, options))
+
+    async def embed(self, inputs: Inputs, **options: Unpack[EmbedOptions]) -> Embeddings:
+        """Embeds a text, token ids, or a list of those: each becomes a vector."""
+        request = embed_request(inputs, options)
+        retry_policy = self._retry_policy(options.get("timeout"))
+        response = await self._pool.call(lambda stub: stub.Embed, request, retry_policy, options.get("traceparent"))
+        return Embeddings.from_proto(response)
 
     async def cancel(self, request_id: str, *, timeout: float | None = None) -> None:
         """Cancels a request, on whichever gateway it runs. Does nothing where it has ended, or never was."""

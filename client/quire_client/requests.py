@@ -2,7 +2,7 @@
 
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Literal, TypedDict, cast
 
@@ -270,9 +270,7 @@ def _with_options(options: GenerationOptions) -> pb.Generation:
         if name in CHAT_OPTIONS and value is not None:
             raise TypeError(f"{name} is an option of chats")
         if name not in _PATHS and name not in CHAT_OPTIONS:
-            near = get_close_matches(name, [*_PATHS, *CHAT_OPTIONS], n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise TypeError(f"there is no option {name}{hint}")
+            raise no_option(name, [*_PATHS, *CHAT_OPTIONS])
         if value is not None:
             if name == "bad_words" and isinstance(value, str):
                 raise TypeError("bad_words is a list of texts, not a text")
@@ -281,9 +279,9 @@ def _with_options(options: GenerationOptions) -> pb.Generation:
             elif name == "early_stopping":
                 value = _early_stopping(value)
             elif name == "truncation_side":
-                value = _truncation_side(value)
+                value = truncation_side(value)
             elif name == "retention" and not isinstance(value, int):
-                _retention(generation.retention, value)
+                retention(generation.retention, value)
                 continue
             elif name == "json_object":
                 if value is True:
@@ -301,6 +299,13 @@ def _with_options(options: GenerationOptions) -> pb.Generation:
     return generation
 
 
+def no_option(name: str, options: Iterable[str]) -> TypeError:
+    """The error to raise about an option that does not exist."""
+    near = get_close_matches(name, list(options), n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return TypeError(f"there is no option {name}{hint}")
+
+
 def _early_stopping(value: Any) -> pb.EarlyStopping:
     # 0 and 1 equal False and True, but are not valid.
     if not isinstance(value, bool) and value != "never":
@@ -308,13 +313,15 @@ def _early_stopping(value: Any) -> pb.EarlyStopping:
     return _EARLY_STOPPINGS[value]
 
 
-def _truncation_side(value: Any) -> pb.TruncationSide:
+def truncation_side(value: Any) -> pb.TruncationSide:
+    """A side in the contract. Raises TypeError."""
     if value not in _TRUNCATION_SIDES:
         raise TypeError(f'truncation_side is "left" or "right", not {value!r}')
     return _TRUNCATION_SIDES[value]
 
 
-def _retention(message: pb.Retention, value: Any) -> None:
+def retention(message: pb.Retention, value: Any) -> None:
+    """Sets a retention that is no number. Raises TypeError."""
     match value:
         case "none":
             message.none.SetInParent()

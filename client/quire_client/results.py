@@ -285,6 +285,28 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
+class Embeddings:
+    """The vectors of all inputs, in their order, and the model that computed them."""
+
+    model: str
+    vectors: tuple[tuple[float, ...], ...]
+    usage: Usage
+
+    @property
+    def vector(self) -> tuple[float, ...]:
+        """That of the first input."""
+        return self.vectors[0]
+
+    @classmethod
+    def from_proto(cls, message: pb.EmbedResponse) -> "Embeddings":
+        return cls(
+            model=message.model,
+            vectors=tuple(tuple(one.numbers) for one in message.embeddings),
+            usage=Usage.from_proto(message.usage),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Tokenized:
     """Token ids of a text, and the context length: the most tokens of prompt and output together."""
 

@@ -11,6 +11,7 @@ from gateway_svc.auth import Authenticator
 from gateway_svc.http_api.anthropic.routes import AnthropicRoutes
 from gateway_svc.http_api.calls import HttpCalls
 from gateway_svc.http_api.document_routes import DocumentRoutes
+from gateway_svc.http_api.embeddings.routes import EmbeddingsRoutes
 from gateway_svc.http_api.endpoint import ANY_METHOD, HttpEndpoint, HttpRoute
 from gateway_svc.http_api.errors import NO_ROUTE
 from gateway_svc.http_api.exchange import HttpExchange
@@ -69,6 +70,7 @@ class HttpApi:
             # With keys there are no metrics: a tenant would see what others do.
             *service.routes(has_metrics=not authenticator.requires_credential),
             *openai.routes(),
+            *EmbeddingsRoutes(request_manager, self._calls).routes(),
             *SageMakerRoutes(self._calls, service.health, openai.completions, openai.chat_completions).routes(),
             *AnthropicRoutes(self._calls).routes(),
             *OllamaRoutes(request_manager, self._calls).routes(),

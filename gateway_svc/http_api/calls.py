@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from gateway_svc.auth import CREDENTIAL_HEADERS, Authenticator
 from gateway_svc.chats import ChatPrompt
+from gateway_svc.embeddings import UnvalidatedEmbeddings, Vector
 from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import Field, FieldPath
 from gateway_svc.http_api.body_model import BodyModel
@@ -18,7 +19,7 @@ from gateway_svc.http_api.exchange import HttpExchange
 from gateway_svc.http_api.json_body import parse_body
 from gateway_svc.http_api.undefined_fields import UndefinedFields
 from gateway_svc.model_catalog import CatalogModel
-from gateway_svc.output import Chunk
+from gateway_svc.output import Chunk, Usage
 from gateway_svc.request_group import RequestGroup
 from gateway_svc.request_manager import Call, RequestManager
 from gateway_svc.sequence_output import ResumePosition
@@ -52,6 +53,20 @@ class PromptRequest:
 
     unvalidated: UnvalidatedRequest
     field_path: FieldPath
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedInputs:
+    """The vectors of a call's inputs, in their order."""
+
+    vectors: Sequence[Vector]
+    model: str
+    usage: Usage
+
+    @property
+    def num_numbers(self) -> int:
+        """How many numbers the vectors have."""
+        return sum(map(len, self.vectors))
 
 
 class HttpCalls:
@@ -92,10 +107,13 @@ class HttpCalls:
         convert: Callable[[B, str | None], T],
         *,
         keep: bool = False,
+        may_have_name: bool = True,
     ) -> T:
-        """Reads the body by its model; in a thread if it is large. `convert` also takes the idempotency key. With
-        `keep` the body can be read once more, by a model that knows all its fields. Raises QuireError."""
-        data, name = await exchange.read_json(keep=keep), _idempotency_key(exchange)
+        """Reads the body by its model; in a thread if it is large. `convert` also takes the idempotency key; without
+        `may_have_name` that has no effect. With `keep` the body can be read once more, by a model that knows all its
+        fields. Raises QuireError."""
+        data = await exchange.read_json(keep=keep)
+        name = _idempotency_key(exchange) if may_have_name else None
 
         def read() -> tuple[T, Sequence[str]]:
             body = parse_body(data)
@@ -147,18 +165,16 @@ class HttpCalls:
         found: tuple[CatalogModel, ModelInfo],
         prompt: TextPrompt | ChatPrompt,
         field_path: FieldPath,
-        *,
-        add_special_tokens: bool = True,
     ) -> list[int]:
-        """Tokens of a text, which may be empty, or of a chat. Raises QuireError, also for one of more than 16 contexts.
-        Whether the tokenizer adds its special tokens is for a text only."""
+        """Tokens of a text, which may be empty, or of a chat. Raises QuireError, also for one of more than 16
+        contexts."""
         (model, info), check = found, FieldChecker(field_path)
         most = _MAX_CONTEXTS * info.context_length
         try:
             if isinstance(prompt, TextPrompt):
                 check.unicode(field_path(Field.TEXT), prompt.text)
                 token_ids = await model.tokenizer.encode_text(
-                    prompt.text, most, call.tenant.name, add_special_tokens=add_special_tokens
+                    prompt.text, most, call.tenant.name, add_special_tokens=prompt.add_special_tokens
                 )
             else:
                 token_ids = (await model.validator.encode(prompt, check, most, call.tenant.name)).token_ids
@@ -184,6 +200,16 @@ class HttpCalls:
             await self._request_manager.validate(call, model, one.unvalidated, one.field_path, exchange.request_id)
             for one in prompts
         ]
+
+    async def embed(self, exchange: HttpExchange, call: Call, unvalidated: UnvalidatedEmbeddings) -> EmbeddedInputs:
+        """The vectors of a call's inputs. Raises QuireError, and ClientDisconnected."""
+        model, _ = self.find_model(exchange, call, unvalidated.model, unvalidated.field_path)
+        embeddings = await self._request_manager.validate_embeddings(call, model, unvalidated, exchange.request_id)
+        async with (
+            self._request_manager.embed(call, embeddings) as group,
+            exchange.watch_disconnect(group.client_disconnected),
+        ):
+            return EmbeddedInputs(await group.values(), model.name, group.usage)
 
     @asynccontextmanager
     async def run(

@@ -90,17 +90,22 @@ def ready_lines(settings: SupervisorSettings, models: Sequence[ModelSettings], a
     scheme, insecurely = ("https", " --insecure") if settings.tls_cert_file else ("http", "")
     http = ", ".join(f"{scheme}://{listener.dial_address}" for listener in addresses.http)
     grpc = ", ".join(listener.dial_address for listener in addresses.grpc)
-    body = {
-        "model": served[0][0],
-        "messages": [{"role": "user", "content": "What is the capital of France?"}],
-        "stream": True,
-    }
+    path, body = _example(models[0])
     key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_keys else ""
     return [
         f"quire is ready: {listed} on {http} (OpenAI API) and {grpc} (gRPC)",
-        f"  curl -N{insecurely} {scheme}://{addresses.http[0].dial_address}/v1/chat/completions"
+        f"  curl -N{insecurely} {scheme}://{addresses.http[0].dial_address}{path}"
         f" -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'",
     ]
+
+
+def _example(model: ModelSettings) -> tuple[str, dict[str, Any]]:
+    """A path, and a body for it that this model answers."""
+    question = "What is the capital of France?"
+    if model.is_encoder:
+        return "/v1/embeddings", {"model": model.names[0], "input": question}
+    messages = [{"role": "user", "content": question}]
+    return "/v1/chat/completions", {"model": model.names[0], "messages": messages, "stream": True}
 
 
 def main(args: list[str] | None = None) -> None:

@@ -219,7 +219,7 @@ _REFUSED: dict[str, str] = {
         "--mm-ipc-gpu-memory-gb --mm-device-do-normalize --disable-chunked-mm-input --trust-request-mm-kwargs "
         "--ec-transfer-config --ec-manager-config --enable-prompt-embeds"
     ),
-    "embeddings, scores and diffusion are not served": (
+    "requests for embeddings have `pooling`; scores and diffusion are not served": (
         "--pooler-config --enable-flash-late-interaction --diffusion-config -dc"
     ),
     "QUIRE_KERNELS chooses between Quire's kernels": (

@@ -7,6 +7,7 @@ import pytest
 import pytest_asyncio
 from grpc_health.v1 import health_pb2
 
+from encoder_model import make_encoder_directory
 from gateway_harness import Harness, gateway_at, running_gateway, scheduler_model
 from scripted_scheduler import ScriptedScheduler, serving
 from tiny_model import make_model_directory
@@ -16,6 +17,12 @@ from tiny_model import make_model_directory
 def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny model."""
     return make_model_directory(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def encoder_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model as BERT."""
+    return make_encoder_directory(tmp_path_factory.mktemp("models") / "encoder")
 
 
 @pytest.fixture

@@ -48,19 +48,21 @@ async def events_of(stream: Any) -> list[dict[str, Any]]:
     return [event.to_dict() async for event in stream]
 
 
-async def test_a_conversation_with_a_call(running: Deployment) -> None:
+@pytest.mark.parametrize("namespace", [None, "maps"])
+async def test_a_conversation_with_a_call(namespace: str | None, running: Deployment) -> None:
+    tools: list[Any] = [WEATHER if namespace is None else {"type": "namespace", "name": namespace, "tools": [WEATHER]}]
     async with client_of(running, 0) as here, client_of(running, 1) as there:
         first = await here.responses.create(
             model=MODEL,
             input="What is the weather in Paris?",
-            tools=[WEATHER],
+            tools=tools,
             tool_choice="required",
             parallel_tool_calls=False,
             max_output_tokens=200,
             temperature=0,
         )
         [call] = [item for item in first.output if item.type == "function_call"]
-        assert call.name == "get_weather"
+        assert (call.name, call.namespace) == ("get_weather", namespace)
         assert json.loads(call.arguments)["city"] in ("Paris", "Rome")
         output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny, 20 degrees."}
         stream = await there.responses.create(

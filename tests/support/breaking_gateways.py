@@ -153,6 +153,9 @@ class BreakingGateway(pb_grpc.InferenceServiceServicer):
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         return pb.TokenizeResponse()
 
+    async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
+        raise NotImplementedError
+
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
         return pb.DetokenizeResponse()
 

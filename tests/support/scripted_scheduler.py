@@ -273,6 +273,23 @@ def stop_end(token_id: int) -> scheduler_v1.SequenceEnd:
     return scheduler_v1.SequenceEnd(stop_token_id=token_id)
 
 
+def value_end(*numbers: float) -> scheduler_v1.SequenceEnd:
+    """The end of a sequence that has a value and no tokens."""
+    return scheduler_v1.SequenceEnd(value=worker_v1.PromptValue(numbers=numbers))
+
+
+def embed_with(vector: Callable[[Sequence[int]], Sequence[float]], cached_tokens: int = 0) -> Script:
+    """Answers every submission with the vector of its prompt, cut to its dimensions."""
+
+    def script(session: ScriptedSession, submit: scheduler_v1.Submit) -> None:
+        session.accept(submit.key)
+        numbers = vector(submit.prompt_token_ids)
+        end = value_end(*numbers[: submit.result.embedding.num_dimensions or None])
+        session.tokens(submit.key, (), 0, end=end, cached_tokens=cached_tokens)
+
+    return script
+
+
 def answer_with(*outputs: Sequence[int], stop_token_id: int | None = None, cached_tokens: int = 0) -> Script:
     """Answers every submission: sequence i gets outputs[i], or the last of them, truncated to max_tokens, one token per
     step.

@@ -8,9 +8,11 @@ from typing import get_type_hints
 import pytest
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
 from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
+from openai.types.embedding_create_params import EmbeddingCreateParams
 
 from docs.tools.from_vllm import SAMPLING_PARAMS
 from gateway_svc.http_api.anthropic.models import MessagesBody
+from gateway_svc.http_api.embeddings.models import EmbeddingsBody
 from gateway_svc.http_api.ollama.models import OllamaChatBody, OllamaGenerateBody, OllamaOptions
 from gateway_svc.http_api.openai.chat_models import ChatBody
 from gateway_svc.http_api.openai.generation_body import CompletionBody
@@ -43,13 +45,14 @@ OPENAI = ("vLLM's SamplingParams", "OpenAI's completions and chat completions", 
         (OPENAI[:1], SAMPLING_PARAMS.keys()),
         (OPENAI[:2], get_type_hints(ChatParams).keys()),
         (OPENAI[:2], get_type_hints(CompletionParams).keys()),
+        (["OpenAI's embeddings"], get_type_hints(EmbeddingCreateParams).keys() | EmbeddingsBody.model_fields.keys()),
         (["Anthropic's messages"], MessagesBody.model_fields.keys()),
         (
             ["Ollama's chat and generate"],
             OLLAMA | OllamaOptions.unserved.keys() | OllamaOptions.without_effect.keys(),
         ),
     ],
-    ids=["vLLM", "chats", "completions", "Anthropic", "Ollama"],
+    ids=["vLLM", "chats", "completions", "embeddings", "Anthropic", "Ollama"],
 )
 def test_every_field_has_a_row(sections: list[str], expected: Set[str]) -> None:
     assert expected - fields_of(*sections) == set()

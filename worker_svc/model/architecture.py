@@ -3,12 +3,15 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from worker_svc.model import architectures
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import InvalidDescription, ModelDescription
+from worker_svc.model.encoder_description import EncoderDescription
 from worker_svc.plugins import Registry
+
+AnyDescription: TypeAlias = ModelDescription | EncoderDescription
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +22,7 @@ class Architecture:
     """The file with the description; when it changes, cached descriptions are made again."""
     class_name: str
     """The class of transformers; a config that names another class is not described."""
-    describe: Callable[[Any], ModelDescription | None]
+    describe: Callable[[Any], AnyDescription | None]
     """The description, given transformers' config; None if a description cannot hold it."""
 
 
@@ -56,7 +59,16 @@ def identity_of(model_type: str) -> bytes:
 
 
 def describe(config: Any) -> ModelDescription | None:
-    """The description of a model, given transformers' config; None: only transformers' own modules compute it.
+    """The description of a decoder, given transformers' config; None: only transformers' own modules compute it, or it
+    is an encoder. Raises as `describe_any` does.
+    """
+    description = describe_any(config)
+    return description if isinstance(description, ModelDescription) else None
+
+
+def describe_any(config: Any) -> AnyDescription | None:
+    """The description of a decoder or an encoder, given transformers' config; None: only transformers' own modules
+    compute the model.
 
     Raises UnsupportedModel if the sizes of the config contradict each other, and StartupFailed if the architecture
     fails.

@@ -14,7 +14,8 @@ class InvalidDescription(ValueError):  # noqa: N818
     """Sizes that contradict each other. The text names the field and says what it must be."""
 
 
-def _require(holds: bool, name: str, must_be: str) -> None:
+def require(holds: bool, name: str, must_be: str) -> None:
+    """Raises InvalidDescription unless a field holds."""
     if not holds:
         raise InvalidDescription(f"{name}: must be {must_be}")
 
@@ -167,11 +168,11 @@ class AttentionSpec:
 
     def __post_init__(self) -> None:
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        _require(self.num_heads % self.num_kv_heads == 0, "num_heads", f"a multiple of {self.num_kv_heads} KV heads")
-        _require(self.qkv.outputs == (queries, keys, keys), "qkv", f"of the outputs {(queries, keys, keys)}")
-        _require(self.output.inputs == queries, "output", f"of {queries} inputs")
+        require(self.num_heads % self.num_kv_heads == 0, "num_heads", f"a multiple of {self.num_kv_heads} KV heads")
+        require(self.qkv.outputs == (queries, keys, keys), "qkv", f"of the outputs {(queries, keys, keys)}")
+        require(self.output.inputs == queries, "output", f"of {queries} inputs")
         for name, norm in (("query_norm", self.query_norm), ("key_norm", self.key_norm)):
-            _require(norm is None or norm.size == self.head_dim, name, f"of the size {self.head_dim}")
+            require(norm is None or norm.size == self.head_dim, name, f"of the size {self.head_dim}")
 
 
 class MlpKind(StrEnum):
@@ -203,8 +204,8 @@ class MlpSpec:
 
     def __post_init__(self) -> None:
         outputs = (self.width,) * (2 if self.kind is MlpKind.GATED else 1)
-        _require(self.gate_up.outputs == outputs, "gate_up", f"of the outputs {outputs}")
-        _require(self.down.inputs == self.width, "down", f"of {self.width} inputs")
+        require(self.gate_up.outputs == outputs, "gate_up", f"of the outputs {outputs}")
+        require(self.down.inputs == self.width, "down", f"of {self.width} inputs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,15 +239,15 @@ class ModelDescription:
         hidden = self.hidden_size
         for layer in self.layers:
             for linear in (layer.attention.qkv, layer.mlp.gate_up):
-                _require(linear.inputs == hidden, linear.role, f"of {hidden} inputs")
+                require(linear.inputs == hidden, linear.role, f"of {hidden} inputs")
             for linear in (layer.attention.output, layer.mlp.down):
-                _require(linear.outputs == (hidden,), linear.role, f"of {hidden} outputs")
+                require(linear.outputs == (hidden,), linear.role, f"of {hidden} outputs")
             for norm in (layer.attention_norm, layer.mlp_norm):
-                _require(norm.size == hidden, norm.tensor, f"of the size {hidden}")
-        _require(self.norm.size == hidden, self.norm.tensor, f"of the size {hidden}")
-        _require(self.head.inputs == hidden, "head", f"of {hidden} inputs")
-        _require(self.head.outputs == (self.vocab_size,), "head", f"of {self.vocab_size} outputs")
-        _require(bool(self.layers), "layers", "at least one")
+                require(norm.size == hidden, norm.tensor, f"of the size {hidden}")
+        require(self.norm.size == hidden, self.norm.tensor, f"of the size {hidden}")
+        require(self.head.inputs == hidden, "head", f"of {hidden} inputs")
+        require(self.head.outputs == (self.vocab_size,), "head", f"of {self.vocab_size} outputs")
+        require(bool(self.layers), "layers", "at least one")
 
     @property
     def linear_layers(self) -> Iterator[LinearLayer]:

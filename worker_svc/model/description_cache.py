@@ -11,14 +11,23 @@ from pydantic import TypeAdapter, ValidationError
 from svc_common.models import cache_root
 from worker_svc.model import describe_decoder
 from worker_svc.model import description as description_module
-from worker_svc.model.architecture import describe, origin_of, source_of
+from worker_svc.model import encoder_description as encoder_description_module
+from worker_svc.model.architecture import AnyDescription, describe_any, origin_of, source_of
 from worker_svc.model.config import raw_config, read_config
 from worker_svc.model.description import ModelDescription
 
-_JSON = TypeAdapter(ModelDescription)
+_JSON: TypeAdapter[AnyDescription] = TypeAdapter(AnyDescription)
 
 
 def description_of(directory: Path) -> ModelDescription | None:
+    """The description of the decoder in a directory; None: only transformers' own modules may compute it, or it is an
+    encoder. Raises StartupFailed if nothing can.
+    """
+    description = any_description_of(directory)
+    return description if isinstance(description, ModelDescription) else None
+
+
+def any_description_of(directory: Path) -> AnyDescription | None:
     """The description of the model in a directory; None: only transformers' own modules may compute it.
 
     Raises StartupFailed if nothing can.
@@ -26,7 +35,7 @@ def description_of(directory: Path) -> ModelDescription | None:
     cached = cache_root() / "descriptions" / f"{_origin(directory)}.json"
     with suppress(OSError, ValidationError):  # missing or damaged: described and written again
         return _JSON.validate_json(cached.read_bytes())
-    description = describe(read_config(directory))
+    description = describe_any(read_config(directory))
     if description is not None:
         with suppress(OSError):  # a cache that cannot be written only makes the next start slower
             cached.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +53,7 @@ def _origin(directory: Path) -> str:
     model_type = str(raw_config(directory).get("model_type"))
     # Their source may use other files of their package.
     digest.update(origin_of(model_type).encode())
-    for source in (description_module.__file__, describe_decoder.__file__):
+    for source in (description_module.__file__, describe_decoder.__file__, encoder_description_module.__file__):
         digest.update(Path(source).read_bytes())
     digest.update(source_of(model_type))
     return digest.hexdigest()

@@ -70,6 +70,10 @@ class Checkpoint:
         """Leaves a tensor unused, if it exists."""
         self._files.pop(name, None)
 
+    def drop_prefixes(self, prefixes: tuple[str, ...]) -> None:
+        """Leaves all tensors unused whose names begin with one of these."""
+        self._files = {name: file for name, file in self._files.items() if not name.startswith(prefixes)}
+
     def check_all_taken(self) -> None:
         """Raises UnsupportedModel if tensors are left: the model has parts that its config does not mention."""
         left = sorted(name for name in self._files if not name.endswith(_DERIVED))

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
 
 from gateway_svc.field_paths import Field
 from gateway_svc.http_api.calls import PromptRequest
@@ -14,14 +13,11 @@ from gateway_svc.http_api.openai.chat_models import ChatBody
 from gateway_svc.http_api.openai.choice_formats import TOOL_CALLS, CallFormat
 from gateway_svc.http_api.openai.constraint_fields import read_constraint
 from gateway_svc.http_api.openai.generation_body import CompletionBody, GenerationBody
-from gateway_svc.retention import NONE, UNTIL_END, Retention
+from gateway_svc.http_api.openai.prompt_fields import read_prompts, read_retention
 from gateway_svc.sampling_fields import SAMPLING_FIELDS, Value
 from gateway_svc.unvalidated_request import (
     EndOfText,
-    Prompt,
     ResponseMode,
-    TextPrompt,
-    TokenPrompt,
     UnvalidatedBeamSearch,
     UnvalidatedRequest,
 )
@@ -112,7 +108,9 @@ def read_completion(body: CompletionBody, request_id: str | None) -> ReadBody:
             unvalidated = replace(unvalidated, prompt_logprobs=body.logprobs)
             own_names[Field.PROMPT_LOGPROBS] = "echo"
     prompts = []
-    for prompt, name in _prompts(body.prompt):
+    for prompt, name in read_prompts(
+        "prompt", body.prompt, MAX_PROMPTS, add_special_tokens=body.add_special_tokens is not False
+    ):
         names = {**own_names, Field.PROMPT: name, Field.TEXT: name, Field.TOKEN_IDS: name}
         prompts.append(PromptRequest(replace(unvalidated, prompt=prompt), replace(field_path, names=names)))
     return ReadBody(prompts, delivery, _options(body))
@@ -175,7 +173,7 @@ def _common(body: GenerationBody, request_id: str | None) -> tuple[UnvalidatedRe
         truncation_side=TruncationSide(body.truncation_side or "left"),
         request_id=request_id,
         priority=body.priority,
-        retention=_retention(body.retention),
+        retention=read_retention(body.retention),
         special_tokens=SpecialTokens.of(
             is_kept=body.skip_special_tokens is False, has_spaces=body.spaces_between_special_tokens is not False
         ),
@@ -209,17 +207,6 @@ _EARLY_STOPPINGS: Mapping[bool | str, EarlyStopping] = {
 }
 
 
-def _retention(value: str | int | None) -> Retention | None:
-    match value:
-        case None:
-            return None
-        case "none":
-            return NONE
-        case int():
-            return Retention(is_recorded=True, seconds=value)
-    return UNTIL_END
-
-
 def _options(body: GenerationBody) -> AnswerOptions:
     stream = body.stream_options
     return AnswerOptions(
@@ -238,21 +225,3 @@ def _delivery(body: GenerationBody) -> Delivery:
     if not body.stream:
         raise invalid("stream_options", "needs stream to be true")
     return Delivery.STREAM_WITH_USAGE if options.include_usage else Delivery.STREAM
-
-
-def _prompts(prompt: str | list[int] | list[str | list[int]] | None) -> list[tuple[Prompt | None, str]]:
-    """Prompts with the name of each: a string, token ids, or a list of either kind."""
-    match prompt:
-        case None:
-            return [(None, "prompt")]
-        case str():
-            return [(TextPrompt(prompt), "prompt")]
-        case [str() | list(), *_]:
-            if len(prompt) > MAX_PROMPTS:
-                raise invalid("prompt", f"must hold at most {MAX_PROMPTS} prompts")
-            return [(_prompt(one), f"prompt[{item_index}]") for item_index, one in enumerate(prompt)]
-    return [(_prompt(prompt), "prompt")]
-
-
-def _prompt(prompt: Any) -> Prompt:
-    return TextPrompt(prompt) if isinstance(prompt, str) else TokenPrompt(prompt)

@@ -33,6 +33,9 @@ _LEGACY_NAMES: Mapping[str, str] = {Field.TOOLS: "functions", Field.TOOL_CHOICE:
 
 _NO_LIMIT = -1  # as vLLM writes it
 
+_NO_EFFORT = "none"
+_DEFAULT_EFFORT = "medium"  # of a model that is to reason
+
 _CHOICES = {mode.value: ToolChoice(mode) for mode in ToolMode if mode is not ToolMode.NAMED}
 
 
@@ -61,6 +64,7 @@ def read_chat(body: ChatBody) -> ChatFields:
     if body.tool_choice is not None and body.function_call is not None:
         raise invalid("function_call", "must not be beside tool_choice")
     is_legacy = body.functions is not None
+    reasoning = _reasoning(body)
     prompt = ChatPrompt(
         messages=_messages(body.messages),
         tools=_tools(body),
@@ -68,17 +72,47 @@ def read_chat(body: ChatBody) -> ChatFields:
         # A message has one function_call.
         parallel_tool_calls=False if is_legacy else body.parallel_tool_calls,
         template_variables=_optional_json("chat_template_kwargs", body.chat_template_kwargs),
-        reasoning_effort=body.reasoning_effort,
+        reasoning_effort=reasoning.effort,
         prompt_end=_prompt_end(body),
-        max_reasoning_tokens=None if body.thinking_token_budget == _NO_LIMIT else body.thinking_token_budget,
+        max_reasoning_tokens=reasoning.max_tokens,
+        add_special_tokens=bool(body.add_special_tokens),
     )
     names = {Field.TOOLS: is_legacy, Field.TOOL_CHOICE: body.function_call is not None}
     is_named = prompt.tool_choice is not None and prompt.tool_choice.mode is ToolMode.NAMED
     return ChatFields(
         prompt,
-        {which: _LEGACY_NAMES[which] for which, is_old in names.items() if is_old},
+        {**{which: _LEGACY_NAMES[which] for which, is_old in names.items() if is_old}, **reasoning.names},
         CallFormat(is_legacy, is_named),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _ReasoningLimits:
+    """How much the model reasons. `names` has fields as this body spells them."""
+
+    effort: str | None
+    max_tokens: int | None
+    names: Mapping[str, str]
+
+
+def _reasoning(body: ChatBody) -> _ReasoningLimits:
+    effort, thinking = body.reasoning_effort, body.thinking
+    max_tokens = None if body.thinking_token_budget == _NO_LIMIT else body.thinking_token_budget
+    if thinking is None:
+        return _ReasoningLimits(effort, max_tokens, {})
+    names: dict[str, str] = {}
+    is_off = thinking.type == "disabled"
+    if effort is None:
+        effort = _NO_EFFORT if is_off else _DEFAULT_EFFORT
+        names[Field.REASONING_EFFORT] = "thinking.type"
+    elif is_off is not (effort == _NO_EFFORT):
+        raise invalid("thinking.type", "contradicts reasoning_effort")
+    if thinking.budget_tokens is not None:
+        if body.thinking_token_budget is not None:
+            raise invalid("thinking.budget_tokens", "must not be beside thinking_token_budget")
+        max_tokens = thinking.budget_tokens
+        names[Field.MAX_REASONING_TOKENS] = "thinking.budget_tokens"
+    return _ReasoningLimits(effort, max_tokens, names)
 
 
 def _prompt_end(body: ChatBody) -> PromptEnd:

@@ -116,6 +116,13 @@ _FunctionMode = Annotated[
 ]
 
 
+class ChatThinking(BodyModel):
+    """Whether the model reasons, as DeepSeek's API has it."""
+
+    type: Annotated[Literal["enabled", "adaptive", "disabled"], ErrorMessage("must be enabled, adaptive or disabled")]
+    budget_tokens: int | None = option("Another name of thinking_token_budget.", minimum=0, maximum=2**31 - 1)
+
+
 class ChatBody(GenerationBody):
     """A body of /v1/chat/completions."""
 
@@ -140,6 +147,9 @@ class ChatBody(GenerationBody):
         "How much the model reasons, if its template takes that.",
         examples=["none", "minimal", "low", "medium", "high", "xhigh"],
     )
+    thinking: ChatThinking | None = option(
+        "Another way to say reasoning_effort: none for disabled, else medium where it is not given."
+    )
     thinking_token_budget: int | None = option(
         "The reasoning has at most this many tokens, and then it ends; -1: no limit.",
         -1,
@@ -147,6 +157,9 @@ class ChatBody(GenerationBody):
         maximum=2**31 - 1,
     )
     add_generation_prompt: bool | None = option("Whether the prompt ends where an answer begins.", True)
+    add_special_tokens: bool | None = option(
+        "Whether the tokenizer adds its special tokens to those that the template writes.", False
+    )
     continue_final_message: bool | None = option(
         "Whether the answer continues the last message; needs add_generation_prompt to be false.", False
     )

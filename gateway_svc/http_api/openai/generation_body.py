@@ -3,7 +3,7 @@
 import sys
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, WithJsonSchema
+from pydantic import AfterValidator, Discriminator, Tag, WithJsonSchema
 
 from gateway_svc.http_api.body_model import (
     BodyModel,
@@ -19,6 +19,7 @@ from gateway_svc.http_api.body_model import (
 )
 from gateway_svc.http_api.openai import unsupported_fields
 from gateway_svc.http_api.openai.constraint_models import ConstraintBody
+from gateway_svc.http_api.openai.prompt_fields import PromptField, RetentionField, SideField
 from gateway_svc.sampling_fields import SAMPLING_FIELDS, Least
 
 _SAMPLING = {one.name: one for one in SAMPLING_FIELDS}
@@ -101,7 +102,7 @@ class GenerationBody(ConstraintBody):
     truncate_prompt_tokens: int | None = option(
         "Keeps so many tokens of the prompt; -1: as many as fit beside max_tokens.", minimum=-1
     )
-    truncation_side: Annotated[Literal["left", "right"], ErrorMessage('must be "left" or "right"')] | None = option(
+    truncation_side: SideField | None = option(
         "Where truncate_prompt_tokens takes tokens away: at the beginning or at the end of the prompt.", "left"
     )
     stop: (
@@ -133,33 +134,9 @@ class GenerationBody(ConstraintBody):
     )
     service_tier: str | None = option("How to bill: without effect. The answer has the tier default.")
     priority: int | None = option("A higher one goes first.", 0, minimum=-(2**31), maximum=2**31 - 1)
-    retention: (
-        Annotated[
-            Literal["none", "until_end"] | Annotated[int, Field(ge=1)],
-            ErrorMessage('must be "none", "until_end" or an integer of seconds, at least 1'),
-        ]
-        | None
-    ) = option("How long the request's record is kept: none, until_end, or seconds after its end.")
-
-
-def _kind_of_prompt(value: Any) -> str | None:
-    match value:
-        case str():
-            return tag("text")
-        case [str() | list(), *_]:
-            return tag("prompts")
-        case list():
-            return tag("tokens")
-    return None
-
-
-def _kind_of_item(value: Any) -> str:
-    return tag("text") if isinstance(value, str) else tag("tokens")
-
-
-_Text = Annotated[str, Tag(tag("text"))]
-_Tokens = Annotated[Items[int], Tag(tag("tokens"))]
-_Prompts = Annotated[Items[Annotated[_Text | _Tokens, Discriminator(_kind_of_item)]], Tag(tag("prompts"))]
+    retention: RetentionField | None = option(
+        "How long the request's record is kept: none, until_end, or seconds after its end."
+    )
 
 
 class CompletionBody(GenerationBody):
@@ -167,17 +144,10 @@ class CompletionBody(GenerationBody):
 
     unserved: ClassVar[Neutral] = unsupported_fields.COMPLETION
 
-    prompt: (
-        Annotated[
-            _Text | _Tokens | _Prompts,
-            Discriminator(
-                _kind_of_prompt,
-                custom_error_type="misfit",
-                custom_error_message="must be a string, a list of strings, token ids, or a list of those",
-            ),
-        ]
-        | None
-    ) = option("A text, token ids, or a list of at most 1,024 of them. Each is continued.")
+    prompt: PromptField | None = option("A text, token ids, or a list of at most 1,024 of them. Each is continued.")
+    add_special_tokens: bool | None = option(
+        "Whether the tokenizer adds its special tokens to a text, such as one for its beginning.", True
+    )
     logprobs: int | None = option("The number of most probable tokens to return for each.", minimum=0, maximum=20)
     echo: bool | None = option(
         "Whether the text begins with the prompt, and log-probabilities are of its tokens too.",

@@ -129,7 +129,6 @@ _ANTHROPIC_AND_OLLAMA: Neutral = {
     "system": ("", []),
     "template": ("",),
     "think": (),
-    "thinking": ({"type": "disabled"},),
 }
 
 # Of transformers, and of services with the model's own API: fields that clients send to any server.
@@ -150,16 +149,33 @@ _BOTH: Neutral = {**_OTHERS, **_OPENAI_AND_VLLM, **_SGLANG, **_LLAMA_CPP, **_TGI
 
 COMPLETION: Neutral = {
     **_BOTH,
-    "add_special_tokens": (True,),
     "prompt_embeds": (),
     "store": (False,),
     "suffix": ("",),
+    "thinking": ({"type": "disabled"},),
     "thinking_token_budget": (-1,),
+}
+
+EMBEDDINGS: Neutral = {
+    "content": (),
+    "embd_normalize": (),
+    "embed_dtype": ("float32",),
+    "embedding_types": (["float"],),
+    "endianness": ("native", "little"),  # only base64 has one: it is little-endian everywhere, as in OpenAI's API
+    "input_type": (),
+    "late_chunking": (False,),
+    "output_dimension": (),
+    "output_dtype": ("float",),
+    "padding": ("do_not_pad",),
+    "prompt_name": (),
+    "texts": (),
+    "truncate": (False,),
+    "truncation": (),
+    "truncation_direction": ("right", "Right"),
 }
 
 CHAT: Neutral = {
     **_BOTH,
-    "add_special_tokens": (False,),
     "audio": (),
     "chat_template": (),
     "documents": ([],),

@@ -52,6 +52,7 @@ class OutputCall(AnswerModel):
     status: Literal["in_progress", "completed", "incomplete"]
     call_id: str = Field(description="The call, to which its output refers.")
     name: str
+    namespace: str | None = Field(None, description="The function's namespace, if it is in one.")
     arguments: str = Field(description="A JSON object as text.")
 
 

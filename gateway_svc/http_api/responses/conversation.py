@@ -13,6 +13,7 @@ from gateway_svc.http_api.responses.models import (
     ReasoningItem,
     UnservedItem,
 )
+from gateway_svc.http_api.responses.namespaces import model_name
 from gateway_svc.http_api.responses.output_items import Json, item_id
 from svc_common.errors import QuireError, Reason
 
@@ -58,7 +59,8 @@ def _item(one: Item, index: int, response_id: str) -> Json:
             return {**head, "role": one.role, "content": content}
         case FunctionCallItem():
             head = {"id": one.id or item_id("fc", response_id, place), "type": "function_call", "status": "completed"}
-            return {**head, "call_id": one.call_id, "name": one.name, "arguments": one.arguments}
+            namespace = {} if one.namespace is None else {"namespace": one.namespace}
+            return {**head, "call_id": one.call_id, "name": one.name, **namespace, "arguments": one.arguments}
         case FunctionOutputItem():
             head = {"id": one.id or item_id("fco", response_id, place), "type": "function_call_output"}
             return {**head, "status": "completed", "call_id": one.call_id, "output": "\n".join(_texts(one.output))}
@@ -133,8 +135,9 @@ class _Messages:
                 raise invalid(f"{path}.call_id", "is the call of no item before")
             self.add(ChatMessage("tool", item["output"], (), call_id, self._names[call_id], path=path))
         elif kind == "function_call":
-            self._names[item["call_id"]] = item["name"]
-            self._turn_at(path).calls.append(ToolCall(item["name"], item["arguments"], item["call_id"], path))
+            name = model_name(item.get("namespace"), item["name"])
+            self._names[item["call_id"]] = name
+            self._turn_at(path).calls.append(ToolCall(name, item["arguments"], item["call_id"], path))
         elif kind == "reasoning" and not item["content"]:
             pass  # other servers send no text of it
         elif kind == "reasoning":

@@ -5,6 +5,7 @@ from typing import Any
 
 from gateway_svc.http_api.errors import HttpError
 from gateway_svc.http_api.events import long_json, named_event, to_json
+from gateway_svc.http_api.responses.namespaces import Namespaces
 from gateway_svc.http_api.responses.output_items import Json, OutputItems
 from gateway_svc.http_api.responses.stored_response import StoredResponse
 from gateway_svc.output import Chunk, FinishReason, Usage
@@ -31,7 +32,8 @@ class ResponseEvents:
 
     def __init__(self, stored: StoredResponse, vocabulary: Vocabulary) -> None:
         self._stored = stored
-        self._items = OutputItems(stored.id, vocabulary, has_logprobs=stored.has_logprobs)
+        namespaces = Namespaces(stored.head["tools"])
+        self._items = OutputItems(stored.id, vocabulary, namespaces, has_logprobs=stored.has_logprobs)
         self._status = ResponseStatus.QUEUED if stored.is_background else ResponseStatus.IN_PROGRESS
         self._usage: Usage | None = None
         self._error: QuireError | None = None

@@ -50,6 +50,12 @@ def _only_function(kind: str) -> str:
     return kind
 
 
+def _only_function_or_namespace(kind: str) -> str:
+    if kind != "function":
+        raise not_served("only function and namespace are served")
+    return kind
+
+
 class InputTextPart(BodyModel):
     """A part of an item's content."""
 
@@ -88,6 +94,7 @@ class FunctionCallItem(BodyModel):
     id: str | None = option("The item's id.")
     call_id: str = Field(description="The call's id, to which its output refers.")
     name: str = Field(description="The function.")
+    namespace: str | None = option("The function's namespace.")
     arguments: str = Field(description="A JSON object as text.")
 
 
@@ -149,7 +156,7 @@ def _kind_of_input(value: Any) -> str:
     return tag("text") if isinstance(value, str) else tag("items")
 
 
-class ResponseTool(BodyModel):
+class FunctionTool(BodyModel):
     """A function that the model may call."""
 
     unserved: ClassVar[Neutral] = {
@@ -166,11 +173,38 @@ class ResponseTool(BodyModel):
     strict: bool | None = option("Whether arguments are always valid for the schema.", False)
 
 
+class TopLevelTool(FunctionTool):
+    """A function in no namespace."""
+
+    type: Annotated[str, AfterValidator(_only_function_or_namespace)] = Field(description="function.")
+
+
+class NamespaceTool(BodyModel):
+    """Functions that belong together. Two namespaces may have functions of the same name."""
+
+    type: Literal["namespace"]
+    name: str = Field(description="Letters, digits, _ and -; with __ and a function's name at most 64 characters.")
+    description: str | None = option("What the functions are for; each function's description begins with it.")
+    tools: Items[FunctionTool] = Field(description="The functions.")
+
+
+def _kind_of_tool(value: Any) -> str:
+    is_namespace = isinstance(value, dict) and value.get("type") == "namespace"
+    return tag("namespace") if is_namespace else tag("function")
+
+
+ResponseTool = Annotated[
+    Annotated[TopLevelTool, Tag(tag("function"))] | Annotated[NamespaceTool, Tag(tag("namespace"))],
+    Discriminator(_kind_of_tool),
+]
+
+
 class ChosenTool(BodyModel):
     """A function by its name."""
 
     type: Annotated[str, AfterValidator(_only_function)] = Field(description="Only function is served.")
     name: str = Field(description="The function.")
+    namespace: str | None = option("The function's namespace.")
 
 
 def _mode_or_name(value: Any) -> str:
@@ -300,7 +334,7 @@ class ResponsesBody(BodyModel):
     include: Items[Annotated[str, AfterValidator(lambda one: _includable(one))]] | None = option(
         "Further output. message.output_text.logprobs adds log-probabilities.", examples=[list(INCLUDABLE[:1])]
     )
-    tools: Items[ResponseTool] | None = option("Functions that the model may call.", maxItems=128)
+    tools: Items[ResponseTool] | None = option("Functions that the model may call, also in namespaces.", maxItems=128)
     tool_choice: _ToolChoice | None = option("Whether the model calls tools, or which one.", "auto")
     parallel_tool_calls: bool | None = option("Whether an answer may have several calls.", True)
     text: TextOptions | None = option("Options of the text.")

@@ -2,10 +2,11 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway_svc.http_api.openai.choice_formats import chat_logprob
+from gateway_svc.http_api.responses.namespaces import Namespaces
 from gateway_svc.output import Chunk, FinishReason, ToolCallDelta
 from gateway_svc.vocabulary import Vocabulary
 
@@ -25,8 +26,9 @@ class OutputItems:
     Events are without their sequence numbers. Items in events are not changed later.
     """
 
-    def __init__(self, response_id: str, vocabulary: Vocabulary, *, has_logprobs: bool) -> None:
+    def __init__(self, response_id: str, vocabulary: Vocabulary, namespaces: Namespaces, *, has_logprobs: bool) -> None:
         self._response_id = response_id
+        self._namespaces = namespaces
         self._vocabulary = vocabulary
         self._has_logprobs = has_logprobs
         self._items: list[Json] = []
@@ -60,7 +62,8 @@ class OutputItems:
         for call in chunk.tool_calls:
             if call.id:
                 self._call_index = call.index
-                events += [*self._close("completed"), *self._begin(_FunctionCall(self._next_id("fc"), call))]
+                events += self._close("completed")
+                events += self._begin(_FunctionCall(self._next_id("fc"), call.id, self._namespaces.fields(call.name)))
                 events += self._add_arguments(call)
             elif call.index != self._call_index:
                 raise ValueError("a piece of a call that is not the latest")
@@ -176,10 +179,11 @@ class _Reasoning(_TextItem):
 
 
 class _FunctionCall:
-    def __init__(self, item_id: str, call: ToolCallDelta) -> None:
+    def __init__(self, item_id: str, call_id: str, function: Mapping[str, str]) -> None:
+        """`function` has the fields that name it."""
         self.id = item_id
-        self._call_id = call.id
-        self._name = call.name
+        self._call_id = call_id
+        self._function = function
         self._arguments: list[str] = []
 
     def item(self, status: str) -> Json:
@@ -187,7 +191,7 @@ class _FunctionCall:
             "id": self.id,
             "type": "function_call",
             "call_id": self._call_id,
-            "name": self._name,
+            **self._function,
             "arguments": "".join(self._arguments),
             "status": status,
         }
@@ -200,7 +204,7 @@ class _FunctionCall:
         return {"type": "response.function_call_arguments.delta", "item_id": self.id, "delta": delta}
 
     def end(self) -> Sequence[Json]:
-        arguments, name = "".join(self._arguments), self._name
+        arguments, name = "".join(self._arguments), self._function["name"]
         done = {"type": "response.function_call_arguments.done", "item_id": self.id}
         return [{**done, "name": name, "arguments": arguments}]
 

@@ -1,16 +1,24 @@
 """A body of POST /v1/responses as a request to the validator, and what is stored with it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gateway_svc.chat_validation import TOOL_NAME, TOOL_NAME_RULE
 from gateway_svc.chats import ChatMessage, ChatPrompt, ClientTool, ToolChoice, ToolMode
 from gateway_svc.constraints import UnvalidatedConstraint
 from gateway_svc.field_paths import Field, NamedFields
 from gateway_svc.http_api.calls import PromptRequest
 from gateway_svc.http_api.json_body import invalid, json_text
 from gateway_svc.http_api.responses.conversation import chat_messages, input_items
-from gateway_svc.http_api.responses.models import ChosenTool, ResponsesBody, TextFormat
+from gateway_svc.http_api.responses.models import (
+    ChosenTool,
+    FunctionTool,
+    NamespaceTool,
+    ResponsesBody,
+    TextFormat,
+)
+from gateway_svc.http_api.responses.namespaces import model_name
 from gateway_svc.http_api.responses.output_items import Json
 from gateway_svc.http_api.responses.stored_response import StoredResponse
 from gateway_svc.retention import NONE
@@ -94,7 +102,7 @@ class ResponseRequest:
         unvalidated = UnvalidatedRequest(
             prompt=ChatPrompt(
                 messages=messages,
-                tools=tuple(_tool(tool.model_dump(), index) for index, tool in enumerate(body.tools or ())),
+                tools=tuple(_tools(body.tools or ())),
                 tool_choice=_tool_choice(body.tool_choice),
                 parallel_tool_calls=body.parallel_tool_calls,
                 reasoning_effort=None if reasoning is None else reasoning.effort,
@@ -181,13 +189,35 @@ def _constraint(form: TextFormat) -> UnvalidatedConstraint | None:
     return UnvalidatedConstraint(Field.JSON_SCHEMA, schema, closes_objects=bool(form.strict))
 
 
-def _tool(tool: Mapping[str, Any], index: int) -> ClientTool:
-    path, parameters = f"tools[{index}]", tool["parameters"]
+def _tools(tools: Sequence[FunctionTool | NamespaceTool]) -> Iterator[ClientTool]:
+    for index, tool in enumerate(tools):
+        path = f"tools[{index}]"
+        if isinstance(tool, FunctionTool):
+            yield _tool(tool, path)
+            continue
+        if not TOOL_NAME.fullmatch(tool.name):
+            raise invalid(f"{path}.name", TOOL_NAME_RULE)
+        for place, function in enumerate(tool.tools):
+            yield _tool_of(tool, function, f"{path}.tools[{place}]")
+
+
+def _tool_of(namespace: NamespaceTool, function: FunctionTool, path: str) -> ClientTool:
+    """A function of a namespace."""
+    if not TOOL_NAME.fullmatch(function.name):
+        raise invalid(f"{path}.name", TOOL_NAME_RULE)
+    name = model_name(namespace.name, function.name)
+    if not TOOL_NAME.fullmatch(name):
+        raise invalid(f"{path}.name", f"is too long with its namespace: {name}")
+    descriptions = [one for one in (namespace.description, function.description) if one is not None]
+    return replace(_tool(function, path), name=name, description="\n".join(descriptions) if descriptions else None)
+
+
+def _tool(tool: FunctionTool, path: str) -> ClientTool:
     return ClientTool(
-        name=tool["name"],
-        description=tool["description"],
-        parameters=None if parameters is None else json_text(f"{path}.parameters", parameters),
-        is_strict=bool(tool["strict"]),
+        name=tool.name,
+        description=tool.description,
+        parameters=None if tool.parameters is None else json_text(f"{path}.parameters", tool.parameters),
+        is_strict=bool(tool.strict),
         path=path,
     )
 
@@ -195,11 +225,13 @@ def _tool(tool: Mapping[str, Any], index: int) -> ClientTool:
 def _tool_choice(choice: str | ChosenTool | None) -> ToolChoice | None:
     if choice is None:
         return None
-    return ToolChoice(ToolMode.NAMED, choice.name) if isinstance(choice, ChosenTool) else ToolChoice(ToolMode(choice))
+    if isinstance(choice, ChosenTool):
+        return ToolChoice(ToolMode.NAMED, model_name(choice.namespace, choice.name))
+    return ToolChoice(ToolMode(choice))
 
 
 def _choice_json(choice: str | ChosenTool | None) -> Any:
-    return choice.model_dump() if isinstance(choice, ChosenTool) else choice or "auto"
+    return choice.model_dump(exclude_none=True) if isinstance(choice, ChosenTool) else choice or "auto"
 
 
 def _dumped(model: Any) -> Json:

@@ -5,7 +5,7 @@ from typing import ClassVar
 from pydantic import ConfigDict, Field
 
 from gateway_svc.http_api.answer_model import AnswerModel
-from gateway_svc.http_api.body_model import BodyModel, Items, Neutral, Notes, option
+from gateway_svc.http_api.body_model import BodyModel, Items, Notes, option
 from gateway_svc.http_api.openai import unsupported_fields
 from gateway_svc.http_api.openai.chat_models import ChatBody
 
@@ -14,13 +14,9 @@ class TokenizeBody(ChatBody):
     """A body of /tokenize: a text, or a chat. It may be one of /v1/chat/completions: fields that do not make the prompt
     have no effect."""
 
-    unserved: ClassVar[Neutral] = {
-        name: neutral for name, neutral in unsupported_fields.CHAT.items() if name != "add_special_tokens"
-    }
-
     prompt: str | None = option("A text; in place of messages.")
     add_special_tokens: bool | None = option(
-        "Whether the tokenizer adds its special tokens: for a text by default; never for a chat, whose template "
+        "Whether the tokenizer adds its special tokens: by default to a text, and not to a chat, whose template "
         "writes them."
     )
     return_token_strs: bool | None = option("Whether the answer has the tokens as the vocabulary spells them.", False)

@@ -24,7 +24,6 @@ from gateway_svc.request_manager import RequestManager
 from gateway_svc.tracing import Operation
 from gateway_svc.unvalidated_request import TextPrompt
 from gateway_svc.validated_request import SpecialTokens
-from svc_common.errors import QuireError, Reason
 
 _NAMES: Mapping[str, str] = {
     Field.MODEL: "model",
@@ -37,12 +36,11 @@ _NAMES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class TokenizeRequest:
-    """What is to be tokenized. `add_special_tokens` is about a text."""
+    """What is to be tokenized."""
 
     model: str | None
     prompt: TextPrompt | ChatPrompt
     field_path: FieldPath
-    add_special_tokens: bool = True
     return_token_strs: bool = False
 
 
@@ -52,15 +50,12 @@ def read_tokenize(body: TokenizeBody, _: str | None = None) -> TokenizeRequest:
     if body.prompt is not None:
         if body.messages is not None:
             raise invalid("messages", "must not be beside prompt")
-        return TokenizeRequest(
-            body.model, TextPrompt(body.prompt), NamedFields(_NAMES), body.add_special_tokens is not False, with_strs
-        )
+        text = TextPrompt(body.prompt, body.add_special_tokens is not False)
+        return TokenizeRequest(body.model, text, NamedFields(_NAMES), with_strs)
     chat = chat_fields.read_chat(body)
     if chat.prompt is None:
         raise invalid("prompt", "must be given, or messages")
-    if body.add_special_tokens:
-        raise QuireError(Reason.FEATURE_UNSUPPORTED, "is not served for a chat", field="add_special_tokens")
-    return TokenizeRequest(body.model, chat.prompt, NamedFields({**_NAMES, **chat.names}), return_token_strs=with_strs)
+    return TokenizeRequest(body.model, chat.prompt, NamedFields({**_NAMES, **chat.names}), with_strs)
 
 
 class TokenizingRoutes:
@@ -85,9 +80,7 @@ class TokenizingRoutes:
         call = self._calls.call(exchange, Operation.TEXT_COMPLETION)
         read = await self._calls.read(exchange, call, TokenizeBody, read_tokenize)
         found = self._calls.find_model(exchange, call, read.model, read.field_path)
-        token_ids = await self._calls.encode(
-            call, found, read.prompt, read.field_path, add_special_tokens=read.add_special_tokens
-        )
+        token_ids = await self._calls.encode(call, found, read.prompt, read.field_path)
         model, info = found
         tenant = call.tenant.name
         strs = await model.tokenizer.token_strs(token_ids, tenant) if read.return_token_strs else None

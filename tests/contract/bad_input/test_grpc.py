@@ -159,6 +159,24 @@ def others() -> Iterator[Case]:
     ]  # fmt: skip
     for fields, reason, field in detokenized:
         yield "Detokenize", api.DetokenizeRequest(**fields), reason, field
+    embedded: list[tuple[dict[str, Any], str, str]] = [
+        ({}, INVALID, "inputs"), ({"inputs": [{"text": "a"}] * 2_049}, INVALID, "inputs"),
+        ({"inputs": [{}]}, INVALID, "inputs[0]"), ({"inputs": [{"text": ""}]}, INVALID, "inputs[0].text"),
+        ({"inputs": [{"text": "a"}, {"text": "a" * MANY}]}, TOO_LONG, "inputs[1].text"),
+        ({"inputs": [{"text": "a" * 10**6}]}, TOO_LONG, "inputs[0].text"),
+        ({"inputs": [{"token_ids": {}}]}, INVALID, "inputs[0].token_ids.ids"),
+        ({"inputs": [{"token_ids": {"ids": [5] * MANY}}]}, TOO_LONG, "inputs[0].token_ids.ids"),
+        ({"inputs": [{"token_ids": {"ids": [5, 10**6]}}]}, INVALID, "inputs[0].token_ids.ids[1]"),
+        *(({"inputs": [{"text": "a"}], name: value}, INVALID, name) for name, value in [
+            ("dimensions", 0), ("dimensions", 65_537), ("dimensions", 2**32 - 1), ("pooling", 4),
+            ("truncation_side", 3), ("truncate_prompt_tokens", 0), ("truncate_prompt_tokens", -2),
+            ("truncate_prompt_tokens", MANY), ("retention", {}), ("retention", {"seconds": 0}),
+        ]),
+        ({"inputs": [{"text": "a"}], "model": ""}, UNKNOWN, "model"),
+        ({"inputs": [{"text": "a"}], "model": "other"}, UNKNOWN, "model"),
+    ]  # fmt: skip
+    for fields, reason, field in embedded:
+        yield "Embed", api.EmbedRequest(**fields), reason, field
     # Bytes that are no message of the method.
     for data in (
         b"\xff", b"\x0a", b"\x0a\x05ab", b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", b"\x07", b"\x0b",

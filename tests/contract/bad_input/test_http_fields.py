@@ -17,6 +17,7 @@ BASES: dict[str, dict[str, Any]] = {
     "completions": {"prompt": "hello"},
     "chat/completions": {"messages": [{"role": "user", "content": "hello"}]},
 }
+INPUTS: dict[str, dict[str, Any]] = {"embeddings": {"input": "hello"}}
 INVALID, UNSUPPORTED, TOO_LONG, UNKNOWN, NO_GRAMMAR, TOO_COMPLEX = (
     "invalid_field",
     "feature_unsupported",
@@ -221,6 +222,11 @@ def combinations() -> Iterator[Case]:
             "reasoning_effort": "much", "include_reasoning": 1, "echo": "yes", "thinking_token_budget": -2,
             "temprature": 1, "max_token": 1, "respons_format": {},
         }.items()),
+        (chat, {"thinking": {"type": "on"}}, INVALID, "thinking.type"),
+        (chat, {"thinking": {"type": "enabled", "budget_tokens": -1}}, INVALID, "thinking.budget_tokens"),
+        (chat, {"thinking": {"type": "enabled"}, "reasoning_effort": "none"}, INVALID, "thinking.type"),
+        (chat, {"thinking": {"type": "enabled", "budget_tokens": 1}, "thinking_token_budget": 1}, INVALID,
+         "thinking.budget_tokens"),
         *((chat, {"chat_template_kwargs": {name: 1}}, INVALID, "chat_template_kwargs")
           for name in ("messages", "tools", "documents", "add_generation_prompt", "range", "a" * 2**14)),
         (chat, {"continue_final_message": True, "add_generation_prompt": False}, INVALID, "continue_final_message"),
@@ -244,9 +250,9 @@ def combinations() -> Iterator[Case]:
         (chat, {"tool_choice": {"type": "allowed_tools"}}, UNSUPPORTED, "tool_choice.type"),
         (chat, {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "b"}}}, INVALID,
          "tool_choice"),
-        *(("completions", {name: value}, UNSUPPORTED, name) for name, value in {
-            "suffix": "a", "prompt_embeds": "a", "add_special_tokens": False,
-        }.items()),
+        ("completions", {"suffix": "a"}, UNSUPPORTED, "suffix"),
+        ("completions", {"prompt_embeds": "a"}, UNSUPPORTED, "prompt_embeds"),
+        *((path, {"add_special_tokens": "yes"}, INVALID, "add_special_tokens") for path in ("completions", chat)),
     ]  # fmt: skip
     yield from rows
 
@@ -297,7 +303,50 @@ def constraints() -> Iterator[Case]:
             yield path, fields, code, where
 
 
-CASES = [*types(), *ranges(), *items(), *combinations(), *constraints()]
+def embeddings() -> Iterator[Case]:
+    """Bodies of /v1/embeddings."""
+    far, half, many = 10**6, "\ud800", CONTEXT_LENGTH + 1
+    kinds: dict[str, list[str]] = {
+        "integer": ["dimensions", "truncate_prompt_tokens", "priority"],
+        "flag": ["normalize", "use_activation", "add_special_tokens"],
+        "string": ["model"],
+    }
+    for kind, names in kinds.items():
+        for name in names:
+            for value in NOT_A[kind]:
+                yield "embeddings", {name: value}, INVALID, name
+    no_inputs: list[Any] = [1, True, {}, "", [], None, ["a"] * 2_049, half]
+    no_retentions: list[Any] = ["always", 0, -1, True, [], {}, 1.5]
+    no_names: list[Any] = ["none", "", 1, [], {}]
+    rows: list[tuple[dict[str, Any], str, str]] = [
+        *(({"input": value}, INVALID, "input") for value in no_inputs),
+        ({"input": [""]}, INVALID, "input[0]"), ({"input": ["a", []]}, INVALID, "input[1]"),
+        ({"input": ["a", 1]}, INVALID, "input[1]"), ({"input": [5, "a"]}, INVALID, "input[1]"),
+        ({"input": ["a", half]}, INVALID, "input[1]"), ({"input": [[5], [far]]}, INVALID, "input[1][0]"),
+        ({"input": [[5, -1]]}, INVALID, "input[0][1]"), ({"input": [5, far]}, INVALID, "input[1]"),
+        ({"input": "a" * many}, TOO_LONG, "input"), ({"input": ["a", "a" * many]}, TOO_LONG, "input[1]"),
+        ({"input": [5] * many}, TOO_LONG, "input"), ({"input": [[5], [5] * many]}, TOO_LONG, "input[1]"),
+        ({"input": "a" * 10**6}, TOO_LONG, "input"),
+        ({"input": [5] * many * 16, "truncate_prompt_tokens": -1}, TOO_LONG, "input"),
+        *(({"dimensions": value}, INVALID, "dimensions") for value in (0, -1, 65_537, 10**30)),
+        *(({"truncate_prompt_tokens": value}, INVALID, "truncate_prompt_tokens") for value in (0, -2, many, 2**63)),
+        *(({"priority": value}, INVALID, "priority") for value in (2**31, -(2**31) - 1)),
+        *(({"retention": value}, INVALID, "retention") for value in no_retentions),
+        *(({name: value}, INVALID, name) for name in ("encoding_format", "pooling", "truncation_side")
+          for value in no_names),
+        ({"normalize": True, "use_activation": False}, INVALID, "use_activation"),
+        ({"model": "other"}, UNKNOWN, "model"), ({"model": half}, UNKNOWN, "model"),
+        ({"dimension": 5}, INVALID, "dimension"), ({"encoding_fromat": "float"}, INVALID, "encoding_fromat"),
+        *(({name: value}, UNSUPPORTED, name) for name, value in {
+            "messages": [{"role": "user", "content": "a"}], "embed_dtype": "float16", "endianness": "big",
+            "padding": "max_length", "input_type": "query", "temperature": 1, "stream": True, "request_id": "a",
+        }.items()),
+    ]  # fmt: skip
+    for fields, code, where in rows:
+        yield "embeddings", fields, code, where
+
+
+CASES = [*types(), *ranges(), *items(), *combinations(), *constraints(), *embeddings()]
 
 
 def name_of(case: Case) -> str:
@@ -312,7 +361,7 @@ async def test_there_are_many() -> None:
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 async def test_a_bad_field_is_named(case: Case, gateway: Harness) -> None:
     path, body, code, field = case
-    content = json.dumps(BASES[path] | body)
+    content = json.dumps({**BASES, **INPUTS}[path] | body)
     answer = await gateway.http.post(f"/v1/{path}", content=content, headers={"content-type": "application/json"})
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (STATUSES[code], code, field)

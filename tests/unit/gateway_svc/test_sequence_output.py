@@ -12,7 +12,7 @@ from gateway_svc.validated_request import BeamSearchParams, EarlyStopping, Speci
 from gateway_values import id_of, make_rendering, vocabulary_of
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
-from scripted_scheduler import cut_end, length_end, stop_end
+from scripted_scheduler import cut_end, length_end, stop_end, value_end
 from svc_common.errors import QuireError, Reason
 from tiny_model import EOS, tiny_tokenizer
 
@@ -201,3 +201,10 @@ def test_beams_lose_what_only_their_search_needed() -> None:
         rendering = make_rendering(beam_search=search, logprobs=asked)
         (beam,) = completed_sequences(given_out(rendering, tokens), rendering)
         assert (beam.score, [one.top for one in beam.logprobs]) == (-1.0, expected)
+
+
+def test_a_request_with_a_value_has_no_output_to_resume() -> None:
+    sequence = SequenceOutput(0, VOCABULARY, make_rendering(), ResumePosition())
+    with pytest.raises(QuireError) as error:
+        sequence.extend(scheduler_v1.Tokens(end=value_end(0.5)))
+    assert error.value.reason is Reason.REQUEST_UNKNOWN

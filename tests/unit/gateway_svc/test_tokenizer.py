@@ -2,14 +2,18 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
-from gateway_svc.chat_template import TemplateChat
+from encoder_model import bert_processor, encoder_tokenizer, ids, make_encoder_directory, template_processor
+from gateway_svc.chat_template import ChatTemplate, TemplateChat
 from gateway_svc.tokenizer import InvalidModelFiles, ModelTokenizer, PromptTooLong
-from gateway_svc.validated_request import SpecialTokens
+from gateway_svc.validated_request import SpecialTokens, TruncationSide
+from tiny_model import tiny_tokenizer
 
 
 async def test_text_becomes_tokens_and_text_again(tokenizer: ModelTokenizer) -> None:
@@ -35,6 +39,20 @@ async def test_a_text_that_cannot_fit_is_not_tokenized(tokenizer: ModelTokenizer
     assert await tokenizer.encode_text("a" * longest * 4, max_tokens=4)
     with pytest.raises(PromptTooLong):
         await tokenizer.encode_text("a" * (longest * 4 + 1), max_tokens=4)
+
+
+async def test_the_tokenizers_special_tokens_are_added_to_a_chat_on_request() -> None:
+    stored = tiny_tokenizer()
+    begin = stored.token_to_id("<|endoftext|>")
+    stored.post_processor = TemplateProcessing(
+        single="<|endoftext|> $A", pair=None, special_tokens=[("<|endoftext|>", begin)]
+    )
+    tokenizer = ModelTokenizer(stored, None, ChatTemplate("{{ messages[0].content }}<|im_end|>", {}), ())
+    for content in ("hello", "a<|im_end|>b"):
+        chat = TemplateChat([{"role": "user", "content": content}])
+        token_ids = await tokenizer.encode_chat(chat)
+        assert begin not in token_ids
+        assert await tokenizer.encode_chat(replace(chat, add_special_tokens=True)) == [begin, *token_ids]
 
 
 async def test_truncation_and_padding_of_the_file_do_not_hold(model_directory: Path, tmp_path: Path) -> None:
@@ -112,3 +130,45 @@ async def test_a_chat_is_rendered_by_the_template_of_the_settings(model_director
     loaded = ModelTokenizer.load(model_directory, chat_template="{{ messages[0].content }}{{ eos_token }}")
     token_ids = await loaded.encode_chat(TemplateChat([{"role": "user", "content": "hello"}]))
     assert await loaded.decode(token_ids, SpecialTokens.KEPT) == "hello<|im_end|>"
+
+
+@pytest.fixture(params=[template_processor, bert_processor])
+def encoder(request: pytest.FixtureRequest, tmp_path: Path) -> ModelTokenizer:
+    """A tokenizer as in BERT, read from its files."""
+    return ModelTokenizer.load(make_encoder_directory(tmp_path, encoder_tokenizer(request.param())))
+
+
+async def test_a_tokenizer_without_a_template_and_an_end_of_text_is_read(encoder: ModelTokenizer) -> None:
+    assert encoder.chat_template is None
+    assert encoder.eos_token_ids == ()
+    assert encoder.num_special_tokens == 2
+    token_ids = await encoder.encode_text("Hello  worlds")
+    assert token_ids == ids("[CLS] hello world ##s [SEP]")
+    assert await encoder.decode(token_ids, SpecialTokens.HIDDEN) == "hello worlds"
+    assert encoder.vocabulary.text(ids("world ##s [SEP]")) == " worlds [SEP]"
+
+
+@pytest.mark.parametrize(
+    ("num_kept", "side", "kept"),
+    [
+        (3, TruncationSide.RIGHT, "[CLS] a [SEP]"),
+        (3, TruncationSide.LEFT, "[CLS] d [SEP]"),
+        (5, TruncationSide.RIGHT, "[CLS] a b c [SEP]"),
+        (5, TruncationSide.LEFT, "[CLS] b c d [SEP]"),
+        (6, TruncationSide.RIGHT, "[CLS] a b c d [SEP]"),
+        (16, TruncationSide.LEFT, "[CLS] a b c d [SEP]"),
+    ],
+)
+async def test_a_truncated_text_keeps_the_special_tokens_around_it(
+    num_kept: int, side: TruncationSide, kept: str, encoder: ModelTokenizer
+) -> None:
+    assert await encoder.encode_truncated("a b c d", num_kept, side) == ids(kept)
+
+
+async def test_a_text_without_added_tokens_is_truncated_to_as_many(encoder: ModelTokenizer) -> None:
+    right = await encoder.encode_truncated("a b c d", 3, TruncationSide.RIGHT, add_special_tokens=False)
+    assert right == ids("a b c")
+    left = await encoder.encode_truncated("a b c d", 3, TruncationSide.LEFT, add_special_tokens=False)
+    assert left == ids("b c d")
+    with pytest.raises(PromptTooLong):
+        await encoder.encode_truncated("a" * 100, 3, TruncationSide.LEFT, 2)

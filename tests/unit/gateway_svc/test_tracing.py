@@ -7,6 +7,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from gateway_svc import tracing
+from gateway_svc.embeddings import Normalization, Pooling, ValidatedEmbedding
 from gateway_svc.output import FinishReason, Usage
 from gateway_svc.tracing import GenerationSpan, Operation
 from gateway_values import make_generation
@@ -45,6 +46,20 @@ def test_a_span_is_of_the_callers_trace_and_leads_on(exporter: InMemorySpanExpor
     assert attributes["gen_ai.response.finish_reasons"] == ("stop", "length")
     assert attributes["gen_ai.response.time_to_first_chunk"] == 0.25
     assert ended.status.status_code is StatusCode.UNSET
+
+
+def test_a_span_of_an_embedding_has_the_number_of_its_dimensions(exporter: InMemorySpanExporter) -> None:
+    embedding = ValidatedEmbedding("some-id", "tiny", [5, 6], None, Pooling.MEAN, Normalization.L2, 0, None)
+    span = GenerationSpan.of_embedding(embedding, Operation.EMBEDDINGS, None)
+    span.embedded(384)
+    span.end(Usage(2, 0, 1), [], None)
+    (ended,) = exporter.get_finished_spans()
+    assert ended.name == "embeddings tiny"
+    attributes = dict(ended.attributes or {})
+    assert attributes["gen_ai.operation.name"] == "embeddings"
+    assert attributes["gen_ai.request.model"] == attributes["gen_ai.response.model"] == "tiny"
+    assert attributes["gen_ai.usage.input_tokens"] == 2
+    assert attributes["gen_ai.embeddings.dimension.count"] == 384
 
 
 @pytest.mark.parametrize(

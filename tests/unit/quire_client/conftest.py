@@ -166,6 +166,11 @@ class ScriptedService(pb_grpc.InferenceServiceServicer):
         await self._take(request, context)
         return pb.CancelResponse()
 
+    async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
+        await self._take(request, context)
+        vectors = [pb.Embedding(numbers=[number, 0.5]) for number in range(len(request.inputs))]
+        return pb.EmbedResponse(model="tiny", embeddings=vectors, usage=pb.Usage(prompt_tokens=4, cached_tokens=1))
+
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         await self._take(request, context)
         return pb.TokenizeResponse(token_ids=[4, 5], context_length=64)

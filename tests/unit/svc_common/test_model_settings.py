@@ -239,3 +239,20 @@ def test_one_model_has_its_settings() -> None:
     ]
     (supervised,) = read_settings(SupervisorSettings, [*named, "--workers", "3"]).model_settings()
     assert supervised == ModelSettings("owner/name", "v1", "other", "v2", workers=3)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ('{"architectures": ["BertModel"]}', True),
+        ('{"architectures": ["GPT2LMHeadModel"]}', False),
+        ('{"architectures": ["LlamaForCausalLM"]}', False),
+        ("{}", False),
+        ("[", False),
+    ],
+)
+def test_a_model_without_a_head_is_an_encoder(config: str, expected: bool, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(config)
+    assert not ModelSettings(model=str(tmp_path)).is_encoder
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert ModelSettings(model=str(tmp_path)).is_encoder is expected

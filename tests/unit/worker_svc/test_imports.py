@@ -2,7 +2,18 @@
 
 from import_graph import read_imports
 
-ABOVE_MODELS = {"__main__", "fingerprint", "instance", "prepare", "service", "step_stream", "warm_up", "wire"}
+ABOVE_MODELS = {
+    "__main__",
+    "encoder.instance",
+    "fingerprint",
+    "instance",
+    "load",
+    "prepare",
+    "service",
+    "step_stream",
+    "warm_up",
+    "wire",
+}
 ABOVE_GPU = {"block_copier_factory", "instance"}
 
 

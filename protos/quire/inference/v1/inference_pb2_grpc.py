@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class InferenceServiceStub:
-    """Generates text from a language model, and turns text into tokens and back.
+    """Generates text from a language model, embeds text, and turns text into tokens and back.
 
     Errors are a gRPC status with google.rpc details: ErrorInfo (domain "quire"), BadRequest for a field at fault,
     RetryInfo if a retry makes sense.
@@ -58,6 +58,11 @@ class InferenceServiceStub:
                 request_serializer=quire_dot_inference_dot_v1_dot_inference__pb2.CancelRequest.SerializeToString,
                 response_deserializer=quire_dot_inference_dot_v1_dot_inference__pb2.CancelResponse.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/quire.inference.v1.InferenceService/Embed',
+                request_serializer=quire_dot_inference_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=quire_dot_inference_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/quire.inference.v1.InferenceService/Tokenize',
                 request_serializer=quire_dot_inference_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
@@ -76,7 +81,7 @@ class InferenceServiceStub:
 
 
 class InferenceServiceServicer:
-    """Generates text from a language model, and turns text into tokens and back.
+    """Generates text from a language model, embeds text, and turns text into tokens and back.
 
     Errors are a gRPC status with google.rpc details: ErrorInfo (domain "quire"), BadRequest for a field at fault,
     RetryInfo if a retry makes sense.
@@ -106,6 +111,13 @@ class InferenceServiceServicer:
 
     def Cancel(self, request, context):
         """Ends a request that its client named. Idempotent; works on any gateway.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Embed(self, request, context):
+        """Embeds one or more inputs: each becomes a vector, in one response. If one of them fails, the call fails.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -155,6 +167,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     request_deserializer=quire_dot_inference_dot_v1_dot_inference__pb2.CancelRequest.FromString,
                     response_serializer=quire_dot_inference_dot_v1_dot_inference__pb2.CancelResponse.SerializeToString,
             ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=quire_dot_inference_dot_v1_dot_inference__pb2.EmbedRequest.FromString,
+                    response_serializer=quire_dot_inference_dot_v1_dot_inference__pb2.EmbedResponse.SerializeToString,
+            ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
                     request_deserializer=quire_dot_inference_dot_v1_dot_inference__pb2.TokenizeRequest.FromString,
@@ -179,7 +196,7 @@ def add_InferenceServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class InferenceService:
-    """Generates text from a language model, and turns text into tokens and back.
+    """Generates text from a language model, embeds text, and turns text into tokens and back.
 
     Errors are a gRPC status with google.rpc details: ErrorInfo (domain "quire"), BadRequest for a field at fault,
     RetryInfo if a retry makes sense.
@@ -283,6 +300,33 @@ class InferenceService:
             '/quire.inference.v1.InferenceService/Cancel',
             quire_dot_inference_dot_v1_dot_inference__pb2.CancelRequest.SerializeToString,
             quire_dot_inference_dot_v1_dot_inference__pb2.CancelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.inference.v1.InferenceService/Embed',
+            quire_dot_inference_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+            quire_dot_inference_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
             options,
             channel_credentials,
             insecure,

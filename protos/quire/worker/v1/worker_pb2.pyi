@@ -10,6 +10,19 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Pooling(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    POOLING_UNSPECIFIED: _ClassVar[Pooling]
+    POOLING_MEAN: _ClassVar[Pooling]
+    POOLING_CLS: _ClassVar[Pooling]
+    POOLING_LAST: _ClassVar[Pooling]
+
+class Normalization(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NORMALIZATION_UNSPECIFIED: _ClassVar[Normalization]
+    NORMALIZATION_NONE: _ClassVar[Normalization]
+    NORMALIZATION_L2: _ClassVar[Normalization]
+
 class PromptComputation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     PROMPT_COMPUTATION_UNSPECIFIED: _ClassVar[PromptComputation]
@@ -27,6 +40,13 @@ class Direction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DIRECTION_UNSPECIFIED: _ClassVar[Direction]
     DIRECTION_OUT: _ClassVar[Direction]
     DIRECTION_IN: _ClassVar[Direction]
+POOLING_UNSPECIFIED: Pooling
+POOLING_MEAN: Pooling
+POOLING_CLS: Pooling
+POOLING_LAST: Pooling
+NORMALIZATION_UNSPECIFIED: Normalization
+NORMALIZATION_NONE: Normalization
+NORMALIZATION_L2: Normalization
 PROMPT_COMPUTATION_UNSPECIFIED: PromptComputation
 PROMPT_COMPUTATION_CHUNKED: PromptComputation
 PROMPT_COMPUTATION_INDIVISIBLE: PromptComputation
@@ -126,8 +146,14 @@ class PromptLogprobsResult(_message.Message):
     def __init__(self, num_top_logprobs: _Optional[int] = ...) -> None: ...
 
 class EmbeddingResult(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("pooling", "num_dimensions", "normalization")
+    POOLING_FIELD_NUMBER: _ClassVar[int]
+    NUM_DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZATION_FIELD_NUMBER: _ClassVar[int]
+    pooling: Pooling
+    num_dimensions: int
+    normalization: Normalization
+    def __init__(self, pooling: _Optional[_Union[Pooling, str]] = ..., num_dimensions: _Optional[int] = ..., normalization: _Optional[_Union[Normalization, str]] = ...) -> None: ...
 
 class ScoreResult(_message.Message):
     __slots__ = ()

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from gateway_svc.field_paths import Field, FieldPath
 from gateway_svc.http_api.anthropic.models import MessagesBody
 from gateway_svc.http_api.anthropic.requests import read_count, read_messages
+from gateway_svc.http_api.embeddings.models import EmbeddingsBody
+from gateway_svc.http_api.embeddings.routes import read_embeddings
 from gateway_svc.http_api.json_body import parse_body
 from gateway_svc.http_api.ollama.models import OllamaChatBody, OllamaGenerateBody
 from gateway_svc.http_api.ollama.requests import read_chat, read_generate
@@ -23,7 +25,7 @@ NAMES = [
     "function", "arguments", "images", "tools", "input_schema", "tool_choice", "system", "max_tokens",
     "stop_sequences", "stream", "options", "num_predict", "stop", "format", "think", "prompt", "raw", "tool_name",
     "tool_call_id", "temperature", "top_k", "output_config", "effort", "schema", "budget_tokens", "model",
-    "add_special_tokens",
+    "add_special_tokens", "pooling", "encoding_format", "normalize", "dimensions",
 ]  # fmt: skip
 WORDS = [
     "user", "assistant", "system", "tool", "text", "tool_use", "tool_result", "thinking", "image", "auto", "any",
@@ -65,8 +67,9 @@ MAX_EXAMPLES = 10  # of each reader: 1,500 found nothing
         lambda body: read_chat(OllamaChatBody.read(body), None).prompt.field_path,
         lambda body: read_generate(OllamaGenerateBody.read(body), None).prompt.field_path,
         lambda body: read_tokenize(TokenizeBody.read(body)).field_path,
+        lambda body: read_embeddings(EmbeddingsBody.read(body)).unvalidated.field_path,
     ],
-    ids=["messages", "count_tokens", "chat", "generate", "tokenize"],
+    ids=["messages", "count_tokens", "chat", "generate", "tokenize", "embeddings"],
 )
 @settings(max_examples=MAX_EXAMPLES)
 @given(usual=bodies, other=st.dictionaries(st.sampled_from(NAMES), values, max_size=3))

@@ -2,6 +2,7 @@
 
 import json
 import re
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,8 @@ from gateway_svc.http_api.api_document import api_document
 from gateway_svc.http_api.app import HttpApi, HttpOptions
 from gateway_svc.http_api.body_model import BodyModel
 from gateway_svc.http_api.docs_page import docs_page
+from gateway_svc.http_api.embeddings.models import EmbeddingsBody
+from gateway_svc.http_api.embeddings.routes import EncodingFormat, answer_of
 from gateway_svc.http_api.endpoint import HttpRoute
 from gateway_svc.http_api.errors import NO_ROUTE, HttpError
 from gateway_svc.http_api.ollama.answers import OllamaBuilder, OllamaForm
@@ -111,7 +114,15 @@ def test_every_known_field_is_described(model: type[BodyModel]) -> None:
     properties = SCHEMAS[model.__name__]["properties"]
     assert properties.keys() == model.known_fields()
     assert all(field["description"] for field in properties.values())
-    if model in (CompletionBody, ChatBody, MessagesBody, OllamaChatBody, OllamaGenerateBody, ResponsesBody):
+    if model in (
+        CompletionBody,
+        ChatBody,
+        EmbeddingsBody,
+        MessagesBody,
+        OllamaChatBody,
+        OllamaGenerateBody,
+        ResponsesBody,
+    ):
         assert properties["xtc_probability"] == {"enum": [0, None], "description": "Not served."}
 
 
@@ -125,7 +136,7 @@ def test_operations_have_the_headers_that_are_read() -> None:
         assert headers(path) == {"Idempotency-Key", "Last-Event-ID", *deadline}
     for path in ("/v1/messages", "/v1/responses", "/api/chat", "/api/generate"):
         assert headers(path) == {"Idempotency-Key", *deadline}
-    for path in ("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/api/show"):
+    for path in ("/tokenize", "/detokenize", "/v1/embeddings", "/v1/messages/count_tokens", "/api/show"):
         assert headers(path) == deadline
         assert "x-request-durable" not in DOCUMENT["paths"][path]["post"]["responses"]["200"]["headers"]
 
@@ -241,6 +252,12 @@ def test_lines_have_their_schemas(form: OllamaForm, name: str) -> None:
     stream = builder()
     for line in b"".join([*(stream.lines(chunk) for chunk in CHUNKS), stream.last_lines()]).splitlines():
         conforms(name, json.loads(line))
+
+
+def test_embeddings_have_their_schema() -> None:
+    for encoding_format in EncodingFormat:
+        conforms("EmbeddingsAnswer", answer_of([array("f", (0.5, -1))], encoding_format, "m", Usage(2)))
+    conforms("EmbeddingsBody", {"input": ["a", [5]], "dimensions": 2, "encoding_format": "base64", "user": "me"})
 
 
 def test_errors_have_their_schema() -> None:

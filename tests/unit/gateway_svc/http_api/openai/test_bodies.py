@@ -55,6 +55,14 @@ def test_prompts_of_all_kinds(prompt: Any, expected: list[Any]) -> None:
     assert [asked.unvalidated.prompt for asked in completion(prompt=prompt).prompts] == expected
 
 
+def test_texts_and_chats_without_or_with_the_tokenizers_special_tokens() -> None:
+    bare = completion(prompt=["a", [1]], add_special_tokens=False).prompts
+    assert [one.unvalidated.prompt for one in bare] == [TextPrompt("a", add_special_tokens=False), TokenPrompt([1])]
+    (prompt,) = chat(add_special_tokens=True).prompts
+    assert isinstance(prompt.unvalidated.prompt, ChatPrompt)
+    assert prompt.unvalidated.prompt.add_special_tokens
+
+
 @pytest.mark.parametrize(
     ("prompt", "field"),
     [

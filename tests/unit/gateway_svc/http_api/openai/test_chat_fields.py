@@ -72,6 +72,21 @@ def test_both_protocols_make_the_same_chat() -> None:
     assert over_http == ChatPrompt.from_proto(over_grpc, "generation.chat")
 
 
+@pytest.mark.parametrize(
+    ("fields", "effort", "limit"),
+    [
+        ({"thinking": {"type": "disabled"}}, "none", None),
+        ({"thinking": {"type": "enabled"}}, "medium", None),
+        ({"thinking": {"type": "adaptive", "budget_tokens": 9}}, "medium", 9),
+        ({"thinking": {"type": "enabled"}, "reasoning_effort": "low", "thinking_token_budget": 3}, "low", 3),
+        ({"thinking": {"type": "disabled"}, "reasoning_effort": "none"}, "none", None),
+    ],
+)
+def test_thinking_is_an_effort_and_a_limit(fields: dict[str, Any], effort: str, limit: int | None) -> None:
+    prompt = chat(messages=[USER], **fields)
+    assert (prompt.reasoning_effort, prompt.max_reasoning_tokens) == (effort, limit)
+
+
 def test_functions_and_their_calls_become_tools() -> None:
     prompt = read(
         messages=[

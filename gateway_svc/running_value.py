@@ -1,0 +1,136 @@
+"""A request whose result is a value, while it runs: it waits for the value of its prompt."""
+
+import asyncio
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gateway_svc import request_errors
+from gateway_svc.embedding_validation import too_many_dimensions
+from gateway_svc.embeddings import ValidatedEmbedding, Vector
+from gateway_svc.metrics import ModelMetrics
+from gateway_svc.output import Usage
+from gateway_svc.reader import ReaderAction, Release
+from gateway_svc.running_request import log_end
+from gateway_svc.tracing import GenerationSpan
+from gateway_svc.validated_request import OnDisconnect
+from quire.scheduler.v1 import scheduler_pb2
+from svc_common.errors import QuireError, Reason
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedCall:
+    """A client's call for the vector of one input."""
+
+    embedding: ValidatedEmbedding
+    tenant: str
+    submit: scheduler_pb2.Submit
+
+
+class RunningValue:
+    """One input of a call: a reader of the scheduler's events."""
+
+    on_disconnect = OnDisconnect.CANCEL
+    """Nobody can read the vector later: the request has no name."""
+
+    def __init__(
+        self, embed_call: EmbedCall, *, metrics: ModelMetrics, span: GenerationSpan, wake: asyncio.Event
+    ) -> None:
+        """`wake` is set at each change."""
+        self.failure: QuireError | None = None
+        self.vector: Vector | None = None
+        """The value."""
+        self._call = embed_call
+        self._metrics = metrics
+        self._span = span
+        self._wake = wake
+        self._is_in_flight = False
+        self._cached_tokens = 0
+
+    def prepare(self) -> None:
+        """Counts it as in flight."""
+        self._is_in_flight = True
+        self._metrics.requests_in_flight.inc()
+
+    @property
+    def key(self) -> str:
+        """The key by which the scheduler knows it."""
+        return self.submit.key
+
+    @property
+    def submit(self) -> scheduler_pb2.Submit:
+        """What is submitted."""
+        return self._call.submit
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its value is here, or it has failed."""
+        return self.vector is not None or self.failure is not None
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens processed."""
+        return Usage(prompt_tokens=len(self._call.embedding.prompt_token_ids), cached_tokens=self._cached_tokens)
+
+    def close(self) -> None:
+        """Ends the request's metrics and span. A call that ends before its request was cancelled."""
+        if not self.is_finished:
+            self._end(Reason.CANCELLED)
+        if self._is_in_flight:
+            self._metrics.requests_in_flight.dec()
+
+    # Events of the subscription.
+
+    def field_path(self, which: str, item_index: int | None = None) -> str:
+        """A field as the client spells it."""
+        return self._call.embedding.field_path(which, item_index)
+
+    def on_accepted(self, is_durable: bool) -> None:
+        """The scheduler has queued it."""
+        self._metrics.prompt_tokens.inc(len(self._call.embedding.prompt_token_ids))
+
+    def on_attached(self, attached: scheduler_pb2.Attached, *, is_durable: bool) -> Sequence[ReaderAction]:
+        """A new scheduler runs the request, or its value is on record."""
+        return [action for tokens in attached.sequences for action in self.on_tokens(tokens)]
+
+    def on_tokens(self, tokens: scheduler_pb2.Tokens) -> Sequence[ReaderAction]:
+        """Takes the value, which is the end of the only sequence."""
+        if self.is_finished:
+            return ()
+        if tokens.HasField("cached_tokens"):
+            self._cached_tokens = tokens.cached_tokens
+        if not tokens.HasField("end"):
+            return ()
+        if not tokens.end.value.numbers:
+            self.on_failed(request_errors.internal("the result is not a value"))
+            return (Release(OnDisconnect.CANCEL),)
+        vector = array("f", tokens.end.value.numbers)
+        dimensions = self._call.embedding.dimensions
+        # Only workers know how many the model has.
+        if dimensions is not None and len(vector) < dimensions:
+            self.on_failed(too_many_dimensions(len(vector), self.field_path))
+        else:
+            self.vector = vector
+            self._span.embedded(len(vector))
+            self._end(None)
+            self._wake.set()
+        return (Release(None),)
+
+    def on_prompt_logprobs(self, prompt_logprobs: scheduler_pb2.PromptLogprobs) -> None:
+        """They are not requested."""
+
+    def on_failed(self, error: QuireError) -> None:
+        """Ends the request without its value."""
+        if not self.is_finished:
+            self.failure = error
+            self._end(error.reason)
+            self._wake.set()
+
+    def unflushed(self, offsets: Mapping[int, int]) -> list[scheduler_pb2.UnflushedTokens]:
+        """None: there are no tokens."""
+        return []
+
+    def _end(self, failure: Reason | None) -> None:
+        embedding = self._call.embedding
+        self._span.end(self.usage, [], failure)
+        log_end(embedding.request_id, self._call.tenant, embedding.model, self.usage, failure)

@@ -1,0 +1,125 @@
+"""An embedding model and an LLM in one deployment: vectors as transformers has them, beside streams, after a death."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from tokenizers import Tokenizer
+from torch.nn.functional import normalize
+from transformers import BertModel, Qwen3Config
+
+from bert_models import CONTEXT, hidden_states, random_prompts, save_bert
+from deployment import Deployment, deployment
+from llama_models import SIZES, save_servable
+from quire_client import AsyncClient, QuireError
+from tiny_model import tiny_tokenizer
+
+TIMEOUT = 120  # seconds
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, BertModel]:
+    directory = tmp_path_factory.mktemp("bert")
+    return directory, save_bert(directory)
+
+
+@pytest.fixture(scope="module")
+def running(bert: tuple[Path, BertModel], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    root = tmp_path_factory.mktemp("models")
+    sizes = SIZES | {"max_position_embeddings": 4096, "vocab_size": tiny_tokenizer().get_vocab_size()}
+    llm = save_servable(root / "llm", Qwen3Config(**sizes), tiny_tokenizer())
+    file = root / "models.toml"
+    file.write_text(
+        f"""
+        [[models]]
+        model = "{llm}"
+        served_model_name = "llm"
+        [[models]]
+        model = "{bert[0]}"
+        served_model_name = "bert"
+        """
+    )
+    with deployment(models=str(file), num_blocks=300, num_threads=1, dtype="float32") as running:
+        yield running
+
+
+@pytest.fixture
+async def client(running: Deployment) -> Any:
+    """A client, once both models are ready."""
+    async with AsyncClient(running.grpc) as client:
+        async with asyncio.timeout(TIMEOUT):
+            while {model.name for model in await client.models()} != {"llm", "bert"}:
+                await asyncio.sleep(0.05)
+        yield client
+
+
+def expected(model: BertModel, prompt: list[int]) -> list[float]:
+    """As sentence-transformers computes it for this model."""
+    vector: list[float] = normalize(hidden_states(model, prompt).mean(0), dim=0).tolist()
+    return vector
+
+
+async def test_vectors_of_prompts_of_all_lengths_beside_streams(
+    client: AsyncClient, running: Deployment, bert: tuple[Path, BertModel]
+) -> None:
+    prompts = random_prompts([1, 2, 15, 16, 17, 33, CONTEXT - 1, CONTEXT] * 12)
+    streams = [
+        asyncio.create_task(client.generate([5, 6, seed], model="llm", max_tokens=100, ignore_eos=True, seed=seed))
+        for seed in range(6)
+    ]
+    found = await client.embed(prompts, model="bert")
+    assert (found.model, found.usage.prompt_tokens) == ("bert", sum(map(len, prompts)))
+    for prompt, vector in zip(prompts, found.vectors, strict=True):
+        assert vector == pytest.approx(expected(bert[1], prompt), abs=1e-4)
+    assert {len(answer.token_ids) for answer in await asyncio.gather(*streams)} == {100}
+    await running.rest()
+
+
+async def test_the_example_for_an_embedding_model_is_one_that_it_answers(bert: tuple[Path, BertModel]) -> None:
+    with deployment(model=str(bert[0]), dtype="float32") as running:
+        (example,) = [line for line in running.log.read_text().splitlines() if "curl -N" in line]
+        assert "/v1/embeddings " in example
+        body = json.loads(example.rpartition(" -d ")[2].strip("'"))
+        async with httpx.AsyncClient(timeout=TIMEOUT) as client:
+            answer = await client.post(f"{running.http}/v1/embeddings", json=body)
+        assert len(answer.raise_for_status().json()["data"][0]["embedding"]) == 48
+
+
+async def test_texts_by_the_official_client(running: Deployment, bert: tuple[Path, BertModel]) -> None:
+    texts = ["hello world", "a b c d", "hello"]
+    tokenizer = Tokenizer.from_file(str(bert[0] / "tokenizer.json"))
+    async with openai.AsyncOpenAI(base_url=f"{running.http}/v1", api_key="none", max_retries=0) as client:
+        answer = await client.embeddings.create(model="bert", input=texts)  # asks for base64
+        short = await client.embeddings.create(model="bert", input=texts[0], dimensions=5, encoding_format="float")
+    for text, row in zip(texts, answer.data, strict=True):
+        assert row.embedding == pytest.approx(expected(bert[1], tokenizer.encode(text).ids), abs=1e-4)
+    whole = answer.data[0].embedding[:5]
+    length = sum(number * number for number in whole) ** 0.5
+    assert short.data[0].embedding == pytest.approx([number / length for number in whole], abs=1e-4)
+
+
+async def test_inputs_of_a_worker_that_dies_are_computed_by_the_next(
+    client: AsyncClient, running: Deployment, bert: tuple[Path, BertModel]
+) -> None:
+    prompts = random_prompts([CONTEXT] * 1000, seed=1)
+    call = asyncio.create_task(client.embed(prompts, model="bert"))
+    async with asyncio.timeout(TIMEOUT):
+        while not running.metrics()["quire_sequences_running"]:
+            await asyncio.sleep(0.01)
+    running.kill("worker-bert-0")
+    found = await call
+    assert found.vectors[-1] == pytest.approx(expected(bert[1], prompts[-1]), abs=1e-4)
+    assert len(found.vectors) == len(prompts)
+    await running.rest()
+
+
+async def test_a_model_is_asked_for_what_it_computes(client: AsyncClient) -> None:
+    for call in (client.embed("hello", model="llm"), client.generate("hello", model="bert")):
+        with pytest.raises(QuireError) as raised:
+            await call
+        assert raised.value.reason == "FEATURE_UNSUPPORTED"

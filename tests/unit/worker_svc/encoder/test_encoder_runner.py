@@ -1,0 +1,93 @@
+"""Steps of an encoder: a value for each prompt, and failures of single sequences."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from worker_svc.description import WorkerLimits
+from worker_svc.encoder.pooling import EmbeddingDefaults
+from worker_svc.encoder.runner import EncoderRunner
+from worker_svc.step import EmbeddingParams, NewSequence, Pooling, SamplingParams, ScheduledSequence, Step
+
+LIMITS = WorkerLimits(
+    vocab_size=100, context_length=8, block_size=16, num_blocks=0, max_step_tokens=64, max_sequences=8
+)
+
+
+def states(prompts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """Each token's state is its id and its place."""
+    return [torch.tensor([[float(token), place] for place, token in enumerate(prompt)]) for prompt in prompts]
+
+
+@pytest.fixture
+def runner() -> EncoderRunner:
+    return EncoderRunner(states, EmbeddingDefaults(), LIMITS)
+
+
+def new(sequence_id: int, token_ids: list[int], **fields: object) -> NewSequence:
+    known: dict[str, object] = {"result": "embedding", **fields}
+    return NewSequence(sequence_id, token_ids, len(token_ids), 0, SamplingParams(), **known)  # type: ignore[arg-type]
+
+
+def test_each_prompt_of_a_step_has_its_value(runner: EncoderRunner) -> None:
+    last = EmbeddingParams(Pooling.LAST)
+    step = Step(
+        [],
+        [new(1, [4, 6]), new(2, [7, 8, 9], embedding=last)],
+        [ScheduledSequence(2, 0, 3, []), ScheduledSequence(1, 0, 2, [])],
+    )
+    outcome = runner.step(step)
+    assert [(one.sequence_id, one.value, one.failure, one.token_ids) for one in outcome.sequences] == [
+        (2, [9.0, 2.0], None, []),
+        (1, [5.0, 0.5], None, []),
+    ]
+    assert (outcome.prefill_tokens, outcome.decode_tokens) == (5, 0)
+
+
+def test_a_prompt_may_come_in_a_later_step_than_it_is_known(runner: EncoderRunner) -> None:
+    assert runner.step(Step([], [new(1, [4])], [])).sequences == []
+    [result] = runner.step(Step([], [], [ScheduledSequence(1, 0, 1, [])])).sequences
+    assert result.value == [4.0, 0.0]
+    [result] = runner.step(Step([1], [], [ScheduledSequence(1, 0, 1, [])])).sequences
+    assert result.failure == "not known"
+
+
+@pytest.mark.parametrize(
+    ("sequence", "scheduled", "failure"),
+    [
+        (new(1, [4], result="tokens"), ScheduledSequence(1, 0, 1, []), "an encoder does not compute tokens"),
+        (new(1, [4, 5]), ScheduledSequence(1, 0, 1, []), "as a whole"),
+        (new(1, [4, 5]), ScheduledSequence(1, 1, 1, []), "as a whole"),
+        (new(1, [4]), ScheduledSequence(1, 0, 1, [3]), "without blocks"),
+        (new(1, [4] * 9), ScheduledSequence(1, 0, 9, []), "9 tokens"),
+        (new(1, [100]), ScheduledSequence(1, 0, 1, []), "vocabulary"),
+        (new(1, [-1]), ScheduledSequence(1, 0, 1, []), "vocabulary"),
+    ],
+)
+def test_one_that_cannot_be_computed_fails_alone(
+    runner: EncoderRunner, sequence: NewSequence, scheduled: ScheduledSequence, failure: str
+) -> None:
+    step = Step([], [new(2, [4]), sequence], [scheduled, ScheduledSequence(2, 0, 1, [])])
+    failed, other = runner.step(step).sequences
+    assert failure in (failed.failure or "")
+    assert failed.value == ()
+    assert other.value == [4.0, 0.0]
+
+
+def test_a_value_that_is_not_finite_is_a_failure() -> None:
+    runner = EncoderRunner(
+        lambda prompts: [torch.full((len(prompt), 2), float("nan")) for prompt in prompts],
+        EmbeddingDefaults(),
+        LIMITS,
+    )
+    [result] = runner.step(Step([], [new(1, [4])], [ScheduledSequence(1, 0, 1, [])])).sequences
+    assert (result.value, result.failure) == ((), "its embedding is not finite")
+
+
+def test_a_reset_forgets_all(runner: EncoderRunner) -> None:
+    runner.step(Step([], [new(1, [4])], []))
+    runner.reset()
+    [result] = runner.step(Step([], [], [ScheduledSequence(1, 0, 1, [])])).sequences
+    assert result.failure == "not known"
+    assert runner.block_hashes.report().device == []

@@ -1,0 +1,69 @@
+"""Hidden states of many prompts at once are those of transformers for each alone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import BertConfig, BertModel
+
+from bert_models import CONTEXT, hidden_states, random_prompts, save_bert
+from worker_svc.model.config import UnsupportedModel
+from worker_svc.model.description_cache import any_description_of
+from worker_svc.model.encoder_description import EncoderDescription
+from worker_svc.model.torch_encoder import TorchEncoder, load_torch_encoder
+
+CPU = torch.device("cpu")
+
+
+def load(directory: Path, dtype: torch.dtype = torch.float32) -> TorchEncoder:
+    description = any_description_of(directory)
+    assert isinstance(description, EncoderDescription)
+    return load_torch_encoder(description, directory, dtype, CPU)
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> tuple[BertModel, TorchEncoder]:
+    directory = tmp_path_factory.mktemp("bert")
+    return save_bert(directory), load(directory)
+
+
+@settings(deadline=None, max_examples=40)
+@given(lengths=st.lists(st.integers(1, CONTEXT), min_size=1, max_size=12))
+def test_prompts_of_any_lengths_together(bert: tuple[BertModel, TorchEncoder], lengths: list[int]) -> None:
+    model, encoder = bert
+    prompts = random_prompts(lengths)
+    with torch.inference_mode():
+        for prompt, states in zip(prompts, encoder(prompts), strict=True):
+            torch.testing.assert_close(states, hidden_states(model, prompt), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("activation", ["gelu_new", "gelu_pytorch_tanh"])
+def test_other_activations(activation: str, tmp_path: Path) -> None:
+    model = save_bert(tmp_path, hidden_act=activation)
+    (prompt,) = random_prompts([17])
+    with torch.inference_mode():
+        torch.testing.assert_close(load(tmp_path)([prompt])[0], hidden_states(model, prompt), rtol=1e-4, atol=1e-4)
+
+
+def test_bfloat16_is_near(tmp_path: Path) -> None:
+    model = save_bert(tmp_path)
+    prompts = random_prompts([16, 40])
+    with torch.inference_mode():
+        for prompt, states in zip(prompts, load(tmp_path, torch.bfloat16)(prompts), strict=True):
+            mean, expected = states.float().mean(0), hidden_states(model, prompt).mean(0)
+            assert torch.cosine_similarity(mean, expected, dim=0) > 0.99
+
+
+@pytest.mark.parametrize("changed", [{"hidden_act": "relu"}, {"is_decoder": True}])
+def test_what_a_description_cannot_hold(changed: dict[str, Any], tmp_path: Path) -> None:
+    BertConfig(**changed, architectures=["BertModel"]).save_pretrained(tmp_path)
+    assert any_description_of(tmp_path) is None
+
+
+def test_sizes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    BertConfig(hidden_size=50, num_attention_heads=4, architectures=["BertModel"]).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match="num_heads"):
+        any_description_of(tmp_path)

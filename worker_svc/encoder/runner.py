@@ -1,0 +1,112 @@
+"""Runs steps of an encoder: one forward pass over the prompts of a step, and one value for each."""
+
+import math
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+import torch
+
+from worker_svc.block_hashes import BlockHashTable
+from worker_svc.description import WorkerLimits
+from worker_svc.encoder.pooling import EmbeddingDefaults, embed
+from worker_svc.errors import DeviceLost
+from worker_svc.step import ENCODER_RESULTS, NewSequence, ScheduledSequence, SequenceResult, Step, StepOutcome
+
+Forward = Callable[[Items[Items[int]]], list[torch.Tensor]]
+"""The last hidden states of each prompt [num_tokens, hidden_size]."""
+
+
+class _InvalidSequence(Exception):  # noqa: N818
+    """A sequence that is not computed. The text is for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class _FinishedStep:
+    """A step that is done when it is launched: its prompts share nothing with the next one."""
+
+    outcome: StepOutcome
+
+    def is_done(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        """Returns at once."""
+
+
+class EncoderRunner:
+    """An encoder, and the prompts that it knows. For one thread. It has no blocks.
+
+    An error of one sequence is that sequence's failure; the others run.
+    """
+
+    def __init__(self, forward: Forward, defaults: EmbeddingDefaults, limits: WorkerLimits) -> None:
+        self.limits = limits
+        self.block_hashes = BlockHashTable()
+        self._forward = forward
+        self._defaults = defaults
+        self._known: dict[int, NewSequence] = {}
+
+    def reset(self) -> None:
+        """Forgets all sequences."""
+        self._known.clear()
+
+    def step(self, step: Step) -> StepOutcome:
+        """Runs one step. Raises DeviceLost, and any error of the forward pass."""
+        return self.finish(self.launch(step))
+
+    @torch.inference_mode()
+    def launch(self, step: Step) -> _FinishedStep:
+        """Runs a step. Raises as `step` does."""
+        started = time.perf_counter()
+        for sequence_id in step.finished_ids:
+            self._known.pop(sequence_id, None)
+        self._known |= {new.sequence_id: new for new in step.new_sequences}
+        results: dict[int, SequenceResult] = {}
+        asked: list[tuple[int, NewSequence]] = []
+        for schedule_index, scheduled in enumerate(step.scheduled):
+            try:
+                asked.append((schedule_index, self._validate(scheduled)))
+            except _InvalidSequence as error:
+                results[schedule_index] = SequenceResult(scheduled.sequence_id, [], failure=str(error))
+        values = self._values([new for _, new in asked])
+        for (schedule_index, new), value in zip(asked, values, strict=True):
+            is_finite = all(map(math.isfinite, value))
+            results[schedule_index] = SequenceResult(
+                new.sequence_id,
+                [],
+                value=value if is_finite else (),
+                failure=None if is_finite else "its embedding is not finite",
+            )
+        ordered = [results[schedule_index] for schedule_index in range(len(step.scheduled))]
+        num_tokens = sum(len(new.token_ids) for _, new in asked)
+        return _FinishedStep(StepOutcome(ordered, time.perf_counter() - started, prefill_tokens=num_tokens))
+
+    def finish(self, launched: _FinishedStep) -> StepOutcome:
+        return launched.outcome
+
+    def _values(self, asked: Items[NewSequence]) -> list[list[float]]:
+        if not asked:
+            return []
+        try:
+            hidden = self._forward([new.token_ids for new in asked])
+            return embed(hidden, [new.embedding for new in asked], self._defaults)
+        except torch.AcceleratorError as error:
+            # After a CUDA error, every call into its context fails.
+            raise DeviceLost("the device failed in a step") from error
+
+    def _validate(self, scheduled: ScheduledSequence) -> NewSequence:
+        new = self._known.get(scheduled.sequence_id)
+        if new is None:
+            raise _InvalidSequence("not known")
+        if new.result not in ENCODER_RESULTS:
+            raise _InvalidSequence(f"an encoder does not compute {new.result}")
+        length = len(new.token_ids)
+        if scheduled.start != 0 or scheduled.num_tokens != length or scheduled.new_block_ids:
+            raise _InvalidSequence("an encoder computes a prompt as a whole, and without blocks")
+        if not 0 < length <= self.limits.context_length:
+            raise _InvalidSequence(f"{length} tokens, where 1 to {self.limits.context_length} fit")
+        if not (min(new.token_ids) >= 0 and max(new.token_ids) < self.limits.vocab_size):
+            raise _InvalidSequence("a token id is not in the vocabulary")
+        return new

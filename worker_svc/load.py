@@ -1,0 +1,21 @@
+"""Loads the model of the settings: a decoder or an encoder."""
+
+from collections.abc import Callable
+
+from worker_svc.encoder.instance import load_encoder
+from worker_svc.instance import load_instance
+from worker_svc.model.description_cache import any_description_of
+from worker_svc.model.encoder_description import EncoderDescription
+from worker_svc.settings import WorkerSettings
+from worker_svc.step_runner import StepInstance
+
+
+def load_model(settings: WorkerSettings, report: Callable[[str], None]) -> StepInstance:
+    """The model, loaded and warm. `report` receives progress lines, on another thread.
+
+    Raises ModelNotFound, or StartupFailed and its subclasses, with a text for the operator.
+    """
+    description = any_description_of(settings.served_model().path)
+    if isinstance(description, EncoderDescription):
+        return load_encoder(settings, description, report)
+    return load_instance(settings, report)

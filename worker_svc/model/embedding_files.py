@@ -1,0 +1,66 @@
+"""How a model's embeddings are made, by the files that sentence-transformers writes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from worker_svc.encoder.pooling import EmbeddingDefaults
+from worker_svc.model.config import UnsupportedModel
+from worker_svc.step import Pooling
+
+# By their names in the pooling's config: switches of their own, or values of `pooling_mode`.
+_MODES = {
+    "pooling_mode_mean_tokens": Pooling.MEAN,
+    "pooling_mode_cls_token": Pooling.CLS,
+    "pooling_mode_lasttoken": Pooling.LAST,
+    "mean": Pooling.MEAN,
+    "cls": Pooling.CLS,
+    "lasttoken": Pooling.LAST,
+}
+
+
+def embedding_defaults(directory: Path) -> EmbeddingDefaults:
+    """What the files of sentence-transformers say; without them the mean, not normalised, as its library does.
+
+    Raises UnsupportedModel where they name what is not computed here.
+    """
+    modules = _read(directory / "modules.json", [])
+    pooling, normalizes = Pooling.MEAN, False
+    for module in modules:
+        match str(module.get("type", "")).rpartition(".")[2]:
+            case "Transformer":
+                pass
+            case "Pooling":
+                pooling = _pooling(_read(directory / str(module.get("path", "")) / "config.json", {}), directory)
+            case "Normalize":
+                normalizes = True
+            case other:
+                raise UnsupportedModel(f"the model in {directory} has a module {other} in modules.json: not supported")
+    limit = _read(directory / "sentence_bert_config.json", {}).get("max_seq_length")
+    return EmbeddingDefaults(pooling, normalizes, limit if isinstance(limit, int) and limit > 0 else None)
+
+
+def _pooling(config: dict[str, Any], directory: Path) -> Pooling:
+    named = config.get("pooling_mode")
+    modes = [named] if isinstance(named, str) else [name for name in config if config[name] is True]
+    # Other switches are about prompts with instructions.
+    modes = [mode for mode in modes if mode in _MODES or mode.startswith("pooling_mode")]
+    if len(modes) != 1 or modes[0] not in _MODES:
+        asked = ", ".join(modes) or "none"
+        raise UnsupportedModel(
+            f"the model in {directory} pools by {asked}; only one of mean, cls and last is supported"
+        )
+    return _MODES[modes[0]]
+
+
+def _read(path: Path, default: Any) -> Any:
+    """A JSON file of the type of `default`, which stands for a file that is missing. Raises UnsupportedModel."""
+    try:
+        value = json.loads(path.read_text())
+    except FileNotFoundError:
+        return default
+    except (OSError, ValueError) as error:
+        raise UnsupportedModel(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, type(default)):
+        raise UnsupportedModel(f"{path} has another form than expected")
+    return value

@@ -1,0 +1,74 @@
+"""An encoder as plain values, as `description` has decoders."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from worker_svc.model.description import Activation, LinearLayer, require
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """A layer norm over the last dimension: the checkpoint's tensors `name`.weight and `name`.bias, each [size]."""
+
+    name: str
+    size: int
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderLayer:
+    """x = norm(x + attention(x)), then x = norm(x + mlp(x)). Every token sees all tokens of its prompt."""
+
+    qkv: LinearLayer
+    output: LinearLayer
+    attention_norm: LayerNorm
+    up: LinearLayer
+    down: LinearLayer
+    mlp_norm: LayerNorm
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderDescription:
+    """An encoder: the sum of three embeddings, a norm, and layers. Its last hidden states are the result."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    context_length: int
+    num_heads: int
+    activation: Activation
+    word_embedding: str
+    """The checkpoint's tensor [vocab_size, hidden_size]."""
+    position_embedding: str
+    """The checkpoint's tensor [context_length, hidden_size]."""
+    type_embedding: str
+    """The checkpoint's tensor [num_types, hidden_size]. Prompts are of the first type."""
+    num_types: int
+    embedding_norm: LayerNorm
+    layers: tuple[EncoderLayer, ...]
+    unused_prefixes: tuple[str, ...] = ()
+    """Of the checkpoint's tensors that have no part in the hidden states."""
+
+    def __post_init__(self) -> None:
+        """The backend uses these sizes without further checks."""
+        hidden = self.hidden_size
+        require(bool(self.layers), "layers", "at least one")
+        require(hidden % self.num_heads == 0, "num_heads", f"a divisor of {hidden}")
+        for layer in self.layers:
+            for linear, inputs, outputs in (
+                (layer.qkv, hidden, (hidden,) * 3),
+                (layer.output, hidden, (hidden,)),
+                (layer.up, hidden, (layer.down.inputs,)),
+                (layer.down, layer.down.inputs, (hidden,)),
+            ):
+                require(linear.inputs == inputs, linear.role, f"of {inputs} inputs")
+                require(linear.outputs == outputs, linear.role, f"of the outputs {outputs}")
+        for norm in self.norms:
+            require(norm.size == hidden, norm.name, f"of the size {hidden}")
+
+    @property
+    def norms(self) -> Iterator[LayerNorm]:
+        """In the order in which they are computed."""
+        yield self.embedding_norm
+        for layer in self.layers:
+            yield from (layer.attention_norm, layer.mlp_norm)
