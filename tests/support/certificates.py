@@ -42,8 +42,8 @@ class Authority:
             *("-keyout", str(self._key), "-out", str(self.certificate)),
         )
 
-    def issue(self, name: str, alternative_names: Sequence[str]) -> Certificate:
-        """A certificate with these subject alternative names ("DNS:host", "URI:…")."""
+    def issue(self, name: str, alternative_names: Sequence[str], days: int = 2) -> Certificate:
+        """A certificate with these subject alternative names ("DNS:host", "URI:…"). With 0 days, it has expired."""
         made = Certificate(self._directory / f"{name}.crt", self._directory / f"{name}.key", self.certificate)
         request = self._directory / f"{name}.csr"
         extensions = self._directory / f"{name}.ext"
@@ -54,7 +54,7 @@ class Authority:
                 "x509",
                 "-req",
                 "-days",
-                "2",
+                str(days),
                 "-in",
                 str(request),
                 "-CA",
@@ -66,9 +66,9 @@ class Authority:
         )
         return made
 
-    def issue_for(self, role: ServiceRole) -> Certificate:
+    def issue_for(self, role: ServiceRole, days: int = 2) -> Certificate:
         """The certificate of a role."""
-        return self.issue(role, [f"URI:{ROLE_URI}{role}", f"DNS:{server_name(role)}"])
+        return self.issue(role, [f"URI:{ROLE_URI}{role}", f"DNS:{server_name(role)}"], days)
 
 
 def _openssl(*arguments: str) -> None:

@@ -84,13 +84,14 @@ def load_transformers_model(
 ) -> TransformersModel:
     """Loads the model of a directory, given its config. Raises UnsupportedModel, which says why it cannot be served."""
     try:
-        _check_class(config)
+        check_class(config)
         return TransformersModel(_load(config, directory, dtype, device), kernels)
     except IncompatibleModel as error:
         raise UnsupportedModel(f"the model in {directory} {error}") from None
 
 
-def _check_class(config: Any) -> None:
+def check_class(config: Any) -> None:
+    """Raises IncompatibleModel for an architecture that is never served, before its weights are read."""
     named = ", ".join(config.architectures or [config.model_type])
     if getattr(config, "is_encoder_decoder", False):
         raise IncompatibleModel(f"is of the architecture {named}, which has an encoder")

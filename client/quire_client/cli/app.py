@@ -14,6 +14,7 @@ from quire_client.bench.targets import TargetError
 from quire_client.cli.batch import batch
 from quire_client.cli.bench import bench
 from quire_client.cli.chat import chat
+from quire_client.cli.doctor import doctor
 from quire_client.cli.explain import explain
 from quire_client.cli.generate import generate
 from quire_client.cli.models import models
@@ -35,12 +36,14 @@ app.command()(generate)
 app.command()(resume)
 app.command()(chat)
 app.command()(models)
-app.command()(bench)
 app.command()(batch)
+app.command()(bench)
 app.command()(explain)
 app.command()(reset_prefix_cache)
 app.command()(profile)
-app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
+_PASSES_FLAGS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+app.command(add_help_option=False, context_settings=_PASSES_FLAGS_ON)(serve)
+app.command(add_help_option=False, context_settings=_PASSES_FLAGS_ON)(doctor)
 
 
 def _print_version(wanted: bool) -> None:

@@ -31,12 +31,8 @@ def load_library(directory: Path, report: Callable[[str], None] = lambda line: N
     Raises:
         BuildFailed: there is no C++ compiler, or it failed.
     """
-    named = shlex.split(os.environ.get("CXX", ""))
-    found = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-    compiler = tuple(named) or ((found,) if found else ())
-    if not compiler:
-        raise BuildFailed("no C++ compiler is found: install g++ 12 or later, or name one in CXX")
-    path = directory / f"quire-{_key(compiler)}.so"
+    compiler = find_compiler()
+    path = library_path(directory, compiler)
     if path.exists():
         with suppress(OSError):  # rebuild, whatever the error is
             return ctypes.CDLL(str(path))
@@ -46,6 +42,26 @@ def load_library(directory: Path, report: Callable[[str], None] = lambda line: N
         return ctypes.CDLL(str(path))
     except OSError as error:
         raise BuildFailed(f"the processor's kernels were compiled, and cannot be loaded: {error}") from error
+
+
+def find_compiler() -> tuple[str, ...]:
+    """The command of the C++ compiler: CXX, or the first one on the PATH. Raises BuildFailed where there is none."""
+    named = shlex.split(os.environ.get("CXX", ""))
+    found = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    compiler = tuple(named) or ((found,) if found else ())
+    if not compiler:
+        raise BuildFailed("no C++ compiler is found: install g++ 12 or later, or name one in CXX")
+    return compiler
+
+
+def library_path(directory: Path, compiler: tuple[str, ...]) -> Path:
+    """The file of the library that this compiler builds for this processor. Raises BuildFailed where it cannot run."""
+    return directory / f"quire-{_key(compiler)}.so"
+
+
+def check_sources(compiler: tuple[str, ...]) -> None:
+    """Parses the sources, and writes no file. Raises BuildFailed where this compiler rejects them."""
+    _run(*compiler, *_FLAGS, "-fsyntax-only", str(_SOURCES / "library.cpp"))
 
 
 @functools.cache

@@ -1,0 +1,90 @@
+"""The worker's checks of `quire doctor`: processor, device, kernels, drafter and directories."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from svc_common.doctor.findings import CheckContext, Finding, Status
+from worker_svc import doctor
+from worker_svc.settings import WorkerSettings
+
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="is about a machine without a GPU")
+
+
+def found(name: str, **settings: Any) -> Finding:
+    """The one finding of a check."""
+    (check,) = (each for each in doctor.GROUP.checks if each.name == name)
+    (finding,) = check.find(CheckContext(WorkerSettings(**settings)))
+    return finding
+
+
+def test_a_processor_without_vector_instructions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor\t: 0\nflags\t\t: sse4_2 avx2 fma avx512f\n")
+    assert doctor.processor_flags(cpuinfo) == {"sse4_2", "avx2", "fma", "avx512f"}
+    monkeypatch.setattr(doctor, "processor_flags", lambda: {"sse4_2"})
+    assert found("processor").status is Status.WARNING
+    monkeypatch.setattr(doctor, "processor_flags", lambda: {"avx512f"})
+    assert found("processor").status is Status.OK
+
+
+@no_gpu
+def test_a_gpu_that_is_not_there() -> None:
+    finding = found("device", device="cuda")
+    assert (finding.status, finding.problem) == (Status.WRONG, "QUIRE_DEVICE is cuda, but torch finds no GPU")
+    assert found("device", device="cpu").status is Status.OK
+
+
+@no_gpu
+def test_a_driver_that_torch_does_not_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "version").touch()
+    monkeypatch.setattr(doctor, "_NVIDIA_DRIVER", tmp_path / "version")
+    finding = found("device")
+    assert (finding.status, "torch-cuda.txt" in finding.next_step) == (Status.WARNING, True)
+
+
+@no_gpu
+@pytest.mark.parametrize(
+    ("settings", "status"),
+    [({}, Status.WARNING), ({"kernels": "compiled"}, Status.WRONG), ({"deterministic": True}, Status.WRONG)],
+    ids=["auto", "compiled", "deterministic"],
+)
+def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], status: Status) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    finding = found("kernels", **settings)
+    assert (finding.status, "apt-get install g++" in finding.next_step) == (status, True)
+    assert found("kernels", kernels="torch").status is Status.OK
+
+
+@no_gpu
+def test_a_compiler_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "false")
+    assert "the C++ compiler false failed" in found("kernels", kernel_cache_dir=tmp_path).found
+
+
+@no_gpu
+def test_a_cache_of_kernels_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    finding = found("kernels", kernel_cache_dir=tmp_path / "file" / "kernels")
+    assert (finding.status, "QUIRE_KERNEL_CACHE_DIR" in finding.next_step) == (Status.WARNING, True)
+
+
+@no_gpu
+def test_the_sources_are_parsed_and_nothing_is_written(tmp_path: Path) -> None:
+    assert found("kernels", kernel_cache_dir=tmp_path / "kernels").found.endswith("compiled at the first start")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_drafter_that_is_not_installed() -> None:
+    assert found("drafter").status is Status.OK
+    assert found("drafter", drafter="ngram").status is Status.OK
+    assert "known drafters are" in found("drafter", drafter="dice").problem
+
+
+def test_a_directory_of_profiles(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert found("profiles", profile_dir=tmp_path).status is Status.OK
+    assert found("profiles", profile_dir=tmp_path / "file" / "below").status is Status.WARNING

@@ -1,0 +1,120 @@
+"""The checks of `quire doctor` for a model's files and its memory."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from svc_common.doctor.findings import CheckContext, Finding, Status
+from worker_svc import model_checks
+from worker_svc.settings import WorkerSettings
+
+MIB = 2**20
+
+
+@pytest.fixture
+def model(tiny_llama: Path, tmp_path: Path) -> Path:
+    """A copy of a small random model."""
+    return shutil.copytree(tiny_llama, tmp_path / "tiny")
+
+
+def of_model(model: Path, **settings: Any) -> Finding:
+    context = CheckContext(WorkerSettings(model=str(model), device="cpu", **settings))
+    (finding,) = model_checks.find_model_problems(context)
+    return finding
+
+
+def of_memory(model: Path, num_processes: int = 1, **settings: Any) -> Finding:
+    context = CheckContext(WorkerSettings(model=str(model), device="cpu", **settings), num_processes=num_processes)
+    (finding,) = model_checks.find_memory_problems(context)
+    return finding
+
+
+def change_config(model: Path, **fields: Any) -> None:
+    path = model / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def test_a_complete_model(model: Path) -> None:
+    finding = of_model(model)
+    assert finding.status is Status.OK
+    assert "llama" in finding.found
+    assert "compiled kernels" in finding.found
+
+
+def test_files_that_are_missing(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    assert "it has no model.safetensors" in of_model(model).problem
+    (model / "config.json").unlink()
+    assert "it has no config.json" in of_model(model).problem
+
+
+def test_a_config_that_is_no_json(model: Path) -> None:
+    (model / "config.json").write_text("{")
+    assert "config.json cannot be read" in of_model(model).problem
+
+
+def test_a_file_that_was_not_copied_to_its_end(model: Path) -> None:
+    path = model / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    finding = of_model(model)
+    assert (finding.status, "is damaged or not complete" in finding.problem) == (Status.WRONG, True)
+    assert "download the model's files again" in finding.next_step
+
+
+def test_a_shard_that_is_missing(model: Path) -> None:
+    (model / "model.safetensors").rename(model / "model-00001-of-00002.safetensors")
+    shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    assert "has no weights file model-00002-of-00002.safetensors" in of_model(model).problem
+
+
+def test_tensors_that_the_config_does_not_fit(model: Path) -> None:
+    change_config(model, num_hidden_layers=3)
+    assert "has no tensor model.layers.2." in of_model(model).problem
+    change_config(model, num_hidden_layers=2, vocab_size=98)
+    assert "not [98, 48]" in of_model(model).problem
+
+
+def test_architectures_that_nothing_computes(model: Path) -> None:
+    change_config(model, model_type="unheard-of", architectures=["UnheardOf"])
+    finding = of_model(model)
+    assert (finding.status, "UnheardOf" in finding.problem) == (Status.WRONG, True)
+    assert "docs/design/models.md" in finding.next_step
+    change_config(model, model_type="t5", architectures=["T5ForConditionalGeneration"])
+    assert "which has an encoder" in of_model(model).problem
+
+
+def test_an_architecture_of_transformers_alone(model: Path) -> None:
+    change_config(model, model_type="olmo", architectures=["OlmoForCausalLM"])
+    assert "transformers' own modules" in of_model(model).found
+
+
+def test_a_context_beyond_the_model(model: Path) -> None:
+    assert "QUIRE_MAX_MODEL_LEN" in of_model(model, max_model_len=100_000).problem
+
+
+def test_memory(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert of_memory(model).status is Status.OK
+    none = of_memory(model, cpu_kv_bytes=1000)
+    assert (none.status, "raise QUIRE_CPU_KV_BYTES" in none.next_step) == (Status.WRONG, True)
+    more = of_memory(model, cpu_kv_bytes=2**50)
+    assert (more.status, "QUIRE_CPU_KV_BYTES" in more.problem) == (Status.WARNING, True)
+    assert "QUIRE_SWAP_SPACE" in of_memory(model, swap_space=2**20).problem
+    assert "QUIRE_NUM_BLOCKS" in of_memory(model, num_blocks=2**40).problem
+    monkeypatch.setattr(model_checks, "available_memory", lambda: MIB // 8)
+    assert of_memory(model).problem == "the weights do not fit in memory"
+
+
+def test_several_workers_share_the_memory(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_checks, "available_memory", lambda: 100 * MIB)
+    assert of_memory(model).status is Status.OK
+    finding = of_memory(model, num_processes=4)
+    assert (finding.status, "set QUIRE_CPU_KV_BYTES to " in finding.next_step) == (Status.WARNING, True)
+
+
+def test_memory_is_not_judged_for_a_model_that_is_wrong(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    assert of_memory(model).status is Status.SKIPPED

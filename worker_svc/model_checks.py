@@ -1,0 +1,286 @@
+"""The checks of `quire doctor` for a worker's model: files, architecture and memory. No weights are loaded."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from quire_kernels.cpu.attention import check_compiled_support
+from svc_common.doctor.findings import CheckContext, Finding, ok, skipped, warning, wrong
+from svc_common.doctor.prepared import is_prepared, next_step_for
+from svc_common.models import ModelNotFound, ServedModel
+from worker_svc.attention import AttentionKind
+from worker_svc.cache import CacheShape
+from worker_svc.description import context_length_of
+from worker_svc.errors import StartupFailed
+from worker_svc.host import available_memory
+from worker_svc.instance import DeviceNotFound, choose_cache_dtype, choose_device, choose_dtype
+from worker_svc.memory import check_num_blocks, check_swap_space, count_host_blocks
+from worker_svc.model import compiled_model, torch_model
+from worker_svc.model.adapters import refuse_adapters
+from worker_svc.model.architecture import describe_any
+from worker_svc.model.config import UnsupportedModel, raw_config, read_config
+from worker_svc.model.description import ModelDescription
+from worker_svc.model.support import unsupported_reason
+from worker_svc.model.weight_format import WeightFormat, format_of
+from worker_svc.model.weights import weight_files
+from worker_svc.settings import WorkerSettings
+
+_GIB = 2**30
+_COPY_AGAIN = "copy or download the model's files again, all of them, or set QUIRE_MODEL to another model"
+_OTHER_MODEL = "set QUIRE_MODEL to a model of a supported architecture; docs/design/models.md lists them"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedModel:
+    """A model whose files are complete, as far as this can be seen without loading it."""
+
+    served: ServedModel
+    config: Any
+    """As transformers completes it."""
+    description: ModelDescription | None
+    """Of a decoder; None: an encoder, or transformers' own modules compute it."""
+    computed_by: str
+    num_parameters: int
+    has_kv: bool = True
+    """False: an encoder, which keeps no keys and values."""
+
+
+class IncompleteModel(Exception):  # noqa: N818
+    """A model with missing, damaged or unsupported files."""
+
+    def __init__(self, problem: str, next_step: str) -> None:
+        super().__init__(problem)
+        self.problem, self.next_step = problem, next_step
+
+
+def find_model_problems(context: CheckContext) -> Iterator[Finding]:
+    settings: WorkerSettings = context.settings
+    found = settings.model or "the default model"
+    try:
+        if (unprepared := _unprepared(context)) is not None:
+            yield unprepared
+            return
+        model = read_model(settings)
+    except ModelNotFound as error:
+        yield wrong(found, str(error), next_step_for(error))
+    except IncompleteModel as error:
+        yield wrong(found, error.problem, error.next_step)
+    except DeviceNotFound as error:
+        yield skipped(str(error))
+    else:
+        size = f"{model.num_parameters / 1e6:,.0f} million parameters"
+        yield ok(f"{model.served.name}: {model.config.model_type}, {size}, computed by {model.computed_by}")
+
+
+def _unprepared(context: CheckContext) -> Finding | None:
+    settings: WorkerSettings = context.settings
+    sources = (settings.model, settings.revision, settings.tokenizer, settings.tokenizer_revision)
+    if context.by_supervisor and not is_prepared(*sources, with_weights=True):
+        return skipped(f"{settings.model or 'the default model'} is not prepared yet; `make run` does that first")
+    return None
+
+
+def read_model(settings: WorkerSettings) -> CheckedModel:
+    """Reads the config and the headers of the weights. Raises ModelNotFound, IncompleteModel and DeviceNotFound."""
+    served = settings.served_model()
+    directory = served.path
+    try:
+        raw_config(directory)
+    except (OSError, ValueError) as error:
+        raise IncompleteModel(f"{directory / 'config.json'} cannot be read: {error}", _COPY_AGAIN) from error
+    try:
+        weight_format = format_of(directory)
+        refuse_adapters(directory)
+        config = read_config(directory)
+        description = describe_any(config)
+        if description is not None:
+            context_length_of(settings.max_model_len, description.context_length)
+    except StartupFailed as error:
+        raise IncompleteModel(str(error), _OTHER_MODEL) from error
+    shapes = read_shapes(directory)
+    num_parameters = sum(map(prod, shapes.values()))
+    if description is not None and not isinstance(description, ModelDescription):
+        return CheckedModel(served, config, None, "torch's operators, as an encoder", num_parameters, has_kv=False)
+    computed_by, is_native = _computed_by(settings, directory, config, description)
+    if description is not None and is_native:
+        _check_tensors(directory, description, weight_format, shapes)
+    return CheckedModel(served, config, description, computed_by, num_parameters)
+
+
+def read_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of all tensors, from the headers of the files. Raises IncompleteModel where a file is damaged."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    try:
+        files = weight_files(directory)
+    except UnsupportedModel as error:
+        raise IncompleteModel(str(error), _COPY_AGAIN) from error
+    except (OSError, ValueError, KeyError) as error:
+        problem = f"{directory / 'model.safetensors.index.json'} cannot be read: {error}"
+        raise IncompleteModel(problem, _COPY_AGAIN) from error
+    for path in files:
+        try:
+            with safe_open(path, framework="pt") as file:
+                shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise IncompleteModel(f"{path} is damaged or not complete: {error}", _COPY_AGAIN) from error
+    return shapes
+
+
+def _check_tensors(
+    directory: Path, model: ModelDescription, weight_format: WeightFormat, shapes: dict[str, tuple[int, ...]]
+) -> None:
+    expected: dict[str, tuple[int, ...]] = {model.embedding: (model.vocab_size, model.hidden_size)}
+    expected |= {norm.tensor: (norm.size,) for norm in model.norms}
+    for layer in model.linear_layers:
+        if layer is not model.head or not model.tied_embeddings:
+            for stored in layer.stored:
+                expected |= weight_format.tensors(stored.name, sum(stored.outputs), layer.inputs)
+    if missing := sorted(expected.keys() - shapes.keys()):
+        more = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
+        raise IncompleteModel(f"the model in {directory} has no tensor {missing[0]}{more}", _COPY_AGAIN)
+    for name, shape in expected.items():
+        if shapes[name] != shape:
+            problem = f"the tensor {name} of the model in {directory} is {list(shapes[name])}, not {list(shape)}"
+            raise IncompleteModel(problem, _COPY_AGAIN)
+
+
+def _computed_by(
+    settings: WorkerSettings, directory: Path, config: Any, description: ModelDescription | None
+) -> tuple[str, bool]:
+    """What computes the model, and whether that is Quire's own code. Raises IncompleteModel where nothing does."""
+    device = choose_device(settings.device)
+    if description is not None:
+        if device.type == "cuda":
+            from worker_svc.model import triton_model
+
+            computed, name = triton_model.COMPUTED, "Triton kernels"
+        elif settings.kernels == "torch":
+            computed, name = torch_model.COMPUTED, "torch's operators"
+        else:
+            dtype = choose_dtype(settings.dtype, device)
+            refused = check_compiled_support(description.layout.head_dim, settings.block_size, dtype)
+            computed, fast = compiled_model.COMPUTED, "compiled kernels"
+            name = fast if refused is None else f"torch's operators, since the compiled kernels refuse it: {refused}"
+        if (unsupported := unsupported_reason(description, computed)) is None:
+            return name, True
+        why = f", since Quire's kernels do not support {unsupported}"
+    else:
+        why = ", since Quire has no description of this architecture"
+    _check_transformers(directory, config)
+    return f"transformers' own modules, slower{why}", False
+
+
+def _check_transformers(directory: Path, config: Any) -> None:
+    from worker_svc.model.probe import IncompatibleModel
+    from worker_svc.model.transformers_model import check_class
+
+    try:
+        check_class(config)
+    except IncompatibleModel as error:
+        raise IncompleteModel(f"the model in {directory} {error}", _OTHER_MODEL) from error
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEstimate:
+    """Bytes for one worker: of weights, of one KV block (0 for an encoder), and of all KV blocks that fit."""
+
+    weights: int
+    block: int
+    kv: int
+    free: int
+    """Before anything is loaded."""
+
+    @property
+    def num_blocks(self) -> int:
+        return self.kv // self.block
+
+
+def find_memory_problems(context: CheckContext) -> Iterator[Finding]:
+    settings: WorkerSettings = context.settings
+    try:
+        if (unprepared := _unprepared(context)) is not None:
+            yield unprepared
+            return
+        model = read_model(settings)
+        device = choose_device(settings.device)
+        estimate = estimate_memory(settings, model, device, context.num_processes)
+    except (ModelNotFound, IncompleteModel, DeviceNotFound):
+        yield skipped("the model or the device is wrong")
+        return
+    except StartupFailed as error:
+        yield wrong("settings of KV memory", str(error), "set it to a value that it names, or unset it")
+        return
+    where = "of the GPU" if device.type == "cuda" else "in the limit of the machine or its container"
+    found = (
+        f"{_gib(estimate.free)} free {where}; weights about {_gib(estimate.weights)}, KV blocks {_gib(estimate.kv)}"
+        f"{f', for each of {context.num_processes} workers' if context.num_processes > 1 else ''}"
+    )
+    yield _judge(settings, found, estimate, context.num_processes, device)
+
+
+def estimate_memory(
+    settings: WorkerSettings, model: CheckedModel, device: torch.device, num_workers: int
+) -> MemoryEstimate:
+    """What `worker_svc.memory` would measure, without the peak of a step. Raises StartupFailed."""
+    dtype = choose_dtype(settings.dtype, device)
+    weights = model.num_parameters * (1 if settings.quantization == "int8" else dtype.itemsize)
+    if not model.has_kv:
+        free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
+        return MemoryEstimate(weights, 0, 0, free)
+    kernels = AttentionKind.TRITON if device.type == "cuda" or settings.kernels == "triton" else AttentionKind.TORCH
+    shape = _cache_shape(settings, model, choose_cache_dtype(settings.kv_cache_dtype, kernels, dtype, device))
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        kv = int(total * (settings.memory_fraction or 0.9)) - (total - free) - weights
+    else:
+        free = available_memory()
+        kv = min(settings.cpu_kv_bytes, int((free - num_workers * weights) * (settings.memory_fraction or 0.4)))
+    if settings.num_blocks is not None:
+        check_num_blocks(settings.num_blocks, shape.block_bytes, device)
+        kv = settings.num_blocks * shape.block_bytes
+    kv = max(0, kv)
+    check_swap_space(settings.swap_space)
+    count_host_blocks(shape.block_bytes, kv // shape.block_bytes, settings.swap_space, device)
+    return MemoryEstimate(weights, shape.block_bytes, kv, free)
+
+
+def _cache_shape(settings: WorkerSettings, model: CheckedModel, dtype: torch.dtype) -> CacheShape:
+    if model.description is not None:
+        return CacheShape.of(model.description.layout, settings.block_size, dtype)
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    return CacheShape(config.num_hidden_layers, kv_heads, settings.block_size, head_dim, dtype)
+
+
+def _judge(
+    settings: WorkerSettings, found: str, estimate: MemoryEstimate, num_workers: int, device: torch.device
+) -> Finding:
+    on_cpu = device.type == "cpu"
+    smaller = "use a smaller model or a machine with more memory" + (", or QUIRE_QUANTIZATION=int8" if on_cpu else "")
+    if num_workers * estimate.weights > estimate.free:
+        return wrong(found, "the weights do not fit in memory", f"{smaller}; or raise the limit of the container")
+    if estimate.block == 0:
+        return ok(found)
+    if estimate.num_blocks == 0:
+        other = "raise QUIRE_CPU_KV_BYTES" if on_cpu else "lower QUIRE_MAX_STEP_TOKENS"
+        problem = f"no memory is left for a KV block of {estimate.block:,} bytes"
+        return wrong(found, problem, f"raise QUIRE_MEMORY_FRACTION, {other}, or {smaller}")
+    if on_cpu and "cpu_kv_bytes" in settings.model_fields_set and estimate.kv < settings.cpu_kv_bytes:
+        problem = f"QUIRE_CPU_KV_BYTES is {settings.cpu_kv_bytes:,}, more than the worker will take"
+        step = f"lower it to {estimate.kv:,}, free memory, or raise QUIRE_MEMORY_FRACTION (0.4 of what is left)"
+        return warning(found, problem, step)
+    if on_cpu and num_workers * (estimate.weights + estimate.kv) > estimate.free:
+        most = max(0, estimate.free // num_workers - estimate.weights)
+        return warning(found, "all workers together may take more than is free", f"set QUIRE_CPU_KV_BYTES to {most:,}")
+    return ok(f"{found}: {estimate.num_blocks * settings.block_size:,} tokens")
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / _GIB:.2f} GiB"
