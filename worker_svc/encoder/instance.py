@@ -72,7 +72,8 @@ def load_encoder(
     return EncoderInstance(
         WorkerDescription(
             model=served.name,
-            fingerprint=model_fingerprint(served.path, dtype),
+            # Vectors depend on them as on the weights.
+            fingerprint=model_fingerprint(served.path, dtype, arithmetic=repr(defaults)),
             tokenizer_fingerprint=tokenizer_fingerprint(served.tokenizer_path),
             block_bytes=0,
             limits=limits,

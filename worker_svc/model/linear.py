@@ -1,10 +1,14 @@
 """Matrix products with constant weights: plain, or in a layout for the CPU."""
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
+
+from worker_svc.model.description import Activation
 
 
 class Linear(Protocol):
@@ -17,42 +21,61 @@ class Linear(Protocol):
         """The float32 `residual` plus the product with `inputs`; `residual` may be overwritten."""
 
 
-def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
+def make_linear(weight: Tensor, bias: Tensor | None = None, activation: Activation | None = None) -> Linear:
     """The fastest form of a weight [out_features, in_features] on its device. The weight itself is not kept on a
-    CPU.
+    CPU. With `activation` the map is not linear: the function follows the product, but not in `add`.
     """
-    return OneDnnLinear(weight, bias) if _one_dnn_takes(weight) else PlainLinear(weight, bias)
+    if _one_dnn_takes(weight):
+        return OneDnnLinear(weight, bias, activation)
+    return PlainLinear(weight, bias, activation)
+
+
+_ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
+    Activation.GELU: F.gelu,
+    Activation.GELU_TANH: partial(F.gelu, approximate="tanh"),
+    Activation.SILU: F.silu,
+}
+# As oneDNN names the function and its algorithm.
+_ONE_DNN_ACTIVATIONS = {
+    None: ("none", ""),
+    Activation.GELU: ("gelu", "none"),
+    Activation.GELU_TANH: ("gelu", "tanh"),
+    Activation.SILU: ("swish", ""),
+}
 
 
 class PlainLinear:
     """torch's own product."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, activation: Activation | None = None) -> None:
         self._weight, self._bias = weight, bias
+        self._activation = None if activation is None else _ACTIVATIONS[activation]
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        return F.linear(inputs, self._weight, self._bias)
+        product = F.linear(inputs, self._weight, self._bias)
+        return product if self._activation is None else self._activation(product)
 
     def add(self, inputs: Tensor, residual: Tensor) -> Tensor:
-        return residual.add_(self(inputs))
+        return residual.add_(F.linear(inputs, self._weight, self._bias))
 
 
 class OneDnnLinear:
     """oneDNN's product, with a weight in the blocked layout that torch would otherwise create for each product."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, activation: Activation | None = None) -> None:
+        self._function, self._algorithm = _ONE_DNN_ACTIVATIONS[activation]
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight)
         self._bias = bias
         self._multiply = torch.ops.mkldnn._linear_pointwise.default
         self._multiply_add = torch.ops.mkldnn._linear_pointwise.binary
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        product: Tensor = self._multiply(inputs, self._weight, self._bias, "none", [], "")
+        product: Tensor = self._multiply(inputs, self._weight, self._bias, self._function, [], self._algorithm)
         return product
 
     def add(self, inputs: Tensor, residual: Tensor) -> Tensor:
         if inputs.dtype != residual.dtype:
-            return residual.add_(self(inputs))
+            return residual.add_(self._multiply(inputs, self._weight, self._bias, "none", [], ""))
         total: Tensor = self._multiply_add(inputs, residual, self._weight, self._bias, "add")
         return total
 

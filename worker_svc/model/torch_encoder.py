@@ -1,8 +1,7 @@
 """An encoder by torch's operators, on a CPU or a GPU: many prompts at once, most of them without padding."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -10,18 +9,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from worker_svc.model.description import Activation
+from worker_svc.model.description import Activation, LinearLayer
 from worker_svc.model.encoder_description import EncoderDescription, EncoderLayer, LayerNorm
 from worker_svc.model.linear import Linear, make_linear
 from worker_svc.model.linear_weights import LinearWeights
 from worker_svc.model.weight_format import format_of
 from worker_svc.model.weights import Checkpoint
-
-_ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
-    Activation.GELU: F.gelu,
-    Activation.GELU_TANH: partial(F.gelu, approximate="tanh"),
-    Activation.SILU: F.silu,
-}
 
 # Prompts share one call of the attention while at least this share of its keys are tokens.
 _LEAST_FILLED = 0.75
@@ -77,8 +70,7 @@ class TorchEncoder:
         types = checkpoint.take(description.type_embedding, description.num_types, hidden)
         self._positions = positions + types[0]
         self._norm = _Norm(description.embedding_norm, checkpoint)
-        self._layers = [_build(layer, checkpoint) for layer in description.layers]
-        self._activation = _ACTIVATIONS[description.activation]
+        self._layers = [_build(layer, description.activation, checkpoint) for layer in description.layers]
 
     def __call__(self, prompts: Sequence[Sequence[int]]) -> list[Tensor]:
         """The last hidden states of each prompt [num_tokens, hidden_size]. No prompt is empty."""
@@ -89,9 +81,8 @@ class TorchEncoder:
         groups = _groups(lengths, self.device)
         hidden = self._norm(self._words[tokens] + self._positions[positions])
         for layer in self._layers:
-            attended = self._attention(layer.qkv(hidden), groups)
-            hidden = layer.attention_norm(hidden + layer.output(attended))
-            hidden = layer.mlp_norm(hidden + layer.down(self._activation(layer.up(hidden))))
+            hidden = layer.attention_norm(layer.output.add(self._attention(layer.qkv(hidden), groups), hidden))
+            hidden = layer.mlp_norm(layer.down.add(layer.up(hidden), hidden))
         return list(torch.split(hidden, lengths))
 
     def _attention(self, qkv: Tensor, groups: Sequence[_Group]) -> Tensor:
@@ -118,11 +109,12 @@ def load_torch_encoder(
         return encoder
 
 
-def _build(layer: EncoderLayer, checkpoint: Checkpoint) -> _Layer:
-    qkv, output, up, down = (
-        make_linear(*LinearWeights(linear, checkpoint).fused())
-        for linear in (layer.qkv, layer.output, layer.up, layer.down)
-    )
+def _build(layer: EncoderLayer, activation: Activation, checkpoint: Checkpoint) -> _Layer:
+    def linear(spec: LinearLayer, activation: Activation | None = None) -> Linear:
+        return make_linear(*LinearWeights(spec, checkpoint).fused(), activation)
+
+    qkv, output = linear(layer.qkv), linear(layer.output)
+    up, down = linear(layer.up, activation), linear(layer.down)
     attention_norm, mlp_norm = (_Norm(norm, checkpoint) for norm in (layer.attention_norm, layer.mlp_norm))
     return _Layer(qkv, output, attention_norm, up, down, mlp_norm)
 

@@ -31,6 +31,14 @@ def test_it_describes_a_model_without_kv(tmp_path: Path) -> None:
     assert limits.max_step_tokens >= 40
 
 
+def test_its_identity_changes_with_how_vectors_are_made(tmp_path: Path) -> None:
+    directories = [tmp_path / pooling for pooling in ("mean", "cls")]
+    for directory in directories:
+        save_bert(directory, pooling=directory.name)
+    mean, cls = (load(directory).description.fingerprint for directory in directories)
+    assert mean != cls
+
+
 def test_a_step_holds_the_longest_prompt(tmp_path: Path) -> None:
     save_bert(tmp_path)
     limits = load(tmp_path, "--max-step-tokens", "8", "--max-sequences", "3").description.limits
