@@ -9,6 +9,7 @@ PACKAGES = {
     "quire": "protos",
     "quire_kernels": "kernels",
     "quire_client": "client",
+    "quire_offline": "client",
     "svc_common": ".",
     "gateway_svc": ".",
     "scheduler_svc": ".",

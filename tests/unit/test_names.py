@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SERVICES = ("gateway_svc", "scheduler_svc", "worker_svc", "svc_common", "kernels/quire_kernels", "client/quire_client")
+SERVICES = (
+    "gateway_svc",
+    "scheduler_svc",
+    "worker_svc",
+    "svc_common",
+    "kernels/quire_kernels",
+    "client/quire_client",
+    "client/quire_offline",
+)
 
 
 @pytest.mark.parametrize("service", SERVICES)

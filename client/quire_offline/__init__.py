@@ -1,0 +1,23 @@
+"""Models in the process of a program, without a server: `LLM` for lists of prompts, `AsyncLLM` for asyncio.
+
+The parts are those of a server, so the answers are the same. Needs `pip install 'quire[local]'`.
+"""
+
+from quire_client.errors import QuireError
+from quire_client.results import ToolCall
+from quire_offline.async_llm import AsyncLLM
+from quire_offline.llm import LLM
+from quire_offline.outputs import CompletionOutput, Logprob, RequestOutput
+from quire_offline.sampling_params import SamplingParams, StructuredOutputsParams
+
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "Logprob",
+    "QuireError",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "ToolCall",
+]

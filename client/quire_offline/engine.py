@@ -1,0 +1,241 @@
+"""Worker, scheduler and gateway of one model in one process, on one event loop: the services' own parts, connected
+without ports.
+
+What a deployment has besides is left out: there are no listeners, no credentials, no lease and no records.
+"""
+
+import asyncio
+import logging
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from gateway_svc.metrics import GatewayMetrics
+from gateway_svc.model_catalog import ModelCatalog
+from gateway_svc.request_group import RequestGroup
+from gateway_svc.request_manager import Call, RequestManager
+from gateway_svc.retention import NONE, RetentionRules
+from gateway_svc.session import SchedulerSession
+from gateway_svc.tenant import DEFAULT_TENANT
+from gateway_svc.tracing import Operation
+from gateway_svc.validated_request import ValidatedRequest
+from quire.scheduler.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
+from quire.worker.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
+from quire_offline.errors import noting_prompt
+from quire_offline.local_channel import LocalServer
+from quire_offline.null_store import NullStore
+from quire_offline.offline_request import OfflineRequest
+from quire_offline.settings import OfflineSettings
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.engine import EngineSettings, SchedulerEngine
+from scheduler_svc.sessions import SchedulerServicer
+from scheduler_svc.worker_link import WorkerLink
+from svc_common.errors import QuireError, Reason
+from svc_common.identity import Outbound
+from svc_common.records import RECORD_TTL_SECONDS
+from worker_svc.description import WorkerDescription
+from worker_svc.device_thread import DeviceThread
+from worker_svc.errors import StartupFailed
+from worker_svc.instance import ModelInstance, load_instance
+from worker_svc.service import WorkerService
+from worker_svc.step_runner import StepRunner
+
+logger = logging.getLogger("quire.offline")
+
+_HERE = "this process"  # the address of worker and scheduler
+_EPOCH = 1
+_READY_SECONDS = 60.0  # from a loaded model to the first request; it takes milliseconds
+
+OnTokens = Callable[[OfflineRequest], None]
+
+
+class OfflineEngine:
+    """Runs requests for one model. All methods are called on the loop that made it."""
+
+    def __init__(self, settings: OfflineSettings, catalog: ModelCatalog, device: DeviceThread) -> None:
+        """The engine closes `catalog` and `device`."""
+        self._settings = settings
+        self._catalog = catalog
+        self._device = device
+        (self._model,) = catalog
+        self._changed = asyncio.Event()
+        self._worker = WorkerService(device)
+        worker_server, scheduler_server = LocalServer(), LocalServer()
+        add_WorkerServiceServicer_to_server(self._worker, worker_server.registry)
+        self._scheduler = SchedulerEngine(
+            partial(Scheduler, settings.limits),
+            NullStore(),
+            _EPOCH,
+            EngineSettings(worker_timeout=math.inf),
+            _no_later_term,
+            on_fenced=lambda: None,  # nothing else leads
+            on_failed=self._fail,
+        )
+        servicer = SchedulerServicer()
+        servicer.lead(self._scheduler)
+        add_SchedulerServiceServicer_to_server(servicer, scheduler_server.registry)
+        self._link = WorkerLink(self._scheduler, _HERE, lambda: None, Outbound(worker_server.channel))
+        self._session = SchedulerSession(
+            [_HERE], catalog.fingerprints, self._changed.set, outbound=Outbound(scheduler_server.channel)
+        )
+        # Without records: the store would forget them.
+        retention = RetentionRules(RECORD_TTL_SECONDS, NONE, NONE)
+        self._manager = RequestManager(catalog, self._session, GatewayMetrics([self._model.name]), retention)
+        self._requests: dict[str, OfflineRequest] = {}  # those of `run`, by id
+        self._groups: dict[str, RequestGroup] = {}  # of requests that have begun, by id
+        self._tasks: list[asyncio.Task[None]] = []
+        self._failure: QuireError | None = None
+        self.description: WorkerDescription
+        """What the worker is: model, device, dtype, limits."""
+        self.runner: Callable[[], StepRunner | None] = lambda: None
+        """The model, while it is in memory."""
+
+    @classmethod
+    async def start(cls, settings: OfflineSettings) -> "OfflineEngine":
+        """Loads the model, in seconds to minutes. Raises ModelNotFound, InvalidModelFiles, BadSetting and
+        StartupFailed.
+        """
+        catalog = ModelCatalog.load([settings.model])
+        engine = cls(settings, catalog, DeviceThread())
+        try:
+            await engine._load()
+        except BaseException:
+            await engine.close()
+            raise
+        return engine
+
+    async def _load(self) -> None:
+        instance: ModelInstance = await self._device.run(partial(load_instance, self._settings.worker, logger.info))
+        self.description, self.runner = instance.description, weakref.ref(instance.runner)
+        self._worker.serve(instance)
+        for name, work in (
+            ("session", self._session.run()),
+            ("worker", self._link.run()),
+            ("device", self._until_device_lost()),
+        ):
+            task = asyncio.create_task(work, name=name)
+            task.add_done_callback(self._part_ended)
+            self._tasks.append(task)
+        try:
+            async with asyncio.timeout(_READY_SECONDS):
+                while not self._manager.is_ready and self._failure is None:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise StartupFailed(f"the worker did not accept steps in {_READY_SECONDS:.0f} s") from None
+        self._check()
+
+    async def close(self) -> None:
+        """Fails the requests that run, ends the threads of steps and of tokenizers, and drops the model."""
+        self._end_all(QuireError(Reason.CANCELLED, "the engine was closed"))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        self._device.close()
+        self._catalog.close()
+        del self._worker, self._link  # nothing else refers to the model
+
+    async def run_all(self, requests: Sequence[OfflineRequest], on_tokens: OnTokens) -> None:
+        """Runs all requests of a call at once. `on_tokens` is called on this loop with a request that has more output,
+        and at its end.
+
+        Raises the QuireError of the first one that is not valid or fails; the others end then.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for index, request in enumerate(requests):
+                    # One after another, so that they are queued in their order. Those before this one run meanwhile.
+                    with noting_prompt(index, len(requests)):
+                        validated = await self._validate(request)
+                    tasks.create_task(self._run(request, validated, on_tokens))
+        except* QuireError as errors:
+            first = errors.exceptions[0]
+        else:
+            return
+        raise first
+
+    async def run(self, request: OfflineRequest, on_tokens: OnTokens) -> None:
+        """Runs one request, which `abort` may end. As `run_all`; no other request that runs may have its id."""
+        if request.request_id in self._requests:
+            raise QuireError(Reason.INVALID_FIELD, "is the id of a request that runs", field="request_id")
+        self._requests[request.request_id] = request
+        try:
+            await self._run(request, await self._validate(request), on_tokens)
+        finally:
+            del self._requests[request.request_id]
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request, if it runs. Its output so far is its answer."""
+        group = self._groups.get(request_id)
+        if group is not None:
+            group.give_up(QuireError(Reason.CANCELLED, "the request was aborted"))
+        elif request_id in self._requests:  # it has not begun
+            self._requests[request_id].was_aborted = True
+
+    async def _validate(self, request: OfflineRequest) -> ValidatedRequest:
+        """Raises QuireError."""
+        self._check()
+        validated = await self._manager.validate(
+            self._call(request), self._model, request.unvalidated, request.field_path, request.request_id
+        )
+        request.prompt_token_ids = validated.prompt_token_ids
+        if request.operation is Operation.CHAT:
+            request.prompt = self._model.tokenizer.vocabulary.text(validated.prompt_token_ids)
+        return validated
+
+    async def _run(self, request: OfflineRequest, validated: ValidatedRequest, on_tokens: OnTokens) -> None:
+        self._check()
+        if request.was_aborted:
+            return
+        with self._manager.run(self._call(request), [validated]) as group:
+            self._groups[request.request_id] = group
+            (request.running,) = group.requests
+            try:
+                while chunks := await group.next():
+                    request.chunks += (chunk for _, chunk in chunks)
+                    request.num_tokens = group.usage.completion_tokens
+                    on_tokens(request)
+            except QuireError as error:
+                if error.reason is not Reason.CANCELLED or self._failure is not None:
+                    raise self._failure or error from None
+                request.was_aborted = True
+            finally:
+                del self._groups[request.request_id]
+        request.is_done = True
+        on_tokens(request)
+
+    def _call(self, request: OfflineRequest) -> Call:
+        return Call(DEFAULT_TENANT, request.operation)
+
+    def _check(self) -> None:
+        """Raises QuireError where the engine cannot run requests any more."""
+        if self._failure is not None:
+            raise self._failure
+
+    # Failures.
+
+    async def _until_device_lost(self) -> None:
+        await self._worker.device_lost.wait()
+        self._end_all(QuireError(Reason.INTERNAL, "the device failed in a step: make a new LLM, in a new process"))
+
+    def _fail(self, error: BaseException) -> None:
+        """The scheduler's own part cannot go on."""
+        logger.error("the engine failed", exc_info=error)
+        self._end_all(QuireError(Reason.INTERNAL, f"the engine failed: {type(error).__name__}"))
+
+    def _part_ended(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
+    def _end_all(self, error: QuireError) -> None:
+        """Fails the requests that run, and all later ones."""
+        self._failure = self._failure or error
+        self._changed.set()
+        for group in list(self._groups.values()):
+            group.give_up(error)
+
+
+async def _no_later_term(above: int) -> int:
+    raise AssertionError(f"a worker of this process has seen epoch {above}")

@@ -1,0 +1,128 @@
+"""One prompt of a call: read as a body of the HTTP API, then run by the engine, which appends its output."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Integral
+from typing import Any, TypeAlias
+
+from gateway_svc.field_paths import FieldPath
+from gateway_svc.http_api.openai.bodies import read_chat_completion, read_completion
+from gateway_svc.http_api.openai.chat_models import ChatBody
+from gateway_svc.http_api.openai.generation_body import CompletionBody
+from gateway_svc.http_api.undefined_fields import UndefinedFields
+from gateway_svc.output import Chunk, merge_chunks
+from gateway_svc.ranking import completed_sequences
+from gateway_svc.running_request import RunningRequest
+from gateway_svc.tracing import Operation
+from gateway_svc.unvalidated_request import UnvalidatedRequest
+from quire_offline.outputs import CompletionOutput, RequestOutput, logprobs_at
+from quire_offline.sampling_params import SamplingParams
+
+Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
+"""A text, token ids, or an object with `prompt` or `prompt_token_ids`, as vLLM's TextPrompt and TokensPrompt."""
+
+Messages: TypeAlias = Sequence[Mapping[str, Any]]
+"""A chat in OpenAI's format, oldest message first."""
+
+
+@dataclass(slots=True, eq=False)
+class OfflineRequest:
+    """A request, and its output so far. `prompt` is the text of the prompt; None: it was given as token ids.
+
+    The engine appends on its own thread; any thread may make an output.
+    """
+
+    request_id: str
+    operation: Operation
+    unvalidated: UnvalidatedRequest
+    field_path: FieldPath
+    prompt: str | None
+    prompt_token_ids: list[int] = field(default_factory=list)
+    running: RunningRequest | None = None
+    chunks: list[Chunk] = field(default_factory=list)
+    num_tokens: int = 0
+    """How many tokens were generated, over all sequences."""
+    was_aborted: bool = False
+    is_done: bool = False
+
+    @classmethod
+    def of_prompt(
+        cls, request_id: str, prompt: Prompt, params: SamplingParams, priority: int | None = None
+    ) -> "OfflineRequest":
+        """A prompt to continue. Raises QuireError, which names a field as SamplingParams does."""
+        given = _given(prompt)
+        values = {**params.values, "prompt": given, "priority": priority}
+        (read,) = read_completion(CompletionBody.of(values), None).prompts
+        text = given if isinstance(given, str) else None
+        return cls(request_id, Operation.TEXT_COMPLETION, read.unvalidated, read.field_path, text)
+
+    @classmethod
+    def of_chat(
+        cls, request_id: str, messages: Messages, params: SamplingParams, options: Mapping[str, Any]
+    ) -> "OfflineRequest":
+        """A chat to answer; `options` are fields of a chat's body. Raises QuireError."""
+        values = {**params.values, **options, "messages": [dict(message) for message in messages]}
+        num_top = values.pop("logprobs", None)
+        if num_top is not None:  # a chat's body says in one field whether there are any, and how many in another
+            values |= {"logprobs": True, "top_logprobs": num_top}
+        UndefinedFields.REFUSE.check(ChatBody, values)
+        (read,) = read_chat_completion(ChatBody.of(values), None).prompts
+        return cls(request_id, Operation.CHAT, read.unvalidated, read.field_path, None)
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether its sequences are known only when all have ended."""
+        return self.running is not None and self.running.rendering.is_best_of
+
+    def output(self, *, finished: bool) -> RequestOutput:
+        """The output so far, or all of it."""
+        running = self.running
+        if running is None:
+            return RequestOutput(self.request_id, self.prompt, self.prompt_token_ids, [], finished)
+        rendering, vocabulary, chunks = running.rendering, running.vocabulary, self.chunks[:]
+        is_complete = finished and not self.was_aborted
+        whole = completed_sequences(chunks, rendering) if is_complete else merge_chunks(chunks)
+        prompt_logprobs = None
+        if rendering.prompt_logprobs is not None and chunks and running.prompt is not None:
+            prompt_logprobs = [None, *(logprobs_at(one, vocabulary) for one in running.prompt.logprobs)]
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            outputs=[
+                CompletionOutput.of(
+                    chunk, vocabulary, has_logprobs=rendering.logprobs is not None, was_aborted=self.was_aborted
+                )
+                for chunk in whole
+            ],
+            finished=finished,
+            prompt_logprobs=prompt_logprobs,
+            num_cached_tokens=running.usage.cached_tokens,
+            seed=rendering.seed,
+        )
+
+
+def prompts_of(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """The prompts of a call: a text, an object, or token ids are one."""
+    if isinstance(given, str | Mapping) or (len(given) > 0 and isinstance(given[0], Integral)):
+        return [given]  # type: ignore[list-item]
+    return list(given)  # type: ignore[arg-type]
+
+
+def chats_of(given: Messages | Sequence[Messages]) -> list[Messages]:
+    """The chats of a call: a list of messages is one."""
+    if len(given) > 0 and isinstance(given[0], Mapping):
+        return [given]  # type: ignore[list-item]
+    return list(given)  # type: ignore[arg-type]
+
+
+def _given(prompt: Prompt) -> str | list[int]:
+    """A prompt as a body has it. Raises TypeError for an object with other keys."""
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, Mapping):
+        keys = [name for name in ("prompt_token_ids", "prompt") if prompt.get(name) is not None]
+        if not keys or not prompt.keys() <= {"prompt_token_ids", "prompt"}:
+            raise TypeError(f"a prompt has the key prompt or prompt_token_ids, not {', '.join(map(str, prompt))}")
+        return _given(prompt[keys[0]])
+    return [int(token_id) if isinstance(token_id, Integral) else token_id for token_id in prompt]

@@ -1,0 +1,90 @@
+"""What calls return, with the names of vLLM's classes."""
+
+from dataclasses import dataclass, field
+
+from gateway_svc.output import Chunk, TokenLogprob
+from gateway_svc.vocabulary import Vocabulary
+from quire_client.results import ToolCall
+
+ABORTED = "abort"
+"""Why a sequence ended whose request was aborted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """The log-probability of a token. `rank` is 1 for the most probable one; None: it is not among those returned."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One sequence. `logprobs` has for each token the sampled one and the top ones, by id, where they were requested;
+    `cumulative_logprob` is the sum over the sampled ones.
+
+    `finish_reason` is "stop", "length", "tool_calls" or "abort", and None while the sequence runs; `stop_reason` is the
+    stop string or stop token that ended it. `reasoning` and `tool_calls` of a chat's answer are not part of the text.
+    `score` ranks sequences of beam searches and of `best_of`.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    score: float | None = None
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @classmethod
+    def of(
+        cls, chunk: Chunk, vocabulary: Vocabulary, *, has_logprobs: bool, was_aborted: bool = False
+    ) -> "CompletionOutput":
+        """From a chunk with all of a sequence so far."""
+        reason = chunk.finish.reason.value if chunk.finish is not None else ABORTED if was_aborted else None
+        return cls(
+            index=chunk.index,
+            text=chunk.text,
+            token_ids=list(chunk.token_ids),
+            cumulative_logprob=sum(one.logprob for one in chunk.logprobs) if has_logprobs else None,
+            logprobs=[logprobs_at(one, vocabulary) for one in chunk.logprobs] if has_logprobs else None,
+            finish_reason=reason,
+            stop_reason=chunk.finish.matched if chunk.finish is not None else None,
+            score=chunk.score,
+            reasoning=chunk.reasoning,
+            tool_calls=[ToolCall(call.id, call.name, call.arguments) for call in chunk.tool_calls],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A prompt and its sequences, in the order of their indices. `prompt` is None for a prompt of token ids.
+
+    `prompt_logprobs` has None for the first token, as no token precedes it. `seed` repeats the sampling.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_cached_tokens: int = 0
+    seed: int | None = None
+
+
+def logprobs_at(logprob: TokenLogprob, vocabulary: Vocabulary) -> dict[int, Logprob]:
+    """The log-probabilities at one position, the sampled token first."""
+    ranks = {token_id: rank for rank, (token_id, _) in enumerate(logprob.top, 1)}
+    found: dict[int, Logprob] = {}
+    for token_id, value in ((logprob.token_id, logprob.logprob), *logprob.top, *logprob.requested):
+        found.setdefault(token_id, Logprob(value, ranks.get(token_id), vocabulary.token_text(token_id)))
+    return found

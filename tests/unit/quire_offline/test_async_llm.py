@@ -1,0 +1,115 @@
+"""Single requests of asyncio programs: streams of outputs, aborts, and readers that leave."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from offline_model import SMALL
+from quire_offline import AsyncLLM, QuireError, RequestOutput, SamplingParams
+
+LONG = SamplingParams(temperature=0, max_tokens=150, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm(model: Path) -> Iterator[AsyncLLM]:
+    served = AsyncLLM(str(model), **SMALL, num_blocks=64)
+    yield served
+    served.shutdown()
+
+
+async def read(llm: AsyncLLM, params: SamplingParams, request_id: str | None = None) -> list[RequestOutput]:
+    return [output async for output in llm.generate("hello", params, request_id)]
+
+
+async def until_idle(llm: AsyncLLM) -> None:
+    core = next(iter(llm._thread.engine._scheduler.models)).core
+    async with asyncio.timeout(20):
+        while core.num_running or core.num_queued:
+            await asyncio.sleep(0.01)
+
+
+async def test_outputs_grow_to_the_last_one(llm: AsyncLLM) -> None:
+    outputs = await read(llm, LONG)
+    assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+    whole = outputs[-1].outputs[0]
+    assert (len(whole.token_ids), whole.finish_reason) == (150, "length")
+    for output in outputs[:-1]:
+        part = output.outputs[0]
+        assert whole.text.startswith(part.text)
+        assert whole.token_ids[: len(part.token_ids)] == part.token_ids
+
+
+async def test_many_requests_run_at_once(llm: AsyncLLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=10)
+    (alone,) = (await read(llm, params))[-1:]
+    answers = await asyncio.gather(*(read(llm, params) for _ in range(30)))
+    assert all(answer[-1].outputs[0].token_ids == alone.outputs[0].token_ids for answer in answers)
+
+
+async def test_sequences_that_are_ranked_come_at_the_end(llm: AsyncLLM) -> None:
+    (output,) = await read(llm, SamplingParams(n=1, best_of=3, temperature=2, seed=1, max_tokens=5))
+    assert len(output.outputs) == 1
+
+
+async def test_an_abort_ends_the_stream_with_what_there_is(llm: AsyncLLM) -> None:
+    outputs = []
+    async for output in llm.generate("hello", LONG, "mine"):
+        outputs.append(output)
+        if len(outputs) == 1:
+            await llm.abort("mine")
+    assert outputs[-1].finished
+    assert outputs[-1].request_id == "mine"
+    assert outputs[-1].outputs[0].finish_reason == "abort"
+    assert len(outputs[-1].outputs[0].token_ids) < 150
+    await until_idle(llm)
+    await llm.abort(["mine", "unknown"])
+
+
+async def test_a_request_that_has_not_begun_is_aborted(llm: AsyncLLM) -> None:
+    reading = asyncio.create_task(read(llm, LONG, "mine"))
+    await asyncio.sleep(0)
+    await llm.abort("mine")
+    outputs = await reading
+    assert outputs[-1].finished
+    assert all(len(one.token_ids) < 150 for one in outputs[-1].outputs)
+
+
+async def test_a_reader_that_leaves_cancels_its_request(llm: AsyncLLM) -> None:
+    async with aclosing(llm.generate("hello", LONG)) as outputs:
+        async for _ in outputs:
+            break
+    await until_idle(llm)
+    reading = asyncio.create_task(read(llm, LONG))
+    await asyncio.sleep(0.05)
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    await until_idle(llm)
+
+
+async def test_an_id_is_of_one_request_at_a_time(llm: AsyncLLM) -> None:
+    async with aclosing(llm.generate("hello", LONG, "twice")) as outputs:
+        await anext(outputs)
+        with pytest.raises(QuireError) as raised:
+            await read(llm, LONG, "twice")
+        assert raised.value.field == "request_id"
+    await until_idle(llm)
+    assert (await read(llm, SamplingParams(max_tokens=1), "twice"))[-1].finished
+
+
+async def test_an_invalid_parameter_is_named(llm: AsyncLLM) -> None:
+    with pytest.raises(QuireError) as raised:
+        await read(llm, SamplingParams(top_p=2))
+    assert raised.value.field == "top_p"
+
+
+async def test_a_model_that_is_closed_ends_its_streams(model: Path) -> None:
+    async with AsyncLLM(str(model), **SMALL, num_blocks=32) as llm:
+        reading = asyncio.create_task(read(llm, LONG))
+        await asyncio.sleep(0.05)
+    with pytest.raises(QuireError, match="closed"):
+        await reading
+    with pytest.raises(RuntimeError, match="closed"):
+        await read(llm, LONG)

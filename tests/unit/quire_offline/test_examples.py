@@ -1,0 +1,48 @@
+"""The example program and the notebook run."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+EXAMPLES = ROOT / "client" / "examples" / "python"
+SETTINGS = {"QUIRE_DTYPE": "float32", "QUIRE_NUM_THREADS": "1", "QUIRE_NUM_BLOCKS": "64", "QUIRE_SWAP_SPACE": "0"}
+
+
+def test_the_program_prints_its_outputs(model: Path) -> None:
+    path = os.pathsep.join(str(ROOT / folder) for folder in ("", "protos", "kernels", "client"))
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "offline.py", model],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env=os.environ | SETTINGS | {"PYTHONPATH": path},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == [
+        "'A quire is'",
+        "'Paper is made of'",
+        "'The first printed book was'",
+        "answer",
+    ]
+
+
+def test_the_cells_of_the_notebook_run(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notebook = json.loads((EXAMPLES / "offline.ipynb").read_text())
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells)
+    assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
+    for name, value in (SETTINGS | {"QUIRE_MODEL": str(model)}).items():
+        monkeypatch.setenv(name, value)
+    names: dict[str, object] = {}
+    for cell in cells:
+        exec("".join(cell["source"]), names)
+    assert capsys.readouterr().out.count("|") >= 3

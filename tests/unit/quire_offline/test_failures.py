@@ -1,0 +1,44 @@
+"""A step that fails is computed again; a device that fails ends the model."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from quire_offline import LLM, QuireError, SamplingParams
+from worker_svc.errors import DeviceLost
+
+PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+PROMPTS = [[5 + number] * (3 + number) for number in range(10)]
+
+
+def fail_once(llm: LLM, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Lets the fifth step from now on raise."""
+    instance = llm._thread.engine._worker._instance
+    assert instance is not None
+    launch, num_steps = instance.runner.launch, 0
+
+    def launch_or_raise(step: Any) -> Any:
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps == 5:
+            raise error
+        return launch(step)
+
+    monkeypatch.setattr(instance.runner, "launch", launch_or_raise)
+
+
+def test_sequences_of_a_step_that_fails_continue(load: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = load(num_blocks=64)
+    expected = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, PARAMS)]
+    fail_once(llm, monkeypatch, RuntimeError("a bug"))
+    assert [output.outputs[0].token_ids for output in llm.generate(PROMPTS, PARAMS)] == expected
+
+
+def test_calls_fail_when_the_device_does(load: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = load(num_blocks=64)
+    fail_once(llm, monkeypatch, DeviceLost("an illegal access"))
+    for _ in range(2):
+        with pytest.raises(QuireError, match="the device failed in a step") as raised:
+            llm.generate(PROMPTS, PARAMS)
+        assert raised.value.reason == "INTERNAL"

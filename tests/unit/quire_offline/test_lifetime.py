@@ -1,0 +1,118 @@
+"""Interrupts and the end of a model: what runs is cancelled, and no thread is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from offline_model import SMALL
+from quire_offline import LLM, QuireError, SamplingParams
+
+ROOT = Path(__file__).parents[3]
+LONG = SamplingParams(max_tokens=200, ignore_eos=True)
+OURS = ("quire-offline", "device", "device-waiter", "host", "grammars", "masks", "tokenize", "prefault")
+PROGRAM = """
+import sys
+from quire import LLM, SamplingParams
+llm = LLM(sys.argv[1], dtype="float32", num_threads=1, num_blocks=64, swap_space=0)
+print(len(llm.generate("hello", SamplingParams(max_tokens=3, ignore_eos=True))[0].outputs[0].token_ids))
+"""
+
+
+def threads() -> set[threading.Thread]:
+    """The threads of models."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith(OURS)}
+
+
+def until(is_met: Callable[[], bool]) -> None:
+    """Waits for a condition."""
+    limit = time.monotonic() + 20
+    while not is_met():
+        assert time.monotonic() < limit, threads()
+        time.sleep(0.01)
+
+
+def is_running(llm: LLM) -> bool:
+    (model,) = llm._thread.engine._scheduler.models
+    return bool(model.core.num_running or model.core.num_queued)
+
+
+def once_running(llm: LLM, act: Callable[[], object]) -> threading.Thread:
+    """Acts, on another thread, as soon as a prompt runs."""
+
+    def wait_and_act() -> None:
+        until(lambda: is_running(llm))
+        act()
+
+    thread = threading.Thread(target=wait_and_act)
+    thread.start()
+    return thread
+
+
+def test_an_interrupt_cancels_the_prompts_and_leaves_the_model_usable(load: Callable[..., LLM]) -> None:
+    llm = load(num_blocks=64)
+    short = SamplingParams(temperature=0, max_tokens=4)
+    expected = llm.generate(["hello"] * 4, short)  # all threads run by now
+    before = threads()
+    interrupting = once_running(llm, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["hello"] * 1_000, LONG)
+    interrupting.join()
+    assert {thread.name for thread in threads() - before} <= {"tokenize_0", "tokenize_1", "tokenize_2"}
+    until(lambda: not is_running(llm))
+    again = llm.generate(["hello"] * 4, short)
+    assert [one.outputs[0].token_ids for one in again] == [one.outputs[0].token_ids for one in expected]
+
+
+def test_the_end_of_the_block_ends_all_threads(model: Path) -> None:
+    before = threads()
+    with LLM(str(model), **SMALL, num_blocks=32) as llm:
+        llm.generate("hello", SamplingParams(max_tokens=2, structured_outputs={"choice": ["a"]}))
+        assert threads() > before
+    until(lambda: threads() <= before)
+    llm.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        llm.generate("hello")
+
+
+def test_a_model_that_is_dropped_ends_its_threads(model: Path) -> None:
+    before = threads()
+    llm = LLM(str(model), **SMALL, num_blocks=32)
+    llm.generate("hello", SamplingParams(max_tokens=2))
+    del llm
+    until(lambda: threads() <= before)
+
+
+def test_calls_that_run_fail_when_the_model_is_closed(model: Path) -> None:
+    llm = LLM(str(model), **SMALL, num_blocks=32)
+    closing = once_running(llm, llm.close)
+    with pytest.raises(QuireError, match="closed") as raised:
+        llm.generate(["hello"] * 1_000, LONG)
+    assert raised.value.reason == "CANCELLED"
+    closing.join()
+
+
+def test_a_model_that_cannot_be_loaded_leaves_no_thread(tmp_path: Path) -> None:
+    before = threads()
+    with pytest.raises(Exception, match="nowhere"):
+        LLM(str(tmp_path / "nowhere"))
+    assert threads() <= before
+
+
+def test_a_program_ends_without_closing_its_model(model: Path) -> None:
+    path = os.pathsep.join(str(ROOT / folder) for folder in ("", "protos", "kernels", "client"))
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(model)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env=os.environ | {"PYTHONPATH": path},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")

@@ -1,0 +1,273 @@
+"""Outputs of lists of prompts: the tokens of transformers, in any crowd, and every kind of parameter."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from llama_models import generate
+from offline_model import NUM_TOKENS
+from quire_offline import LLM, QuireError, RequestOutput, SamplingParams, StructuredOutputsParams
+from tiny_model import tiny_tokenizer
+
+LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 95, 96, 97, 111, 127, 128)
+"""Of prompts: around blocks of 16 tokens, and around steps of 32."""
+GREEDY = SamplingParams(temperature=0, max_tokens=8)
+
+
+def prompts(*lengths: int) -> list[list[int]]:
+    rng = random.Random(7)
+    return [[rng.randrange(3, NUM_TOKENS) for _ in range(length)] for length in lengths]
+
+
+def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def crowd(llm: LLM) -> tuple[list[list[int]], list[RequestOutput]]:
+    """40 prompts, computed together."""
+    given = prompts(*LENGTHS, *LENGTHS)
+    return given, llm.generate(given, GREEDY)
+
+
+# Tokens.
+
+
+def test_greedy_tokens_are_those_of_transformers(
+    crowd: tuple[list[list[int]], list[RequestOutput]], model: Path
+) -> None:
+    given, outputs = crowd
+    assert [output.prompt_token_ids for output in outputs] == given
+    assert tokens(outputs) == generate(model, given, 8)
+    assert all(output.finished and output.outputs[0].finish_reason in ("length", "stop") for output in outputs)
+
+
+def test_preemption_changes_no_token(
+    crowd: tuple[list[list[int]], list[RequestOutput]], load: Callable[..., LLM]
+) -> None:
+    given, expected = crowd
+    small = load(num_blocks=10)
+    assert tokens(small.generate(given, GREEDY)) == tokens(expected)
+    long = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    few = prompts(14, 14, 14, 14, 14, 14)
+    alone = [small.generate([one], long)[0] for one in few]
+    num_preempted = _num_preempted(small)
+    assert tokens(small.generate(few, long)) == tokens(alone)
+    assert _num_preempted(small) > num_preempted
+
+
+def _num_preempted(llm: LLM) -> int:
+    return sum(model.core.totals.preemptions for model in llm._thread.engine._scheduler.models)
+
+
+def test_a_seed_repeats_the_sample_in_any_company(llm: LLM) -> None:
+    given = prompts(5, 20, 40)
+    params = [SamplingParams(temperature=1.5, seed=seed, max_tokens=12) for seed in (1, 2, 3)]
+    together = llm.generate(given, params)
+    alone = [llm.generate([one], one_params)[0] for one, one_params in zip(given, params, strict=True)]
+    assert tokens(together) == tokens(alone)
+    assert [output.seed for output in together] == [1, 2, 3]
+
+
+def test_n_sequences_are_in_order_and_differ(llm: LLM) -> None:
+    (output,) = llm.generate("hello", SamplingParams(n=4, temperature=2, seed=5, max_tokens=8))
+    assert [one.index for one in output.outputs] == [0, 1, 2, 3]
+    assert len({tuple(one.token_ids) for one in output.outputs}) == 4
+
+
+def test_the_best_of_several_sequences_are_ranked(llm: LLM) -> None:
+    (output,) = llm.generate("hello", SamplingParams(n=2, best_of=4, temperature=2, seed=5, max_tokens=8))
+    scores = [one.score for one in output.outputs]
+    assert None not in scores
+    assert scores == sorted(scores, reverse=True)  # type: ignore[type-var]
+
+
+def test_a_beam_search_returns_its_best_sequences(llm: LLM) -> None:
+    (output,) = llm.generate("hello", SamplingParams(use_beam_search=True, n=3, max_tokens=5))
+    assert len({tuple(one.token_ids) for one in output.outputs}) == 3
+
+
+# Text.
+
+
+def test_the_text_is_that_of_the_tokens(llm: LLM) -> None:
+    (output,) = llm.generate("hello world", SamplingParams(temperature=0, max_tokens=5, allowed_token_ids=[262, 267]))
+    assert output.prompt == "hello world"
+    assert output.prompt_token_ids == tiny_tokenizer().encode("hello world").ids
+    assert output.outputs[0].text == tiny_tokenizer().decode(output.outputs[0].token_ids)
+
+
+def test_a_stop_string_ends_the_text(llm: LLM) -> None:
+    letters = [tiny_tokenizer().token_to_id(letter) for letter in "abcdefgh"]
+    free = SamplingParams(temperature=1, seed=3, max_tokens=40, allowed_token_ids=letters)
+    (whole,) = llm.generate("hello", free)
+    stop = whole.outputs[0].text[20:22]
+    for included in (False, True):
+        params = SamplingParams(**free.values, stop=[stop], include_stop_str_in_output=included)
+        (output,) = llm.generate("hello", params)
+        expected = whole.outputs[0].text.partition(stop)[0] + (stop if included else "")
+        assert output.outputs[0].text == expected
+        assert (output.outputs[0].finish_reason, output.outputs[0].stop_reason) == ("stop", stop)
+
+
+def test_a_chat_is_its_rendered_template(llm: LLM) -> None:
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "world"},
+        {"role": "user", "content": [{"type": "text", "text": "!"}]},
+    ]
+    params = SamplingParams(temperature=0, max_tokens=6)
+    (answer,) = llm.chat(messages, params)
+    rendered = "".join(
+        f"<|im_start|>{role}\n{text}<|im_end|>\n"
+        for role, text in (("user", "hello"), ("assistant", "world"), ("user", "!"))
+    )
+    (output,) = llm.generate(f"{rendered}<|im_start|>assistant\n", params)
+    assert answer.prompt_token_ids == output.prompt_token_ids
+    assert answer.prompt == output.prompt
+    assert tokens([answer]) == tokens([output])
+
+
+def test_several_chats_are_answered_in_order(llm: LLM) -> None:
+    chats = [[{"role": "user", "content": text}] for text in ("a", "b")]
+    answers = llm.chat(chats, SamplingParams(max_tokens=1))
+    assert ["a" in (answer.prompt or "").partition("user\n")[2][:1] for answer in answers] == [True, False]
+
+
+# Log-probabilities.
+
+
+def test_log_probabilities_are_those_of_transformers(llm: LLM, model: Path) -> None:
+    (given,) = prompts(20)
+    (output,) = llm.generate([given], SamplingParams(temperature=0, max_tokens=3, logprobs=2, prompt_logprobs=1))
+    completion = output.outputs[0]
+    reference: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    with torch.no_grad():
+        logits = reference(torch.tensor([[*given, *completion.token_ids]])).logits[0]
+    expected = logits.log_softmax(-1)
+    assert completion.logprobs is not None
+    assert output.prompt_logprobs is not None
+    sampled = [logprobs[token] for logprobs, token in zip(completion.logprobs, completion.token_ids, strict=True)]
+    for place, (token, one) in enumerate(zip(completion.token_ids, sampled, strict=True), len(given) - 1):
+        assert one.logprob == pytest.approx(float(expected[place, token]), abs=1e-4)
+        assert one.rank == 1
+    assert all(len(logprobs) == 2 for logprobs in completion.logprobs)
+    assert completion.cumulative_logprob == pytest.approx(sum(one.logprob for one in sampled))
+    assert output.prompt_logprobs[0] is None
+    for place, logprobs in enumerate(output.prompt_logprobs[1:], 1):
+        assert logprobs is not None
+        assert logprobs[given[place]].logprob == pytest.approx(float(expected[place - 1, given[place]]), abs=1e-4)
+
+
+def test_without_a_request_there_are_no_log_probabilities(llm: LLM) -> None:
+    (output,) = llm.generate("hello", GREEDY)
+    assert (output.outputs[0].logprobs, output.outputs[0].cumulative_logprob, output.prompt_logprobs) == (None,) * 3
+
+
+# Constraints.
+
+
+def test_the_output_matches_its_constraint(llm: LLM) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [True, False]}}, "required": ["a"]}
+    structured = StructuredOutputsParams(json={**schema, "additionalProperties": False}, disable_any_whitespace=True)
+    outputs = llm.generate(
+        ["hello"] * 2,
+        [
+            SamplingParams(structured_outputs={"choice": ["red", "green"]}, max_tokens=20, seed=1),
+            SamplingParams(structured_outputs=structured, max_tokens=40, seed=1),
+        ],
+    )
+    assert outputs[0].outputs[0].text in ("red", "green")
+    assert json.loads(outputs[1].outputs[0].text)["a"] in (True, False)
+
+
+# Calls.
+
+
+def test_a_thousand_prompts_are_answered_in_order(llm: LLM) -> None:
+    given = prompts(*(1 + number % 7 for number in range(1_000)))
+    outputs = llm.generate(given, SamplingParams(max_tokens=1))
+    assert [output.prompt_token_ids for output in outputs] == given
+
+
+def test_no_prompts_have_no_outputs(llm: LLM) -> None:
+    assert llm.generate([]) == []
+
+
+@pytest.mark.parametrize(
+    "prompt", ["hello world", [262, 267], {"prompt": "hello world"}, {"prompt_token_ids": (262, 267)}]
+)
+def test_a_prompt_has_several_forms(prompt: Any, llm: LLM) -> None:
+    for given in (prompt, [prompt]):
+        (output,) = llm.generate(given, GREEDY)
+        assert output.prompt_token_ids == [262, 267]
+
+
+def test_defaults_are_those_of_the_server(llm: LLM, load: Callable[..., LLM]) -> None:
+    (output,) = llm.generate("hello", SamplingParams(ignore_eos=True))
+    assert len(output.outputs[0].token_ids) == 16
+    configured = load(num_blocks=16, override_generation_config='{"temperature": 0, "max_new_tokens": 3}')
+    first, second = configured.generate(["hello", "hello"], SamplingParams(ignore_eos=True))
+    assert tokens([first]) == tokens([second])
+    assert len(first.outputs[0].token_ids) == 3
+
+
+# Errors.
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"top_p": 3}, "top_p"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"n": 0}, "n"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"logit_bias": {99_999: 1.0}}, "logit_bias"),
+        ({"stop": [""]}, "stop[0]"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+    ],
+)
+def test_an_invalid_parameter_is_named(values: dict[str, Any], field: str, llm: LLM) -> None:
+    with pytest.raises(QuireError) as raised:
+        llm.generate(["hello", "hello"], [GREEDY, SamplingParams(**values)])
+    assert raised.value.field == field
+    assert raised.value.is_answer
+    assert llm.generate("hello", GREEDY)[0].finished, "later calls are not affected"
+
+
+def test_an_invalid_prompt_is_named_with_its_index(llm: LLM) -> None:
+    with pytest.raises(QuireError) as raised:
+        llm.generate([[5], [99_999]], GREEDY)
+    assert raised.value.field == "prompt[0]"
+    assert raised.value.__notes__ == ["prompt 1 of 2"]
+    with pytest.raises(QuireError) as raised:
+        llm.generate([prompts(256)[0]], GREEDY)
+    assert raised.value.reason == "CONTEXT_LENGTH_EXCEEDED"
+
+
+def test_an_invalid_message_is_named(llm: LLM) -> None:
+    with pytest.raises(QuireError) as raised:
+        llm.chat([{"role": "nobody", "content": "hello"}])
+    assert raised.value.field == "messages[0].role"
+    with pytest.raises(QuireError) as raised:
+        llm.chat([{"role": "user", "content": "hello"}], tool_choise="none")
+    assert raised.value.message == "is not a known field: did you mean tool_choice?"
+
+
+def test_the_numbers_of_prompts_and_parameters_must_be_equal(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="1 sampling_params for 2 prompts"):
+        llm.generate(["a", "b"], [GREEDY])
+    with pytest.raises(ValueError, match="priority has 1 numbers for 2 prompts"):
+        llm.generate(["a", "b"], GREEDY, priority=[1])
+
+
+def test_a_note_is_about_the_prompt_of_a_list(llm: LLM) -> None:
+    with pytest.raises(QuireError) as raised:
+        llm.generate(["hello"] * 3, [GREEDY, GREEDY, SamplingParams(temperature="hot")])
+    assert raised.value.__notes__ == ["prompt 2 of 3"]

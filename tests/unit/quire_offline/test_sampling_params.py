@@ -1,0 +1,24 @@
+"""Sampling parameters as values."""
+
+import pytest
+
+from quire_offline import SamplingParams
+
+
+def test_parameters_have_the_names_of_vllm() -> None:
+    params = SamplingParams(temperature=0.5, stop=("a", "b"), logit_bias={5: 1.0}, seed=None)
+    assert (params.temperature, params.stop, params.seed, params.top_p) == (0.5, ["a", "b"], None, None)
+    assert dict(params.values) == {"temperature": 0.5, "stop": ["a", "b"], "logit_bias": {"5": 1.0}}
+    assert repr(SamplingParams(n=2)) == "SamplingParams(n=2)"
+    assert SamplingParams(n=2) == SamplingParams(n=2) != SamplingParams(n=3)
+
+
+@pytest.mark.parametrize("name", ["temprature", "stream", "retention", "prompt"])
+def test_a_name_that_does_not_exist_is_refused(name: str) -> None:
+    with pytest.raises(TypeError, match=f"there is no option {name}"):
+        SamplingParams(**{name: 1})
+
+
+def test_an_attribute_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(AttributeError, match="no parameter temprature"):
+        _ = SamplingParams().temprature

@@ -1,0 +1,77 @@
+"""Arguments of the classes: settings of the services, and arguments of vLLM's classes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway_svc.settings import GatewaySettings
+from quire_offline.settings import NAMES, OfflineSettings
+from scheduler_svc.settings import SchedulerSettings
+from worker_svc.settings import WorkerSettings
+
+
+def test_every_name_is_a_setting() -> None:
+    known = WorkerSettings.model_fields | GatewaySettings.model_fields | SchedulerSettings.model_fields
+    assert known.keys() >= NAMES
+    assert not NAMES & {"host", "http_port", "worker_port", "redis_url", "insecure", "api_keys"}
+
+
+def test_each_part_has_its_settings(tmp_path: Path) -> None:
+    settings = OfflineSettings.of(
+        {"model": str(tmp_path), "num_blocks": 7, "chat_template": "x", "policy": "fcfs", "swap_space": None}
+    )
+    assert (settings.worker.model, settings.worker.num_blocks, settings.worker.swap_space) == (str(tmp_path), 7, None)
+    assert (settings.model.model, settings.model.chat_template) == (str(tmp_path), "x")
+    assert settings.limits.policy == "fcfs"
+
+
+def test_settings_that_are_not_given_have_the_values_of_their_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_NUM_BLOCKS", "9")
+    assert OfflineSettings.of({}).worker.num_blocks == 9
+    assert OfflineSettings.of({"num_blocks": 8}).worker.num_blocks == 8
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "setting", "expected"),
+    [
+        ("gpu_memory_utilization", 0.5, "memory_fraction", 0.5),
+        ("max_num_seqs", 12, "max_sequences", 12),
+        ("max_num_batched_tokens", 512, "max_step_tokens", 512),
+        ("max_model_len", "4k", "max_model_len", 4000),
+        ("dtype", "half", "dtype", "float16"),
+        ("enforce_eager", True, "cuda_graphs", False),
+        ("swap_space", 2, "swap_space", 2.0),
+        ("trust_remote_code", True, "deterministic", False),
+        ("tensor_parallel_size", 1, "deterministic", False),
+        ("quantization", "int8", "quantization", "int8"),
+        ("speculative_config", {"method": "ngram", "num_speculative_tokens": 3}, "max_draft_tokens", 3),
+    ],
+)
+def test_arguments_of_vllm_set_the_same_as_its_flags(argument: str, value: Any, setting: str, expected: Any) -> None:
+    assert getattr(OfflineSettings.of({argument: value}).worker, setting) == expected
+
+
+@pytest.mark.parametrize(
+    ("argument", "near"),
+    [("num_bloks", "num_blocks"), ("gpu_memory_utilisation", "gpu_memory_utilization"), ("http_prt", None)],
+)
+def test_an_argument_that_does_not_exist_is_refused_with_the_nearest_one(argument: str, near: str | None) -> None:
+    with pytest.raises(TypeError, match=f"no option {argument}{f'; did you mean {near}' if near else ''}"):
+        OfflineSettings.of({argument: 1})
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "text"),
+    [
+        ("num_blocks", 0, "num_blocks: input should be greater than or equal to 1, not 0"),
+        ("dtype", "float64", "dtype float64: must be one of"),
+        ("tensor_parallel_size", 2, "tensor_parallel_size must be 1, not 2"),
+        ("port", 8000, "port is not an argument"),
+        ("policy", "nothing", "policy: "),
+        ("enable_auto_tool_choice", False, "is not served"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_named(argument: str, value: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        OfflineSettings.of({argument: value})
