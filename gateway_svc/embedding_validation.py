@@ -1,6 +1,7 @@
 """The validator of calls for embeddings of both protocols: their inputs become requests for the scheduler, or an error
 names the field as the client spelled it."""
 
+import asyncio
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -119,6 +120,7 @@ async def _encode(
         if len(prompt.token_ids) > (most if truncation.num_kept is not None else model.context_length):
             raise _too_long(check, where, len(prompt.token_ids), model)
         check.token_ids(where, prompt.token_ids, model)
+        await asyncio.sleep(0)  # to check the ids of all inputs may take a second
         token_ids = list(prompt.token_ids)
         if truncation.num_kept is not None:
             is_left = truncation.side is TruncationSide.LEFT

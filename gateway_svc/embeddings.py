@@ -132,8 +132,13 @@ def _input_from_proto(message: inference_pb2.EmbedInput, where: str, *, add_spec
 def input_fields(whole: str, text: str, token_ids: str, others: Mapping[str, str] | None = None) -> FieldPath:
     """The fields of one input, by the names of the input, of its text and of its token ids, and by other names."""
     # The scheduler refuses a prompt that is too long by its max_tokens.
-    names = {Field.PROMPT: whole, Field.MAX_TOKENS: whole, Field.TEXT: text, Field.TOKEN_IDS: token_ids}
-    return NamedFields({**names, **(others or {})})
+    names: dict[str, str] = {
+        Field.PROMPT: whole,
+        Field.MAX_TOKENS: whole,
+        Field.TEXT: text,
+        Field.TOKEN_IDS: token_ids,
+    }
+    return NamedFields(names | dict(others or {}))
 
 
 @dataclass(frozen=True, slots=True)

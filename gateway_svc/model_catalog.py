@@ -16,7 +16,7 @@ from gateway_svc.unvalidated_request import GenerationDefaults
 from gateway_svc.validation import Validator
 from svc_common.errors import QuireError, Reason
 from svc_common.model_settings import ModelSettings
-from svc_common.models import tokenizer_fingerprint
+from svc_common.models import is_encoder, tokenizer_fingerprint
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,6 +31,8 @@ class CatalogModel:
     validator: Validator
     grammars: GrammarChecker | None = None
     message_format: MessageFormat = MessageFormat()  # noqa: RUF009
+    is_encoder: bool = False
+    """Whether config.json names a model that computes embeddings, and no tokens."""
 
     @classmethod
     def load(cls, settings: ModelSettings) -> "CatalogModel":
@@ -49,7 +51,8 @@ class CatalogModel:
         grammars = GrammarChecker(served.tokenizer_path / "tokenizer.json", tokenizer.eos_token_ids)
         validator = Validator(tokenizer, defaults, settings.chat_roles, grammars, message_format)
         names = (served.name, served.aliases)
-        return cls(*names, fingerprint, tokenizer, defaults, validator, grammars, message_format)
+        encodes = is_encoder(served.path)
+        return cls(*names, fingerprint, tokenizer, defaults, validator, grammars, message_format, encodes)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from typing import Generic, Protocol, Self, TypeVar
 
 import grpc
 
+from gateway_svc import request_errors
 from gateway_svc.embeddings import Vector
 from gateway_svc.output import Chunk, Usage
 from gateway_svc.reader import Reader
@@ -183,11 +184,15 @@ class ValueGroup(SubscribedGroup[RunningValue]):
     async def values(self) -> list[Vector]:
         """Waits for all values, in the order of the prompts.
 
-        Raises the QuireError of the first request that failed, or ClientDisconnected.
+        Raises the QuireError of the first request that failed, or ClientDisconnected; also QuireError if a worker with
+        another version of the model computed some of them: such vectors cannot be compared.
         """
         while True:
             self._raise_failure()
             values = [request.vector for request in self.requests if request.vector is not None]
-            if len(values) == len(self.requests):
-                return values
-            await self._change()
+            if len(values) < len(self.requests):
+                await self._change()
+                continue
+            if len({request.model_fingerprint for request in self.requests} - {b""}) > 1:
+                raise request_errors.unavailable("the model was replaced meanwhile")
+            return values

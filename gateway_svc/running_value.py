@@ -40,6 +40,8 @@ class RunningValue:
         self.failure: QuireError | None = None
         self.vector: Vector | None = None
         """The value."""
+        self.model_fingerprint = b""
+        """The version of the model that computed it; empty: unknown."""
         self._call = embed_call
         self._metrics = metrics
         self._span = span
@@ -110,7 +112,7 @@ class RunningValue:
         if dimensions is not None and len(vector) < dimensions:
             self.on_failed(too_many_dimensions(len(vector), self.field_path))
         else:
-            self.vector = vector
+            self.vector, self.model_fingerprint = vector, tokens.model_fingerprint
             self._span.embedded(len(vector))
             self._end(None)
             self._wake.set()

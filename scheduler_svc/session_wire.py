@@ -305,7 +305,7 @@ def _tokens_of(log: RequestLog, index: int, offset: int) -> scheduler_v1.Tokens:
         cached_tokens=sequence.cached_tokens if offset == 0 and (sequence.token_ids or sequence.end) else None,
         end=sequence.end,
         score=sequence.score,
-        model_fingerprint=log.fingerprint if offset == 0 and sequence.token_ids else b"",
+        model_fingerprint=log.fingerprint if offset == 0 and (sequence.token_ids or sequence.end) else b"",
     )
 
 

@@ -103,7 +103,7 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
             report(f"torch computes the attention, slower than the compiled kernels: {refused}")
     if served.other_tokenizer is not None:
         setting = tokenizer_setting(settings.tokenizer)
-        _check_vocabulary(served.other_tokenizer, model.layout.vocab_size, setting)
+        check_vocabulary(served.other_tokenizer, model.layout.vocab_size, setting)
     # Made in the background, while memory is measured and the model warms up.
     grammars = GrammarCompiler(
         partial(_load_grammar_tokenizer, served), model.layout.vocab_size, max(1, available_cpus() // 2)
@@ -154,7 +154,7 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
     return ModelInstance(description, runner)
 
 
-def _check_vocabulary(tokenizer: Path, vocab_size: int, setting: str) -> None:
+def check_vocabulary(tokenizer: Path, vocab_size: int, setting: str) -> None:
     """Raises StartupFailed, naming the setting, if a tokenizer that is not the model's own has ids that the model
     lacks.
     """

@@ -126,8 +126,10 @@ def _result_from_proto(new: pb.NewSequence) -> str:
     return new.result.WhichOneof("kind") or "a kind of result that it does not know"
 
 
-def _embedding_from_proto(asked: pb.EmbeddingResult) -> EmbeddingParams:
-    return EmbeddingParams(_POOLINGS.get(asked.pooling), asked.num_dimensions, _NORMALIZATIONS.get(asked.normalization))
+def _embedding_from_proto(result: pb.EmbeddingResult) -> EmbeddingParams:
+    return EmbeddingParams(
+        _POOLINGS.get(result.pooling), result.num_dimensions, _NORMALIZATIONS.get(result.normalization)
+    )
 
 
 def _computed_result(name: str, how: PromptComputation) -> pb.ComputedResult:

@@ -22,6 +22,7 @@ from gateway_svc.http_api.openai.errors import OPENAI_ERRORS
 from gateway_svc.http_api.openai.routes import OpenAiRoutes
 from gateway_svc.http_api.responses.routes import ResponsesRoutes
 from gateway_svc.http_api.sagemaker.routes import SageMakerRoutes
+from gateway_svc.http_api.scoring.routes import ScoringRoutes
 from gateway_svc.http_api.service_routes import ServiceRoutes
 from gateway_svc.http_api.tokenizing.routes import TokenizingRoutes
 from gateway_svc.http_api.undefined_fields import IGNORED_FIELDS_HEADER, UndefinedFields
@@ -66,12 +67,21 @@ class HttpApi:
         self._calls = HttpCalls(request_manager, authenticator, options.undefined_fields, threads)
         service = ServiceRoutes(request_manager, self._calls, OPENAI_ERRORS, ErrorAnswer)
         openai = OpenAiRoutes(request_manager, self._calls, always_has_usage=options.always_has_usage)
+        embeddings, scoring = EmbeddingsRoutes(self._calls), ScoringRoutes(self._calls)
+        by_field = {
+            "messages": openai.chat_completions,
+            "prompt": openai.completions,
+            "input": embeddings.embeddings,
+            "query": scoring.rerank,
+            **dict.fromkeys(("queries", "text_1", "data_1"), scoring.score),
+        }
         routes: list[HttpRoute] = [
             # With keys there are no metrics: a tenant would see what others do.
             *service.routes(has_metrics=not authenticator.requires_credential),
             *openai.routes(),
-            *EmbeddingsRoutes(request_manager, self._calls).routes(),
-            *SageMakerRoutes(self._calls, service.health, openai.completions, openai.chat_completions).routes(),
+            *embeddings.routes(),
+            *scoring.routes(),
+            *SageMakerRoutes(self._calls, service.health, by_field).routes(),
             *AnthropicRoutes(self._calls).routes(),
             *OllamaRoutes(request_manager, self._calls).routes(),
             *TokenizingRoutes(request_manager, self._calls).routes(),

@@ -134,8 +134,8 @@ ACCEPTED: tuple[VllmFlag, ...] = (
     ),
     Only("--seed", ("0",), "give `seed` in requests; one without draws its own"),
     NoEffect("--max-parallel-loading-workers", "each worker loads its own weights", has_value=True),
-    Only("--runner", ("auto", "generate"), "there is no pooling"),
-    Only("--convert", ("auto", "none"), "there is no pooling"),
+    Only("--runner", ("auto", "generate"), "an encoder computes embeddings without it, any other model generates"),
+    Only("--convert", ("auto", "none"), "a model that generates is not made one that computes embeddings"),
     Only("--tokenizer-mode", ("auto", "hf"), "the tokenizer is tokenizer.json"),
     Only("--config-format", ("auto", "hf"), "the configuration is config.json"),
     Only("--load-format", ("auto", "safetensors"), "weights are safetensors, or a GGUF file that MODEL names"),
@@ -219,7 +219,7 @@ _REFUSED: dict[str, str] = {
         "--mm-ipc-gpu-memory-gb --mm-device-do-normalize --disable-chunked-mm-input --trust-request-mm-kwargs "
         "--ec-transfer-config --ec-manager-config --enable-prompt-embeds"
     ),
-    "requests for embeddings have `pooling`; scores and diffusion are not served": (
+    "requests for embeddings have `pooling`; vectors of single tokens and diffusion are not served": (
         "--pooler-config --enable-flash-late-interaction --diffusion-config -dc"
     ),
     "QUIRE_KERNELS chooses between Quire's kernels": (

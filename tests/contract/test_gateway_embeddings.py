@@ -18,7 +18,7 @@ from official_client import official_client
 from quire.inference.v1 import inference_pb2 as api
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire_client import AsyncClient, Client
-from scripted_scheduler import embed_with, value_end
+from scripted_scheduler import ScriptedSession, embed_with, value_end
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -123,6 +123,20 @@ async def test_more_dimensions_than_the_model_has_are_refused(shared: Harness) -
     answer = await shared.http.post("/v1/embeddings", json={"input": "a", "dimensions": 5})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "dimensions")
     assert reason_of(await refused(shared.stub.Embed(asking(dimensions=5)))) == ("INVALID_FIELD", "dimensions")
+
+
+async def test_vectors_of_two_versions_of_the_model_are_not_answered_together(shared: Harness) -> None:
+    versions = iter([b"old", b"new", b"new", b"new"])
+
+    def script(session: ScriptedSession, submit: scheduler_v1.Submit) -> None:
+        session.accept(submit.key)
+        session.tokens(submit.key, (), 0, end=value_end(1.0, 2.0), model_fingerprint=next(versions))
+
+    shared.scheduler.script = script
+    answer = await shared.http.post("/v1/embeddings", json={"input": TEXTS})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "capacity_exhausted")
+    assert "retry-after" in answer.headers
+    assert (await shared.http.post("/v1/embeddings", json={"input": TEXTS})).status_code == 200
 
 
 async def test_a_model_that_embeds_nothing_is_said_to(shared: Harness) -> None:

@@ -213,7 +213,7 @@ async def test_a_body_that_is_too_large_leaves_the_next_alone(has_length: bool, 
     ("method", "path", "status", "code"),
     [
         ("GET", "/nowhere", 404, "not_found"),
-        ("POST", "/v1/embeddings", 404, "not_found"),
+        ("POST", "/v1/audio/speech", 404, "not_found"),
         ("GET", "/v1/completions//", 404, "not_found"),
         ("GET", "/v1/completions/", 405, "method_not_allowed"),
         ("GET", "/v1/completions", 405, "method_not_allowed"),

@@ -1,15 +1,20 @@
-"""Ollama's API over the wire, with a scripted scheduler and a model with reasoning and tools."""
+"""Ollama's API over the wire, with a scripted scheduler: a model with reasoning and tools, and one as BERT."""
 
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from answers_with_calls import ANSWERS, ARGUMENTS, make_family_directory
+from embedding_calls import LIMITS, TEXTS, VECTORS, vector_of
+from encoder_model import ids
 from gateway_harness import Harness, running_gateway
-from scripted_scheduler import answer_with
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from quire.worker.v1 import worker_pb2 as worker_v1
+from scripted_scheduler import answer_with, embed_with
 from tool_families import tool
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -27,6 +32,21 @@ async def hermes(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Harn
     directory = make_family_directory(tmp_path_factory.mktemp("models") / "hermes", "hermes")
     async with running_gateway(directory, CONTEXT_LENGTH) as harness:
         yield harness
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def bert(encoder_directory: Path) -> AsyncIterator[Harness]:
+    """A ready gateway for a model that embeds."""
+    async with running_gateway(encoder_directory, **LIMITS) as harness:
+        yield harness
+
+
+@pytest.fixture
+def encoder(bert: Harness) -> Harness:
+    """A gateway whose scheduler computes all vectors."""
+    bert.scheduler.reset()
+    bert.scheduler.script = embed_with(vector_of)
+    return bert
 
 
 @pytest.fixture
@@ -99,3 +119,73 @@ async def test_errors_have_the_protocols_form(quire: Harness) -> None:
         assert response.status_code == status
         (text,) = response.json().values()
         assert text.startswith(message)
+
+
+async def test_texts_are_embedded(encoder: Harness) -> None:
+    fields = {"model": "tiny:latest", "keep_alive": "5m", "options": {"num_ctx": 4, "temperature": 0}}
+    headers = {"idempotency-key": "mine"}
+    answer = await encoder.http.post("/api/embed", json={**fields, "input": TEXTS}, headers=headers)
+    body = answer.json()
+    assert (body["model"], body["embeddings"], body["prompt_eval_count"]) == ("tiny", VECTORS, 9)
+    assert (body["load_duration"], body["total_duration"] > 0) == (0, True)
+    for submit in encoder.scheduler.all("submit"):
+        assert submit.result.embedding.normalization == worker_v1.NORMALIZATION_L2
+        assert submit.render_options.request_id == answer.headers["x-request-id"] != "mine"
+    one = await encoder.http.post("/api/embed", json={"model": "tiny", "input": TEXTS[0], "dimensions": 2})
+    assert one.json()["embeddings"] == [VECTORS[0][:2]]
+
+
+async def test_a_prompt_is_embedded_without_normalization(encoder: Harness) -> None:
+    answer = await encoder.http.post("/api/embeddings", json={"model": "tiny:latest", "prompt": TEXTS[0]})
+    assert answer.json() == {"embedding": VECTORS[0]}
+    (submit,) = encoder.scheduler.all("submit")
+    assert submit.result.embedding.normalization == worker_v1.NORMALIZATION_NONE
+
+
+async def test_a_call_without_texts_is_for_a_model_that_is_loaded(encoder: Harness) -> None:
+    values: list[Any] = ["", []]
+    for value in values:
+        answer = await encoder.http.post("/api/embed", json={"model": "tiny", "input": value})
+        assert answer.json() == {"model": "tiny", "embeddings": []}
+    assert (await encoder.http.post("/api/embeddings", json={"model": "tiny"})).json() == {"embedding": []}
+    assert (await encoder.http.post("/api/embed", json={"model": "other"})).status_code == 404
+    assert not encoder.scheduler.all("submit")
+
+
+async def test_a_long_text_is_cut_to_the_context(encoder: Harness) -> None:
+    long = "a b c d " * 5
+    cut = ids("[CLS] a b c d a b c d a b c d a b [SEP]")
+    for path, field in (("/api/embed", "input"), ("/api/embeddings", "prompt")):
+        assert (await encoder.http.post(path, json={field: long})).status_code == 200
+        (submit,) = encoder.scheduler.all("submit")
+        assert list(submit.prompt_token_ids) == cut
+        answer = await encoder.http.post(path, json={field: long, "truncate": False})
+        message = f"{field}: has 22 tokens, and the context 16: truncate keeps a part"
+        assert (answer.status_code, answer.json()) == (400, {"error": message})
+        encoder.scheduler.reset()
+        encoder.scheduler.script = embed_with(vector_of)
+
+
+async def test_errors_of_embeddings_have_the_protocols_form(encoder: Harness) -> None:
+    for path, body, message in (
+        ("/api/embed", {"input": ["a", 1]}, "input[1]: must be a string"),
+        ("/api/embed", {"input": ["a", ""]}, "input[1]: must not be empty"),
+        ("/api/embed", {"input": "a", "dimensions": 0}, "dimensions: must be between"),
+        ("/api/embed", {"input": "a", "dimensions": 5}, "dimensions: must be at most 4"),
+        ("/api/embeddings", {"prompt": "a", "input": "a"}, "input: is not served"),
+    ):
+        response = await encoder.http.post(path, json=body)
+        assert response.status_code == 400
+        (text,) = response.json().values()
+        assert text.startswith(message)
+    message = "the workers of this model do not compute embedding"
+    reason = scheduler_v1.FAILURE_REASON_UNSUPPORTED_RESULT
+    encoder.scheduler.script = lambda session, submit: session.fail(submit.key, reason, message)
+    for path, field in (("/api/embed", "input"), ("/api/embeddings", "prompt")):
+        response = await encoder.http.post(path, json={field: "a"})
+        assert (response.status_code, response.json()) == (400, {"error": message})
+
+
+async def test_a_model_that_embeds_is_shown_as_one(encoder: Harness) -> None:
+    shown = (await encoder.http.post("/api/show", json={"model": "tiny:latest"})).json()
+    assert (shown["capabilities"], shown["template"]) == (["embedding"], "")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,9 @@ def running(bert: tuple[Path, BertModel], tmp_path_factory: pytest.TempPathFacto
         served_model_name = "bert"
         """
     )
-    with deployment(models=str(file), num_blocks=300, num_threads=1, dtype="float32") as running:
+    # Settings that only the LLM can follow.
+    settings: dict[str, str | int] = {"deterministic": 1, "max_model_len": 2048, "drafter": "ngram"}
+    with deployment(models=str(file), num_blocks=300, num_threads=1, dtype="float32", **settings) as running:
         yield running
 
 
@@ -107,10 +110,12 @@ async def test_inputs_of_a_worker_that_dies_are_computed_by_the_next(
     client: AsyncClient, running: Deployment, bert: tuple[Path, BertModel]
 ) -> None:
     prompts = random_prompts([CONTEXT] * 1000, seed=1)
+    running.kill("worker-bert-0", signal.SIGSTOP)  # so that it cannot be done before it is killed
     call = asyncio.create_task(client.embed(prompts, model="bert"))
     async with asyncio.timeout(TIMEOUT):
         while not running.metrics()["quire_sequences_running"]:
             await asyncio.sleep(0.01)
+    assert not call.done()
     running.kill("worker-bert-0")
     found = await call
     assert found.vectors[-1] == pytest.approx(expected(bert[1], prompts[-1]), abs=1e-4)

@@ -13,9 +13,16 @@ from openai.types.embedding_create_params import EmbeddingCreateParams
 from docs.tools.from_vllm import SAMPLING_PARAMS
 from gateway_svc.http_api.anthropic.models import MessagesBody
 from gateway_svc.http_api.embeddings.models import EmbeddingsBody
-from gateway_svc.http_api.ollama.models import OllamaChatBody, OllamaGenerateBody, OllamaOptions
+from gateway_svc.http_api.ollama.models import (
+    OllamaChatBody,
+    OllamaEmbedBody,
+    OllamaEmbeddingsBody,
+    OllamaGenerateBody,
+    OllamaOptions,
+)
 from gateway_svc.http_api.openai.chat_models import ChatBody
 from gateway_svc.http_api.openai.generation_body import CompletionBody
+from gateway_svc.http_api.scoring.models import RerankBody, ScoreBody
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/parameters.md").read_text()
@@ -51,8 +58,10 @@ OPENAI = ("vLLM's SamplingParams", "OpenAI's completions and chat completions", 
             ["Ollama's chat and generate"],
             OLLAMA | OllamaOptions.unserved.keys() | OllamaOptions.without_effect.keys(),
         ),
+        (["Ollama's embed and embeddings"], OllamaEmbedBody.model_fields.keys() | OllamaEmbeddingsBody.model_fields),
+        (["Scores and reranking"], ScoreBody.model_fields.keys() | RerankBody.model_fields),
     ],
-    ids=["vLLM", "chats", "completions", "embeddings", "Anthropic", "Ollama"],
+    ids=["vLLM", "chats", "completions", "embeddings", "Anthropic", "Ollama", "Ollama's embeddings", "scores"],
 )
 def test_every_field_has_a_row(sections: list[str], expected: Set[str]) -> None:
     assert expected - fields_of(*sections) == set()

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import torch
 
-from svc_common.models import tokenizer_fingerprint
-from worker_svc.description import WorkerDescription, WorkerLimits, context_length_of
+from svc_common.models import tokenizer_fingerprint, tokenizer_setting
+from worker_svc.description import WorkerDescription, WorkerLimits
+from worker_svc.encoder.pooling import EmbeddingDefaults
 from worker_svc.encoder.runner import EncoderRunner
-from worker_svc.errors import StartupFailed
 from worker_svc.fingerprint import model_fingerprint
 from worker_svc.host import available_cpus
-from worker_svc.instance import choose_device, choose_dtype
+from worker_svc.instance import check_vocabulary, choose_device, choose_dtype
 from worker_svc.model.embedding_files import embedding_defaults
 from worker_svc.model.encoder_description import EncoderDescription
 from worker_svc.model.torch_encoder import load_torch_encoder
@@ -22,9 +22,9 @@ from worker_svc.step import ENCODER_RESULTS, NewSequence, SamplingParams, Schedu
 # Tokens and sequences of a step. Others wait for the whole step, so it is short on a CPU.
 _BUDGETS = {"cpu": (1024, 64), "cuda": (16384, 512)}
 
-# Settings of decoders, with the values that ask for nothing of an encoder.
+# Settings of decoders, with the values that ask for nothing of an encoder. A deployment may have both, with the same
+# settings: the others have no effect here.
 _NEUTRAL = {
-    "deterministic": (False,),
     "drafter": ("none",),
     "kernels": ("auto", "torch"),
     "kv_cache_dtype": ("auto",),
@@ -45,8 +45,8 @@ def load_encoder(
 ) -> EncoderInstance:
     """Loads the encoder of the settings. Raises ModelNotFound, StartupFailed and its subclasses."""
     for name, neutral in _NEUTRAL.items():
-        if (value := getattr(settings, name)) not in neutral:
-            raise StartupFailed(f"QUIRE_{name.upper()} is {str(value).lower()}, which encoders do not support")
+        if getattr(settings, name) not in neutral:
+            report(f"QUIRE_{name.upper()} has no effect on an encoder")
     served = settings.served_model()
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
@@ -54,8 +54,10 @@ def load_encoder(
     defaults = embedding_defaults(served.path)
     with progress(f"loading {served.name}", report):
         encoder = load_torch_encoder(description, served.path, dtype, device)
-    of_model = min(description.context_length, defaults.max_tokens or description.context_length)
-    context_length = context_length_of(settings.max_model_len, of_model)
+    if served.other_tokenizer is not None:
+        check_vocabulary(served.other_tokenizer, description.vocab_size, tokenizer_setting(settings.tokenizer))
+    lengths = (description.context_length, defaults.max_tokens, settings.max_model_len)
+    context_length = min(length for length in lengths if length is not None)
     step_tokens, sequences = _BUDGETS[device.type]
     limits = WorkerLimits(
         vocab_size=description.vocab_size,
@@ -66,14 +68,13 @@ def load_encoder(
         max_step_tokens=max(settings.max_step_tokens or step_tokens, context_length),
         max_sequences=settings.max_sequences or sequences,
     )
-    runner = EncoderRunner(encoder, defaults, limits)
+    runner = EncoderRunner(encoder, defaults, limits, deterministic=settings.deterministic)
     with progress("warming up", report):
         rate = _measure(runner)
     return EncoderInstance(
         WorkerDescription(
             model=served.name,
-            # Vectors depend on them as on the weights.
-            fingerprint=model_fingerprint(served.path, dtype, arithmetic=repr(defaults)),
+            fingerprint=model_fingerprint(served.path, dtype, arithmetic=_arithmetic(settings, defaults)),
             tokenizer_fingerprint=tokenizer_fingerprint(served.tokenizer_path),
             block_bytes=0,
             limits=limits,
@@ -83,6 +84,15 @@ def load_encoder(
             results=ENCODER_RESULTS,
         ),
         runner,
+    )
+
+
+def _arithmetic(settings: WorkerSettings, defaults: EmbeddingDefaults) -> str:
+    """What vectors depend on besides weights and dtype; in deterministic mode to the last bit."""
+    if not settings.deterministic:
+        return repr(defaults)
+    return (
+        f"{defaults!r} {torch.__version__} {torch.get_num_threads()} threads {torch.backends.cpu.get_cpu_capability()}"
     )
 
 

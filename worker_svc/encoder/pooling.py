@@ -25,11 +25,11 @@ def embed(
 ) -> list[list[float]]:
     """The embedding of each prompt from its last hidden states [num_tokens, hidden_size]."""
     vectors = []
-    for states, asked in zip(hidden, params, strict=True):
-        vector = _pool(states, asked.pooling or defaults.pooling)
-        if asked.num_dimensions:
-            vector = vector[: asked.num_dimensions]
-        if defaults.normalizes if asked.normalizes is None else asked.normalizes:
+    for states, wanted in zip(hidden, params, strict=True):
+        vector = _pool(states, wanted.pooling or defaults.pooling)
+        if wanted.num_dimensions:
+            vector = vector[: wanted.num_dimensions]
+        if defaults.normalizes if wanted.normalizes is None else wanted.normalizes:
             vector = F.normalize(vector, dim=0)
         vectors.append(vector)
     # One copy from the device for all of them.

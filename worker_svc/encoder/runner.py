@@ -2,8 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +13,7 @@ from worker_svc.encoder.pooling import EmbeddingDefaults, embed
 from worker_svc.errors import DeviceLost
 from worker_svc.step import ENCODER_RESULTS, NewSequence, ScheduledSequence, SequenceResult, Step, StepOutcome
 
-Forward = Callable[[Items[Items[int]]], list[torch.Tensor]]
+Forward = Callable[[Sequence[Sequence[int]]], list[torch.Tensor]]
 """The last hidden states of each prompt [num_tokens, hidden_size]."""
 
 
@@ -41,11 +40,15 @@ class EncoderRunner:
     An error of one sequence is that sequence's failure; the others run.
     """
 
-    def __init__(self, forward: Forward, defaults: EmbeddingDefaults, limits: WorkerLimits) -> None:
+    def __init__(
+        self, forward: Forward, defaults: EmbeddingDefaults, limits: WorkerLimits, *, deterministic: bool = False
+    ) -> None:
+        """With `deterministic` a vector's bits do not depend on the step's other prompts: each is computed alone."""
         self.limits = limits
         self.block_hashes = BlockHashTable()
         self._forward = forward
         self._defaults = defaults
+        self._deterministic = deterministic
         self._known: dict[int, NewSequence] = {}
 
     def reset(self) -> None:
@@ -64,14 +67,14 @@ class EncoderRunner:
             self._known.pop(sequence_id, None)
         self._known |= {new.sequence_id: new for new in step.new_sequences}
         results: dict[int, SequenceResult] = {}
-        asked: list[tuple[int, NewSequence]] = []
+        requested: list[tuple[int, NewSequence]] = []
         for schedule_index, scheduled in enumerate(step.scheduled):
             try:
-                asked.append((schedule_index, self._validate(scheduled)))
+                requested.append((schedule_index, self._validate(scheduled)))
             except _InvalidSequence as error:
                 results[schedule_index] = SequenceResult(scheduled.sequence_id, [], failure=str(error))
-        values = self._values([new for _, new in asked])
-        for (schedule_index, new), value in zip(asked, values, strict=True):
+        values = self._values([new for _, new in requested])
+        for (schedule_index, new), value in zip(requested, values, strict=True):
             is_finite = all(map(math.isfinite, value))
             results[schedule_index] = SequenceResult(
                 new.sequence_id,
@@ -80,18 +83,20 @@ class EncoderRunner:
                 failure=None if is_finite else "its embedding is not finite",
             )
         ordered = [results[schedule_index] for schedule_index in range(len(step.scheduled))]
-        num_tokens = sum(len(new.token_ids) for _, new in asked)
+        num_tokens = sum(len(new.token_ids) for _, new in requested)
         return _FinishedStep(StepOutcome(ordered, time.perf_counter() - started, prefill_tokens=num_tokens))
 
     def finish(self, launched: _FinishedStep) -> StepOutcome:
         return launched.outcome
 
-    def _values(self, asked: Items[NewSequence]) -> list[list[float]]:
-        if not asked:
+    def _values(self, requested: Sequence[NewSequence]) -> list[list[float]]:
+        if not requested:
             return []
         try:
-            hidden = self._forward([new.token_ids for new in asked])
-            return embed(hidden, [new.embedding for new in asked], self._defaults)
+            prompts = [new.token_ids for new in requested]
+            passes = [[prompt] for prompt in prompts] if self._deterministic else [prompts]
+            hidden = [states for together in passes for states in self._forward(together)]
+            return embed(hidden, [new.embedding for new in requested], self._defaults)
         except torch.AcceleratorError as error:
             # After a CUDA error, every call into its context fails.
             raise DeviceLost("the device failed in a step") from error

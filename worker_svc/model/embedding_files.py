@@ -27,11 +27,18 @@ def embedding_defaults(directory: Path) -> EmbeddingDefaults:
     modules = _read(directory / "modules.json", [])
     pooling, normalizes = Pooling.MEAN, False
     for module in modules:
+        if not isinstance(module, dict):
+            raise UnsupportedModel(f"{directory / 'modules.json'} has another form than expected")
         match str(module.get("type", "")).rpartition(".")[2]:
             case "Transformer":
                 pass
             case "Pooling":
-                pooling = _pooling(_read(directory / str(module.get("path", "")) / "config.json", {}), directory)
+                folder = Path(str(module.get("path", "")))
+                if folder.is_absolute() or ".." in folder.parts:
+                    raise UnsupportedModel(
+                        f"{directory / 'modules.json'} names a folder outside of the model: {folder}"
+                    )
+                pooling = _pooling(_read(directory / folder / "config.json", {}), directory)
             case "Normalize":
                 normalizes = True
             case other:
@@ -46,9 +53,9 @@ def _pooling(config: dict[str, Any], directory: Path) -> Pooling:
     # Other switches are about prompts with instructions.
     modes = [mode for mode in modes if mode in _MODES or mode.startswith("pooling_mode")]
     if len(modes) != 1 or modes[0] not in _MODES:
-        asked = ", ".join(modes) or "none"
+        named = ", ".join(modes) or "none"
         raise UnsupportedModel(
-            f"the model in {directory} pools by {asked}; only one of mean, cls and last is supported"
+            f"the model in {directory} pools by {named}; only one of mean, cls and last is supported"
         )
     return _MODES[modes[0]]
 

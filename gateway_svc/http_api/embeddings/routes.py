@@ -107,7 +107,7 @@ class EmbeddingsRoutes:
     async def embeddings(self, exchange: HttpExchange) -> None:
         """Embeds inputs: each becomes a vector."""
         call = self._calls.call(exchange, Operation.EMBEDDINGS)
-        # These requests have no names: a repeated one has the same result anyway.
+        # These requests have no names: nothing of them is kept for a repeated call.
         read = await self._calls.read(exchange, call, EmbeddingsBody, read_embeddings, may_have_name=False)
         embedded, encoding_format = await self._calls.embed(exchange, call, read.unvalidated), read.encoding_format
         await self._calls.respond(

@@ -59,6 +59,22 @@ class OllamaGenerateAnswer(OllamaEnd):
     thinking: str | None = None
 
 
+class OllamaEmbedAnswer(AnswerModel):
+    """The vectors of all inputs, in their order. Durations are in nanoseconds."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int | None = Field(None, description="From the request's arrival on.")
+    load_duration: int | None = Field(None, description="Always 0.")
+    prompt_eval_count: int | None = Field(None, description="Tokens of all inputs.")
+
+
+class OllamaEmbeddingsAnswer(AnswerModel):
+    """The vector of a prompt."""
+
+    embedding: list[float] = Field(description="Its numbers; empty without a prompt.")
+
+
 class OllamaDetails(AnswerModel):
     """Of a model's file: unknown to a gateway."""
 
@@ -114,7 +130,7 @@ class OllamaModelInfo(AnswerModel):
     template: str = Field(description="The chat template.")
     details: OllamaDetails
     model_info: dict[str, str | int]
-    capabilities: list[Literal["completion", "tools", "thinking"]]
+    capabilities: list[Literal["completion", "embedding", "tools", "thinking"]]
     modified_at: str
 
 

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any
 
 from gateway_svc.http_api.call_arguments import arguments_of
+from gateway_svc.http_api.calls import EmbeddedInputs
 from gateway_svc.http_api.events import json_line
 from gateway_svc.output import Chunk, FinishReason, ToolCallDelta, Usage, merge_calls, merge_chunks
 from gateway_svc.rendering import Rendering
@@ -100,6 +101,17 @@ class OllamaBuilder:
             "eval_count": usage.completion_tokens,
             "eval_duration": _ns(end - first),
         }
+
+
+def embed_answer(embedded: EmbeddedInputs, arrival_time: float) -> Json:
+    """The answer of /api/embed."""
+    return {
+        "model": embedded.model,
+        "embeddings": [vector.tolist() for vector in embedded.vectors],
+        "total_duration": _ns(time.monotonic() - arrival_time),
+        "load_duration": 0,
+        "prompt_eval_count": embedded.usage.prompt_tokens,
+    }
 
 
 def now() -> str:

@@ -1,9 +1,10 @@
-"""Bodies of Ollama's /api/chat, /api/generate and /api/show."""
+"""Bodies of Ollama's /api/chat, /api/generate, /api/embed, /api/embeddings and /api/show."""
 
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from gateway_svc.embeddings import MAX_DIMENSIONS
 from gateway_svc.http_api.body_model import (
     BodyModel,
     ErrorMessage,
@@ -15,10 +16,16 @@ from gateway_svc.http_api.body_model import (
     option,
     tag,
 )
+from gateway_svc.http_api.embeddings.models import EmbeddingsBody
 from gateway_svc.http_api.openai.chat_models import ChatBody, ToolBody
 from gateway_svc.http_api.openai.generation_body import CompletionBody
 
 _OF_THE_PROCESS = "Of the process that runs the model."
+
+_OneOrMoreTexts = Annotated[
+    Annotated[str, Tag(tag("text"))] | Annotated[Items[str], Tag(tag("list"))],
+    Discriminator(lambda value: tag("text") if isinstance(value, str) else tag("list")),
+]
 
 
 class OllamaOptions(BodyModel):
@@ -61,13 +68,7 @@ class OllamaOptions(BodyModel):
     presence_penalty: Number | None = option("Penalty of tokens that the answer has.", minimum=-2, maximum=2)
     frequency_penalty: Number | None = option("Penalty of tokens, times their count.", minimum=-2, maximum=2)
     seed: int | None = option("Repeats the samples of another request.")
-    stop: (
-        Annotated[
-            Annotated[str, Tag(tag("text"))] | Annotated[Items[str], Tag(tag("list"))],
-            Discriminator(lambda value: tag("text") if isinstance(value, str) else tag("list")),
-        ]
-        | None
-    ) = option("Texts that end the answer, which is returned without them.")
+    stop: _OneOrMoreTexts | None = option("Texts that end the answer, which is returned without them.")
 
 
 class OllamaCalledFunction(BodyModel):
@@ -143,6 +144,46 @@ class OllamaGenerateBody(OllamaBody):
     prompt: str | None = option("What the user says.")
     system: str | None = option("What comes before the prompt.")
     raw: bool | None = option("Whether the prompt is continued as it is, without the model's chat template.", False)
+
+
+class OllamaEmbedOptions(BodyModel):
+    """Options of a call for embeddings."""
+
+    without_effect: ClassVar[Notes] = {
+        **dict.fromkeys(sorted(OllamaOptions.known_fields()), "How an answer is generated."),
+        **OllamaOptions.without_effect,
+    }
+
+
+class OllamaEmbeddingsBase(BodyModel):
+    """The fields that bodies of /api/embed and /api/embeddings share."""
+
+    model: str | None = option("Name or alias of the model, with or without :latest; absent: the first model.")
+    truncate: bool | None = option(
+        "Whether a text with more tokens than the context is cut at its end; it is rejected otherwise.", True
+    )
+    options: OllamaEmbedOptions | None = option("None of them has an effect.")
+
+
+class OllamaEmbedBody(OllamaEmbeddingsBase):
+    """A body of /api/embed."""
+
+    elsewhere: ClassVar = (EmbeddingsBody, OllamaChatBody, OllamaGenerateBody)
+
+    input: _OneOrMoreTexts | None = option("A text, or at most 2,048 of them. Each becomes a vector of the length 1.")
+    dimensions: int | None = option(
+        "The number of a vector's numbers that are returned, from the first on; absent: all.",
+        minimum=1,
+        maximum=MAX_DIMENSIONS,
+    )
+
+
+class OllamaEmbeddingsBody(OllamaEmbeddingsBase):
+    """A body of /api/embeddings."""
+
+    elsewhere: ClassVar = (EmbeddingsBody, OllamaChatBody, OllamaGenerateBody)
+
+    prompt: str | None = option("A text. It becomes a vector, which is not normalized.")
 
 
 class ShowBody(BodyModel):

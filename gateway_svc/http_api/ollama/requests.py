@@ -1,21 +1,26 @@
 """Bodies of Ollama's API as unvalidated requests."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway_svc.chats import ChatMessage, ChatPrompt, ToolCall
 from gateway_svc.constraints import UnvalidatedConstraint
+from gateway_svc.embeddings import MAX_INPUTS, EmbeddingInput, Normalization, UnvalidatedEmbeddings, input_fields
 from gateway_svc.field_paths import Field, NamedFields
 from gateway_svc.http_api.calls import PromptRequest
 from gateway_svc.http_api.json_body import invalid, json_text
 from gateway_svc.http_api.ollama.models import (
     OllamaBody,
     OllamaChatBody,
+    OllamaEmbedBody,
+    OllamaEmbeddingsBase,
+    OllamaEmbeddingsBody,
     OllamaGenerateBody,
     OllamaMessage,
     OllamaOptions,
 )
 from gateway_svc.http_api.openai.chat_fields import client_tool
+from gateway_svc.http_api.openai.prompt_fields import read_prompts
 from gateway_svc.sampling_fields import SAMPLING_FIELDS
 from gateway_svc.unvalidated_request import Prompt, ResponseMode, TextPrompt, UnvalidatedRequest
 
@@ -36,6 +41,7 @@ _NAMES: Mapping[str, str] = {
     Field.REQUEST_ID: "Idempotency-Key",
 }
 _UNLIMITED = (-1, -2)
+_TRUNCATION: Mapping[str, str] = {Field.TRUNCATE_PROMPT_TOKENS: "truncate"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,30 @@ def read_generate(body: OllamaGenerateBody, request_id: str | None) -> OllamaReq
         messages = [*system, ChatMessage("user", body.prompt, path="prompt")]
         prompt = ChatPrompt(messages, reasoning_effort=_effort(body))
     return _request(body, prompt, request_id, names)
+
+
+def read_embed(body: OllamaEmbedBody, _: str | None = None) -> UnvalidatedEmbeddings:
+    """The request of a body of /api/embed; without inputs it loads the model. Raises QuireError."""
+    embeddings = _embeddings(body, "input", body.input, Normalization.L2)
+    return replace(embeddings, dimensions=body.dimensions)
+
+
+def read_embeddings_prompt(body: OllamaEmbeddingsBody, _: str | None = None) -> UnvalidatedEmbeddings:
+    """The request of a body of /api/embeddings; without inputs it loads the model. Raises QuireError."""
+    return _embeddings(body, "prompt", body.prompt, Normalization.NONE)
+
+
+def _embeddings(
+    body: OllamaEmbeddingsBase, field: str, texts: str | list[str] | None, normalization: Normalization
+) -> UnvalidatedEmbeddings:
+    prompts = read_prompts(field, texts, MAX_INPUTS, add_special_tokens=True) if texts else []
+    return UnvalidatedEmbeddings(
+        inputs=[EmbeddingInput(prompt, input_fields(name, name, name, _TRUNCATION)) for prompt, name in prompts],
+        field_path=NamedFields({Field.PROMPT: field, **_TRUNCATION}),
+        model=body.model,
+        normalization=normalization,
+        truncate_prompt_tokens=None if body.truncate is False else -1,
+    )
 
 
 def _request(

@@ -1,27 +1,42 @@
-"""Routes of Ollama's API: chat, generation, and the models."""
+"""Routes of Ollama's API: chat, generation, embeddings, and the models."""
 
 from dataclasses import replace
 from typing import Any
 
+from gateway_svc.embeddings import UnvalidatedEmbeddings
 from gateway_svc.field_paths import Field, NamedFields
-from gateway_svc.http_api.calls import HttpCalls
+from gateway_svc.http_api.calls import EmbeddedInputs, HttpCalls
 from gateway_svc.http_api.endpoint import GENERATION_HEADERS, HandlerDoc, HttpRoute
 from gateway_svc.http_api.exchange import HttpExchange
 from gateway_svc.http_api.ollama.answer_models import (
     OllamaChatAnswer,
+    OllamaEmbedAnswer,
+    OllamaEmbeddingsAnswer,
     OllamaError,
     OllamaGenerateAnswer,
     OllamaLoadedModels,
     OllamaModelInfo,
     OllamaModels,
 )
-from gateway_svc.http_api.ollama.answers import OllamaBuilder, OllamaForm, now
+from gateway_svc.http_api.ollama.answers import OllamaBuilder, OllamaForm, embed_answer, now
 from gateway_svc.http_api.ollama.errors import OLLAMA_ERRORS
-from gateway_svc.http_api.ollama.models import OllamaChatBody, OllamaGenerateBody, ShowBody
-from gateway_svc.http_api.ollama.requests import OllamaRequest, read_chat, read_generate
+from gateway_svc.http_api.ollama.models import (
+    OllamaChatBody,
+    OllamaEmbedBody,
+    OllamaEmbeddingsBody,
+    OllamaGenerateBody,
+    ShowBody,
+)
+from gateway_svc.http_api.ollama.requests import (
+    OllamaRequest,
+    read_chat,
+    read_embed,
+    read_embeddings_prompt,
+    read_generate,
+)
 from gateway_svc.http_api.service_routes import VersionAnswer, software_version
 from gateway_svc.model_catalog import CatalogModel
-from gateway_svc.output import Chunk
+from gateway_svc.output import Chunk, Usage
 from gateway_svc.request_manager import Call, RequestManager
 from gateway_svc.tracing import Operation
 
@@ -50,6 +65,8 @@ class OllamaRoutes:
         lines = HandlerDoc(error=OllamaError, headers=GENERATION_HEADERS, event_type=_NDJSON)
         chat = replace(lines, body=OllamaChatBody, answer=OllamaChatAnswer, event=OllamaChatAnswer)
         generate = replace(lines, body=OllamaGenerateBody, answer=OllamaGenerateAnswer, event=OllamaGenerateAnswer)
+        embed = HandlerDoc(OllamaEmbedBody, OllamaEmbedAnswer, error=OllamaError)
+        embeddings = HandlerDoc(OllamaEmbeddingsBody, OllamaEmbeddingsAnswer, error=OllamaError)
         show = HandlerDoc(ShowBody, OllamaModelInfo, error=OllamaError)
         tags = HandlerDoc(answer=OllamaModels, error=OllamaError)
         loaded = HandlerDoc(answer=OllamaLoadedModels, error=OllamaError)
@@ -57,6 +74,8 @@ class OllamaRoutes:
         return [
             HttpRoute("/api/chat", {"POST": self.chat}, OLLAMA_ERRORS, {"POST": chat}),
             HttpRoute("/api/generate", {"POST": self.generate}, OLLAMA_ERRORS, {"POST": generate}),
+            HttpRoute("/api/embed", {"POST": self.embed}, OLLAMA_ERRORS, {"POST": embed}),
+            HttpRoute("/api/embeddings", {"POST": self.embeddings}, OLLAMA_ERRORS, {"POST": embeddings}),
             HttpRoute("/api/show", {"POST": self.show}, OLLAMA_ERRORS, {"POST": show}),
             HttpRoute("/api/tags", {"GET": self.tags}, OLLAMA_ERRORS, {"GET": tags}),
             HttpRoute("/api/ps", {"GET": self.ps}, OLLAMA_ERRORS, {"GET": loaded}),
@@ -74,6 +93,30 @@ class OllamaRoutes:
         call = self._calls.call(exchange, Operation.TEXT_COMPLETION)
         read = await self._calls.read(exchange, call, OllamaGenerateBody, read_generate)
         await self._answer(exchange, call, read, OllamaForm.GENERATE)
+
+    async def embed(self, exchange: HttpExchange) -> None:
+        """Embeds texts: each becomes a vector of the length 1."""
+        call = self._calls.call(exchange, Operation.EMBEDDINGS)
+        read = await self._calls.read(exchange, call, OllamaEmbedBody, read_embed, may_have_name=False)
+        embedded = await self._embedded(exchange, call, read)
+        if not embedded.vectors:
+            await exchange.respond_json({"model": embedded.model, "embeddings": []})
+            return
+        await self._calls.respond(
+            exchange, call, lambda: embed_answer(embedded, call.arrival_time), num_values=embedded.num_numbers
+        )
+
+    async def embeddings(self, exchange: HttpExchange) -> None:
+        """Embeds a text: an earlier form of /api/embed, whose vector is not normalized."""
+        call = self._calls.call(exchange, Operation.EMBEDDINGS)
+        read = await self._calls.read(exchange, call, OllamaEmbeddingsBody, read_embeddings_prompt, may_have_name=False)
+        embedded = await self._embedded(exchange, call, read)
+        await self._calls.respond(
+            exchange,
+            call,
+            lambda: {"embedding": embedded.vectors[0].tolist() if embedded.vectors else []},
+            num_values=embedded.num_numbers,
+        )
 
     async def tags(self, exchange: HttpExchange) -> None:
         """The models that are ready, once for each of their names."""
@@ -147,6 +190,14 @@ class OllamaRoutes:
                 chunks += [chunk for _, chunk in pieces]
             await exchange.respond_json(answer.whole(chunks))
 
+    async def _embedded(self, exchange: HttpExchange, call: Call, unvalidated: UnvalidatedEmbeddings) -> EmbeddedInputs:
+        """The vectors of all inputs. Without inputs, which loads a model in Ollama, there are none."""
+        named = replace(unvalidated, model=self._model_name(unvalidated.model))
+        if unvalidated.inputs:
+            return await self._calls.embed(exchange, call, named)
+        model, _ = self._calls.find_model(exchange, call, named.model, named.field_path)
+        return EmbeddedInputs([], model.name, Usage())
+
     def _model_name(self, name: str | None) -> str | None:
         """The name without Ollama's tag for names that have none."""
         if name is None or self._request_manager.catalog.get(name) is not None:
@@ -156,6 +207,8 @@ class OllamaRoutes:
 
 def _capabilities(model: CatalogModel) -> list[Any]:
     has_template = model.tokenizer.chat_template is not None
+    if model.is_encoder and not has_template:
+        return ["embedding"]
     return [
         "completion",
         *(["tools"] if has_template and model.message_format.tools is not None else []),

@@ -48,7 +48,11 @@ RetentionField = Annotated[
 
 
 def read_prompts(
-    field: str, value: str | list[int] | list[str | list[int]] | None, most: int, *, add_special_tokens: bool
+    field: str,
+    value: str | list[int] | list[str] | list[str | list[int]] | None,
+    most: int,
+    *,
+    add_special_tokens: bool,
 ) -> list[tuple[TextPrompt | TokenPrompt | None, str]]:
     """The prompts of a field, with the name of each: at most `most` in a list. Raises QuireError."""
 

@@ -174,6 +174,35 @@ EMBEDDINGS: Neutral = {
     "truncation_direction": ("right", "Right"),
 }
 
+_SIMILARITY: Neutral = {
+    "instruct": (),
+    "instruction": (),
+    "raw_scores": (True,),
+    "return_embeddings": (False,),
+    "return_text": (False,),
+}
+
+SCORE: Neutral = {
+    **_SIMILARITY,
+    "apply_softmax": (False,),
+    "item_first": (False,),
+    "label_token_ids": (),
+    "query": (),
+    "return_documents": (False,),
+    "top_n": (0,),
+}
+
+RERANK: Neutral = {
+    **_SIMILARITY,
+    "max_chunks_per_doc": (),
+    "rank_fields": (["text"],),
+}
+
+SIMILARITY_WITHOUT_EFFECT: Notes = {
+    "normalize": "A cosine does not depend on the length of vectors.",
+    "use_activation": "A cosine does not depend on the length of vectors.",
+}
+
 CHAT: Neutral = {
     **_BOTH,
     "audio": (),

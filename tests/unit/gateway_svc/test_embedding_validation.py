@@ -2,19 +2,29 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from encoder_model import CONTEXT_LENGTH, WORDS, ids, make_encoder_directory
 from gateway_svc.embedding_validation import validate_embeddings
-from gateway_svc.embeddings import Normalization, Pooling, UnvalidatedEmbeddings, ValidatedEmbedding
-from gateway_svc.field_paths import Field
+from gateway_svc.embeddings import (
+    MAX_TEXT_TOKENS,
+    EmbeddingInput,
+    Normalization,
+    Pooling,
+    UnvalidatedEmbeddings,
+    ValidatedEmbedding,
+    input_fields,
+)
+from gateway_svc.field_paths import Field, contract_field_path
 from gateway_svc.http_api.embeddings.models import EmbeddingsBody
 from gateway_svc.http_api.embeddings.routes import read_embeddings
 from gateway_svc.http_api.json_body import parse_body
 from gateway_svc.retention import NONE, Retention
 from gateway_svc.tokenizer import ModelTokenizer
+from gateway_svc.unvalidated_request import TextPrompt
 from gateway_svc.validated_request import ModelInfo
 from quire.inference.v1 import inference_pb2 as api
 from svc_common.errors import QuireError, Reason
@@ -127,6 +137,37 @@ async def test_long_inputs_are_truncated_at_the_end_by_default(
     for unvalidated in (of_http(**body), of_grpc(**message)):
         prompts = [one.prompt_token_ids for one in await validated(unvalidated, encoder)]
         assert prompts == [ids(first), last]
+
+
+@pytest.mark.parametrize(
+    ("limits", "truncate", "kept"),
+    [
+        ((2, None), None, ["[CLS] a b [SEP]", "[CLS] a b c d [SEP]"]),
+        ((4, 1), None, ["[CLS] a b c d [SEP]", "[CLS] a [SEP]"]),
+        ((2, None), 5, ["[CLS] a b [SEP]", "[CLS] a b c [SEP]"]),
+        ((4, None), 3, ["[CLS] a [SEP]", "[CLS] a [SEP]"]),
+        ((14, 14), -1, ["[CLS] a b c d [SEP]", "[CLS] a b c d [SEP]"]),
+    ],
+)
+async def test_an_input_may_have_a_limit_of_its_own(
+    limits: tuple[int | None, int | None], truncate: int | None, kept: list[str], encoder: ModelTokenizer
+) -> None:
+    call = of_http(input=["a b c d"] * 2, truncate_prompt_tokens=truncate)
+    inputs = [replace(one, max_text_tokens=most) for one, most in zip(call.inputs, limits, strict=True)]
+    found = await validated(replace(call, inputs=inputs), encoder)
+    assert [one.prompt_token_ids for one in found] == [ids(text) for text in kept]
+
+
+@pytest.mark.parametrize("most", [-1, 0, CONTEXT_LENGTH - 1, 2**63])
+async def test_a_limit_of_an_input_leaves_room_for_special_tokens(most: int, encoder: ModelTokenizer) -> None:
+    names = input_fields("documents[3]", "documents[3]", "", {MAX_TEXT_TOKENS: "max_tokens_per_doc"})
+    inputs = [EmbeddingInput(TextPrompt("a"), names, most)]
+    with pytest.raises(QuireError) as error:
+        await validated(UnvalidatedEmbeddings(inputs, contract_field_path), encoder)
+    assert (error.value.field, str(error.value)) == (
+        "max_tokens_per_doc",
+        "max_tokens_per_doc: must be between 1 and 14",
+    )
 
 
 async def test_special_tokens_are_left_out_on_request(encoder: ModelTokenizer) -> None:

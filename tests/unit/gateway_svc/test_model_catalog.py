@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from encoder_model import make_encoder_directory
 from gateway_svc.chats import ChatMessage, ChatPrompt
 from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import contract_field_path
@@ -47,6 +48,12 @@ def test_models_are_found_by_name_and_alias(several: Path) -> None:
     }
     assert (first.given_defaults, second.given_defaults) == ({}, {"top_k": 3})
     catalog.close()
+
+
+def test_an_encoder_is_known_by_its_configuration(model_directory: Path, tmp_path: Path) -> None:
+    directories = model_directory, make_encoder_directory(tmp_path / "encoder")
+    settings = [ModelSettings(model=str(one), served_names=(one.name,)) for one in directories]
+    assert [model.is_encoder for model in ModelCatalog.load(settings)] == [False, True]
 
 
 def test_a_key_sees_the_models_that_it_may_use(several: Path) -> None:

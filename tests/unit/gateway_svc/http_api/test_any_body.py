@@ -14,8 +14,15 @@ from gateway_svc.http_api.anthropic.requests import read_count, read_messages
 from gateway_svc.http_api.embeddings.models import EmbeddingsBody
 from gateway_svc.http_api.embeddings.routes import read_embeddings
 from gateway_svc.http_api.json_body import parse_body
-from gateway_svc.http_api.ollama.models import OllamaChatBody, OllamaGenerateBody
-from gateway_svc.http_api.ollama.requests import read_chat, read_generate
+from gateway_svc.http_api.ollama.models import (
+    OllamaChatBody,
+    OllamaEmbedBody,
+    OllamaEmbeddingsBody,
+    OllamaGenerateBody,
+)
+from gateway_svc.http_api.ollama.requests import read_chat, read_embed, read_embeddings_prompt, read_generate
+from gateway_svc.http_api.scoring.models import RerankBody, ScoreBody
+from gateway_svc.http_api.scoring.requests import read_rerank, read_score
 from gateway_svc.http_api.tokenizing.models import TokenizeBody
 from gateway_svc.http_api.tokenizing.routes import read_tokenize
 from svc_common.errors import QuireError, Reason
@@ -25,7 +32,8 @@ NAMES = [
     "function", "arguments", "images", "tools", "input_schema", "tool_choice", "system", "max_tokens",
     "stop_sequences", "stream", "options", "num_predict", "stop", "format", "think", "prompt", "raw", "tool_name",
     "tool_call_id", "temperature", "top_k", "output_config", "effort", "schema", "budget_tokens", "model",
-    "add_special_tokens", "pooling", "encoding_format", "normalize", "dimensions",
+    "add_special_tokens", "pooling", "encoding_format", "normalize", "dimensions", "query", "documents", "text_1",
+    "text_2", "top_n",
 ]  # fmt: skip
 WORDS = [
     "user", "assistant", "system", "tool", "text", "tool_use", "tool_result", "thinking", "image", "auto", "any",
@@ -51,8 +59,13 @@ messages = st.fixed_dictionaries(
     {"role": st.sampled_from(WORDS), "content": texts | st.lists(blocks, max_size=3)},
     optional={"tool_calls": values, "thinking": texts, "tool_name": texts},
 )
-bodies = st.fixed_dictionaries(
-    {}, optional={"messages": st.lists(messages, max_size=4), "max_tokens": st.just(5), "prompt": texts}
+several = texts | st.lists(texts | st.fixed_dictionaries({"text": texts}), max_size=3)
+bodies = (
+    st.fixed_dictionaries(
+        {}, optional={"messages": st.lists(messages, max_size=4), "max_tokens": st.just(5), "prompt": texts}
+    )
+    | st.fixed_dictionaries({}, optional={"input": several, "model": texts})
+    | st.fixed_dictionaries({"documents": several}, optional={"query": texts, "queries": several, "top_n": values})
 )
 
 
@@ -68,8 +81,23 @@ MAX_EXAMPLES = 10  # of each reader: 1,500 found nothing
         lambda body: read_generate(OllamaGenerateBody.read(body), None).prompt.field_path,
         lambda body: read_tokenize(TokenizeBody.read(body)).field_path,
         lambda body: read_embeddings(EmbeddingsBody.read(body)).unvalidated.field_path,
+        lambda body: read_embed(OllamaEmbedBody.read(body)).field_path,
+        lambda body: read_embeddings_prompt(OllamaEmbeddingsBody.read(body)).field_path,
+        lambda body: read_score(ScoreBody.read(body)).unvalidated.field_path,
+        lambda body: read_rerank(RerankBody.read(body)).score.unvalidated.field_path,
     ],
-    ids=["messages", "count_tokens", "chat", "generate", "tokenize", "embeddings"],
+    ids=[
+        "messages",
+        "count_tokens",
+        "chat",
+        "generate",
+        "tokenize",
+        "embeddings",
+        "embed",
+        "prompt",
+        "score",
+        "rerank",
+    ],
 )
 @settings(max_examples=MAX_EXAMPLES)
 @given(usual=bodies, other=st.dictionaries(st.sampled_from(NAMES), values, max_size=3))

@@ -17,14 +17,20 @@ from gateway_svc.http_api.anthropic.models import MessagesBody
 from gateway_svc.http_api.api_document import api_document
 from gateway_svc.http_api.app import HttpApi, HttpOptions
 from gateway_svc.http_api.body_model import BodyModel
+from gateway_svc.http_api.calls import EmbeddedInputs
 from gateway_svc.http_api.docs_page import docs_page
 from gateway_svc.http_api.embeddings.models import EmbeddingsBody
 from gateway_svc.http_api.embeddings.routes import EncodingFormat, answer_of
 from gateway_svc.http_api.endpoint import HttpRoute
 from gateway_svc.http_api.errors import NO_ROUTE, HttpError
-from gateway_svc.http_api.ollama.answers import OllamaBuilder, OllamaForm
+from gateway_svc.http_api.ollama.answers import OllamaBuilder, OllamaForm, embed_answer
 from gateway_svc.http_api.ollama.errors import OLLAMA_ERRORS
-from gateway_svc.http_api.ollama.models import OllamaChatBody, OllamaGenerateBody
+from gateway_svc.http_api.ollama.models import (
+    OllamaChatBody,
+    OllamaEmbedBody,
+    OllamaEmbeddingsBody,
+    OllamaGenerateBody,
+)
 from gateway_svc.http_api.openai.answer_options import NO_OPTIONS, AnswerOptions
 from gateway_svc.http_api.openai.answers import ResponseBuilder
 from gateway_svc.http_api.openai.chat_models import ChatBody
@@ -32,6 +38,9 @@ from gateway_svc.http_api.openai.choice_formats import CallFormat, ChatFormat, C
 from gateway_svc.http_api.openai.errors import OPENAI_ERRORS
 from gateway_svc.http_api.openai.generation_body import CompletionBody
 from gateway_svc.http_api.responses.models import ResponsesBody
+from gateway_svc.http_api.scoring.models import RerankBody, ScoreBody
+from gateway_svc.http_api.scoring.requests import read_rerank
+from gateway_svc.http_api.scoring.routes import rerank_answer, score_answer
 from gateway_svc.http_api.undefined_fields import UndefinedFields
 from gateway_svc.output import Chunk, Finish, FinishReason, TokenLogprob, ToolCallDelta, Usage
 from gateway_svc.prompt_output import PromptOutput
@@ -120,8 +129,12 @@ def test_every_known_field_is_described(model: type[BodyModel]) -> None:
         EmbeddingsBody,
         MessagesBody,
         OllamaChatBody,
+        OllamaEmbedBody,
+        OllamaEmbeddingsBody,
         OllamaGenerateBody,
+        RerankBody,
         ResponsesBody,
+        ScoreBody,
     ):
         assert properties["xtc_probability"] == {"enum": [0, None], "description": "Not served."}
 
@@ -136,7 +149,8 @@ def test_operations_have_the_headers_that_are_read() -> None:
         assert headers(path) == {"Idempotency-Key", "Last-Event-ID", *deadline}
     for path in ("/v1/messages", "/v1/responses", "/api/chat", "/api/generate"):
         assert headers(path) == {"Idempotency-Key", *deadline}
-    for path in ("/tokenize", "/detokenize", "/v1/embeddings", "/v1/messages/count_tokens", "/api/show"):
+    embeds = ("/v1/embeddings", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/api/embed")
+    for path in ("/tokenize", "/detokenize", *embeds, "/api/embeddings", "/v1/messages/count_tokens", "/api/show"):
         assert headers(path) == deadline
         assert "x-request-durable" not in DOCUMENT["paths"][path]["post"]["responses"]["200"]["headers"]
 
@@ -150,7 +164,8 @@ def test_operations_that_stream_have_both_kinds_of_answers() -> None:
     assert kinds("/v1/responses/{response_id}", "get") == {"application/json", "text/event-stream"}
     assert kinds("/api/chat", "post") == kinds("/api/generate", "post") == {"application/json", "application/x-ndjson"}
     invocations = DOCUMENT["paths"]["/invocations"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert [one["$ref"].rpartition("/")[2] for one in invocations["anyOf"]] == ["ChatBody", "CompletionBody"]
+    names = ["ChatBody", "CompletionBody", "EmbeddingsBody", "RerankBody", "ScoreBody"]
+    assert [one["$ref"].rpartition("/")[2] for one in invocations["anyOf"]] == names
 
 
 def test_bodies_that_are_accepted_have_the_schema() -> None:
@@ -258,6 +273,27 @@ def test_embeddings_have_their_schema() -> None:
     for encoding_format in EncodingFormat:
         conforms("EmbeddingsAnswer", answer_of([array("f", (0.5, -1))], encoding_format, "m", Usage(2)))
     conforms("EmbeddingsBody", {"input": ["a", [5]], "dimensions": 2, "encoding_format": "base64", "user": "me"})
+
+
+def test_embeddings_of_ollama_have_their_schemas() -> None:
+    embedded = EmbeddedInputs([array("f", (0.5, -1))], "m", Usage(2))
+    conforms("OllamaEmbedAnswer", embed_answer(embedded, 0))
+    conforms("OllamaEmbedAnswer", {"model": "m", "embeddings": []})
+    conforms("OllamaEmbeddingsAnswer", {"embedding": [0.5, -1.0]})
+    fields = {"options": {"num_ctx": 5, "seed": 1}, "truncate": False, "keep_alive": "5m"}
+    conforms("OllamaEmbedBody", {"input": ["a", "b"], "dimensions": 2, **fields})
+    conforms("OllamaEmbedBody", {"input": "a"})
+    conforms("OllamaEmbeddingsBody", {"prompt": "a", **fields})
+
+
+def test_scores_have_their_schemas() -> None:
+    conforms("ScoreAnswer", score_answer("score-1", 12, [0.5, -1.0], "m", Usage(5)))
+    document: dict[str, Any] = {"query": "a", "documents": ["b", {"text": "c"}], "top_n": 1, "user": "me"}
+    for fields in (document, document | {"return_documents": False}, document | {"documents": "b"}):
+        conforms("RerankBody", fields)
+        scores = [0.5] * (2 if fields["documents"] != "b" else 1)
+        conforms("RerankAnswer", rerank_answer("r", read_rerank(RerankBody.of(fields)), scores, "m", Usage(5)))
+    conforms("ScoreBody", {"text_1": {"text": "a"}, "text_2": ["b"], "truncation_side": "left", "use_activation": True})
 
 
 def test_errors_have_their_schema() -> None:

@@ -1,27 +1,29 @@
 """From settings to a worker that answers steps with embeddings."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 from bert_models import CONTEXT, hidden_states, random_prompts, save_bert
-from encoder_model import WORDS
+from encoder_model import WORDS, encoder_tokenizer
 from quire.worker.v1 import worker_pb2 as pb
 from svc_common.settings import read_settings
 from worker_service import new_sequence, scheduled, serving
 from worker_svc.errors import StartupFailed
 from worker_svc.load import load_model
 from worker_svc.settings import WorkerSettings
+from worker_svc.step import NewSequence, SamplingParams, ScheduledSequence, Step
 from worker_svc.step_runner import StepInstance
 
 EMBEDDING = pb.ResultKind(embedding=pb.EmbeddingResult())
 
 
-def load(directory: Path, *args: str) -> StepInstance:
+def load(directory: Path, *args: str, report: Callable[[str], None] = print) -> StepInstance:
     threads = ["--num-threads", str(torch.get_num_threads())]
     settings = ["--model", str(directory), "--dtype", "float32", *threads, *args]
-    return load_model(read_settings(WorkerSettings, settings), print)
+    return load_model(read_settings(WorkerSettings, settings), report)
 
 
 def test_it_describes_a_model_without_kv(tmp_path: Path) -> None:
@@ -47,19 +49,48 @@ def test_a_step_holds_the_longest_prompt(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "text"),
-    [
-        (["--quantization", "int8"], "QUIRE_QUANTIZATION is int8"),
-        (["--deterministic", "true"], "QUIRE_DETERMINISTIC is true"),
-        (["--drafter", "ngram"], "QUIRE_DRAFTER is ngram"),
-        (["--kernels", "compiled"], "QUIRE_KERNELS is compiled"),
-        (["--max-model-len", str(CONTEXT + 1)], "QUIRE_MAX_MODEL_LEN"),
-    ],
+    ("setting", "value"), [("quantization", "int8"), ("drafter", "ngram"), ("kernels", "compiled")]
 )
-def test_settings_that_encoders_do_not_support_are_named(args: list[str], text: str, tmp_path: Path) -> None:
+def test_settings_of_decoders_have_no_effect_and_are_named(setting: str, value: str, tmp_path: Path) -> None:
     save_bert(tmp_path)
-    with pytest.raises(StartupFailed, match=text):
-        load(tmp_path, *args)
+    lines: list[str] = []
+    load(tmp_path, f"--{setting}", value, report=lines.append)
+    assert f"QUIRE_{setting.upper()} has no effect on an encoder" in lines
+
+
+def test_a_limit_of_longer_models_has_no_effect(tmp_path: Path) -> None:
+    save_bert(tmp_path)
+    assert load(tmp_path, "--max-model-len", str(CONTEXT + 1)).description.limits.context_length == CONTEXT
+
+
+def test_in_deterministic_mode_each_prompt_is_computed_alone(tmp_path: Path) -> None:
+    save_bert(tmp_path)
+    prompts = random_prompts([5, 17, 17, CONTEXT])
+    runner = load(tmp_path, "--deterministic", "true").runner
+
+    def values(ids: list[int]) -> list[Sequence[float]]:
+        new = [
+            NewSequence(id_, prompts[id_], len(prompts[id_]), 0, SamplingParams(), result="embedding") for id_ in ids
+        ]
+        step = Step([], new, [ScheduledSequence(id_, 0, len(prompts[id_]), []) for id_ in ids])
+        found = [result.value for result in runner.finish(runner.launch(step)).sequences]
+        runner.reset()
+        return found
+
+    together = values([0, 1, 2, 3])
+    assert together == [values([id_])[0] for id_ in range(4)]
+    assert load(tmp_path).description.fingerprint != load(tmp_path, "--deterministic", "true").description.fingerprint
+
+
+def test_a_tokenizer_with_ids_that_the_model_lacks_is_refused(tmp_path: Path) -> None:
+    save_bert(tmp_path / "model")
+    other = tmp_path / "other"
+    other.mkdir()
+    tokenizer = encoder_tokenizer()
+    tokenizer.add_tokens(["more"])
+    tokenizer.save(str(other / "tokenizer.json"))
+    with pytest.raises(StartupFailed, match="QUIRE_TOKENIZER"):
+        load(tmp_path / "model", "--tokenizer", str(other))
 
 
 def test_a_checkpoint_with_other_parts_is_refused(tmp_path: Path) -> None:

@@ -2,13 +2,15 @@
 
 import json
 import time
+from array import array
 from datetime import datetime
 from typing import Any
 
 import pytest
 
+from gateway_svc.http_api.calls import EmbeddedInputs
 from gateway_svc.http_api.errors import HttpError
-from gateway_svc.http_api.ollama.answers import OllamaBuilder, OllamaForm
+from gateway_svc.http_api.ollama.answers import OllamaBuilder, OllamaForm, embed_answer
 from gateway_svc.http_api.ollama.errors import OLLAMA_ERRORS
 from gateway_svc.output import Chunk, Finish, FinishReason, ToolCallDelta, Usage
 from gateway_values import make_rendering, vocabulary_of
@@ -87,6 +89,14 @@ def test_a_model_that_is_loaded() -> None:
     answer = OllamaForm.CHAT.loaded("m")
     assert (answer["model"], answer["done"], answer["done_reason"]) == ("m", True, "load")
     assert OllamaForm.GENERATE.loaded("m")["response"] == ""
+
+
+def test_vectors() -> None:
+    vectors = [array("f", (0.5, -1)), array("f", (0.25, 2))]
+    answer = embed_answer(EmbeddedInputs(vectors, "m", USAGE), time.monotonic() - 2)
+    assert (answer["model"], answer["embeddings"]) == ("m", [[0.5, -1.0], [0.25, 2.0]])
+    assert (answer["prompt_eval_count"], answer["load_duration"]) == (9, 0)
+    assert 2e9 <= answer["total_duration"] < 60e9
 
 
 def test_errors() -> None:

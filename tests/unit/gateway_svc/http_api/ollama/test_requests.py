@@ -6,9 +6,21 @@ import pytest
 
 from gateway_svc.chats import ChatMessage, ChatPrompt, ClientTool, ToolCall
 from gateway_svc.constraints import UnvalidatedConstraint
+from gateway_svc.embeddings import Normalization, UnvalidatedEmbeddings
 from gateway_svc.field_paths import Field
-from gateway_svc.http_api.ollama.models import OllamaChatBody, OllamaGenerateBody
-from gateway_svc.http_api.ollama.requests import OllamaRequest, read_chat, read_generate
+from gateway_svc.http_api.ollama.models import (
+    OllamaChatBody,
+    OllamaEmbedBody,
+    OllamaEmbeddingsBody,
+    OllamaGenerateBody,
+)
+from gateway_svc.http_api.ollama.requests import (
+    OllamaRequest,
+    read_chat,
+    read_embed,
+    read_embeddings_prompt,
+    read_generate,
+)
 from gateway_svc.unvalidated_request import ResponseMode, TextPrompt, UnvalidatedRequest
 from svc_common.errors import QuireError, Reason
 
@@ -27,6 +39,14 @@ def messages(*given: Any) -> Any:
 
 def generate(**fields: Any) -> OllamaRequest:
     return read_generate(OllamaGenerateBody.of({"prompt": "Hi."} | fields), None)
+
+
+def embed(**fields: Any) -> UnvalidatedEmbeddings:
+    return read_embed(OllamaEmbedBody.of({"input": "Hi."} | fields))
+
+
+def embed_prompt(**fields: Any) -> UnvalidatedEmbeddings:
+    return read_embeddings_prompt(OllamaEmbeddingsBody.of({"prompt": "Hi."} | fields))
 
 
 def test_options_are_sampling_and_stopping() -> None:
@@ -148,6 +168,42 @@ def test_a_body_without_a_prompt_loads_the_model() -> None:
     assert not generate().loads
 
 
+def test_texts_are_inputs() -> None:
+    for value, fields in (("a", ["input"]), (["a"], ["input[0]"]), (["a", "b"], ["input[0]", "input[1]"])):
+        read = embed(input=value, model="m", dimensions=4)
+        assert [one.prompt for one in read.inputs] == [TextPrompt("a"), TextPrompt("b")][: len(fields)]
+        assert [one.field_path(Field.TEXT) for one in read.inputs] == fields
+        assert (read.model, read.dimensions, read.normalization) == ("m", 4, Normalization.L2)
+    read = embed_prompt(model="m")
+    (one,) = read.inputs
+    assert (one.prompt, one.field_path(Field.TEXT)) == (TextPrompt("Hi."), "prompt")
+    assert (read.model, read.dimensions, read.normalization) == ("m", None, Normalization.NONE)
+
+
+def test_texts_are_cut_to_the_context_unless_that_is_refused() -> None:
+    for read in (embed, embed_prompt):
+        assert [read(truncate=value).truncate_prompt_tokens for value in (None, True, False)] == [-1, -1, None]
+        for one in (read(), read().inputs[0]):
+            assert one.field_path(Field.TRUNCATE_PROMPT_TOKENS) == "truncate"
+
+
+def test_a_call_without_texts_has_no_inputs() -> None:
+    values: list[Any] = [None, "", []]
+    for value in values:
+        assert not embed(input=value).inputs
+    assert not embed_prompt(prompt="").inputs
+
+
+def test_fields_that_change_no_vector_are_accepted() -> None:
+    fields = {
+        "options": {"num_ctx": 8, "temperature": 3, "stop": 1, "mirostat": 1},
+        "keep_alive": "5m",
+        "stream": False,
+    }
+    assert embed(**fields).inputs
+    assert embed_prompt(**fields).inputs
+
+
 @pytest.mark.parametrize(
     ("read", "fields", "reason", "field"),
     [
@@ -170,6 +226,20 @@ def test_a_body_without_a_prompt_loads_the_model() -> None:
         (generate, {"context": [1]}, Reason.FEATURE_UNSUPPORTED, "context"),
         (generate, {"images": ["a"]}, Reason.FEATURE_UNSUPPORTED, "images"),
         (generate, {"raw": True, "system": "a"}, Reason.INVALID_FIELD, "system"),
+        (embed, {"input": 1}, Reason.INVALID_FIELD, "input"),
+        (embed, {"input": ["a", 1]}, Reason.INVALID_FIELD, "input[1]"),
+        (embed, {"input": [5]}, Reason.INVALID_FIELD, "input[0]"),
+        (embed, {"input": ["a"] * 2_049}, Reason.INVALID_FIELD, "input"),
+        (embed, {"truncate": 1}, Reason.INVALID_FIELD, "truncate"),
+        (embed, {"dimensions": "4"}, Reason.INVALID_FIELD, "dimensions"),
+        (embed, {"options": 1}, Reason.INVALID_FIELD, "options"),
+        (embed, {"prompt": "a"}, Reason.FEATURE_UNSUPPORTED, "prompt"),
+        (embed, {"normalize": False}, Reason.FEATURE_UNSUPPORTED, "normalize"),
+        (embed, {"encoding_format": "base64"}, Reason.FEATURE_UNSUPPORTED, "encoding_format"),
+        (embed, {"images": ["a"]}, Reason.FEATURE_UNSUPPORTED, "images"),
+        (embed_prompt, {"prompt": ["a"]}, Reason.INVALID_FIELD, "prompt"),
+        (embed_prompt, {"input": "a"}, Reason.FEATURE_UNSUPPORTED, "input"),
+        (embed_prompt, {"dimensions": 4}, Reason.FEATURE_UNSUPPORTED, "dimensions"),
     ],
 )
 def test_other_bodies_are_refused_by_the_field(read: Any, fields: Any, reason: Reason, field: str) -> None:

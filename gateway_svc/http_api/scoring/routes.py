@@ -1,0 +1,103 @@
+"""Routes for the similarity of texts: vLLM's /score, and /rerank as Jina, Cohere and vLLM have it."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from gateway_svc.http_api.calls import EmbeddedInputs, HttpCalls
+from gateway_svc.http_api.endpoint import HandlerDoc, HttpRoute
+from gateway_svc.http_api.exchange import HttpExchange
+from gateway_svc.http_api.openai.answer_models import ErrorAnswer
+from gateway_svc.http_api.openai.errors import OPENAI_ERRORS
+from gateway_svc.http_api.scoring.models import RerankAnswer, RerankBody, ScoreAnswer, ScoreBody
+from gateway_svc.http_api.scoring.requests import RerankRequest, read_rerank, read_score
+from gateway_svc.output import Usage
+from gateway_svc.tracing import Operation
+
+Json = dict[str, Any]
+
+
+def score_answer(answer_id: str, created: int, scores: Sequence[float], model: str, usage: Usage) -> Json:
+    """The answer of /score."""
+    return {
+        "id": answer_id,
+        "object": "list",
+        "created": created,
+        "model": model,
+        "data": [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)],
+        "usage": _usage_json(usage),
+    }
+
+
+def rerank_answer(answer_id: str, read: RerankRequest, scores: Sequence[float], model: str, usage: Usage) -> Json:
+    """The answer of /rerank. Of equal scores, the first document's comes first."""
+    ranked = sorted(range(len(scores)), key=lambda index: -scores[index])
+    return {
+        "id": answer_id,
+        "model": model,
+        "usage": _usage_json(usage),
+        "results": [
+            {
+                "index": index,
+                **({} if read.texts is None else {"document": {"text": read.texts[index]}}),
+                "relevance_score": scores[index],
+            }
+            for index in ranked[: read.top_n]
+        ],
+    }
+
+
+class ScoringRoutes:
+    """The handlers; errors are in OpenAI's format."""
+
+    def __init__(self, calls: HttpCalls) -> None:
+        self._calls = calls
+
+    def routes(self) -> list[HttpRoute]:
+        score = HandlerDoc(ScoreBody, ScoreAnswer, error=ErrorAnswer)
+        rerank = HandlerDoc(RerankBody, RerankAnswer, error=ErrorAnswer)
+        return [
+            *(
+                HttpRoute(path, {"POST": self.score}, OPENAI_ERRORS, {"POST": score})
+                for path in ("/score", "/v1/score")
+            ),
+            *(
+                HttpRoute(path, {"POST": self.rerank}, OPENAI_ERRORS, {"POST": rerank})
+                for path in ("/rerank", "/v1/rerank", "/v2/rerank")
+            ),
+        ]
+
+    async def score(self, exchange: HttpExchange) -> None:
+        """Compares texts: each pair has a score."""
+        call = self._calls.call(exchange, Operation.EMBEDDINGS)
+        read = await self._calls.read(exchange, call, ScoreBody, read_score, may_have_name=False)
+        embedded = await self._calls.embed(exchange, call, read.unvalidated)
+        answer_id, created = f"score-{exchange.request_id}", int(time.time())
+
+        def answer() -> Json:
+            scores = read.pairs.cosines(embedded.vectors)
+            return score_answer(answer_id, created, scores, embedded.model, embedded.usage)
+
+        await self._calls.respond(exchange, call, answer, num_values=_num_values(embedded))
+
+    async def rerank(self, exchange: HttpExchange) -> None:
+        """Sorts documents by their similarity to a query."""
+        call = self._calls.call(exchange, Operation.EMBEDDINGS)
+        read = await self._calls.read(exchange, call, RerankBody, read_rerank, may_have_name=False)
+        embedded = await self._calls.embed(exchange, call, read.score.unvalidated)
+        answer_id = f"rerank-{exchange.request_id}"
+
+        def answer() -> Json:
+            scores = read.score.pairs.cosines(embedded.vectors)
+            return rerank_answer(answer_id, read, scores, embedded.model, embedded.usage)
+
+        await self._calls.respond(exchange, call, answer, num_values=_num_values(embedded))
+
+
+def _num_values(embedded: EmbeddedInputs) -> int:
+    """How long an answer takes to make, in values of JSON: a number of a vector takes as long as one."""
+    return embedded.num_numbers
+
+
+def _usage_json(usage: Usage) -> Json:
+    return {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
