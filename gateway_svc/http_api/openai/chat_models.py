@@ -119,7 +119,9 @@ _FunctionMode = Annotated[
 class ChatThinking(BodyModel):
     """Whether the model reasons, as DeepSeek's API has it."""
 
-    type: Annotated[Literal["enabled", "adaptive", "disabled"], ErrorMessage("must be enabled, adaptive or disabled")]
+    type: Annotated[
+        Literal["enabled", "adaptive", "disabled"], ErrorMessage("must be enabled, adaptive or disabled")
+    ] = Field(description="enabled, adaptive or disabled.")
     budget_tokens: int | None = option("Another name of thinking_token_budget.", minimum=0, maximum=2**31 - 1)
 
 
