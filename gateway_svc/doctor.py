@@ -15,12 +15,11 @@ from svc_common.doctor.credentials import check_credentials
 from svc_common.doctor.findings import Check, CheckContext, CheckGroup, Finding, ok, skipped, warning, wrong
 from svc_common.doctor.ports import check_ports
 from svc_common.doctor.prepared import is_prepared, next_step_for
+from svc_common.files import may_others_access
 from svc_common.inner_ports import is_loopback
 from svc_common.model_settings import InvalidModelsFile
 from svc_common.models import ModelNotFound
 from svc_common.service_roles import ServiceRole
-
-_READABLE_BY_ALL = 0o007
 
 
 def check_models(context: CheckContext) -> Iterator[Finding]:
@@ -75,7 +74,7 @@ def check_keys(context: CheckContext) -> Iterator[Finding]:
     expired = sum(key.expires is not None and key.expires <= time.time() for key in contents.keys)
     tokens = ", and tokens of an issuer" if contents.token_rules else ""
     found = f"{path}: {len(contents.keys)} keys{tokens}"
-    if path.stat().st_mode & _READABLE_BY_ALL:
+    if may_others_access(path.stat().st_mode):
         yield warning(found, "all users of this machine can access it", f"chmod o= {path}")
     elif expired:
         yield warning(found, f"{expired} of them have expired and are refused", "remove them, or set another `expires`")

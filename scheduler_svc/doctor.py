@@ -16,6 +16,7 @@ from svc_common.doctor.credentials import check_credentials
 from svc_common.doctor.findings import Check, CheckContext, CheckGroup, Finding, ok, warning, wrong
 from svc_common.doctor.ports import check_ports
 from svc_common.doctor.redis_versions import LEAST_TEXT, is_too_old
+from svc_common.files import may_others_access
 from svc_common.redis_url import RedisLayout
 from svc_common.service_roles import ServiceRole
 
@@ -33,8 +34,8 @@ class RedisAnswers:
     clock_ahead: float
 
 
-async def ask(settings: SchedulerSettings) -> RedisAnswers:
-    """Asks the server, and writes nothing. Raises RedisError and OSError."""
+async def query(settings: SchedulerSettings) -> RedisAnswers:
+    """Sends TIME and INFO to the server, and writes nothing. Raises RedisError and OSError."""
     connections = connect(settings.redis_url.target, settings.redis_tls)
     try:
         node = await _node(connections, settings)
@@ -64,7 +65,7 @@ def check_redis(context: CheckContext) -> Iterator[Finding]:
     settings: SchedulerSettings = context.settings
     found = f"QUIRE_REDIS_URL {settings.redis_url}"
     try:
-        answers = asyncio.run(ask(settings))
+        answers = asyncio.run(query(settings))
     except NoPermissionError as error:
         step = "allow this user all commands on the keys of QUIRE_REDIS_PREFIX: ACL SETUSER NAME ~{PREFIX}* +@all"
         yield wrong(found, f"the user may not do this: {error}", step)
@@ -148,7 +149,7 @@ def check_record_keys(context: CheckContext) -> Iterator[Finding]:
     path = settings.record_keys_file
     if path is None:
         yield ok("records in Redis are not encrypted (QUIRE_RECORD_KEYS_FILE is not set)")
-    elif path.stat().st_mode & 0o007:
+    elif may_others_access(path.stat().st_mode):
         yield warning(f"{path}: keys of records", "all users of this machine can access it", f"chmod o= {path}")
     else:
         yield ok(f"{path}: keys of records")

@@ -31,6 +31,11 @@ def file_version_if_any(path: Path) -> FileVersion | None:
         return None
 
 
+def may_others_access(mode: int) -> bool:
+    """Whether users other than a file's owner and group may read, write or execute it, by its mode."""
+    return bool(mode & 0o007)
+
+
 def why_unreadable(error: OSError) -> str:
     """The system's reason in lower case, for an error that begins with the path."""
     return (error.strerror or str(error)).lower()

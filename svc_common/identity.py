@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 
 from svc_common.channels import internal_channel
-from svc_common.files import why_unreadable
+from svc_common.files import may_others_access, why_unreadable
 from svc_common.interceptors import Context
 from svc_common.service_roles import ServiceRole
 
@@ -112,7 +112,7 @@ def read_secret(path: Path) -> bytes:
         secret = path.read_bytes().strip()
     except OSError as error:
         raise InvalidCredentials(f"{path}: {why_unreadable(error)}") from error
-    if mode & 0o007:
+    if may_others_access(mode):
         raise InvalidCredentials(f"{path}: all users of this machine can access it; run `chmod o= {path}`")
     if len(secret) < MIN_SECRET_BYTES:
         raise InvalidCredentials(f"{path}: has {len(secret)} bytes; a secret has at least {MIN_SECRET_BYTES}")

@@ -78,15 +78,18 @@ def check_device(context: CheckContext) -> Iterator[Finding]:
 
 
 def check_kernels(context: CheckContext) -> Iterator[Finding]:
-    """The compiler and the directory of compiled kernels on a CPU; a Triton kernel on a GPU."""
+    """The compiler and the directory of compiled kernels on a CPU; a Triton kernel on a GPU; nothing for an encoder."""
     from worker_svc.instance import DeviceNotFound, choose_device
+    from worker_svc.model_checks import is_encoder
 
     settings: WorkerSettings = context.settings
     try:
         device = choose_device(settings.device)
     except DeviceNotFound:  # the check before this one reports it
         return
-    if device.type == "cuda":
+    if is_encoder(settings):
+        yield ok("torch's operators compute an encoder: no C++ compiler and no Triton are used")
+    elif device.type == "cuda":
         yield _run_triton_kernel()
     elif settings.kernels in ("auto", "compiled"):
         yield _check_compiled(settings)

@@ -25,6 +25,8 @@ from worker_svc.model.adapters import refuse_adapters
 from worker_svc.model.architecture import describe_any
 from worker_svc.model.config import UnsupportedModel, raw_config, read_config
 from worker_svc.model.description import ModelDescription
+from worker_svc.model.embedding_files import embedding_defaults
+from worker_svc.model.encoder_description import EncoderDescription
 from worker_svc.model.support import unsupported_reason
 from worker_svc.model.weight_format import WeightFormat, format_of
 from worker_svc.model.weights import weight_files
@@ -98,18 +100,28 @@ def read_model(settings: WorkerSettings) -> CheckedModel:
         refuse_adapters(directory)
         config = read_config(directory)
         description = describe_any(config)
-        if description is not None:
+        if isinstance(description, EncoderDescription):
+            embedding_defaults(directory)
+        elif description is not None:
             context_length_of(settings.max_model_len, description.context_length)
     except StartupFailed as error:
         raise IncompleteModel(str(error), _OTHER_MODEL) from error
     shapes = read_shapes(directory)
     num_parameters = sum(map(prod, shapes.values()))
-    if description is not None and not isinstance(description, ModelDescription):
+    if isinstance(description, EncoderDescription):
         return CheckedModel(served, config, None, "torch's operators, as an encoder", num_parameters, has_kv=False)
     computed_by, is_native = _computed_by(settings, directory, config, description)
     if description is not None and is_native:
         _check_tensors(directory, description, weight_format, shapes)
     return CheckedModel(served, config, description, computed_by, num_parameters)
+
+
+def is_encoder(settings: WorkerSettings) -> bool:
+    """Whether the model is an encoder, by its config. False where this cannot be read, which `read_model` reports."""
+    try:
+        return isinstance(describe_any(read_config(settings.served_model().path)), EncoderDescription)
+    except (ModelNotFound, StartupFailed, ImportError, OSError, ValueError):
+        return False
 
 
 def read_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
@@ -217,7 +229,8 @@ def find_memory_problems(context: CheckContext) -> Iterator[Finding]:
         return
     where = "of the GPU" if device.type == "cuda" else "in the limit of the machine or its container"
     found = (
-        f"{_gib(estimate.free)} free {where}; weights about {_gib(estimate.weights)}, KV blocks {_gib(estimate.kv)}"
+        f"for this model alone: {_gib(estimate.free)} free {where}; "
+        f"weights about {_gib(estimate.weights)}, KV blocks {_gib(estimate.kv)}"
         f"{f', for each of {context.num_processes} workers' if context.num_processes > 1 else ''}"
     )
     yield _judge(settings, found, estimate, context.num_processes, device)
@@ -228,10 +241,10 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """What `worker_svc.memory` would measure, without the peak of a step. Raises StartupFailed."""
     dtype = choose_dtype(settings.dtype, device)
-    weights = model.num_parameters * (1 if settings.quantization == "int8" else dtype.itemsize)
     if not model.has_kv:
         free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
-        return MemoryEstimate(weights, 0, 0, free)
+        return MemoryEstimate(model.num_parameters * dtype.itemsize, 0, 0, free)
+    weights = model.num_parameters * (1 if settings.quantization == "int8" else dtype.itemsize)
     kernels = AttentionKind.TRITON if device.type == "cuda" or settings.kernels == "triton" else AttentionKind.TORCH
     shape = _cache_shape(settings, model, choose_cache_dtype(settings.kv_cache_dtype, kernels, dtype, device))
     if device.type == "cuda":
@@ -263,7 +276,9 @@ def _judge(
     settings: WorkerSettings, found: str, estimate: MemoryEstimate, num_workers: int, device: torch.device
 ) -> Finding:
     on_cpu = device.type == "cpu"
-    smaller = "use a smaller model or a machine with more memory" + (", or QUIRE_QUANTIZATION=int8" if on_cpu else "")
+    smaller = "use a smaller model or a machine with more memory"
+    if on_cpu and estimate.block:  # quantization is for decoders
+        smaller += ", or QUIRE_QUANTIZATION=int8"
     if num_workers * estimate.weights > estimate.free:
         return wrong(found, "the weights do not fit in memory", f"{smaller}; or raise the limit of the container")
     if estimate.block == 0:

@@ -1,6 +1,6 @@
 """Checks of certificates beyond what `tls_files` checks: expiry, names, and whether peers with the same CA accept them.
 
-A TLS handshake in memory decides, by the rules of the library that services use.
+A TLS handshake in memory decides, with OpenSSL. HTTP and Redis use it too; gRPC uses BoringSSL, whose rules may differ.
 """
 
 import ssl

@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from typing import IO, Any
 
 from svc_common.doctor.findings import Finding, Status
+from svc_common.redaction import redact
 
 ROLES = ("gateway", "scheduler", "worker")
 
@@ -26,6 +27,11 @@ MODULES: Mapping[str, str] = {
     **{role: f"{role}_svc.doctor" for role in ROLES},
 }
 """The module of each group, by name only: svc_common imports no role. Each has a CheckGroup `GROUP`."""
+
+_MAX_OUTPUT = 2000  # bytes
+
+PYTHON_OPTIONS = ("-B", "-P")
+"""Writes no __pycache__, and imports nothing from the working directory."""
 
 _START_SECONDS = 120.0
 """Time for the start of a process, and beyond the limit of a check, which the process itself reports."""
@@ -47,7 +53,7 @@ def run_groups(
 
 
 def _run_group(name: str, options: Sequence[str], environment: Mapping[str, str]) -> list[Finding]:
-    command = [sys.executable, "-B", "-m", "svc_common.doctor.child", name, *options]
+    command = [sys.executable, *PYTHON_OPTIONS, "-m", "svc_common.doctor.child", name, *options]
     return collect(name, command, environment)
 
 
@@ -129,7 +135,11 @@ def _ending(status: int) -> str:
 
 
 def _last_line(errors: IO[bytes]) -> str:
+    """The end of it, without credentials."""
     size = errors.seek(0, os.SEEK_END)
-    errors.seek(max(0, size - 2000))
-    lines = errors.read().decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else ""
+    errors.seek(max(0, size - _MAX_OUTPUT))
+    text = errors.read().decode(errors="replace")
+    if size > _MAX_OUTPUT:  # the first word may be a part of a URL, whose password could not be recognized
+        text = "".join(text.split(maxsplit=1)[1:])
+    lines = text.strip().splitlines()
+    return redact(lines[-1]) if lines else ""

@@ -1,5 +1,6 @@
 """Checks of ports: whether a service can listen there, and otherwise which process listens already."""
 
+import socket
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -7,6 +8,7 @@ from svc_common.addresses import AddressInUse, CannotListen, check_can_listen, j
 from svc_common.doctor.findings import Finding, ok, wrong
 
 _LISTENING = "0A"
+_WILDCARDS = {"0.0.0.0", "::"}
 
 ListenSetting = tuple[str, int, str]
 """Host, port, and the variable that the port came from."""
@@ -15,13 +17,16 @@ ListenSetting = tuple[str, int, str]
 def check_ports(listeners: Sequence[ListenSetting]) -> Iterator[Finding]:
     """A finding for each port that cannot be used; one finding if all can. A port of 0 takes a free one."""
     free: list[str] = []
-    taken: dict[int, str] = {}
+    taken: list[ListenSetting] = []
     for host, port, variable in listeners:
         if port == 0:
             continue
         where = join_host_port(host, port)
-        if (other := taken.setdefault(port, variable)) != variable:
-            yield wrong(where, f"{other} and {variable} both come to port {port}", "set one of them to another port")
+        conflict = next((other for other in taken if _conflict(other, (host, port, variable))), None)
+        taken.append((host, port, variable))
+        if conflict is not None:
+            problem = f"{conflict[2]} and {variable} both come to port {port}"
+            yield wrong(where, problem, "set one of them to another port")
             continue
         try:
             check_can_listen(host, port)
@@ -39,6 +44,23 @@ def check_ports(listeners: Sequence[ListenSetting]) -> Iterator[Finding]:
         yield ok(f"free: {', '.join(free)}")
     elif not taken:
         yield ok("all ports are chosen at start")
+
+
+def _conflict(one: ListenSetting, other: ListenSetting) -> bool:
+    """Whether two settings have the same port at the same address. An address that stands for all equals each."""
+    if one[1] != other[1] or one[2] == other[2]:
+        return False
+    hosts = {_address(one), _address(other)}
+    return len(hosts) == 1 or bool(hosts & _WILDCARDS)
+
+
+def _address(setting: ListenSetting) -> str:
+    """The address at which a server listens; the host itself where it has none."""
+    host, port, _ = setting
+    try:
+        return str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][4][0])
+    except OSError:
+        return host
 
 
 def holder_of(port: int, proc: Path = Path("/proc")) -> str | None:

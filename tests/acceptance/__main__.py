@@ -25,7 +25,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "chaos": ("tests.chaos", "--faults", "200", "--clients", "32"),
     "flood": ("tests.acceptance.flood", "--chats", "500"),
     "constrained": ("tests.acceptance.constrained", "--requests", "1000"),
-    "batch": ("tests.acceptance.batch", "--lines", "1000", "--deaths", "5"),
+    "batch": ("tests.acceptance.batch", "--lines", "1000", "--kills", "5"),
     "token_budgets": ("tests.acceptance.token_budgets",),
     "clients": ("tests.clients",),
     "tests_under_load": ("tests.acceptance.tests_under_load", "--runs", "3", "--busy", "2"),

@@ -1,10 +1,13 @@
 """`quire batch` whose client and whose server are killed: each line of the input is answered once.
 
-    python -m tests.acceptance.batch [--lines 1000] [--deaths 5] [--seed 1]
+    python -m tests.acceptance.batch [--lines 1000] [--kills 5] [--seed 1]
 
 The real model under the supervisor, with one gateway, two schedulers and one worker. At random lines of the output the
 client is killed with SIGKILL and started again, and then a process of the server: the gateway, the leading scheduler,
 the worker, Redis, or all of them at once. One line of 50 is one that the server refuses.
+
+A second, small batch has a short QUIRE_DETACH_GRACE: while no client runs the server cancels the requests in flight,
+and the next client submits them again under the same names.
 
 The last line is JSON. The exit status is 1 if a line is missing, is there twice, has changed after it was written, or
 has another answer than it should.
@@ -20,8 +23,8 @@ import sys
 import tempfile
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from pathlib import Path
 from time import monotonic
@@ -36,7 +39,7 @@ from tests.chaos.stack import Stack, stack
 _SECONDS = 3600.0  # for the whole batch
 _KINDS = ("gateway", "scheduler", "worker", "redis", "all")
 _REFUSED_SHARE = 50  # one line of so many
-_LAST_DEATH = 0.9  # of the lines, so that requests are in flight at the last one
+_LAST_KILL = 0.9  # of the lines, so that requests are in flight at the last one
 _POLICY = RestartPolicy(max_backoff=1.0, stable_after=5.0)
 _ENVIRONMENT = {"QUIRE_CPU_KV_BYTES": str(2**28)}
 _COUNTS = {"gateways": 1, "schedulers": 2, "workers": 1}
@@ -46,13 +49,24 @@ PrintLine = Callable[[str], None]
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """So many lines, and deaths of the client and of the server each."""
+    """How many lines, and how often the client and, with `kills_server`, the server are killed."""
 
     num_lines: int
-    num_deaths: int
+    num_kills: int
     seed: int = 1
     max_tokens: int = 16
     concurrency: int = 16
+    kills_server: bool = True
+    detach_grace: float = 30.0
+    """Seconds that requests run on without a client."""
+    longest_pause: float = 2.0
+    """Seconds until the client is started again, at most; at least half as many with a pause beyond `detach_grace`."""
+
+
+AFTER_CANCELLATION = BatchPlan(
+    num_lines=24, num_kills=1, max_tokens=64, concurrency=8, kills_server=False, detach_grace=0.5, longest_pause=4.0
+)
+"""The client is away for longer than requests run on, and only the client is killed."""
 
 
 @dataclass
@@ -61,10 +75,12 @@ class BatchOutcome:
 
     num_lines: int = 0
     num_refused: int = 0
-    num_client_deaths: int = 0
-    server_deaths: list[str] = field(default_factory=list)
+    num_client_kills: int = 0
+    server_kills: list[str] = field(default_factory=list)
     num_answered_before: list[int] = field(default_factory=list)
     """Lines that the output had when each client started."""
+    num_tokens_repeated: int = 0
+    """Tokens that were generated beyond those of the answers, where the server was not killed."""
     seconds: float = 0.0
     errors: list[str] = field(default_factory=list)
 
@@ -73,9 +89,10 @@ class BatchOutcome:
         return {
             "lines": self.num_lines,
             "refused": self.num_refused,
-            "client_deaths": self.num_client_deaths,
-            "server_deaths": self.server_deaths,
+            "client_kills": self.num_client_kills,
+            "server_kills": self.server_kills,
             "answered_before": self.num_answered_before,
+            "tokens_repeated": self.num_tokens_repeated,
             "errors": len(self.errors),
             "seconds": round(self.seconds),
         }
@@ -123,7 +140,7 @@ def check_answers(text: bytes, plan: BatchPlan, outcome: BatchOutcome) -> None:
 
 
 class BatchRun:
-    """One batch on one stack, with its deaths."""
+    """One batch on one stack, whose processes are killed."""
 
     def __init__(self, plan: BatchPlan, running: Stack, folder: Path, print_line: PrintLine) -> None:
         self.outcome = BatchOutcome()
@@ -145,8 +162,9 @@ class BatchRun:
                 for kind, (client_at, server_at) in zip(self._kinds(), self._places(), strict=False):
                     await self._wait_for(client_at, client)
                     client = await self._kill_client(client)
-                    await self._wait_for(server_at, client)
-                    await self._kill_server(kind)
+                    if self._plan.kills_server:
+                        await self._wait_for(server_at, client)
+                        await self._kill_server(kind)
                 _, err = await client.communicate()
         finally:
             if client.returncode is None:
@@ -158,17 +176,27 @@ class BatchRun:
             self.outcome.errors.append(f"quire batch ended with {client.returncode}: {err.decode()[-1000:]}")
         self._check_prefix()
         check_answers(self._output.read_bytes(), self._plan, self.outcome)
+        if not self._plan.kills_server:
+            await self._count_repeated_tokens()
+
+    async def _count_repeated_tokens(self) -> None:
+        samples = await asyncio.gather(*map(self._stack.metrics, self._stack.instances("scheduler")))
+        num_generated = sum(each.get("quire_generation_tokens_total", 0) for each in samples)
+        num_answers = self.outcome.num_lines - self.outcome.num_refused
+        self.outcome.num_tokens_repeated = int(num_generated) - num_answers * self._plan.max_tokens
+        if self.outcome.num_tokens_repeated <= 0:
+            self.outcome.errors.append("no request was cancelled while the client was away")
 
     def _kinds(self) -> list[str]:
         """What of the server is killed, each kind before any is repeated."""
-        return list(islice(cycle(self._rng.sample(_KINDS, len(_KINDS))), self._plan.num_deaths))
+        return list(islice(cycle(self._rng.sample(_KINDS, len(_KINDS))), self._plan.num_kills))
 
     def _places(self) -> list[tuple[int, int]]:
-        """How many lines the output has at each death of the client and at the server's after it."""
-        share = _LAST_DEATH * self._plan.num_lines / self._plan.num_deaths
+        """How many lines the output has when the client is killed, and when the server is killed after it."""
+        share = _LAST_KILL * self._plan.num_lines / self._plan.num_kills
         return [
-            (int((i + self._rng.uniform(0, 0.5)) * share), int((i + self._rng.uniform(0.5, 1)) * share))
-            for i in range(self._plan.num_deaths)
+            (max(1, int((i + self._rng.uniform(0, 0.5)) * share)), int((i + self._rng.uniform(0.5, 1)) * share))
+            for i in range(self._plan.num_kills)
         ]
 
     async def _start_client(self) -> Process:
@@ -185,9 +213,11 @@ class BatchRun:
         await client.wait()
         self._check_prefix()
         self._seen = self._whole_lines()
-        self.outcome.num_client_deaths += 1
+        self.outcome.num_client_kills += 1
         self._print_line(f"{_num_lines(self._seen)} lines: killed the client")
-        await asyncio.sleep(self._rng.uniform(0, 2))
+        longest = self._plan.longest_pause
+        least = longest / 2 if longest > self._plan.detach_grace else 0.0
+        await asyncio.sleep(self._rng.uniform(least, longest))
         return await self._start_client()
 
     async def _kill_server(self, kind: str) -> None:
@@ -205,7 +235,7 @@ class BatchRun:
             names = [self._rng.choice(self._stack.instances(kind))]
         for name in names:
             self._stack.send(name, signal.SIGKILL)
-        self.outcome.server_deaths.append(kind)
+        self.outcome.server_kills.append(kind)
         self._print_line(f"{_num_lines(self._whole_lines())} lines: killed {', '.join(names)}")
 
     async def _wait_for(self, num_lines: int, client: Process) -> None:
@@ -229,9 +259,10 @@ def _num_lines(data: bytes) -> int:
     return data.count(b"\n")
 
 
-async def run_batch_with_deaths(plan: BatchPlan, folder: Path, print_line: PrintLine) -> BatchOutcome:
+async def run_batch_with_kills(plan: BatchPlan, folder: Path, print_line: PrintLine) -> BatchOutcome:
     """Runs a plan on a new stack. Input, output and the log of the roles are written to `folder`."""
-    async with stack(folder / "log", _ENVIRONMENT, _COUNTS, _POLICY) as running:
+    environment = _ENVIRONMENT | {"QUIRE_DETACH_GRACE": str(plan.detach_grace)}
+    async with stack(folder / "log", environment, _COUNTS, _POLICY) as running:
         run = BatchRun(plan, running, folder, print_line)
         await run.run()
     for error in run.outcome.errors[:20]:
@@ -239,23 +270,31 @@ async def run_batch_with_deaths(plan: BatchPlan, folder: Path, print_line: Print
     return run.outcome
 
 
-async def _main(plan: BatchPlan, folder: Path) -> BatchOutcome:
+async def _main(plans: Mapping[str, BatchPlan], folder: Path) -> dict[str, BatchOutcome]:
     await prepare_model({})
-    return await run_batch_with_deaths(plan, folder, lambda line: print(line, flush=True))
+    outcomes = {}
+    for name, plan in plans.items():
+        (folder / name).mkdir()
+        outcomes[name] = await run_batch_with_kills(plan, folder / name, lambda line: print(line, flush=True))
+    return outcomes
 
 
 def main() -> None:
     """Parses the flags, runs, and prints the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lines", type=int, default=1000, help="default %(default)s")
-    parser.add_argument("--deaths", type=int, default=5, help="of client and server each, default %(default)s")
+    parser.add_argument("--kills", type=int, default=5, help="of client and server each, default %(default)s")
     parser.add_argument("--seed", type=int, default=1, help="default %(default)s")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="quire-batch-"))
     print(f"input, output and the log of the roles are in {folder}", flush=True)
-    outcome = asyncio.run(_main(BatchPlan(options.lines, options.deaths, options.seed), folder))
-    print(json.dumps(outcome.summary()))
-    sys.exit(1 if outcome.errors else 0)
+    plans = {
+        "kills": BatchPlan(options.lines, options.kills, options.seed),
+        "after_cancellation": replace(AFTER_CANCELLATION, seed=options.seed),
+    }
+    outcomes = asyncio.run(_main(plans, folder))
+    print(json.dumps({name: outcome.summary() for name, outcome in outcomes.items()}))
+    sys.exit(1 if any(outcome.errors for outcome in outcomes.values()) else 0)
 
 
 if __name__ == "__main__":

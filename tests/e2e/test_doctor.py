@@ -276,6 +276,19 @@ def test_several_things_are_named_at_once(tmp_path: Path) -> None:
     assert "/no/such/model" in report.of("worker", "model")["problem"]
 
 
+def test_modules_in_the_working_directory_are_not_used(tmp_path: Path) -> None:
+    for name in ("svc_common", "gateway_svc"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('of the working directory')")
+    command = [sys.executable, "-P", "-m", "quire_client", "doctor", "--json", "--role", "gateway"]
+    given = environment(tmp_path, {})
+    ended = subprocess.run(command, cwd=tmp_path, env=given, capture_output=True, text=True, timeout=600)
+    findings = json.loads(ended.stdout)["findings"]
+    assert "working directory" not in ended.stdout + ended.stderr
+    assert {"gateway", "installation"} <= {each["role"] for each in findings}
+    assert not list(tmp_path.rglob("__pycache__"))
+
+
 def test_without_torch_the_other_roles_are_checked(tmp_path: Path, tiny_model: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libtorch.so: cannot open shared object file')")
     report = doctor(tmp_path, {"PYTHONPATH": str(tmp_path)}, str(tiny_model))

@@ -11,6 +11,9 @@ DIGEST_BYTES = 16
 RESPONSES = "/v1/responses"
 _FIELDS = ("custom_id", "method", "url", "body")
 _STREAMED_BY_DEFAULT = ("/api/chat", "/api/generate")
+_INVOCATIONS = "/invocations"
+# Paths whose requests the server runs under a name. /v1/responses and /invocations depend on the body.
+_NAMED = ("/v1/completions", "/v1/chat/completions", "/v1/messages", *_STREAMED_BY_DEFAULT)
 
 
 class BatchError(Exception):
@@ -31,7 +34,7 @@ class BatchLine:
     body: bytes
     digest: bytes
     is_nameable: bool
-    """Whether the server takes a name for it."""
+    """Whether the server runs it under a name, so that a call that is repeated goes on with it."""
     ignored_fields: tuple[str, ...]
 
     @property
@@ -42,41 +45,51 @@ class BatchLine:
 
 @dataclass(frozen=True, slots=True)
 class LineAnswer:
-    """The response to a request. `body` is JSON in bytes.
+    """The response to a request. `body` is JSON in bytes; None: the response had no JSON, and `problem` is its text.
 
-    None: the response had no JSON, and `problem` says what it was.
+    `status` None: there is no response, since the request was not answered in time, and `problem` says so.
     """
 
-    status: int
+    status: int | None
     request_id: str | None
     body: bytes | None
     problem: str | None = None
 
     @property
     def is_error(self) -> bool:
-        """Whether the request was not answered as it asked."""
-        return not (200 <= self.status < 300) or self.body is None
+        """Whether there is no answer with a status of success and a body of JSON."""
+        return self.status is None or not (200 <= self.status < 300) or self.body is None
 
     def output_line(self, line: BatchLine) -> bytes:
         """The line of the output, with its end.
 
         A refused request is a line of the output like any other, with the status and the server's error as its body,
         and not one of a second file: so each line of the input has one line in one file, the output alone says where a
-        batch stopped, and no death between two files can leave a request in both or in neither. Users select by
+        batch stopped, and a client that is killed cannot leave a request in two files or in none. Users select by
         `response.status_code`. OpenAI writes the same lines.
         """
-        code = {"code": f"http_{self.status}", "message": self.problem} if self.body is None else None
+        start = b'{"id": "%b", "custom_id": %b' % (line.id.encode(), _dump(line.custom_id))
+        return start + b', "response": %b, "error": %b}\n' % (self._response(), _dump(self._error()))
+
+    def _response(self) -> bytes:
+        if self.status is None:
+            return b"null"
         # As the server wrote it, on one line: within strings, JSON has no line breaks.
         body = b"null" if self.body is None else self.body.strip().replace(b"\r", b" ").replace(b"\n", b" ")
-        response = b'{"status_code": %d, "request_id": %b, "body": %b}' % (self.status, _dump(self.request_id), body)
-        start = b'{"id": "%b", "custom_id": %b' % (line.id.encode(), _dump(line.custom_id))
-        return start + b', "response": %b, "error": %b}\n' % (response, _dump(code))
+        return b'{"status_code": %d, "request_id": %b, "body": %b}' % (self.status, _dump(self.request_id), body)
+
+    def _error(self) -> dict[str, str | None] | None:
+        if self.body is not None:
+            return None
+        return {"code": "request_timeout" if self.status is None else f"http_{self.status}", "message": self.problem}
 
 
 def read_line(data: bytes, number: int) -> BatchLine:
     """A line of the input. Raises BatchError, which names line and field."""
     try:
-        return _read(json.loads(data.decode(), object_pairs_hook=_unique_fields, parse_constant=_reject), number)
+        return _read(
+            json.loads(data.decode(), object_pairs_hook=_unique_fields, parse_constant=reject_constant), number
+        )
     except json.JSONDecodeError as error:
         raise BatchError(f"line {number}: is not JSON: {error.msg} at column {error.colno}") from None
     except UnicodeDecodeError:
@@ -117,9 +130,17 @@ def _read(fields: Any, number: int) -> BatchLine:
         url=url,
         body=data,
         digest=sha256(_dump([custom_id, url]) + data).digest()[:DIGEST_BYTES],
-        is_nameable=not (path == RESPONSES and body.get("store") is False),
+        is_nameable=_is_nameable(path, body),
         ignored_fields=tuple(name for name in fields if name not in _FIELDS),
     )
+
+
+def _is_nameable(path: str, body: dict[str, Any]) -> bool:
+    if path == RESPONSES:
+        return body.get("store") is not False
+    if path == _INVOCATIONS:  # a chat or a completion; embeddings, scores and rerankings have no name
+        return body.get("messages") is not None or body.get("prompt") is not None
+    return path in _NAMED
 
 
 def _check_delivery(path: str, body: dict[str, Any]) -> None:
@@ -141,7 +162,8 @@ def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-def _reject(constant: str) -> Any:
+def reject_constant(constant: str) -> Any:
+    """For NaN and Infinity, which Python's json reads. Raises ValueError."""
     raise ValueError(f"{constant} is no number of JSON")
 
 

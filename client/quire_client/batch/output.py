@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from quire_client.batch.input import BatchInput
 from quire_client.batch.lines import DIGEST_BYTES, ID_PREFIX, BatchError, BatchLine, LineAnswer
 
 _START = b'{"id": "' + ID_PREFIX.encode()
+_CUT_OFF = re.compile(re.escape(_START) + rb"([1-9][0-9]{0,18})(?:_(.*))?", re.DOTALL)
+"""Number and rest of a line that ends anywhere after the first digit of its number."""
 
 
 class BatchOutput:
@@ -36,6 +39,7 @@ class BatchOutput:
         self._file = file
         self._batch = batch
         self._is_answered = bytearray(batch.num_lines + 1)
+        self._is_broken = False  # after a write that failed: the file may end with a part of a line
         self._run_path = path.with_name(f"{path.name}.run")
         self._recover()
         self.run = self._read_run(is_new)
@@ -45,14 +49,27 @@ class BatchOutput:
         return bool(self._is_answered[number])
 
     def append(self, line: BatchLine, answer: LineAnswer) -> None:
-        """Writes an answer. Raises BatchError."""
+        """Writes an answer. Raises BatchError; after that, no other answer is written."""
+        if self._is_broken:
+            raise BatchError(f"{self.path}: an earlier answer could not be written")
         data = answer.output_line(line)
+        try:
+            size = os.fstat(self._file).st_size
+            self._write(data, size)
+        except OSError as error:
+            self._is_broken = True
+            raise _failed(self.path, error) from error
+        self._count(line.number, answer.is_error)
+
+    def _write(self, data: bytes, size: int) -> None:
+        """Writes at the end of the file, which has `size` bytes, or not at all."""
         try:
             while data:
                 data = data[os.write(self._file, data) :]
-        except OSError as error:
-            raise _failed(self.path, error) from error
-        self._count(line.number, answer.is_error)
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(self._file, size)
+            raise
 
     def finish(self) -> None:
         """The batch is complete: removes the file beside the output. Raises BatchError where the disk has failed."""
@@ -68,7 +85,7 @@ class BatchOutput:
             reader.seek(0)
             for place, data in enumerate(reader, start=1):
                 if not data.endswith(b"\n"):
-                    if not (data.startswith(_START) or _START.startswith(data)):
+                    if not self._is_cut_off(data):
                         raise self._foreign(place)
                     os.ftruncate(self._file, size)
                     return
@@ -76,13 +93,25 @@ class BatchOutput:
                 self._count(number, is_error)
                 size += len(data)
 
+    def _is_cut_off(self, data: bytes) -> bool:
+        """Whether data is the beginning of an answer to a line of this input."""
+        match = _CUT_OFF.fullmatch(data)
+        if match is None:
+            return _START.startswith(data)
+        number, rest = int(match[1]), match[2]
+        if rest is None:
+            return number <= self._batch.num_lines
+        digest = self._batch.digest(number)
+        expected = b"" if digest is None else digest.hex().encode() + b'"'
+        return digest is not None and (expected.startswith(rest) or rest.startswith(expected))
+
     def _read_line(self, place: int, data: bytes) -> tuple[int, bool]:
         """The number of the input's line that a line of the output answers, and whether it has an error."""
         try:
             fields = json.loads(data)
             number, digest = _read_id(fields["id"])
-            status = fields["response"]["status_code"]
-            is_error = not (200 <= status < 300) or fields["error"] is not None
+            response = fields["response"]
+            is_error = fields["error"] is not None or not (200 <= response["status_code"] < 300)
         except (ValueError, LookupError, TypeError, AttributeError):
             raise self._foreign(place) from None
         if self._batch.digest(number) != digest:
@@ -111,7 +140,7 @@ class BatchOutput:
         written = self._run_path.with_name(f"{self._run_path.name}.new")
         try:
             written.write_text(f"{run}\n")
-            written.replace(self._run_path)  # at once: a client that dies leaves it whole or not at all
+            written.replace(self._run_path)  # at once: a client that is killed leaves it whole or not at all
         except OSError as error:
             raise _failed(self._run_path, error) from error
         return run

@@ -3,15 +3,15 @@
 import asyncio
 from collections.abc import Callable
 
+from quire_client.batch.client import BatchClient
 from quire_client.batch.input import BatchInput
 from quire_client.batch.output import BatchOutput
-from quire_client.batch.server import BatchServer
 
 
 async def run_batch(
     batch: BatchInput,
     output: BatchOutput,
-    server: BatchServer,
+    client: BatchClient,
     concurrency: int,
     on_end: Callable[[], None] = lambda: None,
 ) -> None:
@@ -21,14 +21,14 @@ async def run_batch(
     """
     num_open = batch.num_requests - output.num_answered
     if num_open:
-        await server.check(batch)
+        await client.check(batch)
     waiting = batch.requests(output.has)
 
     async def send_one_after_another() -> None:
         for line in waiting:
-            # The same in each process that works on this output: a process that takes the place of one that was killed
+            # The name is the same in each process that works on this output: one that replaces a killed process
             # gets the answer that the server has under this name, or waits for the request that still runs.
-            output.append(line, await server.answer(line, f"{line.id}_{output.run}"))
+            output.append(line, await client.send(line, f"{line.id}_{output.run}"))
             on_end()
 
     try:

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
+from quire_client.batch.client import BatchClient
 from quire_client.batch.input import STDIN, BatchInput, open_input
 from quire_client.batch.output import BatchOutput, open_output
 from quire_client.batch.run import run_batch
-from quire_client.batch.server import BatchServer
 from quire_client.cli import options as opt
 from quire_client.cli.output import print_json
 from quire_client.cli.progress import RequestProgress
@@ -41,10 +41,15 @@ def batch(
     as_json: Annotated[bool, typer.Option("--json", help="Print a summary as JSON.")] = False,
     timeout: Annotated[
         float,
-        typer.Option(metavar="SECONDS", min=1, help="After so long a request is sent again; one that runs goes on."),
+        typer.Option(
+            metavar="SECONDS",
+            min=1,
+            help="After so long a request is sent again. One with a name runs on; those of embeddings, scores, "
+            "rerankings and tokens, and responses with store: false, begin again, at most 5 times.",
+        ),
     ] = 600.0,
     server_timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="End if no connection has worked for so long.")
+        float, typer.Option(metavar="SECONDS", min=0, help="End if all attempts to connect have failed for so long.")
     ] = 600.0,
     api_key: opt.ApiKey = None,
 ) -> int:
@@ -119,10 +124,10 @@ async def _run(
     key = api_key or os.environ.get("QUIRE_API_KEY") or None
     ca_file = os.environ.get("QUIRE_CA_FILE")
     async with http_client(url, key, timeout, ca_file, _CONNECT_SECONDS) as http:
-        server = BatchServer(url, http, server_timeout, notices.on_retry)
+        client = BatchClient(url, http, server_timeout, notices.on_retry)
         with notices.progress:
             notices.start()
-            await run_batch(notices.requests, notices.answers, server, concurrency, notices.on_end)
+            await run_batch(notices.requests, notices.answers, client, concurrency, notices.on_end)
 
 
 def _errors(count: int) -> str:

@@ -23,8 +23,9 @@ def doctor(context: typer.Context) -> int:
     if importlib.util.find_spec("svc_common") is None:
         print("quire: the services are not installed here: pip install 'quire[local]'", file=sys.stderr)
         raise typer.Exit(1)
-    # Another program: the client does not import the services.
-    command = [sys.executable, "-m", "svc_common.doctor", "--json", *context.args]
+    # Another program: the client does not import the services. It writes no __pycache__ (-B), and imports nothing from
+    # the working directory (-P).
+    command = [sys.executable, "-B", "-P", "-m", "svc_common.doctor", "--json", *context.args]
     if _HELP & set(context.args):
         return subprocess.run(command, check=False).returncode
     with Console(stderr=True).status("checking, up to a minute"):

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from bert_models import save_bert
 from svc_common.doctor.findings import CheckContext, Finding, Status
 from worker_svc import doctor
 from worker_svc.settings import WorkerSettings
@@ -57,6 +58,13 @@ def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: 
     finding = found("kernels", **settings)
     assert (finding.status, "apt-get install g++" in finding.next_step) == (status, True)
     assert found("kernels", kernels="torch").status is Status.OK
+
+
+def test_an_encoder_needs_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_bert(tmp_path)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    assert found("kernels", model=str(tmp_path), deterministic=True).status is Status.OK
 
 
 @no_gpu

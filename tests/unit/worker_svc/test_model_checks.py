@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bert_models import save_bert
 from svc_common.doctor.findings import CheckContext, Finding, Status
 from worker_svc import model_checks
 from worker_svc.settings import WorkerSettings
@@ -92,12 +93,32 @@ def test_an_architecture_of_transformers_alone(model: Path) -> None:
     assert "transformers' own modules" in of_model(model).found
 
 
+def test_an_encoder_needs_supported_files_of_sentence_transformers(tmp_path: Path) -> None:
+    save_bert(tmp_path / "mean")
+    fine = of_model(tmp_path / "mean", max_model_len=100_000)  # a bound, which is above that of the model
+    assert (fine.status, "as an encoder" in fine.found) == (Status.OK, True)
+    save_bert(tmp_path / "max", pooling="max")
+    assert "pools by pooling_mode_max_tokens" in of_model(tmp_path / "max").problem
+    (tmp_path / "mean" / "modules.json").write_text('[{"type": "sentence_transformers.models.Dense"}]')
+    finding = of_model(tmp_path / "mean")
+    assert (finding.status, "has a module Dense" in finding.problem) == (Status.WRONG, True)
+
+
+def test_an_encoder_is_not_quantized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_bert(tmp_path)
+    assert of_memory(tmp_path).found == of_memory(tmp_path, quantization="int8").found
+    monkeypatch.setattr(model_checks, "available_memory", lambda: 1000)
+    finding = of_memory(tmp_path)
+    assert (finding.problem, "int8" in finding.next_step) == ("the weights do not fit in memory", False)
+
+
 def test_a_context_beyond_the_model(model: Path) -> None:
     assert "QUIRE_MAX_MODEL_LEN" in of_model(model, max_model_len=100_000).problem
 
 
 def test_memory(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert of_memory(model).status is Status.OK
+    fine = of_memory(model)
+    assert (fine.status, fine.found.startswith("for this model alone: ")) == (Status.OK, True)
     none = of_memory(model, cpu_kv_bytes=1000)
     assert (none.status, "raise QUIRE_CPU_KV_BYTES" in none.next_step) == (Status.WRONG, True)
     more = of_memory(model, cpu_kv_bytes=2**50)

@@ -64,10 +64,31 @@ def test_a_body_may_turn_streaming_off(body: dict[str, Any]) -> None:
     assert json.loads(read_line(spelled(body=body), 1).body) == body
 
 
-def test_a_response_that_is_not_stored_has_no_name() -> None:
-    assert not read_line(spelled(url="/v1/responses", body={"store": False}), 1).is_nameable
-    assert read_line(spelled(url="/v1/responses", body={"store": True}), 1).is_nameable
-    assert read_line(spelled(body={"store": False}), 1).is_nameable  # of chats it has no effect
+@pytest.mark.parametrize(
+    ("url", "body", "is_nameable"),
+    [
+        (CHAT, {"store": False}, True),  # of chats it has no effect
+        ("/v1/completions/", {}, True),
+        ("/v1/messages", {}, True),
+        ("/api/chat", {"stream": False}, True),
+        ("/v1/responses", {}, True),
+        ("/v1/responses", {"store": True}, True),
+        ("/v1/responses", {"store": False}, False),
+        ("/invocations", {"messages": []}, True),
+        ("/invocations", {"prompt": "x"}, True),
+        ("/invocations", {"input": "x"}, False),
+        ("/v1/embeddings", {}, False),
+        ("/v1/embeddings/", {}, False),
+        ("/v1/score", {}, False),
+        ("/rerank", {}, False),
+        ("/api/embed", {}, False),
+        ("/tokenize", {}, False),
+        ("/detokenize", {}, False),
+        ("/v1/messages/count_tokens", {}, False),
+    ],
+)
+def test_requests_that_the_server_does_not_name_have_no_name(url: str, body: dict[str, Any], is_nameable: bool) -> None:
+    assert read_line(spelled(url=url, body=body), 1).is_nameable is is_nameable
 
 
 def test_the_digest_depends_on_what_the_request_is_and_not_on_its_spelling() -> None:
@@ -118,3 +139,11 @@ def test_a_response_without_json_is_an_error_with_its_text() -> None:
     written = json.loads(answer.output_line(read_line(spelled(), 1)))
     assert written["response"] == {"status_code": 431, "request_id": None, "body": None}
     assert written["error"] == {"code": "http_431", "message": "too large"}
+
+
+def test_a_request_that_was_not_answered_in_time_has_no_response() -> None:
+    answer = LineAnswer(None, None, None, "no answer")
+    assert answer.is_error
+    written = json.loads(answer.output_line(read_line(spelled(), 1)))
+    assert written["response"] is None
+    assert written["error"] == {"code": "request_timeout", "message": "no answer"}

@@ -1,4 +1,4 @@
-"""The output of a batch is continued after any death, by one process, and for its own input only."""
+"""The output of a batch is continued wherever it was cut off, by one process, and for its own input only."""
 
 import json
 import os
@@ -140,6 +140,13 @@ def test_lines_may_be_added_to_the_input_and_unanswered_ones_changed(
         b"\x00\xff\n",
         b'{"id": "batch_req_1_zz", "custom_id": "a"}\n',
         b'{"custom_id": "a", "method": "POST"}\n{"',
+        b'{"id": "batch_req_6Xk2", "custom_id": "a", "response": {"status_code": 200}, "error": null}',
+        b'{"id": "batch_req_5',
+        b'{"id": "batch_req_01_',
+        b'{"id": "batch_req_1_0',
+        b'{"id": "batch_req_1_00000000000000000000000000000000", "custom_id": "a"',
+        b'{"id": "batch_req_9_',
+        b'{"id": "batch_req_" }',
     ],
 )
 def test_a_file_that_is_no_output_is_refused_and_kept(content: bytes, path: Path, batch: BatchInput) -> None:
@@ -180,6 +187,31 @@ def test_a_disk_that_is_full_ends_the_batch(path: Path, batch: BatchInput, monke
         monkeypatch.setattr("os.write", fail)
         with pytest.raises(BatchError, match="out: no space left on device"):
             output.append(requests(batch)[0], GOOD)
+
+
+def test_after_a_failed_write_the_file_has_whole_lines_and_gets_no_more(
+    path: Path, batch: BatchInput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    first, second, third, _ = requests(batch)
+
+    def fail_within_a_line(file: int, data: bytes) -> int:
+        if len(data) < 30:
+            raise OSError(28, "No space left on device")
+        return write(file, data[:-20])
+
+    with answered(path, batch, first.number) as output:
+        whole = path.read_bytes()
+        monkeypatch.setattr("os.write", fail_within_a_line)
+        with pytest.raises(BatchError, match="no space left on device"):
+            output.append(second, GOOD)
+        assert path.read_bytes() == whole
+        monkeypatch.setattr("os.write", write)
+        with pytest.raises(BatchError, match="an earlier answer could not be written"):
+            output.append(third, GOOD)
+    assert path.read_bytes() == whole
+    with open_output(path, batch) as output:
+        assert output.num_answered == 1
 
 
 def test_a_line_that_is_written_in_parts_is_whole(

@@ -8,23 +8,27 @@ from typing import Any
 
 import pytest
 
+from quire_client.batch.client import BatchClient
 from quire_client.batch.input import open_input
 from quire_client.batch.lines import BatchError
 from quire_client.batch.output import open_output
 from quire_client.batch.run import run_batch
-from quire_client.batch.server import BatchServer
 from quire_client.http_client import http_client
 from scripted_http_api import Reply, ScriptedApi
 
 
 async def run(
-    api: ScriptedApi, path: str, concurrency: int = 4, on_end: Callable[[], None] = lambda: None
+    api: ScriptedApi,
+    path: str,
+    concurrency: int = 4,
+    on_end: Callable[[], None] = lambda: None,
+    timeout: float | None = None,
 ) -> list[dict[str, Any]]:
     """Runs a batch, and returns the lines of its output."""
     output_path = Path(path).with_name("out.jsonl")
     with open_input(path) as batch, open_output(output_path, batch) as output:
-        async with http_client(api.url, None, None) as http:
-            await run_batch(batch, output, BatchServer(api.url, http, 60), concurrency, on_end)
+        async with http_client(api.url, None, timeout) as http:
+            await run_batch(batch, output, BatchClient(api.url, http, 60), concurrency, on_end)
     return [json.loads(line) for line in output_path.read_text().splitlines()]
 
 
@@ -58,17 +62,17 @@ async def test_a_complete_batch_needs_no_server(api: ScriptedApi, make_input: An
 
 
 async def test_a_batch_goes_on_and_gets_the_answers_that_were_lost(api: ScriptedApi, make_input: Any) -> None:
-    path, deaths = make_input(30), 0
+    path, num_answers = make_input(30), 0
 
-    def die() -> None:
-        nonlocal deaths
-        deaths += 1
-        if deaths % 3 == 0:
+    def fail() -> None:
+        nonlocal num_answers
+        num_answers += 1
+        if num_answers % 3 == 0:
             raise KeyError("killed")  # in the middle: answers of other requests are lost
 
     for _ in range(9):
         with pytest.raises(KeyError):
-            await run(api, path, 4, die)
+            await run(api, path, 4, fail)
     assert texts(await run(api, path)) == {f"c{i}": str(i) for i in range(30)}
     assert set(api.num_computed.values()) == {1}, "what the server had computed was not computed again"
 
@@ -102,3 +106,14 @@ async def test_another_batch_of_the_same_requests_has_answers_of_its_own(api: Sc
     Path(path).with_name("out.jsonl").unlink()
     await run(api, path)
     assert len(api.num_computed) == 4
+
+
+async def test_a_request_that_is_not_answered_in_time_is_a_line_that_is_kept(api: ScriptedApi, make_input: Any) -> None:
+    path = make_input(1, "/v1/embeddings")
+    api.going.clear()
+    (line,) = await run(api, path, timeout=0.1)
+    assert line["response"] is None
+    assert line["error"]["code"] == "request_timeout"
+    assert len(api.posts) == 5
+    assert await run(api, path) == [line]
+    assert len(api.posts) == 5

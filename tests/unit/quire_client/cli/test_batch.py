@@ -1,4 +1,4 @@
-"""`quire batch`: output, exit codes, error lines, and deaths of its process."""
+"""`quire batch`: output, exit codes, error lines, and its process killed."""
 
 import asyncio
 import json

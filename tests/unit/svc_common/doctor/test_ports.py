@@ -4,6 +4,8 @@ import os
 import socket
 from pathlib import Path
 
+import pytest
+
 from ports import lasting_port
 from svc_common.doctor.findings import Status
 from svc_common.doctor.ports import check_ports, holder_of
@@ -24,6 +26,22 @@ def test_two_settings_with_one_port_are_wrong() -> None:
     port = lasting_port()
     first, _ = check_ports([("127.0.0.1", port, "QUIRE_HTTP_PORT"), ("127.0.0.1", port, "QUIRE_GRPC_PORT")])
     assert first.problem == f"QUIRE_HTTP_PORT and QUIRE_GRPC_PORT both come to port {port}"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "status"),
+    [
+        ("127.0.0.1", "127.0.0.2", Status.OK),
+        ("127.0.0.1", "localhost", Status.WRONG),
+        ("0.0.0.0", "127.0.0.2", Status.WRONG),
+        ("127.0.0.1", "::", Status.WRONG),
+    ],
+)
+def test_one_port_at_two_addresses_is_right_unless_one_stands_for_all(first: str, second: str, status: Status) -> None:
+    port = lasting_port()
+    findings = list(check_ports([(first, port, "QUIRE_SCHEDULER_PORT"), (second, port, "QUIRE_SCHEDULER_ADMIN_PORT")]))
+    assert findings[0].status is status
+    assert (f"both come to port {port}" in findings[0].problem) is (status is Status.WRONG)
 
 
 def test_an_address_of_another_machine_is_wrong() -> None:
