@@ -1,5 +1,6 @@
 """Interrupts and the end of a model: what runs is cancelled, and no thread is left."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -26,7 +27,9 @@ print(len(llm.generate("hello", SamplingParams(max_tokens=3, ignore_eos=True))[0
 
 
 def threads() -> set[threading.Thread]:
-    """The threads of models."""
+    """The threads of models. A model that is not used any more may wait for a collection, as after an error whose
+    traceback refers to it."""
+    gc.collect()
     return {thread for thread in threading.enumerate() if thread.name.startswith(OURS)}
 
 
