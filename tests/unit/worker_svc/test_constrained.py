@@ -2,6 +2,7 @@
 
 import random
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -202,14 +203,22 @@ def test_a_device_verifies_drafts(model: Path, grammars: GrammarCompiler) -> Non
     assert sum(core_runner.num_results[count] for count in range(2, 6)) > 0
 
 
+def compiled(grammars: GrammarCompiler, grammar: str) -> SamplingParams:
+    """With a grammar whose compilation has ended: a step waits for it only a short time."""
+    matcher = grammars.matcher(grammar)
+    while not matcher.is_ready:
+        time.sleep(0.001)
+    return SamplingParams(grammar=grammar)
+
+
 @pytest.mark.parametrize("kernels", ["compiled", "torch", "fused"])
 def test_a_grammar_that_fails_ends_its_sequence(kernels: str, model: Path, grammars: GrammarCompiler) -> None:
     device = "cuda" if kernels == "fused" and torch.cuda.is_available() else "cpu"
     runner = make_runner(model, kernels, device=device, grammars=grammars, max_sequences=4)
-    too_large = SamplingParams(grammar="start: /" + "a" * MAX_GRAMMAR_BYTES + "/")
+    too_large = compiled(grammars, "start: /" + "a" * MAX_GRAMMAR_BYTES + "/")
     (failed,) = run_step(runner, [new_sequence(1, [5], too_large)], ScheduledSequence(1, 0, 1, [0]))
     assert (failed.token_ids, failed.failure_reason) == ([], FailureReason.GRAMMAR_TOO_COMPLEX)
-    new = [new_sequence(2, [5], SamplingParams(grammar="start: (")), new_sequence(3, [5])]
+    new = [new_sequence(2, [5], compiled(grammars, "start: (")), new_sequence(3, [5])]
     failed, other = run_step(runner, new, ScheduledSequence(2, 0, 1, [1]), ScheduledSequence(3, 0, 1, [2]))
     assert (failed.failure, failed.failure_reason) == ("its grammar cannot be compiled", FailureReason.INTERNAL)
     assert len(other.token_ids) == 1
