@@ -62,7 +62,7 @@ def check_keys(context: CheckContext) -> Iterator[Finding]:
         if is_loopback(settings.host):
             yield ok("no keys are required (QUIRE_API_KEYS is not set)")
         else:
-            problem = f"whoever reaches {settings.host} may use the models"
+            problem = f"anyone who reaches {settings.host} may use the models"
             step = "set QUIRE_API_KEYS to a file of keys, which docs/api.md, API keys, describes"
             yield warning("no keys are required", problem, step)
         return

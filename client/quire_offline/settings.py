@@ -20,22 +20,15 @@ from scheduler_svc.settings import SchedulerSettings
 from svc_common.model_settings import ModelSettings
 from svc_common.redaction import redact
 from svc_common.settings import InnerSettings, ServiceSettings
+from svc_common.supervisor.settings import GATEWAY_SETTINGS
 from svc_common.supervisor.vllm_flag_table import FLAGS
 from svc_common.supervisor.vllm_flags import FlagRefused, Refused, Value, Values, VllmFlag, read_flags
 from worker_svc.settings import WorkerSettings
 
 _OF_PROCESSES = {*InnerSettings.model_fields, "worker_port", "worker_metrics_port", "drain_grace", "profile_dir"}
 _OF_WORKER = WorkerSettings.model_fields.keys() - _OF_PROCESSES
-_OF_GATEWAY = {
-    "chat_template",
-    "chat_roles",
-    "tool_format",
-    "reasoning_format",
-    "generation_config",
-    "override_generation_config",
-}
 _OF_SCHEDULER = {"policy", "ageing_seconds", "preemption", "gap_factor"}
-NAMES = _OF_WORKER | _OF_GATEWAY | _OF_SCHEDULER
+NAMES = _OF_WORKER | {*GATEWAY_SETTINGS} | _OF_SCHEDULER
 """The settings that an argument may set."""
 
 _FLAGS: Mapping[str, VllmFlag] = {

@@ -69,6 +69,11 @@ class EmbeddedInputs:
         return sum(map(len, self.vectors))
 
 
+def prompt_usage(usage: Usage) -> dict[str, int]:
+    """The usage of a call that generates nothing, as OpenAI has it."""
+    return {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
+
+
 class HttpCalls:
     """Calls of the HTTP API, whichever protocol they come in."""
 

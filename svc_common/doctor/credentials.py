@@ -33,7 +33,7 @@ def check_credentials(
     if settings.mtls_cert_file and settings.mtls_key_file and settings.mtls_ca_file:
         yield from check_role_certificate(role, settings.mtls_cert_file, settings.mtls_key_file, settings.mtls_ca_file)
     elif settings.insecure:
-        problem = "inner ports check nobody: whoever reaches them may call them"
+        problem = "inner ports check nobody: anyone who reaches them may call them"
         step = "unset QUIRE_INSECURE, unless a service mesh or a firewall protects these ports"
         yield warning("QUIRE_INSECURE is set", problem, step)
     else:

@@ -19,6 +19,16 @@ from svc_common.models import split_names
 from svc_common.redis_url import DEFAULT_PREFIX, PREFIX, RedisPrefix, RedisUrl
 from svc_common.settings import INSECURE, OptionalPath, ServiceSettings
 
+GATEWAY_SETTINGS = (
+    "chat_template",
+    "chat_roles",
+    "tool_format",
+    "reasoning_format",
+    "generation_config",
+    "override_generation_config",
+)
+"""Settings of a model for its gateways."""
+
 
 class SupervisorSettings(ServiceSettings):
     """Settings of `make run`. A port of 0 takes a free one; process i of a role takes its port + i."""
@@ -85,17 +95,7 @@ class SupervisorSettings(ServiceSettings):
     @property
     def gateway_environment(self) -> dict[str, str]:
         """Variables of the settings that are passed on to gateways."""
-        named = {
-            name: getattr(self, name)
-            for name in (
-                "chat_template",
-                "chat_roles",
-                "tool_format",
-                "reasoning_format",
-                "generation_config",
-                "override_generation_config",
-            )
-        }
+        named = {name: getattr(self, name) for name in GATEWAY_SETTINGS}
         return {f"QUIRE_{name.upper()}": value for name, value in named.items() if value}
 
     def model_settings(self) -> list[ModelSettings]:

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from embedding_calls import LIMITS, TEXTS, VECTORS, asking, begun, until_submitted, vector_of
+from embedding_calls import LIMITS, TEXTS, VECTORS, asking, begun, leave, until_submitted, vector_of
 from gateway_calls import refused
 from gateway_harness import Harness, gateway_at, reason_of, running_gateway, scheduler_model
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
@@ -64,13 +64,7 @@ async def test_if_one_input_fails_the_others_are_cancelled(
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 async def test_a_client_that_leaves_cancels_its_inputs(protocol: str, quire: Harness) -> None:
-    call = begun(protocol, quire, TEXTS)
-    submits = await until_submitted(quire, 2)
-    for submit in submits:
-        quire.scheduler.session.accept(submit.key)
-    call.cancel()
-    cancelled = [(await quire.scheduler.next("cancel")).key for _ in submits]
-    assert sorted(cancelled) == sorted(submit.key for submit in submits)
+    await leave(quire, begun(protocol, quire, TEXTS), 2)
 
 
 async def test_a_deadline_ends_a_call(quire: Harness) -> None:

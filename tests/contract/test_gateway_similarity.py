@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from httpx import Response
 
-from embedding_calls import LIMITS, until_submitted, vector_of
+from embedding_calls import LIMITS, leave, until_submitted, vector_of
 from encoder_model import CONTEXT_LENGTH, ids
 from gateway_harness import Harness, running_gateway
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
@@ -199,13 +199,7 @@ async def test_metrics_count_calls_and_tokens(shared: Harness) -> None:
 
 async def test_a_client_that_leaves_cancels_its_texts(shared: Harness) -> None:
     shared.scheduler.reset()
-    call = asyncio.create_task(shared.http.post("/score", json=PAIR))
-    submits = await until_submitted(shared, 2)
-    for submit in submits:
-        shared.scheduler.session.accept(submit.key)
-    call.cancel()
-    cancelled = [(await shared.scheduler.next("cancel")).key for _ in submits]
-    assert sorted(cancelled) == sorted(submit.key for submit in submits)
+    await leave(shared, asyncio.create_task(shared.http.post("/score", json=PAIR)), 2)
 
 
 async def test_a_deadline_ends_a_call(shared: Harness) -> None:

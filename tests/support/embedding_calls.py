@@ -36,6 +36,16 @@ def begun(protocol: str, quire: Harness, texts: Sequence[str]) -> Any:
     return quire.stub.Embed(asking(*texts))
 
 
+async def leave(quire: Harness, call: Any, num_inputs: int) -> None:
+    """Leaves a call once all its inputs are accepted, and asserts that each is cancelled."""
+    submits = await until_submitted(quire, num_inputs)
+    for submit in submits:
+        quire.scheduler.session.accept(submit.key)
+    call.cancel()
+    cancelled = [(await quire.scheduler.next("cancel")).key for _ in submits]
+    assert sorted(cancelled) == sorted(submit.key for submit in submits)
+
+
 async def until_submitted(quire: Harness, number: int) -> list[scheduler_v1.Submit]:
     """Waits for so many submissions."""
     return [await quire.scheduler.next("submit") for _ in range(number)]

@@ -17,7 +17,7 @@ from gateway_svc.embeddings import (
     input_fields,
 )
 from gateway_svc.field_paths import Field, NamedFields
-from gateway_svc.http_api.calls import HttpCalls
+from gateway_svc.http_api.calls import HttpCalls, prompt_usage
 from gateway_svc.http_api.embeddings.models import EmbeddingsAnswer, EmbeddingsBody
 from gateway_svc.http_api.endpoint import HandlerDoc, HttpRoute
 from gateway_svc.http_api.exchange import HttpExchange
@@ -47,9 +47,8 @@ class EncodingFormat(Enum):
             vector.byteswap()
         return base64.b64encode(vector).decode()
 
-    def num_values(self, vectors: Sequence[Vector]) -> int:
-        """How long vectors take to write, in numbers of JSON."""
-        num_numbers = sum(map(len, vectors))
+    def num_values(self, num_numbers: int) -> int:
+        """How long so many numbers of vectors take to write, in numbers of JSON."""
         return num_numbers if self is EncodingFormat.FLOAT else num_numbers // _NUMBERS_OF_BASE64
 
 
@@ -90,7 +89,7 @@ def answer_of(vectors: Sequence[Vector], encoding_format: EncodingFormat, model:
             for index, vector in enumerate(vectors)
         ],
         "model": model,
-        "usage": {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens},
+        "usage": prompt_usage(usage),
     }
 
 
@@ -114,5 +113,5 @@ class EmbeddingsRoutes:
             exchange,
             call,
             lambda: answer_of(embedded.vectors, encoding_format, embedded.model, embedded.usage),
-            num_values=encoding_format.num_values(embedded.vectors),
+            num_values=encoding_format.num_values(embedded.num_numbers),
         )

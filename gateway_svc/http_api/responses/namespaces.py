@@ -23,7 +23,7 @@ class Namespaces:
         }
 
     def fields(self, name: str) -> dict[str, str]:
-        """The fields that tell a client which function the model calls by `name`."""
+        """The fields by which a client finds the function that the model calls by `name`."""
         if name not in self._names:
             return {"name": name}
         namespace, own_name = self._names[name]

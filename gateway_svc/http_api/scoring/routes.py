@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from gateway_svc.http_api.calls import EmbeddedInputs, HttpCalls
+from gateway_svc.http_api.calls import HttpCalls, prompt_usage
 from gateway_svc.http_api.endpoint import HandlerDoc, HttpRoute
 from gateway_svc.http_api.exchange import HttpExchange
 from gateway_svc.http_api.openai.answer_models import ErrorAnswer
@@ -25,7 +25,7 @@ def score_answer(answer_id: str, created: int, scores: Sequence[float], model: s
         "created": created,
         "model": model,
         "data": [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)],
-        "usage": _usage_json(usage),
+        "usage": prompt_usage(usage),
     }
 
 
@@ -35,7 +35,7 @@ def rerank_answer(answer_id: str, read: RerankRequest, scores: Sequence[float], 
     return {
         "id": answer_id,
         "model": model,
-        "usage": _usage_json(usage),
+        "usage": prompt_usage(usage),
         "results": [
             {
                 "index": index,
@@ -78,7 +78,7 @@ class ScoringRoutes:
             scores = read.pairs.cosines(embedded.vectors)
             return score_answer(answer_id, created, scores, embedded.model, embedded.usage)
 
-        await self._calls.respond(exchange, call, answer, num_values=_num_values(embedded))
+        await self._calls.respond(exchange, call, answer, num_values=embedded.num_numbers)
 
     async def rerank(self, exchange: HttpExchange) -> None:
         """Sorts documents by their similarity to a query."""
@@ -91,13 +91,4 @@ class ScoringRoutes:
             scores = read.score.pairs.cosines(embedded.vectors)
             return rerank_answer(answer_id, read, scores, embedded.model, embedded.usage)
 
-        await self._calls.respond(exchange, call, answer, num_values=_num_values(embedded))
-
-
-def _num_values(embedded: EmbeddedInputs) -> int:
-    """How long an answer takes to make, in values of JSON: a number of a vector takes as long as one."""
-    return embedded.num_numbers
-
-
-def _usage_json(usage: Usage) -> Json:
-    return {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
+        await self._calls.respond(exchange, call, answer, num_values=embedded.num_numbers)

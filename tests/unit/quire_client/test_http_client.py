@@ -1,4 +1,4 @@
-"""HTTP clients of commands: which URLs they call, and whom they trust."""
+"""HTTP clients of commands: which URLs they call, and which servers they trust."""
 
 import ssl
 from pathlib import Path
