@@ -71,8 +71,8 @@ class Drafting:
         matcher = sequence.matcher
         if matcher is None:
             return self._guess(sequence, max_tokens)
-        if not matcher.is_ready:
-            return ()  # the step must not wait for the compiler
+        if not matcher.is_compiled or matcher.is_slow:
+            return ()  # the step must not wait
         known = sequence.tokens.values[sequence.prompt_length + matcher.num_tokens :]
         for token in known.tolist():
             matcher.add(token)

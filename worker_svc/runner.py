@@ -25,7 +25,8 @@ from worker_svc.description import WorkerLimits
 from worker_svc.drafting import DrafterFactory, Drafting
 from worker_svc.errors import DeviceLost
 from worker_svc.executor import Executor, SampleHandle
-from worker_svc.grammar import GrammarCompiler, wait_until_ready
+from worker_svc.grammar import GrammarCompiler
+from worker_svc.grammar_matcher import wait_until_ready
 from worker_svc.launched_step import LaunchedStep, ScheduledRun
 from worker_svc.sampler import SamplerOutput, num_accepted
 from worker_svc.sequences import InvalidSequence, Sequence
@@ -113,7 +114,7 @@ class Runner:
         if self._drafting is not None:
             self._wait_for_drafts_ahead(step)
         runs, failed = self._admit(step.scheduled)
-        runs, delayed = self._delay_uncompiled(runs)
+        runs, delayed = self._delay_unready(runs)
         # Kernels handle sequences of one token separately, and before the others.
         runs.sort(key=lambda run: (run.end - run.start > 1 and run.end - run.chunk_start > 1) or run.draft != ())
         has_drafts = self._drafting is not None and any(run.draft for run in runs)
@@ -257,17 +258,22 @@ class Runner:
             runs = self._draft(self._drafting, runs, scheduled, tokens_left)
         return runs, failed
 
-    def _delay_uncompiled(self, runs: list[ScheduledRun]) -> tuple[list[ScheduledRun], list[ScheduledRun]]:
-        """The runs without the last token of each sequence whose grammar is not compiled; and these runs as they were.
+    def _delay_unready(self, runs: list[ScheduledRun]) -> tuple[list[ScheduledRun], list[ScheduledRun]]:
+        """The runs without the last token of each sequence whose grammar is not compiled, or whose mask takes long and
+        is not made; and these runs as they were.
 
         Such a sequence samples nothing, and the next step computes that token again. So it delays itself alone.
         """
-        waiting = [(run, run.sequence.matcher) for run in runs if run.samples and run.sequence.matcher is not None]
-        if not waiting or all(matcher.is_ready for _, matcher in waiting):
+        waiting = [
+            (run, run.sequence.matcher)
+            for run in runs
+            if run.samples and run.sequence.matcher is not None and not run.sequence.has_mask_in_time
+        ]
+        if not waiting:
             return runs, []
-        matchers = [matcher for run, matcher in waiting if matcher.starts_waiting() or len(waiting) == len(runs)]
+        matchers = [matcher for _, matcher in waiting if matcher.starts_waiting() or len(waiting) == len(runs)]
         wait_until_ready(matchers)
-        delayed = [run for run, matcher in waiting if not matcher.is_ready]
+        delayed = [run for run, _ in waiting if not run.sequence.has_mask_in_time]
         ids = {run.sequence_id for run in delayed}
         shortened = [run._replace(end=run.end - 1, samples=False) if run.sequence_id in ids else run for run in runs]
         return [run for run in shortened if run.end > run.start], delayed

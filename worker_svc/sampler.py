@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from worker_svc.grammar import GrammarMatcher, TokenMasks
+from worker_svc.grammar import TokenMasks
+from worker_svc.grammar_matcher import GrammarMatcher
 from worker_svc.penalties import Adjustments, adjust_logits, filter_logits, filtered_rows
 from worker_svc.philox import uniforms
 from worker_svc.step import SamplingParams, TokenLogprobs

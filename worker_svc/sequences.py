@@ -8,7 +8,8 @@ import numpy as np
 
 from worker_svc.bad_words import bad_words_of
 from worker_svc.description import WorkerLimits
-from worker_svc.grammar import GrammarCompiler, GrammarMatcher
+from worker_svc.grammar import GrammarCompiler
+from worker_svc.grammar_matcher import GrammarMatcher
 from worker_svc.int_list import IntList
 from worker_svc.logit_filters import filters_of
 from worker_svc.sampler import SamplingState
@@ -140,6 +141,19 @@ class Sequence:
         """Adds the tokens of a step that promised nothing and computed all but the last of them."""
         self.tokens.extend(tokens)
         self.num_computed = len(self.tokens) - 1
+
+    @property
+    def has_mask_in_time(self) -> bool:
+        """Whether a step that samples for it need not wait for the mask of its grammar; True without a grammar."""
+        matcher = self.matcher
+        if matcher is None or not matcher.is_slow:
+            return matcher is None or matcher.is_ready
+        known = self.tokens.values[self.prompt_length + matcher.num_tokens :].tolist()
+        if self.tokens.values[-1] < 0:
+            return False  # promised: a step uses the matcher
+        for token in known:
+            matcher.add(token)
+        return matcher.is_ready
 
     @property
     def sampling(self) -> SamplingState:

@@ -39,6 +39,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
         "grammar": "start: A0\n" + "".join(f"A{n}: A{n + 1} A{n + 1}\n" for n in range(60)) + 'A60: "a"'
     },
     "ambiguous": {"grammar": 'start: e\ne: e e | e e e | "a" | ""'},
+    "masks that take long": {"grammar": 'start: e\ne: e e | e e e | "a"', "n": 16, "max_tokens": 150},
     "counted": {"regex": "((a{1,100}){1,100}){1,100}"},
     "10 MB": {"json_schema": '{"enum": ["' + "x" * 10_000_000 + '"]}'},
     "many values": {"json_schema": {"enum": [f"{n:x}" * 4 for n in range(6000)]}},
@@ -100,13 +101,14 @@ class HostileOutcome:
     def summary(self) -> dict[str, float]:
         """For the last line of the output. The times are of the best rounds: other processes only add to them."""
         alone, beside = (min(gaps.longest for gaps in rounds) for rounds in (self.alone, self.beside))
-        step = min(gaps.mean_step for gaps in self.alone)
+        step, step_beside = (min(gaps.mean_step for gaps in rounds) for rounds in (self.alone, self.beside))
         return {
             "refused": len(self.refused),
             "accepted": len(self.accepted),
             "steps_alone": max(gaps.num_steps for gaps in self.alone),
             "steps_beside": max(gaps.num_steps for gaps in self.beside),
             "step": round(step, 4),
+            "step_beside": round(step_beside, 4),
             "longest_gap_alone": round(alone, 4),
             "longest_gap_beside": round(beside, 4),
             "longer_by_steps": round((beside - alone) / step, 2),
@@ -163,7 +165,7 @@ async def attack(address: str) -> None:
             for name, options in HOSTILE.items():
                 reason = None
                 try:
-                    await client.generate("a", temperature=1, seed=1, max_tokens=4, **options)
+                    await client.generate("a", temperature=1, seed=1, **{"max_tokens": 4} | options)
                 except QuireError as error:
                     reason = error.reason
                 print(json.dumps([name, reason]), flush=True)

@@ -4,7 +4,8 @@ from collections.abc import Sequence as Items
 from typing import Protocol
 
 from worker_svc.executor import Drafts
-from worker_svc.grammar import GrammarMatcher, TokenMasks
+from worker_svc.grammar import TokenMasks
+from worker_svc.grammar_matcher import GrammarMatcher
 from worker_svc.sequences import Sequence
 
 

@@ -15,7 +15,8 @@ from svc_common import grammars as common
 from svc_common.grammars import UnsupportedTokenizer
 from tiny_model import EOS
 from worker_svc import grammar as worker_grammar
-from worker_svc.grammar import GrammarCompiler, GrammarMatcher
+from worker_svc.grammar import GrammarCompiler
+from worker_svc.grammar_matcher import GrammarMatcher
 from worker_svc.step import FailureReason
 
 

@@ -1,0 +1,152 @@
+"""A sequence whose masks take long delays itself alone, and has the tokens that it has otherwise."""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from core_runner import CoreRunner, submission
+from drafters import knowing
+from grammars import CASES, TOKENIZER, VOCAB, config_for_grammars, tiny_grammars
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from runner_driver import make_instance, make_runner
+from runner_steps import new_sequence, run_step
+from svc_common.grammars import load_grammar_tokenizer
+from tiny_model import EOS
+from worker_svc import slow_masks
+from worker_svc.grammar import GrammarCompiler
+from worker_svc.grammar_matcher import GrammarMatcher
+from worker_svc.slow_masks import Mask
+from worker_svc.step import SamplingParams, ScheduledSequence
+
+BLOCK = 8
+AMBIGUOUS = 'start: e\ne: e e | e e e | "a" | ""'
+"""Each token makes the next mask take longer, until a limit ends the sequence."""
+
+
+@pytest.fixture(scope="module")
+def model(save_model: Callable[..., Path]) -> Path:
+    return save_model(config_for_grammars())
+
+
+def _make_all_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every mask but the first ones of a worker takes long."""
+    monkeypatch.setattr(slow_masks, "_STEP_SECONDS", 0.0)
+    monkeypatch.setattr(slow_masks, "_SLOW_SECONDS", 0.0)
+
+
+class _Counting(GrammarCompiler):
+    """Counts the masks that are made ahead; makes them when it is released."""
+
+    def __init__(self, *, released: bool = True) -> None:
+        super().__init__(partial(load_grammar_tokenizer, TOKENIZER.to_str(), [EOS]), VOCAB, num_threads=2)
+        self.num_ahead = 0
+        self.released = threading.Event()
+        if released:
+            self.released.set()
+
+    def start_mask_ahead(self, matcher: GrammarMatcher) -> "Future[Mask | None]":
+        self.num_ahead += 1
+        self._slow_masks._thread.submit(self.released.wait, 60)
+        return super().start_mask_ahead(matcher)
+
+
+def _requests() -> list[scheduler_v1.Submit]:
+    """With grammars, and every third one without."""
+    made = []
+    for place, name in enumerate([*CASES, *CASES]):
+        submit = submission(f"{name}/{place}", [5, 6, 7 + place], 30, 1 + place % 2, temperature=place % 3, seed=place)
+        submit.sampling.grammar = CASES[name].grammar if place % 3 else ""
+        submit.stop_token_ids.append(EOS)
+        made.append(submit)
+    return made
+
+
+def _serve(model: Path, grammars: GrammarCompiler, kernels: str = "compiled", **options: Any) -> dict[str, list[Any]]:
+    num_blocks, preemption = options.pop("num_blocks", 256), options.pop("preemption", "auto")
+    runner = make_runner(model, kernels, block_size=BLOCK, num_blocks=num_blocks, grammars=grammars, **options)
+    served = CoreRunner(make_instance(runner), num_blocks, preemption).serve(_requests())
+    return {key: [one.token_ids for one in sequences] for key, sequences in served.items()}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_step_tokens": 19},
+        {"max_sequences": 3},
+        {"num_blocks": 11, "preemption": "swap", "num_host_blocks": 64},
+        {"num_blocks": 11, "preemption": "recompute"},
+        {"kernels": "torch"},
+        {"kernels": "fused", "device": "cuda" if torch.cuda.is_available() else "cpu", "max_sequences": 4},
+    ],
+    ids=["plain", "in chunks", "few", "swapped", "computed again", "torch", "fused"],
+)
+def test_slow_masks_change_no_token(options: dict[str, Any], model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual, slow = _Counting(), _Counting()
+    expected = _serve(model, usual)
+    _make_all_slow(monkeypatch)
+    assert _serve(model, slow, **options) == expected
+    assert slow.num_ahead > usual.num_ahead + 20
+
+
+def test_slow_masks_change_no_token_with_drafts(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = _serve(model, tiny_grammars())
+    prompts = {submit.key: submit.prompt_token_ids for submit in _requests()}
+    texts = [[*prompts[key], *tokens] for key, found in expected.items() for tokens in found]
+    _make_all_slow(monkeypatch)
+    slow = _Counting()
+    assert _serve(model, slow, make_drafter=knowing(texts, VOCAB, 3)) == expected
+    assert slow.num_ahead > 20
+
+
+def test_others_go_on_while_a_slow_mask_is_made(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _make_all_slow(monkeypatch)
+    grammars = _Counting(released=False)
+    runner = make_runner(model, "compiled", block_size=BLOCK, num_blocks=16, grammars=grammars)
+    params = SamplingParams(grammar=AMBIGUOUS)
+    news = [new_sequence(0, [5], params), new_sequence(1, [9, 9])]
+    first, second = run_step(runner, news, ScheduledSequence(0, 0, 1, [0, 1]), ScheduledSequence(1, 0, 2, [2, 3]))
+    num_tokens = [len(first.token_ids), len(second.token_ids)]
+    for _ in range(8):
+        first, second = run_step(
+            runner,
+            [],
+            ScheduledSequence(0, max(0, num_tokens[0]), 1, []),
+            ScheduledSequence(1, 1 + num_tokens[1], 1, []),
+        )
+        assert first.failure is second.failure is None
+        num_tokens = [before + len(one.token_ids) for before, one in zip(num_tokens, (first, second), strict=True)]
+    assert num_tokens[0] <= 3
+    assert num_tokens[1] == 9
+    grammars.released.set()
+    while not num_tokens[0] > 5:
+        (first,) = run_step(runner, [], ScheduledSequence(0, num_tokens[0], 1, []))
+        assert first.failure is None
+        num_tokens[0] += len(first.token_ids)
+
+
+def test_a_mask_that_takes_long_is_found_and_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slow_masks, "_STEP_SECONDS", 0.0)
+    grammars = tiny_grammars()
+    (letter,) = TOKENIZER.encode("a").ids
+    slow = grammars.matcher(AMBIGUOUS, [letter] * 125)
+    for _ in range(2):
+        assert not slow.is_slow
+        grammars.start_masks([(0, slow)]).result()
+        slow.add(letter)
+    assert slow.is_slow  # its mask took more than ten times as long as one may take
+    while not slow.is_ready:
+        time.sleep(0.001)
+    same = grammars.matcher(AMBIGUOUS, [letter] * 127)
+    expected = grammars.start_masks([(0, same)]).result().bits[0]
+    assert expected.any()
+    assert slow.mask_ahead is not None
+    for mask in (slow.mask_ahead, grammars.start_masks([(0, slow)]).result().bits[0]):
+        assert (mask == expected).all()

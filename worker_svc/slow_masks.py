@@ -1,0 +1,86 @@
+"""Masks that take long, made ahead of the steps that need them.
+
+A step waits for the masks of its sequences. A grammar can be written so that each of them takes tens of milliseconds,
+which all other sequences of the step would lose with each token. So a step has an amount of time for masks. When one
+needed more, those of the next one are measured one by one, and a sequence whose mask took long samples only once its
+next mask is made, on a thread of low priority. It delays itself alone, and has the same tokens.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from svc_common.grammars import grammar_threads
+from worker_svc.metrics import count_masks
+
+# For the masks of one step, beside its forward pass.
+_STEP_SECONDS = 0.02
+# A mask takes long from here on: 64 usual ones take less than that together.
+_SLOW_SECONDS = 0.001
+_NICE = 10  # a tenth of a core where the forward passes need all of them
+
+Mask = NDArray[np.int32]
+
+
+class Masked(Protocol):
+    """A sequence's matcher."""
+
+    is_slow: bool
+
+    def fill(self, mask: Mask) -> bool:
+        """Sets the bits of the tokens that may follow in a mask of zeros. False: a limit was reached."""
+
+
+class MaskTimer:
+    """Makes the masks of a step, and finds out which of them take long. For one thread."""
+
+    def __init__(self) -> None:
+        self._measures = False
+
+    def run(self, rows: Sequence[tuple[Masked, Mask]], fill_all: Callable[[], None]) -> None:
+        """Fills the mask of each matcher; `fill_all` does it for all of them at once."""
+        started = time.perf_counter()
+        if self._measures:
+            seconds = [_fill(matcher, mask)[1] for matcher, mask in rows]
+            if sum(seconds) > _STEP_SECONDS:
+                for (matcher, _), one in zip(rows, seconds, strict=True):
+                    matcher.is_slow = one > _SLOW_SECONDS
+        else:
+            fill_all()
+        self._measures = time.perf_counter() - started > _STEP_SECONDS
+
+
+class SlowMasks:
+    """The thread that makes masks ahead."""
+
+    def __init__(self, num_words: int) -> None:
+        self._num_words = num_words
+        self._thread = grammar_threads(1, "slow masks")
+        self._thread.submit(_lower_priority)
+
+    def start(self, matcher: Masked) -> "Future[Mask | None]":
+        """Makes the mask of a matcher, which must not be used until then. None: a limit was reached."""
+        return self._thread.submit(self._make, matcher)
+
+    def _make(self, matcher: Masked) -> Mask | None:
+        mask = np.zeros(self._num_words, np.int32)
+        is_filled, seconds = _fill(matcher, mask)
+        matcher.is_slow = seconds > _SLOW_SECONDS
+        count_masks(1, seconds)
+        return mask if is_filled else None
+
+
+def _fill(matcher: Masked, mask: Mask) -> tuple[bool, float]:
+    started = time.perf_counter()
+    is_filled = matcher.fill(mask)
+    return is_filled, time.perf_counter() - started
+
+
+def _lower_priority() -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
