@@ -10,11 +10,11 @@ from torch import Tensor
 
 from quire_kernels.cpu.sample import SAMPLING_PARAMS_DTYPE, argmax, mask_logits, sample, top_logprobs
 from quire_kernels.cpu.thread_pool import ThreadPool
-from worker_svc.grammar import TokenMasks
 from worker_svc.logprobs import to_token_logprobs
 from worker_svc.penalties import adjust_logits, filter_logits, filtered_rows
 from worker_svc.sampler import SamplerOutput, SamplingState, uniform_numbers
 from worker_svc.step import TokenLogprobs
+from worker_svc.token_masks import TokenMasks
 
 Argmax: TypeAlias = Callable[[Tensor], NDArray[np.int64]]
 

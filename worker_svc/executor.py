@@ -13,11 +13,11 @@ from torch import Tensor
 
 from worker_svc.batch import Batch
 from worker_svc.forward import Forward
-from worker_svc.grammar import TokenMasks
 from worker_svc.prompt_logprobs import PromptPiece, TopLogprobs, score_prompts, top_logprobs_by_torch
 from worker_svc.sampler import SamplerOutput, SamplingState, num_accepted, sample_tokens, start_masks
 from worker_svc.sequences import Sequence
 from worker_svc.step import SamplingParams
+from worker_svc.token_masks import TokenMasks
 
 Drafts: TypeAlias = Items[Items[int]]
 """Tokens that are computed after the last known one of each sequence, to be accepted where they are sampled too."""

@@ -11,7 +11,6 @@ import hashlib
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
@@ -26,28 +25,12 @@ from worker_svc.grammar_cache import GrammarCache
 from worker_svc.grammar_matcher import TOO_COMPLEX, GrammarMatcher
 from worker_svc.metrics import count_grammar_compiled, count_masks
 from worker_svc.slow_masks import Mask, MaskTimer, SlowMasks
+from worker_svc.token_masks import TokenMasks
 
 _USUAL = "start: %json {}"
 
 # Lexers that are made in one step, each in the time of a compilation. If more are needed, the sequences fail.
 _MAX_NEW_LEXERS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class TokenMasks:
-    """The tokens that may be sampled for some rows of a step.
-
-    `bits` int32 [len(rows), words]: bit t % 32 of word t // 32 is set if token t may follow. A row without any bit has
-    no token: its matcher has failed.
-    """
-
-    rows: NDArray[np.int64]
-    bits: NDArray[np.int32]
-
-    def as_bools(self, vocab_size: int) -> NDArray[np.bool_]:
-        """Whether each token may follow: [len(rows), vocab_size]."""
-        unpacked = np.unpackbits(self.bits.view(np.uint8), axis=1, count=vocab_size, bitorder="little")
-        return unpacked.view(np.bool_)
 
 
 class GrammarCompiler:

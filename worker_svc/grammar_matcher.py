@@ -7,7 +7,7 @@ from concurrent.futures import Future, wait
 from copy import copy
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING, Self
+from typing import Any, Protocol, Self
 
 from llguidance import LLMatcher
 
@@ -20,9 +20,7 @@ from svc_common.grammars import (
 )
 from worker_svc.slow_masks import Mask
 from worker_svc.step import FailureReason
-
-if TYPE_CHECKING:
-    from worker_svc.grammar import GrammarCompiler
+from worker_svc.token_masks import TokenMasks
 
 _TOKEN_LIMIT = "max_tokens"  # an attribute of rules
 
@@ -43,6 +41,16 @@ class MatcherFailure:
 
 _NO_MATCH = MatcherFailure("its output does not match its grammar")
 TOO_COMPLEX = MatcherFailure("its grammar exceeds the limits for one token", FailureReason.GRAMMAR_TOO_COMPLEX)
+
+
+class MaskMaker(Protocol):
+    """Makes masks on threads of its own. Until they are done, nothing may use the matchers."""
+
+    def start_masks(self, matchers: "Sequence[tuple[int, GrammarMatcher]]") -> "Future[TokenMasks]":
+        """The masks of these rows of a step."""
+
+    def start_mask_ahead(self, matcher: "GrammarMatcher") -> "Future[Mask | None]":
+        """The mask of a matcher that is slow, before a step needs it. None: a limit was reached."""
 
 
 class GrammarMatcher:
@@ -69,7 +77,7 @@ class GrammarMatcher:
 
     def __init__(
         self,
-        compiler: "GrammarCompiler",
+        compiler: MaskMaker,
         grammar: str,
         digest: bytes,
         compiled: "Future[LLMatcher]",
@@ -242,7 +250,8 @@ class GrammarMatcher:
 
 def wait_until_ready(matchers: Iterable[GrammarMatcher]) -> None:
     """Waits for these matchers, for a short time at most: usual grammars are compiled in 1 ms."""
-    wait([matcher._ahead or matcher._compiled for matcher in matchers], _MAX_WAIT_SECONDS)
+    awaited: list[Future[Any]] = [matcher._ahead or matcher._compiled for matcher in matchers]
+    wait(awaited, _MAX_WAIT_SECONDS)
 
 
 def _failure(state: LLMatcher) -> MatcherFailure:

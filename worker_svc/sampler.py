@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from worker_svc.grammar import TokenMasks
 from worker_svc.grammar_matcher import GrammarMatcher
 from worker_svc.penalties import Adjustments, adjust_logits, filter_logits, filtered_rows
 from worker_svc.philox import uniforms
 from worker_svc.step import SamplingParams, TokenLogprobs
+from worker_svc.token_masks import TokenMasks
 
 # Below this a temperature is greedy: in float32 the weight of every other token is 0.
 _MIN_TEMPERATURE = 1e-5

@@ -73,7 +73,7 @@ def sampling_inputs(columns: Items[Tensor], entries: Items[Tensor], token_counts
 
 @dataclass(frozen=True, slots=True)
 class DeviceMasks:
-    """`worker_svc.grammar.TokenMasks` on the device."""
+    """`worker_svc.token_masks.TokenMasks` on the device."""
 
     rows: Tensor
     bits: Tensor
