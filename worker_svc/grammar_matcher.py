@@ -139,12 +139,8 @@ class GrammarMatcher:
         """Whether `advance` would not wait for the compiler."""
         return self._state is not None or self._compiled.done()
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether no step would wait for its mask: the grammar is compiled, and a mask that takes long is made.
-
-        It begins to be made here, after the tokens that are known.
-        """
+    def prepare(self) -> bool:
+        """Begins to make a mask that takes long. Returns whether no step would wait for it, nor for the compiler."""
         if self.is_slow and self._ahead is None:
             self._ahead = self.compiler.start_mask_ahead(self)
         return self.is_compiled if self._ahead is None else self._ahead.done()

@@ -267,13 +267,13 @@ class Runner:
         waiting = [
             (run, run.sequence.matcher)
             for run in runs
-            if run.samples and run.sequence.matcher is not None and not run.sequence.has_mask_in_time
+            if run.samples and run.sequence.matcher is not None and not run.sequence.prepare_mask()
         ]
         if not waiting:
             return runs, []
         matchers = [matcher for _, matcher in waiting if matcher.starts_waiting() or len(waiting) == len(runs)]
         wait_until_ready(matchers)
-        delayed = [run for run, _ in waiting if not run.sequence.has_mask_in_time]
+        delayed = [run for run, _ in waiting if not run.sequence.prepare_mask()]
         ids = {run.sequence_id for run in delayed}
         shortened = [run._replace(end=run.end - 1, samples=False) if run.sequence_id in ids else run for run in runs]
         return [run for run in shortened if run.end > run.start], delayed

@@ -142,18 +142,20 @@ class Sequence:
         self.tokens.extend(tokens)
         self.num_computed = len(self.tokens) - 1
 
-    @property
-    def has_mask_in_time(self) -> bool:
-        """Whether a step that samples for it need not wait for the mask of its grammar; True without a grammar."""
+    def prepare_mask(self) -> bool:
+        """Begins to make a mask that takes long. Returns whether a step that samples for it need not wait for its mask.
+
+        True without a grammar.
+        """
         matcher = self.matcher
         if matcher is None or not matcher.is_slow:
-            return matcher is None or matcher.is_ready
+            return matcher is None or matcher.is_compiled
         known = self.tokens.values[self.prompt_length + matcher.num_tokens :].tolist()
         if self.tokens.values[-1] < 0:
             return False  # promised: a step uses the matcher
         for token in known:
             matcher.add(token)
-        return matcher.is_ready
+        return matcher.prepare()
 
     @property
     def sampling(self) -> SamplingState:

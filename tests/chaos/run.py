@@ -144,7 +144,7 @@ class Run:
         name = f"client-{i}"
         protocol = Protocol.HTTP if i % _HTTP_SHARE == _HTTP_SHARE - 1 else Protocol.GRPC
         addresses = self._stack.addresses
-        listeners = addresses.http if protocol is Protocol.HTTP else addresses.grpc
+        listeners = [*(addresses.http if protocol is Protocol.HTTP else addresses.grpc)]
         key = _KEYS[i // 2 % len(_KEYS)]
         # Clients start with different gateways.
         turned = listeners[i % len(listeners) :] + listeners[: i % len(listeners)]

@@ -206,7 +206,7 @@ def test_a_device_verifies_drafts(model: Path, grammars: GrammarCompiler) -> Non
 def compiled(grammars: GrammarCompiler, grammar: str) -> SamplingParams:
     """With a grammar whose compilation has ended: a step waits for it only a short time."""
     matcher = grammars.matcher(grammar)
-    while not matcher.is_ready:
+    while not matcher.is_compiled:
         time.sleep(0.001)
     return SamplingParams(grammar=grammar)
 

@@ -1,5 +1,6 @@
 """A matcher is a function of its grammar and its tokens. Grammars are compiled once, and bound in work."""
 
+import math
 import random
 import threading
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from svc_common import grammars as common
 from svc_common.grammars import UnsupportedTokenizer
 from tiny_model import EOS
 from worker_svc import grammar as worker_grammar
+from worker_svc import slow_masks
 from worker_svc.grammar import GrammarCompiler
 from worker_svc.grammar_matcher import GrammarMatcher
 from worker_svc.step import FailureReason
@@ -146,6 +148,7 @@ def test_equal_sequences_share_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their state too, of which each takes a copy when it goes on alone. One is rebuilt, as after a move."""
     compiler, executor, rng = tiny_grammars(), _CountingExecutor(), random.Random(5)
     monkeypatch.setattr(compiler, "_executor", executor)
+    monkeypatch.setattr(slow_masks, "_STEP_SECONDS", math.inf)  # else they are made one by one on a busy machine
     grammar = CASES["object"].grammar
     siblings = [compiler.matcher(grammar) for _ in range(8)]
     output: list[int] = []
