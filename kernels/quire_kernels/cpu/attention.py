@@ -42,7 +42,7 @@ class SequencesArgs(Structure):
 class RuleArgs(Structure):
     """`AttentionRule` of attention.h."""
 
-    _fields_ = (("scale", c_float), ("soft_cap", c_float), ("window", c_int64))
+    _fields_ = (("scale", c_float), ("soft_cap", c_float), ("window", c_int64), ("bidirectional", c_int64))
 
 
 # The lanes of a vector: a head's dimensions and groups of keys are multiples of it.

@@ -53,11 +53,16 @@ def _declare(library: Any) -> None:
         ("llama_new", pointer, pointer, number, pointer),
         ("llama_delete", None, pointer),
         ("llama_run", status, pointer, pointer),
+        ("amx_linear", status, pointer, number, pointer, pointer, number, number, pointer),
+        ("encoder_new", pointer, pointer, number, number, pointer),
+        ("encoder_delete", None, pointer),
+        ("encoder_run", status, pointer, pointer),
     ):
         function = getattr(library, f"quire_{name}")
         function.restype, function.argtypes = result, arguments
         if result is not None:
             function.errcheck = _check
+    library.quire_has_amx.restype, library.quire_has_amx.argtypes = number, []
 
 
 def _check(result: int | None, function: Any, arguments: tuple[Any, ...]) -> int | None:

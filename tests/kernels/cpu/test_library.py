@@ -12,6 +12,8 @@ import pytest
 from quire_kernels.cpu import library
 from quire_kernels.cpu.library import BuildFailed, load_library
 
+_SOURCES = Path(library.__file__).with_name("csrc")
+
 
 @pytest.fixture
 def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
@@ -50,8 +52,13 @@ def test_a_library_that_cannot_be_loaded_is_built_anew(tmp_path: Path, compiled:
 def test_the_sources_are_valid_for_processors_that_are_not_here(processor: str) -> None:
     """Each has other parts of simd.h."""
     flags = ("-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-Wno-psabi", f"-march={processor}")
-    source = Path(library.__file__).with_name("csrc") / "library.cpp"
-    subprocess.run(["c++", *flags, str(source)], check=True)
+    subprocess.run(["c++", *flags, str(_SOURCES / "library.cpp")], check=True)
+
+
+@pytest.mark.parametrize("header", sorted(_SOURCES.glob("*.h")), ids=lambda path: path.name)
+def test_each_header_includes_what_it_uses(header: Path) -> None:
+    flags = ("-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-Wno-psabi", "-march=native")
+    subprocess.run(["c++", *flags, "-include", str(header), "-x", "c++", os.devnull], check=True)
 
 
 def test_a_compiler_that_is_missing_or_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-// Causal attention over the paged cache, in place: grouped heads, sliding window, soft cap.
+// Attention over the paged cache, in place: causal or bidirectional, grouped heads, sliding window, soft cap.
 //
 // In a block, keys are stored dimension by dimension and values token by token (bfloat16: in pairs), in the order in
 // which the products below read them. A query's result is a sum over tiles of 64 keys in their order, however its
@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "attention_tiles.h"
 #include "buffer.h"
 #include "linear.h"
 #include "simd.h"
@@ -16,8 +17,6 @@
 namespace quire {
 
 constexpr int TILE_KEYS = 4 * LANES;
-// Queries of a tile, times heads of a group: they share each key that is loaded.
-constexpr int TILE_ROWS = 48;
 
 // One layer of the cache: block b at data + b * block_stride, its keys [kv_heads][head_dim][block_size], and at
 // value_offset its values [kv_heads][block_size][head_dim].
@@ -40,19 +39,11 @@ struct Cache {
     T* values(int64_t block, int64_t head) const { return keys(block, head) + value_offset; }
 };
 
-// The sequences of a step.
-struct Sequences {
-    int64_t count;
-    int64_t max_blocks;
-    const int32_t* block_tables;  // [count, max_blocks]
-    const int32_t* query_starts;  // [count + 1]
-    const int32_t* context_lens;  // [count]
-};
-
 struct AttentionRule {
     float scale;
     float soft_cap;  // 0: none
     int64_t window;  // 0: none
+    int64_t bidirectional;  // whether queries also see the tokens after them; without a window
 };
 
 // Stores a token's key and value [head_dim] of one head in its slot.
@@ -65,60 +56,6 @@ inline void store_token(const Cache<T>& cache, int64_t slot, int64_t head, const
     for (int64_t d = 0; d < cache.head_dim; d += V)
         for (int v = 0; v < V; ++v) keys[d * cache.block_size + v] = key[d + v];
     for (int64_t d = 0; d < cache.head_dim; ++d) values[d * V] = value[d];
-}
-
-inline int64_t queries_per_tile(int64_t group) { return std::max<int64_t>(1, TILE_ROWS / group); }
-
-// Whether this number of rows is bound by memory: loading the keys takes longer than the products.
-inline bool is_memory_bound(int64_t rows) { return rows <= ROWS_WIDE; }
-
-// The work of one thread at a time: queries first to last - 1 of a sequence, for some KV heads.
-struct Tile {
-    int64_t sequence, first, last, first_head, last_head;
-};
-
-// Orders larger tiles first, so that threads end together. Tiles bound by memory and tiles bound by computation are
-// interleaved in proportion, so that they run beside each other.
-inline void order(std::vector<Tile>& tiles, const Sequences& sequences, int64_t group) {
-    struct OrderedTile {
-        Tile tile;
-        double work;
-        bool waits;
-        double place;  // the share of its kind's work that is ordered before it
-    };
-    std::vector<OrderedTile> placed;
-    double total[2] = {}, before[2] = {};
-    for (const Tile& p : tiles) {
-        const int64_t queries = p.last - p.first;
-        const double work = static_cast<double>(queries * (p.last_head - p.first_head) * sequences.context_lens[p.sequence]);
-        placed.push_back({p, work, is_memory_bound(queries * group), 0.0});
-        total[placed.back().waits] += work;
-    }
-    std::stable_sort(placed.begin(), placed.end(), [](const OrderedTile& a, const OrderedTile& b) { return a.work > b.work; });
-    for (OrderedTile& p : placed) {
-        p.place = before[p.waits] / total[p.waits];
-        before[p.waits] += p.work;
-    }
-    std::stable_sort(placed.begin(), placed.end(), [](const OrderedTile& a, const OrderedTile& b) { return a.place < b.place; });
-    std::transform(placed.begin(), placed.end(), tiles.begin(), [](const OrderedTile& p) { return p.tile; });
-}
-
-// All tiles of a step.
-inline std::vector<Tile> split_into_tiles(const Sequences& sequences, int64_t num_kv_heads, int64_t group, int threads) {
-    const int64_t per_tile = queries_per_tile(group);
-    std::vector<Tile> tiles;
-    for (int64_t s = 0; s < sequences.count; ++s) {
-        const int64_t queries = sequences.query_starts[s + 1] - sequences.query_starts[s];
-        // A block's heads are neighbours in memory, fastest to load together. But every thread needs a share.
-        const int64_t wanted = std::max<int64_t>(1, sequences.count * num_kv_heads / (4 * threads));
-        const int64_t heads = std::clamp<int64_t>(per_tile / std::max<int64_t>(1, queries), 1, wanted);
-        for (int64_t first = 0; first < queries; first += per_tile)
-            for (int64_t head = 0; head < num_kv_heads; head += heads)
-                tiles.push_back({s, first, std::min(queries, first + per_tile), head,
-                                  std::min(num_kv_heads, head + heads)});
-    }
-    order(tiles, sequences, group);
-    return tiles;
 }
 
 // One thread's work on one tile at a time.
@@ -135,9 +72,11 @@ public:
         sums_.reserve(rows * LANES);
     }
 
-    // Attention of one tile. `query` and `output` are of the whole step, [tokens, heads, head_dim].
+    // Attention of one tile. `query` is of the whole step, [tokens, heads, head_dim]. Calls put(token, number, values) for
+    // each group of LANES numbers of the tokens' outputs [heads * head_dim].
+    template <class F>
     void run(TaskClaim& task_claim, const Cache<T>& cache, const Sequences& sequences, const Tile& tile,
-             const AttentionRule& rule, const T* query, T* output) {
+             const AttentionRule& rule, const T* query, F&& put) {
         const int64_t queries = tile.last - tile.first, heads = tile.last_head - tile.first_head;
         const int64_t token = sequences.query_starts[tile.sequence] + tile.first;
         const int64_t num_queries = sequences.query_starts[tile.sequence + 1] - sequences.query_starts[tile.sequence];
@@ -155,7 +94,7 @@ public:
         std::fill_n(base_.data(), heads * rows, -INFINITY);
 
         const int32_t* table = sequences.block_tables + tile.sequence * sequences.max_blocks;
-        const int64_t end = position + queries;
+        const int64_t end = rule.bidirectional ? sequences.context_lens[tile.sequence] : position + queries;
         const int64_t begin = rule.window ? std::max<int64_t>(0, position - rule.window + 1) : 0;
         const Range range{begin, end, tile.first_head, tile.last_head};
         const bool is_owned = is_memory_bound(rows) ? run_tiles<true>(task_claim, cache, table, range, rows, position, rule)
@@ -163,10 +102,10 @@ public:
         if (!is_owned) return;
         task_claim.write_all([&] {
             for (int64_t row = 0; row < heads * rows; ++row) {
-                T* to = output + first_head + row % rows / group_ * stride + (row / rows * group_ + row % group_) * dim_;
+                const int64_t head = (tile.first_head + row / rows) * group_ + row % group_;
                 const float sum = total(load_floats(&sums_[row * LANES]));
                 for (int64_t d = 0; d < dim_; d += LANES)
-                    store_floats(to + d, load_floats(&output_[row * dim_ + d]) / sum);
+                    put(token + row % rows / group_, head * dim_ + d, load_floats(&output_[row * dim_ + d]) / sum);
             }
         });
     }
@@ -281,7 +220,7 @@ private:
     // Online softmax, in powers of two: scores become weights. The output so far is rescaled only where a score exceeds
     // the base by more than HEADROOM: until then weights may exceed 1, without loss of precision.
     void softmax_tile(int64_t row, int64_t start, int64_t position, const AttentionRule& rule) {
-        const int64_t newest = std::min(position - start, key_tile_.num_keys - 1);
+        const int64_t last = key_tile_.num_keys - 1, newest = rule.bidirectional ? last : std::min(position - start, last);
         const int64_t oldest = rule.window ? std::max(key_tile_.first_key, position - rule.window + 1 - start) : 0;
         if (newest == TILE_KEYS - 1 && oldest <= 0)
             softmax_tile<true>(row, newest, oldest, rule);
@@ -381,12 +320,12 @@ private:
     KeyTile key_tile_, next_key_tile_;
 };
 
-// To be called by all threads of the pool: attention of every query of the step. `tile` is the thread's own.
-template <class T>
+// To be called by all threads of the pool: attention of every query of the step. `attention` is the thread's own.
+template <class T, class F>
 void attend(ThreadPool& pool, TileAttention<T>& attention, const Cache<T>& cache, const Sequences& sequences,
-            const std::vector<Tile>& tiles, const AttentionRule& rule, const T* query, T* output) {
+            const std::vector<Tile>& tiles, const AttentionRule& rule, const T* query, F&& put) {
     pool.parallel_for_tasks(static_cast<int64_t>(tiles.size()), [&](int64_t i, TaskClaim& task_claim) {
-        attention.run(task_claim, cache, sequences, tiles[i], rule, query, output);
+        attention.run(task_claim, cache, sequences, tiles[i], rule, query, put);
     });
 }
 

@@ -2,10 +2,13 @@
 // The caller frees thread pools and models that it made. Arguments are checked by callers. A function returns null or not 0
 // where memory or threads run out: all that may fail so is done before the pool's threads start.
 
+#include <cstdlib>
 #include <deque>
 #include <memory>
 
+#include "amx.h"
 #include "attention.h"
+#include "encoder.h"
 #include "linear.h"
 #include "llama.h"
 #include "sample.h"
@@ -133,7 +136,7 @@ int64_t quire_attend(void* pool_, Type type, const Cache<void>* shape, const Seq
             for (int i = 0; i < pool.size(); ++i) attentions.emplace_back(group, cache.head_dim);
             pool.run([&](int thread) {
                 attend(pool, attentions[thread], cache, *sequences, tiles, *rule, static_cast<const T*>(query),
-                       static_cast<T*>(output));
+                       put_in(static_cast<T*>(output), cache.num_kv_heads * group * cache.head_dim));
             });
         });
     });
@@ -215,6 +218,53 @@ int64_t quire_llama_run(void* llama, const Step* step) {
         auto* any = static_cast<AnyLlama*>(llama);
         any->bfloat16 ? any->bfloat16->run(*step) : any->float32->run(*step);
     });
+}
+
+// Whether quire_amx_linear may be called, and quire_encoder_new with `use_amx`: callers check it.
+int64_t quire_has_amx() { return may_use_amx(); }
+
+// As quire_linear, of an input [rows, columns] float32 that is rounded to factors of the type; columns a multiple of 32.
+int64_t quire_amx_linear([[maybe_unused]] void* pool_, [[maybe_unused]] Type type, [[maybe_unused]] const Matrix* matrix,
+                          [[maybe_unused]] const float* input, [[maybe_unused]] int64_t rows,
+                          [[maybe_unused]] int64_t columns, [[maybe_unused]] float* output) {
+#ifdef QUIRE_AMX
+    return guarded([&] {
+        ThreadPool& pool = *static_cast<ThreadPool*>(pool_);
+        const auto run = [&]<class Product>() {
+            const int64_t stride = Product::width(columns), size = Product::scratch_size(columns);
+            Buffer<BFloat16> factors(round_up(rows, Product::ROWS) * stride), scratch(size * pool.size());
+            for (int64_t row = 0; row < rows; ++row)
+                for (int64_t i = 0; i < columns; i += LANES)
+                    Product::put(&factors[row * stride], i, load_floats(input + row * columns + i));
+            pool.run([&](int thread) {
+                const typename Product::Registers registers;
+                Product::multiply(pool, *matrix, factors.data(), rows, stride, &scratch[thread * size],
+                                  [&](int64_t row, int64_t panel, Floats left, Floats right) {
+                                      const int64_t first = panel * PANEL;
+                                      float* to = output + row * matrix->outputs + first;
+                                      put(to, left, matrix->outputs - first);
+                                      put(to + LANES, right, matrix->outputs - first - LANES);
+                                  });
+            });
+        };
+        type == Type::BFLOAT16 ? run.template operator()<AmxFactors<1>>() : run.template operator()<AmxFactors<2>>();
+    });
+#else
+    std::abort();
+#endif
+}
+
+void* quire_encoder_new(void* pool, Type type, int64_t use_amx, const EncoderModel* model) {
+    return create([&] {
+        ThreadPool& threads = *static_cast<ThreadPool*>(pool);
+        return make_encoder(type == Type::BFLOAT16, use_amx != 0, *model, threads).release();
+    });
+}
+
+void quire_encoder_delete(void* encoder) { delete static_cast<AnyEncoder*>(encoder); }
+
+int64_t quire_encoder_run(void* encoder, const EncoderStep* step) {
+    return guarded([&] { static_cast<AnyEncoder*>(encoder)->run(*step); });
 }
 
 }  // extern "C"

@@ -72,10 +72,11 @@ struct TaskGrid {
     int64_t num_tiles, down;
     int64_t rows;  // of a tile, the last one's may be fewer
 
-    TaskGrid(int64_t num_rows, int64_t all_panels, int64_t panel_bytes, int threads) : num_panels(all_panels) {
-        const int64_t wanted = TASKS_PER_THREAD * threads, most = std::max<int64_t>(1, TASK_BYTES / panel_bytes);
-        num_tiles = std::max<int64_t>(1, ceil_div(num_rows, ROWS));
-        rows = ceil_div(num_rows, num_tiles);
+    TaskGrid(int64_t num_rows, int64_t tile_rows, int64_t all_panels, int64_t panel_bytes, int threads,
+             int64_t task_bytes = TASK_BYTES)
+        : num_panels(all_panels), rows(tile_rows) {
+        const int64_t wanted = TASKS_PER_THREAD * threads, most = std::max<int64_t>(1, task_bytes / panel_bytes);
+        num_tiles = std::max<int64_t>(1, ceil_div(num_rows, rows));
         // With more tiles it pays more to keep one for many panels.
         const int64_t panels = num_tiles < TILES ? std::clamp<int64_t>(num_panels / wanted, 1, most) : most;
         across = std::min(num_panels, round_up(ceil_div(num_panels, panels), threads));
@@ -104,7 +105,10 @@ template <class T, class F>
 inline void multiply(
     ThreadPool& pool, const Matrix& matrix, const T* rows, int64_t num_rows, int64_t stride, T* scratch, F&& finish) {
     const int64_t steps = panel_steps<T>(matrix), panel_size = steps * PANEL * Lane<T>::VALUES;
-    const TaskGrid grid(num_rows, ceil_div(matrix.outputs, PANEL), panel_size * sizeof(T), pool.size());
+    // Tiles of about the same size
+    const int64_t tile_rows = ceil_div(num_rows, std::max<int64_t>(1, ceil_div(num_rows, ROWS)));
+    const int64_t num_all = ceil_div(matrix.outputs, PANEL);
+    const TaskGrid grid(num_rows, std::max<int64_t>(1, tile_rows), num_all, panel_size * sizeof(T), pool.size());
 
     // Computes one unit of a piece, a tile and a panel. Returns whether the piece is still this thread's.
     const auto tile = [&]<int LINES>(TaskClaim& task_claim, int64_t first, int64_t p, const T* panel, const void* ahead) {

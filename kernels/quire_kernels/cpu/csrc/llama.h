@@ -145,7 +145,8 @@ private:
                      });
             const Cache<T> cache = layer_cache(i);
             rotate_and_store(step, layer, cache, own);
-            attend(pool_, own.attention, cache, step.sequences, tiles_, layer.rule, query_.data(), attended_.data());
+            attend(pool_, own.attention, cache, step.sequences, tiles_, layer.rule, query_.data(),
+                   put_in(attended_.data(), attended_stride_));
             if (i == model_.num_layers - 1) {
                 // Beyond the last layer's keys and values, only tokens whose successor is sampled matter.
                 if (!step.num_samples) return;

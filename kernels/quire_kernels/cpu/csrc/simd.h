@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <limits>
 
 #if defined(__AVX512F__) || defined(__FMA__)
@@ -118,6 +119,29 @@ constexpr float LOG2_E = 1.4426950408889634f;
 
 inline Floats silu(Floats v) { return v / (1.0f + exp2(v * -LOG2_E)); }
 
+// x * (1 + erf(x / sqrt 2)) / 2 (arXiv:1606.08415). Measured over [-40, 40] with fused operations: the
+// error is at most 2.9e-7 below 0, and 3.1 units in the last place above it.
+inline Floats gelu(Floats x) {
+    constexpr float END = 5.5f;  // below -END the result is within 1.1e-7 of 0, above END of x
+    const Floats u = multiply_add(x * x, splat(2.0f / (END * END)), splat(-1.0f));
+    // The polynomial in u with the least error of the result for the density's integral from 0 to x, divided by x
+    Floats slope = splat(-1.90655366e-4f);
+    for (const float term :
+         {5.92047698e-4f, -6.73303555e-4f, 8.4115495e-4f, -2.24018074e-3f, 4.47751582e-3f, -6.92995777e-3f,
+          1.03121176e-2f, -1.49637489e-2f, 2.03396212e-2f, -2.60538682e-2f, 3.20737176e-2f, -3.87924127e-2f,
+          4.77374494e-2f, -6.41723424e-2f, 1.2855193e-1f})
+        slope = multiply_add(slope, u, splat(term));
+    const Floats inside = x * multiply_add(slope, x, splat(0.5f));
+    const Floats above = x > END ? x : inside;
+    return x < -END ? Floats{} : above;
+}
+
+// Its approximation x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x**3))) / 2.
+inline Floats gelu_tanh(Floats x) {
+    const Floats y = x * multiply_add(x * x, splat(0.044715f), splat(1.0f));
+    return x / (1.0f + exp2(y * (-2.0f * 0.7978845608028654f * LOG2_E)));
+}
+
 // Rounded to the nearest, ties to even.
 inline Halves round_to_bfloat16(Floats v) {
 #ifdef __AVX512BF16__
@@ -131,9 +155,8 @@ inline Halves round_to_bfloat16(Floats v) {
 }
 
 inline Floats load_floats(const float* p) { return load<Floats>(p); }
-inline Floats load_floats(const BFloat16* p) {
-    return (Floats)(__builtin_convertvector(load<Halves>(p), Words) << 16);
-}
+inline Floats floats_of(Halves v) { return (Floats)(__builtin_convertvector(v, Words) << 16); }
+inline Floats load_floats(const BFloat16* p) { return floats_of(load<Halves>(p)); }
 inline float as_float(float x) { return x; }
 inline float as_float(BFloat16 x) {
     const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
@@ -145,6 +168,12 @@ inline void convert(float x, float* to) { *to = x; }
 inline void convert(float x, BFloat16* to) { to->bits = round_to_bfloat16(splat(x))[0]; }
 inline void store_floats(float* p, Floats v) { store(p, v); }
 inline void store_floats(BFloat16* p, Floats v) { store(p, round_to_bfloat16(v)); }
+
+// A function put(row, i, values) that writes to rows at a stride.
+template <class T>
+auto put_in(T* rows, int64_t stride) {
+    return [=](int64_t row, int64_t i, Floats values) { store_floats(rows + row * stride + i, values); };
+}
 
 inline Floats floats_of(const int8_t* p) {
     typedef int8_t Bytes __attribute__((vector_size(16)));

@@ -1,0 +1,58 @@
+"""Products by the tile registers of AMX, whose factors are bfloat16: a float32 factor is the sum of two of them.
+
+So a float32 product has 16 bits of precision of its factors' 24.
+"""
+
+from ctypes import byref
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from quire_kernels._checks import require
+from quire_kernels.cpu.large_pages import LargePages
+from quire_kernels.cpu.linear import PackedMatrix, pack_matrix
+from quire_kernels.cpu.thread_pool import ThreadPool, type_of
+
+# Inputs of a tile.
+DEPTH = 32
+
+
+def has_amx(thread_pool: ThreadPool) -> bool:
+    """Whether the processor has the registers, and the system lets this process use them."""
+    return bool(thread_pool.library.quire_has_amx())
+
+
+def pack_for_amx(
+    thread_pool: ThreadPool, weight: Tensor, bias: Tensor | None = None, *, memory: LargePages | None = None
+) -> PackedMatrix:
+    """Lays out a weight [outputs, inputs] of float32 or bfloat16 in blocks of 32 inputs, and a bias [outputs].
+
+    Of float32, each block has the values rounded to bfloat16, and then the rest, rounded too.
+    """
+    type_of(weight.dtype)
+    blocks = pad(weight, (0, -weight.shape[1] % DEPTH)).view(len(weight), -1, DEPTH)
+    parts = [blocks.bfloat16()]
+    if weight.dtype == torch.float32:
+        parts.append((blocks - parts[0].float()).bfloat16())
+    return pack_matrix(thread_pool, torch.stack(parts, dim=2).flatten(1), bias, memory=memory)
+
+
+def amx_linear(thread_pool: ThreadPool, inputs: Tensor, matrix: PackedMatrix) -> Tensor:
+    """The float32 products [rows, outputs] of `inputs` [rows, inputs] and a weight that was packed in their dtype."""
+    kind = type_of(inputs.dtype)
+    require(has_amx(thread_pool), "thread_pool", "be on a processor with AMX")
+    rows = pad(inputs.float(), (0, -inputs.shape[1] % DEPTH)).contiguous()
+    num_parts = 2 if inputs.dtype == torch.float32 else 1
+    require(num_parts * rows.shape[1] == matrix.inputs, "inputs", "be those of the matrix")
+    output = torch.empty(len(rows), matrix.outputs)
+    thread_pool.library.quire_amx_linear(
+        thread_pool.handle,
+        kind,
+        byref(matrix.args()),
+        rows.data_ptr(),
+        len(rows),
+        rows.shape[1],
+        output.data_ptr(),
+    )
+    return output

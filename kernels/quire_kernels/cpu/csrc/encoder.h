@@ -1,0 +1,247 @@
+// The forward pass of an encoder of BERT's form over the prompts of a step: all layers in one call, without padding.
+//
+// Hidden states between layers, scores and sums are float32. Every token sees all tokens of its prompt, and no others: a
+// prompt's bits do not depend on the rest of the step.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "amx.h"
+#include "buffer.h"
+#include "encoder_attention.h"
+#include "linear.h"
+#include "simd.h"
+#include "thread_pool.h"
+
+namespace quire {
+
+enum class Activation : int64_t { GELU = 0, GELU_TANH = 1, SILU = 2 };
+
+struct LayerNorm {
+    const float* weight;  // [hidden]
+    const float* bias;    // [hidden]
+    float epsilon;
+};
+
+struct EncoderLayer {
+    Matrix qkv;  // queries, keys, values
+    Matrix output;
+    LayerNorm attention_norm;
+    Matrix up;
+    Matrix down;
+    LayerNorm mlp_norm;
+};
+
+struct EncoderModel {
+    int64_t hidden_size, intermediate_size, num_layers, num_heads;
+    Activation activation;
+    const void* words;       // [vocab, hidden]
+    const float* positions;  // [context, hidden]
+    const float* types;      // [types, hidden]
+    LayerNorm norm;          // of the sum of embeddings
+    const EncoderLayer* layers;
+};
+
+struct EncoderStep {
+    int64_t num_prompts;
+    const int64_t* token_ids;      // [tokens]
+    const int32_t* starts;         // [prompts + 1], ascending: no prompt is empty
+    const int64_t* num_first;      // [prompts], tokens of the first type, before those of the second; null: all
+    float* output;                 // [tokens, hidden], the last hidden states
+};
+
+// (x - mean) / deviation * weight + bias (arXiv:1607.06450). Calls put(i, values) for each vector.
+template <class F>
+inline void normalize(const float* from, const LayerNorm& norm, int64_t size, F&& put) {
+    Floats sum = {}, squares = {};
+    for (int64_t i = 0; i < size; i += LANES) sum += load_floats(from + i);
+    const float mean = total(sum) / static_cast<float>(size);
+    for (int64_t i = 0; i < size; i += LANES) {
+        const Floats x = load_floats(from + i) - mean;
+        squares = multiply_add(x, x, squares);
+    }
+    const float factor = 1.0f / std::sqrt(total(squares) / static_cast<float>(size) + norm.epsilon);
+    for (int64_t i = 0; i < size; i += LANES) {
+        const Floats x = (load_floats(from + i) - mean) * factor;
+        put(i, multiply_add(x, load_floats(norm.weight + i), load_floats(norm.bias + i)));
+    }
+}
+
+inline Floats activate(Activation activation, Floats v) {
+    switch (activation) {
+        case Activation::GELU: return gelu(v);
+        case Activation::GELU_TANH: return gelu_tanh(v);
+        default: return silu(v);
+    }
+}
+
+// Products of factors T; as AmxProducts.
+template <class T>
+struct VectorProducts {
+    using Element = T;
+    using Value = T;
+    using Attention = VectorAttention<T>;
+    struct Registers {
+        Registers() {}  // none are reserved
+    };
+    static constexpr int64_t ROWS = 1;
+
+    static int64_t width(int64_t columns) { return round_up(columns, PANEL); }
+    static int64_t scratch_size(int64_t inputs) { return ceil_div(inputs, Lane<T>::VALUES) * Lane<T>::VALUES * PANEL; }
+    static void put(T* row, int64_t column, Floats v) { store_floats(row + column, v); }
+
+    template <class F>
+    static void multiply(ThreadPool& pool, const Matrix& matrix, const T* rows, int64_t num_rows, int64_t stride,
+                         T* scratch, F&& finish) {
+        quire::multiply(pool, matrix, rows, num_rows, stride, scratch, finish);
+    }
+};
+
+#ifdef QUIRE_AMX
+template <int PARTS>
+struct AmxProducts : AmxFactors<PARTS> {
+    using Attention = AmxAttention<PARTS>;
+};
+#endif
+
+class AnyEncoder {
+public:
+    virtual ~AnyEncoder() = default;
+    virtual void run(const EncoderStep& step) = 0;
+};
+
+// Sizes of hidden states and heads are multiples of LANES.
+template <class Product>
+class Encoder : public AnyEncoder {
+public:
+    Encoder(const EncoderModel& model, ThreadPool& pool)
+        : model_(model), pool_(pool), layers_(model.layers, model.layers + model.num_layers),
+          attention_(model.num_heads, model.hidden_size / model.num_heads, pool.size()) {
+        const int64_t scratch = Product::scratch_size(std::max(model.hidden_size, model.intermediate_size));
+        for (int i = 0; i < pool.size(); ++i) scratches_.push_back(std::make_unique<Buffer<Element>>(scratch));
+    }
+
+    void run(const EncoderStep& step) override {
+        layout_.place(step.num_prompts, step.starts);
+        attention_.place(layout_);
+        reserve();
+        pool_.run([&](int thread) {
+            const typename Product::Registers registers;
+            run(step, thread);
+        });
+    }
+
+private:
+    using Element = typename Product::Element;
+    using Value = typename Product::Value;
+
+    void reserve() {
+        hidden_stride_ = round_up(model_.hidden_size, PANEL);
+        normed_stride_ = Product::width(model_.hidden_size);
+        act_stride_ = Product::width(round_up(model_.intermediate_size, PANEL));
+        const int64_t rows = round_up(layout_.num_tokens(), Product::ROWS);
+        hidden_.reserve(rows * hidden_stride_);
+        normed_.reserve(rows * normed_stride_);
+        attended_.reserve(rows * normed_stride_);
+        act_.reserve(rows * act_stride_);
+    }
+
+    void run(const EncoderStep& step, int thread) {
+        embed(step);
+        for (int64_t i = 0; i < model_.num_layers; ++i) {
+            const EncoderLayer& layer = layers_[i];
+            multiply(layer.qkv, normed_, normed_stride_, thread, [&](int64_t token, int64_t panel, Floats left, Floats right) {
+                store_part(token, panel * PANEL, left);
+                store_part(token, panel * PANEL + LANES, right);
+            });
+            attention_.attend(pool_, thread, [&](int64_t token, int64_t column, Floats values) {
+                Product::put(&attended_[token * normed_stride_], column, values);
+            });
+            add(layer.output, attended_, normed_stride_, thread);
+            norm(layer.attention_norm, nullptr);
+            multiply(layer.up, normed_, normed_stride_, thread, [&](int64_t token, int64_t panel, Floats left, Floats right) {
+                Element* to = &act_[token * act_stride_];
+                Product::put(to, panel * PANEL, activate(model_.activation, left));
+                Product::put(to, panel * PANEL + LANES, activate(model_.activation, right));
+            });
+            add(layer.down, act_, act_stride_, thread);
+            norm(layer.mlp_norm, i == model_.num_layers - 1 ? step.output : nullptr);
+        }
+    }
+
+    void embed(const EncoderStep& step) {
+        const int64_t size = model_.hidden_size;
+        pool_.parallel_for_ranges(layout_.num_tokens(), [&](int64_t token) {
+            const int64_t position = layout_.position(token);
+            const bool is_second = step.num_first && position >= step.num_first[layout_.prompt(token)];
+            const Value* word = static_cast<const Value*>(model_.words) + step.token_ids[token] * size;
+            const float* place = model_.positions + position * size;
+            const float* type = model_.types + is_second * size;
+            float* to = &hidden_[token * hidden_stride_];
+            for (int64_t i = 0; i < size; i += LANES)
+                store(to + i, load_floats(word + i) + (load_floats(place + i) + load_floats(type + i)));
+            norm_row(model_.norm, token, nullptr);
+        });
+    }
+
+    // LANES outputs of the first product of a layer.
+    void store_part(int64_t token, int64_t column, Floats values) {
+        const int64_t size = model_.hidden_size;
+        if (column < 3 * size) attention_.store(token, static_cast<Projection>(column / size), column % size, values);
+    }
+
+    template <class F>
+    void multiply(const Matrix& matrix, const Buffer<Element>& rows, int64_t stride, int thread, F&& finish) {
+        Product::multiply(pool_, matrix, rows.data(), layout_.num_tokens(), stride, scratches_[thread]->data(), finish);
+    }
+
+    void add(const Matrix& matrix, const Buffer<Element>& from, int64_t stride, int thread) {
+        multiply(matrix, from, stride, thread, [&](int64_t row, int64_t panel, Floats left, Floats right) {
+            float* to = &hidden_[row * hidden_stride_ + panel * PANEL];
+            store(to, load_floats(to) + left);
+            store(to + LANES, load_floats(to + LANES) + right);
+        });
+    }
+
+    // Of all tokens; the last norm, whose result is the model's, has an `output`.
+    void norm(const LayerNorm& norm, float* output) {
+        pool_.parallel_for_ranges(layout_.num_tokens(), [&](int64_t row) { norm_row(norm, row, output); });
+    }
+
+    void norm_row(const LayerNorm& norm, int64_t row, float* output) {
+        float* hidden = &hidden_[row * hidden_stride_];
+        if (output) {
+            float* to = output + row * model_.hidden_size;
+            return normalize(hidden, norm, model_.hidden_size, [&](int64_t i, Floats v) { store(to + i, v); });
+        }
+        Element* normed = &normed_[row * normed_stride_];
+        normalize(hidden, norm, model_.hidden_size, [&](int64_t i, Floats v) {
+            store(hidden + i, v);
+            Product::put(normed, i, v);
+        });
+    }
+
+    const EncoderModel model_;
+    ThreadPool& pool_;
+    const std::vector<EncoderLayer> layers_;
+    PromptLayout layout_;
+    typename Product::Attention attention_;
+    std::vector<std::unique_ptr<Buffer<Element>>> scratches_;
+    int64_t hidden_stride_ = 0, normed_stride_ = 0, act_stride_ = 0;
+    Buffer<float> hidden_;
+    Buffer<Element> normed_, attended_, act_;
+};
+
+// With `use_amx`, products are computed by AMX: only where may_use_amx().
+inline std::unique_ptr<AnyEncoder> make_encoder(bool is_bfloat16, [[maybe_unused]] bool use_amx, const EncoderModel& model,
+                                                ThreadPool& pool) {
+#ifdef QUIRE_AMX
+    if (use_amx && is_bfloat16) return std::make_unique<Encoder<AmxProducts<1>>>(model, pool);
+    if (use_amx) return std::make_unique<Encoder<AmxProducts<2>>>(model, pool);
+#endif
+    if (is_bfloat16) return std::make_unique<Encoder<VectorProducts<BFloat16>>>(model, pool);
+    return std::make_unique<Encoder<VectorProducts<float>>>(model, pool);
+}
+
+}  // namespace quire

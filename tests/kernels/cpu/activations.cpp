@@ -1,0 +1,20 @@
+// Activations of simd.h, for test_activations.py: `count` is a multiple of LANES.
+#include "simd.h"
+
+namespace {
+
+template <class F>
+void apply(const float* from, int64_t count, float* to, F&& activation) {
+    for (int64_t i = 0; i < count; i += quire::LANES)
+        quire::store_floats(to + i, activation(quire::load_floats(from + i)));
+}
+
+}  // namespace
+
+extern "C" {
+
+void gelu(const float* from, int64_t count, float* to) { apply(from, count, to, quire::gelu); }
+void gelu_tanh(const float* from, int64_t count, float* to) { apply(from, count, to, quire::gelu_tanh); }
+void silu(const float* from, int64_t count, float* to) { apply(from, count, to, quire::silu); }
+
+}  // extern "C"

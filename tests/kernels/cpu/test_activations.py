@@ -1,0 +1,67 @@
+"""Activations against torch in float64, over all that a model computes them of."""
+
+import ctypes
+import shlex
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, silu
+
+import quire_kernels.cpu.library
+from quire_kernels.cpu.library import find_compiler
+
+_SOURCES = Path(quire_kernels.cpu.library.__file__).with_name("csrc")
+_FLAGS = "-std=c++20 -O3 -march=native -ffp-contract=off -fPIC -shared -Wno-psabi"
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    path = tmp_path_factory.mktemp("activations") / "activations.so"
+    source = Path(__file__).with_name("activations.cpp")
+    subprocess.run([*find_compiler(), *shlex.split(_FLAGS), "-I", _SOURCES, source, "-o", path], check=True)
+    return ctypes.CDLL(str(path))
+
+
+def values(end: float) -> Tensor:
+    """Floats of [-end, end], evenly spaced and by each power of two, each sign, from 2**-40 on."""
+    powers = torch.logspace(-40, torch.tensor(end).log2().item(), 1 << 17, base=2, dtype=torch.float64).float()
+    return torch.cat([torch.linspace(-end, end, 1 << 20, dtype=torch.float64).float(), powers, -powers])
+
+
+def computed(library: ctypes.CDLL, name: str, x: Tensor) -> Tensor:
+    output = torch.empty_like(x)
+    getattr(library, name)(ctypes.c_void_p(x.data_ptr()), ctypes.c_int64(len(x)), ctypes.c_void_p(output.data_ptr()))
+    return output.double()
+
+
+def units(exact: Tensor) -> Tensor:
+    """Of the last place of a float32 of this size."""
+    return torch.ldexp(torch.ones_like(exact), torch.frexp(exact).exponent - 24)
+
+
+def test_gelu_is_within_its_stated_error(library: ctypes.CDLL) -> None:
+    x = values(40)
+    exact = gelu(x.double())
+    error = (computed(library, "gelu", x) - exact).abs()
+    assert error[x < 0].max() <= 4e-7
+    assert (error / units(exact))[x > 0].max() <= 4
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [("gelu_tanh", lambda x: gelu(x, approximate="tanh")), ("silu", silu)],
+    ids=["gelu_tanh", "silu"],
+)
+def test_activations_by_exp2(library: ctypes.CDLL, name: str, function: Callable[[Tensor], Tensor]) -> None:
+    x = values(40)
+    torch.testing.assert_close(computed(library, name, x), function(x.double()), rtol=1e-6, atol=1e-6)
+
+
+def test_gelu_of_values_that_are_not_finite(library: ctypes.CDLL) -> None:
+    x = torch.tensor([float("nan"), float("inf"), float("-inf"), 0.0] * 4)
+    expected = torch.tensor([float("nan"), float("inf"), 0.0, 0.0] * 4, dtype=torch.float64)
+    torch.testing.assert_close(computed(library, "gelu", x), expected, equal_nan=True)

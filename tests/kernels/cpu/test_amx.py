@@ -1,0 +1,33 @@
+"""Products by tile registers against float64."""
+
+import pytest
+import torch
+
+import compiled
+from quire_kernels.cpu.amx import amx_linear, has_amx, pack_for_amx
+
+pytestmark = pytest.mark.skipif(not has_amx(compiled.thread_pool()), reason="needs AMX")
+
+# Of the sum of all products' absolute values: 8 bits of each factor, or 16.
+TOLERANCES = {torch.float32: 2.0**-15, torch.bfloat16: 2.0**-22}
+
+
+@pytest.mark.parametrize("rows", [0, 1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 200])
+@pytest.mark.parametrize(("inputs", "outputs"), [(2, 1), (48, 97), (49, 31), (384, 1152), (1536, 33)])
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_products(rows: int, inputs: int, outputs: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    weight, bias = torch.randn(outputs, inputs).to(dtype), torch.randn(outputs)
+    x = torch.randn(rows, inputs).to(dtype)
+    matrix = pack_for_amx(compiled.thread_pool(), weight, bias)
+    product = amx_linear(compiled.thread_pool(), x, matrix)
+    exact = x.double() @ weight.double().t() + bias
+    sizes = x.double().abs() @ weight.double().abs().t() + bias.abs()
+    assert bool(((product - exact).abs() <= sizes * TOLERANCES[dtype] + 1e-6).all())
+    assert torch.equal(amx_linear(compiled.thread_pool(), x[-1:], matrix), product[-1:])
+
+
+def test_inputs_of_another_size_are_refused() -> None:
+    matrix = pack_for_amx(compiled.thread_pool(), torch.zeros(2, 64))
+    with pytest.raises(ValueError, match="inputs"):
+        amx_linear(compiled.thread_pool(), torch.zeros(1, 96), matrix)

@@ -1,0 +1,120 @@
+"""Ops of the compiled encoder against torch in float64: one layer, whose other products are zero."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_attention, silu
+
+import compiled
+import quire_kernels.cpu.encoder
+from quire_kernels.cpu.amx import has_amx, pack_for_amx
+from quire_kernels.cpu.encoder import Encoder, EncoderLayerArgs, EncoderModelArgs, LayerNormArgs
+from quire_kernels.cpu.linear import PackedMatrix, pack_matrix
+
+HEADS, HIDDEN, INTERMEDIATE, EPSILON = 3, 48, 80, 1e-5
+# Every border of panels, tiles of keys and blocks of queries.
+LENGTHS = [1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 129, 257]
+ACTIVATIONS = {"gelu": gelu, "gelu_tanh": lambda x: gelu(x, approximate="tanh"), "silu": silu}  # in order of encoder.h
+TOLERANCES = {(torch.float32, False): 1e-5, (torch.float32, True): 1e-3, (torch.bfloat16, False): 4e-2}
+
+
+@pytest.fixture(params=[False, True], ids=["vectors", "amx"])
+def use_amx(request: pytest.FixtureRequest) -> bool:
+    if request.param and not has_amx(compiled.thread_pool()):
+        pytest.skip("needs AMX")
+    return bool(request.param)
+
+
+class OneLayer:
+    """An encoder whose token i has the embedding words[i], and a layer whose products are zero unless they are set."""
+
+    def __init__(self, dtype: torch.dtype, use_amx: bool, num_words: int) -> None:
+        self.dtype, self.use_amx = dtype, use_amx
+        self.words = torch.randn(num_words, HIDDEN).to(dtype)
+        self.qkv = torch.zeros(3 * HIDDEN, HIDDEN, dtype=dtype)
+        self.output = torch.zeros(HIDDEN, HIDDEN, dtype=dtype)
+        self.up = torch.zeros(INTERMEDIATE, HIDDEN, dtype=dtype)
+        self.down = torch.zeros(HIDDEN, INTERMEDIATE, dtype=dtype)
+        self.norms = [(torch.ones(HIDDEN), torch.zeros(HIDDEN)) for _ in range(3)]
+        self.activation = "gelu"
+
+    def run(self, lengths: list[int]) -> list[Tensor]:
+        """The hidden states of prompts of these lengths, of tokens 0, 1, 2, ..."""
+        pool = compiled.thread_pool()
+        pack = pack_for_amx if self.use_amx else pack_matrix
+        matrices: list[PackedMatrix] = [pack(pool, x) for x in (self.qkv, self.output, self.up, self.down)]
+        qkv, output, up, down = (matrix.args() for matrix in matrices)
+        zeros = torch.zeros(max(lengths), HIDDEN)
+        first, second, third = (
+            LayerNormArgs(weight.data_ptr(), bias.data_ptr(), EPSILON) for weight, bias in self.norms
+        )
+        layers = (EncoderLayerArgs * 1)(EncoderLayerArgs(qkv, output, second, up, down, third))
+        activation = list(ACTIVATIONS).index(self.activation)
+        sizes = (HIDDEN, INTERMEDIATE, 1, HEADS, activation)
+        addresses = (self.words.data_ptr(), zeros.data_ptr(), zeros.data_ptr())
+        encoder = Encoder(pool, self.dtype, EncoderModelArgs(*sizes, *addresses, first, layers), use_amx=self.use_amx)
+        return encoder([part.tolist() for part in torch.split(torch.arange(sum(lengths)), lengths)])
+
+    def norm(self, x: Tensor, place: int) -> Tensor:
+        weight, bias = self.norms[place]
+        return layer_norm(x, (HIDDEN,), weight.double(), bias.double(), EPSILON)
+
+    def embedded(self, lengths: list[int]) -> list[Tensor]:
+        """What each prompt's layer reads, float64."""
+        return [self.norm(part, 0) for part in torch.split(self.words.double(), lengths)]
+
+
+def assert_all_close(found: list[Tensor], expected: list[Tensor], tolerance: float) -> None:
+    for states, exact in zip(found, expected, strict=True):
+        torch.testing.assert_close(states.double(), exact, rtol=tolerance, atol=tolerance)
+
+
+def test_layer_norm(use_amx: bool) -> None:
+    torch.manual_seed(0)
+    layer = OneLayer(torch.float32, use_amx, 100)
+    layer.words *= torch.logspace(-2, 3, 100)[:, None]
+    layer.words += 10
+    layer.norms = [(torch.randn(HIDDEN), torch.randn(HIDDEN)) for _ in range(3)]
+    [states] = layer.embedded([100])
+    assert_all_close(layer.run([100]), [layer.norm(layer.norm(states, 1), 2)], 1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_every_token_sees_all_tokens_of_its_prompt(dtype: torch.dtype, use_amx: bool) -> None:
+    torch.manual_seed(0)
+    layer = OneLayer(dtype, use_amx, sum(LENGTHS))
+    layer.qkv = (torch.randn(3 * HIDDEN, HIDDEN) / 6).to(dtype)
+    layer.output = (torch.eye(HIDDEN) * 4).to(dtype)  # attention weighs more than the states that it is added to
+    expected = []
+    for states in layer.embedded(LENGTHS):
+        projected = linear(states, layer.qkv.double()).view(len(states), 3, HEADS, HIDDEN // HEADS)
+        query, key, value = projected.permute(1, 2, 0, 3)
+        attended = scaled_dot_product_attention(query, key, value).transpose(0, 1).flatten(1)
+        expected.append(layer.norm(layer.norm(states + 4 * attended, 1), 2))
+    assert_all_close(layer.run(LENGTHS), expected, TOLERANCES[dtype, use_amx and dtype == torch.float32])
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_activations(activation: str, dtype: torch.dtype, use_amx: bool) -> None:
+    torch.manual_seed(0)
+    layer = OneLayer(dtype, use_amx, 70)
+    layer.activation = activation
+    layer.up = torch.randn(INTERMEDIATE, HIDDEN).to(dtype)  # about [-20, 20]
+    layer.down = (torch.randn(HIDDEN, INTERMEDIATE) / 4).to(dtype)
+    [states] = layer.embedded([70])
+    states = layer.norm(states, 1)
+    widened = ACTIVATIONS[activation](linear(states, layer.up.double()))
+    expected = layer.norm(states + linear(widened, layer.down.double()), 2)
+    assert_all_close(layer.run([70]), [expected], TOLERANCES[dtype, use_amx and dtype == torch.float32])
+
+
+def test_an_empty_prompt_is_refused(use_amx: bool) -> None:
+    with pytest.raises(ValueError, match="prompts: must have no empty prompt"):
+        OneLayer(torch.float32, use_amx, 4).run([3, 0, 1])
+
+
+def test_amx_is_refused_on_a_processor_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quire_kernels.cpu.encoder, "has_amx", lambda _: False)
+    with pytest.raises(ValueError, match="use_amx: must be false on a processor without AMX"):
+        OneLayer(torch.float32, True, 4).run([4])

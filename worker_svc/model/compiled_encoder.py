@@ -1,0 +1,118 @@
+"""An encoder by compiled code on a CPU: one call computes all layers of many prompts, without padding."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from quire_kernels.cpu.amx import has_amx, pack_for_amx
+from quire_kernels.cpu.attention import check_compiled_support
+from quire_kernels.cpu.encoder import Encoder, EncoderLayerArgs, EncoderModelArgs, LayerNormArgs
+from quire_kernels.cpu.large_pages import LargePages
+from quire_kernels.cpu.linear import MatrixArgs, pack_matrix
+from quire_kernels.cpu.thread_pool import ThreadPool
+from worker_svc.model.config import UnsupportedModel
+from worker_svc.model.description import Activation, LinearLayer
+from worker_svc.model.encoder_description import EncoderDescription, EncoderLayer, LayerNorm
+from worker_svc.model.linear_weights import LinearWeights
+from worker_svc.model.weight_format import format_of
+from worker_svc.model.weights import Checkpoint
+
+# `Activation` of encoder.h.
+_ACTIVATIONS = {Activation.GELU: 0, Activation.GELU_TANH: 1, Activation.SILU: 2}
+# Tokens of a block of keys and values in encoder.h.
+_BLOCK_SIZE = 16
+
+
+def unsupported_reason(description: EncoderDescription, dtype: torch.dtype) -> str | None:
+    """Why the compiled kernels do not support an encoder; None: they do."""
+    if len({layer.down.inputs for layer in description.layers}) > 1:
+        return "layers of different widths"
+    return check_compiled_support(description.hidden_size // description.num_heads, _BLOCK_SIZE, dtype)
+
+
+class CompiledEncoder:
+    """An encoder's weights in the layout of the compiled code. For one thread.
+
+    A prompt's bits do not depend on the other prompts of its call. On a processor with AMX, products of float32 have 16
+    bits of precision of their factors' 24.
+    """
+
+    def __init__(self, description: EncoderDescription, checkpoint: Checkpoint, thread_pool: ThreadPool) -> None:
+        """Raises UnsupportedModel if the description is not supported, or tensors do not match it."""
+        refused = unsupported_reason(description, checkpoint.dtype)
+        if refused is not None:
+            raise UnsupportedModel(f"the compiled kernels cannot be used: {refused}")
+        self.description = description
+        self.has_amx = has_amx(thread_pool)
+        """Whether products are computed by AMX."""
+        self._thread_pool = thread_pool
+        self._checkpoint, self._memory = checkpoint, LargePages()
+        self._kept: list[object] = []  # whose addresses the library has
+        hidden, first = description.hidden_size, description.first_position
+        words = checkpoint.take(description.word_embedding, description.vocab_size, hidden)
+        positions = checkpoint.take(description.position_embedding, first + description.context_length, hidden)[first:]
+        types = checkpoint.take(description.type_embedding, description.num_types, hidden)
+        # Where there is one type, the second text's is the same.
+        types = types[[0, min(1, description.num_types - 1)]]
+        arguments = EncoderModelArgs(
+            hidden,
+            description.layers[0].down.inputs,
+            len(description.layers),
+            description.num_heads,
+            _ACTIVATIONS[description.activation],
+            self._address(words),
+            self._address(positions.float()),
+            self._address(types.float()),
+            self._norm(description.embedding_norm),
+            (EncoderLayerArgs * len(description.layers))(*map(self._layer, description.layers)),
+        )
+        del self._checkpoint
+        # The pool's threads compute. torch's own threads would spin and compete with them.
+        torch.set_num_threads(1)
+        self._encoder = Encoder(thread_pool, checkpoint.dtype, arguments, use_amx=self.has_amx)
+
+    def __call__(self, prompts: Sequence[Sequence[int]], num_first: Sequence[int] | None = None) -> list[Tensor]:
+        """The last hidden states of each prompt, float32 [num_tokens, hidden_size]. `num_first` is how many tokens of
+        each prompt are of the first type, at least one; None: all. Raises ValueError for an empty prompt.
+        """
+        return self._encoder(prompts, num_first)
+
+    def _address(self, tensor: Tensor) -> int:
+        kept = tensor.contiguous()
+        self._kept.append(kept)
+        return kept.data_ptr()
+
+    def _norm(self, norm: LayerNorm) -> LayerNormArgs:
+        vectors = (self._checkpoint.take(f"{norm.name}.{part}", norm.size).float() for part in ("weight", "bias"))
+        return LayerNormArgs(*map(self._address, vectors), norm.eps)
+
+    def _linear(self, layer: LinearLayer) -> MatrixArgs:
+        weight, bias = LinearWeights(layer, self._checkpoint).fused()
+        pack = pack_for_amx if self.has_amx else pack_matrix
+        matrix = pack(self._thread_pool, weight, bias, memory=self._memory)
+        self._kept.append(matrix)
+        return matrix.args()
+
+    def _layer(self, layer: EncoderLayer) -> EncoderLayerArgs:
+        return EncoderLayerArgs(
+            self._linear(layer.qkv),
+            self._linear(layer.output),
+            self._norm(layer.attention_norm),
+            self._linear(layer.up),
+            self._linear(layer.down),
+            self._norm(layer.mlp_norm),
+        )
+
+
+def load_compiled_encoder(
+    description: EncoderDescription, directory: Path, dtype: torch.dtype, thread_pool: ThreadPool
+) -> CompiledEncoder:
+    """Loads the encoder of a directory. Raises UnsupportedModel if it is not supported, or its tensors do not match."""
+    cpu = torch.device("cpu")
+    with torch.inference_mode(), Checkpoint(directory, format_of(directory), dtype, cpu) as checkpoint:
+        encoder = CompiledEncoder(description, checkpoint, thread_pool)
+        checkpoint.drop_prefixes(description.unused_prefixes)
+        checkpoint.check_all_taken()
+        return encoder
