@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 .DEFAULT_GOAL := help
 .PHONY: help install run test chaos acceptance clients peers lint type protos client-wheel release-protos requirements sbom audit gpu-check clean
 .PHONY: bench bench-sweep bench-steps bench-pairs bench-pressure bench-recovery bench-journal bench-kernels bench-quality
-.PHONY: bench-security bench-deterministic bench-grammars bench-simulator bench-docs bench-continuous-batching bench-sync-client
+.PHONY: bench-security bench-deterministic bench-grammars bench-simulator bench-docs bench-continuous-batching bench-sync-client bench-embeddings bench-offline
 
 help:  ## List the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -141,6 +141,12 @@ bench-kernels: $(STAMP)  ## Measure each op beside its peers, on a processor
 
 bench-quality: $(STAMP)  ## Measure the perplexity of formats of weights
 	$(BIN)/python -m benchmarks.quality
+
+bench-embeddings: $(STAMP)  ## Compare the rate of embeddings with sentence-transformers and infinity-emb
+	$(BIN)/python -m benchmarks.embeddings
+
+bench-offline: $(STAMP)  ## Compare quire.LLM with vLLM's class, where VLLM_VENV names its environment
+	$(BIN)/python -m benchmarks.offline
 
 bench-simulator: $(STAMP)  ## Judge scheduling policies on modelled workers
 	$(BIN)/python -m benchmarks.simulator

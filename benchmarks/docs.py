@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.deterministic import deterministic_section
+from benchmarks.embeddings.report import embeddings_section
 from benchmarks.gpu.report import gpu_section
 from benchmarks.journal.report import journal_section
 from benchmarks.kernels.report import kernels_section
+from benchmarks.offline.report import offline_section
 from benchmarks.plot import Chart, draw
 from benchmarks.pressure.report import pressure_section
 from benchmarks.quality import quality_section
@@ -85,6 +87,8 @@ PERFORMANCE = (
         serving_section,
     ),
     Section("sweep", RESULTS / "sweep.json", "VLLM_VENV=ENVIRONMENT make bench-sweep", sweep_section),
+    Section("embeddings", RESULTS / "embeddings.json", "make bench-embeddings", embeddings_section),
+    Section("offline", RESULTS / "offline.json", "VLLM_VENV=ENVIRONMENT make bench-offline", offline_section),
     Section("steps", RESULTS / "steps.json", "make bench-steps", steps_section),
     Section("security", RESULTS / "security.json", "make bench-security", security_section),
     Section("pressure", RESULTS / "pressure.json", "make bench-pressure", pressure_section),

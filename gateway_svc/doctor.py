@@ -13,7 +13,7 @@ from gateway_svc.tokenizer import InvalidModelFiles
 from svc_common.doctor.certificates import check_expiry
 from svc_common.doctor.credentials import check_credentials
 from svc_common.doctor.findings import Check, CheckContext, CheckGroup, Finding, ok, skipped, warning, wrong
-from svc_common.doctor.ports import check_ports
+from svc_common.doctor.ports import check_ports, check_socket_path
 from svc_common.doctor.prepared import is_prepared, next_step_for
 from svc_common.files import may_others_access
 from svc_common.inner_ports import is_loopback
@@ -103,7 +103,10 @@ def check_own_credentials(context: CheckContext) -> Iterator[Finding]:
 
 def check_own_ports(context: CheckContext) -> Iterator[Finding]:
     settings: GatewaySettings = context.settings
-    names = ("http_port", "grpc_port", "gateway_metrics_port")
+    names = ["http_port", "grpc_port", "gateway_metrics_port"]
+    if settings.uds is not None:
+        names.remove("http_port")
+        yield from check_socket_path(settings.uds)
     ports = [(name, getattr(settings, name)) for name in names]
     yield from check_ports([(settings.host, port, f"QUIRE_{name.upper()}") for name, port in ports if port is not None])
 

@@ -1,12 +1,12 @@
-"""Calls for embeddings in either protocol: as they come, and valid."""
+"""Calls for embeddings in either protocol, and how a vector is made."""
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
-from gateway_svc.field_paths import Field, FieldPath, NamedFields, contract_field_path
+from gateway_svc.field_paths import Field, FieldPath, NamedFields
 from gateway_svc.retention import Retention
 from gateway_svc.unknown_fields import reject_unknown_fields
 from gateway_svc.unvalidated_request import (
@@ -18,7 +18,6 @@ from gateway_svc.unvalidated_request import (
 )
 from gateway_svc.validated_request import TruncationSide
 from quire.inference.v1 import inference_pb2
-from quire.scheduler.v1 import scheduler_pb2
 from quire.worker.v1 import worker_pb2
 from svc_common.errors import QuireError, Reason
 
@@ -31,7 +30,7 @@ MAX_DIMENSIONS = 65_536
 MAX_TEXT_TOKENS = "max_text_tokens"
 """The field of an input that limits its text: each protocol has names of its own."""
 
-_SESSION_PROTOCOL = 3  # the oldest whose schedulers pass all parameters on
+DIMENSIONS = "dimensions"
 
 
 class Pooling(Enum):
@@ -142,38 +141,26 @@ def input_fields(whole: str, text: str, token_ids: str, others: Mapping[str, str
 
 
 @dataclass(frozen=True, slots=True)
-class ValidatedEmbedding:
-    """One input of a call, for the scheduler: the prompt as tokens, values in range."""
+class EmbeddingParams:
+    """How the vector of an input is made. Values are in range."""
 
-    request_id: str
-    model: str
-    prompt_token_ids: list[int]
-    dimensions: int | None
-    pooling: Pooling
-    normalization: Normalization
-    priority: int
-    retention: Retention | None
-    """None: the scheduler's default."""
-    field_path: FieldPath = field(default=contract_field_path, compare=False, repr=False)
+    dimensions: int | None = None
+    pooling: Pooling = Pooling.OF_MODEL
+    normalization: Normalization = Normalization.OF_MODEL
 
-    @property
-    def session_protocol(self) -> int:
-        """The oldest session protocol that has all parts of the request."""
-        return _SESSION_PROTOCOL
-
-    def to_proto(self) -> scheduler_pb2.Submit:
-        """The Submit, without key, tenant, trace context and deadline."""
+    def to_proto(self) -> worker_pb2.ResultKind:
+        """The kind of result."""
         embedding = worker_pb2.EmbeddingResult(
             pooling=self.pooling.value,
             num_dimensions=self.dimensions or 0,
             normalization=self.normalization.value,
         )
-        return scheduler_pb2.Submit(
-            prompt_token_ids=self.prompt_token_ids,
-            n=1,
-            priority=self.priority,
-            model=self.model,
-            result=worker_pb2.ResultKind(embedding=embedding),
-            render_options=scheduler_pb2.RenderOptions(request_id=self.request_id, model=self.model, n=1),
-            retention=None if self.retention is None else self.retention.to_proto(),
-        )
+        return worker_pb2.ResultKind(embedding=embedding)
+
+    def check(self, value: Vector, field_path: FieldPath) -> QuireError | None:
+        """The error of an input that asks for more dimensions than the vectors of the model have."""
+        # Only workers know how many these are.
+        if self.dimensions is None or len(value) >= self.dimensions:
+            return None
+        message = f"must be at most {len(value)}, which the vectors of this model have"
+        return QuireError(Reason.INVALID_FIELD, message, field=field_path(DIMENSIONS))

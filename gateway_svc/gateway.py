@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 
 from gateway_svc.auth import Authenticator
 from gateway_svc.failed_logins import FailedLogins
@@ -14,6 +13,7 @@ from gateway_svc.http_api.connection import BoundedConfig, allow_open_files
 from gateway_svc.http_api.connection_limits import ConnectionLimits
 from gateway_svc.http_api.exchange import MAX_BODY_BYTES
 from gateway_svc.http_api.hosts import AllowedHosts
+from gateway_svc.http_api.listener import HttpListener
 from gateway_svc.http_api.server import HttpServer
 from gateway_svc.key_file import KeyFile
 from gateway_svc.metrics import GatewayMetrics
@@ -27,7 +27,6 @@ from gateway_svc.settings import GatewaySettings
 from gateway_svc.tenant_threads import TenantThreads
 from quire.inference.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from quire.open_inference.v2.open_inference_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
-from svc_common.addresses import cannot_listen, check_can_listen
 from svc_common.files import keep_refreshed, refresh_once
 from svc_common.inner_ports import check_dialled, identity_of
 from svc_common.metrics import MetricsServer, serve_metrics
@@ -44,7 +43,6 @@ _CLOSE_SECONDS = 2.0
 _WEBSOCKET_PING_SECONDS = 20.0  # between pings of the gateway
 _WEBSOCKET_PONG_SECONDS = 60.0  # for the client's answer
 _KEEP_ALIVE_SECONDS = 75
-_BACKLOG = 2048
 _ISSUER_SECONDS = 5.0  # at start, for the first keys of a token issuer
 _MAX_STREAMS = 4096  # of one gRPC connection; a client's further calls wait
 
@@ -72,7 +70,7 @@ class Gateway:
         authenticator = Authenticator(self._key_file, FailedLogins(metrics.failed_logins))
         # Two for one tenant, and one that it leaves to others.
         self._threads = TenantThreads(3, "long-work")
-        hosts = AllowedHosts.for_listener(settings.host, settings.allowed_host_patterns)
+        hosts = AllowedHosts.for_listener(None if settings.uds else settings.host, settings.allowed_host_patterns)
         self._http_api = HttpApi(
             self._request_manager,
             authenticator,
@@ -110,8 +108,11 @@ class Gateway:
         tls = settings.tls_files()
         credentials = grpc_server_credentials(tls, requires_certificate=False) if tls else None
         self.grpc_port = bind(self._grpc, settings.host, settings.grpc_port, credentials)
-        self._http_socket = _listen(settings.host, settings.http_port)
-        self.http_port: int = self._http_socket.getsockname()[1]
+        self._http_listener = (
+            HttpListener.at(settings.uds)
+            if settings.uds is not None
+            else HttpListener.on_port(settings.host, settings.http_port)
+        )
         allow_open_files(settings.max_http_connections + settings.max_grpc_connections)
         self._http = HttpServer(
             BoundedConfig(
@@ -143,6 +144,11 @@ class Gateway:
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
+    def http_port(self) -> int:
+        """The port of HTTP; 0: it has a Unix socket."""
+        return self._http_listener.port
+
+    @property
     def metrics_port(self) -> int | None:
         """The port of metrics; None: there is none."""
         return None if self._metrics_server is None else self._metrics_server.port
@@ -160,13 +166,15 @@ class Gateway:
         self._tasks = [
             asyncio.create_task(self._session.run()),
             asyncio.create_task(self._report_health()),
-            asyncio.create_task(self._http.serve(sockets=[self._http_socket])),
+            asyncio.create_task(self._http.serve(sockets=[self._http_listener.socket])),
             asyncio.create_task(keep_refreshed(*((keys.refresh, keys.refresh_signing_keys) if keys else ()))),
         ]
         for task in self._tasks:
             task.add_done_callback(_end_process_on_failure)
         names = {model.name: model.aliases for model in self._catalog}
-        about: dict[str, object] = {"http_port": self.http_port, "grpc_port": self.grpc_port, "models": names}
+        path = self._http_listener.path
+        http: dict[str, object] = {"http_port": self.http_port} if path is None else {"uds": str(path)}
+        about: dict[str, object] = {**http, "grpc_port": self.grpc_port, "models": names}
         if self.metrics_port is not None:
             about["metrics_port"] = self.metrics_port
         defaults = {model.name: model.given_defaults for model in self._catalog if model.given_defaults}
@@ -187,6 +195,7 @@ class Gateway:
         await asyncio.gather(self._grpc.stop(_CLOSE_SECONDS), http)
         session.cancel()
         await asyncio.gather(session, reporter, reloading, return_exceptions=True)
+        self._http_listener.remove_file()
         self._threads.close()
         self._catalog.close()
         if self._metrics_server is not None:
@@ -198,22 +207,6 @@ class Gateway:
             self._changed.clear()
             await self._health.set_serving(self._request_manager.is_ready)
             await self._changed.wait()
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """A socket that listens on a port, or on a free one where `port` is 0. Raises CannotListen."""
-    check_can_listen(host, port)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio turns Nagle's algorithm off only if the protocol is given.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise cannot_listen(host, port, error) from error
-    return listener
 
 
 def _end_process_on_failure(task: asyncio.Task[None]) -> None:

@@ -8,6 +8,7 @@ from gateway_svc.generation_config import load_generation_defaults
 from gateway_svc.grammar_checker import GrammarChecker
 from gateway_svc.message_formats.description import MessageFormat
 from gateway_svc.message_formats.formats import REASONING_FORMAT_NAMES, TOOL_FORMAT_NAMES, choose_format
+from gateway_svc.sampling_fields import DEFAULT_MAX_LOGPROBS
 from gateway_svc.settings import BadSetting
 from gateway_svc.tenant import DEFAULT_TENANT, Tenant
 from gateway_svc.tokenizer import InvalidModelFiles, ModelTokenizer
@@ -16,7 +17,7 @@ from gateway_svc.unvalidated_request import GenerationDefaults
 from gateway_svc.validation import Validator
 from svc_common.errors import QuireError, Reason
 from svc_common.model_settings import ModelSettings
-from svc_common.models import is_encoder, tokenizer_fingerprint
+from svc_common.models import ModelNotFound, ModelTask, task_of, tokenizer_fingerprint
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,11 +32,11 @@ class CatalogModel:
     validator: Validator
     grammars: GrammarChecker | None = None
     message_format: MessageFormat = MessageFormat()  # noqa: RUF009
-    is_encoder: bool = False
-    """Whether config.json names a model that computes embeddings, and no tokens."""
+    task: ModelTask = ModelTask.GENERATE
+    """What its workers compute, by its files."""
 
     @classmethod
-    def load(cls, settings: ModelSettings) -> "CatalogModel":
+    def load(cls, settings: ModelSettings, max_logprobs: int = DEFAULT_MAX_LOGPROBS) -> "CatalogModel":
         """Reads the model's files. Raises ModelNotFound, InvalidModelFiles and BadSetting."""
         served = settings.resolve()
         try:
@@ -45,14 +46,18 @@ class CatalogModel:
             template = settings.chat_template or None
             tokenizer = ModelTokenizer.load(served.path, served.other_tokenizer, template)
             message_format = _message_format(settings, tokenizer)
-        except (BadSetting, InvalidModelFiles) as error:
+            task = task_of(served.path, settings.task)
+            if task is ModelTask.SCORE:
+                _ = tokenizer.pair_template  # raises where there is none
+            if task is ModelTask.EMBED:
+                tokenizer.check_end_of_text()
+        except (BadSetting, InvalidModelFiles, ModelNotFound) as error:
             raise type(error)(settings.locate(error)) from error
         fingerprint = tokenizer_fingerprint(served.tokenizer_path)
         grammars = GrammarChecker(served.tokenizer_path / "tokenizer.json", tokenizer.eos_token_ids)
-        validator = Validator(tokenizer, defaults, settings.chat_roles, grammars, message_format)
+        validator = Validator(tokenizer, defaults, settings.chat_roles, grammars, message_format, max_logprobs)
         names = (served.name, served.aliases)
-        encodes = is_encoder(served.path)
-        return cls(*names, fingerprint, tokenizer, defaults, validator, grammars, message_format, encodes)
+        return cls(*names, fingerprint, tokenizer, defaults, validator, grammars, message_format, task)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -92,9 +97,12 @@ class ModelCatalog:
         self._by_name = {name: model for model in models for name in model.names}
 
     @classmethod
-    def load(cls, settings: Sequence[ModelSettings]) -> "ModelCatalog":
-        """Reads the files of all models. Raises ModelNotFound, InvalidModelFiles and BadSetting."""
-        return cls([CatalogModel.load(each) for each in settings])
+    def load(cls, settings: Sequence[ModelSettings], max_logprobs: int = DEFAULT_MAX_LOGPROBS) -> "ModelCatalog":
+        """Reads the files of all models. Raises ModelNotFound, InvalidModelFiles and BadSetting.
+
+        `max_logprobs` bounds how many top tokens are reported with each token.
+        """
+        return cls([CatalogModel.load(each, max_logprobs) for each in settings])
 
     def __iter__(self) -> Iterator[CatalogModel]:
         return iter(self._models)

@@ -185,11 +185,11 @@ class ValueGroup(SubscribedGroup[RunningValue]):
         """Waits for all values, in the order of the prompts.
 
         Raises the QuireError of the first request that failed, or ClientDisconnected; also QuireError if a worker with
-        another version of the model computed some of them: such vectors cannot be compared.
+        another version of the model computed some of them: such values cannot be compared.
         """
         while True:
             self._raise_failure()
-            values = [request.vector for request in self.requests if request.vector is not None]
+            values = [request.value for request in self.requests if request.value is not None]
             if len(values) < len(self.requests):
                 await self._change()
                 continue

@@ -12,29 +12,33 @@ from opentelemetry.context import Context
 
 from gateway_svc import request_errors
 from gateway_svc.embedding_validation import validate_embeddings
-from gateway_svc.embeddings import UnvalidatedEmbeddings, ValidatedEmbedding
+from gateway_svc.embeddings import UnvalidatedEmbeddings
 from gateway_svc.field_paths import Field, FieldPath
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.model_catalog import CatalogModel, ModelCatalog
 from gateway_svc.rendering import Rendering
 from gateway_svc.request_errors import RETRY_AFTER_SECONDS
 from gateway_svc.request_group import RequestGroup, SubscribedGroup, ValueGroup
-from gateway_svc.retention import RetentionRules
+from gateway_svc.retention import Retention, RetentionRules
 from gateway_svc.running_request import GenerateCall, RunningRequest
-from gateway_svc.running_value import EmbedCall, RunningValue
+from gateway_svc.running_value import RunningValue, ValueCall
+from gateway_svc.score_validation import validate_scores
+from gateway_svc.scores import UnvalidatedScores, ValidatedScores
 from gateway_svc.sequence_output import ResumePosition
 from gateway_svc.session import SchedulerSession
 from gateway_svc.tenant import Tenant
 from gateway_svc.tracing import GenerationSpan, Operation
 from gateway_svc.unvalidated_request import UnvalidatedRequest
 from gateway_svc.validated_request import ModelInfo, ValidatedRequest
+from gateway_svc.validated_value import ValidatedValue
 from quire.scheduler.v1 import scheduler_pb2
 from svc_common.errors import QuireError, Reason
 from svc_common.keys import cache_salt, request_key
 
 G = TypeVar("G", bound=SubscribedGroup[Any])
+V = TypeVar("V", UnvalidatedEmbeddings, UnvalidatedScores)
 
-# Inputs of a call for embeddings, which may have 2,048. Other tasks of the event loop run after each few milliseconds.
+# Prompts of a call for values, which may have 2,048. Other tasks of the event loop run after each few milliseconds.
 _SUBMITTED_AT_ONCE = 64
 
 
@@ -127,17 +131,28 @@ class RequestManager:
 
     async def validate_embeddings(
         self, call: Call, model: CatalogModel, unvalidated: UnvalidatedEmbeddings, request_id: str
-    ) -> list[ValidatedEmbedding]:
+    ) -> list[ValidatedValue]:
         """Validates the inputs of a call for embeddings. Raises QuireError."""
-        self.admit()
-        info = self.model_info(model)
-        field_path, tenant = unvalidated.field_path, call.tenant
-        limited = replace(unvalidated, priority=_limit_priority(unvalidated.priority, tenant, field_path))
-        retention = self._retention.resolve(
-            unvalidated.retention, is_named=False, limit=tenant.retention, field_path=field_path
-        )
+        info = self._admit_to(model)
+        limited, retention = self._limit(unvalidated, call.tenant)
         return await validate_embeddings(
-            limited, model.tokenizer, info, request_id=request_id, retention=retention, tenant=tenant.name
+            limited, model.tokenizer, info, request_id=request_id, retention=retention, tenant=call.tenant.name
+        )
+
+    async def validate_scores(
+        self, call: Call, model: CatalogModel, unvalidated: UnvalidatedScores, request_id: str
+    ) -> ValidatedScores:
+        """Validates the pairs of a call for scores. Raises QuireError."""
+        info = self._admit_to(model)
+        limited, retention = self._limit(unvalidated, call.tenant)
+        return await validate_scores(
+            limited,
+            model.tokenizer,
+            info,
+            model.task,
+            request_id=request_id,
+            retention=retention,
+            tenant=call.tenant.name,
         )
 
     @contextmanager
@@ -165,14 +180,14 @@ class RequestManager:
             yield group
 
     @asynccontextmanager
-    async def embed(self, call: Call, embeddings: Sequence[ValidatedEmbedding]) -> AsyncIterator[ValueGroup]:
-        """Runs the requests of a call for embeddings until the block ends. Raises QuireError."""
+    async def run_values(self, call: Call, values: Sequence[ValidatedValue]) -> AsyncIterator[ValueGroup]:
+        """Runs the requests of a call for embeddings or scores until the block ends. Raises QuireError."""
         self.admit()
-        self._session.records.check_protocol(max(one.session_protocol for one in embeddings))
+        self._session.records.check_protocol(max(one.session_protocol for one in values))
         wake = asyncio.Event()
         with self._until_end(ValueGroup(wake)) as group:
-            for first in range(0, len(embeddings), _SUBMITTED_AT_ONCE):
-                some = enumerate(embeddings[first : first + _SUBMITTED_AT_ONCE], first)
+            for first in range(0, len(values), _SUBMITTED_AT_ONCE):
+                some = enumerate(values[first : first + _SUBMITTED_AT_ONCE], first)
                 requests = [self._running_value(call, prompt_index, one, wake) for prompt_index, one in some]
                 group.start(requests, self._session, call.deadline)
                 await asyncio.sleep(0)
@@ -218,6 +233,19 @@ class RequestManager:
         except TimeoutError:
             for group in list(self._groups):
                 group.give_up(_draining())
+
+    def _admit_to(self, model: CatalogModel) -> ModelInfo:
+        """Raises QuireError while the gateway drains, and where the model is not ready."""
+        self.admit()
+        return self.model_info(model)
+
+    def _limit(self, unvalidated: V, tenant: Tenant) -> tuple[V, Retention | None]:
+        """A call for values with the priority that its key allows, and how long its records are kept."""
+        field_path = unvalidated.field_path
+        limited = replace(unvalidated, priority=_limit_priority(unvalidated.priority, tenant, field_path))
+        return limited, self._retention.resolve(
+            unvalidated.retention, is_named=False, limit=tenant.retention, field_path=field_path
+        )
 
     @contextmanager
     def _run_group(self, call: Call, calls: Sequence[tuple[GenerateCall, GenerationSpan]]) -> Iterator[RequestGroup]:
@@ -278,17 +306,15 @@ class RequestManager:
         )
         return generate_call, span
 
-    def _running_value(
-        self, call: Call, prompt_index: int, embedding: ValidatedEmbedding, wake: asyncio.Event
-    ) -> RunningValue:
-        span = GenerationSpan.of_embedding(embedding, call.operation, call.parent)
-        submit = embedding.to_proto()
-        _set_caller(submit, call.tenant, request_key(call.tenant.name, embedding.request_id, prompt_index))
-        submit.tokenizer_fingerprint = self.catalog.fingerprints[embedding.model]
+    def _running_value(self, call: Call, prompt_index: int, value: ValidatedValue, wake: asyncio.Event) -> RunningValue:
+        span = GenerationSpan.of_value(value, call.operation, call.parent)
+        submit = value.to_proto()
+        _set_caller(submit, call.tenant, request_key(call.tenant.name, value.request_id, prompt_index))
+        submit.tokenizer_fingerprint = self.catalog.fingerprints[value.model]
         submit.traceparent = span.traceparent
         return RunningValue(
-            EmbedCall(embedding, call.tenant.name, submit),
-            metrics=self.metrics.of_model(embedding.model),
+            ValueCall(value, call.tenant.name, submit),
+            metrics=self.metrics.of_model(value.model),
             span=span,
             wake=wake,
         )

@@ -6,43 +6,43 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway_svc import request_errors
-from gateway_svc.embedding_validation import too_many_dimensions
-from gateway_svc.embeddings import ValidatedEmbedding, Vector
+from gateway_svc.embeddings import EmbeddingParams, Vector
 from gateway_svc.metrics import ModelMetrics
 from gateway_svc.output import Usage
 from gateway_svc.reader import ReaderAction, Release
 from gateway_svc.running_request import log_end
 from gateway_svc.tracing import GenerationSpan
 from gateway_svc.validated_request import OnDisconnect
+from gateway_svc.validated_value import ValidatedValue
 from quire.scheduler.v1 import scheduler_pb2
 from svc_common.errors import QuireError, Reason
 
 
 @dataclass(frozen=True, slots=True)
-class EmbedCall:
-    """A client's call for the vector of one input."""
+class ValueCall:
+    """A client's call for the value of one prompt."""
 
-    embedding: ValidatedEmbedding
+    value: ValidatedValue
     tenant: str
     submit: scheduler_pb2.Submit
 
 
 class RunningValue:
-    """One input of a call: a reader of the scheduler's events."""
+    """One prompt of a call: a reader of the scheduler's events."""
 
     on_disconnect = OnDisconnect.CANCEL
-    """Nobody can read the vector later: the request has no name."""
+    """Nobody can read the value later: the request has no name."""
 
     def __init__(
-        self, embed_call: EmbedCall, *, metrics: ModelMetrics, span: GenerationSpan, wake: asyncio.Event
+        self, value_call: ValueCall, *, metrics: ModelMetrics, span: GenerationSpan, wake: asyncio.Event
     ) -> None:
         """`wake` is set at each change."""
         self.failure: QuireError | None = None
-        self.vector: Vector | None = None
-        """The value."""
+        self.value: Vector | None = None
+        """A vector, or a score, which is one number; None: not here yet."""
         self.model_fingerprint = b""
         """The version of the model that computed it; empty: unknown."""
-        self._call = embed_call
+        self._call = value_call
         self._metrics = metrics
         self._span = span
         self._wake = wake
@@ -67,12 +67,12 @@ class RunningValue:
     @property
     def is_finished(self) -> bool:
         """Whether its value is here, or it has failed."""
-        return self.vector is not None or self.failure is not None
+        return self.value is not None or self.failure is not None
 
     @property
     def usage(self) -> Usage:
         """Tokens processed."""
-        return Usage(prompt_tokens=len(self._call.embedding.prompt_token_ids), cached_tokens=self._cached_tokens)
+        return Usage(prompt_tokens=len(self._call.value.prompt_token_ids), cached_tokens=self._cached_tokens)
 
     def close(self) -> None:
         """Ends the request's metrics and span. A call that ends before its request was cancelled."""
@@ -85,11 +85,11 @@ class RunningValue:
 
     def field_path(self, which: str, item_index: int | None = None) -> str:
         """A field as the client spells it."""
-        return self._call.embedding.field_path(which, item_index)
+        return self._call.value.field_path(which, item_index)
 
     def on_accepted(self, is_durable: bool) -> None:
         """The scheduler has queued it."""
-        self._metrics.prompt_tokens.inc(len(self._call.embedding.prompt_token_ids))
+        self._metrics.prompt_tokens.inc(len(self._call.value.prompt_token_ids))
 
     def on_attached(self, attached: scheduler_pb2.Attached, *, is_durable: bool) -> Sequence[ReaderAction]:
         """A new scheduler runs the request, or its value is on record."""
@@ -106,14 +106,14 @@ class RunningValue:
         if not tokens.end.value.numbers:
             self.on_failed(request_errors.internal("the result is not a value"))
             return (Release(OnDisconnect.CANCEL),)
-        vector = array("f", tokens.end.value.numbers)
-        dimensions = self._call.embedding.dimensions
-        # Only workers know how many the model has.
-        if dimensions is not None and len(vector) < dimensions:
-            self.on_failed(too_many_dimensions(len(vector), self.field_path))
+        numbers = array("f", tokens.end.value.numbers)
+        params = self._call.value.params
+        if (error := params.check(numbers, self.field_path)) is not None:
+            self.on_failed(error)
         else:
-            self.vector, self.model_fingerprint = vector, tokens.model_fingerprint
-            self._span.embedded(len(vector))
+            self.value, self.model_fingerprint = numbers, tokens.model_fingerprint
+            if isinstance(params, EmbeddingParams):
+                self._span.embedded(len(numbers))
             self._end(None)
             self._wake.set()
         return (Release(None),)
@@ -133,6 +133,6 @@ class RunningValue:
         return []
 
     def _end(self, failure: Reason | None) -> None:
-        embedding = self._call.embedding
+        value = self._call.value
         self._span.end(self.usage, [], failure)
-        log_end(embedding.request_id, self._call.tenant, embedding.model, self.usage, failure)
+        log_end(value.request_id, self._call.tenant, value.model, self.usage, failure)

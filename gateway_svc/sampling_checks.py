@@ -13,7 +13,6 @@ from gateway_svc.unvalidated_request import UnvalidatedRequest
 from gateway_svc.validated_request import Echo, ModelInfo, Sampling, SeedOrigin, Stopping
 from svc_common.errors import QuireError, Reason
 
-MAX_LOGPROBS = 20
 MAX_LOGPROB_TOKEN_IDS = 128
 # Of a token and its top tokens, over the prompt: an answer has to fit a message of 16 MiB.
 MAX_PROMPT_LOGPROBS = 2**18
@@ -59,14 +58,14 @@ def without_defaults(sampling: Sampling, unvalidated: UnvalidatedRequest, model:
     return replace(sampling, params=params)
 
 
-def check_logprobs(unvalidated: UnvalidatedRequest, model: ModelInfo, check: FieldChecker) -> int | None:
-    """How many top tokens each token has; None: there are no log-probabilities."""
+def check_logprobs(unvalidated: UnvalidatedRequest, model: ModelInfo, check: FieldChecker, most: int) -> int | None:
+    """How many top tokens each token has, at most `most`; None: there are no log-probabilities."""
     if len(unvalidated.logprob_token_ids) > MAX_LOGPROB_TOKEN_IDS:
         raise check.invalid(Field.LOGPROB_TOKEN_IDS, f"must hold at most {MAX_LOGPROB_TOKEN_IDS} ids")
     check.token_ids(Field.LOGPROB_TOKEN_IDS, unvalidated.logprob_token_ids, model)
     if unvalidated.logprobs is None:
         return 0 if unvalidated.logprob_token_ids else None
-    return check.integer(Field.LOGPROBS, unvalidated.logprobs, 0, 0, MAX_LOGPROBS)
+    return check.integer(Field.LOGPROBS, unvalidated.logprobs, 0, 0, most)
 
 
 def check_num_logprobs(logprobs: int | None, num_requested: int, num_tokens: int, check: FieldChecker) -> None:
@@ -79,11 +78,12 @@ def check_num_logprobs(logprobs: int | None, num_requested: int, num_tokens: int
         raise check.invalid(Field.LOGPROBS, message)
 
 
-def check_prompt_logprobs(unvalidated: UnvalidatedRequest, check: FieldChecker) -> int | None:
-    """How many top tokens each token of the prompt has; None: there are no log-probabilities of the prompt."""
+def check_prompt_logprobs(unvalidated: UnvalidatedRequest, check: FieldChecker, most: int) -> int | None:
+    """How many top tokens each token of the prompt has, at most `most`; None: there are no log-probabilities of the
+    prompt."""
     if unvalidated.prompt_logprobs is None:
         return None
-    return check.integer(Field.PROMPT_LOGPROBS, unvalidated.prompt_logprobs, 0, 0, MAX_LOGPROBS)
+    return check.integer(Field.PROMPT_LOGPROBS, unvalidated.prompt_logprobs, 0, 0, most)
 
 
 def check_num_prompt_logprobs(prompt_logprobs: int | None, prompt_length: int, check: FieldChecker) -> None:

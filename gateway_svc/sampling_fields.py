@@ -7,6 +7,13 @@ from typing import TypeAlias
 
 Value: TypeAlias = int | float
 
+DEFAULT_MAX_LOGPROBS = 20
+"""The most top tokens that a request may have with each token, unless the operator says otherwise."""
+
+HIGHEST_MAX_LOGPROBS = 128
+"""The highest bound that an operator may set. With more, the log-probabilities of all tokens of a large step would not
+fit a message of 64 MiB."""
+
 
 class Least(Enum):
     """Whether a range includes its least value."""

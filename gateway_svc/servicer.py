@@ -13,6 +13,7 @@ from gateway_svc.output import Chunk, Usage
 from gateway_svc.ranking import completed_sequences
 from gateway_svc.request_manager import Call, RequestManager
 from gateway_svc.running_request import RunningRequest
+from gateway_svc.scores import UnvalidatedScores
 from gateway_svc.sequence_output import EndDelivery, ResumePosition, remainder
 from gateway_svc.tenant import Tenant
 from gateway_svc.tokenizer import PromptTooLong
@@ -127,12 +128,29 @@ class InferenceServicer(InferenceServiceServicer):
             model = self._request_manager.catalog.find(unvalidated.model, unvalidated.field_path, call.tenant)
             outcome.model = model.name
             embeddings = await self._request_manager.validate_embeddings(call, model, unvalidated, request_id)
-            async with self._request_manager.embed(call, embeddings) as group:
+            async with self._request_manager.run_values(call, embeddings) as group:
                 vectors = await group.values()
             num_logprobs = sum(map(len, vectors)) // _NUMBERS_OF_LOGPROB
             response = await self._calls.render(call, num_logprobs, lambda: _embedded(model.name, vectors, group.usage))
             await context.send_initial_metadata(((REQUEST_ID, request_id),))
         return response
+
+    async def Score(  # noqa: N802
+        self, request: inference_pb2.ScoreRequest, context: GrpcContext
+    ) -> inference_pb2.ScoreResponse:
+        request_id = reply_id()
+        async with self._calls.answer(context, "Score", request_id) as outcome:
+            call = self._calls.call(Operation.SCORE, context)
+            unvalidated = UnvalidatedScores.from_proto(request)
+            model = self._request_manager.catalog.find(unvalidated.model, unvalidated.field_path, call.tenant)
+            outcome.model = model.name
+            validated = await self._request_manager.validate_scores(call, model, unvalidated, request_id)
+            async with self._request_manager.run_values(call, validated.requests) as group:
+                values = await group.values()
+            num_logprobs = sum(map(len, values)) // _NUMBERS_OF_LOGPROB
+            scores = await self._calls.render(call, num_logprobs, lambda: validated.read(values))
+            await context.send_initial_metadata(((REQUEST_ID, request_id),))
+        return inference_pb2.ScoreResponse(model=model.name, scores=scores, usage=group.usage.to_proto())
 
     async def Tokenize(  # noqa: N802
         self, request: inference_pb2.TokenizeRequest, context: GrpcContext

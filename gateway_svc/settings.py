@@ -8,13 +8,16 @@ from pydantic_settings import SettingsConfigDict
 from gateway_svc.http_api.undefined_fields import UndefinedFields
 from gateway_svc.message_formats.formats import REASONING_FORMATS, TOOL_FORMATS
 from gateway_svc.retention import PATTERN, Retention, RetentionRules
+from gateway_svc.sampling_fields import DEFAULT_MAX_LOGPROBS, HIGHEST_MAX_LOGPROBS
 from svc_common.model_settings import (
     MODELS,
     SERVED_MODEL_NAME,
+    TASK,
     ChatRoles,
     ModelSettings,
     ModelsFile,
     ServedModelNames,
+    TaskChoice,
     read_models_file,
     split_roles,
 )
@@ -37,6 +40,11 @@ class GatewaySettings(InnerSettings):
     model_config = SettingsConfigDict(cli_prog_name="python -m gateway_svc")
 
     http_port: int = Field(8000, ge=0, le=65535, description="port for HTTP clients; 0 takes a free one")
+    uds: OptionalPath = Field(
+        None,
+        description="path of a Unix socket for HTTP clients, in place of http_port. Its mode is 0777 less the umask; "
+        "connecting needs write permission. Unset: none",
+    )
     grpc_port: int = Field(50051, ge=0, le=65535, description="port for gRPC clients; 0 takes a free one")
     gateway_metrics_port: int | None = Field(
         None,
@@ -96,6 +104,7 @@ class GatewaySettings(InnerSettings):
         description="JSON object of default sampling values that replace those of generation_config: temperature, "
         "top_p, top_k, min_p, typical_p, repetition_penalty, max_new_tokens; null is Quire's own",
     )
+    task: TaskChoice = Field("auto", description=TASK)
     models: ModelsFile = Field(None, description=MODELS)
     api_keys: Path | None = Field(
         None, description="TOML file of API keys, read again when it changes; unset: no key is required"
@@ -125,6 +134,12 @@ class GatewaySettings(InnerSettings):
         False,
         description="whether every stream of /v1/chat/completions and /v1/completions ends with its usage, as if its "
         "stream_options asked for it; for a proxy that bills by it",
+    )
+    max_logprobs: int = Field(
+        DEFAULT_MAX_LOGPROBS,
+        ge=0,
+        le=HIGHEST_MAX_LOGPROBS,
+        description="highest logprobs, top_logprobs and prompt_logprobs of a request",
     )
     unknown_fields: UndefinedFields = Field(
         UndefinedFields.WARN,
@@ -199,6 +214,13 @@ class GatewaySettings(InnerSettings):
             self.record_ttl, None if named is None else Retention.parse(named), Retention.parse(self.unnamed_retention)
         )
 
+    @field_validator("max_http_connections_per_address")
+    @classmethod
+    def _check_address(cls, number: int | None, info: ValidationInfo) -> int | None:
+        if number is not None and info.data.get("uds") is not None:
+            raise ValueError("must be unset with QUIRE_UDS: clients of a Unix socket have no addresses")
+        return number
+
     @field_validator("named_retention", "unnamed_retention")
     @classmethod
     def _check_retention(cls, text: str | None, info: ValidationInfo) -> str | None:
@@ -224,6 +246,7 @@ class GatewaySettings(InnerSettings):
                 reasoning_format=self.reasoning_format,
                 generation_config=self.generation_config,
                 override_generation_config=self.override_generation_config,
+                task=self.task,
             )
         ]
 

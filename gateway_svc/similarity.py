@@ -10,7 +10,9 @@ from gateway_svc.embeddings import EmbeddingInput, Vector
 
 @dataclass(frozen=True, slots=True)
 class InputPairs:
-    """Which inputs are compared. Equal ones are one input, which is embedded once."""
+    """The pairs of inputs that get a score. Equal inputs are one, which is tokenized once, and by a model that computes
+    embeddings embedded once.
+    """
 
     inputs: Sequence[EmbeddingInput]
     pairs: Sequence[tuple[int, int]]

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ from tokenizers import Tokenizer
 from gateway_svc.chat_encoder import ChatEncoder
 from gateway_svc.chat_template import ChatTemplate, TemplateChat, load_chat_template, load_tokenizer_config
 from gateway_svc.tenant_threads import TenantThreads
+from gateway_svc.text_pairs import PairTemplate
 from gateway_svc.validated_request import SpecialTokens, TruncationSide
 from gateway_svc.vocabulary import Vocabulary
 from svc_common.keys import DEFAULT_TENANT_NAME
@@ -87,6 +89,28 @@ class ModelTokenizer:
     def num_special_tokens(self) -> int:
         """How many special tokens the tokenizer adds to a text."""
         return self._tokenizer.num_special_tokens_to_add(False)
+
+    @cached_property
+    def pair_template(self) -> PairTemplate:
+        """How a pair of texts is one prompt. Raises InvalidModelFiles if the tokenizer makes none of two texts."""
+        try:
+            return PairTemplate.of(self._tokenizer)
+        except ValueError as error:
+            raise InvalidModelFiles(f"tokenizer.json {error}") from error
+
+    def check_end_of_text(self) -> None:
+        """Raises InvalidModelFiles if tokenizer_config.json wants an end-of-text token behind each text, of which
+        decoders make vectors, and tokenizer.json does not add one.
+        """
+        eos = self.config.get("eos_token")
+        text = eos.get("content") if isinstance(eos, dict) else eos
+        if self.config.get("add_eos_token") is not True or text is None:
+            return
+        if self._tokenizer.encode("a").ids[-1:] != [self._tokenizer.token_to_id(str(text))]:
+            raise InvalidModelFiles(
+                f"tokenizer_config.json has add_eos_token, and tokenizer.json does not add {text} to a text: load the "
+                "tokenizer with transformers, and write it with save_pretrained"
+            )
 
     async def run(self, tenant: str, work: Callable[[], T]) -> T:
         """Does work for a tenant's request in the threads of this tokenizer."""

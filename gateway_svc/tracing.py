@@ -7,9 +7,9 @@ from typing import Self
 from opentelemetry.context import Context
 from opentelemetry.trace import Status, StatusCode
 
-from gateway_svc.embeddings import ValidatedEmbedding
 from gateway_svc.output import FinishReason, Usage
 from gateway_svc.validated_request import ValidatedRequest
+from gateway_svc.validated_value import ValidatedValue
 from svc_common.errors import Reason
 from svc_common.telemetry import traceparent_of, tracer
 
@@ -19,6 +19,7 @@ class Operation(Enum):
     TEXT_COMPLETION = "text_completion"
     RESUME = "resume"
     EMBEDDINGS = "embeddings"
+    SCORE = "score"
 
 
 class GenerationSpan:
@@ -41,16 +42,16 @@ class GenerationSpan:
         return span
 
     @classmethod
-    def of_embedding(cls, embedding: ValidatedEmbedding, operation: Operation, parent: Context | None) -> Self:
-        """The span of an input that this gateway submits."""
-        span = cls(f"{operation.value} {embedding.model}", embedding.request_id, parent)
+    def of_value(cls, value: ValidatedValue, operation: Operation, parent: Context | None) -> Self:
+        """The span of a prompt that this gateway submits for its value."""
+        span = cls(f"{operation.value} {value.model}", value.request_id, parent)
         if span._span.is_recording():
             span._span.set_attributes(
                 {
                     "gen_ai.operation.name": operation.value,
-                    "gen_ai.request.model": embedding.model,
-                    "gen_ai.response.model": embedding.model,
-                    "gen_ai.usage.input_tokens": len(embedding.prompt_token_ids),
+                    "gen_ai.request.model": value.model,
+                    "gen_ai.response.model": value.model,
+                    "gen_ai.usage.input_tokens": len(value.prompt_token_ids),
                 }
             )
         return span

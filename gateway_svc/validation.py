@@ -26,7 +26,7 @@ from gateway_svc.sampling_checks import (
     check_tokens_left,
     without_defaults,
 )
-from gateway_svc.sampling_fields import SAMPLING_FIELDS
+from gateway_svc.sampling_fields import DEFAULT_MAX_LOGPROBS, SAMPLING_FIELDS
 from gateway_svc.stop_strings import StopString
 from gateway_svc.tokenizer import ModelTokenizer, PromptTooLong
 from gateway_svc.turn_format import TurnFormat
@@ -78,7 +78,7 @@ class Validator:
     """Validates requests for one model. `defaults` are the operator's; `roles` are those that the operator adds.
 
     Without `grammars`, constraints on the output are not served. Without a `message_format`, answers are
-    text.
+    text. `max_logprobs` bounds how many top tokens are reported with each.
     """
 
     def __init__(
@@ -88,8 +88,10 @@ class Validator:
         roles: Sequence[str] = (),
         grammars: GrammarChecker | None = None,
         message_format: MessageFormat | None = None,
+        max_logprobs: int = DEFAULT_MAX_LOGPROBS,
     ) -> None:
         self._tokenizer = tokenizer
+        self._max_logprobs = max_logprobs
         template = tokenizer.chat_template
         self._chats = None
         if template is not None:
@@ -118,11 +120,11 @@ class Validator:
         beam_search = _beam_search(unvalidated, n, check)
         check_constraint(unvalidated, check)
         best_of = _best_of(unvalidated, n, check)
-        logprobs = check_logprobs(unvalidated, model, check)
+        logprobs = check_logprobs(unvalidated, model, check, self._max_logprobs)
         priority = check.integer(Field.PRIORITY, unvalidated.priority, 0, -(2**31), 2**31 - 1)
         _check_stops(unvalidated, model, check)
         check_banned(unvalidated, model, check)
-        prompt_logprobs = check_prompt_logprobs(unvalidated, check)
+        prompt_logprobs = check_prompt_logprobs(unvalidated, check, self._max_logprobs)
         check_max_tokens(unvalidated, check)
         num_kept = _num_kept(unvalidated, model, check)
         side = unvalidated.truncation_side

@@ -16,7 +16,7 @@ if [ -f "$here/$group-sources.txt" ]; then
     # --no-build-isolation: setuptools is the one in the group's file.
     pip install --no-deps --no-build-isolation --use-pep517 --require-hashes --requirement "$here/$group-sources.txt"
 fi
-case $group in dev | worker | client-guidellm | client-lm-eval)
+case $group in dev | worker | client-guidellm | client-lm-eval | bench-*)
     # A CPU build of torch where pip finds one, in an index or folder that its settings name; otherwise PyPI's.
     cpu=$(sed -n 's/^torch==\([^ ]*\).*/\1/p' "$here/torch-cpu.txt")
     if pip index versions torch 2>/dev/null | grep --quiet --fixed-strings "$cpu"; then

@@ -68,6 +68,8 @@ def subject(name: str) -> str:
             return f"The client {own} of `make clients`; in an environment of its own."
         case "peer":
             return f"What the tests of {own} need that `make peers` runs; in an environment of its own."
+        case "bench":
+            return f"What {own} needs beside torch for `make bench-embeddings`; in an environment of its own."
     return SUBJECTS[name]
 
 

@@ -27,6 +27,7 @@ def shape_from_proto(description: worker_v1.DescribeResponse) -> ReplicaShape:
         prefill_tokens_per_second=description.prefill_tokens_per_second,
         max_sampled_tokens=max(1, description.max_sampled_tokens),
         protocol=STEP_PROTOCOLS.newest_common(description.oldest_protocol, description.newest_protocol) or 1,
+        max_indivisible_tokens=description.max_indivisible_tokens,
         results=computations_from_proto(description.computed_results),
     )
 

@@ -3,10 +3,15 @@
 import errno
 import os
 import socket
+import stat
+from pathlib import Path
+
+_MAX_PATH_BYTES = 107  # of a Unix socket on Linux
+_PROBE_SECONDS = 2.0
 
 
 class CannotListen(Exception):  # noqa: N818
-    """No process can listen on an address. The text names host and port."""
+    """No process can listen on an address. The text names host and port, or the path."""
 
 
 class AddressInUse(CannotListen):
@@ -39,3 +44,30 @@ def cannot_listen(host: str, port: int, error: OSError) -> CannotListen:
         return AddressInUse(f"{where} is already in use by another process")
     why = error.strerror or os.strerror(error.errno or 0)
     return CannotListen(f"cannot listen on {where}: {why.lower()}")
+
+
+def check_unix_socket(path: Path) -> None:
+    """Raises CannotListen, or AddressInUse, where nothing can listen on a Unix socket at `path` now.
+
+    A socket there on which nobody listens, as after a crash, can be replaced.
+    """
+    if len(os.fsencode(path)) > _MAX_PATH_BYTES:
+        raise CannotListen(f"cannot listen at {path}: the path has more than {_MAX_PATH_BYTES} bytes")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        why = "no file can be made there" if path.parent.is_dir() else "there is no such directory"
+        raise CannotListen(f"cannot listen at {path}: {why}")
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise CannotListen(f"cannot listen at {path}: there is something else than a socket")
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(_PROBE_SECONDS)
+        try:
+            probe.connect(os.fspath(path))
+        except ConnectionRefusedError:
+            return
+        except OSError as error:
+            raise CannotListen(f"cannot listen at {path}: {(error.strerror or str(error)).lower()}") from error
+    raise AddressInUse(f"{path} is already in use by another process")

@@ -6,31 +6,43 @@ import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
 from pydantic.types import JsonValue
 
 from svc_common.models import (
+    AUTO_TASK,
     ModelNotFound,
+    ModelTask,
     ServedModel,
     check_names,
     find_source,
     find_tokenizer,
-    is_encoder,
     is_hub_id,
     resolve_model,
     split_names,
+    task_of,
 )
 
 _ABSENT: dict[str, Any] = {
     "generation_config": "auto",
     "tool_format": "auto",
     "reasoning_format": "auto",
+    "task": AUTO_TASK,
     "workers": 1,
 }
 """Default values of settings; the default of all others is empty."""
 
+
+TaskChoice = Literal["auto", "generate", "embed", "pooling"]
+"""The value of QUIRE_TASK."""
+
+TASK = (
+    "what the model computes; auto: as its files say; generate: tokens; embed: vectors of prompts, also by a model "
+    "that could generate; pooling: scores of pairs of texts by a cross-encoder, and vectors of prompts by any other "
+    "model"
+)
 
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -58,6 +70,7 @@ class ModelSettings:
     reasoning_format: str = "auto"
     generation_config: str = "auto"
     override_generation_config: str | None = None
+    task: str = AUTO_TASK
     workers: int = 1
     origin: str = ""
 
@@ -68,23 +81,24 @@ class ModelSettings:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that name the model and its tokenizer, for workers and `worker_svc.prepare`."""
+        """Variables that name the model, its tokenizer and its task, for workers and `worker_svc.prepare`."""
         named = {
             "MODEL": self.model,
             "REVISION": self.revision,
             "TOKENIZER": self.tokenizer,
             "TOKENIZER_REVISION": self.tokenizer_revision,
             "SERVED_MODEL_NAME": ",".join(self.served_names) or None,
+            "TASK": None if self.task == AUTO_TASK else self.task,
         }
         return {f"QUIRE_{name}": value for name, value in named.items() if value is not None}
 
     @property
-    def is_encoder(self) -> bool:
-        """Whether the model computes embeddings, and no tokens; false also while its files are not there."""
+    def model_task(self) -> ModelTask:
+        """What the model computes; GENERATE also while its files are not there."""
         try:
-            return is_encoder(self.resolve().path)
+            return task_of(self.resolve().path, self.task)
         except ModelNotFound:
-            return False
+            return ModelTask.GENERATE
 
     def locate(self, message: object) -> str:
         """The text of an error in these settings, with their origin."""
@@ -188,6 +202,7 @@ class _ModelEntry(BaseModel):
     reasoning_format: str = "auto"
     generation_config: str = Field("auto", min_length=1)
     override_generation_config: dict[str, JsonValue] | None = None
+    task: TaskChoice = AUTO_TASK
     workers: int = Field(1, ge=1, le=64)
 
     def settings(self, directory: Path, origin: str) -> ModelSettings:
@@ -207,6 +222,7 @@ class _ModelEntry(BaseModel):
             reasoning_format=self.reasoning_format,
             generation_config=generation_config,
             override_generation_config=None if override is None else json.dumps(override),
+            task=self.task,
             workers=self.workers,
             origin=origin,
         )

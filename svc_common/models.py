@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from pathlib import Path
+from typing import Final
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
@@ -251,13 +252,60 @@ def eos_token_ids_of(directory: Path) -> list[int]:
     return []
 
 
-def is_encoder(directory: Path) -> bool:
-    """Whether config.json names a model without a head, such as BertModel: it computes embeddings, and no tokens."""
+class ModelTask(Enum):
+    """What a model computes."""
+
+    GENERATE = "generate"
+    """Tokens."""
+    EMBED = "embed"
+    """A vector of each prompt."""
+    SCORE = "score"
+    """A number for each pair of texts."""
+
+
+AUTO_TASK: Final = "auto"
+"""The setting of a model whose files say what it computes."""
+POOLING_TASK: Final = "pooling"
+"""The setting of a model that computes values: scores if its files say so, else vectors."""
+
+
+def task_of(directory: Path, chosen: str = AUTO_TASK) -> ModelTask:
+    """The task of the model in a directory, `chosen` or by its files.
+
+    One of a class without a head, such as BertModel, embeds, and so does one whose modules.json, which
+    sentence-transformers writes, has a pooling. One for the classification of sequences is a cross-encoder, which
+    scores. Any other model generates, as does one whose config.json cannot be read.
+
+    Raises ModelNotFound for a modules.json of another form.
+    """
+    if chosen not in (AUTO_TASK, POOLING_TASK):
+        return ModelTask(chosen)
     try:
-        classes = json.loads((directory / "config.json").read_text()).get("architectures") or ()
+        config = json.loads((directory / "config.json").read_text())
     except (OSError, ValueError):
+        return ModelTask.GENERATE
+    classes = config.get("architectures") if isinstance(config, dict) else None
+    names = [str(one) for one in classes] if isinstance(classes, list) else []
+    if names and all(name.endswith("ForSequenceClassification") for name in names):
+        return ModelTask.SCORE
+    if chosen == POOLING_TASK:
+        return ModelTask.EMBED
+    if names and all(name.endswith("Model") and "LMHead" not in name for name in names):
+        return ModelTask.EMBED
+    return ModelTask.EMBED if _has_pooling(directory) else ModelTask.GENERATE
+
+
+def _has_pooling(directory: Path) -> bool:
+    path = directory / "modules.json"
+    if not path.is_file():
         return False
-    return bool(classes) and all(str(one).endswith("Model") and "LMHead" not in str(one) for one in classes)
+    try:
+        modules = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ModelNotFound(f"{path} cannot be read: {error}") from error
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise ModelNotFound(f"{path} is not a list of objects, as sentence-transformers writes it")
+    return any(str(module.get("type")).rpartition(".")[2] == "Pooling" for module in modules)
 
 
 def _gguf_directory(path: Path) -> Path:

@@ -23,6 +23,8 @@ class WorkerLimits:
     num_host_blocks: int = 0
     max_draft_tokens: int = 0
     """For one sequence; 0: nothing is drafted."""
+    max_indivisible_tokens: int = 0
+    """Of a prompt that is computed in a step of its own, if that is more than `max_step_tokens`."""
 
     @property
     def max_sampled_rows(self) -> int:

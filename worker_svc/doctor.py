@@ -78,29 +78,33 @@ def check_device(context: CheckContext) -> Iterator[Finding]:
 
 
 def check_kernels(context: CheckContext) -> Iterator[Finding]:
-    """The compiler and the directory of compiled kernels on a CPU; a Triton kernel on a GPU; nothing for an encoder."""
+    """The compiler and the directory of compiled kernels on a CPU; a Triton kernel on a GPU; nothing where torch
+    computes values.
+    """
     from worker_svc.instance import DeviceNotFound, choose_device
-    from worker_svc.model_checks import is_encoder
+    from worker_svc.model_checks import backend_of_values
 
     settings: WorkerSettings = context.settings
     try:
         device = choose_device(settings.device)
     except DeviceNotFound:  # the check before this one reports it
         return
-    if is_encoder(settings):
-        yield ok("torch's operators compute an encoder: no C++ compiler and no Triton are used")
+    backend = backend_of_values(settings)
+    if backend == "torch":
+        yield ok("torch's operators compute the model's values: no C++ compiler and no Triton are used")
     elif device.type == "cuda":
         yield _run_triton_kernel()
     elif settings.kernels in ("auto", "compiled"):
-        yield _check_compiled(settings)
+        # int8 weights and determinism of generation are the compiled code's; values are made by torch as well.
+        needs_code = backend is None and (settings.quantization == "int8" or settings.deterministic)
+        yield _check_compiled(settings, is_required=settings.kernels == "compiled" or needs_code)
     else:
         yield ok(f"QUIRE_KERNELS is {settings.kernels}: no C++ compiler is used")
 
 
-def _check_compiled(settings: WorkerSettings) -> Finding:
+def _check_compiled(settings: WorkerSettings, *, is_required: bool) -> Finding:
     from quire_kernels.cpu.library import BuildFailed, check_sources, find_compiler, library_path
 
-    is_required = settings.kernels == "compiled" or settings.quantization == "int8" or settings.deterministic
     otherwise = "a worker with these settings does not start" if is_required else "torch computes the model, slower"
     report = wrong if is_required else warning
     directory = (settings.kernel_cache_dir or cache_root() / "kernels").expanduser()

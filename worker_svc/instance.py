@@ -1,6 +1,8 @@
 """Loads a model, sizes its cache and warms it up: from settings to a runner that is ready for steps."""
 
+import gc
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -71,6 +73,15 @@ class ModelInstance:
 
     description: WorkerDescription
     runner: Runner
+    prefault: Prefault | None = None
+    """Of the cache, while it runs and after it; None: of a cache that needs none."""
+
+    def close(self) -> None:
+        """As `StepInstance` says."""
+        if self.prefault is not None:
+            self.prefault.stop()
+        self.runner.close()
+        release_device(self.description.device)
 
 
 def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> ModelInstance:
@@ -151,7 +162,15 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
         with progress("taking memory for the cache", report):
             prefault.wait_for(BYTES_BEFORE_READY)
         prefault.continue_while(lambda: runner.is_idle)
-    return ModelInstance(description, runner)
+    return ModelInstance(description, runner, prefault)
+
+
+def release_device(device: str) -> None:
+    """Gives memory of models that were dropped back to a GPU's driver; not that of a device that was lost."""
+    if torch.device(device).type == "cuda":
+        gc.collect()  # captured graphs and their executor refer to each other
+        with suppress(torch.AcceleratorError):
+            torch.cuda.empty_cache()
 
 
 def check_vocabulary(tokenizer: Path, vocab_size: int, setting: str) -> None:
@@ -196,6 +215,12 @@ def choose_dtype(choice: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if has_bfloat16() else torch.float32
 
 
+def start_thread_pool(settings: WorkerSettings, report: Callable[[str], None]) -> ThreadPool:
+    """The threads of the compiled kernels, as many as torch has. Raises BuildFailed."""
+    directory = (settings.kernel_cache_dir or cache_root() / "kernels").expanduser()
+    return ThreadPool(load_library(directory, report), torch.get_num_threads())
+
+
 def _kernels(
     settings: WorkerSettings,
     model_description: ModelDescription | None,
@@ -221,13 +246,10 @@ def _kernels(
         # Of other models they compute the attention if they support its shape; that is known after loading.
         refused = "only models of the Llama family support weights in 8 bits" if int8 else None
     if refused is None:
-        directory = (settings.kernel_cache_dir or cache_root() / "kernels").expanduser()
         try:
-            library = load_library(directory, report)
+            return CompiledKernels(start_thread_pool(settings, report), int8)
         except BuildFailed as error:
             refused = str(error)
-        else:
-            return CompiledKernels(ThreadPool(library, torch.get_num_threads()), int8)
     if choice == "compiled" or int8:
         raise StartupFailed(f"the compiled kernels cannot be used: {refused}")
     report(f"torch computes the model, slower than the compiled kernels: {refused}")

@@ -1,11 +1,11 @@
-"""Loads the model of the settings: a decoder or an encoder."""
+"""Loads the model of the settings: a decoder, or a model that computes values of prompts."""
 
 from collections.abc import Callable
 
 from worker_svc.encoder.instance import load_encoder
+from worker_svc.encoder.selection import computes_values
 from worker_svc.instance import load_instance
 from worker_svc.model.description_cache import any_description_of
-from worker_svc.model.encoder_description import EncoderDescription
 from worker_svc.settings import WorkerSettings
 from worker_svc.step_runner import StepInstance
 
@@ -15,7 +15,9 @@ def load_model(settings: WorkerSettings, report: Callable[[str], None]) -> StepI
 
     Raises ModelNotFound, or StartupFailed and its subclasses, with a text for the operator.
     """
-    description = any_description_of(settings.served_model().path)
-    if isinstance(description, EncoderDescription):
+    directory = settings.served_model().path
+    description = any_description_of(directory)
+    if computes_values(directory, description, settings.task):
+        assert description is not None, "models without a description compute tokens only"
         return load_encoder(settings, description, report)
     return load_instance(settings, report)

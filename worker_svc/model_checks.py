@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,13 +16,14 @@ from svc_common.models import ModelNotFound, ServedModel
 from worker_svc.attention import AttentionKind
 from worker_svc.cache import CacheShape
 from worker_svc.description import context_length_of
+from worker_svc.encoder.selection import computes_values
 from worker_svc.errors import StartupFailed
 from worker_svc.host import available_memory
 from worker_svc.instance import DeviceNotFound, choose_cache_dtype, choose_device, choose_dtype
 from worker_svc.memory import check_num_blocks, check_swap_space, count_host_blocks
-from worker_svc.model import compiled_model, torch_model
+from worker_svc.model import compiled_encoder, compiled_model, torch_model
 from worker_svc.model.adapters import refuse_adapters
-from worker_svc.model.architecture import describe_any
+from worker_svc.model.architecture import AnyDescription, describe_any
 from worker_svc.model.config import UnsupportedModel, raw_config, read_config
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.embedding_files import embedding_defaults
@@ -100,28 +101,38 @@ def read_model(settings: WorkerSettings) -> CheckedModel:
         refuse_adapters(directory)
         config = read_config(directory)
         description = describe_any(config)
-        if isinstance(description, EncoderDescription):
+        has_values = computes_values(directory, description, settings.task)
+        has_head = isinstance(description, EncoderDescription) and description.score_head is not None
+        if has_values and not has_head:
             embedding_defaults(directory)
-        elif description is not None:
+        elif isinstance(description, ModelDescription) and not has_values:
             context_length_of(settings.max_model_len, description.context_length)
     except StartupFailed as error:
         raise IncompleteModel(str(error), _OTHER_MODEL) from error
     shapes = read_shapes(directory)
     num_parameters = sum(map(prod, shapes.values()))
-    if isinstance(description, EncoderDescription):
-        return CheckedModel(served, config, None, "torch's operators, as an encoder", num_parameters, has_kv=False)
+    if has_values or isinstance(description, EncoderDescription):
+        name, _ = _values_computed_by(settings, description)
+        return CheckedModel(served, config, None, f"{name}, as an encoder", num_parameters, has_kv=False)
     computed_by, is_native = _computed_by(settings, directory, config, description)
     if description is not None and is_native:
         _check_tensors(directory, description, weight_format, shapes)
     return CheckedModel(served, config, description, computed_by, num_parameters)
 
 
-def is_encoder(settings: WorkerSettings) -> bool:
-    """Whether the model is an encoder, by its config. False where this cannot be read, which `read_model` reports."""
+def backend_of_values(settings: WorkerSettings) -> Literal["compiled", "torch"] | None:
+    """What computes the values of prompts; None: the model generates, or its files cannot be read, which `read_model`
+    reports. Raises DeviceNotFound.
+    """
     try:
-        return isinstance(describe_any(read_config(settings.served_model().path)), EncoderDescription)
+        directory = settings.served_model().path
+        description = describe_any(read_config(directory))
+        has_values = computes_values(directory, description, settings.task)
     except (ModelNotFound, StartupFailed, ImportError, OSError, ValueError):
-        return False
+        return None
+    if not has_values:
+        return None
+    return "compiled" if _values_computed_by(settings, description)[1] else "torch"
 
 
 def read_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
@@ -185,6 +196,18 @@ def _computed_by(
         why = ", since Quire has no description of this architecture"
     _check_transformers(directory, config)
     return f"transformers' own modules, slower{why}", False
+
+
+def _values_computed_by(settings: WorkerSettings, description: AnyDescription | None) -> tuple[str, bool]:
+    """What computes the values of prompts, and whether that is compiled. Raises DeviceNotFound."""
+    device = choose_device(settings.device)
+    is_compiled = device.type == "cpu" and settings.kernels in ("auto", "compiled")
+    if not isinstance(description, EncoderDescription) or not is_compiled:
+        return "torch's operators", False
+    refused = compiled_encoder.unsupported_reason(description, choose_dtype(settings.dtype, device))
+    if refused is None:
+        return "compiled kernels", True
+    return f"torch's operators, since the compiled kernels refuse it: {refused}", False
 
 
 def _check_transformers(directory: Path, config: Any) -> None:

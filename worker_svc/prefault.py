@@ -34,13 +34,15 @@ class Prefault:
     """
 
     def __init__(self, memory: Tensor, num_threads: int, available: Callable[[], int] = available_memory) -> None:
-        self._memory, self._available = memory, available
+        self._memory: Tensor | None = memory
+        self._num_bytes, self._available = memory.nbytes, available
         self._may_continue: Callable[[], bool] = lambda: True
         self._next = self._num_populated_bytes = 0
         self._began, self._num_running = time.monotonic(), num_threads
         self._progress = threading.Condition()  # guards the numbers above
-        for _ in range(num_threads):
-            threading.Thread(target=self._run, name="prefault", daemon=True).start()
+        self._threads = [threading.Thread(target=self._run, name="prefault", daemon=True) for _ in range(num_threads)]
+        for thread in self._threads:
+            thread.start()
 
     def wait_for(self, num_bytes: int) -> None:
         """Returns when `num_bytes` bytes are done, or all that will be."""
@@ -50,6 +52,15 @@ class Prefault:
     def continue_while(self, is_idle: Callable[[], bool]) -> None:
         """Continues only while `is_idle` returns true."""
         self._may_continue = is_idle
+
+    def stop(self) -> None:
+        """Returns when all threads have ended, and refers to the memory no more. It takes some milliseconds."""
+        self._may_continue = lambda: True
+        with self._progress:
+            self._next = self._num_bytes
+        for thread in self._threads:
+            thread.join()
+        self._memory = None
 
     def _run(self) -> None:
         while (size := self._populate_chunk()) is not None:
@@ -61,7 +72,7 @@ class Prefault:
             self._progress.notify_all()
             if not self._num_running:
                 seconds = round(time.monotonic() - self._began, 2)
-                fields = {"bytes": self._num_populated_bytes, "of": self._memory.nbytes, "seconds": seconds}
+                fields = {"bytes": self._num_populated_bytes, "of": self._num_bytes, "seconds": seconds}
                 logger.info("cache is in memory", extra=fields)
 
     def _populate_chunk(self) -> int | None:
@@ -69,12 +80,13 @@ class Prefault:
         while not self._may_continue():
             time.sleep(_PAUSE)
         with self._progress:
-            start, end = self._next, min(self._next + _CHUNK_BYTES, self._memory.nbytes)
-            if start == end or self._available() < _SPARE_BYTES:
-                self._next = self._memory.nbytes
+            start, end = self._next, min(self._next + _CHUNK_BYTES, self._num_bytes)
+            if self._memory is None or start == end or self._available() < _SPARE_BYTES:
+                self._next = self._num_bytes
                 return None
             self._next = end
-        return end - start if _populate(self._memory.data_ptr() + start, end - start) else None
+            address = self._memory.data_ptr() + start
+        return end - start if _populate(address, end - start) else None
 
 
 def _populate(address: int, size: int) -> bool:

@@ -86,6 +86,15 @@ class Runner:
         self._sequences.clear()
         self._failures.clear()
 
+    def close(self) -> None:
+        """Drops the model, its cache, and all sequences; the threads of their parts end with them. No step may be in
+        flight, and nothing is called after it.
+        """
+        # Not by `reset`: at the end of the process the copier has no thread any more.
+        self._sequences.clear()
+        self._failures.clear()
+        del self._executor, self._swap_tracker, self._grammars, self._drafting
+
     def step(self, step: Step) -> StepOutcome:
         """Runs one step. Raises only for an internal error or one of the device; then every sequence in it has
         failed.

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_settings import SettingsConfigDict
 
-from svc_common.model_settings import SERVED_MODEL_NAME, ServedModelNames
+from svc_common.model_settings import SERVED_MODEL_NAME, TASK, ServedModelNames, TaskChoice
 from svc_common.models import ServedModel, resolve_model, split_names
 from svc_common.settings import InnerSettings, OptionalPath
 
@@ -30,6 +30,7 @@ class WorkerSettings(InnerSettings):
         "tokenizer is the model's",
     )
     served_model_name: ServedModelNames | None = Field(None, description=SERVED_MODEL_NAME)
+    task: TaskChoice = Field("auto", description=TASK)
     max_model_len: int | None = Field(
         None, ge=3, description="tokens of a sequence, prompt and output together; unset: the model's context length"
     )

@@ -20,7 +20,6 @@ class PromptComputation(Enum):
 
 # Kinds of results by their names in quire.worker.v1.ResultKind. A sequence with another kind fails.
 DECODER_RESULTS = {"tokens": PromptComputation.CHUNKED, "prompt_logprobs": PromptComputation.CHUNKED}
-ENCODER_RESULTS = {"embedding": PromptComputation.INDIVISIBLE_WITHOUT_KV}
 
 # Blocks to copy, as (source, destination). Destinations are distinct.
 BlockPairs: TypeAlias = list[tuple[int, int]]
@@ -85,6 +84,16 @@ class EmbeddingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoreParams:
+    """How a score is made of a prompt that is a pair of texts."""
+
+    num_first_tokens: int = 0
+    """How many tokens are of the first token type; the others are of the second. 0: all are of the first."""
+    is_raw: bool = False
+    """Whether the score is the head's output without its activation function."""
+
+
+@dataclass(frozen=True, slots=True)
 class NewSequence:
     """A sequence in full: prompt and the tokens generated so far.
 
@@ -100,6 +109,7 @@ class NewSequence:
     result: str = "tokens"
     num_top_of_prompt: int = 0
     embedding: EmbeddingParams = EmbeddingParams()
+    score: ScoreParams = ScoreParams()
 
 
 class ScheduledSequence(NamedTuple):

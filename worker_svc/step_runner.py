@@ -40,3 +40,8 @@ class StepInstance(Protocol):
     @property
     def runner(self) -> StepRunner:
         """For one thread."""
+
+    def close(self) -> None:
+        """Ends the threads of the model, and frees it with its cache, whatever else refers to the runner. No step may
+        be in flight, and the runner is not used any more.
+        """

@@ -24,6 +24,7 @@ from worker_svc.step import (
     PromptComputation,
     SamplingParams,
     ScheduledSequence,
+    ScoreParams,
     Step,
     StepOutcome,
     SwapResult,
@@ -117,6 +118,7 @@ def _new_sequence(new: pb.NewSequence) -> NewSequence:
         result=_result_from_proto(new),
         num_top_of_prompt=new.result.prompt_logprobs.num_top_logprobs,
         embedding=_embedding_from_proto(new.result.embedding) if new.HasField("result") else EmbeddingParams(),
+        score=ScoreParams(new.result.score.num_first_tokens, new.result.score.is_raw),
     )
 
 
@@ -240,6 +242,7 @@ def description_to_proto(
         num_blocks=limits.num_blocks,
         max_step_tokens=limits.max_step_tokens,
         max_sequences=limits.max_sequences,
+        max_indivisible_tokens=limits.max_indivisible_tokens,
         epoch=epoch,
         num_host_blocks=limits.num_host_blocks,
         swap_bytes_per_second=description.swap_bytes_per_second,

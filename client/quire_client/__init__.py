@@ -16,12 +16,14 @@ from quire_client.results import (
     Generation,
     Model,
     ReturnedPrompt,
+    Scores,
     Tokenized,
     TokenLogprob,
     ToolCall,
     ToolCallDelta,
     Usage,
 )
+from quire_client.score_requests import ScoreOptions
 from quire_client.sync import Client, Stream
 
 __all__ = [
@@ -41,6 +43,8 @@ __all__ = [
     "Model",
     "QuireError",
     "ReturnedPrompt",
+    "ScoreOptions",
+    "Scores",
     "Stream",
     "TokenLogprob",
     "Tokenized",

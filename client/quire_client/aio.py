@@ -15,8 +15,9 @@ from quire_client.connection import AsyncCloseable, Connection
 from quire_client.embed_requests import EmbedOptions, Inputs, embed_request
 from quire_client.errors import QuireError
 from quire_client.requests import CallOptions, Prompt
-from quire_client.results import Chunk, Embeddings, Generation, Model, Tokenized
+from quire_client.results import Chunk, Embeddings, Generation, Model, Scores, Tokenized
 from quire_client.resumable_stream import RESUME_TIMEOUT, ResumableStream
+from quire_client.score_requests import ScoreOptions, score_request
 
 
 class AsyncStream(BaseStream, AsyncCloseable):
@@ -118,6 +119,15 @@ class AsyncClient(BaseClient[AsyncStream], AsyncCloseable):
         retry_policy = self._retry_policy(options.get("timeout"))
         response = await self._pool.call(lambda stub: stub.Embed, request, retry_policy, options.get("traceparent"))
         return Embeddings.from_proto(response)
+
+    async def score(
+        self, queries: str | Sequence[str], documents: str | Sequence[str], **options: Unpack[ScoreOptions]
+    ) -> Scores:
+        """Scores how well documents match one query, or how well each one matches the query at its place."""
+        request = score_request(queries, documents, options)
+        retry_policy = self._retry_policy(options.get("timeout"))
+        response = await self._pool.call(lambda stub: stub.Score, request, retry_policy, options.get("traceparent"))
+        return Scores.from_proto(response)
 
     async def cancel(self, request_id: str, *, timeout: float | None = None) -> None:
         """Cancels a request, on whichever gateway it runs. Does nothing where it has ended, or never was."""

@@ -2,22 +2,15 @@
 
 from collections.abc import Sequence
 from numbers import Integral
-from typing import Any, Literal, TypedDict, cast
+from typing import TypedDict, cast
 
 from quire.inference.v1 import inference_pb2 as pb
 from quire_client.fields import assign
-from quire_client.requests import Prompt, Retention, TruncationSide, no_option, retention, truncation_side
+from quire_client.requests import Prompt, Retention, TruncationSide
+from quire_client.value_options import Pooling, assign_options
 
 Inputs = Prompt | Sequence[Prompt]
 """What to embed: one prompt, or several."""
-
-Pooling = Literal["mean", "cls", "last"]
-
-_POOLINGS: dict[Pooling, pb.Pooling] = {
-    "mean": pb.POOLING_MEAN,
-    "cls": pb.POOLING_CLS,
-    "last": pb.POOLING_LAST,
-}
 
 
 class EmbedOptions(TypedDict, total=False):
@@ -50,23 +43,7 @@ class EmbedOptions(TypedDict, total=False):
 def embed_request(inputs: Inputs, options: EmbedOptions) -> pb.EmbedRequest:
     """A request to embed. Raises as requests.completion_request."""
     request = pb.EmbedRequest()
-    for name, value in options.items():
-        if name in ("timeout", "traceparent"):
-            continue
-        if name not in EmbedOptions.__annotations__:
-            raise no_option(name, EmbedOptions.__annotations__)
-        if value is None:
-            continue
-        if name == "pooling":
-            value = _pooling(value)
-        elif name == "truncation_side":
-            value = truncation_side(value)
-        elif name == "retention":
-            if not isinstance(value, int):
-                retention(request.retention, value)
-                continue
-            name = "retention.seconds"
-        assign(request, name, value)
+    assign_options(request, options, EmbedOptions.__annotations__)
     for number, one in enumerate(_several(inputs)):
         given = request.inputs.add()
         if isinstance(one, str):
@@ -81,9 +58,3 @@ def _several(inputs: Inputs) -> Sequence[Prompt]:
     """The prompts of a call; a text, or token ids, are one."""
     is_one = isinstance(inputs, str) or (len(inputs) > 0 and isinstance(inputs[0], Integral))
     return [cast(Prompt, inputs)] if is_one else cast(Sequence[Prompt], inputs)
-
-
-def _pooling(value: Any) -> pb.Pooling:
-    if value not in _POOLINGS:
-        raise TypeError(f'pooling is "mean", "cls" or "last", not {value!r}')
-    return _POOLINGS[value]

@@ -307,6 +307,19 @@ class Embeddings:
 
 
 @dataclass(frozen=True, slots=True)
+class Scores:
+    """The scores of all documents, in their order, and the model that computed them."""
+
+    model: str
+    scores: tuple[float, ...]
+    usage: Usage
+
+    @classmethod
+    def from_proto(cls, message: pb.ScoreResponse) -> "Scores":
+        return cls(model=message.model, scores=tuple(message.scores), usage=Usage.from_proto(message.usage))
+
+
+@dataclass(frozen=True, slots=True)
 class Tokenized:
     """Token ids of a text, and the context length: the most tokens of prompt and output together."""
 

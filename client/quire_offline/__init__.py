@@ -7,17 +7,31 @@ from quire_client.errors import QuireError
 from quire_client.results import ToolCall
 from quire_offline.async_llm import AsyncLLM
 from quire_offline.llm import LLM
-from quire_offline.outputs import CompletionOutput, Logprob, RequestOutput
+from quire_offline.outputs import (
+    CompletionOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    Logprob,
+    RequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
+from quire_offline.pooling_params import PoolingParams
 from quire_offline.sampling_params import SamplingParams, StructuredOutputsParams
 
 __all__ = [
     "LLM",
     "AsyncLLM",
     "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "Logprob",
+    "PoolingParams",
     "QuireError",
     "RequestOutput",
     "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "StructuredOutputsParams",
     "ToolCall",
 ]

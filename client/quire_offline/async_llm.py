@@ -2,14 +2,18 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self
 
+from quire_offline.calls import chat_options, read_chats, read_embeddings, read_prompts, read_scores
+from quire_offline.engine import R
 from quire_offline.engine_thread import EngineThread
 from quire_offline.errors import client_errors
-from quire_offline.offline_request import OfflineRequest, Prompt
-from quire_offline.outputs import RequestOutput
+from quire_offline.offline_request import Messages, OfflineRequest, Prompt
+from quire_offline.offline_values import Texts
+from quire_offline.outputs import EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
+from quire_offline.pooling_params import PoolingParams
 from quire_offline.sampling_params import SamplingParams
 
 
@@ -34,7 +38,7 @@ class AsyncLLM:
         """The name of the model."""
         return self._thread.engine.description.model
 
-    async def generate(
+    def generate(
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
@@ -47,11 +51,73 @@ class AsyncLLM:
         If the reader is slow, outputs between are left out. A generator that is closed or cancelled cancels its
         request. `request_id` names the request for `abort`. Raises QuireError.
         """
+        priorities = None if priority is None else [priority]
+        (request,) = read_prompts(_ids(request_id), [prompt], sampling_params, priorities)
+        return self._stream(request)
+
+    def chat(
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Answers a chat. The arguments are those of `LLM.chat`, for one chat; otherwise as `generate`."""
+        fields = chat_options(tools, chat_template_kwargs, options)
+        (request,) = read_chats(_ids(request_id), [messages], sampling_params, fields)
+        return self._stream(request)
+
+    async def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        priority: Sequence[int] | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """The vector of each prompt, as `LLM.embed`. A call that is cancelled cancels its prompts."""
+        requests = read_embeddings(_ids(), prompts, pooling_params, priority)
+        await self._run_all(requests)
+        return [request.output() for request in requests]
+
+    async def score(
+        self,
+        text_1: Texts,
+        text_2: Texts,
+        *,
+        pooling_params: PoolingParams | None = None,
+        priority: int | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """The score of each pair, as `LLM.score`. A call that is cancelled cancels its pairs."""
+        requests = read_scores(_ids(), text_1, text_2, pooling_params, priority)
+        await self._run_all(requests)
+        # Many cosines take long.
+        return await asyncio.to_thread(lambda: [output for request in requests for output in request.outputs()])
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """Ends requests, if they run: their last outputs are what they have so far, with finish_reason "abort"."""
+        ids = [request_id] if isinstance(request_id, str) else list(request_id)
         engine = self._thread.engine
-        with client_errors():
-            request = OfflineRequest.of_prompt(
-                request_id or uuid.uuid4().hex, prompt, sampling_params or SamplingParams(), priority
-            )
+
+        async def abort_all() -> None:
+            for one in ids:
+                engine.abort(one)
+
+        await self._thread.wait_for(abort_all())
+
+    async def close(self) -> None:
+        """Ends the engine and its threads, and frees the model. Requests that run raise QuireError CANCELLED."""
+        await asyncio.to_thread(self._thread.close)
+
+    def shutdown(self) -> None:
+        """As `close`, and blocks."""
+        self._thread.close()
+
+    async def _stream(self, request: OfflineRequest) -> AsyncGenerator[RequestOutput, None]:
+        """Runs a request. Its outputs; the generator's end cancels it."""
+        engine = self._thread.engine
         loop, has_more = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
@@ -73,22 +139,15 @@ class AsyncLLM:
             if not future.done():
                 cancel()
 
-    async def abort(self, request_id: str | Iterable[str]) -> None:
-        """Ends requests, if they run: their last outputs are what they have so far, with finish_reason "abort"."""
-        ids = [request_id] if isinstance(request_id, str) else list(request_id)
+    async def _run_all(self, requests: Sequence[R]) -> None:
         engine = self._thread.engine
+        with client_errors():
+            await self._thread.wait_for(engine.run_all(requests, lambda _: None))
 
-        async def abort_all() -> None:
-            for one in ids:
-                engine.abort(one)
 
-        future, _ = self._thread.start(abort_all())
-        await asyncio.wrap_future(future)
-
-    async def close(self) -> None:
-        """Ends the engine and its threads, and frees the model. Requests that run raise QuireError CANCELLED."""
-        await asyncio.to_thread(self._thread.close)
-
-    def shutdown(self) -> None:
-        """As `close`, and blocks."""
-        self._thread.close()
+def _ids(first: str | None = None) -> Iterator[str]:
+    """Ids of a call's requests: the given one, then new ones."""
+    if first is not None:
+        yield first
+    while True:
+        yield uuid.uuid4().hex

@@ -7,25 +7,24 @@ What a deployment has besides is left out: there are no listeners, no credential
 import asyncio
 import logging
 import math
-import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
+from typing import Any, TypeVar
 
+from gateway_svc.http_api.undefined_fields import UndefinedFields
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.model_catalog import ModelCatalog
-from gateway_svc.request_group import RequestGroup
-from gateway_svc.request_manager import Call, RequestManager
+from gateway_svc.request_group import SubscribedGroup
+from gateway_svc.request_manager import RequestManager
 from gateway_svc.retention import NONE, RetentionRules
 from gateway_svc.session import SchedulerSession
-from gateway_svc.tenant import DEFAULT_TENANT
-from gateway_svc.tracing import Operation
-from gateway_svc.validated_request import ValidatedRequest
 from quire.scheduler.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
 from quire.worker.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
+from quire_offline.engine_request import EngineRequest
 from quire_offline.errors import noting_prompt
 from quire_offline.local_channel import LocalServer
 from quire_offline.null_store import NullStore
-from quire_offline.offline_request import OfflineRequest
 from quire_offline.settings import OfflineSettings
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.engine import EngineSettings, SchedulerEngine
@@ -37,9 +36,9 @@ from svc_common.records import RECORD_TTL_SECONDS
 from worker_svc.description import WorkerDescription
 from worker_svc.device_thread import DeviceThread
 from worker_svc.errors import StartupFailed
-from worker_svc.instance import ModelInstance, load_instance
+from worker_svc.load import load_model
 from worker_svc.service import WorkerService
-from worker_svc.step_runner import StepRunner
+from worker_svc.step_runner import StepInstance
 
 logger = logging.getLogger("quire.offline")
 
@@ -47,7 +46,7 @@ _HERE = "this process"  # the address of worker and scheduler
 _EPOCH = 1
 _READY_SECONDS = 60.0  # from a loaded model to the first request; it takes milliseconds
 
-OnTokens = Callable[[OfflineRequest], None]
+R = TypeVar("R", bound=EngineRequest)
 
 
 class OfflineEngine:
@@ -81,22 +80,32 @@ class OfflineEngine:
         )
         # Without records: the store would forget them.
         retention = RetentionRules(RECORD_TTL_SECONDS, NONE, NONE)
-        self._manager = RequestManager(catalog, self._session, GatewayMetrics([self._model.name]), retention)
-        self._requests: dict[str, OfflineRequest] = {}  # those of `run`, by id
-        self._groups: dict[str, RequestGroup] = {}  # of requests that have begun, by id
+        self.manager = RequestManager(catalog, self._session, GatewayMetrics([self._model.name]), retention)
+        """What runs the requests of any protocol."""
+        self._requests: dict[str, EngineRequest] = {}  # those of `run`, by id
+        self._groups: dict[str, SubscribedGroup[Any]] = {}  # of requests that have begun, by id
         self._tasks: list[asyncio.Task[None]] = []
         self._failure: QuireError | None = None
+        self._instance: StepInstance | None = None
         self.description: WorkerDescription
         """What the worker is: model, device, dtype, limits."""
-        self.runner: Callable[[], StepRunner | None] = lambda: None
-        """The model, while it is in memory."""
+
+    @property
+    def undefined_fields(self) -> UndefinedFields:
+        """What is done about fields of bodies that no API defines."""
+        return self._settings.undefined_fields
+
+    @property
+    def failure(self) -> QuireError | None:
+        """Why no request can run any more; None: they can."""
+        return self._failure
 
     @classmethod
     async def start(cls, settings: OfflineSettings) -> "OfflineEngine":
         """Loads the model, in seconds to minutes. Raises ModelNotFound, InvalidModelFiles, BadSetting and
         StartupFailed.
         """
-        catalog = ModelCatalog.load([settings.model])
+        catalog = ModelCatalog.load([settings.model], settings.max_logprobs)
         engine = cls(settings, catalog, DeviceThread())
         try:
             await engine._load()
@@ -106,9 +115,9 @@ class OfflineEngine:
         return engine
 
     async def _load(self) -> None:
-        instance: ModelInstance = await self._device.run(partial(load_instance, self._settings.worker, logger.info))
-        self.description, self.runner = instance.description, weakref.ref(instance.runner)
-        self._worker.serve(instance)
+        self._instance = await self._device.run(partial(load_model, self._settings.worker, logger.info))
+        self.description = self._instance.description
+        self._worker.serve(self._instance)
         for name, work in (
             ("session", self._session.run()),
             ("worker", self._link.run()),
@@ -119,7 +128,7 @@ class OfflineEngine:
             self._tasks.append(task)
         try:
             async with asyncio.timeout(_READY_SECONDS):
-                while not self._manager.is_ready and self._failure is None:
+                while not self.manager.is_ready and self._failure is None:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
@@ -127,19 +136,20 @@ class OfflineEngine:
         self._check()
 
     async def close(self) -> None:
-        """Fails the requests that run, ends the threads of steps and of tokenizers, and drops the model."""
+        """Fails the requests that run, ends the threads of steps and of tokenizers, and frees the model."""
         self._end_all(QuireError(Reason.CANCELLED, "the engine was closed"))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
         self._device.close()
+        if self._instance is not None:
+            self._instance.close()
         self._catalog.close()
-        del self._worker, self._link  # nothing else refers to the model
 
-    async def run_all(self, requests: Sequence[OfflineRequest], on_tokens: OnTokens) -> None:
-        """Runs all requests of a call at once. `on_tokens` is called on this loop with a request that has more output,
-        and at its end.
+    async def run_all(self, requests: Sequence[R], on_progress: Callable[[R], None]) -> None:
+        """Runs all requests of a call at once. `on_progress` is called on this loop with a request that has more of its
+        result, and at its end.
 
         Raises the QuireError of the first one that is not valid or fails; the others end then.
         """
@@ -147,22 +157,23 @@ class OfflineEngine:
             async with asyncio.TaskGroup() as tasks:
                 for index, request in enumerate(requests):
                     # One after another, so that they are queued in their order. Those before this one run meanwhile.
-                    with noting_prompt(index, len(requests)):
-                        validated = await self._validate(request)
-                    tasks.create_task(self._run(request, validated, on_tokens))
+                    with nullcontext() if request.has_numbered_fields else noting_prompt(index, len(requests)):
+                        await self._validate(request)
+                    tasks.create_task(self._run(request, on_progress))
         except* QuireError as errors:
             first = errors.exceptions[0]
         else:
             return
         raise first
 
-    async def run(self, request: OfflineRequest, on_tokens: OnTokens) -> None:
+    async def run(self, request: R, on_progress: Callable[[R], None]) -> None:
         """Runs one request, which `abort` may end. As `run_all`; no other request that runs may have its id."""
         if request.request_id in self._requests:
             raise QuireError(Reason.INVALID_FIELD, "is the id of a request that runs", field="request_id")
         self._requests[request.request_id] = request
         try:
-            await self._run(request, await self._validate(request), on_tokens)
+            await self._validate(request)
+            await self._run(request, on_progress)
         finally:
             del self._requests[request.request_id]
 
@@ -174,40 +185,29 @@ class OfflineEngine:
         elif request_id in self._requests:  # it has not begun
             self._requests[request_id].was_aborted = True
 
-    async def _validate(self, request: OfflineRequest) -> ValidatedRequest:
+    async def _validate(self, request: EngineRequest) -> None:
         """Raises QuireError."""
         self._check()
-        validated = await self._manager.validate(
-            self._call(request), self._model, request.unvalidated, request.field_path, request.request_id
-        )
-        request.prompt_token_ids = validated.prompt_token_ids
-        if request.operation is Operation.CHAT:
-            request.prompt = self._model.tokenizer.vocabulary.text(validated.prompt_token_ids)
-        return validated
+        await request.validate(self.manager, self._model)
 
-    async def _run(self, request: OfflineRequest, validated: ValidatedRequest, on_tokens: OnTokens) -> None:
+    async def _run(self, request: R, on_progress: Callable[[R], None]) -> None:
         self._check()
         if request.was_aborted:
             return
-        with self._manager.run(self._call(request), [validated]) as group:
-            self._groups[request.request_id] = group
-            (request.running,) = group.requests
-            try:
-                while chunks := await group.next():
-                    request.chunks += (chunk for _, chunk in chunks)
-                    request.num_tokens = group.usage.completion_tokens
-                    on_tokens(request)
-            except QuireError as error:
-                if error.reason is not Reason.CANCELLED or self._failure is not None:
-                    raise self._failure or error from None
-                request.was_aborted = True
-            finally:
-                del self._groups[request.request_id]
-        request.is_done = True
-        on_tokens(request)
 
-    def _call(self, request: OfflineRequest) -> Call:
-        return Call(DEFAULT_TENANT, request.operation)
+        def on_start(group: SubscribedGroup[Any]) -> None:
+            self._groups[request.request_id] = group
+
+        try:
+            await request.compute(self.manager, on_start, lambda: on_progress(request))
+        except QuireError as error:
+            if error.reason is not Reason.CANCELLED or self._failure is not None:
+                raise self._failure or error from None
+            request.was_aborted = True
+        finally:
+            self._groups.pop(request.request_id, None)
+        request.is_done = True
+        on_progress(request)
 
     def _check(self) -> None:
         """Raises QuireError where the engine cannot run requests any more."""

@@ -1,7 +1,6 @@
 """An engine, and the thread of its event loop: what the blocking and the asynchronous class share."""
 
-import gc
-import time
+import threading
 import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
@@ -12,9 +11,6 @@ from quire_offline.loop_thread import LoopThread
 from quire_offline.settings import OfflineSettings
 
 T = TypeVar("T")
-
-_MAX_COLLECTIONS = 10  # a program may refer to the model itself, as by the traceback of an error
-_PAUSE = 0.05  # seconds between them
 
 
 class EngineThread:
@@ -30,13 +26,13 @@ class EngineThread:
             thread.close()
             raise
         self._thread, self._engine = thread, engine
-        # A finalizer also runs at the end of the process, while its threads still can end in order.
-        self._close = weakref.finalize(self, _close, thread, engine)
+        # Also run at the end of the process, while its threads still can end in order.
+        self._finalizer = weakref.finalize(self, _drop, thread, engine, threading.current_thread())
 
     @property
     def engine(self) -> OfflineEngine:
         """The engine, for work on its loop. Raises RuntimeError where it is closed."""
-        if not self._close.alive:
+        if not self._finalizer.alive:
             raise RuntimeError("the model is closed")
         return self._engine
 
@@ -44,21 +40,39 @@ class EngineThread:
         """The result of work on the engine's loop. Cancelled, and awaited, by an exception in this thread."""
         return self._thread.run(work)
 
+    async def wait_for(self, work: Coroutine[Any, Any, T]) -> T:
+        """The same, for a caller on another event loop. The work is cancelled with the caller."""
+        return await self._thread.wait_for(work)
+
     def start(self, work: Coroutine[Any, Any, T]) -> "tuple[Future[T], Callable[[], None]]":
         """Begins work on the engine's loop. Returns its future, and what cancels it."""
         return self._thread.start(work)
 
     def close(self) -> None:
         """Ends all threads, and frees the model. May be called again."""
-        self._close()
+        if self._finalizer.detach() is None:
+            return
+        if self._thread.is_current:  # by __del__ of a user's object
+            _close_elsewhere(self._thread, self._engine)
+        else:
+            _close(self._thread, self._engine)
+
+
+def _drop(thread: LoopThread, engine: OfflineEngine, creator: threading.Thread) -> None:
+    """Closes a model that nothing refers to. The memory is free at once where that does not need to wait.
+
+    The garbage collector may call this on any thread, also on one of the engine's, which would wait for itself.
+    """
+    if threading.current_thread() in (creator, threading.main_thread()):
+        _close(thread, engine)
+    else:
+        _close_elsewhere(thread, engine)
+
+
+def _close_elsewhere(thread: LoopThread, engine: OfflineEngine) -> None:
+    threading.Thread(target=_close, args=(thread, engine), name="quire-offline-close").start()
 
 
 def _close(thread: LoopThread, engine: OfflineEngine) -> None:
     thread.run(engine.close())
     thread.close()
-    # The model is in cycles, and its own threads end with it. A collection does nothing while another thread collects.
-    for _ in range(_MAX_COLLECTIONS):
-        gc.collect()
-        if engine.runner() is None:
-            break
-        time.sleep(_PAUSE)

@@ -1,14 +1,17 @@
 """`LLM`: a model in this process, for lists of prompts, with the methods of vLLM's class."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+from quire_offline.calls import chat_options, read_chats, read_embeddings, read_prompts, read_scores
+from quire_offline.engine import R
 from quire_offline.engine_thread import EngineThread
-from quire_offline.errors import client_errors, noting_prompt
-from quire_offline.offline_request import Messages, OfflineRequest, Prompt, chats_of, prompts_of
-from quire_offline.outputs import RequestOutput
+from quire_offline.errors import client_errors
+from quire_offline.offline_request import Messages, Prompt
+from quire_offline.offline_values import Texts
+from quire_offline.outputs import EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
+from quire_offline.pooling_params import PoolingParams
 from quire_offline.progress import ProgressBar
 from quire_offline.sampling_params import SamplingParams
 
@@ -30,7 +33,7 @@ class LLM:
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
         self._thread = EngineThread({"model": model, **options})
-        self._numbers = itertools.count()
+        self._ids = map(str, itertools.count())
 
     def __enter__(self) -> Self:
         return self
@@ -60,18 +63,10 @@ class LLM:
         Raises QuireError, as a client of a server does: for a field that is not valid, with its name and a note about
         the prompt, before or while the others run. KeyboardInterrupt cancels all of them.
         """
-        given = prompts_of(prompts)
-        params = _params_of(sampling_params, len(given))
-        priorities = [None] * len(given) if priority is None else list(priority)
-        if len(priorities) != len(given):
-            raise ValueError(f"priority has {len(priorities)} numbers for {len(given)} prompts")
-        requests = self._read(
-            [
-                partial(OfflineRequest.of_prompt, prompt=prompt, params=one, priority=number)
-                for prompt, one, number in zip(given, params, priorities, strict=True)
-            ]
-        )
-        return self._run(requests, use_tqdm)
+        requests = read_prompts(self._ids, prompts, sampling_params, priority)
+        self._run(requests, use_tqdm)
+        # On this thread: it may take long to render many log-probabilities, and others' steps must not wait for it.
+        return [request.output(finished=True) for request in requests]
 
     def chat(
         self,
@@ -81,56 +76,52 @@ class LLM:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
         **options: Any,
     ) -> list[RequestOutput]:
         """Answers one chat, or several, given as /v1/chat/completions takes them. `options` are other fields of its
-        body, such as tool_choice and reasoning_effort. Otherwise as `generate`.
+        body, such as add_generation_prompt, continue_final_message, tool_choice and reasoning_effort. Otherwise as
+        `generate`.
         """
-        given = chats_of(messages)
-        params = _params_of(sampling_params, len(given))
-        fields = options | {
-            "tools": None if tools is None else list(tools),
-            "chat_template_kwargs": None if chat_template_kwargs is None else dict(chat_template_kwargs),
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message,
-        }
-        requests = self._read(
-            [
-                partial(OfflineRequest.of_chat, messages=chat, params=one, options=fields)
-                for chat, one in zip(given, params, strict=True)
-            ]
-        )
-        return self._run(requests, use_tqdm)
+        fields = chat_options(tools, chat_template_kwargs, options)
+        requests = read_chats(self._ids, messages, sampling_params, fields)
+        self._run(requests, use_tqdm)
+        return [request.output(finished=True) for request in requests]
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: bool | None = None,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        priority: Sequence[int] | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """The vector of each prompt, by an embedding model. Otherwise as `generate`."""
+        requests = read_embeddings(self._ids, prompts, pooling_params, priority)
+        self._run(requests, use_tqdm)
+        return [request.output() for request in requests]
+
+    def score(
+        self,
+        text_1: Texts,
+        text_2: Texts,
+        *,
+        use_tqdm: bool | None = None,
+        pooling_params: PoolingParams | None = None,
+        priority: int | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """The score of one text with each of others, or of each with the other one at its place: the output of a
+        cross-encoder, or the cosine of the vectors of an embedding model. Otherwise as `embed`.
+        """
+        requests = read_scores(self._ids, text_1, text_2, pooling_params, priority)
+        self._run(requests, use_tqdm)
+        return [output for request in requests for output in request.outputs()]
 
     def close(self) -> None:
         """Ends the engine and its threads, and frees the model. Calls that run raise QuireError CANCELLED."""
         self._thread.close()
 
-    def _run(self, requests: Sequence[OfflineRequest], use_tqdm: bool | None) -> list[RequestOutput]:
+    def _run(self, requests: Sequence[R], use_tqdm: bool | None) -> None:
         engine = self._thread.engine
-        with client_errors(), ProgressBar(len(requests), use_tqdm) as bar:
-            self._thread.run(engine.run_all(requests, bar.on_tokens))
-        # On this thread: it may take long to render many log-probabilities, and others' steps must not wait for it.
-        return [request.output(finished=True) for request in requests]
-
-    def _read(self, readers: Sequence[Callable[[str], OfflineRequest]]) -> list[OfflineRequest]:
-        """The requests of a call, each with an id. Raises QuireError."""
-        requests = []
-        with client_errors():
-            for index, read in enumerate(readers):
-                with noting_prompt(index, len(readers)):
-                    requests.append(read(str(next(self._numbers))))
-        return requests
-
-
-def _params_of(given: Params, num_prompts: int) -> list[SamplingParams]:
-    """The parameters of each prompt. Raises ValueError where their number is not that of the prompts."""
-    if given is None:
-        given = SamplingParams()
-    if isinstance(given, SamplingParams):
-        return [given] * num_prompts
-    if len(given) != num_prompts:
-        raise ValueError(f"there are {len(given)} sampling_params for {num_prompts} prompts")
-    return list(given)
+        num_prompts = sum(request.num_prompts for request in requests)
+        with client_errors(), ProgressBar(num_prompts, use_tqdm) as bar:
+            self._thread.run(engine.run_all(requests, bar.on_progress))

@@ -1,6 +1,6 @@
 """One prompt of a call: read as a body of the HTTP API, then run by the engine, which appends its output."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, TypeAlias
@@ -10,11 +10,16 @@ from gateway_svc.http_api.openai.bodies import read_chat_completion, read_comple
 from gateway_svc.http_api.openai.chat_models import ChatBody
 from gateway_svc.http_api.openai.generation_body import CompletionBody
 from gateway_svc.http_api.undefined_fields import UndefinedFields
+from gateway_svc.model_catalog import CatalogModel
 from gateway_svc.output import Chunk, merge_chunks
 from gateway_svc.ranking import completed_sequences
+from gateway_svc.request_manager import Call, RequestManager
 from gateway_svc.running_request import RunningRequest
+from gateway_svc.tenant import DEFAULT_TENANT
 from gateway_svc.tracing import Operation
 from gateway_svc.unvalidated_request import UnvalidatedRequest
+from gateway_svc.validated_request import ValidatedRequest
+from quire_offline.engine_request import OnStart
 from quire_offline.outputs import CompletionOutput, RequestOutput, logprobs_at
 from quire_offline.sampling_params import SamplingParams
 
@@ -27,7 +32,7 @@ Messages: TypeAlias = Sequence[Mapping[str, Any]]
 
 @dataclass(slots=True, eq=False)
 class OfflineRequest:
-    """A request, and its output so far. `prompt` is the text of the prompt; None: it was given as token ids.
+    """An EngineRequest, and its output so far. `prompt` is the text of the prompt; None: it was given as token ids.
 
     The engine appends on its own thread; any thread may make an output.
     """
@@ -41,16 +46,16 @@ class OfflineRequest:
     running: RunningRequest | None = None
     chunks: list[Chunk] = field(default_factory=list)
     num_tokens: int = 0
-    """How many tokens were generated, over all sequences."""
     was_aborted: bool = False
     is_done: bool = False
+    _validated: ValidatedRequest | None = None
 
     @classmethod
     def of_prompt(
         cls, request_id: str, prompt: Prompt, params: SamplingParams, priority: int | None = None
     ) -> "OfflineRequest":
         """A prompt to continue. Raises QuireError, which names a field as SamplingParams does."""
-        given = _given(prompt)
+        given = given_prompt(prompt)
         values = {**params.values, "prompt": given, "priority": priority}
         (read,) = read_completion(CompletionBody.of(values), None).prompts
         text = given if isinstance(given, str) else None
@@ -70,9 +75,43 @@ class OfflineRequest:
         return cls(request_id, Operation.CHAT, read.unvalidated, read.field_path, None)
 
     @property
+    def num_prompts(self) -> int:
+        return 1
+
+    @property
+    def has_numbered_fields(self) -> bool:
+        return False
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    async def validate(self, manager: RequestManager, model: CatalogModel) -> None:
+        self._validated = validated = await manager.validate(
+            self._call, model, self.unvalidated, self.field_path, self.request_id
+        )
+        self.prompt_token_ids = validated.prompt_token_ids
+        if self.operation is Operation.CHAT:
+            self.prompt = model.tokenizer.vocabulary.text(validated.prompt_token_ids)
+
+    async def compute(self, manager: RequestManager, on_start: OnStart, on_progress: Callable[[], None]) -> None:
+        assert self._validated is not None, "it was validated"
+        with manager.run(self._call, [self._validated]) as group:
+            on_start(group)
+            (self.running,) = group.requests
+            while chunks := await group.next():
+                self.chunks += (chunk for _, chunk in chunks)
+                self.num_tokens = group.usage.completion_tokens
+                on_progress()
+
+    @property
     def is_ranked(self) -> bool:
         """Whether its sequences are known only when all have ended."""
         return self.running is not None and self.running.rendering.is_best_of
+
+    @property
+    def _call(self) -> Call:
+        return Call(DEFAULT_TENANT, self.operation)
 
     def output(self, *, finished: bool) -> RequestOutput:
         """The output so far, or all of it."""
@@ -116,7 +155,7 @@ def chats_of(given: Messages | Sequence[Messages]) -> list[Messages]:
     return list(given)  # type: ignore[arg-type]
 
 
-def _given(prompt: Prompt) -> str | list[int]:
+def given_prompt(prompt: Prompt) -> str | list[int]:
     """A prompt as a body has it. Raises TypeError for an object with other keys."""
     if isinstance(prompt, str):
         return prompt
@@ -124,5 +163,5 @@ def _given(prompt: Prompt) -> str | list[int]:
         keys = [name for name in ("prompt_token_ids", "prompt") if prompt.get(name) is not None]
         if not keys or not prompt.keys() <= {"prompt_token_ids", "prompt"}:
             raise TypeError(f"a prompt has the key prompt or prompt_token_ids, not {', '.join(map(str, prompt))}")
-        return _given(prompt[keys[0]])
+        return given_prompt(prompt[keys[0]])
     return [int(token_id) if isinstance(token_id, Integral) else token_id for token_id in prompt]

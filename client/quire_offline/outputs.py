@@ -81,6 +81,50 @@ class RequestOutput:
     seed: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """A vector: 32-bit floats."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """How many numbers the vector has."""
+        return len(self.embedding)
+
+    def __repr__(self) -> str:
+        return f"EmbeddingOutput(hidden_size={self.hidden_size})"
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequestOutput:
+    """A prompt and its vector."""
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringOutput:
+    """The score of two texts: the output of a cross-encoder, or the cosine of their vectors, -1 to 1."""
+
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringRequestOutput:
+    """A pair of texts and its score. `prompt_token_ids` are those of the pair, or of the first text and the second."""
+
+    request_id: str
+    outputs: ScoringOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True
+
+
 def logprobs_at(logprob: TokenLogprob, vocabulary: Vocabulary) -> dict[int, Logprob]:
     """The log-probabilities at one position, the sampled token first."""
     ranks = {token_id: rank for rank, (token_id, _) in enumerate(logprob.top, 1)}

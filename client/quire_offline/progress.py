@@ -6,7 +6,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from quire_offline.offline_request import OfflineRequest
+from quire_offline.engine_request import EngineRequest
 
 _INTERVAL = 0.1  # seconds between updates: each takes longer than a token's way through the engine
 
@@ -33,7 +33,7 @@ class ProgressBar:
         self._task = self._progress.add_task("prompts", total=num_prompts, rates="")
         self._began = self._shown_at = time.monotonic()
         self._num_done = self._num_prompt_tokens = self._num_tokens = 0
-        self._known: dict[OfflineRequest, int] = {}  # tokens of requests that have begun
+        self._known: dict[EngineRequest, int] = {}  # tokens of requests that have begun
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -43,19 +43,22 @@ class ProgressBar:
         self._show(time.monotonic())
         self._progress.stop()
 
-    def on_tokens(self, request: OfflineRequest) -> None:
+    def on_progress(self, request: EngineRequest) -> None:
         """A request has more output, or has ended. Called on one thread, for each sequence of each step."""
         if request not in self._known:
-            self._num_prompt_tokens += len(request.prompt_token_ids)
+            self._num_prompt_tokens += request.num_prompt_tokens
         self._num_tokens += request.num_tokens - self._known.get(request, 0)
         self._known[request] = request.num_tokens
-        self._num_done += request.is_done
+        if request.is_done:
+            self._num_done += request.num_prompts
         now = time.monotonic()
         if now - self._shown_at >= _INTERVAL:
             self._show(now)
 
     def _show(self, now: float) -> None:
         self._shown_at, seconds = now, max(now - self._began, 1e-9)
-        of_prompts, of_outputs = self._num_prompt_tokens / seconds, self._num_tokens / seconds
-        rates = f"input {of_prompts:,.0f}, output {of_outputs:,.0f} tokens/s"
+        rates = f"input {self._num_prompt_tokens / seconds:,.0f}"
+        if self._num_tokens:
+            rates += f", output {self._num_tokens / seconds:,.0f}"
+        rates += " tokens/s"
         self._progress.update(self._task, completed=self._num_done, rates=rates)

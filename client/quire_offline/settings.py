@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
+from gateway_svc.http_api.undefined_fields import UndefinedFields
 from gateway_svc.settings import GatewaySettings
 from quire_client.requests import no_option
 from scheduler_svc.core.admission import AdmissionLimits
@@ -28,7 +29,7 @@ from worker_svc.settings import WorkerSettings
 _OF_PROCESSES = {*InnerSettings.model_fields, "worker_port", "worker_metrics_port", "drain_grace", "profile_dir"}
 _OF_WORKER = WorkerSettings.model_fields.keys() - _OF_PROCESSES
 _OF_SCHEDULER = {"policy", "ageing_seconds", "preemption", "gap_factor"}
-NAMES = _OF_WORKER | {*GATEWAY_SETTINGS} | _OF_SCHEDULER
+NAMES = _OF_WORKER | {*GATEWAY_SETTINGS, "max_logprobs"} | _OF_SCHEDULER
 """The settings that an argument may set."""
 
 _FLAGS: Mapping[str, VllmFlag] = {
@@ -47,6 +48,9 @@ class OfflineSettings:
     worker: WorkerSettings
     model: ModelSettings
     limits: SchedulerLimits
+    undefined_fields: UndefinedFields
+    """What is done about fields of bodies that no API defines."""
+    max_logprobs: int
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "OfflineSettings":
@@ -65,6 +69,8 @@ class OfflineSettings:
             worker=_make(WorkerSettings, values),
             model=gateway.model_settings()[0],
             limits=replace(scheduler.limits, queue=_UNBOUNDED),
+            undefined_fields=gateway.unknown_fields,
+            max_logprobs=gateway.max_logprobs,
         )
 
 

@@ -26,7 +26,7 @@ SAMPLING_PARAMS: dict[str, str] = {
     "ignore_eos": "",
     "max_tokens": "",
     "min_tokens": "",
-    "logprobs": "0 to 20; −1, the whole vocabulary, is refused",
+    "logprobs": "0 to 20, or up to `--max-logprobs`; −1, the whole vocabulary, is refused",
     "prompt_logprobs": "",
     "prompt_logprob_token_ids": "not a field of vLLM's HTTP API",
     "prompt_logprob_start": "not a field of vLLM's HTTP API",

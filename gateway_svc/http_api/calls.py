@@ -22,6 +22,7 @@ from gateway_svc.model_catalog import CatalogModel
 from gateway_svc.output import Chunk, Usage
 from gateway_svc.request_group import RequestGroup
 from gateway_svc.request_manager import Call, RequestManager
+from gateway_svc.scores import UnvalidatedScores
 from gateway_svc.sequence_output import ResumePosition
 from gateway_svc.tenant import Tenant
 from gateway_svc.tenant_threads import FEW_LOGPROBS, TenantThreads
@@ -29,6 +30,7 @@ from gateway_svc.tokenizer import PromptTooLong
 from gateway_svc.tracing import Operation
 from gateway_svc.unvalidated_request import TextPrompt, UnvalidatedRequest
 from gateway_svc.validated_request import ModelInfo, ValidatedRequest
+from gateway_svc.validated_value import ValidatedValue
 from gateway_svc.validation import is_request_id, prompt_field
 from svc_common.errors import QuireError, Reason
 
@@ -67,6 +69,25 @@ class EmbeddedInputs:
     def num_numbers(self) -> int:
         """How many numbers the vectors have."""
         return sum(map(len, self.vectors))
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredPairs:
+    """The values of a call's prompts, from which `scores` computes the scores of its pairs, in their order."""
+
+    values: Sequence[Vector]
+    read: Callable[[Sequence[Vector]], list[float]]
+    model: str
+    usage: Usage
+
+    def scores(self) -> list[float]:
+        """Takes about 0.15 ms for a thousand numbers."""
+        return self.read(self.values)
+
+    @property
+    def num_numbers(self) -> int:
+        """How many numbers the values have."""
+        return sum(map(len, self.values))
 
 
 def prompt_usage(usage: Usage) -> dict[str, int]:
@@ -210,11 +231,25 @@ class HttpCalls:
         """The vectors of a call's inputs. Raises QuireError, and ClientDisconnected."""
         model, _ = self.find_model(exchange, call, unvalidated.model, unvalidated.field_path)
         embeddings = await self._request_manager.validate_embeddings(call, model, unvalidated, exchange.request_id)
+        vectors, usage = await self._values(exchange, call, embeddings)
+        return EmbeddedInputs(vectors, model.name, usage)
+
+    async def score(self, exchange: HttpExchange, call: Call, unvalidated: UnvalidatedScores) -> ScoredPairs:
+        """The scores of a call's pairs. Raises QuireError, and ClientDisconnected."""
+        model, _ = self.find_model(exchange, call, unvalidated.model, unvalidated.field_path)
+        validated = await self._request_manager.validate_scores(call, model, unvalidated, exchange.request_id)
+        values, usage = await self._values(exchange, call, validated.requests)
+        return ScoredPairs(values, validated.read, model.name, usage)
+
+    async def _values(
+        self, exchange: HttpExchange, call: Call, requests: Sequence[ValidatedValue]
+    ) -> tuple[list[Vector], Usage]:
+        """The values of the prompts of a call."""
         async with (
-            self._request_manager.embed(call, embeddings) as group,
+            self._request_manager.run_values(call, requests) as group,
             exchange.watch_disconnect(group.client_disconnected),
         ):
-            return EmbeddedInputs(await group.values(), model.name, group.usage)
+            return await group.values(), group.usage
 
     @asynccontextmanager
     async def run(

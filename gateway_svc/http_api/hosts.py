@@ -24,9 +24,12 @@ class AllowedHosts:
         self._suffixes = tuple(pattern[1:].lower() for pattern in patterns if pattern.startswith("*."))
 
     @classmethod
-    def for_listener(cls, address: str, patterns: Collection[str]) -> "AllowedHosts":
-        """Those of the setting; without it, names of loopback for a listener on loopback, and any name for others."""
-        return cls(patterns or (_LOOPBACK_NAMES if _is_loopback(address) else ("*",)))
+    def for_listener(cls, address: str | None, patterns: Collection[str]) -> "AllowedHosts":
+        """Those of the setting; without it, names of loopback for a listener on loopback, and any name for others.
+
+        `address` is None for a Unix socket, which no web page can reach.
+        """
+        return cls(patterns or (_LOOPBACK_NAMES if address is not None and _is_loopback(address) else ("*",)))
 
     def check(self, host: str | None) -> None:
         """Raises QuireError where a Host header is malformed, HttpRejection where it has a name that is not allowed.

@@ -95,7 +95,7 @@ class _TlsListener:
                 return
             accepted.setblocking(False)
             connection = self._make()
-            connection.begin_handshake(accepted, address[0])
+            connection.begin_handshake(accepted, address[0] if address else "")  # without one on a Unix socket
             handshake = self._loop.create_task(self._shake_hands(accepted, connection))
             self._handshakes.add(handshake)
             handshake.add_done_callback(self._handshakes.discard)

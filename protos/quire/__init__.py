@@ -8,9 +8,25 @@ from pkgutil import extend_path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from quire_offline import LLM, AsyncLLM, RequestOutput, SamplingParams
+    from quire_offline import (
+        LLM,
+        AsyncLLM,
+        EmbeddingRequestOutput,
+        PoolingParams,
+        RequestOutput,
+        SamplingParams,
+        ScoringRequestOutput,
+    )
 
-__all__ = ["LLM", "AsyncLLM", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "EmbeddingRequestOutput",
+    "PoolingParams",
+    "RequestOutput",
+    "SamplingParams",
+    "ScoringRequestOutput",
+]
 
 # A package with this file would hide contracts in other folders of the path, such as those that a program has generated
 # for itself, or those of a second distribution. As without the file, all of them are found.

@@ -27,6 +27,7 @@ class ReplicaShape:
     prefill_tokens_per_second: float = 0.0
     max_sampled_tokens: int = 1
     protocol: int = 1
+    max_indivisible_tokens: int = 0  # of a prompt that is alone in its step, if that is more than max_step_tokens
     results: Mapping[str, PromptComputation] = field(default_factory=lambda: {TOKENS.name: PromptComputation.CHUNKED})
 
     @property
@@ -45,7 +46,12 @@ class ReplicaShape:
         how = self.results.get(request.result.name)
         if how is None or request.protocol > self.protocol:
             return False
-        return how is PromptComputation.CHUNKED or len(request.prompt) <= self.max_step_tokens
+        return how is PromptComputation.CHUNKED or len(request.prompt) <= self.longest_indivisible
+
+    @property
+    def longest_indivisible(self) -> int:
+        """The most tokens of a prompt that is computed in one step."""
+        return max(self.max_step_tokens, self.max_indivisible_tokens)
 
     def is_indivisible(self, request: Request) -> bool:
         """Whether a request's prompt is computed in one step."""

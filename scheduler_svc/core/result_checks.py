@@ -34,7 +34,7 @@ def refuse_kind(request: Request, replicas: Seq[Replica]) -> AdmissionRefusal | 
     if all(request.protocol > replica.shape.protocol for replica in taking):
         text = "the workers of this model are of a release that does not have all of the request's parameters"
         return AdmissionRefusal(Failure.UNSUPPORTED_RESULT, text)
-    steps = [replica.shape.max_step_tokens for replica in taking if name in replica.shape.results]
+    steps = [replica.shape.longest_indivisible for replica in taking if name in replica.shape.results]
     if not steps:
         return AdmissionRefusal(Failure.UNSUPPORTED_RESULT, f"the workers of this model do not compute {name}")
     text = f"this model computes {name} of a prompt in one step, of at most {max(steps)} tokens"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from svc_common.doctor.directories import is_writable
 from svc_common.doctor.findings import Check, CheckContext, CheckGroup, Finding, ok, skipped, warning, wrong
-from svc_common.doctor.ports import check_ports
+from svc_common.doctor.ports import check_ports, check_socket_path
 from svc_common.doctor.prepared import next_step_for
 from svc_common.doctor.redis_versions import LEAST_TEXT, is_too_old
 from svc_common.doctor.role_settings import read_role_settings
@@ -66,11 +66,13 @@ def check_all_ports(_: CheckContext) -> Iterator[Finding]:
     fixed = {f"QUIRE_{name.upper()}" for name in names}
     try:
         with FreePorts() as free_ports:
-            addresses = list(assign(settings, models, free_ports))
+            addresses = assign(settings, models, free_ports)
     except (CannotListen, ModelNotFound) as error:
         yield wrong("ports", str(error), "set QUIRE_WORKER_PORT and QUIRE_SCHEDULER_PORT to free ports")
         return
-    yield from check_ports([(one.host, one.port, one.variable) for one in addresses if one.variable in fixed])
+    yield from check_ports([(one.host, one.port, one.variable) for one in addresses.ports if one.variable in fixed])
+    for unix in addresses.unix_sockets:
+        yield from check_socket_path(unix.path)
 
 
 def check_embedded_redis(_: CheckContext) -> Iterator[Finding]:

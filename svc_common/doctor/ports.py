@@ -4,7 +4,7 @@ import socket
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from svc_common.addresses import AddressInUse, CannotListen, check_can_listen, join_host_port
+from svc_common.addresses import AddressInUse, CannotListen, check_can_listen, check_unix_socket, join_host_port
 from svc_common.doctor.findings import Finding, ok, wrong
 
 _LISTENING = "0A"
@@ -44,6 +44,18 @@ def check_ports(listeners: Sequence[ListenSetting]) -> Iterator[Finding]:
         yield ok(f"free: {', '.join(free)}")
     elif not taken:
         yield ok("all ports are chosen at start")
+
+
+def check_socket_path(path: Path) -> Iterator[Finding]:
+    """A finding for the path of a Unix socket for HTTP."""
+    try:
+        check_unix_socket(path)
+    except AddressInUse as error:
+        yield wrong(str(error), "QUIRE_UDS: another process listens there", "stop it, or set another path")
+    except CannotListen as error:
+        yield wrong(str(path), f"QUIRE_UDS: {error}", "set the path of a socket in a directory of the gateway's own")
+    else:
+        yield ok(f"free: {path}")
 
 
 def _conflict(one: ListenSetting, other: ListenSetting) -> bool:

@@ -9,10 +9,10 @@ from typing import Any
 
 from svc_common.identity import InvalidCredentials
 from svc_common.model_settings import InvalidModelsFile, ModelSettings
-from svc_common.models import ModelNotFound
+from svc_common.models import ModelNotFound, ModelTask
 from svc_common.server import CannotListen
 from svc_common.settings import read_settings
-from svc_common.supervisor.addresses import Addresses, FreePorts, assign
+from svc_common.supervisor.addresses import Addresses, FreePorts, UnixAddress, assign
 from svc_common.supervisor.console import Console
 from svc_common.supervisor.deployment_secret import prepare_secret
 from svc_common.supervisor.embedded_redis import EmbeddedRedis, RedisNotFound
@@ -22,17 +22,23 @@ from svc_common.supervisor.roles import Role, redis_role, service_roles
 from svc_common.supervisor.runner import RestartPolicy, RoleFailed
 from svc_common.supervisor.settings import SupervisorSettings
 
+Announce = Callable[[SupervisorSettings, Sequence[ModelSettings], Addresses], None]
+"""Called when all roles are ready."""
+
 
 async def supervise(
     settings: SupervisorSettings,
     console: Console,
     free_ports: FreePorts,
     change_role: Callable[[Role], Role] = lambda role: role,
+    announce: Announce | None = None,
 ) -> None:
-    """Runs all roles until a signal. `main` reports the errors that it raises.
+    """Runs all roles until a signal. `run` reports the errors that it raises.
 
-    `change_role` is applied to each role but Redis before it starts.
+    `change_role` is applied to each role but Redis before it starts. `announce` is called when all are ready; None:
+    addresses and an example are written to stdout.
     """
+    announce = announce or (lambda *about: console.announce(ready_lines(*about)))
     models = settings.model_settings()
     for model in models:
         model.check()
@@ -61,7 +67,7 @@ async def supervise(
     try:
         await group.run(
             prepare=lambda: prepare_models(models),
-            announce=lambda: console.announce(ready_lines(settings, models, addresses)),
+            announce=lambda: announce(settings, models, addresses),
         )
     finally:
         if settings.state_file is not None:
@@ -87,25 +93,62 @@ def ready_lines(settings: SupervisorSettings, models: Sequence[ModelSettings], a
     """A line with models and addresses, and an example call."""
     served = [model.names for model in models]
     listed = ", ".join(f"{name} (also {', '.join(aliases)})" if aliases else name for name, *aliases in served)
-    scheme, insecurely = ("https", " --insecure") if settings.tls_cert_file else ("http", "")
-    http = ", ".join(f"{scheme}://{listener.dial_address}" for listener in addresses.http)
+    http = ", ".join(http_urls(settings, addresses))
     grpc = ", ".join(listener.dial_address for listener in addresses.grpc)
     path, body = _example(models[0])
+    insecurely = " --insecure" if settings.tls_cert_file else ""
     key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_keys else ""
     return [
         f"quire is ready: {listed} on {http} (OpenAI API) and {grpc} (gRPC)",
-        f"  curl -N{insecurely} {scheme}://{addresses.http[0].dial_address}{path}"
+        f"  curl -N{insecurely} {_curl_target(settings, addresses)}{path}"
         f" -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'",
     ]
 
 
+def http_urls(settings: SupervisorSettings, addresses: Addresses) -> list[str]:
+    """The base URL of each gateway, or `unix:` and the path of its socket."""
+    scheme = "https" if settings.tls_cert_file else "http"
+    return [
+        one.dial_address if isinstance(one, UnixAddress) else f"{scheme}://{one.dial_address}" for one in addresses.http
+    ]
+
+
+def _curl_target(settings: SupervisorSettings, addresses: Addresses) -> str:
+    """Arguments with which curl calls the first gateway, up to the path."""
+    first = addresses.http[0]
+    if isinstance(first, UnixAddress):
+        return f"--unix-socket {first.path} {'https' if settings.tls_cert_file else 'http'}://localhost"
+    return http_urls(settings, addresses)[0]
+
+
 def _example(model: ModelSettings) -> tuple[str, dict[str, Any]]:
     """A path, and a body for it that this model answers."""
-    question = "What is the capital of France?"
-    if model.is_encoder:
-        return "/v1/embeddings", {"model": model.names[0], "input": question}
-    messages = [{"role": "user", "content": question}]
-    return "/v1/chat/completions", {"model": model.names[0], "messages": messages, "stream": True}
+    question, name = "What is the capital of France?", model.names[0]
+    match model.model_task:
+        case ModelTask.EMBED:
+            return "/v1/embeddings", {"model": name, "input": question}
+        case ModelTask.SCORE:
+            documents = ["Paris is the capital of France.", "Rome is the capital of Italy."]
+            return "/rerank", {"model": name, "query": question, "documents": documents}
+        case ModelTask.GENERATE:
+            messages = [{"role": "user", "content": question}]
+            return "/v1/chat/completions", {"model": name, "messages": messages, "stream": True}
+
+
+def run(settings: SupervisorSettings, console: Console, announce: Announce | None = None) -> None:
+    """Runs all roles until a signal. Errors are lines on stderr. Exits with 1 where a role cannot run."""
+    errors = Console()
+    try:
+        with FreePorts() as free_ports:
+            asyncio.run(supervise(settings, console, free_ports, announce=announce))
+    except RoleFailed as error:
+        errors.write_line(f"{error}; its last lines:")
+        for line in error.last_lines:
+            errors.relay(error.role, line)
+        raise SystemExit(1) from None
+    except (CannotListen, InvalidCredentials, InvalidModelsFile, ModelNotFound, RedisNotFound, PrepareFailed) as error:
+        errors.write_line(str(error))
+        raise SystemExit(1) from None
 
 
 def main(args: list[str] | None = None) -> None:
@@ -113,19 +156,7 @@ def main(args: list[str] | None = None) -> None:
 
     Exits with 0 after a signal, 1 where a role cannot run, 2 on invalid settings.
     """
-    settings = read_settings(SupervisorSettings, args)
-    console = Console()
-    try:
-        with FreePorts() as free_ports:
-            asyncio.run(supervise(settings, console, free_ports))
-    except RoleFailed as error:
-        console.write_line(f"{error}; its last lines:")
-        for line in error.last_lines:
-            console.relay(error.role, line)
-        raise SystemExit(1) from None
-    except (CannotListen, InvalidCredentials, InvalidModelsFile, ModelNotFound, RedisNotFound, PrepareFailed) as error:
-        console.write_line(str(error))
-        raise SystemExit(1) from None
+    run(read_settings(SupervisorSettings, args), Console())
 
 
 if __name__ == "__main__":

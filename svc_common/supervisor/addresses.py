@@ -8,11 +8,12 @@ from dataclasses import dataclass, fields
 from itertools import chain
 from pathlib import Path
 
-from svc_common.addresses import AddressInUse, CannotListen, check_can_listen, join_host_port
+from svc_common.addresses import AddressInUse, CannotListen, check_can_listen, check_unix_socket, join_host_port
 from svc_common.model_settings import ModelSettings
 from svc_common.supervisor.settings import SupervisorSettings
 
 LOOPBACK = "127.0.0.1"
+UNIX_SCHEME = "unix:"
 _FIRST_PORT = 16_384  # of those that are chosen for roles; below it are the usual ports of other services
 _IANA_FIRST_OUTGOING_PORT = 49_152
 _MAX_PROBES = 100
@@ -35,11 +36,24 @@ class ListenAddress:
 
 
 @dataclass(frozen=True)
+class UnixAddress:
+    """The path of a role's Unix socket, and the variable that it came from."""
+
+    path: Path
+    variable: str
+
+    @property
+    def dial_address(self) -> str:
+        """`unix:` and the path."""
+        return f"{UNIX_SCHEME}{self.path}"
+
+
+@dataclass(frozen=True)
 class Addresses:
     """The addresses of all roles: element i of a list is that of gateway, scheduler or worker i. Of several models, the
     workers of each follow those of the one before."""
 
-    http: list[ListenAddress]
+    http: Sequence[ListenAddress | UnixAddress]
     grpc: list[ListenAddress]
     gateway_metrics: list[ListenAddress]
     """Empty where gateways have no port of metrics."""
@@ -49,22 +63,32 @@ class Addresses:
     workers: list[ListenAddress]
     worker_metrics: list[ListenAddress]
 
-    def __iter__(self) -> Iterator[ListenAddress]:
+    @property
+    def ports(self) -> Iterator[ListenAddress]:
+        """Those with a port."""
+        return (one for one in self._all() if isinstance(one, ListenAddress))
+
+    @property
+    def unix_sockets(self) -> Iterator[UnixAddress]:
+        """Those with a path."""
+        return (one for one in self._all() if isinstance(one, UnixAddress))
+
+    def _all(self) -> Iterator[ListenAddress | UnixAddress]:
         return chain.from_iterable(getattr(self, field.name) for field in fields(self))
 
     def to_json(self) -> dict[str, list[str]]:
-        """The lists as `host:port`."""
+        """The lists as `host:port` or `unix:path`."""
         return {field.name: [one.dial_address for one in getattr(self, field.name)] for field in fields(self)}
 
     def check(self) -> None:
         """Raises CannotListen, naming the variable, where two are the same or one is not free."""
         taken: dict[int, ListenAddress] = {}
-        for listener in self:
+        for listener in self.ports:
             other = taken.setdefault(listener.port, listener)
             if other is not listener:
                 names = f"{other.variable} and {listener.variable}"
                 raise CannotListen(f"{names} both come to port {listener.port}; set one of them to another")
-        for listener in self:
+        for listener in self.ports:
             try:
                 check_can_listen(listener.host, listener.port)
             except AddressInUse as error:
@@ -72,6 +96,11 @@ class Addresses:
                 raise AddressInUse(f"{error}; {advice}") from error
             except CannotListen as error:
                 raise CannotListen(f"{error} ({listener.variable}, QUIRE_HOST)") from error
+        for unix in self.unix_sockets:
+            try:
+                check_unix_socket(unix.path)
+            except CannotListen as error:
+                raise CannotListen(f"{unix.variable}: {error}") from error
 
 
 def assign(settings: SupervisorSettings, models: Sequence[ModelSettings], free_ports: "FreePorts") -> Addresses:
@@ -86,7 +115,9 @@ def assign(settings: SupervisorSettings, models: Sequence[ModelSettings], free_p
         return [ListenAddress(host, port, f"QUIRE_{setting.upper()}") for port in ports]
 
     return Addresses(
-        http=listeners("http_port", gateways, settings.host),
+        http=listeners("http_port", gateways, settings.host)
+        if settings.uds is None
+        else [UnixAddress(settings.uds.absolute(), "QUIRE_UDS")],
         grpc=listeners("grpc_port", gateways, settings.host),
         gateway_metrics=listeners("gateway_metrics_port", gateways, settings.host),
         schedulers=listeners("scheduler_port", schedulers),

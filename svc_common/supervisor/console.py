@@ -41,9 +41,11 @@ class Console:
     supervisor.
     """
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, status_stream: TextIO | None = None) -> None:
+        """Lines go to `stream` instead, and the status line, if that is a terminal, to `status_stream` instead."""
         self._stream = stream or sys.stderr
-        self.is_terminal = self._stream.isatty()
+        self._status_stream = status_stream or self._stream
+        self.is_terminal = self._status_stream.isatty()
         self._status = ""
 
     def write_line(self, line: str) -> None:
@@ -74,15 +76,17 @@ class Console:
         """Sets the status line of a terminal; empty clears it."""
         if status != self._status:
             self._status = status
-            self._put(f"{_CLEAR_LINE}{status and 'quire: '}{status}")
+            _put(self._status_stream, f"{_CLEAR_LINE}{status and 'quire: '}{status}")
 
     def _write(self, line: str) -> None:
         line = redact(line)
-        clear = _CLEAR_LINE if self._status else ""
-        again = f"quire: {self._status}" if self._status else ""
-        self._put(f"{clear}{line}\n{again}")
+        has_status = self._status and self._status_stream is self._stream
+        clear = _CLEAR_LINE if has_status else ""
+        again = f"quire: {self._status}" if has_status else ""
+        _put(self._stream, f"{clear}{line}\n{again}")
 
-    def _put(self, text: str) -> None:
-        with suppress(OSError):
-            self._stream.write(text)
-            self._stream.flush()
+
+def _put(stream: TextIO, text: str) -> None:
+    with suppress(OSError):
+        stream.write(text)
+        stream.flush()

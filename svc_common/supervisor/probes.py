@@ -2,6 +2,7 @@
 
 import asyncio
 import http.client
+import socket
 import ssl
 from collections.abc import Awaitable, Callable
 
@@ -13,6 +14,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from svc_common.channels import internal_channel
+from svc_common.supervisor.addresses import UNIX_SCHEME
 
 Probe = Callable[[], Awaitable[bool]]
 
@@ -34,15 +36,35 @@ def answers_grpc(address: str, service: str = "") -> Probe:
     return probe
 
 
+class _UnixConnection(http.client.HTTPConnection):
+    """A connection to a Unix socket."""
+
+    def __init__(self, path: str, tls: ssl.SSLContext | None) -> None:
+        super().__init__("localhost", timeout=_TIMEOUT)
+        self._path = path
+        self._tls = tls
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(_TIMEOUT)
+        self.sock.connect(self._path)
+        if self._tls is not None:
+            self.sock = self._tls.wrap_socket(self.sock)
+
+
 def answers_http(address: str, path: str, *, has_tls: bool = False) -> Probe:
-    """The server answers 200 on a path. Its certificate, if it has TLS, is for other names, and is not checked."""
+    """The server at `host:port`, or `unix:` and the path of its socket, answers 200 on a path.
+
+    Its certificate, if it has TLS, is for other names, and is not checked.
+    """
 
     def connect() -> http.client.HTTPConnection:
-        if not has_tls:
+        tls = _unchecked_tls() if has_tls else None
+        if address.startswith(UNIX_SCHEME):
+            return _UnixConnection(address.removeprefix(UNIX_SCHEME), tls)
+        if tls is None:
             return http.client.HTTPConnection(address, timeout=_TIMEOUT)
-        context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        return http.client.HTTPSConnection(address, timeout=_TIMEOUT, context=context)
+        return http.client.HTTPSConnection(address, timeout=_TIMEOUT, context=tls)
 
     def ask() -> bool:
         connection = connect()
@@ -58,6 +80,12 @@ def answers_http(address: str, path: str, *, has_tls: bool = False) -> Probe:
         return await asyncio.to_thread(ask)
 
     return probe
+
+
+def _unchecked_tls() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
 
 
 def answers_redis(url: str) -> Probe:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from svc_common.model_settings import ModelSettings
 from svc_common.server import LIVENESS
-from svc_common.supervisor.addresses import LOOPBACK, Addresses
+from svc_common.supervisor.addresses import LOOPBACK, Addresses, ListenAddress, UnixAddress
 from svc_common.supervisor.embedded_redis import EmbeddedRedis
 from svc_common.supervisor.probes import Probe, answers_grpc, answers_http, answers_redis
 from svc_common.supervisor.settings import SupervisorSettings
@@ -118,7 +118,7 @@ def service_roles(
                 **common,
                 **_gateway_models(settings, models),
                 "QUIRE_HOST": settings.host,
-                "QUIRE_HTTP_PORT": str(http.port),
+                **_http(http),
                 "QUIRE_GRPC_PORT": str(grpc.port),
                 "QUIRE_SCHEDULERS_AT": ",".join(map_address(name, each.dial_address) for each in addresses.schedulers),
                 **({"QUIRE_GATEWAY_METRICS_PORT": str(metrics.port)} if metrics else {}),
@@ -145,6 +145,13 @@ def _credentials(secret_file: Path | None) -> dict[str, str]:
     if secret_file is None:
         return {**inherited, "QUIRE_INSECURE": "1"}
     return {**inherited, "QUIRE_INSECURE": "0", "QUIRE_DEPLOYMENT_SECRET_FILE": str(secret_file.absolute())}
+
+
+def _http(address: ListenAddress | UnixAddress) -> dict[str, str]:
+    """Variables of where a gateway serves HTTP."""
+    if isinstance(address, UnixAddress):
+        return {"QUIRE_UDS": str(address.path)}
+    return {"QUIRE_HTTP_PORT": str(address.port), "QUIRE_UDS": ""}
 
 
 def _tls(settings: SupervisorSettings) -> dict[str, str]:

@@ -6,7 +6,7 @@ The flags become QUIRE_… variables, which the services read as under `make run
 import hashlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from svc_common.supervisor.__main__ import main as supervise
@@ -24,15 +24,39 @@ Flags of vllm serve that set something here; docs/from-vllm.md has all of them:
 """
 
 
+OTHER_FLAGS = tuple(name.replace("_", "-") for name in SupervisorSettings.model_fields)
+"""Flags of `make run`, without their dashes. Each has a value."""
+
+
+def read_arguments(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The arguments that are no flags, of which the first is MODEL, and the variables that a command line sets.
+
+    Raises FlagRefused.
+    """
+    positional, variables = read_flags(arguments, FLAGS, OTHER_FLAGS)
+    if positional:
+        variables["QUIRE_MODEL"] = positional[0]
+    return positional, variables
+
+
 def variables_of(arguments: Sequence[str]) -> dict[str, str]:
-    """The variables that a command line sets. Raises FlagRefused."""
-    others = [name.replace("_", "-") for name in SupervisorSettings.model_fields]
-    models, variables = read_flags(arguments, FLAGS, others)
+    """The variables that a command line of `quire serve` sets. Raises FlagRefused."""
+    models, variables = read_arguments(arguments)
     if len(models) > 1:
         raise FlagRefused(f"{models[1]}: there is one MODEL, {models[0]}; several need --models FILE")
-    if models:
-        variables["QUIRE_MODEL"] = models[0]
     return variables
+
+
+def set_variables(variables: Mapping[str, str]) -> list[str]:
+    """Sets them in this process, and writes the file of API keys. Returns the keys. Raises FlagRefused."""
+    rest = dict(variables)
+    given = rest.pop(GIVEN_KEYS, None)
+    keys = [] if given is None else given.split("\n")
+    if keys:
+        directory = Path(rest.get("QUIRE_RUN_DIR") or os.environ.get("QUIRE_RUN_DIR") or "run")
+        rest["QUIRE_API_KEYS"] = str(write_keys(keys, directory))
+    os.environ.update(rest)
+    return keys
 
 
 def write_keys(keys: Sequence[str], directory: Path) -> Path:
@@ -58,14 +82,10 @@ def main() -> None:
         print(_HELP + "\n".join(f"  {flag.name:<30} {flag.effect.replace('`', '')}" for flag in SERVED))
         return
     try:
-        variables = variables_of(arguments)
-        if (keys := variables.pop(GIVEN_KEYS, None)) is not None:
-            directory = Path(variables.get("QUIRE_RUN_DIR") or os.environ.get("QUIRE_RUN_DIR") or "run")
-            variables["QUIRE_API_KEYS"] = str(write_keys(keys.split("\n"), directory))
+        set_variables(variables_of(arguments))
     except FlagRefused as error:
         print(f"quire serve: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    os.environ.update(variables)
     supervise([])
 
 

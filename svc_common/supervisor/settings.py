@@ -3,16 +3,18 @@
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_settings import CliImplicitFlag, SettingsConfigDict
 
 from svc_common.model_settings import (
     MODELS,
     SERVED_MODEL_NAME,
+    TASK,
     ChatRoles,
     ModelSettings,
     ModelsFile,
     ServedModelNames,
+    TaskChoice,
     read_models_file,
 )
 from svc_common.models import split_names
@@ -52,6 +54,9 @@ class SupervisorSettings(ServiceSettings):
     worker_port: int = Field(0, ge=0, le=65535, description="port of the first worker for the scheduler")
     worker_metrics_port: int = Field(9111, ge=0, le=65535, description="port of the first worker for Prometheus")
     gateways: int = Field(1, ge=1, le=64, description="number of gateways")
+    uds: OptionalPath = Field(
+        None, description="path of a Unix socket for HTTP clients, in place of http_port; for one gateway"
+    )
     schedulers: int = Field(1, ge=1, le=8, description="number of schedulers; one leads, the others are standbys")
     workers: int = Field(1, ge=1, le=64, description="number of workers")
     redis_url: Annotated[RedisUrl | None, BeforeValidator(lambda url: url or None)] = Field(
@@ -76,6 +81,7 @@ class SupervisorSettings(ServiceSettings):
     reasoning_format: str | None = Field(None, description="passed on to gateways")
     generation_config: str | None = Field(None, description="passed on to gateways")
     override_generation_config: str | None = Field(None, description="passed on to gateways")
+    task: TaskChoice = Field("auto", description=TASK)
     models: ModelsFile = Field(None, description=MODELS)
     api_keys: Path | None = Field(
         None, description="TOML file of API keys, read again when it changes; unset: no key is required"
@@ -91,6 +97,13 @@ class SupervisorSettings(ServiceSettings):
     run_dir: Path = Field(Path("run"), description="directory for the embedded Redis' data and the deployment's secret")
     state_file: Path | None = Field(None, description="JSON file for process ids and addresses of the services")
     stop_seconds: float = Field(45, gt=0, description="seconds that a service may take to end before it is killed")
+
+    @field_validator("uds")
+    @classmethod
+    def _check_uds(cls, path: Path | None, info: ValidationInfo) -> Path | None:
+        if path is not None and info.data.get("gateways", 1) > 1:
+            raise ValueError("is for one gateway, and QUIRE_GATEWAYS is more")
+        return path
 
     @property
     def gateway_environment(self) -> dict[str, str]:
@@ -109,6 +122,7 @@ class SupervisorSettings(ServiceSettings):
                 tokenizer=self.tokenizer,
                 tokenizer_revision=self.tokenizer_revision,
                 served_names=split_names(self.served_model_name or ""),
+                task=self.task,
                 workers=self.workers,
             )
         ]

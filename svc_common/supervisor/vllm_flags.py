@@ -40,6 +40,11 @@ class VllmFlag(ABC):
     def effect(self) -> str:
         """What it does here, for the manual."""
 
+    @property
+    def choices(self) -> Sequence[str]:
+        """The values that it may have; empty where others are possible."""
+        return ()
+
     @abstractmethod
     def read(self, values: Sequence[str], *, is_off: bool) -> Variables:
         """The variables that it sets, with `is_off` in its form --no-NAME. Raises FlagRefused."""
@@ -57,11 +62,38 @@ class Value(VllmFlag):
     def effect(self) -> str:
         return f"`{self.variable}`{self.note and f': {self.note}'}"
 
+    @property
+    def choices(self) -> Sequence[str]:
+        return self.convert.choices if isinstance(self.convert, OneOf) else ()
+
     def read(self, values: Sequence[str], *, is_off: bool) -> Variables:
         try:
             return {self.variable: self.convert(values[0])}
         except ValueError as error:
             raise FlagRefused(f"{self.name} {values[0]}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(VllmFlag):
+    """A flag with one of these values. Each stands for a value of the variable; with None the flag has no effect."""
+
+    variable: str
+    values: Mapping[str, str | None]
+    note: str = ""
+
+    @property
+    def effect(self) -> str:
+        return f"`{self.variable}`: {self.note}"
+
+    @property
+    def choices(self) -> Sequence[str]:
+        return tuple(self.values)
+
+    def read(self, values: Sequence[str], *, is_off: bool) -> Variables:
+        if values[0] not in self.values:
+            raise FlagRefused(f"{self.name} {values[0]}: must be one of {', '.join(self.values)}")
+        value = self.values[values[0]]
+        return {} if value is None else {self.variable: value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +204,10 @@ class Only(VllmFlag):
     @property
     def effect(self) -> str:
         return f"must be {' or '.join(f'`{one}`' for one in self.served)}: {self.why}"
+
+    @property
+    def choices(self) -> Sequence[str]:
+        return self.served
 
     def read(self, values: Sequence[str], *, is_off: bool) -> Variables:
         if values[0] not in self.served:
@@ -315,20 +351,38 @@ def size(text: str) -> str:
     return str(int(number))
 
 
+def up_to(most: int) -> Callable[[str], str]:
+    """A conversion of whole numbers from 0 to `most`."""
+
+    def convert(text: str) -> str:
+        if not (text.isascii() and text.isdigit() and int(text) <= most):
+            raise ValueError(f"must be a whole number from 0 to {most}")
+        return text
+
+    return convert
+
+
 def size_or_unset(text: str) -> str | None:
     """As `size`; None for `auto` and -1."""
     return None if text in ("auto", "-1") else size(text)
 
 
-def one_of(names: Mapping[str, str], *, others: bool = False) -> Callable[[str], str]:
-    """A converter of names to other ones. With `others`, a name that is not among them stays as it is."""
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """A conversion of names to other ones. With `others`, a name that is not among them stays as it is."""
 
-    def convert(text: str) -> str:
-        if text not in names and not others:
-            raise ValueError(f"must be one of {', '.join(names)}")
-        return names.get(text, text)
+    names: Mapping[str, str]
+    others: bool = False
 
-    return convert
+    @property
+    def choices(self) -> Sequence[str]:
+        """All texts that it takes; empty where there are others."""
+        return () if self.others else tuple(self.names)
+
+    def __call__(self, text: str) -> str:
+        if text not in self.names and not self.others:
+            raise ValueError(f"must be one of {', '.join(self.names)}")
+        return self.names.get(text, text)
 
 
 def origins(text: str) -> str:

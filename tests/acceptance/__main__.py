@@ -26,7 +26,9 @@ PARTS: dict[str, tuple[str, ...]] = {
     "flood": ("tests.acceptance.flood", "--chats", "500"),
     "constrained": ("tests.acceptance.constrained", "--requests", "1000"),
     "batch": ("tests.acceptance.batch", "--lines", "1000", "--kills", "5"),
+    "offline": ("tests.acceptance.offline", "--prompts", "200", "--streams", "64"),
     "token_budgets": ("tests.acceptance.token_budgets",),
+    "embeddings": ("tests.acceptance.embeddings",),
     "clients": ("tests.clients",),
     "tests_under_load": ("tests.acceptance.tests_under_load", "--runs", "3", "--busy", "2"),
 }

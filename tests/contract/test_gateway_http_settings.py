@@ -92,3 +92,24 @@ async def test_metrics_show_a_tenant_nothing_of_others(model_directory: Path, tm
         assert [(await quire.http.get(f"{port}{path}")).status_code for path in ("/live", "/health")] == [200, 200]
     async with running_gateway(model_directory, api_keys=keys) as quire:
         assert quire.gateway.metrics_port is None
+
+
+@pytest.mark.parametrize("most", [None, 0, 128])
+async def test_an_operator_bounds_log_probabilities(model_directory: Path, most: int | None) -> None:
+    settings = {} if most is None else {"max_logprobs": most}
+    most = 20 if most is None else most
+    async with running_gateway(model_directory, **settings) as quire:
+        quire.scheduler.script = answer_with(HELLO, stop_token_id=EOS)
+        chat = {"messages": [{"role": "user", "content": "a"}], "logprobs": True}
+        for path, body, name in (
+            ("/v1/completions", {"prompt": "a"}, "logprobs"),
+            ("/v1/completions", {"prompt": "a", "max_tokens": 0}, "prompt_logprobs"),
+            ("/v1/chat/completions", chat, "top_logprobs"),
+        ):
+            refused = await quire.http.post(path, json=body | {name: most + 1})
+            error = refused.json()["error"]
+            assert (refused.status_code, error["param"]) == (400, name)
+            assert f"must be between 0 and {most}" in error["message"]
+        await quire.http.post("/v1/completions", json={"prompt": "a", "logprobs": most, "prompt_logprobs": most})
+        (submit,) = quire.scheduler.all("submit")
+        assert (submit.sampling.logprobs, submit.result.prompt_logprobs.num_top_logprobs) == (most, most)

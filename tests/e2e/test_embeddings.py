@@ -1,7 +1,11 @@
-"""An embedding model and an LLM in one deployment: vectors as transformers has them, beside streams, after a death."""
+"""An embedding model, a cross-encoder and an LLM in one deployment: vectors and scores as transformers has them, beside
+streams, after a death.
+"""
 
 import asyncio
 import json
+import math
+import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,11 +14,12 @@ from typing import Any
 import httpx
 import openai
 import pytest
+import torch
 from tokenizers import Tokenizer
 from torch.nn.functional import normalize
-from transformers import BertModel, Qwen3Config
+from transformers import AutoModel, BertForSequenceClassification, BertModel, Qwen3Config
 
-from bert_models import CONTEXT, hidden_states, random_prompts, save_bert
+from bert_models import CONTEXT, hidden_states, random_prompts, raw_score, save_bert, save_cross_encoder
 from deployment import Deployment, deployment
 from llama_models import SIZES, save_servable
 from quire_client import AsyncClient, QuireError
@@ -30,11 +35,27 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, BertModel]:
 
 
 @pytest.fixture(scope="module")
-def running(bert: tuple[Path, BertModel], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    root = tmp_path_factory.mktemp("models")
+def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, BertForSequenceClassification]:
+    directory = tmp_path_factory.mktemp("cross-encoder")
+    return directory, save_cross_encoder(directory)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the decoders."""
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def running(
+    bert: tuple[Path, BertModel],
+    cross_encoder: tuple[Path, BertForSequenceClassification],
+    models: Path,
+) -> Iterator[Deployment]:
     sizes = SIZES | {"max_position_embeddings": 4096, "vocab_size": tiny_tokenizer().get_vocab_size()}
-    llm = save_servable(root / "llm", Qwen3Config(**sizes), tiny_tokenizer())
-    file = root / "models.toml"
+    llm = save_servable(models / "llm", Qwen3Config(**sizes), tiny_tokenizer())
+    save_servable(models / "decoder", Qwen3Config(**sizes), tiny_tokenizer())
+    file = models / "models.toml"
     file.write_text(
         f"""
         [[models]]
@@ -43,6 +64,12 @@ def running(bert: tuple[Path, BertModel], tmp_path_factory: pytest.TempPathFacto
         [[models]]
         model = "{bert[0]}"
         served_model_name = "bert"
+        [[models]]
+        model = "{cross_encoder[0]}"
+        served_model_name = "cross-encoder"
+        [[models]]
+        model = "decoder"
+        task = "embed"
         """
     )
     # Settings that only the LLM can follow.
@@ -53,10 +80,10 @@ def running(bert: tuple[Path, BertModel], tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 async def client(running: Deployment) -> Any:
-    """A client, once both models are ready."""
+    """A client, once all models are ready."""
     async with AsyncClient(running.grpc) as client:
         async with asyncio.timeout(TIMEOUT):
-            while {model.name for model in await client.models()} != {"llm", "bert"}:
+            while {model.name for model in await client.models()} != {"llm", "bert", "cross-encoder", "decoder"}:
                 await asyncio.sleep(0.05)
         yield client
 
@@ -83,14 +110,21 @@ async def test_vectors_of_prompts_of_all_lengths_beside_streams(
     await running.rest()
 
 
-async def test_the_example_for_an_embedding_model_is_one_that_it_answers(bert: tuple[Path, BertModel]) -> None:
-    with deployment(model=str(bert[0]), dtype="float32") as running:
+@pytest.mark.parametrize(("model", "path"), [("bert", "/v1/embeddings"), ("cross_encoder", "/rerank")])
+async def test_the_example_for_a_model_is_one_that_it_answers(
+    model: str, path: str, request: pytest.FixtureRequest
+) -> None:
+    directory, _ = request.getfixturevalue(model)
+    with deployment(model=str(directory), dtype="float32") as running:
         (example,) = [line for line in running.log.read_text().splitlines() if "curl -N" in line]
-        assert "/v1/embeddings " in example
+        assert f"{path} " in example
         body = json.loads(example.rpartition(" -d ")[2].strip("'"))
         async with httpx.AsyncClient(timeout=TIMEOUT) as client:
-            answer = await client.post(f"{running.http}/v1/embeddings", json=body)
-        assert len(answer.raise_for_status().json()["data"][0]["embedding"]) == 48
+            answer = (await client.post(f"{running.http}{path}", json=body)).raise_for_status().json()
+    if model == "bert":
+        assert len(answer["data"][0]["embedding"]) == 48
+    else:
+        assert {one["index"] for one in answer["results"]} == {0, 1}
 
 
 async def test_texts_by_the_official_client(running: Deployment, bert: tuple[Path, BertModel]) -> None:
@@ -104,6 +138,50 @@ async def test_texts_by_the_official_client(running: Deployment, bert: tuple[Pat
     whole = answer.data[0].embedding[:5]
     length = sum(number * number for number in whole) ** 0.5
     assert short.data[0].embedding == pytest.approx([number / length for number in whole], abs=1e-4)
+
+
+async def test_vectors_of_a_decoder(client: AsyncClient, running: Deployment, models: Path) -> None:
+    vocab_size = tiny_tokenizer().get_vocab_size()
+    rng = random.Random(0)
+    prompts = [[rng.randrange(vocab_size) for _ in range(length)] for length in [1, 17, 300, 1500] * 3]
+    found = await client.embed(prompts, model="decoder")
+    model: Any = AutoModel.from_pretrained(models / "decoder", dtype=torch.float32)
+    with torch.inference_mode():
+        states = [model(torch.tensor([prompt]), use_cache=False).last_hidden_state[0, -1] for prompt in prompts]
+    for vector, last in zip(found.vectors, states, strict=True):
+        assert vector == pytest.approx(normalize(last, dim=0).tolist(), abs=1e-4)
+    with pytest.raises(QuireError) as raised:
+        await client.generate("hello", model="decoder")
+    assert raised.value.reason == "FEATURE_UNSUPPORTED"
+    await running.rest()
+
+
+async def test_scores_of_a_cross_encoder_beside_streams(
+    client: AsyncClient, running: Deployment, cross_encoder: tuple[Path, BertForSequenceClassification]
+) -> None:
+    rng = random.Random(0)
+    query, documents = "hello worlds", [" ".join(rng.choices("abcd", k=rng.randint(1, 50))) for _ in range(100)]
+    tokenizer = Tokenizer.from_file(str(cross_encoder[0] / "tokenizer.json"))
+
+    def expected_score(document: str, *, is_raw: bool) -> float:
+        pair = tokenizer.encode(query, document)
+        raw = raw_score(cross_encoder[1], pair.ids, pair.type_ids.index(1))
+        return raw if is_raw else 1 / (1 + math.exp(-raw))
+
+    stream = asyncio.create_task(client.generate([5, 6, 7], model="llm", max_tokens=100, ignore_eos=True))
+    for is_raw in (True, False):
+        found = await client.score(query, documents, model="cross-encoder", raw_scores=is_raw)
+        expected = [expected_score(document, is_raw=is_raw) for document in documents]
+        assert found.scores == pytest.approx(expected, abs=1e-3)
+    body = {"model": "cross-encoder", "query": query, "documents": documents, "top_n": 3}
+    async with httpx.AsyncClient(timeout=TIMEOUT) as http:
+        results = (await http.post(f"{running.http}/rerank", json=body)).json()["results"]
+    best = sorted(range(len(documents)), key=lambda index: -found.scores[index])[:3]
+    assert [one["relevance_score"] for one in results] == pytest.approx(
+        [found.scores[index] for index in best], abs=1e-4
+    )
+    assert len((await stream).token_ids) == 100
+    await running.rest()
 
 
 async def test_inputs_of_a_worker_that_dies_are_computed_by_the_next(
@@ -124,7 +202,13 @@ async def test_inputs_of_a_worker_that_dies_are_computed_by_the_next(
 
 
 async def test_a_model_is_asked_for_what_it_computes(client: AsyncClient) -> None:
-    for call in (client.embed("hello", model="llm"), client.generate("hello", model="bert")):
+    for call in (
+        client.embed("hello", model="llm"),
+        client.score("hello", "hello", model="llm"),
+        client.generate("hello", model="bert"),
+        client.generate("hello", model="cross-encoder"),
+        client.embed("hello", model="cross-encoder"),
+    ):
         with pytest.raises(QuireError) as raised:
             await call
         assert raised.value.reason == "FEATURE_UNSUPPORTED"

@@ -1,4 +1,4 @@
-"""Tiny random models of BERT's form on disk, and their last hidden states by transformers."""
+"""Tiny random models of BERT's form on disk, and their last hidden states and scores by transformers."""
 
 import json
 import random
@@ -8,7 +8,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import BertConfig, BertModel
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    PreTrainedModel,
+    RobertaConfig,
+    RobertaModel,
+    XLMRobertaConfig,
+    XLMRobertaForSequenceClassification,
+)
 
 from encoder_model import WORDS, encoder_tokenizer
 
@@ -22,6 +31,8 @@ _SIZES: dict[str, Any] = {
     "max_position_embeddings": CONTEXT,
     "initializer_range": 0.3,
 }
+# Two more positions, before those of tokens. The token 1 is for padding, and has no position.
+_ROBERTA_SIZES = {**_SIZES, "max_position_embeddings": CONTEXT + 2, "type_vocab_size": 1, "pad_token_id": 1}
 
 
 def save_bert(
@@ -32,16 +43,8 @@ def save_bert(
     max_tokens: int | None = None,
     **sizes: Any,
 ) -> BertModel:
-    """Writes a random model, biases and norms random too. With `pooling` it has the files of sentence-transformers."""
-    torch.manual_seed(0)
-    model: Any = BertModel(BertConfig(**{**_SIZES, **sizes}))
-    model.eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(torch.randn_like(parameter) / 5)
-    model.save_pretrained(directory)
-    encoder_tokenizer().save(str(directory / "tokenizer.json"))
+    """Writes a random model. With `pooling` it has the files of sentence-transformers."""
+    model: BertModel = _save(BertModel, BertConfig(**{**_SIZES, **sizes}), directory)
     if pooling is not None:
         kinds = ["Transformer", "Pooling", *(["Normalize"] if normalizes else [])]
         modules = [
@@ -54,17 +57,63 @@ def save_bert(
         config = {f"pooling_mode_{name}": kind == pooling for kind, name in switches.items()}
         (directory / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 48, **config}))
         (directory / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": max_tokens or CONTEXT}))
-    bert: BertModel = model
-    return bert
+    return model
+
+
+def save_roberta(directory: Path) -> RobertaModel:
+    """Writes a random model without files of sentence-transformers."""
+    model: RobertaModel = _save(RobertaModel, RobertaConfig(**_ROBERTA_SIZES), directory)
+    return model
+
+
+def save_cross_encoder(directory: Path, **config: Any) -> BertForSequenceClassification:
+    """Writes a random model with a head of one label, which other options of its config may change."""
+    whole = BertConfig(**{**_SIZES, "num_labels": 1, **config})
+    model: BertForSequenceClassification = _save(BertForSequenceClassification, whole, directory)
+    return model
+
+
+def save_roberta_cross_encoder(directory: Path) -> XLMRobertaForSequenceClassification:
+    """Writes a random model of the other form."""
+    config = XLMRobertaConfig(**{**_ROBERTA_SIZES, "num_labels": 1})
+    model: XLMRobertaForSequenceClassification = _save(XLMRobertaForSequenceClassification, config, directory)
+    return model
+
+
+def _save(kind: Any, config: Any, directory: Path) -> Any:
+    """Writes a random model, biases and norms random too, and a tokenizer."""
+    torch.manual_seed(0)
+    model = kind(config)
+    model.eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) / 5)
+    model.save_pretrained(directory)
+    encoder_tokenizer().save(str(directory / "tokenizer.json"))
+    return model
 
 
 def random_prompts(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
     rng = random.Random(seed)
-    return [[rng.randrange(len(WORDS)) for _ in range(length)] for length in lengths]
+    return [[rng.randrange(2, len(WORDS)) for _ in range(length)] for length in lengths]
 
 
 @torch.inference_mode()
-def hidden_states(model: BertModel, prompt: Sequence[int]) -> Tensor:
-    """Of one prompt alone [num_tokens, hidden_size]."""
-    states: Tensor = model(torch.tensor([list(prompt)])).last_hidden_state[0]
+def hidden_states(model: PreTrainedModel, prompt: Sequence[int], num_first: int | None = None) -> Tensor:
+    """Of one prompt alone [num_tokens, hidden_size]. The tokens after the first ones are of the second type."""
+    states: Tensor = model(**_inputs(model, prompt, num_first)).last_hidden_state[0]
     return states
+
+
+@torch.inference_mode()
+def raw_score(model: PreTrainedModel, prompt: Sequence[int], num_first: int | None = None) -> float:
+    """The output of a cross-encoder's head for one prompt alone."""
+    return float(model(**_inputs(model, prompt, num_first)).logits[0, 0])
+
+
+def _inputs(model: PreTrainedModel, prompt: Sequence[int], num_first: int | None) -> dict[str, Tensor]:
+    first = len(prompt) if num_first is None else num_first
+    second_type = min(1, model.config.type_vocab_size - 1)
+    types = [0] * first + [second_type] * (len(prompt) - first)
+    return {"input_ids": torch.tensor([list(prompt)]), "token_type_ids": torch.tensor([types])}

@@ -156,6 +156,9 @@ class BreakingGateway(pb_grpc.InferenceServiceServicer):
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
         raise NotImplementedError
 
+    async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
+        raise NotImplementedError
+
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
         return pb.DetokenizeResponse()
 

@@ -43,7 +43,7 @@ def ids(text: str) -> list[int]:
     return [WORDS.index(word) for word in text.split()]
 
 
-def make_encoder_directory(path: Path, tokenizer: Tokenizer | None = None) -> Path:
+def make_encoder_directory(path: Path, tokenizer: Tokenizer | None = None, class_name: str = "BertModel") -> Path:
     """Writes what a gateway reads, and an empty file where the weights would be."""
     path.mkdir(parents=True, exist_ok=True)
     stored = tokenizer or encoder_tokenizer()
@@ -52,6 +52,6 @@ def make_encoder_directory(path: Path, tokenizer: Tokenizer | None = None) -> Pa
     stored.save(str(path / "tokenizer.json"))
     config = {"tokenizer_class": "BertTokenizer", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"}
     (path / "tokenizer_config.json").write_text(json.dumps(config))
-    (path / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["BertModel"]}))
+    (path / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": [class_name]}))
     (path / "model.safetensors").touch()
     return path

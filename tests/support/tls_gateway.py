@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from certificates import Authority, Certificate
 from gateway_harness import encoded, scheduler_model
@@ -34,7 +35,7 @@ class ReplaceableFiles:
 
 
 @asynccontextmanager
-async def gateway_with_tls(model: Path, files: ReplaceableFiles, **limits: float) -> AsyncIterator[Gateway]:
+async def gateway_with_tls(model: Path, files: ReplaceableFiles, **others: Any) -> AsyncIterator[Gateway]:
     """A ready gateway, whose scheduler answers "hello"."""
     async with serving(ScriptedScheduler(scheduler_model(model))) as scheduler:
         scheduler.script = answer_with(encoded("hello"), stop_token_id=EOS)
@@ -48,7 +49,7 @@ async def gateway_with_tls(model: Path, files: ReplaceableFiles, **limits: float
             "insecure": True,
             "tls_cert_file": files.certificate,
             "tls_key_file": files.key,
-        } | limits
+        } | others
         settings = GatewaySettings.model_validate(values)
         gateway = Gateway(settings, ModelCatalog.load(settings.model_settings()))
         await gateway.start()

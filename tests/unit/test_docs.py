@@ -4,11 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from docs.tools import from_vllm, peers
 from docs.tools.figures import FIGURES, FOLDER
 from docs.tools.settings import PAGE, page
 from gateway_svc.http_api.errors import HttpError
+from quire_client.cli.app import app
 from svc_common.errors import QuireError, Reason
 from svc_common.service_roles import MAY_CALL
 from tests.clients.table import CLIENTS
@@ -63,6 +65,17 @@ def test_the_table_of_callers_is_complete() -> None:
 def test_the_table_of_clients_is_complete() -> None:
     rows = re.findall(r"^\| (\S+) \| `(\S+)` \| (\S+) \|", (ROOT / "docs/clients.md").read_text(), re.MULTILINE)
     assert rows == [(client.name, client.package, client.version) for client in CLIENTS]
+
+
+def test_the_table_of_commands_is_complete() -> None:
+    text = (ROOT / "docs/cli.md").read_text()
+    documented = set(re.findall(r"^\| `quire ([a-z-]+)", text, re.MULTILINE))
+    with_json = set(re.findall(r"^\| `quire ([a-z-]+).*`--json`", text, re.MULTILINE))
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    assert documented == set(commands)
+    options = {name: [one for each in command.params for one in each.opts] for name, command in commands.items()}
+    passed_on = {"doctor"}  # whose flags are another program's
+    assert with_json == {name for name in commands if "--json" in options[name]} | passed_on
 
 
 def test_the_page_of_settings_matches_the_settings() -> None:

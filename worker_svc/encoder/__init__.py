@@ -1,1 +1,1 @@
-"""Encoders: models that turn a whole prompt into one vector, in one step and without KV."""
+"""Encoders: models that turn a whole prompt into one value, in one step and without KV."""

@@ -1,35 +1,44 @@
-"""Loads an encoder and warms it up: from settings to a runner that is ready for steps."""
+"""Loads an encoder, or a decoder that serves as one, and warms it up: from settings to a runner ready for steps."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
+from quire_kernels.cpu.amx import has_amx
+from quire_kernels.cpu.library import BuildFailed
+from quire_kernels.cpu.thread_pool import ThreadPool
 from svc_common.models import tokenizer_fingerprint, tokenizer_setting
 from worker_svc.description import WorkerDescription, WorkerLimits
-from worker_svc.encoder.pooling import EmbeddingDefaults
-from worker_svc.encoder.runner import EncoderRunner
+from worker_svc.encoder.pooling import EmbeddingDefaults, EmbeddingPooler, ScorePooler
+from worker_svc.encoder.runner import EncoderForward, EncoderRunner
+from worker_svc.errors import StartupFailed
 from worker_svc.fingerprint import model_fingerprint
-from worker_svc.host import available_cpus
-from worker_svc.instance import check_vocabulary, choose_device, choose_dtype
+from worker_svc.host import available_cpus, available_memory
+from worker_svc.instance import check_vocabulary, choose_device, choose_dtype, release_device, start_thread_pool
+from worker_svc.model.architecture import AnyDescription
+from worker_svc.model.compiled_encoder import load_compiled_encoder, unsupported_reason
+from worker_svc.model.decoder_states import load_decoder_states, prompt_bytes
+from worker_svc.model.description import ModelDescription
 from worker_svc.model.embedding_files import embedding_defaults
 from worker_svc.model.encoder_description import EncoderDescription
+from worker_svc.model.score_head import load_score_head
 from worker_svc.model.torch_encoder import load_torch_encoder
 from worker_svc.progress import progress
 from worker_svc.settings import WorkerSettings
-from worker_svc.step import ENCODER_RESULTS, NewSequence, SamplingParams, ScheduledSequence, Step
+from worker_svc.step import NewSequence, PromptComputation, SamplingParams, ScheduledSequence, Step
 
 # Tokens and sequences of a step. Others wait for the whole step, so it is short on a CPU.
 _BUDGETS = {"cpu": (1024, 64), "cuda": (16384, 512)}
 
-# Settings of decoders, with the values that ask for nothing of an encoder. A deployment may have both, with the same
-# settings: the others have no effect here.
-_NEUTRAL = {
-    "drafter": ("none",),
-    "kernels": ("auto", "torch"),
-    "kv_cache_dtype": ("auto",),
-    "quantization": ("none",),
-}
+# A prompt of a decoder takes at most this share of the memory that is free once the model is loaded.
+_PROMPT_SHARE = 0.25
+
+# Settings of decoders, with the value that they have where nobody sets them. A deployment may have decoders and
+# encoders with the same settings: other values have no effect here.
+_NEUTRAL = {"drafter": "none", "kv_cache_dtype": "auto", "quantization": "none"}
+# The kernels that encoders have.
+_KERNELS = {"cpu": ("auto", "compiled", "torch"), "cuda": ("auto", "torch")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,71 +48,145 @@ class EncoderInstance:
     description: WorkerDescription
     runner: EncoderRunner
 
+    def close(self) -> None:
+        """As `StepInstance` says."""
+        self.runner.close()
+        release_device(self.description.device)
+
 
 def load_encoder(
-    settings: WorkerSettings, description: EncoderDescription, report: Callable[[str], None]
+    settings: WorkerSettings, description: AnyDescription, report: Callable[[str], None]
 ) -> EncoderInstance:
-    """Loads the encoder of the settings. Raises ModelNotFound, StartupFailed and its subclasses."""
-    for name, neutral in _NEUTRAL.items():
-        if getattr(settings, name) not in neutral:
-            report(f"QUIRE_{name.upper()} has no effect on an encoder")
-    served = settings.served_model()
+    """Loads the encoder of the settings, or the decoder that serves as one. Raises ModelNotFound, StartupFailed and its
+    subclasses.
+    """
     device = choose_device(settings.device)
+    ignored = [name for name, neutral in _NEUTRAL.items() if getattr(settings, name) != neutral]
+    if settings.kernels not in _KERNELS[device.type]:
+        ignored.append("kernels")
+    for name in ignored:
+        report(f"QUIRE_{name.upper()} has no effect on an encoder")
+    served = settings.served_model()
     dtype = choose_dtype(settings.dtype, device)
     torch.set_num_threads(settings.num_threads or available_cpus())
-    defaults = embedding_defaults(served.path)
+    head, kernels, defaults = None, None, EmbeddingDefaults()
     with progress(f"loading {served.name}", report):
-        encoder = load_torch_encoder(description, served.path, dtype, device)
+        if isinstance(description, ModelDescription):
+            defaults = embedding_defaults(served.path, is_decoder=True)
+            encoder: EncoderForward = load_decoder_states(description, served.path, dtype, device)
+        else:
+            head = load_score_head(description, served.path, device)
+            if head is None:
+                defaults = embedding_defaults(served.path)
+            kernels = _compiled_kernels(settings, description, dtype, device, report)
+            if kernels is None:
+                encoder = load_torch_encoder(description, served.path, dtype, device)
+            else:
+                encoder = load_compiled_encoder(description, served.path, dtype, kernels)
     if served.other_tokenizer is not None:
         check_vocabulary(served.other_tokenizer, description.vocab_size, tokenizer_setting(settings.tokenizer))
     lengths = (description.context_length, defaults.max_tokens, settings.max_model_len)
     context_length = min(length for length in lengths if length is not None)
     step_tokens, sequences = _BUDGETS[device.type]
+    if isinstance(description, ModelDescription) and settings.max_model_len is None:
+        context_length = fitting_context(description, context_length, step_tokens, dtype, _free_memory(device), report)
     limits = WorkerLimits(
         vocab_size=description.vocab_size,
         context_length=context_length,
         block_size=settings.block_size,
         num_blocks=0,
-        # A prompt is computed in one step.
-        max_step_tokens=max(settings.max_step_tokens or step_tokens, context_length),
+        max_step_tokens=settings.max_step_tokens or step_tokens,
         max_sequences=settings.max_sequences or sequences,
+        # A prompt is computed in one step, however long it is.
+        max_indivisible_tokens=context_length,
     )
-    runner = EncoderRunner(encoder, defaults, limits, deterministic=settings.deterministic)
+    pooler = EmbeddingPooler(defaults) if head is None else ScorePooler(head)
+    runner = EncoderRunner(
+        encoder, pooler, limits, deterministic=settings.deterministic, is_batch_invariant=kernels is not None
+    )
     with progress("warming up", report):
-        rate = _measure(runner)
+        rate = _measure(runner, pooler.result, step_tokens)
     return EncoderInstance(
         WorkerDescription(
             model=served.name,
-            fingerprint=model_fingerprint(served.path, dtype, arithmetic=_arithmetic(settings, defaults)),
+            fingerprint=model_fingerprint(served.path, dtype, arithmetic=_arithmetic(settings, defaults, kernels)),
             tokenizer_fingerprint=tokenizer_fingerprint(served.tokenizer_path),
             block_bytes=0,
             limits=limits,
             dtype=str(dtype).removeprefix("torch."),
             device=str(device),
             prefill_tokens_per_second=rate,
-            results=ENCODER_RESULTS,
+            results={pooler.result: PromptComputation.INDIVISIBLE_WITHOUT_KV},
         ),
         runner,
     )
 
 
-def _arithmetic(settings: WorkerSettings, defaults: EmbeddingDefaults) -> str:
+def fitting_context(
+    description: ModelDescription,
+    context_length: int,
+    least: int,
+    dtype: torch.dtype,
+    free: int,
+    report: Callable[[str], None],
+) -> int:
+    """The context, halved until a prompt takes its share of so many free bytes, or `least` tokens are left.
+
+    A prompt is computed in one step, so its memory grows with its length.
+    """
+    length = context_length
+    while length // 2 >= least and prompt_bytes(description, length, dtype) > _PROMPT_SHARE * free:
+        length //= 2
+    if length < context_length:
+        report(
+            f"prompts have at most {length:,} tokens, not {context_length:,}: one takes at most {_PROMPT_SHARE:.0%} of "
+            "the free memory; QUIRE_MAX_MODEL_LEN allows more"
+        )
+    return length
+
+
+def _free_memory(device: torch.device) -> int:
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
+
+
+def _compiled_kernels(
+    settings: WorkerSettings,
+    description: EncoderDescription,
+    dtype: torch.dtype,
+    device: torch.device,
+    report: Callable[[str], None],
+) -> ThreadPool | None:
+    """The compiled kernels, if the settings allow them and they support the encoder; None: torch computes it."""
+    if device.type != "cpu" or settings.kernels == "torch":
+        return None
+    refused = unsupported_reason(description, dtype)
+    if refused is None:
+        try:
+            return start_thread_pool(settings, report)
+        except BuildFailed as error:
+            refused = str(error)
+    if settings.kernels == "compiled":
+        raise StartupFailed(f"the compiled kernels cannot be used: {refused}")
+    report(f"torch computes the model, slower than the compiled kernels: {refused}")
+    return None
+
+
+def _arithmetic(settings: WorkerSettings, defaults: EmbeddingDefaults, kernels: ThreadPool | None) -> str:
     """What vectors depend on besides weights and dtype; in deterministic mode to the last bit."""
     if not settings.deterministic:
         return repr(defaults)
-    return (
-        f"{defaults!r} {torch.__version__} {torch.get_num_threads()} threads {torch.backends.cpu.get_cpu_capability()}"
-    )
+    threads = f"{torch.get_num_threads()} threads"
+    if kernels is not None:
+        threads = f"compiled {kernels.library_name} {'with' if has_amx(kernels) else 'without'} AMX"
+    return f"{defaults!r} {torch.__version__} {threads} {torch.backends.cpu.get_cpu_capability()}"
 
 
-def _measure(runner: EncoderRunner) -> float:
-    """Tokens per second of a full step. The first one, which is not counted, takes memory."""
+def _measure(runner: EncoderRunner, result: str, step_tokens: int) -> float:
+    """Tokens per second of a step of so many tokens. The first one, which is not counted, takes memory."""
     limits = runner.limits
     length = min(limits.context_length, 128)
-    count = max(1, min(limits.max_sequences, limits.max_step_tokens // length))
-    new = [
-        NewSequence(number, [0] * length, length, 0, SamplingParams(), result="embedding") for number in range(count)
-    ]
+    count = max(1, min(limits.max_sequences, step_tokens // length))
+    new = [NewSequence(number, [0] * length, length, 0, SamplingParams(), result=result) for number in range(count)]
     step = Step([], new, [ScheduledSequence(number, 0, length, []) for number in range(count)])
     seconds = [runner.step(step).busy_seconds for _ in range(2)]
     runner.reset()

@@ -1,14 +1,27 @@
-"""Hidden states to embeddings, as requests and the model say."""
+"""Hidden states to the values of prompts: embeddings, as requests and the model say, or scores."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from worker_svc.step import EmbeddingParams, Pooling
+from worker_svc.model.score_head import ScoreHead
+from worker_svc.step import EmbeddingParams, NewSequence, Pooling
+
+
+class Pooler(Protocol):
+    """Makes one kind of value of prompts' last hidden states."""
+
+    @property
+    def result(self) -> str:
+        """The kind, by its name in quire.worker.v1.ResultKind."""
+
+    def __call__(self, hidden: Sequence[Tensor], sequences: Sequence[NewSequence]) -> list[list[float]]:
+        """The value of each sequence, from the hidden states [num_tokens, hidden_size] of its prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +33,37 @@ class EmbeddingDefaults:
     max_tokens: int | None = None
 
 
+class EmbeddingPooler:
+    """Embeddings."""
+
+    result = "embedding"
+
+    def __init__(self, defaults: EmbeddingDefaults) -> None:
+        self._defaults = defaults
+
+    def __call__(self, hidden: Sequence[Tensor], sequences: Sequence[NewSequence]) -> list[list[float]]:
+        return embed(hidden, (new.embedding for new in sequences), self._defaults)
+
+
+class ScorePooler:
+    """Scores of pairs of texts, one number each."""
+
+    result = "score"
+
+    def __init__(self, head: ScoreHead) -> None:
+        self._head = head
+
+    def __call__(self, hidden: Sequence[Tensor], sequences: Sequence[NewSequence]) -> list[list[float]]:
+        outputs = self._head.outputs(torch.stack([states[0] for states in hidden]))
+        both = torch.stack([self._head.activate(outputs), outputs]).tolist()
+        scores = zip(*both, strict=True)
+        return [
+            [raw if new.score.is_raw else activated] for (activated, raw), new in zip(scores, sequences, strict=True)
+        ]
+
+
 def embed(
-    hidden: Sequence[Tensor], params: Sequence[EmbeddingParams], defaults: EmbeddingDefaults
+    hidden: Sequence[Tensor], params: Iterable[EmbeddingParams], defaults: EmbeddingDefaults
 ) -> list[list[float]]:
     """The embedding of each prompt from its last hidden states [num_tokens, hidden_size]."""
     vectors = []

@@ -2,19 +2,26 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from worker_svc.block_hashes import BlockHashTable
 from worker_svc.description import WorkerLimits
-from worker_svc.encoder.pooling import EmbeddingDefaults, embed
+from worker_svc.encoder.pooling import Pooler
 from worker_svc.errors import DeviceLost
-from worker_svc.step import ENCODER_RESULTS, NewSequence, ScheduledSequence, SequenceResult, Step, StepOutcome
+from worker_svc.step import NewSequence, ScheduledSequence, SequenceResult, Step, StepOutcome
 
-Forward = Callable[[Sequence[Sequence[int]]], list[torch.Tensor]]
-"""The last hidden states of each prompt [num_tokens, hidden_size]."""
+
+class EncoderForward(Protocol):
+    """A backend of an encoder."""
+
+    def __call__(self, prompts: Sequence[Sequence[int]], num_first: Sequence[int] | None = None) -> list[torch.Tensor]:
+        """The last hidden states of each prompt [num_tokens, hidden_size]. No prompt is empty. `num_first` is how many
+        tokens of each prompt are of the first type, at least one; None: all.
+        """
 
 
 class _InvalidSequence(Exception):  # noqa: N818
@@ -41,19 +48,34 @@ class EncoderRunner:
     """
 
     def __init__(
-        self, forward: Forward, defaults: EmbeddingDefaults, limits: WorkerLimits, *, deterministic: bool = False
+        self,
+        forward: EncoderForward,
+        pooler: Pooler,
+        limits: WorkerLimits,
+        *,
+        deterministic: bool = False,
+        is_batch_invariant: bool = False,
     ) -> None:
-        """With `deterministic` a vector's bits do not depend on the step's other prompts: each is computed alone."""
+        """With `deterministic` a value's bits do not depend on the step's other prompts: each is computed alone.
+
+        `is_batch_invariant`: hidden states' bits never depend on other prompts. Then only values are made one by one.
+        """
         self.limits = limits
         self.block_hashes = BlockHashTable()
         self._forward = forward
-        self._defaults = defaults
-        self._deterministic = deterministic
+        self._pooler = pooler
+        self._pools_alone = deterministic
+        self._runs_alone = deterministic and not is_batch_invariant
         self._known: dict[int, NewSequence] = {}
 
     def reset(self) -> None:
         """Forgets all sequences."""
         self._known.clear()
+
+    def close(self) -> None:
+        """Drops the model and all sequences. Nothing is called after it."""
+        self.reset()
+        del self._forward, self._pooler
 
     def step(self, step: Step) -> StepOutcome:
         """Runs one step. Raises DeviceLost, and any error of the forward pass."""
@@ -80,7 +102,7 @@ class EncoderRunner:
                 new.sequence_id,
                 [],
                 value=value if is_finite else (),
-                failure=None if is_finite else "its embedding is not finite",
+                failure=None if is_finite else f"its {new.result} is not finite",
             )
         ordered = [results[schedule_index] for schedule_index in range(len(step.scheduled))]
         num_tokens = sum(len(new.token_ids) for _, new in requested)
@@ -92,21 +114,31 @@ class EncoderRunner:
     def _values(self, requested: Sequence[NewSequence]) -> list[list[float]]:
         if not requested:
             return []
+        alone = [[new] for new in requested]
         try:
-            prompts = [new.token_ids for new in requested]
-            passes = [[prompt] for prompt in prompts] if self._deterministic else [prompts]
-            hidden = [states for together in passes for states in self._forward(together)]
-            return embed(hidden, [new.embedding for new in requested], self._defaults)
+            passes = alone if self._runs_alone else [requested]
+            hidden = [states for together in passes for states in self._hidden(together)]
+            if not self._pools_alone:
+                return self._pooler(hidden, requested)
+            pairs = zip(hidden, alone, strict=True)
+            return [value for states, together in pairs for value in self._pooler([states], together)]
         except torch.AcceleratorError as error:
             # After a CUDA error, every call into its context fails.
             raise DeviceLost("the device failed in a step") from error
+
+    def _hidden(self, together: Sequence[NewSequence]) -> list[torch.Tensor]:
+        """The hidden states of one forward pass."""
+        num_first = None
+        if any(new.score.num_first_tokens for new in together):
+            num_first = [new.score.num_first_tokens or len(new.token_ids) for new in together]
+        return self._forward([new.token_ids for new in together], num_first)
 
     def _validate(self, scheduled: ScheduledSequence) -> NewSequence:
         new = self._known.get(scheduled.sequence_id)
         if new is None:
             raise _InvalidSequence("not known")
-        if new.result not in ENCODER_RESULTS:
-            raise _InvalidSequence(f"an encoder does not compute {new.result}")
+        if new.result != self._pooler.result:
+            raise _InvalidSequence(f"this model computes {self._pooler.result}, and not {new.result}")
         length = len(new.token_ids)
         if scheduled.start != 0 or scheduled.num_tokens != length or scheduled.new_block_ids:
             raise _InvalidSequence("an encoder computes a prompt as a whole, and without blocks")

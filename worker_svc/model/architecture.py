@@ -24,6 +24,13 @@ class Architecture:
     """The class of transformers; a config that names another class is not described."""
     describe: Callable[[Any], AnyDescription | None]
     """The description, given transformers' config; None if a description cannot hold it."""
+    other_class_names: tuple[str, ...] = ()
+    """Further classes that `describe` supports. It reads which one it is from `architectures` of the config."""
+
+    def describes(self, config: Any) -> bool:
+        """Whether a config names no class, or one of these."""
+        names: list[str] | None = config.architectures
+        return names is None or (len(names) == 1 and names[0] in (self.class_name, *self.other_class_names))
 
 
 _registry = Registry(
@@ -35,6 +42,11 @@ def architecture_of(model_type: str) -> Architecture | None:
     """The architecture of this `model_type`, or None. Raises StartupFailed as `Registry.find` does."""
     found: Architecture | None = _registry.find(model_type)
     return found
+
+
+def architecture_names() -> list[str]:
+    """Those that are described, sorted; Quire's own as their modules are called."""
+    return _registry.names()
 
 
 def origin_of(model_type: str) -> str:
@@ -74,7 +86,7 @@ def describe_any(config: Any) -> AnyDescription | None:
     fails.
     """
     architecture = architecture_of(config.model_type)
-    if architecture is None or config.architectures not in (None, [architecture.class_name]):
+    if architecture is None or not architecture.describes(config):
         return None
     with _registry.running(config.model_type):
         try:

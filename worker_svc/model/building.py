@@ -20,14 +20,18 @@ NormT_co = TypeVar("NormT_co", covariant=True)
 HeadT_co = TypeVar("HeadT_co", covariant=True)
 
 
-class Builder(Protocol[LinearT_co, NormT_co, HeadT_co]):
-    """Makes a backend's weights from tensors."""
+class BodyBuilder(Protocol[LinearT_co, NormT_co]):
+    """Makes a backend's weights of layers from tensors."""
 
     def linear(self, weights: LinearWeights) -> LinearT_co:
         """A linear layer of the backend. `weights` are not valid after the call."""
 
     def norm(self, norm: Norm, weight: Tensor) -> NormT_co:
         """A norm; `weight` [norm.size] is in the model's dtype and on its device."""
+
+
+class Builder(BodyBuilder[LinearT_co, NormT_co], Protocol[LinearT_co, NormT_co, HeadT_co]):
+    """Makes a backend's weights from tensors."""
 
     def head(self, layer: LinearLayer, weight: Tensor) -> HeadT_co:
         """The head, of a weight [vocab_size, hidden_size] that may be the embedding too."""
@@ -49,13 +53,19 @@ class BuiltLayer(Generic[LinearT, NormT]):
 
 
 @dataclass(frozen=True, slots=True)
-class BuiltModel(Generic[LinearT, NormT, HeadT]):
-    """All weights of a backend."""
+class BuiltBody(Generic[LinearT, NormT]):
+    """The weights of a backend up to the last norm."""
 
     embedding: Tensor
     """[vocab_size, hidden_size], contiguous, in the model's dtype and on its device."""
     layers: list[BuiltLayer[LinearT, NormT]]
     norm: NormT
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltModel(BuiltBody[LinearT, NormT], Generic[LinearT, NormT, HeadT]):
+    """All weights of a backend."""
+
     head: HeadT
 
 
@@ -69,6 +79,31 @@ def build(
 
     Raises UnsupportedModel where a tensor is missing or of another shape, or ranks cannot share a layer.
     """
+    body = build_body(description, checkpoint, builder, shard)
+    if description.tied_embeddings:
+        drop_head(description, checkpoint)
+        name = description.head.stored[0].name
+        weight = body.embedding[shard.share(description.vocab_size, description.head.split_unit, name)]
+    else:
+        weight, _ = LinearWeights(description.head, checkpoint, shard).fused()
+    return BuiltModel(body.embedding, body.layers, body.norm, builder.head(description.head, weight))
+
+
+def drop_head(description: ModelDescription, checkpoint: Checkpoint) -> None:
+    """Leaves the head's tensors unused, dense or in the format of the other layers."""
+    for stored in description.head.stored:
+        checkpoint.drop(f"{stored.name}.weight")
+        for tensor in checkpoint.weight_format.tensors(stored.name, sum(stored.outputs), description.head.inputs):
+            checkpoint.drop(tensor)
+
+
+def build_body(
+    description: ModelDescription,
+    checkpoint: Checkpoint,
+    builder: BodyBuilder[LinearT, NormT],
+    shard: Shard = WHOLE,
+) -> BuiltBody[LinearT, NormT]:
+    """Builds all weights but the head's. Raises as `build` does."""
 
     def linear(layer: LinearLayer) -> LinearT:
         return builder.linear(LinearWeights(layer, checkpoint, shard))
@@ -92,15 +127,4 @@ def build(
 
     embedding = checkpoint.take(description.embedding, description.vocab_size, description.hidden_size).contiguous()
     layers = [layer(spec) for spec in description.layers]
-    last_norm = norm(description.norm)
-    if description.tied_embeddings:
-        for stored in description.head.stored:
-            # A copy of the embedding, dense or in the format of the other layers
-            checkpoint.drop(f"{stored.name}.weight")
-            for tensor in checkpoint.weight_format.tensors(stored.name, sum(stored.outputs), description.head.inputs):
-                checkpoint.drop(tensor)
-        name = description.head.stored[0].name
-        weight = embedding[shard.share(description.vocab_size, description.head.split_unit, name)]
-    else:
-        weight, _ = LinearWeights(description.head, checkpoint, shard).fused()
-    return BuiltModel(embedding, layers, last_norm, builder.head(description.head, weight))
+    return BuiltBody(embedding, layers, norm(description.norm))

@@ -19,13 +19,16 @@ _MODES = {
 }
 
 
-def embedding_defaults(directory: Path) -> EmbeddingDefaults:
-    """What the files of sentence-transformers say; without them the mean, not normalised, as its library does.
+def embedding_defaults(directory: Path, *, is_decoder: bool = False) -> EmbeddingDefaults:
+    """What the files of sentence-transformers say. Without them an encoder's is the mean, not normalised, as its
+    library does, and a decoder's the last token's state, normalised, as vLLM does.
 
     Raises UnsupportedModel where they name what is not computed here.
     """
     modules = _read(directory / "modules.json", [])
     pooling, normalizes = Pooling.MEAN, False
+    if is_decoder and not modules:
+        pooling, normalizes = Pooling.LAST, True
     for module in modules:
         if not isinstance(module, dict):
             raise UnsupportedModel(f"{directory / 'modules.json'} has another form than expected")

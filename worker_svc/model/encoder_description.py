@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 
 from worker_svc.model.description import Activation, LinearLayer, require
 
@@ -27,6 +28,25 @@ class EncoderLayer:
     mlp_norm: LayerNorm
 
 
+class ScoreActivation(StrEnum):
+    """The function after a head's last product."""
+
+    NONE = "none"
+    SIGMOID = "sigmoid"
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreHeadSpec:
+    """The head of a cross-encoder: score = activation(output(tanh(dense(x)))), of the first token's hidden state x.
+
+    `dense` [hidden_size, hidden_size] and `output` [1, hidden_size] are linear layers of the checkpoint, with biases.
+    """
+
+    dense: str
+    output: str
+    activation: ScoreActivation
+
+
 @dataclass(frozen=True, slots=True)
 class EncoderDescription:
     """An encoder: the sum of three embeddings, a norm, and layers. Its last hidden states are the result."""
@@ -40,14 +60,20 @@ class EncoderDescription:
     word_embedding: str
     """The checkpoint's tensor [vocab_size, hidden_size]."""
     position_embedding: str
-    """The checkpoint's tensor [context_length, hidden_size]."""
+    """The checkpoint's tensor [first_position + context_length, hidden_size]."""
     type_embedding: str
-    """The checkpoint's tensor [num_types, hidden_size]. Prompts are of the first type."""
+    """The checkpoint's tensor [num_types, hidden_size]. The second text of a pair is of the second type, where there is
+    one; all other tokens are of the first.
+    """
     num_types: int
     embedding_norm: LayerNorm
     layers: tuple[EncoderLayer, ...]
+    first_position: int = 0
+    """The row of `position_embedding` for a prompt's first token."""
     unused_prefixes: tuple[str, ...] = ()
     """Of the checkpoint's tensors that have no part in the hidden states."""
+    score_head: ScoreHeadSpec | None = None
+    """Of a cross-encoder, which scores pairs of texts; None: the model computes embeddings."""
 
     def __post_init__(self) -> None:
         """The backend uses these sizes without further checks."""

@@ -18,7 +18,7 @@ from worker_svc.batch import Batch
 from worker_svc.cache import KVCache
 from worker_svc.description import WorkerLimits
 from worker_svc.executor import CudaGraphOptions, Executor, HostExecutor
-from worker_svc.model.building import BuiltLayer, build
+from worker_svc.model.building import BuiltBody, BuiltLayer, build
 from worker_svc.model.description import LinearLayer, ModelDescription, Norm
 from worker_svc.model.head import Head
 from worker_svc.model.linear import Linear, make_linear
@@ -48,8 +48,8 @@ class RmsNorm:
 Layer: TypeAlias = BuiltLayer[Linear, RmsNorm]
 
 
-class _TorchBuilder:
-    """Makes torch's weights from a checkpoint's."""
+class TorchBodyBuilder:
+    """Makes torch's weights of layers from a checkpoint's."""
 
     def linear(self, weights: LinearWeights) -> Linear:
         return make_linear(*weights.fused())
@@ -57,8 +57,52 @@ class _TorchBuilder:
     def norm(self, norm: Norm, weight: Tensor) -> RmsNorm:
         return RmsNorm(weight, norm.eps)
 
+
+class _TorchBuilder(TorchBodyBuilder):
+    """Makes torch's weights from a checkpoint's."""
+
     def head(self, layer: LinearLayer, weight: Tensor) -> Head:
         return Head(weight)
+
+
+class TorchBody:
+    """A decoder without its head. Not thread-safe; run it under `torch.inference_mode`."""
+
+    def __init__(self, description: ModelDescription, built: BuiltBody[Linear, RmsNorm]) -> None:
+        self._embedding, self._layers, self._norm = built.embedding, built.layers, built.norm
+        self._rope = rope_of(description)
+        frequencies = inverse_frequencies(self._rope, description.layout.head_dim)
+        self._frequencies = frequencies.to(self._embedding.device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the computation and of the KV cache."""
+        return self._embedding.dtype
+
+    def __call__(
+        self, token_ids: Tensor, positions: Tensor, attention: StepAttention, indices: Tensor | None = None
+    ) -> Tensor:
+        """The hidden states after the last norm, [num_indices, hidden_size] in the model's dtype.
+
+        Args:
+            token_ids, positions: int64 [num_tokens], the sequences one after another.
+            attention: stores keys and values of these tokens, and attends to them and to those before.
+            indices: int64 [num_indices], of the tokens whose states are returned; None: of all.
+        """
+        rotation = Rotation(positions, self._frequencies, self.dtype, self._rope.attention_factor)
+        hidden = F.embedding(token_ids, self._embedding).float()
+        for number, layer in enumerate(self._layers):
+            gathered = _attend(number, layer, layer.attention_norm(hidden), rotation, attention)
+            if indices is not None and layer is self._layers[-1]:
+                # After the last layer's keys and values, only these tokens matter.
+                if not len(indices):
+                    return hidden.new_empty(0, hidden.shape[1], dtype=self.dtype)
+                gathered, hidden = gathered[indices], hidden[indices]
+            hidden = layer.output.add(gathered, hidden)
+            gate, up = layer.gate_up(layer.mlp_norm(hidden)).chunk(2, -1)
+            # SwiGLU (arXiv:2002.05202)
+            hidden = layer.down.add(F.silu(gate).mul_(up), hidden)
+        return self._norm(hidden)
 
 
 class TorchModel:
@@ -75,9 +119,7 @@ class TorchModel:
         self.description = description
         self._kind = kind
         built = build(description, checkpoint, _TorchBuilder())
-        self._embedding, self._layers, self._norm, self._head = built.embedding, built.layers, built.norm, built.head
-        self._rope = rope_of(description)
-        self._frequencies = inverse_frequencies(self._rope, description.layout.head_dim)
+        self._body, self._head = TorchBody(description, built), built.head
 
     @property
     def layout(self) -> ModelLayout:
@@ -86,7 +128,7 @@ class TorchModel:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the computation and of the KV cache."""
-        return self._embedding.dtype
+        return self._body.dtype
 
     def executor(self, cache: KVCache, limits: WorkerLimits, graphs: CudaGraphOptions) -> Executor:
         return HostExecutor(TorchForward(self, make_attention(self._kind, cache, self.layout.layers)))
@@ -102,20 +144,10 @@ class TorchModel:
         Returns:
             Logits float32 [num_samples, vocab_size].
         """
-        rotation = Rotation(positions, self._frequencies, self.dtype, self._rope.attention_factor)
-        hidden = F.embedding(token_ids, self._embedding).float()
-        for number, layer in enumerate(self._layers):
-            gathered = _attend(number, layer, layer.attention_norm(hidden), rotation, attention)
-            if layer is self._layers[-1]:
-                # After the last layer's keys and values, only tokens followed by a sampled token matter.
-                if not len(logits_indices):
-                    return hidden.new_empty(0, self.description.vocab_size)
-                gathered, hidden = gathered[logits_indices], hidden[logits_indices]
-            hidden = layer.output.add(gathered, hidden)
-            gate, up = layer.gate_up(layer.mlp_norm(hidden)).chunk(2, -1)
-            # SwiGLU (arXiv:2002.05202)
-            hidden = layer.down.add(F.silu(gate).mul_(up), hidden)
-        return self._head(self._norm(hidden))
+        hidden = self._body(token_ids, positions, attention, logits_indices)
+        if not len(hidden):
+            return torch.empty(0, self.description.vocab_size)
+        return self._head(hidden)
 
 
 class TorchForward:

@@ -36,13 +36,14 @@ class Checkpoint:
     def __init__(self, directory: Path, weight_format: WeightFormat, dtype: torch.dtype, device: torch.device) -> None:
         self.weight_format, self.dtype, self.device = weight_format, dtype, device
         self._directory = directory
-        self._files: dict[str, Any] = {}
+        self._files: dict[str, tuple[Any, str]] = {}
+        """By name: the file, and the name in it."""
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         for path in weight_files(self._directory):
             file = self._stack.enter_context(safe_open(path, framework="pt"))
-            self._files |= dict.fromkeys(file.keys(), file)
+            self._files |= {name: (file, name) for name in file.keys()}  # noqa: SIM118
         return self
 
     def __exit__(
@@ -56,15 +57,23 @@ class Checkpoint:
 
     def read(self, name: str, *shape: int) -> Tensor:
         """The tensor of this name, as stored. Raises UnsupportedModel if it is missing or has another shape."""
-        file = self._files.pop(name, None)
-        if file is None:
+        if name not in self._files:
             raise UnsupportedModel(f"the model in {self._directory} has no tensor {name}")
-        tensor: Tensor = file.get_tensor(name)
+        file, stored_name = self._files.pop(name)
+        tensor: Tensor = file.get_tensor(stored_name)
         if tensor.shape != shape:
             raise UnsupportedModel(
                 f"the tensor {name} of the model in {self._directory} is {list(tensor.shape)}, not {list(shape)}"
             )
         return tensor
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a tensor of this name is left."""
+        return name in self._files
+
+    def prepend(self, prefix: str) -> None:
+        """Puts a prefix before the names of all tensors."""
+        self._files = {prefix + name: stored for name, stored in self._files.items()}
 
     def drop(self, name: str) -> None:
         """Leaves a tensor unused, if it exists."""

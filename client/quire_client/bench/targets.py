@@ -71,7 +71,7 @@ class QuireTarget:
             if chunk.token_ids:
                 arrivals.append(TokenArrival(perf_counter(), len(chunk.token_ids)))
                 on_tokens(len(chunk.token_ids))
-        return _timeline(sent, tuple(arrivals))
+        return timeline(sent, tuple(arrivals))
 
 
 class OpenAITarget:
@@ -122,7 +122,7 @@ class OpenAITarget:
                         num_tokens = int(event["usage"]["completion_tokens"])
         if num_tokens is None:
             raise TargetError("the stream ended without usage")
-        return _timeline(sent, spread_evenly(times, num_tokens) if times else ())
+        return timeline(sent, spread_evenly(times, num_tokens) if times else ())
 
     @contextmanager
     def _wrap_errors(self, otherwise: str) -> Iterator[None]:
@@ -139,7 +139,8 @@ class OpenAITarget:
             raise TargetError(otherwise) from error
 
 
-def _timeline(sent: float, arrivals: tuple[TokenArrival, ...]) -> RequestTimings:
+def timeline(sent: float, arrivals: tuple[TokenArrival, ...]) -> RequestTimings:
+    """The timings of a request. Raises TargetError for one without a token."""
     if not arrivals:
         raise TargetError("the stream ended without a token")
     return RequestTimings(sent, arrivals)

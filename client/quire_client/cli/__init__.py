@@ -3,13 +3,15 @@
 import io
 import sys
 
+from quire_client.cli import packages
+
 
 def main() -> None:
     """Runs `quire` and leaves with its exit code: 0 success, 1 failure, 2 invalid arguments, 130 interrupt."""
     try:
         import typer  # noqa: F401
     except ModuleNotFoundError:
-        print("quire: the command line needs more packages: pip install typer rich aiohttp", file=sys.stderr)
+        print(packages.MISSING, file=sys.stderr)
         sys.exit(1)
     from quire_client.cli.app import run
 

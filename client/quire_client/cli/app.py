@@ -11,15 +11,21 @@ import typer
 from quire_client.batch.lines import BatchError
 from quire_client.bench.mix import MixError
 from quire_client.bench.targets import TargetError
+from quire_client.cli import options as opt
 from quire_client.cli.batch import batch
 from quire_client.cli.bench import bench
 from quire_client.cli.chat import chat
+from quire_client.cli.completion import completion
 from quire_client.cli.doctor import doctor
+from quire_client.cli.embed import embed
 from quire_client.cli.explain import explain
 from quire_client.cli.generate import generate
+from quire_client.cli.local_server import ServerEnded
 from quire_client.cli.models import models
+from quire_client.cli.offline import OfflineError
 from quire_client.cli.output import describe_error
 from quire_client.cli.resume import resume
+from quire_client.cli.run import run as run_model
 from quire_client.cli.serve import serve
 from quire_client.cli.workers import profile, reset_prefix_cache
 from quire_client.connection import __version__
@@ -29,21 +35,26 @@ app = typer.Typer(
     name="quire",
     help="Use and measure a Quire server.",
     invoke_without_command=True,
+    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(generate)
-app.command()(resume)
-app.command()(chat)
-app.command()(models)
-app.command()(batch)
-app.command()(bench)
-app.command()(explain)
-app.command()(reset_prefix_cache)
-app.command()(profile)
 _PASSES_FLAGS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+# Not -h: flags that are passed on may have several letters after one dash, and -dph would be read as -d, -p and -h.
+app.command(context_settings=_PASSES_FLAGS_ON | {"help_option_names": ["--help"]})(run_model)
 app.command(add_help_option=False, context_settings=_PASSES_FLAGS_ON)(serve)
+app.command()(opt.with_json(generate))
+app.command()(chat)
+app.command()(opt.with_json(embed))
+app.command()(opt.with_json(resume))
+app.command()(opt.with_json(models))
+app.command()(batch)
+app.command()(opt.with_json(bench))
+app.command()(opt.with_json(explain))
+app.command()(opt.with_json(reset_prefix_cache))
+app.command()(opt.with_json(profile))
 app.command(add_help_option=False, context_settings=_PASSES_FLAGS_ON)(doctor)
+app.command()(completion)
 
 
 def _print_version(wanted: bool) -> None:
@@ -73,7 +84,7 @@ def run(args: Sequence[str] | None = None) -> int:
         return _fail(f"{error.format_message()} (quire --help lists what there is)", error.exit_code)
     except QuireError as error:
         return _fail(describe_error(error))
-    except (BatchError, MixError, TargetError) as error:
+    except (BatchError, MixError, OfflineError, ServerEnded, TargetError) as error:
         return _fail(str(error))
     except (KeyboardInterrupt, typer.Abort):
         return 130

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from time import monotonic
 from typing import Annotated
@@ -12,7 +14,9 @@ from quire_client.batch.client import BatchClient
 from quire_client.batch.input import STDIN, BatchInput, open_input
 from quire_client.batch.output import BatchOutput, open_output
 from quire_client.batch.run import run_batch
+from quire_client.batch.transport import HttpTransport, Transport
 from quire_client.cli import options as opt
+from quire_client.cli.offline import Offline, loading, offline_commands, refuse_beside_offline
 from quire_client.cli.output import print_json
 from quire_client.cli.progress import RequestProgress
 from quire_client.http_client import http_client
@@ -24,6 +28,7 @@ _MAX_TEXT = 60  # characters beside a bar
 
 
 def batch(
+    context: typer.Context,
     file: Annotated[
         str, typer.Argument(help="Requests, one line of JSON for each, in OpenAI's batch format; - for standard input.")
     ],
@@ -52,15 +57,24 @@ def batch(
         float, typer.Option(metavar="SECONDS", min=0, help="End if all attempts to connect have failed for so long.")
     ] = 600.0,
     api_key: opt.ApiKey = None,
+    offline: Offline = False,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", metavar="MODEL", help="The model that --offline loads. Lines name it, too."),
+    ] = None,
 ) -> int:
     """Answer the requests of a file: one line of output for each, in the order in which they end.
 
     The same command goes on with a batch that was stopped. Requests that the server refuses have its error in the
-    output; those that cannot be answered now are sent again.
+    output; those that cannot be answered now are sent again. With --offline requests that were stopped begin again.
 
     Exits with 1 if the output has errors, or if the batch has to stop.
     """
     started = monotonic()
+    if offline:
+        refuse_beside_offline(context, "url", "timeout", "server_timeout", "api_key")
+    elif model is not None:
+        raise typer.BadParameter("is for --offline; the lines name the models of a server", param_hint="--model")
     if output is None:
         if file == STDIN:
             raise typer.BadParameter("is needed where the requests come from standard input", param_hint="--output")
@@ -68,7 +82,11 @@ def batch(
     with open_input(file) as requests, open_output(output, requests) as answers:
         num_before = answers.num_answered
         notices = _Notices(requests, answers)
-        asyncio.run(_run(notices, url, concurrency, timeout, server_timeout, api_key))
+        if offline:
+            commands = offline_commands()
+            commands.run(_run(notices, loading(commands.batch_transport(model)), concurrency))
+        else:
+            asyncio.run(_run(notices, _http_transport(url, timeout, server_timeout, api_key), concurrency))
         summary = {
             "input": requests.name,
             "output": str(output),
@@ -118,16 +136,25 @@ class _Notices:
             self.progress.print_line(f"requests are sent again: {why}")
 
 
-async def _run(
-    notices: _Notices, url: str, concurrency: int, timeout: float, server_timeout: float, api_key: str | None
-) -> None:
+async def _run(notices: _Notices, opened: AbstractAsyncContextManager[Transport], concurrency: int) -> None:
+    notices.start()
+    if notices.answers.num_answered == notices.requests.num_requests:
+        notices.answers.finish()
+        return
+    async with opened as transport:
+        client = BatchClient(transport, notices.on_retry)
+        with notices.progress:
+            await run_batch(notices.requests, notices.answers, client, concurrency, notices.on_end)
+
+
+@asynccontextmanager
+async def _http_transport(
+    url: str, timeout: float, server_timeout: float, api_key: str | None
+) -> AsyncIterator[HttpTransport]:
     key = api_key or os.environ.get("QUIRE_API_KEY") or None
     ca_file = os.environ.get("QUIRE_CA_FILE")
     async with http_client(url, key, timeout, ca_file, _CONNECT_SECONDS) as http:
-        client = BatchClient(url, http, server_timeout, notices.on_retry)
-        with notices.progress:
-            notices.start()
-            await run_batch(notices.requests, notices.answers, client, concurrency, notices.on_end)
+        yield HttpTransport(url, http, server_timeout)
 
 
 def _errors(count: int) -> str:

@@ -1,4 +1,4 @@
-"""`quire bench`: sends a load to a server and measures it."""
+"""`quire bench`: sends a load to a server, or to a model in this process, and measures it."""
 
 import asyncio
 import os
@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from typing import Annotated
 
 import typer
@@ -19,15 +20,19 @@ from quire_client.bench.load import LoadResult, run_load
 from quire_client.bench.mix import MixRequest, read_mix, sample_mix, take
 from quire_client.bench.targets import BenchTarget, OpenAITarget, QuireTarget, TargetModel
 from quire_client.cli import options as opt
+from quire_client.cli.offline import Offline, loading, offline_commands, refuse_beside_offline
 from quire_client.cli.output import print_json
 from quire_client.cli.progress import RequestProgress
 from quire_client.http_client import http_client
 
 _DEFAULT_REQUESTS = 48
 _WARM_UP_TOKENS = 8
+_SHOW_SECONDS = 0.1
+"""Between two updates of the number of tokens: each takes longer than a token's way to here."""
 
 
 def bench(
+    context: typer.Context,
     url: Annotated[
         str | None,
         typer.Option(
@@ -53,6 +58,7 @@ def bench(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the default mix.")] = 0,
     warm_up: Annotated[int, typer.Option(min=0, help="Short requests before the measurement.")] = 1,
+    offline: Offline = False,
     model: opt.Model = None,
     output: opt.Output = opt.OutputFormat.TEXT,
     timeout: opt.Timeout = None,
@@ -70,20 +76,26 @@ def bench(
     If there are more requests than the mix has, it is repeated: a prefix cache makes repeated prompts cheaper.
     """
     given = read_mix(mix) if mix else None
+    if offline:
+        refuse_beside_offline(context, "url", "address", "api_key", "timeout")
+        commands = offline_commands()
+        run, opened, place = commands.run, loading(commands.bench_target(model)), "this process"
+    else:
+        run, opened, place = asyncio.run, _target(url, address, model, api_key, timeout), url or address
 
     async def measure() -> tuple[TargetModel, LoadResult]:
-        async with _target(url, address, model, api_key, timeout) as target:
+        async with opened as target:
             served = await target.model()
             mix = given or sample_mix(seed, requests or _DEFAULT_REQUESTS, served.vocab_size)
             for request in sample_mix(seed + 1, warm_up, served.vocab_size):
                 await target.run(replace(request, output_tokens=_WARM_UP_TOKENS), lambda count: None)
             return served, await _run_with_progress(target, take(mix, requests), concurrency)
 
-    served, load = asyncio.run(measure())
+    served, load = run(measure())
     if output is opt.OutputFormat.JSON:
-        _print_json(served, url or address, concurrency, load)
+        _print_json(served, place, concurrency, load)
     else:
-        _print_table(f"{served.name} at {url or address}, {concurrency} requests at a time", load)
+        _print_table(f"{served.name} {'in' if offline else 'at'} {place}, {concurrency} requests at a time", load)
     if load.failures or load.num_short:
         _print_failures(load)
         raise typer.Exit(1)
@@ -102,15 +114,21 @@ async def _target(
 
 
 async def _run_with_progress(target: BenchTarget, requests: Sequence[MixRequest], concurrency: int) -> LoadResult:
-    num_tokens = 0
+    num_tokens, shown_at = 0, 0.0
     with RequestProgress(len(requests), "0 tokens") as progress:
 
         def on_tokens(count: int) -> None:
-            nonlocal num_tokens
+            nonlocal num_tokens, shown_at
             num_tokens += count
-            progress.show(f"{num_tokens:,} tokens")
+            if (now := monotonic()) - shown_at > _SHOW_SECONDS:
+                shown_at = now
+                progress.show(f"{num_tokens:,} tokens")
 
-        return await run_load(target, requests, concurrency, on_tokens, progress.advance)
+        def on_end() -> None:
+            progress.show(f"{num_tokens:,} tokens")
+            progress.advance()
+
+        return await run_load(target, requests, concurrency, on_tokens, on_end)
 
 
 def _print_json(served: TargetModel, address: str, concurrency: int, load: LoadResult) -> None:

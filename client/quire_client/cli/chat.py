@@ -1,17 +1,22 @@
 """`quire chat`: a conversation in the terminal, or line by line through a pipe."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+
+import typer
 
 from quire_client.chats import Message
 from quire_client.cli import options as opt
-from quire_client.cli.output import describe_error, print_resuming, write_text
+from quire_client.cli.input import read_lines
+from quire_client.cli.output import describe_error, print_json, print_resuming, write_text
 from quire_client.errors import QuireError
 from quire_client.requests import GenerationOptions
+from quire_client.results import Generation
 from quire_client.sync import Client
 
 _HELP = "/reset starts over, /quit or Ctrl-D leaves, Ctrl-C interrupts an answer"
+_LEAVE = "Ctrl-C again or Ctrl-D leaves"
 
 
 class Conversation:
@@ -43,6 +48,13 @@ class Conversation:
             self.messages = asked[:-1]
             raise
 
+    def ask_whole(self, question: str) -> Generation:
+        """The whole answer. Raises QuireError; then the question is not in the chat."""
+        asked = [*self.messages, Message("user", question)]
+        answer = self._client.stream_chat(asked, on_resume=print_resuming, **self._options).collect()
+        self.messages = [*asked, Message("assistant", answer.text)]
+        return answer
+
 
 @opt.with_sampling_options
 def chat(
@@ -50,6 +62,7 @@ def chat(
     max_tokens: opt.MaxTokens = None,
     stop: opt.Stop = None,
     model: opt.Model = None,
+    as_json: opt.Json = False,
     timeout: opt.Timeout = None,
     address: opt.Address = opt.ADDRESS,
     api_key: opt.ApiKey = None,
@@ -58,8 +71,12 @@ def chat(
 ) -> None:
     """Chat with a model: /reset starts over, /quit or Ctrl-D leaves, Ctrl-C interrupts an answer.
 
-    Without a terminal, each line of standard input is a message and its answer a line or more of standard output.
+    Without a terminal, each line of standard input is a message and its answer a line or more of standard output; with
+    --json it is a line of JSON.
     """
+    is_interactive = sys.stdin.isatty()
+    if as_json and is_interactive:
+        raise typer.BadParameter("needs messages on standard input, one on each line", param_hint="--json")
     wanted: GenerationOptions = {
         **sampling,
         "max_tokens": max_tokens,
@@ -68,44 +85,64 @@ def chat(
     }
     with Client(address, api_key=api_key, timeout=timeout) as client:
         conversation = Conversation(client, system, wanted)
-        if sys.stdin.isatty():
-            _run_chat(conversation, client, model)
+        if is_interactive:
+            first = next((served.name for served in client.models()), "")  # also fails at once without a server
+            run_chat(conversation, model or first)
         else:
-            _answer_lines(conversation)
+            _answer_lines(conversation, as_json=as_json)
 
 
-def _answer_lines(conversation: Conversation) -> None:
-    for line in sys.stdin:
-        if line.strip():
-            write_text(conversation.ask(line.rstrip("\n")))
+def _answer_lines(conversation: Conversation, *, as_json: bool) -> None:
+    for line in read_lines():
+        if not line.strip():
+            continue
+        if as_json:
+            print_json(conversation.ask_whole(line), indent=None)
+        else:
+            write_text(conversation.ask(line))
 
 
-def _run_chat(conversation: Conversation, client: Client, model: str | None) -> None:
+def run_chat(conversation: Conversation, model: str, check: Callable[[], None] = lambda: None) -> None:
+    """Reads lines from a terminal and answers them, until the user leaves. `check` is called after each of them."""
     with suppress(ImportError):
         import readline  # noqa: F401  (line editing and history in input())
-    first = next((served.name for served in client.models()), "")  # also fails at once without a server
-    print(f"{model or first}: {_HELP}", file=sys.stderr)
+    print(f"{model}: {_HELP}", file=sys.stderr)
+    was_interrupted = False  # since the last line that is not empty
+    line = None
     while True:
-        # Ctrl-C at any place of a turn does not end the chat.
         try:
-            if not _take_turn(conversation):
-                return
+            while True:
+                line = None
+                line = _read_line()
+                if line is None:
+                    return
+                if line:
+                    was_interrupted = False
+                _take(conversation, line)
+                check()
         except KeyboardInterrupt:
             print()
+            if not line:
+                if was_interrupted:
+                    return
+                was_interrupted = True
+                print(_LEAVE, file=sys.stderr)
 
 
-def _take_turn(conversation: Conversation) -> bool:
-    """Reads a line and answers or runs it. Returns False where the user leaves."""
+def _read_line() -> str | None:
+    """The next line without white space around it; None: the user leaves."""
     try:
         line = input("> ").strip()
     except EOFError:
         print()
-        return False
+        return None
+    return None if line == "/quit" else line
+
+
+def _take(conversation: Conversation, line: str) -> None:
     match line:
         case "":
             pass
-        case "/quit":
-            return False
         case "/reset":
             conversation.reset()
         case "/help":
@@ -114,7 +151,6 @@ def _take_turn(conversation: Conversation) -> bool:
             print(f"quire: there is no {command}: {_HELP}", file=sys.stderr)
         case question:
             _answer_in_terminal(conversation, question)
-    return True
 
 
 def _answer_in_terminal(conversation: Conversation, question: str) -> None:

@@ -1,9 +1,7 @@
 """`quire doctor`: shows what the doctor of the services reports, where they are installed beside the client."""
 
-import importlib.util
 import json
 import subprocess
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quire_client.cli.output import print_json
+from quire_client.cli.services import DOCTOR, service_command
 
 _STYLES = {"ok": "green", "warning": "yellow", "wrong": "bold red", "skipped": "dim"}
 _HELP = {"-h", "--help"}
@@ -20,12 +19,8 @@ _HELP = {"-h", "--help"}
 
 def doctor(context: typer.Context) -> int:
     """Check this machine, the installation and the settings, and say what to do. Changes nothing."""
-    if importlib.util.find_spec("svc_common") is None:
-        print("quire: the services are not installed here: pip install 'quire[local]'", file=sys.stderr)
-        raise typer.Exit(1)
-    # Another program: the client does not import the services. It writes no __pycache__ (-B), and imports nothing from
-    # the working directory (-P).
-    command = [sys.executable, "-B", "-P", "-m", "svc_common.doctor", "--json", *context.args]
+    # It writes no __pycache__ (-B), and imports nothing from the working directory (-P).
+    command = service_command(DOCTOR, "--json", *context.args, flags=("-B", "-P"))
     if _HELP & set(context.args):
         return subprocess.run(command, check=False).returncode
     with Console(stderr=True).status("checking, up to a minute"):

@@ -48,7 +48,6 @@ def explain(
         int | None, typer.Option(min=1, max=1_000, help="The most requests to list.", show_default=str(_NUM_LISTED))
     ] = None,
     output: opt.Output = opt.OutputFormat.TEXT,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
     timeout: opt.Timeout = 10.0,
     admin: opt.Admin = DEFAULT_ADMIN_ADDRESS,
 ) -> None:
@@ -65,7 +64,7 @@ def explain(
                 response = client.requests(tenant=tenant, limit=_NUM_LISTED if limit is None else limit)
     except QuireError as error:
         raise admin_error(error, admin) from error
-    if as_json or output is opt.OutputFormat.JSON:
+    if output is opt.OutputFormat.JSON:
         print_json(response)
     elif isinstance(response, RequestList):
         _print_list(response)

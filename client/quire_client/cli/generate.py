@@ -1,11 +1,11 @@
 """`quire generate`: continues a text."""
 
-import sys
 from typing import Annotated
 
 import typer
 
 from quire_client.cli import options as opt
+from quire_client.cli.input import read_text
 from quire_client.cli.output import print_json, print_resuming, write_text
 from quire_client.requests import GenerationOptions
 from quire_client.sync import Client
@@ -29,10 +29,10 @@ def generate(
     choice: opt.Choice = None,
     grammar: opt.Grammar = None,
     logprobs: Annotated[
-        int | None, typer.Option(help="Log-probabilities of this many top tokens; with -o json.")
+        int | None, typer.Option(help="Log-probabilities of this many top tokens; with --json.")
     ] = None,
     prompt_logprobs: Annotated[
-        int | None, typer.Option(help="The same for the prompt, which is returned; with -o json.")
+        int | None, typer.Option(help="The same for the prompt, which is returned; with --json.")
     ] = None,
     request_id: Annotated[str | None, typer.Option(help="Your own id of the request, for `quire resume`.")] = None,
     priority: Annotated[int | None, typer.Option(help="Higher runs first.")] = None,
@@ -51,13 +51,13 @@ def generate(
     """
     for hint, asked in (("--logprobs", logprobs), ("--prompt-logprobs", prompt_logprobs)):
         if asked is not None and output is opt.OutputFormat.TEXT:
-            raise typer.BadParameter("log-probabilities are written with -o json only", param_hint=hint)
+            raise typer.BadParameter("log-probabilities are written with --json only", param_hint=hint)
     if sum(one is not None for one in (json_schema, regex, choice or None, grammar)) > 1:
         raise typer.BadParameter(
             "a request has one constraint", param_hint="--json-schema, --regex, --choice, --grammar"
         )
     if prompt == "-":
-        prompt = sys.stdin.read().removesuffix("\n")
+        prompt = read_text().removesuffix("\n")
     wanted: GenerationOptions = {
         **sampling,
         "max_tokens": max_tokens,

@@ -2,10 +2,10 @@
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar, cast
 
 import typer
 
@@ -32,6 +32,8 @@ class EarlyStoppingOption(StrEnum):
         """The argument of a call."""
         return "never" if self is EarlyStoppingOption.NEVER else self is EarlyStoppingOption.TRUE
 
+
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 _RANKING: Final = "Ranking"
 _SAMPLING: Final = "Sampling"
@@ -73,16 +75,18 @@ Admin = Annotated[
     typer.Option(envvar="QUIRE_ADMIN_ADDRESS", metavar="HOST:PORT", help="The scheduler's admin address."),
 ]
 Output = Annotated[OutputFormat, typer.Option("--output", "-o", help="Format of the result.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Model = Annotated[
     str | None,
     typer.Option("--model", "-m", metavar="NAME", help="Model to use.", show_default="the first one"),
 ]
 System = Annotated[str | None, typer.Option("--system", "-s", metavar="TEXT", help="System message.")]
 
+_TEMPERATURE: Final = "0 (greedy) to 2; default 1."
 _SAMPLING_OPTIONS: Final = {
     "temperature": Annotated[
         float | None,
-        typer.Option("--temperature", "-t", help="0 (greedy) to 2; default 1.", rich_help_panel=_SAMPLING),
+        typer.Option("--temperature", "-t", help=_TEMPERATURE, rich_help_panel=_SAMPLING),
     ],
     "top_p": _sampling(float, "Keep the top tokens up to this probability mass."),
     "top_k": _sampling(int, "Keep this many top tokens."),
@@ -97,22 +101,57 @@ _SAMPLING_OPTIONS: Final = {
 
 def with_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
     """Adds an option for each sampling parameter to a command, which gets their values as one argument, `sampling`."""
+    return _with_sampling_options(command, _SAMPLING_OPTIONS)
+
+
+def with_long_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The same without short names, for a command that passes others' flags on: those of vLLM have several letters."""
+    return _with_sampling_options(command, _SAMPLING_OPTIONS | {"temperature": _sampling(float, _TEMPERATURE)})
+
+
+def _with_sampling_options(command: Callable[..., None], options: Mapping[str, Any]) -> Callable[..., None]:
+    def collect(values: dict[str, Any]) -> None:
+        values["sampling"] = {name: values.pop(name) for name in options}
+
+    return _with_options(command, [_parameter(name, option) for name, option in options.items()], collect, "sampling")
+
+
+def with_json(command: CommandT) -> CommandT:
+    """Adds the option --json to a command with `output`. It is the same as -o json."""
+
+    def collect(values: dict[str, Any]) -> None:
+        if values.pop("as_json"):
+            values["output"] = OutputFormat.JSON
+
+    return _with_options(command, [_parameter("as_json", Json, default=False)], collect)
+
+
+def _parameter(name: str, option: Any, default: Any = None) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option)
+
+
+def _with_options(
+    command: CommandT,
+    added: Sequence[inspect.Parameter],
+    collect: Callable[[dict[str, Any]], None],
+    replaced: str | None = None,
+) -> CommandT:
+    """Adds options after a command's first one. `collect` turns all values into the command's own arguments, of which
+    `replaced` is no option.
+    """
     signature = inspect.signature(command)
-    parameters = [one for one in signature.parameters.values() if one.name != "sampling"]
     kind = inspect.Parameter.KEYWORD_ONLY
-    added = [
-        inspect.Parameter(name, kind, default=None, annotation=option) for name, option in _SAMPLING_OPTIONS.items()
-    ]
+    own = [one.replace(kind=kind) for one in signature.parameters.values() if one.name != replaced]
+    parameters = [*own[:1], *added, *own[1:]]
 
     @functools.wraps(command)
-    def wrapper(**values: Any) -> None:
-        sampling = {name: values.pop(name) for name in _SAMPLING_OPTIONS}
-        command(**values, sampling=sampling)
+    def wrapper(**values: Any) -> Any:
+        collect(values)
+        return command(**values)
 
-    parameters = [one.replace(kind=kind) for one in parameters]
-    wrapper.__signature__ = signature.replace(parameters=[*parameters[:1], *added, *parameters[1:]])  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {one.name: one.annotation for one in (*parameters, *added)}
-    return wrapper
+    wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {one.name: one.annotation for one in parameters}
+    return cast(CommandT, wrapper)
 
 
 Retention = Annotated[

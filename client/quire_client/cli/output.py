@@ -74,9 +74,12 @@ def write_text(pieces: Iterable[str]) -> None:
         sys.stdout.flush()
 
 
-def print_json(value: Any) -> None:
-    """Writes values, dataclasses among them, as JSON; bytes become lists of numbers, as in OpenAI's API."""
-    print(json.dumps(value, indent=2, ensure_ascii=False, default=_plain))
+def print_json(value: Any, *, indent: int | None = 2) -> None:
+    """Writes values, dataclasses among them, as JSON; bytes become lists of numbers, as in OpenAI's API.
+
+    Without `indent` it is one line.
+    """
+    print(json.dumps(value, indent=indent, ensure_ascii=False, default=_plain), flush=True)
 
 
 def _plain(value: Any) -> Any:

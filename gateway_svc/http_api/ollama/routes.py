@@ -39,6 +39,7 @@ from gateway_svc.model_catalog import CatalogModel
 from gateway_svc.output import Chunk, Usage
 from gateway_svc.request_manager import Call, RequestManager
 from gateway_svc.tracing import Operation
+from svc_common.models import ModelTask
 
 _NDJSON = "application/x-ndjson"
 _TAG = ":latest"
@@ -207,8 +208,8 @@ class OllamaRoutes:
 
 def _capabilities(model: CatalogModel) -> list[Any]:
     has_template = model.tokenizer.chat_template is not None
-    if model.is_encoder and not has_template:
-        return ["embedding"]
+    if model.task is not ModelTask.GENERATE:
+        return ["embedding"] if model.task is ModelTask.EMBED else []
     return [
         "completion",
         *(["tools"] if has_template and model.message_format.tools is not None else []),

@@ -132,7 +132,7 @@ class ChatBody(GenerationBody):
 
     messages: Items[MessageBody] | None = option("The chat, oldest message first.", minItems=1)
     logprobs: bool | None = option("Whether the answer has log-probabilities.", False)
-    top_logprobs: int | None = option("The number of most probable tokens to return for each.", minimum=0, maximum=20)
+    top_logprobs: int | None = option("The number of most probable tokens to return for each.", minimum=0)
     tools: Items[ToolBody] | None = option("Tools that the model may call.", maxItems=128)
     tool_choice: Annotated[_ToolMode | Annotated[NamedTool, Tag(tag("name"))], Discriminator(_mode_or_name)] | None = (
         option("Whether the model calls tools, or which one.", "auto")

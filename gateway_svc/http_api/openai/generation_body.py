@@ -97,7 +97,6 @@ class GenerationBody(ConstraintBody):
     prompt_logprobs: int | None = option(
         "The number of most probable tokens to return for each token of the prompt; not in streams.",
         minimum=0,
-        maximum=20,
     )
     truncate_prompt_tokens: int | None = option(
         "Keeps so many tokens of the prompt; -1: as many as fit beside max_tokens.", minimum=-1
@@ -148,7 +147,7 @@ class CompletionBody(GenerationBody):
     add_special_tokens: bool | None = option(
         "Whether the tokenizer adds its special tokens to a text, such as one for its beginning.", True
     )
-    logprobs: int | None = option("The number of most probable tokens to return for each.", minimum=0, maximum=20)
+    logprobs: int | None = option("The number of most probable tokens to return for each.", minimum=0)
     echo: bool | None = option(
         "Whether the text begins with the prompt, and log-probabilities are of its tokens too.",
         False,

@@ -177,7 +177,6 @@ EMBEDDINGS: Neutral = {
 _SIMILARITY: Neutral = {
     "instruct": (),
     "instruction": (),
-    "raw_scores": (True,),
     "return_embeddings": (False,),
     "return_text": (False,),
 }
@@ -199,8 +198,7 @@ RERANK: Neutral = {
 }
 
 SIMILARITY_WITHOUT_EFFECT: Notes = {
-    "normalize": "A cosine does not depend on the length of vectors.",
-    "use_activation": "A cosine does not depend on the length of vectors.",
+    "normalize": "A cosine does not depend on the length of vectors, and a cross-encoder has none.",
 }
 
 CHAT: Neutral = {

@@ -330,7 +330,7 @@ class ResponsesBody(BodyModel):
     seed: int | None = option("Repeats the samples of another request.")
     ignore_eos: bool | None = option("Whether the model's end-of-text token is generated as any other.", False)
     priority: int | None = option("Higher goes first.")
-    top_logprobs: int | None = option("The number of most probable tokens to return for each.", minimum=0, maximum=20)
+    top_logprobs: int | None = option("The number of most probable tokens to return for each.", minimum=0)
     include: Items[Annotated[str, AfterValidator(lambda one: _includable(one))]] | None = option(
         "Further output. message.output_text.logprobs adds log-probabilities.", examples=[list(INCLUDABLE[:1])]
     )

@@ -10,8 +10,6 @@ from gateway_svc.http_api.embeddings.models import EmbeddingsBody, EmbeddingsUsa
 from gateway_svc.http_api.openai import unsupported_fields
 from gateway_svc.http_api.openai.prompt_fields import RetentionField, SideField
 
-MAX_TEXTS = 1_024
-
 
 class TextObject(BodyModel):
     """A text as an object."""
@@ -57,6 +55,7 @@ TextsField = Annotated[
 """A text, or a list of texts."""
 
 _MANY = "A text, or a list of at most 1,024."
+_SCORE = "The output of a cross-encoder for the pair, else the cosine of the vectors of its texts: -1 to 1."
 
 
 class SimilarityBody(BodyModel):
@@ -72,12 +71,18 @@ class SimilarityBody(BodyModel):
         "Cuts documents to so many tokens, not counting special ones; 0: they are not cut.", 0, minimum=0
     )
     truncate_prompt_tokens: int | None = option(
-        "Cuts every text to so many tokens, special ones included; -1: as many as the context has.", minimum=-1
+        "Cuts each pair with a cross-encoder, and each text with a model that computes embeddings, to so many tokens, "
+        "special ones included; -1: as many as the context has. Of a pair, the longer text is cut first.",
+        minimum=-1,
     )
     truncation_side: SideField | None = option("Where texts are cut: at the beginning or at the end.", "right")
+    use_activation: bool | None = option(
+        "Whether a cross-encoder's activation function is applied, if it has one. A cosine has none.", True
+    )
+    raw_scores: bool | None = option("The opposite of use_activation.", False)
     priority: int | None = option("A higher one goes first.", 0, minimum=-(2**31), maximum=2**31 - 1)
     retention: RetentionField | None = option(
-        "How long the records of the texts are kept: none, until_end, or seconds after their end."
+        "How long the records of the prompts are kept: none, until_end, or seconds after their end."
     )
 
 
@@ -113,7 +118,7 @@ class PairScore(AnswerModel):
 
     object: Literal["score"]
     index: int = Field(description="Which pair, from 0.")
-    score: float = Field(description="The cosine of the vectors of both texts: -1 to 1.")
+    score: float = Field(description=_SCORE)
 
 
 class ScoreAnswer(AnswerModel):
@@ -138,7 +143,7 @@ class RankedResult(AnswerModel):
 
     index: int = Field(description="Which document, from 0.")
     document: RankedDocument | None = None
-    relevance_score: float = Field(description="The cosine of the vectors of query and document: -1 to 1.")
+    relevance_score: float = Field(description=_SCORE)
 
 
 class RerankAnswer(AnswerModel):

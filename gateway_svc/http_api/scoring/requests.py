@@ -1,14 +1,14 @@
-"""Bodies of /score and /rerank as pairs of inputs."""
+"""Bodies of /score and /rerank as pairs of texts."""
 
 from dataclasses import dataclass
 
-from gateway_svc.embeddings import MAX_TEXT_TOKENS, EmbeddingInput, UnvalidatedEmbeddings, input_fields
+from gateway_svc.embeddings import EmbeddingInput
 from gateway_svc.field_paths import Field, NamedFields
 from gateway_svc.http_api.json_body import invalid
 from gateway_svc.http_api.openai.prompt_fields import read_retention
-from gateway_svc.http_api.scoring.models import MAX_TEXTS, RerankBody, ScoreBody, SimilarityBody, TextObject
+from gateway_svc.http_api.scoring.models import RerankBody, ScoreBody, SimilarityBody, TextObject
+from gateway_svc.scores import UnvalidatedScores, pair_inputs, text_inputs
 from gateway_svc.similarity import InputPairs
-from gateway_svc.unvalidated_request import TextPrompt
 from gateway_svc.validated_request import TruncationSide
 
 _Text = str | TextObject
@@ -19,30 +19,20 @@ _FORMS = (("queries", "documents"), ("queries", "items"), ("text_1", "text_2"), 
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreRequest:
-    """What is to be compared."""
-
-    pairs: InputPairs
-    unvalidated: UnvalidatedEmbeddings
-
-
-@dataclass(frozen=True, slots=True)
 class RerankRequest:
-    """What is to be compared, and what the answer has of it. `texts` are those of the documents; None: it has none."""
+    """What is to be scored, and what the answer has of it. `texts` are those of the documents; None: it has none."""
 
-    score: ScoreRequest
+    unvalidated: UnvalidatedScores
     top_n: int | None
     texts: list[str] | None
 
 
-def read_score(body: ScoreBody, _: str | None = None) -> ScoreRequest:
+def read_score(body: ScoreBody, _: str | None = None) -> UnvalidatedScores:
     """The pairs of a body. Raises QuireError."""
     first, second = _form(body)
     firsts = _inputs(first, getattr(body, first), _QUERY_LIMIT, body.max_tokens_per_query)
     seconds = _inputs(second, getattr(body, second), _DOCUMENT_LIMIT, body.max_tokens_per_doc)
-    if len(firsts) not in (1, len(seconds)):
-        raise invalid(first, f"must be one text, or as many as {second}")
-    return _request(body, second, InputPairs.of(firsts, seconds))
+    return _unvalidated(body, second, pair_inputs(first, second, firsts, seconds))
 
 
 def read_rerank(body: RerankBody, _: str | None = None) -> RerankRequest:
@@ -57,7 +47,7 @@ def read_rerank(body: RerankBody, _: str | None = None) -> RerankRequest:
     documents = _inputs("documents", body.documents, _DOCUMENT_LIMIT, body.max_tokens_per_doc)
     texts = [_text(one) for one in _listed(body.documents)]
     return RerankRequest(
-        _request(body, "documents", InputPairs.of(query, documents)),
+        _unvalidated(body, "documents", pair_inputs("query", "documents", query, documents)),
         top_n=body.top_n or None,
         texts=None if body.return_documents is False else texts,
     )
@@ -78,30 +68,27 @@ def _form(body: ScoreBody) -> tuple[str, str]:
 
 def _inputs(field: str, value: _Text | list[_Text], limit_field: str, max_tokens: int | None) -> list[EmbeddingInput]:
     """The texts of one side. Raises QuireError."""
-    texts = _listed(value)
-    if not 1 <= len(texts) <= MAX_TEXTS:
-        raise invalid(field, f"must hold 1 to {MAX_TEXTS} texts")
-    inputs = []
-    for index, text in enumerate(texts):
-        where = f"{field}[{index}]" if isinstance(value, list) else field
-        if isinstance(text, TextObject):
-            where = f"{where}.text"
-        names = input_fields(where, where, where, {MAX_TEXT_TOKENS: limit_field})
-        inputs.append(EmbeddingInput(TextPrompt(_text(text)), names, max_tokens or None))
-    return inputs
+    texts, where = [], []
+    for index, text in enumerate(_listed(value)):
+        place = f"{field}[{index}]" if isinstance(value, list) else field
+        texts.append(_text(text))
+        where.append(f"{place}.text" if isinstance(text, TextObject) else place)
+    return text_inputs(field, texts, where, limit_field, max_tokens or None)
 
 
-def _request(body: SimilarityBody, field: str, pairs: InputPairs) -> ScoreRequest:
-    unvalidated = UnvalidatedEmbeddings(
-        inputs=pairs.inputs,
+def _unvalidated(body: SimilarityBody, field: str, pairs: InputPairs) -> UnvalidatedScores:
+    if None not in (body.use_activation, body.raw_scores) and body.use_activation == body.raw_scores:
+        raise invalid("raw_scores", "is the opposite of use_activation, and must not have its value")
+    return UnvalidatedScores(
+        pairs,
         field_path=NamedFields({Field.PROMPT: field}),
         model=body.model,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         truncation_side=TruncationSide(body.truncation_side or "right"),
+        is_raw=body.use_activation is False or body.raw_scores is True,
         priority=body.priority,
         retention=read_retention(body.retention),
     )
-    return ScoreRequest(pairs, unvalidated)
 
 
 def _listed(value: _Text | list[_Text]) -> list[_Text]:

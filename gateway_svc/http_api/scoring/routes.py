@@ -1,4 +1,4 @@
-"""Routes for the similarity of texts: vLLM's /score, and /rerank as Jina, Cohere and vLLM have it."""
+"""Routes for the scores of pairs of texts: vLLM's /score, and /rerank as Jina, Cohere and vLLM have it."""
 
 import time
 from collections.abc import Sequence
@@ -68,27 +68,25 @@ class ScoringRoutes:
         ]
 
     async def score(self, exchange: HttpExchange) -> None:
-        """Compares texts: each pair has a score."""
-        call = self._calls.call(exchange, Operation.EMBEDDINGS)
-        read = await self._calls.read(exchange, call, ScoreBody, read_score, may_have_name=False)
-        embedded = await self._calls.embed(exchange, call, read.unvalidated)
+        """Scores pairs of texts."""
+        call = self._calls.call(exchange, Operation.SCORE)
+        unvalidated = await self._calls.read(exchange, call, ScoreBody, read_score, may_have_name=False)
+        scored = await self._calls.score(exchange, call, unvalidated)
         answer_id, created = f"score-{exchange.request_id}", int(time.time())
 
         def answer() -> Json:
-            scores = read.pairs.cosines(embedded.vectors)
-            return score_answer(answer_id, created, scores, embedded.model, embedded.usage)
+            return score_answer(answer_id, created, scored.scores(), scored.model, scored.usage)
 
-        await self._calls.respond(exchange, call, answer, num_values=embedded.num_numbers)
+        await self._calls.respond(exchange, call, answer, num_values=scored.num_numbers)
 
     async def rerank(self, exchange: HttpExchange) -> None:
-        """Sorts documents by their similarity to a query."""
-        call = self._calls.call(exchange, Operation.EMBEDDINGS)
+        """Sorts documents by their scores with a query."""
+        call = self._calls.call(exchange, Operation.SCORE)
         read = await self._calls.read(exchange, call, RerankBody, read_rerank, may_have_name=False)
-        embedded = await self._calls.embed(exchange, call, read.score.unvalidated)
+        scored = await self._calls.score(exchange, call, read.unvalidated)
         answer_id = f"rerank-{exchange.request_id}"
 
         def answer() -> Json:
-            scores = read.score.pairs.cosines(embedded.vectors)
-            return rerank_answer(answer_id, read, scores, embedded.model, embedded.usage)
+            return rerank_answer(answer_id, read, scored.scores(), scored.model, scored.usage)
 
-        await self._calls.respond(exchange, call, answer, num_values=embedded.num_numbers)
+        await self._calls.respond(exchange, call, answer, num_values=scored.num_numbers)

@@ -177,6 +177,24 @@ def others() -> Iterator[Case]:
     ]  # fmt: skip
     for fields, reason, field in embedded:
         yield "Embed", api.EmbedRequest(**fields), reason, field
+    one: dict[str, Any] = {"queries": ["a"], "documents": ["a"]}
+    scored: list[tuple[dict[str, Any], str, str]] = [
+        ({}, INVALID, "queries"), ({"queries": ["a"]}, INVALID, "documents"),
+        ({"documents": ["a"]}, INVALID, "queries"),
+        ({"queries": ["a"] * 2, "documents": ["a"] * 3}, INVALID, "queries"),
+        ({"queries": ["a"], "documents": ["a"] * 1_025}, INVALID, "documents"),
+        ({"queries": ["a"], "documents": ["a", ""]}, INVALID, "documents[1]"),
+        ({"queries": ["a", "a" * MANY], "documents": ["a"] * 2}, TOO_LONG, "queries[1]"),
+        ({"queries": ["a"], "documents": ["a" * 10**6]}, TOO_LONG, "documents[0]"),
+        *((one | {name: value}, INVALID, name) for name, value in [
+            ("max_tokens_per_query", 0), ("max_tokens_per_document", MANY), ("truncation_side", 3),
+            ("truncate_prompt_tokens", 0), ("truncate_prompt_tokens", -2), ("truncate_prompt_tokens", MANY),
+            ("retention", {}), ("retention", {"seconds": 0}),
+        ]),
+        (one | {"model": "other"}, UNKNOWN, "model"),
+    ]  # fmt: skip
+    for fields, reason, field in scored:
+        yield "Score", api.ScoreRequest(**fields), reason, field
     # Bytes that are no message of the method.
     for data in (
         b"\xff", b"\x0a", b"\x0a\x05ab", b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", b"\x07", b"\x0b",

@@ -40,6 +40,7 @@ KINDS: list[tuple[str, tuple[str, ...], list[str]]] = [
     ("integer", ("/v2/rerank",), ["top_n"]),
     ("integer", ("/api/embed",), ["dimensions"]),
     ("flag", ("/v2/rerank",), ["return_documents"]),
+    ("flag", SIMILARITY, ["use_activation", "raw_scores"]),
     ("flag", OLLAMA, ["truncate"]),
     ("string", (*SIMILARITY, *OLLAMA), ["model"]),
     ("string", ("/api/embeddings",), ["prompt"]),

@@ -134,7 +134,7 @@ def test_gateways_serve_what_workers_have() -> None:
     assert (large.chat_template, large.generation_config) == (CHAT_TEMPLATE, "auto")
     assert (chat.chat_roles, large.chat_roles) == ((), ("ipython", "critic"))
     assert (chat.tool_format, chat.reasoning_format) == ("auto", "auto")
-    assert (large.tool_format, large.reasoning_format) == ("hermes", "none")
+    assert (large.tool_format, large.reasoning_format, large.task) == ("hermes", "none", "generate")
     config = VALUES["models"]["models"][1]["overrideGenerationConfig"]
     assert json.loads(large.override_generation_config or "") == config
     assert load_generation_defaults("quire", large.override_generation_config, Path()).max_tokens == 4_000_000

@@ -5,6 +5,7 @@ import os
 import subprocess
 import time
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import redis
@@ -30,6 +31,7 @@ from helm_chart import (
 )
 from ports import lasting_port
 from scheduler_svc.settings import SchedulerSettings
+from svc_common.model_settings import TaskChoice
 from svc_common.settings import read_settings
 from svc_common.supervisor.embedded_redis import EmbeddedRedis
 from worker_svc.settings import WorkerSettings
@@ -152,7 +154,7 @@ def test_gateway_values_become_its_settings(monkeypatch: pytest.MonkeyPatch) -> 
     assert read.chat_template.replace("$$(", "$(") == CHAT_TEMPLATE  # as Kubernetes reads it
     assert "$(" not in read.chat_template.replace("$$(", "")
     assert read.chat_roles == "ipython,critic"
-    assert (read.tool_format, read.reasoning_format) == ("hermes", "none")
+    assert (read.tool_format, read.reasoning_format, read.task) == ("hermes", "none", "embed")
     assert read.allowed_host_patterns == ("api.example.com", "*.internal")
     assert read.cors_origin_list == ("https://chat.example.com",)
     assert read.generation_config == "auto"
@@ -166,6 +168,7 @@ def test_values_of_formats_are_those_of_the_settings() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())["properties"]["model"]["properties"]
     assert schema["toolFormat"]["enum"] == ["", *TOOL_FORMAT_NAMES]
     assert schema["reasoningFormat"]["enum"] == ["", *REASONING_FORMAT_NAMES]
+    assert schema["task"]["enum"] == ["", *get_args(TaskChoice)]
 
 
 def test_no_swap_space_is_not_the_same_as_an_absent_value(monkeypatch: pytest.MonkeyPatch) -> None:

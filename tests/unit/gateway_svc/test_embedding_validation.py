@@ -12,10 +12,10 @@ from gateway_svc.embedding_validation import validate_embeddings
 from gateway_svc.embeddings import (
     MAX_TEXT_TOKENS,
     EmbeddingInput,
+    EmbeddingParams,
     Normalization,
     Pooling,
     UnvalidatedEmbeddings,
-    ValidatedEmbedding,
     input_fields,
 )
 from gateway_svc.field_paths import Field, contract_field_path
@@ -26,6 +26,7 @@ from gateway_svc.retention import NONE, Retention
 from gateway_svc.tokenizer import ModelTokenizer
 from gateway_svc.unvalidated_request import TextPrompt
 from gateway_svc.validated_request import ModelInfo
+from gateway_svc.validated_value import ValidatedValue
 from quire.inference.v1 import inference_pb2 as api
 from svc_common.errors import QuireError, Reason
 
@@ -50,7 +51,7 @@ def of_http(**fields: Any) -> UnvalidatedEmbeddings:
     return read_embeddings(EmbeddingsBody.read(parse_body(json.dumps(fields).encode()))).unvalidated
 
 
-async def validated(unvalidated: UnvalidatedEmbeddings, tokenizer: ModelTokenizer) -> list[ValidatedEmbedding]:
+async def validated(unvalidated: UnvalidatedEmbeddings, tokenizer: ModelTokenizer) -> list[ValidatedValue]:
     return await validate_embeddings(
         unvalidated, tokenizer, MODEL, request_id="own-id", retention=unvalidated.retention, tenant="default"
     )
@@ -82,7 +83,7 @@ async def test_options_of_both_protocols_are_the_schedulers(encoder: ModelTokeni
     body = {"input": "a", "pooling": "cls", "normalize": False, "retention": "none"}
     (over_http,) = await validated(of_http(**body, **common), encoder)
     assert over_grpc == over_http
-    assert (over_grpc.pooling, over_grpc.normalization) == (Pooling.CLS, Normalization.NONE)
+    assert over_grpc.params == EmbeddingParams(8, Pooling.CLS, Normalization.NONE)
     submit = over_http.to_proto()
     assert (submit.n, submit.max_tokens, submit.priority, submit.model) == (1, 0, -3, "encoder")
     assert list(submit.prompt_token_ids) == ids("[CLS] a [SEP]")
@@ -95,7 +96,7 @@ async def test_options_of_both_protocols_are_the_schedulers(encoder: ModelTokeni
 async def test_absent_options_are_those_of_the_model(encoder: ModelTokenizer) -> None:
     for unvalidated in (of_grpc(inputs=[{"text": "a"}]), of_http(input="a")):
         (one,) = await validated(unvalidated, encoder)
-        assert (one.pooling, one.normalization, one.dimensions) == (Pooling.OF_MODEL, Normalization.OF_MODEL, None)
+        assert one.params == EmbeddingParams(None, Pooling.OF_MODEL, Normalization.OF_MODEL)
         submit = one.to_proto()
         assert submit.result.WhichOneof("kind") == "embedding"
         assert not submit.HasField("retention")

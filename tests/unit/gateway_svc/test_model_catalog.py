@@ -1,10 +1,13 @@
 """The models of a gateway: lookup by name and alias, and loading by their settings."""
 
+import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from tokenizers import processors
 
-from encoder_model import make_encoder_directory
+from encoder_model import encoder_tokenizer, make_encoder_directory
 from gateway_svc.chats import ChatMessage, ChatPrompt
 from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import contract_field_path
@@ -14,7 +17,7 @@ from gateway_svc.tenant import Tenant
 from gateway_svc.tokenizer import InvalidModelFiles
 from svc_common.errors import QuireError, Reason
 from svc_common.model_settings import ModelSettings, read_models_file
-from svc_common.models import ModelNotFound, tokenizer_fingerprint
+from svc_common.models import ModelNotFound, ModelTask, tokenizer_fingerprint
 from tiny_model import make_model_directory
 
 
@@ -50,10 +53,32 @@ def test_models_are_found_by_name_and_alias(several: Path) -> None:
     catalog.close()
 
 
-def test_an_encoder_is_known_by_its_configuration(model_directory: Path, tmp_path: Path) -> None:
-    directories = model_directory, make_encoder_directory(tmp_path / "encoder")
+def test_a_task_is_known_by_the_configuration(model_directory: Path, tmp_path: Path) -> None:
+    encoder = make_encoder_directory(tmp_path / "encoder")
+    cross_encoder = make_encoder_directory(tmp_path / "cross-encoder", class_name="BertForSequenceClassification")
+    directories = model_directory, encoder, cross_encoder
     settings = [ModelSettings(model=str(one), served_names=(one.name,)) for one in directories]
-    assert [model.is_encoder for model in ModelCatalog.load(settings)] == [False, True]
+    assert [model.task for model in ModelCatalog.load(settings)] == list(ModelTask)
+
+
+def test_texts_of_an_embedding_model_end_as_its_tokenizer_config_says(tmp_path: Path) -> None:
+    directory = make_encoder_directory(tmp_path)
+    for config, is_valid in (
+        ({"add_eos_token": True, "eos_token": "[SEP]"}, True),
+        ({"add_eos_token": True, "eos_token": {"content": "[SEP]"}}, True),
+        ({"add_eos_token": False, "eos_token": "[MASK]"}, True),
+        ({"add_eos_token": True, "eos_token": {"content": "[MASK]"}}, False),
+    ):
+        (directory / "tokenizer_config.json").write_text(json.dumps(config))
+        with nullcontext() if is_valid else pytest.raises(InvalidModelFiles, match=r"add_eos_token.*\[MASK\]"):
+            ModelCatalog.load([ModelSettings(model=str(directory))])
+
+
+def test_a_cross_encoder_has_two_types_of_tokens(tmp_path: Path) -> None:
+    tokenizer = encoder_tokenizer(processors.TemplateProcessing(single="$A", pair="$B:1 $A:0", special_tokens=[]))
+    directory = make_encoder_directory(tmp_path, tokenizer, "BertForSequenceClassification")
+    with pytest.raises(InvalidModelFiles, match="other types"):
+        ModelCatalog.load([ModelSettings(model=str(directory))])
 
 
 def test_a_key_sees_the_models_that_it_may_use(several: Path) -> None:

@@ -5,25 +5,28 @@ import asyncio
 import pytest
 from prometheus_client import generate_latest
 
-from gateway_svc.embeddings import Normalization, Pooling, ValidatedEmbedding
+from gateway_svc.embeddings import EmbeddingParams, Normalization, Pooling
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.reader import Release
-from gateway_svc.running_value import EmbedCall, RunningValue
+from gateway_svc.running_value import RunningValue, ValueCall
+from gateway_svc.scores import ScoreParams
 from gateway_svc.tracing import GenerationSpan, Operation
 from gateway_svc.validated_request import OnDisconnect
+from gateway_svc.validated_value import ValidatedValue, ValueParams
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scripted_scheduler import length_end, value_end
 from svc_common.errors import QuireError, Reason
 
 
-def running(metrics: GatewayMetrics | None = None, dimensions: int | None = None) -> RunningValue:
-    """A request for the vector of three tokens."""
+def running(metrics: GatewayMetrics | None = None, params: ValueParams | None = None) -> RunningValue:
+    """A request for the value of three tokens, by default their vector."""
     metrics = metrics or GatewayMetrics(["tiny"])
-    embedding = ValidatedEmbedding("id", "tiny", [5, 6, 7], dimensions, Pooling.MEAN, Normalization.L2, 0, None)
+    params = params or EmbeddingParams(None, Pooling.MEAN, Normalization.L2)
+    validated = ValidatedValue("id", "tiny", [5, 6, 7], params, 0, None)
     value = RunningValue(
-        EmbedCall(embedding, "default", embedding.to_proto()),
+        ValueCall(validated, "default", validated.to_proto()),
         metrics=metrics.of_model("tiny"),
-        span=GenerationSpan.of_embedding(embedding, Operation.EMBEDDINGS, None),
+        span=GenerationSpan.of_value(validated, Operation.EMBEDDINGS, None),
         wake=asyncio.Event(),
     )
     value.prepare()
@@ -37,13 +40,13 @@ def test_the_value_is_the_end_of_the_sequence() -> None:
     tokens = scheduler_v1.Tokens(end=value_end(0.5, -1.0), cached_tokens=2)
     assert value.on_tokens(tokens) == (Release(None),)
     assert value.is_finished
-    assert value.vector is not None
-    assert value.vector.tolist() == [0.5, -1.0]
+    assert value.value is not None
+    assert value.value.tolist() == [0.5, -1.0]
     assert (value.usage.prompt_tokens, value.usage.completion_tokens, value.usage.cached_tokens) == (3, 0, 2)
     assert value.on_tokens(scheduler_v1.Tokens(end=value_end(9.0))) == ()
     value.on_failed(QuireError(Reason.INTERNAL, "late"))
     assert value.failure is None
-    assert value.vector.tolist() == [0.5, -1.0]
+    assert value.value.tolist() == [0.5, -1.0]
 
 
 def test_a_new_scheduler_may_have_the_value_or_compute_it() -> None:
@@ -58,11 +61,18 @@ def test_a_new_scheduler_may_have_the_value_or_compute_it() -> None:
 
 
 def test_more_dimensions_than_the_model_has_are_refused() -> None:
-    value = running(dimensions=4)
+    value = running(params=EmbeddingParams(dimensions=4))
     assert value.on_tokens(scheduler_v1.Tokens(end=value_end(0.5, 0.5, 0.5))) == (Release(None),)
     assert value.failure is not None
     assert (value.failure.reason, value.failure.field) == (Reason.INVALID_FIELD, "dimensions")
     assert "at most 3" in str(value.failure)
+
+
+def test_a_score_is_one_number() -> None:
+    for numbers, failure in (([0.5], None), ([0.5, 0.25], Reason.INTERNAL)):
+        value = running(params=ScoreParams(2, is_raw=False))
+        assert value.on_tokens(scheduler_v1.Tokens(end=value_end(*numbers))) == (Release(None),)
+        assert (value.failure and value.failure.reason) == failure
 
 
 def test_another_result_is_a_defect() -> None:

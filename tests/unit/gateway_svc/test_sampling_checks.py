@@ -8,6 +8,7 @@ from gateway_requests import VOCAB_SIZE, digest_of, over_grpc, refused, sampling
 from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import contract_field_path
 from gateway_svc.sampling_checks import MAX_OUTPUT_LOGPROBS, check_num_logprobs, check_num_prompt_logprobs
+from gateway_svc.sampling_fields import HIGHEST_MAX_LOGPROBS
 from gateway_svc.tokenizer import ModelTokenizer
 from gateway_svc.validated_request import SpecialTokens
 from quire.inference.v1 import inference_pb2 as api
@@ -190,6 +191,12 @@ def test_the_most_log_probabilities_of_an_output_fit_an_inner_message() -> None:
     top = [worker_v1.Logprob(token_id=2**18, logprob=-1.0)] * 20
     of_token = worker_v1.TokenLogprobs(logprob=-1.0, top=top)
     assert of_token.ByteSize() + 8 < INTERNAL_MESSAGE_BYTES / (MAX_OUTPUT_LOGPROBS / (1 + len(top)))
+
+
+def test_the_most_log_probabilities_of_a_large_step_fit_an_inner_message() -> None:
+    top = [worker_v1.Logprob(token_id=2**18, logprob=-1.0)] * HIGHEST_MAX_LOGPROBS
+    of_token = worker_v1.TokenLogprobs(logprob=-1.0, top=top)
+    assert (of_token.ByteSize() + 8) * 40_000 < INTERNAL_MESSAGE_BYTES
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from gateway_svc import tracing
-from gateway_svc.embeddings import Normalization, Pooling, ValidatedEmbedding
+from gateway_svc.embeddings import EmbeddingParams
 from gateway_svc.output import FinishReason, Usage
 from gateway_svc.tracing import GenerationSpan, Operation
+from gateway_svc.validated_value import ValidatedValue
 from gateway_values import make_generation
 from svc_common.errors import Reason
 from svc_common.telemetry import context_from
@@ -49,8 +50,8 @@ def test_a_span_is_of_the_callers_trace_and_leads_on(exporter: InMemorySpanExpor
 
 
 def test_a_span_of_an_embedding_has_the_number_of_its_dimensions(exporter: InMemorySpanExporter) -> None:
-    embedding = ValidatedEmbedding("some-id", "tiny", [5, 6], None, Pooling.MEAN, Normalization.L2, 0, None)
-    span = GenerationSpan.of_embedding(embedding, Operation.EMBEDDINGS, None)
+    value = ValidatedValue("some-id", "tiny", [5, 6], EmbeddingParams(), 0, None)
+    span = GenerationSpan.of_value(value, Operation.EMBEDDINGS, None)
     span.embedded(384)
     span.end(Usage(2, 0, 1), [], None)
     (ended,) = exporter.get_finished_spans()

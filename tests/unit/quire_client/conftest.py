@@ -36,10 +36,12 @@ class ScriptedService(pb_grpc.InferenceServiceServicer):
     requests: list[Any] = field(default_factory=list)
     metadata: list[dict[str, str | bytes]] = field(default_factory=list)
     time_remaining: list[float | None] = field(default_factory=list)
-    # Failures of the next calls, one per call.
-    refusals: list[Failure] = field(default_factory=list)
+    # Failures of the next calls, one per call; None lets a call pass.
+    refusals: list[Failure | None] = field(default_factory=list)
     script: list[pb.StreamGenerateResponse | Failure | Hold] = field(default_factory=list)
     whole: pb.GenerateResponse = field(default_factory=pb.GenerateResponse)
+    vector: Sequence[float] = ()
+    """That of each text. Empty: its place in the call, and 0.5."""
     hold_whole: bool = False
     holding: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
@@ -114,14 +116,16 @@ class ScriptedService(pb_grpc.InferenceServiceServicer):
     def break_off(self, code: grpc.StatusCode, reason: str, message: str) -> None:
         """Ends the stream with an error at this point."""
         self.refuse_with_details(code, reason, message)
-        self.script.append(self.refusals.pop())
+        failure = self.refusals.pop()
+        assert failure is not None
+        self.script.append(failure)
 
     async def _take(self, request: Any, context: Context) -> None:
         self.requests.append(request)
         self.metadata.append(dict(context.invocation_metadata() or ()))
         self.time_remaining.append(context.time_remaining())
-        if self.refusals:
-            await self._fail(self.refusals.pop(0), context)
+        if self.refusals and (failure := self.refusals.pop(0)) is not None:
+            await self._fail(failure, context)
 
     async def _fail(self, failure: Failure, context: Context) -> None:
         await context.abort(failure.code, failure.text, trailing_metadata=failure.metadata)
@@ -168,8 +172,13 @@ class ScriptedService(pb_grpc.InferenceServiceServicer):
 
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
         await self._take(request, context)
-        vectors = [pb.Embedding(numbers=[number, 0.5]) for number in range(len(request.inputs))]
+        vectors = [pb.Embedding(numbers=self.vector or [number, 0.5]) for number in range(len(request.inputs))]
         return pb.EmbedResponse(model="tiny", embeddings=vectors, usage=pb.Usage(prompt_tokens=4, cached_tokens=1))
+
+    async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
+        await self._take(request, context)
+        scores = [number + 0.5 for number in range(len(request.documents))]
+        return pb.ScoreResponse(model="tiny", scores=scores, usage=pb.Usage(prompt_tokens=6))
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         await self._take(request, context)

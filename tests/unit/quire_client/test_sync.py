@@ -59,6 +59,7 @@ async def test_the_smaller_calls(address: str, service: Any) -> None:
     assert await with_client(address, lambda client: client.detokenize([4, 5])) == "so it says"
     assert (await with_client(address, lambda client: client.models()))[0].name == "tiny"
     assert (await with_client(address, lambda client: client.embed("a text"))).vectors == ((0.0, 0.5),)
+    assert (await with_client(address, lambda client: client.score("a query", "a document"))).scores == (0.5,)
     await with_client(address, lambda client: client.cancel("r-1"))
 
     assert service.requests[-1].request_id == "r-1"

@@ -7,13 +7,17 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from bert_models import save_bert
 from offline_model import SMALL
 from quire_offline import LLM, QuireError, SamplingParams
+from worker_svc.encoder.instance import EncoderInstance
+from worker_svc.instance import ModelInstance
 
 ROOT = Path(__file__).parents[3]
 LONG = SamplingParams(max_tokens=200, ignore_eos=True)
@@ -30,6 +34,10 @@ def threads() -> set[threading.Thread]:
     """The threads of models. A model that is not used any more may wait for a collection, as after an error whose
     traceback refers to it."""
     gc.collect()
+    return threads_now()
+
+
+def threads_now() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith(OURS)}
 
 
@@ -84,11 +92,64 @@ def test_the_end_of_the_block_ends_all_threads(model: Path) -> None:
         llm.generate("hello")
 
 
+def test_a_model_that_is_closed_is_freed_at_once(model: Path) -> None:
+    llm = LLM(str(model), **SMALL, num_blocks=32)
+    llm.generate("hello", SamplingParams(max_tokens=2))
+    instance = llm._thread.engine._instance
+    assert isinstance(instance, ModelInstance)
+    parts = [weakref.ref(part) for part in (instance.runner._executor, instance.runner._swap_tracker)]
+    gc.collect()
+    gc.disable()
+    try:
+        llm.close()
+        assert [part() for part in parts] == [None, None]  # although this test refers to the runner
+    finally:
+        gc.enable()
+
+
 def test_a_model_that_is_dropped_ends_its_threads(model: Path) -> None:
     before = threads()
     llm = LLM(str(model), **SMALL, num_blocks=32)
     llm.generate("hello", SamplingParams(max_tokens=2))
     del llm
+    until(lambda: threads() <= before)
+
+
+@pytest.mark.parametrize("collector", ["loop", "device"])
+def test_a_model_that_the_engine_s_own_thread_collects_ends_its_threads(model: Path, collector: str) -> None:
+    before = threads()
+    llm = LLM(str(model), **SMALL, num_blocks=32)
+    loop, device = llm._thread._thread, llm._thread.engine._device
+    cycle: list[object] = [llm]
+    cycle.append(cycle)
+    freed = weakref.ref(llm)
+
+    async def collect() -> None:
+        if collector == "loop":
+            gc.collect()
+        else:
+            await device.run(gc.collect)
+
+    gc.disable()
+    try:
+        del llm, cycle
+        assert freed() is not None
+        collected, _ = loop.start(collect())
+        until(lambda: threads_now() <= before)
+        collected.result(20)
+        assert freed() is None
+    finally:
+        gc.enable()
+
+
+def test_a_model_that_is_closed_on_its_own_loop_ends_its_threads(model: Path) -> None:
+    before = threads()
+    llm = LLM(str(model), **SMALL, num_blocks=32)
+
+    async def close() -> None:
+        llm.close()
+
+    llm._thread.run(close())
     until(lambda: threads() <= before)
 
 
@@ -119,3 +180,19 @@ def test_a_program_ends_without_closing_its_model(model: Path) -> None:
         env=os.environ | {"PYTHONPATH": path},
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
+
+
+def test_an_encoder_that_is_closed_is_freed_at_once(tmp_path: Path) -> None:
+    save_bert(tmp_path)
+    llm = LLM(str(tmp_path), dtype="float32", num_threads=1)
+    llm.embed("hello")
+    instance = llm._thread.engine._instance
+    assert isinstance(instance, EncoderInstance)
+    forward = weakref.ref(instance.runner._forward)
+    gc.collect()
+    gc.disable()
+    try:
+        llm.close()
+        assert forward() is None
+    finally:
+        gc.enable()

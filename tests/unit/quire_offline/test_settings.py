@@ -52,6 +52,11 @@ def test_arguments_of_vllm_set_the_same_as_its_flags(argument: str, value: Any, 
     assert getattr(OfflineSettings.of({argument: value}).worker, setting) == expected
 
 
+def test_log_probabilities_have_the_bound_of_vllms_argument() -> None:
+    assert OfflineSettings.of({"max_logprobs": 50}).max_logprobs == 50
+    assert OfflineSettings.of({}).max_logprobs == 20
+
+
 @pytest.mark.parametrize(
     ("argument", "near"),
     [("num_bloks", "num_blocks"), ("gpu_memory_utilisation", "gpu_memory_utilization"), ("http_prt", None)],

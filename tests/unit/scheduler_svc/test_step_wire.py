@@ -77,6 +77,12 @@ def test_a_worker_reports_which_results_it_computes_and_how() -> None:
     assert shape_of().results == {"tokens": PromptComputation.CHUNKED}
 
 
+def test_a_worker_reports_the_longest_prompt_of_one_step() -> None:
+    description = worker_v1.DescribeResponse(max_step_tokens=8, max_indivisible_tokens=40)
+    assert (shape_from_proto(description).max_step_tokens, shape_from_proto(description).longest_indivisible) == (8, 40)
+    assert shape_from_proto(worker_v1.DescribeResponse(max_step_tokens=8)).longest_indivisible == 8
+
+
 def test_blocks_do_not_limit_the_length_where_none_are_used() -> None:
     embedding = worker_v1.EmbeddingResult()
     without_kv = computed(worker_v1.PROMPT_COMPUTATION_INDIVISIBLE_WITHOUT_KV, embedding=embedding)

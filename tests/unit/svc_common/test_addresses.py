@@ -1,10 +1,11 @@
 """The errors of addresses in use."""
 
 import socket
+from pathlib import Path
 
 import pytest
 
-from svc_common.addresses import AddressInUse, CannotListen, check_can_listen, join_host_port
+from svc_common.addresses import AddressInUse, CannotListen, check_can_listen, check_unix_socket, join_host_port
 
 
 def test_a_taken_port_is_named() -> None:
@@ -24,3 +25,30 @@ def test_an_address_of_another_machine_is_not_called_in_use() -> None:
 def test_ipv6_addresses_are_bracketed() -> None:
     assert join_host_port("::1", 8000) == "[::1]:8000"
     assert join_host_port("127.0.0.1", 8000) == "127.0.0.1:8000"
+
+
+def test_a_path_is_free_where_nobody_listens(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    check_unix_socket(path)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        with pytest.raises(AddressInUse, match=f"^{path} is already in use by another process$"):
+            check_unix_socket(path)
+    check_unix_socket(path)
+    assert path.is_socket()
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("file", "there is something else than a socket"),
+        ("no/s", "there is no such directory"),
+        ("s" * 99, "107 bytes"),
+    ],
+)
+def test_a_path_that_can_be_no_socket_is_refused_with_the_reason(name: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CannotListen, match=f"^cannot listen at {tmp_path / name}: .*{why}") as raised:
+        check_unix_socket(tmp_path / name)
+    assert not isinstance(raised.value, AddressInUse)

@@ -7,7 +7,7 @@ import pytest
 
 from gateway_svc.settings import GatewaySettings
 from svc_common.model_settings import InvalidModelsFile, ModelSettings, read_models_file
-from svc_common.models import DEFAULT_MODEL, ModelNotFound, split_names
+from svc_common.models import DEFAULT_MODEL, ModelNotFound, ModelTask, split_names, task_of
 from svc_common.settings import read_settings
 from svc_common.supervisor.settings import SupervisorSettings
 from worker_svc.settings import WorkerSettings
@@ -42,6 +42,7 @@ def test_every_key_is_the_setting_of_that_name(tmp_path: Path) -> None:
         reasoning_format = "none"
         generation_config = "auto"
         override_generation_config = { temperature = 0.5, max_new_tokens = 4_000_000 }
+        task = "embed"
         workers = 3
         [[models]]
         served_model_name = "three, four"
@@ -61,6 +62,7 @@ def test_every_key_is_the_setting_of_that_name(tmp_path: Path) -> None:
         reasoning_format="none",
         generation_config="auto",
         override_generation_config=first.override_generation_config,
+        task="embed",
         workers=3,
         origin=f"{path}: models[0]",
     )
@@ -71,6 +73,7 @@ def test_every_key_is_the_setting_of_that_name(tmp_path: Path) -> None:
         "QUIRE_TOKENIZER": "owner/other",
         "QUIRE_TOKENIZER_REVISION": "v2",
         "QUIRE_SERVED_MODEL_NAME": "one,two",
+        "QUIRE_TASK": "embed",
     }
     assert (second.names, second.chat_roles) == (("three", "four"), ("ipython", "critic"))
 
@@ -192,11 +195,13 @@ def test_a_role_that_cannot_be_is_refused_by_its_setting(
         (GatewaySettings, "reasoning_format", "none"),
         (GatewaySettings, "generation_config", "model"),
         (GatewaySettings, "override_generation_config", "{}"),
+        (GatewaySettings, "task", "embed"),
         (SupervisorSettings, "model", "tiny"),
         (SupervisorSettings, "revision", "v1"),
         (SupervisorSettings, "tokenizer", "tiny"),
         (SupervisorSettings, "tokenizer_revision", "v1"),
         (SupervisorSettings, "served_model_name", "tiny"),
+        (SupervisorSettings, "task", "generate"),
         (SupervisorSettings, "workers", "2"),
     ],
 )
@@ -244,15 +249,55 @@ def test_one_model_has_its_settings() -> None:
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        ('{"architectures": ["BertModel"]}', True),
-        ('{"architectures": ["GPT2LMHeadModel"]}', False),
-        ('{"architectures": ["LlamaForCausalLM"]}', False),
-        ("{}", False),
-        ("[", False),
+        ('{"architectures": ["BertModel"]}', ModelTask.EMBED),
+        ('{"architectures": ["BertForSequenceClassification"]}', ModelTask.SCORE),
+        ('{"architectures": ["GPT2LMHeadModel"]}', ModelTask.GENERATE),
+        ('{"architectures": ["LlamaForCausalLM"]}', ModelTask.GENERATE),
+        ("{}", ModelTask.GENERATE),
+        ("[", ModelTask.GENERATE),
     ],
 )
-def test_a_model_without_a_head_is_an_encoder(config: str, expected: bool, tmp_path: Path) -> None:
+def test_the_class_of_a_model_is_its_task(config: str, expected: ModelTask, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(config)
-    assert not ModelSettings(model=str(tmp_path)).is_encoder
+    assert ModelSettings(model=str(tmp_path)).model_task is ModelTask.GENERATE  # its tokenizer is missing
     (tmp_path / "tokenizer.json").write_text("{}")
-    assert ModelSettings(model=str(tmp_path)).is_encoder is expected
+    assert ModelSettings(model=str(tmp_path)).model_task is expected
+
+
+@pytest.mark.parametrize(
+    ("modules", "chosen", "expected"),
+    [
+        (["Transformer", "Pooling", "Normalize"], "auto", ModelTask.EMBED),
+        (["Transformer"], "auto", ModelTask.GENERATE),
+        (["Transformer", "Pooling"], "generate", ModelTask.GENERATE),
+        ([], "embed", ModelTask.EMBED),
+        ([], "pooling", ModelTask.EMBED),
+    ],
+)
+def test_a_pooling_makes_a_decoder_one_that_embeds(
+    modules: list[str], chosen: str, expected: ModelTask, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
+    (tmp_path / "tokenizer.json").write_text("{}")
+    files = [{"type": f"sentence_transformers.models.{kind}"} for kind in modules]
+    (tmp_path / "modules.json").write_text(json.dumps(files))
+    assert ModelSettings(model=str(tmp_path), task=chosen).model_task is expected
+
+
+def test_pooling_is_a_score_where_there_is_a_head_for_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["BertForSequenceClassification"]}')
+    assert task_of(tmp_path, "pooling") is ModelTask.SCORE
+
+
+@pytest.mark.parametrize("modules", ["null", "3", "{}", "[1]", "["])
+def test_modules_of_another_form_are_refused(modules: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
+    (tmp_path / "modules.json").write_text(modules)
+    with pytest.raises(ModelNotFound, match=r"modules\.json"):
+        task_of(tmp_path)
+
+
+@pytest.mark.parametrize("config", ["null", "3", '{"architectures": 3}'])
+def test_a_config_of_another_form_names_no_class(config: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(config)
+    assert task_of(tmp_path) is ModelTask.GENERATE

@@ -68,6 +68,15 @@ def test_an_encoder_needs_no_compiler(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @no_gpu
+def test_torch_stands_in_for_the_compiled_code_of_an_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_bert(tmp_path, num_attention_heads=3)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    assert found("kernels", model=str(tmp_path), deterministic=True).status is Status.WARNING
+    assert found("kernels", model=str(tmp_path), kernels="compiled").status is Status.WRONG
+
+
+@no_gpu
 def test_a_compiler_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "false")
     assert "the C++ compiler false failed" in found("kernels", kernel_cache_dir=tmp_path).found

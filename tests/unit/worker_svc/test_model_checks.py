@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bert_models import save_bert
+from bert_models import save_bert, save_cross_encoder
 from svc_common.doctor.findings import CheckContext, Finding, Status
 from worker_svc import model_checks
 from worker_svc.settings import WorkerSettings
@@ -102,6 +102,19 @@ def test_an_encoder_needs_supported_files_of_sentence_transformers(tmp_path: Pat
     (tmp_path / "mean" / "modules.json").write_text('[{"type": "sentence_transformers.models.Dense"}]')
     finding = of_model(tmp_path / "mean")
     assert (finding.status, "has a module Dense" in finding.problem) == (Status.WRONG, True)
+
+
+def test_what_a_model_computes_is_checked(model: Path, tmp_path: Path) -> None:
+    save_cross_encoder(tmp_path / "scores")
+    for directory, task in ((tmp_path / "scores", "auto"), (model, "embed")):
+        finding = of_model(directory, task=task)
+        assert (finding.status, "as an encoder" in finding.found) == (Status.OK, True)
+    found = of_model(tmp_path / "scores", kernels="torch").found
+    assert "computed by torch's operators, as an encoder" in found
+    save_bert(tmp_path / "wide", num_attention_heads=3)
+    assert "computed by compiled kernels, as an encoder" in of_model(tmp_path / "wide").found
+    finding = of_model(tmp_path / "scores", task="generate")
+    assert (finding.status, "computes scores of pairs" in finding.problem) == (Status.WRONG, True)
 
 
 def test_an_encoder_is_not_quantized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

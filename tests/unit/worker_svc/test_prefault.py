@@ -5,6 +5,7 @@ import mmap
 import os
 import re
 import threading
+import weakref
 
 import pytest
 import torch
@@ -66,3 +67,14 @@ def test_a_busy_worker_is_left_alone() -> None:
     is_idle.set()
     prefault.wait_for(SIZE)
     assert resident(memory) >= SIZE
+
+
+def test_what_is_stopped_refers_to_the_memory_no_more() -> None:
+    memory = zeros_in_large_pages(SIZE)
+    prefault = Prefault(memory, 2, lambda: GIB)
+    prefault.continue_while(lambda: False)
+    prefault.stop()
+    assert not [thread for thread in threading.enumerate() if thread.name == "prefault"]
+    taken = weakref.ref(memory)
+    del memory
+    assert taken() is None

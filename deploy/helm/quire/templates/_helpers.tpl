@@ -198,7 +198,7 @@ What is served, as JSON: {"models": […]}. Each has the keys of values.yaml, `c
 {{- $worker := .Values.worker -}}
 {{- $models := list -}}
 {{- if .Values.models -}}
-{{- $alone := pick .Values.model "name" "revision" "tokenizer" "tokenizerRevision" "servedModelName" "chatTemplate" "chatRoles" "toolFormat" "reasoningFormat" "generationConfig" "overrideGenerationConfig" -}}
+{{- $alone := pick .Values.model "name" "revision" "tokenizer" "tokenizerRevision" "servedModelName" "chatTemplate" "chatRoles" "toolFormat" "reasoningFormat" "generationConfig" "overrideGenerationConfig" "task" -}}
 {{- range $key, $value := $alone -}}
 {{- if $value -}}
 {{- fail (printf "model.%s cannot be set together with models: move it into an entry" $key) -}}
@@ -265,6 +265,10 @@ What is served, as JSON: {"models": […]}. Each has the keys of values.yaml, `c
 - name: QUIRE_SERVED_MODEL_NAME
   value: {{ join "," . | quote }}
 {{- end }}
+{{- with .task }}
+- name: QUIRE_TASK
+  value: {{ . | quote }}
+{{- end }}
 {{- end -}}
 
 {{/* The same for gateways that serve several models. */}}
@@ -278,7 +282,7 @@ What is served, as JSON: {"models": […]}. Each has the keys of values.yaml, `c
 {{- define "quire.modelsFile" -}}
 {{- range (include "quire.models" . | fromJson).models }}
 [[models]]
-{{- range $key, $value := dict "model" .name "revision" .revision "tokenizer" .tokenizer "tokenizer_revision" .tokenizerRevision "served_model_name" .servedModelName "chat_template" .chatTemplate "chat_roles" .chatRoles "tool_format" .toolFormat "reasoning_format" .reasoningFormat "generation_config" .generationConfig }}
+{{- range $key, $value := dict "model" .name "revision" .revision "tokenizer" .tokenizer "tokenizer_revision" .tokenizerRevision "served_model_name" .servedModelName "chat_template" .chatTemplate "chat_roles" .chatRoles "tool_format" .toolFormat "reasoning_format" .reasoningFormat "generation_config" .generationConfig "task" .task }}
 {{- with $value }}
 {{ $key }} = {{ . | toJson }}
 {{- end }}

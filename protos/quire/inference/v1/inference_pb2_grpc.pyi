@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class InferenceServiceStub:
-    """Generates text from a language model, embeds text, and turns text into tokens and back.
+    """Generates text from a language model, embeds text, scores pairs of texts, and turns text into tokens and back.
 
     Errors are a gRPC status with google.rpc details: ErrorInfo (domain "quire"), BadRequest for a field at fault,
     RetryInfo if a retry makes sense.
@@ -49,6 +49,10 @@ class InferenceServiceStub:
     """Ends a request that its client named. Idempotent; works on any gateway."""
     Embed: _grpc.UnaryUnaryMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedResponse]
     """Embeds one or more inputs: each becomes a vector, in one response. If one of them fails, the call fails."""
+    Score: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ScoreRequest, _inference_pb2.ScoreResponse]
+    """Scores how well documents match queries, in one response. A cross-encoder reads each pair at once. With a model that computes
+    embeddings, a score is the cosine of two vectors. If a pair fails, the call fails.
+    """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
     """Turns text, or chat messages by way of the model's template, into token ids."""
     Detokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]
@@ -58,7 +62,7 @@ class InferenceServiceStub:
 
 @_typing.type_check_only
 class InferenceServiceAsyncStub(InferenceServiceStub):
-    """Generates text from a language model, embeds text, and turns text into tokens and back.
+    """Generates text from a language model, embeds text, scores pairs of texts, and turns text into tokens and back.
 
     Errors are a gRPC status with google.rpc details: ErrorInfo (domain "quire"), BadRequest for a field at fault,
     RetryInfo if a retry makes sense.
@@ -77,6 +81,10 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     """Ends a request that its client named. Idempotent; works on any gateway."""
     Embed: _aio.UnaryUnaryMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedResponse]  # type: ignore[assignment]
     """Embeds one or more inputs: each becomes a vector, in one response. If one of them fails, the call fails."""
+    Score: _aio.UnaryUnaryMultiCallable[_inference_pb2.ScoreRequest, _inference_pb2.ScoreResponse]  # type: ignore[assignment]
+    """Scores how well documents match queries, in one response. A cross-encoder reads each pair at once. With a model that computes
+    embeddings, a score is the cosine of two vectors. If a pair fails, the call fails.
+    """
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Turns text, or chat messages by way of the model's template, into token ids."""
     Detokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]  # type: ignore[assignment]
@@ -85,7 +93,7 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     """Lists the models that are served."""
 
 class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Generates text from a language model, embeds text, and turns text into tokens and back.
+    """Generates text from a language model, embeds text, scores pairs of texts, and turns text into tokens and back.
 
     Errors are a gRPC status with google.rpc details: ErrorInfo (domain "quire"), BadRequest for a field at fault,
     RetryInfo if a retry makes sense.
@@ -132,6 +140,16 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.EmbedResponse, _abc.Awaitable[_inference_pb2.EmbedResponse]]:
         """Embeds one or more inputs: each becomes a vector, in one response. If one of them fails, the call fails."""
+
+    @_abc_1.abstractmethod
+    def Score(
+        self,
+        request: _inference_pb2.ScoreRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.ScoreResponse, _abc.Awaitable[_inference_pb2.ScoreResponse]]:
+        """Scores how well documents match queries, in one response. A cross-encoder reads each pair at once. With a model that computes
+        embeddings, a score is the cosine of two vectors. If a pair fails, the call fails.
+        """
 
     @_abc_1.abstractmethod
     def Tokenize(

@@ -80,7 +80,7 @@ class StopProfileResponse(_message.Message):
     def __init__(self, path: _Optional[str] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("model", "fingerprint", "tokenizer_fingerprint", "context_length", "vocab_size", "block_size", "block_bytes", "num_blocks", "max_step_tokens", "max_sequences", "epoch", "num_host_blocks", "swap_bytes_per_second", "prefill_tokens_per_second", "is_draining", "max_sampled_tokens", "oldest_protocol", "newest_protocol", "computed_results", "started_at")
+    __slots__ = ("model", "fingerprint", "tokenizer_fingerprint", "context_length", "vocab_size", "block_size", "block_bytes", "num_blocks", "max_step_tokens", "max_sequences", "epoch", "num_host_blocks", "swap_bytes_per_second", "prefill_tokens_per_second", "is_draining", "max_sampled_tokens", "oldest_protocol", "newest_protocol", "computed_results", "started_at", "max_indivisible_tokens")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +101,7 @@ class DescribeResponse(_message.Message):
     NEWEST_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_RESULTS_FIELD_NUMBER: _ClassVar[int]
     STARTED_AT_FIELD_NUMBER: _ClassVar[int]
+    MAX_INDIVISIBLE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     model: str
     fingerprint: bytes
     tokenizer_fingerprint: bytes
@@ -121,7 +122,8 @@ class DescribeResponse(_message.Message):
     newest_protocol: int
     computed_results: _containers.RepeatedCompositeFieldContainer[ComputedResult]
     started_at: _timestamp_pb2.Timestamp
-    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., tokenizer_fingerprint: _Optional[bytes] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_sequences: _Optional[int] = ..., epoch: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., swap_bytes_per_second: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., is_draining: _Optional[bool] = ..., max_sampled_tokens: _Optional[int] = ..., oldest_protocol: _Optional[int] = ..., newest_protocol: _Optional[int] = ..., computed_results: _Optional[_Iterable[_Union[ComputedResult, _Mapping]]] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    max_indivisible_tokens: int
+    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., tokenizer_fingerprint: _Optional[bytes] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_sequences: _Optional[int] = ..., epoch: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., swap_bytes_per_second: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., is_draining: _Optional[bool] = ..., max_sampled_tokens: _Optional[int] = ..., oldest_protocol: _Optional[int] = ..., newest_protocol: _Optional[int] = ..., computed_results: _Optional[_Iterable[_Union[ComputedResult, _Mapping]]] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., max_indivisible_tokens: _Optional[int] = ...) -> None: ...
 
 class ResultKind(_message.Message):
     __slots__ = ("tokens", "prompt_logprobs", "embedding", "score")
@@ -156,8 +158,12 @@ class EmbeddingResult(_message.Message):
     def __init__(self, pooling: _Optional[_Union[Pooling, str]] = ..., num_dimensions: _Optional[int] = ..., normalization: _Optional[_Union[Normalization, str]] = ...) -> None: ...
 
 class ScoreResult(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("num_first_tokens", "is_raw")
+    NUM_FIRST_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IS_RAW_FIELD_NUMBER: _ClassVar[int]
+    num_first_tokens: int
+    is_raw: bool
+    def __init__(self, num_first_tokens: _Optional[int] = ..., is_raw: _Optional[bool] = ...) -> None: ...
 
 class ComputedResult(_message.Message):
     __slots__ = ("result", "computation")

@@ -83,8 +83,8 @@ MAX_EXAMPLES = 10  # of each reader: 1,500 found nothing
         lambda body: read_embeddings(EmbeddingsBody.read(body)).unvalidated.field_path,
         lambda body: read_embed(OllamaEmbedBody.read(body)).field_path,
         lambda body: read_embeddings_prompt(OllamaEmbeddingsBody.read(body)).field_path,
-        lambda body: read_score(ScoreBody.read(body)).unvalidated.field_path,
-        lambda body: read_rerank(RerankBody.read(body)).score.unvalidated.field_path,
+        lambda body: read_score(ScoreBody.read(body)).field_path,
+        lambda body: read_rerank(RerankBody.read(body)).unvalidated.field_path,
     ],
     ids=[
         "messages",

@@ -13,6 +13,7 @@ import pytest
 from quire_client.batch.client import BatchClient, takes_post
 from quire_client.batch.input import open_input
 from quire_client.batch.lines import BatchError, BatchLine, read_line
+from quire_client.batch.transport import HttpTransport
 from quire_client.http_client import http_client
 from scripted_http_api import BREAK, Reply, ScriptedApi
 
@@ -34,7 +35,8 @@ async def serving(
 ) -> AsyncIterator[tuple[BatchClient, Retries]]:
     whys = Retries()
     async with http_client(api.url, "secret", timeout, connect_timeout=30) as http:
-        yield BatchClient(f"{api.url}{path}", http, server_timeout, whys.append), whys
+        transport = HttpTransport(f"{api.url}{path}", http, server_timeout)
+        yield BatchClient(transport, whys.append), whys
 
 
 async def check(client: BatchClient, path: str) -> None:
@@ -188,7 +190,7 @@ async def test_a_connection_that_does_not_come_within_the_calls_own_timeout_is_n
             waiting.connect_ex(address)
         async with http_client(api.url, None, 0.1, connect_timeout=30) as http:
             whys = Retries()
-            client = BatchClient(f"http://127.0.0.1:{address[1]}", http, 0.3, whys.append)
+            client = BatchClient(HttpTransport(f"http://127.0.0.1:{address[1]}", http, 0.3), whys.append)
             with pytest.raises(BatchError, match=r"no connection to .* for 0\.3 s"):
                 await asyncio.wait_for(client.send(request(), NAME), 20)
 

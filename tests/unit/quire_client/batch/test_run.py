@@ -13,6 +13,7 @@ from quire_client.batch.input import open_input
 from quire_client.batch.lines import BatchError
 from quire_client.batch.output import open_output
 from quire_client.batch.run import run_batch
+from quire_client.batch.transport import HttpTransport
 from quire_client.http_client import http_client
 from scripted_http_api import Reply, ScriptedApi
 
@@ -28,7 +29,7 @@ async def run(
     output_path = Path(path).with_name("out.jsonl")
     with open_input(path) as batch, open_output(output_path, batch) as output:
         async with http_client(api.url, None, timeout) as http:
-            await run_batch(batch, output, BatchClient(api.url, http, 60), concurrency, on_end)
+            await run_batch(batch, output, BatchClient(HttpTransport(api.url, http, 60)), concurrency, on_end)
     return [json.loads(line) for line in output_path.read_text().splitlines()]
 
 

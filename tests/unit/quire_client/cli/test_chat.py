@@ -1,9 +1,9 @@
 """`quire chat`: line by line through a pipe, and interactively in a terminal."""
 
 import asyncio
-import os
-import pty
+import json
 import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from quire_client.cli.app import app, run
-
-ROOT = Path(__file__).parents[4]
-CTRL_C = "\x03"
-CTRL_D = "\x04"
+from terminal import CTRL_C, CTRL_D, Terminal, quire_in_terminal
 
 
 async def invoke(*args: str, given: str) -> Result:
@@ -42,6 +39,27 @@ async def test_each_line_of_a_pipe_is_a_message_of_one_conversation(address: str
     assert asked(service) == [first, [*first, ("assistant", "Paris."), ("user", "Sure?")]]
 
 
+async def test_as_json_each_answer_of_a_pipe_is_a_line(address: str, service: Any) -> None:
+    service.answer("Pa", "ris.")
+
+    result = await invoke("chat", "--json", given="Capital?\nSure?\n")
+
+    answers = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [answer["completions"][0]["text"] for answer in answers] == ["Paris.", "Paris."]
+    assert answers[0]["usage"]["completion_tokens"] == 2
+    assert asked(service)[1] == [("user", "Capital?"), ("assistant", "Paris."), ("user", "Sure?")]
+
+
+async def test_a_pipe_that_is_no_text_is_refused(address: str, service: Any) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "quire_client", "chat"), stdin=PIPE, stdout=PIPE, stderr=PIPE
+    )
+    out, err = await asyncio.wait_for(process.communicate(b"\xff\xfe\n"), 60)
+
+    assert (process.returncode, out) == (2, b"")
+    assert err.startswith(b"quire: Invalid value: standard input is not text in UTF-8")
+
+
 async def test_an_error_in_a_pipe_ends_it(
     address: str, service: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -55,64 +73,10 @@ async def test_an_error_in_a_pipe_ends_it(
     assert len(service.requests) == 1
 
 
-# Makes standard input the controlling terminal, which Ctrl-C needs: in the new process, because grpc forbids fork.
-_CHAT = """
-import fcntl, runpy, sys, termios
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-sys.argv = ["quire", "chat"]
-runpy.run_module("quire_client", run_name="__main__")
-"""
-
-
-class Terminal:
-    """`quire chat` in a terminal of its own."""
-
-    def __init__(self, process: asyncio.subprocess.Process, keyboard_and_screen: int) -> None:
-        self._process = process
-        self._device = keyboard_and_screen
-        self._unread = ""
-
-    async def shows(self, text: str) -> str:
-        """Waits until the screen shows `text`; returns the new output up to it."""
-        while text not in self._unread:
-            try:
-                data = await asyncio.wait_for(asyncio.to_thread(os.read, self._device, 4096), 60)
-            except TimeoutError:
-                raise AssertionError(f"the screen showed {self._unread!r} and no {text!r}") from None
-            except OSError:  # the other end is closed
-                data = b""
-            assert data, f"the screen showed {self._unread!r} and no {text!r}"
-            self._unread += data.decode()
-        shown, _, self._unread = self._unread.partition(text)
-        return shown
-
-    def type(self, keys: str) -> None:
-        """Presses keys."""
-        os.write(self._device, keys.encode())
-
-    async def exit_code(self) -> int:
-        """Waits for the end."""
-        return await asyncio.wait_for(self._process.wait(), 60)
-
-
 @pytest.fixture
 async def terminal(address: str) -> AsyncIterator[Terminal]:
-    ours, theirs = pty.openpty()
-    paths = os.pathsep.join(str(ROOT / path) for path in ("protos", "client"))
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", _CHAT),
-        env={**os.environ, "PYTHONPATH": paths, "TERM": "dumb"},
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-    )
-    os.close(theirs)
-    yield Terminal(process, ours)
-    if process.returncode is None:
-        process.kill()
-        await process.wait()
-    os.close(ours)
+    async with quire_in_terminal("chat") as terminal:
+        yield terminal
 
 
 async def test_a_terminal_keeps_the_conversation_until_reset(terminal: Terminal, service: Any) -> None:
@@ -155,6 +119,22 @@ async def test_ctrl_c_interrupts_an_answer_and_keeps_its_text(terminal: Terminal
 
     assert await terminal.exit_code() == 0
     assert asked(service)[1] == [("user", "A tale?"), ("assistant", "Once upon"), ("user", "And?")]
+
+
+async def test_ctrl_c_twice_at_the_prompt_leaves(terminal: Terminal) -> None:
+    await terminal.shows("> ")
+    terminal.type(CTRL_C + "\n")  # the key after the signal: see above
+    await terminal.shows("Ctrl-C again or Ctrl-D leaves")
+    await terminal.shows("> ")
+    terminal.type(CTRL_C + "\n")
+
+    assert await terminal.exit_code() == 0
+
+
+async def test_json_needs_a_pipe(address: str) -> None:
+    async with quire_in_terminal("chat", "--json") as terminal:
+        await terminal.shows("needs messages on standard input")
+        assert await terminal.exit_code() == 2
 
 
 async def test_an_error_in_a_terminal_ends_nothing_and_the_question_is_forgotten(

@@ -8,7 +8,7 @@ import pytest
 
 from ports import lasting_port
 from svc_common.doctor.findings import Status
-from svc_common.doctor.ports import check_ports, holder_of
+from svc_common.doctor.ports import check_ports, check_socket_path, holder_of
 
 
 def test_a_held_port_is_named_with_its_process_and_its_variable() -> None:
@@ -53,3 +53,16 @@ def test_nobody_holds_a_free_port() -> None:
     assert holder_of(lasting_port()) is None
     (finding,) = check_ports([("127.0.0.1", 0, "QUIRE_HTTP_PORT")])
     assert finding.found == "all ports are chosen at start"
+
+
+def test_the_path_of_a_unix_socket_is_free_or_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    (free,) = check_socket_path(path)
+    assert (free.status, free.found) == (Status.OK, f"free: {path}")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        (held,) = check_socket_path(path)
+    assert held.problem == "QUIRE_UDS: another process listens there"
+    (other,) = check_socket_path(tmp_path / "no" / "s")
+    assert "there is no such directory" in other.problem

@@ -4,6 +4,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from svc_common.addresses import AddressInUse, CannotListen
 from svc_common.supervisor.addresses import Addresses, FreePorts, ListenAddress, assign
@@ -23,7 +24,7 @@ def assigned(chosen: SupervisorSettings) -> Addresses:
 def test_the_ports_of_several_follow_each_other() -> None:
     ports = {"http_port": 8000, "grpc_port": 50051, "worker_port": 50053, "scheduler_metrics_port": 9101}
     addresses = assigned(settings(gateways=2, schedulers=2, workers=3, **ports))
-    assert [listener.port for listener in addresses.http] == [8000, 8001]
+    assert [listener.dial_address for listener in addresses.http] == ["127.0.0.1:8000", "127.0.0.1:8001"]
     assert [listener.port for listener in addresses.grpc] == [50051, 50052]
     assert [listener.port for listener in addresses.workers] == [50053, 50054, 50055]
     assert [listener.port for listener in addresses.scheduler_metrics] == [9101, 9102]
@@ -34,14 +35,14 @@ def test_the_ports_of_several_follow_each_other() -> None:
 
 def test_port_zero_takes_a_free_one_for_each() -> None:
     addresses = assigned(settings(gateways=2, schedulers=2, workers=2))
-    assert len({listener.port for listener in addresses}) == 14
+    assert len({listener.port for listener in addresses.ports}) == 14
     addresses.check()
 
 
 def test_no_free_port_is_taken_twice() -> None:
     for _ in range(5):
         addresses = assigned(settings(gateways=64, schedulers=8, workers=64))
-        assert len({listener.port for listener in addresses}) == 280
+        assert len({listener.port for listener in addresses.ports}) == 280
 
 
 def test_a_taken_port_is_kept_for_the_role_that_listens_there() -> None:
@@ -58,10 +59,10 @@ def test_a_taken_port_is_kept_for_the_role_that_listens_there() -> None:
 
 def test_only_gateways_listen_on_the_configured_host() -> None:
     addresses = assigned(settings(host="0.0.0.0"))
-    public = {*addresses.http, *addresses.grpc}
-    assert {listener.host for listener in public} == {"0.0.0.0"}
-    assert {listener.host for listener in addresses if listener not in public} == {"127.0.0.1"}
-    assert addresses.http[0].dial_address == f"127.0.0.1:{addresses.http[0].port}"
+    public = {listener for listener in addresses.ports if listener.variable in ("QUIRE_HTTP_PORT", "QUIRE_GRPC_PORT")}
+    assert [listener.host for listener in public] == ["0.0.0.0"] * 2
+    assert {listener.host for listener in set(addresses.ports) - public} == {"127.0.0.1"}
+    assert addresses.grpc[0].dial_address == f"127.0.0.1:{addresses.grpc[0].port}"
 
 
 def test_an_ipv6_address_is_reached_in_brackets() -> None:
@@ -79,7 +80,7 @@ def test_the_error_of_a_port_in_use_names_its_variable() -> None:
 
 def test_several_of_each_fit_beside_each_other_by_default() -> None:
     settings = SupervisorSettings.model_validate({"gateways": 3, "schedulers": 3, "workers": 3})
-    ports = [listener.port for listener in assigned(settings)]
+    ports = [listener.port for listener in assigned(settings).ports]
     assert len(set(ports)) == len(ports)
 
 
@@ -98,4 +99,21 @@ def test_no_connection_of_another_process_takes_a_chosen_port() -> None:
     first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     if first_outgoing <= 20_000:
         pytest.skip("this system gives almost all ports to outgoing connections")
-    assert all(listener.port < first_outgoing for listener in assigned(settings(gateways=8)))
+    assert all(listener.port < first_outgoing for listener in assigned(settings(gateways=8)).ports)
+
+
+def test_a_unix_socket_takes_the_place_of_the_http_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    addresses = assigned(settings(uds="quire.sock", http_port=8000))
+    assert [one.dial_address for one in addresses.http] == [f"unix:{tmp_path}/quire.sock"]
+    assert addresses.to_json()["http"] == [f"unix:{tmp_path}/quire.sock"]
+    assert "QUIRE_HTTP_PORT" not in {listener.variable for listener in addresses.ports}
+    addresses.check()
+    (tmp_path / "quire.sock").touch()
+    with pytest.raises(CannotListen, match=r"^QUIRE_UDS: cannot listen at .*quire\.sock: there is something else"):
+        addresses.check()
+
+
+def test_a_unix_socket_is_for_one_gateway() -> None:
+    with pytest.raises(ValidationError, match="is for one gateway, and QUIRE_GATEWAYS is more"):
+        settings(uds="quire.sock", gateways=2)

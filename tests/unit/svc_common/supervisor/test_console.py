@@ -97,3 +97,16 @@ def test_away_from_a_terminal_a_wait_is_a_line_now_and_then(clock: list[float]) 
         "quire: waiting for worker (17 s)",
         "quire: waiting for gateway (20 s)",
     ]
+
+
+def test_lines_and_the_status_line_may_go_to_different_streams(clock: list[float]) -> None:
+    log, out = io.StringIO(), Terminal()
+    console = Console(log, out)
+    with console.waiting() as waiting:
+        clock[0] += 3
+        waiting.show("waiting for worker")
+        console.write_line("hello")
+        console.relay("worker", "hello")
+        assert out.screen == ["quire: waiting for worker (3 s)"]
+    assert out.screen == [""]
+    assert log.getvalue() == "quire: hello\nworker | hello\n"

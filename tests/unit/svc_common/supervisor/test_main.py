@@ -16,55 +16,7 @@ from typing import Any
 import pytest
 import redis
 
-ROOT = Path(__file__).parents[4]
-PORTS = ("HTTP", "GRPC", "SCHEDULER", "SCHEDULER_ADMIN", "SCHEDULER_METRICS", "WORKER", "WORKER_METRICS")
-
-GRPC_SERVICE = """
-import asyncio, os
-from svc_common.server import HealthReporter, bind, create_server, run_until_signal
-
-async def main():
-    server = create_server(max_message_bytes=1024)
-    health = HealthReporter(server, [])
-    bind(server, os.environ["QUIRE_HOST"], int(os.environ["QUIRE_{role}_PORT"]))
-    await server.start()
-    await health.set_serving(True)
-    await run_until_signal(lambda: server.stop(None))
-
-asyncio.run(main())
-"""
-
-GATEWAY = """
-import os
-from http.server import BaseHTTPRequestHandler, HTTPServer
-
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-    def log_message(self, *args):
-        pass
-
-print("hello from the gateway", flush=True)
-HTTPServer((os.environ["QUIRE_HOST"], int(os.environ["QUIRE_HTTP_PORT"])), Handler).serve_forever()
-"""
-
-SERVICES = {
-    "worker_svc": GRPC_SERVICE.replace("{role}", "WORKER"),
-    "scheduler_svc": GRPC_SERVICE.replace("{role}", "SCHEDULER"),
-    "gateway_svc": GATEWAY,
-}
-
-
-@pytest.fixture
-def services(tmp_path: Path) -> Path:
-    """A directory of placeholder programs for `python -m worker_svc` and the other services."""
-    for name, code in SERVICES.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").touch()
-        (tmp_path / name / "__main__.py").write_text(code)
-    (tmp_path / "worker_svc" / "prepare.py").write_text("import sys; print('converting', file=sys.stderr)")
-    return tmp_path
+from placeholder_services import GATEWAY, placeholder_environment, until_gone
 
 
 @dataclass
@@ -88,13 +40,10 @@ class Supervisor:
 
 @asynccontextmanager
 async def started(directory: Path, *flags: str, **variables: str) -> AsyncIterator[Supervisor]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")}
-    environment |= {f"QUIRE_{port}_PORT": "0" for port in PORTS}
-    environment |= {"QUIRE_STATE_FILE": str(directory / "state.json"), "PYTHONPATH": str(ROOT)} | variables
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "svc_common.supervisor", *flags),
         cwd=directory,
-        env=environment,
+        env=placeholder_environment(directory) | variables,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -104,19 +53,6 @@ async def started(directory: Path, *flags: str, **variables: str) -> AsyncIterat
         if process.returncode is None:
             process.kill()
             await process.communicate()
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-async def until_gone(pids: list[int]) -> None:
-    async with asyncio.timeout(60):
-        while any(map(alive, pids)):
-            await asyncio.sleep(0.01)
 
 
 async def test_everything_comes_up_and_goes_down(services: Path) -> None:

@@ -121,6 +121,7 @@ def test_what_names_the_model_and_its_tokenizer_reaches_workers_and_gateways() -
         "tokenizer": "other/one",
         "tokenizer_revision": "v2",
         "served_model_name": "one,two",
+        "task": "embed",
     }
     roles = table(**named)
     for name in ("worker", "gateway"):
@@ -153,3 +154,10 @@ def test_a_file_of_models_has_workers_for_each_of_them(tmp_path: Path) -> None:
     for name in ("gateway-0", "gateway-1"):
         assert roles[name].environment["QUIRE_MODELS"] == str(file)
         assert "QUIRE_MODEL" not in roles[name].environment
+
+
+def test_a_gateway_has_a_unix_socket_or_a_port(tmp_path: Path) -> None:
+    gateway = table(uds=tmp_path / "s")["gateway"].environment
+    assert gateway["QUIRE_UDS"] == f"{tmp_path}/s"
+    assert "QUIRE_HTTP_PORT" not in gateway
+    assert table()["gateway"].environment["QUIRE_UDS"] == ""  # not that of the environment

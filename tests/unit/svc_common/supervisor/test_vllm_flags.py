@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gateway_svc.key_file import digest_of, read_key_file
+from gateway_svc.sampling_fields import HIGHEST_MAX_LOGPROBS
 from gateway_svc.settings import GatewaySettings
 from quire_client.cli.app import run
 from scheduler_svc.settings import SchedulerSettings
@@ -15,7 +16,7 @@ from svc_common.settings import ServiceSettings, read_settings
 from svc_common.supervisor import serve
 from svc_common.supervisor.settings import SupervisorSettings
 from svc_common.supervisor.vllm_flag_table import FLAGS, SERVED
-from svc_common.supervisor.vllm_flags import ApiKeys, FlagRefused, JsonFields, Switch, Value, Values
+from svc_common.supervisor.vllm_flags import ApiKeys, Choice, FlagRefused, JsonFields, Switch, Value, Values
 from worker_svc.settings import WorkerSettings
 
 KINDS: tuple[type[ServiceSettings], ...] = (SupervisorSettings, GatewaySettings, SchedulerSettings, WorkerSettings)
@@ -25,7 +26,7 @@ OTHERS = {"HF_TOKEN", "HF_HUB_CACHE", "OTEL_EXPORTER_OTLP_ENDPOINT"}
 def names_of_variables() -> set[str]:
     found: set[str] = set()
     for flag in SERVED:
-        if isinstance(flag, Value | Values | Switch):
+        if isinstance(flag, Choice | Value | Values | Switch):
             found.add(flag.variable)
         elif isinstance(flag, JsonFields):
             found |= {*flag.variables.values(), *flag.constant}
@@ -48,7 +49,7 @@ def test_common_flags_set_the_settings_of_the_services(monkeypatch: pytest.Monke
         "--kv-cache-dtype fp8_e4m3 --generation-config vllm --tool-call-parser hermes --reasoning-parser qwen3 "
         "--enable-auto-tool-choice --enable-prefix-caching -tp 1 --scheduling-policy priority --swap-space 2 "
         "--allowed-origins ['https://a.example','https://b.example'] --workers 2 --uvicorn-log-level trace "
-        "--root-path /llm --enable-force-include-usage"
+        f"--root-path /llm --enable-force-include-usage --max-logprobs {HIGHEST_MAX_LOGPROBS} --uds /tmp/quire.sock"
     )
     arguments = [one.replace("'", '"') for one in line.split()]
     arguments += ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}']
@@ -67,7 +68,8 @@ def test_common_flags_set_the_settings_of_the_services(monkeypatch: pytest.Monke
     assert (model.generation_config, model.override_generation_config) == ("quire", '{"temperature": 0}')
     assert (model.tool_format, model.reasoning_format) == ("hermes", "think")
     assert gateway.cors_origins == "https://a.example,https://b.example"
-    assert (gateway.root_path, gateway.stream_usage) == ("/llm", True)
+    assert (gateway.root_path, gateway.stream_usage, gateway.max_logprobs) == ("/llm", True, HIGHEST_MAX_LOGPROBS)
+    assert everything.uds == gateway.uds == Path("/tmp/quire.sock")
     assert (scheduler.policy, scheduler.max_sequences, scheduler.max_step_tokens) == ("priority", 32, 2048)
     assert (worker.model, worker.dtype, worker.max_model_len) == ("Qwen/Qwen3-0.6B", "float16", 8000)
     assert (worker.memory_fraction, worker.block_size, worker.kv_cache_dtype) == (0.8, 32, "fp8")
@@ -76,8 +78,24 @@ def test_common_flags_set_the_settings_of_the_services(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
+    ("arguments", "task"),
+    [
+        (["--runner", "pooling"], "pooling"),
+        (["--runner=generate"], "generate"),
+        (["--convert", "embed"], "embed"),
+        (["--runner", "pooling", "--convert", "auto"], "pooling"),
+        (["--runner", "auto", "--convert", "none"], None),
+    ],
+)
+def test_a_runner_and_a_conversion_are_a_task(arguments: list[str], task: str | None) -> None:
+    assert serve.variables_of(arguments).get("QUIRE_TASK") == task
+
+
+@pytest.mark.parametrize(
     ("arguments", "text"),
     [
+        (["--runner", "draft"], "--runner draft: must be one of auto, generate, pooling"),
+        (["--convert", "classify"], "--convert classify: must be one of auto, none, embed"),
         (["--enable-lora"], "--enable-lora is not served: adapters are not served"),
         (["--lora_modules", "a=b"], "--lora-modules is not served"),
         (["-q", "awq"], "--quantization is not served: quantized checkpoints are not served"),
@@ -98,6 +116,8 @@ def test_common_flags_set_the_settings_of_the_services(monkeypatch: pytest.Monke
             "num_speculative_tokens must be a text or a number",
         ),
         (["--max-model-len", "1.0005k"], "must be a whole number"),
+        (["--max-logprobs", "-1"], "--max-logprobs -1: must be a whole number from 0 to 128"),
+        (["--max-logprobs", "129"], "--max-logprobs 129: must be a whole number from 0 to 128"),
         (["--dtype", "int4"], "--dtype int4: must be one of auto, float32"),
         (["--port"], "--port needs a value"),
         (["--port", "--host"], "--port needs a value"),

@@ -6,23 +6,26 @@ import pytest
 import torch
 
 from worker_svc.description import WorkerLimits
-from worker_svc.encoder.pooling import EmbeddingDefaults
+from worker_svc.encoder.pooling import EmbeddingDefaults, EmbeddingPooler
 from worker_svc.encoder.runner import EncoderRunner
-from worker_svc.step import EmbeddingParams, NewSequence, Pooling, SamplingParams, ScheduledSequence, Step
+from worker_svc.step import EmbeddingParams, NewSequence, Pooling, SamplingParams, ScheduledSequence, ScoreParams, Step
 
 LIMITS = WorkerLimits(
     vocab_size=100, context_length=8, block_size=16, num_blocks=0, max_step_tokens=64, max_sequences=8
 )
 
 
-def states(prompts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+POOLER = EmbeddingPooler(EmbeddingDefaults())
+
+
+def states(prompts: Sequence[Sequence[int]], num_first: Sequence[int] | None = None) -> list[torch.Tensor]:
     """Each token's state is its id and its place."""
     return [torch.tensor([[float(token), place] for place, token in enumerate(prompt)]) for prompt in prompts]
 
 
 @pytest.fixture
 def runner() -> EncoderRunner:
-    return EncoderRunner(states, EmbeddingDefaults(), LIMITS)
+    return EncoderRunner(states, POOLER, LIMITS)
 
 
 def new(sequence_id: int, token_ids: list[int], **fields: object) -> NewSequence:
@@ -56,7 +59,7 @@ def test_a_prompt_may_come_in_a_later_step_than_it_is_known(runner: EncoderRunne
 @pytest.mark.parametrize(
     ("sequence", "scheduled", "failure"),
     [
-        (new(1, [4], result="tokens"), ScheduledSequence(1, 0, 1, []), "an encoder does not compute tokens"),
+        (new(1, [4], result="tokens"), ScheduledSequence(1, 0, 1, []), "this model computes embedding, and not tokens"),
         (new(1, [4, 5]), ScheduledSequence(1, 0, 1, []), "as a whole"),
         (new(1, [4, 5]), ScheduledSequence(1, 1, 1, []), "as a whole"),
         (new(1, [4]), ScheduledSequence(1, 0, 1, [3]), "without blocks"),
@@ -77,12 +80,26 @@ def test_one_that_cannot_be_computed_fails_alone(
 
 def test_a_value_that_is_not_finite_is_a_failure() -> None:
     runner = EncoderRunner(
-        lambda prompts: [torch.full((len(prompt), 2), float("nan")) for prompt in prompts],
-        EmbeddingDefaults(),
+        lambda prompts, num_first=None: [torch.full((len(prompt), 2), float("nan")) for prompt in prompts],
+        POOLER,
         LIMITS,
     )
     [result] = runner.step(Step([], [new(1, [4])], [ScheduledSequence(1, 0, 1, [])])).sequences
     assert (result.value, result.failure) == ((), "its embedding is not finite")
+
+
+def test_token_types_are_those_of_each_prompt() -> None:
+    seen: list[Sequence[int] | None] = []
+
+    def forward(prompts: Sequence[Sequence[int]], num_first: Sequence[int] | None = None) -> list[torch.Tensor]:
+        seen.append(num_first)
+        return states(prompts)
+
+    whole, pair = new(1, [4, 5, 6]), new(2, [7, 8, 9, 7], score=ScoreParams(3))
+    scheduled = [ScheduledSequence(one.sequence_id, 0, len(one.token_ids), []) for one in (whole, pair)]
+    EncoderRunner(forward, POOLER, LIMITS).step(Step([], [whole, pair], scheduled))
+    EncoderRunner(forward, POOLER, LIMITS, deterministic=True).step(Step([], [whole, pair], scheduled))
+    assert seen == [[3, 3], None, [3]]
 
 
 def test_a_reset_forgets_all(runner: EncoderRunner) -> None:

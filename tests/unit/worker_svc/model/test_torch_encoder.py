@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import BertConfig, BertModel
 
-from bert_models import CONTEXT, hidden_states, random_prompts, save_bert
+from bert_models import CONTEXT, hidden_states, random_prompts, save_bert, save_roberta
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description_cache import any_description_of
 from worker_svc.model.encoder_description import EncoderDescription
@@ -38,6 +38,31 @@ def test_prompts_of_any_lengths_together(bert: tuple[BertModel, TorchEncoder], l
     with torch.inference_mode():
         for prompt, states in zip(prompts, encoder(prompts), strict=True):
             torch.testing.assert_close(states, hidden_states(model, prompt), rtol=1e-4, atol=1e-4)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    pairs=st.lists(
+        st.integers(1, CONTEXT).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n))), min_size=1, max_size=12
+    )
+)
+def test_tokens_of_two_types(bert: tuple[BertModel, TorchEncoder], pairs: list[tuple[int, int]]) -> None:
+    model, encoder = bert
+    prompts, num_first = random_prompts([length for length, _ in pairs]), [first for _, first in pairs]
+    with torch.inference_mode():
+        for prompt, first, states in zip(prompts, num_first, encoder(prompts, num_first), strict=True):
+            torch.testing.assert_close(states, hidden_states(model, prompt, first), rtol=1e-4, atol=1e-4)
+
+
+def test_the_form_of_roberta(tmp_path: Path) -> None:
+    model, encoder = save_roberta(tmp_path), load(tmp_path)
+    assert encoder.description.context_length == CONTEXT
+    prompts = random_prompts([1, 17, CONTEXT])
+    with torch.inference_mode():
+        # It has one type of tokens, so a second text changes nothing.
+        for num_first in (None, [1, 5, 6]):
+            for prompt, states in zip(prompts, encoder(prompts, num_first), strict=True):
+                torch.testing.assert_close(states, hidden_states(model, prompt), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("activation", ["gelu_new", "gelu_pytorch_tanh"])

@@ -7,16 +7,17 @@ import pytest
 from gateway_svc.embeddings import MAX_TEXT_TOKENS, EmbeddingInput, Normalization
 from gateway_svc.field_paths import Field
 from gateway_svc.http_api.scoring.models import RerankBody, ScoreBody
-from gateway_svc.http_api.scoring.requests import RerankRequest, ScoreRequest, read_rerank, read_score
+from gateway_svc.http_api.scoring.requests import RerankRequest, read_rerank, read_score
 from gateway_svc.http_api.scoring.routes import rerank_answer, score_answer
 from gateway_svc.output import Usage
 from gateway_svc.retention import NONE
+from gateway_svc.scores import UnvalidatedScores
 from gateway_svc.unvalidated_request import TextPrompt
 from gateway_svc.validated_request import TruncationSide
 from svc_common.errors import QuireError, Reason
 
 
-def score(**fields: Any) -> ScoreRequest:
+def score(**fields: Any) -> UnvalidatedScores:
     return read_score(ScoreBody.of(fields))
 
 
@@ -40,8 +41,8 @@ def test_both_sides_of_pairs_have_several_names(names: str) -> None:
     ):
         read = score(**{first: one, second: other})
         assert read.pairs.pairs == pairs
-        assert texts(read.unvalidated.inputs) == list("abcd"[: len(fields)])
-        assert [one.field_path(Field.TEXT) for one in read.unvalidated.inputs] == fields
+        assert texts(read.pairs.inputs) == list("abcd"[: len(fields)])
+        assert [one.field_path(Field.TEXT) for one in read.pairs.inputs] == fields
 
 
 def test_options_are_those_of_embeddings() -> None:
@@ -50,8 +51,8 @@ def test_options_are_those_of_embeddings() -> None:
         "max_tokens_per_query": 5, "max_tokens_per_doc": 7, "use_activation": True, "normalize": False, "user": "me",
     }  # fmt: skip
     for unvalidated in (
-        score(text_1="a", text_2="b", **fields).unvalidated,
-        rerank(documents=["b"], **fields).score.unvalidated,
+        score(text_1="a", text_2="b", **fields).embeddings,
+        rerank(documents=["b"], **fields).unvalidated.embeddings,
     ):
         assert (unvalidated.model, unvalidated.priority, unvalidated.retention) == ("m", 3, NONE)
         assert (unvalidated.truncate_prompt_tokens, unvalidated.truncation_side) == (9, TruncationSide.LEFT)
@@ -62,20 +63,36 @@ def test_options_are_those_of_embeddings() -> None:
         assert document.field_path(MAX_TEXT_TOKENS) == "max_tokens_per_doc"
 
 
+@pytest.mark.parametrize(
+    ("fields", "is_raw"),
+    [
+        ({}, False),
+        ({"use_activation": True}, False),
+        ({"use_activation": False}, True),
+        ({"raw_scores": True}, True),
+        ({"raw_scores": False}, False),
+        ({"raw_scores": True, "use_activation": False}, True),
+    ],
+)
+def test_the_activation_has_two_names(fields: dict[str, Any], is_raw: bool) -> None:
+    assert score(text_1="a", text_2="b", **fields).is_raw is is_raw
+    assert rerank(**fields).unvalidated.is_raw is is_raw
+
+
 def test_a_limit_of_zero_is_none() -> None:
     inputs: list[EmbeddingInput] = [
-        *score(text_1="a", text_2="b", max_tokens_per_doc=0, max_tokens_per_query=0).unvalidated.inputs,
-        *rerank(max_tokens_per_doc=0, max_tokens_per_query=0).score.unvalidated.inputs,
+        *score(text_1="a", text_2="b", max_tokens_per_doc=0, max_tokens_per_query=0).pairs.inputs,
+        *rerank(max_tokens_per_doc=0, max_tokens_per_query=0).unvalidated.pairs.inputs,
     ]
     assert {one.max_text_tokens for one in inputs} == {None}
 
 
 def test_a_query_is_compared_with_all_documents() -> None:
     read = rerank(query={"text": "a"}, documents=["b", {"text": "a", "title": "c"}])
-    assert read.score.pairs.pairs == [(0, 1), (0, 0)]
-    assert texts(read.score.unvalidated.inputs) == ["a", "b"]
+    assert read.unvalidated.pairs.pairs == [(0, 1), (0, 0)]
+    assert texts(read.unvalidated.pairs.inputs) == ["a", "b"]
     assert (read.texts, read.top_n) == (["b", "a"], None)
-    assert rerank(documents="b").score.pairs.pairs == [(0, 1)]
+    assert rerank(documents="b").unvalidated.pairs.pairs == [(0, 1)]
 
 
 def test_scores_are_in_the_order_of_the_pairs() -> None:
@@ -114,7 +131,7 @@ def test_fields_that_are_not_served_are_refused_by_name_unless_they_ask_for_noth
         "input": "a", "messages": [], "prompt": "a", "dimensions": 2, "pooling": "cls", "encoding_format": "float",
         "add_special_tokens": False, "padding": "max_length", "instruction": "a", "instruct": "a", "request_id": "a",
         "chat_template_kwargs": {"a": 1}, "chat_template": "a", "mm_processor_kwargs": {"a": 1}, "cache_salt": "a",
-        "texts": ["a"], "truncate": True, "return_text": True, "raw_scores": False, "return_embeddings": True,
+        "texts": ["a"], "truncate": True, "return_text": True, "return_embeddings": True,
         "input_type": "query", "truncation": True, "stream": True, "temperature": 0.5,
     }  # fmt: skip
     only_score: dict[str, Any] = {
@@ -143,7 +160,7 @@ def test_fields_that_are_not_served_are_refused_by_name_unless_they_ask_for_noth
             assert (error.value.reason, error.value.field) == (Reason.FEATURE_UNSUPPORTED, name)
     neutral: dict[str, Any] = {
         "add_special_tokens": True, "padding": "do_not_pad", "truncate": False, "return_embeddings": False,
-        "raw_scores": True, "return_text": False, "user": "me", "messages": None, "stream": False,
+        "return_text": False, "user": "me", "messages": None, "stream": False,
     }  # fmt: skip
     score(**pair, **neutral, top_n=0, apply_softmax=False)
     rerank(**neutral, rank_fields=["text"])
@@ -178,6 +195,8 @@ def test_fields_that_are_not_served_are_refused_by_name_unless_they_ask_for_noth
         (rerank, {"documents": [{"image": "a"}]}, Reason.FEATURE_UNSUPPORTED, "documents[0].image"),
         (rerank, {"top_n": -1}, Reason.INVALID_FIELD, "top_n"),
         (rerank, {"return_documents": 1}, Reason.INVALID_FIELD, "return_documents"),
+        (rerank, {"use_activation": True, "raw_scores": True}, Reason.INVALID_FIELD, "raw_scores"),
+        (rerank, {"use_activation": False, "raw_scores": False}, Reason.INVALID_FIELD, "raw_scores"),
     ],
 )
 def test_other_bodies_are_refused_by_the_field(read: Any, fields: Any, reason: Reason, field: str) -> None:

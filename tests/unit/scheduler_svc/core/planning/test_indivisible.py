@@ -248,6 +248,17 @@ def test_prompt_longer_than_any_step_is_rejected(how: PromptComputation) -> None
 
 
 @both
+def test_a_worker_may_compute_longer_prompts_than_its_steps_have_tokens(how: PromptComputation) -> None:
+    bench = bench_of(how, max_step_tokens=BUDGET, max_indivisible_tokens=MOST)
+    for key, length in (("a", 10), ("b", MOST), ("c", 10)):
+        bench.submit_for_value(key, prompt(length, 500))
+    assert [tokens_of(bench.step()) for _ in range(3)] == [{"a": 10}, {"b": MOST}, {"c": 10}]
+    refused = bench.scheduler.check(Request("d", prompt(MOST + 1), 1, 1, result=EMBEDDING), 0.0)
+    assert refused is not None
+    assert "of at most 64 tokens" in refused.message
+
+
+@both
 def test_prompt_goes_to_the_replica_whose_step_holds_it(how: PromptComputation) -> None:
     bench = bench_of(how, max_step_tokens=20)
     large = bench.join(results=bench.replica.shape.results, max_step_tokens=MOST)

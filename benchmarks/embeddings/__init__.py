@@ -1,0 +1,1 @@
+"""Embeddings of texts by Quire and by other projects."""

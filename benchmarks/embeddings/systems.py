@@ -1,0 +1,178 @@
+"""The systems that are compared. Each is a closed loop: the next batch is sent when the last one is answered."""
+
+import asyncio
+import json
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx
+
+from benchmarks.deployment import START_SECONDS, running_quire
+from benchmarks.embeddings.environments import model_directory, python_with, sentence_transformers_python
+from benchmarks.processes import BenchmarkFailed, running
+from svc_common.supervisor.addresses import free_port
+
+_TIMEOUT = 120  # seconds, of a batch
+
+Batch = Sequence[str]
+
+
+class Target(Protocol):
+    """A system that is ready."""
+
+    def seconds(self, batches: Sequence[Batch], concurrency: int) -> float:
+        """How long these batches take, `concurrency` at a time."""
+
+
+class System(Protocol):
+    """`name` stands in results and flags, `title` in tables."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def is_server(self) -> bool:
+        """Whether it computes several batches at a time."""
+
+    def running(self) -> AbstractContextManager[Target]:
+        """Starts it, yields it once it is ready, and stops it. Raises BenchmarkFailed."""
+
+
+@dataclass(frozen=True)
+class HttpTarget:
+    """A server of OpenAI's API of embeddings. Vectors are asked for in base64, as by OpenAI's client."""
+
+    url: str
+    body: dict[str, Any]
+
+    def seconds(self, batches: Sequence[Batch], concurrency: int) -> float:
+        return asyncio.run(self._send(batches, concurrency))
+
+    async def _send(self, batches: Sequence[Batch], concurrency: int) -> float:
+        remaining = iter(batches)
+
+        async def send(client: httpx.AsyncClient) -> None:
+            for batch in remaining:
+                answer = await client.post(self.url, json=self.body | {"input": list(batch)})
+                if len(answer.raise_for_status().json()["data"]) != len(batch):
+                    raise BenchmarkFailed(f"{self.url} answered with fewer vectors than texts")
+
+        async with httpx.AsyncClient(trust_env=False, timeout=_TIMEOUT) as client:
+            started = time.perf_counter()
+            await asyncio.gather(*(send(client) for _ in range(concurrency)))
+            return time.perf_counter() - started
+
+
+@dataclass(frozen=True)
+class Quire:
+    """Quire as `make run` starts it, by HTTP."""
+
+    dtype: str
+    is_server: bool = True
+
+    @property
+    def name(self) -> str:
+        return f"quire-{self.dtype}"
+
+    @property
+    def title(self) -> str:
+        return f"Quire, {self.dtype}"
+
+    @contextmanager
+    def running(self) -> Iterator[HttpTarget]:
+        settings = {"QUIRE_MODEL": str(model_directory()), "QUIRE_DTYPE": self.dtype}
+        with running_quire(self.title, settings) as deployment:
+            yield HttpTarget(f"http://{deployment.http}/v1/embeddings", {"model": "model", "encoding_format": "base64"})
+
+
+@dataclass(frozen=True)
+class Infinity:
+    """infinity-emb's server in float32, with torch."""
+
+    name: str = "infinity"
+    title: str = "infinity-emb, float32"
+    is_server: bool = True
+
+    @contextmanager
+    def running(self) -> Iterator[HttpTarget]:
+        port = free_port()
+        command = (
+            *(str(python_with("infinity").with_name("infinity_emb")), "v2", "--model-id", str(model_directory())),
+            *("--served-model-name", "model", "--engine", "torch", "--device", "cpu", "--dtype", "float32"),
+            *("--no-bettertransformer", "--host", "127.0.0.1", "--port", str(port)),
+        )
+        environment = {"INFINITY_ANONYMOUS_USAGE_STATS": "0", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
+
+        def listening() -> bool | None:
+            try:
+                return httpx.get(f"http://127.0.0.1:{port}/models", trust_env=False).is_success or None
+            except httpx.HTTPError:
+                return None
+
+        with running(self.title, command, environment) as process:
+            process.wait_until(listening, START_SECONDS)
+            yield HttpTarget(f"http://127.0.0.1:{port}/embeddings", {"model": "model", "encoding_format": "base64"})
+
+
+@dataclass(frozen=True)
+class EncodeProcess:
+    """sentence-transformers in a process of its own, which measures itself: the time has no exchange of messages."""
+
+    popen: "subprocess.Popen[str]"
+
+    def encode(self, batches: Sequence[Batch]) -> dict[str, Any]:
+        """The seconds of each batch, and the vectors of the last one. Raises BenchmarkFailed."""
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(json.dumps({"batches": [list(batch) for batch in batches]}) + "\n")
+        self.popen.stdin.flush()
+        return self.read()
+
+    def read(self) -> dict[str, Any]:
+        """Its next line."""
+        assert self.popen.stdout is not None
+        line = self.popen.stdout.readline()
+        if not line:
+            raise BenchmarkFailed("sentence-transformers ended early")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def seconds(self, batches: Sequence[Batch], concurrency: int) -> float:
+        assert concurrency == 1
+        return float(sum(self.encode(batches)["seconds"]))
+
+
+@dataclass(frozen=True)
+class SentenceTransformers:
+    """sentence-transformers in float32, its default, as a library: without a server."""
+
+    name: str = "sentence-transformers"
+    title: str = "sentence-transformers, float32, in process"
+    is_server: bool = False
+
+    @contextmanager
+    def running(self) -> Iterator[EncodeProcess]:
+        program = Path(__file__).with_name("encode.py")
+        with subprocess.Popen(
+            [sentence_transformers_python(), program, model_directory()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        ) as popen:
+            process = EncodeProcess(popen)
+            try:
+                process.read()
+                yield process
+            finally:
+                popen.terminate()
+
+
+SYSTEMS: tuple[System, ...] = (Quire("float32"), Quire("bfloat16"), SentenceTransformers(), Infinity())

@@ -1,0 +1,64 @@
+"""Runs of the class `LLM`, each in a process of its own."""
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.processes import BenchmarkFailed, running
+from benchmarks.record import ROOT
+from quire_client.bench.mix import MixRequest
+
+PROGRAM = Path(__file__).with_name("program.py")
+
+
+@dataclass(frozen=True)
+class OfflineSystem:
+    """A package with the class, the Python that has it, and variables of its process."""
+
+    package: str
+    title: str
+    python: Path = Path(sys.executable)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class OfflineRun:
+    """A call that continued all prompts, in seconds, and the output tokens of each."""
+
+    seconds: float
+    token_ids: list[list[int]]
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Output tokens over the time of the call."""
+        return sum(map(len, self.token_ids)) / self.seconds
+
+
+_TREE = os.pathsep.join(str(ROOT / folder) for folder in ("", "protos", "kernels", "client"))
+QUIRE = OfflineSystem("quire", "quire.LLM", environment={"PYTHONPATH": _TREE})
+
+
+def vllm(environment: Path) -> OfflineSystem:
+    """vLLM's CPU build, in a virtual environment of its own."""
+    return OfflineSystem("vllm", "vllm.LLM, CPU build", environment / "bin" / "python", {"VLLM_CPU_KVCACHE_SPACE": "2"})
+
+
+def run_offline(system: OfflineSystem, model: Path, requests: Sequence[MixRequest]) -> OfflineRun:
+    """Loads the model and generates the outputs of all requests. Raises BenchmarkFailed."""
+    with tempfile.TemporaryDirectory(prefix="quire-bench-") as folder:
+        given, output = Path(folder, "requests.json"), Path(folder, "result.json")
+        given.write_text(json.dumps([[request.prompt_token_ids, request.output_tokens] for request in requests]))
+        command = [system.python, PROGRAM, "--package", system.package, "--model", model]
+        command += ["--requests", given, "--output", output]
+        with running(system.title, list(map(str, command)), system.environment) as process:
+            status = process.popen.wait()
+            if status != 0:
+                raise BenchmarkFailed(f"{system.title} ended with status {status}:\n{process.last_lines()}")
+        run = OfflineRun(**json.loads(output.read_bytes()))
+    if [len(ids) for ids in run.token_ids] != [request.output_tokens for request in requests]:
+        raise BenchmarkFailed(f"{system.title}: outputs of other lengths than requested")
+    return run

@@ -1,0 +1,113 @@
+"""How requests of a batch reach what answers them: over HTTP."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import monotonic
+from types import SimpleNamespace
+from typing import Protocol
+
+import aiohttp
+
+from quire_client.batch.lines import BatchError
+from quire_client.http_client import base_url
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """The response to a call. Names of `headers` are case-insensitive or in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class NoResponse:
+    """A call without a response, and why. At a timeout, a request with a name may run on."""
+
+    why: str
+    is_timeout: bool = False
+
+
+class Transport(Protocol):
+    """Calls paths of OpenAI's HTTP API."""
+
+    @property
+    def name(self) -> str:
+        """What is called, for messages."""
+
+    async def call(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes | None
+    ) -> Response | NoResponse:
+        """One call. Raises BatchError where no later one can have a response either."""
+
+
+@dataclass(slots=True)
+class _Connection:
+    """The connection of one call."""
+
+    is_established: bool = False
+
+
+class HttpTransport:
+    """Calls one server."""
+
+    def __init__(self, url: str, http: aiohttp.ClientSession, server_timeout: float) -> None:
+        """The batch ends if for `server_timeout` seconds all attempts to open a connection have failed."""
+        self._url = base_url(url)
+        self._http = http
+        self._server_timeout = server_timeout
+        self._unreachable_since: float | None = None
+        """The first failed attempt after the last connection that was established."""
+        trace = aiohttp.TraceConfig()
+        trace.on_connection_create_end.append(self._on_connection)
+        trace.on_connection_reuseconn.append(self._on_connection)
+        trace.freeze()
+        http.trace_configs.append(trace)
+
+    @property
+    def name(self) -> str:
+        """Its URL."""
+        return self._url
+
+    async def call(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes | None
+    ) -> Response | NoResponse:
+        """One call. Raises BatchError where no connection has been established for too long."""
+        connection = _Connection()
+        try:
+            async with self._http.request(
+                method,
+                f"{self._url}{path}",
+                headers=headers,
+                data=body,
+                allow_redirects=False,
+                trace_request_ctx=connection,
+            ) as response:
+                answer = Response(response.status, response.headers, await response.read())
+        except aiohttp.ClientConnectorCertificateError as error:
+            raise BatchError(f"{self._url}: {error.certificate_error}; name a CA with QUIRE_CA_FILE") from error
+        except (aiohttp.ClientError, OSError) as error:
+            if not connection.is_established:
+                return self._no_connection()
+            self._unreachable_since = None
+            if isinstance(error, TimeoutError):
+                return NoResponse(f"no answer from {self._url} within the timeout", is_timeout=True)
+            return NoResponse(f"the connection to {self._url} broke")
+        self._unreachable_since = None
+        return answer
+
+    async def _on_connection(self, _: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
+        context.trace_request_ctx.is_established = True
+        if isinstance(params, aiohttp.TraceConnectionCreateEndParams):  # one that is used again may be broken
+            self._unreachable_since = None
+
+    def _no_connection(self) -> NoResponse:
+        """Raises BatchError where this has lasted too long."""
+        why = f"no connection to {self._url}"
+        now = monotonic()
+        if self._unreachable_since is None:
+            self._unreachable_since = now
+        elif now - self._unreachable_since > self._server_timeout:
+            raise BatchError(f"{why} for {self._server_timeout:g} s; start the same command again to go on")
+        return NoResponse(why)

@@ -1,0 +1,101 @@
+"""The requests of a call, from its arguments: what the blocking and the asynchronous class share."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from quire_offline.errors import client_errors, noting_prompt
+from quire_offline.offline_request import Messages, OfflineRequest, Prompt, chats_of, prompts_of
+from quire_offline.offline_values import OfflineEmbedding, OfflineScores, TextPairs, Texts
+from quire_offline.parameters import params_of
+from quire_offline.pooling_params import PoolingParams
+from quire_offline.sampling_params import SamplingParams
+
+R = TypeVar("R")
+
+
+def read_prompts(
+    ids: Iterator[str],
+    prompts: Prompt | Sequence[Prompt],
+    sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+    priority: Sequence[int] | None = None,
+) -> list[OfflineRequest]:
+    """Prompts to continue. Raises QuireError, and ValueError for lists of other lengths."""
+    given = prompts_of(prompts)
+    params = params_of(sampling_params, SamplingParams(), len(given), "sampling_params")
+    readers = [
+        partial(OfflineRequest.of_prompt, prompt=prompt, params=one, priority=number)
+        for prompt, one, number in zip(given, params, _priorities(priority, len(given)), strict=True)
+    ]
+    return _read(ids, readers)
+
+
+def read_chats(
+    ids: Iterator[str],
+    messages: Messages | Sequence[Messages],
+    sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+    options: Mapping[str, Any],
+) -> list[OfflineRequest]:
+    """Chats to answer; `options` are fields of a chat's body. Raises QuireError, and ValueError."""
+    given = chats_of(messages)
+    params = params_of(sampling_params, SamplingParams(), len(given), "sampling_params")
+    readers = [
+        partial(OfflineRequest.of_chat, messages=chat, params=one, options=options)
+        for chat, one in zip(given, params, strict=True)
+    ]
+    return _read(ids, readers)
+
+
+def chat_options(
+    tools: Sequence[Mapping[str, Any]] | None,
+    chat_template_kwargs: Mapping[str, Any] | None,
+    others: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Fields of a chat's body, from arguments of a call."""
+    return {
+        **others,
+        "tools": None if tools is None else list(tools),
+        "chat_template_kwargs": None if chat_template_kwargs is None else dict(chat_template_kwargs),
+    }
+
+
+def read_embeddings(
+    ids: Iterator[str],
+    prompts: Prompt | Sequence[Prompt],
+    pooling_params: PoolingParams | Sequence[PoolingParams] | None,
+    priority: Sequence[int] | None = None,
+) -> list[OfflineEmbedding]:
+    """Prompts to embed. Raises QuireError, and ValueError."""
+    given = prompts_of(prompts)
+    params = params_of(pooling_params, PoolingParams(), len(given), "pooling_params")
+    readers = [
+        partial(OfflineEmbedding.of_prompt, prompt=prompt, params=one, priority=number)
+        for prompt, one, number in zip(given, params, _priorities(priority, len(given)), strict=True)
+    ]
+    return _read(ids, readers)
+
+
+def read_scores(
+    ids: Iterator[str], text_1: Texts, text_2: Texts, pooling_params: PoolingParams | None, priority: int | None = None
+) -> list[OfflineScores]:
+    """Pairs to compare. Raises QuireError."""
+    params = pooling_params or PoolingParams()
+    with client_errors():
+        return [OfflineScores.of_texts(next(ids), texts, params, priority) for texts in TextPairs.split(text_1, text_2)]
+
+
+def _priorities(given: Sequence[int] | None, num_prompts: int) -> Sequence[int | None]:
+    """Of each prompt. Raises ValueError where their number is not that of the prompts."""
+    if given is not None and len(given) != num_prompts:
+        raise ValueError(f"priority has {len(given)} numbers for {num_prompts} prompts")
+    return [None] * num_prompts if given is None else given
+
+
+def _read(ids: Iterator[str], readers: Sequence[Callable[[str], R]]) -> list[R]:
+    """Each request with an id. Raises QuireError."""
+    requests = []
+    with client_errors():
+        for index, read in enumerate(readers):
+            with noting_prompt(index, len(readers)):
+                requests.append(read(next(ids)))
+    return requests

@@ -1,0 +1,66 @@
+"""Parameters of a call as values, by the names of fields of the HTTP API."""
+
+from collections.abc import Mapping, Sequence, Set
+from typing import Any, ClassVar, TypeVar
+
+from quire_client.requests import no_option
+
+P = TypeVar("P", bound="Parameters")
+
+
+class Parameters:
+    """Parameters that were given. Values are checked when they are used. Raises TypeError for a name that does not
+    exist.
+    """
+
+    __slots__ = ("_values",)
+
+    names: ClassVar[Set[str]] = frozenset()
+    """The parameters that there are."""
+
+    def __init__(self, **values: Any) -> None:
+        for name in values:
+            if name not in self.names:
+                raise no_option(name, sorted(self.names))
+        self._values = {name: _plain(value) for name, value in values.items() if value is not None}
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """Those that were given, as a body has them."""
+        return self._values
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.names:
+            return self._values.get(name)
+        raise AttributeError(f"{type(self).__name__} has no parameter {name}")
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self._values == other._values
+
+    __hash__ = None  # type: ignore[assignment]  # values may be lists
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self._values.items())})"
+
+
+def params_of(given: P | Sequence[P] | None, default: P, num_prompts: int, name: str) -> list[P]:
+    """The parameters of each prompt of a call: the same for all, or one each. `name` is that of the argument.
+
+    Raises ValueError where their number is not that of the prompts.
+    """
+    if given is None:
+        given = default
+    if isinstance(given, Parameters):
+        return [given] * num_prompts
+    if len(given) != num_prompts:
+        raise ValueError(f"there are {len(given)} {name} for {num_prompts} prompts")
+    return list(given)
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it: tuples are lists, names of objects are text."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(one) for one in value]
+    return value

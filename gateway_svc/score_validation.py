@@ -1,0 +1,112 @@
+"""The validator of calls for scores of both protocols: pairs of texts become requests for the scheduler, or an error
+names the field as the client spelled it."""
+
+import asyncio
+from collections.abc import Sequence
+
+from gateway_svc.embedding_validation import validate_embeddings
+from gateway_svc.embeddings import EmbeddingInput, Vector
+from gateway_svc.field_checker import FieldChecker
+from gateway_svc.field_paths import Field
+from gateway_svc.retention import Retention
+from gateway_svc.scores import ScoreParams, UnvalidatedScores, ValidatedScores
+from gateway_svc.text_pairs import PairText
+from gateway_svc.text_truncation import (
+    MAX_CONTEXTS,
+    Truncation,
+    beyond_all_contexts,
+    beyond_context,
+    check_text,
+    check_text_limit,
+)
+from gateway_svc.tokenizer import ModelTokenizer, PromptTooLong
+from gateway_svc.unvalidated_request import TextPrompt
+from gateway_svc.validated_request import ModelInfo
+from gateway_svc.validated_value import ValidatedValue
+from svc_common.models import ModelTask
+
+
+async def validate_scores(
+    unvalidated: UnvalidatedScores,
+    tokenizer: ModelTokenizer,
+    model: ModelInfo,
+    task: ModelTask,
+    *,
+    request_id: str,
+    retention: Retention | None,
+    tenant: str,
+) -> ValidatedScores:
+    """The valid requests of a call: for a cross-encoder one for each pair, for another model one for each text. Equal
+    ones are one request. The tokenizer's threads are shared by `tenant`.
+
+    Raises QuireError. The cheapest checks come first.
+    """
+    if task is not ModelTask.SCORE:
+        # Of a model that computes no embeddings either, the scheduler refuses them.
+        requests = await validate_embeddings(
+            unvalidated.embeddings, tokenizer, model, request_id=request_id, retention=retention, tenant=tenant
+        )
+        return ValidatedScores(requests, unvalidated.pairs.pairs, unvalidated.pairs.cosines)
+    check = FieldChecker(unvalidated.field_path)
+    priority = check.integer(Field.PRIORITY, unvalidated.priority, 0, -(2**31), 2**31 - 1)
+    template = tokenizer.pair_template
+    num_special = template.num_special
+    # Beside the special tokens at least one of each text is kept.
+    truncation = Truncation.of(
+        unvalidated.truncate_prompt_tokens, unvalidated.truncation_side, 2 + num_special, model, check
+    )
+    for one in unvalidated.pairs.inputs:
+        of_text = FieldChecker(one.field_path)
+        check_text(_text(one), of_text)
+        check_text_limit(one.max_text_tokens, num_special, model, of_text)
+    inputs = unvalidated.pairs.inputs
+    texts = [await _encode(one, truncation, tokenizer, model, tenant) for one in inputs]
+    places: dict[tuple[int, int], int] = {}
+    requests = []
+    for first, second in unvalidated.pairs.pairs:
+        if places.setdefault((first, second), len(requests)) < len(requests):
+            continue
+        encoded = template.join(texts[first], texts[second], truncation.num_kept, truncation.side)
+        if (num_tokens := len(encoded.token_ids)) > model.context_length:
+            longer = first if texts[first].num_tokens > texts[second].num_tokens else second
+            tokens = f"with the other text of its pair {num_tokens} tokens"
+            raise beyond_context(Field.TEXT, tokens, model, FieldChecker(inputs[longer].field_path))
+        await asyncio.sleep(0)  # to join many long pairs takes tens of milliseconds
+        requests.append(
+            ValidatedValue(
+                request_id,
+                model.name,
+                encoded.token_ids,
+                ScoreParams(encoded.num_first_tokens, unvalidated.is_raw),
+                priority,
+                retention,
+                inputs[second].field_path,
+            )
+        )
+    of_pairs = [places[pair] for pair in unvalidated.pairs.pairs]
+
+    def read(values: Sequence[Vector]) -> list[float]:
+        return [values[place][0] for place in of_pairs]
+
+    return ValidatedScores(requests, [(place,) for place in of_pairs], read)
+
+
+async def _encode(
+    one: EmbeddingInput, truncation: Truncation, tokenizer: ModelTokenizer, model: ModelInfo, tenant: str
+) -> PairText:
+    """The tokens of a text, which alone are at most as many as the context has."""
+    check = FieldChecker(one.field_path)
+    most = MAX_CONTEXTS * model.context_length
+    try:
+        token_ids = await tokenizer.encode_text(_text(one), most, tenant, add_special_tokens=False)
+    except PromptTooLong:
+        raise beyond_all_contexts(model, check) from None
+    text = PairText.of(token_ids, one.max_text_tokens, truncation.num_kept, truncation.side)
+    if len(text.token_ids) > model.context_length:
+        raise beyond_context(Field.TEXT, f"{len(text.token_ids)} tokens", model, check)
+    return text
+
+
+def _text(one: EmbeddingInput) -> str:
+    assert isinstance(one.prompt, TextPrompt), "pairs are made of texts"
+    return one.prompt.text

@@ -1,0 +1,144 @@
+"""Scores and reranking over the wire, with a scripted scheduler and a cross-encoder."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from embedding_calls import LIMITS
+from encoder_model import ids, make_encoder_directory
+from gateway_calls import refused
+from gateway_harness import Harness, reason_of, running_gateway
+from quire.inference.v1 import inference_pb2 as api
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from quire_client import AsyncClient
+from scripted_scheduler import embed_with
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SCORES = ("/score", "/v1/score")
+RERANKS = ("/rerank", "/v1/rerank", "/v2/rerank")
+PAIR: dict[str, Any] = {"queries": "a", "documents": "b"}
+QUERY: dict[str, Any] = {"query": "a", "documents": ["b", "a b c d", "a"]}
+
+
+def score_of(token_ids: Sequence[int]) -> list[float]:
+    """A number, which differs with the prompt, and is exact in 32 bits."""
+    return [len(token_ids) / 4 - sum(token_ids) / 64]
+
+
+def expected(query: str, *documents: str) -> list[float]:
+    return [score_of(ids(f"[CLS] {query} [SEP] {document} [SEP]"))[0] for document in documents]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def module_gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Harness]:
+    """A gateway for tests that change no state of it."""
+    directory = make_encoder_directory(tmp_path_factory.mktemp("model"), class_name="BertForSequenceClassification")
+    async with running_gateway(directory, **LIMITS) as harness:
+        yield harness
+
+
+@pytest.fixture
+def shared(module_gateway: Harness) -> Harness:
+    """The module's gateway. Its scheduler computes all scores."""
+    module_gateway.scheduler.reset()
+    module_gateway.scheduler.script = embed_with(score_of)
+    return module_gateway
+
+
+@pytest.mark.parametrize("path", SCORES)
+async def test_each_pair_is_one_submission(path: str, shared: Harness) -> None:
+    body = {"queries": "a", "documents": ["b", "c d", "b"], "priority": 2, "retention": "none"}
+    answer = (await shared.http.post(path, json=body)).json()
+    assert [one["score"] for one in answer["data"]] == expected("a", "b", "c d", "b")
+    submits = shared.scheduler.all("submit")
+    assert [list(submit.prompt_token_ids) for submit in submits] == [
+        ids("[CLS] a [SEP] b [SEP]"),
+        ids("[CLS] a [SEP] c d [SEP]"),
+    ]
+    assert answer["usage"] == {"prompt_tokens": 11, "total_tokens": 11}
+    for submit in submits:
+        assert (submit.n, submit.max_tokens, submit.priority, submit.detachable) == (1, 0, 2, False)
+        assert submit.retention.is_unrecorded
+        assert (submit.result.score.num_first_tokens, submit.result.score.is_raw) == (3, False)
+
+
+@pytest.mark.parametrize("path", RERANKS)
+async def test_documents_are_sorted(path: str, shared: Harness) -> None:
+    results = (await shared.http.post(path, json={**QUERY, "top_n": 2, "raw_scores": True})).json()["results"]
+    scores = dict(zip(QUERY["documents"], expected("a", *QUERY["documents"]), strict=True))
+    assert [one["document"]["text"] for one in results] == sorted(scores, key=lambda one: -scores[one])[:2]
+    assert [one["relevance_score"] for one in results] == sorted(scores.values(), reverse=True)[:2]
+    assert all(submit.result.score.is_raw for submit in shared.scheduler.all("submit"))
+
+
+async def test_the_contract_has_them(shared: Harness) -> None:
+    request = api.ScoreRequest(queries=["a", "b"], documents=["c", "d"], raw_scores=True, truncate_prompt_tokens=5)
+    call = shared.stub.Score(request)
+    response = await call
+    assert list(response.scores) == [*expected("a", "c"), *expected("b", "d")]
+    assert (response.model, response.usage.prompt_tokens, response.usage.completion_tokens) == ("tiny", 10, 0)
+    assert dict(await call.initial_metadata())["x-request-id"]
+    assert all(submit.result.score.is_raw for submit in shared.scheduler.all("submit"))
+
+
+async def test_the_python_clients_score(shared: Harness) -> None:
+    async with AsyncClient(f"127.0.0.1:{shared.gateway.grpc_port}") as client:
+        found = await client.score("a", ["b", "c d"], max_tokens_per_document=1)
+    assert (found.model, found.scores) == ("tiny", tuple(expected("a", "b", "c")))
+
+
+async def test_a_sagemaker_container_scores(shared: Harness) -> None:
+    for path, body in (("/rerank", QUERY), ("/score", {"text_1": "a", "text_2": "b"})):
+        answers = [await shared.http.post(one, json=body) for one in (path, "/invocations")]
+        bodies = [answer.json() | {"id": "", "created": 0} for answer in answers]
+        assert bodies[0] == bodies[1]
+
+
+async def test_errors_name_the_text(shared: Harness) -> None:
+    long = "a b c d " * 5
+    cases: list[tuple[str, dict[str, Any], str, str]] = [
+        ("/score", {"text_1": "a", "text_2": ["b", long]}, "context_length_exceeded", "text_2[1]"),
+        ("/rerank", {"query": long, "documents": ["b"]}, "context_length_exceeded", "query"),
+        ("/rerank", {"query": "a", "documents": ["b", {"text": ""}]}, "invalid_field", "documents[1].text"),
+        ("/score", {**PAIR, "truncate_prompt_tokens": 4}, "invalid_field", "truncate_prompt_tokens"),
+    ]
+    for path, body, code, field in cases:
+        answer = await shared.http.post(path, json=body)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (400, code, field)
+    error = await refused(shared.stub.Score(api.ScoreRequest(queries=["a"], documents=["b", long])))
+    assert reason_of(error) == ("CONTEXT_LENGTH_EXCEEDED", "documents[1]")
+    assert not shared.scheduler.all("submit")
+
+
+async def test_what_the_model_does_not_compute_is_refused_by_name(shared: Harness) -> None:
+    reason = scheduler_v1.FAILURE_REASON_UNSUPPORTED_RESULT
+
+    def script(session: Any, submit: scheduler_v1.Submit) -> None:
+        kind = submit.result.WhichOneof("kind") or "tokens"
+        session.fail(submit.key, reason, f"the workers of this model do not compute {kind}")
+
+    shared.scheduler.script = script
+    for path, body, kind in (
+        ("/v1/embeddings", {"input": "a"}, "embedding"),
+        ("/v1/completions", {"prompt": "a"}, "tokens"),
+        ("/score", PAIR, "score"),
+    ):
+        error = (await shared.http.post(path, json=body)).json()["error"]
+        assert (error["code"], error["message"]) == (
+            "feature_unsupported",
+            f"the workers of this model do not compute {kind}",
+        )
+
+
+async def test_a_value_of_several_classes_is_an_error(shared: Harness) -> None:
+    shared.scheduler.script = embed_with(lambda token_ids: [0.5, 0.5])
+    answer = await shared.http.post("/score", json=PAIR)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal")
+
+
+async def test_ollama_names_no_capability(shared: Harness) -> None:
+    assert (await shared.http.post("/api/show", json={"model": "tiny"})).json()["capabilities"] == []

@@ -1,0 +1,119 @@
+"""Scores of cross-encoders are those of transformers, with the activation that config.json names."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from bert_models import (
+    CONTEXT,
+    random_prompts,
+    raw_score,
+    save_bert,
+    save_cross_encoder,
+    save_roberta_cross_encoder,
+)
+from worker_svc.encoder.pooling import ScorePooler
+from worker_svc.model.config import UnsupportedModel
+from worker_svc.model.description_cache import any_description_of
+from worker_svc.model.encoder_description import EncoderDescription, ScoreActivation
+from worker_svc.model.score_head import load_score_head
+from worker_svc.model.torch_encoder import load_torch_encoder
+from worker_svc.step import NewSequence, SamplingParams, ScoreParams
+
+CPU = torch.device("cpu")
+IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
+
+
+def description_of(directory: Path) -> EncoderDescription:
+    description = any_description_of(directory)
+    assert isinstance(description, EncoderDescription)
+    return description
+
+
+def activation_of(directory: Path) -> ScoreActivation:
+    head = description_of(directory).score_head
+    assert head is not None
+    return head.activation
+
+
+@torch.inference_mode()
+def check_scores(directory: Path, model: PreTrainedModel, dtype: torch.dtype, tolerance: float) -> None:
+    """Pairs of many lengths, raw and with the sigmoid, alone and in a crowd."""
+    description = description_of(directory)
+    encoder = load_torch_encoder(description, directory, dtype, CPU)
+    head = load_score_head(description, directory, CPU)
+    assert head is not None
+    pooler = ScorePooler(head)
+    lengths = [2, 3, 15, 16, 17, 33, CONTEXT - 1, CONTEXT] * 3
+    prompts = random_prompts(lengths)
+    new = [
+        NewSequence(
+            number, prompt, len(prompt), 0, SamplingParams(),
+            score=ScoreParams(1 + number % (len(prompt) - 1), is_raw=number % 2 == 0),
+        )
+        for number, prompt in enumerate(prompts)
+    ]  # fmt: skip
+    expected = [torch.tensor(raw_score(model, one.token_ids, one.score.num_first_tokens)) for one in new]
+    scores = [float(one if given.score.is_raw else one.sigmoid()) for one, given in zip(expected, new, strict=True)]
+    assert max(scores) - min(scores) > 0.1
+    for size in (1, 5, len(new)):
+        found = []
+        for start in range(0, len(new), size):
+            some = new[start : start + size]
+            hidden = encoder([one.token_ids for one in some], [one.score.num_first_tokens for one in some])
+            found += [score for (score,) in pooler(hidden, some)]
+        assert found == pytest.approx(scores, abs=tolerance)
+
+
+def test_scores_of_bert(tmp_path: Path) -> None:
+    check_scores(tmp_path, save_cross_encoder(tmp_path), torch.float32, 1e-5)
+
+
+def test_scores_of_xlm_roberta(tmp_path: Path) -> None:
+    check_scores(tmp_path, save_roberta_cross_encoder(tmp_path), torch.float32, 1e-5)
+
+
+def test_scores_in_bfloat16_are_near(tmp_path: Path) -> None:
+    check_scores(tmp_path, save_cross_encoder(tmp_path), torch.bfloat16, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, ScoreActivation.SIGMOID),
+        ({"sentence_transformers": {"activation_fn": IDENTITY}}, ScoreActivation.NONE),
+        ({"sentence_transformers": {"activation_fn": SIGMOID}}, ScoreActivation.SIGMOID),
+        ({"sentence_transformers": {"version": "4.0.1"}}, ScoreActivation.SIGMOID),
+        ({"sbert_ce_default_activation_function": IDENTITY}, ScoreActivation.NONE),
+        ({"sbert_ce_default_activation_function": "torch.nn.Sigmoid"}, ScoreActivation.SIGMOID),
+        ({"problem_type": "regression"}, ScoreActivation.NONE),
+    ],
+)
+def test_the_activation_is_that_of_the_config(
+    config: dict[str, Any], expected: ScoreActivation, tmp_path: Path
+) -> None:
+    save_cross_encoder(tmp_path, **config)
+    assert activation_of(tmp_path) is expected
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"num_labels": 3}, "3 labels"),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Tanh"}}, "Tanh"),
+        ({"sentence_transformers": {"activation_fn": "os.system"}}, "os.system"),
+        ({"sbert_ce_default_activation_function": "Identity"}, "Identity"),
+    ],
+)
+def test_other_heads_are_refused_by_name(config: dict[str, Any], named: str, tmp_path: Path) -> None:
+    save_cross_encoder(tmp_path, **config)
+    with pytest.raises(UnsupportedModel, match=named):
+        any_description_of(tmp_path)
+
+
+def test_a_model_without_a_head_has_none(tmp_path: Path) -> None:
+    save_bert(tmp_path)
+    assert load_score_head(description_of(tmp_path), tmp_path, CPU) is None
