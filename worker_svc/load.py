@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from worker_svc.encoder.instance import load_encoder
-from worker_svc.encoder.selection import computes_values
 from worker_svc.instance import load_instance
 from worker_svc.model.description_cache import any_description_of
+from worker_svc.model.value_models import computes_values
 from worker_svc.settings import WorkerSettings
 from worker_svc.step_runner import StepInstance
 

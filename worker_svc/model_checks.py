@@ -16,7 +16,6 @@ from svc_common.models import ModelNotFound, ServedModel
 from worker_svc.attention import AttentionKind
 from worker_svc.cache import CacheShape
 from worker_svc.description import context_length_of
-from worker_svc.encoder.selection import computes_values
 from worker_svc.errors import StartupFailed
 from worker_svc.host import available_memory
 from worker_svc.instance import DeviceNotFound, choose_cache_dtype, choose_device, choose_dtype
@@ -29,6 +28,7 @@ from worker_svc.model.description import ModelDescription
 from worker_svc.model.embedding_files import embedding_defaults
 from worker_svc.model.encoder_description import EncoderDescription
 from worker_svc.model.support import unsupported_reason
+from worker_svc.model.value_models import computes_values
 from worker_svc.model.weight_format import WeightFormat, format_of
 from worker_svc.model.weights import weight_files
 from worker_svc.settings import WorkerSettings

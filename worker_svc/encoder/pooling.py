@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from worker_svc.model.score_head import ScoreHead
 from worker_svc.step import EmbeddingParams, NewSequence, Pooling
 
 
@@ -22,6 +21,16 @@ class Pooler(Protocol):
 
     def __call__(self, hidden: Sequence[Tensor], sequences: Sequence[NewSequence]) -> list[list[float]]:
         """The value of each sequence, from the hidden states [num_tokens, hidden_size] of its prompt."""
+
+
+class PairScorer(Protocol):
+    """The head of a cross-encoder."""
+
+    def outputs(self, states: Tensor) -> Tensor:
+        """The outputs [num_prompts] for the first tokens' hidden states [num_prompts, hidden_size]."""
+
+    def activate(self, outputs: Tensor) -> Tensor:
+        """The scores of outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +59,7 @@ class ScorePooler:
 
     result = "score"
 
-    def __init__(self, head: ScoreHead) -> None:
+    def __init__(self, head: PairScorer) -> None:
         self._head = head
 
     def __call__(self, hidden: Sequence[Tensor], sequences: Sequence[NewSequence]) -> list[list[float]]:
