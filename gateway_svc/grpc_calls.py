@@ -12,7 +12,9 @@ from grpc_status import rpc_status
 from opentelemetry import context as otel
 
 from gateway_svc.auth import CREDENTIAL_HEADERS, Authenticator
+from gateway_svc.field_paths import FieldPath
 from gateway_svc.metrics import CallOutcome
+from gateway_svc.model_catalog import CatalogModel
 from gateway_svc.request_manager import Call, RequestManager
 from gateway_svc.tenant import Tenant
 from gateway_svc.tenant_threads import TenantThreads
@@ -82,9 +84,15 @@ class GrpcCalls:
             parent=otel.get_current(),
         )
 
+    def find_model(self, name: str | None, field_path: FieldPath, tenant: Tenant, outcome: CallOutcome) -> CatalogModel:
+        """The model that a message names, which the call is for. Raises QuireError MODEL_NOT_FOUND."""
+        model = self._request_manager.catalog.find(name, field_path, tenant)
+        outcome.model = model.name
+        return model
+
     @asynccontextmanager
     async def answer(self, context: GrpcContext, method: str, request_id: str) -> AsyncIterator[CallOutcome]:
-        """Counts a call, and ends it with the status of a QuireError. The block sets the model that it is for.
+        """Counts a call, and ends it with the status of a QuireError. The block finds the model that it is for.
 
         An error has no initial metadata, so that a client's retry policy may act on it.
         """

@@ -1,6 +1,8 @@
 """quire.inference.v1.InferenceService: the public gRPC API over the request manager."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 from gateway_svc.chats import ChatPrompt
 from gateway_svc.embeddings import UnvalidatedEmbeddings, Vector
@@ -9,7 +11,7 @@ from gateway_svc.field_paths import Field, contract_field_path
 from gateway_svc.grpc_calls import REQUEST_ID, GrpcCalls, GrpcContext, reply_id
 from gateway_svc.metrics import CallOutcome
 from gateway_svc.model_catalog import CatalogModel
-from gateway_svc.output import Chunk, Usage
+from gateway_svc.output import Chunk
 from gateway_svc.ranking import completed_sequences
 from gateway_svc.request_manager import Call, RequestManager
 from gateway_svc.running_request import RunningRequest
@@ -20,11 +22,14 @@ from gateway_svc.tokenizer import PromptTooLong
 from gateway_svc.tracing import Operation
 from gateway_svc.unvalidated_request import ResponseMode, TextPrompt, UnvalidatedRequest
 from gateway_svc.validated_request import ModelInfo, SpecialTokens, ValidatedRequest
+from gateway_svc.validated_value import ValidatedValue
 from gateway_svc.validation import is_request_id, prompt_field
 from gateway_svc.vocabulary import Vocabulary
 from quire.inference.v1 import inference_pb2
 from quire.inference.v1.inference_pb2_grpc import InferenceServiceServicer
 from svc_common.errors import QuireError, Reason
+
+T = TypeVar("T")
 
 _NUMBERS_OF_LOGPROB = 300  # numbers of a vector that take as long to write as one log-probability
 
@@ -125,13 +130,10 @@ class InferenceServicer(InferenceServiceServicer):
         async with self._calls.answer(context, "Embed", request_id) as outcome:
             call = self._calls.call(Operation.EMBEDDINGS, context)
             unvalidated = UnvalidatedEmbeddings.from_proto(request)
-            model = self._request_manager.catalog.find(unvalidated.model, unvalidated.field_path, call.tenant)
-            outcome.model = model.name
+            model = self._calls.find_model(unvalidated.model, unvalidated.field_path, call.tenant, outcome)
             embeddings = await self._request_manager.validate_embeddings(call, model, unvalidated, request_id)
-            async with self._request_manager.run_values(call, embeddings) as group:
-                vectors = await group.values()
-            num_logprobs = sum(map(len, vectors)) // _NUMBERS_OF_LOGPROB
-            response = await self._calls.render(call, num_logprobs, lambda: _embedded(model.name, vectors, group.usage))
+            response, usage = await self._values(call, embeddings, partial(_embedded, model.name))
+            response.usage.CopyFrom(usage)
             await context.send_initial_metadata(((REQUEST_ID, request_id),))
         return response
 
@@ -142,15 +144,11 @@ class InferenceServicer(InferenceServiceServicer):
         async with self._calls.answer(context, "Score", request_id) as outcome:
             call = self._calls.call(Operation.SCORE, context)
             unvalidated = UnvalidatedScores.from_proto(request)
-            model = self._request_manager.catalog.find(unvalidated.model, unvalidated.field_path, call.tenant)
-            outcome.model = model.name
+            model = self._calls.find_model(unvalidated.model, unvalidated.field_path, call.tenant, outcome)
             validated = await self._request_manager.validate_scores(call, model, unvalidated, request_id)
-            async with self._request_manager.run_values(call, validated.requests) as group:
-                values = await group.values()
-            num_logprobs = sum(map(len, values)) // _NUMBERS_OF_LOGPROB
-            scores = await self._calls.render(call, num_logprobs, lambda: validated.read(values))
+            scores, usage = await self._values(call, validated.requests, validated.read)
             await context.send_initial_metadata(((REQUEST_ID, request_id),))
-        return inference_pb2.ScoreResponse(model=model.name, scores=scores, usage=group.usage.to_proto())
+        return inference_pb2.ScoreResponse(model=model.name, scores=scores, usage=usage)
 
     async def Tokenize(  # noqa: N802
         self, request: inference_pb2.TokenizeRequest, context: GrpcContext
@@ -209,6 +207,15 @@ class InferenceServicer(InferenceServiceServicer):
         num_logprobs = sum(chunk.num_logprobs for chunk in chunks)
         return await self._calls.render(call, num_logprobs, lambda: [chunk.to_proto(vocabulary) for chunk in chunks])
 
+    async def _values(
+        self, call: Call, requests: Sequence[ValidatedValue], read: Callable[[Sequence[Vector]], T]
+    ) -> tuple[T, inference_pb2.Usage]:
+        """What `read` makes of the values of a call's prompts, and the tokens that were processed."""
+        async with self._request_manager.run_values(call, requests) as group:
+            values = await group.values()
+        num_logprobs = sum(map(len, values)) // _NUMBERS_OF_LOGPROB
+        return await self._calls.render(call, num_logprobs, lambda: read(values)), group.usage.to_proto()
+
     async def _validate(
         self,
         call: Call,
@@ -218,8 +225,7 @@ class InferenceServicer(InferenceServiceServicer):
         outcome: CallOutcome,
     ) -> ValidatedRequest:
         unvalidated = UnvalidatedRequest.from_proto(generation, response_mode)
-        model = self._request_manager.catalog.find(unvalidated.model, generation_field_path, call.tenant)
-        outcome.model = model.name
+        model = self._calls.find_model(unvalidated.model, generation_field_path, call.tenant, outcome)
         return await self._request_manager.validate(call, model, unvalidated, generation_field_path, request_id)
 
     def _find_model(
@@ -230,8 +236,7 @@ class InferenceServicer(InferenceServiceServicer):
     ) -> tuple[CatalogModel, ModelInfo]:
         """The model of a Tokenize or Detokenize request. Raises QuireError where it is not ready."""
         name = request.model if request.HasField("model") else None
-        model = self._request_manager.catalog.find(name, _plain_field_path, tenant)
-        outcome.model = model.name
+        model = self._calls.find_model(name, _plain_field_path, tenant, outcome)
         return model, self._request_manager.model_info(model)
 
 
@@ -266,11 +271,9 @@ def _whole(running: RunningRequest, chunks: Sequence[Chunk]) -> inference_pb2.Ge
     )
 
 
-def _embedded(model: str, vectors: Sequence[Vector], usage: Usage) -> inference_pb2.EmbedResponse:
+def _embedded(model: str, vectors: Sequence[Vector]) -> inference_pb2.EmbedResponse:
     return inference_pb2.EmbedResponse(
-        model=model,
-        embeddings=[inference_pb2.Embedding(numbers=vector) for vector in vectors],
-        usage=usage.to_proto(),
+        model=model, embeddings=[inference_pb2.Embedding(numbers=vector) for vector in vectors]
     )
 
 

@@ -11,7 +11,6 @@ import grpc
 from gateway_svc.field_paths import Field, contract_field_path
 from gateway_svc.grpc_calls import REQUEST_ID, GrpcCalls, GrpcContext, reply_id
 from gateway_svc.metrics import CallOutcome
-from gateway_svc.model_catalog import CatalogModel
 from gateway_svc.open_inference.requests import INPUTS, OUTPUTS, VERSION, InferRequest, Output, check_version
 from gateway_svc.open_inference.response_stream import ResponseStream
 from gateway_svc.open_inference.tensors import add_count, add_texts
@@ -64,7 +63,9 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
             call = self._calls.call(Operation.TEXT_COMPLETION, context)
             try:
                 check_version(request.version, "version")
-                self._request_manager.model_info(self._find(request.name, call, outcome))
+                self._request_manager.model_info(
+                    self._calls.find_model(request.name or None, _field_path, call.tenant, outcome)
+                )
             except QuireError as error:
                 if error.reason not in (Reason.MODEL_NOT_FOUND, Reason.MODEL_NOT_READY):
                     raise
@@ -84,7 +85,7 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
         async with self._calls.answer(context, "ModelMetadata", reply_id()) as outcome:
             call = self._calls.call(Operation.TEXT_COMPLETION, context)
             check_version(request.version, "version")
-            model = self._find(request.name, call, outcome)
+            model = self._calls.find_model(request.name or None, _field_path, call.tenant, outcome)
         tensor = pb.ModelMetadataResponse.TensorMetadata
         return pb.ModelMetadataResponse(
             name=model.name,
@@ -165,15 +166,8 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
         self, asked: InferRequest, call: Call, request_id: str, outcome: CallOutcome
     ) -> ValidatedRequest:
         unvalidated, field_path = asked.prompt.unvalidated, asked.prompt.field_path
-        model = self._request_manager.catalog.find(unvalidated.model, field_path, call.tenant)
-        outcome.model = model.name
+        model = self._calls.find_model(unvalidated.model, field_path, call.tenant, outcome)
         return await self._request_manager.validate(call, model, unvalidated, field_path, request_id)
-
-    def _find(self, name: str, call: Call, outcome: CallOutcome) -> CatalogModel:
-        """A model by its name. Raises QuireError MODEL_NOT_FOUND."""
-        model = self._request_manager.catalog.find(name or None, _field_path, call.tenant)
-        outcome.model = model.name
-        return model
 
 
 def _message(error: Exception) -> str:
