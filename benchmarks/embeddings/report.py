@@ -38,5 +38,6 @@ def embeddings_table(result: dict[str, Any]) -> Cells:
 def embeddings_section(result: dict[str, Any]) -> str:
     """The section of docs/performance.md."""
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    head = f"Texts per second, medians of {result['runs']} runs in turns; {origin(result)}, {versions}."
+    size = "" if result["scale"] == 1 else f" with {result['scale']:g} of the texts"
+    head = f"Texts per second, medians of {result['runs']} runs in turns{size}; {origin(result)}, {versions}."
     return f"{head}\n\n{embeddings_table(result).markdown()}\n\n{target_list(result)}"

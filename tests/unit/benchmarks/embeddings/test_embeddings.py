@@ -104,6 +104,7 @@ def test_medians_targets_and_table() -> None:
         "commit": None,
         "machine": {"processor": "A processor", "cores": 2},
         "runs": 3,
+        "scale": 1.0,
         "versions": {"sentence-transformers": "6.0"},
         "systems": {system.name: system.title for system in SYSTEMS},
         "cases": summarize(rates, SYSTEMS),
