@@ -1,7 +1,10 @@
 """The `quire` command line."""
 
 import io
+import os
 import sys
+from contextlib import suppress
+from typing import NoReturn
 
 from quire_client.cli import packages
 
@@ -18,4 +21,15 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows replacements
-    sys.exit(run())
+    try:
+        code = run()
+    except SystemExit as exit_request:  # click's, where the reader of a pipe has gone
+        code = exit_request.code if isinstance(exit_request.code, int) else 1
+    _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """Ends the process as it is: grpc aborts where one of its threads still polls while the library is taken down."""
+    with suppress(OSError):
+        sys.stderr.flush()
+    os._exit(code)

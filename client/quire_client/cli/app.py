@@ -77,9 +77,10 @@ def quire(
 
 
 def run(args: Sequence[str] | None = None) -> int:
-    """Runs a command line, by default the process's own, and returns its exit code."""
+    """Runs a command line, by default the process's own, writes out what it printed, and returns its exit code."""
     try:
         code = app(args=args, prog_name="quire", standalone_mode=False)
+        sys.stdout.flush()
     except typer.TyperException as error:
         return _fail(f"{error.format_message()} (quire --help lists what there is)", error.exit_code)
     except QuireError as error:
@@ -88,6 +89,10 @@ def run(args: Sequence[str] | None = None) -> int:
         return _fail(str(error))
     except (KeyboardInterrupt, typer.Abort):
         return 130
+    except BrokenPipeError:
+        return 1
+    except OSError as error:  # such as a full disk
+        return _fail(str(error))
     return code if isinstance(code, int) else 0
 
 

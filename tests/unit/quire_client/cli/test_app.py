@@ -267,6 +267,18 @@ async def test_a_reader_that_has_enough_is_no_error(address: str, service: Any) 
     await asyncio.wait_for(service.cancelled.wait(), 60)
 
 
+@pytest.mark.parametrize("args", [["--version"], ["completion", "bash"]])
+async def test_output_that_cannot_be_written_is_an_error_of_one_line(args: list[str]) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    process = await start(*args, stdout=full)
+    os.close(full)
+
+    _, err = await asyncio.wait_for(process.communicate(), 60)
+
+    assert process.returncode == 1
+    assert err == b"quire: [Errno 28] No space left on device\n"
+
+
 async def test_the_version_is_printed() -> None:
     ended = await quire("--version")
 
