@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 .DEFAULT_GOAL := help
 .PHONY: help install run test chaos acceptance clients peers lint type protos client-wheel release-protos requirements sbom audit gpu-check clean
 .PHONY: bench bench-sweep bench-steps bench-pairs bench-pressure bench-recovery bench-journal bench-kernels bench-quality
-.PHONY: bench-security bench-deterministic bench-grammars bench-simulator bench-docs bench-continuous-batching bench-sync-client bench-embeddings bench-offline
+.PHONY: bench-security bench-deterministic bench-grammars bench-simulator bench-docs bench-continuous-batching bench-sync-client bench-embeddings bench-offline bench-all
 
 help:  ## List the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -153,6 +153,9 @@ bench-simulator: $(STAMP)  ## Judge scheduling policies on modelled workers
 
 bench-sync-client: $(STAMP)  ## Compare the blocking client with one on asyncio's event loop
 	$(BIN)/python -m benchmarks.sync_client
+
+bench-all: $(STAMP)  ## Measure anew what docs/ show of older code, for hours; goes on where it was stopped
+	@PYTHONPATH=tests/support $(BIN)/python -m benchmarks.all
 
 bench-docs: $(STAMP)  ## Write figures and plots in docs/ from the results
 	$(BIN)/python -m benchmarks.docs

@@ -72,10 +72,21 @@ class Page:
 
     def written(self) -> str:
         """The page with its sections written anew."""
-        page = self.path.read_text()
+        page = rewritten(self.path.read_text(), "measured code", self.measured_code())
         for section in self.sections:
             page = rewritten(page, section.name, section.text())
         return page
+
+    def measured_code(self) -> str:
+        """Whether all figures of the page are of the same code."""
+        results = [result for section in self.sections if (result := read_result(section.result)) is not None]
+        codes = {result.get("code") for result in results}
+        if len(codes) == 1 and None not in codes:
+            return "All tables of this page were measured on the same code."
+        return (
+            "The tables of this page were measured on different commits, which they name. `make bench-all` measures "
+            "again what is older than the code as it stands."
+        )
 
 
 PERFORMANCE = (

@@ -1,5 +1,6 @@
 """Results' files: provenance, writing and reading. Imports only the standard library."""
 
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -11,6 +12,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+DIRTY = "-dirty"
+"""What ends the name of a commit from which files differ."""
+
+_NO_CODE = (b"benchmarks/results/", b"docs/", b"tests/", b"CHANGELOG.md", b"README.md")
 
 
 def provenance(*packages: str) -> dict[str, Any]:
@@ -18,6 +23,7 @@ def provenance(*packages: str) -> dict[str, Any]:
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
+        "code": code_hash(),
         "machine": describe_machine(*packages),
     }
 
@@ -29,6 +35,19 @@ def commit() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() or None
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def code_hash() -> str | None:
+    """A hash of the committed files that figures depend on; None where files differ from it, or outside a repository.
+
+    Results, pages and tests are no part of it, so that it stays the same while results are committed one by one.
+    """
+    head = commit()
+    if head is None or head.endswith(DIRTY):
+        return None
+    listed = subprocess.run(["git", "-C", str(ROOT), "ls-tree", "-r", "HEAD"], capture_output=True, check=True).stdout
+    files = [line for line in listed.splitlines() if not line.partition(b"\t")[2].startswith(_NO_CODE)]
+    return hashlib.sha256(b"\n".join(files)).hexdigest()
 
 
 def describe_machine(*packages: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-_DIRTY = "-dirty"
+from benchmarks.record import DIRTY
 
 
 class Sense(Enum):
@@ -48,8 +48,8 @@ def mark_missed(text: str, *, holds: bool) -> str:
 def version(result: dict[str, Any]) -> str:
     """The day and the measured commit, and whether the files differed from it; Markdown."""
     commit = result["commit"] or "unknown"
-    dirty = " with uncommitted changes" if commit.endswith(_DIRTY) else ""
-    return f"{result['date'][:10]}, commit `{commit.removesuffix(_DIRTY)[:12]}`{dirty}"
+    dirty = " with uncommitted changes" if commit.endswith(DIRTY) else ""
+    return f"{result['date'][:10]}, commit `{commit.removesuffix(DIRTY)[:12]}`{dirty}"
 
 
 def origin(result: dict[str, Any]) -> str:

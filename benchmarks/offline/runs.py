@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks.processes import BenchmarkFailed, running
 from benchmarks.record import ROOT
+from benchmarks.vllm import vllm_environment
 from quire_client.bench.mix import MixRequest
 
 PROGRAM = Path(__file__).with_name("program.py")
@@ -44,7 +45,7 @@ QUIRE = OfflineSystem("quire", "quire.LLM", environment={"PYTHONPATH": _TREE})
 
 def vllm(environment: Path) -> OfflineSystem:
     """vLLM's CPU build, in a virtual environment of its own."""
-    return OfflineSystem("vllm", "vllm.LLM, CPU build", environment / "bin" / "python", {"VLLM_CPU_KVCACHE_SPACE": "2"})
+    return OfflineSystem("vllm", "vllm.LLM, CPU build", environment / "bin" / "python", vllm_environment())
 
 
 def run_offline(system: OfflineSystem, model: Path, requests: Sequence[MixRequest]) -> OfflineRun:

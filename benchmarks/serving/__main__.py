@@ -4,7 +4,8 @@
 
 Each is an HTTP server under one load generator; only static batches have no server, and get all requests at once. The
 systems take turns on the machine, each started anew for each run, in bfloat16, greedy, with end-of-text ignored; two
-requests warm up. transformers' continuous batching takes part where it is named. Figures are medians over the runs:
+requests warm up. vLLM has all cores that Quire has, once with its own budget for a step and once with Quire's.
+transformers' continuous batching takes part where it is named. Figures are medians over the runs:
 quire_client/bench/latency.py defines them, loads.py the requests, report.py the targets.
 """
 
@@ -80,7 +81,8 @@ def main() -> None:
     """Exits with 1 where there are no figures; missed targets do not change the status."""
     parser = make_parser(__doc__, RESULT, ", for whole loads")
     parser.add_argument("--runs", type=int, default=3, help="runs of each; default 3")
-    parser.add_argument("--systems", help=f"of quire, vllm, continuous_batching and {STATIC}; default all but one")
+    known = f"quire, vllm, vllm_small_steps, continuous_batching and {STATIC}"
+    parser.add_argument("--systems", help=f"of {known}; default all but continuous_batching")
     parser.add_argument("--requests", type=int, help="at most so many in each load, for a quick pass; default all")
     options = parser.parse_args()
     if options.runs < 1 or (options.requests or 1) < 1:

@@ -1,7 +1,7 @@
 """The loads of the comparison. No prompt begins like one that the same server has answered before."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,24 +40,28 @@ class ServingLoad:
 
 
 def comparison_loads(mix: Sequence[MixRequest], tokenizer: Tokenizer, limit: int | None = None) -> list[ServingLoad]:
-    """The loads of the comparison, each of at most `limit` requests, in the order that they are sent."""
-    counts = {1: 8, 8: 48, 32: 48, 48: 48}
-    loads = _mix_loads(mix, {concurrency: min(count, limit or count) for concurrency, count in counts.items()})
+    """The loads of the comparison, each of at most `limit` requests, in the order that they are sent.
+
+    The first one meets a server that has just started; the same comes again later, with other prompts.
+    """
+    counts = [(32, 48), (1, 8), (8, 48), (32, 48), (48, 48), (64, 128)]
+    first, *loads = _mix_loads(mix, [(concurrency, min(count, limit or count)) for concurrency, count in counts])
+    first = replace(first, name="mix-32-at-start", title=f"{first.title}, right after the start")
     shared = shared_prefix_requests(tokenizer, 48)[:limit]
     title = f"one prefix of {PREFIX_WORDS} words, 16 at a time"
-    return [*loads, ServingLoad("shared-prefix", title, tuple(shared), 16)]
+    return [first, *loads, ServingLoad("shared-prefix", title, tuple(shared), 16)]
 
 
 def sweep_loads(mix: Sequence[MixRequest], concurrencies: Sequence[int]) -> list[ServingLoad]:
     """The mix at each concurrency, three requests for each one in flight and at least eight."""
-    return _mix_loads(mix, {concurrency: max(8, 3 * concurrency) for concurrency in concurrencies})
+    return _mix_loads(mix, [(concurrency, max(8, 3 * concurrency)) for concurrency in concurrencies])
 
 
-def _mix_loads(mix: Sequence[MixRequest], counts: Mapping[int, int]) -> list[ServingLoad]:
-    """A load for each concurrency, of as many requests as `counts` says, none of them twice."""
+def _mix_loads(mix: Sequence[MixRequest], counts: Iterable[tuple[int, int]]) -> list[ServingLoad]:
+    """A load for each concurrency and number of requests, no request twice."""
     loads: list[ServingLoad] = []
     place = 0
-    for concurrency, count in counts.items():
+    for concurrency, count in counts:
         requests = renewed(mix, place, count)
         place += -(-count // len(mix))
         loads.append(ServingLoad(f"mix-{concurrency}", f"mix, {concurrency} at a time", requests, concurrency))

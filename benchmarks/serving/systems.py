@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -14,10 +14,13 @@ import httpx
 from benchmarks.deployment import START_SECONDS, running_quire
 from benchmarks.processes import BenchmarkFailed, running
 from benchmarks.runner import log
+from benchmarks.vllm import vllm_environment
 from svc_common.models import ServedModel
 from svc_common.supervisor.addresses import free_port
 
 CONTEXT_LENGTH = 2048
+SMALL_STEP_TOKENS = 256
+"""Quire's default on a processor, at which vLLM is measured too: its own default makes gaps between tokens longer."""
 
 # The package's name depends on the device.
 _VLLM_VERSION = """
@@ -63,12 +66,13 @@ class Quire:
 
 @dataclass(frozen=True)
 class Vllm:
-    """vLLM's CPU build, in a virtual environment of its own."""
+    """vLLM's CPU build, in a virtual environment of its own. `step_tokens` is its budget for a step; None: its own."""
 
     model: ServedModel
     environment: Path
     name: str = "vllm"
     title: str = "vLLM, CPU build"
+    step_tokens: int | None = None
 
     @contextmanager
     def running(self) -> Iterator[Endpoint]:
@@ -77,8 +81,9 @@ class Vllm:
             *(str(self.environment / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"),
             *("--model", str(self.model.path), "--served-model-name", self.model.name, "--dtype", "bfloat16"),
             *("--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(CONTEXT_LENGTH)),
+            *(() if self.step_tokens is None else ("--max-num-batched-tokens", str(self.step_tokens))),
         )
-        with running(self.title, command, {"VLLM_CPU_KVCACHE_SPACE": "2"}) as process:
+        with running(self.title, command, vllm_environment()) as process:
             yield process.wait_until(lambda: _listening(port), START_SECONDS)
 
     def version(self) -> str:
@@ -117,13 +122,15 @@ def make_systems(model: ServedModel, wanted: Sequence[str] | None) -> list[Syste
     vLLM is that of the environment in VLLM_VENV. Raises BenchmarkFailed where a named system is missing.
     """
     environment = os.environ.get("VLLM_VENV")
-    installed: list[System] = [Quire(), ContinuousBatching(model)]
+    installed: list[System] = [Quire()]
     if environment:
         vllm = Vllm(model, Path(environment))
         vllm.version()
-        installed.insert(1, vllm)
+        title = f"{vllm.title}, steps of {SMALL_STEP_TOKENS} tokens"
+        installed += [vllm, replace(vllm, name="vllm_small_steps", title=title, step_tokens=SMALL_STEP_TOKENS)]
     elif wanted is None:
         log("vLLM is left out: VLLM_VENV names no environment that has it")
+    installed.append(ContinuousBatching(model))
     if wanted is None:
         return [system for system in installed if not isinstance(system, ContinuousBatching)]
     known = {system.name: system for system in installed}

@@ -37,7 +37,9 @@ def test_no_prompt_of_the_comparison_comes_twice(tokenizer: Tokenizer) -> None:
     loads = comparison_loads(MIX, tokenizer)
     firsts = [{request.prompt_token_ids[:8] for request in load.requests} for load in loads]
     assert all(a.isdisjoint(b) for a, b in combinations(firsts, 2))
-    assert [(load.concurrency, len(load.requests)) for load in loads] == [(1, 8), (8, 48), (32, 48), (48, 48), (16, 48)]
+    sizes = [(load.concurrency, len(load.requests)) for load in loads]
+    assert sizes == [(32, 48), (1, 8), (8, 48), (32, 48), (48, 48), (64, 128), (16, 48)]
+    assert len({load.name for load in loads}) == len(loads)
 
 
 def test_a_quick_pass_sends_fewer(tokenizer: Tokenizer) -> None:

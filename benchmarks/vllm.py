@@ -1,0 +1,12 @@
+"""How vLLM's CPU build is run beside Quire."""
+
+import os
+
+
+def vllm_environment() -> dict[str, str]:
+    """Variables of its process: memory for its cache, and all cores that this process may use.
+
+    By itself vLLM leaves one core to its API server.
+    """
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    return {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": cores}
