@@ -49,7 +49,7 @@ def error_from_failed(failed: scheduler_pb2.Failed, field_path: FieldPath, tenan
         case scheduler_pb2.FAILURE_REASON_CONTEXT_LENGTH_EXCEEDED:
             return QuireError(Reason.CONTEXT_LENGTH_EXCEEDED, failed.message, field)
         case scheduler_pb2.FAILURE_REASON_UNAVAILABLE:
-            return unavailable("there is no capacity for the request now", soon)
+            return unavailable("the request cannot be served now", soon)
         case scheduler_pb2.FAILURE_REASON_TENANT_OVER_QUOTA:
             subject = f"tenant:{tenant}"
             return QuireError(Reason.TENANT_QUOTA_EXCEEDED, failed.message, retry_after=soon, subject=subject)

@@ -46,8 +46,7 @@ class Graces:
     """How long a request is kept without a gateway, in seconds.
 
     `detached`: a named request. `broken`: an unnamed request whose session broke; its gateway may reconnect.
-    `taken_over`: after a takeover, until the request runs. `unclaimed`: from a takeover until an unnamed request is
-    cancelled.
+    `taken_over`: after a takeover, until the request runs. `unclaimed`: from a takeover until an unnamed request fails.
     """
 
     detached: float = 30.0
@@ -68,9 +67,9 @@ class LiveRequests:
         self._durable = DurableUpdates(lambda: journal.epoch)
         self._timeouts: Mapping[LiveState, tuple[float, Callable[[LiveRequest], None]]] = {
             LiveState.TAKEN_OVER: (graces.taken_over, self._takeover_expired),
-            LiveState.UNCLAIMED: (max(0.0, graces.unclaimed - graces.taken_over), self.cancel),
+            LiveState.UNCLAIMED: (max(0.0, graces.unclaimed - graces.taken_over), self._gateway_lost),
             LiveState.DETACHED: (graces.detached, self.cancel),
-            LiveState.BROKEN: (graces.broken, self.cancel),
+            LiveState.BROKEN: (graces.broken, self._gateway_lost),
         }
 
     def get(self, key: str) -> LiveRequest | None:
@@ -248,6 +247,12 @@ class LiveRequests:
     def cancel(self, live: LiveRequest) -> None:
         """Ends a request at once; its gateways are sent the failure."""
         self._stop(live, Failure.CANCELLED, "cancelled")
+
+    def _gateway_lost(self, live: LiveRequest) -> None:
+        """Ends an unnamed request that nobody else can receive. Its client may still wait at the gateway, and has not
+        cancelled it: it is told that it may try again.
+        """
+        self._stop(live, Failure.UNAVAILABLE, "its gateway was away for too long")
 
     def _stop(self, live: LiveRequest, reason: Failure, message: str) -> None:
         if live.awaits_gateway or live.model is None:  # no gateway receives its events

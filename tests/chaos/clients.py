@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import aiohttp
 import grpc
 
+from gateway_svc.http_api.calls import PING_SECONDS
 from quire_client import AsyncClient, QuireError
 from tests.chaos.cases import Case
 from tests.chaos.histories import History, Usage
@@ -17,7 +18,9 @@ from tests.chaos.histories import History, Usage
 TIMEOUT = 120.0
 """Seconds without progress after which a client fails the request."""
 _DEADLINE_REASONS = ("DEADLINE_EXCEEDED", "DEADLINE_TOO_SHORT")
-_READ_TIMEOUT = 10.0  # until an HTTP client tries another gateway: a stopped process keeps its connections open
+# Until an HTTP client tries another gateway: a stopped process keeps its connections open. A request that waits is
+# silent for a shorter time.
+_READ_TIMEOUT = PING_SECONDS + 5.0
 _MIN_BACKOFF, _MAX_BACKOFF = 0.05, 1.0
 
 

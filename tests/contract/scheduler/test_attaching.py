@@ -191,7 +191,9 @@ async def test_a_broken_session_leaves_its_gateway_time_to_come_back(running: De
             assert await session.until_tokens(submit.key, 20) == expected(20)
 
 
-async def test_what_nobody_comes_back_for_is_cancelled(redis_url: str, worker: Worker, store: RedisStore) -> None:
+async def test_what_nobody_comes_back_for_fails_and_may_be_tried_again(
+    redis_url: str, worker: Worker, store: RedisStore
+) -> None:
     worker.gate.clear()
     async with scheduler(redis_url, [worker.port], graces=Graces(broken=0.05)) as running:
         async with running.session() as session:
@@ -202,8 +204,11 @@ async def test_what_nobody_comes_back_for_is_cancelled(redis_url: str, worker: W
         await until_over(running.engine, unnamed.key)
         assert running.engine.is_live(named.key)
         worker.gate.set()
-        await until_recorded(store, unnamed.key, State.CANCELLED)
+        await until_recorded(store, unnamed.key, State.FAILED)
         await until_recorded(store, named.key, State.FINISHED)
+        async with running.session() as session:
+            too_late = await session.attach(unnamed.key)
+        assert too_late.failed.reason == scheduler_v1.FAILURE_REASON_UNAVAILABLE
         await idle(running.engine)
 
 

@@ -159,7 +159,7 @@ async def test_unnamed_requests_wait_for_their_gateway_and_are_given_up(
     submit = await left_behind(store, expected(5))
     async with taken_over(redis_url, worker, graces=Graces(taken_over=0.05, unclaimed=0.1)) as running:
         await until_over(running.engine, submit.key)
-        await until_recorded(store, submit.key, State.CANCELLED)
+        await until_recorded(store, submit.key, State.FAILED)
         assert worker.steps == []
 
 
