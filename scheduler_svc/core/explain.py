@@ -234,4 +234,4 @@ def _num_missing(scheduler: Scheduler, replica: Replica, sequence: Sequence, at:
     else:
         return 0
     scheduler.placement.measure(replica)
-    return max(0, num_needed + scheduler.capacity.reserve(replica) - replica.kv.num_available)
+    return max(0, num_needed + scheduler.capacity.reserve(replica, sequence) - replica.kv.num_available)

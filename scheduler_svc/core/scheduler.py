@@ -19,6 +19,7 @@ from scheduler_svc.core.planning.capacity import Capacity
 from scheduler_svc.core.planning.fair_preemption import FairPreemption
 from scheduler_svc.core.planning.forks import Forks
 from scheduler_svc.core.planning.isolated_runs import IsolatedRuns
+from scheduler_svc.core.planning.newcomer_room import NewcomerRoom
 from scheduler_svc.core.planning.preemptor import Preemptor
 from scheduler_svc.core.planning.prompt_turns import PromptTurns
 from scheduler_svc.core.planning.running import RunningPlanner
@@ -60,14 +61,15 @@ class Scheduler:
         self.poison = PoisonTracker()
         self.waiting = IsolatingQueue(policy, Admission(limits.queue, sharing, lengths), self.poison, self.replicas)
         self.placement = IsolatingPlacement(self.replicas, self.poison)
-        self.capacity = Capacity(limits, self.placement, preemption, lengths)
+        newcomers = NewcomerRoom(self.waiting)
+        self.capacity = Capacity(limits, self.placement, preemption, lengths, newcomers)
         searches: dict[str, BeamGroup] = {}
         new_id = partial(next, count())
         self._preemptor = Preemptor(preemption, self.waiting, searches, self.totals)
         shares_by_tenant = sharing is Sharing.BY_TENANT
         turns = PromptTurns(self.waiting, shares_by_tenant=shares_by_tenant)
         forks = Forks(searches, self.waiting, new_id)
-        self._running = RunningPlanner(limits, preemption, self._preemptor, turns, forks)
+        self._running = RunningPlanner(limits, preemption, self._preemptor, turns, forks, newcomers)
         self._fair_preemption = FairPreemption(
             self.replicas, self.waiting, self.capacity, preemption, self._preemptor, shares_by_tenant=shares_by_tenant
         )

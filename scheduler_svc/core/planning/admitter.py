@@ -103,7 +103,8 @@ class Admitter:
         if self._capacity.num_missing_slots(replica, sequence) > 0 or not replica.shape.computes(sequence.request):
             return None
         hit = replica.kv.match(sequence)
-        has_room = self._capacity.has_room(replica, sequence, replica.kv.num_needed(sequence, hit))
+        num_needed = replica.kv.num_needed(sequence, hit)
+        has_room = self._capacity.has_room(replica, sequence, num_needed)
         return PlacementOffer(replica, hit, has_room)
 
     def _pays(self, offer: PlacementOffer, sequence: Sequence) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from scheduler_svc.core.admission import Rates
 from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.output_lengths import OutputLengths
+from scheduler_svc.core.planning.newcomer_room import NewcomerRoom
 from scheduler_svc.core.policy.placement import Placement
 from scheduler_svc.core.policy.preemption import PreemptionPolicy
 from scheduler_svc.core.replica import Replica
@@ -17,12 +18,18 @@ class Capacity:
     """Room on replicas, and the rates of all of them."""
 
     def __init__(
-        self, limits: SchedulerLimits, placement: Placement, preemption: PreemptionPolicy, lengths: OutputLengths
+        self,
+        limits: SchedulerLimits,
+        placement: Placement,
+        preemption: PreemptionPolicy,
+        lengths: OutputLengths,
+        newcomers: NewcomerRoom,
     ) -> None:
         self._lengths = lengths
         self._limits = limits
         self._placement = placement
         self._preemption = preemption
+        self.newcomers = newcomers
         self._rates = Rates(0.0, 0.0, 0.0)
         self._rates_until = 0.0
 
@@ -46,22 +53,25 @@ class Capacity:
         return num_needed + sequence.num_fork_blocks(replica.shape.block_size)
 
     def has_room(self, replica: Replica, sequence: Sequence, num_needed: int) -> bool:
-        """Whether a sequence that needs `num_needed` blocks leaves enough to those that run."""
+        """Whether a sequence that needs `num_needed` blocks leaves enough to others."""
         if replica.shape.is_without_kv(sequence.request):
             return True
-        return num_needed + self.reserve(replica) <= replica.kv.num_available
+        return num_needed + self.reserve(replica, sequence) <= replica.kv.num_available
 
-    def reserve(self, replica: Replica) -> int:
-        """Blocks that a sequence must leave to those that run: for known tokens and the next few tokens."""
+    def reserve(self, replica: Replica, sequence: Sequence) -> int:
+        """Blocks that a sequence must leave: to those that run, for known tokens and the next few tokens, and to
+        tenants with fewer slots.
+        """
         if not replica.running:
             return 0
         low = self._preemption.low_watermark(replica, len(replica.running) + 1)
-        return self._placement.load(replica).num_blocks + max(low, replica.shape.num_blocks // 100)
+        for_running = self._placement.load(replica).num_blocks + max(low, replica.shape.num_blocks // 100)
+        return for_running + self.newcomers.left_by(replica, sequence.request.tenant)
 
-    def measured_reserve(self, replica: Replica) -> int:
+    def measured_reserve(self, replica: Replica, sequence: Sequence) -> int:
         """The same, of the load as it is now."""
         self._placement.measure(replica)
-        return self.reserve(replica)
+        return self.reserve(replica, sequence)
 
     def wants_backups(self, replica: Replica) -> bool:
         """Whether blocks that will soon be evicted should be copied to the host."""

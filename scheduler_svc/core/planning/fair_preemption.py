@@ -92,12 +92,19 @@ class FairPreemption:
             return None
         if (head.swapped_kv is not None and head.is_leaving) or not self._may_claim(replica, head):
             return None
+        self._note(replica, head)
         if self._capacity.num_missing_slots(replica, head) <= 0:
             return head if self._make_room(replica, head) else None
         victims = self._slot_victims(replica, head)
         if not victims or not self._make_room(replica, head):
             return None
         return head if all(self._take_slots(replica, victim) for victim in victims) else None
+
+    def _note(self, replica: Replica, head: Sequence) -> None:
+        """Has room kept for requests like this one, if it is a new one of a tenant with few slots."""
+        if self._shares_by_tenant and not head.num_output and not replica.shape.is_without_kv(head.request):
+            num_blocks = replica.shape.num_blocks_for(len(head.tokens) + 1)
+            self._capacity.newcomers.note(replica, head.request.tenant, num_blocks)
 
     def _take_slots(self, replica: Replica, victim: Sequence) -> bool:
         has_yielded = self._preemptor.take_slot(replica, victim)
@@ -194,4 +201,4 @@ class FairPreemption:
             num_needed = self._capacity.num_needed_to_resume(replica, head)
         else:
             num_needed = kv.num_needed(head, kv.match(head))
-        return num_needed + self._capacity.measured_reserve(replica) - kv.num_available
+        return num_needed + self._capacity.measured_reserve(replica, head) - kv.num_available

@@ -54,7 +54,7 @@ def test_queued_sequence_reports_its_place_and_missing_blocks() -> None:
     [one] = explanation_of(bench, "last").sequences
     assert one.status is SequenceStatus.QUEUED
     assert one.num_ahead == 1
-    kept = bench.scheduler.capacity.reserve(bench.replica)
+    kept = bench.scheduler.capacity.reserve(bench.replica, bench.scheduler.sequences("last")[0])
     assert kept > 0
     assert one.num_missing_blocks == 5 + kept - bench.replica.kv.num_available
     assert explanation_of(bench, "last").num_waiting == 2

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from core_bench import BLOCK, SHAPE, CoreBench, prompt
+from core_bench import BLOCK, SHAPE, CopyMode, CoreBench, prompt
 from random_worlds import ContestedWorld, run_world
 from scheduler_svc.core.account_limits import AccountLimits
 from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.planning.fair_preemption import TURN_TOKENS
 from scheduler_svc.core.policy import PolicySettings
-from scheduler_svc.core.policy.preemption import MIN_STEPS
+from scheduler_svc.core.policy.preemption import MIN_STEPS, PreemptionMode
 from scheduler_svc.core.request import BeamParams, EarlyStopping, Phase, PreemptionMethod, Sequence
 
 NUM_SLOTS = SHAPE.max_sequences
@@ -52,6 +52,34 @@ def test_short_request_gets_a_slot_at_once_beside_a_tenant_that_holds_all() -> N
     bench = flooded()
     [short] = bench.submit("short", prompt(3, next(_starts)), 3, tenant="other")
     assert steps_until_token(bench, short) <= 2
+
+
+@pytest.mark.parametrize("preemption", [PreemptionMode.SWAP, PreemptionMode.RECOMPUTE])
+def test_short_requests_find_blocks_beside_a_tenant_that_fills_them(preemption: PreemptionMode) -> None:
+    """All but the first, after which room is kept: a running sequence gives up its blocks only after some steps."""
+    bench = CoreBench(policy="fair", preemption=preemption, num_blocks=320, num_host_blocks=2000)
+    for number in range(3 * NUM_SLOTS):
+        bench.submit(f"flood-{number}", prompt(40, next(_starts)), 1000, tenant="flood")
+    waits = []
+    for number in range(20):
+        for _ in range(25):
+            advance_ahead(bench)
+        [short] = bench.submit(f"short-{number}", prompt(12, next(_starts)), 3, tenant="other")
+        waits.append(next(n for n in count(1) if advance_ahead(bench) and short.num_output))
+    assert bench.replica.kv.num_available < 40
+    assert max(waits[1:]) <= 3, waits
+
+
+def advance_ahead(bench: CoreBench) -> bool:
+    """Plans a step while the one before is in flight, as the service does, and commits that one.
+
+    A copy of blocks takes up to three steps. Always true.
+    """
+    bench.now += 0.05
+    bench.plan()
+    if len(bench.replica.steps_in_flight) > 1:
+        bench.commit(CopyMode.DONE if bench.replica.num_steps % 4 == 0 else CopyMode.LATE)
+    return True
 
 
 def test_short_request_is_computed_beside_prompts_that_fill_every_step() -> None:
