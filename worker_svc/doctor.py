@@ -136,12 +136,12 @@ def _run_triton_kernel() -> Finding:
         import torch
         import triton
 
-        from quire_kernels.rms_norm import rms_norm
+        from quire_kernels.row_norm import RowNorm, row_norm
 
         found = f"triton {triton.__version__}"
         try:
             ones = torch.ones(4, 64, device="cuda")
-            is_right = torch.allclose(rms_norm(ones, ones[0], 0.0), ones)
+            is_right = torch.allclose(row_norm(ones, RowNorm(ones[0], 0.0)), ones)
         except Exception as error:  # of Triton, of its C compiler, or of the driver
             step = "install a C compiler (`apt-get install gcc`), and a triton that fits torch and the GPU's driver"
             return wrong(found, f"a kernel cannot be compiled and run: {type(error).__name__}: {error}", step)

@@ -5,6 +5,7 @@ Peers are torch's own operators one after another, and the same compiled by torc
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,6 +14,9 @@ from torch.nn import functional
 from benchmarks.kernels.case import KernelCase, Run
 from benchmarks.kernels.device import Bound
 from benchmarks.kernels.pages import BLOCK_SIZE, Heads
+
+if TYPE_CHECKING:
+    from quire_kernels.row_norm import RowNorm
 
 _DTYPE = torch.bfloat16
 
@@ -39,29 +43,71 @@ def embed(device: torch.device, num_tokens: int, vocab_size: int, width: int) ->
 
 def norm(device: torch.device, num_tokens: int, width: int) -> KernelCase:
     """An update in 16 bits is added to the float32 residual stream, which is normalised to 16 bits."""
-    from quire_kernels.rms_norm import add_rms_norm
+    from quire_kernels.row_norm import RowNorm
 
-    hidden = torch.randn(num_tokens, width, device=device)
-    update = torch.randn(num_tokens, width, device=device, dtype=_DTYPE) * 1e-3
     weight = torch.randn(width, device=device, dtype=_DTYPE)
 
-    def plain(residual: Tensor) -> Tensor:
+    def plain(residual: Tensor, update: Tensor) -> Tensor:
         residual.add_(update)
         return functional.rms_norm(residual, (width,), weight.float(), 1e-5).to(_DTYPE)
 
+    return _add_and_norm(device, num_tokens, width, "root mean square", RowNorm(weight, 1e-5), None, plain)
+
+
+def layer_norm(device: torch.device, num_tokens: int, width: int) -> KernelCase:
+    """The same with a layer norm."""
+    from quire_kernels.row_norm import RowNorm
+
+    weight, bias = torch.randn(2, width, device=device, dtype=_DTYPE)
+
+    def plain(residual: Tensor, update: Tensor) -> Tensor:
+        residual.add_(update)
+        return functional.layer_norm(residual, (width,), weight.float(), bias.float(), 1e-5).to(_DTYPE)
+
+    how = RowNorm(weight, 1e-5, bias, is_centered=True)
+    return _add_and_norm(device, num_tokens, width, "layer norm", how, None, plain)
+
+
+def norm_of_update(device: torch.device, num_tokens: int, width: int) -> KernelCase:
+    """The update is normalised before it is added, as by Gemma 2 and 3."""
+    from quire_kernels.row_norm import RowNorm
+
+    weight, update_weight = torch.randn(2, width, device=device)
+
+    def plain(residual: Tensor, update: Tensor) -> Tensor:
+        residual.add_(functional.rms_norm(update.float(), (width,), update_weight, 1e-6))
+        return functional.rms_norm(residual, (width,), weight, 1e-6).to(_DTYPE)
+
+    norms = RowNorm(weight, 1e-6), RowNorm(update_weight, 1e-6)
+    return _add_and_norm(device, num_tokens, width, "of the update too", *norms, plain)
+
+
+def _add_and_norm(
+    device: torch.device,
+    num_tokens: int,
+    width: int,
+    kind: str,
+    how: "RowNorm",
+    update_norm: "RowNorm | None",
+    plain: Callable[[Tensor, Tensor], Tensor],
+) -> KernelCase:
+    from quire_kernels.row_norm import add_row_norm
+
+    hidden = torch.randn(num_tokens, width, device=device)
+    update = torch.randn(num_tokens, width, device=device, dtype=_DTYPE) * 1e-3
+
     def ours() -> None:
         # Not returned: each call adds to the stream, so the result depends on the number of calls.
-        add_rms_norm(hidden, update, weight, 1e-5)
+        add_row_norm(hidden, update, how, _DTYPE, update_norm=update_norm)
 
+    peers = _torch(lambda residual: plain(residual, update), hidden.clone())
     amount = num_tokens * width * (4 + 4 + 2 + 2)
-    return KernelCase(
-        "add_rms_norm", f"{num_tokens} × {width}", Bound.MEMORY, amount, ours, _torch(plain, hidden.clone())
-    )
+    return KernelCase("add_row_norm", f"{num_tokens} × {width}, {kind}", Bound.MEMORY, amount, ours, peers)
 
 
 def activation(device: torch.device, num_tokens: int, width: int) -> KernelCase:
     """SiLU of the gate times up."""
-    from quire_kernels.gated_activation import Activation, gated_activation
+    from quire_kernels.activation import Activation, gated_activation
 
     gate_up = torch.randn(num_tokens, 2 * width, device=device, dtype=_DTYPE)
 
@@ -74,6 +120,37 @@ def activation(device: torch.device, num_tokens: int, width: int) -> KernelCase:
 
     amount = 3 * num_tokens * width * gate_up.element_size()
     return KernelCase("gated_activation", f"{num_tokens} × {width}", Bound.MEMORY, amount, ours, _torch(plain, gate_up))
+
+
+def gelu(device: torch.device, num_tokens: int, width: int) -> KernelCase:
+    """GELU by the error function, of an MLP without a gate."""
+    from quire_kernels.activation import Activation, plain_activation
+
+    inputs = torch.randn(num_tokens, width, device=device, dtype=_DTYPE)
+
+    def ours() -> object:
+        return plain_activation(inputs, Activation.GELU)
+
+    shape = f"{num_tokens} × {width}"
+    return KernelCase("plain_activation", shape, Bound.MEMORY, 2 * inputs.nbytes, ours, _torch(functional.gelu, inputs))
+
+
+def cap(device: torch.device, num_rows: int, vocab_size: int) -> KernelCase:
+    """A soft cap of 30 on logits."""
+    from quire_kernels.logits_epilogue import logits_epilogue
+
+    logits = torch.randn(num_rows, vocab_size, device=device) * 10
+
+    def plain(scores: Tensor) -> None:
+        scores.copy_(30.0 * torch.tanh(scores / 30.0))
+
+    def ours() -> None:
+        # Not returned: each call caps the logits again.
+        logits_epilogue(logits, soft_cap=30.0)
+
+    shape = f"{num_rows} × {vocab_size}"
+    peers = _torch(plain, logits.clone())
+    return KernelCase("logits_epilogue", shape, Bound.MEMORY, 2 * logits.nbytes, ours, peers)
 
 
 def rotary_8bit(device: torch.device, heads: Heads, num_tokens: int, dtype: torch.dtype) -> KernelCase:

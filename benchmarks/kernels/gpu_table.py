@@ -6,7 +6,7 @@ import torch
 
 from benchmarks.kernels import attention, blocks, elementwise, invariant
 from benchmarks.kernels.case import KernelCase
-from benchmarks.kernels.pages import LLAMA_8B
+from benchmarks.kernels.pages import GEMMA2_9B, LLAMA_8B
 from worker_svc.step import Direction
 
 CASES: tuple[partial[KernelCase], ...] = (
@@ -15,11 +15,13 @@ CASES: tuple[partial[KernelCase], ...] = (
     partial(attention.decode, heads=LLAMA_8B, num_seqs=32, context_len=4096),
     partial(attention.decode, heads=LLAMA_8B, num_seqs=64, context_len=8192),
     partial(attention.decode, heads=LLAMA_8B, num_seqs=256, context_len=1024),
+    partial(attention.decode, heads=GEMMA2_9B, num_seqs=32, context_len=4096),
     partial(attention.decode_8bit, heads=LLAMA_8B, num_seqs=32, context_len=4096, dtype=torch.float8_e4m3fn),
     partial(attention.decode_8bit, heads=LLAMA_8B, num_seqs=32, context_len=4096, dtype=torch.int8),
     partial(attention.prefill, heads=LLAMA_8B, num_seqs=1, num_queries=4096, context_len=4096),
     partial(attention.prefill, heads=LLAMA_8B, num_seqs=8, num_queries=1024, context_len=1024),
     partial(attention.prefill, heads=LLAMA_8B, num_seqs=1, num_queries=2048, context_len=8192),
+    partial(attention.prefill, heads=GEMMA2_9B, num_seqs=8, num_queries=1024, context_len=1024),
     partial(elementwise.rotary, heads=LLAMA_8B, num_tokens=64),
     partial(elementwise.rotary, heads=LLAMA_8B, num_tokens=4096),
     partial(elementwise.store, heads=LLAMA_8B, num_tokens=4096),
@@ -30,8 +32,12 @@ CASES: tuple[partial[KernelCase], ...] = (
     partial(elementwise.embed, num_tokens=4096, vocab_size=128256, width=4096),
     partial(elementwise.norm, num_tokens=64, width=4096),
     partial(elementwise.norm, num_tokens=4096, width=4096),
+    partial(elementwise.layer_norm, num_tokens=4096, width=4096),
+    partial(elementwise.norm_of_update, num_tokens=4096, width=4096),
     partial(elementwise.activation, num_tokens=64, width=14336),
     partial(elementwise.activation, num_tokens=4096, width=14336),
+    partial(elementwise.gelu, num_tokens=4096, width=16384),
+    partial(elementwise.cap, num_rows=64, vocab_size=256000),
     partial(elementwise.adjust, num_rows=64, vocab_size=128256, tokens_seen=1024),
     partial(elementwise.draw, num_rows=64, vocab_size=128256, temperature=0.0),
     partial(elementwise.draw, num_rows=64, vocab_size=128256, temperature=1.0),

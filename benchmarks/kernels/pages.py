@@ -24,6 +24,7 @@ class Heads:
 
 
 LLAMA_8B = Heads(8, 4, 128)
+GEMMA2_9B = Heads(8, 2, 256)
 SMOLLM_135M = Heads(3, 3, 64)
 
 

@@ -163,6 +163,12 @@ def score_parameters(scale: float, soft_cap: float | None) -> tuple[float, float
     return 2.0 * math.log2(math.e) * scale / soft_cap, soft_cap * math.log2(math.e)
 
 
+def tile_dims(head_dim: int) -> int:
+    """TILE_D: a power of two, and the 16 that tl.dot wants at least."""
+    tile_d: int = triton.next_power_of_2(head_dim)
+    return max(16, tile_d)
+
+
 def tile_keys(head_dim: int, dtype: torch.dtype) -> int:
     """TILE_N, given the dtype that is computed in: from 16 to 128 keys, of 16 KiB in 16 bits and 8 KiB in float32.
 
@@ -170,8 +176,7 @@ def tile_keys(head_dim: int, dtype: torch.dtype) -> int:
     (ptxas for sm_90). It depends on nothing else, so that a context is always cut into the same tiles.
     """
     elements = 2048 if dtype == torch.float32 else 8192
-    tile_d: int = triton.next_power_of_2(head_dim)
-    return max(16, min(128, elements // tile_d))
+    return max(16, min(128, elements // tile_dims(head_dim)))
 
 
 def launch_options(tile_m: int, tile_n: int, tile_d: int, dtype: torch.dtype, device: torch.device) -> dict[str, int]:

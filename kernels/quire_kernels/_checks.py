@@ -7,6 +7,8 @@ from torch import Tensor
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 QUANTIZED_DTYPES = (torch.int8, torch.float8_e4m3fn)
+# The sums of a tile of queries over wider heads do not fit the registers of a GPU's multiprocessor.
+MAX_HEAD_DIM = 256
 
 
 class PagedKV(NamedTuple):
@@ -115,6 +117,7 @@ def check_attention(
     check_cache(kv)
     key_cache = kv.key_cache
     check_heads(query, key_cache, "query")
+    require(query.shape[2] <= MAX_HEAD_DIM, "query", f"have at most {MAX_HEAD_DIM} dimensions a head")
     require(query.shape[1] % key_cache.shape[1] == 0, "query", "have a multiple of key_cache's num_kv_heads heads")
     require(block_tables.ndim == 2, "block_tables", "be [num_seqs, max_blocks]")
     num_seqs, max_blocks = block_tables.shape

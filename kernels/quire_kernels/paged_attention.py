@@ -12,9 +12,10 @@ from quire_kernels._attend import (
     attend_reference,
     launch_options,
     score_parameters,
+    tile_dims,
     tile_keys,
 )
-from quire_kernels._checks import AttentionRule, PagedKV, check_attention, check_index, require
+from quire_kernels._checks import MAX_HEAD_DIM, AttentionRule, PagedKV, check_attention, check_index, require
 from quire_kernels.kv_quantization import MAX_CODES
 
 
@@ -140,6 +141,13 @@ def _find_tile(p_query_starts, num_seqs, tile, QUERIES: tl.constexpr):  # type: 
     return sequence, (tile - first_tile) * QUERIES
 
 
+def unsupported_heads(head_dim: int) -> str | None:
+    """Why the Triton kernels cannot attend with heads of `head_dim` dimensions; None: they can."""
+    if head_dim <= MAX_HEAD_DIM:
+        return None
+    return f"attention of heads of {head_dim} dimensions: the most is {MAX_HEAD_DIM}"
+
+
 def paged_attention(
     query: Tensor,
     key_cache: Tensor,
@@ -202,7 +210,7 @@ def paged_attention(
     num_kv_heads, block_size = key_cache.shape[1:3]
     group = num_heads // num_kv_heads
     exact = query.dtype == torch.float32
-    tile_d = triton.next_power_of_2(head_dim)
+    tile_d = tile_dims(head_dim)
     tile_n = tile_keys(head_dim, query.dtype)
     # tl.dot wants 16 rows at least. A decode step needs no more than its group. Of a prefill, 128 rows share each page
     # that is loaded: with 64, all of an H200's multiprocessors would ask about 8 TB/s of its L2 cache at 500 TFLOP/s.

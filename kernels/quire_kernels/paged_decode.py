@@ -18,6 +18,7 @@ from quire_kernels._attend import (
     attend_reference,
     launch_options,
     score_parameters,
+    tile_dims,
     tile_keys,
 )
 from quire_kernels._checks import AttentionRule, PagedKV, check_attention, require
@@ -274,7 +275,7 @@ def paged_decode(
         return out
     num_kv_heads, block_size = key_cache.shape[1:3]
     group = num_heads // num_kv_heads
-    tile_d = triton.next_power_of_2(head_dim)
+    tile_d = tile_dims(head_dim)
     tile_m = max(16, triton.next_power_of_2(group))  # tl.dot wants 16 rows at least
     tile_n = tile_keys(head_dim, query.dtype)
     # A window begins anywhere in its first tile

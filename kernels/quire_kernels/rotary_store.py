@@ -2,7 +2,7 @@
 
 Rotary position embedding (arXiv:2104.09864) in the half-split layout: dimension i of the first half rotates with
 dimension i of the second. The norm per head that some models have before it, and the codes of a quantized cache, are
-part of the op.
+part of the op. Layers without positions rotate nothing.
 """
 
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from torch import Tensor
 from quire_kernels._checks import FLOAT_DTYPES, PagedKV, check_cache, check_index, check_like, require
 from quire_kernels._shapes import check_rows, check_vector
 from quire_kernels.kv_quantization import MAX_CODES, TINY
-from quire_kernels.rms_norm import rms_norm_reference
+from quire_kernels.row_norm import RowNorm, row_norm_reference
 from quire_kernels.store_kv import store_kv_reference
 
 # Elements that a program holds, in whole heads
@@ -27,7 +27,8 @@ class HeadNorm(NamedTuple):
 
     query_weight: Tensor
     key_weight: Tensor
-    epsilon: float
+    query_epsilon: float
+    key_epsilon: float
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -87,7 +88,8 @@ def _rotary_store_kernel(  # type: ignore[no-untyped-def]
     p_query_weight,
     p_key_weight,
     attention_factor,
-    epsilon,
+    query_epsilon,
+    key_epsilon,
     stride_qkv_token,
     stride_cache_block,
     stride_cache_head,
@@ -106,7 +108,6 @@ def _rotary_store_kernel(  # type: ignore[no-untyped-def]
 ):
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(p_slots + token)
-    position = tl.load(p_positions + token).to(tl.float32)
 
     # Queries, keys and values follow one another in the product: a row of the tile is a head of any of them.
     o_head = tl.program_id(1) * TILE_HEADS + tl.arange(0, TILE_HEADS)
@@ -132,20 +133,26 @@ def _rotary_store_kernel(  # type: ignore[no-untyped-def]
         b_square = tl.sum(b_first * b_first, axis=1) + tl.sum(b_second * b_second, axis=1)
         if HEAD_DIM > 2 * HALF:
             b_square += tl.sum(b_rest * b_rest, axis=1)
-        b_scale = tl.where(m_turned, tl.rsqrt(b_square / HEAD_DIM + epsilon), 1.0)[:, None]
+        b_epsilon = tl.where(m_query, query_epsilon, key_epsilon)
+        b_scale = tl.where(m_turned, tl.rsqrt(b_square / HEAD_DIM + b_epsilon), 1.0)[:, None]
         is_key = m_turned & (o_head >= NUM_HEADS)
         b_first *= b_scale * _head_weight(p_query_weight, p_key_weight, o_half, m_half, m_query, is_key)
         b_second *= b_scale * _head_weight(p_query_weight, p_key_weight, HALF + o_half, m_half, m_query, is_key)
         if HEAD_DIM > 2 * HALF:
             b_rest *= b_scale * _head_weight(p_query_weight, p_key_weight, o_rest, m_rest, m_query, is_key)
 
-    # [TILE_HALF]; the angle is the float32 product that models are trained with. Sine and cosine are libdevice's, which
-    # reduce their argument exactly: at position 131,072 the device's fast ones would be far off.
-    b_angle = position * tl.load(p_frequencies + o_half, mask=m_half, other=0.0)
-    b_cosine = tl.where(m_turned[:, None], (tl.cos(b_angle) * attention_factor)[None, :], 1.0)
-    b_sine = tl.where(m_turned[:, None], (tl.sin(b_angle) * attention_factor)[None, :], 0.0)
-    b_left = b_first * b_cosine - b_second * b_sine
-    b_right = b_second * b_cosine + b_first * b_sine
+    if p_frequencies is not None:
+        # [TILE_HALF]; the angle is the float32 product that models are trained with. Sine and cosine are libdevice's,
+        # which reduce their argument exactly: at position 131,072 the device's fast ones would be far off.
+        position = tl.load(p_positions + token).to(tl.float32)
+        b_angle = position * tl.load(p_frequencies + o_half, mask=m_half, other=0.0)
+        b_cosine = tl.where(m_turned[:, None], (tl.cos(b_angle) * attention_factor)[None, :], 1.0)
+        b_sine = tl.where(m_turned[:, None], (tl.sin(b_angle) * attention_factor)[None, :], 0.0)
+        b_left = b_first * b_cosine - b_second * b_sine
+        b_right = b_second * b_cosine + b_first * b_sine
+    else:
+        b_left = b_first
+        b_right = b_second
 
     o_query = (token * NUM_HEADS + o_head) * HEAD_DIM
     # In 64 bits: a block's stride spans all layers
@@ -173,7 +180,7 @@ def _rotary_store_kernel(  # type: ignore[no-untyped-def]
 def rotary_store(
     qkv: Tensor,
     positions: Tensor,
-    frequencies: Tensor,
+    frequencies: Tensor | None,
     key_cache: Tensor,
     value_cache: Tensor,
     slots: Tensor,
@@ -192,7 +199,7 @@ def rotary_store(
             dimension contiguous.
         positions: int64 [num_tokens].
         frequencies: float32 [rotary_dim / 2], radians per position; of each head the first rotary_dim dimensions are
-            rotated.
+            rotated. None: nothing is rotated.
         key_cache, value_cache: [num_blocks, num_kv_heads, block_size, head_dim], one layer's views of the cache, of
             the dtype of `qkv`, or int8 or float8_e4m3fn with scales.
         slots: int64 [num_tokens], block * block_size + offset in the block, or -1 for a token that is not stored.
@@ -214,7 +221,8 @@ def rotary_store(
     query = torch.empty((len(qkv), num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     if not len(qkv):
         return query
-    half = len(frequencies)
+    # Without a rotation, the halves are only two parts of a head.
+    half = head_dim // 2 if frequencies is None else len(frequencies)
     num_rows = num_heads + 2 * num_kv_heads
     tile_heads = min(max(1, _TILE // triton.next_power_of_2(head_dim)), triton.next_power_of_2(num_rows))
     _rotary_store_kernel[(len(qkv), triton.cdiv(num_rows, tile_heads))](
@@ -227,7 +235,8 @@ def rotary_store(
         None if norm is None else norm.query_weight,
         None if norm is None else norm.key_weight,
         attention_factor,
-        0.0 if norm is None else norm.epsilon,
+        0.0 if norm is None else norm.query_epsilon,
+        0.0 if norm is None else norm.key_epsilon,
         qkv.stride(0),
         *kv.strides,
         NUM_HEADS=num_heads,
@@ -247,7 +256,7 @@ def rotary_store(
 def rotary_store_reference(
     qkv: Tensor,
     positions: Tensor,
-    frequencies: Tensor,
+    frequencies: Tensor | None,
     key_cache: Tensor,
     value_cache: Tensor,
     slots: Tensor,
@@ -264,13 +273,15 @@ def rotary_store_reference(
     heads = qkv.float().view(len(qkv), -1, head_dim)
     query, key, value = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
     if norm is not None:
-        query = rms_norm_reference(query, norm.query_weight, norm.epsilon, torch.float32)
-        key = rms_norm_reference(key, norm.key_weight, norm.epsilon, torch.float32)
-    angles = (positions[:, None].float() * frequencies).double()[:, None, :]
-    cosine, sine = (angles.cos() * attention_factor).float(), (angles.sin() * attention_factor).float()
-    half = len(frequencies)
+        query = row_norm_reference(query, RowNorm(norm.query_weight, norm.query_epsilon), torch.float32)
+        key = row_norm_reference(key, RowNorm(norm.key_weight, norm.key_epsilon), torch.float32)
 
     def rotate(heads: Tensor) -> Tensor:
+        if frequencies is None:
+            return heads
+        angles = (positions[:, None].float() * frequencies).double()[:, None, :]
+        cosine, sine = (angles.cos() * attention_factor).float(), (angles.sin() * attention_factor).float()
+        half = len(frequencies)
         first, second, rest = torch.split(heads, [half, half, head_dim - 2 * half], dim=-1)
         return torch.cat((first * cosine - second * sine, second * cosine + first * sine, rest), -1)
 
@@ -281,7 +292,7 @@ def rotary_store_reference(
 
 
 def _check(
-    qkv: Tensor, positions: Tensor, frequencies: Tensor, kv: PagedKV, slots: Tensor, norm: HeadNorm | None
+    qkv: Tensor, positions: Tensor, frequencies: Tensor | None, kv: PagedKV, slots: Tensor, norm: HeadNorm | None
 ) -> int:
     """The number of query heads, if all is well."""
     check_rows(qkv, "qkv")
@@ -295,9 +306,10 @@ def _check(
     )
     check_index(slots, key_cache, (len(qkv),), torch.int64, "slots")
     check_index(positions, key_cache, (len(qkv),), torch.int64, "positions")
-    require(frequencies.ndim == 1, "frequencies", "be [rotary_dim / 2]")
-    require(1 <= len(frequencies) <= head_dim // 2, "frequencies", "be at least one, and no more than head_dim / 2")
-    check_index(frequencies, key_cache, (len(frequencies),), torch.float32, "frequencies")
+    if frequencies is not None:
+        require(frequencies.ndim == 1, "frequencies", "be [rotary_dim / 2]")
+        require(1 <= len(frequencies) <= head_dim // 2, "frequencies", "be at least one, and no more than head_dim / 2")
+        check_index(frequencies, key_cache, (len(frequencies),), torch.float32, "frequencies")
     if norm is not None:
         for weight, argument in ((norm.query_weight, "norm.query_weight"), (norm.key_weight, "norm.key_weight")):
             require(weight.dtype in FLOAT_DTYPES, argument, "be float32, float16 or bfloat16")

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import llama_models
+import transformers_models
 from runner_driver import Driver, make_runner
 from worker_svc.gpu.graphs import capture_sizes
 from worker_svc.step import NewSequence, SamplingParams, ScheduledSequence, Step
@@ -57,6 +58,16 @@ def test_every_batch_size_decodes_as_transformers_does(num_sequences: int, direc
     asked = llama_models.prompts(*range(2, 2 + num_sequences))
     driver = _driver(directory, cuda_graphs=True, ahead=1)
     assert driver.generate(asked, 8) == llama_models.generate(directory, asked, 8, "cuda")
+
+
+@pytest.mark.parametrize(
+    "variant", ["gpt2", "opt", "gpt-neox", "phi3", "gemma2", "gemma3", "mixtral", "qwen2-moe", "olmoe"]
+)
+def test_every_architecture_decodes_in_graphs_as_transformers_does(variant: str, tmp_path: Path) -> None:
+    directory = llama_models.save_model(tmp_path, transformers_models.VARIANTS[variant]())
+    asked = llama_models.prompts(1, 17, 33)
+    driver = _driver(directory, cuda_graphs=True, ahead=1, max_sequences=4)
+    assert driver.generate(asked, 12) == llama_models.generate(directory, asked, 12, "cuda")
 
 
 def test_rows_that_only_fill_up_write_nothing(directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""The runner on a GPU, with the Triton kernels compiled: every variant of the Llama family against transformers."""
+"""The runner on a GPU, with the Triton kernels compiled: every native architecture and others, against transformers."""
 
 from pathlib import Path
 
@@ -12,7 +12,8 @@ from runner_driver import Driver, make_runner
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-MODELS = llama_models.VARIANTS | {name: transformers_models.VARIANTS[name] for name in ("gpt2", "gemma2", "mixtral")}
+OTHERS = ("gpt2", "opt", "gpt-neox", "phi3", "gemma2", "gemma3", "phi", "mixtral", "qwen2-moe", "qwen3-moe", "olmoe")
+MODELS = llama_models.VARIANTS | {name: transformers_models.VARIANTS[name] for name in OTHERS}
 
 
 @pytest.mark.parametrize("variant", MODELS)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pairwise import pairwise
-from quire_kernels.paged_attention import paged_attention, paged_attention_reference
+from quire_kernels.paged_attention import paged_attention, paged_attention_reference, unsupported_heads
 
 EDGES = [1, 15, 16, 17, 31, 33, 63, 64, 65, 111, 257]
 
@@ -51,6 +51,21 @@ def test_every_edge(
     sequences = [(context if whole else 1, context) for context in EDGES]
     arguments = make_batch(sequences, (1, 3), block_size=block_size, dtype=dtype).arguments()
     assert_close(paged_attention(**arguments), paged_attention_reference(**arguments))
+
+
+@pytest.mark.parametrize("head_dim", [8, 15, 40])
+def test_narrow_heads(make_batch: Callable[..., Any], assert_close: Callable[..., None], head_dim: int) -> None:
+    arguments = make_batch([(1, 33), (9, 40)], (2, 2), head_dim).arguments()
+    assert_close(paged_attention(**arguments), paged_attention_reference(**arguments))
+    assert unsupported_heads(head_dim) is None
+
+
+def test_heads_of_more_than_256_dimensions_are_refused(make_batch: Callable[..., Any]) -> None:
+    assert unsupported_heads(256) is None
+    assert unsupported_heads(257) == "attention of heads of 257 dimensions: the most is 256"
+    arguments = make_batch([(1, 33)], (1, 1), 257).arguments()
+    with pytest.raises(ValueError, match=r"^query: must have at most 256 dimensions a head"):
+        paged_attention(**arguments)
 
 
 @pytest.mark.parametrize("window", [None, 700])

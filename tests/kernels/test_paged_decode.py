@@ -45,6 +45,12 @@ def test_every_edge(
     assert_close(paged_decode(**arguments), paged_decode_reference(**arguments))
 
 
+@pytest.mark.parametrize("head_dim", [8, 15, 40])
+def test_narrow_heads(make_batch: Callable[..., Any], assert_close: Callable[..., None], head_dim: int) -> None:
+    arguments = make_batch([(1, 33), (1, 300)], (2, 2), head_dim).decode_arguments() | {"keys_per_split": 128}
+    assert_close(paged_decode(**arguments), paged_decode_reference(**arguments))
+
+
 @pytest.mark.parametrize("window", [1, 63, 64, 65, 127, 128, 129, 300])
 def test_every_edge_of_a_window(make_batch: Callable[..., Any], assert_close: Callable[..., None], window: int) -> None:
     batch = make_batch([(1, context) for context in (1, 64, 65, 200, 300)], (1, 2), window=window)

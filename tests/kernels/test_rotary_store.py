@@ -115,9 +115,34 @@ def test_norms_of_heads(
     make_arguments: Callable[..., Arguments], assert_close: Check, device: str, rotary_dim: int, dtype: torch.dtype
 ) -> None:
     weights = torch.randn(2, 128, generator=torch.Generator().manual_seed(1)).to(device, dtype)
-    norm = HeadNorm(weights[0], weights[1], 1e-6)
+    # Large, so that they matter
+    norm = HeadNorm(weights[0], weights[1], 0.5, 2.0)
     shape = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 128, "rotary_dim": rotary_dim, "dtype": dtype}
     check(lambda: make_arguments(**shape, norm=norm), assert_close)
+
+
+@pytest.mark.parametrize("cache_dtype", [None, *CODE_ERRORS], ids=str)
+@pytest.mark.parametrize(("head_dim", "normed"), [(64, False), (80, True), (15, False)])
+def test_without_positions_nothing_is_rotated(
+    make_arguments: Callable[..., Arguments],
+    assert_close: Check,
+    device: str,
+    cache_dtype: torch.dtype | None,
+    head_dim: int,
+    normed: bool,
+) -> None:
+    weights = torch.randn(2, head_dim, generator=torch.Generator().manual_seed(1)).to(device)
+    norm = HeadNorm(weights[0], weights[1], 1e-6, 1e-5) if normed else None
+    shape = {"num_heads": 4, "num_kv_heads": 2, "head_dim": head_dim, "cache_dtype": cache_dtype}
+
+    def make() -> Arguments:
+        return make_arguments(**shape, norm=norm) | {"frequencies": None}
+
+    check(make, assert_close, tolerance=CODE_ERRORS.get(cache_dtype) if cache_dtype else None)
+    if not normed:
+        arguments = make()
+        query = arguments["qkv"].view(len(arguments["qkv"]), -1, head_dim)[:, :4]
+        assert torch.equal(rotary_store(**arguments), query)
 
 
 @pytest.mark.parametrize("cache_dtype", CODE_ERRORS, ids=str)
@@ -194,8 +219,8 @@ def test_no_tokens(make_arguments: Callable[..., Arguments]) -> None:
         ("frequencies", lambda frequencies: frequencies[:0]),
         ("slots", lambda slots: slots[1:]),
         ("value_cache", lambda cache: cache.contiguous()),
-        ("norm.query_weight", lambda _: HeadNorm(torch.ones(63), torch.ones(64), 1e-6)),
-        ("norm.key_weight", lambda _: HeadNorm(torch.ones(64), torch.ones(64).long(), 1e-6)),
+        ("norm.query_weight", lambda _: HeadNorm(torch.ones(63), torch.ones(64), 1e-6, 1e-6)),
+        ("norm.key_weight", lambda _: HeadNorm(torch.ones(64), torch.ones(64).long(), 1e-6, 1e-6)),
     ],
 )
 def test_a_wrong_argument_is_named(

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
-from scheduler_svc.core.events import PromptLogprobsEvent, TokensEvent
+from scheduler_svc.core.events import FailedEvent, PromptLogprobsEvent, TokensEvent
 from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.policy import POLICIES, FcfsPolicy, OrderKey
 from scheduler_svc.core.policy.preemption import PreemptionMode
@@ -107,6 +107,9 @@ class CoreRunner:
             self.core = Scheduler(SchedulerLimits(policy="turns", preemption=PreemptionMode(preemption)))
         self.replica = Replica(shape)
         self.core.add_replica(self.replica)
+        self.may_fail = False
+        """Whether requests may fail; then they are in `failed`."""
+        self.failed: dict[str, FailedEvent] = {}
         self.peak_blocks = 0  # of the device, that were in use at once
         self.num_copies = 0  # of blocks within the device
         self.num_results: Counter[int] = Counter()  # sequences in steps, by how many tokens these returned for them
@@ -126,7 +129,7 @@ class CoreRunner:
         """Serves all requests together. Returns the sequences of each, by key and in the order of their index.
 
         `indices` are the sampling indices of requests with one sequence; the default is 0. Raises AssertionError if a
-        request fails, if blocks and owners disagree, or if blocks are left at the end.
+        request fails that may not, if blocks and owners disagree, or if blocks are left at the end.
         """
         self._served = {}
         alive: dict[str, list[Sequence]] = {}
@@ -175,6 +178,9 @@ class CoreRunner:
                 known = self.prompt_logprobs[event.request.key]
                 assert event.offset == 1 + len(known), "a gap, or a token twice"
                 known += cast("Seq[worker_v1.TokenLogprobs]", event.logprobs)
+                continue
+            if isinstance(event, FailedEvent) and self.may_fail:
+                self.failed[event.request.key] = event
                 continue
             assert isinstance(event, TokensEvent), event
             self._note(event)

@@ -58,7 +58,7 @@ def save_model(directory: Path, config: Any, **options: Any) -> Path:
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("bias") or "norm" in name:
+            if name.endswith("bias") or "norm" in name or ".ln_" in name:
                 parameter.add_(torch.randn_like(parameter) * 0.3)
     model.save_pretrained(directory, **options)
     (directory / "tokenizer.json").write_text("{}")

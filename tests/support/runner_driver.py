@@ -25,6 +25,7 @@ from worker_svc.executor import CudaGraphOptions
 from worker_svc.grammar import GrammarCompiler
 from worker_svc.instance import ModelInstance
 from worker_svc.launched_step import LaunchedStep
+from worker_svc.memory_parts import MemoryAccount
 from worker_svc.model.architecture import describe
 from worker_svc.model.config import read_config
 from worker_svc.model.description import ModelDescription
@@ -52,6 +53,7 @@ def make_runner(
     cache_dtype: torch.dtype | None = None,
     deterministic: bool = False,
     description: ModelDescription | None = None,
+    native: bool = True,
     make_drafter: DrafterFactory | None = None,
     max_draft_tokens: int = 4,
     grammars: GrammarCompiler | None = None,
@@ -59,10 +61,11 @@ def make_runner(
     """A runner of the model in a directory, over a cache that is filled with garbage.
 
     `kernels` has the values of the setting, and "fused": the Triton kernels as on a GPU, with sampling. The
-    `description` defaults to that of the model's config. `max_draft_tokens` is the limit of a drafter.
+    `description` defaults to that of the model's config; without `native`, transformers' own modules compute the model.
+    `max_draft_tokens` is the limit of a drafter.
     """
     where = torch.device(device)
-    described = description or describe(read_config(directory))
+    described = (description or describe(read_config(directory))) if native else None
     model = _load(directory, described, kernels, int8, dtype, where, deterministic)
     layout: ModelLayout = model.layout
     shape = CacheShape.of(layout, block_size, cache_dtype or dtype)
@@ -87,7 +90,8 @@ def make_runner(
 
 def make_instance(runner: Runner) -> ModelInstance:
     """A runner with a description. Only the limits in it are real; the other fields are placeholders."""
-    return ModelInstance(WorkerDescription("tiny", b"model", b"tokenizer", 1, runner.limits, "float32", "cpu"), runner)
+    description = WorkerDescription("tiny", b"model", b"tokenizer", 1, runner.limits, "float32", "cpu")
+    return ModelInstance(description, runner, MemoryAccount(torch.device("cpu")))
 
 
 def _fill_with_garbage(cache: KVCache) -> None:

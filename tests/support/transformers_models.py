@@ -1,4 +1,4 @@
-"""Tiny configs of architectures without a native module, with the special features of each enabled."""
+"""Tiny configs of many architectures, with the special features of each enabled."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +10,7 @@ from transformers import (
     GPT2Config,
     GPTNeoXConfig,
     MixtralConfig,
+    OlmoeConfig,
     OPTConfig,
     Phi3Config,
     PhiConfig,
@@ -75,4 +76,10 @@ VARIANTS: dict[str, Callable[[], Any]] = {
         **_SIZES | {"num_attention_heads": 3, "num_key_value_heads": 3}, **_EXPERTS, shared_expert_intermediate_size=32,
     ),
     "qwen3-moe": lambda: Qwen3MoeConfig(**_SIZES | {"head_dim": 16}, **_EXPERTS),
+    "qwen3-moe-mixed": lambda: Qwen3MoeConfig(
+        **_SIZES | {"head_dim": 16}, **_EXPERTS, norm_topk_prob=True, mlp_only_layers=[0],
+    ),
+    "olmoe": lambda: OlmoeConfig(
+        **_SIZES | {"num_attention_heads": 3, "num_key_value_heads": 1}, num_experts=4, num_experts_per_tok=2,
+    ),
 }  # fmt: skip

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from quire_kernels.cpu.amx import has_amx
+from quire_kernels.cpu.amx import arithmetic_of
 from quire_kernels.cpu.library import BuildFailed
 from quire_kernels.cpu.thread_pool import ThreadPool
 from svc_common.models import tokenizer_fingerprint, tokenizer_setting
@@ -14,8 +14,10 @@ from worker_svc.encoder.pooling import EmbeddingDefaults, EmbeddingPooler, Score
 from worker_svc.encoder.runner import EncoderForward, EncoderRunner
 from worker_svc.errors import StartupFailed
 from worker_svc.fingerprint import model_fingerprint
-from worker_svc.host import available_cpus, available_memory
+from worker_svc.host import available_cpus
+from worker_svc.host_memory import available_memory
 from worker_svc.instance import check_vocabulary, choose_device, choose_dtype, release_device, start_thread_pool
+from worker_svc.memory_parts import MemoryAccount
 from worker_svc.model.architecture import AnyDescription
 from worker_svc.model.compiled_encoder import load_compiled_encoder, unsupported_reason
 from worker_svc.model.decoder_states import load_decoder_states, prompt_bytes
@@ -24,6 +26,7 @@ from worker_svc.model.embedding_files import embedding_defaults
 from worker_svc.model.encoder_description import EncoderDescription
 from worker_svc.model.score_head import load_score_head
 from worker_svc.model.torch_encoder import load_torch_encoder
+from worker_svc.model_fit import check_fits
 from worker_svc.progress import progress
 from worker_svc.settings import WorkerSettings
 from worker_svc.step import NewSequence, PromptComputation, SamplingParams, ScheduledSequence, Step
@@ -47,6 +50,7 @@ class EncoderInstance:
 
     description: WorkerDescription
     runner: EncoderRunner
+    memory: MemoryAccount
 
     def close(self) -> None:
         """As `StepInstance` says."""
@@ -70,6 +74,8 @@ def load_encoder(
     dtype = choose_dtype(settings.dtype, device)
     torch.set_num_threads(settings.num_threads or available_cpus())
     head, kernels, defaults = None, None, EmbeddingDefaults()
+    check_fits(settings, served.path, None, device, dtype)
+    memory = MemoryAccount(device)
     with progress(f"loading {served.name}", report):
         if isinstance(description, ModelDescription):
             defaults = embedding_defaults(served.path, is_decoder=True)
@@ -83,13 +89,15 @@ def load_encoder(
                 encoder = load_torch_encoder(description, served.path, dtype, device)
             else:
                 encoder = load_compiled_encoder(description, served.path, dtype, kernels)
+    memory.note_weights()
     if served.other_tokenizer is not None:
         check_vocabulary(served.other_tokenizer, description.vocab_size, tokenizer_setting(settings.tokenizer))
     lengths = (description.context_length, defaults.max_tokens, settings.max_model_len)
     context_length = min(length for length in lengths if length is not None)
     step_tokens, sequences = _BUDGETS[device.type]
     if isinstance(description, ModelDescription) and settings.max_model_len is None:
-        context_length = fitting_context(description, context_length, step_tokens, dtype, _free_memory(device), report)
+        free = _free_memory(settings, device)
+        context_length = fitting_context(description, context_length, step_tokens, dtype, free, report)
     limits = WorkerLimits(
         vocab_size=description.vocab_size,
         context_length=context_length,
@@ -119,6 +127,7 @@ def load_encoder(
             results={pooler.result: PromptComputation.INDIVISIBLE_WITHOUT_KV},
         ),
         runner,
+        memory,
     )
 
 
@@ -145,8 +154,10 @@ def fitting_context(
     return length
 
 
-def _free_memory(device: torch.device) -> int:
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
+def _free_memory(settings: WorkerSettings, device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return available_memory(settings.memory_limit_bytes)
 
 
 def _compiled_kernels(
@@ -177,7 +188,7 @@ def _arithmetic(settings: WorkerSettings, defaults: EmbeddingDefaults, kernels: 
         return repr(defaults)
     threads = f"{torch.get_num_threads()} threads"
     if kernels is not None:
-        threads = f"compiled {kernels.library_name} {'with' if has_amx(kernels) else 'without'} AMX"
+        threads = arithmetic_of(kernels)
     return f"{defaults!r} {torch.__version__} {threads} {torch.backends.cpu.get_cpu_capability()}"
 
 

@@ -12,7 +12,9 @@ from worker_svc.block_hashes import BlockHashTable
 from worker_svc.description import WorkerLimits
 from worker_svc.encoder.pooling import Pooler
 from worker_svc.errors import DeviceLost
-from worker_svc.step import NewSequence, ScheduledSequence, SequenceResult, Step, StepOutcome
+from worker_svc.metrics import count_out_of_memory
+from worker_svc.out_of_memory import OUT_OF_MEMORY, is_out_of_memory
+from worker_svc.step import FailureReason, NewSequence, ScheduledSequence, SequenceResult, Step, StepOutcome
 
 
 class EncoderForward(Protocol):
@@ -95,8 +97,13 @@ class EncoderRunner:
                 requested.append((schedule_index, self._validate(scheduled)))
             except _InvalidSequence as error:
                 results[schedule_index] = SequenceResult(scheduled.sequence_id, [], failure=str(error))
-        values = self._values([new for _, new in requested])
+        values = self._values_within_memory([new for _, new in requested])
         for (schedule_index, new), value in zip(requested, values, strict=True):
+            if value is None:
+                results[schedule_index] = SequenceResult(
+                    new.sequence_id, [], failure=OUT_OF_MEMORY, failure_reason=FailureReason.OUT_OF_MEMORY
+                )
+                continue
             is_finite = all(map(math.isfinite, value))
             results[schedule_index] = SequenceResult(
                 new.sequence_id,
@@ -110,6 +117,20 @@ class EncoderRunner:
 
     def finish(self, launched: _FinishedStep) -> StepOutcome:
         return launched.outcome
+
+    def _values_within_memory(self, requested: Sequence[NewSequence]) -> list[list[float] | None]:
+        """The values of a step; None for the newest ones if memory does not suffice for all."""
+        left = list(requested)
+        while left:
+            try:
+                computed = iter(self._values(left))
+                return [next(computed) if new in left else None for new in requested]
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+            count_out_of_memory()
+            left.remove(max(left, key=lambda new: new.sequence_id))
+        return [None] * len(requested)
 
     def _values(self, requested: Sequence[NewSequence]) -> list[list[float]]:
         if not requested:

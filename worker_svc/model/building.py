@@ -8,37 +8,80 @@ from typing import Generic, Protocol, TypeVar
 
 from torch import Tensor
 
-from worker_svc.model.description import DecoderLayer, LinearLayer, ModelDescription, Norm
+from worker_svc.model.description import (
+    DecoderLayer,
+    ExpertsSpec,
+    LinearLayer,
+    MlpSpec,
+    ModelDescription,
+    Norm,
+)
 from worker_svc.model.linear_weights import WHOLE, LinearWeights, Shard
+from worker_svc.model.tensor_names import described_names
 from worker_svc.model.weights import Checkpoint
 
 LinearT = TypeVar("LinearT")
 NormT = TypeVar("NormT")
+ExpertsT = TypeVar("ExpertsT")
 HeadT = TypeVar("HeadT")
 LinearT_co = TypeVar("LinearT_co", covariant=True)
 NormT_co = TypeVar("NormT_co", covariant=True)
+ExpertsT_co = TypeVar("ExpertsT_co", covariant=True)
 HeadT_co = TypeVar("HeadT_co", covariant=True)
 
 
-class BodyBuilder(Protocol[LinearT_co, NormT_co]):
+@dataclass(frozen=True, slots=True)
+class MlpWeights:
+    """The weights of an MLP. They can be read once."""
+
+    spec: MlpSpec
+    gate_up: LinearWeights
+    down: LinearWeights
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """The weights from which a backend builds the experts of a layer. They can be read once."""
+
+    spec: ExpertsSpec
+    router: LinearWeights
+    experts: tuple[MlpWeights, ...]
+    shared: MlpWeights | None
+
+
+class BodyBuilder(Protocol[LinearT_co, NormT_co, ExpertsT_co]):
     """Makes a backend's weights of layers from tensors."""
 
     def linear(self, weights: LinearWeights) -> LinearT_co:
         """A linear layer of the backend. `weights` are not valid after the call."""
 
-    def norm(self, norm: Norm, weight: Tensor) -> NormT_co:
-        """A norm; `weight` [norm.size] is in the model's dtype and on its device."""
+    def norm(self, norm: Norm, weight: Tensor, bias: Tensor | None) -> NormT_co:
+        """A norm; `weight` and `bias` [norm.size] are in the model's dtype and on its device. The offset of the weight
+        is not yet added.
+        """
+
+    def experts(self, weights: ExpertWeights) -> ExpertsT_co:
+        """The experts of a layer."""
 
 
-class Builder(BodyBuilder[LinearT_co, NormT_co], Protocol[LinearT_co, NormT_co, HeadT_co]):
+class Builder(BodyBuilder[LinearT_co, NormT_co, ExpertsT_co], Protocol[LinearT_co, NormT_co, ExpertsT_co, HeadT_co]):
     """Makes a backend's weights from tensors."""
 
-    def head(self, layer: LinearLayer, weight: Tensor) -> HeadT_co:
-        """The head, of a weight [vocab_size, hidden_size] that may be the embedding too."""
+    def head(self, layer: LinearLayer, weight: Tensor, bias: Tensor | None) -> HeadT_co:
+        """The head, of a weight [vocab_size, hidden_size] that may be the embedding too, and a bias [vocab_size]."""
 
 
 @dataclass(frozen=True, slots=True)
-class BuiltLayer(Generic[LinearT, NormT]):
+class BuiltMlp(Generic[LinearT]):
+    """The MLP of a layer or an expert."""
+
+    spec: MlpSpec
+    gate_up: LinearT
+    down: LinearT
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltLayer(Generic[LinearT, NormT, ExpertsT]):
     """One decoder layer of a backend."""
 
     spec: DecoderLayer
@@ -47,23 +90,26 @@ class BuiltLayer(Generic[LinearT, NormT]):
     key_norm: NormT | None
     qkv: LinearT
     output: LinearT
+    post_attention_norm: NormT | None
     mlp_norm: NormT
-    gate_up: LinearT
-    down: LinearT
+    mlp: BuiltMlp[LinearT] | ExpertsT
+    post_mlp_norm: NormT | None
 
 
 @dataclass(frozen=True, slots=True)
-class BuiltBody(Generic[LinearT, NormT]):
+class BuiltBody(Generic[LinearT, NormT, ExpertsT]):
     """The weights of a backend up to the last norm."""
 
     embedding: Tensor
     """[vocab_size, hidden_size], contiguous, in the model's dtype and on its device."""
-    layers: list[BuiltLayer[LinearT, NormT]]
+    positions: Tensor | None
+    """[num_positions, hidden_size], at least as many as the context length, as the embedding."""
+    layers: list[BuiltLayer[LinearT, NormT, ExpertsT]]
     norm: NormT
 
 
 @dataclass(frozen=True, slots=True)
-class BuiltModel(BuiltBody[LinearT, NormT], Generic[LinearT, NormT, HeadT]):
+class BuiltModel(BuiltBody[LinearT, NormT, ExpertsT], Generic[LinearT, NormT, ExpertsT, HeadT]):
     """All weights of a backend."""
 
     head: HeadT
@@ -72,9 +118,9 @@ class BuiltModel(BuiltBody[LinearT, NormT], Generic[LinearT, NormT, HeadT]):
 def build(
     description: ModelDescription,
     checkpoint: Checkpoint,
-    builder: Builder[LinearT, NormT, HeadT],
+    builder: Builder[LinearT, NormT, ExpertsT, HeadT],
     shard: Shard = WHOLE,
-) -> BuiltModel[LinearT, NormT, HeadT]:
+) -> BuiltModel[LinearT, NormT, ExpertsT, HeadT]:
     """Builds all weights; linear layers are one rank's, embedding and norms are whole.
 
     Raises UnsupportedModel where a tensor is missing or of another shape, or ranks cannot share a layer.
@@ -84,9 +130,11 @@ def build(
         drop_head(description, checkpoint)
         name = description.head.stored[0].name
         weight = body.embedding[shard.share(description.vocab_size, description.head.split_unit, name)]
+        bias = None
     else:
-        weight, _ = LinearWeights(description.head, checkpoint, shard).fused()
-    return BuiltModel(body.embedding, body.layers, body.norm, builder.head(description.head, weight))
+        weight, bias = LinearWeights(description.head, checkpoint, shard).fused()
+    head = builder.head(description.head, weight, bias)
+    return BuiltModel(body.embedding, body.positions, body.layers, body.norm, head)
 
 
 def drop_head(description: ModelDescription, checkpoint: Checkpoint) -> None:
@@ -100,31 +148,54 @@ def drop_head(description: ModelDescription, checkpoint: Checkpoint) -> None:
 def build_body(
     description: ModelDescription,
     checkpoint: Checkpoint,
-    builder: BodyBuilder[LinearT, NormT],
+    builder: BodyBuilder[LinearT, NormT, ExpertsT],
     shard: Shard = WHOLE,
-) -> BuiltBody[LinearT, NormT]:
+) -> BuiltBody[LinearT, NormT, ExpertsT]:
     """Builds all weights but the head's. Raises as `build` does."""
+    checkpoint.rename(described_names(description, checkpoint.names))
+
+    def weights(layer: LinearLayer) -> LinearWeights:
+        return LinearWeights(layer, checkpoint, shard)
 
     def linear(layer: LinearLayer) -> LinearT:
-        return builder.linear(LinearWeights(layer, checkpoint, shard))
+        return builder.linear(weights(layer))
 
     def norm(spec: Norm) -> NormT:
-        return builder.norm(spec, checkpoint.take(spec.tensor, spec.size))
+        weight = checkpoint.take(spec.tensor, spec.size)
+        return builder.norm(spec, weight, None if spec.bias is None else checkpoint.take(spec.bias, spec.size))
 
-    def layer(spec: DecoderLayer) -> BuiltLayer[LinearT, NormT]:
-        attention, mlp = spec.attention, spec.mlp
+    def optional_norm(spec: Norm | None) -> NormT | None:
+        return None if spec is None else norm(spec)
+
+    def mlp_weights(spec: MlpSpec) -> MlpWeights:
+        return MlpWeights(spec, weights(spec.gate_up), weights(spec.down))
+
+    def mlp(spec: MlpSpec | ExpertsSpec) -> BuiltMlp[LinearT] | ExpertsT:
+        if isinstance(spec, MlpSpec):
+            return BuiltMlp(spec, linear(spec.gate_up), linear(spec.down))
+        shared = None if spec.shared is None else mlp_weights(spec.shared)
+        return builder.experts(ExpertWeights(spec, weights(spec.router), tuple(map(mlp_weights, spec.experts)), shared))
+
+    def layer(spec: DecoderLayer) -> BuiltLayer[LinearT, NormT, ExpertsT]:
+        attention = spec.attention
         return BuiltLayer(
             spec,
             attention_norm=norm(spec.attention_norm),
-            query_norm=None if attention.query_norm is None else norm(attention.query_norm),
-            key_norm=None if attention.key_norm is None else norm(attention.key_norm),
+            query_norm=optional_norm(attention.query_norm),
+            key_norm=optional_norm(attention.key_norm),
             qkv=linear(attention.qkv),
             output=linear(attention.output),
+            post_attention_norm=optional_norm(spec.post_attention_norm),
             mlp_norm=norm(spec.mlp_norm),
-            gate_up=linear(mlp.gate_up),
-            down=linear(mlp.down),
+            mlp=mlp(spec.mlp),
+            post_mlp_norm=optional_norm(spec.post_mlp_norm),
         )
 
-    embedding = checkpoint.take(description.embedding, description.vocab_size, description.hidden_size).contiguous()
+    hidden = description.hidden_size
+    embedding = checkpoint.take(description.embedding, description.vocab_size, hidden).contiguous()
+    positions = description.positions
+    places = None
+    if positions is not None:
+        places = checkpoint.take(positions.tensor, positions.num_rows, hidden)[positions.first :].contiguous()
     layers = [layer(spec) for spec in description.layers]
-    return BuiltBody(embedding, layers, norm(description.norm))
+    return BuiltBody(embedding, places, layers, norm(description.norm))

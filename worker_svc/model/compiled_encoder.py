@@ -6,21 +6,21 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from quire_kernels.cpu.activations import ActivationCode
 from quire_kernels.cpu.amx import has_amx, pack_for_amx
 from quire_kernels.cpu.attention import check_compiled_support
-from quire_kernels.cpu.encoder import Encoder, EncoderLayerArgs, EncoderModelArgs, LayerNormArgs
+from quire_kernels.cpu.encoder import Encoder, EncoderLayerArgs, EncoderModelArgs
 from quire_kernels.cpu.large_pages import LargePages
 from quire_kernels.cpu.linear import MatrixArgs, pack_matrix
+from quire_kernels.cpu.norms import NormArgs, NormCode, pack_norm
 from quire_kernels.cpu.thread_pool import ThreadPool
 from worker_svc.model.config import UnsupportedModel
-from worker_svc.model.description import Activation, LinearLayer
+from worker_svc.model.description import LinearLayer
 from worker_svc.model.encoder_description import EncoderDescription, EncoderLayer, LayerNorm
 from worker_svc.model.linear_weights import LinearWeights
 from worker_svc.model.weight_format import format_of
 from worker_svc.model.weights import Checkpoint
 
-# `Activation` of encoder.h.
-_ACTIVATIONS = {Activation.GELU: 0, Activation.GELU_TANH: 1, Activation.SILU: 2}
 # Tokens of a block of keys and values in encoder.h.
 _BLOCK_SIZE = 16
 
@@ -61,7 +61,7 @@ class CompiledEncoder:
             description.layers[0].down.inputs,
             len(description.layers),
             description.num_heads,
-            _ACTIVATIONS[description.activation],
+            ActivationCode[description.activation.name],
             self._address(words),
             self._address(positions.float()),
             self._address(types.float()),
@@ -84,9 +84,11 @@ class CompiledEncoder:
         self._kept.append(kept)
         return kept.data_ptr()
 
-    def _norm(self, norm: LayerNorm) -> LayerNormArgs:
-        vectors = (self._checkpoint.take(f"{norm.name}.{part}", norm.size).float() for part in ("weight", "bias"))
-        return LayerNormArgs(*map(self._address, vectors), norm.eps)
+    def _norm(self, norm: LayerNorm) -> NormArgs:
+        weight, bias = (self._checkpoint.take(f"{norm.name}.{part}", norm.size) for part in ("weight", "bias"))
+        packed = pack_norm(NormCode.LAYER, weight, bias, norm.eps)
+        self._kept.append(packed)
+        return packed.args()
 
     def _linear(self, layer: LinearLayer) -> MatrixArgs:
         weight, bias = LinearWeights(layer, self._checkpoint).fused()

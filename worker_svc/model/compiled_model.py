@@ -1,6 +1,6 @@
 """A described model by compiled code on a CPU: one call computes all layers of a step."""
 
-from ctypes import byref
+from ctypes import pointer
 from functools import partial
 from pathlib import Path
 
@@ -9,12 +9,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from quire_kernels.cpu.activations import ActivationCode
+from quire_kernels.cpu.amx import has_amx, pack_for_amx
 from quire_kernels.cpu.attention import RuleArgs, SequencesArgs, check_compiled_support
+from quire_kernels.cpu.decoder import Decoder, DecoderLayerArgs, DecoderModelArgs, DecoderStepArgs, MlpArgs, RopeArgs
+from quire_kernels.cpu.experts import PackedExperts
 from quire_kernels.cpu.large_pages import LargePages
 from quire_kernels.cpu.linear import PANEL, PackedMatrix, pack_matrix
-from quire_kernels.cpu.llama import LayerArgs, ModelArgs, StepArgs
+from quire_kernels.cpu.norms import NormArgs, NormCode, PackedNorm, pack_norm
 from quire_kernels.cpu.sample import top_logprobs
-from quire_kernels.cpu.thread_pool import ThreadPool, type_of
+from quire_kernels.cpu.thread_pool import ThreadPool
 from worker_svc.attention import CompiledKernels
 from worker_svc.batch import Batch
 from worker_svc.cache import KVCache
@@ -22,17 +26,40 @@ from worker_svc.compiled_sampler import CompiledSampler
 from worker_svc.description import WorkerLimits
 from worker_svc.executor import CudaGraphOptions, Executor
 from worker_svc.host_thread import HostThreadExecutor
-from worker_svc.model.building import BuiltLayer, build
+from worker_svc.model.building import BuiltLayer, BuiltMlp, ExpertWeights, MlpWeights, build
 from worker_svc.model.config import UnsupportedModel
-from worker_svc.model.description import ComputedFormat, LinearLayer, LinearRole, ModelDescription, Norm
+from worker_svc.model.description import ComputedFormat, LinearLayer, LinearRole, MlpKind, ModelDescription, Norm
 from worker_svc.model.linear_weights import LinearWeights
-from worker_svc.model.rope import inverse_frequencies, rope_of
+from worker_svc.model.rope import inverse_frequencies, layer_ropes
 from worker_svc.model.support import Feature, check_computed
 from worker_svc.model.weight_format import StoredWeight, format_of
 from worker_svc.model.weights import Checkpoint
 from worker_svc.model_layout import ModelLayout
 
-COMPUTED = frozenset({Feature.SOFT_CAP, Feature.INT8_WEIGHTS})
+COMPUTED = frozenset(
+    {
+        Feature.ACTIVATION,
+        Feature.EMBEDDING_SCALE,
+        Feature.EXPERTS,
+        Feature.HEAD_BIAS,
+        Feature.INT8_WEIGHTS,
+        Feature.JOINT_HEAD_NORM,
+        Feature.LAYER_NORM,
+        Feature.LOGITS_SOFT_CAP,
+        Feature.MLP_WIDTH_PER_LAYER,
+        Feature.NORM_EPSILONS,
+        Feature.NORM_WEIGHT_OFFSET,
+        Feature.NO_POSITIONS,
+        Feature.PARALLEL_LAYERS,
+        Feature.PARTIAL_ROTATION,
+        Feature.PLAIN_MLP,
+        Feature.POSITION_EMBEDDING,
+        Feature.POST_NORMS,
+        Feature.ROPE_PER_LAYER,
+        Feature.SINGLE_HEAD_NORM,
+        Feature.SOFT_CAP,
+    }
+)
 
 # What a panel takes of gate and of up.
 _LANES = PANEL // 2
@@ -41,43 +68,42 @@ _LANES = PANEL // 2
 class _CompiledBuilder:
     """Lays weights out for the compiled code while they are read."""
 
-    def __init__(self, thread_pool: ThreadPool, dtype: torch.dtype, default: ComputedFormat) -> None:
-        self.vectors: list[Tensor] = []
-        """Keeps the tensors alive whose addresses `norm` returns."""
+    def __init__(self, thread_pool: ThreadPool, dtype: torch.dtype, default: ComputedFormat, *, use_amx: bool) -> None:
         self._thread_pool, self._dtype, self._default = thread_pool, dtype, default
+        self._pack_weight = pack_for_amx if use_amx else pack_matrix
         self._memory = LargePages()
 
     def linear(self, weights: LinearWeights) -> PackedMatrix:
         layer = weights.layer
-        weight, bias = self._gate_up(weights) if layer.role is LinearRole.GATE_UP else weights.fused()
+        is_gated = layer.role is LinearRole.GATE_UP and len(weights.outputs) == 2
+        return self._pack(layer, *(_interleaved(weights, self._dtype) if is_gated else weights.fused()))
+
+    def norm(self, norm: Norm, weight: Tensor, bias: Tensor | None) -> PackedNorm:
+        return pack_norm(NormCode[norm.kind.name], weight.float() + norm.weight_offset, bias, norm.eps)
+
+    def experts(self, weights: ExpertWeights) -> PackedExperts:
+        spec = weights.spec
+        router, experts = self.linear(weights.router), [self._mlp(expert) for expert in weights.experts]
+        return PackedExperts(
+            router,
+            [gate_up for gate_up, _ in experts],
+            [down for _, down in experts],
+            spec.num_chosen,
+            spec.normalized,
+            spec.scale,
+            ActivationCode[spec.experts[0].activation.name],
+            None if weights.shared is None else self._mlp(weights.shared),
+        )
+
+    def head(self, layer: LinearLayer, weight: Tensor, bias: Tensor | None) -> PackedMatrix:
         return self._pack(layer, weight, bias)
 
-    def norm(self, norm: Norm, weight: Tensor) -> int:
-        vector = weight.float().contiguous()
-        self.vectors.append(vector)
-        return vector.data_ptr()
+    def _mlp(self, weights: MlpWeights) -> tuple[PackedMatrix, PackedMatrix]:
+        return self.linear(weights.gate_up), self.linear(weights.down)
 
-    def head(self, layer: LinearLayer, weight: Tensor) -> PackedMatrix:
-        return self._pack(layer, weight)
-
-    def _pack(self, layer: LinearLayer, weight: Tensor, bias: Tensor | None = None) -> PackedMatrix:
+    def _pack(self, layer: LinearLayer, weight: Tensor, bias: Tensor | None) -> PackedMatrix:
         int8 = (layer.computed or self._default) is ComputedFormat.INT8
-        return pack_matrix(self._thread_pool, weight, bias, int8=int8, memory=self._memory)
-
-    def _gate_up(self, weights: LinearWeights) -> tuple[Tensor, Tensor | None]:
-        """Sixteen outputs of the gate, then the same of up, and so on, padded with zeros."""
-        width = weights.outputs[0]
-        num_panels = -(-width // _LANES)
-        both = torch.zeros(num_panels, 2, _LANES, weights.inputs, dtype=self._dtype)
-        biases = torch.zeros(num_panels, 2, _LANES, dtype=self._dtype) if weights.biased else None
-
-        def place(part: int, weight: StoredWeight, bias: Tensor | None) -> None:
-            _copy_by_panels(weight.dense(), both[:, part])
-            if biases is not None and bias is not None:
-                _copy_by_panels(bias, biases[:, part])
-
-        weights.for_each_part(place)
-        return both.flatten(0, 2), None if biases is None else biases.flatten()
+        return self._pack_weight(self._thread_pool, weight, bias, int8=int8, memory=self._memory)
 
 
 class CompiledModel:
@@ -90,12 +116,24 @@ class CompiledModel:
         check_computed("the compiled kernels", description, COMPUTED)
         self.description = description
         self.thread_pool = thread_pool
-        self.rope = rope_of(description)
-        self.frequencies = inverse_frequencies(self.rope, self.layout.head_dim)
-        builder = _CompiledBuilder(thread_pool, checkpoint.dtype, ComputedFormat.INT8 if int8 else ComputedFormat.MODEL)
+        self.dtype = checkpoint.dtype
+        self.use_amx = checkpoint.dtype == torch.bfloat16 and has_amx(thread_pool)
+        """Whether products are computed by AMX."""
+        default = ComputedFormat.INT8 if int8 else ComputedFormat.MODEL
+        builder = _CompiledBuilder(thread_pool, checkpoint.dtype, default, use_amx=self.use_amx)
         self._built = build(description, checkpoint, builder)
-        self._vectors = builder.vectors
-        self._layers = (LayerArgs * len(description.layers))(*map(_layer_args, self._built.layers))
+        ropes = layer_ropes(description)
+        head_dim = self.layout.head_dim
+        self._frequencies = [inverse_frequencies(rope, head_dim).contiguous() for rope in ropes.distinct]
+        self._ropes = (RopeArgs * len(ropes.distinct))(
+            *(
+                RopeArgs(frequencies.data_ptr(), len(frequencies), rope.attention_factor)
+                for rope, frequencies in zip(ropes.distinct, self._frequencies, strict=True)
+            )
+        )
+        self._layers = (DecoderLayerArgs * len(description.layers))(
+            *map(_layer_args, self._built.layers, ropes.of_layers)
+        )
 
     @property
     def layout(self) -> ModelLayout:
@@ -111,27 +149,28 @@ class CompiledModel:
 
         Raises UnsupportedModel if the kernels do not support a cache of this shape.
         """
-        description, first = self.description, self.description.layers[0]
-        attention = first.attention
+        description, built = self.description, self._built
+        attention = description.layers[0].attention
         refused = check_compiled_support(attention.head_dim, cache.shape[4], cache.dtype)
         if refused is not None:
             raise UnsupportedModel(f"the compiled kernels cannot be used: {refused}")
-        arguments = ModelArgs(
+        arguments = DecoderModelArgs(
             description.hidden_size,
-            first.mlp.width,
             len(description.layers),
             attention.num_heads,
             attention.num_kv_heads,
             attention.head_dim,
-            description.norm.eps,
             self._layers,
-            self._built.norm,
-            self._built.head.args(),
-            self._built.embedding.data_ptr(),
+            built.norm.args(),
+            built.head.args(),
+            description.logits_soft_cap or 0.0,
+            built.embedding.data_ptr(),
+            torch.tensor(description.embedding_scale, dtype=self.dtype).item(),
+            None if built.positions is None else built.positions.data_ptr(),
             cache.data_ptr(),
             cache.shape[4],
-            self.frequencies.data_ptr(),
-            self.rope.attention_factor,
+            len(self._ropes),
+            self._ropes,
         )
         return CompiledForward(self, cache, arguments)
 
@@ -150,21 +189,18 @@ def load_compiled_model(
 class CompiledForward:
     """A `Forward`: the compiled model over its cache."""
 
-    def __init__(self, model: CompiledModel, cache: Tensor, arguments: ModelArgs) -> None:
+    def __init__(self, model: CompiledModel, cache: Tensor, arguments: DecoderModelArgs) -> None:
         self._model, self._cache = model, cache
         self._logits = torch.empty(0, model.description.vocab_size)
         self._argmax: NDArray[np.int64] = np.empty(0, np.int64)
-        self._library = model.thread_pool.library
         # The pool's threads compute. torch's own threads would spin and compete with them.
         torch.set_num_threads(1)
-        self._handle: int | None = self._library.quire_llama_new(
-            model.thread_pool.handle, type_of(cache.dtype), byref(arguments)
-        )
+        self._decoder = Decoder(model.thread_pool, cache.dtype, arguments, use_amx=model.use_amx)
 
     def __call__(self, batch: Batch) -> Tensor:
         logits = self._logits_of(len(batch.logits_indices))
         self._argmax = np.empty(len(logits), np.int64)
-        step = StepArgs(
+        step = DecoderStepArgs(
             len(batch.token_ids),
             batch.token_ids.ctypes.data,
             batch.slots.ctypes.data,
@@ -182,7 +218,7 @@ class CompiledForward:
             logits.shape[1],
             self._argmax.ctypes.data,
         )
-        self._library.quire_llama_run(self._handle, byref(step))
+        self._decoder(step)
         return logits
 
     def argmax(self, logits: Tensor) -> NDArray[np.int64]:
@@ -197,25 +233,49 @@ class CompiledForward:
             self._logits = torch.empty(num_samples, self._model.description.vocab_size)
         return self._logits[:num_samples]
 
-    def __del__(self) -> None:
-        if getattr(self, "_handle", None) is not None:
-            self._library.quire_llama_delete(self._handle)
-            self._handle = None
 
-
-def _layer_args(layer: BuiltLayer[PackedMatrix, int]) -> LayerArgs:
-    attention = layer.spec.attention
-    return LayerArgs(
-        layer.attention_norm,
-        layer.query_norm,
-        layer.key_norm,
-        layer.mlp_norm,
+def _layer_args(layer: BuiltLayer[PackedMatrix, PackedNorm, PackedExperts], rope: int | None) -> DecoderLayerArgs:
+    attention, experts = layer.spec.attention, layer.mlp if isinstance(layer.mlp, PackedExperts) else None
+    return DecoderLayerArgs(
+        layer.attention_norm.args(),
+        _optional_norm(layer.query_norm),
+        _optional_norm(layer.key_norm),
+        _optional_norm(layer.post_attention_norm),
+        layer.mlp_norm.args(),
+        _optional_norm(layer.post_mlp_norm),
         layer.qkv.args(),
         layer.output.args(),
-        layer.gate_up.args(),
-        layer.down.args(),
         RuleArgs(attention.scale, attention.soft_cap or 0.0, attention.window or 0),
+        -1 if rope is None else rope,
+        MlpArgs() if isinstance(layer.mlp, PackedExperts) else _mlp_args(layer.mlp),
+        None if experts is None else pointer(experts.args()),
+        int(layer.spec.parallel),
+        int(attention.has_joint_norms),
     )
+
+
+def _mlp_args(mlp: BuiltMlp[PackedMatrix]) -> MlpArgs:
+    activation, is_gated = ActivationCode[mlp.spec.activation.name], mlp.spec.kind is MlpKind.GATED
+    return MlpArgs(mlp.gate_up.args(), mlp.down.args(), activation, int(is_gated))
+
+
+def _optional_norm(norm: PackedNorm | None) -> NormArgs:
+    return NormArgs() if norm is None else norm.args()
+
+
+def _interleaved(weights: LinearWeights, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """Sixteen outputs of the gate, then the same of up, and so on, both padded with zeros to a multiple of 32."""
+    num_panels = 2 * -(-weights.outputs[0] // PANEL)
+    both = torch.zeros(num_panels, 2, _LANES, weights.inputs, dtype=dtype)
+    biases = torch.zeros(num_panels, 2, _LANES, dtype=dtype) if weights.biased else None
+
+    def place(part: int, weight: StoredWeight, bias: Tensor | None) -> None:
+        _copy_by_panels(weight.dense(), both[:, part])
+        if biases is not None and bias is not None:
+            _copy_by_panels(bias, biases[:, part])
+
+    weights.for_each_part(place)
+    return both.flatten(0, 2), None if biases is None else biases.flatten()
 
 
 def _copy_by_panels(part: Tensor, panels: Tensor) -> None:

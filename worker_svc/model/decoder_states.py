@@ -12,12 +12,14 @@ from worker_svc.model.config import UnsupportedModel, raw_config
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.prompt_groups import PromptGroup, prompt_groups
 from worker_svc.model.support import Feature, check_computed
-from worker_svc.model.torch_model import TorchBody, TorchBodyBuilder
+from worker_svc.model.torch_layers import TorchBodyBuilder
+from worker_svc.model.torch_model import COMPUTED as TORCH_COMPUTED
+from worker_svc.model.torch_model import TorchBody
 from worker_svc.model.weight_format import format_of
 from worker_svc.model.weights import Checkpoint
 from worker_svc.model_layout import LayerAttention
 
-COMPUTED = frozenset({Feature.NORM_EPSILONS, Feature.MLP_WIDTH_PER_LAYER})
+COMPUTED = TORCH_COMPUTED - {Feature.SOFT_CAP}
 
 
 class DecoderStates:
@@ -28,9 +30,6 @@ class DecoderStates:
         check_computed("embeddings of decoders", description, COMPUTED)
         self._device = checkpoint.device
         self._layers = description.layout.layers
-        # Checkpoints of the class without a head, such as Qwen3Model, have the same names without the first part.
-        if description.embedding not in checkpoint:
-            checkpoint.prepend(description.embedding.partition(".")[0] + ".")
         self._body = TorchBody(description, build_body(description, checkpoint, TorchBodyBuilder()))
         drop_head(description, checkpoint)
 
@@ -86,7 +85,7 @@ def prompt_bytes(description: ModelDescription, num_tokens: int, dtype: torch.dt
     hidden = 3 * 4 * description.hidden_size  # the sums of the layers are float32
     # The gate, the product with it and its activation; queries, keys and values, rotated and repeated for all heads.
     per_token = max(
-        max(3 * layer.mlp.width, 8 * layer.attention.num_heads * layer.attention.head_dim)
+        max(*(3 * mlp.width for mlp in layer.mlps), 8 * layer.attention.num_heads * layer.attention.head_dim)
         for layer in description.layers
     )
     windows = {layer.attention.window for layer in description.layers}

@@ -27,6 +27,8 @@ class RopeKind(Enum):
     LINEAR = "linear"
     LLAMA3 = "llama3"
     YARN = "yarn"
+    LONGROPE = "longrope"
+    """Only within the original context, so that keys in the cache keep their frequencies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,11 @@ class RopeConfig:
     truncate: bool = True
     """YARN: whether the dimensions at which blending begins and ends are rounded outwards."""
     attention_factor: float = 1.0
-    """Factor of rotated queries and keys; other than 1 only for YARN."""
+    """Factor of rotated queries and keys; other than 1 only for YARN and LONGROPE."""
+    rotated_dims: int | None = None
+    """How many dimensions of each head are rotated, the first ones; None: all."""
+    pair_factors: tuple[float, ...] = ()
+    """LONGROPE: what the frequency of each pair of dimensions is divided by."""
 
 
 class LinearRole(StrEnum):
@@ -57,6 +63,7 @@ class LinearRole(StrEnum):
     ATTENTION_OUTPUT = "attention_output"
     GATE_UP = "gate_up"
     DOWN = "down"
+    ROUTER = "router"
     HEAD = "head"
 
 
@@ -98,6 +105,15 @@ class StoredLinear:
     name: str
     outputs: tuple[int, ...]
     bias: bool = False
+    transposed: bool = False
+    """The stored weight is [inputs, sum of outputs]."""
+    interleaved: int | None = None
+    """The parts take turns, each with this many outputs: those of one head. None: each part is whole."""
+
+    def __post_init__(self) -> None:
+        if self.interleaved is not None:
+            alike = len(set(self.outputs)) == 1 and self.outputs[0] % self.interleaved == 0
+            require(alike, self.name, f"of parts with the same number of outputs, a multiple of {self.interleaved}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +149,9 @@ class NormKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """A normalisation over the last dimension, and the checkpoint's tensor [size] that multiplies its result."""
+    """A normalisation over the last dimension, and the checkpoint's tensor [size] that multiplies its result; one that
+    is added to it, for a LAYER norm only.
+    """
 
     tensor: str
     size: int
@@ -141,6 +159,7 @@ class Norm:
     kind: NormKind = NormKind.RMS
     weight_offset: float = 0.0
     """Added to the weight: 1 where a checkpoint stores its distance from 1."""
+    bias: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +181,7 @@ class AttentionSpec:
     """Scores s become c * tanh(s / c); None: they stay."""
     query_norm: Norm | None = None
     key_norm: Norm | None = None
-    """Of each head, before rotation."""
+    """Of each head, or of all heads together, before rotation."""
     kv_format: KVFormat | None = None
     """None: what the worker's settings choose."""
 
@@ -171,8 +190,15 @@ class AttentionSpec:
         require(self.num_heads % self.num_kv_heads == 0, "num_heads", f"a multiple of {self.num_kv_heads} KV heads")
         require(self.qkv.outputs == (queries, keys, keys), "qkv", f"of the outputs {(queries, keys, keys)}")
         require(self.output.inputs == queries, "output", f"of {queries} inputs")
-        for name, norm in (("query_norm", self.query_norm), ("key_norm", self.key_norm)):
-            require(norm is None or norm.size == self.head_dim, name, f"of the size {self.head_dim}")
+        for name, norm, whole in (("query_norm", self.query_norm, queries), ("key_norm", self.key_norm, keys)):
+            size = whole if self.has_joint_norms else self.head_dim
+            require(norm is None or norm.size == size, name, f"of the size {self.head_dim}, or {whole} for all heads")
+
+    @property
+    def has_joint_norms(self) -> bool:
+        """Whether the norms are of all heads together."""
+        norms = self.query_norm, self.key_norm
+        return any(norm is not None and norm.size != self.head_dim for norm in norms)
 
 
 class MlpKind(StrEnum):
@@ -190,6 +216,7 @@ class Activation(StrEnum):
     SILU = "silu"
     GELU = "gelu"
     GELU_TANH = "gelu_tanh"
+    RELU = "relu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,13 +236,81 @@ class MlpSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """A mixture of experts (arXiv:2401.04088): a router scores them for each token, and the outputs of those with the
+    largest scores are added, each times its weight: a softmax of the scores of all experts.
+    """
+
+    router: LinearLayer
+    """An output for each expert, in float32, and in a second part of one output the gate of the shared MLP."""
+    num_chosen: int
+    """Experts of each token."""
+    normalized: bool
+    """Whether the weights of the chosen experts are divided by their sum, as a softmax of their scores alone."""
+    experts: tuple[MlpSpec, ...]
+    shared: MlpSpec | None = None
+    """For all tokens; its output is multiplied by the sigmoid of its gate, if there is one, and added."""
+    scale: float = 1.0
+    """Factor of the weights."""
+
+    def __post_init__(self) -> None:
+        count, first = len(self.experts), self.experts[0]
+        outputs = (count, 1) if self.has_shared_gate else (count,)
+        require(self.router.outputs == outputs, "router", f"of the outputs {outputs}")
+        require(not self.has_shared_gate or self.shared is not None, "router", "without a gate where no MLP is shared")
+        require(1 <= self.num_chosen <= count, "num_chosen", f"1 to {count} experts")
+        for mlp in self.mlps:
+            require(mlp.kind is MlpKind.GATED, "experts", "gated MLPs")
+            require(mlp.activation is first.activation, "experts", f"MLPs with the activation {first.activation}")
+            require(not mlp.gate_up.biased and not mlp.down.biased, "experts", "without biases")
+            require(mlp.width == first.width or mlp is self.shared, "experts", f"of the width {first.width}")
+
+    @property
+    def has_shared_gate(self) -> bool:
+        return len(self.router.outputs) > 1
+
+    @property
+    def mlps(self) -> tuple[MlpSpec, ...]:
+        """Those of the experts, and the shared one."""
+        return self.experts if self.shared is None else (*self.experts, self.shared)
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderLayer:
     """x += attention(norm(x)), then x += mlp(norm(x))."""
 
     attention_norm: Norm
     attention: AttentionSpec
     mlp_norm: Norm
-    mlp: MlpSpec
+    mlp: MlpSpec | ExpertsSpec
+    post_attention_norm: Norm | None = None
+    post_mlp_norm: Norm | None = None
+    """Of what attention and MLP return, before it is added to x."""
+    parallel: bool = False
+    """x += attention(attention_norm(x)) + mlp(mlp_norm(x)): both see the same x."""
+
+    @property
+    def norms(self) -> tuple[Norm, ...]:
+        """Those over the hidden size, in the order in which they are computed."""
+        norms = (self.attention_norm, self.post_attention_norm, self.mlp_norm, self.post_mlp_norm)
+        return tuple(norm for norm in norms if norm is not None)
+
+    @property
+    def mlps(self) -> tuple[MlpSpec, ...]:
+        """The MLP, or those of all experts."""
+        return (self.mlp,) if isinstance(self.mlp, MlpSpec) else self.mlp.mlps
+
+
+@dataclass(frozen=True, slots=True)
+class PositionEmbedding:
+    """A table that holds a vector for each position, which is added to the embedding."""
+
+    tensor: str
+    """[num_rows, hidden_size]"""
+    num_rows: int
+    """As stored; a worker may serve a shorter context."""
+    first: int = 0
+    """The row of the first position; rows before it are not used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,16 +328,26 @@ class ModelDescription:
     head: LinearLayer
     tied_embeddings: bool
     """Whether the head's weight is the embedding; a copy in the checkpoint is not read."""
+    embedding_scale: float = 1.0
+    """What embeddings are multiplied by, rounded to the model's dtype."""
+    positions: PositionEmbedding | None = None
+    logits_soft_cap: float | None = None
+    """Logits x become c * tanh(x / c); None: they stay."""
+    renamed: tuple[tuple[str, str], ...] = ()
+    """How tensors are called in some checkpoints, and how here: the first parts of their names, with the dots."""
+    unused_suffixes: tuple[str, ...] = ()
+    """Last parts of the names of tensors that some checkpoints have and that are computed here, such as masks."""
 
     def __post_init__(self) -> None:
         """Backends use these sizes without further checks."""
         hidden = self.hidden_size
         for layer in self.layers:
-            for linear in (layer.attention.qkv, layer.mlp.gate_up):
+            routers = () if isinstance(layer.mlp, MlpSpec) else (layer.mlp.router,)
+            for linear in (layer.attention.qkv, *routers, *(mlp.gate_up for mlp in layer.mlps)):
                 require(linear.inputs == hidden, linear.role, f"of {hidden} inputs")
-            for linear in (layer.attention.output, layer.mlp.down):
+            for linear in (layer.attention.output, *(mlp.down for mlp in layer.mlps)):
                 require(linear.outputs == (hidden,), linear.role, f"of {hidden} outputs")
-            for norm in (layer.attention_norm, layer.mlp_norm):
+            for norm in layer.norms:
                 require(norm.size == hidden, norm.tensor, f"of the size {hidden}")
         require(self.norm.size == hidden, self.norm.tensor, f"of the size {hidden}")
         require(self.head.inputs == hidden, "head", f"of {hidden} inputs")
@@ -253,17 +358,32 @@ class ModelDescription:
     def linear_layers(self) -> Iterator[LinearLayer]:
         """In the order in which they are computed."""
         for layer in self.layers:
-            yield from (layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down)
+            yield from (layer.attention.qkv, layer.attention.output)
+            if not isinstance(layer.mlp, MlpSpec):
+                yield layer.mlp.router
+            for mlp in layer.mlps:
+                yield from (mlp.gate_up, mlp.down)
         yield self.head
 
     @property
     def norms(self) -> Iterator[Norm]:
-        """In the order in which they are computed."""
+        """All of them."""
         for layer in self.layers:
-            yield layer.attention_norm
+            yield from layer.norms
             yield from (norm for norm in (layer.attention.query_norm, layer.attention.key_norm) if norm is not None)
-            yield layer.mlp_norm
         yield self.norm
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of all tensors but those of linear layers, by their names."""
+        shapes: dict[str, tuple[int, ...]] = {self.embedding: (self.vocab_size, self.hidden_size)}
+        if self.positions is not None:
+            shapes[self.positions.tensor] = (self.positions.num_rows, self.hidden_size)
+        for norm in self.norms:
+            shapes[norm.tensor] = (norm.size,)
+            if norm.bias is not None:
+                shapes[norm.bias] = (norm.size,)
+        return shapes
 
     @property
     def layout(self) -> ModelLayout:

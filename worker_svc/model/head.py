@@ -23,29 +23,38 @@ class Head:
     returned in float32. oneDNN rounds it; the few logits close to the maximum are then computed again, one by one.
     """
 
-    def __init__(self, weight: Tensor) -> None:
-        """`weight` is [vocab_size, hidden_size]; it may be the embedding too."""
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """`weight` is [vocab_size, hidden_size], which may be the embedding too, and `bias` [vocab_size]."""
         self._weight = weight
+        self._bias = None if bias is None else bias.float()
         self._linear = make_linear(weight)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         if hidden.dtype == torch.float32:
-            return self._linear(hidden)
+            return self._biased(self._linear(hidden))
         if hidden.is_cuda:
-            return torch.mm(hidden, self._weight.t(), out_dtype=torch.float32)
-        logits = self._linear(hidden).float()
-        rows, tokens = _near_argmax(logits)
-        logits[rows, tokens] = (hidden[rows].float() * self._weight[tokens].float()).sum(-1)
+            return self._biased(torch.mm(hidden, self._weight.t(), out_dtype=torch.float32))
+        products = self._linear(hidden).float()
+        largest = None if self._bias is None else products.abs().amax(-1, keepdim=True)
+        logits = self._biased(products)
+        rows, tokens = _near_argmax(logits, largest)
+        exact = (hidden[rows].float() * self._weight[tokens].float()).sum(-1)
+        logits[rows, tokens] = exact if self._bias is None else exact + self._bias[tokens]
         return logits
 
+    def _biased(self, products: Tensor) -> Tensor:
+        return products if self._bias is None else products.add_(self._bias)
 
-def _near_argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows and tokens of the logits [rows, vocab_size] that may be the maximum of their rows."""
+
+def _near_argmax(logits: Tensor, largest: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Rows and tokens of the logits [rows, vocab_size] that may be the maximum of their rows. `largest` [rows, 1] are
+    the rows' largest absolute products where something was added to them.
+    """
     width = math.gcd(logits.shape[1], _GROUP)
     groups = logits.view(len(logits), -1, width)
     tops = groups.amax(-1)
     best = tops.amax(-1, keepdim=True)
-    limits = best - best.abs() * _TOLERANCE
+    limits = best - (best.abs() if largest is None else largest) * _TOLERANCE
     row_of, group_of = (tops >= limits).nonzero(as_tuple=True)
     place, member = (groups[row_of, group_of] >= limits[row_of]).nonzero(as_tuple=True)
     rows, tokens = row_of[place], group_of[place] * width + member

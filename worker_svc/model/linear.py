@@ -30,17 +30,20 @@ def make_linear(weight: Tensor, bias: Tensor | None = None, activation: Activati
     return PlainLinear(weight, bias, activation)
 
 
-_ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
+ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
     Activation.GELU: F.gelu,
     Activation.GELU_TANH: partial(F.gelu, approximate="tanh"),
     Activation.SILU: F.silu,
+    Activation.RELU: F.relu,
 }
+"""The functions; each returns a new tensor."""
 # As oneDNN names the function and its algorithm.
 _ONE_DNN_ACTIVATIONS = {
     None: ("none", ""),
     Activation.GELU: ("gelu", "none"),
     Activation.GELU_TANH: ("gelu", "tanh"),
     Activation.SILU: ("swish", ""),
+    Activation.RELU: ("relu", ""),
 }
 
 
@@ -49,7 +52,7 @@ class PlainLinear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None, activation: Activation | None = None) -> None:
         self._weight, self._bias = weight, bias
-        self._activation = None if activation is None else _ACTIVATIONS[activation]
+        self._activation = None if activation is None else ACTIVATIONS[activation]
 
     def __call__(self, inputs: Tensor) -> Tensor:
         product = F.linear(inputs, self._weight, self._bias)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import LinearLayer, SplitDimension, StoredLinear
+from worker_svc.model.stored_linear import bias_parts, shapes_of, weight_parts
 from worker_svc.model.weight_format import StoredWeight
 from worker_svc.model.weights import Checkpoint
 
@@ -73,7 +74,7 @@ class LinearWeights:
             parts: list[tuple[Tensor, Tensor | None]] = []
             self.for_each_part(lambda number, weight, bias: parts.append((weight.dense(), bias)))
             ((weight, bias),) = parts
-            return weight.to(device, dtype), None if bias is None else bias.to(device, dtype)
+            return weight.to(device, dtype).contiguous(), None if bias is None else bias.to(device, dtype)
         fused = torch.empty(sum(self.outputs), self.inputs, dtype=dtype, device=device)
         biases = torch.zeros(len(fused), dtype=dtype, device=device) if self.biased else None
 
@@ -89,20 +90,21 @@ class LinearWeights:
 
     def _hand_over(self, stored: StoredLinear, number: int, place: Place) -> None:
         weight, bias = self._read(stored)
-        start = 0
-        for part, width in enumerate(stored.outputs, start=number):
+        parts = zip(weight_parts(stored, weight), bias_parts(stored, bias), strict=True)
+        for part, (part_weight, part_bias) in enumerate(parts, start=number):
             share = self._outputs[part]
-            rows = slice(start + share.start, start + share.stop)
-            place(part, weight.outputs(rows.start, rows.stop), None if bias is None else bias[rows])
-            start += width
+            rows = part_weight.outputs(share.start, share.stop)
+            place(part, rows, None if part_bias is None else part_bias[share])
 
     def _read(self, stored: StoredLinear) -> tuple[StoredWeight, Tensor | None]:
         """The weight of a stored layer, cut to this rank's inputs, and its bias."""
-        checkpoint, inputs, outputs = self._checkpoint, self.layer.inputs, sum(stored.outputs)
-        shapes = checkpoint.weight_format.tensors(stored.name, outputs, inputs)
+        checkpoint, inputs = self._checkpoint, self.layer.inputs
+        shapes = shapes_of(stored, inputs, checkpoint.weight_format)
         tensors = {name: checkpoint.read(name, *shape) for name, shape in shapes.items()}
+        bias = tensors.pop(f"{stored.name}.bias", None)
+        if stored.transposed:
+            tensors = {name: tensor.t() for name, tensor in tensors.items()}
         weight = checkpoint.weight_format.weight(stored.name, tensors)
         if self.inputs != inputs:
             weight = weight.inputs(self._inputs.start, self._inputs.stop)
-        bias = checkpoint.read(f"{stored.name}.bias", outputs) if stored.bias else None
         return weight, bias if self.biased else None

@@ -1,6 +1,7 @@
 """Rotary position embedding (arXiv:2104.09864), in the half-split layout that the Llama family's checkpoints use."""
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -8,18 +9,33 @@ from torch import Tensor
 from worker_svc.model.description import ModelDescription, RopeConfig, RopeKind
 
 
-def rope_of(description: ModelDescription) -> RopeConfig:
-    """The rotary positions of all layers. Raises ValueError if they have none, or differ: see `support`."""
-    ropes = {layer.attention.rope for layer in description.layers}
-    rope = ropes.pop()
-    if rope is None or ropes:
-        raise ValueError("description: must have the same rotary positions in all layers")
-    return rope
+@dataclass(frozen=True, slots=True)
+class LayerRopes:
+    """The distinct rotary positions of a model, and which of them each layer has."""
+
+    distinct: tuple[RopeConfig, ...]
+    """In the order in which layers first have them; empty if no layer has any."""
+    of_layers: tuple[int | None, ...]
+    """For each layer the index into `distinct`; None: the layer has no rotary positions."""
+
+
+def layer_ropes(description: ModelDescription) -> LayerRopes:
+    """The rotary positions of a model: a backend computes frequencies and angles once for each distinct one."""
+    ropes = [layer.attention.rope for layer in description.layers]
+    distinct = tuple(dict.fromkeys(rope for rope in ropes if rope is not None))
+    return LayerRopes(distinct, tuple(None if rope is None else distinct.index(rope) for rope in ropes))
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
-    """Radians per position of each pair of dimensions: float32 [head_dim / 2], as transformers computes them."""
-    frequencies = 1.0 / (config.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
+    """Radians per position of each pair of rotated dimensions, as transformers computes them: float32
+    [rotated / 2], where `rotated` is `config.rotated_dims`, or `head_dim`. The first `rotated` dimensions of a head
+    form the pairs (i, i + rotated / 2); the others stay.
+    """
+    rotated = head_dim if config.rotated_dims is None else config.rotated_dims
+    wavelengths = config.theta ** (torch.arange(0, rotated, 2, dtype=torch.float32) / rotated)
+    if config.kind is RopeKind.LONGROPE:
+        return 1.0 / (torch.tensor(config.pair_factors, dtype=torch.float32) * wavelengths)
+    frequencies = 1.0 / wavelengths
     match config.kind:
         case RopeKind.DEFAULT:
             return frequencies
@@ -28,7 +44,7 @@ def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
         case RopeKind.LLAMA3:
             return _llama3_frequencies(frequencies, config)
         case RopeKind.YARN:
-            return _yarn_frequencies(frequencies, config, head_dim)
+            return _yarn_frequencies(frequencies, config, rotated)
 
 
 def _llama3_frequencies(frequencies: Tensor, config: RopeConfig) -> Tensor:
@@ -42,39 +58,43 @@ def _llama3_frequencies(frequencies: Tensor, config: RopeConfig) -> Tensor:
     return torch.where(between, blended, stretched)
 
 
-def _yarn_frequencies(frequencies: Tensor, config: RopeConfig, head_dim: int) -> Tensor:
+def _yarn_frequencies(frequencies: Tensor, config: RopeConfig, num_dims: int) -> Tensor:
     """YaRN's scaling (arXiv:2309.00071, section 3.2): as Llama 3.1's, blended along the dimensions."""
 
     def dimension(turns: float) -> float:
         """The pair of dimensions that turns so often within the original context."""
         wavelength = config.original_context_length / (turns * 2 * math.pi)
-        return head_dim * math.log(wavelength) / (2 * math.log(config.theta))
+        return num_dims * math.log(wavelength) / (2 * math.log(config.theta))
 
     low, high = dimension(config.beta_fast), dimension(config.beta_slow)
     if config.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
+    low, high = max(low, 0), min(high, num_dims - 1)
     width = high - low or 0.001
-    stretched = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    stretched = ((torch.arange(num_dims // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
     return frequencies / config.factor * stretched + frequencies * (1 - stretched)
 
 
 class Rotation:
-    """The angles of one step's tokens, for the queries and keys of every layer."""
+    """The angles of one step's tokens, for the queries and keys of the layers that have these rotary positions."""
 
     def __init__(
         self, positions: Tensor, frequencies: Tensor, dtype: torch.dtype, attention_factor: float = 1.0
     ) -> None:
-        """`positions` int64 [num_tokens], `frequencies` float32 [head_dim / 2]; rotated vectors are multiplied by
-        `factor`.
+        """`positions` int64 [num_tokens], `frequencies` float32 [rotated / 2]; what is rotated is multiplied by
+        `attention_factor`.
         """
         angles = (positions[:, None].float() * frequencies)[:, None, :]
         cosine, sine = angles.cos() * attention_factor, angles.sin() * attention_factor
-        # [num_tokens, 1, head_dim]: the halves of a head swap places under the sine, the first with its sign changed.
+        # [num_tokens, 1, rotated]: the halves swap places under the sine, the first with its sign changed.
         self._cosine = torch.cat((cosine, cosine), -1).to(dtype)
         self._sine = torch.cat((-sine, sine), -1).to(dtype)
         self._half = frequencies.shape[0]
 
     def __call__(self, heads: Tensor) -> Tensor:
-        """`heads` [num_tokens, num_heads, head_dim], rotated; a new tensor."""
-        return (heads * self._cosine).addcmul_(heads.roll(self._half, -1), self._sine)
+        """`heads` [num_tokens, num_heads, head_dim], of which the first `rotated` dimensions are rotated; a new
+        tensor.
+        """
+        first, rest = heads[..., : 2 * self._half], heads[..., 2 * self._half :]
+        rotated = (first * self._cosine).addcmul_(first.roll(self._half, -1), self._sine)
+        return torch.cat((rotated, rest), -1) if rest.shape[-1] else rotated

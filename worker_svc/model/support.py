@@ -12,6 +12,7 @@ from worker_svc.model.description import (
     Activation,
     ComputedFormat,
     MlpKind,
+    MlpSpec,
     ModelDescription,
     NormKind,
 )
@@ -28,18 +29,27 @@ class Feature(Enum):
     ROPE_PER_LAYER = auto()
     HEADS_PER_LAYER = auto()
     SINGLE_HEAD_NORM = auto()
+    HEAD_LAYER_NORM = auto()
     PLAIN_MLP = auto()
     ACTIVATION = auto()
     MLP_WIDTH_PER_LAYER = auto()
     INT8_WEIGHTS = auto()
     KV_FORMAT = auto()
     HEAD_BIAS = auto()
+    PARTIAL_ROTATION = auto()
+    POSITION_EMBEDDING = auto()
+    EMBEDDING_SCALE = auto()
+    POST_NORMS = auto()
+    PARALLEL_LAYERS = auto()
+    LOGITS_SOFT_CAP = auto()
+    EXPERTS = auto()
+    JOINT_HEAD_NORM = auto()
 
 
 def features(description: ModelDescription) -> Iterator[tuple[Feature, str]]:
     """The features of a description, each with its name for the operator."""
     layers = description.layers
-    attentions, mlps = [layer.attention for layer in layers], [layer.mlp for layer in layers]
+    attentions, mlps = [layer.attention for layer in layers], [mlp for layer in layers for mlp in layer.mlps]
     norms = list(description.norms)
     if any(norm.kind is not NormKind.RMS for norm in norms):
         yield Feature.LAYER_NORM, "layer norms"
@@ -59,6 +69,9 @@ def features(description: ModelDescription) -> Iterator[tuple[Feature, str]]:
         yield Feature.HEADS_PER_LAYER, f"layers of different shapes (heads, KV heads, dimensions): {named}"
     if any((attention.query_norm is None) != (attention.key_norm is None) for attention in attentions):
         yield Feature.SINGLE_HEAD_NORM, "norms of queries or keys alone"
+    head_norms = [norm for attention in attentions for norm in (attention.query_norm, attention.key_norm) if norm]
+    if any(norm.kind is not NormKind.RMS for norm in head_norms):
+        yield Feature.HEAD_LAYER_NORM, "layer norms of queries and keys"
     if any(mlp.kind is not MlpKind.GATED for mlp in mlps):
         yield Feature.PLAIN_MLP, "an MLP without a gate"
     for activation in sorted({mlp.activation for mlp in mlps} - {Activation.SILU}):
@@ -71,6 +84,22 @@ def features(description: ModelDescription) -> Iterator[tuple[Feature, str]]:
         yield Feature.KV_FORMAT, "a format of keys and values for each layer"
     if description.head.biased:
         yield Feature.HEAD_BIAS, "a head with a bias"
+    if any(attention.rope is not None and attention.rope.rotated_dims is not None for attention in attentions):
+        yield Feature.PARTIAL_ROTATION, "rotary positions of a part of each head"
+    if description.positions is not None:
+        yield Feature.POSITION_EMBEDDING, "an embedding of positions"
+    if description.embedding_scale != 1.0:
+        yield Feature.EMBEDDING_SCALE, "a factor of the embedding"
+    if any(layer.post_attention_norm or layer.post_mlp_norm for layer in layers):
+        yield Feature.POST_NORMS, "norms after attention or MLP"
+    if any(layer.parallel for layer in layers):
+        yield Feature.PARALLEL_LAYERS, "attention and MLP side by side"
+    if description.logits_soft_cap is not None:
+        yield Feature.LOGITS_SOFT_CAP, "a soft cap on logits"
+    if any(not isinstance(layer.mlp, MlpSpec) for layer in layers):
+        yield Feature.EXPERTS, "experts"
+    if any(attention.has_joint_norms for attention in attentions):
+        yield Feature.JOINT_HEAD_NORM, "norms of all heads together"
 
 
 def unsupported_reason(description: ModelDescription, computed: frozenset[Feature]) -> str | None:

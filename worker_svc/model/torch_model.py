@@ -7,7 +7,6 @@ each product moves logits by enough to change near choices.
 """
 
 from pathlib import Path
-from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -18,61 +17,60 @@ from worker_svc.batch import Batch
 from worker_svc.cache import KVCache
 from worker_svc.description import WorkerLimits
 from worker_svc.executor import CudaGraphOptions, Executor, HostExecutor
-from worker_svc.model.building import BuiltBody, BuiltLayer, build
-from worker_svc.model.description import LinearLayer, ModelDescription, Norm
+from worker_svc.model.building import BuiltBody, build
+from worker_svc.model.description import LinearLayer, ModelDescription
 from worker_svc.model.head import Head
-from worker_svc.model.linear import Linear, make_linear
-from worker_svc.model.linear_weights import LinearWeights
-from worker_svc.model.rope import Rotation, inverse_frequencies, rope_of
+from worker_svc.model.linear import Linear
+from worker_svc.model.rope import Rotation, inverse_frequencies, layer_ropes
 from worker_svc.model.support import Feature, check_computed
+from worker_svc.model.torch_experts import TorchExperts
+from worker_svc.model.torch_layers import TorchBodyBuilder, TorchNorm, add_outputs, attend
 from worker_svc.model.weight_format import format_of
 from worker_svc.model.weights import Checkpoint
 from worker_svc.model_layout import ModelLayout
 
-COMPUTED = frozenset({Feature.SOFT_CAP, Feature.NORM_EPSILONS, Feature.MLP_WIDTH_PER_LAYER})
-
-
-class RmsNorm:
-    """Root mean square normalisation of the last dimension (arXiv:1910.07467), in float32; the result has the model's
-    dtype.
-    """
-
-    def __init__(self, weight: Tensor, epsilon: float) -> None:
-        self._weight, self._dtype = weight.float(), weight.dtype
-        self._shape, self._epsilon = list(weight.shape), epsilon
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        return torch.rms_norm(inputs.float(), self._shape, self._weight, self._epsilon).to(self._dtype)
-
-
-Layer: TypeAlias = BuiltLayer[Linear, RmsNorm]
-
-
-class TorchBodyBuilder:
-    """Makes torch's weights of layers from a checkpoint's."""
-
-    def linear(self, weights: LinearWeights) -> Linear:
-        return make_linear(*weights.fused())
-
-    def norm(self, norm: Norm, weight: Tensor) -> RmsNorm:
-        return RmsNorm(weight, norm.eps)
+COMPUTED = frozenset(
+    {
+        Feature.ACTIVATION,
+        Feature.EMBEDDING_SCALE,
+        Feature.EXPERTS,
+        Feature.HEAD_BIAS,
+        Feature.JOINT_HEAD_NORM,
+        Feature.LAYER_NORM,
+        Feature.LOGITS_SOFT_CAP,
+        Feature.MLP_WIDTH_PER_LAYER,
+        Feature.NORM_EPSILONS,
+        Feature.NORM_WEIGHT_OFFSET,
+        Feature.NO_POSITIONS,
+        Feature.PARALLEL_LAYERS,
+        Feature.PARTIAL_ROTATION,
+        Feature.PLAIN_MLP,
+        Feature.POSITION_EMBEDDING,
+        Feature.POST_NORMS,
+        Feature.ROPE_PER_LAYER,
+        Feature.SINGLE_HEAD_NORM,
+        Feature.SOFT_CAP,
+    }
+)
 
 
 class _TorchBuilder(TorchBodyBuilder):
     """Makes torch's weights from a checkpoint's."""
 
-    def head(self, layer: LinearLayer, weight: Tensor) -> Head:
-        return Head(weight)
+    def head(self, layer: LinearLayer, weight: Tensor, bias: Tensor | None) -> Head:
+        return Head(weight, bias)
 
 
 class TorchBody:
     """A decoder without its head. Not thread-safe; run it under `torch.inference_mode`."""
 
-    def __init__(self, description: ModelDescription, built: BuiltBody[Linear, RmsNorm]) -> None:
-        self._embedding, self._layers, self._norm = built.embedding, built.layers, built.norm
-        self._rope = rope_of(description)
-        frequencies = inverse_frequencies(self._rope, description.layout.head_dim)
-        self._frequencies = frequencies.to(self._embedding.device)
+    def __init__(self, description: ModelDescription, built: BuiltBody[Linear, TorchNorm, TorchExperts]) -> None:
+        self._embedding, self._positions = built.embedding, built.positions
+        self._layers, self._norm = built.layers, built.norm
+        self._scale = torch.tensor(description.embedding_scale, dtype=self.dtype).item()
+        ropes, head_dim, device = layer_ropes(description), description.layout.head_dim, self._embedding.device
+        self._ropes = [(inverse_frequencies(rope, head_dim).to(device), rope) for rope in ropes.distinct]
+        self._rope_of_layers = ropes.of_layers
 
     @property
     def dtype(self) -> torch.dtype:
@@ -89,20 +87,29 @@ class TorchBody:
             attention: stores keys and values of these tokens, and attends to them and to those before.
             indices: int64 [num_indices], of the tokens whose states are returned; None: of all.
         """
-        rotation = Rotation(positions, self._frequencies, self.dtype, self._rope.attention_factor)
-        hidden = F.embedding(token_ids, self._embedding).float()
-        for number, layer in enumerate(self._layers):
-            gathered = _attend(number, layer, layer.attention_norm(hidden), rotation, attention)
+        rotations = [
+            Rotation(positions, frequencies, self.dtype, rope.attention_factor) for frequencies, rope in self._ropes
+        ]
+        hidden = self._embed(token_ids, positions)
+        for number, (layer, rope) in enumerate(zip(self._layers, self._rope_of_layers, strict=True)):
+            rotation = None if rope is None else rotations[rope]
+            gathered = attend(number, layer, layer.attention_norm(hidden), rotation, attention)
             if indices is not None and layer is self._layers[-1]:
                 # After the last layer's keys and values, only these tokens matter.
                 if not len(indices):
                     return hidden.new_empty(0, hidden.shape[1], dtype=self.dtype)
                 gathered, hidden = gathered[indices], hidden[indices]
-            hidden = layer.output.add(gathered, hidden)
-            gate, up = layer.gate_up(layer.mlp_norm(hidden)).chunk(2, -1)
-            # SwiGLU (arXiv:2002.05202)
-            hidden = layer.down.add(F.silu(gate).mul_(up), hidden)
+            hidden = add_outputs(layer, gathered, hidden)
         return self._norm(hidden)
+
+    def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """float32 [num_tokens, hidden_size]"""
+        hidden = F.embedding(token_ids, self._embedding).float()
+        if self._scale != 1.0:
+            hidden *= self._scale
+        if self._positions is not None:
+            hidden += F.embedding(positions, self._positions)
+        return hidden
 
 
 class TorchModel:
@@ -147,7 +154,9 @@ class TorchModel:
         hidden = self._body(token_ids, positions, attention, logits_indices)
         if not len(hidden):
             return torch.empty(0, self.description.vocab_size)
-        return self._head(hidden)
+        logits = self._head(hidden)
+        cap = self.description.logits_soft_cap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
 
 class TorchForward:
@@ -174,17 +183,3 @@ def load_torch_model(
         model = TorchModel(description, checkpoint, kind)
         checkpoint.check_all_taken()
         return model
-
-
-def _attend(number: int, layer: Layer, inputs: Tensor, rotation: Rotation, attention: StepAttention) -> Tensor:
-    """The attention output of each token of `inputs` [num_tokens, hidden] in a layer, before the output product."""
-    spec = layer.spec.attention
-    num_heads, num_rotated = spec.num_heads, spec.num_heads + spec.num_kv_heads
-    heads = layer.qkv(inputs).view(len(inputs), -1, spec.head_dim)
-    if layer.query_norm is None or layer.key_norm is None:
-        rotated = rotation(heads[:, :num_rotated])
-        query, key = rotated[:, :num_heads], rotated[:, num_heads:]
-    else:
-        query = rotation(layer.query_norm(heads[:, :num_heads]))
-        key = rotation(layer.key_norm(heads[:, num_heads:num_rotated]))
-    return attention(number, query, key, heads[:, num_rotated:]).flatten(1)

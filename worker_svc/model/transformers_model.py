@@ -67,15 +67,12 @@ class _Float32Logits:
 
     def __init__(self, linear: nn.Linear) -> None:
         self._width = linear.out_features
-        self._head = Head(linear.weight.detach())
-        self._bias = None if linear.bias is None else linear.bias.detach().float()
+        self._head = Head(linear.weight.detach(), None if linear.bias is None else linear.bias.detach())
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Logits [..., vocab_size] of hidden states [..., hidden_size]."""
         rows = hidden.flatten(0, -2)
         logits = self._head(rows) if len(rows) else rows.new_empty(0, self._width, dtype=torch.float32)
-        if self._bias is not None:
-            logits += self._bias
         return logits.view(*hidden.shape[:-1], self._width)
 
 
@@ -94,10 +91,17 @@ def check_class(config: Any) -> None:
     """Raises IncompatibleModel for an architecture that is never served, before its weights are read."""
     named = ", ".join(config.architectures or [config.model_type])
     if getattr(config, "is_encoder_decoder", False):
-        raise IncompatibleModel(f"is of the architecture {named}, which has an encoder")
+        raise IncompatibleModel(
+            f"is an encoder-decoder, of the architecture {named}; only decoders alone, and encoders alone, are served"
+        )
     model_class: Any = AutoModelForCausalLM._model_mapping.get(type(config), None)
     if model_class is None or config.architectures not in (None, [model_class.__name__]):
         raise IncompatibleModel(f"is of the architecture {named}, which is no causal language model of transformers'")
+    if model_class._is_stateful and not model_class._supports_attention_backend:
+        raise IncompatibleModel(
+            f"is a state-space or recurrent model, or a hybrid with such layers, of the architecture {named}; only "
+            "models whose layers all attend over keys and values are served"
+        )
     takes = inspect.signature(model_class.forward).parameters
     if not model_class._supports_attention_backend or not {"position_ids", "logits_to_keep"} <= set(takes):
         raise IncompatibleModel(f"is of the architecture {named}, whose attention cannot be replaced in transformers")

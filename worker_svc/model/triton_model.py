@@ -1,7 +1,8 @@
 """A described model on a GPU: between two matrix products there is one Triton kernel, or two around attention.
 
-Products are torch's, in the model's dtype, or Quire's own in deterministic mode. Their sum, the hidden state between
-layers, is float32: rounding it after each product moves logits by enough to change near choices.
+Norms are fused with the additions to the residual stream before them. Products are torch's, in the model's dtype, or
+Quire's own in deterministic mode. Their sum, the hidden state between layers, is float32: rounding it after each
+product moves logits by enough to change near choices.
 """
 
 from collections.abc import Callable
@@ -13,28 +14,52 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from quire_kernels.activation import Activation, gated_activation, plain_activation
 from quire_kernels.embed_tokens import embed_tokens
-from quire_kernels.gated_activation import Activation, gated_activation
 from quire_kernels.invariant_linear import invariant_linear
-from quire_kernels.paged_attention import paged_attention
+from quire_kernels.logits_epilogue import logits_epilogue
+from quire_kernels.paged_attention import paged_attention, unsupported_heads
 from quire_kernels.paged_decode import paged_decode
-from quire_kernels.rms_norm import add_rms_norm
 from quire_kernels.rotary_store import HeadNorm, rotary_store
+from quire_kernels.row_norm import RowNorm, add_row_norm, row_norm
 from worker_svc.cache import KVCache, LayerCache
 from worker_svc.description import WorkerLimits
 from worker_svc.executor import CudaGraphOptions, Executor
 from worker_svc.gpu.executor import DeviceExecutor
 from worker_svc.gpu.inputs import ForwardInputs
-from worker_svc.model.building import BuiltLayer, build
-from worker_svc.model.description import LinearLayer, ModelDescription, Norm
+from worker_svc.model.building import BuiltLayer, ExpertWeights, build
+from worker_svc.model.config import UnsupportedModel
+from worker_svc.model.description import LinearLayer, MlpKind, ModelDescription, Norm, NormKind
 from worker_svc.model.linear_weights import LinearWeights
-from worker_svc.model.rope import inverse_frequencies, rope_of
+from worker_svc.model.rope import inverse_frequencies, layer_ropes
 from worker_svc.model.support import Feature, check_computed
+from worker_svc.model.triton_experts import TritonExperts, build_triton_experts
 from worker_svc.model.weight_format import format_of
 from worker_svc.model.weights import Checkpoint
 from worker_svc.model_layout import LayerAttention, ModelLayout
 
-COMPUTED = frozenset({Feature.SOFT_CAP, Feature.MLP_WIDTH_PER_LAYER})
+COMPUTED = frozenset(
+    {
+        Feature.LAYER_NORM,
+        Feature.NORM_WEIGHT_OFFSET,
+        Feature.NORM_EPSILONS,
+        Feature.SOFT_CAP,
+        Feature.NO_POSITIONS,
+        Feature.ROPE_PER_LAYER,
+        Feature.PLAIN_MLP,
+        Feature.ACTIVATION,
+        Feature.MLP_WIDTH_PER_LAYER,
+        Feature.EXPERTS,
+        Feature.JOINT_HEAD_NORM,
+        Feature.HEAD_BIAS,
+        Feature.PARTIAL_ROTATION,
+        Feature.POSITION_EMBEDDING,
+        Feature.EMBEDDING_SCALE,
+        Feature.POST_NORMS,
+        Feature.PARALLEL_LAYERS,
+        Feature.LOGITS_SOFT_CAP,
+    }
+)
 
 Multiply: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
@@ -51,23 +76,45 @@ class _Product:
         return self.multiply(inputs, self.weight, self.bias)
 
 
-_Layer: TypeAlias = BuiltLayer[_Product, Tensor]
+_Layer: TypeAlias = BuiltLayer[_Product, RowNorm, TritonExperts]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rotation:
+    """The rotary positions of layers: float32 [rotated dimensions / 2] radians per position, and a factor."""
+
+    frequencies: Tensor
+    attention_factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class _DeviceHead:
+    """The head's weight [vocab_size, hidden_size] and its bias [vocab_size]."""
+
+    weight: Tensor
+    bias: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
 class _TritonBuilder:
     """Makes the GPU's weights from a checkpoint's."""
 
-    multiply: Multiply
+    deterministic: bool
 
     def linear(self, weights: LinearWeights) -> _Product:
-        return _Product(*weights.fused(), self.multiply)
+        return _Product(*weights.fused(), invariant_linear if self.deterministic else F.linear)
 
-    def norm(self, norm: Norm, weight: Tensor) -> Tensor:
-        return weight
+    def experts(self, weights: ExpertWeights) -> TritonExperts:
+        return build_triton_experts(weights, deterministic=self.deterministic)
 
-    def head(self, layer: LinearLayer, weight: Tensor) -> Tensor:
-        return weight
+    def norm(self, norm: Norm, weight: Tensor, bias: Tensor | None) -> RowNorm:
+        if norm.weight_offset:
+            # In float32: 16 bits would round the stored weights to the precision of the sum.
+            weight = weight.float() + norm.weight_offset
+        return RowNorm(weight, norm.eps, bias, is_centered=norm.kind is NormKind.LAYER)
+
+    def head(self, layer: LinearLayer, weight: Tensor, bias: Tensor | None) -> _DeviceHead:
+        return _DeviceHead(weight, bias)
 
 
 class TritonModel:
@@ -78,12 +125,20 @@ class TritonModel:
     def __init__(self, description: ModelDescription, checkpoint: Checkpoint, *, deterministic: bool = False) -> None:
         """Raises UnsupportedModel if the description is not supported, or tensors do not match it."""
         check_computed("the Triton kernels", description, COMPUTED)
+        refused = unsupported_heads(description.layout.head_dim)
+        if refused is not None:
+            raise UnsupportedModel(f"the Triton kernels do not compute {refused}")
         self.description = description
         self.deterministic = deterministic
-        built = build(description, checkpoint, _TritonBuilder(invariant_linear if deterministic else F.linear))
-        self.embedding, self.layers, self.norm, self.head = built.embedding, built.layers, built.norm, built.head
-        self.rope = rope_of(description)
-        self.frequencies = inverse_frequencies(self.rope, self.layout.head_dim).to(self.embedding.device)
+        built = build(description, checkpoint, _TritonBuilder(deterministic))
+        self.embedding, self.position_embedding = built.embedding, built.positions
+        self.layers, self.norm, self.head = built.layers, built.norm, built.head
+        self.rotations = _rotations(description, built.embedding.device)
+        """Of each layer; None: it has no rotary positions."""
+        scale = description.embedding_scale
+        self.embedding_scale: float | None = None
+        if scale != 1.0:
+            self.embedding_scale = torch.tensor(scale, dtype=built.embedding.dtype).item()
 
     @property
     def layout(self) -> ModelLayout:
@@ -113,20 +168,28 @@ class TritonForward:
     """A `worker_svc.gpu.executor.DeviceForward`: the model over its cache."""
 
     def __init__(self, model: TritonModel, cache: KVCache) -> None:
-        self._model, self._epsilon = model, model.description.norm.eps
+        self._model = model
         caches = [cache.layer(layer) for layer in range(cache.num_layers)]
         layout = model.layout
-        self._layers = list(zip(model.layers, layout.layers, caches, strict=True))
-        self._context_length = layout.context_length
+        self._layers = list(zip(model.layers, model.rotations, layout.layers, caches, strict=True))
+        self._context_length, self._dtype = layout.context_length, model.embedding.dtype
 
     def __call__(self, inputs: ForwardInputs, sampled: Tensor, logits: Tensor) -> None:
         model = self._model
-        hidden = embed_tokens(inputs.token_ids, sampled, model.embedding)
-        # Added to `hidden` by the next norm
+        hidden = embed_tokens(
+            inputs.token_ids,
+            sampled,
+            model.embedding,
+            scale=model.embedding_scale,
+            positions=inputs.positions,
+            position_embedding=model.position_embedding,
+        )
+        # Normalised by its own norm, if there is one, and added to `hidden` by the next norm
         update: Tensor | None = None
-        for number, (layer, attention, cache) in enumerate(self._layers, start=1):
-            normed = add_rms_norm(hidden, update, layer.attention_norm, self._epsilon)
-            query = self._rotate_and_store(layer, normed, cache, inputs)
+        update_norm: RowNorm | None = None
+        for number, (layer, rotation, attention, cache) in enumerate(self._layers, start=1):
+            normed = add_row_norm(hidden, update, layer.attention_norm, self._dtype, update_norm=update_norm)
+            query = _rotate_and_store(layer, rotation, normed, cache, inputs)
             is_last = number == len(self._layers)
             # After the last layer's keys and values, only tokens followed by a sampled token matter.
             if is_last and not len(logits):
@@ -134,33 +197,84 @@ class TritonForward:
             gathered = _attend(query, cache, attention, inputs, self._context_length, model.deterministic)
             if is_last and inputs.logits_indices is not None:
                 gathered, hidden = (rows.index_select(0, inputs.logits_indices) for rows in (gathered, hidden))
-            normed = add_rms_norm(hidden, layer.output(gathered.flatten(1)), layer.mlp_norm, self._epsilon)
-            update = layer.down(gated_activation(layer.gate_up(normed), Activation.SILU))
-        normed = add_rms_norm(hidden, update, model.norm, self._epsilon)
-        if model.deterministic:
-            invariant_linear(normed, model.head, out=logits)
+            normed = add_row_norm(
+                hidden,
+                layer.output(gathered.flatten(1)),
+                layer.mlp_norm,
+                self._dtype,
+                update_norm=layer.post_attention_norm,
+                norm_first=layer.spec.parallel,
+            )
+            update, update_norm = _compute_mlp(layer, normed), layer.post_mlp_norm
+        normed = add_row_norm(hidden, update, model.norm, self._dtype, update_norm=update_norm)
+        self._compute_logits(normed, logits)
+
+    def _compute_logits(self, normed: Tensor, logits: Tensor) -> None:
+        """The last product is returned in float32: logits of about 25 are 0.125 apart in bfloat16, which makes many
+        ties.
+        """
+        head = self._model.head
+        if self._model.deterministic:
+            invariant_linear(normed, head.weight, out=logits)
+        elif normed.dtype == torch.float32:
+            torch.mm(normed, head.weight.t(), out=logits)
         else:
-            _compute_logits(normed, model.head, logits)
+            torch.mm(normed, head.weight.t(), out_dtype=torch.float32, out=logits)
+        logits_epilogue(logits, head.bias, self._model.description.logits_soft_cap)
 
-    def _rotate_and_store(self, layer: _Layer, normed: Tensor, cache: LayerCache, inputs: ForwardInputs) -> Tensor:
-        """The rotated queries [num_tokens, num_heads, head_dim] of a layer; keys and values are stored in its cache."""
-        return rotary_store(
-            layer.qkv(normed),
-            inputs.positions,
-            self._model.frequencies,
-            cache.keys,
-            cache.values,
-            inputs.slots,
-            attention_factor=self._model.rope.attention_factor,
-            norm=self._head_norm(layer),
-            key_scales=cache.key_scales,
-            value_scales=cache.value_scales,
-        )
 
-    def _head_norm(self, layer: _Layer) -> HeadNorm | None:
-        if layer.query_norm is None or layer.key_norm is None:
-            return None
-        return HeadNorm(layer.query_norm, layer.key_norm, self._epsilon)
+def _rotations(description: ModelDescription, device: torch.device) -> list[_Rotation | None]:
+    """The rotary positions of each layer; layers with the same ones share frequencies."""
+    ropes, head_dim = layer_ropes(description), description.layout.head_dim
+    rotations = [
+        _Rotation(inverse_frequencies(rope, head_dim).to(device), rope.attention_factor) for rope in ropes.distinct
+    ]
+    return [None if index is None else rotations[index] for index in ropes.of_layers]
+
+
+def _rotate_and_store(
+    layer: _Layer, rotation: _Rotation | None, normed: Tensor, cache: LayerCache, inputs: ForwardInputs
+) -> Tensor:
+    """The rotated queries [num_tokens, num_heads, head_dim] of a layer; keys and values are stored in its cache."""
+    qkv = layer.qkv(normed)
+    if layer.spec.attention.has_joint_norms:
+        _normalize_jointly(layer, qkv)
+    return rotary_store(
+        qkv,
+        inputs.positions,
+        None if rotation is None else rotation.frequencies,
+        cache.keys,
+        cache.values,
+        inputs.slots,
+        attention_factor=1.0 if rotation is None else rotation.attention_factor,
+        norm=_head_norm(layer),
+        key_scales=cache.key_scales,
+        value_scales=cache.value_scales,
+    )
+
+
+def _head_norm(layer: _Layer) -> HeadNorm | None:
+    query, key = layer.query_norm, layer.key_norm
+    if query is None or key is None or layer.spec.attention.has_joint_norms:
+        return None
+    return HeadNorm(query.weight, key.weight, query.epsilon, key.epsilon)
+
+
+def _normalize_jointly(layer: _Layer, qkv: Tensor) -> None:
+    """Normalises all queries together, and all keys, in place."""
+    queries, keys, _ = layer.spec.attention.qkv.outputs
+    for norm, columns in ((layer.query_norm, slice(0, queries)), (layer.key_norm, slice(queries, queries + keys))):
+        if norm is not None:
+            qkv[:, columns] = row_norm(qkv[:, columns], norm, qkv.dtype)
+
+
+def _compute_mlp(layer: _Layer, normed: Tensor) -> Tensor:
+    """The output of a layer's MLP [num_tokens, hidden_size], which is not yet added to the residual stream."""
+    mlp = layer.mlp
+    if isinstance(mlp, TritonExperts):
+        return mlp(normed)
+    activate = gated_activation if mlp.spec.kind is MlpKind.GATED else plain_activation
+    return mlp.down(activate(mlp.gate_up(normed), Activation(mlp.spec.activation.value)))
 
 
 def _attend(
@@ -211,11 +325,3 @@ def _attend(
             out=gathered,
         )
     return gathered
-
-
-def _compute_logits(hidden: Tensor, head: Tensor, logits: Tensor) -> None:
-    """The last product, returned in float32: logits of about 25 are 0.125 apart in bfloat16, which makes many ties."""
-    if hidden.dtype == torch.float32:
-        torch.mm(hidden, head.t(), out=logits)
-    else:
-        torch.mm(hidden, head.t(), out_dtype=torch.float32, out=logits)

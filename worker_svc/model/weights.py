@@ -1,6 +1,7 @@
 """Reads a checkpoint's tensors from safetensors, in one file or in shards."""
 
 import json
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -67,13 +68,14 @@ class Checkpoint:
             )
         return tensor
 
-    def __contains__(self, name: str) -> bool:
-        """Whether a tensor of this name is left."""
-        return name in self._files
+    @property
+    def names(self) -> Collection[str]:
+        """The names of the tensors that are left."""
+        return self._files.keys()
 
-    def prepend(self, prefix: str) -> None:
-        """Puts a prefix before the names of all tensors."""
-        self._files = {prefix + name: stored for name, stored in self._files.items()}
+    def rename(self, stored_names: Mapping[str, str]) -> None:
+        """Gives tensors other names: `stored_names` has their present ones by the new ones. Others are left unused."""
+        self._files = {name: self._files[stored] for name, stored in stored_names.items()}
 
     def drop(self, name: str) -> None:
         """Leaves a tensor unused, if it exists."""

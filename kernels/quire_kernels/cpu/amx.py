@@ -23,19 +23,31 @@ def has_amx(thread_pool: ThreadPool) -> bool:
     return bool(thread_pool.library.quire_has_amx())
 
 
+def arithmetic_of(thread_pool: ThreadPool) -> str:
+    """A name of what the bits of compiled results depend on, besides weights and dtype."""
+    return f"compiled {thread_pool.library_name} {'with' if has_amx(thread_pool) else 'without'} AMX"
+
+
 def pack_for_amx(
-    thread_pool: ThreadPool, weight: Tensor, bias: Tensor | None = None, *, memory: LargePages | None = None
+    thread_pool: ThreadPool,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    int8: bool = False,
+    memory: LargePages | None = None,
 ) -> PackedMatrix:
     """Lays out a weight [outputs, inputs] of float32 or bfloat16 in blocks of 32 inputs, and a bias [outputs].
 
-    Of float32, each block has the values rounded to bfloat16, and then the rest, rounded too.
+    Of float32, each block has the values rounded to bfloat16, and then the rest, rounded too. `int8`, as in
+    `pack_matrix`, is for bfloat16.
     """
     type_of(weight.dtype)
-    blocks = pad(weight, (0, -weight.shape[1] % DEPTH)).view(len(weight), -1, DEPTH)
-    parts = [blocks.bfloat16()]
     if weight.dtype == torch.float32:
-        parts.append((blocks - parts[0].float()).bfloat16())
-    return pack_matrix(thread_pool, torch.stack(parts, dim=2).flatten(1), bias, memory=memory)
+        require(not int8, "int8", "be false for float32")
+        blocks = pad(weight, (0, -weight.shape[1] % DEPTH)).view(len(weight), -1, DEPTH)
+        high = blocks.bfloat16()
+        weight = torch.stack([high, (blocks - high.float()).bfloat16()], dim=2).flatten(1)
+    return pack_matrix(thread_pool, weight, bias, int8=int8, memory=memory, input_multiple=DEPTH)
 
 
 def amx_linear(thread_pool: ThreadPool, inputs: Tensor, matrix: PackedMatrix) -> Tensor:

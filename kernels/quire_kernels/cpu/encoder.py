@@ -1,7 +1,7 @@
 """The compiled forward pass of encoders: all layers of many prompts in one call, without padding."""
 
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, byref, c_float, c_int64, c_void_p
+from ctypes import POINTER, Structure, byref, c_int64, c_void_p
 
 import numpy as np
 import torch
@@ -10,13 +10,8 @@ from torch import Tensor
 from quire_kernels._checks import require
 from quire_kernels.cpu.amx import has_amx
 from quire_kernels.cpu.linear import MatrixArgs
+from quire_kernels.cpu.norms import NormArgs
 from quire_kernels.cpu.thread_pool import ThreadPool, type_of
-
-
-class LayerNormArgs(Structure):
-    """`LayerNorm` of encoder.h."""
-
-    _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("epsilon", c_float))
 
 
 class EncoderLayerArgs(Structure):
@@ -25,10 +20,10 @@ class EncoderLayerArgs(Structure):
     _fields_ = (
         ("qkv", MatrixArgs),
         ("output", MatrixArgs),
-        ("attention_norm", LayerNormArgs),
+        ("attention_norm", NormArgs),
         ("up", MatrixArgs),
         ("down", MatrixArgs),
-        ("mlp_norm", LayerNormArgs),
+        ("mlp_norm", NormArgs),
     )
 
 
@@ -44,7 +39,7 @@ class EncoderModelArgs(Structure):
         ("words", c_void_p),
         ("positions", c_void_p),
         ("types", c_void_p),
-        ("norm", LayerNormArgs),
+        ("norm", NormArgs),
         ("layers", POINTER(EncoderLayerArgs)),
     )
 

@@ -58,12 +58,15 @@ def pack_matrix(
     *,
     int8: bool = False,
     memory: LargePages | None = None,
+    input_multiple: int = 1,
 ) -> PackedMatrix:
     """Lays out a weight [outputs, inputs] of float32 or bfloat16, and a bias [outputs], in `memory` if given.
 
-    With `int8`, values are rounded to 255 steps between the largest of their output and its negative.
+    With `int8`, values are rounded to 255 steps between the largest of their output and its negative. The matrix has a
+    multiple of `input_multiple` inputs; the weights of those that are added are zeros.
     """
     outputs, inputs = weight.shape
+    padded = -(-inputs // input_multiple) * input_multiple
     values = 1 if weight.dtype == torch.float32 else 2
     dtype = weight.dtype
     type_of(dtype)
@@ -72,11 +75,13 @@ def pack_matrix(
         weight, scales = _quantized(weight)
         scales = _padded(scales)
     weight = weight.contiguous()
-    steps = -(-inputs // values)
+    steps = -(-padded // values)
     size = -(-outputs // PANEL) * steps * PANEL * values
     panels = torch.empty(size, dtype=weight.dtype) if memory is None else memory.empty(size, weight.dtype)
-    thread_pool.library.quire_pack(weight.data_ptr(), outputs, inputs, weight.element_size(), values, panels.data_ptr())
-    return PackedMatrix(outputs, inputs, dtype, panels, scales, None if bias is None else _padded(bias.float()))
+    thread_pool.library.quire_pack(
+        weight.data_ptr(), outputs, inputs, weight.element_size(), values, steps, panels.data_ptr()
+    )
+    return PackedMatrix(outputs, padded, dtype, panels, scales, None if bias is None else _padded(bias.float()))
 
 
 def linear(thread_pool: ThreadPool, inputs: Tensor, matrix: PackedMatrix) -> Tensor:

@@ -1,5 +1,5 @@
-// Activations of simd.h, for test_activations.py: `count` is a multiple of LANES.
-#include "simd.h"
+// Functions of activations.h, for test_activations.py: `count` is a multiple of LANES.
+#include "activations.h"
 
 namespace {
 
@@ -16,5 +16,10 @@ extern "C" {
 void gelu(const float* from, int64_t count, float* to) { apply(from, count, to, quire::gelu); }
 void gelu_tanh(const float* from, int64_t count, float* to) { apply(from, count, to, quire::gelu_tanh); }
 void silu(const float* from, int64_t count, float* to) { apply(from, count, to, quire::silu); }
+
+void relu(const float* from, int64_t count, float* to) { apply(from, count, to, quire::relu); }
+void soft_cap(const float* from, int64_t count, float* to) {
+    apply(from, count, to, [](quire::Floats v) { return quire::soft_cap(v, 30.0f); });
+}
 
 }  // extern "C"

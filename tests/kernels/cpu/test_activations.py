@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, silu
+from torch.nn.functional import gelu, relu, silu
 
 import quire_kernels.cpu.library
 from quire_kernels.cpu.library import find_compiler
@@ -59,6 +59,16 @@ def test_gelu_is_within_its_stated_error(library: ctypes.CDLL) -> None:
 def test_activations_by_exp2(library: ctypes.CDLL, name: str, function: Callable[[Tensor], Tensor]) -> None:
     x = values(40)
     torch.testing.assert_close(computed(library, name, x), function(x.double()), rtol=1e-6, atol=1e-6)
+
+
+def test_soft_cap(library: ctypes.CDLL) -> None:
+    x = values(200)
+    torch.testing.assert_close(computed(library, "soft_cap", x), 30 * (x.double() / 30).tanh(), rtol=0, atol=1e-5)
+
+
+def test_relu_leaves_nan(library: ctypes.CDLL) -> None:
+    x = torch.cat([values(40), torch.tensor([float("nan"), float("inf"), float("-inf"), 0.0] * 4)])
+    torch.testing.assert_close(computed(library, "relu", x), relu(x.double()), rtol=0, atol=0, equal_nan=True)
 
 
 def test_gelu_of_values_that_are_not_finite(library: ctypes.CDLL) -> None:

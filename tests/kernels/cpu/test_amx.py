@@ -27,6 +27,26 @@ def test_products(rows: int, inputs: int, outputs: int, dtype: torch.dtype) -> N
     assert torch.equal(amx_linear(compiled.thread_pool(), x[-1:], matrix), product[-1:])
 
 
+@pytest.mark.parametrize("rows", [1, 16, 33, 200])
+@pytest.mark.parametrize(("inputs", "outputs"), [(48, 97), (384, 1152)])
+def test_products_with_weights_of_8_bits(rows: int, inputs: int, outputs: int) -> None:
+    torch.manual_seed(0)
+    weight, bias = torch.randn(outputs, inputs).bfloat16(), torch.randn(outputs)
+    x = torch.randn(rows, inputs).bfloat16()
+    matrix = pack_for_amx(compiled.thread_pool(), weight, bias, int8=True)
+    scales = weight.float().abs().amax(1) / 127
+    rounded = (weight.float() / scales[:, None]).round() * scales[:, None]
+    exact = x.double() @ rounded.double().t() + bias
+    product = amx_linear(compiled.thread_pool(), x, matrix)
+    torch.testing.assert_close(product.double(), exact, rtol=1e-5, atol=1e-4)
+    assert torch.equal(amx_linear(compiled.thread_pool(), x[-1:], matrix), product[-1:])
+
+
+def test_int8_is_refused_for_float32() -> None:
+    with pytest.raises(ValueError, match="int8: must be false for float32"):
+        pack_for_amx(compiled.thread_pool(), torch.zeros(2, 64), int8=True)
+
+
 def test_inputs_of_another_size_are_refused() -> None:
     matrix = pack_for_amx(compiled.thread_pool(), torch.zeros(2, 64))
     with pytest.raises(ValueError, match="inputs"):

@@ -3,18 +3,25 @@
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_attention, silu
+from torch.nn.functional import gelu, layer_norm, linear, relu, scaled_dot_product_attention, silu
 
 import compiled
 import quire_kernels.cpu.encoder
+from quire_kernels.cpu.activations import ActivationCode
 from quire_kernels.cpu.amx import has_amx, pack_for_amx
-from quire_kernels.cpu.encoder import Encoder, EncoderLayerArgs, EncoderModelArgs, LayerNormArgs
+from quire_kernels.cpu.encoder import Encoder, EncoderLayerArgs, EncoderModelArgs
 from quire_kernels.cpu.linear import PackedMatrix, pack_matrix
+from quire_kernels.cpu.norms import NormCode, pack_norm
 
 HEADS, HIDDEN, INTERMEDIATE, EPSILON = 3, 48, 80, 1e-5
 # Every border of panels, tiles of keys and blocks of queries.
 LENGTHS = [1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 129, 257]
-ACTIVATIONS = {"gelu": gelu, "gelu_tanh": lambda x: gelu(x, approximate="tanh"), "silu": silu}  # in order of encoder.h
+ACTIVATIONS = {
+    ActivationCode.GELU: gelu,
+    ActivationCode.GELU_TANH: lambda x: gelu(x, approximate="tanh"),
+    ActivationCode.SILU: silu,
+    ActivationCode.RELU: relu,
+}
 TOLERANCES = {(torch.float32, False): 1e-5, (torch.float32, True): 1e-3, (torch.bfloat16, False): 4e-2}
 
 
@@ -36,7 +43,7 @@ class OneLayer:
         self.up = torch.zeros(INTERMEDIATE, HIDDEN, dtype=dtype)
         self.down = torch.zeros(HIDDEN, INTERMEDIATE, dtype=dtype)
         self.norms = [(torch.ones(HIDDEN), torch.zeros(HIDDEN)) for _ in range(3)]
-        self.activation = "gelu"
+        self.activation = ActivationCode.GELU
 
     def run(self, lengths: list[int]) -> list[Tensor]:
         """The hidden states of prompts of these lengths, of tokens 0, 1, 2, ..."""
@@ -45,12 +52,10 @@ class OneLayer:
         matrices: list[PackedMatrix] = [pack(pool, x) for x in (self.qkv, self.output, self.up, self.down)]
         qkv, output, up, down = (matrix.args() for matrix in matrices)
         zeros = torch.zeros(max(lengths), HIDDEN)
-        first, second, third = (
-            LayerNormArgs(weight.data_ptr(), bias.data_ptr(), EPSILON) for weight, bias in self.norms
-        )
+        norms = [pack_norm(NormCode.LAYER, weight, bias, EPSILON) for weight, bias in self.norms]
+        first, second, third = (norm.args() for norm in norms)
         layers = (EncoderLayerArgs * 1)(EncoderLayerArgs(qkv, output, second, up, down, third))
-        activation = list(ACTIVATIONS).index(self.activation)
-        sizes = (HIDDEN, INTERMEDIATE, 1, HEADS, activation)
+        sizes = (HIDDEN, INTERMEDIATE, 1, HEADS, self.activation)
         addresses = (self.words.data_ptr(), zeros.data_ptr(), zeros.data_ptr())
         encoder = Encoder(pool, self.dtype, EncoderModelArgs(*sizes, *addresses, first, layers), use_amx=self.use_amx)
         return encoder([part.tolist() for part in torch.split(torch.arange(sum(lengths)), lengths)])
@@ -94,9 +99,9 @@ def test_every_token_sees_all_tokens_of_its_prompt(dtype: torch.dtype, use_amx: 
     assert_all_close(layer.run(LENGTHS), expected, TOLERANCES[dtype, use_amx and dtype == torch.float32])
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=lambda code: code.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_activations(activation: str, dtype: torch.dtype, use_amx: bool) -> None:
+def test_activations(activation: ActivationCode, dtype: torch.dtype, use_amx: bool) -> None:
     torch.manual_seed(0)
     layer = OneLayer(dtype, use_amx, 70)
     layer.activation = activation

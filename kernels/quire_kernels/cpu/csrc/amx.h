@@ -54,7 +54,7 @@ struct AmxFactors {
     static constexpr int64_t TASK_BYTES = 1024 * 1024;
 
     static int64_t width(int64_t columns) { return round_up(columns, DEPTH) * PARTS; }
-    static int64_t scratch_size(int64_t) { return ROWS * PANEL * 2; }
+    static int64_t scratch_size(int64_t inputs) { return round_up(inputs, DEPTH) * PANEL; }
 
     static void put(Element* row, int64_t column, Floats v) {
         Element* to = row + column / DEPTH * DEPTH * PARTS + column % DEPTH;
@@ -63,38 +63,47 @@ struct AmxFactors {
         if constexpr (PARTS == 2) store_floats(to + DEPTH, v - floats_of(high));
     }
 
+    static int64_t tile_rows(int64_t) { return ROWS; }
+
+    // As multiply_piece() of linear.h.
+    template <class F>
+    static bool multiply_piece(const Matrix& matrix, const Piece& piece, int64_t units, const Element* rows, int64_t stride,
+                               Element* scratch, TaskClaim& task_claim, F&& finish) {
+        const int64_t panel_size = matrix.inputs * PANEL, num_tiles = piece.num_tiles(), num_panels = piece.num_panels();
+        // Computes one unit. Returns whether the piece is still this thread's.
+        const auto tile = [&]<bool FETCH>(int64_t row, int64_t p, const Element* panel) {
+            alignas(LINE) float sums[ROWS * PANEL];
+            const int64_t count = std::min(ROWS, piece.last_row - row);
+            multiply_panel<FETCH>(rows + row * stride, stride, panel, matrix.inputs, count, sums, PANEL);
+            return task_claim.write([&] { finish_panel(matrix, p, row, count, sums, finish); });
+        };
+        if (matrix.format == Format::INT8) {
+            for (int64_t p = piece.first_panel + units / num_tiles; p < piece.last_panel; ++p, units = 0) {
+                const int8_t* packed = static_cast<const int8_t*>(matrix.panels) + p * panel_size;
+                expand_panel(packed, scratch, panel_size);
+                for (int64_t row = piece.first_row + units % num_tiles * ROWS; row < piece.last_row; row += ROWS)
+                    if (!tile.template operator()<false>(row, p, scratch)) return false;
+            }
+            return true;
+        }
+        const auto* panels = static_cast<const Element*>(matrix.panels);
+        for (int64_t row = piece.first_row + units / num_panels * ROWS; row < piece.last_row; row += ROWS, units = 0)
+            for (int64_t p = piece.first_panel + units % num_panels; p < piece.last_panel; ++p) {
+                const Element* panel = panels + p * panel_size;
+                if (!(num_tiles == 1 ? tile.template operator()<true>(row, p, panel) : tile.template operator()<false>(row, p, panel)))
+                    return false;
+            }
+        return true;
+    }
+
     // As multiply() of linear.h.
     template <class F>
     static void multiply(ThreadPool& pool, const Matrix& matrix, const Element* rows, int64_t num_rows, int64_t stride,
                          Element* scratch, F&& finish) {
-        const int64_t panel_size = matrix.inputs * PANEL, num_all = ceil_div(matrix.outputs, PANEL);
-        const TaskGrid grid(num_rows, ROWS, num_all, panel_size * sizeof(Element), pool.size(), TASK_BYTES);
-        const auto* panels = static_cast<const Element*>(matrix.panels);
-        float* sums = reinterpret_cast<float*>(scratch);
+        const int64_t panel_bytes = matrix.inputs * PANEL * sizeof(Element), num_all = ceil_div(matrix.outputs, PANEL);
+        const TaskGrid grid(num_rows, ROWS, num_all, panel_bytes, pool.size(), TASK_BYTES);
         pool.parallel_for_tasks(num_rows ? grid.num_tasks() : 0, [&](int64_t i, TaskClaim& task_claim) {
-            const int64_t range = i % grid.across, block = i / grid.across;
-            const int64_t first_panel = grid.first_panel(range), num_panels = grid.first_panel(range + 1) - first_panel;
-            const int64_t last_row = std::min(num_rows, grid.first_row(block + 1));
-            int64_t units = task_claim.next();  // to be skipped
-            int64_t row = grid.first_row(block) + units / num_panels * ROWS;
-            for (units %= num_panels; row < last_row; row += ROWS, units = 0)
-                for (int64_t p = first_panel + units; p < first_panel + num_panels; ++p) {
-                    const int64_t count = std::min(ROWS, last_row - row);
-                    const Element* panel = panels + p * panel_size;
-                    if (num_rows > ROWS)
-                        multiply_panel<false>(rows + row * stride, stride, panel, matrix.inputs, count, sums, PANEL);
-                    else
-                        multiply_panel<true>(rows + row * stride, stride, panel, matrix.inputs, count, sums, PANEL);
-                    const Floats zero = {};
-                    const Floats left = matrix.bias ? load_floats(matrix.bias + p * PANEL) : zero;
-                    const Floats right = matrix.bias ? load_floats(matrix.bias + p * PANEL + LANES) : zero;
-                    const bool is_owned = task_claim.write([&] {
-                        for (int64_t m = 0; m < count; ++m)
-                            finish(row + m, p, load_floats(sums + m * PANEL) + left,
-                                   load_floats(sums + m * PANEL + LANES) + right);
-                    });
-                    if (!is_owned) return;
-                }
+            multiply_piece(matrix, grid.piece(i, num_rows), task_claim.next(), rows, stride, scratch, task_claim, finish);
         });
     }
 

@@ -7,30 +7,24 @@
 #include <memory>
 #include <vector>
 
+#include "activations.h"
 #include "amx.h"
 #include "buffer.h"
 #include "encoder_attention.h"
 #include "linear.h"
+#include "norms.h"
 #include "simd.h"
 #include "thread_pool.h"
 
 namespace quire {
 
-enum class Activation : int64_t { GELU = 0, GELU_TANH = 1, SILU = 2 };
-
-struct LayerNorm {
-    const float* weight;  // [hidden]
-    const float* bias;    // [hidden]
-    float epsilon;
-};
-
 struct EncoderLayer {
     Matrix qkv;  // queries, keys, values
     Matrix output;
-    LayerNorm attention_norm;
+    Norm attention_norm;
     Matrix up;
     Matrix down;
-    LayerNorm mlp_norm;
+    Norm mlp_norm;
 };
 
 struct EncoderModel {
@@ -39,7 +33,7 @@ struct EncoderModel {
     const void* words;       // [vocab, hidden]
     const float* positions;  // [context, hidden]
     const float* types;      // [types, hidden]
-    LayerNorm norm;          // of the sum of embeddings
+    Norm norm;          // of the sum of embeddings
     const EncoderLayer* layers;
 };
 
@@ -51,51 +45,10 @@ struct EncoderStep {
     float* output;                 // [tokens, hidden], the last hidden states
 };
 
-// (x - mean) / deviation * weight + bias (arXiv:1607.06450). Calls put(i, values) for each vector.
-template <class F>
-inline void normalize(const float* from, const LayerNorm& norm, int64_t size, F&& put) {
-    Floats sum = {}, squares = {};
-    for (int64_t i = 0; i < size; i += LANES) sum += load_floats(from + i);
-    const float mean = total(sum) / static_cast<float>(size);
-    for (int64_t i = 0; i < size; i += LANES) {
-        const Floats x = load_floats(from + i) - mean;
-        squares = multiply_add(x, x, squares);
-    }
-    const float factor = 1.0f / std::sqrt(total(squares) / static_cast<float>(size) + norm.epsilon);
-    for (int64_t i = 0; i < size; i += LANES) {
-        const Floats x = (load_floats(from + i) - mean) * factor;
-        put(i, multiply_add(x, load_floats(norm.weight + i), load_floats(norm.bias + i)));
-    }
-}
-
-inline Floats activate(Activation activation, Floats v) {
-    switch (activation) {
-        case Activation::GELU: return gelu(v);
-        case Activation::GELU_TANH: return gelu_tanh(v);
-        default: return silu(v);
-    }
-}
-
 // Products of factors T; as AmxProducts.
 template <class T>
-struct VectorProducts {
-    using Element = T;
-    using Value = T;
+struct VectorProducts : VectorFactors<T> {
     using Attention = VectorAttention<T>;
-    struct Registers {
-        Registers() {}  // none are reserved
-    };
-    static constexpr int64_t ROWS = 1;
-
-    static int64_t width(int64_t columns) { return round_up(columns, PANEL); }
-    static int64_t scratch_size(int64_t inputs) { return ceil_div(inputs, Lane<T>::VALUES) * Lane<T>::VALUES * PANEL; }
-    static void put(T* row, int64_t column, Floats v) { store_floats(row + column, v); }
-
-    template <class F>
-    static void multiply(ThreadPool& pool, const Matrix& matrix, const T* rows, int64_t num_rows, int64_t stride,
-                         T* scratch, F&& finish) {
-        quire::multiply(pool, matrix, rows, num_rows, stride, scratch, finish);
-    }
 };
 
 #ifdef QUIRE_AMX
@@ -205,11 +158,11 @@ private:
     }
 
     // Of all tokens; the last norm, whose result is the model's, has an `output`.
-    void norm(const LayerNorm& norm, float* output) {
+    void norm(const Norm& norm, float* output) {
         pool_.parallel_for_ranges(layout_.num_tokens(), [&](int64_t row) { norm_row(norm, row, output); });
     }
 
-    void norm_row(const LayerNorm& norm, int64_t row, float* output) {
+    void norm_row(const Norm& norm, int64_t row, float* output) {
         float* hidden = &hidden_[row * hidden_stride_];
         if (output) {
             float* to = output + row * model_.hidden_size;

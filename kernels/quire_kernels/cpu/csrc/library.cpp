@@ -8,9 +8,10 @@
 
 #include "amx.h"
 #include "attention.h"
+#include "decoder.h"
 #include "encoder.h"
+#include "experts.h"
 #include "linear.h"
-#include "llama.h"
 #include "sample.h"
 #include "thread_pool.h"
 
@@ -42,16 +43,10 @@ void* create(F&& f) noexcept {
     return guarded([&] { object = f(); }) ? nullptr : object;
 }
 
-// A model of either type, since C has no templates.
-struct AnyLlama {
-    std::unique_ptr<Llama<float>> float32;
-    std::unique_ptr<Llama<BFloat16>> bfloat16;
-};
-
-// Lays out a weight [outputs, inputs] of elements E in panels whose steps hold `values` inputs.
+// Lays out a weight [outputs, inputs] of elements E in panels of `steps`, each of which holds `values` inputs.
 template <class E>
-void pack(const E* weight, int64_t outputs, int64_t inputs, int64_t values, E* panels) {
-    const int64_t steps = ceil_div(inputs, values), padded = round_up(outputs, PANEL);
+void pack(const E* weight, int64_t outputs, int64_t inputs, int64_t values, int64_t steps, E* panels) {
+    const int64_t padded = round_up(outputs, PANEL);
     for (int64_t output = 0; output < padded; ++output) {
         E* panel = panels + output / PANEL * PANEL * steps * values;
         for (int64_t input = 0; input < steps * values; ++input) {
@@ -71,12 +66,14 @@ void* quire_thread_pool_new(int64_t size) {
 }
 void quire_thread_pool_delete(void* pool) { delete static_cast<ThreadPool*>(pool); }
 
-// Panels of a weight. An element is of `width` bytes, 1, 2 or 4; a step holds `values` inputs.
-void quire_pack(const void* weight, int64_t outputs, int64_t inputs, int64_t width, int64_t values, void* panels) {
+// Panels of a weight, with zeros beyond the last input. An element is of `width` bytes, 1, 2 or 4; a panel has `steps`, each
+// of which holds `values` inputs.
+void quire_pack(const void* weight, int64_t outputs, int64_t inputs, int64_t width, int64_t values, int64_t steps, void* panels) {
+    const auto as = [&]<class E>() { pack(static_cast<const E*>(weight), outputs, inputs, values, steps, static_cast<E*>(panels)); };
     switch (width) {
-        case 1: return pack(static_cast<const int8_t*>(weight), outputs, inputs, values, static_cast<int8_t*>(panels));
-        case 2: return pack(static_cast<const int16_t*>(weight), outputs, inputs, values, static_cast<int16_t*>(panels));
-        default: return pack(static_cast<const int32_t*>(weight), outputs, inputs, values, static_cast<int32_t*>(panels));
+        case 1: return as.operator()<int8_t>();
+        case 2: return as.operator()<int16_t>();
+        default: return as.operator()<int32_t>();
     }
 }
 
@@ -87,15 +84,12 @@ int64_t quire_linear(void* pool_, Type type, const Matrix* matrix, const void* i
         ThreadPool& pool = *static_cast<ThreadPool*>(pool_);
         with_type(type, [&](auto zero) {
             using T = decltype(zero);
-            const int64_t size = panel_steps<T>(*matrix) * Lane<T>::VALUES * PANEL;
+            const int64_t size = VectorFactors<T>::scratch_size(matrix->inputs);
             Buffer<T> scratch(size * pool.size());
             pool.run([&](int thread) {
                 multiply(pool, *matrix, static_cast<const T*>(input), rows, stride, scratch.data() + thread * size,
                          [&](int64_t row, int64_t panel, Floats left, Floats right) {
-                             const int64_t first = panel * PANEL;
-                             float* to = output + row * matrix->outputs + first;
-                             put(to, left, matrix->outputs - first);
-                             put(to + LANES, right, matrix->outputs - first - LANES);
+                             put_outputs(*matrix, panel, left, right, output + row * matrix->outputs);
                          });
             });
         });
@@ -200,27 +194,47 @@ int64_t quire_top_logprobs(void* pool_, const float* logits, int64_t rows, int64
     });
 }
 
-void* quire_llama_new(void* pool, Type type, const Model* model) {
-    return create([&] {
-        auto any = std::make_unique<AnyLlama>();
-        if (type == Type::BFLOAT16)
-            any->bfloat16 = std::make_unique<Llama<BFloat16>>(*model, *static_cast<ThreadPool*>(pool));
-        else
-            any->float32 = std::make_unique<Llama<float>>(*model, *static_cast<ThreadPool*>(pool));
-        return any.release();
-    });
-}
-
-void quire_llama_delete(void* llama) { delete static_cast<AnyLlama*>(llama); }
-
-int64_t quire_llama_run(void* llama, const Step* step) {
+// Adds the outputs of experts for `rows` rows of the type, padded to their stride and to whole tiles of rows with zeros, to
+// output [rows, stride] float32.
+int64_t quire_experts(void* pool_, Type type, [[maybe_unused]] int64_t use_amx, const Experts* experts, const void* rows,
+                      int64_t num_rows, float* output) {
     return guarded([&] {
-        auto* any = static_cast<AnyLlama*>(llama);
-        any->bfloat16 ? any->bfloat16->run(*step) : any->float32->run(*step);
+        ThreadPool& pool = *static_cast<ThreadPool*>(pool_);
+        const auto run = [&]<class Product>() {
+            using Element = typename Product::Element;
+            ExpertMixture<Product> mixture(pool);
+            mixture.include(*experts);
+            mixture.reserve(num_rows);
+            Buffer<Element> scratch(mixture.scratch_size() * pool.size());
+            const int64_t stride = round_up(experts->router.inputs, PANEL);
+            pool.run([&](int thread) {
+                const typename Product::Registers registers;
+                mixture.add(*experts, static_cast<const Element*>(rows), num_rows, output, stride, false,
+                            &scratch[thread * mixture.scratch_size()]);
+            });
+        };
+#ifdef QUIRE_AMX
+        if (use_amx) return run.template operator()<AmxFactors<1>>();
+#endif
+        type == Type::BFLOAT16 ? run.template operator()<VectorFactors<BFloat16>>()
+                               : run.template operator()<VectorFactors<float>>();
     });
 }
 
-// Whether quire_amx_linear may be called, and quire_encoder_new with `use_amx`: callers check it.
+void* quire_decoder_new(void* pool, Type type, int64_t use_amx, const DecoderModel* model) {
+    return create([&] {
+        ThreadPool& threads = *static_cast<ThreadPool*>(pool);
+        return make_decoder(type == Type::BFLOAT16, use_amx != 0, *model, threads).release();
+    });
+}
+
+void quire_decoder_delete(void* decoder) { delete static_cast<AnyDecoder*>(decoder); }
+
+int64_t quire_decoder_run(void* decoder, const DecoderStep* step) {
+    return guarded([&] { static_cast<AnyDecoder*>(decoder)->run(*step); });
+}
+
+// Whether quire_amx_linear may be called, and quire_encoder_new and quire_decoder_new with `use_amx`: callers check it.
 int64_t quire_has_amx() { return may_use_amx(); }
 
 // As quire_linear, of an input [rows, columns] float32 that is rounded to factors of the type; columns a multiple of 32.
@@ -240,10 +254,7 @@ int64_t quire_amx_linear([[maybe_unused]] void* pool_, [[maybe_unused]] Type typ
                 const typename Product::Registers registers;
                 Product::multiply(pool, *matrix, factors.data(), rows, stride, &scratch[thread * size],
                                   [&](int64_t row, int64_t panel, Floats left, Floats right) {
-                                      const int64_t first = panel * PANEL;
-                                      float* to = output + row * matrix->outputs + first;
-                                      put(to, left, matrix->outputs - first);
-                                      put(to + LANES, right, matrix->outputs - first - LANES);
+                                      put_outputs(*matrix, panel, left, right, output + row * matrix->outputs);
                                   });
             });
         };

@@ -40,7 +40,7 @@ inline int64_t panel_steps(const Matrix& m) {
 // Sums of M rows and one panel. Prefetches `ahead`, which is multiplied next, LINES lines for each step.
 template <class T, int M, int LINES>
 [[gnu::always_inline]] inline void multiply_panel(
-    const T* rows, int64_t stride, const T* panel, int64_t steps, const void* ahead, Floats (&totals)[M][2]) {
+    const T* rows, int64_t stride, const T* panel, int64_t steps, const void* ahead, float* totals) {
     constexpr int V = Lane<T>::VALUES;
     const char* next = static_cast<const char*>(ahead);
     Sums sums[M][2] = {};
@@ -55,7 +55,47 @@ template <class T, int M, int LINES>
         }
     }
     for (int m = 0; m < M; ++m)
-        for (int side = 0; side < 2; ++side) totals[m][side] = floats_of(sums[m][side]);
+        for (int side = 0; side < 2; ++side) store(totals + m * PANEL + side * LANES, sums[m][side]);
+}
+
+// Sums [count, PANEL] of at most ROWS rows and one panel. One function for all products: it is large.
+template <class T, int LINES>
+[[gnu::noinline]] inline void multiply_panel(
+    int64_t count, const T* rows, int64_t stride, const T* panel, int64_t steps, const void* ahead, float* totals) {
+    with_count<ROWS>(static_cast<int>(count), [&]<int M>() {
+        multiply_panel<T, M, LINES>(rows, stride, panel, steps, ahead, totals);
+    });
+}
+
+// Calls finish(row, panel, left, right) for the results of `count` rows, of their sums [count, PANEL].
+template <class F>
+[[gnu::always_inline]] inline void finish_panel(
+    const Matrix& matrix, int64_t panel, int64_t first_row, int64_t count, const float* sums, F&& finish) {
+    const float* scales = matrix.scales ? matrix.scales + panel * PANEL : nullptr;
+    const float* bias = matrix.bias ? matrix.bias + panel * PANEL : nullptr;
+    for (int64_t m = 0; m < count; ++m, sums += PANEL) {
+        Floats left = load_floats(sums), right = load_floats(sums + LANES);
+        if (scales) {
+            left *= load_floats(scales);
+            right *= load_floats(scales + LANES);
+        }
+        if (bias) {
+            left += load_floats(bias);
+            right += load_floats(bias + LANES);
+        }
+        finish(first_row + m, panel, left, right);
+    }
+}
+
+// Stores the results of a panel that are outputs of the matrix, not padding, in a row of them.
+inline void put_outputs(const Matrix& matrix, int64_t panel, Floats left, Floats right, float* row) {
+    const int64_t first = panel * PANEL, count = matrix.outputs - first;
+    if (count >= PANEL) {
+        store(row + first, left);
+        store(row + first + LANES, right);
+        return;
+    }
+    for (int64_t i = 0; i < count; ++i) row[first + i] = i < LANES ? left[i] : right[i - LANES];
 }
 
 // The values of an int8 panel in T: at most 127, so exact.
@@ -63,6 +103,19 @@ template <class T>
 inline void expand_panel(const int8_t* from, T* to, int64_t count) {
     for (int64_t i = 0; i < count; i += LANES) store_floats(to + i, floats_of(from + i));
 }
+
+// A part of a product, which a thread computes in units: a tile of rows and a panel each.
+struct Piece {
+    int64_t first_panel, last_panel, first_row, last_row;
+    int64_t tile_rows;  // the last tile may have fewer
+    // Panels that the thread probably multiplies next, which are prefetched.
+    const void* next = nullptr;
+    const void* next_end = nullptr;
+
+    int64_t num_panels() const { return last_panel - first_panel; }
+    int64_t num_tiles() const { return ceil_div(last_row - first_row, tile_rows); }
+    int64_t num_units() const { return num_panels() * num_tiles(); }
+};
 
 // The pieces of a product: `across` ranges of panels times `down` blocks of tiles of rows, of about the same size. A
 // thread reads a piece's panels once for each tile, which stays in its first-level cache; the piece's weights stay in the
@@ -84,6 +137,10 @@ struct TaskGrid {
     }
 
     int64_t num_tasks() const { return across * down; }
+    Piece piece(int64_t task, int64_t num_rows) const {
+        const int64_t range = task % across, block = task / across;
+        return {first_panel(range), first_panel(range + 1), first_row(block), std::min(num_rows, first_row(block + 1)), rows};
+    }
     int64_t first_panel(int64_t range) const { return begin(range, num_panels, across); }
     int64_t first_row(int64_t block) const { return begin(block, num_tiles, down) * rows; }
 
@@ -99,76 +156,104 @@ struct TaskGrid {
     static constexpr int64_t TILES = 8;
 };
 
-// For all threads of the thread pool: for each row and each panel, calls finish(row, panel, left sums, right sums).
-// `scratch` is this thread's own, of the size of an expanded panel.
+// Rows of a tile, where `num_rows` are cut into tiles of about the same size.
+inline int64_t rows_of_tile(int64_t num_rows) {
+    return std::max<int64_t>(1, ceil_div(num_rows, std::max<int64_t>(1, ceil_div(num_rows, ROWS))));
+}
+
+// Computes the units of a piece from `units` on: for each of their rows and panels, calls finish(row, panel, left sums, right
+// sums). `scratch` is this thread's own, of the size of an expanded panel. Returns whether the piece is still this thread's.
+template <class T, class F>
+inline bool multiply_piece(const Matrix& matrix, const Piece& piece, int64_t units, const T* rows, int64_t stride, T* scratch,
+                           TaskClaim& task_claim, F&& finish) {
+    const int64_t steps = panel_steps<T>(matrix), panel_size = steps * PANEL * Lane<T>::VALUES;
+    const int64_t num_tiles = piece.num_tiles(), num_panels = piece.num_panels(), tile_rows = piece.tile_rows;
+    // Computes one unit. Returns whether the piece is still this thread's.
+    const auto tile = [&]<int LINES>(int64_t first, int64_t p, const T* panel, const void* ahead) {
+        alignas(LINE) float sums[ROWS * PANEL];
+        const int64_t count = std::min(tile_rows, piece.last_row - first);
+        multiply_panel<T, LINES>(count, rows + first * stride, stride, panel, steps, ahead, sums);
+        return task_claim.write([&] { finish_panel(matrix, p, first, count, sums, finish); });
+    };
+    if (matrix.format == Format::INT8) {
+        for (int64_t p = piece.first_panel + units / num_tiles; p < piece.last_panel; ++p, units = 0) {
+            const int8_t* packed = static_cast<const int8_t*>(matrix.panels) + p * panel_size;
+            expand_panel(packed, scratch, panel_size);
+            for (int64_t row = piece.first_row + units % num_tiles * tile_rows; row < piece.last_row; row += tile_rows)
+                if (!tile.template operator()<1>(row, p, scratch, packed + panel_size)) return false;
+        }
+        return true;
+    }
+    const T* panels = static_cast<const T*>(matrix.panels);
+    if (num_tiles == 1) {
+        // The only use of the panel, which takes less time than loading it.
+        for (int64_t p = piece.first_panel + units; p < piece.last_panel; ++p) {
+            const T* panel = panels + p * panel_size;
+            if (!tile.template operator()<2>(piece.first_row, p, panel, panel + PREFETCH_BYTES / sizeof(T))) return false;
+        }
+        return true;
+    }
+    // Half a panel is prefetched with each.
+    const auto* next = static_cast<const char*>(piece.next);
+    for (int64_t row = piece.first_row + units / num_panels * tile_rows; row < piece.last_row; row += tile_rows, units = 0) {
+        for (int64_t p = piece.first_panel + units % num_panels; p < piece.last_panel; ++p) {
+            const bool turns = p == piece.last_panel - 1 && row + tile_rows < piece.last_row;
+            const bool fetches = !turns && next < piece.next_end;
+            const void* ahead = turns     ? static_cast<const void*>(rows + (row + tile_rows) * stride)
+                                : fetches ? next
+                                          : static_cast<const void*>(rows + row * stride);
+            if (!tile.template operator()<1>(row, p, panels + p * panel_size, ahead)) return false;
+            if (fetches) next += steps * LINE;
+        }
+    }
+    return true;
+}
+
+// For all threads of the thread pool: as multiply_piece(), for all rows and panels.
 template <class T, class F>
 inline void multiply(
     ThreadPool& pool, const Matrix& matrix, const T* rows, int64_t num_rows, int64_t stride, T* scratch, F&& finish) {
-    const int64_t steps = panel_steps<T>(matrix), panel_size = steps * PANEL * Lane<T>::VALUES;
-    // Tiles of about the same size
-    const int64_t tile_rows = ceil_div(num_rows, std::max<int64_t>(1, ceil_div(num_rows, ROWS)));
-    const int64_t num_all = ceil_div(matrix.outputs, PANEL);
-    const TaskGrid grid(num_rows, std::max<int64_t>(1, tile_rows), num_all, panel_size * sizeof(T), pool.size());
-
-    // Computes one unit of a piece, a tile and a panel. Returns whether the piece is still this thread's.
-    const auto tile = [&]<int LINES>(TaskClaim& task_claim, int64_t first, int64_t p, const T* panel, const void* ahead) {
-        bool is_owned = true;
-        with_count<ROWS>(std::min(grid.rows, num_rows - first), [&]<int M>() {
-            Floats sums[M][2];
-            multiply_panel<T, M, LINES>(rows + first * stride, stride, panel, steps, ahead, sums);
-            is_owned = task_claim.write([&] {
-                for (int m = 0; m < M; ++m) {
-                    for (int side = 0; side < 2; ++side) {
-                        const int64_t output = p * PANEL + side * LANES;
-                        if (matrix.scales) sums[m][side] *= load_floats(matrix.scales + output);
-                        if (matrix.bias) sums[m][side] += load_floats(matrix.bias + output);
-                    }
-                    finish(first + m, p, sums[m][0], sums[m][1]);
-                }
-            });
-        });
-        return is_owned;
-    };
+    const int64_t panel_size = panel_steps<T>(matrix) * PANEL * Lane<T>::VALUES, num_all = ceil_div(matrix.outputs, PANEL);
+    const TaskGrid grid(num_rows, rows_of_tile(num_rows), num_all, panel_size * sizeof(T), pool.size());
     pool.parallel_for_tasks(num_rows ? grid.num_tasks() : 0, [&](int64_t i, TaskClaim& task_claim) {
-        const int64_t range = i % grid.across, first_panel = grid.first_panel(range), last_panel = grid.first_panel(range + 1);
-        const int64_t first_row = grid.first_row(i / grid.across), last_row = std::min(num_rows, grid.first_row(i / grid.across + 1));
-        int64_t units = task_claim.next();  // to be skipped
-        if (matrix.format == Format::INT8) {
-            const int64_t tiles = ceil_div(last_row - first_row, grid.rows);
-            for (int64_t p = first_panel + units / tiles; p < last_panel; ++p, units = 0) {
-                const int8_t* packed = static_cast<const int8_t*>(matrix.panels) + p * panel_size;
-                expand_panel(packed, scratch, panel_size);
-                for (int64_t row = first_row + units % tiles * grid.rows; row < last_row; row += grid.rows)
-                    if (!tile.template operator()<1>(task_claim, row, p, scratch, packed + panel_size)) return;
-            }
-            return;
+        Piece piece = grid.piece(i, num_rows);
+        if (matrix.format == Format::PLAIN) {
+            // Pieces are handed out in order: this thread's next one is probably at this distance, perhaps in the next
+            // matrix, which follows in memory.
+            const T* panels = static_cast<const T*>(matrix.panels);
+            piece.next = panels + grid.first_panel(i % grid.across + pool.size()) * panel_size;
+            piece.next_end = panels + grid.first_panel(i % grid.across + pool.size() + 1) * panel_size;
         }
-        const T* panels = static_cast<const T*>(matrix.panels);
-        if (last_row - first_row <= grid.rows) {
-            // The only use of the panel, which takes less time than loading it.
-            for (int64_t p = first_panel + units; p < last_panel; ++p) {
-                const T* panel = panels + p * panel_size;
-                if (!tile.template operator()<2>(task_claim, first_row, p, panel, panel + PREFETCH_BYTES / sizeof(T))) return;
-            }
-            return;
-        }
-        // Pieces are handed out in order: this thread's next one is probably at this distance, perhaps in the next matrix,
-        // which follows in memory. Half a panel is prefetched with each.
-        const char* next = reinterpret_cast<const char*>(panels + grid.first_panel(range + pool.size()) * panel_size);
-        const char* next_end = reinterpret_cast<const char*>(panels + grid.first_panel(range + pool.size() + 1) * panel_size);
-        const int64_t num_panels = last_panel - first_panel;
-        for (int64_t row = first_row + units / num_panels * grid.rows; row < last_row; row += grid.rows, units = 0) {
-            for (int64_t p = first_panel + units % num_panels; p < last_panel; ++p) {
-                const bool turns = p == last_panel - 1 && row + grid.rows < last_row;
-                const bool fetches = !turns && next < next_end;
-                const void* ahead = turns     ? static_cast<const void*>(rows + (row + grid.rows) * stride)
-                                    : fetches ? next
-                                              : static_cast<const void*>(rows + row * stride);
-                if (!tile.template operator()<1>(task_claim, row, p, panels + p * panel_size, ahead)) return;
-                if (fetches) next += steps * LINE;
-            }
-        }
+        multiply_piece(matrix, piece, task_claim.next(), rows, stride, scratch, task_claim, finish);
     });
 }
+
+// Products of factors T in vectors; as AmxFactors.
+template <class T>
+struct VectorFactors {
+    using Element = T;
+    using Value = T;
+    struct Registers {
+        Registers() {}  // none are reserved
+    };
+    static constexpr int64_t ROWS = 1;
+
+    static int64_t width(int64_t columns) { return round_up(columns, PANEL); }
+    static int64_t scratch_size(int64_t inputs) { return round_up(inputs, Lane<T>::VALUES) * PANEL; }
+    static void put(T* row, int64_t column, Floats v) { store_floats(row + column, v); }
+    static int64_t tile_rows(int64_t num_rows) { return rows_of_tile(num_rows); }
+
+    template <class F>
+    static bool multiply_piece(const Matrix& matrix, const Piece& piece, int64_t units, const T* rows, int64_t stride,
+                               T* scratch, TaskClaim& task_claim, F&& finish) {
+        return quire::multiply_piece(matrix, piece, units, rows, stride, scratch, task_claim, finish);
+    }
+
+    template <class F>
+    static void multiply(ThreadPool& pool, const Matrix& matrix, const T* rows, int64_t num_rows, int64_t stride,
+                         T* scratch, F&& finish) {
+        quire::multiply(pool, matrix, rows, num_rows, stride, scratch, finish);
+    }
+};
 
 }  // namespace quire

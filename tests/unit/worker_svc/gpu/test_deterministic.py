@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import transformers_models
 from core_runner import CoreRunner, submission
 from drafters import knowing
 from llama_models import VARIANTS, VOCAB
@@ -16,6 +17,14 @@ from worker_svc.runner import Runner
 from worker_svc.step import SamplingParams
 
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
+MODELS = VARIANTS | transformers_models.VARIANTS
+# Other norms, activations and positions beside those of Qwen 3
+CASES = [
+    *(("qwen3", dtype) for dtype in DTYPES),
+    ("gpt-neox", torch.float32),
+    ("gemma2", torch.float32),
+    ("qwen2-moe", torch.float32),
+]
 NUM_TOKENS = 4
 _RNG = random.Random(5)
 PROMPTS = [[_RNG.randrange(VOCAB) for _ in range(length)] for length in (1, 16, 70)]
@@ -26,16 +35,17 @@ PARAMS = [
 ]
 
 
-@pytest.fixture(scope="module", params=DTYPES, ids=str)
+@pytest.fixture(scope="module", params=CASES, ids=str)
 def make(request: pytest.FixtureRequest, save_model: Callable[..., Path]) -> Callable[..., Runner]:
-    directory = save_model(VARIANTS["qwen3"]())
-    options = {"dtype": request.param, "max_sequences": 8, "deterministic": True}
+    variant, dtype = request.param
+    directory = save_model(MODELS[variant]())
+    options = {"dtype": dtype, "max_sequences": 8, "deterministic": True}
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return lambda **more: make_runner(directory, "fused", device=device, cuda_graphs=True, **options, **more)
 
 
 # Without a GPU, kernels are interpreted, slowly. The test below compares the bits of the other dtypes.
-@pytest.mark.parametrize("make", DTYPES if torch.cuda.is_available() else DTYPES[:1], indirect=True, ids=str)
+@pytest.mark.parametrize("make", CASES if torch.cuda.is_available() else CASES[:1], indirect=True, ids=str)
 def test_a_draft_changes_no_bit(make: Callable[..., Runner], monkeypatch: pytest.MonkeyPatch) -> None:
     order_dots(monkeypatch)
     plain = Driver(make())

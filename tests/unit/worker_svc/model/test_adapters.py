@@ -45,7 +45,7 @@ def test_an_adapter_is_refused_by_its_file(content: bytes, named: str, tmp_path:
         refuse_adapters(tmp_path)
 
 
-@pytest.mark.parametrize("config", [VARIANTS["llama"], OTHERS["gpt2"]], ids=["native", "transformers"])
+@pytest.mark.parametrize("config", [VARIANTS["llama"], OTHERS["phi"]], ids=["native", "transformers"])
 def test_a_model_with_an_adapter_is_not_loaded(config: Callable[[], object], save_model: Save) -> None:
     directory = save_model(config())
     (directory / "adapter_config.json").write_text(json.dumps(_CATASTROPHIC))

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig
 
+import dense_models
 from distributions import install, set_version
 from llama_models import SIZES, VARIANTS
 from runner_driver import Driver, make_runner
@@ -20,6 +21,8 @@ from worker_svc.model.architecture import architecture_of, describe, origin_of
 from worker_svc.model.config import UnsupportedModel, read_config
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.description_cache import description_of
+from worker_svc.model.formats.dense import DenseFormat
+from worker_svc.model.stored_linear import shapes_of
 
 Save = Callable[..., Path]
 Publish = Callable[[str, str, str], None]
@@ -59,21 +62,16 @@ def publish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Publish:
 
 def _shapes(description: ModelDescription) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor that a description names."""
-    shapes: dict[str, tuple[int, ...]] = {
-        description.embedding: (description.vocab_size, description.hidden_size),
-        **{norm.tensor: (norm.size,) for norm in description.norms},
-    }
+    shapes = dict(description.shapes)
     for linear in description.linear_layers:
         for stored in linear.stored:
-            shapes[f"{stored.name}.weight"] = (sum(stored.outputs), linear.inputs)
-            if stored.bias:
-                shapes[f"{stored.name}.bias"] = (sum(stored.outputs),)
+            shapes |= shapes_of(stored, linear.inputs, DenseFormat())
     return shapes
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", VARIANTS | dense_models.VARIANTS)
 def test_tensors_are_those_of_transformers(variant: str) -> None:
-    config = VARIANTS[variant]()
+    config = (VARIANTS | dense_models.VARIANTS)[variant]()
     description = describe(config)
     assert description is not None
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
@@ -84,7 +82,7 @@ def test_tensors_are_those_of_transformers(variant: str) -> None:
     "config",
     [
         LlamaConfig(**SIZES, architectures=["LlamaForSequenceClassification"]),
-        LlamaConfig(**SIZES, hidden_act="relu"),
+        LlamaConfig(**SIZES, hidden_act="tanh"),
         LlamaConfig(**SIZES, rope_parameters={"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0}),
         MistralConfig(**SIZES, architectures=["LlamaForCausalLM"]),
     ],

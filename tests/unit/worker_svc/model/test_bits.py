@@ -14,7 +14,10 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 import compiled
+import transformers_models
+import worker_svc.model.compiled_model
 from llama_models import SIZES, VARIANTS, VOCAB
+from quire_kernels.cpu.amx import has_amx
 from worker_svc.attention import CompiledKernels
 from worker_svc.batch import SequenceChunk, make_batch
 from worker_svc.cache import CacheShape
@@ -28,14 +31,29 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "window": VARIANTS["qwen3-window"],
     "yarn": VARIANTS["llama-rope-yarn"],
     "odd": lambda: LlamaConfig(**SIZES | {"hidden_size": 54, "intermediate_size": 83}),
+    "gemma2": lambda: _longer("gemma2"),
+    "neox": lambda: _longer("gpt-neox"),
+    "opt": lambda: _longer("opt"),
+    "experts": lambda: _longer("qwen2-moe"),
+    "joint norms": lambda: _longer("olmoe"),
 }
+# The dtype, whether weights are of 8 bits, and whether products are computed by AMX
 ARITHMETICS = {
-    "float32": (torch.float32, False),
-    "bfloat16": (torch.bfloat16, False),
-    "int8": (torch.bfloat16, True),
+    "float32": (torch.float32, False, False),
+    "bfloat16": (torch.bfloat16, False, False),
+    "int8": (torch.bfloat16, True, False),
+    "amx": (torch.bfloat16, False, True),
+    "amx+int8": (torch.bfloat16, True, True),
 }
 _RNG = np.random.default_rng(11)
 SEQUENCES = [_RNG.integers(VOCAB, size=length, dtype=np.int32) for length in (1, 15, 16, 17, 40, 63, 64, 65, 130)]
+
+
+def _longer(variant: str) -> Any:
+    """A config whose context has room for SEQUENCES."""
+    config = transformers_models.VARIANTS[variant]()
+    config.max_position_embeddings = max(map(len, SEQUENCES))
+    return config
 
 
 class Computation:
@@ -69,10 +87,14 @@ Make = Callable[[int], Computation]
 
 
 @pytest.fixture(params=[f"{config}-{kind}" for config in CONFIGS for kind in ARITHMETICS])
-def make(request: pytest.FixtureRequest, save_model: Callable[..., Path]) -> Make:
+def make(request: pytest.FixtureRequest, save_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Make:
     config, _, kind = request.param.partition("-")
+    dtype, int8, use_amx = ARITHMETICS[kind]
+    if use_amx and not has_amx(compiled.thread_pool()):
+        pytest.skip("needs AMX")
+    monkeypatch.setattr(worker_svc.model.compiled_model, "has_amx", lambda _: use_amx)
     directory = save_model(CONFIGS[config]())
-    return lambda num_threads: Computation(directory, *ARITHMETICS[kind], num_threads)
+    return lambda num_threads: Computation(directory, dtype, int8, num_threads)
 
 
 def bits(numbers: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from transformers import LlamaConfig
 import compiled
 from llama_models import SIZES
 from worker_svc.model.architecture import describe
-from worker_svc.model.building import build
+from worker_svc.model.building import ExpertWeights, build
 from worker_svc.model.compiled_model import CompiledModel
 from worker_svc.model.config import read_config
 from worker_svc.model.description import LinearLayer, LinearRole, ModelDescription, Norm, SplitDimension
@@ -70,9 +71,11 @@ class KeepNothing:
     def linear(self, weights: LinearWeights) -> None:
         weights.fused()
 
-    def norm(self, norm: Norm, weight: Tensor) -> None: ...
+    def norm(self, norm: Norm, weight: Tensor, bias: Tensor | None) -> None: ...
 
-    def head(self, layer: LinearLayer, weight: Tensor) -> None: ...
+    def experts(self, weights: ExpertWeights) -> None: ...
+
+    def head(self, layer: LinearLayer, weight: Tensor, bias: Tensor | None) -> None: ...
 
 
 class KeepWeights:
@@ -81,10 +84,12 @@ class KeepWeights:
     def linear(self, weights: LinearWeights) -> tuple[Tensor, Tensor | None]:
         return weights.fused()
 
-    def norm(self, norm: Norm, weight: Tensor) -> Tensor:
+    def norm(self, norm: Norm, weight: Tensor, bias: Tensor | None) -> Tensor:
         return weight
 
-    def head(self, layer: LinearLayer, weight: Tensor) -> Tensor:
+    def experts(self, weights: ExpertWeights) -> None: ...
+
+    def head(self, layer: LinearLayer, weight: Tensor, bias: Tensor | None) -> Tensor:
         return weight
 
 
@@ -186,10 +191,10 @@ def test_two_ranks_make_up_the_model(save_model: Save) -> None:
         for name, linear in (
             ("qkv", spec.attention.qkv),
             ("output", spec.attention.output),
-            ("gate_up", spec.mlp.gate_up),
-            ("down", spec.mlp.down),
+            ("mlp.gate_up", spec.mlps[0].gate_up),
+            ("mlp.down", spec.mlps[0].down),
         ):
-            (weight, bias), *shares = (getattr(model.layers[number], name) for model in (whole, *ranks))
+            (weight, bias), *shares = (attrgetter(name)(model.layers[number]) for model in (whole, *ranks))
             if linear.split is SplitDimension.INPUTS:
                 assert torch.equal(torch.cat([share for share, _ in shares], 1), weight)
                 assert torch.equal(shares[0][1], bias)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
+import transformers_models
 from llama_models import SIZES, VARIANTS, VOCAB
 from quire_kernels.cpu.attention import check_compiled_support
 from runner_driver import Driver, make_runner
@@ -20,11 +21,16 @@ EVERY_LOGPROB = SamplingParams(logprobs=VOCAB)
 _WIDE = {name: size for name, size in SIZES.items() if name != "head_dim"} | {"hidden_size": 96}
 _ODD = SIZES | {"hidden_size": 54, "intermediate_size": 83}
 _SLIDING: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
-CONFIGS = VARIANTS | {
-    "qwen2": lambda: Qwen2Config(**_WIDE),
-    "qwen2-window": lambda: Qwen2Config(**_WIDE, **_SLIDING),
-    "llama-odd": lambda: LlamaConfig(**_ODD),
-}
+FAMILIES = ["gemma2", "gemma3", "gpt-neox", "gpt2", "opt", "phi3", "phi3-longrope"]
+CONFIGS = (
+    VARIANTS
+    | {name: transformers_models.VARIANTS[name] for name in FAMILIES}
+    | {
+        "qwen2": lambda: Qwen2Config(**_WIDE),
+        "qwen2-window": lambda: Qwen2Config(**_WIDE, **_SLIDING),
+        "llama-odd": lambda: LlamaConfig(**_ODD),
+    }
+)
 
 _rng = random.Random(3)
 PROMPTS = [[_rng.randrange(VOCAB) for _ in range(length)] for length in (1, 15, 16, 17, 63, 64, 65, 111)]
@@ -34,7 +40,7 @@ PROMPTS = [[_rng.randrange(VOCAB) for _ in range(length)] for length in (1, 15, 
 def test_log_probabilities_are_those_of_transformers(variant: str, save_model: Save) -> None:
     directory = save_model(CONFIGS[variant]())
     model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    prompt = PROMPTS[-1][:100]
+    prompt = PROMPTS[-1][:70]
 
     driver = Driver(make_runner(directory, "compiled"), chunk=33)
     (sampled,) = driver.generate([prompt], 20, EVERY_LOGPROB)
@@ -53,6 +59,17 @@ def test_tokens_are_those_of_transformers(
 ) -> None:
     runner = make_runner(tiny_llama, "compiled", block_size=block_size, num_blocks=128)
     assert Driver(runner, chunk).generate(PROMPTS, 24) == reference(tiny_llama, PROMPTS, 24)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_of_other_families_are_those_of_transformers(
+    family: str, save_model: Save, reference: Callable[..., list[list[int]]]
+) -> None:
+    directory = save_model(CONFIGS[family]())
+    prompts = [prompt for prompt in PROMPTS if len(prompt) < 80]
+    assert Driver(make_runner(directory, "compiled"), chunk=20).generate(prompts, 16) == reference(
+        directory, prompts, 16
+    )
 
 
 @pytest.mark.parametrize("chunk", [512, 7])

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
+import dense_models
 from llama_models import VARIANTS, prompts, save_model
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.decoder_states import DecoderStates, load_decoder_states
@@ -33,10 +34,17 @@ def expected(directory: Path, prompt: list[int]) -> torch.Tensor:
     return states
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+# Attention over whole prompts has no soft caps.
+ALL = VARIANTS | {name: make for name, make in dense_models.VARIANTS.items() if name != "gemma2"}
+
+
+@pytest.mark.parametrize("variant", ALL)
 def test_states_are_those_of_transformers_alone_and_in_a_crowd(variant: str, tmp_path: Path) -> None:
-    save_model(tmp_path, VARIANTS[variant]())
-    states, crowd = load(tmp_path), prompts(*LENGTHS)
+    save_model(tmp_path, ALL[variant]())
+    description = any_description_of(tmp_path)
+    assert description is not None
+    lengths = [length for length in LENGTHS if length <= description.context_length]
+    states, crowd = load(tmp_path), prompts(*lengths)
     with torch.inference_mode():
         together = states(crowd)
         for number, prompt in enumerate(crowd):
@@ -46,9 +54,12 @@ def test_states_are_those_of_transformers_alone_and_in_a_crowd(variant: str, tmp
                 torch.testing.assert_close(states([prompt])[0], transformers, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("variant", ["llama", "llama-tied-biased", "qwen2", "qwen3", "mistral"])
+@pytest.mark.parametrize(
+    "variant",
+    ["llama", "llama-tied-biased", "qwen2", "qwen3", "mistral", "gemma3", "phi3", "gpt2", "gpt-neox", "opt"],
+)
 def test_a_checkpoint_without_a_head(variant: str, tmp_path: Path) -> None:
-    save_model(tmp_path / "whole", VARIANTS[variant]())
+    save_model(tmp_path / "whole", ALL[variant]())
     model: Any = AutoModel.from_pretrained(tmp_path / "whole", dtype=torch.float32)
     model.save_pretrained(tmp_path / "bare")
     assert json.loads((tmp_path / "bare" / "config.json").read_text())["architectures"][0].endswith("Model")
@@ -68,6 +79,9 @@ def test_bfloat16_is_near(tmp_path: Path) -> None:
 
 
 def test_what_is_not_computed_is_refused_by_name(tmp_path: Path) -> None:
+    save_model(tmp_path / "capped", dense_models.VARIANTS["gemma2"]())
+    with pytest.raises(UnsupportedModel, match="embeddings of decoders do not compute a soft cap on attention scores"):
+        load(tmp_path / "capped")
     save_model(tmp_path, VARIANTS["llama"]())
     tensors = load_file(tmp_path / "model.safetensors")
     save_file({**tensors, "model.more.weight": torch.zeros(1)}, tmp_path / "model.safetensors")

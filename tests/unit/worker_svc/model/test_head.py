@@ -43,3 +43,17 @@ def test_logits_that_are_no_numbers_stay_so() -> None:
     hidden[1, 7] = float("nan")
     finite = Head(weight)(hidden).isfinite()
     assert finite.all(-1).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])
+def test_with_a_bias_the_best_of_near_ties_is_that_of_float32(scale: float) -> None:
+    hidden, weight = _hidden_and_weight(256, 300)
+    # A bias that cancels what all rows have in common leaves sums that are small beside their products.
+    common = hidden.float().mean(0)
+    hidden = (hidden.float() + scale * common).bfloat16()
+    bias = -(scale * weight.float() @ common)
+    exact = hidden.float() @ weight.float().T + bias
+    logits = Head(weight, bias)(hidden)
+    assert torch.equal(logits.argmax(-1), exact.argmax(-1))
+    float32 = Head(weight.float(), bias)(hidden.float())
+    assert torch.allclose(float32, exact, atol=1e-3)

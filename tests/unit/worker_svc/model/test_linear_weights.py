@@ -1,6 +1,7 @@
 """A linear layer is read part by part: fused or separate in the checkpoint, whole or for one rank."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from worker_svc.model.config import UnsupportedModel
-from worker_svc.model.description import LinearLayer, LinearRole, SplitDimension, StoredLinear
+from worker_svc.model.description import InvalidDescription, LinearLayer, LinearRole, SplitDimension, StoredLinear
 from worker_svc.model.formats.dense import DenseFormat
 from worker_svc.model.linear_weights import WHOLE, LinearWeights, Shard
 from worker_svc.model.weights import Checkpoint
@@ -25,6 +26,13 @@ APART = LinearLayer(
     DIM,
 )
 FUSED = LinearLayer(LinearRole.QKV, INPUTS, (StoredLinear("qkv", WIDTHS, bias=True),), SplitDimension.OUTPUTS, DIM)
+TURNS = LinearLayer(
+    LinearRole.QKV,
+    INPUTS,
+    (StoredLinear("turns", (4 * DIM,) * 3, bias=True, interleaved=DIM),),
+    SplitDimension.OUTPUTS,
+    DIM,
+)
 DOWN = LinearLayer(LinearRole.DOWN, INPUTS, (StoredLinear("down", (6,), bias=True),), SplitDimension.INPUTS)
 
 Open = Callable[..., Checkpoint]
@@ -34,7 +42,7 @@ Open = Callable[..., Checkpoint]
 def tensors() -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     made = {}
-    for linear in (APART, FUSED, DOWN):
+    for linear in (APART, FUSED, TURNS, DOWN):
         for stored in linear.stored:
             outputs = sum(stored.outputs)
             made[f"{stored.name}.weight"] = torch.randn(outputs, INPUTS, generator=generator)
@@ -74,13 +82,62 @@ def test_parts_lie_side_by_side_in_the_models_dtype(dtype: torch.dtype, tensors:
     assert torch.equal(bias, tensors["qkv.bias"].to(dtype))
 
 
-@pytest.mark.parametrize("layer", [APART, FUSED], ids=["apart", "fused"])
+def test_parts_that_take_turns_head_by_head_are_put_side_by_side(tensors: dict[str, Tensor], read: Read) -> None:
+    weight, bias = read(TURNS)
+    # As GPT-NeoX: of each head its query, its key and its value
+    assert torch.equal(weight, tensors["turns.weight"].view(4, 3, DIM, INPUTS).transpose(0, 1).reshape(-1, INPUTS))
+    assert bias is not None
+    assert torch.equal(bias, tensors["turns.bias"].view(4, 3, DIM).transpose(0, 1).flatten())
+
+
+def _transposed(layer: LinearLayer) -> LinearLayer:
+    return replace(layer, stored=tuple(replace(stored, transposed=True) for stored in layer.stored))
+
+
+@pytest.mark.parametrize("layer", [FUSED, TURNS, DOWN], ids=["fused", "turns", "single"])
+@pytest.mark.parametrize("shard", [WHOLE, Shard(1, 2)], ids=str)
+def test_a_transposed_weight_is_read_as_another(
+    layer: LinearLayer, shard: Shard, tensors: dict[str, Tensor], read: Read, tmp_path: Path
+) -> None:
+    expected = read(layer, shard)
+    (stored,) = layer.stored
+    turned = {f"{stored.name}.weight": tensors[f"{stored.name}.weight"].t().contiguous()}
+    save_file(tensors | turned, tmp_path / "model.safetensors")
+    weight, bias = read(_transposed(layer), shard)
+    assert torch.equal(weight, expected[0])
+    assert weight.is_contiguous()
+    assert (bias is None) == (expected[1] is None)
+    assert bias is None or expected[1] is None or torch.equal(bias, expected[1])
+
+
+class CodeFormat(DenseFormat):
+    """Weights beside a scale."""
+
+    def tensors(self, layer: str, outputs: int, inputs: int) -> Mapping[str, tuple[int, ...]]:
+        return {f"{layer}.codes": (outputs, inputs), f"{layer}.scale": (outputs, 1)}
+
+
+def test_a_transposed_weight_of_another_format_is_refused_by_name(read: Read, tmp_path: Path) -> None:
+    with (
+        Checkpoint(tmp_path, CodeFormat(), torch.float32, torch.device("cpu")) as checkpoint,
+        pytest.raises(UnsupportedModel, match=r"qkv.weight: .* only dense weights .* has qkv.codes, qkv.scale"),
+    ):
+        LinearWeights(_transposed(FUSED), checkpoint).fused()
+
+
+def test_turns_that_do_not_fit_the_parts_are_refused() -> None:
+    for outputs, turn in (((16, 16, 8), 4), ((12, 12), 8)):
+        with pytest.raises(InvalidDescription, match=f"^qkv: must be of parts .*, a multiple of {turn}"):
+            StoredLinear("qkv", outputs, interleaved=turn)
+
+
+@pytest.mark.parametrize("layer", [APART, FUSED, TURNS], ids=["apart", "fused", "turns"])
 def test_ranks_divide_the_heads_of_every_part(layer: LinearLayer, read: Read) -> None:
     whole, whole_bias = read(layer)
     assert whole_bias is not None
     shares, biases = zip(*(read(layer, Shard(rank, 2)) for rank in range(2)), strict=True)
     for whole_tensor, of_ranks in ((whole, shares), (whole_bias, biases)):
-        by_part = [share.split([width // 2 for width in WIDTHS]) for share in of_ranks]
+        by_part = [share.split([width // 2 for width in layer.outputs]) for share in of_ranks]
         together = [torch.cat(parts) for parts in zip(*by_part, strict=True)]
         assert torch.equal(torch.cat(together), whole_tensor)
 

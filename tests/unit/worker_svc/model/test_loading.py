@@ -14,13 +14,16 @@ from transformers import (
     BloomConfig,
     DeepseekV3Config,
     GptOssConfig,
+    JambaConfig,
     Lfm2Config,
     Llama4TextConfig,
     LlamaConfig,
     MambaConfig,
     MiniMaxConfig,
     MistralConfig,
+    RwkvConfig,
     T5Config,
+    WhisperConfig,
 )
 
 from llama_models import SIZES, VARIANTS
@@ -71,7 +74,6 @@ def test_a_window_as_wide_as_the_context_is_none(save_model: Save) -> None:
     ("config", "message"),
     [
         (BloomConfig(vocab_size=97, hidden_size=16, n_layer=1, n_head=2), "BloomForCausalLM, whose attention"),
-        (MambaConfig(vocab_size=97, hidden_size=16, num_hidden_layers=1), "MambaForCausalLM, whose attention"),
         (BertConfig(**_SMALL, is_decoder=False), "other tokens than those before"),
         (Llama4TextConfig(**SIZES, attention_chunk_size=16), "other tokens than those before"),
         (GptOssConfig(**SIZES, num_local_experts=4), "unsupported attention arguments: s_aux"),
@@ -86,16 +88,30 @@ def test_attention_of_other_kinds_is_refused(config: Any, message: str, save_mod
         _load(save_model(config))
 
 
-@pytest.mark.parametrize("config", [T5Config(), BartConfig(is_encoder_decoder=True)], ids=lambda c: c.model_type)
-def test_a_model_with_an_encoder_is_refused(config: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        (T5Config(architectures=["T5ForConditionalGeneration"]), "an encoder-decoder, .* T5ForConditionalGeneration;"),
+        (BartConfig(is_encoder_decoder=True), "an encoder-decoder, of the architecture bart;"),
+        (WhisperConfig(), "an encoder-decoder, of the architecture whisper;"),
+        (MambaConfig(architectures=["MambaForCausalLM"]), "a state-space or recurrent model, .* MambaForCausalLM;"),
+        (RwkvConfig(), "a state-space or recurrent model, .* rwkv;"),
+        (JambaConfig(), "a state-space or recurrent model, or a hybrid with such layers, .* jamba;"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else value.model_type,
+)
+def test_a_model_of_another_kind_is_refused_before_its_weights_are_read(
+    config: Any, named: str, tmp_path: Path
+) -> None:
     config.save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModel, match="has an encoder"):
+    with pytest.raises(UnsupportedModel, match=f"is {named}") as refused:
         _load(tmp_path)
+    assert "served" in str(refused.value)
 
 
 def test_another_head_than_that_of_a_language_model_is_refused(save_model: Save) -> None:
-    directory = _change_config(save_model(OTHERS["gpt2"]()), architectures=["GPT2ForSequenceClassification"])
-    with pytest.raises(UnsupportedModel, match="GPT2ForSequenceClassification, which is no causal"):
+    directory = _change_config(save_model(OTHERS["phi"]()), architectures=["PhiForSequenceClassification"])
+    with pytest.raises(UnsupportedModel, match="PhiForSequenceClassification, which is no causal"):
         _load(directory)
 
 
@@ -109,13 +125,13 @@ def test_another_head_than_that_of_a_language_model_is_refused(save_model: Save)
     ids=str,
 )
 def test_an_unknown_architecture_is_refused_by_its_name(changes: dict[str, Any], save_model: Save) -> None:
-    directory = _change_config(save_model(OTHERS["gpt2"]()), architectures=["NoneSuch"], **changes)
+    directory = _change_config(save_model(OTHERS["phi"]()), architectures=["NoneSuch"], **changes)
     with pytest.raises(UnsupportedModel, match=r"NoneSuch, which .* does not know"):
         _load(directory)
 
 
 def test_a_missing_shard_is_named(save_model: Save) -> None:
-    for config in (LlamaConfig(**SIZES), OTHERS["gpt2"]()):
+    for config in (LlamaConfig(**SIZES), OTHERS["phi"]()):
         sharded = save_model(config, max_shard_size="40KB")
         gone = sorted(sharded.glob("*.safetensors"))[1]
         gone.unlink()
@@ -124,7 +140,7 @@ def test_a_missing_shard_is_named(save_model: Save) -> None:
 
 
 def test_quantized_weights_are_refused(save_model: Save) -> None:
-    for config in (LlamaConfig(**SIZES), OTHERS["gpt2"]()):
+    for config in (LlamaConfig(**SIZES), OTHERS["phi"]()):
         directory = _change_config(save_model(config), quantization_config={"quant_method": "gptq"})
         with pytest.raises(UnsupportedModel, match="format gptq, which is not read"):
             _load(directory)
@@ -133,15 +149,15 @@ def test_quantized_weights_are_refused(save_model: Save) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda tensors: tensors.pop("transformer.ln_f.weight"), "no tensors transformer.ln_f.weight"),
-        (lambda tensors: tensors.update({"transformer.ln_f.weight": torch.zeros(3)}), "ln_f.weight"),
-        (lambda tensors: tensors.update({"transformer.h.0.extra": torch.zeros(3)}), "not use: transformer.h.0.extra"),
+        (lambda tensors: tensors.pop("model.final_layernorm.weight"), "no tensors model.final_layernorm.weight"),
+        (lambda tensors: tensors.update({"model.final_layernorm.weight": torch.zeros(3)}), "final_layernorm.weight"),
+        (lambda tensors: tensors.update({"model.layers.0.extra": torch.zeros(3)}), "not use: model.layers.0.extra"),
     ],
 )
 def test_tensors_that_do_not_fit_are_named(
     change: Callable[[dict[str, torch.Tensor]], object], message: str, save_model: Save
 ) -> None:
-    directory = save_model(OTHERS["gpt2"]())
+    directory = save_model(OTHERS["phi"]())
     tensors = load_file(directory / "model.safetensors")
     change(tensors)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})

@@ -1,4 +1,4 @@
-"""Architectures without a native backend compute over the paged cache what transformers computes over its own."""
+"""transformers' own modules compute over the paged cache what they compute over transformers' cache."""
 
 import random
 from collections.abc import Callable
@@ -13,8 +13,6 @@ from llama_models import SIZES
 from runner_driver import Driver, make_runner
 from transformers_models import CONTEXT, VARIANTS, VOCAB
 from worker_svc.attention import AttentionKind
-from worker_svc.model.architecture import describe
-from worker_svc.model.config import read_config
 from worker_svc.model.loading import LoadedModel, load
 from worker_svc.model.transformers_model import TransformersModel
 from worker_svc.step import SamplingParams
@@ -23,13 +21,13 @@ Save = Callable[..., Path]
 Generate = Callable[[Path, list[list[int]], int], list[list[int]]]
 
 BESIDE_THE_FAMILY: dict[str, Callable[[], Any]] = {
-    "activation": lambda: LlamaConfig(**SIZES, hidden_act="gelu"),
+    "activation": lambda: LlamaConfig(**SIZES, hidden_act="tanh"),
     "rope": lambda: LlamaConfig(**SIZES, rope_parameters={"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0}),
 }
 
 
 def _load(directory: Path) -> LoadedModel:
-    return load(directory, describe(read_config(directory)), torch.float32, torch.device("cpu"), AttentionKind.TORCH)
+    return load(directory, None, torch.float32, torch.device("cpu"), AttentionKind.TORCH)
 
 
 def _prompts(*lengths: int) -> list[list[int]]:
@@ -46,7 +44,7 @@ def directory(request: pytest.FixtureRequest, save_model: Save) -> Path:
 @pytest.mark.parametrize("kernels", ["torch", "compiled"])
 def test_tokens_are_those_of_generate(kernels: str, directory: Path, reference: Generate) -> None:
     prompts = _prompts(1, 7, 8, 9, 15, 16, 17, 33, 64)
-    runner = make_runner(directory, kernels)
+    runner = make_runner(directory, kernels, native=False)
     # Chunks end within blocks, at their ends, and beside decodes.
     assert Driver(runner, chunk=8).generate(prompts, 12) == reference(directory, prompts, 12)
     assert Driver(runner).generate(prompts[:2], 3) == reference(directory, prompts[:2], 3)
@@ -54,7 +52,7 @@ def test_tokens_are_those_of_generate(kernels: str, directory: Path, reference: 
 
 def test_log_probabilities_are_those_of_transformers(directory: Path) -> None:
     (prompt,) = _prompts(80)
-    runner = make_runner(directory, block_size=8)
+    runner = make_runner(directory, block_size=8, native=False)
     driver = Driver(runner, chunk=33)
     # To the end of the context, where that is short
     num_tokens = min(CONTEXT, runner.limits.context_length) - len(prompt)
@@ -91,7 +89,7 @@ def test_the_context_ends_where_positions_would_change_their_frequencies(save_mo
 @pytest.mark.parametrize("variant", ["gpt2", "phi"])
 def test_the_best_scores_of_bfloat16_are_not_rounded(variant: str, save_model: Save) -> None:
     directory = save_model(VARIANTS[variant]())
-    driver = Driver(make_runner(directory, dtype=torch.bfloat16))
+    driver = Driver(make_runner(directory, dtype=torch.bfloat16, native=False))
     driver.generate(_prompts(*range(1, 9)), 1, SamplingParams(logprobs=2))
     gaps = torch.tensor([reported[0].top[0][1] - reported[0].top[1][1] for reported in driver.logprobs.values()])
     # Scores of bfloat16 of that size are 2**-6 apart.
@@ -102,7 +100,8 @@ def test_bfloat16_samples_as_float32_where_the_choice_is_clear(save_model: Save)
     directory = save_model(VARIANTS["mixtral"]())
     prompts = _prompts(1, 16, 40)
     exact, rounded = (
-        Driver(make_runner(directory, dtype=dtype)).generate(prompts, 1) for dtype in (torch.float32, torch.bfloat16)
+        Driver(make_runner(directory, dtype=dtype, native=False)).generate(prompts, 1)
+        for dtype in (torch.float32, torch.bfloat16)
     )
     assert sum(a == b for a, b in zip(exact, rounded, strict=True)) >= 2
 
@@ -111,7 +110,8 @@ def test_bfloat16_samples_as_float32_where_the_choice_is_clear(save_model: Save)
 def test_triton_kernels_attend_as_each_layer_wants(save_model: Save, reference: Generate) -> None:
     directory = save_model(VARIANTS["gemma2"]())
     prompts = _prompts(1, 16, 30)
-    assert Driver(make_runner(directory, "triton"), chunk=16).generate(prompts, 4) == reference(directory, prompts, 4)
+    runner = make_runner(directory, "triton", native=False)
+    assert Driver(runner, chunk=16).generate(prompts, 4) == reference(directory, prompts, 4)
 
 
 def test_it_is_transformers_that_computes(save_model: Save) -> None:

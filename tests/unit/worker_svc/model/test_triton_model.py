@@ -1,27 +1,164 @@
-"""The fused kernels compute every variant of the family as transformers does."""
+"""The fused kernels compute every native architecture as transformers does, and every feature as torch's operators."""
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
 
-from llama_models import VARIANTS, VOCAB
+import llama_models
+import transformers_models
+from llama_models import VOCAB
 from runner_driver import Driver, make_runner
+from worker_svc.model.architecture import describe
+from worker_svc.model.config import UnsupportedModel, read_config
+from worker_svc.model.description import (
+    Activation,
+    DecoderLayer,
+    ModelDescription,
+    Norm,
+    NormKind,
+)
+from worker_svc.model.triton_model import load_triton_model
 from worker_svc.step import SamplingParams
+
+Save = Callable[..., Path]
+Change = Callable[[ModelDescription], ModelDescription]
 
 _rng = random.Random(5)
 PROMPTS = [[_rng.randrange(VOCAB) for _ in range(length)] for length in (2, 18)]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+NUM_TOKENS = 3
+EVERY_TOKEN = SamplingParams(logprobs=VOCAB)
+OTHERS = ("gpt2", "opt", "gpt-neox", "phi3", "phi3-longrope", "gemma2", "gemma3")
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_log_probabilities_are_those_of_the_modules(variant: str, save_model: Callable[..., Path]) -> None:
-    directory = save_model(VARIANTS[variant]())
-    params = SamplingParams(logprobs=VOCAB)
+@pytest.mark.parametrize("variant", llama_models.VARIANTS)
+def test_log_probabilities_are_those_of_the_modules(variant: str, save_model: Save) -> None:
+    directory = save_model(llama_models.VARIANTS[variant]())
     modules, fused = Driver(make_runner(directory)), Driver(make_runner(directory, "fused", device=DEVICE), chunk=9)
-    assert fused.generate(PROMPTS, 3, params) == modules.generate(PROMPTS, 3, params)
-    for sequence_id, expected in modules.logprobs.items():
-        for reported, by_modules in zip(fused.logprobs[sequence_id], expected, strict=True):
-            assert dict(reported.top) == pytest.approx(dict(by_modules.top), abs=2e-4)
+    assert fused.generate(PROMPTS, NUM_TOKENS, EVERY_TOKEN) == modules.generate(PROMPTS, NUM_TOKENS, EVERY_TOKEN)
+    _assert_equal(modules, fused)
+
+
+@pytest.mark.parametrize("variant", OTHERS)
+def test_log_probabilities_are_those_of_transformers(variant: str, save_model: Save) -> None:
+    directory = save_model(transformers_models.VARIANTS[variant]())
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    # Beyond the windows of these models
+    prompts = [PROMPTS[0], PROMPTS[1] + PROMPTS[1][:7]]
+    fused = Driver(make_runner(directory, "fused", device=DEVICE), chunk=9)
+    sampled = fused.generate(prompts, NUM_TOKENS, EVERY_TOKEN)
+    for sequence_id, (prompt, tokens) in enumerate(zip(prompts, sampled, strict=True), start=1):
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+        for reported, expected in zip(fused.logprobs[sequence_id], logits.log_softmax(-1), strict=True):
+            ours = torch.tensor([value for _, value in sorted(reported.top)])
+            assert torch.allclose(ours, expected, atol=2e-4)
+
+
+def _with_layers(change: Callable[[int, DecoderLayer], DecoderLayer]) -> Change:
+    return lambda described: replace(
+        described, layers=tuple(change(number, layer) for number, layer in enumerate(described.layers))
+    )
+
+
+def _attention(number: int, **changes: Any) -> Change:
+    """The attention of one layer."""
+
+    def change(at: int, layer: DecoderLayer) -> DecoderLayer:
+        return replace(layer, attention=replace(layer.attention, **changes)) if at == number else layer
+
+    return _with_layers(change)
+
+
+def _rope(number: int, **changes: Any) -> Change:
+    def change(described: ModelDescription) -> ModelDescription:
+        rope = described.layers[number].attention.rope
+        assert rope is not None
+        return _attention(number, rope=replace(rope, **changes))(described)
+
+    return change
+
+
+def _norms(described: ModelDescription) -> ModelDescription:
+    """Each with an epsilon of its own that matters; offsets, and layer norms."""
+    epsilons = iter(0.1 * step for step in range(1, 20))
+
+    def changed(norm: Norm, **changes: Any) -> Norm:
+        return replace(norm, eps=next(epsilons), weight_offset=0.7, **changes)
+
+    def change(number: int, layer: DecoderLayer) -> DecoderLayer:
+        attention = layer.attention
+        assert attention.query_norm is not None
+        assert attention.key_norm is not None
+        attention = replace(attention, query_norm=changed(attention.query_norm), key_norm=changed(attention.key_norm))
+        kind = NormKind.LAYER if number else NormKind.RMS
+        return replace(
+            layer,
+            attention=attention,
+            attention_norm=changed(layer.attention_norm, kind=kind),
+            mlp_norm=changed(layer.mlp_norm),
+        )
+
+    described = _with_layers(change)(described)
+    return replace(described, norm=changed(described.norm))
+
+
+CHANGES: dict[str, Change] = {
+    "norms": _norms,
+    "no positions": _attention(0, rope=None),
+    "rotary positions of each layer": _rope(1, theta=3.0),
+    "rotary positions of a part": _rope(0, rotated_dims=20),
+    "parallel": _with_layers(lambda number, layer: replace(layer, parallel=True)),
+    "parallel and not": _with_layers(lambda number, layer: replace(layer, parallel=number == 0)),
+    "relu": _with_layers(lambda number, layer: replace(layer, mlp=replace(layer.mlps[0], activation=Activation.RELU))),
+    "gelu": _with_layers(lambda number, layer: replace(layer, mlp=replace(layer.mlps[0], activation=Activation.GELU))),
+    "embedding and logits": lambda described: replace(described, embedding_scale=3.3, logits_soft_cap=2.0),
+}
+
+
+def _compare(directory: Path, change: Change) -> None:
+    """The fused kernels and torch's operators agree, and what was changed matters."""
+    described = describe(read_config(directory))
+    assert described is not None
+    changed = change(described)
+    by_torch = Driver(make_runner(directory, description=changed))
+    fused = Driver(make_runner(directory, "fused", device=DEVICE, description=changed), chunk=9)
+    assert fused.generate(PROMPTS, 2, EVERY_TOKEN) == by_torch.generate(PROMPTS, 2, EVERY_TOKEN)
+    _assert_equal(by_torch, fused)
+    unchanged = Driver(make_runner(directory, description=described))
+    unchanged.generate(PROMPTS, 1, EVERY_TOKEN)
+    first, other = (dict(driver.logprobs[2][0].top) for driver in (by_torch, unchanged))
+    assert first != pytest.approx(other, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_features_are_computed_as_by_torchs_operators(name: str, save_model: Save) -> None:
+    _compare(save_model(llama_models.VARIANTS["qwen3"]()), CHANGES[name])
+
+
+def test_norms_of_updates_beside_each_other(save_model: Save) -> None:
+    directory = save_model(transformers_models.VARIANTS["gemma2"]())
+    _compare(directory, _with_layers(lambda number, layer: replace(layer, parallel=True)))
+
+
+def test_heads_of_more_than_256_dimensions_are_refused(save_model: Save) -> None:
+    directory = save_model(LlamaConfig(**llama_models.SIZES | {"head_dim": 272}))
+    described = describe(read_config(directory))
+    assert described is not None
+    with pytest.raises(
+        UnsupportedModel, match="Triton kernels do not compute attention of heads of 272 dimensions: the most is 256"
+    ):
+        load_triton_model(described, directory, torch.float32, torch.device(DEVICE))
+
+
+def _assert_equal(expected: Driver, actual: Driver) -> None:
+    """The log-probabilities of all tokens."""
+    for sequence_id, every in expected.logprobs.items():
+        for reported, wanted in zip(actual.logprobs[sequence_id], every, strict=True):
+            assert dict(reported.top) == pytest.approx(dict(wanted.top), abs=2e-4)

@@ -192,7 +192,7 @@ def test_the_fingerprint_changes_with_the_package_of_a_format(tmp_path: Path) ->
 
 @pytest.mark.usefixtures("nibbles")
 def test_what_transformers_computes_must_be_dense(save_model: Save) -> None:
-    directory = _change_config(save_model(OTHERS["gpt2"]()), quantization_config={"quant_method": "nibbles", "bits": 4})
+    directory = _change_config(save_model(OTHERS["phi"]()), quantization_config={"quant_method": "nibbles", "bits": 4})
     with pytest.raises(UnsupportedModel, match="which transformers' modules do not read"):
         _load(directory)
 
@@ -200,7 +200,7 @@ def test_what_transformers_computes_must_be_dense(save_model: Save) -> None:
 @pytest.mark.usefixtures("nibbles")
 @pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
 def test_a_format_that_is_not_registered_is_refused_with_those_that_are(key: str, save_model: Save) -> None:
-    for config in (LlamaConfig(**SIZES), OTHERS["gpt2"]()):
+    for config in (LlamaConfig(**SIZES), OTHERS["phi"]()):
         directory = _change_config(save_model(config), **{key: {"quant_method": "none-such"}})
         with pytest.raises(UnsupportedModel, match=r"none-such, which is not read; .* read: .*dense.*nibbles"):
             _load(directory)

@@ -1,0 +1,149 @@
+"""The activation of an MLP: of one product, or of a gate, times up (arXiv:2002.05202)."""
+
+from enum import Enum
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire_kernels._checks import require
+from quire_kernels._shapes import check_rows
+
+
+class Activation(Enum):
+    """The function; GELU by the error function, GELU_TANH by the approximation in arXiv:1606.08415."""
+
+    SILU = "silu"
+    GELU = "gelu"
+    GELU_TANH = "gelu_tanh"
+    RELU = "relu"
+
+
+@triton.jit
+def _sigmoid(b_inputs):  # type: ignore[no-untyped-def]
+    """Without an intermediate infinity for any input."""
+    b_decay = tl.exp(-tl.abs(b_inputs))
+    return tl.where(b_inputs >= 0.0, 1.0, b_decay) / (1.0 + b_decay)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def activate(b_inputs, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The activation of each float32 element; ACTIVATION is the value of an `Activation`."""
+    if ACTIVATION == "silu":
+        b_active = b_inputs * _sigmoid(b_inputs)
+    elif ACTIVATION == "gelu_tanh":
+        # x/2 * (1 + tanh(y)) = x * sigmoid(2y), y = sqrt(2/pi) * (x + 0.044715 x^3)
+        b_active = b_inputs * _sigmoid(1.5957691216057308 * (b_inputs + 0.044715 * b_inputs * b_inputs * b_inputs))
+    elif ACTIVATION == "relu":
+        # NaN stays NaN
+        b_active = tl.where(b_inputs <= 0.0, 0.0, b_inputs)
+    else:
+        tl.static_assert(ACTIVATION == "gelu")
+        b_active = 0.5 * b_inputs * (1.0 + tl.erf(b_inputs * 0.7071067811865476))
+    return b_active
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _activation_kernel(  # type: ignore[no-untyped-def]
+    p_output,
+    p_inputs,
+    stride_output_token,
+    stride_inputs_token,
+    WIDTH: tl.constexpr,
+    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    o_column = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    m_column = o_column < WIDTH
+    p_row = p_inputs + token * stride_inputs_token + o_column
+    # [TILE] each
+    b_output = activate(tl.load(p_row, mask=m_column, other=0.0).to(tl.float32), ACTIVATION)
+    if GATED:
+        b_output *= tl.load(p_row + WIDTH, mask=m_column, other=0.0).to(tl.float32)
+    tl.store(p_output + token * stride_output_token + o_column, b_output.to(p_output.dtype.element_ty), mask=m_column)
+
+
+def plain_activation(inputs: Tensor, activation: Activation) -> Tensor:
+    """The activation of each element, computed in float32 and rounded once.
+
+    Args:
+        inputs: [num_tokens, width], last dimension contiguous.
+
+    Returns:
+        [num_tokens, width], contiguous, of the dtype of `inputs`.
+
+    Raises:
+        ValueError: an argument, named, has a wrong shape, dtype or stride.
+    """
+    check_rows(inputs, "inputs")
+    return _launch(inputs, activation, inputs.shape[1], is_gated=False)
+
+
+def gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
+    """The activation of the gate times up, computed in float32 and rounded once.
+
+    Args:
+        gate_up: [num_tokens, 2 * width], gate first, last dimension contiguous.
+
+    Returns:
+        [num_tokens, width], contiguous, of the dtype of `gate_up`.
+
+    Raises:
+        ValueError: an argument, named, has a wrong shape, dtype or stride.
+    """
+    _check_gate_up(gate_up)
+    return _launch(gate_up, activation, gate_up.shape[1] // 2, is_gated=True)
+
+
+def _launch(inputs: Tensor, activation: Activation, width: int, *, is_gated: bool) -> Tensor:
+    num_tokens = len(inputs)
+    output = torch.empty((num_tokens, width), dtype=inputs.dtype, device=inputs.device)
+    if output.numel() == 0:
+        return output
+    tile = min(1024, triton.next_power_of_2(width))
+    _activation_kernel[(num_tokens, triton.cdiv(width, tile))](
+        output,
+        inputs,
+        output.stride(0),
+        inputs.stride(0),
+        WIDTH=width,
+        GATED=is_gated,
+        ACTIVATION=activation.value,
+        TILE=tile,
+        num_warps=4,
+    )
+    return output
+
+
+def plain_activation_reference(inputs: Tensor, activation: Activation) -> Tensor:
+    """`plain_activation` in plain torch."""
+    check_rows(inputs, "inputs")
+    return _activate_reference(inputs.float(), activation).to(inputs.dtype)
+
+
+def gated_activation_reference(gate_up: Tensor, activation: Activation) -> Tensor:
+    """`gated_activation` in plain torch."""
+    _check_gate_up(gate_up)
+    gate, up = gate_up.float().chunk(2, -1)
+    return (_activate_reference(gate, activation) * up).to(gate_up.dtype)
+
+
+def _activate_reference(inputs: Tensor, activation: Activation) -> Tensor:
+    match activation:
+        case Activation.SILU:
+            return F.silu(inputs)
+        case Activation.GELU:
+            return F.gelu(inputs)
+        case Activation.GELU_TANH:
+            return F.gelu(inputs, approximate="tanh")
+        case Activation.RELU:
+            return F.relu(inputs)
+
+
+def _check_gate_up(gate_up: Tensor) -> None:
+    check_rows(gate_up, "gate_up")
+    require(gate_up.shape[1] % 2 == 0, "gate_up", "have an even width: gate and up side by side")

@@ -1,0 +1,355 @@
+// A decoder's forward pass over a step: all layers in one call, with tiles of each phase handed out to threads.
+//
+// Hidden states between layers, norms, rotation, scores and sums are float32; factors of products are of the model's type.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "activations.h"
+#include "amx.h"
+#include "attention.h"
+#include "buffer.h"
+#include "experts.h"
+#include "linear.h"
+#include "norms.h"
+#include "rotary.h"
+#include "sample.h"
+#include "simd.h"
+#include "thread_pool.h"
+
+namespace quire {
+
+// down(activation(gate(x)) * up(x)), or without a gate down(activation(up(x))).
+struct Mlp {
+    Matrix gate_up;  // with a gate, each panel has 16 of its outputs, then the same of up
+    Matrix down;
+    Activation activation;
+    int64_t is_gated;
+};
+
+struct DecoderLayer {
+    Norm attention_norm;
+    Norm query_norm;  // of each head, see also below
+    Norm key_norm;
+    Norm post_attention_norm;  // of what is added to the hidden states
+    Norm mlp_norm;
+    Norm post_mlp_norm;
+    Matrix qkv;  // queries, keys, values
+    Matrix output;
+    AttentionRule rule;
+    int64_t rope;  // which one of the model's; -1: none
+    Mlp mlp;
+    const Experts* experts;   // in place of the MLP, which then is all zeros; or null
+    int64_t is_parallel;      // whether attention and MLP see the same hidden states
+    int64_t has_joint_norms;  // whether query_norm and key_norm are of all heads together
+};
+
+struct DecoderModel {
+    int64_t hidden_size, num_layers, num_heads, num_kv_heads, head_dim;
+    const DecoderLayer* layers;
+    Norm norm;
+    Matrix head;
+    float logits_soft_cap;  // 0: none
+    const void* embedding;  // [vocab, hidden]
+    float embedding_scale;
+    const void* positions;  // [context, hidden], added to the embedding; or null
+    void* cache;            // [num_blocks, num_layers, 2, num_kv_heads, block_size * head_dim]
+    int64_t block_size;
+    int64_t num_ropes;
+    const Rope* ropes;
+};
+
+struct DecoderStep {
+    int64_t num_tokens;
+    const int64_t* token_ids;
+    const int64_t* slots;  // -1: not stored
+    const int64_t* positions;
+    Sequences sequences;
+    int64_t num_samples;
+    const int64_t* logits_indices;
+    float* logits;  // [num_samples, logits_stride]
+    int64_t logits_stride;
+    int64_t* argmax;  // [num_samples], of each row of logits, see `Argmax`
+};
+
+class AnyDecoder {
+public:
+    virtual ~AnyDecoder() = default;
+    virtual void run(const DecoderStep& step) = 0;
+};
+
+// `Product` is VectorFactors or AmxFactors, one for all numbers of rows: a token's bits do not depend on the rest of its step.
+template <class Product>
+class Decoder : public AnyDecoder {
+public:
+    Decoder(const DecoderModel& model, ThreadPool& pool)
+        : model_(model), pool_(pool), layers_(model.layers, model.layers + model.num_layers),
+          ropes_(model.ropes, model.ropes + model.num_ropes), mixture_(pool) {
+        int64_t scratch = Product::scratch_size(model.head.inputs);
+        for (const DecoderLayer& layer : layers_) {
+            for (const Matrix* m : {&layer.qkv, &layer.output, &layer.mlp.gate_up, &layer.mlp.down})
+                scratch = std::max(scratch, Product::scratch_size(m->inputs));
+            act_stride_ = std::max(act_stride_, Product::width(layer.mlp.down.inputs));
+            if (layer.experts) mixture_.include(*layer.experts);
+        }
+        scratch = std::max(scratch, mixture_.scratch_size());
+        for (int i = 0; i < pool.size(); ++i)
+            threads_.push_back(std::make_unique<Thread>(group(), model.head_dim, scratch));
+        for (const Rope& rope : ropes_) {
+            first_pairs_.push_back(num_pairs_);
+            num_pairs_ += rope.num_pairs;
+        }
+        hidden_stride_ = round_up(model.hidden_size, PANEL);
+        normed_stride_ = Product::width(model.hidden_size);
+        qkv_stride_ = round_up(layers_[0].qkv.outputs, PANEL);
+        query_stride_ = model.num_heads * model.head_dim;
+        attended_stride_ = Product::width(query_stride_);
+    }
+
+    void run(const DecoderStep& step) override {
+        reserve(step.num_tokens);
+        tiles_ = split_into_tiles(step.sequences, model_.num_kv_heads, group(), pool_.size());
+        pool_.run([&](int thread) {
+            const typename Product::Registers registers;
+            run(step, *threads_[thread]);
+        });
+    }
+
+private:
+    using Element = typename Product::Element;
+
+    struct Thread {
+        Thread(int64_t group, int64_t head_dim, int64_t scratch) : attention(group, head_dim), scratch(scratch), heads(2 * head_dim) {}
+        TileAttention<Element> attention;
+        Buffer<Element> scratch;
+        Buffer<Element> heads;
+    };
+
+    int64_t group() const { return model_.num_heads / model_.num_kv_heads; }
+
+    // Rows have zeros beyond their content, up to their stride.
+    void reserve(int64_t tokens) {
+        const int64_t rows = round_up(tokens, Product::ROWS);
+        hidden_.reserve(tokens * hidden_stride_);
+        branch_.reserve(tokens * hidden_stride_);
+        qkv_.reserve(tokens * qkv_stride_);
+        query_.reserve(tokens * query_stride_);
+        cosines_.reserve(tokens * num_pairs_);
+        sines_.reserve(tokens * num_pairs_);
+        normed_.reserve(rows * normed_stride_);
+        attended_.reserve(rows * attended_stride_);
+        act_.reserve(rows * act_stride_);
+        mixture_.reserve(tokens);
+    }
+
+    void run(const DecoderStep& step, Thread& own) {
+        embed(step);
+        int64_t rows = step.num_tokens;
+        const Norm* post = nullptr;  // see add()
+        for (int64_t i = 0; i < model_.num_layers; ++i) {
+            const DecoderLayer& layer = layers_[i];
+            norm(post, &layer.attention_norm, rows);
+            multiply(layer.qkv, normed_, normed_stride_, rows, own, [&](int64_t row, int64_t panel, Floats left, Floats right) {
+                float* to = &qkv_[row * qkv_stride_ + panel * PANEL];
+                store(to, left);
+                store(to + LANES, right);
+            });
+            const Cache<Element> cache = layer_cache(i);
+            rotate_and_store(step, layer, cache, own);
+            attend(pool_, own.attention, cache, step.sequences, tiles_, layer.rule, query_.data(),
+                   put_in(attended_.data(), attended_stride_));
+            if (i == model_.num_layers - 1) {
+                // Beyond the last layer's keys and values, only tokens whose successor is sampled matter.
+                if (!step.num_samples) return;
+                rows = keep_sampled_rows(step);
+            }
+            if (layer.is_parallel) norm(nullptr, &layer.mlp_norm, rows);
+            post = add(layer.output, attended_, attended_stride_, layer.post_attention_norm, rows, own);
+            if (!layer.is_parallel)
+                norm(post, &layer.mlp_norm, rows);
+            else if (post)
+                norm(post, nullptr, rows);
+            post = layer.experts ? mix(*layer.experts, layer.post_mlp_norm, rows, own)
+                                 : mlp(layer.mlp, layer.post_mlp_norm, rows, own);
+        }
+        norm(post, &model_.norm, rows);
+        logits(step, rows, own);
+    }
+
+    // Reads normed_, and adds the result to the hidden states; returns as add().
+    const Norm* mlp(const Mlp& mlp, const Norm& post, int64_t rows, Thread& own) {
+        if (mlp.is_gated) {
+            multiply(mlp.gate_up, normed_, normed_stride_, rows, own, [&](int64_t row, int64_t panel, Floats gate, Floats up) {
+                Product::put(&act_[row * act_stride_], panel * LANES, activate(mlp.activation, gate) * up);
+            });
+        } else {
+            multiply(mlp.gate_up, normed_, normed_stride_, rows, own, [&](int64_t row, int64_t panel, Floats left, Floats right) {
+                Element* to = &act_[row * act_stride_];
+                Product::put(to, panel * PANEL, activate(mlp.activation, left));
+                Product::put(to, panel * PANEL + LANES, activate(mlp.activation, right));
+            });
+        }
+        return add(mlp.down, act_, act_stride_, post, rows, own);
+    }
+
+    // As mlp().
+    const Norm* mix(const Experts& experts, const Norm& post, int64_t rows, Thread& own) {
+        const bool has_norm = post.exists();
+        mixture_.add(experts, normed_.data(), rows, has_norm ? branch_.data() : hidden_.data(), hidden_stride_, has_norm,
+                     own.scratch.data());
+        return has_norm ? &post : nullptr;
+    }
+
+    void logits(const DecoderStep& step, int64_t rows, Thread& own) {
+        const float cap = model_.logits_soft_cap;
+        multiply(model_.head, normed_, normed_stride_, rows, own, [&](int64_t row, int64_t panel, Floats left, Floats right) {
+            if (cap != 0.0f) {
+                left = soft_cap(left, cap);
+                right = soft_cap(right, cap);
+            }
+            put_outputs(model_.head, panel, left, right, step.logits + row * step.logits_stride);
+        });
+        // While they are in the caches and all threads awake: most requests need nothing else.
+        pool_.parallel_for(rows, [&](int64_t row) {
+            step.argmax[row] = find_argmax<false>(step.logits + row * step.logits_stride, model_.head.outputs).token;
+        });
+    }
+
+    Cache<Element> layer_cache(int64_t layer) const {
+        const int64_t half = model_.num_kv_heads * model_.block_size * model_.head_dim;
+        return {static_cast<Element*>(model_.cache) + layer * 2 * half, model_.num_layers * 2 * half, half,
+                model_.num_kv_heads, model_.block_size, model_.head_dim};
+    }
+
+    // Embeddings, and the angles of their positions.
+    void embed(const DecoderStep& step) {
+        const int64_t size = model_.hidden_size;
+        const auto* embedding = static_cast<const Element*>(model_.embedding);
+        const auto* positions = static_cast<const Element*>(model_.positions);
+        pool_.parallel_for_ranges(step.num_tokens, [&](int64_t token) {
+            const int64_t position = step.positions[token];
+            const Element* from = embedding + step.token_ids[token] * size;
+            float* to = &hidden_[token * hidden_stride_];
+            for (int64_t i = 0; i < size; ++i) to[i] = as_float(from[i]) * model_.embedding_scale;
+            std::fill_n(to + size, hidden_stride_ - size, 0.0f);  // it is not finite after a row that was not
+            if (positions)
+                for (int64_t i = 0; i < size; ++i) to[i] += as_float(positions[position * size + i]);
+            for (size_t i = 0; i < ropes_.size(); ++i) {
+                const int64_t first = token * num_pairs_ + first_pairs_[i];
+                compute_angles(ropes_[i], position, &cosines_[first], &sines_[first]);
+            }
+        });
+    }
+
+    // Adds what add() has left in branch_, where there is a `post`, then computes the norm `next` of the hidden states.
+    void norm(const Norm* post, const Norm* next, int64_t rows) {
+        pool_.parallel_for_ranges(rows, [&](int64_t row) {
+            float* hidden = &hidden_[row * hidden_stride_];
+            Element* normed = &normed_[row * normed_stride_];
+            if (post)
+                normalize(&branch_[row * hidden_stride_], *post, model_.hidden_size,
+                          [&](int64_t i, Floats v) { store(hidden + i, load_floats(hidden + i) + v); });
+            if (next) normalize(hidden, *next, model_.hidden_size, [&](int64_t i, Floats v) { Product::put(normed, i, v); });
+        });
+    }
+
+    template <class F>
+    void multiply(const Matrix& matrix, const Buffer<Element>& rows, int64_t stride, int64_t num_rows, Thread& own, F&& finish) {
+        Product::multiply(pool_, matrix, rows.data(), num_rows, stride, own.scratch.data(), finish);
+    }
+
+    // Adds a product to the hidden states. Where it has a norm `post`, which needs whole rows, it is left in branch_, and the
+    // norm is returned; else null.
+    const Norm* add(const Matrix& matrix, const Buffer<Element>& from, int64_t stride, const Norm& post, int64_t rows, Thread& own) {
+        const bool has_norm = post.exists();
+        float* sums = has_norm ? branch_.data() : hidden_.data();
+        multiply(matrix, from, stride, rows, own, [&](int64_t row, int64_t panel, Floats left, Floats right) {
+            float* to = sums + row * hidden_stride_ + panel * PANEL;
+            if (!has_norm) {
+                left += load_floats(to);
+                right += load_floats(to + LANES);
+            }
+            store(to, left);
+            store(to + LANES, right);
+        });
+        return has_norm ? &post : nullptr;
+    }
+
+    // In place, if there is such a norm.
+    static void normalize_heads(float* heads, const Norm& norm, int64_t size) {
+        if (norm.exists()) normalize(heads, norm, size, [&](int64_t i, Floats v) { store(heads + i, v); });
+    }
+
+    // Rotates queries and keys, and stores keys and values.
+    void rotate_and_store(const DecoderStep& step, const DecoderLayer& layer, const Cache<Element>& cache, Thread& own) {
+        const int64_t dim = model_.head_dim, num_turned = model_.num_heads + model_.num_kv_heads;
+        const int64_t num_pairs = layer.rope < 0 ? 0 : ropes_[layer.rope].num_pairs;
+        const int64_t first_pair = layer.rope < 0 ? 0 : first_pairs_[layer.rope];
+        pool_.parallel_for_ranges(step.num_tokens, [&](int64_t token) {
+            float* from = &qkv_[token * qkv_stride_];
+            Element* query = &query_[token * query_stride_];
+            const float* cosines = &cosines_[token * num_pairs_ + first_pair];
+            const float* sines = &sines_[token * num_pairs_ + first_pair];
+            if (layer.has_joint_norms) {
+                normalize_heads(from, layer.query_norm, query_stride_);
+                normalize_heads(from + query_stride_, layer.key_norm, model_.num_kv_heads * dim);
+            }
+            for (int64_t i = 0; i < num_turned; ++i) {
+                float* head = from + i * dim;
+                if (!layer.has_joint_norms) normalize_heads(head, i < model_.num_heads ? layer.query_norm : layer.key_norm, dim);
+                rotate(head, cosines, sines, num_pairs);
+            }
+            for (int64_t i = 0; i < query_stride_; i += LANES) store_floats(query + i, load_floats(from + i));
+            if (step.slots[token] < 0) return;
+            Element* key = own.heads.data();
+            Element* value = key + dim;
+            for (int64_t head = 0; head < model_.num_kv_heads; ++head) {
+                for (int64_t i = 0; i < dim; i += LANES) {
+                    store_floats(key + i, load_floats(from + (model_.num_heads + head) * dim + i));
+                    store_floats(value + i, load_floats(from + (num_turned + head) * dim + i));
+                }
+                store_token(cache, step.slots[token], head, key, value);
+            }
+        });
+    }
+
+    // Moves the rows after which a token is sampled to the front, and returns their number.
+    int64_t keep_sampled_rows(const DecoderStep& step) {
+        // Row numbers ascend, so no row is overwritten before it is moved; one thread does it, since rows may overlap.
+        pool_.parallel_for(1, [&](int64_t) {
+            for (int64_t i = 0; i < step.num_samples; ++i) {
+                const int64_t row = step.logits_indices[i];
+                if (row == i) continue;
+                std::copy_n(&hidden_[row * hidden_stride_], hidden_stride_, &hidden_[i * hidden_stride_]);
+                std::copy_n(&attended_[row * attended_stride_], attended_stride_, &attended_[i * attended_stride_]);
+            }
+        });
+        return step.num_samples;
+    }
+
+    const DecoderModel model_;
+    ThreadPool& pool_;
+    const std::vector<DecoderLayer> layers_;
+    const std::vector<Rope> ropes_;
+    std::vector<int64_t> first_pairs_;  // of each rope, in a token's angles
+    std::vector<std::unique_ptr<Thread>> threads_;
+    std::vector<Tile> tiles_;
+    ExpertMixture<Product> mixture_;
+    int64_t num_pairs_ = 0;
+    int64_t hidden_stride_ = 0, normed_stride_ = 0, qkv_stride_ = 0, query_stride_ = 0, attended_stride_ = 0, act_stride_ = 0;
+    Buffer<float> hidden_, branch_, qkv_, cosines_, sines_;
+    Buffer<Element> normed_, query_, attended_, act_;
+};
+
+// With `use_amx`, products of bfloat16 are computed by AMX: only where may_use_amx().
+inline std::unique_ptr<AnyDecoder> make_decoder(bool is_bfloat16, [[maybe_unused]] bool use_amx, const DecoderModel& model,
+                                                ThreadPool& pool) {
+    if (!is_bfloat16) return std::make_unique<Decoder<VectorFactors<float>>>(model, pool);
+#ifdef QUIRE_AMX
+    if (use_amx) return std::make_unique<Decoder<AmxFactors<1>>>(model, pool);
+#endif
+    return std::make_unique<Decoder<VectorFactors<BFloat16>>>(model, pool);
+}
+
+}  // namespace quire

@@ -1,0 +1,119 @@
+"""The compiled forward pass of decoders: all layers of a step in one call."""
+
+from ctypes import POINTER, Structure, byref, c_float, c_int64, c_void_p
+
+import torch
+
+from quire_kernels._checks import require
+from quire_kernels.cpu.amx import has_amx
+from quire_kernels.cpu.attention import RuleArgs, SequencesArgs
+from quire_kernels.cpu.experts import ExpertsArgs
+from quire_kernels.cpu.linear import MatrixArgs
+from quire_kernels.cpu.norms import NormArgs
+from quire_kernels.cpu.thread_pool import ThreadPool, type_of
+
+
+class RopeArgs(Structure):
+    """`Rope` of rotary.h."""
+
+    _fields_ = (("frequencies", c_void_p), ("num_pairs", c_int64), ("factor", c_float))
+
+
+class MlpArgs(Structure):
+    """`Mlp` of decoder.h. With a gate, outputs of `gate_up` are sixteen of the gate, the same of up, and so on, both
+    padded to a multiple of 32.
+    """
+
+    _fields_ = (("gate_up", MatrixArgs), ("down", MatrixArgs), ("activation", c_int64), ("is_gated", c_int64))
+
+
+class DecoderLayerArgs(Structure):
+    """`DecoderLayer` of decoder.h."""
+
+    _fields_ = (
+        ("attention_norm", NormArgs),
+        ("query_norm", NormArgs),
+        ("key_norm", NormArgs),
+        ("post_attention_norm", NormArgs),
+        ("mlp_norm", NormArgs),
+        ("post_mlp_norm", NormArgs),
+        ("qkv", MatrixArgs),
+        ("output", MatrixArgs),
+        ("rule", RuleArgs),
+        ("rope", c_int64),
+        ("mlp", MlpArgs),
+        ("experts", POINTER(ExpertsArgs)),
+        ("is_parallel", c_int64),
+        ("has_joint_norms", c_int64),
+    )
+
+
+class DecoderModelArgs(Structure):
+    """`DecoderModel` of decoder.h."""
+
+    _fields_ = (
+        ("hidden_size", c_int64),
+        ("num_layers", c_int64),
+        ("num_heads", c_int64),
+        ("num_kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("layers", POINTER(DecoderLayerArgs)),
+        ("norm", NormArgs),
+        ("head", MatrixArgs),
+        ("logits_soft_cap", c_float),
+        ("embedding", c_void_p),
+        ("embedding_scale", c_float),
+        ("positions", c_void_p),
+        ("cache", c_void_p),
+        ("block_size", c_int64),
+        ("num_ropes", c_int64),
+        ("ropes", POINTER(RopeArgs)),
+    )
+
+
+class DecoderStepArgs(Structure):
+    """`DecoderStep` of decoder.h."""
+
+    _fields_ = (
+        ("num_tokens", c_int64),
+        ("token_ids", c_void_p),
+        ("slots", c_void_p),
+        ("positions", c_void_p),
+        ("sequences", SequencesArgs),
+        ("num_samples", c_int64),
+        ("logits_indices", c_void_p),
+        ("logits", c_void_p),
+        ("logits_stride", c_int64),
+        ("argmax", c_void_p),
+    )
+
+
+class Decoder:
+    """A decoder whose weights and cache are at the addresses in its arguments, which the caller keeps. For one thread.
+
+    A token's bits do not depend on the other tokens of its step.
+    """
+
+    def __init__(
+        self, thread_pool: ThreadPool, dtype: torch.dtype, arguments: DecoderModelArgs, *, use_amx: bool
+    ) -> None:
+        """`dtype`: of weights, embedding and cache. With `use_amx`, which is for bfloat16, matrices are packed by
+        `pack_for_amx`, else by `pack_matrix`.
+
+        Raises ValueError for another dtype, or `use_amx` on a processor without AMX.
+        """
+        require(not use_amx or dtype == torch.bfloat16, "use_amx", "be false for another dtype than bfloat16")
+        require(not use_amx or has_amx(thread_pool), "use_amx", "be false on a processor without AMX")
+        self._thread_pool = thread_pool  # whose threads the library's object uses
+        self._handle: int | None = thread_pool.library.quire_decoder_new(
+            thread_pool.handle, type_of(dtype), int(use_amx), byref(arguments)
+        )
+
+    def __call__(self, step: DecoderStepArgs) -> None:
+        """Computes a step, and writes keys, values, logits and their argmax to its addresses and the cache."""
+        self._thread_pool.library.quire_decoder_run(self._handle, byref(step))
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None) is not None:
+            self._thread_pool.library.quire_decoder_delete(self._handle)
+            self._handle = None

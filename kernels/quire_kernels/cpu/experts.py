@@ -1,0 +1,92 @@
+"""A mixture of experts by compiled code: each token is multiplied by the matrices of its own experts."""
+
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, byref, c_float, c_int64
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from quire_kernels._checks import require
+from quire_kernels.cpu.activations import ActivationCode
+from quire_kernels.cpu.linear import PANEL, MatrixArgs, PackedMatrix
+from quire_kernels.cpu.thread_pool import ThreadPool, type_of
+
+
+class ExpertsArgs(Structure):
+    """`Experts` of experts.h."""
+
+    _fields_ = (
+        ("num_experts", c_int64),
+        ("num_chosen", c_int64),
+        ("is_normalized", c_int64),
+        ("scale", c_float),
+        ("activation", c_int64),
+        ("router", MatrixArgs),
+        ("gate_up", POINTER(MatrixArgs)),
+        ("down", POINTER(MatrixArgs)),
+        ("shared_gate_up", MatrixArgs),
+        ("shared_down", MatrixArgs),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class PackedExperts:
+    """The weights of a layer's experts, all packed alike, and of an MLP for all tokens.
+
+    Outputs of each `gate_up` are sixteen of the gate, the same of up, and so on, both padded to a multiple of 32.
+    """
+
+    router: PackedMatrix
+    """An output for each expert; one more, if there is one, is the gate of the shared MLP."""
+    gate_up: Sequence[PackedMatrix]
+    down: Sequence[PackedMatrix]
+    num_chosen: int
+    is_normalized: bool
+    """Whether the weights of a token's experts are divided by their sum."""
+    scale: float
+    activation: ActivationCode
+    shared: tuple[PackedMatrix, PackedMatrix] | None = None
+    """Gate and up, and down."""
+    _args: ExpertsArgs = field(init=False, default_factory=ExpertsArgs)
+
+    def __post_init__(self) -> None:
+        args = self._args
+        args.num_experts, args.num_chosen = len(self.gate_up), self.num_chosen
+        args.is_normalized, args.scale, args.activation = int(self.is_normalized), self.scale, self.activation
+        args.router = self.router.args()
+        for name, matrices in (("gate_up", self.gate_up), ("down", self.down)):
+            # The structure keeps the array alive.
+            setattr(args, name, (MatrixArgs * len(matrices))(*(matrix.args() for matrix in matrices)))
+        if self.shared is not None:
+            args.shared_gate_up, args.shared_down = (matrix.args() for matrix in self.shared)
+
+    def args(self) -> ExpertsArgs:
+        """The library's structure, valid as long as this object."""
+        return self._args
+
+
+def compute_experts(
+    thread_pool: ThreadPool, inputs: Tensor, arguments: ExpertsArgs, *, use_amx: bool = False
+) -> Tensor:
+    """The float32 output [rows, hidden] of experts for `inputs` [rows, hidden], float32 or bfloat16.
+
+    With `use_amx`, which is for bfloat16, matrices are packed by `pack_for_amx`, else by `pack_matrix`. Weights of
+    experts that no row chooses are not read.
+    """
+    hidden = inputs.shape[1]
+    require(not use_amx or inputs.dtype == torch.bfloat16, "use_amx", "be false for another dtype than bfloat16")
+    # Products read whole tiles of rows.
+    padded = pad(inputs, (0, -hidden % PANEL, 0, -len(inputs) % PANEL)).contiguous()
+    output = torch.zeros(len(inputs), padded.shape[1])
+    thread_pool.library.quire_experts(
+        thread_pool.handle,
+        type_of(inputs.dtype),
+        int(use_amx),
+        byref(arguments),
+        padded.data_ptr(),
+        len(inputs),
+        output.data_ptr(),
+    )
+    return output[:, :hidden]

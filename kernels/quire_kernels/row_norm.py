@@ -1,0 +1,222 @@
+"""Norms of rows, with the addition to the residual stream around them.
+
+Root mean square norms (arXiv:1910.07467) and layer norms (arXiv:1607.06450).
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire_kernels._checks import FLOAT_DTYPES, require
+from quire_kernels._shapes import check_rows, check_vector
+
+# Elements that a program holds; narrower rows share one.
+_TILE = 1024
+_MAX_WIDTH = 1 << 16
+
+
+class RowNorm(NamedTuple):
+    """A norm of rows: a row, less its mean if `is_centered`, is divided by its root mean square and multiplied by
+    `weight` [width], and `bias` [width] is added.
+    """
+
+    weight: Tensor
+    epsilon: float
+    """Added to the mean square."""
+    bias: Tensor | None = None
+    is_centered: bool = False
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _normalize(  # type: ignore[no-untyped-def]
+    b_rows, p_weight, p_bias, epsilon, o_column, m_column, WIDTH: tl.constexpr, CENTERED: tl.constexpr
+):
+    """The norm of rows [TILE_ROWS, TILE_WIDTH] that are zero where masked."""
+    if CENTERED:
+        b_mean = tl.sum(b_rows, axis=1) / WIDTH
+        b_rows = tl.where(m_column[None, :], b_rows - b_mean[:, None], 0.0)
+    b_scale = tl.rsqrt(tl.sum(b_rows * b_rows, axis=1) / WIDTH + epsilon)
+    # [TILE_WIDTH]
+    b_weight = tl.load(p_weight + o_column, mask=m_column, other=0.0).to(tl.float32)
+    b_normed = b_rows * b_scale[:, None] * b_weight[None, :]
+    if p_bias is not None:
+        b_normed += tl.load(p_bias + o_column, mask=m_column, other=0.0).to(tl.float32)[None, :]
+    return b_normed
+
+
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
+def _row_norm_kernel(  # type: ignore[no-untyped-def]
+    p_output,
+    p_inputs,
+    p_update,
+    p_weight,
+    p_bias,
+    p_update_weight,
+    p_update_bias,
+    num_rows,
+    epsilon,
+    update_epsilon,
+    stride_inputs,
+    stride_update,
+    WIDTH: tl.constexpr,
+    CENTERED: tl.constexpr,
+    UPDATE_CENTERED: tl.constexpr,
+    NORM_FIRST: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_WIDTH: tl.constexpr,
+):
+    row = (tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)).to(tl.int64)
+    o_column = tl.arange(0, TILE_WIDTH)
+    m_column = o_column < WIDTH
+    m_tile = (row < num_rows)[:, None] & m_column[None, :]
+    o_inputs = (row * stride_inputs)[:, None] + o_column[None, :]
+    # [TILE_ROWS, TILE_WIDTH]
+    b_inputs = tl.load(p_inputs + o_inputs, mask=m_tile, other=0.0).to(tl.float32)
+    if p_update is not None:
+        o_update = (row * stride_update)[:, None] + o_column[None, :]
+        b_update = tl.load(p_update + o_update, mask=m_tile, other=0.0).to(tl.float32)
+        if p_update_weight is not None:
+            b_update = _normalize(
+                b_update, p_update_weight, p_update_bias, update_epsilon, o_column, m_column, WIDTH, UPDATE_CENTERED
+            )
+        b_sum = b_inputs + b_update
+        tl.store(p_inputs + o_inputs, b_sum, mask=m_tile)
+        if not NORM_FIRST:
+            b_inputs = b_sum
+    b_output = _normalize(b_inputs, p_weight, p_bias, epsilon, o_column, m_column, WIDTH, CENTERED)
+    o_output = (row * WIDTH)[:, None] + o_column[None, :]
+    tl.store(p_output + o_output, b_output.to(p_output.dtype.element_ty), mask=m_tile)
+
+
+def row_norm(inputs: Tensor, norm: RowNorm, dtype: torch.dtype | None = None) -> Tensor:
+    """The norm of each row, computed in float32.
+
+    Args:
+        inputs: [num_rows, width], last dimension contiguous.
+        norm: its weight and bias are contiguous.
+        dtype: of the result; None: the weight's.
+
+    Returns:
+        [num_rows, width], contiguous.
+
+    Raises:
+        ValueError: an argument, named, has a wrong shape, dtype, stride or device.
+    """
+    check_rows(inputs, "inputs")
+    return _launch(inputs, None, norm, dtype, None, norm_first=False)
+
+
+def add_row_norm(
+    hidden: Tensor,
+    update: Tensor | None,
+    norm: RowNorm,
+    dtype: torch.dtype | None = None,
+    *,
+    update_norm: RowNorm | None = None,
+    norm_first: bool = False,
+) -> Tensor:
+    """Adds the update to the residual stream in place, and returns `row_norm` of the sum.
+
+    Args:
+        hidden: float32 [num_tokens, width], last dimension contiguous; the sum is not rounded.
+        update: [num_tokens, width], last dimension contiguous; None: nothing is added.
+        norm, dtype: as those of `row_norm`.
+        update_norm: of the update, before it is added; None: there is none.
+        norm_first: the result is the norm of `hidden` without the update.
+
+    Returns:
+        [num_tokens, width], contiguous.
+
+    Raises:
+        ValueError: an argument, named, has a wrong shape, dtype, stride or device.
+    """
+    check_rows(hidden, "hidden", [torch.float32])
+    if update is not None:
+        check_rows(update, "update")
+        require(update.shape == hidden.shape, "update", "have the shape of hidden")
+        require(update.device == hidden.device, "update", "be on the device of hidden")
+    return _launch(hidden, update, norm, dtype, update_norm, norm_first=norm_first)
+
+
+def _launch(
+    inputs: Tensor,
+    update: Tensor | None,
+    norm: RowNorm,
+    dtype: torch.dtype | None,
+    update_norm: RowNorm | None,
+    *,
+    norm_first: bool,
+) -> Tensor:
+    num_rows, width = inputs.shape
+    _check_norm(norm, "norm", inputs)
+    if update_norm is not None:
+        _check_norm(update_norm, "update_norm", inputs)
+    require(dtype is None or dtype in FLOAT_DTYPES, "dtype", "be float32, float16 or bfloat16")
+    output = torch.empty((num_rows, width), dtype=dtype or norm.weight.dtype, device=inputs.device)
+    if output.numel() == 0:
+        return output
+    tile_width = triton.next_power_of_2(width)
+    tile_rows = max(1, _TILE // tile_width)
+    _row_norm_kernel[(triton.cdiv(num_rows, tile_rows),)](
+        output,
+        inputs,
+        update,
+        norm.weight,
+        norm.bias,
+        None if update_norm is None else update_norm.weight,
+        None if update_norm is None else update_norm.bias,
+        num_rows,
+        norm.epsilon,
+        0.0 if update_norm is None else update_norm.epsilon,
+        inputs.stride(0),
+        0 if update is None else update.stride(0),
+        WIDTH=width,
+        CENTERED=norm.is_centered,
+        UPDATE_CENTERED=update_norm is not None and update_norm.is_centered,
+        NORM_FIRST=norm_first,
+        TILE_ROWS=tile_rows,
+        TILE_WIDTH=tile_width,
+        # Up to 16 elements a thread, as far as a block's threads go
+        num_warps=min(16, max(4, tile_width // 512)),
+    )
+    return output
+
+
+def row_norm_reference(inputs: Tensor, norm: RowNorm, dtype: torch.dtype | None = None) -> Tensor:
+    """`row_norm` in plain torch, of inputs of any shape [..., width]."""
+    rows = inputs.float()
+    if norm.is_centered:
+        rows = rows - rows.mean(-1, keepdim=True)
+    normed = rows * (rows.square().mean(-1, keepdim=True) + norm.epsilon).rsqrt() * norm.weight.float()
+    if norm.bias is not None:
+        normed = normed + norm.bias.float()
+    return normed.to(dtype or norm.weight.dtype)
+
+
+def add_row_norm_reference(
+    hidden: Tensor,
+    update: Tensor | None,
+    norm: RowNorm,
+    dtype: torch.dtype | None = None,
+    *,
+    update_norm: RowNorm | None = None,
+    norm_first: bool = False,
+) -> Tensor:
+    """`add_row_norm` in plain torch."""
+    before = hidden.clone() if norm_first else hidden
+    if update is not None:
+        hidden += update if update_norm is None else row_norm_reference(update, update_norm, torch.float32)
+    return row_norm_reference(before, norm, dtype)
+
+
+def _check_norm(norm: RowNorm, argument: str, inputs: Tensor) -> None:
+    width = inputs.shape[1]
+    for vector, field in ((norm.weight, "weight"), (norm.bias, "bias")):
+        if vector is not None:
+            name = f"{argument}.{field}"
+            require(vector.dtype in FLOAT_DTYPES, name, "be float32, float16 or bfloat16")
+            check_vector(vector, name, width, vector.dtype, inputs.device)
+    require(width <= _MAX_WIDTH, f"{argument}.weight", f"be at most {_MAX_WIDTH} wide")

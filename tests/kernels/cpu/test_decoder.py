@@ -1,0 +1,394 @@
+"""The compiled forward pass of decoders against torch in float64: random models of two layers, a feature at a time."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, layer_norm, linear, pad, relu, rms_norm, scaled_dot_product_attention, silu
+
+import compiled
+import quire_kernels.cpu.decoder
+from quire_kernels.cpu.activations import ActivationCode
+from quire_kernels.cpu.amx import has_amx, pack_for_amx
+from quire_kernels.cpu.attention import RuleArgs, SequencesArgs
+from quire_kernels.cpu.decoder import Decoder, DecoderLayerArgs, DecoderModelArgs, DecoderStepArgs, MlpArgs, RopeArgs
+from quire_kernels.cpu.linear import MatrixArgs, pack_matrix
+from quire_kernels.cpu.norms import NormArgs, NormCode, pack_norm
+
+# No size is a multiple of 32, nor are all of 16.
+HIDDEN, HEADS, KV_HEADS, DIM, WIDTH, VOCAB, CONTEXT = 54, 6, 2, 16, 83, 101, 80
+BLOCK_SIZE = 16
+LENGTH = 70
+ACTIVATIONS: dict[ActivationCode, Callable[[Tensor], Tensor]] = {
+    ActivationCode.GELU: gelu,
+    ActivationCode.GELU_TANH: lambda x: gelu(x, approximate="tanh"),
+    ActivationCode.SILU: silu,
+    ActivationCode.RELU: relu,
+}
+
+
+@dataclass
+class RandomNorm:
+    size: int
+    kind: NormCode = NormCode.RMS
+    epsilon: float = 1e-5
+
+    def __post_init__(self) -> None:
+        self.weight = 1 + torch.randn(self.size) / 4
+        self.bias = torch.randn(self.size) / 4 if self.kind is NormCode.LAYER else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.bias is None:
+            return rms_norm(x, (self.size,), self.weight.double(), self.epsilon)
+        return layer_norm(x, (self.size,), self.weight.double(), self.bias.double(), self.epsilon)
+
+
+class RandomLayer:
+    def __init__(self) -> None:
+        self.attention_norm, self.mlp_norm = RandomNorm(HIDDEN), RandomNorm(HIDDEN)
+        self.query_norm: RandomNorm | None = None
+        self.key_norm: RandomNorm | None = None
+        self.post_attention_norm: RandomNorm | None = None
+        self.post_mlp_norm: RandomNorm | None = None
+        self.rope: int | None = 0
+        self.activation = ActivationCode.SILU
+        self.is_gated, self.is_parallel, self.has_joint_norms = True, False, False
+        self.resize(WIDTH)
+        self.qkv = weight((HEADS + 2 * KV_HEADS) * DIM, HIDDEN)
+        self.output = weight(HIDDEN, HEADS * DIM)
+
+    def resize(self, width: int) -> None:
+        """Sets the MLP's width."""
+        self.gate, self.up, self.down = weight(width, HIDDEN), weight(width, HIDDEN), weight(HIDDEN, width)
+
+    def act(self, x: Tensor) -> Tensor:
+        act = ACTIVATIONS[self.activation]
+        up = linear(x, self.up.double())
+        return act(linear(x, self.gate.double())) * up if self.is_gated else act(up)
+
+
+class RandomDecoder:
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.layers = [RandomLayer(), RandomLayer()]
+        self.ropes = [(torch.logspace(0, -3, DIM // 2), 1.0)]
+        self.norm = RandomNorm(HIDDEN)
+        self.embedding, self.embedding_scale = torch.randn(VOCAB, HIDDEN), 1.0
+        self.positions: Tensor | None = None
+        self.head = weight(VOCAB, HIDDEN)
+        self.head_bias: Tensor | None = None
+        self.logits_soft_cap = 0.0
+
+    def round_to(self, dtype: torch.dtype) -> None:
+        """Rounds all that has the model's dtype."""
+        for layer in self.layers:
+            for name in ("qkv", "output", "gate", "up", "down"):
+                setattr(layer, name, getattr(layer, name).to(dtype))
+        self.embedding, self.head = self.embedding.to(dtype), self.head.to(dtype)
+        self.positions = None if self.positions is None else self.positions.to(dtype)
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """The logits behind each of these tokens, float64 [tokens, VOCAB]."""
+        x = self.embedding[tokens].double() * self.embedding_scale
+        if self.positions is not None:
+            x = x + self.positions[: len(tokens)].double()
+        for layer in self.layers:
+            added = linear(self._attend(layer, layer.attention_norm(x)), layer.output.double())
+            added = layer.post_attention_norm(added) if layer.post_attention_norm else added
+            seen = x if layer.is_parallel else x + added
+            widened = linear(layer.act(layer.mlp_norm(seen)), layer.down.double())
+            x = x + added + (layer.post_mlp_norm(widened) if layer.post_mlp_norm else widened)
+        logits = linear(self.norm(x), self.head.double(), None if self.head_bias is None else self.head_bias.double())
+        return self.logits_soft_cap * (logits / self.logits_soft_cap).tanh() if self.logits_soft_cap else logits
+
+    def _attend(self, layer: RandomLayer, x: Tensor) -> Tensor:
+        heads = linear(x, layer.qkv.double()).view(len(x), -1, DIM).transpose(0, 1)
+        query, key, value = torch.split(heads, [HEADS, KV_HEADS, KV_HEADS])
+        query, key = (
+            self._normalized(layer, norm, states) for norm, states in ((layer.query_norm, query), (layer.key_norm, key))
+        )
+        if layer.rope is not None:
+            query, key = (self._rotate(layer.rope, states) for states in (query, key))
+        attended = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        return attended.transpose(0, 1).flatten(1)
+
+    def _normalized(self, layer: RandomLayer, norm: RandomNorm | None, states: Tensor) -> Tensor:
+        if norm is None:
+            return states
+        if not layer.has_joint_norms:
+            return norm(states)
+        return norm(states.transpose(0, 1).flatten(1)).view(-1, len(states), DIM).transpose(0, 1)
+
+    def _rotate(self, rope: int, states: Tensor) -> Tensor:
+        frequencies, factor = self.ropes[rope]
+        pairs = len(frequencies)
+        angles = torch.arange(states.shape[1])[:, None] * frequencies.double()
+        left, right, rest = torch.split(states, [pairs, pairs, DIM - 2 * pairs], -1)
+        cosine, sine = angles.cos() * factor, angles.sin() * factor
+        return torch.cat([left * cosine - right * sine, right * cosine + left * sine, rest], -1)
+
+
+def weight(outputs: int, inputs: int) -> Tensor:
+    return torch.randn(outputs, inputs) * float(inputs**-0.5)
+
+
+class Compiled:
+    """A model's compiled forward pass, over a cache for one sequence."""
+
+    def __init__(self, model: RandomDecoder, dtype: torch.dtype, use_amx: bool) -> None:
+        self._kept: list[object] = []
+        self._pack = pack_for_amx if use_amx else pack_matrix
+        num_blocks = -(-CONTEXT // BLOCK_SIZE)
+        self._table = torch.arange(num_blocks, dtype=torch.int32)
+        cache = torch.zeros(num_blocks, len(model.layers), 2, KV_HEADS, BLOCK_SIZE, DIM, dtype=dtype)
+        layers = (DecoderLayerArgs * len(model.layers))(*map(self._layer, model.layers))
+        ropes = (RopeArgs * len(model.ropes))(
+            *(RopeArgs(frequencies.data_ptr(), len(frequencies), factor) for frequencies, factor in model.ropes)
+        )
+        arguments = DecoderModelArgs(
+            *(HIDDEN, len(model.layers), HEADS, KV_HEADS, DIM, layers),
+            *(self._norm(model.norm), self._matrix(model.head, model.head_bias), model.logits_soft_cap),
+            *(model.embedding.data_ptr(), model.embedding_scale),
+            None if model.positions is None else model.positions.data_ptr(),
+            *(cache.data_ptr(), BLOCK_SIZE, len(ropes), ropes),
+        )
+        self._kept += [model, cache, ropes]
+        self._decoder = Decoder(compiled.thread_pool(), dtype, arguments, use_amx=use_amx)
+
+    def logits(self, tokens: Tensor, first: int = 0) -> Tensor:
+        """The logits behind each of these tokens, which are those from position `first` on: float32 [tokens, VOCAB]."""
+        positions = torch.arange(first, first + len(tokens))
+        starts = torch.tensor([0, len(tokens)], dtype=torch.int32)
+        context = torch.tensor([first + len(tokens)], dtype=torch.int32)
+        logits, argmax, rows = torch.empty(len(tokens), VOCAB), torch.empty_like(tokens), torch.arange(len(tokens))
+        sequences = SequencesArgs(1, len(self._table), self._table.data_ptr(), starts.data_ptr(), context.data_ptr())
+        self._decoder(
+            DecoderStepArgs(
+                *(len(tokens), tokens.data_ptr(), positions.data_ptr(), positions.data_ptr(), sequences),
+                *(len(tokens), rows.data_ptr(), logits.data_ptr(), VOCAB, argmax.data_ptr()),
+            )
+        )
+        assert torch.equal(argmax, torch.where(logits.isfinite().all(-1), logits.argmax(-1), -1))
+        return logits
+
+    def _matrix(self, weight: Tensor, bias: Tensor | None = None) -> MatrixArgs:
+        matrix = self._pack(compiled.thread_pool(), weight, bias)
+        self._kept.append(matrix)
+        return matrix.args()
+
+    def _norm(self, norm: RandomNorm | None) -> NormArgs:
+        if norm is None:
+            return NormArgs()
+        packed = pack_norm(norm.kind, norm.weight, norm.bias, norm.epsilon)
+        self._kept.append(packed)
+        return packed.args()
+
+    def _layer(self, layer: RandomLayer) -> DecoderLayerArgs:
+        first = layer.up
+        if layer.is_gated:
+            rows = (0, 0, 0, -len(layer.up) % 32)
+            parts = [pad(part, rows).view(-1, 16, HIDDEN) for part in (layer.gate, layer.up)]
+            first = torch.stack(parts, 1).flatten(0, 2)
+        return DecoderLayerArgs(
+            self._norm(layer.attention_norm),
+            self._norm(layer.query_norm),
+            self._norm(layer.key_norm),
+            self._norm(layer.post_attention_norm),
+            self._norm(layer.mlp_norm),
+            self._norm(layer.post_mlp_norm),
+            self._matrix(layer.qkv),
+            self._matrix(layer.output),
+            RuleArgs(DIM**-0.5),
+            -1 if layer.rope is None else layer.rope,
+            MlpArgs(self._matrix(first), self._matrix(layer.down), layer.activation, layer.is_gated),
+            None,
+            layer.is_parallel,
+            layer.has_joint_norms,
+        )
+
+
+Change = Callable[[RandomDecoder], None]
+
+
+def layer_norms(model: RandomDecoder) -> None:
+    model.embedding += 3
+    model.norm = RandomNorm(HIDDEN, NormCode.LAYER)
+    for layer in model.layers:
+        layer.attention_norm, layer.mlp_norm = (RandomNorm(HIDDEN, NormCode.LAYER) for _ in range(2))
+
+
+def epsilons(model: RandomDecoder) -> None:
+    model.layers[0].attention_norm.epsilon, model.layers[1].mlp_norm.epsilon, model.norm.epsilon = 0.5, 2.0, 1.0
+
+
+def head_norms(model: RandomDecoder) -> None:
+    for layer in model.layers:
+        layer.query_norm, layer.key_norm = RandomNorm(DIM), RandomNorm(DIM)
+
+
+def one_head_norm(model: RandomDecoder) -> None:
+    model.layers[0].query_norm = RandomNorm(DIM, NormCode.LAYER)
+    model.layers[1].key_norm = RandomNorm(DIM)
+
+
+def joint_norms(model: RandomDecoder) -> None:
+    for layer in model.layers:
+        layer.query_norm, layer.key_norm = RandomNorm(HEADS * DIM), RandomNorm(KV_HEADS * DIM)
+        layer.has_joint_norms = True
+
+
+def post_norms(model: RandomDecoder) -> None:
+    for layer in model.layers:
+        layer.post_attention_norm, layer.post_mlp_norm = RandomNorm(HIDDEN), RandomNorm(HIDDEN)
+
+
+def one_post_norm(model: RandomDecoder) -> None:
+    model.layers[0].post_attention_norm = RandomNorm(HIDDEN)
+    model.layers[1].post_mlp_norm = RandomNorm(HIDDEN, NormCode.LAYER)
+
+
+def no_positions(model: RandomDecoder) -> None:
+    model.ropes = []
+    for layer in model.layers:
+        layer.rope = None
+
+
+def one_layer_without_positions(model: RandomDecoder) -> None:
+    model.layers[0].rope = None
+
+
+def two_ropes(model: RandomDecoder) -> None:
+    model.ropes.append((torch.logspace(0, -2, DIM // 2), 1.3))
+    model.layers[0].rope = 1
+
+
+def partial_rotation(model: RandomDecoder) -> None:
+    model.ropes = [(torch.logspace(0, -3, 3), 1.0), (torch.logspace(0, -3, 5), 0.9)]
+    model.layers[1].rope = 1
+
+
+def position_embedding(model: RandomDecoder) -> None:
+    model.positions = torch.randn(CONTEXT, HIDDEN)
+
+
+def embedding_scale(model: RandomDecoder) -> None:
+    model.embedding /= 4
+    model.embedding_scale = 6.5
+    position_embedding(model)
+
+
+def parallel(model: RandomDecoder) -> None:
+    for layer in model.layers:
+        layer.is_parallel = True
+
+
+def one_parallel_layer_with_post_norms(model: RandomDecoder) -> None:
+    post_norms(model)
+    model.layers[0].is_parallel = True
+
+
+def activation(code: ActivationCode, is_gated: bool) -> Change:
+    def change(model: RandomDecoder) -> None:
+        for layer in model.layers:
+            layer.activation, layer.is_gated = code, is_gated
+
+    return change
+
+
+def widths(model: RandomDecoder) -> None:
+    model.layers[0].resize(130)
+    model.layers[1].resize(33)
+    model.layers[1].is_gated = False
+
+
+def head_bias(model: RandomDecoder) -> None:
+    model.head_bias = torch.randn(VOCAB) * 3
+
+
+def logits_soft_cap(model: RandomDecoder) -> None:
+    model.head *= 3
+    model.logits_soft_cap = 2.5
+
+
+CHANGES: dict[str, Change] = {
+    **{change.__name__: change for change in (
+        layer_norms, epsilons, head_norms, one_head_norm, joint_norms, post_norms, one_post_norm, no_positions,
+        one_layer_without_positions, two_ropes, partial_rotation, position_embedding, embedding_scale, parallel,
+        one_parallel_layer_with_post_norms, widths, head_bias, logits_soft_cap,
+    )},
+    **{
+        f"{'gated' if is_gated else 'plain'}-{code.name.lower()}": activation(code, is_gated)
+        for code in ActivationCode
+        for is_gated in (True, False)
+    },
+}  # fmt: skip
+ARITHMETICS = {
+    "float32": (torch.float32, False),
+    "bfloat16": (torch.bfloat16, False),
+    "amx": (torch.bfloat16, True),
+}
+
+
+@pytest.fixture(params=ARITHMETICS)
+def arithmetic(request: pytest.FixtureRequest) -> tuple[torch.dtype, bool]:
+    dtype, use_amx = ARITHMETICS[request.param]
+    if use_amx and not has_amx(compiled.thread_pool()):
+        pytest.skip("needs AMX")
+    return dtype, use_amx
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@torch.inference_mode()
+def test_logits_are_those_of_torch(name: str, arithmetic: tuple[torch.dtype, bool]) -> None:
+    dtype, use_amx = arithmetic
+    tokens = torch.arange(LENGTH) * 7 % VOCAB
+    plain, model = RandomDecoder(), RandomDecoder()
+    CHANGES[name](model)
+    for each in (plain, model):
+        each.round_to(dtype)
+    expected = model.logits(tokens)
+    found = Compiled(model, dtype, use_amx).logits(tokens).double()
+    tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+    assert (found - expected).norm() < tolerance * expected.norm()
+    # The feature matters, more than that.
+    if name != "gated-silu":
+        assert (plain.logits(tokens) - expected).norm() > 3 * tolerance * expected.norm()
+
+
+@torch.inference_mode()
+def test_a_row_has_the_same_bits_in_steps_of_any_size(arithmetic: tuple[torch.dtype, bool]) -> None:
+    dtype, use_amx = arithmetic
+    model = RandomDecoder()
+    for change in (layer_norms, one_post_norm, two_ropes, widths):
+        change(model)
+    model.round_to(dtype)
+    tokens = torch.arange(LENGTH) * 7 % VOCAB
+    whole = Compiled(model, dtype, use_amx).logits(tokens)
+    for size in (1, 5, 33):
+        in_parts = Compiled(model, dtype, use_amx)
+        parts = [in_parts.logits(part, first * size) for first, part in enumerate(torch.split(tokens, size))]
+        assert torch.equal(torch.cat(parts), whole)
+
+
+@torch.inference_mode()
+def test_a_row_that_is_not_finite_leaves_no_trace(arithmetic: tuple[torch.dtype, bool]) -> None:
+    dtype, use_amx = arithmetic
+    model = RandomDecoder()
+    layer_norms(model)
+    model.embedding[0, 0] = float("nan")
+    model.round_to(dtype)
+    decoder, tokens = Compiled(model, dtype, use_amx), torch.arange(1, 40)
+    expected = decoder.logits(tokens)
+    assert bool(decoder.logits(torch.zeros(40, dtype=torch.int64)).isnan().all())
+    assert torch.equal(decoder.logits(tokens), expected)
+
+
+def test_amx_is_refused_where_it_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = DecoderModelArgs()
+    with pytest.raises(ValueError, match="use_amx: must be false for another dtype than bfloat16"):
+        Decoder(compiled.thread_pool(), torch.float32, arguments, use_amx=True)
+    monkeypatch.setattr(quire_kernels.cpu.decoder, "has_amx", lambda _: False)
+    with pytest.raises(ValueError, match="use_amx: must be false on a processor without AMX"):
+        Decoder(compiled.thread_pool(), torch.bfloat16, arguments, use_amx=True)

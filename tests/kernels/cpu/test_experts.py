@@ -1,0 +1,232 @@
+"""Mixtures of experts by compiled code, against float64 token by token."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import compiled
+from quire_kernels.cpu.activations import ActivationCode
+from quire_kernels.cpu.amx import has_amx, pack_for_amx
+from quire_kernels.cpu.experts import PackedExperts, compute_experts
+from quire_kernels.cpu.linear import MatrixArgs, PackedMatrix, pack_matrix
+
+LANES = 16
+# The dtype, and whether products are computed by AMX
+ARITHMETICS = {
+    "float32": (torch.float32, False),
+    "bfloat16": (torch.bfloat16, False),
+    "amx": (torch.bfloat16, True),
+}
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of some experts as a checkpoint has them, and their packed form."""
+
+    router: Tensor
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+    num_chosen: int
+    normalized: bool
+    shared: tuple[Tensor, Tensor, Tensor] | None
+    use_amx: bool
+
+    @property
+    def num_experts(self) -> int:
+        return len(self.gate)
+
+    def packed(self, *, int8: bool = False) -> PackedExperts:
+        pool, pack = compiled.thread_pool(), pack_for_amx if self.use_amx else pack_matrix
+
+        def mlp(gate: Tensor, up: Tensor, down: Tensor) -> tuple[PackedMatrix, PackedMatrix]:
+            return pack(pool, _interleaved(gate, up), int8=int8), pack(pool, down, int8=int8)
+
+        experts = [mlp(*matrices) for matrices in zip(self.gate, self.up, self.down, strict=True)]
+        return PackedExperts(
+            pack(pool, self.router),
+            [gate_up for gate_up, _ in experts],
+            [down for _, down in experts],
+            self.num_chosen,
+            self.normalized,
+            1.5,
+            ActivationCode.SILU,
+            None if self.shared is None else mlp(*self.shared),
+        )
+
+    def expected(self, inputs: Tensor) -> Tensor:
+        """Float64, token by token."""
+
+        def mlp(row: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+            product: Tensor = down.double() @ (torch.nn.functional.silu(gate.double() @ row) * (up.double() @ row))
+            return product
+
+        rows = []
+        for row in inputs.double():
+            scores = self.router.double() @ row
+            weights, chosen = scores[: self.num_experts].softmax(-1).topk(self.num_chosen)
+            if self.normalized:
+                weights /= weights.sum()
+            total = torch.zeros_like(row)
+            for weight, e in zip(weights * 1.5, chosen, strict=True):
+                total += weight * mlp(row, self.gate[e], self.up[e], self.down[e])
+            if self.shared is not None:
+                factor = scores[self.num_experts].sigmoid() if len(self.router) > self.num_experts else 1.0
+                total += factor * mlp(row, *self.shared)
+            rows.append(total)
+        return torch.stack(rows) if rows else torch.empty(inputs.shape, dtype=torch.float64)
+
+    def chosen(self, inputs: Tensor) -> Tensor:
+        """[rows, num_chosen]"""
+        return (inputs.double() @ self.router[: self.num_experts].double().t()).topk(self.num_chosen).indices
+
+
+def _interleaved(gate: Tensor, up: Tensor) -> Tensor:
+    padded = [torch.nn.functional.pad(part, (0, 0, 0, -len(part) % (2 * LANES))) for part in (gate, up)]
+    return torch.stack([part.view(-1, LANES, part.shape[1]) for part in padded], 1).flatten(0, 2)
+
+
+def _weights(
+    arithmetic: str = "float32",
+    *,
+    num_experts: int = 6,
+    num_chosen: int = 2,
+    hidden: int = 48,
+    width: int = 40,
+    normalized: bool = True,
+    shared: int = 0,
+    gate: bool = False,
+) -> Weights:
+    dtype, use_amx = ARITHMETICS[arithmetic]
+    if use_amx and not has_amx(compiled.thread_pool()):
+        pytest.skip("needs AMX")
+    generator = torch.Generator().manual_seed(3)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).div(shape[-1] ** 0.5).to(dtype)
+
+    beside = (random(shared, hidden), random(shared, hidden), random(hidden, shared)) if shared else None
+    return Weights(
+        random(num_experts + gate, hidden) * 4,
+        random(num_experts, width, hidden),
+        random(num_experts, width, hidden),
+        random(num_experts, hidden, width),
+        num_chosen,
+        normalized,
+        beside,
+        use_amx,
+    )
+
+
+def _inputs(rows: int, weights: Weights) -> Tensor:
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(rows, weights.router.shape[1], generator=generator).to(weights.router.dtype)
+
+
+def _compute(inputs: Tensor, packed: PackedExperts, weights: Weights, num_threads: int = 2) -> Tensor:
+    return compute_experts(compiled.thread_pool(num_threads), inputs, packed.args(), use_amx=weights.use_amx)
+
+
+def _assert_near(computed: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    # What is between the two products is rounded to the dtype.
+    tolerance = 1e-4 if dtype == torch.float32 else 3e-2
+    torch.testing.assert_close(computed.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
+@pytest.mark.parametrize("rows", [0, 1, 2, 13, 33, 100])
+@pytest.mark.parametrize(
+    "form",
+    [
+        {},
+        {"normalized": False, "shared": 50, "gate": True},
+        {"shared": 17},
+        {"num_experts": 1, "num_chosen": 1},
+        {"num_experts": 70, "num_chosen": 5, "hidden": 54, "width": 83},
+        {"num_experts": 4, "num_chosen": 4, "width": 300, "hidden": 128},
+    ],
+    ids=str,
+)
+def test_outputs(form: dict[str, Any], rows: int, arithmetic: str) -> None:
+    weights = _weights(arithmetic, **form)
+    inputs = _inputs(rows, weights)
+    _assert_near(_compute(inputs, weights.packed(), weights), weights.expected(inputs), inputs.dtype)
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
+def test_one_expert_may_have_all_tokens_and_others_none(arithmetic: str) -> None:
+    weights = _weights(arithmetic)
+    inputs = _inputs(50, weights)
+    # Scores of the same sign for all tokens
+    inputs[:, 0] = 8.0
+    router = weights.router.clone()
+    router[:, 0] = torch.tensor([0, 9, 0, 0, 7, -9])
+    weights = replace(weights, router=router)
+    counts = weights.chosen(inputs).flatten().bincount(minlength=6).tolist()
+    assert counts == [0, 50, 0, 0, 50, 0]
+    _assert_near(_compute(inputs, weights.packed(), weights), weights.expected(inputs), inputs.dtype)
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
+def test_weights_of_experts_without_tokens_are_not_read(arithmetic: str) -> None:
+    """Their addresses are null: reading one would end the process."""
+    weights = _weights(arithmetic, num_experts=12)
+    inputs = _inputs(2, weights)
+    packed, present = weights.packed(), weights.packed()
+    absent = set(range(12)) - set(weights.chosen(inputs).flatten().tolist())
+    assert len(absent) >= 8
+    for matrices in (packed.args().gate_up, packed.args().down):
+        for expert in absent:
+            matrices[expert].panels = None
+    assert torch.equal(_compute(inputs, packed, weights), _compute(inputs, present, weights))
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("arithmetic", ARITHMETICS)
+def test_a_row_comes_to_the_same_bits_with_any_others_and_any_threads(arithmetic: str, int8: bool) -> None:
+    weights = _weights(arithmetic, num_experts=9, num_chosen=3, width=83, shared=33, gate=True)
+    packed, inputs = weights.packed(int8=int8), _inputs(77, weights)
+    together = _compute(inputs, packed, weights)
+    for num_threads in (1, 3):
+        assert torch.equal(_compute(inputs, packed, weights, num_threads), together)
+    for first, end in ((0, 1), (7, 8), (3, 19), (20, 77)):
+        assert torch.equal(_compute(inputs[first:end], packed, weights), together[first:end])
+    backwards = _compute(inputs.flip(0), packed, weights).flip(0)
+    assert torch.equal(backwards, together)
+
+
+def test_of_equal_scores_the_lower_numbers_are_chosen() -> None:
+    weights = replace(_weights(), router=torch.zeros(6, 48))
+    inputs = _inputs(3, weights)
+    first = replace(weights, router=torch.zeros(2, 48), gate=weights.gate[:2], up=weights.up[:2], down=weights.down[:2])
+    _assert_near(_compute(inputs, weights.packed(), weights), first.expected(inputs), inputs.dtype)
+
+
+def test_a_row_that_is_not_finite_changes_no_other() -> None:
+    weights = _weights()
+    inputs = _inputs(9, weights)
+    expected = _compute(inputs, weights.packed(), weights)
+    inputs[4] = float("nan")
+    computed = _compute(inputs, weights.packed(), weights)
+    assert bool(computed[4].isnan().all())
+    others = [0, 1, 2, 3, 5, 6, 7, 8]
+    assert torch.equal(computed[others], expected[others])
+
+
+@pytest.mark.parametrize(
+    ("argument", "inputs", "use_amx"),
+    [("use_amx", torch.zeros(1, 48), True), ("dtype", torch.zeros(1, 48).half(), False)],
+)
+def test_a_wrong_argument_is_named(argument: str, inputs: Tensor, use_amx: bool) -> None:
+    with pytest.raises(ValueError, match=f"^{argument}: "):
+        compute_experts(compiled.thread_pool(), inputs, _weights().packed().args(), use_amx=use_amx)
+
+
+def test_structures_have_the_same_layout() -> None:
+    packed = _weights(shared=17, gate=True).packed()
+    assert packed.args().shared_down.outputs == 48
+    assert packed.args().router.outputs == 7
+    assert isinstance(packed.args().gate_up[5], MatrixArgs)

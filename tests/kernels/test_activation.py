@@ -1,0 +1,81 @@
+"""Activations, gated and plain, against torch's own, at odd widths."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire_kernels.activation import (
+    Activation,
+    gated_activation,
+    gated_activation_reference,
+    plain_activation,
+    plain_activation_reference,
+)
+
+DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
+FAR = [-3e4, -200.0, 0.0, 200.0, 3e4]
+ACTIVE = [0.0, 0.0, 0.0, 200.0, 3e4]
+
+
+@pytest.mark.parametrize("activation", Activation)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("num_tokens", "width"), [(1, 1), (2, 15), (3, 111), (1, 1536), (2, 2049), (17, 64)])
+@pytest.mark.parametrize(
+    ("op", "reference", "num_parts"),
+    [(gated_activation, gated_activation_reference, 2), (plain_activation, plain_activation_reference, 1)],
+    ids=["gated", "plain"],
+)
+def test_activation(
+    op: Any,
+    reference: Any,
+    num_parts: int,
+    activation: Activation,
+    dtype: torch.dtype,
+    num_tokens: int,
+    width: int,
+    device: str,
+    assert_close: Callable[[Tensor, Tensor], None],
+) -> None:
+    torch.manual_seed(0)
+    # Slices of a wider row, with values large enough to show an approximation
+    inputs = (torch.randn(num_tokens, num_parts * width + 8) * 3).to(device, dtype)[:, : num_parts * width]
+    if width == 1:
+        inputs = inputs.abs()  # not zero, of which no error is relative
+    actual = op(inputs, activation)
+    assert_close(actual, reference(inputs, activation))
+    assert actual.is_contiguous()
+
+
+@pytest.mark.parametrize("activation", Activation)
+def test_far_values_neither_overflow_nor_vanish(activation: Activation, device: str) -> None:
+    inputs = torch.tensor([FAR], device=device)
+    assert plain_activation(inputs, activation).tolist() == [ACTIVE]
+    assert gated_activation(torch.cat((inputs, torch.ones_like(inputs)), 1), activation).tolist() == [ACTIVE]
+
+
+@pytest.mark.parametrize("activation", Activation)
+def test_nan_stays_nan(activation: Activation, device: str) -> None:
+    inputs = torch.tensor([[1.0, float("nan"), -1.0]], device=device)
+    assert plain_activation(inputs, activation).isnan().tolist() == [[False, True, False]]
+
+
+def test_no_tokens(device: str) -> None:
+    assert gated_activation(torch.zeros((0, 8), device=device), Activation.SILU).shape == (0, 4)
+    assert plain_activation(torch.zeros((0, 8), device=device), Activation.SILU).shape == (0, 8)
+
+
+@pytest.mark.parametrize("change", [lambda rows: rows[0], lambda rows: rows.long(), lambda rows: rows.T])
+def test_a_wrong_argument_is_named(change: Callable[[Tensor], Tensor], device: str) -> None:
+    changed = change(torch.zeros((4, 8), device=device))
+    for call, argument in ((gated_activation, "gate_up"), (plain_activation, "inputs")):
+        with pytest.raises(ValueError, match=rf"^{argument}: "):
+            partial(call, changed)(Activation.SILU)
+
+
+def test_gate_and_up_have_the_same_width(device: str) -> None:
+    with pytest.raises(ValueError, match=r"^gate_up: must have an even width"):
+        gated_activation(torch.zeros((4, 7), device=device), Activation.SILU)

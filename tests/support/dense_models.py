@@ -1,0 +1,83 @@
+"""Tiny configs of the dense architectures beside the Llama family, in which each feature of theirs changes tokens.
+
+Windows are shorter than the prompts of tests, and caps below the scores and logits that random weights make.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from transformers import Gemma2Config, Gemma3TextConfig, GPT2Config, GPTNeoXConfig, OPTConfig, Phi3Config
+
+VOCAB = 97
+WINDOW = 7
+CONTEXT = 128
+ORIGINAL_CONTEXT = 96
+# Wide random weights that are not tied, for varied output without ties; tied weights repeat a token.
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.3,
+    "eos_token_id": None,
+    "bos_token_id": None,
+    "pad_token_id": None,
+    "tie_word_embeddings": False,
+}
+_SIZES: dict[str, Any] = {
+    **_COMMON, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+}  # fmt: skip
+_TIED = {"tie_word_embeddings": True}
+_GEMMA: dict[str, Any] = {"head_dim": 32, "query_pre_attn_scalar": 12, "sliding_window": WINDOW}
+_GEMMA3_ROPES: dict[str, Any] = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
+    "full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 8.0},
+}
+_LONGROPE: dict[str, Any] = {
+    "rope_type": "longrope", "rope_theta": 500.0, "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.2, 1.5, 2.0, 2.5, 3.0], "long_factor": [4.0] * 6,
+}  # fmt: skip
+_GPT2: dict[str, Any] = {**_COMMON, "n_embd": 48, "n_layer": 2, "n_head": 3}
+_GPT_NEOX: dict[str, Any] = {
+    **_COMMON, "hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 2,
+}  # fmt: skip
+_OPT: dict[str, Any] = {
+    **_COMMON, "hidden_size": 48, "ffn_dim": 80, "num_hidden_layers": 2, "num_attention_heads": 3, "init_std": 0.3,
+}  # fmt: skip
+
+VARIANTS: dict[str, Callable[[], Any]] = {
+    "gemma2": lambda: Gemma2Config(**_SIZES, **_GEMMA, attn_logit_softcapping=3.0, final_logit_softcapping=5.0),
+    "gemma2-tied-biased": lambda: Gemma2Config(
+        **_SIZES | _TIED, **_GEMMA, attention_bias=True, attn_logit_softcapping=None, final_logit_softcapping=None
+    ),
+    "gemma3": lambda: Gemma3TextConfig(
+        **_SIZES | {"num_hidden_layers": 3}, **_GEMMA, rope_parameters=_GEMMA3_ROPES,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+    ),
+    "phi3": lambda: Phi3Config(**_SIZES, sliding_window=WINDOW),
+    "phi3-longrope": lambda: Phi3Config(
+        **_SIZES, rope_parameters=_LONGROPE, original_max_position_embeddings=ORIGINAL_CONTEXT
+    ),
+    "gpt2": lambda: GPT2Config(**_GPT2, scale_attn_by_inverse_layer_idx=True, reorder_and_upcast_attn=True),
+    "gpt2-tied-narrow": lambda: GPT2Config(**_GPT2 | _TIED, n_inner=80, activation_function="relu"),
+    "gpt-neox": lambda: GPTNeoXConfig(**_GPT_NEOX, hidden_act="gelu_fast"),
+    "gpt-neox-in-turn-unbiased": lambda: GPTNeoXConfig(
+        **_GPT_NEOX, use_parallel_residual=False, attention_bias=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0},
+    ),
+    "opt": lambda: OPTConfig(**_OPT),
+    "opt-tied-unbiased": lambda: OPTConfig(**_OPT | _TIED, enable_bias=False, activation_function="gelu"),
+}  # fmt: skip
+
+NOT_DESCRIBED: dict[str, Callable[[], Any]] = {
+    "gemma2-both-directions": lambda: Gemma2Config(**_SIZES, **_GEMMA, use_bidirectional_attention=True),
+    "gemma3-both-directions": lambda: Gemma3TextConfig(**_SIZES, **_GEMMA, use_bidirectional_attention=True),
+    "gpt2-cross-attention": lambda: GPT2Config(**_GPT2, add_cross_attention=True),
+    "gpt2-activation": lambda: GPT2Config(**_GPT2, activation_function="tanh"),
+    "gpt-neox-odd": lambda: GPTNeoXConfig(**_GPT_NEOX, rope_parameters={"partial_rotary_factor": 0.1}),
+    "gpt-neox-dynamic": lambda: GPTNeoXConfig(**_GPT_NEOX, rope_parameters={"rope_type": "dynamic", "factor": 2.0}),
+    "opt-350m": lambda: OPTConfig(**_OPT, do_layer_norm_before=False),
+    "opt-projected": lambda: OPTConfig(**_OPT, word_embed_proj_dim=32),
+    "opt-without-weights-of-norms": lambda: OPTConfig(**_OPT, layer_norm_elementwise_affine=False),
+    "opt-without-the-last-norm": lambda: OPTConfig(**_OPT, _remove_final_layer_norm=True),
+}
+"""Configs of the same architectures that a description cannot express."""

@@ -1,0 +1,243 @@
+"""Models with experts compute what transformers computes, on every backend and however tokens are batched."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import OlmoeConfig
+
+import compiled
+import transformers_models
+from core_runner import CoreRunner, submission
+from llama_models import prompts
+from runner_driver import Driver, make_instance, make_runner
+from runner_steps import Generate, new_sequence, run_step
+from worker_svc.attention import AttentionKind, CompiledKernels
+from worker_svc.model.architecture import describe
+from worker_svc.model.building import BuiltMlp, ExpertWeights, build_body
+from worker_svc.model.config import UnsupportedModel, read_config
+from worker_svc.model.decoder_states import prompt_bytes
+from worker_svc.model.description import (
+    Activation,
+    ExpertsSpec,
+    InvalidDescription,
+    LinearLayer,
+    LinearRole,
+    MlpKind,
+    MlpSpec,
+    ModelDescription,
+    SplitDimension,
+    StoredLinear,
+)
+from worker_svc.model.linear import Linear
+from worker_svc.model.loading import load, unsupported_natively
+from worker_svc.model.torch_experts import TorchExperts, build_torch_experts
+from worker_svc.model.torch_layers import TorchBodyBuilder
+from worker_svc.model.torch_mlp import TorchMlp
+from worker_svc.model.weight_format import format_of
+from worker_svc.model.weights import Checkpoint
+from worker_svc.step import SamplingParams, ScheduledSequence
+
+Save = Callable[..., Path]
+
+FAMILIES = ["mixtral", "olmoe", "qwen2-moe", "qwen3-moe", "qwen3-moe-mixed"]
+CPU = torch.device("cpu")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+PROMPTS = prompts(1, 15, 16, 17, 40, 65)
+NUM_TOKENS = 12
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def directory(request: pytest.FixtureRequest, save_model: Save) -> Path:
+    return save_model(transformers_models.VARIANTS[request.param]())
+
+
+@pytest.fixture(scope="module")
+def description(directory: Path) -> ModelDescription:
+    described = describe(read_config(directory))
+    assert described is not None
+    return described
+
+
+def test_tensors_are_those_that_transformers_saves(directory: Path, description: ModelDescription) -> None:
+    stored = {name: tuple(tensor.shape) for name, tensor in load_file(directory / "model.safetensors").items()}
+    described: dict[str, tuple[int, ...]] = {norm.tensor: (norm.size,) for norm in description.norms}
+    described[description.embedding] = description.vocab_size, description.hidden_size
+    for linear in description.linear_layers:
+        for layer in linear.stored:
+            described[f"{layer.name}.weight"] = sum(layer.outputs), linear.inputs
+            described |= {f"{layer.name}.bias": (sum(layer.outputs),)} if layer.bias else {}
+    assert described == stored
+
+
+def test_every_backend_computes_them(description: ModelDescription) -> None:
+    for kernels, device in (
+        (AttentionKind.TORCH, CPU),
+        (CompiledKernels(compiled.thread_pool(), int8=True), CPU),
+        (AttentionKind.TRITON, torch.device("cuda")),
+    ):
+        assert unsupported_natively(description, kernels, device) is None
+
+
+@pytest.mark.parametrize("kernels", ["torch", "compiled"])
+def test_tokens_are_those_of_transformers(kernels: str, directory: Path, reference: Generate) -> None:
+    expected = reference(directory, PROMPTS, NUM_TOKENS)
+    runner = make_runner(directory, kernels)
+    assert Driver(runner).generate(PROMPTS, NUM_TOKENS) == expected, "in a crowd"
+    assert Driver(runner, chunk=7, ahead=1).generate(PROMPTS, NUM_TOKENS) == expected, "in chunks"
+    driver = Driver(runner)
+    for prompt, tokens in zip(PROMPTS, expected, strict=True):
+        assert driver.generate([prompt], NUM_TOKENS) == [tokens], "alone"
+        again = prompt + tokens[:5]
+        assert driver.generate([again], NUM_TOKENS - 5) == [tokens[5:]], "computed again, as after a preemption"
+
+
+@pytest.mark.parametrize("kernels", ["torch", "compiled"])
+def test_a_sequence_may_begin_behind_a_cached_prefix(kernels: str, directory: Path) -> None:
+    prompt, runner = PROMPTS[-1], make_runner(directory, kernels)
+    (whole,) = run_step(runner, [new_sequence(1, prompt)], ScheduledSequence(1, 0, len(prompt), [0, 1, 2, 3, 4]))
+    (rest,) = run_step(runner, [new_sequence(2, prompt)], ScheduledSequence(2, 48, len(prompt) - 48, [0, 1, 2, 20, 21]))
+    assert rest.token_ids == whole.token_ids
+
+
+def test_tokens_stay_the_same_with_cached_prefixes_and_preempted(directory: Path, reference: Generate) -> None:
+    shared, *longer = prompts(19, 1, 7, 8, 9, 15, 33, 50)
+    asked = [*longer, *([*shared, *prompt] for prompt in longer[:4])]
+    runner = make_runner(directory, "compiled", block_size=8, num_blocks=16, num_host_blocks=64)
+    core_runner = CoreRunner(make_instance(runner), 16, "swap")
+    served = core_runner.serve(submission(str(place), prompt, NUM_TOKENS) for place, prompt in enumerate(asked))
+    assert [served[str(place)][0].token_ids for place in range(len(asked))] == reference(directory, asked, NUM_TOKENS)
+    assert core_runner.core.totals.cache_hits > 0
+    assert core_runner.core.totals.preemptions > 0
+
+
+def test_the_triton_kernels_compute_what_torch_does(directory: Path) -> None:
+    asked, every = prompts(2, 18), SamplingParams(logprobs=transformers_models.VOCAB)
+    by_torch = Driver(make_runner(directory))
+    ours = Driver(make_runner(directory, "fused", device=DEVICE), chunk=9)
+    assert ours.generate(asked, 3, every) == by_torch.generate(asked, 3, every)
+    for sequence_id, expected in by_torch.logprobs.items():
+        for reported, by_modules in zip(ours.logprobs[sequence_id], expected, strict=True):
+            assert dict(reported.top) == pytest.approx(dict(by_modules.top), abs=5e-4)
+
+
+def test_an_expert_computes_the_tokens_that_chose_it(
+    directory: Path, description: ModelDescription, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each token is a row of as many experts as it has, and of no other one."""
+    counts: list[int] = []
+
+    class Counted:
+        def __init__(self, linear: Linear) -> None:
+            self._linear = linear
+
+        def __call__(self, inputs: Tensor) -> Tensor:
+            counts.append(len(inputs))
+            return self._linear(inputs)
+
+        def add(self, inputs: Tensor, residual: Tensor) -> Tensor:
+            return self._linear.add(inputs, residual)
+
+    def counted(mlp: TorchMlp) -> TorchMlp:
+        return BuiltMlp(mlp.spec, Counted(mlp.gate_up), mlp.down)
+
+    class Builder(TorchBodyBuilder):
+        def experts(self, weights: ExpertWeights) -> TorchExperts:
+            built = build_torch_experts(weights)
+            return replace(built, experts=list(map(counted, built.experts)))
+
+    with torch.inference_mode(), Checkpoint(directory, format_of(directory), torch.float32, CPU) as checkpoint:
+        layers = build_body(description, checkpoint, Builder()).layers
+        mixtures = [layer.mlp for layer in layers if not isinstance(layer.mlp, BuiltMlp)]
+        assert mixtures
+        for mixture in mixtures:
+            for num_tokens in (1, 9):
+                counts.clear()
+                mixture(torch.randn(num_tokens, description.hidden_size))
+                assert sum(counts) == num_tokens * mixture.spec.num_chosen
+                assert all(counts)
+                assert len(counts) <= len(mixture.experts)
+
+
+def test_layers_with_and_without_experts_may_alternate() -> None:
+    described = describe(transformers_models.VARIANTS["qwen3-moe-mixed"]())
+    assert described is not None
+    assert [isinstance(layer.mlp, ExpertsSpec) for layer in described.layers] == [False, True]
+
+
+def test_what_a_prompt_takes_is_estimated() -> None:
+    described = describe(transformers_models.VARIANTS["mixtral"]())
+    assert described is not None
+    assert prompt_bytes(described, 100, torch.float32) > prompt_bytes(described, 50, torch.float32) > 0
+
+
+def test_clipped_queries_are_left_to_transformers() -> None:
+    assert describe(OlmoeConfig(clip_qkv=1.0)) is None
+
+
+def test_8_bits_sample_mostly_the_same_tokens(directory: Path, reference: Generate) -> None:
+    sampled = Driver(make_runner(directory, "compiled", int8=True)).generate(PROMPTS, 1)
+    expected = reference(directory, PROMPTS, 1)
+    assert sum(a == b for a, b in zip(sampled, expected, strict=True)) >= len(PROMPTS) - 2
+
+
+def test_a_missing_expert_is_named(save_model: Save) -> None:
+    directory = save_model(transformers_models.VARIANTS["mixtral"]())
+    tensors = load_file(directory / "model.safetensors")
+    missing = "model.layers.1.block_sparse_moe.experts.3.w2.weight"
+    del tensors[missing]
+    save_file(tensors, directory / "model.safetensors")
+    with pytest.raises(UnsupportedModel, match=f"no tensor {re.escape(missing)}"):
+        load(directory, describe(read_config(directory)), torch.float32, CPU, AttentionKind.TORCH)
+
+
+def _router(*outputs: int) -> LinearLayer:
+    stored = tuple(StoredLinear(f"router{number}", (width,)) for number, width in enumerate(outputs))
+    return LinearLayer(LinearRole.ROUTER, 8, stored, SplitDimension.OUTPUTS)
+
+
+def _mlp(width: int = 4, **changes: Any) -> MlpSpec:
+    gate_up = tuple(StoredLinear(name, (width,)) for name in ("gate", "up"))
+    made = MlpSpec(
+        width,
+        LinearLayer(LinearRole.GATE_UP, 8, gate_up, SplitDimension.OUTPUTS),
+        LinearLayer(LinearRole.DOWN, width, (StoredLinear("down", (8,)),), SplitDimension.INPUTS),
+    )
+    return replace(made, **changes)
+
+
+def _plain() -> MlpSpec:
+    up = LinearLayer(LinearRole.GATE_UP, 8, (StoredLinear("up", (4,)),), SplitDimension.OUTPUTS)
+    return _mlp(kind=MlpKind.PLAIN, gate_up=up)
+
+
+def _biased() -> MlpSpec:
+    down = LinearLayer(LinearRole.DOWN, 4, (StoredLinear("down", (8,), bias=True),), SplitDimension.INPUTS)
+    return _mlp(down=down)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"router": _router(3)}, r"^router: must be of the outputs \(2,\)"),
+        ({"router": _router(2, 2), "shared": _mlp(6)}, r"^router: must be of the outputs \(2, 1\)"),
+        ({"router": _router(2, 1)}, "^router: must be without a gate where no MLP is shared"),
+        ({"num_chosen": 3}, "^num_chosen: must be 1 to 2 experts"),
+        ({"num_chosen": 0}, "^num_chosen: must be 1 to 2 experts"),
+        ({"experts": (_mlp(), _plain())}, "^experts: must be gated MLPs"),
+        ({"experts": (_mlp(), _mlp(activation=Activation.GELU))}, "^experts: must be MLPs with the activation silu"),
+        ({"experts": (_mlp(), _mlp(5))}, "^experts: must be of the width 4"),
+        ({"experts": (_mlp(), _biased())}, "^experts: must be without biases"),
+    ],
+    ids=str,
+)
+def test_experts_that_do_not_fit_each_other_are_refused(changes: dict[str, Any], message: str) -> None:
+    made = ExpertsSpec(_router(2), 1, True, (_mlp(), _mlp()), _mlp(6))
+    with pytest.raises(InvalidDescription, match=message):
+        replace(made, **{"shared": None} | changes)

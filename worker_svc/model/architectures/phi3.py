@@ -1,0 +1,30 @@
+"""Phi-3, 3.5 and 4: Llama with fused products, and with rotary positions of a part of each head in some models."""
+
+from dataclasses import replace
+from typing import Any
+
+from worker_svc.model.architecture import Architecture
+from worker_svc.model.describe_decoder import describe_decoder
+from worker_svc.model.description import DecoderLayer, LinearLayer, ModelDescription, StoredLinear
+
+
+def _describe(config: Any) -> ModelDescription | None:
+    description = describe_decoder(config, partial_rotation=True)
+    return description and replace(description, layers=tuple(map(_layer, description.layers)))
+
+
+def _layer(layer: DecoderLayer) -> DecoderLayer:
+    (mlp,) = layer.mlps
+    return replace(
+        layer,
+        attention=replace(layer.attention, qkv=_fused(layer.attention.qkv, "qkv_proj")),
+        mlp=replace(mlp, gate_up=_fused(mlp.gate_up, "gate_up_proj")),
+    )
+
+
+def _fused(linear: LinearLayer, name: str) -> LinearLayer:
+    prefix = linear.stored[0].name.rpartition(".")[0]
+    return replace(linear, stored=(StoredLinear(f"{prefix}.{name}", linear.outputs),))
+
+
+ARCHITECTURE = Architecture(__file__, "Phi3ForCausalLM", _describe, ("Phi3Model",))

@@ -1,0 +1,20 @@
+"""Qwen 3 with experts; layers without experts may be among them."""
+
+from typing import Any
+
+from worker_svc.model.architecture import Architecture
+from worker_svc.model.describe_decoder import describe_decoder
+from worker_svc.model.describe_experts import ExpertForm, sparse_layers, with_experts
+from worker_svc.model.description import ModelDescription
+
+
+def _describe(config: Any) -> ModelDescription | None:
+    experts = ExpertForm(
+        config.num_experts, config.num_experts_per_tok, config.moe_intermediate_size, config.norm_topk_prob
+    )
+    bias: bool = config.attention_bias
+    dense = describe_decoder(config, qkv_bias=bias, output_bias=bias, qk_norm=True)
+    return dense and with_experts(dense, experts, sparse_layers(config))
+
+
+ARCHITECTURE = Architecture(__file__, "Qwen3MoeForCausalLM", _describe)

@@ -1,0 +1,90 @@
+"""Describes the experts of models whose dense layers are described already: Mixtral, Qwen MoE, OLMoE."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+from worker_svc.model.describe_parts import describe_mlp
+from worker_svc.model.description import (
+    Activation,
+    ComputedFormat,
+    DecoderLayer,
+    ExpertsSpec,
+    LinearLayer,
+    LinearRole,
+    MlpKind,
+    MlpSpec,
+    ModelDescription,
+    SplitDimension,
+    StoredLinear,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertForm:
+    """The experts of one layer, and what checkpoints call their tensors."""
+
+    num_experts: int
+    num_chosen: int
+    width: int
+    normalized: bool
+    """Whether the weights of a token's experts are divided by their sum."""
+    shared_width: int | None = None
+    """Of the MLP for all tokens, which has a gate of its own; None: there is none."""
+    block: str = "mlp"
+    """What the layer calls its experts."""
+    projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+
+
+def with_experts(dense: ModelDescription, form: ExpertForm, layers: Collection[int] | None = None) -> ModelDescription:
+    """The description with experts in place of the MLPs of some layers; None: of all."""
+    mixed = (
+        _layer(layer, f"model.layers.{number}.{form.block}.", form) if layers is None or number in layers else layer
+        for number, layer in enumerate(dense.layers)
+    )
+    return replace(dense, layers=tuple(mixed))
+
+
+def sparse_layers(config: Any) -> list[int]:
+    """The layers with experts, as configs of Qwen name them."""
+    step: int = config.decoder_sparse_step
+    return [
+        number
+        for number in range(config.num_hidden_layers)
+        if number not in config.mlp_only_layers and config.num_experts > 0 and (number + 1) % step == 0
+    ]
+
+
+def _layer(layer: DecoderLayer, prefix: str, form: ExpertForm) -> DecoderLayer:
+    (dense,) = layer.mlps
+    hidden, activation = dense.gate_up.inputs, dense.activation
+    has_shared = form.shared_width is not None
+    router = StoredLinear(f"{prefix}gate", (form.num_experts,))
+    shared_gate = StoredLinear(f"{prefix}shared_expert_gate", (1,))
+    return replace(
+        layer,
+        mlp=ExpertsSpec(
+            router=LinearLayer(
+                LinearRole.ROUTER,
+                hidden,
+                (router, shared_gate) if has_shared else (router,),
+                SplitDimension.OUTPUTS,
+                computed=ComputedFormat.MODEL,
+            ),
+            num_chosen=form.num_chosen,
+            normalized=form.normalized,
+            experts=tuple(
+                _mlp(f"{prefix}experts.{number}.", form.projections, hidden, form.width, activation)
+                for number in range(form.num_experts)
+            ),
+            shared=None
+            if form.shared_width is None
+            else _mlp(f"{prefix}shared_expert.", form.projections, hidden, form.shared_width, activation),
+        ),
+    )
+
+
+def _mlp(prefix: str, projections: tuple[str, str, str], hidden: int, width: int, activation: Activation) -> MlpSpec:
+    gate, up, down = (f"{prefix}{name}" for name in projections)
+    gate_up = StoredLinear(gate, (width,)), StoredLinear(up, (width,))
+    return describe_mlp(MlpKind.GATED, gate_up, StoredLinear(down, (hidden,)), activation)

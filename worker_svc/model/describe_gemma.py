@@ -1,0 +1,37 @@
+"""Describes Gemma 2 and 3: Llama's tensors with norms on both sides of attention and MLP, and a scaled embedding."""
+
+from dataclasses import replace
+from typing import Any
+
+from worker_svc.model.describe_decoder import describe_decoder
+from worker_svc.model.description import DecoderLayer, ModelDescription
+
+
+def describe_gemma(config: Any, *, soft_cap: float | None = None, qk_norm: bool = False) -> ModelDescription | None:
+    """The description; None: attention goes in both directions, or a description cannot hold activation or positions.
+
+    `soft_cap` is that of attention scores.
+    """
+    bias: bool = config.attention_bias
+    description = describe_decoder(config, qkv_bias=bias, output_bias=bias, qk_norm=qk_norm, norm_offset=1.0)
+    if description is None or config.use_bidirectional_attention:
+        return None
+
+    def layer(described: DecoderLayer) -> DecoderLayer:
+        # Names end in .weight; Llama's name of the norm before the MLP is here that of the one after attention.
+        after_attention = described.mlp_norm
+        prefix = after_attention.tensor.removesuffix("post_attention_layernorm.weight")
+        return replace(
+            described,
+            attention=replace(described.attention, scale=float(config.query_pre_attn_scalar**-0.5), soft_cap=soft_cap),
+            post_attention_norm=after_attention,
+            mlp_norm=replace(after_attention, tensor=f"{prefix}pre_feedforward_layernorm.weight"),
+            post_mlp_norm=replace(after_attention, tensor=f"{prefix}post_feedforward_layernorm.weight"),
+        )
+
+    return replace(
+        description,
+        layers=tuple(map(layer, description.layers)),
+        embedding_scale=float(config.hidden_size**0.5),
+        logits_soft_cap=config.final_logit_softcapping,
+    )

@@ -1,0 +1,83 @@
+"""Parts of descriptions that several families share."""
+
+from worker_svc.model.description import (
+    Activation,
+    AttentionSpec,
+    LinearLayer,
+    LinearRole,
+    MlpKind,
+    MlpSpec,
+    Norm,
+    NormKind,
+    RopeConfig,
+    SplitDimension,
+    StoredLinear,
+)
+
+ACTIVATIONS = {
+    "silu": Activation.SILU,
+    "swish": Activation.SILU,
+    "gelu": Activation.GELU,
+    "gelu_new": Activation.GELU_TANH,
+    "gelu_fast": Activation.GELU_TANH,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
+    "relu": Activation.RELU,
+}
+"""By the names that transformers has in configs."""
+
+
+def describe_head(hidden_size: int, vocab_size: int) -> LinearLayer:
+    stored = (StoredLinear("lm_head", (vocab_size,)),)
+    return LinearLayer(LinearRole.HEAD, hidden_size, stored, SplitDimension.OUTPUTS)
+
+
+def describe_attention(
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    qkv: tuple[StoredLinear, ...],
+    output: StoredLinear,
+    *,
+    rope: RopeConfig | None = None,
+    scale: float | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    query_norm: Norm | None = None,
+    key_norm: Norm | None = None,
+) -> AttentionSpec:
+    """Attention with the hidden size of `output`. The scale defaults to the inverse root of the head's dimensions."""
+    (hidden,) = output.outputs
+    queries = num_heads * head_dim
+    return AttentionSpec(
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        scale=float(head_dim**-0.5) if scale is None else scale,
+        qkv=LinearLayer(LinearRole.QKV, hidden, qkv, SplitDimension.OUTPUTS, head_dim),
+        output=LinearLayer(LinearRole.ATTENTION_OUTPUT, queries, (output,), SplitDimension.INPUTS, head_dim),
+        rope=rope,
+        window=window,
+        soft_cap=soft_cap,
+        query_norm=query_norm,
+        key_norm=key_norm,
+    )
+
+
+def describe_mlp(
+    kind: MlpKind, gate_up: tuple[StoredLinear, ...], down: StoredLinear, activation: Activation
+) -> MlpSpec:
+    """An MLP with the hidden size of `down`."""
+    (hidden,) = down.outputs
+    width = gate_up[0].outputs[0]
+    return MlpSpec(
+        width,
+        LinearLayer(LinearRole.GATE_UP, hidden, gate_up, SplitDimension.OUTPUTS),
+        LinearLayer(LinearRole.DOWN, width, (down,), SplitDimension.INPUTS),
+        kind,
+        activation,
+    )
+
+
+def layer_norm(name: str, size: int, eps: float) -> Norm:
+    """A layer norm with a weight and a bias."""
+    return Norm(f"{name}.weight", size, eps, NormKind.LAYER, bias=f"{name}.bias")

@@ -1,0 +1,75 @@
+"""How a checkpoint stores a linear layer: the tensors of one, and its parts in them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from worker_svc.model.config import UnsupportedModel
+from worker_svc.model.description import StoredLinear
+from worker_svc.model.weight_format import StoredWeight, WeightFormat
+
+
+def shapes_of(stored: StoredLinear, inputs: int, weight_format: WeightFormat) -> dict[str, tuple[int, ...]]:
+    """The shapes of all tensors of a stored layer, its bias included, by their names.
+
+    Raises UnsupportedModel where the weight is transposed and not dense: formats state shapes [outputs, inputs].
+    """
+    outputs = sum(stored.outputs)
+    shapes = dict(weight_format.tensors(stored.name, outputs, inputs))
+    if stored.transposed:
+        name = f"{stored.name}.weight"
+        if shapes != {name: (outputs, inputs)}:
+            raise UnsupportedModel(
+                f"{name}: this architecture stores it as [inputs, outputs], which only dense weights may be; the "
+                f"model's format of weights has {', '.join(sorted(shapes))}"
+            )
+        shapes = {name: (inputs, outputs)}
+    return shapes | ({f"{stored.name}.bias": (outputs,)} if stored.bias else {})
+
+
+def weight_parts(stored: StoredLinear, weight: StoredWeight) -> Iterator[StoredWeight]:
+    """The parts of a stored layer's weight, in order."""
+    turn, num_parts = stored.interleaved, len(stored.outputs)
+    if turn is not None:
+        for part in range(num_parts):
+            starts = range(part * turn, sum(stored.outputs), num_parts * turn)
+            yield _Ranges(weight, tuple(range(start, start + turn) for start in starts))
+        return
+    start = 0
+    for width in stored.outputs:
+        yield weight.outputs(start, start + width)
+        start += width
+
+
+def bias_parts(stored: StoredLinear, bias: Tensor | None) -> Iterator[Tensor | None]:
+    """The parts of a stored layer's bias, in order; None for each if there is none."""
+    if bias is None:
+        yield from (None for _ in stored.outputs)
+    elif stored.interleaved is not None:
+        turns = bias.view(-1, len(stored.outputs), stored.interleaved)
+        yield from (turns[:, part].flatten() for part in range(len(stored.outputs)))
+    else:
+        yield from torch.split(bias, list(stored.outputs))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ranges:
+    """A `StoredWeight`: ranges of another weight's outputs, one after another."""
+
+    weight: StoredWeight
+    ranges: tuple[range, ...]
+
+    def outputs(self, start: int, stop: int) -> "_Ranges":
+        chosen = []
+        for outputs in self.ranges:
+            chosen.append(outputs[max(start, 0) : max(stop, 0)])
+            start, stop = start - len(outputs), stop - len(outputs)
+        return _Ranges(self.weight, tuple(outputs for outputs in chosen if outputs))
+
+    def inputs(self, start: int, stop: int) -> "_Ranges":
+        return _Ranges(self.weight.inputs(start, stop), self.ranges)
+
+    def dense(self) -> Tensor:
+        return torch.cat([self.weight.outputs(outputs.start, outputs.stop).dense() for outputs in self.ranges])

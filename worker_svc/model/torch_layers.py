@@ -1,0 +1,108 @@
+"""The parts of a decoder layer by torch's operators: norms, attention's projections and rotation, and the MLP.
+
+The hidden state is float32; norms return the model's dtype, in which products are computed.
+"""
+
+from typing import Protocol, TypeAlias
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from worker_svc.attention import StepAttention
+from worker_svc.model.building import BuiltLayer, ExpertWeights
+from worker_svc.model.description import Norm, NormKind
+from worker_svc.model.linear import Linear, make_linear
+from worker_svc.model.linear_weights import LinearWeights
+from worker_svc.model.rope import Rotation
+from worker_svc.model.torch_experts import TorchExperts, build_torch_experts
+from worker_svc.model.torch_mlp import activated
+
+
+class TorchNorm(Protocol):
+    """A normalisation of the last dimension, computed in float32."""
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """`inputs` of any dtype, normalised, in the model's dtype."""
+
+
+class TorchRmsNorm:
+    """Root mean square normalisation (arXiv:1910.07467)."""
+
+    def __init__(self, weight: Tensor, epsilon: float, weight_offset: float) -> None:
+        self._weight, self._dtype = weight.float() + weight_offset, weight.dtype
+        self._shape, self._epsilon = list(weight.shape), epsilon
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        return torch.rms_norm(inputs.float(), self._shape, self._weight, self._epsilon).to(self._dtype)
+
+
+class TorchLayerNorm:
+    """Layer normalisation (arXiv:1607.06450)."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, epsilon: float, weight_offset: float) -> None:
+        self._weight, self._dtype = weight.float() + weight_offset, weight.dtype
+        self._bias = None if bias is None else bias.float()
+        self._shape, self._epsilon = list(weight.shape), epsilon
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        normed = F.layer_norm(inputs.float(), self._shape, self._weight, self._bias, self._epsilon)
+        return normed.to(self._dtype)
+
+
+TorchLayer: TypeAlias = BuiltLayer[Linear, TorchNorm, TorchExperts]
+
+
+class TorchBodyBuilder:
+    """Makes torch's weights of layers from a checkpoint's."""
+
+    def linear(self, weights: LinearWeights) -> Linear:
+        return make_linear(*weights.fused())
+
+    def norm(self, norm: Norm, weight: Tensor, bias: Tensor | None) -> TorchNorm:
+        if norm.kind is NormKind.LAYER:
+            return TorchLayerNorm(weight, bias, norm.eps, norm.weight_offset)
+        return TorchRmsNorm(weight, norm.eps, norm.weight_offset)
+
+    def experts(self, weights: ExpertWeights) -> TorchExperts:
+        return build_torch_experts(weights)
+
+
+def attend(
+    number: int, layer: TorchLayer, inputs: Tensor, rotation: Rotation | None, attention: StepAttention
+) -> Tensor:
+    """The attention output of each token of `inputs` [num_tokens, hidden] in a layer, before the output product."""
+    spec = layer.spec.attention
+    num_heads, num_rotated = spec.num_heads, spec.num_heads + spec.num_kv_heads
+    heads = layer.qkv(inputs).view(len(inputs), -1, spec.head_dim)
+    if layer.query_norm is None and layer.key_norm is None:
+        both = heads[:, :num_rotated] if rotation is None else rotation(heads[:, :num_rotated])
+        query, key = both[:, :num_heads], both[:, num_heads:]
+    else:
+        jointly = spec.has_joint_norms
+        query = _rotated(heads[:, :num_heads], layer.query_norm, rotation, jointly=jointly)
+        key = _rotated(heads[:, num_heads:num_rotated], layer.key_norm, rotation, jointly=jointly)
+    return attention(number, query, key, heads[:, num_rotated:]).flatten(1)
+
+
+def add_outputs(layer: TorchLayer, gathered: Tensor, hidden: Tensor) -> Tensor:
+    """The hidden states float32 [num_tokens, hidden] after a layer, given what its attention returned and those before
+    it, which may be overwritten.
+    """
+    side_by_side = layer.mlp_norm(hidden) if layer.spec.parallel else None
+    hidden = _add(layer.output, gathered, hidden, layer.post_attention_norm)
+    normed = layer.mlp_norm(hidden) if side_by_side is None else side_by_side
+    if isinstance(layer.mlp, TorchExperts):
+        output = layer.mlp(normed)
+        return hidden.add_(output if layer.post_mlp_norm is None else layer.post_mlp_norm(output))
+    return _add(layer.mlp.down, activated(layer.mlp, normed), hidden, layer.post_mlp_norm)
+
+
+def _rotated(heads: Tensor, norm: TorchNorm | None, rotation: Rotation | None, *, jointly: bool) -> Tensor:
+    if norm is not None:
+        heads = norm(heads.flatten(1)).view(heads.shape) if jointly else norm(heads)
+    return heads if rotation is None else rotation(heads)
+
+
+def _add(linear: Linear, inputs: Tensor, hidden: Tensor, norm: TorchNorm | None) -> Tensor:
+    return linear.add(inputs, hidden) if norm is None else hidden.add_(norm(linear(inputs)))
