@@ -26,10 +26,14 @@ from scheduler_svc.core.step import (
     ValueResult,
 )
 from scheduler_svc.result_kinds import VALUE_CHECKS
+from scheduler_svc.step_wire import pressure_from_proto
 
 _DIRECTIONS = {worker_v1.DIRECTION_OUT: Direction.OUT, worker_v1.DIRECTION_IN: Direction.IN}
 
-_FAILURE_CAUSES = {worker_v1.SEQUENCE_FAILURE_REASON_GRAMMAR_TOO_COMPLEX: FailureCause.GRAMMAR_TOO_COMPLEX}
+_FAILURE_CAUSES = {
+    worker_v1.SEQUENCE_FAILURE_REASON_GRAMMAR_TOO_COMPLEX: FailureCause.GRAMMAR_TOO_COMPLEX,
+    worker_v1.SEQUENCE_FAILURE_REASON_OUT_OF_MEMORY: FailureCause.OUT_OF_MEMORY,
+}
 
 
 class InvalidPart(StrEnum):
@@ -297,7 +301,8 @@ def _outcome(result: worker_v1.StepResult) -> StepOutcome:
         failure = done.failure if done.HasField("failure") else None
         swaps.append(SwapDone(done.step_id, _DIRECTIONS[done.direction], done.duration_us / 1e6, failure))
     prompt_logprobs = {part.schedule_index: part.tokens for part in result.prompt_logprobs}
-    return StepOutcome(_sequence_results(result), swaps, result.busy_us / 1e6, prompt_logprobs)
+    pressure = pressure_from_proto(result.memory_pressure)
+    return StepOutcome(_sequence_results(result), swaps, result.busy_us / 1e6, prompt_logprobs, pressure)
 
 
 def _sequence_results(result: worker_v1.StepResult) -> list[SampledSequence]:

@@ -7,7 +7,15 @@ from quire.worker.v1 import worker_pb2 as worker_v1
 from scheduler_svc.core.kv.block_hash_report import BlockHashReport
 from scheduler_svc.core.replica_shape import ReplicaShape
 from scheduler_svc.core.request import Sequence
-from scheduler_svc.core.step import BlockHash, BlockPair, Direction, NewSequence, ScheduledSequence, StepPlan
+from scheduler_svc.core.step import (
+    BlockHash,
+    BlockPair,
+    Direction,
+    MemoryPressure,
+    NewSequence,
+    ScheduledSequence,
+    StepPlan,
+)
 from scheduler_svc.result_kinds import computations_from_proto
 from svc_common.protocols import STEP_PROTOCOLS
 
@@ -28,8 +36,21 @@ def shape_from_proto(description: worker_v1.DescribeResponse) -> ReplicaShape:
         max_sampled_tokens=max(1, description.max_sampled_tokens),
         protocol=STEP_PROTOCOLS.newest_common(description.oldest_protocol, description.newest_protocol) or 1,
         max_indivisible_tokens=description.max_indivisible_tokens,
+        has_kv_in_host_memory=description.has_kv_in_host_memory,
         results=computations_from_proto(description.computed_results),
     )
+
+
+_PRESSURES = {
+    worker_v1.MEMORY_PRESSURE_NONE: MemoryPressure.NONE,
+    worker_v1.MEMORY_PRESSURE_HIGH: MemoryPressure.HIGH,
+    worker_v1.MEMORY_PRESSURE_CRITICAL: MemoryPressure.CRITICAL,
+}
+
+
+def pressure_from_proto(pressure: worker_v1.MemoryPressure) -> MemoryPressure | None:
+    """What a worker has measured; None: nothing, or what this release does not know."""
+    return _PRESSURES.get(pressure)
 
 
 def plan_to_proto(plan: StepPlan, epoch: int, generation: int) -> worker_v1.StepRequest:
@@ -60,6 +81,8 @@ def plan_to_proto(plan: StepPlan, epoch: int, generation: int) -> worker_v1.Step
         scheduled=_schedule_to_proto(plan.scheduled),
         block_hashes=_block_hashes_to_proto(plan.block_hashes),
         host_block_hashes=_block_hashes_to_proto(plan.host_block_hashes),
+        discarded_block_ids=plan.discarded_block_ids,
+        discarded_host_block_ids=plan.discarded_host_block_ids,
     )
 
 

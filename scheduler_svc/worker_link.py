@@ -17,7 +17,7 @@ from scheduler_svc.core.step import StepPlan
 from scheduler_svc.engine import SchedulerEngine
 from scheduler_svc.metrics import RESPONSES_REFUSED
 from scheduler_svc.step_responses import InvalidResponse, ResponseValidator
-from scheduler_svc.step_wire import hash_report_from_proto, plan_to_proto, shape_from_proto
+from scheduler_svc.step_wire import hash_report_from_proto, plan_to_proto, pressure_from_proto, shape_from_proto
 from scheduler_svc.store.base import EpochOutsideWindow
 from scheduler_svc.worker_client import StepCall, WorkerClient
 from svc_common.addresses import join_host_port
@@ -243,6 +243,10 @@ class WorkerLink:
                 is_silent = True
                 continue
             is_silent = False
+            pressure = pressure_from_proto(description.memory_pressure)
+            if pressure is not None and (pressure is not replica.memory_pressure or replica.is_short_of_memory):
+                replica.note_pressure(pressure)
+                self._wake.set()
             if (description.is_draining or self._is_leaving) and not replica.is_retired:
                 log.info("worker drains", extra={"worker": self._address})
                 self._engine.retire_worker(replica)

@@ -4,11 +4,12 @@ Kubernetes probes the health of schedulers and workers there: it has no certific
 """
 
 import asyncio
+import json
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from socketserver import ThreadingMixIn
-from typing import Any
+from typing import Any, TypeAlias
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import REGISTRY, CollectorRegistry, make_wsgi_app
@@ -17,14 +18,20 @@ from svc_common.addresses import cannot_listen, check_can_listen
 from svc_common.loop_calls import call_on_loop
 from svc_common.server import LIVENESS, HealthReporter
 
+Details: TypeAlias = Callable[[], Mapping[str, object]]
+"""What `/health` reports beside the status, by name, as JSON values."""
+
 _HEALTH_SERVICES = {"/live": LIVENESS, "/health": ""}
 
 
 class MetricsServer:
     """`GET /metrics` of a registry, `/live` and `/health`, from daemon threads."""
 
-    def __init__(self, host: str, port: int, health: HealthReporter | None, registry: CollectorRegistry) -> None:
+    def __init__(
+        self, host: str, port: int, health: HealthReporter | None, registry: CollectorRegistry, details: Details | None
+    ) -> None:
         """`health` belongs to the running event loop; None: there is no health."""
+        self._details = details
         self._metrics: Callable[..., Any] = make_wsgi_app(registry)
         self._health = health
         self._loop = asyncio.get_running_loop() if health is not None else None
@@ -47,7 +54,10 @@ class MetricsServer:
             return metrics
         is_serving = self._is_serving(self._health, _HEALTH_SERVICES[path])
         status, text = ("200 OK", b"SERVING\n") if is_serving else ("503 Service Unavailable", b"NOT_SERVING\n")
-        start_response(status, [("Content-Type", "text/plain"), ("Content-Length", str(len(text)))])
+        kind = "text/plain"
+        if self._details is not None and path == "/health":
+            kind, text = "application/json", json.dumps({"status": text.decode().strip(), **self._details()}).encode()
+        start_response(status, [("Content-Type", kind), ("Content-Length", str(len(text)))])
         return [text]
 
     def _is_serving(self, health: HealthReporter, service: str) -> bool:
@@ -74,14 +84,20 @@ class _SilentHandler(WSGIRequestHandler):
 
 
 def serve_metrics(
-    host: str, port: int, health: HealthReporter | None = None, registry: CollectorRegistry = REGISTRY
+    host: str,
+    port: int,
+    health: HealthReporter | None = None,
+    registry: CollectorRegistry = REGISTRY,
+    details: Details | None = None,
 ) -> MetricsServer:
     """Serves metrics, and health if it is given, on a port, or on a free one where `port` is 0.
+
+    With `details` the answer of `/health` is a JSON object with the status and with these. Any thread may call it.
 
     Raises AddressInUse or CannotListen.
     """
     check_can_listen(host, port)
     try:
-        return MetricsServer(host, port, health, registry)
+        return MetricsServer(host, port, health, registry, details)
     except OSError as error:
         raise cannot_listen(host, port, error) from error

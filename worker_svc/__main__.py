@@ -27,6 +27,8 @@ from svc_common.settings import read_settings
 from svc_common.telemetry import configure_tracing, shutdown_tracing
 from worker_svc.device_thread import DeviceThread
 from worker_svc.errors import DeviceLost, StartupFailed
+from worker_svc.host_memory import HostMemoryReader
+from worker_svc.memory_monitor import MemoryMonitor, PressureLevels
 from worker_svc.service import SERVICE_NAME, WorkerService
 from worker_svc.settings import WorkerSettings
 
@@ -44,17 +46,23 @@ async def serve(settings: WorkerSettings) -> None:
     identity = identity_of(ServiceRole.WORKER, settings, [settings.host])
     server = create_inner_server(identity)
     device = DeviceThread()
-    service = WorkerService(device, settings.profile_dir)
+    memory = MemoryMonitor(
+        HostMemoryReader(settings.memory_limit_bytes), PressureLevels(settings.memory_high, settings.memory_critical)
+    )
+    service = WorkerService(device, settings.profile_dir, memory)
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(service, server)
     health = HealthReporter(server, [SERVICE_NAME])
     enable_reflection(server, [SERVICE_NAME])
     port = bind(server, settings.host, settings.worker_port, identity.server_credentials())
-    metrics = serve_metrics(settings.host, settings.worker_metrics_port, health)
+    metrics = serve_metrics(
+        settings.host, settings.worker_metrics_port, health, details=lambda: {"memory": memory.describe()}
+    )
     await server.start()
 
     async def load() -> None:
         instance = await device.run(partial(_load, settings))
         freeze_gc()
+        memory.watch_parts(instance.memory.read)
         service.serve(instance)
         await health.set_serving(True)
         logger.info("ready", extra={"port": port, "metrics_port": metrics.port, **_summary(instance)})
@@ -80,6 +88,7 @@ async def serve(settings: WorkerSettings) -> None:
         for task in (loading, stopped, device_lost):
             task.cancel()
         await server.stop(0)
+        memory.close()
         device.close()
         metrics.close()
 

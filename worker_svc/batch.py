@@ -44,10 +44,39 @@ class Batch:
     max_query_len: int
     logits_indices: NDArray[np.int64]
     """[num_rows], indices into token_ids of the tokens after which one is sampled; several per sequence with drafts."""
+    sequence_ids: Sequence[int] = ()
+    """Of its sequences; the newest has the highest one. Empty: not known."""
+
+    def rows_of(self, index: int) -> NDArray[np.bool_]:
+        """[num_rows], whether a row of logits is of this sequence."""
+        first, end = self.query_starts[index : index + 2].tolist()
+        rows: NDArray[np.bool_] = (self.logits_indices >= first) & (self.logits_indices < end)
+        return rows
+
+    def without(self, index: int) -> "Batch":
+        """The other sequences, of which there is at least one."""
+        first, end = self.query_starts[index : index + 2].tolist()
+        others = np.ones(len(self.token_ids), bool)
+        others[first:end] = False
+        logits_indices = self.logits_indices[~self.rows_of(index)]
+        lengths = np.delete(np.diff(self.query_starts), index)
+        query_starts = np.zeros(len(lengths) + 1, np.int32)
+        query_starts[1:] = lengths.cumsum()
+        return Batch(
+            token_ids=self.token_ids[others],
+            positions=self.positions[others],
+            slots=self.slots[others],
+            block_tables=np.delete(self.block_tables, index, 0),
+            query_starts=query_starts,
+            context_lens=np.delete(self.context_lens, index),
+            max_query_len=int(lengths.max()),
+            logits_indices=logits_indices - (end - first) * (logits_indices >= end),
+            sequence_ids=[*self.sequence_ids[:index], *self.sequence_ids[index + 1 :]],
+        )
 
 
-def make_batch(chunks: Sequence[SequenceChunk], block_size: int) -> Batch:
-    """Lays out at least one chunk."""
+def make_batch(chunks: Sequence[SequenceChunk], block_size: int, sequence_ids: Sequence[int] = ()) -> Batch:
+    """Lays out at least one chunk. With `sequence_ids`, one for each, the newest can be left out if memory runs out."""
     # This runs between two forward passes, when its code is not in the CPU's caches: fewer operations are better.
     tokens, first_positions, tables, num_cached, samples, num_drafted = zip(*chunks, strict=True)
     lengths = np.fromiter(map(len, tokens), np.int64, len(chunks))
@@ -84,6 +113,7 @@ def make_batch(chunks: Sequence[SequenceChunk], block_size: int) -> Batch:
         context_lens=contexts.astype(np.int32),
         max_query_len=max(map(len, tokens)),
         logits_indices=logits_indices,
+        sequence_ids=sequence_ids,
     )
 
 

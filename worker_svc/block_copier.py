@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quire_kernels.block_swap import swap_in, swap_out
+from worker_svc.page_release import release_blocks
 from worker_svc.step import BlockPairs, Direction, SwapResult
 
 logger = logging.getLogger("quire.worker")
@@ -36,6 +37,12 @@ class BlockCopier(Protocol):
 
     def copy(self, pairs: BlockPairs) -> "Future[None]":
         """Starts copying blocks of the device, before all reads of later launches. The future raises errors."""
+
+    def discard(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
+        """Returns the memory of existing blocks to the system, if it can be, before anything that is launched later.
+
+        Nothing that was launched earlier and is not done names them.
+        """
 
     def cancel_all(self) -> None:
         """Cancels what is not done. Returns when nothing is copied any more."""
@@ -102,6 +109,15 @@ class HostBlockCopier:
         # Both are in one memory, so the swap's copy serves.
         future: Future[None] = self._submit(lambda: swap_out(self._blocks, self._blocks, pairs))
         return future
+
+    def discard(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
+        """Where steps are computed, so that later ones write the blocks after it."""
+
+        def release() -> None:
+            release_blocks(self._blocks, block_ids)
+            release_blocks(self._host_blocks, host_block_ids)
+
+        self._submit(release)
 
     def cancel_all(self) -> None:
         """Nothing is left at this point: a step is finished after its swaps."""

@@ -41,6 +41,12 @@ class BlockHashTable:
         for block in block_ids:
             self._device.pop(block, None)
 
+    def invalidate_discarded(self, device: Iterable[int], host: Iterable[int]) -> None:
+        """Deletes the hashes of blocks whose contents are about to be lost."""
+        self.invalidate_written(device)
+        for block in host:
+            self._host.pop(block, None)
+
     def report(self) -> BlockHashReport:
         """All hashes, copied."""
         return BlockHashReport(list(self._device.items()), list(self._host.items()))

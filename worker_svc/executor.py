@@ -7,20 +7,18 @@ from collections.abc import Sequence as Items
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 
 from worker_svc.batch import Batch
 from worker_svc.forward import Forward
+from worker_svc.out_of_memory import Drafts, StepWork, run_within_memory
 from worker_svc.prompt_logprobs import PromptPiece, TopLogprobs, score_prompts, top_logprobs_by_torch
 from worker_svc.sampler import SamplerOutput, SamplingState, num_accepted, sample_tokens, start_masks
 from worker_svc.sequences import Sequence
 from worker_svc.step import SamplingParams
 from worker_svc.token_masks import TokenMasks
-
-Drafts: TypeAlias = Items[Items[int]]
-"""Tokens that are computed after the last known one of each sequence, to be accepted where they are sampled too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +142,11 @@ class HostExecutor:
         self, batch: Batch, sequences: Items[Sequence], drafts: Drafts = (), pieces: Items[PromptPiece] = ()
     ) -> SampleHandle:
         states = [sequence.sampling for sequence in sequences]
-        output = compute(self._forward, self._sampler, batch, states, drafts, pieces, self._top_logprobs)
-        return HostSampleHandle(output)
+        work = StepWork(batch, states, drafts, pieces)
+        return HostSampleHandle(run_within_memory(self._compute, work))
+
+    def _compute(self, work: StepWork[SamplingState]) -> SamplerOutput:
+        return compute(self._forward, self._sampler, *work, self._top_logprobs)
 
     def can_verify(self, params: SamplingParams) -> bool:
         return True

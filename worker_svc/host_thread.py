@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from worker_svc.batch import Batch
-from worker_svc.executor import Drafts, SampleHandle, Sampler, compute
+from worker_svc.executor import SampleHandle, Sampler, compute
 from worker_svc.forward import Forward
+from worker_svc.out_of_memory import Drafts, StepWork, run_within_memory
 from worker_svc.prompt_logprobs import PromptPiece, TopLogprobs, top_logprobs_by_torch
 from worker_svc.sampler import SamplerOutput, SamplingState
 from worker_svc.sequences import Sequence
@@ -57,10 +58,13 @@ class HostThreadExecutor:
         batch.token_ids[is_placeholder] = self._sampled[-1 - batch.token_ids[is_placeholder]]
         # If the step raises, no placeholder may refer to its tokens.
         self._sampled = np.empty(0, np.int64)
-        output = compute(self._forward, self._sampler, batch, states, drafts, pieces, self._top_logprobs)
+        output = run_within_memory(self._compute, StepWork(batch, states, drafts, pieces))
         # A row without a token is looked up too: any token will do, because its result is discarded.
         self._sampled = np.array([token or 0 for token in output.tokens], np.int64)
         return output
+
+    def _compute(self, work: StepWork[SamplingState]) -> SamplerOutput:
+        return compute(self._forward, self._sampler, *work, self._top_logprobs)
 
 
 class HostThreadSampleHandle:

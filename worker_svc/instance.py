@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
+from quire_kernels.cpu.amx import arithmetic_of
 from quire_kernels.cpu.attention import check_compiled_support
 from quire_kernels.cpu.library import BuildFailed, load_library
 from quire_kernels.cpu.thread_pool import ThreadPool
@@ -32,6 +34,7 @@ from worker_svc.executor import CudaGraphOptions
 from worker_svc.fingerprint import kernels_digest, model_fingerprint
 from worker_svc.grammar import GrammarCompiler
 from worker_svc.host import available_cpus, has_bfloat16
+from worker_svc.host_memory import HostMemoryReader
 from worker_svc.memory import (
     MemoryBudget,
     OutOfMemory,
@@ -40,11 +43,13 @@ from worker_svc.memory import (
     count_blocks,
     count_host_blocks,
 )
+from worker_svc.memory_parts import MemoryAccount
 from worker_svc.model.compiled_model import COMPUTED as COMPILED
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.description_cache import description_of
 from worker_svc.model.loading import LoadedModel, load, unsupported_natively
 from worker_svc.model.support import unsupported_reason
+from worker_svc.model_fit import check_fits
 from worker_svc.prefault import BYTES_BEFORE_READY, Prefault
 from worker_svc.progress import progress
 from worker_svc.runner import Runner
@@ -73,6 +78,7 @@ class ModelInstance:
 
     description: WorkerDescription
     runner: Runner
+    memory: MemoryAccount
     prefault: Prefault | None = None
     """Of the cache, while it runs and after it; None: of a cache that needs none."""
 
@@ -80,6 +86,7 @@ class ModelInstance:
         """As `StepInstance` says."""
         if self.prefault is not None:
             self.prefault.stop()
+        self.memory.close()
         self.runner.close()
         release_device(self.description.device)
 
@@ -90,7 +97,7 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
     Raises ModelNotFound, or StartupFailed and its subclasses UnsupportedModel, DeviceNotFound and OutOfMemory, with a
     text for the operator.
     """
-    check_swap_space(settings.swap_space)
+    check_swap_space(settings.swap_space, settings.memory_limit_bytes)
     make_drafter = None if settings.drafter == "none" else find_drafter(settings.drafter)
     served = settings.served_model()
     device = choose_device(settings.device)
@@ -104,8 +111,11 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
     kernels = _kernels(settings, model_description, dtype, device, report)
     native = _native(model_description, kernels, device, report)
     arithmetic = _arithmetic(kernels, native, device) if settings.deterministic else ""
+    check_fits(settings, served.path, model_description, device, dtype)
+    memory = MemoryAccount(device)
     with progress(f"loading {served.name}", report):
         model = load(served.path, native, dtype, device, kernels, deterministic=settings.deterministic)
+    memory.note_weights()
     if native is None and isinstance(kernels, CompiledKernels):
         refused = check_compiled_support(model.layout.head_dim, settings.block_size, dtype)
         if refused is not None and settings.kernels == "compiled":
@@ -134,12 +144,17 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
     )
     with progress("measuring memory", report):
         limits = replace(limits, num_blocks=_num_blocks(settings, model, device, shape, limits))
-        num_host_blocks = count_host_blocks(shape.block_bytes, limits.num_blocks, settings.swap_space, device)
+        num_host_blocks = count_host_blocks(
+            shape.block_bytes, limits.num_blocks, settings.swap_space, device, settings.memory_limit_bytes
+        )
         limits = replace(limits, num_host_blocks=num_host_blocks)
     graphs = CudaGraphOptions(settings.cuda_graphs, _capture_reporter(report))
     cache = shape.allocate(limits.num_blocks, device)
-    prefault = Prefault(cache.blocks, torch.get_num_threads()) if device.type == "cpu" else None
-    runner = _make_runner(model, cache, shape, limits, graphs, settings.swap_rate, make_drafter, grammars)
+    room = partial(HostMemoryReader(settings.memory_limit_bytes).room, settings.memory_high)
+    prefault = Prefault(cache.blocks, torch.get_num_threads(), room) if device.type == "cpu" else None
+    host_blocks = shape.allocate_host(limits.num_host_blocks)
+    memory.note_blocks(cache.blocks, host_blocks)
+    runner = _make_runner(model, cache, host_blocks, limits, graphs, settings.swap_rate, make_drafter, grammars)
     with progress("warming up", report):
         warm_up(runner)
         prefill_rate = measure_prefill(runner)
@@ -162,7 +177,7 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
         with progress("taking memory for the cache", report):
             prefault.wait_for(BYTES_BEFORE_READY)
         prefault.continue_while(lambda: runner.is_idle)
-    return ModelInstance(description, runner, prefault)
+    return ModelInstance(description, runner, memory, prefault)
 
 
 def release_device(device: str) -> None:
@@ -244,7 +259,7 @@ def _kernels(
         refused = check_compiled_support(model_description.layout.head_dim, settings.block_size, dtype)
     else:
         # Of other models they compute the attention if they support its shape; that is known after loading.
-        refused = "only models of the Llama family support weights in 8 bits" if int8 else None
+        refused = "only models that are computed natively support weights in 8 bits" if int8 else None
     if refused is None:
         try:
             return CompiledKernels(start_thread_pool(settings, report), int8)
@@ -273,9 +288,9 @@ def _arithmetic(kernels: Kernels, native: ModelDescription | None, device: torch
     """What determines a token's bits in deterministic mode: equal names mean equal bits. Raises StartupFailed."""
     refusal = "QUIRE_DETERMINISTIC cannot be guaranteed"
     if native is None:
-        raise StartupFailed(f"{refusal}: only models of the Llama family have kernels that guarantee it")
+        raise StartupFailed(f"{refusal}: only models that are computed natively have kernels that guarantee it")
     if isinstance(kernels, CompiledKernels):
-        return f"compiled {kernels.thread_pool.library_name} {torch.__version__}"
+        return f"{arithmetic_of(kernels.thread_pool)} {torch.__version__}"
     if device.type == "cuda":
         import triton
 
@@ -298,14 +313,13 @@ def choose_cache_dtype(choice: str, kernels: Kernels, dtype: torch.dtype, device
 def _make_runner(
     model: LoadedModel,
     cache: KVCache,
-    shape: CacheShape,
+    host_blocks: Tensor,
     limits: WorkerLimits,
     graphs: CudaGraphOptions,
     swap_rate: float | None = None,
     make_drafter: DrafterFactory | None = None,
     grammars: GrammarCompiler | None = None,
 ) -> Runner:
-    host_blocks = shape.allocate_host(limits.num_host_blocks)
     if cache.device.type == "cuda" and limits.num_host_blocks:
         from worker_svc.gpu.staging import pin
 
@@ -324,14 +338,15 @@ def _num_blocks(
     settings: WorkerSettings, model: LoadedModel, device: torch.device, shape: CacheShape, limits: WorkerLimits
 ) -> int:
     if settings.num_blocks is not None:
-        check_num_blocks(settings.num_blocks, shape.block_bytes, device)
+        check_num_blocks(settings.num_blocks, shape.block_bytes, device, settings.memory_limit_bytes)
         return settings.num_blocks
-    budget = MemoryBudget(settings.memory_fraction, settings.cpu_kv_bytes)
+    budget = MemoryBudget(settings.memory_fraction, settings.cpu_kv_bytes, settings.memory_limit_bytes)
 
     def make_runner(needed: WorkerLimits) -> Runner:
         cache = shape.allocate(needed.num_blocks, device)
         graphs = CudaGraphOptions(settings.cuda_graphs)
-        return _make_runner(model, cache, shape, needed, graphs, make_drafter=RepeatingDrafter)
+        host_blocks = shape.allocate_host(needed.num_host_blocks)
+        return _make_runner(model, cache, host_blocks, needed, graphs, make_drafter=RepeatingDrafter)
 
     def profile() -> Runner:
         return run_largest_step(limits, make_runner)

@@ -1,7 +1,10 @@
 """A step between its two halves: the sequences that run, and what must be waited for."""
 
+import math
+from collections.abc import Sequence as Items
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,8 +12,9 @@ import numpy as np
 from worker_svc.batch import SequenceChunk, make_batch
 from worker_svc.executor import SampleHandle
 from worker_svc.prompt_logprobs import PromptPiece
+from worker_svc.sampler import SamplerOutput
 from worker_svc.sequences import Sequence
-from worker_svc.step import ScheduledSequence, SequenceResult
+from worker_svc.step import ScheduledSequence, SequenceResult, TokenLogprobs
 
 
 class ScheduledRun(NamedTuple):
@@ -52,7 +56,8 @@ class ScheduledRun(NamedTuple):
             # With rows of logits as after drafts: one for each token.
             chunk = SequenceChunk(tokens[start:end], start, blocks, stored, True, end - start - 1)
             next_tokens = tokens[start + 1 : end + 1].astype(np.int64)
-            pieces.append(PromptPiece(make_batch([chunk], block_size), next_tokens, num_top or 0))
+            batch = make_batch([chunk], block_size, [self.sequence_id])
+            pieces.append(PromptPiece(batch, next_tokens, num_top or 0))
         return pieces
 
     @property
@@ -87,6 +92,24 @@ class LaunchedStep:
     started: float
     is_applied: bool = False
     """Whether the sampled tokens are applied to the sequences."""
+
+    def prompt_logprobs(
+        self, output: SamplerOutput, num_rows: int
+    ) -> tuple[dict[int, Items[TokenLogprobs]], list[ScheduledRun]]:
+        """The log-probabilities of prompts, by index in the schedule; and the runs in which one is not a number.
+
+        Each piece has at most `num_rows` of them.
+        """
+        found: dict[int, Items[TokenLogprobs]] = {}
+        failed: list[ScheduledRun] = []
+        pieces = iter(output.prompt_logprobs)
+        for run in self.runs if output.prompt_logprobs else ():
+            if num_scored := run.scored_end - run.start:
+                scored = list(chain.from_iterable(islice(pieces, -(-num_scored // num_rows))))
+                found[run.schedule_index] = scored
+                if not all(math.isfinite(one.logprob) for one in scored):
+                    failed.append(run)
+        return found, failed
 
     def is_done(self) -> bool:
         """Whether finishing it would not wait."""

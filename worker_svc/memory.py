@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from worker_svc.errors import StartupFailed
-from worker_svc.host import available_memory
+from worker_svc.host_memory import available_memory
 
 _GIB = 2**30
 _MAX_DEFAULT_SWAP = 16 * _GIB
@@ -27,6 +27,8 @@ class MemoryBudget:
 
     fraction: float | None
     cpu_bytes: int
+    limit: int | None = None
+    """Bytes that the process may use; None: what its container or the machine has."""
 
 
 def count_blocks(block_bytes: int, budget: MemoryBudget, device: torch.device, profile: Callable[[], object]) -> int:
@@ -37,13 +39,15 @@ def count_blocks(block_bytes: int, budget: MemoryBudget, device: torch.device, p
         memory = _free_on_gpu(budget, device, profile)
     else:
         kept = profile()
-        memory = min(budget.cpu_bytes, int(available_memory() * (budget.fraction or 0.4)))
+        memory = min(budget.cpu_bytes, int(available_memory(budget.limit) * (budget.fraction or 0.4)))
         del kept
     return max(0, memory // block_bytes)
 
 
-def count_host_blocks(block_bytes: int, num_blocks: int, swap_space: float | None, device: torch.device) -> int:
-    """The number of host blocks, given the number of device blocks and the GiB of the settings.
+def count_host_blocks(
+    block_bytes: int, num_blocks: int, swap_space: float | None, device: torch.device, limit: int | None = None
+) -> int:
+    """The number of host blocks, given the number of device blocks, and of the settings GiB and the limit in bytes.
 
     The default is the number of device blocks, limited to a quarter of the memory that is left and to 16 GiB. On a GPU
     they are pinned, so that no other process can use that memory while this one lives. On a CPU they take memory only
@@ -51,7 +55,7 @@ def count_host_blocks(block_bytes: int, num_blocks: int, swap_space: float | Non
 
     Raises OutOfMemory, which names the setting.
     """
-    left = available_memory() - (num_blocks * block_bytes if device.type == "cpu" else 0)
+    left = available_memory(limit) - (num_blocks * block_bytes if device.type == "cpu" else 0)
     if swap_space is None:
         return max(0, min(num_blocks, min(left // 4, _MAX_DEFAULT_SWAP) // block_bytes))
     wanted = int(swap_space * _GIB)
@@ -66,16 +70,16 @@ def count_host_blocks(block_bytes: int, num_blocks: int, swap_space: float | Non
     return wanted // block_bytes
 
 
-def check_swap_space(swap_space: float | None) -> None:
+def check_swap_space(swap_space: float | None, limit: int | None = None) -> None:
     """Raises OutOfMemory if the settings ask for more GiB than are free, before anything is allocated."""
-    free = available_memory() / _GIB
+    free = available_memory(limit) / _GIB
     if swap_space is not None and swap_space > free:
         raise OutOfMemory(f"QUIRE_SWAP_SPACE is {swap_space:g} GiB, but only {free:.2f} GiB of memory are free")
 
 
-def check_num_blocks(num_blocks: int, block_bytes: int, device: torch.device) -> None:
+def check_num_blocks(num_blocks: int, block_bytes: int, device: torch.device, limit: int | None = None) -> None:
     """Raises OutOfMemory if the machine has no room for the number of blocks in the settings."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory(limit)
     if num_blocks * block_bytes > free:
         raise OutOfMemory(
             f"QUIRE_NUM_BLOCKS is {num_blocks}, which takes {num_blocks * block_bytes / _GIB:.2f} GiB, but only "

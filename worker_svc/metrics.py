@@ -1,9 +1,15 @@
 """Prometheus metrics of the worker."""
 
+from typing import TYPE_CHECKING
+
 from prometheus_client import Counter, Gauge, Histogram
 
 from worker_svc.device_thread import Timed
+from worker_svc.host_memory import HostMemory
 from worker_svc.step import StepOutcome
+
+if TYPE_CHECKING:
+    from worker_svc.memory_parts import MemoryParts
 
 _STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5.0)
 
@@ -30,6 +36,37 @@ _masks = Counter("quire_worker_token_masks_total", "Token masks made; equal rows
 _mask_seconds = Counter(
     "quire_worker_token_mask_seconds_total", "Time in which token masks were made, beside the forward pass"
 )
+_host_memory = Gauge(
+    "quire_worker_host_memory_bytes",
+    "Memory of the container, or of the machine: used, without page cache that can be dropped, and the limit",
+    ["state"],
+)
+_device_memory = Gauge("quire_worker_device_memory_bytes", "Memory of the GPU: used by all, and in all", ["state"])
+_memory_parts = Gauge(
+    "quire_worker_memory_bytes",
+    "Memory by what it holds: weights, kv, swap, activations; fragmentation is unused memory of allocators",
+    ["part"],
+)
+_memory_pressure = Gauge("quire_worker_memory_pressure", "How short memory is: 0 not, 1 high, 2 critical")
+_out_of_memory = Counter("quire_worker_out_of_memory_total", "Sequences that failed because a step ran out of memory")
+
+
+def set_memory(host: HostMemory, pressure: int) -> None:
+    _host_memory.labels("used").set(host.used)
+    _host_memory.labels("limit").set(host.limit)
+    _memory_pressure.set(pressure)
+
+
+def set_memory_parts(parts: "MemoryParts") -> None:
+    for part in ("weights", "kv", "swap", "activations", "fragmentation"):
+        _memory_parts.labels(part).set(getattr(parts, part))
+    if parts.device_limit:
+        _device_memory.labels("used").set(parts.device_used)
+        _device_memory.labels("limit").set(parts.device_limit)
+
+
+def count_out_of_memory() -> None:
+    _out_of_memory.inc()
 
 
 def count_step(outcome: Timed[StepOutcome]) -> None:

@@ -17,7 +17,7 @@ from worker_svc.attention import AttentionKind
 from worker_svc.cache import CacheShape
 from worker_svc.description import context_length_of
 from worker_svc.errors import StartupFailed
-from worker_svc.host import available_memory
+from worker_svc.host_memory import available_memory
 from worker_svc.instance import DeviceNotFound, choose_cache_dtype, choose_device, choose_dtype
 from worker_svc.memory import check_num_blocks, check_swap_space, count_host_blocks
 from worker_svc.model import compiled_encoder, compiled_model, torch_model
@@ -27,7 +27,9 @@ from worker_svc.model.config import UnsupportedModel, raw_config, read_config
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.embedding_files import embedding_defaults
 from worker_svc.model.encoder_description import EncoderDescription
+from worker_svc.model.stored_linear import shapes_of
 from worker_svc.model.support import unsupported_reason
+from worker_svc.model.tensor_names import described_names
 from worker_svc.model.value_models import computes_values
 from worker_svc.model.weight_format import WeightFormat, format_of
 from worker_svc.model.weights import weight_files
@@ -116,7 +118,10 @@ def read_model(settings: WorkerSettings) -> CheckedModel:
         return CheckedModel(served, config, None, f"{name}, as an encoder", num_parameters, has_kv=False)
     computed_by, is_native = _computed_by(settings, directory, config, description)
     if description is not None and is_native:
-        _check_tensors(directory, description, weight_format, shapes)
+        try:
+            _check_tensors(directory, description, weight_format, shapes)
+        except UnsupportedModel as error:
+            raise IncompleteModel(str(error), _OTHER_MODEL) from error
     return CheckedModel(served, config, description, computed_by, num_parameters)
 
 
@@ -157,12 +162,12 @@ def read_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
 def _check_tensors(
     directory: Path, model: ModelDescription, weight_format: WeightFormat, shapes: dict[str, tuple[int, ...]]
 ) -> None:
-    expected: dict[str, tuple[int, ...]] = {model.embedding: (model.vocab_size, model.hidden_size)}
-    expected |= {norm.tensor: (norm.size,) for norm in model.norms}
+    shapes = {name: shapes[stored] for name, stored in described_names(model, shapes.keys()).items()}
+    expected = dict(model.shapes)
     for layer in model.linear_layers:
         if layer is not model.head or not model.tied_embeddings:
             for stored in layer.stored:
-                expected |= weight_format.tensors(stored.name, sum(stored.outputs), layer.inputs)
+                expected |= shapes_of(stored, layer.inputs, weight_format)
     if missing := sorted(expected.keys() - shapes.keys()):
         more = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
         raise IncompleteModel(f"the model in {directory} has no tensor {missing[0]}{more}", _COPY_AGAIN)
@@ -265,7 +270,11 @@ def estimate_memory(
     """What `worker_svc.memory` would measure, without the peak of a step. Raises StartupFailed."""
     dtype = choose_dtype(settings.dtype, device)
     if not model.has_kv:
-        free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
+        free = (
+            torch.cuda.mem_get_info(device)[0]
+            if device.type == "cuda"
+            else available_memory(settings.memory_limit_bytes)
+        )
         return MemoryEstimate(model.num_parameters * dtype.itemsize, 0, 0, free)
     weights = model.num_parameters * (1 if settings.quantization == "int8" else dtype.itemsize)
     kernels = AttentionKind.TRITON if device.type == "cuda" or settings.kernels == "triton" else AttentionKind.TORCH
@@ -274,14 +283,15 @@ def estimate_memory(
         free, total = torch.cuda.mem_get_info(device)
         kv = int(total * (settings.memory_fraction or 0.9)) - (total - free) - weights
     else:
-        free = available_memory()
+        free = available_memory(settings.memory_limit_bytes)
         kv = min(settings.cpu_kv_bytes, int((free - num_workers * weights) * (settings.memory_fraction or 0.4)))
     if settings.num_blocks is not None:
-        check_num_blocks(settings.num_blocks, shape.block_bytes, device)
+        check_num_blocks(settings.num_blocks, shape.block_bytes, device, settings.memory_limit_bytes)
         kv = settings.num_blocks * shape.block_bytes
     kv = max(0, kv)
-    check_swap_space(settings.swap_space)
-    count_host_blocks(shape.block_bytes, kv // shape.block_bytes, settings.swap_space, device)
+    limit = settings.memory_limit_bytes
+    check_swap_space(settings.swap_space, limit)
+    count_host_blocks(shape.block_bytes, kv // shape.block_bytes, settings.swap_space, device, limit)
     return MemoryEstimate(weights, shape.block_bytes, kv, free)
 
 

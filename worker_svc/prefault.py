@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from worker_svc.host import available_memory
+from worker_svc.host_memory import available_memory
 
 BYTES_BEFORE_READY = 3 * 2**29
 """Bytes to wait for before a worker serves: what half a minute of full load fills on two cores."""

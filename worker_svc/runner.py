@@ -8,13 +8,12 @@ Which of them count, and where the sequence continues, is known only after sampl
 follows one that has, is laid out after the step ahead has sampled; other steps are laid out while it runs.
 """
 
-import math
 import time
 from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from contextlib import contextmanager, suppress
-from itertools import chain, islice
+from itertools import islice
 
 import torch
 
@@ -28,6 +27,7 @@ from worker_svc.executor import Executor, SampleHandle
 from worker_svc.grammar import GrammarCompiler
 from worker_svc.grammar_matcher import wait_until_ready
 from worker_svc.launched_step import LaunchedStep, ScheduledRun
+from worker_svc.out_of_memory import OUT_OF_MEMORY
 from worker_svc.sampler import SamplerOutput, num_accepted
 from worker_svc.sequences import InvalidSequence, Sequence
 from worker_svc.step import (
@@ -111,10 +111,12 @@ class Runner:
         started = time.perf_counter()
         self.block_hashes.update(step.block_hashes, step.host_block_hashes)
         self.block_hashes.invalidate_copied(step.block_ops)
+        self.block_hashes.invalidate_discarded(step.discarded_blocks, step.discarded_host_blocks)
         for sequence_id in step.finished_ids:
             self._sequences.pop(sequence_id, None)
             self._failures.pop(sequence_id, None)
         with self._failing_all([]):
+            self._swap_tracker.discard(step.discarded_blocks, step.discarded_host_blocks)
             started_copies = self._swap_tracker.start(step.step_id, step.block_ops)
         for update in step.block_table_updates:
             self._update_block_table(update)
@@ -180,7 +182,11 @@ class Runner:
         with self._failing_all(launched.runs):
             output = SamplerOutput([], []) if launched.sample_handle is None else launched.sample_handle.result()
         sampling = [run for run in launched.runs if run.samples]
-        prompt_logprobs, failed = self._prompt_logprobs(launched.runs, output)
+        prompt_logprobs, failed = launched.prompt_logprobs(output, self.limits.max_scored_rows)
+        left_out = [run for run in launched.runs if run.sequence_id in output.left_out] if output.left_out else []
+        for run in left_out:
+            run.sequence.failure = run.sequence.failure or OUT_OF_MEMORY
+            self._fail_run(run, run.sequence.failure)
         if launched.has_drafts:
             rows = zip(output.tokens, output.logprobs, strict=True)
             for run in sampling:
@@ -189,7 +195,7 @@ class Runner:
         else:
             for run, token, logprobs in zip(sampling, output.tokens, output.logprobs, strict=True):
                 launched.results[run.schedule_index] = self._apply_sample(run, token, logprobs)
-        for run in failed:
+        for run in (*failed, *left_out):
             launched.results[run.schedule_index] = self._fail_without_token(run)
         for schedule_index, found in prompt_logprobs.items():
             sequence_id = launched.scheduled[schedule_index].sequence_id
@@ -197,22 +203,6 @@ class Runner:
             if result.failure is None:
                 launched.results[schedule_index] = result._replace(prompt_logprobs=found)
         launched.is_applied = True
-
-    def _prompt_logprobs(
-        self, runs: list[ScheduledRun], output: SamplerOutput
-    ) -> tuple[dict[int, list[TokenLogprobs]], list[ScheduledRun]]:
-        """The log-probabilities of prompts, by index in the schedule; and the runs in which one is not a number."""
-        found: dict[int, list[TokenLogprobs]] = {}
-        failed: list[ScheduledRun] = []
-        pieces = iter(output.prompt_logprobs)
-        for run in runs if output.prompt_logprobs else ():
-            if num_scored := run.scored_end - run.start:
-                num_pieces = -(-num_scored // self.limits.max_scored_rows)
-                scored = list(chain.from_iterable(islice(pieces, num_pieces)))
-                found[run.schedule_index] = scored
-                if not all(math.isfinite(one.logprob) for one in scored):
-                    failed.append(run)
-        return found, failed
 
     def _update_block_table(self, update: BlockTableUpdate) -> None:
         sequence = self._sequences.get(update.sequence_id)
@@ -331,7 +321,8 @@ class Runner:
         sequences = [run.sequence for run in runs if run.samples]
         drafts = [run.draft for run in runs if run.samples] if has_drafts else ()
         with self._failing_all(runs):
-            batch = make_batch([run.chunk() for run in runs], self.limits.block_size)
+            ids = [run.sequence_id for run in runs]
+            batch = make_batch([run.chunk() for run in runs], self.limits.block_size, ids)
             rows, size = self.limits.max_scored_rows, self.limits.block_size
             scoring = [run for run in runs if run.sequence.num_top_of_prompt is not None]
             pieces = [piece for run in scoring for piece in run.prompt_pieces(rows, size)]
@@ -371,6 +362,10 @@ class Runner:
 
     def _fail_without_token(self, run: ScheduledRun) -> SequenceResult:
         """The result of a sequence that has failed, or fails because it has no token."""
+        if run.sequence.failure == OUT_OF_MEMORY:
+            return SequenceResult(
+                run.sequence_id, [], failure=OUT_OF_MEMORY, failure_reason=FailureReason.OUT_OF_MEMORY
+            )
         matcher = run.sequence.matcher
         in_grammar = None if matcher is None else matcher.failure
         if run.sequence.failure is None:

@@ -5,7 +5,7 @@ the batch matters, so a sequence that is resumed or moved samples what it would 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from copy import copy
 from dataclasses import dataclass
@@ -78,12 +78,14 @@ class SamplingState:
 class SamplerOutput:
     """The sampled token of each row; None if its logits had NaN or infinity, or all tokens were suppressed.
 
-    `prompt_logprobs` are of the pieces of prompts that were computed before, a list for each.
+    `prompt_logprobs` are of the pieces of prompts that were computed before, a list for each. Of sequences that were
+    `left_out` because memory ran out, by id, nothing is computed: they have neither tokens nor log-probabilities.
     """
 
     tokens: list[int | None]
     logprobs: list[TokenLogprobs | None]
     prompt_logprobs: Sequence[Sequence[TokenLogprobs]] = ()
+    left_out: Collection[int] = ()
 
 
 def num_accepted(tokens: Sequence[int | None], draft: Sequence[int]) -> int:

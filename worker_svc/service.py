@@ -16,6 +16,7 @@ from svc_common.errors import QuireError, Reason
 from svc_common.protocols import STEP_PROTOCOLS
 from worker_svc.device_thread import DeviceThread
 from worker_svc.errors import DeviceLost
+from worker_svc.memory_monitor import MemoryMonitor, MemoryPressure
 from worker_svc.profiles import ProfileRefused, Profiles
 from worker_svc.step_stream import ProtocolViolation, StepFailed, StepStream
 from worker_svc.wire import block_hash_report_to_proto, description_to_proto, has_work
@@ -31,9 +32,12 @@ SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
 class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     """Answers UNAVAILABLE until there is a replica. `device_lost` is set when the process must end."""
 
-    def __init__(self, device: DeviceThread, profile_dir: Path | None = None) -> None:
-        """Without `profile_dir`, profiles are refused."""
+    def __init__(
+        self, device: DeviceThread, profile_dir: Path | None = None, memory: MemoryMonitor | None = None
+    ) -> None:
+        """Without `profile_dir`, profiles are refused; without `memory`, it never counts as short."""
         self._device = device
+        self._memory = memory
         self._profiles = Profiles(profile_dir, device)
         self._started_at = time.time()
         self.device_lost = asyncio.Event()
@@ -71,6 +75,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             epoch=self._last_term[0],
             is_draining=self._is_draining,
             started_at=self._started_at,
+            pressure=MemoryPressure.NONE if self._memory is None else self._memory.pressure,
         )
 
     async def ReportBlockHashes(  # noqa: N802
@@ -150,7 +155,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._begin_term(term)
         if self._stream is not None:
             self._stream.supersede(opening.generation)
-        self._stream = StepStream(*term, instance.runner, self._device)
+        take_pressure = (lambda: None) if self._memory is None else self._memory.take_pressure
+        self._stream = StepStream(*term, instance.runner, self._device, take_pressure)
         self._stream_changed.set()
         return self._stream
 

@@ -1,9 +1,9 @@
 """Settings of the worker."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from svc_common.model_settings import SERVED_MODEL_NAME, TASK, ServedModelNames, TaskChoice
@@ -79,6 +79,27 @@ class WorkerSettings(InnerSettings):
         description="GiB of host memory for swapped blocks; 0: none; unset: the size of the KV memory, at most 16 "
         "and at most a quarter of the memory that is left",
     )
+    memory_limit: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="GiB of memory that the worker's process may use; unset: the limit of its container, or the "
+        "memory of the machine",
+    )
+    memory_high: float = Field(
+        0.9,
+        gt=0,
+        le=1,
+        description="share of that memory from which on it counts as short: no sequence is admitted beside others, "
+        "and prompts get half of a step's tokens",
+    )
+    memory_critical: float = Field(
+        0.95,
+        gt=0,
+        le=1,
+        description="share of that memory from which on, on a CPU, blocks of sequences that wait and of the prefix "
+        "cache are freed, and sequences are preempted; above QUIRE_MEMORY_HIGH",
+    )
     swap_rate: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="limit of swaps in bytes per second; unset: no limit"
     )
@@ -105,6 +126,20 @@ class WorkerSettings(InnerSettings):
     profile_dir: OptionalPath = Field(
         None, description="directory for traces of profiles that an operator starts; unset: profiles are refused"
     )
+
+    @model_validator(mode="after")
+    def _critical_is_above_high(self) -> Self:
+        if self.memory_critical <= self.memory_high:
+            raise ValueError(
+                f"QUIRE_MEMORY_CRITICAL is {self.memory_critical:g}, which is not above QUIRE_MEMORY_HIGH, "
+                f"{self.memory_high:g}"
+            )
+        return self
+
+    @property
+    def memory_limit_bytes(self) -> int | None:
+        """Bytes that the process may use; None: what its container or the machine has."""
+        return None if self.memory_limit is None else int(self.memory_limit * 2**30)
 
     def served_model(self) -> ServedModel:
         """The model's files and names. Raises ModelNotFound."""

@@ -151,8 +151,8 @@ class BlockOps:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step, executed in the order: block hashes, finished, swap out, swap in, copies, block-table updates, new
-    sequences, forward.
+    """One step, executed in the order: block hashes, discards, finished, swap out, swap in, copies, block-table
+    updates, new sequences, forward.
     """
 
     finished_ids: list[int]
@@ -166,6 +166,10 @@ class Step:
     """Of device blocks that finished steps filled."""
     host_block_hashes: BlockHashes = field(default_factory=list)
     """Of host blocks that finished swaps filled."""
+    discarded_blocks: Sequence[int] = ()
+    """Device blocks whose contents are not needed any more: their memory goes back to the system."""
+    discarded_host_blocks: Sequence[int] = ()
+    """The same of host blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +188,7 @@ class FailureReason(Enum):
 
     INTERNAL = "internal"
     GRAMMAR_TOO_COMPLEX = "grammar too complex"
+    OUT_OF_MEMORY = "out of memory"
 
 
 class SequenceResult(NamedTuple):

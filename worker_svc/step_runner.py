@@ -5,6 +5,7 @@ from typing import Any, Protocol
 from worker_svc.block_hashes import BlockHashTable
 from worker_svc.description import WorkerDescription
 from worker_svc.device_thread import Launched
+from worker_svc.memory_parts import MemoryAccount
 from worker_svc.step import Step, StepOutcome
 
 
@@ -40,6 +41,10 @@ class StepInstance(Protocol):
     @property
     def runner(self) -> StepRunner:
         """For one thread."""
+
+    @property
+    def memory(self) -> MemoryAccount:
+        """What its memory holds."""
 
     def close(self) -> None:
         """Ends the threads of the model, and frees it with its cache, whatever else refers to the runner. No step may

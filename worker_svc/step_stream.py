@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, TypeAlias
 from quire.worker.v1 import worker_pb2 as pb
 from worker_svc.device_thread import DeviceThread, Timed
 from worker_svc.errors import DeviceLost
+from worker_svc.memory_monitor import MemoryPressure
 from worker_svc.metrics import count_failed_step, count_step
 from worker_svc.spans import SequenceSpans
 from worker_svc.step import Step, StepOutcome
-from worker_svc.wire import MalformedMessage, outcome_to_proto, step_from_proto
+from worker_svc.wire import MalformedMessage, outcome_to_proto, pressure_to_proto, step_from_proto
 
 if TYPE_CHECKING:
     from worker_svc.step_runner import StepRunner
@@ -35,7 +36,16 @@ class StepFailed(Exception):  # noqa: N818
 class StepStream:
     """A generation of steps, on the event loop; the device thread launches and finishes the steps."""
 
-    def __init__(self, epoch: int, generation: int, runner: "StepRunner", device: DeviceThread) -> None:
+    def __init__(
+        self,
+        epoch: int,
+        generation: int,
+        runner: "StepRunner",
+        device: DeviceThread,
+        take_pressure: Callable[[], MemoryPressure | None] = lambda: None,
+    ) -> None:
+        """`take_pressure` returns what was measured of the memory since its last call, if anything."""
+        self._take_pressure = take_pressure
         self.epoch, self.generation = epoch, generation
         self._last_step_id = 0
         self._runner = runner
@@ -170,5 +180,7 @@ class StepStream:
                     },
                 )
         result.busy_us = max(0, round((timed.busy_seconds - timed.value.stall_seconds) * 1e6))
+        if (pressure := self._take_pressure()) is not None:
+            result.memory_pressure = pressure_to_proto(pressure)
         result.idle_us = round(timed.idle_seconds * 1e6)
         return pb.StepResponse(epoch=self.epoch, generation=self.generation, step_id=step_id, result=result)

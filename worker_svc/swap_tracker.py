@@ -65,6 +65,15 @@ class SwapTracker:
             return 0.0
         return sum(swap_result.seconds for swap_result in reported if swap_result.step_id == step_id)
 
+    def discard(self, block_ids: Items[int], host_block_ids: Items[int]) -> None:
+        """Returns the memory of blocks to the system. Those that do not exist are left out."""
+        if block_ids or host_block_ids:
+            num_blocks, num_host_blocks = self._num_blocks[Direction.OUT], self._num_blocks[Direction.IN]
+            self._block_copier.discard(
+                [block for block in block_ids if block < num_blocks],
+                [block for block in host_block_ids if block < num_host_blocks],
+            )
+
     @property
     def has_invalid_blocks(self) -> bool:
         """Whether blocks exist whose copy was left out."""

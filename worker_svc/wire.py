@@ -11,6 +11,7 @@ from quire.worker.v1 import worker_pb2 as pb
 from svc_common.protocols import STEP_PROTOCOLS
 from worker_svc.block_hashes import BlockHashReport
 from worker_svc.description import WorkerDescription
+from worker_svc.memory_monitor import MemoryPressure
 from worker_svc.step import (
     BlockHashes,
     BlockOps,
@@ -34,6 +35,12 @@ from worker_svc.step import (
 _FAILURE_REASONS = {
     FailureReason.INTERNAL: pb.SEQUENCE_FAILURE_REASON_UNSPECIFIED,
     FailureReason.GRAMMAR_TOO_COMPLEX: pb.SEQUENCE_FAILURE_REASON_GRAMMAR_TOO_COMPLEX,
+    FailureReason.OUT_OF_MEMORY: pb.SEQUENCE_FAILURE_REASON_OUT_OF_MEMORY,
+}
+_PRESSURES = {
+    MemoryPressure.NONE: pb.MEMORY_PRESSURE_NONE,
+    MemoryPressure.HIGH: pb.MEMORY_PRESSURE_HIGH,
+    MemoryPressure.CRITICAL: pb.MEMORY_PRESSURE_CRITICAL,
 }
 _COMPUTATIONS = {
     PromptComputation.CHUNKED: pb.PROMPT_COMPUTATION_CHUNKED,
@@ -68,6 +75,8 @@ def step_from_proto(request: pb.StepRequest) -> Step:
         step_id=request.step_id,
         block_hashes=_block_hashes(request.block_hashes),
         host_block_hashes=_block_hashes(request.host_block_hashes),
+        discarded_blocks=request.discarded_block_ids[:],
+        discarded_host_blocks=request.discarded_host_block_ids[:],
     )
 
 
@@ -224,11 +233,20 @@ def _block_hashes_to_proto(block_hashes: BlockHashes) -> pb.BlockHashes:
     )
 
 
+def pressure_to_proto(pressure: MemoryPressure) -> pb.MemoryPressure:
+    return _PRESSURES[pressure]
+
+
 def description_to_proto(
-    description: WorkerDescription, epoch: int, *, is_draining: bool, started_at: float
+    description: WorkerDescription,
+    epoch: int,
+    *,
+    is_draining: bool,
+    started_at: float,
+    pressure: MemoryPressure = MemoryPressure.NONE,
 ) -> pb.DescribeResponse:
-    """The replica's description, the highest epoch that it served, whether it is draining, and when it started, in
-    seconds since 1970.
+    """The replica's description, the highest epoch that it served, whether it is draining, when it started, in seconds
+    since 1970, and how short its memory is.
     """
     limits = description.limits
     return pb.DescribeResponse(
@@ -252,5 +270,7 @@ def description_to_proto(
         newest_protocol=STEP_PROTOCOLS.newest,
         max_sampled_tokens=1 + limits.max_draft_tokens,
         computed_results=[_computed_result(name, how) for name, how in description.results.items()],
+        memory_pressure=pressure_to_proto(pressure),
+        has_kv_in_host_memory=description.device == "cpu",
         started_at=Timestamp(seconds=int(started_at), nanos=int(started_at % 1 * 1e9)),
     )

@@ -36,7 +36,9 @@ from svc_common.records import RECORD_TTL_SECONDS
 from worker_svc.description import WorkerDescription
 from worker_svc.device_thread import DeviceThread
 from worker_svc.errors import StartupFailed
+from worker_svc.host_memory import HostMemoryReader
 from worker_svc.load import load_model
+from worker_svc.memory_monitor import MemoryMonitor, PressureLevels
 from worker_svc.service import WorkerService
 from worker_svc.step_runner import StepInstance
 
@@ -59,7 +61,11 @@ class OfflineEngine:
         self._device = device
         (self._model,) = catalog
         self._changed = asyncio.Event()
-        self._worker = WorkerService(device)
+        worker = settings.worker
+        self._memory = MemoryMonitor(
+            HostMemoryReader(worker.memory_limit_bytes), PressureLevels(worker.memory_high, worker.memory_critical)
+        )
+        self._worker = WorkerService(device, memory=self._memory)
         worker_server, scheduler_server = LocalServer(), LocalServer()
         add_WorkerServiceServicer_to_server(self._worker, worker_server.registry)
         self._scheduler = SchedulerEngine(
@@ -116,6 +122,7 @@ class OfflineEngine:
 
     async def _load(self) -> None:
         self._instance = await self._device.run(partial(load_model, self._settings.worker, logger.info))
+        self._memory.watch_parts(self._instance.memory.read)
         self.description = self._instance.description
         self._worker.serve(self._instance)
         for name, work in (
@@ -142,6 +149,7 @@ class OfflineEngine:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
+        self._memory.close()
         self._device.close()
         if self._instance is not None:
             self._instance.close()

@@ -49,6 +49,10 @@ class Committer:
             text = "the constraint on the output takes more work for one token than the limits allow"
             self._fail(request, events, Failure.GRAMMAR_TOO_COMPLEX, text)
             return 0
+        if result.failure is not None and result.failure_cause is FailureCause.OUT_OF_MEMORY:
+            text = "the worker ran out of memory in a step whose newest request this was"
+            self._fail(request, events, Failure.UNAVAILABLE, text)
+            return 0
         if result.failure is not None or (num_new != samples and not _may_return(replica, part, num_new)):
             self._fail(request, events)
             return 0

@@ -9,7 +9,7 @@ from scheduler_svc.core.kv.manager import KVManager
 from scheduler_svc.core.kv.prefix_cache import Hit
 from scheduler_svc.core.replica_shape import ReplicaShape
 from scheduler_svc.core.request import Phase, Sequence
-from scheduler_svc.core.step import StepPlan, SwapDone
+from scheduler_svc.core.step import MemoryPressure, StepPlan, SwapDone
 
 
 class Replica:
@@ -45,6 +45,9 @@ class Replica:
         self.is_last = False  # all replicas of its core are retired, and no other one will come
         self.is_indivisible_due = False  # the next step begins with one that did not fit with others
         self.finished_ids: list[int] = []  # sequences that the worker forgets with the next step
+        self.memory_pressure = MemoryPressure.NONE
+        self.has_new_pressure = False  # measured since it was looked at last
+        self.must_discard = False  # the next step returns the memory of free blocks
 
     @property
     def is_idle(self) -> bool:
@@ -78,9 +81,26 @@ class Replica:
         return self.kv.num_pending_free([*tables, *(plan.held_block_ids for plan in self.steps_in_flight)])
 
     @property
+    def is_short_of_memory(self) -> bool:
+        """Whether the memory of its machine or container is short."""
+        return self.memory_pressure is not MemoryPressure.NONE
+
+    @property
+    def may_swap_out(self) -> bool:
+        """Whether blocks may be copied to the host: there are host blocks, and they take no memory that is short."""
+        return self.shape.num_host_blocks > 0 and not (self.shape.has_kv_in_host_memory and self.is_short_of_memory)
+
+    def note_pressure(self, pressure: MemoryPressure) -> None:
+        """The worker has measured its memory."""
+        self.memory_pressure = pressure
+        self.has_new_pressure = True
+
+    @property
     def has_pending_updates(self) -> bool:
-        """Whether the next step must carry something besides tokens to compute: ids of finished sequences, or swaps."""
-        return bool(self.finished_ids) or self.kv.swaps.has_waiting
+        """Whether the next step must carry something besides tokens to compute: ids of finished sequences, swaps, or
+        blocks to discard.
+        """
+        return bool(self.finished_ids) or self.kv.swaps.has_waiting or self.must_discard
 
     def holds(self, sequence: Sequence) -> bool:
         """Whether a sequence is on this replica. O(sequences that run)."""
@@ -250,12 +270,18 @@ class Replica:
     def start_step(self, plan: StepPlan) -> None:
         """Puts a step in flight."""
         self.kv.start_step(plan)
+        if self.must_discard:
+            self.must_discard = False
+            plan.discarded_block_ids.extend(self.kv.device.pool.discard_free())
+            plan.discarded_host_block_ids.extend(self.kv.host.pool.discard_free())
         self.finished_ids = []
         self.steps_in_flight.append(plan)
 
-    def finish_step(self) -> StepPlan:
-        """Takes the oldest step out of flight."""
+    def finish_step(self, pressure: MemoryPressure | None = None) -> StepPlan:
+        """Takes the oldest step out of flight. `pressure` is what its outcome reports."""
         plan = self.steps_in_flight.pop(0)
+        if pressure is not None:
+            self.note_pressure(pressure)
         self.kv.finish_step(plan)
         return plan
 

@@ -12,7 +12,8 @@ class ReplicaShape:
     """A worker's sizes and capabilities.
 
     Rates are per second, as the worker measured them at start-up: bytes swapped, and tokens of prompts computed.
-    `results` are the kinds of results that it computes, by name.
+    `results` are the kinds of results that it computes, by name. With `has_kv_in_host_memory` both tiers of blocks are
+    in the memory of the machine or container, and take some of it only while they hold something.
     """
 
     fingerprint: bytes
@@ -28,6 +29,7 @@ class ReplicaShape:
     max_sampled_tokens: int = 1
     protocol: int = 1
     max_indivisible_tokens: int = 0  # of a prompt that is alone in its step, if that is more than max_step_tokens
+    has_kv_in_host_memory: bool = False
     results: Mapping[str, PromptComputation] = field(default_factory=lambda: {TOKENS.name: PromptComputation.CHUNKED})
 
     @property

@@ -19,6 +19,7 @@ from scheduler_svc.core.planning.capacity import Capacity
 from scheduler_svc.core.planning.fair_preemption import FairPreemption
 from scheduler_svc.core.planning.forks import Forks
 from scheduler_svc.core.planning.isolated_runs import IsolatedRuns
+from scheduler_svc.core.planning.memory_relief import MemoryRelief
 from scheduler_svc.core.planning.newcomer_room import NewcomerRoom
 from scheduler_svc.core.planning.preemptor import Preemptor
 from scheduler_svc.core.planning.prompt_turns import PromptTurns
@@ -32,7 +33,7 @@ from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.request import Phase, Request, RestoredSequence, Sequence
 from scheduler_svc.core.request_table import RequestTable
 from scheduler_svc.core.result_checks import refuse_combination, refuse_kind
-from scheduler_svc.core.step import ScheduledSequence, StepOutcome, StepPlan
+from scheduler_svc.core.step import StepOutcome, StepPlan, first_block
 from scheduler_svc.core.totals import Totals
 
 
@@ -66,6 +67,7 @@ class Scheduler:
         searches: dict[str, BeamGroup] = {}
         new_id = partial(next, count())
         self._preemptor = Preemptor(preemption, self.waiting, searches, self.totals)
+        self._relief = MemoryRelief(self._preemptor, self.waiting)
         shares_by_tenant = sharing is Sharing.BY_TENANT
         turns = PromptTurns(self.waiting, shares_by_tenant=shares_by_tenant)
         forks = Forks(searches, self.waiting, new_id)
@@ -101,6 +103,7 @@ class Scheduler:
 
     def _plan_step(self, replica: Replica) -> StepPlan | None:
         step = StepBuilder(replica, self.limits)
+        self._relief.relieve(replica)
         if self._preemptor.limit_accounts(replica):
             for other in self.replicas:
                 self.placement.note_placed(other)  # which may have room where this one has none
@@ -125,7 +128,7 @@ class Scheduler:
         if not step.scheduled and not replica.has_pending_updates and not awaits_copies:
             return None
         # Sequences that share a prefix are neighbours, for the sake of the worker's caches.
-        step.scheduled.sort(key=_first_block)
+        step.scheduled.sort(key=first_block)
         replica.num_steps += 1
         plan = StepPlan(replica.num_steps, replica.finished_ids, step.new_sequences, step.scheduled)
         plan.preempted.extend(self._preemptor.take_preempted())
@@ -158,7 +161,7 @@ class Scheduler:
         """
         self.waiting.now = now
         _check(replica, outcome)
-        plan = replica.finish_step()
+        plan = replica.finish_step(outcome.memory_pressure)
         events = prompt_logprobs_events(plan, outcome) if outcome.prompt_logprobs else []
         has_losses = self.poison.has_losses
         served: dict[str, tuple[Sequence, int]] = {}  # by tenant, one of its sequences, and the new tokens of all
@@ -388,10 +391,6 @@ class Scheduler:
             if refusal is not None:
                 events += self._requests.cancel_all([key], refusal.failure, refusal.message)
         return events
-
-
-def _first_block(part: ScheduledSequence) -> int:
-    return part.sequence.block_ids[0] if part.sequence.block_ids else -1
 
 
 def _check(replica: Replica, outcome: StepOutcome) -> None:

@@ -32,6 +32,11 @@ class ScheduledSequence(NamedTuple):
             charge.settle(1 + self.max_extra_tokens, num_returned)
 
 
+def first_block(part: ScheduledSequence) -> int:
+    """The first block of its sequence's table; -1 if there is none."""
+    return part.sequence.block_ids[0] if part.sequence.block_ids else -1
+
+
 @dataclass(frozen=True, slots=True)
 class NewSequence:
     """A sequence that the worker does not know, with its known tokens.
@@ -86,14 +91,23 @@ BlockHash = tuple[int, bytes]
 """A block id, and the hash of the block's tokens and of all tokens before."""
 
 
+class MemoryPressure(Enum):
+    """How short the memory of a worker's machine or container is, as the worker has measured it."""
+
+    NONE = auto()
+    HIGH = auto()  # nothing may make it grow
+    CRITICAL = auto()  # it must shrink
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step of one replica, executed in this order: finished sequences, swaps and copies, new sequences, forward
-    pass.
+    """One step of one replica, executed in this order: discarded blocks, finished sequences, swaps and copies, new
+    sequences, forward pass.
 
     `block_hashes` and `host_block_hashes` are the contents of device and host blocks before the step writes any of
-    them. `held_block_ids` are released when the step commits. `preempted` are the sequences preempted since the last
-    step.
+    them. The contents of `discarded_block_ids` and `discarded_host_block_ids` are lost, and their memory goes back to
+    the system. `held_block_ids` are released when the step commits. `preempted` are the sequences preempted since the
+    last step.
     """
 
     step_id: int
@@ -106,6 +120,8 @@ class StepPlan:
     block_table_updates: list[BlockTableUpdate] = field(default_factory=list)
     block_hashes: list[BlockHash] = field(default_factory=list)
     host_block_hashes: list[BlockHash] = field(default_factory=list)
+    discarded_block_ids: list[int] = field(default_factory=list)
+    discarded_host_block_ids: list[int] = field(default_factory=list)
     held_block_ids: list[int] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
 
@@ -120,6 +136,7 @@ class FailureCause(Enum):
 
     INTERNAL = auto()
     GRAMMAR_TOO_COMPLEX = auto()  # for the limits of one token
+    OUT_OF_MEMORY = auto()  # of the worker, in a step whose newest request it was
 
 
 class SampledSequence(Protocol):
@@ -168,10 +185,12 @@ class StepOutcome:
     """What a worker returns for a step: results in the order of `StepPlan.scheduled`, and transfers that are done.
 
     `busy_seconds` is the time that the device took, if the worker reports it. `prompt_logprobs` are by index in
-    `StepPlan.scheduled`: one for each token of the prompt after one that the step computed.
+    `StepPlan.scheduled`: one for each token of the prompt after one that the step computed. `memory_pressure` is None
+    if the worker has measured nothing new.
     """
 
     results: Seq[SampledSequence]
     swaps: Seq[SwapDone] = ()
     busy_seconds: float | None = None
     prompt_logprobs: Mapping[int, Seq[object]] = field(default_factory=dict)
+    memory_pressure: MemoryPressure | None = None

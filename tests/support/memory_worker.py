@@ -11,7 +11,7 @@ import random
 import zlib
 from array import array
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.beam_search import num_candidates
@@ -22,6 +22,7 @@ from scheduler_svc.core.step import (
     BlockPair,
     Direction,
     FailureCause,
+    MemoryPressure,
     SampledSequence,
     ScheduledSequence,
     StepOutcome,
@@ -106,6 +107,7 @@ class Memory:
         self.slots: list[Slot] = [None] * (num_blocks * block_size)
         self.filled_by = [0] * (num_blocks * block_size)
         self.block_hashes: dict[int, bytes] = {}
+        self.with_memory: set[int] = set()
 
     def read(self, block_id: int) -> Block:
         place = self._place(block_id)
@@ -114,6 +116,7 @@ class Memory:
     def write(self, block_id: int, slots: list[Slot], step_id: int) -> None:
         place = self._place(block_id)
         self.slots[place], self.filled_by[place] = slots, [step_id] * self.block_size
+        self.with_memory.add(block_id)
         self.block_hashes.pop(block_id, None)
 
     def wipe(self, block_id: int) -> None:
@@ -160,6 +163,8 @@ class MemoryWorker:
         self.in_progress: list[Transfer] = []
         self._rng = rng
         self.speculates = speculates
+        self.measure: Callable[[], MemoryPressure | None] = lambda: None
+        """What each step reports of the worker's memory."""
         self.num_returned: Counter[int] = Counter()  # speculations, by their number of tokens
 
     def restart(self) -> BlockHashReport:
@@ -187,6 +192,7 @@ class MemoryWorker:
             same = [(position, known.tokens[position]) for position in positions]
             assert self.device.read(change.block_id)[0] == same, "a block is replaced by one that holds something else"
             known.table[change.index] = change.block_id
+        self._discard(plan)
         for new in plan.new_sequences:
             assert new.sequence.id not in self.known, "a sequence is new twice"
             num_prompt = len(new.sequence.request.prompt) if new.needs_prompt_logprobs else 0
@@ -203,7 +209,25 @@ class MemoryWorker:
         }
         results = [self._sample(part, plan.step_id) for part in plan.scheduled]
         transfers = self._finish_transfers(plan.step_id, wait=not plan.scheduled)
-        return StepOutcome(results, transfers, prompt_logprobs=prompt_logprobs)
+        return StepOutcome(results, transfers, prompt_logprobs=prompt_logprobs, memory_pressure=self.measure())
+
+    @property
+    def num_blocks_with_memory(self) -> int:
+        """Blocks of both tiers that were written since they were discarded."""
+        return sum(map(len, (self.device.with_memory, self.host.with_memory)))
+
+    def _discard(self, plan: StepPlan) -> None:
+        """Loses the contents of blocks that nothing may read any more."""
+        named = {block_id for known in self.known.values() for block_id in known.table}
+        assert named.isdisjoint(plan.discarded_block_ids), "a block of a sequence is discarded"
+        for block_id in plan.discarded_block_ids:
+            self._check_not_in_transfer(block_id)
+            self.device.wipe(block_id)
+        for block_id in plan.discarded_host_block_ids:
+            assert all(pair.host != block_id for transfer in self.in_progress for pair in transfer.pairs)
+            self.host.wipe(block_id)
+        self.device.with_memory.difference_update(plan.discarded_block_ids)
+        self.host.with_memory.difference_update(plan.discarded_host_block_ids)
 
     def _is_without_kv(self, request: Request) -> bool:
         how = self._results.get(request.result.name)
@@ -253,6 +277,7 @@ class MemoryWorker:
         for block_id in written:
             self._check_not_in_transfer(block_id)
             self.device.block_hashes.pop(block_id, None)
+            self.device.with_memory.add(block_id)
         for sequence_id, other in self.known.items():
             if sequence_id != part.sequence.id:
                 assert written.isdisjoint(other.table), "a step writes a block that another sequence reads"

@@ -3,7 +3,7 @@ waits.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -93,6 +93,9 @@ class StreamBlockCopier:
         device = self._blocks.device
         placed = torch.tensor(pairs, pin_memory=device.type == "cuda").to(device, non_blocking=True)
         return run_inline(lambda: block_copy(self._blocks, self._blocks, placed))
+
+    def discard(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
+        """Both tiers are allocations that are returned as a whole."""
 
     def cancel_all(self) -> None:
         self._cancelling.set()

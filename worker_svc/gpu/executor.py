@@ -22,7 +22,7 @@ from torch import Tensor
 from quire_kernels.mask_logits import mask_logits
 from worker_svc.batch import Batch
 from worker_svc.description import WorkerLimits
-from worker_svc.executor import Drafts, run_inline
+from worker_svc.executor import SampleHandle, run_inline
 from worker_svc.gpu.graphs import GraphCapture, Work, capture_sizes, run_without_capture
 from worker_svc.gpu.inputs import ForwardInputs, decodes_only, forward_inputs, layout_arrays, padded, token_arrays
 from worker_svc.gpu.logprobs import ReportedRows
@@ -41,6 +41,7 @@ from worker_svc.gpu.sampling import (
     sampling_inputs,
 )
 from worker_svc.gpu.staging import ALIGNMENT, Staging, StagingBuffer, StreamEvent
+from worker_svc.out_of_memory import Drafts, StepWork, launch_within_memory
 from worker_svc.prompt_logprobs import PromptPiece
 from worker_svc.sampler import SamplerOutput
 from worker_svc.sequences import Sequence
@@ -100,7 +101,8 @@ class DeviceExecutor:
 
         All memory that does not depend on a step is allocated here too.
         """
-        self._forward, self._limits = forward, limits
+        self._forward, self._limits, self._device = forward, limits, device
+        self._has_sampled = False  # in the step that was launched last
         max_sequences, max_rows = limits.max_sequences, limits.max_sampled_rows
         max_logits = max(max_rows, limits.max_scored_rows)
         max_blocks = -(-limits.context_length // limits.block_size)
@@ -131,10 +133,22 @@ class DeviceExecutor:
 
     def launch(
         self, batch: Batch, sequences: Items[Sequence], drafts: Drafts = (), pieces: Items[PromptPiece] = ()
-    ) -> "DeviceSampleHandle":
+    ) -> SampleHandle:
         """Waits for nothing except for pinned memory, if more is needed than ever before; and, while the forward pass
         runs, for the tokens of the step before if a sequence has a grammar.
         """
+        return launch_within_memory(self._launch, StepWork(batch, sequences, drafts, pieces), self._recover)
+
+    def _recover(self) -> bool:
+        """After memory ran out: frees what torch keeps. Whether the step can be launched again."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        # Sampling overwrites the tokens that the step's placeholders refer to.
+        return not self._has_sampled
+
+    def _launch(self, work: StepWork[Sequence]) -> "DeviceSampleHandle":
+        self._has_sampled = False
+        batch, sequences, drafts, pieces = work
         positions = [len(sequence.tokens) for sequence in sequences]
         constrained = any(sequence.matcher is not None for sequence in sequences)
         whole = sequences
@@ -161,6 +175,7 @@ class DeviceExecutor:
 
         scored = [self._score(piece) for piece in pieces]
         launches.forward()
+        self._has_sampled = True
         # Before sampling, which changes the logits.
         raw = self._logits.index_select(0, rows) if len(logprob_rows) else None
         if constrained:

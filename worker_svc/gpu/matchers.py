@@ -3,8 +3,8 @@
 from collections.abc import Sequence as Items
 from typing import Protocol
 
-from worker_svc.executor import Drafts
 from worker_svc.grammar_matcher import GrammarMatcher
+from worker_svc.out_of_memory import Drafts
 from worker_svc.sequences import Sequence
 from worker_svc.token_masks import TokenMasks
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from quire_kernels.adjust_logits import SUPPRESSED, LogitEntries, Penalties, adjust_logits
 from quire_kernels.mask_logits import mask_logits
 from quire_kernels.sample import SamplingTensors, sample
-from worker_svc.executor import Drafts
 from worker_svc.gpu.inputs import padded
+from worker_svc.out_of_memory import Drafts
 from worker_svc.penalties import filter_logits
 from worker_svc.sequences import Sequence
 from worker_svc.step import SamplingParams

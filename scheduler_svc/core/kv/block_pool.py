@@ -33,6 +33,8 @@ class BlockPool:
         self._ref_counts = [0] * num_blocks
         self._pins: Counter[int] = Counter()
         self._found_again = bytearray(num_blocks)
+        # Whether a block may take memory: it does when it is written, and what was written before is not known here.
+        self._takes_memory = bytearray(b"\1" * num_blocks)
 
     @property
     def num_available(self) -> int:
@@ -94,6 +96,7 @@ class BlockPool:
         for block_id in block_ids:
             self._ref_counts[block_id] = 1
             self._found_again[block_id] = False
+            self._takes_memory[block_id] = True
         return block_ids, evicted
 
     def share(self, block_ids: Iterable[int]) -> None:
@@ -115,11 +118,23 @@ class BlockPool:
                 else:
                     self._free.append(block_id)
 
-    def free_cached(self) -> list[int]:
-        """Cached blocks become free ones; returns them."""
-        block_ids = list(self._cached)
-        self._cached.clear()
+    def free_cached(self, most: int | None = None) -> list[int]:
+        """Cached blocks become free ones: at most so many, in the order of their eviction. Returns them."""
+        count = len(self._cached) if most is None else min(most, len(self._cached))
+        block_ids = [self._cached.pop() for _ in range(count)]
         self._free.extend(block_ids)
+        return block_ids
+
+    @property
+    def has_free_memory(self) -> bool:
+        """Whether a free block may take memory."""
+        return any(self._takes_memory[block_id] for block_id in self._free)
+
+    def discard_free(self) -> list[int]:
+        """The free blocks that may take memory, which they do no more. Each is returned once until it is allocated."""
+        block_ids = [block_id for block_id in self._free if self._takes_memory[block_id]]
+        for block_id in block_ids:
+            self._takes_memory[block_id] = False
         return block_ids
 
     def restore_cached_blocks(self, block_ids: Seq[int]) -> None:

@@ -47,9 +47,11 @@ class BlockTier:
         for block_id, content in found.items():
             self.index.publish(block_id, content)
 
-    def free_cached(self) -> int:
-        """Frees all cached blocks, which leave the index; returns how many. Blocks with owners or pins stay in it."""
-        block_ids = self.pool.free_cached()
+    def free_cached(self, most: int | None = None) -> int:
+        """Frees all cached blocks, or at most so many, which leave the index; returns how many. Blocks with owners or
+        pins stay in it.
+        """
+        block_ids = self.pool.free_cached(most)
         self.index.forget(block_ids)
         return len(block_ids)
 

@@ -50,10 +50,6 @@ class EvictionOrder:
         else:
             del self._again[block_id]
 
-    def clear(self) -> None:
-        self._once.clear()
-        self._again.clear()
-
     def pop(self) -> int:
         """Evicts the first block. There must be one."""
         row = self._once or self._again

@@ -39,13 +39,18 @@ class Capacity:
         """How many sequences a step of a replica may hold."""
         return min(self._limits.max_sequences, replica.shape.max_sequences)
 
+    def is_held(self, replica: Replica) -> bool:
+        """Whether a replica admits nothing for now: its memory is short, and something runs."""
+        return replica.is_short_of_memory and replica.num_running > 0
+
     def has_free_slot(self, replica: Replica) -> bool:
         """Whether a replica has a free sequence slot: it has as many slots as a step may hold sequences."""
-        return replica.num_slots < self.max_sequences(replica)
+        return replica.num_slots < self.max_sequences(replica) and not self.is_held(replica)
 
     def num_missing_slots(self, replica: Replica, sequence: Sequence) -> int:
         """Slots that a waiting sequence, or its search, lacks on a replica; 0 or less if it lacks none."""
-        return replica.num_slots + sequence.request.num_slots - self.max_sequences(replica)
+        most = replica.num_slots if self.is_held(replica) else self.max_sequences(replica)
+        return replica.num_slots + sequence.request.num_slots - most
 
     def num_needed_to_resume(self, replica: Replica, sequence: Sequence) -> int:
         """Device blocks that must be available to swap a sequence in, or all beams of its search."""

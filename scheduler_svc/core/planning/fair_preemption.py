@@ -85,7 +85,7 @@ class FairPreemption:
 
         Returns the head if it can be admitted now. No more slots are yielded in a step than it needs.
         """
-        if not self._waiting.policy and not replica.swapped:
+        if (not self._waiting.policy and not replica.swapped) or self._capacity.is_held(replica):
             return None
         head = self._waiting.head(replica)
         if head is None or not replica.shape.computes(head.request):

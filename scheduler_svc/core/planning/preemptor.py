@@ -115,6 +115,18 @@ class Preemptor:
         self.preempt(replica, victim)
         return True
 
+    def preempt_newest(self, replica: Replica) -> bool:
+        """Preempts the sequence, or the search, that was admitted last, if another one runs; whether it did.
+
+        Not the one that the policy names: of those that were admitted earlier, each would lose more.
+        """
+        units = [s for s in replica.running if s.is_unit_running and s is s.unit[0]]
+        newest = min(units, key=lambda s: (s.num_steps, -s.arrival), default=None)
+        if newest is None or len(replica.running) == len(newest.unit):
+            return False
+        self.preempt(replica, newest)
+        return True
+
     def preempt(self, replica: Replica, victim: Sequence) -> None:
         """Has a running sequence, or its search, give up its slots and its blocks."""
         self._record(victim, self._choose(replica, victim))

@@ -34,7 +34,8 @@ class RunningPlanner:
     def add_decodes(self, step: StepBuilder) -> None:
         """Adds the sequences with one token to compute; if they exceed the budget, they take turns.
 
-        Long prompts get no more of the step's time than makes it about `gap_factor` times as long as its decodes.
+        Long prompts get no more of the step's time than makes it about `gap_factor` times as long as its decodes, and
+        while memory is short, prompts get half of the tokens.
         """
         replica = step.replica
         decodes, step.is_closed = self._pick_decodes(replica)
@@ -46,6 +47,8 @@ class RunningPlanner:
                 step.add(sequence, 1)
         if decodes:
             step.limit_long_prompts((self._limits.gap_factor - 1) * replica.costs.step_seconds(0, len(decodes)))
+        if replica.is_short_of_memory:
+            step.halve_rest()
 
     def add_prompt_chunks(self, step: StepBuilder, head: Sequence | None = None) -> None:
         """Adds the sequences with several tokens to compute, as far as the budget and the blocks go.

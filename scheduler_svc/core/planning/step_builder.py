@@ -24,6 +24,10 @@ class StepBuilder:
 
     # What a step may take.
 
+    def halve_rest(self) -> None:
+        """Halves what is left of the budget of tokens, but not below one."""
+        self.budget = -(-self.budget // 2)
+
     def limit_long_prompts(self, seconds: float) -> None:
         """Gives long prompts at most `seconds` of the step's time, a due indivisible prompt included."""
         self._long_prompt_seconds = seconds - self._due_seconds

@@ -38,7 +38,7 @@ class PreemptionPolicy:
 
     def may_swap(self, replica: Replica) -> bool:
         """Whether sequences of a replica may be swapped."""
-        return replica.shape.num_host_blocks > 0 and self._mode is not PreemptionMode.RECOMPUTE
+        return replica.may_swap_out and self._mode is not PreemptionMode.RECOMPUTE
 
     def compare_costs(self, replica: Replica, sequence: Sequence) -> PreemptionRecord:
         """What it would cost to swap a running sequence or its search, or to recompute it, in seconds; the method."""

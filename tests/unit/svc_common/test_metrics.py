@@ -1,6 +1,7 @@
 """Metrics over HTTP."""
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator
 from urllib.error import HTTPError
@@ -56,6 +57,23 @@ async def test_health_is_that_of_the_grpc_port(server: tuple[HealthReporter, Met
     assert await probes() == [200, 200, 200]
     await health.set_serving(False)
     assert await probes() == [200, 503, 200]
+
+
+async def test_health_has_the_details_of_the_process() -> None:
+    health = HealthReporter(create_server(max_message_bytes=1024), [])
+    metrics = serve_metrics("127.0.0.1", 0, health, details=lambda: {"memory": {"pressure": "none"}})
+    await health.set_serving(True)
+
+    def read(path: str) -> tuple[str | None, str]:
+        with urlopen(f"http://127.0.0.1:{metrics.port}{path}", timeout=60) as response:
+            return response.headers["Content-Type"], response.read().decode()
+
+    kind, text = await asyncio.to_thread(read, "/health")
+    assert (kind, json.loads(text)) == ("application/json", {"status": "SERVING", "memory": {"pressure": "none"}})
+    assert await asyncio.to_thread(read, "/live") == ("text/plain", "SERVING\n")
+    await health.set_serving(False)
+    assert await asyncio.to_thread(probe, metrics, "/health") == 503
+    metrics.close()
 
 
 async def test_a_process_whose_event_loop_hangs_is_not_live(server: tuple[HealthReporter, MetricsServer]) -> None:

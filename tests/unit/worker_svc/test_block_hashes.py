@@ -176,7 +176,7 @@ def test_a_block_always_holds_what_its_hash_says(seed: int, tiny_llama: Path, mo
             introduced.append(new(step_id, num_tokens))
             parts.append(ScheduledSequence(step_id, start, num_tokens - start, list(table), num_cached_tokens=stored))
             tables[step_id], length[step_id] = table, num_tokens
-        step = Step(finished, introduced, parts, BlockOps(outs, ins, copies), [], step_id, *given)
+        step = Step(finished, introduced, parts, BlockOps(outs, ins, copies), [], step_id, given[0], given[1])
         assert all(result.failure is None for result in runner.step(step).sequences)
         report = runner.block_hashes.report()
         for tier, block_hashes in enumerate((report.device, report.host)):

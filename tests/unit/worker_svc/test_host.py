@@ -1,20 +1,11 @@
-"""Memory and CPUs are limited by the cgroup."""
+"""CPUs are limited by the cgroup."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from worker_svc.host import available_cpus, available_memory, has_bfloat16
-
-GIB = 2**30
-
-
-@pytest.fixture
-def meminfo(tmp_path: Path) -> Path:
-    path = tmp_path / "meminfo"
-    path.write_text(f"MemTotal: {64 * 2**20} kB\nMemAvailable:   {8 * 2**20} kB\n")
-    return path
+from worker_svc.host import available_cpus, has_bfloat16
 
 
 def _write(root: Path, files: dict[str, object]) -> Path:
@@ -22,23 +13,6 @@ def _write(root: Path, files: dict[str, object]) -> Path:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(f"{content}\n")
     return root
-
-
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({}, 8 * GIB),
-        ({"memory.max": "max", "memory.current": GIB}, 8 * GIB),
-        ({"memory.max": 4 * GIB, "memory.current": 3 * GIB}, GIB),
-        ({"memory.max": 4 * GIB, "memory.current": 3 * GIB, "memory.stat": f"anon 5\ninactive_file {GIB}"}, 2 * GIB),
-        ({"memory.max": 32 * GIB, "memory.current": GIB}, 8 * GIB),
-        ({"memory/memory.limit_in_bytes": 2**63 - 4096, "memory/memory.usage_in_bytes": GIB}, 8 * GIB),
-        ({"memory/memory.limit_in_bytes": 3 * GIB, "memory/memory.usage_in_bytes": GIB}, 2 * GIB),
-        ({"memory.max": GIB, "memory.current": 2 * GIB}, 0),
-    ],
-)
-def test_available_memory(files: dict[str, object], expected: int, meminfo: Path, tmp_path: Path) -> None:
-    assert available_memory(_write(tmp_path / "cgroup", files), meminfo) == expected
 
 
 @pytest.mark.parametrize(

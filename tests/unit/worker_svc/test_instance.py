@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from ctypes import CDLL
+from dataclasses import replace
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -24,7 +25,11 @@ from worker_svc.description import WorkerLimits
 from worker_svc.errors import StartupFailed
 from worker_svc.fingerprint import kernels_digest, model_fingerprint
 from worker_svc.instance import ModelInstance, load_instance
+from worker_svc.model import architecture
+from worker_svc.model.architecture import Architecture, describe
 from worker_svc.model.compiled_model import CompiledForward
+from worker_svc.model.config import read_config
+from worker_svc.model.description import KVFormat
 from worker_svc.prefault import Prefault
 from worker_svc.settings import WorkerSettings
 
@@ -43,9 +48,9 @@ def test_all_of_it_is_taken_from_the_system_at_once(tiny_llama: Path, monkeypatc
     caches: list[torch.Tensor] = []
 
     class Watched(Prefault):
-        def __init__(self, memory: torch.Tensor, num_threads: int) -> None:
+        def __init__(self, memory: torch.Tensor, num_threads: int, available: Callable[[], int]) -> None:
             caches.append(memory)
-            super().__init__(memory, num_threads)
+            super().__init__(memory, num_threads, available)
 
     monkeypatch.setattr("worker_svc.instance.Prefault", Watched)
     description = _load(tiny_llama).description
@@ -80,7 +85,7 @@ def test_the_context_can_be_limited_without_a_change_of_tokens(variant: str, sav
 
 
 def test_a_model_of_another_family_can_be_limited_too(save_model: Callable[..., Path]) -> None:
-    limits = _load(save_model(OTHERS["gpt2"]()), "--max-model-len", "40", "--num-blocks", "5").description.limits
+    limits = _load(save_model(OTHERS["phi"]()), "--max-model-len", "40", "--num-blocks", "5").description.limits
     assert limits.context_length == 40
 
 
@@ -101,7 +106,7 @@ def test_the_least_and_the_models_own_context_start(length: str, tiny_llama: Pat
     assert description.limits.context_length == int(length)
 
 
-@pytest.mark.parametrize(("model", "own"), [("llama", 256), ("gpt2", 128)])
+@pytest.mark.parametrize(("model", "own"), [("llama", 256), ("phi", 128)])
 def test_a_longer_context_than_the_models_is_refused_with_both(
     model: str, own: int, save_model: Callable[..., Path]
 ) -> None:
@@ -290,24 +295,30 @@ def test_deterministic_mode_is_refused_if_it_cannot_be_guaranteed(args: tuple[st
 
 
 def test_deterministic_mode_is_refused_for_other_architectures(save_model: Callable[..., Path]) -> None:
-    with pytest.raises(
-        StartupFailed, match="QUIRE_DETERMINISTIC cannot be guaranteed: only models of the Llama family"
-    ):
-        _load(save_model(OTHERS["gpt2"]()), "--deterministic", "true")
+    message = "QUIRE_DETERMINISTIC cannot be guaranteed: only models that are computed natively"
+    with pytest.raises(StartupFailed, match=message):
+        _load(save_model(OTHERS["phi"]()), "--deterministic", "true")
 
 
 def test_a_description_beyond_the_kernels_is_left_to_transformers_and_reported(
-    save_model: Callable[..., Path],
+    save_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    directory = save_model(LlamaConfig(**SIZES, hidden_act="gelu"))
+    directory = save_model(LlamaConfig(**SIZES))
+    described = describe(read_config(directory))
+    assert described is not None
+    layers = [replace(layer, attention=replace(layer.attention, kv_format=KVFormat.INT8)) for layer in described.layers]
+    beyond = replace(described, layers=tuple(layers))
+    theirs = Architecture(__file__, "LlamaForCausalLM", lambda config: beyond)
+    monkeypatch.setattr(architecture._registry, "find", {"llama": theirs}.get)
+    monkeypatch.setattr(architecture._registry, "origin", {"llama": "theirs 1.0"}.get)
     reported: list[str] = []
     assert _load(directory, "--num-blocks", "5", report=reported.append).description.limits.num_blocks == 5
     assert any(
-        line.startswith("transformers' modules compute") and line.endswith("the activation gelu") for line in reported
+        line.startswith("transformers' modules compute") and line.endswith("for each layer") for line in reported
     )
     with pytest.raises(StartupFailed, match="QUIRE_DETERMINISTIC cannot be guaranteed"):
         _load(directory, "--deterministic", "true")
-    with pytest.raises(StartupFailed, match="only models of the Llama family support weights in 8 bits"):
+    with pytest.raises(StartupFailed, match="only models that are computed natively support weights in 8 bits"):
         _load(directory, "--quantization", "int8")
 
 

@@ -14,7 +14,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with 8 GiB available."""
-    monkeypatch.setattr(memory, "available_memory", lambda: 8 * GIB)
+    monkeypatch.setattr(memory, "available_memory", lambda _=None: 8 * GIB)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_by_default_there_are_as_many_as_leave_room_for_others(
 
 
 def test_by_default_they_take_16_gib_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available_memory", lambda: 1000 * GIB)
+    monkeypatch.setattr(memory, "available_memory", lambda _=None: 1000 * GIB)
     assert count_host_blocks(MIB, 100_000, None, GPU) == 16 * 1024
 
 

@@ -6,7 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
+import dense_models
+import llama_models
 from bert_models import save_bert, save_cross_encoder
 from svc_common.doctor.findings import CheckContext, Finding, Status
 from worker_svc import model_checks
@@ -79,13 +83,27 @@ def test_tensors_that_the_config_does_not_fit(model: Path) -> None:
     assert "not [98, 48]" in of_model(model).problem
 
 
+def test_names_and_shapes_as_a_family_stores_them(tmp_path: Path) -> None:
+    """GPT-2's own checkpoint: no prefix, transposed weights, masks."""
+    llama_models.save_model(tmp_path, dense_models.VARIANTS["gpt2-tied-narrow"]())
+    path = tmp_path / "model.safetensors"
+    tensors = {name.removeprefix("transformer."): tensor for name, tensor in load_file(path).items()}
+    save_file(tensors | {"h.0.attn.bias": torch.ones(1, 1, 4, 4)}, path)
+    finding = of_model(tmp_path)
+    assert (finding.status, "computed by compiled kernels" in finding.found) == (Status.OK, True)
+    save_file({name: tensor for name, tensor in tensors.items() if name != "h.1.mlp.c_fc.bias"}, path)
+    assert "has no tensor transformer.h.1.mlp.c_fc.bias" in of_model(tmp_path).problem
+    save_file(tensors | {"h.1.mlp.c_fc.weight": tensors["h.1.mlp.c_fc.weight"].t().contiguous()}, path)
+    assert "h.1.mlp.c_fc.weight of the model in" in of_model(tmp_path).problem
+
+
 def test_architectures_that_nothing_computes(model: Path) -> None:
     change_config(model, model_type="unheard-of", architectures=["UnheardOf"])
     finding = of_model(model)
     assert (finding.status, "UnheardOf" in finding.problem) == (Status.WRONG, True)
     assert "docs/design/models.md" in finding.next_step
     change_config(model, model_type="t5", architectures=["T5ForConditionalGeneration"])
-    assert "which has an encoder" in of_model(model).problem
+    assert "is an encoder-decoder" in of_model(model).problem
 
 
 def test_an_architecture_of_transformers_alone(model: Path) -> None:
@@ -120,7 +138,7 @@ def test_what_a_model_computes_is_checked(model: Path, tmp_path: Path) -> None:
 def test_an_encoder_is_not_quantized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_bert(tmp_path)
     assert of_memory(tmp_path).found == of_memory(tmp_path, quantization="int8").found
-    monkeypatch.setattr(model_checks, "available_memory", lambda: 1000)
+    monkeypatch.setattr(model_checks, "available_memory", lambda _=None: 1000)
     finding = of_memory(tmp_path)
     assert (finding.problem, "int8" in finding.next_step) == ("the weights do not fit in memory", False)
 
@@ -138,12 +156,12 @@ def test_memory(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (more.status, "QUIRE_CPU_KV_BYTES" in more.problem) == (Status.WARNING, True)
     assert "QUIRE_SWAP_SPACE" in of_memory(model, swap_space=2**20).problem
     assert "QUIRE_NUM_BLOCKS" in of_memory(model, num_blocks=2**40).problem
-    monkeypatch.setattr(model_checks, "available_memory", lambda: MIB // 8)
+    monkeypatch.setattr(model_checks, "available_memory", lambda _=None: MIB // 8)
     assert of_memory(model).problem == "the weights do not fit in memory"
 
 
 def test_several_workers_share_the_memory(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_checks, "available_memory", lambda: 100 * MIB)
+    monkeypatch.setattr(model_checks, "available_memory", lambda _=None: 100 * MIB)
     assert of_memory(model).status is Status.OK
     finding = of_memory(model, num_processes=4)
     assert (finding.status, "set QUIRE_CPU_KV_BYTES to " in finding.next_step) == (Status.WARNING, True)

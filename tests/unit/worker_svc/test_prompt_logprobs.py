@@ -16,8 +16,9 @@ from quire.worker.v1 import worker_pb2 as pb
 from runner_driver import Driver, make_instance, make_runner
 from runner_steps import PROMPTS, new_sequence, run_step
 from worker_svc.batch import Batch
-from worker_svc.executor import Drafts, HostExecutor, SampleHandle
+from worker_svc.executor import HostExecutor, SampleHandle
 from worker_svc.launched_step import ScheduledRun
+from worker_svc.out_of_memory import Drafts
 from worker_svc.prompt_logprobs import PromptPiece
 from worker_svc.sequences import Sequence as KnownSequence
 from worker_svc.step import ScheduledSequence, StepOutcome, TokenLogprobs

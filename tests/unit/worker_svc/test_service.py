@@ -16,8 +16,9 @@ from quire.worker.v1 import worker_pb2 as pb
 from runner_driver import Driver, make_instance, make_runner
 from worker_service import PROMPT, Stream, Worker, new_sequence, scheduled
 from worker_svc.batch import Batch
-from worker_svc.executor import Drafts, SampleHandle
+from worker_svc.executor import SampleHandle
 from worker_svc.host_thread import HostThreadExecutor
+from worker_svc.out_of_memory import Drafts
 from worker_svc.prompt_logprobs import PromptPiece
 from worker_svc.sequences import Sequence as Known
 from worker_svc.step import SamplingParams

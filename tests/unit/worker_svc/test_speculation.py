@@ -150,8 +150,8 @@ def test_a_drafter_changes_no_token(name: str, kernels: str, tiny_llama: Path) -
     [
         (VARIANTS["mistral-window"], "compiled"),
         (VARIANTS["qwen3"], "triton"),
-        (OTHERS["gpt2"], "compiled"),
-        (OTHERS["gpt2"], "torch"),
+        (OTHERS["phi"], "compiled"),
+        (OTHERS["phi"], "torch"),
     ],
     ids=["window", "triton", "transformers-compiled", "transformers-torch"],
 )

@@ -9,6 +9,7 @@ import pytest
 
 from quire.worker.v1 import worker_pb2 as pb
 from worker_svc.device_thread import DeviceThread
+from worker_svc.memory_monitor import MemoryPressure
 from worker_svc.step import Step, StepOutcome
 from worker_svc.step_stream import ProtocolViolation, StepStream
 
@@ -61,6 +62,33 @@ async def test_a_step_that_cannot_be_answered_ends_the_stream() -> None:
     await anext(responses)
     with pytest.raises((TypeError, AttributeError)):
         await anext(responses)
+    device.close()
+
+
+class RunnerOfEmptySteps(HeldRunner):
+    """Its steps have no sequences."""
+
+    def finish(self, launched: HeldRunner) -> StepOutcome:
+        return StepOutcome([], 0.0)
+
+
+async def test_responses_have_what_was_measured_of_the_memory() -> None:
+    runner, device = RunnerOfEmptySteps(), DeviceThread()
+    runner.let_go.set()
+    measured = [None, MemoryPressure.HIGH, None, MemoryPressure.NONE]
+
+    async def requests() -> AsyncIterator[pb.StepRequest]:
+        for step_id in range(1, 5):
+            yield pb.StepRequest(epoch=1, generation=1, step_id=step_id)
+
+    stream = StepStream(1, 1, cast(Any, runner), device, take_pressure=lambda: measured.pop(0))
+    _, *responses = [response async for response in stream.responses(requests())]
+    assert [response.result.memory_pressure for response in responses] == [
+        pb.MEMORY_PRESSURE_UNSPECIFIED,
+        pb.MEMORY_PRESSURE_HIGH,
+        pb.MEMORY_PRESSURE_UNSPECIFIED,
+        pb.MEMORY_PRESSURE_NONE,
+    ]
     device.close()
 
 

@@ -1,6 +1,7 @@
 """Swaps and copies of a step: swapped blocks come back unchanged, and an invalid copy fails alone."""
 
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,9 @@ class HeldBlockCopier:
         done: Future[None] = Future()
         done.set_result(None)
         return done
+
+    def discard(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
+        """Its memory cannot be returned."""
 
     def cancel_all(self) -> None:
         self.futures.clear()

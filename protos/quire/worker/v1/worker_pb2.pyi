@@ -10,6 +10,13 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class MemoryPressure(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MEMORY_PRESSURE_UNSPECIFIED: _ClassVar[MemoryPressure]
+    MEMORY_PRESSURE_NONE: _ClassVar[MemoryPressure]
+    MEMORY_PRESSURE_HIGH: _ClassVar[MemoryPressure]
+    MEMORY_PRESSURE_CRITICAL: _ClassVar[MemoryPressure]
+
 class Pooling(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     POOLING_UNSPECIFIED: _ClassVar[Pooling]
@@ -34,12 +41,17 @@ class SequenceFailureReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     SEQUENCE_FAILURE_REASON_UNSPECIFIED: _ClassVar[SequenceFailureReason]
     SEQUENCE_FAILURE_REASON_GRAMMAR_TOO_COMPLEX: _ClassVar[SequenceFailureReason]
+    SEQUENCE_FAILURE_REASON_OUT_OF_MEMORY: _ClassVar[SequenceFailureReason]
 
 class Direction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     DIRECTION_UNSPECIFIED: _ClassVar[Direction]
     DIRECTION_OUT: _ClassVar[Direction]
     DIRECTION_IN: _ClassVar[Direction]
+MEMORY_PRESSURE_UNSPECIFIED: MemoryPressure
+MEMORY_PRESSURE_NONE: MemoryPressure
+MEMORY_PRESSURE_HIGH: MemoryPressure
+MEMORY_PRESSURE_CRITICAL: MemoryPressure
 POOLING_UNSPECIFIED: Pooling
 POOLING_MEAN: Pooling
 POOLING_CLS: Pooling
@@ -53,6 +65,7 @@ PROMPT_COMPUTATION_INDIVISIBLE: PromptComputation
 PROMPT_COMPUTATION_INDIVISIBLE_WITHOUT_KV: PromptComputation
 SEQUENCE_FAILURE_REASON_UNSPECIFIED: SequenceFailureReason
 SEQUENCE_FAILURE_REASON_GRAMMAR_TOO_COMPLEX: SequenceFailureReason
+SEQUENCE_FAILURE_REASON_OUT_OF_MEMORY: SequenceFailureReason
 DIRECTION_UNSPECIFIED: Direction
 DIRECTION_OUT: Direction
 DIRECTION_IN: Direction
@@ -80,7 +93,7 @@ class StopProfileResponse(_message.Message):
     def __init__(self, path: _Optional[str] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("model", "fingerprint", "tokenizer_fingerprint", "context_length", "vocab_size", "block_size", "block_bytes", "num_blocks", "max_step_tokens", "max_sequences", "epoch", "num_host_blocks", "swap_bytes_per_second", "prefill_tokens_per_second", "is_draining", "max_sampled_tokens", "oldest_protocol", "newest_protocol", "computed_results", "started_at", "max_indivisible_tokens")
+    __slots__ = ("model", "fingerprint", "tokenizer_fingerprint", "context_length", "vocab_size", "block_size", "block_bytes", "num_blocks", "max_step_tokens", "max_sequences", "epoch", "num_host_blocks", "swap_bytes_per_second", "prefill_tokens_per_second", "is_draining", "max_sampled_tokens", "oldest_protocol", "newest_protocol", "computed_results", "started_at", "max_indivisible_tokens", "memory_pressure", "has_kv_in_host_memory")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +115,8 @@ class DescribeResponse(_message.Message):
     COMPUTED_RESULTS_FIELD_NUMBER: _ClassVar[int]
     STARTED_AT_FIELD_NUMBER: _ClassVar[int]
     MAX_INDIVISIBLE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_PRESSURE_FIELD_NUMBER: _ClassVar[int]
+    HAS_KV_IN_HOST_MEMORY_FIELD_NUMBER: _ClassVar[int]
     model: str
     fingerprint: bytes
     tokenizer_fingerprint: bytes
@@ -123,7 +138,9 @@ class DescribeResponse(_message.Message):
     computed_results: _containers.RepeatedCompositeFieldContainer[ComputedResult]
     started_at: _timestamp_pb2.Timestamp
     max_indivisible_tokens: int
-    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., tokenizer_fingerprint: _Optional[bytes] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_sequences: _Optional[int] = ..., epoch: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., swap_bytes_per_second: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., is_draining: _Optional[bool] = ..., max_sampled_tokens: _Optional[int] = ..., oldest_protocol: _Optional[int] = ..., newest_protocol: _Optional[int] = ..., computed_results: _Optional[_Iterable[_Union[ComputedResult, _Mapping]]] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., max_indivisible_tokens: _Optional[int] = ...) -> None: ...
+    memory_pressure: MemoryPressure
+    has_kv_in_host_memory: bool
+    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., tokenizer_fingerprint: _Optional[bytes] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_sequences: _Optional[int] = ..., epoch: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., swap_bytes_per_second: _Optional[float] = ..., prefill_tokens_per_second: _Optional[float] = ..., is_draining: _Optional[bool] = ..., max_sampled_tokens: _Optional[int] = ..., oldest_protocol: _Optional[int] = ..., newest_protocol: _Optional[int] = ..., computed_results: _Optional[_Iterable[_Union[ComputedResult, _Mapping]]] = ..., started_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., max_indivisible_tokens: _Optional[int] = ..., memory_pressure: _Optional[_Union[MemoryPressure, str]] = ..., has_kv_in_host_memory: _Optional[bool] = ...) -> None: ...
 
 class ResultKind(_message.Message):
     __slots__ = ("tokens", "prompt_logprobs", "embedding", "score")
@@ -311,7 +328,7 @@ class BlockTableUpdate(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., index: _Optional[int] = ..., block_id: _Optional[int] = ...) -> None: ...
 
 class StepRequest(_message.Message):
-    __slots__ = ("epoch", "generation", "step_id", "finished_ids", "new_sequences", "scheduled", "swap_out", "swap_in", "copies", "block_table_updates", "block_hashes", "host_block_hashes", "protocol")
+    __slots__ = ("epoch", "generation", "step_id", "finished_ids", "new_sequences", "scheduled", "swap_out", "swap_in", "copies", "block_table_updates", "block_hashes", "host_block_hashes", "protocol", "discarded_block_ids", "discarded_host_block_ids")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
@@ -325,6 +342,8 @@ class StepRequest(_message.Message):
     BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
     HOST_BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    DISCARDED_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    DISCARDED_HOST_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     generation: int
     step_id: int
@@ -338,7 +357,9 @@ class StepRequest(_message.Message):
     block_hashes: BlockHashes
     host_block_hashes: BlockHashes
     protocol: int
-    def __init__(self, epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step_id: _Optional[int] = ..., finished_ids: _Optional[_Iterable[int]] = ..., new_sequences: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., scheduled: _Optional[_Union[Schedule, _Mapping]] = ..., swap_out: _Optional[_Union[BlockCopies, _Mapping]] = ..., swap_in: _Optional[_Union[BlockCopies, _Mapping]] = ..., copies: _Optional[_Union[BlockCopies, _Mapping]] = ..., block_table_updates: _Optional[_Iterable[_Union[BlockTableUpdate, _Mapping]]] = ..., block_hashes: _Optional[_Union[BlockHashes, _Mapping]] = ..., host_block_hashes: _Optional[_Union[BlockHashes, _Mapping]] = ..., protocol: _Optional[int] = ...) -> None: ...
+    discarded_block_ids: _containers.RepeatedScalarFieldContainer[int]
+    discarded_host_block_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step_id: _Optional[int] = ..., finished_ids: _Optional[_Iterable[int]] = ..., new_sequences: _Optional[_Iterable[_Union[NewSequence, _Mapping]]] = ..., scheduled: _Optional[_Union[Schedule, _Mapping]] = ..., swap_out: _Optional[_Union[BlockCopies, _Mapping]] = ..., swap_in: _Optional[_Union[BlockCopies, _Mapping]] = ..., copies: _Optional[_Union[BlockCopies, _Mapping]] = ..., block_table_updates: _Optional[_Iterable[_Union[BlockTableUpdate, _Mapping]]] = ..., block_hashes: _Optional[_Union[BlockHashes, _Mapping]] = ..., host_block_hashes: _Optional[_Union[BlockHashes, _Mapping]] = ..., protocol: _Optional[int] = ..., discarded_block_ids: _Optional[_Iterable[int]] = ..., discarded_host_block_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Logprob(_message.Message):
     __slots__ = ("token_id", "logprob")
@@ -407,7 +428,7 @@ class Ready(_message.Message):
     def __init__(self) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("sequence_ids", "num_tokens", "token_ids", "logprobs", "failures", "busy_us", "idle_us", "swaps", "values", "prompt_logprobs")
+    __slots__ = ("sequence_ids", "num_tokens", "token_ids", "logprobs", "failures", "busy_us", "idle_us", "swaps", "values", "prompt_logprobs", "memory_pressure")
     SEQUENCE_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -418,6 +439,7 @@ class StepResult(_message.Message):
     SWAPS_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_PRESSURE_FIELD_NUMBER: _ClassVar[int]
     sequence_ids: _containers.RepeatedScalarFieldContainer[int]
     num_tokens: _containers.RepeatedScalarFieldContainer[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -428,7 +450,8 @@ class StepResult(_message.Message):
     swaps: _containers.RepeatedCompositeFieldContainer[SwapResult]
     values: _containers.RepeatedCompositeFieldContainer[SequenceValue]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[SequenceLogprobs]
-    def __init__(self, sequence_ids: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[SequenceLogprobs, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[SequenceFailure, _Mapping]]] = ..., busy_us: _Optional[int] = ..., idle_us: _Optional[int] = ..., swaps: _Optional[_Iterable[_Union[SwapResult, _Mapping]]] = ..., values: _Optional[_Iterable[_Union[SequenceValue, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[SequenceLogprobs, _Mapping]]] = ...) -> None: ...
+    memory_pressure: MemoryPressure
+    def __init__(self, sequence_ids: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[SequenceLogprobs, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[SequenceFailure, _Mapping]]] = ..., busy_us: _Optional[int] = ..., idle_us: _Optional[int] = ..., swaps: _Optional[_Iterable[_Union[SwapResult, _Mapping]]] = ..., values: _Optional[_Iterable[_Union[SequenceValue, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[SequenceLogprobs, _Mapping]]] = ..., memory_pressure: _Optional[_Union[MemoryPressure, str]] = ...) -> None: ...
 
 class StepResponse(_message.Message):
     __slots__ = ("epoch", "generation", "step_id", "ready", "result")

@@ -161,6 +161,7 @@ def test_blocks_are_published_only_once_their_step_is_committed() -> None:
     [
         (FailureCause.INTERNAL, Failure.INTERNAL),
         (FailureCause.GRAMMAR_TOO_COMPLEX, Failure.GRAMMAR_TOO_COMPLEX),
+        (FailureCause.OUT_OF_MEMORY, Failure.UNAVAILABLE),
     ],
 )
 def test_blocks_of_a_failed_row_are_not_published_and_only_its_request_fails(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModel, GPT2Config
+from transformers import AutoModel, PhiConfig
 
 from bert_models import CONTEXT, hidden_states, random_prompts, raw_score, save_bert, save_cross_encoder
 from encoder_model import WORDS, encoder_tokenizer
@@ -237,14 +237,14 @@ def test_what_a_model_does_not_compute_is_refused(tmp_path: Path) -> None:
     save_bert(tmp_path / "bert")
     save_cross_encoder(tmp_path / "cross-encoder")
     (tmp_path / "other").mkdir()
-    GPT2Config(architectures=["GPT2LMHeadModel"]).save_pretrained(tmp_path / "other")
+    PhiConfig(architectures=["PhiForCausalLM"]).save_pretrained(tmp_path / "other")
     (tmp_path / "other" / "tokenizer.json").write_text("{}")
     (tmp_path / "other" / "model.safetensors").touch()
     for model, task, text in (
         ("bert", "generate", "this bert model computes embeddings"),
         ("cross-encoder", "generate", "computes scores of pairs of texts"),
         ("cross-encoder", "embed", "computes scores of pairs of texts"),
-        ("other", "embed", "not one whose embeddings are computed; architectures are bert, llama"),
+        ("other", "embed", "not one whose embeddings are computed; architectures are bert, gemma2"),
         ("other", "pooling", "not one whose embeddings are computed"),
     ):
         with pytest.raises(StartupFailed, match=text):

@@ -1,0 +1,118 @@
+"""A model that does not fit is refused before it is loaded, with what would fit."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from svc_common.settings import read_settings
+from worker_svc import model_fit
+from worker_svc.cache import CacheShape
+from worker_svc.load import load_model
+from worker_svc.memory import OutOfMemory
+from worker_svc.model.architecture import describe
+from worker_svc.model.config import read_config
+from worker_svc.model.description import ModelDescription
+from worker_svc.model_fit import check_fits, read_weight_sizes
+from worker_svc.settings import WorkerSettings
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def fits(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Checks the model with so many free bytes and some settings."""
+    description = describe(read_config(tiny_llama))
+    assert isinstance(description, ModelDescription)
+    monkeypatch.setattr(model_fit, "has_bfloat16", lambda: True)
+
+    def check(free: float, *args: str, dtype: torch.dtype = torch.float32) -> None:
+        monkeypatch.setattr(model_fit, "_free", lambda *_: (int(free), "the container (cgroup v2)"))
+        settings = read_settings(WorkerSettings, ["--model", str(tiny_llama), *args])
+        check_fits(settings, tiny_llama, description, CPU, dtype)
+
+    return check
+
+
+def weights_of(directory: Path, dtype: torch.dtype = torch.float32) -> int:
+    sizes = read_weight_sizes(directory)
+    assert sizes is not None
+    return sizes.num_bytes(dtype)
+
+
+def test_the_sizes_are_those_of_the_tensors(tmp_path: Path) -> None:
+    tensors = {
+        "model.embed_tokens.weight": torch.zeros(10, 8, dtype=torch.bfloat16),
+        "model.layers.0.mlp.up_proj.weight": torch.zeros(6, 8),
+        "model.norm.weight": torch.zeros(8),
+        "model.layers.0.mlp.down_proj.qweight": torch.zeros(4, 4, dtype=torch.int32),
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    sizes = read_weight_sizes(tmp_path)
+    assert sizes is not None
+    assert (sizes.matrices, sizes.others, sizes.packed_bytes) == (48, 88, 64)
+    assert sizes.num_bytes(torch.float32) == 4 * (48 + 88) + 64
+    assert sizes.num_bytes(torch.bfloat16, is_int8=True) == 48 + 2 * 88 + 64
+
+
+def test_files_that_cannot_be_read_are_left_to_the_loading(tmp_path: Path) -> None:
+    assert read_weight_sizes(tmp_path) is None
+    (tmp_path / "model.safetensors").write_bytes(b"no header")
+    assert read_weight_sizes(tmp_path) is None
+
+
+def test_a_model_that_fits_is_not_refused(fits: Callable[..., None], tiny_llama: Path) -> None:
+    fits(weights_of(tiny_llama) + 4 * 2**20)
+
+
+@pytest.mark.parametrize(
+    ("share", "args", "expected"),
+    [
+        (0.9, [], ["QUIRE_DTYPE=bfloat16", "million weights in float32", "for the keys and values of 16 tokens"]),
+        (0.9, [], ["QUIRE_QUANTIZATION=int8 ("]),
+        (0.0, [], ["What would fit: a model of at most 0 million parameters"]),
+        (0.9, ["--quantization", "none", "--kernels", "torch"], ["QUIRE_DTYPE=bfloat16"]),
+    ],
+)
+def test_the_line_says_what_is_needed_what_there_is_and_what_would_fit(
+    share: float, args: list[str], expected: list[str], fits: Callable[..., None], tiny_llama: Path
+) -> None:
+    with pytest.raises(OutOfMemory) as refused:
+        fits(share * weights_of(tiny_llama), "--num-blocks", "1", *args)
+    text = str(refused.value)
+    assert "\n" not in text
+    assert "the container (cgroup v2) has" in text
+    for part in expected:
+        assert part in text, text
+    if "torch" in args:
+        assert "int8" not in text
+
+
+def test_a_smaller_cache_or_a_shorter_context_is_named_where_it_is_enough(
+    fits: Callable[..., None], tiny_llama: Path
+) -> None:
+    description = describe(read_config(tiny_llama))
+    assert description is not None
+    kv = CacheShape.of(description.layout, 16, torch.float32).block_bytes
+    free = weights_of(tiny_llama) + 20 * kv
+    with pytest.raises(OutOfMemory, match="QUIRE_NUM_BLOCKS=20;"):
+        fits(free, "--num-blocks", "1000")
+    fits(free, "--num-blocks", "20")
+    with pytest.raises(OutOfMemory, match=r"320|bfloat16"):
+        fits(free, "--max-model-len", "100000")
+
+
+def test_a_worker_refuses_to_start_before_it_loads(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the real limit of the settings."""
+    from worker_svc import instance
+
+    def load(*_: Any, **__: Any) -> None:
+        raise AssertionError("the weights were loaded")
+
+    monkeypatch.setattr(instance, "load", load)
+    args = ["--model", str(tiny_llama), "--memory-limit", "0.000001", "--device", "cpu"]
+    with pytest.raises(OutOfMemory, match="the model does not fit into memory"):
+        load_model(read_settings(WorkerSettings, args), print)

@@ -1,0 +1,202 @@
+"""A step for which memory does not suffice fails its newest sequences alone. Allocations fail as those of torch do."""
+
+import random
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from core_runner import CoreRunner, submission
+from llama_models import VOCAB
+from quire.scheduler.v1.scheduler_pb2 import Submit
+from runner_driver import make_instance, make_runner
+from runner_steps import new_sequence
+from scheduler_svc.core.events import Failure
+from worker_svc.batch import Batch, SequenceChunk, make_batch
+from worker_svc.encoder.runner import EncoderRunner
+from worker_svc.out_of_memory import OUT_OF_MEMORY, is_out_of_memory
+from worker_svc.runner import Runner
+from worker_svc.step import FailureReason, NewSequence, SamplingParams, ScheduledSequence, SequenceResult, Step
+
+_IMPOSSIBLE = 2**60  # bytes
+
+
+def limit_forward(runner: Runner, is_too_large: Callable[[int], bool]) -> list[int]:
+    """From now on, forward passes over some numbers of tokens allocate more than there is. Returns these numbers."""
+    executor: Any = runner._executor
+    forward, failed = executor._forward, []
+
+    def limited(batch: Any, *arguments: Any) -> Any:
+        if is_too_large(len(batch.token_ids)):
+            failed.append(len(batch.token_ids))
+            torch.empty(_IMPOSSIBLE, dtype=torch.uint8)
+        return forward(batch, *arguments)
+
+    executor._forward = limited
+    return failed
+
+
+def test_errors_of_allocators_are_recognized() -> None:
+    def fails(allocate: Callable[[], object]) -> Exception:
+        with pytest.raises(Exception) as raised:  # noqa: PT011
+            allocate()
+        return raised.value
+
+    assert is_out_of_memory(fails(lambda: torch.empty(_IMPOSSIBLE, dtype=torch.uint8)))
+    assert is_out_of_memory(fails(lambda: bytearray(_IMPOSSIBLE)))
+    assert is_out_of_memory(fails(lambda: np.empty(_IMPOSSIBLE, np.uint8)))
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert not is_out_of_memory(fails(lambda: torch.zeros(2) + torch.zeros(3)))
+    assert not is_out_of_memory(fails(lambda: [][0]))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_batch_without_a_sequence_is_that_of_the_others(seed: int) -> None:
+    rng = random.Random(seed)
+    chunks = []
+    for _ in range(rng.randint(2, 6)):
+        count, start = rng.choice([1, 1, 3, 9]), rng.choice([0, 5, 16])
+        samples = rng.random() < 0.7
+        num_drafted = rng.randrange(count) if samples else 0
+        tokens = np.array([rng.randrange(VOCAB) for _ in range(count)], np.int32)
+        blocks = np.array([rng.randrange(99) for _ in range(5)], np.int32)
+        chunks.append(SequenceChunk(tokens, start, blocks, rng.choice([start, start + 1]), samples, num_drafted))
+    ids = rng.sample(range(100), len(chunks))
+    index = rng.randrange(len(chunks))
+    batch = make_batch(chunks, 8, ids).without(index)
+    expected = make_batch(chunks[:index] + chunks[index + 1 :], 8, ids[:index] + ids[index + 1 :])
+    for name in Batch.__dataclass_fields__:
+        mine, other = getattr(batch, name), getattr(expected, name)
+        if name == "block_tables":  # what lies beyond a sequence's context means nothing
+            mine = mine[:, : other.shape[1]]
+        assert np.array_equal(mine, other), name
+
+
+@pytest.mark.parametrize("kernels", ["torch", "compiled", "fused"])
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_the_newest_sequence_fails_alone(kernels: str, is_ahead: bool, tiny_llama: Path) -> None:
+    """Also if the next step, which continues all of them, was launched already."""
+    prompts = {7: [1, 2, 3], 9: [4, 5, 6, 7], 8: [8, 9]}
+    starts = {sequence_id: len(prompt) for sequence_id, prompt in prompts.items()}
+    first = Step(
+        [],
+        [new_sequence(sequence_id, prompt) for sequence_id, prompt in prompts.items()],
+        [ScheduledSequence(sequence_id, 0, length, [sequence_id]) for sequence_id, length in starts.items()],
+    )
+    second = Step([], [], [ScheduledSequence(sequence_id, length, 1, []) for sequence_id, length in starts.items()])
+
+    def serve(runner: Runner) -> list[dict[int, SequenceResult]]:
+        if is_ahead:
+            launched = [runner.launch(step) for step in (first, second)]
+            outcomes = [runner.finish(one) for one in launched]
+        else:
+            outcomes = [runner.step(step) for step in (first, second)]
+        return [{result.sequence_id: result for result in outcome.sequences} for outcome in outcomes]
+
+    expected = serve(make_runner(tiny_llama, kernels, max_sequences=4))
+    runner = make_runner(tiny_llama, kernels, max_sequences=4)
+    failed = limit_forward(runner, lambda num_tokens: num_tokens > 5)
+    found = serve(runner)
+    assert failed in ([9], [9, 9])  # a GPU tries again once
+    for step, step_expected in zip(found, expected, strict=True):
+        assert step[9].failure == OUT_OF_MEMORY
+        for sequence_id in (7, 8):
+            assert step[sequence_id] == step_expected[sequence_id]
+    assert found[0][9].failure_reason is FailureReason.OUT_OF_MEMORY
+    # Its id is free again once the scheduler has ended it.
+    (again,) = runner.step(Step([9], [new_sequence(9, [1])], [ScheduledSequence(9, 0, 1, [20])])).sequences
+    assert again.failure is None
+
+
+@pytest.mark.parametrize("kernels", ["torch", "compiled", "fused"])
+def test_a_step_that_fits_with_no_sequence_fails_all_of_them(kernels: str, tiny_llama: Path) -> None:
+    runner = make_runner(tiny_llama, kernels, max_sequences=4)
+    limit_forward(runner, lambda num_tokens: num_tokens > 2)
+    new = [new_sequence(1, [1, 2, 3]), new_sequence(2, [1, 2, 3, 4])]
+    step = Step([], new, [ScheduledSequence(1, 0, 3, [0]), ScheduledSequence(2, 0, 2, [1])])
+    one, other = runner.step(step).sequences
+    assert one.failure == OUT_OF_MEMORY
+    assert other.failure == OUT_OF_MEMORY
+    (fits,) = runner.step(Step([1, 2], [new_sequence(3, [5, 6])], [ScheduledSequence(3, 0, 2, [2])])).sequences
+    assert len(fits.token_ids) == 1
+
+
+def _submits() -> list[Submit]:
+    """Prompts of which some share a prefix and some are long, some with several sequences, some with sampling."""
+    rng = random.Random(3)
+    shared = [rng.randrange(VOCAB) for _ in range(19)]
+    submits = []
+    for place in range(14):
+        own = [rng.randrange(VOCAB) for _ in range(rng.choice([1, 8, 9, 60]))]
+        prompt = shared + own if place % 3 == 0 else own
+        sampling = {"temperature": 1.0, "seed": place} if place % 2 else {}
+        submits.append(
+            submission(str(place), prompt, rng.choice([3, 20, 40]), n=1 + 2 * (place % 5 == 0), logprobs=1, **sampling)
+        )
+    return submits
+
+
+CIRCUMSTANCES: dict[str, dict[str, Any]] = {
+    "plenty of blocks": {},
+    "in chunks": {"max_step_tokens": 27},
+    "swapped": {"num_blocks": 16, "preemption": "swap", "num_host_blocks": 64},
+    "computed again": {"num_blocks": 16, "preemption": "recompute"},
+}
+
+
+@pytest.mark.parametrize("name", CIRCUMSTANCES)
+def test_in_a_deployment_others_get_the_same_bits_and_no_block_is_lost(name: str, tiny_llama: Path) -> None:
+    options: dict[str, Any] = {"num_blocks": 100, "preemption": "auto"} | CIRCUMSTANCES[name]
+    num_blocks, preemption = options["num_blocks"], options.pop("preemption")
+    runner = make_runner(tiny_llama, "compiled", block_size=8, num_blocks=100)
+    expected = CoreRunner(make_instance(runner), 100).serve(_submits())
+    runner = make_runner(tiny_llama, "compiled", block_size=8, **options)
+    passes = count(1)
+    failed_sizes = limit_forward(runner, lambda _: next(passes) % 20 == 0)
+    core_runner = CoreRunner(make_instance(runner), num_blocks, preemption)
+    core_runner.may_fail = True
+    served = core_runner.serve(_submits())  # checks the blocks after each step
+    failed = core_runner.failed
+    assert failed_sizes
+    assert failed
+    assert {event.reason for event in failed.values()} == {Failure.UNAVAILABLE}
+    assert len(failed) < len(expected)
+    for key, sequences in expected.items():
+        if key not in failed:
+            assert [(one.token_ids, one.logprobs) for one in served[key]] == [
+                (one.token_ids, one.logprobs) for one in sequences
+            ]
+    if "preemption" in CIRCUMSTANCES[name]:
+        assert core_runner.core.totals.preemptions
+
+
+def test_an_encoder_leaves_the_newest_prompt_out(tiny_llama: Path) -> None:
+    from worker_svc.description import WorkerLimits
+
+    def forward(prompts: Any, num_first: object = None) -> list[torch.Tensor]:
+        if sum(map(len, prompts)) > 5:
+            torch.empty(_IMPOSSIBLE, dtype=torch.uint8)
+        return [torch.tensor(prompt, dtype=torch.float32)[:, None] for prompt in prompts]
+
+    class Pooler:
+        result = "embedding"
+
+        def __call__(self, hidden: list[torch.Tensor], requested: object) -> list[list[float]]:
+            return [[float(states.sum())] for states in hidden]
+
+    runner = EncoderRunner(forward, Pooler(), WorkerLimits(VOCAB, 64, 16, 0, 64, 8))  # type: ignore[arg-type]
+    prompts = {5: [1, 2], 9: [3, 4], 7: [5, 6]}
+    new = [
+        NewSequence(number, ids, len(ids), 0, SamplingParams(), result="embedding") for number, ids in prompts.items()
+    ]
+    results = runner.step(Step([], new, [ScheduledSequence(number, 0, 2, []) for number in prompts])).sequences
+    assert [(result.value, result.failure_reason) for result in results if result.failure is None] == [
+        ([3.0], FailureReason.INTERNAL),
+        ([11.0], FailureReason.INTERNAL),
+    ]
+    assert results[1].failure == OUT_OF_MEMORY
+    assert results[1].failure_reason is FailureReason.OUT_OF_MEMORY
