@@ -30,7 +30,7 @@ def answer_constraint(
     choice = prompt.tool_choice or ToolChoice()
     max_reasoning_tokens = _reasoning_limit(prompt, turn, added_tokens, check)
     must_call = choice.mode in (ToolMode.REQUIRED, ToolMode.NAMED)
-    strict_names = {tool.name for tool in prompt.tools if tool.is_strict}
+    constrained = {tool.name: tool for tool in prompt.tools if tool.is_constrained}
     if must_call:
         field = Field.TOOL_CHOICE
         if constraint is not None:
@@ -38,18 +38,24 @@ def answer_constraint(
             raise check.unsupported(field, f"is not served with a constraint on the text, which is in {where}")
     elif constraint is not None:
         field = constraint.field
-    elif turn.tools and strict_names:
+    elif turn.tools and choice.allowed:
+        field = Field.TOOL_CHOICE
+    elif turn.tools and constrained:
         field = Field.TOOLS
     elif max_reasoning_tokens is not None:
         field = Field.MAX_REASONING_TOKENS
     else:
         return None
     check_combination(unvalidated, field, check)
-    # Of tools that need not be called only the arguments of strict ones are restricted.
+    # Of tools that need not be called only the arguments of strict ones are restricted, and texts with a grammar.
     tools = tuple(
-        CheckedTool(tool.name, json.dumps(tool.parameters) if must_call or tool.name in strict_names else None)
+        CheckedTool(
+            tool.name,
+            json.dumps(tool.parameters) if must_call or tool.name in constrained else None,
+            _input_of(constrained.get(tool.name)),
+        )
         for tool in turn.tools
-        if choice.name in (None, tool.name)
+        if choice.allows(tool.name)
     )
     calls = CallRule.REQUIRED if must_call else CallRule.AUTO if tools else CallRule.NONE
     tool_format, reasoning_format = turn.format.tools, turn.format.reasoning
@@ -68,6 +74,11 @@ def answer_constraint(
         answer=constraint,
         max_reasoning_tokens=max_reasoning_tokens,
     )
+
+
+def _input_of(tool: ClientTool | None) -> UnvalidatedConstraint | None:
+    """What the text that a custom tool takes must match."""
+    return None if tool is None or tool.custom is None else tool.custom.constraint
 
 
 def _reasoning_limit(

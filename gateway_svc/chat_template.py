@@ -36,6 +36,8 @@ class TemplateChat:
     prompt_end: PromptEnd = PromptEnd.ANSWER
     callable_tools: Sequence[Mapping[str, Any]] = ()
     """Those that the answer may call; `tools` are what the template writes of them."""
+    custom_tools: frozenset[str] = frozenset()
+    """Names of those of them that take a text."""
     has_one_call: bool = False
     """The answer may have one call, not several."""
     add_special_tokens: bool = False

@@ -6,10 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from gateway_svc.chat_template import ChatTemplate, TemplateChat
-from gateway_svc.chats import ChatMessage, ChatPrompt, ClientTool, PromptEnd, ToolCall, ToolChoice, ToolMode
+from gateway_svc.chats import (
+    ChatMessage,
+    ChatPrompt,
+    ClientTool,
+    CustomInput,
+    PromptEnd,
+    ToolCall,
+    ToolChoice,
+    ToolMode,
+)
 from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import Field
-from gateway_svc.message_formats.description import MessageFormat
+from gateway_svc.message_formats.description import CUSTOM_INPUT, MessageFormat
 from gateway_svc.message_formats.prompted import prompted_messages
 from gateway_svc.tool_forms import PROMPTED_CALLS, Call, ToolForms
 from svc_common.errors import QuireError, Reason
@@ -66,7 +75,14 @@ class ChatValidator:
         has_one_call = prompt.parallel_tool_calls is False
         variables = self._variables(prompt, check)
         return TemplateChat(
-            messages, template_tools, variables, prompt.prompt_end, tools, has_one_call, prompt.add_special_tokens
+            messages,
+            template_tools,
+            variables,
+            prompt.prompt_end,
+            callable_tools=tools,
+            custom_tools=frozenset(tool.name for tool in prompt.tools if tool.custom is not None),
+            has_one_call=has_one_call,
+            add_special_tokens=prompt.add_special_tokens,
         )
 
     def _message(self, message: ChatMessage, check: FieldChecker) -> dict[str, Any]:
@@ -104,14 +120,12 @@ class ChatValidator:
         choice = prompt.tool_choice or ToolChoice()
         tools = prompt.tools
         if not tools:
-            if choice.mode in (ToolMode.REQUIRED, ToolMode.NAMED):
+            if choice.mode in (ToolMode.REQUIRED, ToolMode.NAMED) or choice.allowed:
                 raise check.invalid(Field.TOOL_CHOICE, "needs tools")
             return []
         if len(tools) > MAX_TOOLS:
             raise check.invalid(Field.TOOLS, f"must hold at most {MAX_TOOLS} tools")
-        if sum(len(tool.name) + len(tool.description or "") + len(tool.parameters or "") for tool in tools) > (
-            MAX_TOOLS_LENGTH
-        ):
+        if sum(tool.length for tool in tools) > MAX_TOOLS_LENGTH:
             raise check.invalid(Field.TOOLS, f"must have at most {MAX_TOOLS_LENGTH} characters")
         checked = [_tool(tool, check) for tool in tools]
         names = set[str]()
@@ -121,6 +135,8 @@ class ChatValidator:
             names.add(tool.name)
         if choice.mode is ToolMode.NAMED and choice.name not in names:
             raise check.invalid(Field.TOOL_CHOICE, "names none of the tools")
+        if not names.issuperset(choice.allowed):
+            raise check.invalid(Field.TOOL_CHOICE, "names a tool that is none of the tools")
         if choice.mode is ToolMode.NONE:
             return []
         if self.message_format.tools is None:
@@ -164,9 +180,26 @@ def _tool(tool: ClientTool, check: FieldChecker) -> dict[str, Any]:
         function["description"] = tool.description
     # Templates read its properties.
     function["parameters"] = _NO_PARAMETERS
-    if tool.parameters is not None:
+    if tool.custom is not None:
+        function["parameters"] = _input_parameters(tool.custom, f"{tool.path}.format", check)
+    elif tool.parameters is not None:
         function["parameters"] = _json_object(f"{tool.path}.parameters", tool.parameters, check)
     return {"type": "function", "function": function}
+
+
+def _input_parameters(custom: CustomInput, where: str, check: FieldChecker) -> dict[str, Any]:
+    """The schema of a custom tool, with its grammar for the model to read."""
+    described: dict[str, Any] = {"type": "string"}
+    if custom.constraint is not None:
+        check.unicode(where, custom.constraint.text)
+        kind = "regular expression" if custom.constraint.field is Field.REGEX else "Lark grammar"
+        described["description"] = f"Text that matches this {kind}:\n{custom.constraint.text}"
+    return {
+        "type": "object",
+        "properties": {CUSTOM_INPUT: described},
+        "required": [CUSTOM_INPUT],
+        "additionalProperties": False,
+    }
 
 
 def _call(call: ToolCall, check: FieldChecker) -> Call:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from gateway_svc.constraints import UnvalidatedConstraint
 from gateway_svc.unknown_fields import reject_unknown_fields
 from quire.inference.v1 import inference_pb2
 from svc_common.errors import QuireError, Reason
@@ -34,15 +35,34 @@ class ChatMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class CustomInput:
+    """What a custom tool takes. `constraint` is what the text matches; None: it is any text."""
+
+    constraint: UnvalidatedConstraint | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ClientTool:
-    """A function that the model may call. `parameters` is a JSON schema as text, None for a function without any.
-    `path` is where errors find the function."""
+    """A tool that the model may call: a function, or with `custom` a tool that takes a text. `parameters` is a JSON
+    schema as text, None for a function without any. `path` is where errors find the tool."""
 
     name: str
     description: str | None = None
     parameters: str | None = None
     is_strict: bool = False
+    custom: CustomInput | None = None
     path: str = field(default="", compare=False)
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether its calls match its schema or its grammar also where the model decides whether to call it."""
+        return self.is_strict or (self.custom is not None and self.custom.constraint is not None)
+
+    @property
+    def length(self) -> int:
+        """Characters of all that describes it."""
+        grammars = () if self.custom is None or self.custom.constraint is None else self.custom.constraint.texts
+        return sum(map(len, (self.name, self.description or "", self.parameters or "", *grammars)))
 
 
 class ToolMode(StrEnum):
@@ -60,10 +80,16 @@ class ToolMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """`name` is set with the mode NAMED."""
+    """`name` is set with the mode NAMED. With another one, `allowed` are the names of the tools that may be called;
+    empty: all of them."""
 
     mode: ToolMode = ToolMode.AUTO
     name: str | None = None
+    allowed: tuple[str, ...] = ()
+
+    def allows(self, name: str) -> bool:
+        """Whether a tool may be called."""
+        return name == self.name if self.name is not None else not self.allowed or name in self.allowed
 
 
 class PromptEnd(StrEnum):
@@ -140,7 +166,7 @@ def _message(message: inference_pb2.ChatMessage, path: str) -> ChatMessage:
 
 def _tool(tool: inference_pb2.Tool, path: str) -> ClientTool:
     reject_unknown_fields(tool, path)
-    return ClientTool(tool.name, tool.description or None, tool.parameters or None, tool.strict, path)
+    return ClientTool(tool.name, tool.description or None, tool.parameters or None, tool.strict, path=path)
 
 
 _TOOL_MODES = {

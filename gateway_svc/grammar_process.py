@@ -167,12 +167,17 @@ def _turn(request: dict[str, Any]) -> TurnConstraint:
         **{
             **request,
             "field": Field(request["field"]),
-            "tools": tuple(CheckedTool(**tool) for tool in request["tools"]),
+            "tools": tuple(map(_checked_tool, request["tools"])),
             "calls": CallRule(request["calls"]),
             "reasoning": ReasoningRule(request["reasoning"]),
             "answer": None if answer is None else _constraint(answer),
         }
     )
+
+
+def _checked_tool(tool: dict[str, Any]) -> CheckedTool:
+    given = tool["input"]
+    return CheckedTool(tool["name"], tool["parameters"], None if given is None else _constraint(given))
 
 
 def _refusal(error: ConstraintError) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gateway_svc.custom_inputs import CustomInputs
 from gateway_svc.detokenizer import SequenceText
 from gateway_svc.message_formats.events import (
     MessageEvent,
@@ -52,6 +53,7 @@ class SequenceTurn:
         self._markers = {token_id: literal for literal, token_id in markers.items()}
         hidden = [literal for literal, token_id in markers.items() if token_id in self._hidden_ids]
         self._parser = turn.parser(markers, hidden)
+        self._inputs = CustomInputs(tool.name for tool in turn.tools if tool.is_custom)
         self._max_calls = 1 if turn.has_one_call else sys.maxsize
         self._id_base = f"{rendering.request_id}/{index}"
         self._coming: deque[_Marker] = deque()
@@ -92,7 +94,7 @@ class SequenceTurn:
         return events
 
     def _add(self, events: Sequence[MessageEvent], chunk: Chunk | None) -> None:
-        for event in events:
+        for event in self._inputs.read(events):
             match event:
                 case ToolCallBegin():
                     self.is_calling = True
@@ -109,10 +111,11 @@ class SequenceTurn:
                 case ToolCallBegin(index) | ToolArgumentsDelta(index) if index >= self._max_calls:
                     pass
                 case ToolCallBegin(index, name):
-                    chunk.tool_calls.append(ToolCallDelta(index, "", self._call_id(index), name))
+                    call_id, is_custom = self._call_id(index), self._inputs.is_reading
+                    chunk.tool_calls.append(ToolCallDelta(index, "", call_id, name, is_custom))
                 case ToolArgumentsDelta(index, fragment):
                     if not chunk.tool_calls or chunk.tool_calls[-1].index != index:
-                        chunk.tool_calls.append(ToolCallDelta(index))
+                        chunk.tool_calls.append(ToolCallDelta(index, is_custom=self._inputs.is_reading))
                     chunk.tool_calls[-1].arguments += fragment
 
     def _call_id(self, index: int) -> str:

@@ -29,10 +29,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CheckedTool:
-    """A tool that may be called. Its arguments match `parameters`, a JSON schema as text; None: they are any object."""
+    """A tool that may be called. Its arguments match `parameters`, a JSON schema as text; None: they are any object.
+    The text that a custom tool takes matches `input` instead, if that is set."""
 
     name: str
     parameters: str | None
+    input: UnvalidatedConstraint | None = None
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Everything in it that a client wrote."""
+        return (self.parameters or "", *(() if self.input is None else self.input.texts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +64,12 @@ class TurnConstraint:
     def texts(self) -> tuple[str, ...]:
         """Everything in it that a client wrote."""
         answer = () if self.answer is None else self.answer.texts
-        return (*(tool.parameters or "" for tool in self.tools), *answer)
+        return (*(text for tool in self.tools for text in tool.texts), *answer)
 
 
 def checked_turn_grammar(turn: TurnConstraint, tokenizer: "LLTokenizer") -> str:
     """The grammar of an answer, compiled for its check. Raises ConstraintError. Call it as `checked_grammar`."""
-    for tool in turn.tools:
-        if tool.parameters is not None:
-            try:
-                checked_grammar(UnvalidatedConstraint(Field.JSON_SCHEMA, tool.parameters), tokenizer)
-            except ConstraintError as error:
-                message = f"the parameters of {tool.name} cannot be applied: {error}"
-                raise ConstraintError(message, error.problem, Field.TOOLS) from None
+    tools = [_checked_tool(tool, tokenizer) for tool in turn.tools]
     answer, options = None, JSON_ON_ONE_LINE
     if turn.answer is not None:
         try:
@@ -77,7 +78,7 @@ def checked_turn_grammar(turn: TurnConstraint, tokenizer: "LLTokenizer") -> str:
             raise ConstraintError(str(error), error.problem, error.field or turn.answer.field) from None
     grammar = TurnGrammar(
         MessageFormat(TOOL_FORMATS.get(turn.tool_format), REASONING_FORMATS.get(turn.reasoning_format)),
-        [_tool(tool) for tool in turn.tools],
+        tools,
         turn.calls,
         turn.control_tokens,
         is_parallel=turn.is_parallel,
@@ -112,6 +113,19 @@ def _check_beginnings(grammar: TurnGrammar, field: Field, tokenizer: "LLTokenize
             )
 
 
-def _tool(tool: CheckedTool) -> Tool:
+def _checked_tool(tool: CheckedTool, tokenizer: "LLTokenizer") -> Tool:
+    """A tool whose schema or grammar compiles by itself. Raises ConstraintError."""
+    what, constraint = "grammar", tool.input
+    if constraint is None and tool.parameters is not None:
+        what, constraint = "parameters", UnvalidatedConstraint(Field.JSON_SCHEMA, tool.parameters)
+    grammar = None
+    if constraint is not None:
+        try:
+            grammar = checked_grammar(constraint, tokenizer)
+        except ConstraintError as error:
+            message = f"the {what} of {tool.name} cannot be applied: {error}"
+            raise ConstraintError(message, error.problem, Field.TOOLS) from None
+    if tool.input is not None:
+        return Tool(tool.name, is_custom=True, input_grammar=grammar)
     any_object = {"type": "object", "additionalProperties": True}
     return Tool(tool.name, any_object if tool.parameters is None else json.loads(tool.parameters))

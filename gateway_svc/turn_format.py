@@ -40,7 +40,10 @@ class TurnFormat:
         functions = [tool["function"] for tool in chat.callable_tools]
         return cls(
             MessageFormat(message_format.tools if functions else None, reasoning),
-            tuple(Tool(function["name"], function["parameters"]) for function in functions),
+            tuple(
+                Tool(function["name"], function["parameters"], function["name"] in chat.custom_tools)
+                for function in functions
+            ),
             reasoning is not None and reasoning.is_open_in(prompt_tail, answer),
             chat.has_one_call,
         )
@@ -55,7 +58,9 @@ class TurnFormat:
         return cls(
             MessageFormat(tools, reasoning),
             tuple(
-                Tool(tool.name, json.loads(tool.parameters)) if tool.parameters else Tool(tool.name)
+                Tool(tool.name, json.loads(tool.parameters), tool.is_custom)
+                if tool.parameters
+                else Tool(tool.name, is_custom=tool.is_custom)
                 for tool in turn.callable
             ),
             turn.is_reasoning_open,
@@ -73,7 +78,9 @@ class TurnFormat:
             has_one_call=self.has_one_call,
             callable=[
                 scheduler_pb2.CallableTool(
-                    name=tool.name, parameters=json.dumps(tool.parameters, sort_keys=True) if has_schemas else ""
+                    name=tool.name,
+                    parameters=json.dumps(tool.parameters, sort_keys=True) if has_schemas else "",
+                    is_custom=tool.is_custom,
                 )
                 for tool in self.tools
             ],

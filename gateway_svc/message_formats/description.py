@@ -10,13 +10,22 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+CUSTOM_INPUT = "input"
+"""The parameter of custom tools: each is a function with one, a text."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that a model may call. `parameters` is the JSON schema of its arguments, an object."""
+    """A function that a model may call. `parameters` is the JSON schema of its arguments, an object.
+
+    `is_custom`: its one parameter is a text, which a client gets in place of arguments. `input_grammar` is what that
+    text matches, in Lark's syntax; None: any text.
+    """
 
     name: str
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
+    is_custom: bool = False
+    input_grammar: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any
 
 from gateway_svc.message_formats.argument_rules import (
+    UnsupportedParameters,
     escaped_regex,
     json_call_rule,
     keyword_rules,
@@ -19,6 +20,7 @@ from gateway_svc.message_formats.argument_rules import (
     tag_rules,
 )
 from gateway_svc.message_formats.description import (
+    CUSTOM_INPUT,
     CallSyntax,
     JsonCalls,
     MessageFormat,
@@ -27,6 +29,7 @@ from gateway_svc.message_formats.description import (
     Tool,
     XmlCalls,
 )
+from gateway_svc.message_formats.input_terminals import input_terminals
 from gateway_svc.message_formats.layout import Part, call_layout, layout_of
 from svc_common.grammars import JSON_ON_ONE_LINE
 
@@ -153,6 +156,9 @@ class TurnGrammar:
         for index, tool in enumerate(self.tools):
             names.append(f"call_{index}")
             if isinstance(calls, JsonCalls) and calls.is_bare and self.answer is not None:
+                if tool.input_grammar is not None:
+                    message = f"the grammar of {tool.name} is not supported beside a constraint on the text"
+                    raise UnsupportedParameters(message)
                 # Either may be JSON, so both have the same terminals: after a longer one, such as the whole text before
                 # the arguments, the answer could not begin as the call does.
                 rules[f"call_{index}"] = json_call_rule(tool, calls.arguments_key, self.json_options)
@@ -171,6 +177,8 @@ class TurnGrammar:
         }
 
     def _argument_rules(self, calls: CallSyntax, tool: Tool, name: str) -> dict[str, str]:
+        if tool.input_grammar is not None:
+            return _input_rules(calls, tool.name, tool.input_grammar, name)
         if isinstance(calls, XmlCalls):
             return tag_rules(calls, tool, name)
         if isinstance(calls, PythonCalls):
@@ -189,3 +197,17 @@ class TurnGrammar:
     def _literal(self, text: str) -> str:
         token_id = self.control_tokens.get(text)
         return quoted(text) if token_id is None else f"<[{token_id}]>"
+
+
+def _input_rules(calls: CallSyntax, tool: str, grammar: str, name: str) -> dict[str, str]:
+    """Rules for the arguments of a custom tool, whose text matches a grammar. Raises UnsupportedParameters."""
+    match calls:
+        case XmlCalls():
+            opening, closing = f"{calls.parameter}{CUSTOM_INPUT}>\n", f"\n{calls.parameter_end}\n"
+        case PythonCalls():
+            opening, closing = f'{CUSTOM_INPUT}="', '"'
+        case _:
+            opening, closing = f'{{"{CUSTOM_INPUT}": "', '"}'
+    terminal = f"{name}_input".upper()
+    terminals = input_terminals(grammar, terminal, tool, closing, is_json=not isinstance(calls, XmlCalls))
+    return {name: f"{quoted(opening)} {terminal}", **terminals}

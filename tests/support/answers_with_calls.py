@@ -11,7 +11,7 @@ ARGUMENTS = '{"city": "São {Paulo}", "days": [1, {"a": "\\"}"}]}'
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model of a family wrote, and what it means."""
+    """What a model of a family wrote, and what it means. A call has its arguments, or the text that a tool takes."""
 
     family: str
     written: str
@@ -33,12 +33,27 @@ _DEEPSEEK_CALL = (
     "<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n" + ARGUMENTS + "\n```<｜tool▁call▁end｜>"
 )
 _CALL = ("get_weather", ARGUMENTS)
+CUSTOM_TOOL = "run"
+"""The name of a tool that takes a text."""
+_PROGRAM = 'print("é\\😀")\n'
+_CUSTOM_CALL = json.dumps({"name": CUSTOM_TOOL, "arguments": {"input": _PROGRAM}})
 
 ANSWERS = {
     "reasoning, text and call": Answer(
         "hermes", f"<think>\nHm, 你好.\n</think>\n\nI look. {_HERMES_CALL}", "I look.", "Hm, 你好.", (_CALL,)
     ),
     "two calls": Answer("hermes", f"{_HERMES_CALL}\n{_HERMES_CALL}", calls=(_CALL, _CALL)),
+    "text for a tool": Answer(
+        "hermes",
+        f"I do.\n<tool_call>\n{_CUSTOM_CALL}\n</tool_call>\n{_HERMES_CALL}",
+        "I do.",
+        calls=((CUSTOM_TOOL, _PROGRAM), _CALL),
+    ),
+    "text for a tool, in tags": Answer(
+        "qwen3-coder",
+        f"<tool_call>\n<function=run>\n<parameter=input>\n{_PROGRAM}\n</parameter>\n</function>\n</tool_call>",
+        calls=((CUSTOM_TOOL, _PROGRAM),),
+    ),
     "text": Answer("hermes", "It is 20 < 30 degrees.", "It is 20 < 30 degrees."),
     "tags": Answer("qwen3-coder", _CODER_CALL, calls=(("get_weather", '{"city": "São Paulo", "days": 2}'),)),
     "hidden markers": Answer(

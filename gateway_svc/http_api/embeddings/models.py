@@ -50,7 +50,7 @@ class EmbeddingsBody(BodyModel):
     add_special_tokens: bool | None = option("Whether the tokenizer adds its special tokens to texts.", True)
     priority: int | None = option("A higher one goes first.", 0, minimum=-(2**31), maximum=2**31 - 1)
     retention: RetentionField | None = option(
-        "How long the records of the inputs are kept: none, until_end, or seconds after their end."
+        "How long the records of the inputs are kept: none, until_end, or seconds after their end.", "none"
     )
 
 

@@ -131,13 +131,21 @@ class AnswerFunction(AnswerModel):
     arguments: str = Field(description="A JSON object as text.")
 
 
+class AnswerCustomTool(AnswerModel):
+    """A call of a custom tool, or a part of it in an event."""
+
+    name: str | None = None
+    input: str = Field(description="The text that it takes.")
+
+
 class AnswerCall(AnswerModel):
     """A call of a tool. In events, the first part has id, type and name."""
 
     index: int | None = Field(None, description="In events.")
     id: str | None = None
-    type: Literal["function"] | None = None
-    function: AnswerFunction
+    type: Literal["function", "custom"] | None = None
+    function: AnswerFunction | None = Field(None, description="Of the type function.")
+    custom: AnswerCustomTool | None = Field(None, description="Of the type custom.")
 
 
 class AnswerMessage(AnswerModel):

@@ -45,6 +45,7 @@ class ResponseBuilder:
         self._texts = options.token_texts(vocabulary)
         self._options = options
         self._prompts = prompts
+        self._is_one_chat = form.opening is not None and len(renderings) == 1
         self._cursor = cursor
         self._prompt_of = cache(prompt_of)
         self._text_events: dict[int, TextEventTemplate] = {}  # of each choice that has begun
@@ -67,12 +68,12 @@ class ResponseBuilder:
                 prompt = self._prompt_of(prompt_index)
                 particular = self._form.whole(self._shown(chunk), rendering, self._texts, prompt)
                 choice = self._choice(prompt_index, chunk, particular)
-                if self._options.has_token_ids and self._form.opening is None:
+                if self._options.has_token_ids and not self._is_one_chat:
                     choice["prompt_token_ids"] = self._prompts[prompt_index]
                 choices.append(choice)
         whole = self._head | {"choices": choices, "usage": usage_json(usage)}
-        if self._options.has_token_ids and self._form.opening is not None:
-            whole["prompt_token_ids"] = self._prompts[0]  # a chat has one prompt
+        if self._options.has_token_ids and self._is_one_chat:
+            whole["prompt_token_ids"] = self._prompts[0]
         return whole | self._form.answer(self._renderings[0], self._texts, self._prompt_of(0))
 
     def event(self, prompt_index: int, chunk: Chunk) -> bytes:

@@ -1,6 +1,6 @@
 """Bodies of /v1/completions and /v1/chat/completions, as unvalidated requests and options of the answer."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -9,7 +9,7 @@ from gateway_svc.http_api.calls import PromptRequest
 from gateway_svc.http_api.json_body import invalid
 from gateway_svc.http_api.openai import chat_fields
 from gateway_svc.http_api.openai.answer_options import AnswerOptions
-from gateway_svc.http_api.openai.chat_models import ChatBody
+from gateway_svc.http_api.openai.chat_models import ChatBatchBody, ChatBody, ChatOptions, MessageBody
 from gateway_svc.http_api.openai.choice_formats import TOOL_CALLS, CallFormat
 from gateway_svc.http_api.openai.constraint_fields import read_constraint
 from gateway_svc.http_api.openai.generation_body import CompletionBody, GenerationBody
@@ -118,14 +118,32 @@ def read_completion(body: CompletionBody, request_id: str | None) -> ReadBody:
 
 def read_chat_completion(body: ChatBody, request_id: str | None) -> ReadBody:
     """The prompt of a body of /v1/chat/completions. Raises QuireError."""
+    return _chats(body, {"messages": body.messages}, request_id)
+
+
+def read_chat_batch(body: ChatBatchBody, request_id: str | None) -> ReadBody:
+    """The prompts of a body of /v1/chat/completions/batch. Raises QuireError."""
+    chats = body.messages
+    if not chats:
+        raise invalid("messages", "must be given" if chats is None else "must hold at least one chat")
+    if len(chats) > MAX_PROMPTS:
+        raise invalid("messages", f"must hold at most {MAX_PROMPTS} chats")
+    return _chats(body, {f"messages[{index}]": messages for index, messages in enumerate(chats)}, request_id)
+
+
+def _chats(body: ChatOptions, chats: Mapping[str, Sequence[MessageBody] | None], request_id: str | None) -> ReadBody:
+    """A body with one chat or several, by their paths."""
     unvalidated, field_path, delivery = _common(body, request_id)
     if body.logprobs:
         unvalidated = replace(unvalidated, logprobs=body.top_logprobs or 0)
     elif body.top_logprobs:
         raise invalid("top_logprobs", "needs logprobs to be true")
-    chat = chat_fields.read_chat(body)
-    names = {**field_path.names, **chat.names, Field.PROMPT: "messages", Field.LOGPROBS: "top_logprobs"}
-    prompts = [PromptRequest(replace(unvalidated, prompt=chat.prompt), replace(field_path, names=names))]
+    prompts = []
+    for path, messages in chats.items():
+        chat = chat_fields.read_chat(body, messages, path)
+        own_names: dict[str, str] = {Field.PROMPT: path, Field.MESSAGES: path, Field.LOGPROBS: "top_logprobs"}
+        names = {**field_path.names, **chat.names, **own_names}
+        prompts.append(PromptRequest(replace(unvalidated, prompt=chat.prompt), replace(field_path, names=names)))
     options = replace(_options(body), hides_reasoning=body.include_reasoning is False)
     return ReadBody(prompts, delivery, options, chat.calls, chat.last_answer if body.echo else "")
 

@@ -1,21 +1,41 @@
 """The fields of /v1/chat/completions that make the prompt: messages, tools, and variables of the template."""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway_svc.chats import ChatMessage, ChatPrompt, ClientTool, PromptEnd, ToolCall, ToolChoice, ToolMode
+from gateway_svc.chats import (
+    ChatMessage,
+    ChatPrompt,
+    ClientTool,
+    CustomInput,
+    PromptEnd,
+    ToolCall,
+    ToolChoice,
+    ToolMode,
+)
+from gateway_svc.constraints import UnvalidatedConstraint
 from gateway_svc.field_paths import Field
 from gateway_svc.http_api.json_body import invalid, json_text
 from gateway_svc.http_api.openai.chat_models import (
+    AllowedToolsChoice,
     CalledFunction,
-    ChatBody,
+    ChatOptions,
+    CustomToolBody,
+    CustomToolFields,
     FunctionBody,
     MessageBody,
+    MessageCustomCall,
+    MessageToolCall,
+    NamedCustomTool,
     NamedFunction,
     NamedTool,
+    ToolBody,
+    ToolGrammar,
 )
 from gateway_svc.http_api.openai.choice_formats import TOOL_CALLS, CallFormat
+from gateway_svc.message_formats.description import CUSTOM_INPUT
 
 # Of the fields, by their names in the body.
 NAMES: Mapping[str, str] = {
@@ -55,9 +75,9 @@ class ChatFields:
         return (last.content or "") if last is not None and last.role == "assistant" else ""
 
 
-def read_chat(body: ChatBody) -> ChatFields:
-    """The chat of a body. Raises QuireError."""
-    if body.messages is None:
+def read_chat(body: ChatOptions, messages: Sequence[MessageBody] | None, path: str = "messages") -> ChatFields:
+    """The chat of a body whose messages are at `path`. Raises QuireError."""
+    if messages is None:
         return ChatFields(None, {})
     if body.tools is not None and body.functions is not None:
         raise invalid("functions", "must not be beside tools")
@@ -66,7 +86,7 @@ def read_chat(body: ChatBody) -> ChatFields:
     is_legacy = body.functions is not None
     reasoning = _reasoning(body)
     prompt = ChatPrompt(
-        messages=_messages(body.messages),
+        messages=_messages(messages, path),
         tools=_tools(body),
         tool_choice=_tool_choice(body),
         # A message has one function_call.
@@ -95,7 +115,7 @@ class _ReasoningLimits:
     names: Mapping[str, str]
 
 
-def _reasoning(body: ChatBody) -> _ReasoningLimits:
+def _reasoning(body: ChatOptions) -> _ReasoningLimits:
     effort, thinking = body.reasoning_effort, body.thinking
     max_tokens = None if body.thinking_token_budget == _NO_LIMIT else body.thinking_token_budget
     if thinking is None:
@@ -115,7 +135,7 @@ def _reasoning(body: ChatBody) -> _ReasoningLimits:
     return _ReasoningLimits(effort, max_tokens, names)
 
 
-def _prompt_end(body: ChatBody) -> PromptEnd:
+def _prompt_end(body: ChatOptions) -> PromptEnd:
     has_generation_prompt = body.add_generation_prompt is not False
     if not body.continue_final_message:
         return PromptEnd.ANSWER if has_generation_prompt else PromptEnd.MESSAGE
@@ -124,10 +144,10 @@ def _prompt_end(body: ChatBody) -> PromptEnd:
     return PromptEnd.CONTINUATION
 
 
-def _messages(messages: Sequence[MessageBody]) -> list[ChatMessage]:
+def _messages(messages: Sequence[MessageBody], path: str) -> list[ChatMessage]:
     read: list[ChatMessage] = []
     for message in messages:
-        one = _message(message, len(read))
+        one = _message(message, len(read), f"{path}[{len(read)}]")
         if one.role == "function":  # the result of the latest call of this function
             calls = (call.id for last in reversed(read) for call in last.tool_calls if call.name == one.name)
             one = ChatMessage("tool", one.content, (), next(calls, None), one.name, path=one.path)
@@ -135,11 +155,9 @@ def _messages(messages: Sequence[MessageBody]) -> list[ChatMessage]:
     return read
 
 
-def _message(message: MessageBody, message_index: int) -> ChatMessage:
-    path = f"messages[{message_index}]"
+def _message(message: MessageBody, message_index: int, path: str) -> ChatMessage:
     tool_calls = tuple(
-        _called(call.function, call.id or "", f"{path}.tool_calls[{index}].function")
-        for index, call in enumerate(message.tool_calls or ())
+        _tool_call(call, f"{path}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls or ())
     )
     if message.function_call is not None:
         if tool_calls:
@@ -175,14 +193,51 @@ def _content(message: MessageBody, path: str, is_answer: bool) -> str | None:
     return "\n".join([part.text for part in content])
 
 
+def _tool_call(call: MessageToolCall | MessageCustomCall, path: str) -> ToolCall:
+    if isinstance(call, MessageCustomCall):
+        return custom_call(call.custom.name, call.custom.input, call.id or "", f"{path}.custom")
+    return _called(call.function, call.id or "", f"{path}.function")
+
+
+def custom_call(name: str, text: str, call_id: str, path: str) -> ToolCall:
+    """A call of a custom tool, which takes a text. Raises QuireError."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise invalid(f"{path}.input", "is not valid Unicode") from None
+    return ToolCall(name, json.dumps({CUSTOM_INPUT: text}, ensure_ascii=False), call_id, path)
+
+
 def _called(function: CalledFunction, call_id: str, path: str) -> ToolCall:
     return ToolCall(function.name, function.arguments or "", call_id, path)
 
 
-def _tools(body: ChatBody) -> tuple[ClientTool, ...]:
+def _tools(body: ChatOptions) -> tuple[ClientTool, ...]:
     if body.functions is not None:
         return tuple(client_tool(one, f"functions[{index}]") for index, one in enumerate(body.functions))
-    return tuple(client_tool(one.function, f"tools[{index}].function") for index, one in enumerate(body.tools or ()))
+    return tuple(_tool(one, f"tools[{index}]") for index, one in enumerate(body.tools or ()))
+
+
+def _tool(tool: ToolBody | CustomToolBody, path: str) -> ClientTool:
+    if isinstance(tool, CustomToolBody):
+        return _custom_tool(tool.custom, f"{path}.custom")
+    return client_tool(tool.function, f"{path}.function")
+
+
+def _custom_tool(tool: CustomToolFields, path: str) -> ClientTool:
+    form = tool.format
+    if form is not None and form.type == "grammar" and form.grammar is None:
+        raise invalid(f"{path}.format.grammar", "must be given")
+    grammar = None if form is None or form.type == "text" else form.grammar
+    return ClientTool(tool.name, tool.description, custom=custom_input(grammar), path=path)
+
+
+def custom_input(grammar: ToolGrammar | None) -> CustomInput:
+    """What a custom tool takes: with a grammar a text that matches it, else any text."""
+    if grammar is None:
+        return CustomInput()
+    field = Field.REGEX if grammar.syntax == "regex" else Field.GRAMMAR
+    return CustomInput(UnvalidatedConstraint(field, grammar.definition))
 
 
 def client_tool(function: FunctionBody, path: str) -> ClientTool:
@@ -196,16 +251,31 @@ def client_tool(function: FunctionBody, path: str) -> ClientTool:
     )
 
 
-def _tool_choice(body: ChatBody) -> ToolChoice | None:
+def _tool_choice(body: ChatOptions) -> ToolChoice | None:
     choice = body.tool_choice if body.function_call is None else body.function_call
     match choice:
         case None:
             return None
         case NamedFunction():
             return ToolChoice(ToolMode.NAMED, choice.name)
-        case NamedTool():
-            return ToolChoice(ToolMode.NAMED, choice.function.name)
+        case NamedTool() | NamedCustomTool():
+            return ToolChoice(ToolMode.NAMED, _name(choice))
+        case AllowedToolsChoice():
+            allowed = choice.allowed_tools
+            return allowed_tools("tool_choice.allowed_tools.tools", allowed.mode, map(_name, allowed.tools))
     return _CHOICES[choice]
+
+
+def allowed_tools(path: str, mode: str, names: Iterable[str]) -> ToolChoice:
+    """The choice among tools that are listed at `path`. Raises QuireError."""
+    choice = ToolChoice(ToolMode(mode), allowed=tuple(names))
+    if not choice.allowed:
+        raise invalid(path, "must hold at least one tool")
+    return choice
+
+
+def _name(tool: NamedTool | NamedCustomTool) -> str:
+    return tool.custom.name if isinstance(tool, NamedCustomTool) else tool.function.name
 
 
 def _optional_json(where: str, value: Mapping[str, Any] | None) -> str | None:

@@ -1,5 +1,6 @@
 """The body of /v1/chat/completions: messages, tools, and what else makes the prompt."""
 
+from collections.abc import Collection
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
@@ -17,11 +18,22 @@ def _only_text(kind: str | None) -> str | None:
 
 def _only_function(kind: str | None) -> str | None:
     if kind not in (None, "function"):
-        raise not_served("only function is served")
+        raise not_served("only function and custom are served")
     return kind
 
 
 _Function = Annotated[str | None, AfterValidator(_only_function)]
+
+
+def _only_choices(kind: str | None) -> str | None:
+    if kind not in (None, "function"):
+        raise not_served("only function, custom and allowed_tools are served")
+    return kind
+
+
+def _kind_of_tool(value: Any, others: Collection[str] = ("custom",)) -> str:
+    kind = value.get("type") if isinstance(value, dict) else None
+    return tag(kind if isinstance(kind, str) and kind in others else "function")
 
 
 class TextPart(BodyModel):
@@ -41,11 +53,32 @@ class CalledFunction(BodyModel):
 
 
 class MessageToolCall(BodyModel):
-    """A call in a message of the assistant."""
+    """A call of a function in a message of the assistant."""
 
     id: str | None = option("The call's id, to which a message with its result refers.")
-    type: _Function = option("Only function is served.", "function")
+    type: _Function = option("function.", "function")
     function: CalledFunction = Field(description="The call.")
+
+
+class CalledCustomTool(BodyModel):
+    """A call of a custom tool."""
+
+    name: str = Field(description="The tool.")
+    input: str = Field(description="The text that it takes.")
+
+
+class MessageCustomCall(BodyModel):
+    """A call of a custom tool in a message of the assistant."""
+
+    id: str | None = option("The call's id, to which a message with its result refers.")
+    type: Literal["custom"] = Field(description="custom.")
+    custom: CalledCustomTool = Field(description="The call.")
+
+
+AnyMessageCall = Annotated[
+    Annotated[MessageToolCall, Tag(tag("function"))] | Annotated[MessageCustomCall, Tag(tag("custom"))],
+    Discriminator(_kind_of_tool),
+]
 
 
 def _kind_of_content(value: Any) -> str:
@@ -58,7 +91,7 @@ class MessageBody(BodyModel):
     unserved: ClassVar[Neutral] = unsupported_fields.MESSAGE
 
     role: str = Field(description="system, developer, user, assistant, tool, or a role of the model's template.")
-    tool_calls: Items[MessageToolCall] | None = option("Calls that the assistant made.")
+    tool_calls: Items[AnyMessageCall] | None = option("Calls that the assistant made.")
     function_call: CalledFunction | None = option("The one call of the assistant, in the legacy form.")
     reasoning_content: str | None = option("The assistant's reasoning.")
     reasoning: str | None = option("Another name of reasoning_content.")
@@ -83,23 +116,94 @@ class FunctionBody(BodyModel):
 
 
 class ToolBody(BodyModel):
-    """A tool that the model may call."""
+    """A function that the model may call."""
 
-    type: _Function = option("Only function is served.", "function")
+    type: _Function = option("function.", "function")
     function: FunctionBody = Field(description="The function.")
 
 
-class NamedFunction(BodyModel):
-    """A function by its name."""
+class ToolGrammar(BodyModel):
+    """A grammar, and the syntax in which it is written."""
 
-    name: str = Field(description="The function.")
+    syntax: Annotated[Literal["lark", "regex"], ErrorMessage('must be "lark" or "regex"')] = Field(
+        description="lark or regex."
+    )
+    definition: str = Field(description="A grammar in Lark's syntax, or a regular expression.")
+
+
+class InputFormat(BodyModel):
+    """What the text that a custom tool takes must match."""
+
+    type: Annotated[Literal["text", "grammar"], ErrorMessage('must be "text" or "grammar"')] = Field(
+        description="text, which is any, or grammar."
+    )
+    grammar: ToolGrammar | None = option("The grammar of the type grammar.")
+
+
+class CustomToolFields(BodyModel):
+    """A tool that takes a text."""
+
+    name: str = Field(description="1 to 64 letters, digits, _ and -.")
+    description: str | None = option("What it does.")
+    format: InputFormat | None = option("What the text must match; absent: it is any text.")
+
+
+class CustomToolBody(BodyModel):
+    """A tool that the model may call and that takes a text."""
+
+    type: Literal["custom"] = Field(description="custom.")
+    custom: CustomToolFields = Field(description="The tool.")
+
+
+AnyTool = Annotated[
+    Annotated[ToolBody, Tag(tag("function"))] | Annotated[CustomToolBody, Tag(tag("custom"))],
+    Discriminator(_kind_of_tool),
+]
+
+
+class NamedFunction(BodyModel):
+    """A tool by its name."""
+
+    name: str = Field(description="The tool.")
 
 
 class NamedTool(BodyModel):
-    """A tool by its name."""
+    """A function by its name."""
 
-    type: _Function = option("Only function is served.", "function")
+    type: Annotated[str | None, AfterValidator(_only_choices)] = option("function.", "function")
     function: NamedFunction = Field(description="The function.")
+
+
+class NamedCustomTool(BodyModel):
+    """A custom tool by its name."""
+
+    type: Literal["custom"] = Field(description="custom.")
+    custom: NamedFunction = Field(description="The tool.")
+
+
+class AllowedTools(BodyModel):
+    """Tools of which alone the model may call some."""
+
+    mode: Annotated[Literal["auto", "required"], ErrorMessage("must be auto or required")] = Field(
+        description="Whether the model decides whether it calls one, or must."
+    )
+    tools: Items[
+        Annotated[
+            Annotated[NamedTool, Tag(tag("function"))] | Annotated[NamedCustomTool, Tag(tag("custom"))],
+            Discriminator(_kind_of_tool),
+        ]
+    ] = Field(description="The tools, each by its name.", json_schema_extra={"minItems": 1})
+
+
+class AllowedToolsChoice(BodyModel):
+    """The choice among some of the tools."""
+
+    type: Literal["allowed_tools"] = Field(description="allowed_tools.")
+    allowed_tools: AllowedTools = Field(description="The tools that may be called.")
+
+
+def _kind_of_choice(value: Any) -> str:
+    return tag("mode") if isinstance(value, str) else _kind_of_tool(value, ("custom", "allowed_tools"))
 
 
 def _mode_or_name(value: Any) -> str:
@@ -108,8 +212,15 @@ def _mode_or_name(value: Any) -> str:
 
 _ToolMode = Annotated[
     Literal["auto", "none", "required"],
-    ErrorMessage("must be auto, none, required, or an object that names a function"),
+    ErrorMessage("must be auto, none, required, or an object that names tools"),
     Tag(tag("mode")),
+]
+_ToolChoice = Annotated[
+    _ToolMode
+    | Annotated[NamedTool, Tag(tag("function"))]
+    | Annotated[NamedCustomTool, Tag(tag("custom"))]
+    | Annotated[AllowedToolsChoice, Tag(tag("allowed_tools"))],
+    Discriminator(_kind_of_choice),
 ]
 _FunctionMode = Annotated[
     Literal["auto", "none"], ErrorMessage("must be auto, none, or an object that names a function"), Tag(tag("mode"))
@@ -125,18 +236,15 @@ class ChatThinking(BodyModel):
     budget_tokens: int | None = option("Another name of thinking_token_budget.", minimum=0, maximum=2**31 - 1)
 
 
-class ChatBody(GenerationBody):
-    """A body of /v1/chat/completions."""
+class ChatOptions(GenerationBody):
+    """What bodies of chats have beside messages."""
 
     unserved: ClassVar[Neutral] = unsupported_fields.CHAT
 
-    messages: Items[MessageBody] | None = option("The chat, oldest message first.", minItems=1)
     logprobs: bool | None = option("Whether the answer has log-probabilities.", False)
     top_logprobs: int | None = option("The number of most probable tokens to return for each.", minimum=0)
-    tools: Items[ToolBody] | None = option("Tools that the model may call.", maxItems=128)
-    tool_choice: Annotated[_ToolMode | Annotated[NamedTool, Tag(tag("name"))], Discriminator(_mode_or_name)] | None = (
-        option("Whether the model calls tools, or which one.", "auto")
-    )
+    tools: Items[AnyTool] | None = option("Tools that the model may call.", maxItems=128)
+    tool_choice: _ToolChoice | None = option("Whether the model calls tools, and which.", "auto")
     parallel_tool_calls: bool | None = option("Whether an answer may have several calls.", True)
     functions: Items[FunctionBody] | None = option("Functions, in the legacy form.", maxItems=128)
     function_call: (
@@ -165,3 +273,27 @@ class ChatBody(GenerationBody):
     continue_final_message: bool | None = option(
         "Whether the answer continues the last message; needs add_generation_prompt to be false.", False
     )
+
+
+class ChatBody(ChatOptions):
+    """A body of /v1/chat/completions."""
+
+    messages: Items[MessageBody] | None = option("The chat, oldest message first.", minItems=1)
+
+
+class ChatBatchBody(ChatOptions):
+    """A body of /v1/chat/completions/batch."""
+
+    unserved: ClassVar[Neutral] = {
+        **unsupported_fields.CHAT,
+        "echo": (False,),
+        "function_call": (),
+        "functions": ([],),
+        "prompt_logprobs": (),
+        "stream": (False,),
+        "stream_options": (),
+        "tool_choice": ("none", "auto"),
+        "tools": ([],),
+    }
+
+    messages: Items[Items[MessageBody]] | None = option("Chats, each with its oldest message first.", minItems=1)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gateway_svc.http_api.openai.answer_options import TokenTexts
-from gateway_svc.output import Chunk, FinishReason, TokenLogprob
+from gateway_svc.output import Chunk, FinishReason, TokenLogprob, ToolCallDelta
 from gateway_svc.prompt_output import PromptOutput
 from gateway_svc.rendering import Rendering
 from gateway_svc.validated_request import Echo
@@ -114,20 +114,23 @@ class ChatFormat:
         return self._calls.finish_reason if reason is FinishReason.TOOL_CALLS else reason.value
 
     def _whole_calls(self, chunk: Chunk) -> Json:
-        functions = [{"name": call.name, "arguments": call.arguments} for call in chunk.tool_calls]
         if self._calls.is_legacy:
-            return {"function_call": functions[0]}
-        calls = zip(chunk.tool_calls, functions, strict=True)
-        return {"tool_calls": [{"id": call.id, "type": "function", "function": function} for call, function in calls]}
+            return {"function_call": _called(chunk.tool_calls[0])}
+        return {
+            "tool_calls": [
+                {"id": call.id, "type": _kind(call), _kind(call): _called(call)} for call in chunk.tool_calls
+            ]
+        }
 
     def _call_deltas(self, chunk: Chunk) -> Json:
         """The first piece of a call has its id, its type and its name."""
         deltas: list[Json] = []
         for call in chunk.tool_calls:
-            delta: Json = {"index": call.index, "function": {"arguments": call.arguments}}
+            kind = _kind(call)
             if call.id:
-                function = {"name": call.name, "arguments": call.arguments}
-                delta = {"index": call.index, "id": call.id, "type": "function", "function": function}
+                delta: Json = {"index": call.index, "id": call.id, "type": kind, kind: _called(call)}
+            else:
+                delta = {"index": call.index, kind: _given(call)}
             deltas.append(delta)
         if self._calls.is_legacy:
             return {"function_call": deltas[0]["function"]}
@@ -137,6 +140,19 @@ class ChatFormat:
         if rendering.logprobs is None:
             return None
         return {"content": [chat_logprob(one, texts) for one in chunk.logprobs], "refusal": None}
+
+
+def _kind(call: ToolCallDelta) -> str:
+    """The type of a call, which is also the name of its field."""
+    return "custom" if call.is_custom else "function"
+
+
+def _called(call: ToolCallDelta) -> Json:
+    return {"name": call.name, **_given(call)}
+
+
+def _given(call: ToolCallDelta) -> Json:
+    return {"input" if call.is_custom else "arguments": call.arguments}
 
 
 class CompletionFormat:

@@ -7,7 +7,7 @@ from functools import cache
 
 from gateway_svc.field_paths import contract_field_path
 from gateway_svc.http_api.calls import HttpCalls, stream_events
-from gateway_svc.http_api.endpoint import RESUMABLE_HEADERS, HandlerDoc, HttpRoute
+from gateway_svc.http_api.endpoint import GENERATION_HEADERS, RESUMABLE_HEADERS, HandlerDoc, HttpRoute
 from gateway_svc.http_api.exchange import HttpExchange
 from gateway_svc.http_api.openai.answer_models import (
     ChatAnswer,
@@ -19,8 +19,14 @@ from gateway_svc.http_api.openai.answer_models import (
     ModelCards,
 )
 from gateway_svc.http_api.openai.answers import ResponseBuilder
-from gateway_svc.http_api.openai.bodies import Delivery, ReadBody, read_chat_completion, read_completion
-from gateway_svc.http_api.openai.chat_models import ChatBody
+from gateway_svc.http_api.openai.bodies import (
+    Delivery,
+    ReadBody,
+    read_chat_batch,
+    read_chat_completion,
+    read_completion,
+)
+from gateway_svc.http_api.openai.chat_models import ChatBatchBody, ChatBody
 from gateway_svc.http_api.openai.choice_formats import ChatFormat, CompletionFormat, Format, Json
 from gateway_svc.http_api.openai.cursor import LAST_EVENT_ID, Cursor
 from gateway_svc.http_api.openai.errors import OPENAI_ERRORS
@@ -47,12 +53,14 @@ class OpenAiRoutes:
         completion = HandlerDoc(
             CompletionBody, CompletionAnswer, CompletionEvent, ErrorAnswer, headers=RESUMABLE_HEADERS
         )
+        batch = HandlerDoc(ChatBatchBody, ChatAnswer, error=ErrorAnswer, headers=GENERATION_HEADERS)
         cards, card = (HandlerDoc(answer=answer, error=ErrorAnswer) for answer in (ModelCards, ModelCard))
         return [
             HttpRoute("/v1/models", {"GET": self.models}, OPENAI_ERRORS, {"GET": cards}),
             HttpRoute("/v1/models/{model:path}", {"GET": self.get_model}, OPENAI_ERRORS, {"GET": card}),
             HttpRoute("/v1/completions", {"POST": self.completions}, OPENAI_ERRORS, {"POST": completion}),
             HttpRoute("/v1/chat/completions", {"POST": self.chat_completions}, OPENAI_ERRORS, {"POST": chat}),
+            HttpRoute("/v1/chat/completions/batch", {"POST": self.chat_batch}, OPENAI_ERRORS, {"POST": batch}),
         ]
 
     async def models(self, exchange: HttpExchange) -> None:
@@ -81,6 +89,12 @@ class OpenAiRoutes:
         call = self._calls.call(exchange, Operation.CHAT)
         body = await self._calls.read(exchange, call, ChatBody, read_chat_completion)
         await self._generate(exchange, call, body, ChatFormat(body.calls, body.echoed))
+
+    async def chat_batch(self, exchange: HttpExchange) -> None:
+        """Answers several chats, whose choices come chat by chat, as in vLLM."""
+        call = self._calls.call(exchange, Operation.CHAT)
+        body = await self._calls.read(exchange, call, ChatBatchBody, read_chat_batch)
+        await self._generate(exchange, call, body, ChatFormat(body.calls))
 
     async def _generate(self, exchange: HttpExchange, call: Call, body: ReadBody, form: Format) -> None:
         requests = await self._calls.validate(exchange, call, body.prompts)

@@ -56,6 +56,17 @@ class OutputCall(AnswerModel):
     arguments: str = Field(description="A JSON object as text.")
 
 
+class OutputCustomCall(AnswerModel):
+    """A call of a custom tool."""
+
+    id: str
+    type: Literal["custom_tool_call"]
+    status: Literal["in_progress", "completed", "incomplete"]
+    call_id: str = Field(description="The call, to which its output refers.")
+    name: str
+    input: str = Field(description="The text that the tool takes.")
+
+
 class ResponseInputDetails(AnswerModel):
     """Details of the tokens of the input."""
 
@@ -110,7 +121,7 @@ class ResponseAnswer(AnswerModel):
     max_tool_calls: int | None
     metadata: dict[str, str]
     model: str
-    output: list[OutputMessage | OutputReasoning | OutputCall]
+    output: list[OutputMessage | OutputReasoning | OutputCall | OutputCustomCall]
     parallel_tool_calls: bool
     previous_response_id: str | None
     prompt_cache_key: str | None
@@ -138,13 +149,14 @@ class ResponseEvent(AnswerModel):
     output_index: int | None = None
     content_index: int | None = None
     item_id: str | None = None
-    item: OutputMessage | OutputReasoning | OutputCall | None = None
+    item: OutputMessage | OutputReasoning | OutputCall | OutputCustomCall | None = None
     part: OutputTextPart | ReasoningPart | None = None
     delta: str | None = None
     text: str | None = None
     logprobs: list[SampledToken] | None = None
     name: str | None = None
     arguments: str | None = None
+    input: str | None = None
     code: str | None = None
     message: str | None = None
     param: str | None = None

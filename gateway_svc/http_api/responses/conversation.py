@@ -5,7 +5,10 @@ from dataclasses import dataclass, field
 
 from gateway_svc.chats import ChatMessage, ToolCall
 from gateway_svc.http_api.json_body import invalid
+from gateway_svc.http_api.openai.chat_fields import custom_call
 from gateway_svc.http_api.responses.models import (
+    CustomCallItem,
+    CustomOutputItem,
     FunctionCallItem,
     FunctionOutputItem,
     InputTextPart,
@@ -20,7 +23,15 @@ from svc_common.errors import QuireError, Reason
 _PREVIOUS = "previous_response_id"
 _MAX_ID = 256  # characters
 
-Item = MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem | UnservedItem
+Item = (
+    MessageItem
+    | FunctionCallItem
+    | FunctionOutputItem
+    | CustomCallItem
+    | CustomOutputItem
+    | ReasoningItem
+    | UnservedItem
+)
 
 
 def input_items(given: str | Sequence[Item], response_id: str, history: Sequence[Json] = ()) -> list[Json]:
@@ -61,8 +72,12 @@ def _item(one: Item, index: int, response_id: str) -> Json:
             head = {"id": one.id or item_id("fc", response_id, place), "type": "function_call", "status": "completed"}
             namespace = {} if one.namespace is None else {"namespace": one.namespace}
             return {**head, "call_id": one.call_id, "name": one.name, **namespace, "arguments": one.arguments}
+        case CustomCallItem():
+            head = {"id": one.id or item_id("ctc", response_id, place), "type": one.type, "status": "completed"}
+            return {**head, "call_id": one.call_id, "name": one.name, "input": one.input}
         case FunctionOutputItem():
-            head = {"id": one.id or item_id("fco", response_id, place), "type": "function_call_output"}
+            prefix = "ctco" if isinstance(one, CustomOutputItem) else "fco"
+            head = {"id": one.id or item_id(prefix, response_id, place), "type": one.type}
             return {**head, "status": "completed", "call_id": one.call_id, "output": "\n".join(_texts(one.output))}
         case ReasoningItem():
             texts = [part.text for part in one.content or one.summary or ()]
@@ -129,7 +144,7 @@ class _Messages:
 
     def add_item(self, item: Json, path: str) -> None:
         kind = item["type"]
-        if kind == "function_call_output":
+        if kind in ("function_call_output", "custom_tool_call_output"):
             call_id = item["call_id"]
             if call_id not in self._names:
                 raise invalid(f"{path}.call_id", "is the call of no item before")
@@ -138,6 +153,9 @@ class _Messages:
             name = model_name(item.get("namespace"), item["name"])
             self._names[item["call_id"]] = name
             self._turn_at(path).calls.append(ToolCall(name, item["arguments"], item["call_id"], path))
+        elif kind == "custom_tool_call":
+            self._names[item["call_id"]] = item["name"]
+            self._turn_at(path).calls.append(custom_call(item["name"], item["input"], item["call_id"], path))
         elif kind == "reasoning" and not item["content"]:
             pass  # other servers send no text of it
         elif kind == "reasoning":

@@ -20,6 +20,7 @@ from gateway_svc.http_api.body_model import (
 from gateway_svc.http_api.openai import unsupported_fields
 from gateway_svc.http_api.openai.chat_models import ChatBody
 from gateway_svc.http_api.openai.generation_body import CompletionBody
+from gateway_svc.http_api.responses.tool_models import ResponseTool, ToolChoiceField
 
 _MAX_METADATA = 16
 _MAX_METADATA_NAME = 64
@@ -41,18 +42,6 @@ INCLUDABLE = (
 def _only_text(kind: str | None) -> str | None:
     if kind not in ("input_text", "output_text", "text"):
         raise not_served("only text is served")
-    return kind
-
-
-def _only_function(kind: str) -> str:
-    if kind != "function":
-        raise not_served("only function is served")
-    return kind
-
-
-def _only_function_or_namespace(kind: str) -> str:
-    if kind != "function":
-        raise not_served("only function and namespace are served")
     return kind
 
 
@@ -107,6 +96,22 @@ class FunctionOutputItem(BodyModel):
     output: _Content = Field(description="The text, or its parts.")
 
 
+class CustomCallItem(BodyModel):
+    """A call of a custom tool that the model made."""
+
+    type: Literal["custom_tool_call"]
+    id: str | None = option("The item's id.")
+    call_id: str = Field(description="The call's id, to which its output refers.")
+    name: str = Field(description="The tool.")
+    input: str = Field(description="The text that it took.")
+
+
+class CustomOutputItem(FunctionOutputItem):
+    """The output of a call of a custom tool."""
+
+    type: Literal["custom_tool_call_output"]  # type: ignore[assignment]
+
+
 class ReasoningTextPart(BodyModel):
     """A part of the reasoning."""
 
@@ -132,7 +137,14 @@ class UnservedItem(BodyModel):
         raise not_served("is not served", "type")
 
 
-_ITEMS = ("message", "function_call", "function_call_output", "reasoning")
+_ITEMS = (
+    "message",
+    "function_call",
+    "function_call_output",
+    "custom_tool_call",
+    "custom_tool_call_output",
+    "reasoning",
+)
 
 
 def _kind_of_item(value: Any) -> str:
@@ -146,6 +158,8 @@ InputItem = Annotated[
     Annotated[MessageItem, Tag(tag("message"))]
     | Annotated[FunctionCallItem, Tag(tag("function_call"))]
     | Annotated[FunctionOutputItem, Tag(tag("function_call_output"))]
+    | Annotated[CustomCallItem, Tag(tag("custom_tool_call"))]
+    | Annotated[CustomOutputItem, Tag(tag("custom_tool_call_output"))]
     | Annotated[ReasoningItem, Tag(tag("reasoning"))]
     | Annotated[UnservedItem, AfterValidator(UnservedItem.refuse), Tag(tag("other"))],
     Discriminator(_kind_of_item),
@@ -154,72 +168,6 @@ InputItem = Annotated[
 
 def _kind_of_input(value: Any) -> str:
     return tag("text") if isinstance(value, str) else tag("items")
-
-
-class FunctionTool(BodyModel):
-    """A function that the model may call."""
-
-    unserved: ClassVar[Neutral] = {
-        "allowed_callers": (["direct"],),
-        "async": (False,),
-        "defer_loading": (False,),
-        "output_schema": (),
-    }
-
-    type: Annotated[str, AfterValidator(_only_function)] = Field(description="Only function is served.")
-    name: str = Field(description="1 to 64 letters, digits, _ and -.")
-    description: str | None = option("What it does.")
-    parameters: JsonObject | None = option("A JSON Schema of its arguments.")
-    strict: bool | None = option("Whether arguments are always valid for the schema.", False)
-
-
-class TopLevelTool(FunctionTool):
-    """A function in no namespace."""
-
-    type: Annotated[str, AfterValidator(_only_function_or_namespace)] = Field(description="function.")
-
-
-class NamespaceTool(BodyModel):
-    """Functions that belong together. Two namespaces may have functions of the same name."""
-
-    type: Literal["namespace"]
-    name: str = Field(description="Letters, digits, _ and -; with __ and a function's name at most 64 characters.")
-    description: str | None = option("What the functions are for; each function's description begins with it.")
-    tools: Items[FunctionTool] = Field(description="The functions.")
-
-
-def _kind_of_tool(value: Any) -> str:
-    is_namespace = isinstance(value, dict) and value.get("type") == "namespace"
-    return tag("namespace") if is_namespace else tag("function")
-
-
-ResponseTool = Annotated[
-    Annotated[TopLevelTool, Tag(tag("function"))] | Annotated[NamespaceTool, Tag(tag("namespace"))],
-    Discriminator(_kind_of_tool),
-]
-
-
-class ChosenTool(BodyModel):
-    """A function by its name."""
-
-    type: Annotated[str, AfterValidator(_only_function)] = Field(description="Only function is served.")
-    name: str = Field(description="The function.")
-    namespace: str | None = option("The function's namespace.")
-
-
-def _mode_or_name(value: Any) -> str:
-    return tag("mode") if isinstance(value, str) else tag("name")
-
-
-_ToolChoice = Annotated[
-    Annotated[
-        Literal["auto", "none", "required"],
-        ErrorMessage("must be auto, none, required, or an object that names a function"),
-        Tag(tag("mode")),
-    ]
-    | Annotated[ChosenTool, Tag(tag("name"))],
-    Discriminator(_mode_or_name),
-]
 
 
 class TextFormat(BodyModel):
@@ -334,8 +282,12 @@ class ResponsesBody(BodyModel):
     include: Items[Annotated[str, AfterValidator(lambda one: _includable(one))]] | None = option(
         "Further output. message.output_text.logprobs adds log-probabilities.", examples=[list(INCLUDABLE[:1])]
     )
-    tools: Items[ResponseTool] | None = option("Functions that the model may call, also in namespaces.", maxItems=128)
-    tool_choice: _ToolChoice | None = option("Whether the model calls tools, or which one.", "auto")
+    tools: Items[ResponseTool] | None = option(
+        "Tools that the model may call; functions also in namespaces.", maxItems=128
+    )
+    tool_choice: ToolChoiceField | None = option(
+        "Whether the model calls tools, which one, or which ones it may.", "auto"
+    )
     parallel_tool_calls: bool | None = option("Whether an answer may have several calls.", True)
     text: TextOptions | None = option("Options of the text.")
     reasoning: ReasoningOptions | None = option("Options of the reasoning.")

@@ -63,7 +63,7 @@ class OutputItems:
             if call.id:
                 self._call_index = call.index
                 events += self._close("completed")
-                events += self._begin(_FunctionCall(self._next_id("fc"), call.id, self._namespaces.fields(call.name)))
+                events += self._begin(self._new_call(call))
                 events += self._add_arguments(call)
             elif call.index != self._call_index:
                 raise ValueError("a piece of a call that is not the latest")
@@ -85,8 +85,13 @@ class OutputItems:
         return [*events, self._placed(self._open.add(delta, logprobs))]
 
     def _add_arguments(self, call: ToolCallDelta) -> list[Json]:
-        assert isinstance(self._open, _FunctionCall)
+        assert isinstance(self._open, _Call)
         return [self._placed(self._open.add(call.arguments))] if call.arguments else []
+
+    def _new_call(self, call: ToolCallDelta) -> "_Call":
+        if call.is_custom:
+            return _CustomCall(self._next_id("ctc"), call.id, {"name": call.name})
+        return _FunctionCall(self._next_id("fc"), call.id, self._namespaces.fields(call.name))
 
     def _begin(self, item: "_OpenItem") -> list[Json]:
         self._open = item
@@ -178,35 +183,55 @@ class _Reasoning(_TextItem):
         return {"id": self.id, "type": "reasoning", "summary": [], "content": content, "status": status}
 
 
-class _FunctionCall:
-    def __init__(self, item_id: str, call_id: str, function: Mapping[str, str]) -> None:
-        """`function` has the fields that name it."""
+class _Call(ABC):
+    """A call, and what the tool takes: arguments, or a text."""
+
+    item_type: str
+    field: str
+    event: str
+
+    def __init__(self, item_id: str, call_id: str, names: Mapping[str, str]) -> None:
+        """`names` are the fields that name the tool."""
         self.id = item_id
         self._call_id = call_id
-        self._function = function
-        self._arguments: list[str] = []
+        self._names = names
+        self._deltas: list[str] = []
 
     def item(self, status: str) -> Json:
-        return {
-            "id": self.id,
-            "type": "function_call",
-            "call_id": self._call_id,
-            **self._function,
-            "arguments": "".join(self._arguments),
-            "status": status,
-        }
+        head = {"id": self.id, "type": self.item_type, "call_id": self._call_id, **self._names}
+        return {**head, self.field: "".join(self._deltas), "status": status}
 
     def begin(self) -> Sequence[Json]:
         return ()
 
     def add(self, delta: str) -> Json:
-        self._arguments.append(delta)
-        return {"type": "response.function_call_arguments.delta", "item_id": self.id, "delta": delta}
+        self._deltas.append(delta)
+        return {"type": f"{self.event}.delta", "item_id": self.id, "delta": delta}
 
     def end(self) -> Sequence[Json]:
-        arguments, name = "".join(self._arguments), self._function["name"]
-        done = {"type": "response.function_call_arguments.done", "item_id": self.id}
-        return [{**done, "name": name, "arguments": arguments}]
+        return [{"type": f"{self.event}.done", "item_id": self.id, **self._done(), self.field: "".join(self._deltas)}]
+
+    @abstractmethod
+    def _done(self) -> Json:
+        """Further fields of the last event."""
 
 
-_OpenItem = _Message | _Reasoning | _FunctionCall
+class _FunctionCall(_Call):
+    item_type = "function_call"
+    field = "arguments"
+    event = "response.function_call_arguments"
+
+    def _done(self) -> Json:
+        return {"name": self._names["name"]}
+
+
+class _CustomCall(_Call):
+    item_type = "custom_tool_call"
+    field = "input"
+    event = "response.custom_tool_call_input"
+
+    def _done(self) -> Json:
+        return {}
+
+
+_OpenItem = _Message | _Reasoning | _Call

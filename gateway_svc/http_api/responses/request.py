@@ -10,17 +10,20 @@ from gateway_svc.constraints import UnvalidatedConstraint
 from gateway_svc.field_paths import Field, NamedFields
 from gateway_svc.http_api.calls import PromptRequest
 from gateway_svc.http_api.json_body import invalid, json_text
+from gateway_svc.http_api.openai.chat_fields import allowed_tools, custom_input
 from gateway_svc.http_api.responses.conversation import chat_messages, input_items
-from gateway_svc.http_api.responses.models import (
-    ChosenTool,
-    FunctionTool,
-    NamespaceTool,
-    ResponsesBody,
-    TextFormat,
-)
+from gateway_svc.http_api.responses.models import ResponsesBody, TextFormat
 from gateway_svc.http_api.responses.namespaces import model_name
 from gateway_svc.http_api.responses.output_items import Json
 from gateway_svc.http_api.responses.stored_response import StoredResponse
+from gateway_svc.http_api.responses.tool_models import (
+    AllowedResponseTools,
+    ChosenTool,
+    CustomTool,
+    FunctionTool,
+    GrammarOfInput,
+    NamespaceTool,
+)
 from gateway_svc.retention import NONE
 from gateway_svc.sampling_fields import SAMPLING_FIELDS
 from gateway_svc.unvalidated_request import EndOfText, ResponseMode, UnvalidatedRequest
@@ -189,11 +192,15 @@ def _constraint(form: TextFormat) -> UnvalidatedConstraint | None:
     return UnvalidatedConstraint(Field.JSON_SCHEMA, schema, closes_objects=bool(form.strict))
 
 
-def _tools(tools: Sequence[FunctionTool | NamespaceTool]) -> Iterator[ClientTool]:
+def _tools(tools: Sequence[FunctionTool | CustomTool | NamespaceTool]) -> Iterator[ClientTool]:
     for index, tool in enumerate(tools):
         path = f"tools[{index}]"
         if isinstance(tool, FunctionTool):
             yield _tool(tool, path)
+            continue
+        if isinstance(tool, CustomTool):
+            grammar = tool.format if isinstance(tool.format, GrammarOfInput) else None
+            yield ClientTool(tool.name, tool.description, custom=custom_input(grammar), path=path)
             continue
         if not TOOL_NAME.fullmatch(tool.name):
             raise invalid(f"{path}.name", TOOL_NAME_RULE)
@@ -222,16 +229,21 @@ def _tool(tool: FunctionTool, path: str) -> ClientTool:
     )
 
 
-def _tool_choice(choice: str | ChosenTool | None) -> ToolChoice | None:
+def _tool_choice(choice: str | ChosenTool | AllowedResponseTools | None) -> ToolChoice | None:
     if choice is None:
         return None
+    if isinstance(choice, AllowedResponseTools):
+        names = (model_name(tool.namespace, tool.name) for tool in choice.tools)
+        return allowed_tools("tool_choice.tools", choice.mode, names)
     if isinstance(choice, ChosenTool):
         return ToolChoice(ToolMode.NAMED, model_name(choice.namespace, choice.name))
     return ToolChoice(ToolMode(choice))
 
 
-def _choice_json(choice: str | ChosenTool | None) -> Any:
-    return choice.model_dump(exclude_none=True) if isinstance(choice, ChosenTool) else choice or "auto"
+def _choice_json(choice: str | ChosenTool | AllowedResponseTools | None) -> Any:
+    if isinstance(choice, ChosenTool | AllowedResponseTools):
+        return choice.model_dump(exclude_none=True)
+    return choice or "auto"
 
 
 def _dumped(model: Any) -> Json:

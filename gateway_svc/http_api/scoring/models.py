@@ -82,7 +82,7 @@ class SimilarityBody(BodyModel):
     raw_scores: bool | None = option("The opposite of use_activation.", False)
     priority: int | None = option("A higher one goes first.", 0, minimum=-(2**31), maximum=2**31 - 1)
     retention: RetentionField | None = option(
-        "How long the records of the prompts are kept: none, until_end, or seconds after their end."
+        "How long the records of the prompts are kept: none, until_end, or seconds after their end.", "none"
     )
 
 

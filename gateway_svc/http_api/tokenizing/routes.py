@@ -52,7 +52,7 @@ def read_tokenize(body: TokenizeBody, _: str | None = None) -> TokenizeRequest:
             raise invalid("messages", "must not be beside prompt")
         text = TextPrompt(body.prompt, body.add_special_tokens is not False)
         return TokenizeRequest(body.model, text, NamedFields(_NAMES), with_strs)
-    chat = chat_fields.read_chat(body)
+    chat = chat_fields.read_chat(body, body.messages)
     if chat.prompt is None:
         raise invalid("prompt", "must be given, or messages")
     return TokenizeRequest(body.model, chat.prompt, NamedFields({**_NAMES, **chat.names}), with_strs)

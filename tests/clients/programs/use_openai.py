@@ -1,6 +1,7 @@
 """The openai package: parse, tools, the stream helpers, and errors."""
 
 import json
+import re
 from typing import Any
 
 import openai
@@ -88,6 +89,57 @@ def parse_returns_the_arguments_of_a_strict_tool() -> None:
     choice = chats.parse(model=MODEL, messages=CHAT, tools=tools, tool_choice="required", **ONE_CALL).choices[0]
     (call,) = choice.message.tool_calls or []
     assert isinstance(call.function.parsed_arguments, WeatherQuery)
+
+
+QUERY = re.compile(r'SELECT "(name|age)"\nFROM [a-z]{1,8};')
+GRAMMARS = {
+    "lark": """
+start: "SELECT " column LF "FROM " /[a-z]{1,8}/ ";"
+column: "\\"" ("name" | "age") "\\""
+%import common.LF
+""",
+    "regex": QUERY.pattern,
+}
+
+
+@check
+def custom_tools_take_a_text_that_matches_a_grammar() -> None:
+    for syntax, definition in GRAMMARS.items():
+        form = {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
+        tools: Any = [{"type": "custom", "custom": {"name": "run", "description": "Runs SQL.", "format": form}}]
+        named: Any = {"type": "custom", "custom": {"name": "run"}}
+        choice = chats.create(model=MODEL, messages=CHAT, tools=tools, tool_choice=named, **GREEDY).choices[0]
+        (call,) = choice.message.tool_calls or []
+        assert call.type == "custom"
+        assert QUERY.fullmatch(call.custom.input), call.custom.input
+        result = {"role": "tool", "tool_call_id": call.id, "content": "Ann"}
+        messages: Any = [*CHAT, choice.message, result]
+        second = chats.create(model=MODEL, messages=messages, tools=tools, tool_choice="none", **GREEDY).choices[0]
+        assert second.message.content
+
+
+@check
+def only_allowed_tools_are_called() -> None:
+    other: Any = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object"}}}
+    allowed: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
+    choice = chats.create(model=MODEL, messages=CHAT, tools=[other, *TOOLS], tool_choice=allowed, **ONE_CALL).choices[0]
+    (call,) = choice.message.tool_calls or []
+    assert call.type == "function"
+    WeatherQuery.model_validate_json(call.function.arguments)
+
+
+@check
+def a_response_has_the_text_of_a_custom_tool() -> None:
+    form = {"type": "grammar", "syntax": "regex", "definition": QUERY.pattern}
+    tools: Any = [{"type": "custom", "name": "run", "format": form}]
+    with client.responses.stream(
+        model=MODEL, input=QUESTION, tools=tools, tool_choice="required", parallel_tool_calls=False, **SHORT
+    ) as stream:
+        deltas = [event.delta for event in stream if event.type == "response.custom_tool_call_input.delta"]
+        (item,) = stream.get_final_response().output
+    assert item.type == "custom_tool_call"
+    assert "".join(deltas) == item.input
+    assert QUERY.fullmatch(item.input), item.input
 
 
 @check

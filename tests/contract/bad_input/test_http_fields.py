@@ -17,7 +17,11 @@ BASES: dict[str, dict[str, Any]] = {
     "completions": {"prompt": "hello"},
     "chat/completions": {"messages": [{"role": "user", "content": "hello"}]},
 }
-INPUTS: dict[str, dict[str, Any]] = {"embeddings": {"input": "hello"}}
+INPUTS: dict[str, dict[str, Any]] = {
+    "embeddings": {"input": "hello"},
+    "responses": {"input": "hello"},
+    "chat/completions/batch": {"messages": [[{"role": "user", "content": "hello"}]]},
+}
 INVALID, UNSUPPORTED, TOO_LONG, UNKNOWN, NO_GRAMMAR, TOO_COMPLEX = (
     "invalid_field",
     "feature_unsupported",
@@ -140,7 +144,14 @@ def items() -> Iterator[Case]:
         ({**user, "audio": {"id": "a"}}, UNSUPPORTED, ".audio"), ({**user, "refusal": "a"}, UNSUPPORTED, ".refusal"),
         ({**user, "tool_calls": 1}, INVALID, ".tool_calls"), ({**user, "tool_calls": [1]}, INVALID, ".tool_calls[0]"),
         ({**user, "tool_calls": [{}]}, INVALID, ".tool_calls[0].function"),
-        ({**user, "tool_calls": [{"type": "custom"}]}, UNSUPPORTED, ".tool_calls[0].type"),
+        ({**user, "tool_calls": [{"type": "web"}]}, UNSUPPORTED, ".tool_calls[0].type"),
+        ({**user, "tool_calls": [{"type": "custom"}]}, INVALID, ".tool_calls[0].custom"),
+        ({**user, "tool_calls": [{"type": "custom", "custom": {"name": "a"}}]}, INVALID,
+         ".tool_calls[0].custom.input"),
+        ({**user, "tool_calls": [{"type": "custom", "custom": {"name": "a", "input": half}}]}, INVALID,
+         ".tool_calls[0].custom.input"),
+        ({**user, "role": "assistant", "tool_calls": [{"type": "custom", "custom": {"name": "", "input": "a"}}]},
+         INVALID, ".tool_calls[0].custom.name"),
         ({**user, "tool_calls": [{"function": {}}]}, INVALID, ".tool_calls[0].function.name"),
         ({**user, "tool_calls": [{"function": {"name": "a", "arguments": {}}}]}, INVALID,
          ".tool_calls[0].function.arguments"),
@@ -161,11 +172,19 @@ def items() -> Iterator[Case]:
 
 
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "a", "parameters": {}}}
+NAMED_TOOL: dict[str, Any] = {"type": "function", "function": {"name": "a"}}
 
 
 def combinations() -> Iterator[Case]:
     """Fields that do not go together."""
     chat = "chat/completions"
+    bad_choices: list[tuple[Any, str]] = [
+        (None, ".allowed_tools"), ({"tools": []}, ".allowed_tools.mode"),
+        ({"mode": "none", "tools": [NAMED_TOOL]}, ".allowed_tools.mode"), ({"mode": "auto"}, ".allowed_tools.tools"),
+        ({"mode": "auto", "tools": []}, ".allowed_tools.tools"),
+        ({"mode": "auto", "tools": [{}]}, ".allowed_tools.tools[0].function"),
+        ({"mode": "auto", "tools": [{"function": {"name": "b"}}]}, ""),
+    ]  # fmt: skip
     rows: list[Case] = [
         ("completions", {"stream_options": {}}, INVALID, "stream_options"),
         ("completions", {"stream": True, "stream_options": {"include_usage": 1}}, INVALID,
@@ -247,7 +266,25 @@ def combinations() -> Iterator[Case]:
         (chat, {"tool_choice": TOOL}, INVALID, "tool_choice"), (chat, {"tool_choice": 1}, INVALID, "tool_choice"),
         (chat, {"function_call": {"name": "a"}}, INVALID, "function_call"),
         (chat, {"tool_choice": {"type": "function"}}, INVALID, "tool_choice.function"),
-        (chat, {"tool_choice": {"type": "allowed_tools"}}, UNSUPPORTED, "tool_choice.type"),
+        (chat, {"tool_choice": {"type": "mcp"}}, UNSUPPORTED, "tool_choice.type"),
+        (chat, {"tool_choice": {"type": "custom"}}, INVALID, "tool_choice.custom"),
+        (chat, {"tools": [{"type": "custom"}]}, INVALID, "tools[0].custom"),
+        *((chat, {"tools": [{"type": "custom", "custom": custom}]}, reason, f"tools[0].custom{field}")
+          for custom, reason, field in [
+              ({}, INVALID, ".name"), ({"name": "a b"}, INVALID, ".name"),
+              ({"name": "a", "description": 1}, INVALID, ".description"),
+              ({"name": "a", "format": 1}, INVALID, ".format"),
+              ({"name": "a", "format": {"type": "json"}}, INVALID, ".format.type"),
+              ({"name": "a", "format": {"type": "grammar"}}, INVALID, ".format.grammar"),
+              ({"name": "a", "format": {"type": "grammar", "grammar": {"syntax": "ebnf", "definition": "a"}}},
+               INVALID, ".format.grammar.syntax"),
+              ({"name": "a", "format": {"type": "grammar", "grammar": {"syntax": "lark"}}}, INVALID,
+               ".format.grammar.definition"),
+          ]),
+        *((chat, {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": choice}}, INVALID,
+           f"tool_choice{field}") for choice, field in bad_choices),
+        (chat, {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED_TOOL]}}},
+         INVALID, "tool_choice"),
         (chat, {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "b"}}}, INVALID,
          "tool_choice"),
         ("completions", {"suffix": "a"}, UNSUPPORTED, "suffix"),
@@ -346,7 +383,52 @@ def embeddings() -> Iterator[Case]:
         yield "embeddings", fields, code, where
 
 
-CASES = [*types(), *ranges(), *items(), *combinations(), *constraints(), *embeddings()]
+def batches() -> Iterator[Case]:
+    """Bodies of /v1/chat/completions/batch."""
+    user = {"role": "user", "content": "a"}
+    rows: list[tuple[dict[str, Any], str, str]] = [
+        ({"messages": None}, INVALID, "messages"), ({"messages": []}, INVALID, "messages"),
+        ({"messages": 1}, INVALID, "messages"), ({"messages": [[user]] * 1_025}, INVALID, "messages"),
+        ({"messages": [user]}, INVALID, "messages[0]"), ({"messages": [[user], []]}, INVALID, "messages[1]"),
+        ({"messages": [[user], None]}, INVALID, "messages[1]"),
+        ({"messages": [[user], [1]]}, INVALID, "messages[1][0]"),
+        ({"messages": [[user], [user, {"role": "a", "content": "a"}]]}, INVALID, "messages[1][1].role"),
+        ({"messages": [[user], [{"role": "user", "content": 1}]]}, INVALID, "messages[1][0].content"),
+        ({"messages": [[user], [{"role": "user", "content": "a" * (CONTEXT_LENGTH + 1)}]]}, TOO_LONG, "messages[1]"),
+        *(({name: value}, UNSUPPORTED, name) for name, value in {
+            "stream": True, "stream_options": {}, "echo": True, "prompt_logprobs": 1, "tools": [TOOL],
+            "tool_choice": "required", "functions": [TOOL["function"]], "function_call": "auto",
+        }.items()),
+        ({"temperature": 3}, INVALID, "temperature"), ({"top_logprobs": 2}, INVALID, "top_logprobs"),
+    ]  # fmt: skip
+    for fields, code, where in rows:
+        yield "chat/completions/batch", fields, code, where
+
+
+def responses() -> Iterator[Case]:
+    """Tools of /v1/responses."""
+    rows: list[tuple[dict[str, Any], str, str]] = [
+        ({"tools": [{"type": "web_search"}]}, UNSUPPORTED, "tools[0].type"),
+        ({"tools": [{"type": "custom"}]}, INVALID, "tools[0].name"),
+        ({"tools": [{"type": "custom", "name": "a b"}]}, INVALID, "tools[0].name"),
+        ({"tools": [{"type": "custom", "name": "a", "defer_loading": True}]}, UNSUPPORTED, "tools[0].defer_loading"),
+        ({"tools": [{"type": "custom", "name": "a", "format": {"type": "a"}}]}, INVALID, "tools[0].format.type"),
+        ({"tools": [{"type": "custom", "name": "a", "format": {"type": "grammar", "syntax": "lark"}}]}, INVALID,
+         "tools[0].format.definition"),
+        ({"tool_choice": {"type": "mcp"}}, UNSUPPORTED, "tool_choice.type"),
+        ({"tool_choice": {"type": "custom", "name": "a"}}, INVALID, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "tools": []}}, INVALID, "tool_choice.mode"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, INVALID, "tool_choice.tools"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp", "name": "a"}]}},
+         UNSUPPORTED, "tool_choice.tools[0].type"),
+        ({"input": [{"type": "custom_tool_call", "call_id": "a", "name": "a"}]}, INVALID, "input[0].input"),
+        ({"input": [{"type": "custom_tool_call_output", "call_id": "a", "output": "a"}]}, INVALID, "input[0].call_id"),
+    ]  # fmt: skip
+    for fields, code, where in rows:
+        yield "responses", fields, code, where
+
+
+CASES = [*types(), *ranges(), *items(), *combinations(), *constraints(), *embeddings(), *batches(), *responses()]
 
 
 def name_of(case: Case) -> str:

@@ -1,14 +1,16 @@
-"""The limit of the reasoning: which answers have it."""
+"""What answers must match: limits of the reasoning, tools that are allowed, and texts of custom tools."""
 
 import pytest
 
 from gateway_svc.answer_constraints import answer_constraint, digest_of_form
-from gateway_svc.chats import ChatPrompt
+from gateway_svc.chats import ChatPrompt, ClientTool, CustomInput, ToolChoice, ToolMode
+from gateway_svc.constraints import UnvalidatedConstraint
 from gateway_svc.field_checker import FieldChecker
-from gateway_svc.field_paths import contract_field_path
-from gateway_svc.message_formats.description import MessageFormat
+from gateway_svc.field_paths import Field, contract_field_path
+from gateway_svc.message_formats.description import MessageFormat, Tool
 from gateway_svc.message_formats.formats import REASONING_FORMATS, TOOL_FORMATS
-from gateway_svc.turn_constraints import TurnConstraint
+from gateway_svc.message_formats.grammar import CallRule
+from gateway_svc.turn_constraints import CheckedTool, TurnConstraint
 from gateway_svc.turn_format import TurnFormat
 from gateway_svc.unvalidated_request import EndOfText, UnvalidatedRequest
 from svc_common.errors import QuireError, Reason
@@ -57,3 +59,49 @@ def test_the_same_request_has_the_same_limit() -> None:
     digests = {digest_of_form(limited(limit)) for limit in (None, 0, 1)}
     assert len(digests) == 3
     assert "" in digests
+
+
+GRAMMAR = UnvalidatedConstraint(Field.GRAMMAR, 'start: "a"')
+TOOLS = (ClientTool("f"), ClientTool("g", is_strict=True), ClientTool("run", custom=CustomInput(GRAMMAR)))
+
+
+def constrained(*tools: ClientTool, choice: ToolChoice | None = None) -> TurnConstraint | None:
+    turn = TurnFormat(
+        MessageFormat(TOOL_FORMATS["hermes"], None),
+        tuple(Tool(tool.name, {"type": "object"}, tool.custom is not None) for tool in tools),
+    )
+    request = UnvalidatedRequest(prompt=ChatPrompt([], tools=tools, tool_choice=choice))
+    constraint = answer_constraint(request, turn, TOKENS, CHECK)
+    assert constraint is None or isinstance(constraint, TurnConstraint)
+    return constraint
+
+
+@pytest.mark.parametrize("mode", [ToolMode.AUTO, ToolMode.REQUIRED])
+def test_only_allowed_tools_may_be_called(mode: ToolMode) -> None:
+    constraint = constrained(*TOOLS, choice=ToolChoice(mode, allowed=("g", "f")))
+    assert constraint is not None
+    assert [tool.name for tool in constraint.tools] == ["f", "g"]
+    assert constraint.field is Field.TOOL_CHOICE
+    assert constraint.calls is (CallRule.AUTO if mode is ToolMode.AUTO else CallRule.REQUIRED)
+    any_arguments, schema = None if mode is ToolMode.AUTO else '{"type": "object"}', '{"type": "object"}'
+    assert [tool.parameters for tool in constraint.tools] == [any_arguments, schema]
+
+
+def test_the_text_of_a_custom_tool_matches_its_grammar_whether_or_not_it_must_be_called() -> None:
+    for choice in (None, ToolChoice(ToolMode.REQUIRED)):
+        constraint = constrained(TOOLS[0], TOOLS[2], choice=choice)
+        assert constraint is not None
+        assert constraint.tools[1] == CheckedTool("run", '{"type": "object"}', GRAMMAR)
+        assert GRAMMAR.text in constraint.texts
+    assert constrained(ClientTool("run", custom=CustomInput())) is None
+
+
+def test_requests_differ_by_allowed_tools_and_grammars() -> None:
+    prompts = [
+        ChatPrompt([], tools=TOOLS),
+        ChatPrompt([], tools=TOOLS, tool_choice=ToolChoice(allowed=("f",))),
+        ChatPrompt([], tools=TOOLS, tool_choice=ToolChoice(allowed=("f", "g"))),
+        ChatPrompt([], tools=(*TOOLS[:2], ClientTool("run", custom=CustomInput()))),
+        ChatPrompt([], tools=(*TOOLS[:2], ClientTool("run"))),
+    ]
+    assert len({digest_of_form(UnvalidatedRequest(prompt=prompt)) for prompt in prompts}) == len(prompts)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from answers_with_calls import ANSWERS, Answer
+from answers_with_calls import ANSWERS, CUSTOM_TOOL, Answer
 from gateway_svc.chat_template import TemplateChat
 from gateway_svc.chats import PromptEnd
 from gateway_svc.message_formats.formats import AUTO, choose_format
@@ -25,7 +25,10 @@ from scripted_scheduler import cut_end, length_end, stop_end
 from tool_families import TOOL_FAMILIES, tool
 
 EOS = 0
-TOOLS = [tool("get_weather", city={"type": "string"}, days={"type": "integer"})]
+TOOLS = [
+    tool("get_weather", city={"type": "string"}, days={"type": "integer"}),
+    tool(CUSTOM_TOOL, input={"type": "string"}),
+]
 
 answers = pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
 _SLOW = settings(deadline=None, max_examples=25)
@@ -38,7 +41,7 @@ def vocabulary(family: str) -> Vocabulary:
 
 def rendering(family: str, *, has_one_call: bool = False, **fields: Any) -> Rendering:
     """Of a chat with the tools; it is sent to the scheduler and back."""
-    chat = TemplateChat([], callable_tools=TOOLS, has_one_call=has_one_call)
+    chat = TemplateChat([], callable_tools=TOOLS, custom_tools=frozenset({CUSTOM_TOOL}), has_one_call=has_one_call)
     turn = TurnFormat.of_prompt(choose_format(AUTO, AUTO, TOOL_FAMILIES[family].template.constants), chat, "")
     assert turn is not None
     made = make_rendering(vocabulary(family), **fields)
@@ -74,13 +77,20 @@ def whole_of(answer: Answer, **fields: Any) -> Chunk:
     return whole
 
 
+def taken(name: str, text: str) -> Any:
+    """What a tool takes: a text, or arguments."""
+    return text if name == CUSTOM_TOOL else json.loads(text)
+
+
 @answers
 def test_an_answer_is_divided(answer: Answer) -> None:
     whole = whole_of(answer)
     assert (whole.text, whole.reasoning) == (answer.text, answer.reasoning)
-    assert [(call.name, json.loads(call.arguments)) for call in whole.tool_calls] == [
-        (name, json.loads(arguments)) for name, arguments in answer.calls
+    given_out = [(call.name, call.arguments) for call in whole.tool_calls]
+    assert [(name, taken(name, text)) for name, text in given_out] == [
+        (name, taken(name, text)) for name, text in answer.calls
     ]
+    assert [call.is_custom for call in whole.tool_calls] == [name == CUSTOM_TOOL for name, _ in answer.calls]
     assert whole.finish is not None
     assert whole.finish.reason is (FinishReason.TOOL_CALLS if answer.calls else FinishReason.STOP)
 

@@ -14,7 +14,11 @@ import pytest
 
 from tests.peers.support import empty_modules
 
-EMPTY = ("vllm", "torch", "schemathesis", "hypothesis", "fastapi", "starlette", "openai_harmony", "pybase64", "lm_eval")
+EMPTY = (
+    *("vllm", "torch", "schemathesis", "hypothesis", "fastapi", "starlette", "openai_harmony", "pybase64", "lm_eval"),
+    # Tests of vLLM's own code, from which a file with others takes names.
+    "tests.entrypoints.openai.chat_completion.test_serving_chat",
+)
 
 
 def get_tokenizer(*_: Any, **__: Any) -> Any:

@@ -159,6 +159,28 @@ def test_calls_in_the_usual_layout_are_admitted_and_read(name: str, kind: str) -
     assert calls_of(vocabulary.parse(grammar, vocabulary.encode(text))) == calls
 
 
+PATCH = Tool("patch", is_custom=True, input_grammar='start: ("+" LINE)+\nLINE: /[^+\\n]*/ "\\n"\n')
+
+
+@each_kind
+@each_format
+def test_a_custom_tool_takes_a_text_that_matches_its_grammar(name: str, kind: str) -> None:
+    vocabulary, grammar = VOCABULARIES[kind], replace(grammar_of(name, kind), tools=(TIME, PATCH))
+    for text in ('+a"\\b\n', "+\n+</p>{é\n"):
+        calls: list[Call] = [("patch", {"input": text}), ("get_time", {}), ("patch", {"input": text})]
+        assert vocabulary.admits(grammar, written(name, *calls)), text
+        assert calls_of(vocabulary.parse(grammar, vocabulary.encode(written(name, *calls)))) == calls
+    for text in ("", "a", "+a", "+a\nb\n", "+a\n "):
+        assert not vocabulary.admits(grammar, written(name, ("patch", {"input": text}))), text
+    assert not vocabulary.admits(grammar, written(name, ("patch", {})))
+
+
+def test_a_grammar_of_a_custom_tool_is_refused_where_calls_and_answers_are_json() -> None:
+    grammar = replace(grammar_of("llama3_json", "text", CallRule.AUTO, answer="start: %json {}"), tools=(PATCH,))
+    with pytest.raises(UnsupportedParameters, match="the grammar of patch is not supported beside a constraint"):
+        grammar.to_lark()
+
+
 @each_kind
 @each_format
 def test_other_calls_are_refused(name: str, kind: str) -> None:

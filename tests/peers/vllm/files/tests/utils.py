@@ -3,8 +3,11 @@
 The tests name models that are not here. The default model answers under those names.
 """
 
+import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import anthropic
@@ -22,7 +25,7 @@ class RemoteOpenAIServer:
     DUMMY_API_KEY = "token-abc123"
 
     def __init__(self, model: str, arguments: Sequence[str], *, env_dict: Mapping[str, str] | None = None, **_: Any):
-        given = _without_flags([str(argument) for argument in arguments])
+        given = _within_context(_without_flags([str(argument) for argument in arguments]))
         if env_dict is not None and "VLLM_API_KEY" in env_dict:
             given += ["--api-key", env_dict["VLLM_API_KEY"]]
         if not any(argument.startswith("--served-model-name") for argument in given):
@@ -73,6 +76,16 @@ def _without_flags(arguments: Sequence[str]) -> list[str]:
         if not is_left_out:
             kept.append(argument)
     return kept
+
+
+def _within_context(arguments: Sequence[str]) -> list[str]:
+    """The same flags, for a model with a shorter context than that of the model which a test names."""
+    config = json.loads(Path(os.environ["QUIRE_TOKENIZER"], "config.json").read_text())
+    most: int = config["max_position_embeddings"]
+    return [
+        str(min(int(argument), most)) if before == "--max-model-len" and argument.isdecimal() else argument
+        for before, argument in zip(("", *arguments), arguments, strict=False)
+    ]
 
 
 def __getattr__(name: str) -> Any:

@@ -5,17 +5,30 @@ from typing import Any
 
 import pytest
 
-from gateway_svc.chats import ChatMessage, ChatPrompt, ClientTool, PromptEnd, ToolCall, ToolChoice, ToolMode
+from gateway_svc.chats import (
+    ChatMessage,
+    ChatPrompt,
+    ClientTool,
+    CustomInput,
+    PromptEnd,
+    ToolCall,
+    ToolChoice,
+    ToolMode,
+)
+from gateway_svc.constraints import UnvalidatedConstraint
 from gateway_svc.field_paths import Field
 from gateway_svc.http_api.calls import PromptRequest
 from gateway_svc.http_api.json_body import parse_body
 from gateway_svc.http_api.openai.bodies import read_chat_completion
 from gateway_svc.http_api.openai.chat_models import ChatBody
 from gateway_svc.http_api.openai.choice_formats import ChatFormat
-from gateway_svc.output import FinishReason
+from gateway_svc.output import Chunk, FinishReason, ToolCallDelta, merge_calls
+from gateway_values import make_rendering, vocabulary_of
 from quire.inference.v1 import inference_pb2 as api
 from svc_common.errors import QuireError
+from tool_families import TOOL_FAMILIES
 
+VOCABULARY = vocabulary_of(TOOL_FAMILIES["hermes"].tokenizer)
 USER = {"role": "user", "content": "a"}
 FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object", "é": 1}}
 
@@ -171,3 +184,53 @@ def test_places_of_messages_and_tools_are_as_the_client_spells_them() -> None:
     assert prompt.messages[1].tool_calls[0].path == "messages[1].tool_calls[0].function"
     assert prompt.tools[0].path == "tools[0].function"
     assert chat(functions=[FUNCTION]).tools[0].path == "functions[0]"
+
+
+@pytest.mark.parametrize(
+    ("form", "custom"),
+    [
+        (None, CustomInput()),
+        ({"type": "text"}, CustomInput()),
+        (
+            {"type": "grammar", "grammar": {"syntax": "lark", "definition": 'start: "a"'}},
+            CustomInput(UnvalidatedConstraint(Field.GRAMMAR, 'start: "a"')),
+        ),
+        (
+            {"type": "grammar", "grammar": {"syntax": "regex", "definition": "a+"}},
+            CustomInput(UnvalidatedConstraint(Field.REGEX, "a+")),
+        ),
+    ],
+)
+def test_a_custom_tool_takes_a_text(form: Any, custom: CustomInput) -> None:
+    tool = {"type": "custom", "custom": {"name": "run", "description": "d", "format": form}}
+    named = {"type": "custom", "custom": {"name": "run"}}
+    prompt = chat(tools=[tool, {"type": "function", "function": FUNCTION}], tool_choice=named)
+    assert prompt.tools[0] == ClientTool("run", "d", custom=custom)
+    assert prompt.tools[0].path == "tools[0].custom"
+    assert prompt.tools[1].name == "f"
+    assert prompt.tool_choice == ToolChoice(ToolMode.NAMED, "run")
+
+
+def test_a_call_of_a_custom_tool_has_its_text_as_an_argument() -> None:
+    call = {"id": "c", "type": "custom", "custom": {"name": "run", "input": 'print("é")\n'}}
+    message = chat(messages=[USER, {"role": "assistant", "tool_calls": [call]}]).messages[1]
+    assert message.tool_calls == (ToolCall("run", '{"input": "print(\\"é\\")\\n"}', "c"),)
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_some_of_the_tools_are_allowed(mode: str) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}, {"type": "custom", "custom": {"name": "run"}}]
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+    assert chat(tool_choice=choice).tool_choice == ToolChoice(ToolMode(mode), allowed=("f", "run"))
+
+
+def test_calls_of_custom_tools_in_answers() -> None:
+    pieces = [ToolCallDelta(0, "", "call_1", "run", is_custom=True), ToolCallDelta(0, "1+", is_custom=True)]
+    form, rendering = ChatFormat(), make_rendering(VOCABULARY)
+    deltas = [form.piece(Chunk(0, 0, tool_calls=[one]), rendering, VOCABULARY, False)["delta"] for one in pieces]
+    assert deltas == [
+        {"tool_calls": [{"index": 0, "id": "call_1", "type": "custom", "custom": {"name": "run", "input": ""}}]},
+        {"tool_calls": [{"index": 0, "custom": {"input": "1+"}}]},
+    ]
+    whole = form.whole(Chunk(0, 0, tool_calls=merge_calls(pieces)), rendering, VOCABULARY)["message"]
+    assert whole["tool_calls"] == [{"id": "call_1", "type": "custom", "custom": {"name": "run", "input": "1+"}}]

@@ -48,6 +48,20 @@ def test_a_call_alone_has_no_text() -> None:
     assert messages_of([USER, CALL])[-1] == ChatMessage("assistant", None, (ToolCall("f", "{}", "c"),))
 
 
+def test_a_custom_tool_takes_a_text() -> None:
+    call = {"type": "custom_tool_call", "call_id": "c", "name": "run", "input": 'a"'}
+    output = {"type": "custom_tool_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "done"}]}
+    assert messages_of([USER, call, output])[1:] == [
+        ChatMessage("assistant", None, (ToolCall("run", '{"input": "a\\""}', "c"),)),
+        ChatMessage("tool", "done", (), "c", "run"),
+    ]
+    assert messages_of([output], history=[call])[-1] == ChatMessage("tool", "done", (), "c", "run")
+    assert [(item["type"], item["id"].partition("_")[0]) for item in items_of([call, output])] == [
+        ("custom_tool_call", "ctc"),
+        ("custom_tool_call_output", "ctco"),
+    ]
+
+
 def test_two_answers_in_a_row_are_two_messages() -> None:
     assert [one.content for one in messages_of([ANSWER, ANSWER])] == ["Hello", "Hello"]
     assert [one.reasoning for one in messages_of([REASONING, ANSWER, REASONING, ANSWER])] == ["Hm.", "Hm."]

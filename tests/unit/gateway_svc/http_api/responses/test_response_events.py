@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses import Response
 
-from answers_with_calls import ANSWERS, Answer
+from answers_with_calls import ANSWERS, CUSTOM_TOOL, Answer
 from gateway_svc.chat_template import TemplateChat
 from gateway_svc.http_api.responses.answer_models import ResponseAnswer, ResponseEvent
 from gateway_svc.http_api.responses.events import ResponseEvents
@@ -28,7 +28,10 @@ from tool_families import TOOL_FAMILIES, tool
 Json = dict[str, Any]
 
 EOS = 0
-TOOLS = [tool("get_weather", city={"type": "string"}, days={"type": "integer"})]
+TOOLS = [
+    tool("get_weather", city={"type": "string"}, days={"type": "integer"}),
+    tool(CUSTOM_TOOL, input={"type": "string"}),
+]
 HEAD = {
     "id": "resp_1",
     "object": "response",
@@ -47,7 +50,7 @@ answers = pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
 
 def sequence_of(answer: Answer) -> SequenceOutput:
     vocabulary = VOCABULARIES[answer.family]
-    chat = TemplateChat([], callable_tools=TOOLS)
+    chat = TemplateChat([], callable_tools=TOOLS, custom_tools=frozenset({CUSTOM_TOOL}))
     turn = TurnFormat.of_prompt(choose_format(AUTO, AUTO, TOOL_FAMILIES[answer.family].template.constants), chat, "")
     rendering = replace(make_rendering(vocabulary), turn=turn)
     return SequenceOutput(0, vocabulary, rendering, ResumePosition(), chunk_per_token=True)
@@ -96,6 +99,10 @@ def rebuilt(events: list[Json]) -> list[Json]:
                 items[-1]["content"][0]["text"] += event["delta"]
             case "function_call_arguments.delta":
                 items[-1]["arguments"] += event["delta"]
+            case "custom_tool_call_input.delta":
+                items[-1]["input"] += event["delta"]
+            case "custom_tool_call_input.done":
+                assert items[-1]["input"] == event["input"]
             case "output_text.done" | "reasoning_text.done":
                 assert items[-1]["content"][0]["text"] == event["text"]
             case "content_part.done":
@@ -121,8 +128,10 @@ def test_events_build_the_response(answer: Answer) -> None:
     assert "".join(texts) == answer.text
     reasoning = [item["content"][0]["text"] for item in response["output"] if item["type"] == "reasoning"]
     assert "".join(reasoning) == answer.reasoning
-    calls = [item for item in response["output"] if item["type"] == "function_call"]
-    assert [(call["name"], call["arguments"]) for call in calls] == list(answer.calls)
+    fields = {"function_call": "arguments", "custom_tool_call": "input"}
+    calls = [item for item in response["output"] if item["type"] in fields]
+    assert [(call["name"], call[fields[call["type"]]]) for call in calls] == list(answer.calls)
+    assert all((call["type"] == "custom_tool_call") is (call["name"] == CUSTOM_TOOL) for call in calls)
     assert len({item["id"] for item in response["output"]}) == len(response["output"])
     assert (response["usage"]["output_tokens"], response["usage"]["total_tokens"]) == (
         len(answer.token_ids) + 1,
