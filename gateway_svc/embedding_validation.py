@@ -2,6 +2,7 @@
 names the field as the client spelled it."""
 
 import asyncio
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
@@ -19,13 +20,13 @@ from gateway_svc.retention import Retention
 from gateway_svc.text_truncation import (
     MAX_CONTEXTS,
     Truncation,
-    beyond_all_contexts,
     beyond_context,
+    check_num_tokens,
     check_text,
     check_text_limit,
 )
-from gateway_svc.tokenizer import ModelTokenizer, PromptTooLong
-from gateway_svc.unvalidated_request import TextPrompt
+from gateway_svc.tokenizer import ModelTokenizer, TextToEncode
+from gateway_svc.unvalidated_request import TextPrompt, TokenPrompt
 from gateway_svc.validated_request import ModelInfo, TruncationSide
 from gateway_svc.validated_value import ValidatedValue
 
@@ -59,10 +60,18 @@ async def validate_embeddings(
         priority=priority,
         retention=retention,
     )
-    return [
-        request(prompt_token_ids=await _encode(one, truncation, tokenizer, model, tenant), field_path=one.field_path)
-        for one in unvalidated.inputs
-    ]
+    prompts = [_prompt(one, truncation, tokenizer, model) for one in unvalidated.inputs]
+    encoded = tokenizer.encode_texts([one for one in prompts if isinstance(one, TextToEncode)], tenant)
+    requests = []
+    async with aclosing(encoded):
+        for one, prompt in zip(unvalidated.inputs, prompts, strict=True):
+            if isinstance(prompt, TextToEncode):
+                token_ids, where = await anext(encoded), Field.TEXT
+            else:
+                token_ids, where = await _token_ids(one, prompt, truncation, model), Field.TOKEN_IDS
+            check_num_tokens(token_ids, where, model, FieldChecker(one.field_path))
+            requests.append(request(prompt_token_ids=token_ids, field_path=one.field_path))
+    return requests
 
 
 def _truncation(
@@ -76,38 +85,33 @@ def _truncation(
     return Truncation.of(unvalidated.truncate_prompt_tokens, unvalidated.truncation_side, least, model, check)
 
 
-async def _encode(
-    given: EmbeddingInput, truncation: Truncation, tokenizer: ModelTokenizer, model: ModelInfo, tenant: str
-) -> list[int]:
-    """The tokens of an input, at most as many as the context has."""
+def _prompt(
+    given: EmbeddingInput, truncation: Truncation, tokenizer: ModelTokenizer, model: ModelInfo
+) -> TextToEncode | TokenPrompt:
+    """What becomes the prompt of an input. Only the length of token ids is checked."""
     check, prompt = FieldChecker(given.field_path), given.prompt
-    most = MAX_CONTEXTS * model.context_length
     if prompt is None:
         raise check.invalid(Field.PROMPT, "must be given")
-    if isinstance(prompt, TextPrompt):
-        where = Field.TEXT
-        check_text(prompt.text, check)
-        truncation = _truncation_of_text(prompt, given.max_text_tokens, truncation, tokenizer, model, check)
-        try:
-            token_ids = await _encode_text(prompt, truncation, tokenizer, most, tenant)
-        except PromptTooLong:
-            raise beyond_all_contexts(model, check) from None
-    else:
-        where = Field.TOKEN_IDS
+    if isinstance(prompt, TokenPrompt):
         # Length first: the ids of an input that is too long are not checked.
-        if len(prompt.token_ids) > (most if truncation.num_kept is not None else model.context_length):
-            raise beyond_context(where, f"{len(prompt.token_ids)} tokens", model, check)
-        check.token_ids(where, prompt.token_ids, model)
-        await asyncio.sleep(0)  # to check the ids of all inputs may take a second
-        token_ids = list(prompt.token_ids)
-        if truncation.num_kept is not None:
-            is_left = truncation.side is TruncationSide.LEFT
-            token_ids = token_ids[slice(-truncation.num_kept, None) if is_left else slice(truncation.num_kept)]
-    if not token_ids:
-        raise check.invalid(where, "must have at least one token")
-    if len(token_ids) > model.context_length:
-        raise beyond_context(where, f"{len(token_ids)} tokens", model, check)
-    return token_ids
+        most = model.context_length if truncation.num_kept is None else MAX_CONTEXTS * model.context_length
+        if len(prompt.token_ids) > most:
+            raise beyond_context(Field.TOKEN_IDS, f"{len(prompt.token_ids)} tokens", model, check)
+        return prompt
+    check_text(prompt.text, tokenizer, model, check)
+    truncation = _truncation_of_text(prompt, given.max_text_tokens, truncation, tokenizer, model, check)
+    return TextToEncode(prompt.text, prompt.add_special_tokens, truncation.num_kept, truncation.side)
+
+
+async def _token_ids(given: EmbeddingInput, prompt: TokenPrompt, truncation: Truncation, model: ModelInfo) -> list[int]:
+    """The tokens of an input that has token ids."""
+    FieldChecker(given.field_path).token_ids(Field.TOKEN_IDS, prompt.token_ids, model)
+    await asyncio.sleep(0)  # to check the ids of all inputs may take a second
+    token_ids = list(prompt.token_ids)
+    if truncation.num_kept is None:
+        return token_ids
+    is_left = truncation.side is TruncationSide.LEFT
+    return token_ids[slice(-truncation.num_kept, None) if is_left else slice(truncation.num_kept)]
 
 
 def _truncation_of_text(
@@ -125,16 +129,3 @@ def _truncation_of_text(
     check_text_limit(max_text_tokens, num_special, model, check)
     num_kept = max_text_tokens + num_special
     return replace(truncation, num_kept=min(num_kept, truncation.num_kept or num_kept))
-
-
-async def _encode_text(
-    prompt: TextPrompt, truncation: Truncation, tokenizer: ModelTokenizer, most: int, tenant: str
-) -> list[int]:
-    """Raises PromptTooLong for a text that cannot have as few as `most` tokens."""
-    # `most` is above the context also where nothing is cut: some tokenizers drop white space, or make one token of a
-    # long word, so that a long text may have few tokens.
-    if truncation.num_kept is None:
-        return await tokenizer.encode_text(prompt.text, most, tenant, add_special_tokens=prompt.add_special_tokens)
-    return await tokenizer.encode_truncated(
-        prompt.text, truncation.num_kept, truncation.side, most, tenant, add_special_tokens=prompt.add_special_tokens
-    )

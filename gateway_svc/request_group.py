@@ -7,18 +7,20 @@ from typing import Generic, Protocol, Self, TypeVar
 import grpc
 
 from gateway_svc import request_errors
-from gateway_svc.embeddings import Vector
+from gateway_svc.embeddings import EmbeddingParams, Vector
 from gateway_svc.output import Chunk, Usage
 from gateway_svc.reader import Reader
 from gateway_svc.rendering import Rendering
-from gateway_svc.running_request import RunningRequest
+from gateway_svc.running_request import RunningRequest, log_end
 from gateway_svc.running_value import RunningValue
 from gateway_svc.session import SchedulerSession
 from gateway_svc.subscriptions import Attachment
+from gateway_svc.tracing import GenerationSpan
 from gateway_svc.validated_request import OnDisconnect
+from gateway_svc.validated_value import ValidatedValue
 from gateway_svc.vocabulary import Vocabulary
 from quire.scheduler.v1 import scheduler_pb2
-from svc_common.errors import QuireError
+from svc_common.errors import QuireError, Reason
 
 
 class ClientDisconnected(Exception):  # noqa: N818
@@ -179,7 +181,27 @@ class RequestGroup(SubscribedGroup[RunningRequest]):
 
 
 class ValueGroup(SubscribedGroup[RunningValue]):
-    """The requests of a call for values."""
+    """The requests of a call for values. They have one span, and one line in the log."""
+
+    def __init__(
+        self, wake: asyncio.Event, validated: Sequence[ValidatedValue], tenant: str, span: GenerationSpan
+    ) -> None:
+        """`validated` are all requests of the call."""
+        super().__init__(wake)
+        self._validated = validated
+        self._tenant = tenant
+        self._span = span
+
+    def __exit__(self, *exc: object) -> None:
+        super().__exit__(*exc)
+        reason: Reason | None = None
+        if isinstance(error := exc[1], QuireError):
+            reason = error.reason
+        elif len(self.requests) < len(self._validated) or not all(one.is_finished for one in self.requests):
+            reason = Reason.CANCELLED
+        self._span.end(self.usage, [], reason)
+        first = self._validated[0]
+        log_end(first.request_id, self._tenant, first.model, self.usage, reason)
 
     async def values(self) -> list[Vector]:
         """Waits for all values, in the order of the prompts.
@@ -195,4 +217,6 @@ class ValueGroup(SubscribedGroup[RunningValue]):
                 continue
             if len({request.model_fingerprint for request in self.requests} - {b""}) > 1:
                 raise request_errors.unavailable("the model was replaced meanwhile")
+            if isinstance(self._validated[0].params, EmbeddingParams):
+                self._span.embedded(len(values[0]))
             return values

@@ -19,9 +19,10 @@ from gateway_svc.model_catalog import CatalogModel, ModelCatalog
 from gateway_svc.rendering import Rendering
 from gateway_svc.request_errors import RETRY_AFTER_SECONDS
 from gateway_svc.request_group import RequestGroup, SubscribedGroup, ValueGroup
+from gateway_svc.retention import NONE as NOT_RECORDED
 from gateway_svc.retention import Retention, RetentionRules
 from gateway_svc.running_request import GenerateCall, RunningRequest
-from gateway_svc.running_value import RunningValue, ValueCall
+from gateway_svc.running_value import RunningValue
 from gateway_svc.score_validation import validate_scores
 from gateway_svc.scores import UnvalidatedScores, ValidatedScores
 from gateway_svc.sequence_output import ResumePosition
@@ -185,10 +186,18 @@ class RequestManager:
         self.admit()
         self._session.records.check_protocol(max(one.session_protocol for one in values))
         wake = asyncio.Event()
-        with self._until_end(ValueGroup(wake)) as group:
+        span = GenerationSpan.of_values(values, call.operation, call.parent)
+        # A trace has the first and the last of its prompts in the scheduler and the worker: not thousands of spans, and
+        # yet the time from when its first prompt waits until its last one is computed.
+        traced = {0: span.traceparent, len(values) - 1: span.traceparent}
+        metrics = self.metrics.of_model(values[0].model)
+        with self._until_end(ValueGroup(wake, values, call.tenant.name, span)) as group:
             for first in range(0, len(values), _SUBMITTED_AT_ONCE):
-                some = enumerate(values[first : first + _SUBMITTED_AT_ONCE], first)
-                requests = [self._running_value(call, prompt_index, one, wake) for prompt_index, one in some]
+                requests = []
+                for prompt_index, one in enumerate(values[first : first + _SUBMITTED_AT_ONCE], first):
+                    submit = self._submit_of_value(call, prompt_index, one)
+                    submit.traceparent = traced.get(prompt_index, "")
+                    requests.append(RunningValue(one, submit, metrics, wake))
                 group.start(requests, self._session, call.deadline)
                 await asyncio.sleep(0)
             yield group
@@ -240,12 +249,13 @@ class RequestManager:
         return self.model_info(model)
 
     def _limit(self, unvalidated: V, tenant: Tenant) -> tuple[V, Retention | None]:
-        """A call for values with the priority that its key allows, and how long its records are kept."""
+        """A call for values with the priority that its key allows, and how long its records are kept: by default there
+        are none. Nobody can read them, and after a failure the call's gateway submits its prompts again.
+        """
         field_path = unvalidated.field_path
         limited = replace(unvalidated, priority=_limit_priority(unvalidated.priority, tenant, field_path))
-        return limited, self._retention.resolve(
-            unvalidated.retention, is_named=False, limit=tenant.retention, field_path=field_path
-        )
+        asked = NOT_RECORDED if unvalidated.retention is None else unvalidated.retention
+        return limited, self._retention.resolve(asked, is_named=False, limit=tenant.retention, field_path=field_path)
 
     @contextmanager
     def _run_group(self, call: Call, calls: Sequence[tuple[GenerateCall, GenerationSpan]]) -> Iterator[RequestGroup]:
@@ -306,18 +316,11 @@ class RequestManager:
         )
         return generate_call, span
 
-    def _running_value(self, call: Call, prompt_index: int, value: ValidatedValue, wake: asyncio.Event) -> RunningValue:
-        span = GenerationSpan.of_value(value, call.operation, call.parent)
+    def _submit_of_value(self, call: Call, prompt_index: int, value: ValidatedValue) -> scheduler_pb2.Submit:
         submit = value.to_proto()
         _set_caller(submit, call.tenant, request_key(call.tenant.name, value.request_id, prompt_index))
         submit.tokenizer_fingerprint = self.catalog.fingerprints[value.model]
-        submit.traceparent = span.traceparent
-        return RunningValue(
-            ValueCall(value, call.tenant.name, submit),
-            metrics=self.metrics.of_model(value.model),
-            span=span,
-            wake=wake,
-        )
+        return submit
 
 
 def _set_caller(submit: scheduler_pb2.Submit, tenant: Tenant, key: str) -> None:

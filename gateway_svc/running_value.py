@@ -3,28 +3,16 @@
 import asyncio
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from gateway_svc import request_errors
-from gateway_svc.embeddings import EmbeddingParams, Vector
+from gateway_svc.embeddings import Vector
 from gateway_svc.metrics import ModelMetrics
 from gateway_svc.output import Usage
 from gateway_svc.reader import ReaderAction, Release
-from gateway_svc.running_request import log_end
-from gateway_svc.tracing import GenerationSpan
 from gateway_svc.validated_request import OnDisconnect
 from gateway_svc.validated_value import ValidatedValue
 from quire.scheduler.v1 import scheduler_pb2
-from svc_common.errors import QuireError, Reason
-
-
-@dataclass(frozen=True, slots=True)
-class ValueCall:
-    """A client's call for the value of one prompt."""
-
-    value: ValidatedValue
-    tenant: str
-    submit: scheduler_pb2.Submit
+from svc_common.errors import QuireError
 
 
 class RunningValue:
@@ -34,17 +22,17 @@ class RunningValue:
     """Nobody can read the value later: the request has no name."""
 
     def __init__(
-        self, value_call: ValueCall, *, metrics: ModelMetrics, span: GenerationSpan, wake: asyncio.Event
+        self, validated: ValidatedValue, submit: scheduler_pb2.Submit, metrics: ModelMetrics, wake: asyncio.Event
     ) -> None:
-        """`wake` is set at each change."""
+        """`submit` is what is submitted; `wake` is set at each change."""
         self.failure: QuireError | None = None
         self.value: Vector | None = None
         """A vector, or a score, which is one number; None: not here yet."""
         self.model_fingerprint = b""
         """The version of the model that computed it; empty: unknown."""
-        self._call = value_call
+        self.submit = submit
+        self._validated = validated
         self._metrics = metrics
-        self._span = span
         self._wake = wake
         self._is_in_flight = False
         self._cached_tokens = 0
@@ -60,11 +48,6 @@ class RunningValue:
         return self.submit.key
 
     @property
-    def submit(self) -> scheduler_pb2.Submit:
-        """What is submitted."""
-        return self._call.submit
-
-    @property
     def is_finished(self) -> bool:
         """Whether its value is here, or it has failed."""
         return self.value is not None or self.failure is not None
@@ -72,12 +55,10 @@ class RunningValue:
     @property
     def usage(self) -> Usage:
         """Tokens processed."""
-        return Usage(prompt_tokens=len(self._call.value.prompt_token_ids), cached_tokens=self._cached_tokens)
+        return Usage(prompt_tokens=len(self._validated.prompt_token_ids), cached_tokens=self._cached_tokens)
 
     def close(self) -> None:
-        """Ends the request's metrics and span. A call that ends before its request was cancelled."""
-        if not self.is_finished:
-            self._end(Reason.CANCELLED)
+        """Ends the request's metrics."""
         if self._is_in_flight:
             self._metrics.requests_in_flight.dec()
 
@@ -85,11 +66,11 @@ class RunningValue:
 
     def field_path(self, which: str, item_index: int | None = None) -> str:
         """A field as the client spells it."""
-        return self._call.value.field_path(which, item_index)
+        return self._validated.field_path(which, item_index)
 
     def on_accepted(self, is_durable: bool) -> None:
         """The scheduler has queued it."""
-        self._metrics.prompt_tokens.inc(len(self._call.value.prompt_token_ids))
+        self._metrics.prompt_tokens.inc(len(self._validated.prompt_token_ids))
 
     def on_attached(self, attached: scheduler_pb2.Attached, *, is_durable: bool) -> Sequence[ReaderAction]:
         """A new scheduler runs the request, or its value is on record."""
@@ -107,14 +88,11 @@ class RunningValue:
             self.on_failed(request_errors.internal("the result is not a value"))
             return (Release(OnDisconnect.CANCEL),)
         numbers = array("f", tokens.end.value.numbers)
-        params = self._call.value.params
+        params = self._validated.params
         if (error := params.check(numbers, self.field_path)) is not None:
             self.on_failed(error)
         else:
             self.value, self.model_fingerprint = numbers, tokens.model_fingerprint
-            if isinstance(params, EmbeddingParams):
-                self._span.embedded(len(numbers))
-            self._end(None)
             self._wake.set()
         return (Release(None),)
 
@@ -125,14 +103,8 @@ class RunningValue:
         """Ends the request without its value."""
         if not self.is_finished:
             self.failure = error
-            self._end(error.reason)
             self._wake.set()
 
     def unflushed(self, offsets: Mapping[int, int]) -> list[scheduler_pb2.UnflushedTokens]:
         """None: there are no tokens."""
         return []
-
-    def _end(self, failure: Reason | None) -> None:
-        value = self._call.value
-        self._span.end(self.usage, [], failure)
-        log_end(value.request_id, self._call.tenant, value.model, self.usage, failure)

@@ -3,6 +3,7 @@ names the field as the client spelled it."""
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import aclosing
 
 from gateway_svc.embedding_validation import validate_embeddings
 from gateway_svc.embeddings import EmbeddingInput, Vector
@@ -11,15 +12,8 @@ from gateway_svc.field_paths import Field
 from gateway_svc.retention import Retention
 from gateway_svc.scores import ScoreParams, UnvalidatedScores, ValidatedScores
 from gateway_svc.text_pairs import PairText
-from gateway_svc.text_truncation import (
-    MAX_CONTEXTS,
-    Truncation,
-    beyond_all_contexts,
-    beyond_context,
-    check_text,
-    check_text_limit,
-)
-from gateway_svc.tokenizer import ModelTokenizer, PromptTooLong
+from gateway_svc.text_truncation import Truncation, beyond_context, check_text, check_text_limit
+from gateway_svc.tokenizer import ModelTokenizer, TextToEncode
 from gateway_svc.unvalidated_request import TextPrompt
 from gateway_svc.validated_request import ModelInfo
 from gateway_svc.validated_value import ValidatedValue
@@ -57,10 +51,10 @@ async def validate_scores(
     )
     for one in unvalidated.pairs.inputs:
         of_text = FieldChecker(one.field_path)
-        check_text(_text(one), of_text)
+        check_text(_text(one), tokenizer, model, of_text)
         check_text_limit(one.max_text_tokens, num_special, model, of_text)
     inputs = unvalidated.pairs.inputs
-    texts = [await _encode(one, truncation, tokenizer, model, tenant) for one in inputs]
+    texts = await _encode(inputs, truncation, tokenizer, model, tenant)
     places: dict[tuple[int, int], int] = {}
     requests = []
     for first, second in unvalidated.pairs.pairs:
@@ -92,19 +86,18 @@ async def validate_scores(
 
 
 async def _encode(
-    one: EmbeddingInput, truncation: Truncation, tokenizer: ModelTokenizer, model: ModelInfo, tenant: str
-) -> PairText:
-    """The tokens of a text, which alone are at most as many as the context has."""
-    check = FieldChecker(one.field_path)
-    most = MAX_CONTEXTS * model.context_length
-    try:
-        token_ids = await tokenizer.encode_text(_text(one), most, tenant, add_special_tokens=False)
-    except PromptTooLong:
-        raise beyond_all_contexts(model, check) from None
-    text = PairText.of(token_ids, one.max_text_tokens, truncation.num_kept, truncation.side)
-    if len(text.token_ids) > model.context_length:
-        raise beyond_context(Field.TEXT, f"{len(text.token_ids)} tokens", model, check)
-    return text
+    inputs: Sequence[EmbeddingInput], truncation: Truncation, tokenizer: ModelTokenizer, model: ModelInfo, tenant: str
+) -> list[PairText]:
+    """The tokens of texts, each of which alone has at most as many as the context."""
+    texts = []
+    encoded = tokenizer.encode_texts([TextToEncode(_text(one), add_special_tokens=False) for one in inputs], tenant)
+    async with aclosing(encoded):
+        for one in inputs:
+            text = PairText.of(await anext(encoded), one.max_text_tokens, truncation.num_kept, truncation.side)
+            if len(text.token_ids) > model.context_length:
+                raise beyond_context(Field.TEXT, f"{len(text.token_ids)} tokens", model, FieldChecker(one.field_path))
+            texts.append(text)
+    return texts
 
 
 def _text(one: EmbeddingInput) -> str:

@@ -13,15 +13,19 @@ import grpc
 from gateway_svc import request_errors
 from gateway_svc.reader import Reader
 from gateway_svc.record_calls import RecordCalls
-from gateway_svc.scheduler_dialer import SchedulerConnection, SchedulerDialer, SessionCall
+from gateway_svc.scheduler_dialer import SchedulerConnection, SchedulerDialer
 from gateway_svc.subscriptions import Attachment, Subscriptions
 from gateway_svc.validated_request import ModelInfo
 from quire.scheduler.v1 import scheduler_pb2
 from svc_common.channels import end_if_cancelled
 from svc_common.identity import PLAIN, Outbound
+from svc_common.message_queue import MAX_TAKEN, MessageQueue
 
 logger = logging.getLogger("quire.gateway")
 
+_Outbox = MessageQueue[scheduler_pb2.SessionRequest]
+
+_HAS_BATCHES = 4  # the protocol from which a message may have several commands
 _SUBMIT_TIMEOUT_SECONDS = 10.0
 _MAX_RECONNECT_DELAY_SECONDS = 0.05
 # A scheduler sends a message every half second at least. A gateway that was itself suspended counts one missed
@@ -52,7 +56,7 @@ class SchedulerSession:
         self._fingerprints = fingerprints
         self._on_change = on_change
         self._reconnect_timeout = reconnect_timeout
-        self._outbox: asyncio.Queue[scheduler_pb2.SessionRequest] | None = None
+        self._outbox: _Outbox | None = None
         command_ids = itertools.count(1)
         self._subscriptions = Subscriptions(self._send, reconnect_timeout, command_ids)
         self.records = RecordCalls(self._send, command_ids)
@@ -93,7 +97,7 @@ class SchedulerSession:
         """Sends a command while a session is open; returns whether it was sent."""
         if self._outbox is None:
             return False
-        self._outbox.put_nowait(request)
+        self._outbox.put(request)
         return True
 
     # The stream.
@@ -114,11 +118,9 @@ class SchedulerSession:
         """One session, to its end."""
         extra = {"scheduler": connection.address, "epoch": connection.first.epoch, "protocol": connection.protocol}
         logger.info("session opened", extra=extra)
-        self._outbox = asyncio.Queue()
-        if connection.protocol > 1:  # protocol 1 does not have the command
-            self._send(scheduler_pb2.SessionRequest(hello=scheduler_pb2.Hello(protocol=connection.protocol)))
+        self._outbox = MessageQueue()
         self._connected(connection.protocol)
-        writer = asyncio.create_task(_write(connection.call, self._outbox))
+        writer = asyncio.create_task(_write(connection, self._outbox))
         why = "the scheduler closed the stream"
         response: object = connection.first
         try:
@@ -261,8 +263,16 @@ class _OneShotTimer:
         self._action()
 
 
-async def _write(call: SessionCall, outbox: asyncio.Queue[scheduler_pb2.SessionRequest]) -> None:
+async def _write(connection: SchedulerConnection, outbox: _Outbox) -> None:
+    call, protocol = connection.call, connection.protocol
     # The reader of the call reports why it ended.
     with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        if protocol > 1:  # protocol 1 does not have the command
+            await call.write(scheduler_pb2.SessionRequest(hello=scheduler_pb2.Hello(protocol=protocol)))
         while True:
-            await call.write(await outbox.get())
+            commands = await outbox.take(MAX_TAKEN if protocol >= _HAS_BATCHES else 1)
+            if len(commands) > 1:
+                batch = scheduler_pb2.CommandBatch(commands=commands)
+                await call.write(scheduler_pb2.SessionRequest(batch=batch))
+            else:
+                await call.write(commands[0])

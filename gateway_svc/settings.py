@@ -178,7 +178,10 @@ class GatewaySettings(InnerSettings):
         "unset: QUIRE_RECORD_TTL",
     )
     unnamed_retention: str = Field(
-        "until_end", pattern=PATTERN, description="the same of requests without a name: none, until_end, or seconds"
+        "until_end",
+        pattern=PATTERN,
+        description="the same of generations without a name: none, until_end, or seconds. Embeddings and scores that "
+        "ask for none have no records",
     )
     drain_grace: float = Field(30.0, ge=0, description="seconds after SIGTERM in which running requests may end")
 

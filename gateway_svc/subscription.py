@@ -39,6 +39,8 @@ class _Submission:
     submit: scheduler_pb2.Submit | None = None
     """Set where this gateway could submit it again."""
     deadline: float | None = None
+    prompt_cost: int = 0
+    """What its account has paid for the prompt, as far as the scheduler has said so."""
     watermarks: dict[int, int] = field(default_factory=dict)
     """How many tokens of each sequence are durable, by index."""
     stop_matches: dict[int, int] = field(default_factory=dict)
@@ -99,6 +101,8 @@ class Subscription:
                 request = self._submit(submit, self.submission.deadline)
                 request.submit.unflushed.extend(self.subscribers[0].reader.unflushed({}))
                 request.submit.model_fingerprint = self.submission.model_fingerprint
+                request.submit.was_accepted = True
+                request.submit.prompt_cost = self.submission.prompt_cost
                 return request
         return None
 

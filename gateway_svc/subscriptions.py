@@ -164,6 +164,9 @@ class Subscriptions:
                 self._stop_matches.confirm_durable(event.key, event.durable)
                 if subscription.is_attached:
                     subscription.submission.watermarks[event.durable.index] = event.durable.num_tokens
+            elif kind == "prompt_paid":
+                if subscription.is_attached:
+                    subscription.submission.prompt_cost = event.prompt_paid.num_tokens
             elif not event.HasField("command_id"):
                 # Waiting readers get an answer of their own.
                 if kind == "failed":

@@ -1,10 +1,12 @@
 """How many tokens of texts are kept, for calls for values."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway_svc.embeddings import MAX_TEXT_TOKENS
 from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import Field
+from gateway_svc.tokenizer import ModelTokenizer
 from gateway_svc.validated_request import ModelInfo, TruncationSide
 from svc_common.errors import QuireError, Reason
 
@@ -39,17 +41,24 @@ def check_text_limit(max_text_tokens: int | None, num_special: int, model: Model
         raise check.invalid(MAX_TEXT_TOKENS, f"must be between 1 and {most}")
 
 
-def check_text(text: str, check: FieldChecker) -> None:
-    """Raises QuireError for a text that is empty, or is not Unicode."""
+def check_text(text: str, tokenizer: ModelTokenizer, model: ModelInfo, check: FieldChecker) -> None:
+    """Raises QuireError for a text that is empty, is not Unicode, or is too long to be tokenized."""
     if not text:
         raise check.invalid(Field.TEXT, "must not be empty")
     check.unicode(check.field_path(Field.TEXT), text)
+    # Beyond the context some texts are tokenized that have few tokens: some tokenizers drop white space, or make one
+    # token of a long word. Others are truncated.
+    if not tokenizer.may_have(text, MAX_CONTEXTS * model.context_length):
+        message = f"is longer than {MAX_CONTEXTS} contexts of {model.context_length} tokens"
+        raise QuireError(Reason.CONTEXT_LENGTH_EXCEEDED, message, field=check.field_path(Field.TEXT))
 
 
-def beyond_all_contexts(model: ModelInfo, check: FieldChecker) -> QuireError:
-    """The error to raise about a text that is not tokenized, because it is too long."""
-    message = f"is longer than {MAX_CONTEXTS} contexts of {model.context_length} tokens"
-    return QuireError(Reason.CONTEXT_LENGTH_EXCEEDED, message, field=check.field_path(Field.TEXT))
+def check_num_tokens(token_ids: Sequence[int], where: Field, model: ModelInfo, check: FieldChecker) -> None:
+    """Raises QuireError for an input of no tokens, or of more than the context has."""
+    if not token_ids:
+        raise check.invalid(where, "must have at least one token")
+    if len(token_ids) > model.context_length:
+        raise beyond_context(where, f"{len(token_ids)} tokens", model, check)
 
 
 def beyond_context(where: Field, tokens: str, model: ModelInfo, check: FieldChecker) -> QuireError:

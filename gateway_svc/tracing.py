@@ -23,7 +23,8 @@ class Operation(Enum):
 
 
 class GenerationSpan:
-    """Covers one request from its submission, or from the resume call, to its end. It is never the current span, so
+    """Covers one request from its submission, or from the resume call, to its end; for values, all requests of a call.
+    It is never the current span, so
     that no context leaks between the tasks of a stream."""
 
     def __init__(self, name: str, request_id: str, parent: Context | None) -> None:
@@ -42,16 +43,18 @@ class GenerationSpan:
         return span
 
     @classmethod
-    def of_value(cls, value: ValidatedValue, operation: Operation, parent: Context | None) -> Self:
-        """The span of a prompt that this gateway submits for its value."""
-        span = cls(f"{operation.value} {value.model}", value.request_id, parent)
+    def of_values(cls, values: Sequence[ValidatedValue], operation: Operation, parent: Context | None) -> Self:
+        """The span of all prompts of a call that this gateway submits for their values; there is at least one."""
+        first = values[0]
+        span = cls(f"{operation.value} {first.model}", first.request_id, parent)
         if span._span.is_recording():
             span._span.set_attributes(
                 {
                     "gen_ai.operation.name": operation.value,
-                    "gen_ai.request.model": value.model,
-                    "gen_ai.response.model": value.model,
-                    "gen_ai.usage.input_tokens": len(value.prompt_token_ids),
+                    "gen_ai.request.model": first.model,
+                    "gen_ai.response.model": first.model,
+                    "gen_ai.usage.input_tokens": sum(len(one.prompt_token_ids) for one in values),
+                    "quire.prompts": len(values),
                 }
             )
         return span
@@ -80,7 +83,7 @@ class GenerationSpan:
         self._span.set_attribute("gen_ai.response.model", model)
 
     def embedded(self, num_dimensions: int) -> None:
-        """Sets the number of dimensions of the vector that the input became."""
+        """Sets the number of dimensions of the vectors that the inputs became."""
         self._span.set_attribute("gen_ai.embeddings.dimension.count", num_dimensions)
 
     def first_token(self, seconds: float) -> None:

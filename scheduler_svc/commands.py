@@ -87,20 +87,26 @@ class Commands:
             return None
         unflushed = list(submit.unflushed)
         submit.ClearField("unflushed")  # they are merged once, and the submission stays as long as its request
+        was_accepted = submit.was_accepted or bool(unflushed)  # a gateway of protocol 3 does not say so otherwise
+        submit.ClearField("was_accepted")
         live = self._live.get(submit.key)
         if live is not None:
             self._join_existing(live, submit, unflushed, session)
             return None
         if submit.is_resumption:
             return self._join_recorded(submit, unflushed, session)
-        return self._accept(submit, unflushed, session)
+        return self._accept(submit, unflushed, session, was_accepted=was_accepted)
 
-    async def _accept(self, submit: scheduler_v1.Submit, unflushed: "_Unflushed", session: GatewaySession) -> None:
-        """Records a request, then queues it; or joins the one that has its key."""
+    async def _accept(
+        self, submit: scheduler_v1.Submit, unflushed: "_Unflushed", session: GatewaySession, *, was_accepted: bool
+    ) -> None:
+        """Records a request, then queues it; or joins the one that has its key. One that `was_accepted` by an earlier
+        scheduler is counted already, and not refused.
+        """
         live = LiveRequest(_log_of(submit))
         try:
             # A request that would be refused is not recorded: its prompt would stay in the store.
-            refusal = None if unflushed else self._live.check(live) or await self._refuse_new(live)
+            refusal = None if was_accepted else self._live.check(live) or await self._refuse_new(live)
             if refusal is None:
                 found = await self._record(live.log)
         except StaleEpoch:
@@ -122,9 +128,9 @@ class Commands:
         if refusal is not None:
             await self._join_recorded(submit, unflushed, session, refusal)
         elif found is None:
-            self._join(live, submit, unflushed, session, is_new=True)
+            self._join(live, submit, unflushed, session, is_new=not was_accepted)
         else:
-            if not unflushed:
+            if not was_accepted:
                 self._rates.give_back(live.request_at(time.monotonic()).limits)
             self._join_existing(found, submit, unflushed, session)
 
@@ -343,7 +349,7 @@ def _restored_request(log: RequestLog) -> LiveRequest:
 def _log_of(submit: scheduler_v1.Submit) -> RequestLog:
     now = time.time()
     deadline = now + to_seconds(submit.time_left) if submit.HasField("time_left") else None
-    log = RequestLog(submit, accepted_at=now, deadline=deadline)
+    log = RequestLog(submit, accepted_at=now, deadline=deadline, prompt_cost=submit.prompt_cost)
     unflushed_tokens.complete(log)
     return log
 

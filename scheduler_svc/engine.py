@@ -28,7 +28,8 @@ from scheduler_svc.core.step import StepOutcome, StepPlan
 from scheduler_svc.gateway_session import GatewaySession
 from scheduler_svc.journal import Journal
 from scheduler_svc.leadership import Fenced
-from scheduler_svc.live_requests import Graces, LiveRequests
+from scheduler_svc.live_requests import LiveRequests
+from scheduler_svc.live_state import Graces
 from scheduler_svc.metrics import BLOCKS_RESTORED, COMMIT_SECONDS, PREEMPTION_SECONDS, SCHEDULE_SECONDS
 from scheduler_svc.model_versions import ModelVersion, ModelVersions, WorkerName
 from scheduler_svc.request_log import RequestLog

@@ -1,8 +1,7 @@
 """One gateway's session, as requests see it: the messages that wait to be sent to it."""
 
-import asyncio
-
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from svc_common.message_queue import MessageQueue
 
 
 class GatewaySession:
@@ -12,17 +11,28 @@ class GatewaySession:
         self.num_sent = 0
         self.protocol = 1
         """The version that the gateway has chosen; one of version 1 does not say so."""
-        self._outbox: asyncio.Queue[scheduler_v1.SessionResponse | None] = asyncio.Queue()
+        self._outbox: MessageQueue[scheduler_v1.SessionResponse] = MessageQueue(_is_of_the_same_term)
 
     def send(self, message: scheduler_v1.SessionResponse) -> None:
         """Sends a message. It belongs to the session from now on."""
         self.num_sent += 1
-        self._outbox.put_nowait(message)
+        self._outbox.put(message)
 
     def close(self) -> None:
         """Ends the stream after the messages so far."""
-        self._outbox.put_nowait(None)
+        self._outbox.close()
 
     async def next(self) -> scheduler_v1.SessionResponse | None:
-        """The next message to write, or None at the end."""
-        return await self._outbox.get()
+        """The next message to write, with the events of those that wait behind it; None at the end."""
+        messages = await self._outbox.take()
+        if not messages:
+            return None
+        first, *others = messages
+        for other in others:
+            first.events.extend(other.events)
+        return first
+
+
+def _is_of_the_same_term(first: scheduler_v1.SessionResponse, other: scheduler_v1.SessionResponse) -> bool:
+    """Whether the events of a message can be sent with those of another one before it."""
+    return other.epoch == first.epoch and not other.HasField("status")

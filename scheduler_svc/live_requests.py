@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scheduler_svc import unflushed_tokens
@@ -20,7 +19,7 @@ from scheduler_svc.durable_updates import DurableUpdates
 from scheduler_svc.gateway_session import GatewaySession
 from scheduler_svc.journal import Journal
 from scheduler_svc.live_request import LiveRequest
-from scheduler_svc.live_state import LiveEvent, LiveState
+from scheduler_svc.live_state import Graces, LiveEvent, LiveState
 from scheduler_svc.metrics import REQUESTS_TAKEN_OVER
 from scheduler_svc.model_versions import ModelVersion, ModelVersions
 from scheduler_svc.request_log import RecordState, RequestLog, State
@@ -29,6 +28,7 @@ from scheduler_svc.session_wire import (
     fill_event,
     message_of,
     prompt_logprobs_to_proto,
+    prompt_paid_to_proto,
     reason_to_proto,
     tokens_to_proto,
 )
@@ -39,20 +39,6 @@ logger = logging.getLogger("quire.scheduler")
 _STATES = {Failure.CANCELLED: State.CANCELLED, Failure.DEADLINE_EXCEEDED: State.DEADLINE_EXCEEDED}
 _MAX_ENDED = 10_000  # requests that are kept for a store that fails
 _REPLACED = "the model was replaced"
-
-
-@dataclass(frozen=True, slots=True)
-class Graces:
-    """How long a request is kept without a gateway, in seconds.
-
-    `detached`: a named request. `broken`: an unnamed request whose session broke; its gateway may reconnect.
-    `taken_over`: after a takeover, until the request runs. `unclaimed`: from a takeover until an unnamed request fails.
-    """
-
-    detached: float = 30.0
-    broken: float = 5.0
-    taken_over: float = 2.0
-    unclaimed: float = 10.0
 
 
 class LiveRequests:
@@ -127,7 +113,7 @@ class LiveRequests:
         """Why a new request would be refused now; None: it would be accepted. Nothing changes."""
         now = time.monotonic()
         model = self._version_of(live.log, now)
-        return self._refuse_tokenizer(live, model, now, is_new=True) or model.core.check(live.request_at(now), now)
+        return self._refuse_tokenizer(live, model, is_new=True) or model.core.check(live.request_at(now), now)
 
     def take_over(self, log: RequestLog) -> None:
         """Keeps a request of an earlier term until a gateway attaches, or the grace has passed."""
@@ -176,9 +162,8 @@ class LiveRequests:
         model = live.model = self._version_of(log, now)
         if not log.fingerprint and any(sequence.token_ids for sequence in log.sequences):
             log.fingerprint = model.fingerprint
-        refusal = self._refuse_tokenizer(live, model, now, is_new=not is_restored)
-        if refusal is None:
-            refusal = self._queue(live, model, now, is_restored=is_restored)
+        refusal = self._refuse_tokenizer(live, model, is_new=not is_restored)
+        refusal = refusal or self._queue(live, model, now, is_restored=is_restored)
         if refusal is not None:
             self._send(live, event_to_proto(refusal))
             self._end(live, refusal.reason)
@@ -197,18 +182,11 @@ class LiveRequests:
             model.core.cancel(request.key)
             return FailedEvent(request, Failure.INTERNAL, "the request could not be queued")
 
-    def _refuse_tokenizer(
-        self, live: LiveRequest, model: ModelVersion, now: float, *, is_new: bool
-    ) -> FailedEvent | None:
-        """Refuses a request whose token ids are another tokenizer's. Protocol 1 does not have the fingerprint.
-
-        A new request is refused as well if only versions with other tokenizers serve; one that was accepted waits.
-        """
-        tokenizer = live.log.submit.tokenizer_fingerprint
-        is_unserved = is_new and not model.fingerprint and self._models.serving(model.name) is not None
-        if not tokenizer or not (is_unserved or model.tokenizer not in (b"", tokenizer)):
+    def _refuse_tokenizer(self, live: LiveRequest, model: ModelVersion, *, is_new: bool) -> FailedEvent | None:
+        """Refuses a request whose token ids are another tokenizer's."""
+        if self._models.has_tokenizer(model, live.log.submit.tokenizer_fingerprint, is_new=is_new):
             return None
-        return FailedEvent(live.request_at(now), Failure.UNAVAILABLE, _REPLACED)
+        return FailedEvent(live.request_at(time.monotonic()), Failure.UNAVAILABLE, _REPLACED)
 
     def resume_request(
         self, live: LiveRequest, unflushed: Iterable[scheduler_v1.UnflushedTokens], *, is_new: bool
@@ -224,7 +202,7 @@ class LiveRequests:
                 return None
             log.reopen()
         if not live.is_running:
-            return self.start(live, is_restored=not is_new or bool(unflushed))
+            return self.start(live, is_restored=not is_new)
         return self._restart(live) if is_changed else None
 
     def _merge(self, live: LiveRequest, unflushed: Iterable[scheduler_v1.UnflushedTokens]) -> bool:
@@ -392,6 +370,8 @@ class LiveRequests:
         if sequence.charge is not None and sequence.charge.prompt_cost and not live.log.prompt_cost:
             live.log.prompt_cost = sequence.charge.prompt_cost
             self._journal.mark_changed(live.log)
+            if not live.log.is_recorded:  # else the store knows, or soon does
+                self._send(live, prompt_paid_to_proto(live.log))
 
     def on_preempted(self, key: str, preemption: PreemptionRecord) -> None:
         """A sequence was preempted."""

@@ -1,6 +1,9 @@
-"""The states of a live request by who receives its events, and every legal transition between them."""
+"""The states of a live request by who receives its events, every legal transition between them, and how long a request
+is kept in those without a gateway.
+"""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from svc_common.transitions import look_up
@@ -40,6 +43,20 @@ class LiveEvent(Enum):
     BREAK = auto()
     """The session of the last gateway broke, and the request has no name."""
     END = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Graces:
+    """How long a request is kept without a gateway, in seconds.
+
+    `detached`: a named request. `broken`: an unnamed request whose session broke; its gateway may reconnect.
+    `taken_over`: after a takeover, until the request runs. `unclaimed`: from a takeover until an unnamed request fails.
+    """
+
+    detached: float = 30.0
+    broken: float = 5.0
+    taken_over: float = 2.0
+    unclaimed: float = 10.0
 
 
 _S, _E = LiveState, LiveEvent

@@ -187,6 +187,14 @@ class ModelVersions:
         serving = self.serving(version.name, tokenizer)
         return serving if serving is not version and serving is not None and serving.num_taking else None
 
+    def has_tokenizer(self, version: ModelVersion, tokenizer: bytes, *, is_new: bool) -> bool:
+        """Whether a version may run token ids of a tokenizer. Protocol 1 does not have the fingerprint.
+
+        A new request may not run either while only versions with other tokenizers serve; one that was accepted waits.
+        """
+        is_unserved = is_new and not version.fingerprint and self.serving(version.name) is not None
+        return not tokenizer or (not is_unserved and version.tokenizer in (b"", tokenizer))
+
     def is_gone(self, version: ModelVersion, now: float) -> bool:
         """Whether no worker has a version, and none is expected to have it again.
 

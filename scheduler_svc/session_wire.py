@@ -114,6 +114,7 @@ def protocol_to_render(options: scheduler_v1.RenderOptions) -> int:
         options.echo,
         options.HasField("prompt_logprobs"),
         options.omits_output,
+        any(tool.is_custom for tool in options.turn.callable),
     )
     if any(later):
         return 3
@@ -287,6 +288,11 @@ def tokens_to_proto(log: RequestLog, index: int, offset: int) -> scheduler_v1.Ev
 def prompt_logprobs_to_proto(log: RequestLog, first: int) -> scheduler_v1.Event:
     """The log-probabilities of the prompt, from position `first` + 1 on."""
     return scheduler_v1.Event(key=log.key, prompt_logprobs=_prompt_logprobs_of(log, first))
+
+
+def prompt_paid_to_proto(log: RequestLog) -> scheduler_v1.Event:
+    """The event with what a request's prompt has cost."""
+    return scheduler_v1.Event(key=log.key, prompt_paid=scheduler_v1.PromptPaid(num_tokens=log.prompt_cost))
 
 
 def _prompt_logprobs_of(log: RequestLog, first: int) -> scheduler_v1.PromptLogprobs | None:

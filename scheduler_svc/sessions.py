@@ -80,6 +80,9 @@ async def _take_commands(
         if request.HasField("hello"):
             _check_protocol(request.hello.protocol)
             session.protocol = request.hello.protocol
+        elif request.HasField("batch"):
+            for command in request.batch.commands:
+                engine.take(command, session)
         else:
             engine.take(request, session)
 

@@ -11,7 +11,7 @@ from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.policy import PolicySettings
 from scheduler_svc.core.policy.preemption import PreemptionMode
 from scheduler_svc.engine import EngineSettings
-from scheduler_svc.live_requests import Graces
+from scheduler_svc.live_state import Graces
 from scheduler_svc.policy_registry import find_policy
 from scheduler_svc.store.encryption import NO_KEYS, RecordKeys
 from svc_common.records import RECORD_TTL, RECORD_TTL_SECONDS

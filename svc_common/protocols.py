@@ -30,10 +30,10 @@ class ProtocolRange:
         return f"{self.oldest} to {self.newest}"
 
 
-SESSION_PROTOCOLS = ProtocolRange(1, 3)
+SESSION_PROTOCOLS = ProtocolRange(1, 4)
 """Gateway and scheduler. 2: several models, each submission names one; answers of chats have a format. 3: requests have
 attachments, may run in the background, return their prompt, and have allowed tokens, bad words and grammars; records
-can be read and removed."""
+can be read and removed. 4: a message may have several commands."""
 
 STEP_PROTOCOLS = ProtocolRange(1, 2)
 """Scheduler and worker. 2: results other than tokens, typical_p, grammars."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.embeddings.environments import model_directory, python_with, version_of
 from benchmarks.embeddings.report import embeddings_table, targets
-from benchmarks.embeddings.systems import SYSTEMS, System, Target
+from benchmarks.embeddings.systems import SYSTEMS, EmbeddingSystem, RunningSystem
 from benchmarks.record import RESULTS, provenance
 from benchmarks.runner import failures_exit, in_turns, log, make_parser, publish
 from benchmarks.texts import write_text
@@ -58,20 +58,20 @@ LOADS = (
 )
 
 
-def measure(system: System, target: Target, run: int, scale: float) -> Iterator[tuple[Load, float]]:
+def measure(system: EmbeddingSystem, running: RunningSystem, run: int, scale: float) -> Iterator[tuple[Load, float]]:
     """Each load that a system can have, and its rate in texts per second. The same run has the same texts in each."""
     for load in LOADS:
         if load.concurrency > 1 and not system.is_server:
             continue
         rng = random.Random(f"{run} {load.name}")
         batches = load.batches(rng, scale)
-        target.seconds(load.batches(rng, 0.1 * scale), load.concurrency)  # not counted
-        rate = sum(map(len, batches)) / target.seconds(batches, load.concurrency)
+        running.seconds(load.batches(rng, 0.1 * scale), load.concurrency)  # not counted
+        rate = sum(map(len, batches)) / running.seconds(batches, load.concurrency)
         log(f"run {run}, {system.title}, {load.name}: {rate:.0f} texts/s")
         yield load, rate
 
 
-def summarize(rates: dict[tuple[str, str], list[float]], systems: Sequence[System]) -> list[dict[str, Any]]:
+def summarize(rates: dict[tuple[str, str], list[float]], systems: Sequence[EmbeddingSystem]) -> list[dict[str, Any]]:
     """The medians of each load, by system."""
     return [
         {
@@ -105,8 +105,8 @@ def main() -> None:
             python_with("infinity")
         rates: dict[tuple[str, str], list[float]] = {}
         for run, system in in_turns(systems, options.runs):
-            with system.running() as target:
-                for load, rate in measure(system, target, run, options.scale):
+            with system.running() as running:
+                for load, rate in measure(system, running, run, options.scale):
                     rates.setdefault((load.name, system.name), []).append(rate)
         result: dict[str, Any] = {
             **provenance("torch", "transformers"),

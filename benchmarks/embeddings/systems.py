@@ -22,14 +22,14 @@ _TIMEOUT = 120  # seconds, of a batch
 Batch = Sequence[str]
 
 
-class Target(Protocol):
+class RunningSystem(Protocol):
     """A system that is ready."""
 
     def seconds(self, batches: Sequence[Batch], concurrency: int) -> float:
         """How long these batches take, `concurrency` at a time."""
 
 
-class System(Protocol):
+class EmbeddingSystem(Protocol):
     """`name` stands in results and flags, `title` in tables."""
 
     @property
@@ -42,12 +42,12 @@ class System(Protocol):
     def is_server(self) -> bool:
         """Whether it computes several batches at a time."""
 
-    def running(self) -> AbstractContextManager[Target]:
+    def running(self) -> AbstractContextManager[RunningSystem]:
         """Starts it, yields it once it is ready, and stops it. Raises BenchmarkFailed."""
 
 
 @dataclass(frozen=True)
-class HttpTarget:
+class RunningServer:
     """A server of OpenAI's API of embeddings. Vectors are asked for in base64, as by OpenAI's client."""
 
     url: str
@@ -72,7 +72,7 @@ class HttpTarget:
 
 
 @dataclass(frozen=True)
-class Quire:
+class QuireServer:
     """Quire as `make run` starts it, by HTTP."""
 
     dtype: str
@@ -87,14 +87,16 @@ class Quire:
         return f"Quire, {self.dtype}"
 
     @contextmanager
-    def running(self) -> Iterator[HttpTarget]:
+    def running(self) -> Iterator[RunningServer]:
         settings = {"QUIRE_MODEL": str(model_directory()), "QUIRE_DTYPE": self.dtype}
         with running_quire(self.title, settings) as deployment:
-            yield HttpTarget(f"http://{deployment.http}/v1/embeddings", {"model": "model", "encoding_format": "base64"})
+            yield RunningServer(
+                f"http://{deployment.http}/v1/embeddings", {"model": "model", "encoding_format": "base64"}
+            )
 
 
 @dataclass(frozen=True)
-class Infinity:
+class InfinityServer:
     """infinity-emb's server in float32, with torch."""
 
     name: str = "infinity"
@@ -102,7 +104,7 @@ class Infinity:
     is_server: bool = True
 
     @contextmanager
-    def running(self) -> Iterator[HttpTarget]:
+    def running(self) -> Iterator[RunningServer]:
         port = free_port()
         command = (
             *(str(python_with("infinity").with_name("infinity_emb")), "v2", "--model-id", str(model_directory())),
@@ -119,11 +121,11 @@ class Infinity:
 
         with running(self.title, command, environment) as process:
             process.wait_until(listening, START_SECONDS)
-            yield HttpTarget(f"http://127.0.0.1:{port}/embeddings", {"model": "model", "encoding_format": "base64"})
+            yield RunningServer(f"http://127.0.0.1:{port}/embeddings", {"model": "model", "encoding_format": "base64"})
 
 
 @dataclass(frozen=True)
-class EncodeProcess:
+class RunningLibrary:
     """sentence-transformers in a process of its own, which measures itself: the time has no exchange of messages."""
 
     popen: "subprocess.Popen[str]"
@@ -158,7 +160,7 @@ class SentenceTransformers:
     is_server: bool = False
 
     @contextmanager
-    def running(self) -> Iterator[EncodeProcess]:
+    def running(self) -> Iterator[RunningLibrary]:
         program = Path(__file__).with_name("encode.py")
         with subprocess.Popen(
             [sentence_transformers_python(), program, model_directory()],
@@ -167,7 +169,7 @@ class SentenceTransformers:
             stderr=subprocess.DEVNULL,
             text=True,
         ) as popen:
-            process = EncodeProcess(popen)
+            process = RunningLibrary(popen)
             try:
                 process.read()
                 yield process
@@ -175,4 +177,9 @@ class SentenceTransformers:
                 popen.terminate()
 
 
-SYSTEMS: tuple[System, ...] = (Quire("float32"), Quire("bfloat16"), SentenceTransformers(), Infinity())
+SYSTEMS: tuple[EmbeddingSystem, ...] = (
+    QuireServer("float32"),
+    QuireServer("bfloat16"),
+    SentenceTransformers(),
+    InfinityServer(),
+)

@@ -24,6 +24,8 @@ PARTS: dict[str, tuple[str, ...]] = {
     "fuzz": ("tests.acceptance.fuzz", "--seconds", "300"),
     "chaos": ("tests.chaos", "--faults", "200", "--clients", "32"),
     "flood": ("tests.acceptance.flood", "--chats", "500"),
+    "mixed_loads": ("tests.acceptance.mixed_loads", "--chats", "300"),
+    "memory": ("tests.acceptance.memory_limit",),
     "constrained": ("tests.acceptance.constrained", "--requests", "1000"),
     "batch": ("tests.acceptance.batch", "--lines", "1000", "--kills", "5"),
     "offline": ("tests.acceptance.offline", "--prompts", "200", "--streams", "64"),

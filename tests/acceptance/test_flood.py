@@ -8,12 +8,9 @@ from typing import Any
 import grpc
 import pytest
 
-from benchmarks.deployment import Deployment
 from quire_client import Chunk, QuireError
 from tests.acceptance import flood
 from tests.acceptance.flood import Traffic
-
-QUIRE = Deployment("http", "gateway", "worker", "scheduler", "worker", None, None)
 
 
 class ScriptedClient:
@@ -47,7 +44,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_jobs_that_end_are_replaced() -> None:
-    async with Traffic(QUIRE, seed=1) as traffic, traffic.flood(3):
+    async with Traffic("gateway", seed=1) as traffic, traffic.flood(3):
         while traffic.num_jobs_ended < 10:
             await asyncio.sleep(0)
     num_ended = traffic.num_jobs_ended
@@ -58,6 +55,6 @@ async def test_jobs_that_end_are_replaced() -> None:
 async def test_a_job_that_fails_ends_the_measurement_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ScriptedClient, "fails_at", 5)
     with pytest.raises(ExceptionGroup) as raised:
-        async with Traffic(QUIRE, seed=1) as traffic, traffic.flood(3):
+        async with Traffic("gateway", seed=1) as traffic, traffic.flood(3):
             await asyncio.sleep(600)
     assert raised.group_contains(QuireError, match="it failed")

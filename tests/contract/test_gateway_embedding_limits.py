@@ -9,15 +9,17 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
 
 from embedding_calls import LIMITS, TEXTS, VECTORS, asking, begun, leave, until_submitted, vector_of
 from gateway_calls import refused
 from gateway_harness import Harness, gateway_at, reason_of, running_gateway, scheduler_model
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scripted_scheduler import ScriptedScheduler, embed_with, serving, value_end
+from svc_common.errors import Reason
 
 KEYS = """
 [[keys]]
@@ -90,11 +92,16 @@ async def test_a_call_outlives_its_scheduler(encoder_directory: Path) -> None:
                 leader.session.accept(submit.key)
             leader.is_leader, standby.is_leader = False, True
             leader.session.close()
-            # The new scheduler has the value of one input on record, and runs the other one.
+            # The new scheduler has a record of one input, and does not know the other one.
             attached = {(await standby.next("attach")).key for _ in range(2)}
             assert attached == {first.key, second.key}
             standby.session.attached(first, scheduler_v1.Tokens(end=value_end(*VECTORS[0])))
-            standby.session.attached(second)
+            standby.session.fail(second.key, scheduler_v1.FAILURE_REASON_UNKNOWN_REQUEST)
+            again = await standby.next("submit")
+            assert (again.key, again.submission_id) == (second.key, second.submission_id)
+            assert again.was_accepted
+            assert again.prompt_token_ids == second.prompt_token_ids
+            standby.session.accept(second.key)
             standby.session.tokens(second.key, (), 0, end=value_end(*VECTORS[1]))
             assert [list(one.numbers) for one in (await call).embeddings] == VECTORS
 
@@ -114,28 +121,79 @@ async def test_limits_of_a_key_hold_for_each_input(encoder_directory: Path, tmp_
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
 
 
-async def test_an_input_has_a_span_in_the_trace_of_its_call(
-    encoder_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
+    """Collects the finished spans. Tracing is on as with an endpoint."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    return exporter
+
+
+async def spans_of(exporter: InMemorySpanExporter, path: str) -> tuple[ReadableSpan, ReadableSpan]:
+    """The span of a call over HTTP, and the only other one."""
+    async with asyncio.timeout(60):
+        while len(spans := exporter.get_finished_spans()) < 2:
+            await asyncio.sleep(0.01)
+    (server,) = [span for span in spans if span.name == f"POST {path}"]
+    (values,) = [span for span in spans if span is not server]
+    return server, values
+
+
+@pytest.mark.parametrize("num_texts", [1, 2, 70])
+async def test_a_call_has_one_span_and_its_first_and_last_prompt_are_traced(
+    num_texts: int, encoder_directory: Path, exporter: InMemorySpanExporter
+) -> None:
     async with running_gateway(encoder_directory, **LIMITS) as quire:
         quire.scheduler.script = embed_with(vector_of)
-        await quire.http.post("/v1/embeddings", json={"input": TEXTS})
-        async with asyncio.timeout(60):
-            while len(spans := exporter.get_finished_spans()) < 3:
-                await asyncio.sleep(0.01)
-        (server,) = [span for span in spans if span.name == "POST /v1/embeddings"]
-        inputs = [span for span in spans if span.name == "embeddings tiny"]
-        assert [dict(span.attributes or {})["gen_ai.operation.name"] for span in inputs] == ["embeddings"] * 2
-        for span, submit in zip(inputs, quire.scheduler.all("submit"), strict=True):
-            assert span.parent is not None
-            assert server.context is not None
-            assert span.context is not None
-            assert span.parent.span_id == server.context.span_id
-            assert f"{span.context.span_id:016x}" in submit.traceparent
-            assert dict(span.attributes or {})["gen_ai.embeddings.dimension.count"] == 4
+        await quire.http.post("/v1/embeddings", json={"input": ["a b"] * num_texts})
+        server, embeddings = await spans_of(exporter, "/v1/embeddings")
+        assert embeddings.parent is not None
+        assert server.context is not None
+        assert embeddings.context is not None
+        assert embeddings.parent.span_id == server.context.span_id
+        attributes = dict(embeddings.attributes or {})
+        assert (embeddings.name, attributes["gen_ai.operation.name"]) == ("embeddings tiny", "embeddings")
+        assert attributes["quire.prompts"] == num_texts
+        assert attributes["gen_ai.usage.input_tokens"] == 4 * num_texts
+        assert attributes["gen_ai.embeddings.dimension.count"] == 4
+        traced = [f"{embeddings.context.span_id:016x}" in one.traceparent for one in quire.scheduler.all("submit")]
+        assert traced == [number in (0, num_texts - 1) for number in range(num_texts)]
+        assert sum(not one.traceparent for one in quire.scheduler.all("submit")) == max(0, num_texts - 2)
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+async def test_the_span_of_a_call_that_ends_early_says_why(
+    is_cancelled: bool, encoder_directory: Path, exporter: InMemorySpanExporter
+) -> None:
+    async with running_gateway(encoder_directory, **LIMITS) as quire:
+        call = asyncio.create_task(quire.http.post("/v1/embeddings", json={"input": TEXTS}))
+        if is_cancelled:
+            await leave(quire, call, 2)
+        else:
+            first, _ = await until_submitted(quire, 2)
+            quire.scheduler.session.fail(first.key, scheduler_v1.FAILURE_REASON_UNAVAILABLE, "why")
+            await call
+        _, embeddings = await spans_of(exporter, "/v1/embeddings")
+        expected = Reason.CANCELLED if is_cancelled else Reason.CAPACITY_EXHAUSTED
+        assert dict(embeddings.attributes or {})["error.type"] == expected.value
+        assert (embeddings.status.status_code is StatusCode.ERROR) == (not is_cancelled)
+
+
+async def test_values_have_no_record_unless_a_call_asks_for_one(quire: Harness) -> None:
+    quire.scheduler.script = embed_with(vector_of)
+    for retention, is_unrecorded in ((None, True), ("until_end", False), (60, False)):
+        await quire.http.post("/v1/embeddings", json={"input": "a", "retention": retention})
+        (submit,) = await until_submitted(quire, 1)
+        assert submit.retention.is_unrecorded is is_unrecorded
+
+
+async def test_prompts_of_a_call_are_one_message(quire: Harness) -> None:
+    quire.scheduler.script = embed_with(vector_of)
+    await quire.scheduler.next("hello")
+    num_before = quire.scheduler.num_messages
+    await quire.http.post("/v1/embeddings", json={"input": ["a"] * 64})
+    assert quire.scheduler.num_messages == num_before + 1
 
 
 async def test_a_gateway_that_drains_waits_for_values(encoder_directory: Path) -> None:

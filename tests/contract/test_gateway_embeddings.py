@@ -84,13 +84,6 @@ async def test_each_input_is_a_submission_of_its_own(shared: Harness) -> None:
         assert submit.render_options.request_id == answer.headers["x-request-id"] != "mine"
 
 
-async def test_an_unnamed_request_is_kept_until_its_end(shared: Harness) -> None:
-    await shared.stub.Embed(asking())
-    submit, _ = shared.scheduler.all("submit")
-    assert submit.retention == scheduler_v1.Retention()
-    assert submit.HasField("retention")
-
-
 async def test_both_python_clients_embed(shared: Harness) -> None:
     address = f"127.0.0.1:{shared.gateway.grpc_port}"
     async with AsyncClient(address) as client:

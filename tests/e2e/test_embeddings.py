@@ -201,6 +201,27 @@ async def test_inputs_of_a_worker_that_dies_are_computed_by_the_next(
     await running.rest()
 
 
+async def test_inputs_of_a_scheduler_that_dies_are_computed_by_the_next(
+    client: AsyncClient, running: Deployment, bert: tuple[Path, BertModel]
+) -> None:
+    prompts = random_prompts([CONTEXT] * 1000, seed=2)
+    running.kill("worker-bert-0", signal.SIGSTOP)
+    call = asyncio.create_task(client.embed(prompts, model="bert"))
+    async with asyncio.timeout(TIMEOUT):
+        num_live = 0.0
+        while num_live < len(prompts):
+            metrics = running.metrics()
+            num_live = metrics["quire_sequences_running"] + metrics["quire_sequences_waiting"]
+            await asyncio.sleep(0.01)
+        running.kill("scheduler")
+        running.kill("worker-bert-0", signal.SIGCONT)
+        found = await call
+    assert found.vectors[-1] == pytest.approx(expected(bert[1], prompts[-1]), abs=1e-4)
+    assert len(found.vectors) == len(prompts)
+    assert running.metrics()["quire_requests_taken_over_total"] == 0  # there are no records of them
+    await running.rest()
+
+
 async def test_a_model_is_asked_for_what_it_computes(client: AsyncClient) -> None:
     for call in (
         client.embed("hello", model="llm"),

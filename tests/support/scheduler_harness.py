@@ -16,7 +16,7 @@ from quire.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub, add_Sche
 from quire.worker.v1 import worker_pb2 as worker_v1
 from scheduler_svc.engine import EngineSettings, SchedulerEngine
 from scheduler_svc.leader import Leader
-from scheduler_svc.live_requests import Graces
+from scheduler_svc.live_state import Graces
 from scheduler_svc.request_log import RequestLog, State
 from scheduler_svc.sessions import SchedulerServicer
 from scheduler_svc.settings import SchedulerSettings
@@ -26,7 +26,7 @@ from scheduler_svc.term import PartFailed
 from svc_common.server import INTERNAL_MESSAGE_BYTES, bind, create_server
 
 PROMPT = list(range(10))
-Kind = Literal["accepted", "attached", "tokens", "failed"]
+Kind = Literal["accepted", "attached", "tokens", "failed", "prompt_paid"]
 TIMEOUT = 60  # seconds
 
 

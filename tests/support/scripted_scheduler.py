@@ -118,6 +118,8 @@ class ScriptedScheduler(SchedulerServiceServicer):
         """What look-ups find, by key; deletions remove it."""
         self.sessions: list[ScriptedSession] = []
         self.commands: list[scheduler_v1.SessionRequest] = []
+        self.num_messages = 0
+        """Messages of all sessions; one may have several commands."""
         self.address = ""
         self._num_refused = 0
         self._num_awaited: dict[str, int] = {}
@@ -198,26 +200,32 @@ class ScriptedScheduler(SchedulerServiceServicer):
 
     async def _read(self, session: ScriptedSession, requests: AsyncIterator[scheduler_v1.SessionRequest]) -> None:
         async for request in requests:
-            match request.WhichOneof("command"):
-                case "submit":
-                    session.asked[request.submit.key] = request.submit.command_id
-                case "attach":
-                    session.asked[request.attach.key] = request.attach.command_id
-            async with self._changed:
-                self.commands.append(request)
-                self._changed.notify_all()
-            match request.WhichOneof("command"):
-                case "submit":
-                    self.script(session, request.submit)
-                case "attach":
-                    self.attach_script(session, request.attach)
-                case "lookup":
-                    found = {"record": self.records[request.lookup.key]} if request.lookup.key in self.records else {}
-                    session.answer(request.lookup.key, request.lookup.command_id, **found)
-                case "delete":
-                    was_there = self.records.pop(request.delete.key, None) is not None
-                    deleted = {"deleted": scheduler_v1.Deleted()} if was_there else {}
-                    session.answer(request.delete.key, request.delete.command_id, **deleted)
+            self.num_messages += 1
+            for command in request.batch.commands if request.HasField("batch") else (request,):
+                await self._take(session, command)
+
+    async def _take(self, session: ScriptedSession, request: scheduler_v1.SessionRequest) -> None:
+        """One command."""
+        match request.WhichOneof("command"):
+            case "submit":
+                session.asked[request.submit.key] = request.submit.command_id
+            case "attach":
+                session.asked[request.attach.key] = request.attach.command_id
+        async with self._changed:
+            self.commands.append(request)
+            self._changed.notify_all()
+        match request.WhichOneof("command"):
+            case "submit":
+                self.script(session, request.submit)
+            case "attach":
+                self.attach_script(session, request.attach)
+            case "lookup":
+                found = {"record": self.records[request.lookup.key]} if request.lookup.key in self.records else {}
+                session.answer(request.lookup.key, request.lookup.command_id, **found)
+            case "delete":
+                was_there = self.records.pop(request.delete.key, None) is not None
+                deleted = {"deleted": scheduler_v1.Deleted()} if was_there else {}
+                session.answer(request.delete.key, request.delete.command_id, **deleted)
 
 
 @asynccontextmanager

@@ -2,7 +2,7 @@
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scheduler_harness import Deployment, Worker, candidate, expected, idle, scheduler
-from scheduler_svc.live_requests import Graces
+from scheduler_svc.live_state import Graces
 
 ENDLESS = Graces(detached=3600, broken=3600, taken_over=3600, unclaimed=7200)
 

@@ -11,7 +11,7 @@ import redis
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scheduler_harness import TIMEOUT, Worker, candidate, expected, left_behind, scheduler, until_recorded
 from scheduler_process import SERVICE, SERVING, scheduler_process
-from scheduler_svc.live_requests import Graces
+from scheduler_svc.live_state import Graces
 from scheduler_svc.request_log import State
 from scheduler_svc.store.encryption import RecordKeys
 from scheduler_svc.store.redis import RedisStore

@@ -4,7 +4,7 @@ import redis
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scheduler_harness import SessionClient, Worker, expected, left_behind, scheduler, until_recorded
-from scheduler_svc.live_requests import Graces
+from scheduler_svc.live_state import Graces
 from scheduler_svc.request_log import State
 from scheduler_svc.store.redis import RedisStore
 

@@ -21,7 +21,7 @@ from scheduler_harness import (
     scheduler,
     until_recorded,
 )
-from scheduler_svc.live_requests import Graces
+from scheduler_svc.live_state import Graces
 from scheduler_svc.request_log import State
 from scheduler_svc.store.redis import RedisStore
 from svc_common.protocols import SESSION_PROTOCOLS, ProtocolRange

@@ -20,7 +20,7 @@ from scheduler_harness import (
 )
 from scheduler_svc import journal, record_commands
 from scheduler_svc.attachment_room import AttachmentRoom
-from scheduler_svc.live_requests import Graces
+from scheduler_svc.live_state import Graces
 from scheduler_svc.request_log import State
 from scheduler_svc.store.redis import RedisStore
 from svc_common.attachments import MAX_ATTACHMENT_BYTES

@@ -23,7 +23,7 @@ from scheduler_harness import (
     scheduler,
     until_recorded,
 )
-from scheduler_svc.live_requests import Graces
+from scheduler_svc.live_state import Graces
 from scheduler_svc.request_log import RequestLog, State
 from scheduler_svc.store.base import Write, WriteBatch
 from scheduler_svc.store.redis import RedisStore

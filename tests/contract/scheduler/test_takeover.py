@@ -23,7 +23,7 @@ from scheduler_harness import (
     until_over,
     until_recorded,
 )
-from scheduler_svc.live_requests import Graces
+from scheduler_svc.live_state import Graces
 from scheduler_svc.request_log import State
 from scheduler_svc.store.redis import RedisStore
 

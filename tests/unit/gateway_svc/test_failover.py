@@ -98,11 +98,27 @@ async def test_an_unknown_request_is_submitted_again_with_its_tokens(
     successor.session.fail("k", UNKNOWN)
     again = await successor.next("submit")
     assert again.submission_id == first.submission_id
+    assert (again.was_accepted, again.prompt_cost) == (True, 0)
     (unflushed,) = again.unflushed
     assert (unflushed.index, unflushed.offset, list(unflushed.token_ids)) == (0, 0, [5, 6])
     successor.session.accept("k")
     successor.session.tokens("k", [7], 2)
     assert await request.next() == ("tokens", [7])
+
+
+async def test_a_scheduler_is_sent_what_its_predecessor_was_paid_for_the_prompt(
+    client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
+) -> None:
+    request = await client.running(scheduler)
+    assert not (await scheduler_submit(scheduler)).was_accepted
+    paid = scheduler_v1.PromptPaid(num_tokens=17)
+    scheduler.session.send([scheduler_v1.Event(key="k", prompt_paid=paid)])
+    await grown(scheduler, request, 5)
+    await take_over(scheduler, successor)
+    await successor.next("attach")
+    successor.session.fail("k", UNKNOWN)
+    again = await successor.next("submit")
+    assert (again.was_accepted, again.prompt_cost) == (True, 17)
 
 
 async def scheduler_submit(scheduler: ScriptedScheduler) -> scheduler_v1.Submit:

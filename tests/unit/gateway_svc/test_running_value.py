@@ -8,9 +8,8 @@ from prometheus_client import generate_latest
 from gateway_svc.embeddings import EmbeddingParams, Normalization, Pooling
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.reader import Release
-from gateway_svc.running_value import RunningValue, ValueCall
+from gateway_svc.running_value import RunningValue
 from gateway_svc.scores import ScoreParams
-from gateway_svc.tracing import GenerationSpan, Operation
 from gateway_svc.validated_request import OnDisconnect
 from gateway_svc.validated_value import ValidatedValue, ValueParams
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
@@ -23,12 +22,7 @@ def running(metrics: GatewayMetrics | None = None, params: ValueParams | None = 
     metrics = metrics or GatewayMetrics(["tiny"])
     params = params or EmbeddingParams(None, Pooling.MEAN, Normalization.L2)
     validated = ValidatedValue("id", "tiny", [5, 6, 7], params, 0, None)
-    value = RunningValue(
-        ValueCall(validated, "default", validated.to_proto()),
-        metrics=metrics.of_model("tiny"),
-        span=GenerationSpan.of_value(validated, Operation.EMBEDDINGS, None),
-        wake=asyncio.Event(),
-    )
+    value = RunningValue(validated, validated.to_proto(), metrics.of_model("tiny"), asyncio.Event())
     value.prepare()
     return value
 

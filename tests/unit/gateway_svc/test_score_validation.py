@@ -2,7 +2,7 @@
 
 import json
 from array import array
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -27,7 +27,7 @@ from gateway_svc.http_api.scoring.requests import read_score
 from gateway_svc.retention import NONE
 from gateway_svc.score_validation import validate_scores
 from gateway_svc.scores import ScoreParams, UnvalidatedScores, ValidatedScores
-from gateway_svc.tokenizer import ModelTokenizer
+from gateway_svc.tokenizer import ModelTokenizer, TextToEncode
 from gateway_svc.validated_request import ModelInfo, TruncationSide
 from quire.inference.v1 import inference_pb2 as api
 from svc_common.errors import QuireError, Reason
@@ -162,16 +162,16 @@ async def test_the_longer_text_of_a_pair_is_cut_first_as_by_transformers(
 
 
 async def test_each_text_is_tokenized_once(tokenizer: ModelTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoded: list[str] = []
-    encode_text = tokenizer.encode_text
+    calls: list[list[str]] = []
+    encode_texts = tokenizer.encode_texts
 
-    async def counted(text: str, *args: Any, **options: Any) -> list[int]:
-        encoded.append(text)
-        return await encode_text(text, *args, **options)
+    def counted(texts: Sequence[TextToEncode], tenant: str) -> AsyncGenerator[list[int], None]:
+        calls.append([one.text for one in texts])
+        return encode_texts(texts, tenant)
 
-    monkeypatch.setattr(tokenizer, "encode_text", counted)
+    monkeypatch.setattr(tokenizer, "encode_texts", counted)
     await validated(of_http(queries="a", documents=["b", "a", "b", "c"]), tokenizer)
-    assert encoded == ["a", "b", "c"]
+    assert calls == [["a", "b", "c"]]
 
 
 async def test_a_pair_may_have_as_many_tokens_as_the_context(tokenizer: ModelTokenizer) -> None:

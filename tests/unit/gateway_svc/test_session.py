@@ -171,6 +171,21 @@ async def test_a_scheduler_of_protocol_1_is_sent_nothing_that_it_does_not_know()
         await client.wait_for()
 
 
+@pytest.mark.parametrize("protocol", [SESSION_PROTOCOLS.newest, 3])
+async def test_commands_that_wait_are_one_message_if_the_scheduler_reads_such(protocol: int) -> None:
+    protocols = ProtocolRange(1, protocol)
+    async with serving(ScriptedScheduler(MODEL, protocols=protocols)) as other, dialling(other.address) as client:
+        await client.wait_for(MODEL_INFO)
+        await other.next("hello")
+        requests = [client.submit(f"k{number}") for number in range(100)]
+        for number, request in enumerate(requests):
+            assert (await other.next("submit")).key == f"k{number}"
+            other.session.accept(f"k{number}")
+            assert await request.next() == ("accepted", True)
+        num_messages = other.num_messages - 1  # the first is the Hello
+        assert num_messages == (2 if protocol == SESSION_PROTOCOLS.newest else 100)
+
+
 async def test_a_scheduler_without_a_common_protocol_is_left_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from tokenizers.processors import TemplateProcessing
 
 from encoder_model import bert_processor, encoder_tokenizer, ids, make_encoder_directory, template_processor
 from gateway_svc.chat_template import ChatTemplate, TemplateChat
-from gateway_svc.tokenizer import InvalidModelFiles, ModelTokenizer, PromptTooLong
+from gateway_svc.tokenizer import InvalidModelFiles, ModelTokenizer, PromptTooLong, TextToEncode
 from gateway_svc.validated_request import SpecialTokens, TruncationSide
 from tiny_model import tiny_tokenizer
 
@@ -132,6 +133,10 @@ async def test_a_chat_is_rendered_by_the_template_of_the_settings(model_director
     assert await loaded.decode(token_ids, SpecialTokens.KEPT) == "hello<|im_end|>"
 
 
+async def encoded(tokenizer: ModelTokenizer, *texts: TextToEncode) -> list[list[int]]:
+    return [token_ids async for token_ids in tokenizer.encode_texts(texts)]
+
+
 @pytest.fixture(params=[template_processor, bert_processor])
 def encoder(request: pytest.FixtureRequest, tmp_path: Path) -> ModelTokenizer:
     """A tokenizer as in BERT, read from its files."""
@@ -162,13 +167,40 @@ async def test_a_tokenizer_without_a_template_and_an_end_of_text_is_read(encoder
 async def test_a_truncated_text_keeps_the_special_tokens_around_it(
     num_kept: int, side: TruncationSide, kept: str, encoder: ModelTokenizer
 ) -> None:
-    assert await encoder.encode_truncated("a b c d", num_kept, side) == ids(kept)
+    assert await encoded(encoder, TextToEncode("a b c d", num_kept=num_kept, side=side)) == [ids(kept)]
 
 
 async def test_a_text_without_added_tokens_is_truncated_to_as_many(encoder: ModelTokenizer) -> None:
-    right = await encoder.encode_truncated("a b c d", 3, TruncationSide.RIGHT, add_special_tokens=False)
-    assert right == ids("a b c")
-    left = await encoder.encode_truncated("a b c d", 3, TruncationSide.LEFT, add_special_tokens=False)
-    assert left == ids("b c d")
-    with pytest.raises(PromptTooLong):
-        await encoder.encode_truncated("a" * 100, 3, TruncationSide.LEFT, 2)
+    for side, kept in ((TruncationSide.RIGHT, "a b c"), (TruncationSide.LEFT, "b c d")):
+        text = TextToEncode("a b c d", add_special_tokens=False, num_kept=3, side=side)
+        assert await encoded(encoder, text) == [ids(kept)]
+
+
+@pytest.mark.parametrize("num_texts", [1, 17, 3000])
+async def test_the_tokens_of_many_texts_are_in_their_order(num_texts: int, encoder: ModelTokenizer) -> None:
+    texts = ["a b", "c", "", "hello worlds " * 40, "d a"]
+    chosen = [texts[number % 5] for number in range(num_texts)]
+    expected = {text: await encoder.encode_text(text) for text in texts}
+    assert await encoded(encoder, *map(TextToEncode, chosen)) == [expected[text] for text in chosen]
+
+
+async def test_texts_that_nobody_asks_for_are_not_tokenized(
+    encoder: ModelTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = ModelTokenizer._encode
+    texts: list[str] = []
+
+    def counted(self: ModelTokenizer, one: TextToEncode) -> list[int]:
+        texts.append(one.text)
+        return encode(self, one)
+
+    monkeypatch.setattr(ModelTokenizer, "_encode", counted)
+    async with aclosing(encoder.encode_texts([TextToEncode("a " * 5_000)] * 100)) as found:
+        assert len(await anext(found)) == 5_002
+    assert 1 <= len(texts) < 10
+
+
+def test_the_length_of_a_text_bounds_its_tokens_from_below(encoder: ModelTokenizer) -> None:
+    longest = len("[MASK]")
+    assert encoder.may_have("a" * 4 * longest, 4)
+    assert not encoder.may_have("a" * (4 * longest + 1), 4)

@@ -49,17 +49,18 @@ def test_a_span_is_of_the_callers_trace_and_leads_on(exporter: InMemorySpanExpor
     assert ended.status.status_code is StatusCode.UNSET
 
 
-def test_a_span_of_an_embedding_has_the_number_of_its_dimensions(exporter: InMemorySpanExporter) -> None:
-    value = ValidatedValue("some-id", "tiny", [5, 6], EmbeddingParams(), 0, None)
-    span = GenerationSpan.of_value(value, Operation.EMBEDDINGS, None)
+def test_a_span_of_embeddings_has_the_number_of_prompts_and_dimensions(exporter: InMemorySpanExporter) -> None:
+    values = [ValidatedValue("some-id", "tiny", prompt, EmbeddingParams(), 0, None) for prompt in ([5, 6], [7])]
+    span = GenerationSpan.of_values(values, Operation.EMBEDDINGS, None)
     span.embedded(384)
-    span.end(Usage(2, 0, 1), [], None)
+    span.end(Usage(3, 0, 1), [], None)
     (ended,) = exporter.get_finished_spans()
     assert ended.name == "embeddings tiny"
     attributes = dict(ended.attributes or {})
     assert attributes["gen_ai.operation.name"] == "embeddings"
     assert attributes["gen_ai.request.model"] == attributes["gen_ai.response.model"] == "tiny"
-    assert attributes["gen_ai.usage.input_tokens"] == 2
+    assert attributes["gen_ai.usage.input_tokens"] == 3
+    assert attributes["quire.prompts"] == 2
     assert attributes["gen_ai.embeddings.dimension.count"] == 384
 
 

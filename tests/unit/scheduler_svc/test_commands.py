@@ -19,7 +19,8 @@ from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.gateway_session import GatewaySession
 from scheduler_svc.journal import Journal
-from scheduler_svc.live_requests import Graces, LiveRequests
+from scheduler_svc.live_requests import LiveRequests
+from scheduler_svc.live_state import Graces
 from scheduler_svc.model_versions import ModelVersions
 from scheduler_svc.request_log import State
 from scheduler_svc.request_rates import RequestRates

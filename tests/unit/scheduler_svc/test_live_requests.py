@@ -20,8 +20,8 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.gateway_session import GatewaySession
 from scheduler_svc.journal import Journal
 from scheduler_svc.live_request import LiveRequest
-from scheduler_svc.live_requests import Graces, LiveRequests
-from scheduler_svc.live_state import LiveState
+from scheduler_svc.live_requests import LiveRequests
+from scheduler_svc.live_state import Graces, LiveState
 from scheduler_svc.model_versions import ModelVersion, ModelVersions
 from scheduler_svc.request_log import RequestLog, State
 from scheduler_svc.session_wire import attached_to_proto

@@ -32,8 +32,7 @@ from scheduler_svc.core.events import MaxTokens, TokensEvent
 from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.engine import EngineSettings, SchedulerEngine
-from scheduler_svc.live_requests import Graces
-from scheduler_svc.live_state import TRANSITIONS, LiveEvent, LiveState, next_state
+from scheduler_svc.live_state import TRANSITIONS, Graces, LiveEvent, LiveState, next_state
 from scheduler_svc.request_log import RECORD_TRANSITIONS, RecordState, RequestLog
 from shifted_loop import ShiftedLoop
 from svc_common.transitions import IllegalTransition

@@ -178,6 +178,7 @@ def test_attached_has_a_prompt_that_is_returned(options: dict[str, Any]) -> None
         ({"keep_special_tokens": True, "logprobs": 1}, 1),
         ({"turn": scheduler_v1.TurnFormat(tools="hermes")}, 2),
         ({"turn": scheduler_v1.TurnFormat(tools="hermes"), "prompt_logprobs": 0}, 3),
+        ({"turn": scheduler_v1.TurnFormat(callable=[scheduler_v1.CallableTool(name="run", is_custom=True)])}, 3),
         ({"echo": True}, 3),
         ({"omits_output": True}, 3),
         ({"logprob_token_ids": [3]}, 3),

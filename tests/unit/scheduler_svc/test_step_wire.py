@@ -6,8 +6,8 @@ from quire.worker.v1 import worker_pb2 as worker_v1
 from scheduler_svc.core.replica_shape import ReplicaShape
 from scheduler_svc.core.request import Request, Sequence
 from scheduler_svc.core.results import PROMPT_LOGPROBS, PromptComputation, ResultForm, ResultKind
-from scheduler_svc.core.step import NewSequence, ScheduledSequence, StepPlan
-from scheduler_svc.step_wire import plan_to_proto, shape_from_proto
+from scheduler_svc.core.step import MemoryPressure, NewSequence, ScheduledSequence, StepPlan
+from scheduler_svc.step_wire import plan_to_proto, pressure_from_proto, shape_from_proto
 
 
 def sequence(sequence_id: int) -> Sequence:
@@ -87,3 +87,30 @@ def test_blocks_do_not_limit_the_length_where_none_are_used() -> None:
     embedding = worker_v1.EmbeddingResult()
     without_kv = computed(worker_v1.PROMPT_COMPUTATION_INDIVISIBLE_WITHOUT_KV, embedding=embedding)
     assert (shape_of(without_kv).max_length, shape_of().max_length) == (9, 0)
+
+
+def test_discarded_blocks_are_sent() -> None:
+    plan = StepPlan(1, [], [], [], discarded_block_ids=[4, 5], discarded_host_block_ids=[9])
+    sent = plan_to_proto(plan, 1, 1)
+    assert (list(sent.discarded_block_ids), list(sent.discarded_host_block_ids)) == ([4, 5], [9])
+
+
+@pytest.mark.parametrize(
+    ("reported", "expected"),
+    [
+        (worker_v1.MEMORY_PRESSURE_UNSPECIFIED, None),
+        (worker_v1.MEMORY_PRESSURE_NONE, MemoryPressure.NONE),
+        (worker_v1.MEMORY_PRESSURE_HIGH, MemoryPressure.HIGH),
+        (worker_v1.MEMORY_PRESSURE_CRITICAL, MemoryPressure.CRITICAL),
+        (77, None),  # of a later release
+    ],
+)
+def test_a_worker_reports_how_short_its_memory_is(
+    reported: worker_v1.MemoryPressure, expected: MemoryPressure | None
+) -> None:
+    assert pressure_from_proto(reported) is expected
+
+
+def test_a_worker_reports_whether_its_blocks_are_in_host_memory() -> None:
+    assert not shape_from_proto(worker_v1.DescribeResponse()).has_kv_in_host_memory
+    assert shape_from_proto(worker_v1.DescribeResponse(has_kv_in_host_memory=True)).has_kv_in_host_memory

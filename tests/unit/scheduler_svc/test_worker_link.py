@@ -15,7 +15,7 @@ from ports import lasting_port
 from quire.worker.v1 import worker_pb2 as worker_v1
 from quire.worker.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from scheduler_svc.core.replica import Replica
-from scheduler_svc.core.step import StepPlan
+from scheduler_svc.core.step import MemoryPressure, StepPlan
 from scheduler_svc.worker_link import _STEP_TIMEOUT, WorkerPool
 from worker_links import ScriptedWorker, deployment, of_response, served, until
 
@@ -266,6 +266,20 @@ async def test_the_only_worker_ends_what_it_has_and_takes_nothing_more() -> None
         assert late not in running.gateway.tokens
         worker.about.is_draining = False
         await running.gateway.finish(late)
+
+
+async def test_what_an_idle_worker_measures_of_its_memory_reaches_the_core() -> None:
+    worker = ScriptedWorker(has_kv_in_host_memory=True)
+    async with served(worker) as addresses, deployment(*addresses) as running:
+        await running.workers(1)
+        replica = running.engine.replicas[0]
+        worker.about.memory_pressure = worker_v1.MEMORY_PRESSURE_CRITICAL
+        await until(lambda: replica.memory_pressure is MemoryPressure.CRITICAL)
+        # The free blocks are discarded by a step that computes nothing.
+        await until(lambda: any(step.discarded_block_ids for step in worker.steps))
+        worker.about.memory_pressure = worker_v1.MEMORY_PRESSURE_NONE
+        await until(lambda: replica.memory_pressure is MemoryPressure.NONE)
+        await running.gateway.finish(running.gateway.submit())
 
 
 async def test_a_worker_of_a_later_epoch_is_led_by_a_later_one_yet() -> None:

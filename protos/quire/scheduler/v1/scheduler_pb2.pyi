@@ -79,12 +79,14 @@ class BeamSearch(_message.Message):
     def __init__(self, width: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[_Union[EarlyStopping, str]] = ...) -> None: ...
 
 class CallableTool(_message.Message):
-    __slots__ = ("name", "parameters")
+    __slots__ = ("name", "parameters", "is_custom")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    IS_CUSTOM_FIELD_NUMBER: _ClassVar[int]
     name: str
     parameters: str
-    def __init__(self, name: _Optional[str] = ..., parameters: _Optional[str] = ...) -> None: ...
+    is_custom: bool
+    def __init__(self, name: _Optional[str] = ..., parameters: _Optional[str] = ..., is_custom: _Optional[bool] = ...) -> None: ...
 
 class TurnFormat(_message.Message):
     __slots__ = ("tools", "reasoning", "is_reasoning_open", "callable", "has_one_call")
@@ -163,7 +165,7 @@ class Retention(_message.Message):
     def __init__(self, is_unrecorded: _Optional[bool] = ..., seconds: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("key", "submission_id", "tenant", "weight", "prompt_token_ids", "n", "max_tokens", "sampling", "stop_token_ids", "has_stop_strings", "priority", "time_left", "detachable", "cache_salt", "traceparent", "beam_search", "render_options", "body_digest", "command_id", "unflushed", "is_resumption", "model", "result", "tokenizer_fingerprint", "model_fingerprint", "limits", "retention", "attachment", "is_background")
+    __slots__ = ("key", "submission_id", "tenant", "weight", "prompt_token_ids", "n", "max_tokens", "sampling", "stop_token_ids", "has_stop_strings", "priority", "time_left", "detachable", "cache_salt", "traceparent", "beam_search", "render_options", "body_digest", "command_id", "unflushed", "is_resumption", "model", "result", "tokenizer_fingerprint", "model_fingerprint", "limits", "retention", "attachment", "is_background", "was_accepted", "prompt_cost")
     KEY_FIELD_NUMBER: _ClassVar[int]
     SUBMISSION_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -193,6 +195,8 @@ class Submit(_message.Message):
     RETENTION_FIELD_NUMBER: _ClassVar[int]
     ATTACHMENT_FIELD_NUMBER: _ClassVar[int]
     IS_BACKGROUND_FIELD_NUMBER: _ClassVar[int]
+    WAS_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_COST_FIELD_NUMBER: _ClassVar[int]
     key: str
     submission_id: str
     tenant: str
@@ -222,7 +226,9 @@ class Submit(_message.Message):
     retention: Retention
     attachment: bytes
     is_background: bool
-    def __init__(self, key: _Optional[str] = ..., submission_id: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_worker_pb2.SamplingParams, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., has_stop_strings: _Optional[bool] = ..., priority: _Optional[int] = ..., time_left: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., detachable: _Optional[bool] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., render_options: _Optional[_Union[RenderOptions, _Mapping]] = ..., body_digest: _Optional[bytes] = ..., command_id: _Optional[int] = ..., unflushed: _Optional[_Iterable[_Union[UnflushedTokens, _Mapping]]] = ..., is_resumption: _Optional[bool] = ..., model: _Optional[str] = ..., result: _Optional[_Union[_worker_pb2.ResultKind, _Mapping]] = ..., tokenizer_fingerprint: _Optional[bytes] = ..., model_fingerprint: _Optional[bytes] = ..., limits: _Optional[_Union[AccountLimits, _Mapping]] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., attachment: _Optional[bytes] = ..., is_background: _Optional[bool] = ...) -> None: ...
+    was_accepted: bool
+    prompt_cost: int
+    def __init__(self, key: _Optional[str] = ..., submission_id: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_worker_pb2.SamplingParams, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., has_stop_strings: _Optional[bool] = ..., priority: _Optional[int] = ..., time_left: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., detachable: _Optional[bool] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., render_options: _Optional[_Union[RenderOptions, _Mapping]] = ..., body_digest: _Optional[bytes] = ..., command_id: _Optional[int] = ..., unflushed: _Optional[_Iterable[_Union[UnflushedTokens, _Mapping]]] = ..., is_resumption: _Optional[bool] = ..., model: _Optional[str] = ..., result: _Optional[_Union[_worker_pb2.ResultKind, _Mapping]] = ..., tokenizer_fingerprint: _Optional[bytes] = ..., model_fingerprint: _Optional[bytes] = ..., limits: _Optional[_Union[AccountLimits, _Mapping]] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., attachment: _Optional[bytes] = ..., is_background: _Optional[bool] = ..., was_accepted: _Optional[bool] = ..., prompt_cost: _Optional[int] = ...) -> None: ...
 
 class UnflushedTokens(_message.Message):
     __slots__ = ("index", "offset", "token_ids", "logprobs", "is_truncated", "prompt_logprobs")
@@ -310,8 +316,14 @@ class Hello(_message.Message):
     protocol: int
     def __init__(self, protocol: _Optional[int] = ...) -> None: ...
 
+class CommandBatch(_message.Message):
+    __slots__ = ("commands",)
+    COMMANDS_FIELD_NUMBER: _ClassVar[int]
+    commands: _containers.RepeatedCompositeFieldContainer[SessionRequest]
+    def __init__(self, commands: _Optional[_Iterable[_Union[SessionRequest, _Mapping]]] = ...) -> None: ...
+
 class SessionRequest(_message.Message):
-    __slots__ = ("submit", "cancel", "detach", "finish", "acknowledge", "attach", "hello", "lookup", "delete")
+    __slots__ = ("submit", "cancel", "detach", "finish", "acknowledge", "attach", "hello", "lookup", "delete", "batch")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     DETACH_FIELD_NUMBER: _ClassVar[int]
@@ -321,6 +333,7 @@ class SessionRequest(_message.Message):
     HELLO_FIELD_NUMBER: _ClassVar[int]
     LOOKUP_FIELD_NUMBER: _ClassVar[int]
     DELETE_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     cancel: Cancel
     detach: Detach
@@ -330,7 +343,8 @@ class SessionRequest(_message.Message):
     hello: Hello
     lookup: Lookup
     delete: Delete
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., detach: _Optional[_Union[Detach, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., delete: _Optional[_Union[Delete, _Mapping]] = ...) -> None: ...
+    batch: CommandBatch
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., detach: _Optional[_Union[Detach, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., delete: _Optional[_Union[Delete, _Mapping]] = ..., batch: _Optional[_Union[CommandBatch, _Mapping]] = ...) -> None: ...
 
 class Model(_message.Message):
     __slots__ = ("name", "tokenizer_fingerprint", "context_length", "vocab_size")
@@ -416,6 +430,12 @@ class PromptLogprobs(_message.Message):
     tokens: _containers.RepeatedCompositeFieldContainer[_worker_pb2.TokenLogprobs]
     def __init__(self, offset: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[_worker_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
+class PromptPaid(_message.Message):
+    __slots__ = ("num_tokens",)
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    def __init__(self, num_tokens: _Optional[int] = ...) -> None: ...
+
 class Durable(_message.Message):
     __slots__ = ("index", "num_tokens")
     INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -475,7 +495,7 @@ class Tokens(_message.Message):
     def __init__(self, index: _Optional[int] = ..., offset: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_worker_pb2.TokenLogprobs, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., end: _Optional[_Union[SequenceEnd, _Mapping]] = ..., score: _Optional[float] = ..., model_fingerprint: _Optional[bytes] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("key", "accepted", "tokens", "failed", "attached", "durable", "prompt_logprobs", "record", "deleted", "command_id")
+    __slots__ = ("key", "accepted", "tokens", "failed", "attached", "durable", "prompt_logprobs", "record", "deleted", "prompt_paid", "command_id")
     KEY_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -485,6 +505,7 @@ class Event(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
     DELETED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_PAID_FIELD_NUMBER: _ClassVar[int]
     COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
     key: str
     accepted: Accepted
@@ -495,8 +516,9 @@ class Event(_message.Message):
     prompt_logprobs: PromptLogprobs
     record: Record
     deleted: Deleted
+    prompt_paid: PromptPaid
     command_id: int
-    def __init__(self, key: _Optional[str] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., durable: _Optional[_Union[Durable, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., record: _Optional[_Union[Record, _Mapping]] = ..., deleted: _Optional[_Union[Deleted, _Mapping]] = ..., command_id: _Optional[int] = ...) -> None: ...
+    def __init__(self, key: _Optional[str] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., durable: _Optional[_Union[Durable, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., record: _Optional[_Union[Record, _Mapping]] = ..., deleted: _Optional[_Union[Deleted, _Mapping]] = ..., prompt_paid: _Optional[_Union[PromptPaid, _Mapping]] = ..., command_id: _Optional[int] = ...) -> None: ...
 
 class SessionResponse(_message.Message):
     __slots__ = ("epoch", "events", "status")

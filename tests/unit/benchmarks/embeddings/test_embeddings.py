@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.embeddings.__main__ import LOADS, Load, measure, summarize
 from benchmarks.embeddings.report import embeddings_section, targets
-from benchmarks.embeddings.systems import SYSTEMS, HttpTarget, SentenceTransformers
+from benchmarks.embeddings.systems import SYSTEMS, RunningServer, SentenceTransformers
 from benchmarks.processes import BenchmarkFailed
 
 
@@ -64,7 +64,7 @@ def server() -> Iterator[EmbeddingServer]:
 
 def test_each_batch_is_sent_once_as_many_at_a_time_as_wanted(server: EmbeddingServer) -> None:
     batches = [[f"text {number}"] for number in range(8)]
-    assert HttpTarget(server.url, {"model": "together"}).seconds(batches, 4) > 0
+    assert RunningServer(server.url, {"model": "together"}).seconds(batches, 4) > 0
     assert sorted(server.batches) == batches
     assert server.most_at_once == 4
 
@@ -72,7 +72,7 @@ def test_each_batch_is_sent_once_as_many_at_a_time_as_wanted(server: EmbeddingSe
 def test_an_answer_with_fewer_vectors_is_a_failure(server: EmbeddingServer) -> None:
     server.missing = 1
     with pytest.raises(BenchmarkFailed, match="fewer vectors"):
-        HttpTarget(server.url, {"model": "model"}).seconds([["a", "b"]], 1)
+        RunningServer(server.url, {"model": "model"}).seconds([["a", "b"]], 1)
 
 
 def test_texts_of_a_load_differ_and_are_the_same_for_each_system() -> None:
