@@ -89,6 +89,10 @@ class Admission:
         """Requests that wait."""
         return self._total.num_requests
 
+    def num_requests_of(self, tenant: str) -> int:
+        """The same of one tenant."""
+        return self._tenants[tenant].num_requests if tenant in self._tenants else 0
+
     @property
     def num_tokens(self) -> int:
         """The most tokens that waiting requests may have."""

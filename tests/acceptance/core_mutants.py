@@ -111,7 +111,7 @@ MUTANTS = (
     ),
     Mutant(
         "planning/capacity.py",
-        "return num_needed + self.reserve(replica) <= replica.kv.num_available",
+        "return num_needed + self.reserve(replica, sequence) <= replica.kv.num_available",
         "return num_needed <= replica.kv.num_available",
         "an admitted sequence takes the blocks that running ones need next",
     ),

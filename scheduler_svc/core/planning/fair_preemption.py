@@ -24,6 +24,8 @@ from scheduler_svc.core.request import Sequence
 
 TURN_TOKENS = 64  # weighted tokens that a tenant may be ahead of one that waits, when both hold about the same
 
+MAX_TOGETHER = 4  # requests for which slots are yielded in one step
+
 
 class _Claim:
     """What the head of the queue may take from running sequences."""
@@ -83,7 +85,8 @@ class FairPreemption:
     def make_way(self, replica: Replica) -> Sequence | None:
         """Lets running sequences yield if the head of the queue has a right to their slots or blocks.
 
-        Returns the head if it can be admitted now. No more slots are yielded in a step than it needs.
+        Returns the head if it can be admitted now. A step yields the slots that it needs, and one for each of a few
+        requests of its tenant behind it.
         """
         if (not self._waiting.policy and not replica.swapped) or self._capacity.is_held(replica):
             return None
@@ -151,16 +154,26 @@ class FairPreemption:
         for each in self._replicas:
             held.update(each.num_slots_of)
         claim, num_missing = self._claim(head), self._capacity.num_missing_slots(replica, head)
-        victims = []
+        num_more, num_gained = self._num_alike(head), head.request.num_slots
+        victims: list[Sequence] = []
         for sequence in self._policy.victims(replica):
             num_given = min(num_missing, sequence.request.num_slots)
-            if claim.reaches(sequence, held, num_given, head.request.num_slots):
-                victims.append(sequence)
-                held[sequence.request.tenant] -= num_given
-                num_missing -= num_given
-                if not num_missing:
-                    return victims
-        return []
+            if not claim.reaches(sequence, held, num_given, num_gained):
+                continue
+            victims.append(sequence)
+            held[sequence.request.tenant] -= num_given
+            num_missing -= num_given
+            if not num_missing:
+                if not num_more:
+                    break
+                num_more, num_missing, num_gained = num_more - 1, 1, num_gained + 1
+        return victims if num_gained > head.request.num_slots or not num_missing else []
+
+    def _num_alike(self, head: Sequence) -> int:
+        """How many requests of the same tenant are probably admitted with the head if slots are yielded for them."""
+        if head.request.num_slots > 1 or head.swapped_kv is not None or not self._shares_by_tenant:
+            return 0
+        return min(MAX_TOGETHER, self._waiting.admission.num_requests_of(head.request.tenant)) - 1
 
     def _claim(self, head: Sequence) -> _Claim:
         return _Claim(head, self._waiting.policy, self._waiting.now, shares_by_tenant=self._shares_by_tenant)

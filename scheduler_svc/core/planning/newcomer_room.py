@@ -1,7 +1,7 @@
 """Blocks that tenants with many slots leave to those with few, so that these need not wait until blocks are freed.
 
 A running sequence gives up its blocks only when its steps in flight are done and its KV is copied. That takes some
-steps, which a new request of another tenant would wait for. So once such requests come, room for one is kept.
+steps, which a new request of another tenant would wait for. So once such requests come, room for a few is kept.
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,8 @@ from scheduler_svc.core.replica import Replica
 
 ROOM_SECONDS = 60.0
 """For how long room is kept after the last request that had a right to others' slots or blocks."""
+NUM_REQUESTS = 4
+"""For how many new requests room is kept."""
 _MOST = 16  # of a replica's blocks, at most one in so many
 
 
@@ -58,4 +60,4 @@ class NewcomerRoom:
             del needs[each]
         held = replica.num_slots_of
         wanted = [need.num_blocks for each, need in needs.items() if each != tenant and held.get(each, 0) < num_slots]
-        return min(2 * max(wanted, default=0), replica.shape.num_blocks // _MOST)
+        return min(NUM_REQUESTS * max(wanted, default=0), replica.shape.num_blocks // _MOST)

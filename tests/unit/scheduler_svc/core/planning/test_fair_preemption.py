@@ -13,7 +13,7 @@ from core_bench import BLOCK, SHAPE, CopyMode, CoreBench, prompt
 from random_worlds import ContestedWorld, run_world
 from scheduler_svc.core.account_limits import AccountLimits
 from scheduler_svc.core.limits import SchedulerLimits
-from scheduler_svc.core.planning.fair_preemption import TURN_TOKENS
+from scheduler_svc.core.planning.fair_preemption import MAX_TOGETHER, TURN_TOKENS
 from scheduler_svc.core.policy import PolicySettings
 from scheduler_svc.core.policy.preemption import MIN_STEPS, PreemptionMode
 from scheduler_svc.core.request import BeamParams, EarlyStopping, Phase, PreemptionMethod, Sequence
@@ -52,6 +52,28 @@ def test_short_request_gets_a_slot_at_once_beside_a_tenant_that_holds_all() -> N
     bench = flooded()
     [short] = bench.submit("short", prompt(3, next(_starts)), 3, tenant="other")
     assert steps_until_token(bench, short) <= 2
+
+
+def test_short_requests_that_come_together_get_slots_together() -> None:
+    bench = flooded()
+    bench.submit("before", prompt(3, next(_starts)), 3, tenant="other")
+    for _ in range(2 * MIN_STEPS):  # in which the flood is served more
+        advance(bench)
+    together = [bench.submit(f"short-{n}", prompt(3, next(_starts)), 3, tenant="other")[0] for n in range(MAX_TOGETHER)]
+    advance(bench)
+    assert [sequence.num_output for sequence in together] == [1] * MAX_TOGETHER
+    assert bench.replica.num_slots_of["flood"] == NUM_SLOTS - MAX_TOGETHER
+
+
+def test_no_more_slots_are_yielded_together_than_the_share() -> None:
+    """Of the slots, the newcomers get half, and the flood the others."""
+    bench = flooded()
+    for number in range(2 * NUM_SLOTS):
+        bench.submit(f"long-{number}", prompt(3, next(_starts)), 200, tenant="other")
+    for _ in range(12):
+        advance(bench)
+        assert bench.replica.num_slots_of["other"] <= NUM_SLOTS // 2
+    assert bench.replica.num_slots_of["other"] == NUM_SLOTS // 2
 
 
 @pytest.mark.parametrize("preemption", [PreemptionMode.SWAP, PreemptionMode.RECOMPUTE])

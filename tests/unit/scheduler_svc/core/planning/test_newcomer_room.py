@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from core_bench import SHAPE
-from scheduler_svc.core.planning.newcomer_room import ROOM_SECONDS, NewcomerRoom
+from scheduler_svc.core.planning.newcomer_room import NUM_REQUESTS, ROOM_SECONDS, NewcomerRoom
 from scheduler_svc.core.policy.waiting import WaitingSequences
 from scheduler_svc.core.replica import Replica
 
@@ -33,37 +33,37 @@ def test_nothing_is_kept_before_a_request_comes(room: NewcomerRoom) -> None:
     assert (room.left_by(replica, "many"), room.left_by_all(replica)) == (0, 0)
 
 
-def test_the_largest_need_is_kept_twice(room: NewcomerRoom) -> None:
+def test_the_largest_need_is_kept_for_several(room: NewcomerRoom) -> None:
     replica = replica_of(many=15, few=1)
-    for num_blocks in (2, 5, 3):
+    for num_blocks in (2, 3, 1):
         room.note(replica, "few", num_blocks)
-    assert (room.left_by(replica, "many"), room.left_by_all(replica)) == (10, 10)
+    assert (room.left_by(replica, "many"), room.left_by_all(replica)) == (NUM_REQUESTS * 3, NUM_REQUESTS * 3)
 
 
 def test_a_tenant_without_slots_is_one_with_few(room: NewcomerRoom) -> None:
     replica = replica_of(many=16)
-    room.note(replica, "new", 4)
-    assert room.left_by(replica, "many") == 8
+    room.note(replica, "new", 2)
+    assert room.left_by(replica, "many") == 2 * NUM_REQUESTS
 
 
 def test_tenants_with_as_few_slots_leave_nothing(room: NewcomerRoom) -> None:
     replica = replica_of(many=12, few=2, other=2)
-    room.note(replica, "few", 4)
+    room.note(replica, "few", 2)
     room.note(replica, "many", 7)
     assert room.left_by(replica, "few") == 0
     assert room.left_by(replica, "other") == 0
-    assert room.left_by(replica, "many") == 8
+    assert room.left_by(replica, "many") == 2 * NUM_REQUESTS
 
 
 def test_room_is_kept_for_a_while(room: NewcomerRoom, waiting: Any) -> None:
     replica = replica_of(many=16)
-    room.note(replica, "few", 4)
+    room.note(replica, "few", 2)
     waiting.now += ROOM_SECONDS - 1
-    assert room.left_by_all(replica) == 8
+    assert room.left_by_all(replica) == 2 * NUM_REQUESTS
     waiting.now += 2
     assert room.left_by_all(replica) == 0
     room.note(replica, "few", 1)
-    assert room.left_by_all(replica) == 2
+    assert room.left_by_all(replica) == NUM_REQUESTS
 
 
 def test_at_most_a_sixteenth_of_the_blocks_is_kept(room: NewcomerRoom) -> None:
@@ -74,5 +74,5 @@ def test_at_most_a_sixteenth_of_the_blocks_is_kept(room: NewcomerRoom) -> None:
 
 def test_each_replica_has_its_own_room(room: NewcomerRoom) -> None:
     replica, other = replica_of(many=16), replica_of(many=16)
-    room.note(replica, "few", 4)
-    assert (room.left_by_all(replica), room.left_by_all(other)) == (8, 0)
+    room.note(replica, "few", 2)
+    assert (room.left_by_all(replica), room.left_by_all(other)) == (2 * NUM_REQUESTS, 0)
