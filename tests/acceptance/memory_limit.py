@@ -37,6 +37,7 @@ _NUM_BLOCKS = 1024
 _PROMPT, _OUTPUT = (16, 400), (100, 700)
 _NUM_REPEATED = 4  # prompts that are sent again and again, whose tokens are known from before the limit
 _SAMPLE_SECONDS = 0.5
+_LONGER_SECONDS = 120.0  # that a slow machine may take until memory is short
 
 
 @dataclass(frozen=True)
@@ -138,12 +139,14 @@ class Load:
         self._known = [await call.send(self._client) for call in self._repeated]
 
     async def run(self, num_streams: int, seconds: float) -> None:
-        """So many streams at a time. Those that run at the end are awaited."""
+        """So many streams at a time, until memory was short, or for a while longer. Those that run at the end are
+        awaited.
+        """
         end = time.monotonic() + seconds
-        await asyncio.gather(*(self._stream(end) for _ in range(num_streams)))
+        await asyncio.gather(*(self._stream(end, min(10 * seconds, _LONGER_SECONDS)) for _ in range(num_streams)))
 
-    async def _stream(self, end: float) -> None:
-        while time.monotonic() < end:
+    async def _stream(self, end: float, longer: float) -> None:
+        while time.monotonic() < end + (0.0 if self._outcome.seconds_short else longer):
             place = self._rng.randrange(8 * _NUM_REPEATED)
             call = self._repeated[place] if place < _NUM_REPEATED else self._new_call()
             try:

@@ -241,6 +241,11 @@ async def test_too_large_a_message_is_resource_exhausted(channel: grpc.aio.Chann
         assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+def is_of_grpc(record: logging.LogRecord) -> bool:
+    """grpc.aio's own poller finds its queue empty now and then, which asyncio logs; nothing is lost by that."""
+    return record.name == "asyncio" and "PollerCompletionQueue" in record.getMessage()
+
+
 @pytest.mark.parametrize("leave", ["cancel", "deadline"])
 async def test_a_client_that_leaves_ends_the_handler(leave: str, caplog: pytest.LogCaptureFixture) -> None:
     started, ended = asyncio.Event(), asyncio.Event()
@@ -262,4 +267,4 @@ async def test_a_client_that_leaves_ends_the_handler(leave: str, caplog: pytest.
         if leave == "cancel":
             stream.cancel()
         await asyncio.wait_for(ended.wait(), 60)
-    assert not [record for record in caplog.records if record.levelno > logging.INFO]
+    assert not [record for record in caplog.records if record.levelno > logging.INFO and not is_of_grpc(record)]
