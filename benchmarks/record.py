@@ -15,7 +15,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 DIRTY = "-dirty"
 """What ends the name of a commit from which files differ."""
 
-_NO_CODE = (b"benchmarks/results/", b"docs/", b"tests/", b"CHANGELOG.md", b"README.md")
+_WRITTEN = ("benchmarks/results/", "docs/")
+_NO_CODE = (*_WRITTEN, "tests/", "CHANGELOG.md", "README.md")
 
 
 def provenance(*packages: str) -> dict[str, Any]:
@@ -29,12 +30,16 @@ def provenance(*packages: str) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit that is measured, marked where the files differ from it; None outside a repository."""
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
+    """The commit that is measured, marked where files differ from it; None outside a repository.
+
+    Results and pages are written one after the other by the measurements themselves, and mark nothing.
+    """
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() or None
+        head = _git("rev-parse", "HEAD").strip()
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *(f":!{path}" for path in _WRITTEN))
     except (OSError, subprocess.CalledProcessError):
         return None
+    return f"{head}{DIRTY}" if changed else head
 
 
 def code_hash() -> str | None:
@@ -45,9 +50,10 @@ def code_hash() -> str | None:
     head = commit()
     if head is None or head.endswith(DIRTY):
         return None
-    listed = subprocess.run(["git", "-C", str(ROOT), "ls-tree", "-r", "HEAD"], capture_output=True, check=True).stdout
-    files = [line for line in listed.splitlines() if not line.partition(b"\t")[2].startswith(_NO_CODE)]
-    return hashlib.sha256(b"\n".join(files)).hexdigest()
+    files = [
+        line for line in _git("ls-tree", "-r", "HEAD").splitlines() if not line.partition("\t")[2].startswith(_NO_CODE)
+    ]
+    return hashlib.sha256("\n".join(files).encode()).hexdigest()
 
 
 def describe_machine(*packages: str) -> dict[str, Any]:
@@ -90,6 +96,10 @@ def read_result(path: Path) -> dict[str, Any] | None:
         return None
     result: dict[str, Any] = json.loads(path.read_bytes())
     return result
+
+
+def _git(*args: str) -> str:
+    return subprocess.run(["git", "-C", str(ROOT), *args], capture_output=True, text=True, check=True).stdout
 
 
 def _processor() -> str:

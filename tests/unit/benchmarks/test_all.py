@@ -75,6 +75,21 @@ def test_the_hash_is_of_the_code_alone(tmp_path: Path, monkeypatch: pytest.Monke
     assert (record.code_hash() == before) == (not changed.startswith("gateway_svc"))
 
 
+def test_what_measurements_write_leaves_the_commit_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "ROOT", tmp_path)
+    git(tmp_path, "init")
+    for file in FILES:
+        commit(tmp_path, file, "before")
+    before = (record.commit(), record.code_hash())
+
+    for file in ("benchmarks/results/a.json", "docs/a.md"):
+        (tmp_path / file).write_text("measured")
+
+    assert (record.commit(), record.code_hash()) == before
+    (tmp_path / "tests" / "a.py").write_text("after")
+    assert (record.commit() or "").endswith(record.DIRTY)
+
+
 def test_files_that_differ_from_the_commit_have_no_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "ROOT", tmp_path)
     assert record.code_hash() is None  # no repository
