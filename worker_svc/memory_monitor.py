@@ -57,7 +57,7 @@ class MemoryMonitor:
         self._num_measured = 0
         self._lock = threading.Lock()  # guards what is below
         self._pressure = MemoryPressure.NONE
-        self._has_news = False
+        self._is_unreported = False
         self.host = reader.read()
         """The last measurement."""
         self.parts: MemoryParts | None = None
@@ -74,8 +74,8 @@ class MemoryMonitor:
     def take_pressure(self) -> MemoryPressure | None:
         """The state if it was measured since the last call, and memory is or was short; else None."""
         with self._lock:
-            has_news, self._has_news = self._has_news, False
-            return self._pressure if has_news else None
+            is_unreported, self._is_unreported = self._is_unreported, False
+            return self._pressure if is_unreported else None
 
     def watch_parts(self, read: "Callable[[], MemoryParts] | None") -> None:
         """The model is loaded: `read` measures what its memory holds. None: it is dropped."""
@@ -89,7 +89,7 @@ class MemoryMonitor:
             before, self.host = self._pressure, host
             self._pressure = self._levels.next(before, host.share)
             is_short = self._pressure is not MemoryPressure.NONE
-            self._has_news |= is_short or before is not MemoryPressure.NONE
+            self._is_unreported |= is_short or before is not MemoryPressure.NONE
         set_memory(host, list(MemoryPressure).index(self._pressure))
         if self._pressure is not before:
             _log(before, self._pressure, host)

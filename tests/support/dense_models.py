@@ -8,22 +8,12 @@ from typing import Any
 
 from transformers import Gemma2Config, Gemma3TextConfig, GPT2Config, GPTNeoXConfig, OPTConfig, Phi3Config
 
-VOCAB = 97
+from transformers_models import COMMON
+
 WINDOW = 7
-CONTEXT = 128
 ORIGINAL_CONTEXT = 96
-# Wide random weights that are not tied, for varied output without ties; tied weights repeat a token.
-_COMMON: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "max_position_embeddings": CONTEXT,
-    "initializer_range": 0.3,
-    "eos_token_id": None,
-    "bos_token_id": None,
-    "pad_token_id": None,
-    "tie_word_embeddings": False,
-}
 _SIZES: dict[str, Any] = {
-    **_COMMON, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 3,
+    **COMMON, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 3,
     "num_key_value_heads": 1,
 }  # fmt: skip
 _TIED = {"tie_word_embeddings": True}
@@ -36,12 +26,12 @@ _LONGROPE: dict[str, Any] = {
     "rope_type": "longrope", "rope_theta": 500.0, "partial_rotary_factor": 0.75,
     "short_factor": [1.0, 1.2, 1.5, 2.0, 2.5, 3.0], "long_factor": [4.0] * 6,
 }  # fmt: skip
-_GPT2: dict[str, Any] = {**_COMMON, "n_embd": 48, "n_layer": 2, "n_head": 3}
+_GPT2: dict[str, Any] = {**COMMON, "n_embd": 48, "n_layer": 2, "n_head": 3}
 _GPT_NEOX: dict[str, Any] = {
-    **_COMMON, "hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 2,
+    **COMMON, "hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 2,
 }  # fmt: skip
 _OPT: dict[str, Any] = {
-    **_COMMON, "hidden_size": 48, "ffn_dim": 80, "num_hidden_layers": 2, "num_attention_heads": 3, "init_std": 0.3,
+    **COMMON, "hidden_size": 48, "ffn_dim": 80, "num_hidden_layers": 2, "num_attention_heads": 3, "init_std": 0.3,
 }  # fmt: skip
 
 VARIANTS: dict[str, Callable[[], Any]] = {

@@ -22,7 +22,7 @@ VOCAB = 97
 WINDOW = 20
 CONTEXT = 128
 # Wide random weights that are not tied, for varied output without ties; tied weights would repeat a token.
-_COMMON: dict[str, Any] = {
+COMMON: dict[str, Any] = {
     "vocab_size": VOCAB,
     "max_position_embeddings": CONTEXT,
     "initializer_range": 0.3,
@@ -32,7 +32,7 @@ _COMMON: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 _SIZES: dict[str, Any] = {
-    **_COMMON,
+    **COMMON,
     "hidden_size": 48,
     "intermediate_size": 80,
     "num_hidden_layers": 2,
@@ -49,13 +49,13 @@ _LONGROPE: dict[str, Any] = {
 }
 
 VARIANTS: dict[str, Callable[[], Any]] = {
-    "gpt2": lambda: GPT2Config(**_COMMON, n_embd=48, n_layer=2, n_head=3, scale_attn_by_inverse_layer_idx=True),
+    "gpt2": lambda: GPT2Config(**COMMON, n_embd=48, n_layer=2, n_head=3, scale_attn_by_inverse_layer_idx=True),
     "opt": lambda: OPTConfig(
-        **_COMMON, hidden_size=48, word_embed_proj_dim=48, ffn_dim=80, num_hidden_layers=2, num_attention_heads=3,
+        **COMMON, hidden_size=48, word_embed_proj_dim=48, ffn_dim=80, num_hidden_layers=2, num_attention_heads=3,
         init_std=0.3,
     ),
     "gpt-neox": lambda: GPTNeoXConfig(
-        **_COMMON, hidden_size=64, intermediate_size=80, num_hidden_layers=2, num_attention_heads=2,
+        **COMMON, hidden_size=64, intermediate_size=80, num_hidden_layers=2, num_attention_heads=2,
     ),
     "phi": lambda: PhiConfig(**_SIZES | {"num_attention_heads": 3, "num_key_value_heads": 3}, qk_layernorm=True),
     "phi3": lambda: Phi3Config(**_SIZES | {"hidden_size": 96}, sliding_window=WINDOW),

@@ -31,35 +31,12 @@ from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import ComputedFormat, LinearLayer, LinearRole, MlpKind, ModelDescription, Norm
 from worker_svc.model.linear_weights import LinearWeights
 from worker_svc.model.rope import inverse_frequencies, layer_ropes
-from worker_svc.model.support import Feature, check_computed
+from worker_svc.model.support import BY_EVERY_BACKEND, Feature, check_computed
 from worker_svc.model.weight_format import StoredWeight, format_of
 from worker_svc.model.weights import Checkpoint
 from worker_svc.model_layout import ModelLayout
 
-COMPUTED = frozenset(
-    {
-        Feature.ACTIVATION,
-        Feature.EMBEDDING_SCALE,
-        Feature.EXPERTS,
-        Feature.HEAD_BIAS,
-        Feature.INT8_WEIGHTS,
-        Feature.JOINT_HEAD_NORM,
-        Feature.LAYER_NORM,
-        Feature.LOGITS_SOFT_CAP,
-        Feature.MLP_WIDTH_PER_LAYER,
-        Feature.NORM_EPSILONS,
-        Feature.NORM_WEIGHT_OFFSET,
-        Feature.NO_POSITIONS,
-        Feature.PARALLEL_LAYERS,
-        Feature.PARTIAL_ROTATION,
-        Feature.PLAIN_MLP,
-        Feature.POSITION_EMBEDDING,
-        Feature.POST_NORMS,
-        Feature.ROPE_PER_LAYER,
-        Feature.SINGLE_HEAD_NORM,
-        Feature.SOFT_CAP,
-    }
-)
+COMPUTED = BY_EVERY_BACKEND | {Feature.INT8_WEIGHTS, Feature.SINGLE_HEAD_NORM}
 
 # What a panel takes of gate and of up.
 _LANES = PANEL // 2

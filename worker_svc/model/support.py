@@ -46,6 +46,31 @@ class Feature(Enum):
     JOINT_HEAD_NORM = auto()
 
 
+BY_EVERY_BACKEND = frozenset(
+    {
+        Feature.ACTIVATION,
+        Feature.EMBEDDING_SCALE,
+        Feature.EXPERTS,
+        Feature.HEAD_BIAS,
+        Feature.JOINT_HEAD_NORM,
+        Feature.LAYER_NORM,
+        Feature.LOGITS_SOFT_CAP,
+        Feature.MLP_WIDTH_PER_LAYER,
+        Feature.NORM_EPSILONS,
+        Feature.NORM_WEIGHT_OFFSET,
+        Feature.NO_POSITIONS,
+        Feature.PARALLEL_LAYERS,
+        Feature.PARTIAL_ROTATION,
+        Feature.PLAIN_MLP,
+        Feature.POSITION_EMBEDDING,
+        Feature.POST_NORMS,
+        Feature.ROPE_PER_LAYER,
+        Feature.SOFT_CAP,
+    }
+)
+"""The features that torch's operators, the compiled code and the Triton kernels all compute."""
+
+
 def features(description: ModelDescription) -> Iterator[tuple[Feature, str]]:
     """The features of a description, each with its name for the operator."""
     layers = description.layers

@@ -22,36 +22,14 @@ from worker_svc.model.description import LinearLayer, ModelDescription
 from worker_svc.model.head import Head
 from worker_svc.model.linear import Linear
 from worker_svc.model.rope import Rotation, inverse_frequencies, layer_ropes
-from worker_svc.model.support import Feature, check_computed
+from worker_svc.model.support import BY_EVERY_BACKEND, Feature, check_computed
 from worker_svc.model.torch_experts import TorchExperts
 from worker_svc.model.torch_layers import TorchBodyBuilder, TorchNorm, add_outputs, attend
 from worker_svc.model.weight_format import format_of
 from worker_svc.model.weights import Checkpoint
 from worker_svc.model_layout import ModelLayout
 
-COMPUTED = frozenset(
-    {
-        Feature.ACTIVATION,
-        Feature.EMBEDDING_SCALE,
-        Feature.EXPERTS,
-        Feature.HEAD_BIAS,
-        Feature.JOINT_HEAD_NORM,
-        Feature.LAYER_NORM,
-        Feature.LOGITS_SOFT_CAP,
-        Feature.MLP_WIDTH_PER_LAYER,
-        Feature.NORM_EPSILONS,
-        Feature.NORM_WEIGHT_OFFSET,
-        Feature.NO_POSITIONS,
-        Feature.PARALLEL_LAYERS,
-        Feature.PARTIAL_ROTATION,
-        Feature.PLAIN_MLP,
-        Feature.POSITION_EMBEDDING,
-        Feature.POST_NORMS,
-        Feature.ROPE_PER_LAYER,
-        Feature.SINGLE_HEAD_NORM,
-        Feature.SOFT_CAP,
-    }
-)
+COMPUTED = BY_EVERY_BACKEND | {Feature.SINGLE_HEAD_NORM}
 
 
 class _TorchBuilder(TorchBodyBuilder):

@@ -32,34 +32,13 @@ from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import LinearLayer, MlpKind, ModelDescription, Norm, NormKind
 from worker_svc.model.linear_weights import LinearWeights
 from worker_svc.model.rope import inverse_frequencies, layer_ropes
-from worker_svc.model.support import Feature, check_computed
+from worker_svc.model.support import BY_EVERY_BACKEND, check_computed
 from worker_svc.model.triton_experts import TritonExperts, build_triton_experts
 from worker_svc.model.weight_format import format_of
 from worker_svc.model.weights import Checkpoint
 from worker_svc.model_layout import LayerAttention, ModelLayout
 
-COMPUTED = frozenset(
-    {
-        Feature.LAYER_NORM,
-        Feature.NORM_WEIGHT_OFFSET,
-        Feature.NORM_EPSILONS,
-        Feature.SOFT_CAP,
-        Feature.NO_POSITIONS,
-        Feature.ROPE_PER_LAYER,
-        Feature.PLAIN_MLP,
-        Feature.ACTIVATION,
-        Feature.MLP_WIDTH_PER_LAYER,
-        Feature.EXPERTS,
-        Feature.JOINT_HEAD_NORM,
-        Feature.HEAD_BIAS,
-        Feature.PARTIAL_ROTATION,
-        Feature.POSITION_EMBEDDING,
-        Feature.EMBEDDING_SCALE,
-        Feature.POST_NORMS,
-        Feature.PARALLEL_LAYERS,
-        Feature.LOGITS_SOFT_CAP,
-    }
-)
+COMPUTED = BY_EVERY_BACKEND
 
 Multiply: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 

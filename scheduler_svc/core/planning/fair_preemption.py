@@ -173,7 +173,8 @@ class FairPreemption:
         """How many requests of the same tenant are probably admitted with the head if slots are yielded for them."""
         if head.request.num_slots > 1 or head.swapped_kv is not None or not self._shares_by_tenant:
             return 0
-        return min(MAX_TOGETHER, self._waiting.admission.num_requests_of(head.request.tenant)) - 1
+        num_waiting = self._waiting.admission.num_requests_of(head.request.tenant)
+        return max(0, min(MAX_TOGETHER, num_waiting) - 1)
 
     def _claim(self, head: Sequence) -> _Claim:
         return _Claim(head, self._waiting.policy, self._waiting.now, shares_by_tenant=self._shares_by_tenant)

@@ -11,9 +11,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from core_runner import CoreRunner, submission
-from dense_models import CONTEXT, NOT_DESCRIBED, ORIGINAL_CONTEXT, VARIANTS, VOCAB
+from dense_models import NOT_DESCRIBED, ORIGINAL_CONTEXT, VARIANTS
 from llama_models import prompts
 from runner_driver import Driver, make_instance, make_runner
+from transformers_models import CONTEXT, VOCAB
 from worker_svc.model.architecture import describe
 from worker_svc.model.config import read_config
 from worker_svc.model.description import Activation, DecoderLayer, ModelDescription, RopeKind
