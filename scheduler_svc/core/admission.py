@@ -1,6 +1,7 @@
 """Admission to the queue: limits in all and by tenant, and no request whose deadline cannot be met."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -42,7 +43,6 @@ class Rates:
     tokens_per_second: float  # prefill and decode of all replicas
     prefill_seconds_per_token: float  # of one request
     decode_seconds_per_token: float  # of one request, in a step with the others that run
-    first_slot_seconds: float = 0.0  # until a running sequence ends, if no sequence slot is free
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +98,19 @@ class Admission:
         """The most tokens that waiting requests may have."""
         return self._total.num_tokens
 
-    def check(self, request: Request, now: float, context_length: int, rates: Rates) -> AdmissionRefusal | None:
-        """Why a request may not wait, or None. `context_length` is 0 if there was no replica yet."""
+    def check(
+        self, request: Request, now: float, context_length: int, rates: Rates, slot_seconds: Callable[[Request], float]
+    ) -> AdmissionRefusal | None:
+        """Why a request may not wait, or None.
+
+        `context_length` is 0 if there was no replica yet. `slot_seconds` predicts when a slot is there for a request.
+        """
         return (
             self.check_size(request, context_length)
             or _refuse_costly(request)
             or self._check_account(request, rates)
             or self._check_room(request, rates)
-            or self._check_deadline(request, now, rates)
+            or self._check_deadline(request, now, rates, slot_seconds)
         )
 
     def enter(self, request: Request) -> None:
@@ -146,11 +151,14 @@ class Admission:
         """The tokens that a request is expected to compute: its prompt once, and its outputs."""
         return len(request.prompt) + _num_sequences(request) * self.expected_output(request)
 
-    def predicted_wait(self, request: Request, rates: Rates) -> float | None:
-        """Seconds from now until a request would run, whether it waits already or not; None if unknown."""
+    def predicted_wait(self, request: Request, rates: Rates, slot_seconds: float = 0.0) -> float | None:
+        """Seconds from now until a request would run, whether it waits already or not; None if unknown.
+
+        `slot_seconds` are those until a slot is there for its tenant.
+        """
         if not rates.tokens_per_second:
             return None
-        return rates.first_slot_seconds + self._tokens_ahead(request) / rates.tokens_per_second
+        return slot_seconds + self._tokens_ahead(request) / rates.tokens_per_second
 
     def _tokens_ahead(self, request: Request) -> float:
         if self._sharing is Sharing.BY_ARRIVAL:
@@ -216,9 +224,10 @@ class Admission:
             Failure.TENANT_OVER_QUOTA, message, _retry_after(min(wait, self._total.expected), rates)
         )
 
-    def _check_deadline(self, request: Request, now: float, rates: Rates) -> AdmissionRefusal | None:
-        wait = self.predicted_wait(request, rates) if request.deadline is not None else None
-        if request.deadline is None or wait is None:
+    def _check_deadline(
+        self, request: Request, now: float, rates: Rates, slot_seconds: Callable[[Request], float]
+    ) -> AdmissionRefusal | None:
+        if request.deadline is None or (wait := self.predicted_wait(request, rates, slot_seconds(request))) is None:
             return None
         num_output = request.least_output
         own = len(request.prompt) * rates.prefill_seconds_per_token + num_output * rates.decode_seconds_per_token

@@ -215,13 +215,13 @@ def _num_ahead(scheduler: Scheduler, sequence: Sequence, at: Replica | None, now
 
 def _predicted_start(scheduler: Scheduler, sequence: Sequence, at: Replica | None, now: float) -> float | None:
     """Seconds until a sequence that waits runs, by the queue ahead of it and the first free slot; None if unknown."""
-    rates = scheduler.rates(now)
     if scheduler.waiting.accounts.holds(sequence):
         return None  # when sequences of its account end is not known
+    rates, slot_seconds = scheduler.rates(now), scheduler.slot_wait.seconds(sequence.request)
     if sequence.phase is Phase.QUEUED:
-        return scheduler.waiting.admission.predicted_wait(sequence.request, rates)
+        return scheduler.waiting.admission.predicted_wait(sequence.request, rates, slot_seconds)
     if at is not None and sequence.swapped_kv is not None:
-        return rates.first_slot_seconds + at.costs.swap_seconds(0, len(sequence.swapped_kv.host_ids))
+        return slot_seconds + at.costs.swap_seconds(0, len(sequence.swapped_kv.host_ids))
     return None
 
 

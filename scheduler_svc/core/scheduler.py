@@ -24,6 +24,7 @@ from scheduler_svc.core.planning.newcomer_room import NewcomerRoom
 from scheduler_svc.core.planning.preemptor import Preemptor
 from scheduler_svc.core.planning.prompt_turns import PromptTurns
 from scheduler_svc.core.planning.running import RunningPlanner
+from scheduler_svc.core.planning.slot_wait import SlotWait
 from scheduler_svc.core.planning.step_builder import StepBuilder
 from scheduler_svc.core.policy import POLICIES
 from scheduler_svc.core.policy.account_gate import refuse_beyond_account
@@ -58,12 +59,11 @@ class Scheduler:
         policy = (limits.make_policy or POLICIES[limits.policy])(limits.policy_settings)
         sharing = Sharing.BY_TENANT if limits.policy == "fair" else Sharing.BY_ARRIVAL
         preemption = PreemptionPolicy(policy, limits.preemption)
-        lengths = OutputLengths()
-        self.poison = PoisonTracker()
+        lengths, self.poison = OutputLengths(), PoisonTracker()
         self.waiting = IsolatingQueue(policy, Admission(limits.queue, sharing, lengths), self.poison, self.replicas)
         self.placement = IsolatingPlacement(self.replicas, self.poison)
         newcomers = NewcomerRoom(self.waiting)
-        self.capacity = Capacity(limits, self.placement, preemption, lengths, newcomers)
+        self.capacity = Capacity(limits, self.placement, preemption, newcomers)
         searches: dict[str, BeamGroup] = {}
         new_id = partial(next, count())
         self._preemptor = Preemptor(preemption, self.waiting, searches, self.totals)
@@ -72,9 +72,9 @@ class Scheduler:
         turns = PromptTurns(self.waiting, shares_by_tenant=shares_by_tenant)
         forks = Forks(searches, self.waiting, new_id)
         self._running = RunningPlanner(limits, preemption, self._preemptor, turns, forks, newcomers)
-        self._fair_preemption = FairPreemption(
-            self.replicas, self.waiting, self.capacity, preemption, self._preemptor, shares_by_tenant=shares_by_tenant
-        )
+        room = (self.replicas, self.waiting, self.capacity)
+        self.slot_wait = SlotWait(*room, lengths, shares_by_tenant=shares_by_tenant)
+        self._fair_preemption = FairPreemption(*room, preemption, self._preemptor, shares_by_tenant=shares_by_tenant)
         self._admitter = Admitter(self.waiting, self.placement, self.capacity, self._preemptor, self.totals)
         self._isolated_runs = IsolatedRuns(self.poison, self.waiting, self._preemptor)
         runs = self._isolated_runs
@@ -240,7 +240,8 @@ class Scheduler:
             return FailedEvent(request, Failure.INVALID, conflict)
         refusal = self._refuse_unfit(request)
         if refusal is None and not is_restored:
-            refusal = self.waiting.admission.check(request, now, self.context_length, self.rates(now))
+            admission, slot_seconds = self.waiting.admission, self.slot_wait.seconds
+            refusal = admission.check(request, now, self.context_length, self.rates(now), slot_seconds)
         if refusal is None:
             return None
         return FailedEvent(request, refusal.failure, refusal.message, refusal.retry_after)

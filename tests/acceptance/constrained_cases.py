@@ -42,13 +42,19 @@ def _format_checker() -> jsonschema.FormatChecker:
     check("duration", _DURATION)
     check("hostname", rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")
 
+    def is_date(value: object) -> bool:
+        if isinstance(value, str):
+            # RFC 3339 has the year 0, a leap year; Python has not.
+            date.fromisoformat("2000" + value[4:] if value.startswith("0000") else value)
+        return True
+
     def is_date_time(value: object) -> bool:
         if not isinstance(value, str):
             return True
         day, _, time = value.upper().partition("T")
-        date.fromisoformat(day)
-        return re.fullmatch(_TIME, time, re.ASCII) is not None
+        return is_date(day) and re.fullmatch(_TIME, time, re.ASCII) is not None
 
+    checker.checks("date", raises=ValueError)(is_date)
     checker.checks("date-time", raises=ValueError)(is_date_time)
     return checker
 

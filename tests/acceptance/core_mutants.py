@@ -92,9 +92,9 @@ MUTANTS = (
     ),
     # Admission: to the queue and to replicas.
     Mutant(
-        "planning/capacity.py",
-        "first_slot_seconds=min((self._first_slot_seconds(replica) for replica in working), default=0.0),",
-        "first_slot_seconds=0.0,",
+        "planning/slot_wait.py",
+        "return num_steps * replica.costs.step_seconds(0, width)",
+        "return 0.0",
         "no wait is predicted although all places are taken",
     ),
     Mutant(

@@ -9,6 +9,7 @@ from svc_common.models import resolve_model
 from svc_common.supervisor.prepare import prepare_model
 from tests.acceptance.constrained_cases import Judge, load_cases
 
+_AT = '{"start": "DAYT00:00:00Z", "end": "DAYT00:00:00-00:00"}'
 CASES = {case.name: case for case in load_cases()}
 
 
@@ -23,6 +24,8 @@ async def model() -> Path:
     [
         ("const", '{"version": "v1", "ok": true}', '{"version": "v2", "ok": true}'),
         ("date", '{"day": "2026-11-21"}', '{"day": "2026-11-31"}'),
+        ("date", '{"day": "0000-02-29"}', '{"day": "0000-02-30"}'),
+        ("date-time", _AT.replace("DAY", "0000-01-01"), _AT.replace("DAY", "0000-13-01")),
         ("time and duration", '{"at": "10:00:00Z", "lasts": "PT1H"}', '{"at": "10:00:00Z", "lasts": "P"}'),
         ("any number", '{"n": 1}', '{"n": NaN}'),
         ("(a|b)*c", "abc", "abcd"),

@@ -4,7 +4,6 @@ from collections.abc import Iterable
 
 from scheduler_svc.core.admission import Rates
 from scheduler_svc.core.limits import SchedulerLimits
-from scheduler_svc.core.output_lengths import OutputLengths
 from scheduler_svc.core.planning.newcomer_room import NewcomerRoom
 from scheduler_svc.core.policy.placement import Placement
 from scheduler_svc.core.policy.preemption import PreemptionPolicy
@@ -22,10 +21,8 @@ class Capacity:
         limits: SchedulerLimits,
         placement: Placement,
         preemption: PreemptionPolicy,
-        lengths: OutputLengths,
         newcomers: NewcomerRoom,
     ) -> None:
-        self._lengths = lengths
         self._limits = limits
         self._placement = placement
         self._preemption = preemption
@@ -99,7 +96,6 @@ class Capacity:
                 tokens_per_second=sum(self._tokens_per_second(replica) for replica in working),
                 prefill_seconds_per_token=min((cost.recompute_seconds(1) for cost in costs), default=0.0),
                 decode_seconds_per_token=min((cost.step_seconds(0, 1) for cost in costs), default=0.0),
-                first_slot_seconds=min((self._first_slot_seconds(replica) for replica in working), default=0.0),
             )
             self._rates_until = now + _RATES_SECONDS
         return self._rates
@@ -118,11 +114,3 @@ class Capacity:
         fitting = replica.shape.num_blocks * len(replica.running) // num_held if num_held else most
         width = max(1, min(most, fitting))
         return max(measured, width / replica.costs.step_seconds(0, width))
-
-    def _first_slot_seconds(self, replica: Replica) -> float:
-        """Seconds until the first running sequence usually ends if no slot is free before, else 0."""
-        if self.has_free_slot(replica) and not replica.swapped:
-            return 0.0
-        usual = self._lengths.expected
-        num_left = min((max(1.0, usual(s.request) - s.num_output) for s in replica.running), default=0.0)
-        return num_left * replica.costs.step_seconds(0, len(replica.running))

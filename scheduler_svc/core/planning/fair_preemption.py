@@ -1,64 +1,22 @@
 """Takes slots and blocks from running sequences for a waiting one of a higher class or of a tenant that holds less.
 
-A running sequence yields to the head of the queue if
-
-- the head outranks it: it has a higher priority, or
-- its tenant is another one that has been served at least as much in the head's class, and that still holds no less
-  than the head's tenant after the change, by weight; or that holds no less now and has been served `TURN_TOKENS` more.
-
-It has then run for MIN_STEPS steps since it was admitted, or for none. Its blocks stay on the device while no block is
-short. A beam search takes and yields the slots of all its beams together. If that is more than the head lacks, its
-tenant counts as if it gave up only so many.
+`claim.py` says which sequences yield to the head of the queue. Their blocks stay on the device while no block is short.
+A beam search takes and yields the slots of all its beams together. If that is more than the head lacks, its tenant
+counts as if it gave up only so many.
 """
 
 from collections import Counter
 from collections.abc import Iterable
 
 from scheduler_svc.core.planning.capacity import Capacity
+from scheduler_svc.core.planning.claim import Claim
 from scheduler_svc.core.planning.preemptor import Preemptor
-from scheduler_svc.core.policy.order import Policy
-from scheduler_svc.core.policy.preemption import MIN_STEPS, PreemptionPolicy
+from scheduler_svc.core.policy.preemption import PreemptionPolicy
 from scheduler_svc.core.policy.waiting import WaitingSequences
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.request import Sequence
 
-TURN_TOKENS = 64  # weighted tokens that a tenant may be ahead of one that waits, when both hold about the same
-
 MAX_TOGETHER = 4  # requests for which slots are yielded in one step
-
-
-class _Claim:
-    """What the head of the queue may take from running sequences."""
-
-    def __init__(self, head: Sequence, policy: Policy, now: float, *, shares_by_tenant: bool) -> None:
-        self._head = head
-        self._policy = policy
-        self._now = now
-        self._shares_by_tenant = shares_by_tenant
-        self._rank = policy.effective_priority(head, now)
-        self._debt = policy.debt(head.request.tenant, self._rank)
-
-    def reaches(self, sequence: Sequence, held: Counter[str], num_given: int, num_gained: int) -> bool:
-        """Whether a running sequence yields.
-
-        `held` is what each tenant holds. The sequence's tenant would give up `num_given` of it, and the head's would
-        gain `num_gained`.
-        """
-        if not sequence.is_unit_running or 0 < sequence.num_steps < MIN_STEPS:
-            return False
-        head, other, policy = self._head.request, sequence.request, self._policy
-        if policy.outranks(self._head, sequence, self._now):
-            return True
-        if not self._shares_by_tenant or other.tenant == head.tenant:
-            return False
-        if policy.effective_priority(sequence, self._now) > self._rank:
-            return False
-        num_head, num_other = held[head.tenant], held[other.tenant]
-        debt = policy.debt(other.tenant, self._rank)
-        if debt - self._debt > TURN_TOKENS / head.weight and num_other / other.weight >= num_head / head.weight:
-            return True
-        # Else the sequence that yields would come back before the head.
-        return debt >= self._debt and (num_other - num_given) / other.weight >= (num_head + num_gained) / head.weight
 
 
 class FairPreemption:
@@ -176,8 +134,8 @@ class FairPreemption:
         num_waiting = self._waiting.admission.num_requests_of(head.request.tenant)
         return max(0, min(MAX_TOGETHER, num_waiting) - 1)
 
-    def _claim(self, head: Sequence) -> _Claim:
-        return _Claim(head, self._waiting.policy, self._waiting.now, shares_by_tenant=self._shares_by_tenant)
+    def _claim(self, head: Sequence) -> Claim:
+        return Claim(head, self._waiting.policy, self._waiting.now, shares_by_tenant=self._shares_by_tenant)
 
     def _may_take(self, replica: Replica, head: Sequence) -> bool:
         """Whether a replica has a slot and room for a queued sequence."""

@@ -1,6 +1,5 @@
 """Which requests may wait, and why others are rejected."""
 
-from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -25,14 +24,18 @@ def admission(sharing: Sharing = Sharing.BY_TENANT, /, **limits: int) -> Admissi
     return Admission(AdmissionLimits(**limits), sharing)
 
 
-def refusal(queue: Admission, asked: Request, rates: Rates = RATES, now: float = 0.0) -> AdmissionRefusal:
-    refused = queue.check(asked, now, CONTEXT, rates)
+def refusal(
+    queue: Admission, asked: Request, rates: Rates = RATES, now: float = 0.0, slot_seconds: float = 0.0
+) -> AdmissionRefusal:
+    refused = queue.check(asked, now, CONTEXT, rates, lambda _: slot_seconds)
     assert refused is not None
     return refused
 
 
-def may_wait(queue: Admission, asked: Request, rates: Rates = RATES, now: float = 0.0) -> bool:
-    return queue.check(asked, now, CONTEXT, rates) is None
+def may_wait(
+    queue: Admission, asked: Request, rates: Rates = RATES, now: float = 0.0, slot_seconds: float = 0.0
+) -> bool:
+    return queue.check(asked, now, CONTEXT, rates, lambda _: slot_seconds) is None
 
 
 @pytest.mark.parametrize("sharing", Sharing)
@@ -123,7 +126,7 @@ def test_request_beyond_the_context_is_rejected_for_good() -> None:
 
 
 def test_unknown_context_rejects_nothing() -> None:
-    assert admission().check(request("long", 900, 101), 0.0, 0, UNKNOWN) is None
+    assert admission().check(request("long", 900, 101), 0.0, 0, UNKNOWN, lambda _: 0.0) is None
 
 
 @pytest.mark.parametrize("limits", [{"max_tokens": 399}, {"max_tenant_tokens": 399}])
@@ -203,12 +206,11 @@ def test_deadline_is_checked_against_what_the_request_must_do_at_least() -> None
 
 
 def test_deadline_that_ends_before_a_slot_is_free_is_rejected() -> None:
-    rates = replace(RATES, first_slot_seconds=5.0)
     stop: dict[str, Any] = {"stop_token_ids": frozenset([1])}
-    refused = refusal(admission(), request("a", deadline=4.0, **stop), rates)
+    refused = refusal(admission(), request("a", deadline=4.0, **stop), slot_seconds=5.0)
     assert refused.failure is Failure.DEADLINE_INFEASIBLE
     assert refused.retry_after == pytest.approx(5.0 + 0.1 - 4.0)
-    assert may_wait(admission(), request("a", deadline=5.2, **stop), rates)
+    assert may_wait(admission(), request("a", deadline=5.2, **stop), slot_seconds=5.0)
 
 
 def test_usual_lengths_are_learned_by_kind_of_request() -> None:

@@ -13,7 +13,8 @@ from core_bench import BLOCK, SHAPE, CopyMode, CoreBench, prompt
 from random_worlds import ContestedWorld, run_world
 from scheduler_svc.core.account_limits import AccountLimits
 from scheduler_svc.core.limits import SchedulerLimits
-from scheduler_svc.core.planning.fair_preemption import MAX_TOGETHER, TURN_TOKENS
+from scheduler_svc.core.planning.claim import TURN_TOKENS
+from scheduler_svc.core.planning.fair_preemption import MAX_TOGETHER
 from scheduler_svc.core.policy import PolicySettings
 from scheduler_svc.core.policy.preemption import MIN_STEPS, PreemptionMode
 from scheduler_svc.core.request import BeamParams, EarlyStopping, Phase, PreemptionMethod, Sequence
@@ -295,7 +296,7 @@ def test_sequence_without_a_slot_continues_on_a_worker_that_has_one() -> None:
     for _ in range(2):
         bench.step(at=idle)
     assert idle.running == [first]
-    assert first.num_output == num_output + 1
+    assert first.num_output > num_output
 
 
 def test_sequence_keeps_its_kv_while_its_account_has_no_slot_for_it_anywhere() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from core_bench import BLOCK, CoreBench, prompt
 from scheduler_svc.core.events import Event, Failure, TokensEvent
-from scheduler_svc.core.planning.fair_preemption import TURN_TOKENS
+from scheduler_svc.core.planning.claim import TURN_TOKENS
 from scheduler_svc.core.policy.preemption import MIN_STEPS, PreemptionMode
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.request import BeamParams, EarlyStopping, Phase, PreemptionMethod, Sequence
