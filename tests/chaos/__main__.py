@@ -4,23 +4,23 @@
 
 Runs the real model in float32 under the supervisor, with two of each role. Faults are kill -9, SIGSTOP and SIGTERM of
 processes, and reset, stalled, delayed and throttled connections. The seed repeats the faults and the requests. The last
-line is the summary. Exits with 1 if a token is lost, duplicated or changed, if a request is incomplete, if streams
-pause longer than docs/guarantees.md allows, or if at the end blocks are in use or a key in Redis has no TTL.
+line is the summary, in JSON, with the longest pause in seconds for each kind of fault. Exits with 1 if a token is lost,
+duplicated or changed, if a request is incomplete, if streams pause longer than docs/guarantees.md allows, or if at the
+end blocks are in use or a key in Redis has no TTL.
 """
 
 import argparse
 import asyncio
+import json
 import os
 import statistics
 import sys
 import tempfile
-from collections import defaultdict
 from pathlib import Path
 
 from reference import kept_references
 from svc_common.models import resolve_model
 from svc_common.supervisor.prepare import prepare_model
-from tests.chaos.fault_runner import Recovery
 from tests.chaos.run import Outcome, Plan, run_chaos
 
 
@@ -44,17 +44,14 @@ def main() -> None:
     plan = Plan(options.faults, options.clients, options.seed, options.gateways, options.schedulers, options.workers)
     outcome = asyncio.run(run_chaos(plan, references, model, log, lambda line: print(line, flush=True)))
     print(recoveries(outcome))
-    print(outcome.summary())
+    print(json.dumps(outcome.summary()))
     sys.exit(0 if outcome.passed else 1)
 
 
 def recoveries(outcome: Outcome) -> str:
     """A table of what recovery took, by kind of fault."""
-    by_kind = defaultdict[str, list[Recovery]](list)
-    for fault, recovery in outcome.recoveries:
-        by_kind[f"{fault.action} {fault.target}"].append(recovery)
     lines = []
-    for kind, found in sorted(by_kind.items()):
+    for kind, found in outcome.recoveries_by_kind().items():
         p50, longest = statistics.median(one.seconds for one in found), max(one.pause for one in found)
         lines.append(f"{kind:28} {len(found):3d} times, all recovered: p50 {p50:6.2f} s, longest pause {longest:.2f} s")
     return "\n".join(lines)

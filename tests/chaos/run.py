@@ -3,12 +3,13 @@
 import asyncio
 import random
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -93,9 +94,28 @@ class Outcome:
         """Whether there is no violation and no error at the end."""
         return not self.violations.total() and not self.final_errors
 
-    def summary(self) -> str:
-        """The last line of the output."""
-        return " ".join((f"faults={self.num_faults}", *(f"{kind}={self.violations[kind]}" for kind in ViolationKind)))
+    def recoveries_by_kind(self) -> dict[str, list[Recovery]]:
+        """What recovery took, by what was done to which role."""
+        by_kind = defaultdict[str, list[Recovery]](list)
+        for fault, recovery in self.recoveries:
+            by_kind[f"{fault.action} {fault.target}"].append(recovery)
+        return dict(sorted(by_kind.items()))
+
+    def summary(self) -> dict[str, Any]:
+        """What the last line of the output says."""
+        return {
+            "faults": self.num_faults,
+            **{str(kind): self.violations[kind] for kind in ViolationKind},
+            "requests": self.num_requests,
+            "resumes": self.num_resumes,
+            "preemptions": self.num_preemptions,
+            "most_waiting": self.most_waiting,
+            "ended_early": dict(self.num_ended_early),
+            "final_errors": self.final_errors,
+            "longest_pauses": {
+                kind: round(max(one.pause for one in found), 2) for kind, found in self.recoveries_by_kind().items()
+            },
+        }
 
 
 class Run:

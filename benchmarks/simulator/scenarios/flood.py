@@ -18,8 +18,8 @@ from benchmarks.simulator.synthetic import ArrivalProcess, ArrivalStream, Length
 from quire_client.bench.latency import percentile
 
 POLICIES = ("fcfs", "fair")
-CASES = ((GPU_8B, 5.0, 400), (CPU_SMOLLM, 0.5, 100))
-"""Machine, chats a second, and jobs, all of which arrive at the start."""
+CASES = ((GPU_8B, 5.0, 400), (CPU_SMOLLM, 0.6, 100))
+"""Machine, chats a second, and jobs, all of which arrive at the start, and more than are computed until the end."""
 NUM_CHATS = 500
 FIRST_CHAT = 10.0  # seconds after the jobs
 MAX_STEPS = 3  # until a first token: one until a slot is free, two in flight
@@ -79,6 +79,17 @@ def measure(
         for row in rows
         if row["policy"] == "fair"
         for steps in ("mean", "p99")
+    ]
+    targets += [
+        Target(
+            f"{row['machine']}, fair: share of the time in which the device is busy",
+            row["device_share"],
+            Sense.AT_LEAST,
+            0.97,
+            ".1%",
+        )
+        for row in rows
+        if row["policy"] == "fair"
     ]
     targets += [
         Target(
