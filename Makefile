@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 .DEFAULT_GOAL := help
 .PHONY: help install run test chaos acceptance clients peers lint type protos client-wheel release-protos requirements sbom audit gpu-check clean
 .PHONY: bench bench-sweep bench-steps bench-pairs bench-pressure bench-recovery bench-journal bench-kernels bench-quality
-.PHONY: bench-security bench-deterministic bench-grammars bench-simulator bench-docs bench-continuous-batching bench-sync-client bench-embeddings bench-offline bench-all
+.PHONY: bench-security bench-deterministic bench-grammars bench-grammar-engines bench-simulator bench-docs bench-continuous-batching bench-sync-client bench-embeddings bench-offline bench-all
 
 help:  ## List the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -135,6 +135,9 @@ bench-deterministic: $(STAMP)  ## Measure what deterministic mode costs
 
 bench-grammars: $(STAMP)  ## Measure what masks of grammars cost
 	$(BIN)/python -m benchmarks.grammars
+
+bench-grammar-engines: $(STAMP)  ## Compare the compiler of grammars with xgrammar
+	$(BIN)/python -m benchmarks.grammar_engines
 
 bench-kernels: $(STAMP)  ## Measure each op beside its peers, on a processor
 	$(BIN)/python -m benchmarks.kernels

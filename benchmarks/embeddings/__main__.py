@@ -4,7 +4,7 @@
 
 The model is all-MiniLM-L6-v2. Texts are short, of about 16 tokens, or long, of about 200. A batch of 1, 8 or 32 of them
 is one request, and the next one is sent when it is answered; beside that, 32 clients send single texts. Systems take
-turns, and each is started for each run. Packages are pinned, in environments in build/embeddings, made on first use.
+turns, and each is started for each run. Packages are pinned, in environments in build/benchmarks, made on first use.
 """
 
 import random
@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from benchmarks.embeddings.environments import model_directory, python_with, version_of
+from benchmarks.embeddings.environments import model_directory
 from benchmarks.embeddings.report import embeddings_table, targets
 from benchmarks.embeddings.systems import SYSTEMS, EmbeddingSystem, RunningSystem
+from benchmarks.environments import python_with, version_of
 from benchmarks.record import RESULTS, provenance
 from benchmarks.runner import failures_exit, in_turns, log, make_parser, publish
 from benchmarks.texts import write_text

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import httpx
 
 from benchmarks.deployment import START_SECONDS, running_quire
-from benchmarks.embeddings.environments import model_directory, python_with, sentence_transformers_python
+from benchmarks.embeddings.environments import model_directory, sentence_transformers_python
+from benchmarks.environments import python_with
 from benchmarks.processes import BenchmarkFailed, running
 from svc_common.supervisor.addresses import free_port
 
