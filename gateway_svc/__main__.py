@@ -16,7 +16,7 @@ from svc_common.logs import configure_logging
 from svc_common.model_settings import InvalidModelsFile
 from svc_common.models import ModelNotFound
 from svc_common.server import CannotListen, run_until_signal
-from svc_common.settings import read_settings
+from svc_common.settings import BAD_SETTINGS, read_settings
 from svc_common.telemetry import configure_tracing, shutdown_tracing
 
 
@@ -44,7 +44,8 @@ def main() -> None:
         ModelNotFound,
     ) as error:
         print(f"python -m gateway_svc: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+        # A port may be free later.
+        raise SystemExit(1 if isinstance(error, CannotListen) else BAD_SETTINGS) from None
     finally:
         shutdown_tracing()
 

@@ -135,6 +135,8 @@ class ChatValidator:
             names.add(tool.name)
         if choice.mode is ToolMode.NAMED and choice.name not in names:
             raise check.invalid(Field.TOOL_CHOICE, "names none of the tools")
+        if len(choice.allowed) > MAX_TOOLS:
+            raise check.invalid(Field.TOOL_CHOICE, f"must name at most {MAX_TOOLS} tools")
         if not names.issuperset(choice.allowed):
             raise check.invalid(Field.TOOL_CHOICE, "names a tool that is none of the tools")
         if choice.mode is ToolMode.NONE:
@@ -181,6 +183,9 @@ def _tool(tool: ClientTool, check: FieldChecker) -> dict[str, Any]:
     # Templates read its properties.
     function["parameters"] = _NO_PARAMETERS
     if tool.custom is not None:
+        for name, is_given in (("parameters", tool.parameters is not None), ("strict", tool.is_strict)):
+            if is_given:
+                raise _invalid(f"{tool.path}.{name}", "must not be set for a custom tool")
         function["parameters"] = _input_parameters(tool.custom, f"{tool.path}.format", check)
     elif tool.parameters is not None:
         function["parameters"] = _json_object(f"{tool.path}.parameters", tool.parameters, check)
@@ -209,6 +214,11 @@ def _call(call: ToolCall, check: FieldChecker) -> Call:
             raise _invalid(f"{call.path}.{name}", f"must have at most {MAX_NAME_LENGTH} characters")
     if not call.name:
         raise _invalid(f"{call.path}.name", "must not be empty")
+    if call.input is not None:
+        if call.arguments:
+            raise _invalid(f"{call.path}.input", "must not be beside arguments")
+        check.unicode(f"{call.path}.input", call.input)
+        return call.id, call.name, {CUSTOM_INPUT: call.input}
     # Clients send back what a model wrote: nothing, for a function that has no arguments; or a text that `max_tokens`
     # has cut, without which a conversation could not go on.
     return call.id, call.name, _json_object(f"{call.path}.arguments", call.arguments, check, not_json={})

@@ -1,11 +1,12 @@
 """Chats as clients send them in either protocol: typed values, not validated. JSON stays text until it is checked, off
 the event loop."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gateway_svc.constraints import UnvalidatedConstraint
+from gateway_svc.field_paths import Field
 from gateway_svc.unknown_fields import reject_unknown_fields
 from quire.inference.v1 import inference_pb2
 from svc_common.errors import QuireError, Reason
@@ -13,12 +14,14 @@ from svc_common.errors import QuireError, Reason
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call in an assistant's message. `arguments` is a JSON object as text. `path` is where errors find the call."""
+    """A call in an assistant's message. `arguments` is a JSON object as text; a call of a custom tool has `input`
+    instead, the text that the tool takes. `path` is where errors find the call."""
 
     name: str
-    arguments: str
+    arguments: str = ""
     id: str = ""
     path: str = field(default="", compare=False)
+    input: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,14 @@ class ToolChoice:
     name: str | None = None
     allowed: tuple[str, ...] = ()
 
+    @classmethod
+    def among(cls, mode: ToolMode, names: Iterable[str], path: str) -> "ToolChoice":
+        """The choice among the tools that a client lists at `path`. Raises QuireError."""
+        choice = cls(mode, allowed=tuple(names))
+        if not choice.allowed:
+            raise QuireError(Reason.INVALID_FIELD, "must hold at least one tool", field=path)
+        return choice
+
     def allows(self, name: str) -> bool:
         """Whether a tool may be called."""
         return name == self.name if self.name is not None else not self.allowed or name in self.allowed
@@ -154,8 +165,7 @@ def _message(message: inference_pb2.ChatMessage, path: str) -> ChatMessage:
         role=message.role,
         content=message.content or (None if message.tool_calls else ""),
         tool_calls=tuple(
-            ToolCall(call.name, call.arguments, call.id, f"{path}.tool_calls[{index}]")
-            for index, call in enumerate(message.tool_calls)
+            _tool_call(call, f"{path}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls)
         ),
         tool_call_id=message.tool_call_id if message.HasField("tool_call_id") else None,
         name=message.name if message.HasField("name") else None,
@@ -164,9 +174,25 @@ def _message(message: inference_pb2.ChatMessage, path: str) -> ChatMessage:
     )
 
 
+def _tool_call(call: inference_pb2.ToolCall, path: str) -> ToolCall:
+    reject_unknown_fields(call, path)
+    return ToolCall(call.name, call.arguments, call.id, path, call.input if call.HasField("input") else None)
+
+
 def _tool(tool: inference_pb2.Tool, path: str) -> ClientTool:
     reject_unknown_fields(tool, path)
-    return ClientTool(tool.name, tool.description or None, tool.parameters or None, tool.strict, path=path)
+    custom = _custom_input(tool.custom, f"{path}.custom") if tool.HasField("custom") else None
+    return ClientTool(tool.name, tool.description or None, tool.parameters or None, tool.strict, custom, path)
+
+
+def _custom_input(custom: inference_pb2.CustomInput, path: str) -> CustomInput:
+    reject_unknown_fields(custom, path)
+    match custom.WhichOneof("format"):
+        case "grammar":
+            return CustomInput(UnvalidatedConstraint(Field.GRAMMAR, custom.grammar))
+        case "regex":
+            return CustomInput(UnvalidatedConstraint(Field.REGEX, custom.regex))
+    return CustomInput()
 
 
 _TOOL_MODES = {
@@ -174,6 +200,12 @@ _TOOL_MODES = {
     inference_pb2.TOOL_MODE_AUTO: ToolChoice(ToolMode.AUTO),
     inference_pb2.TOOL_MODE_NONE: ToolChoice(ToolMode.NONE),
     inference_pb2.TOOL_MODE_REQUIRED: ToolChoice(ToolMode.REQUIRED),
+}
+
+_ALLOWED_TOOLS_MODES = {
+    inference_pb2.TOOL_MODE_UNSPECIFIED: ToolMode.AUTO,
+    inference_pb2.TOOL_MODE_AUTO: ToolMode.AUTO,
+    inference_pb2.TOOL_MODE_REQUIRED: ToolMode.REQUIRED,
 }
 
 _PROMPT_ENDS = {
@@ -185,11 +217,22 @@ _PROMPT_ENDS = {
 
 
 def _tool_choice(chat: inference_pb2.Chat, path: str) -> ToolChoice | None:
-    if chat.WhichOneof("tool_choice") == "tool_name":
-        return ToolChoice(ToolMode.NAMED, chat.tool_name)
+    match chat.WhichOneof("tool_choice"):
+        case "tool_name":
+            return ToolChoice(ToolMode.NAMED, chat.tool_name)
+        case "allowed_tools":
+            return _allowed_tools(chat.allowed_tools, f"{path}.allowed_tools")
     if chat.tool_mode not in _TOOL_MODES:
         raise QuireError(Reason.INVALID_FIELD, "is not one of the values of ToolMode", field=f"{path}.tool_mode")
     return _TOOL_MODES[chat.tool_mode]
+
+
+def _allowed_tools(allowed: inference_pb2.AllowedTools, path: str) -> ToolChoice:
+    reject_unknown_fields(allowed, path)
+    if allowed.mode not in _ALLOWED_TOOLS_MODES:
+        message = "must be TOOL_MODE_AUTO or TOOL_MODE_REQUIRED"
+        raise QuireError(Reason.INVALID_FIELD, message, field=f"{path}.mode")
+    return ToolChoice.among(_ALLOWED_TOOLS_MODES[allowed.mode], allowed.names, f"{path}.names")
 
 
 def _prompt_end(chat: inference_pb2.Chat, path: str) -> PromptEnd:

@@ -6,12 +6,13 @@ this module imports neither gRPC nor the rest of the gateway.
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from gateway_svc.field_paths import Field
+from gateway_svc.json_schemas import restrict_dates, schema_parts
 from svc_common.grammars import JSON_ON_ONE_LINE, GrammarTooComplex, InvalidGrammar, compile_grammar
 
 if TYPE_CHECKING:
@@ -124,10 +125,11 @@ def _schema(constraint: UnvalidatedConstraint) -> Any:
         raise ConstraintError("is not a JSON Schema: it must be an object, true or false")
     if _OPTIONS in schema:
         raise ConstraintError(f"the keyword {_OPTIONS} is not supported")
-    for path, part in _parts(schema):
+    for path, part in schema_parts(schema):
         _check_min_properties(path, part)
         if constraint.closes_objects and ("properties" in part or "patternProperties" in part):
             part.setdefault("additionalProperties", False)
+    restrict_dates(schema)
     return {**schema, _OPTIONS: json_options(constraint)}
 
 
@@ -146,29 +148,6 @@ def _check_min_properties(path: str, part: dict[str, Any]) -> None:
         raise ConstraintError(
             f"minProperties at {path} is not supported: it is at most one more than the number of required properties"
         )
-
-
-def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A schema and the schemas within it, with their JSON pointers. Unknown keywords may hold some: a `$ref` may refer
-    to them."""
-    left: list[tuple[str, Any]] = [("#", schema)]
-    while left:
-        path, value = left.pop()
-        if isinstance(value, list):
-            left += ((f"{path}/{index}", item) for index, item in enumerate(value))
-        elif isinstance(value, dict):
-            yield path, value
-            for keyword, item in value.items():
-                where = f"{path}/{keyword}"
-                if keyword in _WITH_NAMES and isinstance(item, dict):
-                    left += ((f"{where}/{name}", part) for name, part in item.items())
-                elif keyword not in _WITH_VALUES:
-                    left.append((where, item))
-
-
-# Keywords that hold values, and keywords that hold schemas by name: such a name may be that of a keyword.
-_WITH_VALUES = ("const", "enum", "default", "examples", "example", "dependentRequired")
-_WITH_NAMES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 
 
 def _regex(regex: str) -> str:
@@ -262,7 +241,7 @@ def _message(error: str, constraint: UnvalidatedConstraint) -> str:
 def _with_path(constraint: UnvalidatedConstraint, keyword: str, value: str | None = None) -> str:
     """A keyword with its first place in a schema."""
     if constraint.field is Field.JSON_SCHEMA:
-        for path, part in _parts(json.loads(constraint.text)):
+        for path, part in schema_parts(json.loads(constraint.text)):
             if keyword in part and (value is None or part[keyword] == value):
                 return f"{keyword} at {path}"
     return keyword

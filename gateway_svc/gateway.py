@@ -6,7 +6,9 @@ import os
 import signal
 
 from gateway_svc.auth import Authenticator
+from gateway_svc.call_limits import CallLimits
 from gateway_svc.failed_logins import FailedLogins
+from gateway_svc.grpc_admission import GrpcAdmission
 from gateway_svc.grpc_calls import GrpcCalls
 from gateway_svc.http_api.app import HttpApi, HttpOptions
 from gateway_svc.http_api.connection import BoundedConfig, allow_open_files
@@ -44,6 +46,7 @@ _WEBSOCKET_PING_SECONDS = 20.0  # between pings of the gateway
 _WEBSOCKET_PONG_SECONDS = 60.0  # for the client's answer
 _KEEP_ALIVE_SECONDS = 75
 _ISSUER_SECONDS = 5.0  # at start, for the first keys of a token issuer
+_GRPC_IDLE_SECONDS = 300  # a connection without calls is closed; channels connect again for the next call
 _MAX_STREAMS = 4096  # of one gRPC connection; a client's further calls wait
 
 
@@ -70,6 +73,7 @@ class Gateway:
         authenticator = Authenticator(self._key_file, FailedLogins(metrics.failed_logins))
         # Two for one tenant, and one that it leaves to others.
         self._threads = TenantThreads(3, "long-work")
+        bodies = settings.body_shares()
         hosts = AllowedHosts.for_listener(None if settings.uds else settings.host, settings.allowed_host_patterns)
         self._http_api = HttpApi(
             self._request_manager,
@@ -83,12 +87,16 @@ class Gateway:
                 root_path=settings.root_path,
                 always_has_usage=settings.stream_usage,
             ),
+            CallLimits(settings.call_shares(settings.max_http_connections), bodies),
         )
-        calls = GrpcCalls(self._request_manager, authenticator, self._threads)
+        grpc_limits = CallLimits(settings.call_shares(settings.max_grpc_connections), bodies)
+        calls = GrpcCalls(self._request_manager, authenticator, self._threads, grpc_limits)
+        admission = GrpcAdmission(calls.counted_tenant, grpc_limits, settings.slow_message_shares(), metrics)
         self._grpc = create_server(
             max_message_bytes=PUBLIC_MESSAGE_BYTES,
             interceptors=(
-                RequestGate(settings.grpc_read_timeout, calls.is_allowed),
+                admission,
+                RequestGate(settings.grpc_read_timeout, calls.is_allowed, admission.receive),
                 StreamGate(calls.check_credential),
                 *server_interceptors(SERVICE),
                 *server_interceptors(OPEN_INFERENCE_SERVICE),
@@ -96,6 +104,7 @@ class Gateway:
             options=(
                 ("grpc.max_allowed_incoming_connections", settings.max_grpc_connections),
                 ("grpc.max_concurrent_streams", _MAX_STREAMS),
+                ("grpc.max_connection_idle_ms", _GRPC_IDLE_SECONDS * 1_000),
                 # Time for a connection's TLS handshake and HTTP/2's first bytes.
                 ("grpc.server_handshake_timeout_ms", int(settings.grpc_read_timeout * 1_000)),
             ),

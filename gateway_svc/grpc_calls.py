@@ -3,16 +3,20 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 from grpc_status import rpc_status
 from opentelemetry import context as otel
 
 from gateway_svc.auth import CREDENTIAL_HEADERS, Authenticator
+from gateway_svc.call_limits import CallLimits
 from gateway_svc.field_paths import FieldPath
+from gateway_svc.grpc_admission import current_call
 from gateway_svc.metrics import CallOutcome
 from gateway_svc.model_catalog import CatalogModel
 from gateway_svc.request_manager import Call, RequestManager
@@ -43,11 +47,14 @@ _ENDLESS_SECONDS = 1e9  # a deadline decades away counts as none
 class GrpcCalls:
     """Calls of the gRPC services. An error has x-request-id in its trailing metadata."""
 
-    def __init__(self, request_manager: RequestManager, authenticator: Authenticator, threads: TenantThreads) -> None:
+    def __init__(
+        self, request_manager: RequestManager, authenticator: Authenticator, threads: TenantThreads, limits: CallLimits
+    ) -> None:
         """`threads` are for work that would delay the streams of others."""
         self._request_manager = request_manager
         self._authenticator = authenticator
         self._threads = threads
+        self._limits = limits
 
     async def render(self, call: Call, num_logprobs: int, work: Callable[[], T]) -> T:
         """Renders a part of an answer with so many log-probabilities; in a thread if these are many."""
@@ -55,13 +62,16 @@ class GrpcCalls:
 
     def is_allowed(self, method: str, context: GrpcContext) -> bool:
         """Whether the message of a call is to be read: the call needs no credential, or has a valid one."""
+        return method.startswith(_OPEN_METHODS) or current_call() is not None
+
+    def counted_tenant(self, method: str, context: GrpcContext) -> Tenant | None:
+        """The tenant of a call that is counted; None: its handler needs no credential, or is to refuse the call."""
         if method.startswith(_OPEN_METHODS):
-            return True
+            return None
         try:
-            self._authenticator.tenant(_credentials(context))
+            return self._authenticator.tenant(_credentials(context))
         except QuireError:
-            return False
-        return True
+            return None
 
     def check_credential(self, _: str, context: GrpcContext) -> None:
         """Raises LoginRefused for a call without a valid credential."""
@@ -80,9 +90,23 @@ class GrpcCalls:
         return Call(
             tenant=self.tenant(context),
             operation=operation,
+            body=None if (open_call := current_call()) is None else open_call.body,
             deadline=deadline,
             parent=otel.get_current(),
         )
+
+    @contextmanager
+    def message(self, call: Call, message: Message) -> Iterator[Call]:
+        """A call's part for one message of its stream, whose bytes count until its requests are submitted.
+
+        Raises QuireError.
+        """
+        body = self._limits.body(call.tenant)
+        body.add(message.ByteSize())
+        try:
+            yield replace(call, body=body)
+        finally:
+            body.release()
 
     def find_model(self, name: str | None, field_path: FieldPath, tenant: Tenant, outcome: CallOutcome) -> CatalogModel:
         """The model that a message names, which the call is for. Raises QuireError MODEL_NOT_FOUND."""

@@ -112,7 +112,15 @@ class ToolCallDelta:
         return ToolCallDelta(self.index, self.arguments[len(known.arguments) :], is_custom=self.is_custom)
 
     def to_proto(self) -> inference_pb2.ToolCallDelta:
+        if self.is_custom:
+            return inference_pb2.ToolCallDelta(index=self.index, id=self.id, name=self.name, input=self.arguments)
         return inference_pb2.ToolCallDelta(index=self.index, id=self.id, name=self.name, arguments=self.arguments)
+
+    def to_whole(self) -> inference_pb2.ToolCall:
+        """A piece that is a whole call, in the public contract."""
+        if self.is_custom:
+            return inference_pb2.ToolCall(id=self.id, name=self.name, input=self.arguments)
+        return inference_pb2.ToolCall(id=self.id, name=self.name, arguments=self.arguments)
 
 
 @dataclass(slots=True)
@@ -168,9 +176,7 @@ class Chunk:
             finish=chunk.finish,
             score=self.score,
             reasoning=chunk.reasoning,
-            tool_calls=[
-                inference_pb2.ToolCall(id=call.id, name=call.name, arguments=call.arguments) for call in self.tool_calls
-            ],
+            tool_calls=[call.to_whole() for call in self.tool_calls],
         )
 
 

@@ -26,8 +26,9 @@ from gateway_svc.running_value import RunningValue
 from gateway_svc.score_validation import validate_scores
 from gateway_svc.scores import UnvalidatedScores, ValidatedScores
 from gateway_svc.sequence_output import ResumePosition
-from gateway_svc.session import SchedulerSession
+from gateway_svc.session import MemoryPressure, SchedulerSession
 from gateway_svc.tenant import Tenant
+from gateway_svc.tenant_shares import Share
 from gateway_svc.tracing import GenerationSpan, Operation
 from gateway_svc.unvalidated_request import UnvalidatedRequest
 from gateway_svc.validated_request import ModelInfo, ValidatedRequest
@@ -54,6 +55,13 @@ class Call:
     arrival_time: float = field(default_factory=time.monotonic)
     chunk_per_token: bool = False
     """Its chunks are those of single tokens, however tokens arrive."""
+    body: Share | None = None
+    """The bytes of its body, which are freed when its requests are submitted."""
+
+    def release_body(self) -> None:
+        """Frees the bytes of its body, which nothing needs any longer."""
+        if self.body is not None:
+            self.body.release()
 
 
 class _Admission(Enum):
@@ -85,6 +93,11 @@ class RequestManager:
     def is_durable(self) -> bool:
         """Whether a request that is accepted now survives its scheduler."""
         return not self._session.is_store_degraded
+
+    @property
+    def memory_pressure(self) -> MemoryPressure:
+        """How short memory is at the worker of the ready models where it is shortest."""
+        return self._session.memory_pressure
 
     def ready_models(self, tenant: Tenant) -> list[tuple[CatalogModel, ModelInfo]]:
         """The models that are ready, of those that a key may use. Raises QuireError where none at all is ready."""
@@ -200,6 +213,7 @@ class RequestManager:
                     requests.append(RunningValue(one, submit, metrics, wake))
                 group.start(requests, self._session, call.deadline)
                 await asyncio.sleep(0)
+            call.release_body()
             yield group
 
     @contextmanager
@@ -273,6 +287,7 @@ class RequestManager:
         ]
         with self._until_end(RequestGroup(wake)) as group:
             group.start(requests, self._session, call.deadline)
+            call.release_body()
             yield group
 
     @contextmanager

@@ -6,6 +6,7 @@ import itertools
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from functools import partial
 
 import grpc
@@ -17,6 +18,7 @@ from gateway_svc.scheduler_dialer import SchedulerConnection, SchedulerDialer
 from gateway_svc.subscriptions import Attachment, Subscriptions
 from gateway_svc.validated_request import ModelInfo
 from quire.scheduler.v1 import scheduler_pb2
+from quire.worker.v1 import worker_pb2
 from svc_common.channels import end_if_cancelled
 from svc_common.identity import PLAIN, Outbound
 from svc_common.message_queue import MAX_TAKEN, MessageQueue
@@ -32,6 +34,20 @@ _MAX_RECONNECT_DELAY_SECONDS = 0.05
 # heartbeat, however long it was suspended, and so keeps a scheduler whose messages are still unread.
 _HEARTBEAT_CHECK_SECONDS = 0.5
 _MAX_MISSED_HEARTBEATS = 5
+
+
+class MemoryPressure(Enum):
+    """How short the memory of a worker's machine or container is."""
+
+    NONE = "none"
+    HIGH = "high"
+    CRITICAL = "critical"
+
+
+_PRESSURES = {
+    worker_pb2.MEMORY_PRESSURE_HIGH: MemoryPressure.HIGH,
+    worker_pb2.MEMORY_PRESSURE_CRITICAL: MemoryPressure.CRITICAL,
+}
 
 
 class SchedulerSession:
@@ -68,6 +84,8 @@ class SchedulerSession:
         self._logged_mismatches: dict[str, dict[str, str]] = {}
         self.models: dict[str, ModelInfo] = {}
         self.is_store_degraded = False
+        self.memory_pressure = MemoryPressure.NONE
+        """The highest of the workers of `models`."""
 
     # Commands.
 
@@ -173,13 +191,10 @@ class SchedulerSession:
         by_name = {model.name: model for model in listed}
         by_name |= {model.name: model for model in listed if self._has_tokenizer(model)}
         self._log_mismatches(by_name)
-        self._set_models(
-            {
-                name: ModelInfo.from_proto(by_name[name])
-                for name in self._fingerprints
-                if name in by_name and self._has_tokenizer(by_name[name])
-            }
-        )
+        served = [model for name in self._fingerprints if (model := by_name.get(name)) and self._has_tokenizer(model)]
+        highest = max((model.memory_pressure for model in served), default=worker_pb2.MEMORY_PRESSURE_UNSPECIFIED)
+        self.memory_pressure = _PRESSURES.get(highest, MemoryPressure.NONE)
+        self._set_models({model.name: ModelInfo.from_proto(model) for model in served})
         self._subscriptions.set_status(self.models.keys(), is_store_degraded=status.is_store_degraded)
 
     def _has_tokenizer(self, model: scheduler_pb2.Model) -> bool:

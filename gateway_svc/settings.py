@@ -5,10 +5,12 @@ from pathlib import Path
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from gateway_svc.call_limits import BODY_BYTES, CALLS, SLOW_MESSAGES, CallLimits
 from gateway_svc.http_api.undefined_fields import UndefinedFields
 from gateway_svc.message_formats.formats import REASONING_FORMATS, TOOL_FORMATS
 from gateway_svc.retention import PATTERN, Retention, RetentionRules
 from gateway_svc.sampling_fields import DEFAULT_MAX_LOGPROBS, HIGHEST_MAX_LOGPROBS
+from gateway_svc.tenant_shares import TenantShares
 from svc_common.model_settings import (
     MODELS,
     SERVED_MODEL_NAME,
@@ -23,6 +25,7 @@ from svc_common.model_settings import (
 )
 from svc_common.models import split_names
 from svc_common.records import RECORD_TTL, RECORD_TTL_SECONDS
+from svc_common.server import PUBLIC_MESSAGE_BYTES
 from svc_common.settings import InnerSettings, OptionalPath
 from svc_common.tls_files import InvalidTlsFiles, TlsFiles
 
@@ -170,6 +173,19 @@ class GatewaySettings(InnerSettings):
         description="seconds in which the handshakes of a gRPC connection, and the message of a call that has one, "
         "must each come",
     )
+    max_tenant_calls: int | None = Field(
+        None,
+        ge=1,
+        description="calls of one tenant in progress at most, at each port of a gateway, streams and requests of "
+        "WebSockets among them; unset: as many as the port has connections left, so half of them at most. "
+        "It needs api_keys: without keys there is one tenant",
+    )
+    body_memory: float = Field(
+        0.5,
+        ge=2 * PUBLIC_MESSAGE_BYTES / 2**30,
+        description="GiB that bodies of calls take at most at a gateway from when they arrive until their requests are "
+        "submitted; with api_keys a tenant's take no more than they leave free",
+    )
     record_ttl: int = Field(RECORD_TTL_SECONDS, ge=60, description=RECORD_TTL)
     named_retention: str | None = Field(
         None,
@@ -202,6 +218,21 @@ class GatewaySettings(InnerSettings):
         except InvalidTlsFiles as error:
             raise BadSetting(str(error)) from error
 
+    def call_shares(self, max_connections: int) -> TenantShares:
+        """Places for the calls in progress at a port with so many connections."""
+        if self.api_keys is None:
+            return CallLimits.unlimited().calls
+        return TenantShares(max_connections, CALLS, most_per_tenant=self.max_tenant_calls)
+
+    def body_shares(self) -> TenantShares:
+        """Bytes for the bodies of both ports."""
+        return TenantShares(int(self.body_memory * 2**30), BODY_BYTES, has_tenants=self.api_keys is not None)
+
+    def slow_message_shares(self) -> TenantShares:
+        """Places for gRPC messages that arrive slowly, each of up to PUBLIC_MESSAGE_BYTES."""
+        total = int(self.body_memory * 2**30) // PUBLIC_MESSAGE_BYTES
+        return TenantShares(total, SLOW_MESSAGES, has_tenants=self.api_keys is not None)
+
     @property
     def allowed_host_patterns(self) -> tuple[str, ...]:
         return _split(self.allowed_hosts)
@@ -222,6 +253,13 @@ class GatewaySettings(InnerSettings):
     def _check_address(cls, number: int | None, info: ValidationInfo) -> int | None:
         if number is not None and info.data.get("uds") is not None:
             raise ValueError("must be unset with QUIRE_UDS: clients of a Unix socket have no addresses")
+        return number
+
+    @field_validator("max_tenant_calls")
+    @classmethod
+    def _check_calls(cls, number: int | None, info: ValidationInfo) -> int | None:
+        if number is not None and info.data.get("api_keys") is None:
+            raise ValueError("must be unset without QUIRE_API_KEYS: there is one tenant")
         return number
 
     @field_validator("named_retention", "unnamed_retention")

@@ -37,7 +37,7 @@ from svc_common.server import (
     run_until_signal,
 )
 from svc_common.service_roles import ServiceRole
-from svc_common.settings import read_settings
+from svc_common.settings import BAD_SETTINGS, read_settings
 from svc_common.telemetry import configure_tracing, shutdown_tracing
 
 log = logging.getLogger("quire.scheduler")
@@ -174,7 +174,8 @@ def main() -> None:
             runner.run(serve(settings))
     except (CannotListen, InvalidCredentials) as error:
         print(f"python -m scheduler_svc: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+        # A port may be free later.
+        raise SystemExit(1 if isinstance(error, CannotListen) else BAD_SETTINGS) from None
     finally:
         shutdown_tracing()
 

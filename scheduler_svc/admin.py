@@ -11,6 +11,7 @@ from quire.admin.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminService
 from scheduler_svc.core.explain import Explanation, SequenceExplanation, SequenceStatus, Summary
 from scheduler_svc.core.kv.cache_reset import CacheReset
 from scheduler_svc.core.request import PreemptionMethod, PreemptionRecord
+from scheduler_svc.core.step import MemoryPressure
 from scheduler_svc.model_versions import WorkerName
 from scheduler_svc.worker_profiles import ProfileAnswer, WorkerProfiles
 from svc_common.durations import to_duration
@@ -40,6 +41,10 @@ _STATES = {
     SequenceStatus.RUNNING: admin_v1.SEQUENCE_STATE_RUNNING,
     SequenceStatus.ENDED: admin_v1.SEQUENCE_STATE_ENDED,
 }
+_PRESSURES = {
+    MemoryPressure.HIGH: admin_v1.MEMORY_PRESSURE_HIGH,
+    MemoryPressure.CRITICAL: admin_v1.MEMORY_PRESSURE_CRITICAL,
+}
 _RETURNS = {
     PreemptionMethod.SWAP: admin_v1.RETURN_SWAP,
     PreemptionMethod.RECOMPUTE: admin_v1.RETURN_RECOMPUTE,
@@ -60,6 +65,9 @@ class AdminEngine(Protocol):
 
     def worker_names(self, model: str | None) -> list[WorkerName]:
         """The workers, of one model or of all."""
+
+    def workers_short_of_memory(self, model: str | None) -> Iterable[tuple[WorkerName, MemoryPressure]]:
+        """The workers whose memory is short, of one model or of all."""
 
     def reset_prefix_caches(self, model: str | None) -> Iterable[tuple[WorkerName, CacheReset]]:
         """Frees the cached blocks of each worker, of one model or of all."""
@@ -95,7 +103,7 @@ class AdminServicer(AdminServiceServicer):
         explanation = self._leading.explain(_key(request))
         if explanation is None:
             raise QuireError(Reason.NOT_FOUND, "no such request is live", field=field)
-        return explanation_to_proto(explanation)
+        return explanation_to_proto(explanation, self._leading.workers_short_of_memory(explanation.model))
 
     async def ListRequests(  # noqa: N802
         self, request: admin_v1.ListRequestsRequest, context: _Context
@@ -109,6 +117,7 @@ class AdminServicer(AdminServiceServicer):
         return admin_v1.ListRequestsResponse(
             requests=[_summary_to_proto(summary) for summary in islice(summaries, limit)],
             num_live=self._leading.num_live(tenant),
+            workers_short_of_memory=map(_memory_to_proto, self._leading.workers_short_of_memory(None)),
         )
 
     async def ResetPrefixCache(  # noqa: N802
@@ -153,8 +162,10 @@ def admin_server(
     return server, health, bind(server, host, port, identity.server_credentials())
 
 
-def explanation_to_proto(explanation: Explanation) -> admin_v1.ExplainResponse:
-    """The state of a request, in the public contract."""
+def explanation_to_proto(
+    explanation: Explanation, short_of_memory: Iterable[tuple[WorkerName, MemoryPressure]]
+) -> admin_v1.ExplainResponse:
+    """The state of a request, in the public contract. `short_of_memory` are workers of its model."""
     return admin_v1.ExplainResponse(
         key=explanation.key,
         tenant=explanation.tenant,
@@ -169,6 +180,7 @@ def explanation_to_proto(explanation: Explanation) -> admin_v1.ExplainResponse:
         num_waiting=explanation.num_waiting,
         sequences=map(_sequence_to_proto, explanation.sequences),
         model=explanation.model,
+        workers_short_of_memory=map(_memory_to_proto, short_of_memory),
     )
 
 
@@ -209,6 +221,11 @@ def _summary_to_proto(summary: Summary) -> admin_v1.RequestSummary:
         num_generated_tokens=summary.num_generated,
         model=summary.model,
     )
+
+
+def _memory_to_proto(short: tuple[WorkerName, MemoryPressure]) -> admin_v1.WorkerMemory:
+    worker, pressure = short
+    return admin_v1.WorkerMemory(worker=worker.address, model=worker.model, pressure=_PRESSURES[pressure])
 
 
 def _reset_to_proto(worker: WorkerName, reset: CacheReset) -> admin_v1.WorkerCacheReset:

@@ -24,7 +24,7 @@ from scheduler_svc.core.kv.cache_reset import CacheReset, reset_prefix_cache
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.request import Sequence
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.step import StepOutcome, StepPlan
+from scheduler_svc.core.step import MemoryPressure, StepOutcome, StepPlan
 from scheduler_svc.gateway_session import GatewaySession
 from scheduler_svc.journal import Journal
 from scheduler_svc.leadership import Fenced
@@ -35,6 +35,7 @@ from scheduler_svc.model_versions import ModelVersion, ModelVersions, WorkerName
 from scheduler_svc.request_log import RequestLog
 from scheduler_svc.request_rates import RequestRates
 from scheduler_svc.spending import Spending
+from scheduler_svc.step_wire import highest_pressure
 from scheduler_svc.store.base import Store
 from svc_common.protocols import SESSION_PROTOCOLS
 
@@ -87,9 +88,9 @@ class SchedulerEngine:
         self._on_failed = on_failed
         self._num_failures = 0  # since the last step that was committed
         self._models_of: dict[Replica, ModelVersion] = {}
-        self._was_degraded = False
         self._is_stopping = False
         self._step_done = asyncio.Event()
+        self._sent_status = self.status
 
     @property
     def epoch(self) -> int:
@@ -108,12 +109,16 @@ class SchedulerEngine:
         """The status message for gateways."""
         first = self.models.first
         return scheduler_v1.Status(
-            model=None if first is None else first.to_proto(),
+            model=None if first is None else self._model_to_proto(first),
             is_store_degraded=self.journal.is_degraded,
-            models=[model.to_proto() for model in self.models.listed],
+            models=map(self._model_to_proto, self.models.listed),
             oldest_protocol=SESSION_PROTOCOLS.oldest,
             newest_protocol=SESSION_PROTOCOLS.newest,
         )
+
+    def _model_to_proto(self, model: ModelVersion) -> scheduler_v1.Model:
+        pressures = (replica.memory_pressure for _, replica in self._named_workers(model.name))
+        return model.to_proto(highest_pressure(pressures))
 
     def watch_status(self, watcher: Callable[[scheduler_v1.Status], None]) -> None:
         """Calls `watcher` with the status now and at each change."""
@@ -138,7 +143,7 @@ class SchedulerEngine:
         self.requests.on_durable(request, index)
 
     def _send_status(self) -> None:
-        status = self.status
+        self._sent_status = status = self.status
         for session in self._sessions:
             session.send(scheduler_v1.SessionResponse(epoch=self.epoch, status=status))
         for watcher in self._status_watchers:
@@ -177,6 +182,12 @@ class SchedulerEngine:
     def worker_names(self, model: str | None) -> list[WorkerName]:
         """The workers, of one model or of all."""
         return [worker for worker, _ in self._named_workers(model)]
+
+    def workers_short_of_memory(self, model: str | None) -> Iterator[tuple[WorkerName, MemoryPressure]]:
+        """The workers whose memory is short, of one model or of all."""
+        for worker, replica in self._named_workers(model):
+            if replica.is_short_of_memory:
+                yield worker, replica.memory_pressure
 
     def _named_workers(self, model: str | None) -> Iterator[tuple[WorkerName, Replica]]:
         for replica, version in self._models_of.items():
@@ -338,7 +349,7 @@ class SchedulerEngine:
 
     async def watch(self) -> None:
         """Until cancelled, end requests whose deadline has passed, update models without workers, and send changes of
-        the store's state.
+        the store's state and of the workers' memory.
         """
         while True:
             await asyncio.sleep(_TICK)
@@ -346,8 +357,7 @@ class SchedulerEngine:
             for model in self.models:
                 self._expire(model, now)
             self._update_models(now)
-            if self.journal.is_degraded is not self._was_degraded:
-                self._was_degraded = not self._was_degraded
+            if self.status != self._sent_status:
                 self._send_status()
 
     def _expire(self, model: ModelVersion, now: float) -> None:

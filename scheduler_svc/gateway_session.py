@@ -13,10 +13,10 @@ class GatewaySession:
         """The version that the gateway has chosen; one of version 1 does not say so."""
         self._outbox: MessageQueue[scheduler_v1.SessionResponse] = MessageQueue(_is_of_the_same_term)
 
-    def send(self, message: scheduler_v1.SessionResponse) -> None:
-        """Sends a message. It belongs to the session from now on."""
+    def send(self, message: scheduler_v1.SessionResponse, *, delay: float = 0.0) -> None:
+        """Sends a message, which belongs to the session from now on: with the next one, or after `delay` seconds."""
         self.num_sent += 1
-        self._outbox.put(message)
+        self._outbox.put(message, delay=delay)
 
     def close(self) -> None:
         """Ends the stream after the messages so far."""

@@ -83,14 +83,15 @@ class ModelVersion:
         for replica in self.core.take_placed():
             self._wakes[replica].set()
 
-    def to_proto(self) -> scheduler_v1.Model:
-        """The model for gateways. It must have had a worker."""
+    def to_proto(self, memory_pressure: worker_v1.MemoryPressure) -> scheduler_v1.Model:
+        """The model for gateways. It must have had a worker. `memory_pressure` is the highest of its name's workers."""
         assert self.description is not None
         return scheduler_v1.Model(
             name=self.name,
             tokenizer_fingerprint=self.description.tokenizer_fingerprint,
             context_length=self.core.context_length,
             vocab_size=self.description.vocab_size,
+            memory_pressure=memory_pressure,
         )
 
 

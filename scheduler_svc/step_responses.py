@@ -147,6 +147,7 @@ class ResponseValidator:
                 if part.samples:
                     expected.values[schedule_index] = request.value
                     expected.num_tokens[schedule_index] = 0
+                    del self._requests[part.sequence.id]  # its value ends it
                 continue
             if part.samples and request.num_top_logprobs is not None:
                 num_top = min(request.num_top_logprobs, self._vocab_size)

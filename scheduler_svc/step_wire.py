@@ -1,5 +1,6 @@
 """Between the core's plans, the worker's description, and the messages of the step stream."""
 
+from collections.abc import Iterable
 from itertools import chain
 from typing import cast
 
@@ -46,11 +47,17 @@ _PRESSURES = {
     worker_v1.MEMORY_PRESSURE_HIGH: MemoryPressure.HIGH,
     worker_v1.MEMORY_PRESSURE_CRITICAL: MemoryPressure.CRITICAL,
 }
+_PRESSURE_NUMBERS = {pressure: number for number, pressure in _PRESSURES.items()}
 
 
 def pressure_from_proto(pressure: worker_v1.MemoryPressure) -> MemoryPressure | None:
     """What a worker has measured; None: nothing, or what this release does not know."""
     return _PRESSURES.get(pressure)
+
+
+def highest_pressure(pressures: Iterable[MemoryPressure]) -> worker_v1.MemoryPressure:
+    """The highest of what workers have measured; none if there is no worker."""
+    return max((_PRESSURE_NUMBERS[pressure] for pressure in pressures), default=worker_v1.MEMORY_PRESSURE_NONE)
 
 
 def plan_to_proto(plan: StepPlan, epoch: int, generation: int) -> worker_v1.StepRequest:

@@ -28,11 +28,19 @@ class MessageQueue(Generic[M]):
         self._messages: deque[M] = deque()
         self._is_closed = False
         self._wake = asyncio.Event()
+        self._delay: asyncio.TimerHandle | None = None
 
-    def put(self, message: M) -> None:
-        """Adds a message, which belongs to the queue from now on."""
+    def put(self, message: M, *, delay: float = 0.0) -> None:
+        """Adds a message, which belongs to the queue from now on.
+
+        With a `delay`, in seconds, a reader that waits is not woken for it before that time: it takes it with the next
+        message.
+        """
         self._messages.append(message)
-        self._wake.set()
+        if not delay:
+            self._wake.set()
+        elif self._delay is None:
+            self._delay = asyncio.get_running_loop().call_later(delay, self._wake.set)
 
     def close(self) -> None:
         """No messages are expected after those so far."""
@@ -46,6 +54,9 @@ class MessageQueue(Generic[M]):
         while not self._messages and not self._is_closed:
             self._wake.clear()
             await self._wake.wait()
+        if self._delay is not None:
+            self._delay.cancel()
+            self._delay = None
         if not self._messages:
             return []
         taken = [self._messages.popleft()]

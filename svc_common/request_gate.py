@@ -1,7 +1,7 @@
 """Admits calls of a gRPC server before a message is read, and limits the time for the message."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -18,9 +18,17 @@ class RequestGate(grpc.aio.ServerInterceptor):
     QuireError, which ends the call.
     """
 
-    def __init__(self, seconds: float, is_allowed: Callable[[str, Context], bool]) -> None:
-        """`is_allowed` takes the method's full name and the context."""
+    def __init__(
+        self,
+        seconds: float,
+        is_allowed: Callable[[str, Context], bool],
+        receive: Callable[[AsyncIterator[Any]], Awaitable[Any]] = anext,
+    ) -> None:
+        """`is_allowed` takes the method's full name and the context. `receive` reads the message, and may raise
+        QuireError.
+        """
         self._seconds = seconds
+        self._receive = receive
         self._is_allowed = is_allowed
 
     async def intercept_service(
@@ -47,7 +55,7 @@ class RequestGate(grpc.aio.ServerInterceptor):
     async def _read(self, messages: AsyncIterator[Any]) -> Any:
         try:
             async with asyncio.timeout(self._seconds):
-                return await anext(messages)
+                return await self._receive(messages)
         except TimeoutError:
             raise QuireError(Reason.DEADLINE_EXCEEDED, "the message did not arrive in time") from None
         except StopAsyncIteration:

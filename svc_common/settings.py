@@ -9,6 +9,11 @@ from pydantic_settings import BaseSettings, CliApp, CliImplicitFlag, SettingsCon
 
 from svc_common.redaction import redact
 
+BAD_SETTINGS = 2
+"""The exit status of a service that cannot start with its settings, or with the files that they name: it is not
+restarted.
+"""
+
 
 class ServiceSettings(BaseSettings):
     """Settings of every service."""
@@ -75,7 +80,7 @@ class InvalidSettings(Exception):  # noqa: N818
 def read_settings(kind: type[SettingsT], args: list[str] | None = None) -> SettingsT:
     """Settings from flags, then variables, then defaults.
 
-    Exits with status 2 and the lines of InvalidSettings. A kind has its program's name as `cli_prog_name` in its
+    Exits with BAD_SETTINGS and the lines of InvalidSettings. A kind has its program's name as `cli_prog_name` in its
     model_config.
     """
     try:
@@ -83,7 +88,7 @@ def read_settings(kind: type[SettingsT], args: list[str] | None = None) -> Setti
     except InvalidSettings as error:
         for line in error.lines:
             print(f"{kind.model_config.get('cli_prog_name')}: {line}", file=sys.stderr)
-        raise SystemExit(2) from None
+        raise SystemExit(BAD_SETTINGS) from None
 
 
 def parse_settings(kind: type[SettingsT], args: list[str]) -> SettingsT:

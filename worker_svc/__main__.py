@@ -23,7 +23,7 @@ from svc_common.server import (
     run_until_signal,
 )
 from svc_common.service_roles import ServiceRole
-from svc_common.settings import read_settings
+from svc_common.settings import BAD_SETTINGS, read_settings
 from svc_common.telemetry import configure_tracing, shutdown_tracing
 from worker_svc.device_thread import DeviceThread
 from worker_svc.errors import DeviceLost, StartupFailed
@@ -125,7 +125,8 @@ def main() -> None:
         raise SystemExit(1) from None
     except (StartupFailed, CannotListen, InvalidCredentials, ModelNotFound) as error:
         logger.error("cannot start: %s", error)
-        raise SystemExit(1) from None
+        # A port may be free later.
+        raise SystemExit(1 if isinstance(error, CannotListen) else BAD_SETTINGS) from None
     finally:
         shutdown_tracing()
 

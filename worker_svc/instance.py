@@ -1,6 +1,7 @@
 """Loads a model, sizes its cache and warms it up: from settings to a runner that is ready for steps."""
 
 import gc
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -251,6 +252,8 @@ def _kernels(
     if on_gpu and (choice in ("torch", "compiled") or int8):
         what = "QUIRE_QUANTIZATION is int8" if int8 else f"QUIRE_KERNELS is {choice}"
         raise DeviceNotFound(f"{what}, which is for CPUs, but the device is a GPU")
+    if choice == "triton" and not on_gpu and os.environ.get("TRITON_INTERPRET") != "1":
+        raise DeviceNotFound("QUIRE_KERNELS is triton, which is for GPUs, but the device is a CPU")
     if on_gpu or choice == "triton":
         return AttentionKind.TRITON
     if choice == "torch":

@@ -1,4 +1,4 @@
-"""Watches the memory of the container or machine, and says how short it is before the kernel ends a process."""
+"""Measures the memory of the container or machine, and reports when it is short, before the kernel kills a process."""
 
 import logging
 import threading
@@ -129,8 +129,8 @@ def _log(before: MemoryPressure, pressure: MemoryPressure, host: HostMemory) -> 
         logger.info("memory is not short any more", extra=fields)
     elif before is MemoryPressure.NONE:
         logger.warning(
-            "memory is short: sequences wait. Raise the limit of the container, or lower QUIRE_CPU_KV_BYTES or "
-            "QUIRE_SWAP_SPACE",
+            "memory is short: sequences wait for admission. Raise the limit of the container, or lower "
+            "QUIRE_CPU_KV_BYTES or QUIRE_SWAP_SPACE",
             extra=fields,
         )
     else:

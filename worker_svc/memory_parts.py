@@ -107,7 +107,7 @@ class _HeapInfo(ctypes.Structure):
 
 
 def _unused_heap_bytes() -> int:
-    """Bytes that the C library keeps and nothing uses; 0 where it does not say."""
+    """Bytes that the C library keeps and nothing uses; 0 where it does not report them."""
     try:
         info = _c_library().mallinfo2
     except AttributeError:

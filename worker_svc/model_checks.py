@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from quire_kernels.cpu.attention import check_compiled_support
 from svc_common.doctor.findings import CheckContext, Finding, ok, skipped, warning, wrong
@@ -32,7 +31,7 @@ from worker_svc.model.support import unsupported_reason
 from worker_svc.model.tensor_names import described_names
 from worker_svc.model.value_models import computes_values
 from worker_svc.model.weight_format import WeightFormat, format_of
-from worker_svc.model.weights import weight_files
+from worker_svc.model.weights import open_weights, weight_files
 from worker_svc.settings import WorkerSettings
 
 _GIB = 2**30
@@ -96,8 +95,8 @@ def read_model(settings: WorkerSettings) -> CheckedModel:
     directory = served.path
     try:
         raw_config(directory)
-    except (OSError, ValueError) as error:
-        raise IncompleteModel(f"{directory / 'config.json'} cannot be read: {error}", _COPY_AGAIN) from error
+    except UnsupportedModel as error:
+        raise IncompleteModel(str(error), _COPY_AGAIN) from error
     try:
         weight_format = format_of(directory)
         refuse_adapters(directory)
@@ -144,36 +143,31 @@ def read_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
     """The shapes of all tensors, from the headers of the files. Raises IncompleteModel where a file is damaged."""
     shapes: dict[str, tuple[int, ...]] = {}
     try:
-        files = weight_files(directory)
+        for path in weight_files(directory):
+            with open_weights(path) as file:
+                shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except UnsupportedModel as error:
         raise IncompleteModel(str(error), _COPY_AGAIN) from error
-    except (OSError, ValueError, KeyError) as error:
-        problem = f"{directory / 'model.safetensors.index.json'} cannot be read: {error}"
-        raise IncompleteModel(problem, _COPY_AGAIN) from error
-    for path in files:
-        try:
-            with safe_open(path, framework="pt") as file:
-                shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError) as error:
-            raise IncompleteModel(f"{path} is damaged or not complete: {error}", _COPY_AGAIN) from error
     return shapes
 
 
 def _check_tensors(
     directory: Path, model: ModelDescription, weight_format: WeightFormat, shapes: dict[str, tuple[int, ...]]
 ) -> None:
-    shapes = {name: shapes[stored] for name, stored in described_names(model, shapes.keys()).items()}
+    places = described_names(model, shapes.keys())
     expected = dict(model.shapes)
     for layer in model.linear_layers:
         if layer is not model.head or not model.tied_embeddings:
             for stored in layer.stored:
                 expected |= shapes_of(stored, layer.inputs, weight_format)
-    if missing := sorted(expected.keys() - shapes.keys()):
+    if missing := sorted(expected.keys() - places.keys()):
         more = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
         raise IncompleteModel(f"the model in {directory} has no tensor {missing[0]}{more}", _COPY_AGAIN)
     for name, shape in expected.items():
-        if shapes[name] != shape:
-            problem = f"the tensor {name} of the model in {directory} is {list(shapes[name])}, not {list(shape)}"
+        place = places[name]
+        if shapes[place.name] != place.whole(shape):
+            found, whole = list(shapes[place.name]), list(place.whole(shape))
+            problem = f"the tensor {place.name} of the model in {directory} is {found}, not {whole}"
             raise IncompleteModel(problem, _COPY_AGAIN)
 
 

@@ -6,15 +6,13 @@ from math import prod
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from worker_svc.cache import CacheShape
 from worker_svc.host import has_bfloat16
 from worker_svc.host_memory import HostMemoryReader
 from worker_svc.memory import OutOfMemory
-from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import ModelDescription
-from worker_svc.model.weights import weight_files
+from worker_svc.model.weights import open_weights, weight_files
 from worker_svc.settings import WorkerSettings
 
 _GIB = 2**30
@@ -28,7 +26,7 @@ class WeightSizes:
     """A model's numbers, from the headers of its files."""
 
     matrices: int
-    """Numbers of matrices other than embeddings: what int8 quantizes."""
+    """Numbers of matrices other than embeddings, those of experts included: what int8 quantizes."""
     others: int
     packed_bytes: int
     """Bytes of what is stored in another form than plain numbers: it is quantized already."""
@@ -39,23 +37,20 @@ class WeightSizes:
         return self.matrices * per_number + self.others * dtype.itemsize + self.packed_bytes
 
 
-def read_weight_sizes(directory: Path) -> WeightSizes | None:
-    """None: the headers cannot be read, for which loading says why."""
+def read_weight_sizes(directory: Path) -> WeightSizes:
+    """The sizes of a model's weights. Raises UnsupportedModel if a file is missing or damaged."""
     matrices = others = packed_bytes = 0
-    try:
-        for path in weight_files(directory):
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118
-                    tensor = file.get_slice(name)
-                    shape, stored = tensor.get_shape(), tensor.get_dtype()
-                    if stored not in _PLAIN:
-                        packed_bytes += prod(shape) * _STORED.get(stored, 1)
-                    elif len(shape) == 2 and "embed" not in name:
-                        matrices += prod(shape)
-                    else:
-                        others += prod(shape)
-    except (OSError, ValueError, KeyError, SafetensorError, UnsupportedModel):
-        return None
+    for path in weight_files(directory):
+        with open_weights(path) as file:
+            for name in file.keys():  # noqa: SIM118
+                tensor = file.get_slice(name)
+                shape, stored = tensor.get_shape(), tensor.get_dtype()
+                if stored not in _PLAIN:
+                    packed_bytes += prod(shape) * _STORED.get(stored, 1)
+                elif len(shape) > 1 and "embed" not in name:
+                    matrices += prod(shape)
+                else:
+                    others += prod(shape)
     return WeightSizes(matrices, others, packed_bytes)
 
 
@@ -79,11 +74,10 @@ def check_fits(
     dtype: torch.dtype,
 ) -> None:
     """Raises OutOfMemory, with what would fit, if the weights and the keys and values of one sequence exceed what is
-    free. Without a description no keys and values are counted.
+    free, and UnsupportedModel if a file of the weights is missing or damaged. Without a description no keys and values
+    are counted.
     """
     sizes = read_weight_sizes(directory)
-    if sizes is None:
-        return
     free, where = _free(settings, device)
     num_tokens = _num_tokens(settings, description)
 

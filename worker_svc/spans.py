@@ -42,7 +42,7 @@ class SequenceSpans:
                 self._spans[new.sequence_id] = _SequenceSpan(span)
 
     def end_step(self, step: Step, outcome: StepOutcome) -> None:
-        """Counts a step's tokens."""
+        """Counts a step's tokens, and ends the spans of sequences with values."""
         if not self._spans:
             return
         for scheduled, result in zip(step.scheduled, outcome.sequences, strict=True):
@@ -54,6 +54,9 @@ class SequenceSpans:
                 continue
             sequence_span.num_computed += scheduled.num_tokens
             sequence_span.num_sampled += len(result.token_ids)
+            if result.value:
+                del self._spans[scheduled.sequence_id]
+                sequence_span.end()
 
     def close(self) -> None:
         """Ends all spans: the stream has ended."""

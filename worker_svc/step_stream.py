@@ -56,7 +56,7 @@ class StepStream:
         self._is_fully_read = False
         self._responses: asyncio.Queue[pb.StepResponse | Exception | None] = asyncio.Queue()
         self._is_open = True
-        self._sequence_ids: set[int] = set()  # that the scheduler has not ended
+        self._sequence_ids: set[int] = set()  # that have not ended
 
     async def responses(self, requests: AsyncIterator[pb.StepRequest]) -> AsyncGenerator[pb.StepResponse, None]:
         """Ready, then one response for each request, in order, until the requests end.
@@ -168,6 +168,8 @@ class StepStream:
             logger.warning(
                 "sequence failed", extra={"step_id": step_id, "sequence_id": sequence_id, "why": failed.message}
             )
+        for value in result.values:
+            self._sequence_ids.discard(result.sequence_ids[value.schedule_index])
         for swap_result in timed.value.swap_results:
             if swap_result.failure is not None:
                 logger.warning(

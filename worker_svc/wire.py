@@ -13,6 +13,7 @@ from worker_svc.block_hashes import BlockHashReport
 from worker_svc.description import WorkerDescription
 from worker_svc.memory_monitor import MemoryPressure
 from worker_svc.step import (
+    DECODER_RESULTS,
     BlockHashes,
     BlockOps,
     BlockPairs,
@@ -117,18 +118,23 @@ def _scheduled(schedule: pb.Schedule) -> list[ScheduledSequence]:
 
 
 def _new_sequence(new: pb.NewSequence) -> NewSequence:
+    result = _result_from_proto(new)
     return NewSequence(
         sequence_id=new.sequence_id,
         token_ids=list(new.token_ids),
         prompt_length=new.prompt_length,
         index=new.index,
-        sampling=sampling_from_proto(new.sampling),
+        # To read the parameters takes longer than the rest, and values have none.
+        sampling=sampling_from_proto(new.sampling) if result in DECODER_RESULTS else _NO_SAMPLING,
         traceparent=new.traceparent,
-        result=_result_from_proto(new),
+        result=result,
         num_top_of_prompt=new.result.prompt_logprobs.num_top_logprobs,
         embedding=_embedding_from_proto(new.result.embedding) if new.HasField("result") else EmbeddingParams(),
         score=ScoreParams(new.result.score.num_first_tokens, new.result.score.is_raw),
     )
+
+
+_NO_SAMPLING = SamplingParams()
 
 
 def _result_from_proto(new: pb.NewSequence) -> str:

@@ -1,7 +1,7 @@
 """Python client of Quire: `AsyncClient` for asyncio, `Client` for everything else."""
 
 from quire_client.aio import AsyncClient, AsyncStream
-from quire_client.chats import Message, Tool
+from quire_client.chats import AllowedTools, CustomTool, Message, Tool
 from quire_client.connection import __version__
 from quire_client.embed_requests import EmbedOptions
 from quire_client.errors import QuireError
@@ -28,11 +28,13 @@ from quire_client.sync import Client, Stream
 
 __all__ = [
     "Acceptance",
+    "AllowedTools",
     "AsyncClient",
     "AsyncStream",
     "Chunk",
     "Client",
     "Completion",
+    "CustomTool",
     "EmbedOptions",
     "Embeddings",
     "Finish",

@@ -104,12 +104,35 @@ class SequenceExplanation:
         )
 
 
+class MemoryPressure(StrEnum):
+    """How short the memory of a worker's machine or container is."""
+
+    HIGH = "high"
+    CRITICAL = "critical"
+    OTHER = "other"
+    """A state that this version of the client does not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMemory:
+    """A worker whose memory is short, by its address."""
+
+    worker: str
+    model: str
+    pressure: MemoryPressure
+
+    @classmethod
+    def from_proto(cls, message: pb.WorkerMemory) -> "WorkerMemory":
+        return cls(message.worker, message.model, _PRESSURES.get(message.pressure, MemoryPressure.OTHER))
+
+
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """The state of a live request. `age` and `time_left`, until its deadline, are in seconds.
 
     `priority` is the submitted class, `effective_priority` the current one. `tenant_debt` is the service of its tenant,
-    in tokens over its weight, beyond that of the least served tenant of its class.
+    in tokens over its weight, beyond that of the least served tenant of its class. `workers_short_of_memory` are those
+    of its model.
     """
 
     key: str
@@ -126,6 +149,7 @@ class Explanation:
     sequences: tuple[SequenceExplanation, ...]
     model: str = ""
     """Empty from a scheduler of an earlier release."""
+    workers_short_of_memory: tuple[WorkerMemory, ...] = ()
 
     @classmethod
     def from_proto(cls, message: pb.ExplainResponse) -> "Explanation":
@@ -143,6 +167,7 @@ class Explanation:
             num_waiting=message.num_waiting,
             sequences=tuple(map(SequenceExplanation.from_proto, message.sequences)),
             model=message.model,
+            workers_short_of_memory=tuple(map(WorkerMemory.from_proto, message.workers_short_of_memory)),
         )
 
 
@@ -176,10 +201,21 @@ class RequestSummary:
 
 @dataclass(frozen=True, slots=True)
 class RequestList:
-    """The oldest matching live requests, oldest first, and the number of all that match."""
+    """The oldest matching live requests, oldest first, the number of all that match, and the workers of all models
+    whose memory is short.
+    """
 
     requests: tuple[RequestSummary, ...]
     num_live: int
+    workers_short_of_memory: tuple[WorkerMemory, ...] = ()
+
+    @classmethod
+    def from_proto(cls, message: pb.ListRequestsResponse) -> "RequestList":
+        return cls(
+            requests=tuple(map(RequestSummary.from_proto, message.requests)),
+            num_live=message.num_live,
+            workers_short_of_memory=tuple(map(WorkerMemory.from_proto, message.workers_short_of_memory)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +298,7 @@ class AdminClient(Closeable):
                 assign(request, name, value)
         with quire_errors(self._address):
             listed = self._stub.ListRequests(request, timeout=self._timeout, metadata=self._metadata)
-        return RequestList(tuple(map(RequestSummary.from_proto, listed.requests)), listed.num_live)
+        return RequestList.from_proto(listed)
 
     def reset_prefix_cache(self, *, model: str | None = None) -> tuple[WorkerCacheReset, ...]:
         """Frees the cached blocks of all workers, or of those that serve a model."""
@@ -302,6 +338,10 @@ _STATES = {
     pb.SEQUENCE_STATE_PREEMPTED: SequenceState.PREEMPTED,
     pb.SEQUENCE_STATE_ENDED: SequenceState.ENDED,
     pb.SEQUENCE_STATE_HELD_BACK: SequenceState.HELD_BACK,
+}
+_PRESSURES = {
+    pb.MEMORY_PRESSURE_HIGH: MemoryPressure.HIGH,
+    pb.MEMORY_PRESSURE_CRITICAL: MemoryPressure.CRITICAL,
 }
 _PREEMPTION_METHODS = {
     pb.RETURN_SWAP: PreemptionMethod.SWAP,

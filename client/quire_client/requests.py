@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Any, Literal, TypedDict, cast
 
 from quire.inference.v1 import inference_pb2 as pb
-from quire_client.chats import CHAT_OPTIONS, Messages, Tool, chat_message, set_chat_options
+from quire_client.chats import CHAT_OPTIONS, AnyTool, Messages, ToolChoice, chat_message, set_chat_options
 from quire_client.fields import assign
 from quire_client.resumable_stream import OnResume
 
@@ -114,10 +114,11 @@ class GenerationOptions(TypedDict, total=False):
     """Keep special tokens in the text."""
     spaces_between_special_tokens: bool | None
     """Whether these have the spaces between them that the tokenizer writes. Absent: True."""
-    tools: Sequence[Tool] | None
-    """Of a chat: functions that the model may call."""
-    tool_choice: str | None
-    """Of a chat: "auto", "none", "required", or the name of the tool that the model calls. Absent: "auto"."""
+    tools: Sequence[AnyTool] | None
+    """Of a chat: functions and custom tools that the model may call."""
+    tool_choice: ToolChoice | None
+    """Of a chat: "auto", "none", "required", the name of the tool that the model calls, or AllowedTools. Absent:
+    "auto"."""
     parallel_tool_calls: bool | None
     """Of a chat: whether the answer may have several calls. Absent: True."""
     template_kwargs: Mapping[str, Any] | None

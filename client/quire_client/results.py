@@ -1,5 +1,6 @@
 """What calls return: frozen values, each made from its message by `from_proto`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -130,29 +131,58 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a tool by the model. `arguments` is a JSON object as text, unless the sequence ended within it."""
+    """A call of a tool by the model. `arguments` is a JSON object as text, unless the sequence ended within it.
+
+    `input` is the text of a call of a custom tool, whose `arguments` are empty; of a function's call it is None.
+    """
 
     id: str
     name: str
-    arguments: str
+    arguments: str = ""
+    input: str | None = None
 
     @classmethod
     def from_proto(cls, message: pb.ToolCall) -> "ToolCall":
-        return cls(id=message.id, name=message.name, arguments=message.arguments)
+        return cls(id=message.id, name=message.name, arguments=message.arguments, input=_input_of(message))
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A piece of call `index` of a sequence. `id` and `name` are empty after the first piece."""
+    """A piece of call `index` of a sequence. `id` and `name` are empty after the first piece.
+
+    `input` is a piece of the text that a custom tool takes, in place of `arguments`; of a function's call it is None.
+    """
 
     index: int
     id: str
     name: str
-    arguments: str
+    arguments: str = ""
+    input: str | None = None
 
     @classmethod
     def from_proto(cls, message: pb.ToolCallDelta) -> "ToolCallDelta":
-        return cls(index=message.index, id=message.id, name=message.name, arguments=message.arguments)
+        return cls(
+            index=message.index,
+            id=message.id,
+            name=message.name,
+            arguments=message.arguments,
+            input=_input_of(message),
+        )
+
+    @classmethod
+    def join(cls, pieces: "Sequence[ToolCallDelta]") -> ToolCall:
+        """The call whose pieces these are, all of them and in their order."""
+        inputs = [piece.input for piece in pieces if piece.input is not None]
+        return ToolCall(
+            id="".join(piece.id for piece in pieces),
+            name="".join(piece.name for piece in pieces),
+            arguments="".join(piece.arguments for piece in pieces),
+            input="".join(inputs) if inputs else None,
+        )
+
+
+def _input_of(message: pb.ToolCall | pb.ToolCallDelta) -> str | None:
+    return message.input if message.HasField("input") else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,11 +108,4 @@ def _joined(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
     by_index: defaultdict[int, list[ToolCallDelta]] = defaultdict(list)
     for delta in deltas:
         by_index[delta.index].append(delta)
-    return tuple(
-        ToolCall(
-            id="".join(piece.id for piece in pieces),
-            name="".join(piece.name for piece in pieces),
-            arguments="".join(piece.arguments for piece in pieces),
-        )
-        for _, pieces in sorted(by_index.items())
-    )
+    return tuple(ToolCallDelta.join(pieces) for _, pieces in sorted(by_index.items()))

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from gateway_svc.auth import Authenticator
+from gateway_svc.call_limits import CallLimits
 from gateway_svc.failed_logins import FailedLogins
 from gateway_svc.http_api.app import HttpApi, HttpOptions
 from gateway_svc.http_api.hosts import AllowedHosts
@@ -35,6 +36,7 @@ class EngineTransport:
             AllowedHosts(("*",)),
             self._threads,
             HttpOptions(read_timeout=math.inf, undefined_fields=engine.undefined_fields),
+            CallLimits.unlimited(),
         )
         self._app = api.app()
 

@@ -60,7 +60,7 @@ class CompletionOutput:
             stop_reason=chunk.finish.matched if chunk.finish is not None else None,
             score=chunk.score,
             reasoning=chunk.reasoning,
-            tool_calls=[ToolCall(call.id, call.name, call.arguments) for call in chunk.tool_calls],
+            tool_calls=[ToolCall.from_proto(call.to_whole()) for call in chunk.tool_calls],
         )
 
 

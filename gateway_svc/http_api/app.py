@@ -1,6 +1,6 @@
 """The HTTP API as an ASGI application: the routes of every protocol, over the request manager."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from starlette.middleware.cors import CORSMiddleware
@@ -8,6 +8,7 @@ from starlette.routing import Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway_svc.auth import Authenticator
+from gateway_svc.call_limits import CallLimits
 from gateway_svc.http_api.anthropic.routes import AnthropicRoutes
 from gateway_svc.http_api.calls import HttpCalls
 from gateway_svc.http_api.document_routes import DocumentRoutes
@@ -59,12 +60,13 @@ class HttpApi:
         hosts: AllowedHosts,
         threads: TenantThreads,
         options: HttpOptions,
+        limits: CallLimits,
     ) -> None:
         """`threads` are for long work."""
         self._metrics = request_manager.metrics
         self._hosts = hosts
         self._options = options
-        self._calls = HttpCalls(request_manager, authenticator, options.undefined_fields, threads)
+        self._calls = HttpCalls(request_manager, authenticator, options.undefined_fields, threads, limits)
         service = ServiceRoutes(request_manager, self._calls, OPENAI_ERRORS, ErrorAnswer)
         openai = OpenAiRoutes(request_manager, self._calls, always_has_usage=options.always_has_usage)
         embeddings, scoring = EmbeddingsRoutes(self._calls), ScoringRoutes(self._calls)
@@ -116,7 +118,7 @@ class HttpApi:
             default=_NoRoute(self._endpoint(HttpRoute("none", {ANY_METHOD: no_route}, OPENAI_ERRORS))),
         )
         root_path, origins = self._options.root_path, self._options.origins
-        app = _RootPathApp(router, root_path) if root_path else router
+        app = _RootPathApp(router, root_path) if root_path else _ExactPathApp(router, endpoints)
         if not origins:
             return app
         return CORSMiddleware(
@@ -144,6 +146,22 @@ def _spellings(path: str) -> list[str]:
     """A route's path, with and without a slash at the end."""
     # A parameter at the end of a path is a name of any length: the slash would be a part of it.
     return [path] if path.endswith("}") else [path, f"{path}/"]
+
+
+class _ExactPathApp:
+    """Finds routes without parameters by their paths: the router compares a path with one route after the other."""
+
+    def __init__(self, router: ASGIApp, endpoints: Iterable[tuple[HttpRoute, ASGIApp]]) -> None:
+        """`router` has all routes, and those of WebSockets."""
+        self._router = router
+        self._endpoints: dict[str, ASGIApp] = {}
+        for route, endpoint in endpoints:
+            for path in _spellings(route.path) if "{" not in route.path else ():
+                self._endpoints.setdefault(path, endpoint)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        endpoint = self._endpoints.get(scope["path"]) if scope["type"] == "http" else None
+        await (endpoint or self._router)(scope, receive, send)
 
 
 class _RootPathApp:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from gateway_svc.auth import CREDENTIAL_HEADERS, Authenticator
+from gateway_svc.call_limits import CallLimits, OpenCall
 from gateway_svc.chats import ChatPrompt
 from gateway_svc.embeddings import UnvalidatedEmbeddings, Vector
 from gateway_svc.field_checker import FieldChecker
@@ -25,6 +26,7 @@ from gateway_svc.request_manager import Call, RequestManager
 from gateway_svc.scores import UnvalidatedScores
 from gateway_svc.sequence_output import ResumePosition
 from gateway_svc.tenant import Tenant
+from gateway_svc.tenant_shares import Share
 from gateway_svc.tenant_threads import FEW_LOGPROBS, TenantThreads
 from gateway_svc.tokenizer import PromptTooLong
 from gateway_svc.tracing import Operation
@@ -104,15 +106,21 @@ class HttpCalls:
         authenticator: Authenticator,
         undefined_fields: UndefinedFields,
         threads: TenantThreads,
+        limits: CallLimits,
     ) -> None:
         """`threads` are for work that would delay the streams of others."""
         self._request_manager = request_manager
         self._authenticator = authenticator
         self._undefined_fields = undefined_fields
         self._threads = threads
+        self._limits = limits
 
     def tenant(self, exchange: HttpExchange) -> Tenant:
-        """The tenant of the request's credential. Raises QuireError."""
+        """The tenant of the request's credential, whose calls count from here on. Raises QuireError."""
+        return self._begin(exchange)[0]
+
+    def login(self, exchange: HttpExchange) -> Tenant:
+        """The tenant of a credential of what is not a call yet. Raises QuireError."""
         values = ((name, exchange.header(name)) for name in CREDENTIAL_HEADERS)
         credentials = [(name, value) for name, value in values if value is not None]
         return self._authenticator.login(credentials, "http", exchange.peer)
@@ -123,7 +131,12 @@ class HttpCalls:
 
     def call(self, exchange: HttpExchange, operation: Operation) -> Call:
         """The call, with its tenant and deadline. Raises QuireError."""
-        return Call(self.tenant(exchange), operation, _deadline(exchange), exchange.context)
+        tenant, open_call = self._begin(exchange)
+        return Call(tenant, operation, _deadline(exchange), exchange.context, body=open_call.body)
+
+    def body(self, tenant: Tenant) -> Share:
+        """The bytes of a body that is not that of an exchange yet."""
+        return self._limits.body(tenant)
 
     async def read(
         self,
@@ -240,6 +253,13 @@ class HttpCalls:
         validated = await self._request_manager.validate_scores(call, model, unvalidated, exchange.request_id)
         values, usage = await self._values(exchange, call, validated.requests)
         return ScoredPairs(values, validated.read, model.name, usage)
+
+    def _begin(self, exchange: HttpExchange) -> tuple[Tenant, OpenCall]:
+        """The tenant, and what counts its call: the same where the handler of another route begins the call again."""
+        tenant = self.login(exchange)
+        if exchange.open_call is None:
+            exchange.open_call = self._limits.begin(tenant)
+        return tenant, exchange.open_call
 
     async def _values(
         self, exchange: HttpExchange, call: Call, requests: Sequence[ValidatedValue]

@@ -80,10 +80,13 @@ class HttpEndpoint:
         method = scope["method"]
         with self._metrics.call("http", self._route.path, str(_CLIENT_DISCONNECTED)) as outcome:
             # Probes and lists of models have no span of their own, unless they are part of a caller's trace.
-            if method in self._route.handlers and (method == "POST" or "traceparent" in exchange.headers):
-                await self._traced(exchange, method)
-            else:
-                await self._guarded(exchange, method)
+            try:
+                if method in self._route.handlers and (method == "POST" or "traceparent" in exchange.headers):
+                    await self._traced(exchange, method)
+                else:
+                    await self._guarded(exchange, method)
+            finally:
+                exchange.end()
             outcome.code = str(exchange.status or _CLIENT_DISCONNECTED)
             outcome.model = exchange.model
         if exchange.ignored_fields:

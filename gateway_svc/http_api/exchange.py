@@ -13,6 +13,7 @@ from opentelemetry.context import Context
 from starlette.datastructures import Headers, QueryParams
 from starlette.types import Receive, Scope, Send
 
+from gateway_svc.call_limits import OpenCall
 from gateway_svc.http_api.errors import LATE_BODY, NOT_JSON, ErrorFormat, HttpError, HttpRejection
 from gateway_svc.http_api.events import to_json
 from gateway_svc.http_api.undefined_fields import IGNORED_FIELDS_HEADER, header_value
@@ -32,8 +33,8 @@ class HttpExchange:
     """`peer` is the client's address. `status` is the response's, once it has begun. `context` is that of the
     request's span. `id_headers` are the headers of the response that have `request_id`. `model` is the name of the
     request's model, empty where that is not served. `is_durable` is whether its requests are recorded; None: it has
-    none. `ignored_fields` are names of fields of the body that have no effect. The body must come within `read_timeout`
-    seconds.
+    none. `ignored_fields` are names of fields of the body that have no effect. `open_call` counts the call from its
+    login on; it has the bytes of the body. The body must come within `read_timeout` seconds.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, read_timeout: float, errors: ErrorFormat) -> None:
@@ -48,6 +49,7 @@ class HttpExchange:
         self.model = ""
         self.is_durable: bool | None = None
         self.ignored_fields: Sequence[str] = ()
+        self.open_call: OpenCall | None = None
         self._body: bytes | None = None
         self._receive = receive
         self._send = send
@@ -86,6 +88,11 @@ class HttpExchange:
                 return await self._read_body()
         except TimeoutError:
             raise HttpRejection(LATE_BODY) from None
+
+    def end(self) -> None:
+        """After the answer: the call is counted no longer."""
+        if self.open_call is not None:
+            self.open_call.end()
 
     async def respond(
         self, body: bytes, content_type: str, status: int = 200, headers: Mapping[str, str] | None = None
@@ -152,9 +159,12 @@ class HttpExchange:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientDisconnected
-            data += message.get("body", b"")
-            if len(data) > MAX_BODY_BYTES:
+            part = message.get("body", b"")
+            if len(data) + len(part) > MAX_BODY_BYTES:
                 raise _too_large()
+            if self.open_call is not None:
+                self.open_call.body.add(len(part))
+            data += part
             if not message.get("more_body", False):
                 return bytes(data)
 

@@ -19,6 +19,10 @@ class HealthAnswer(AnswerModel):
 
     status: Literal["ready", "not ready"]
     durable: bool = Field(description="Whether requests are recorded, so that they survive any one process.")
+    memory_pressure: Literal["none", "high", "critical"] = Field(
+        description="How short memory is at the worker where it is shortest: `high` from QUIRE_MEMORY_HIGH of its "
+        "limit on, `critical` from QUIRE_MEMORY_CRITICAL on."
+    )
 
 
 class LiveAnswer(AnswerModel):
@@ -63,9 +67,15 @@ class ServiceRoutes:
         return routes
 
     async def health(self, exchange: HttpExchange) -> None:
-        """200 where a request would be accepted now; also whether it would survive its scheduler."""
+        """200 where a request would be accepted now; also whether it would survive its scheduler, and whether workers
+        are short of memory.
+        """
         is_ready = self._request_manager.is_ready
-        body = {"status": "ready" if is_ready else "not ready", "durable": self._request_manager.is_durable}
+        body = {
+            "status": "ready" if is_ready else "not ready",
+            "durable": self._request_manager.is_durable,
+            "memory_pressure": self._request_manager.memory_pressure.value,
+        }
         await exchange.respond_json(body, 200 if is_ready else 503)
 
     async def live(self, exchange: HttpExchange) -> None:

@@ -14,9 +14,14 @@ from websockets.http11 import Request
 from websockets.protocol import State
 
 from gateway_svc.http_api.connection_limits import ConnectionLimits, CountedConnection
+from gateway_svc.tenant_shares import Share
+from svc_common.errors import QuireError
 
 SET_RESPONDING = "set_responding"
 """In the state of a scope: a function that takes whether a request is in progress."""
+
+SET_BODY = "set_body"
+"""In the state of a scope: a function that takes a Share, which counts the bytes of a message that arrives."""
 
 _MAX_FRAGMENTS = 1024  # of a message: each takes memory, also an empty one
 
@@ -30,6 +35,7 @@ class BoundedWebSocket(CountedConnection, WebSocketsSansIOProtocol):
         self._limits: ConnectionLimits = config.limits
         self._has_request = False
         self._closes_after_answer = False
+        self._body: Share | None = None
         self._message_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -56,6 +62,7 @@ class BoundedWebSocket(CountedConnection, WebSocketsSansIOProtocol):
         if not self.close_sent:
             state: dict[str, Any] = self.scope["state"]
             state[SET_RESPONDING] = self._set_responding
+            state[SET_BODY] = self._set_body
 
     def shutdown(self) -> None:
         """Closes the connection as the server ends; after its answer, if one is in progress."""
@@ -100,6 +107,21 @@ class BoundedWebSocket(CountedConnection, WebSocketsSansIOProtocol):
             self._stop_waiting()
         elif self._message_timer is None:
             self._message_timer = self.loop.call_later(self._limits.read_timeout, self._message_is_late)
+
+        self._count_message()
+
+    def _set_body(self, body: Share) -> None:
+        self._body = body
+
+    def _count_message(self) -> None:
+        """Counts the bytes of a message that is not complete."""
+        if self._body is None:
+            return
+        try:
+            self._body.resize(len(self.conn.reader.buffer) + sum(map(len, self.frames)))
+        except QuireError as error:
+            self._body.release()
+            self._fail(str(error), CloseCode.TRY_AGAIN_LATER)
 
     def _set_responding(self, value: bool) -> None:
         self._has_request = value

@@ -12,10 +12,13 @@ from gateway_svc.http_api.calls import HttpCalls
 from gateway_svc.http_api.errors import ErrorFormat, HttpError, HttpRejection
 from gateway_svc.http_api.exchange import HttpExchange
 from gateway_svc.http_api.hosts import AllowedHosts
-from gateway_svc.http_api.websocket_connection import SET_RESPONDING
+from gateway_svc.http_api.websocket_connection import SET_BODY, SET_RESPONDING
+from gateway_svc.tenant import Tenant
+from gateway_svc.tenant_shares import Share
 from svc_common.errors import QuireError
 
-_UNSUPPORTED_DATA, _POLICY_VIOLATION, _SERVICE_RESTART = 1003, 1008, 1012  # RFC 6455, and IANA's registry
+# RFC 6455, and IANA's registry
+_UNSUPPORTED_DATA, _POLICY_VIOLATION, _SERVICE_RESTART, _TRY_AGAIN_LATER = 1003, 1008, 1012, 1013
 _MAX_OPEN = 2  # requests of a connection: one runs, one may wait
 _KEY_PROTOCOL = "openai-insecure-api-key."
 """A subprotocol that has the caller's key, since web pages cannot set headers. The name is that of OpenAI's API."""
@@ -51,27 +54,34 @@ class WebSocketEndpoint:
         offered: list[str] = scope["subprotocols"]
         keys = [each.removeprefix(_KEY_PROTOCOL) for each in offered if each.startswith(_KEY_PROTOCOL)]
         scope = {**scope, "headers": [*scope["headers"], *((b"x-api-key", key.encode("latin-1")) for key in keys)]}
-        if not await self._admits(scope, receive, send):
+        tenant = await self._admitted(scope, receive, send)
+        if tenant is None:
             return
         # A browser takes no answer without one of the subprotocols that its page offered.
         chosen = next((each for each in offered if not each.startswith(_KEY_PROTOCOL)), None)
-        await send({"type": "websocket.accept", "subprotocol": chosen})
-        await _Conversation(self._post, scope, receive, send).run()
+        arriving, waiting = self._calls.body(tenant), self._calls.body(tenant)
+        scope.get("state", {}).get(SET_BODY, lambda _: None)(arriving)
+        try:
+            await send({"type": "websocket.accept", "subprotocol": chosen})
+            await _Conversation(self._post, scope, receive, send, waiting).run()
+        finally:
+            arriving.release()
+            waiting.release()
 
-    async def _admits(self, scope: Scope, receive: Receive, send: Send) -> bool:
-        """Whether the caller may connect. Otherwise it has been answered."""
+    async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> Tenant | None:
+        """The caller, if it may connect. Otherwise it has been answered."""
         exchange = handshake(scope, receive, send, self._errors)
         try:
             self._hosts.check(exchange.header("Host"))
             self._check_origin(exchange)
-            self._calls.tenant(exchange)
+            tenant = self._calls.login(exchange)
         except QuireError as error:
             await exchange.send_error(HttpError.of(error))
         except HttpRejection as rejection:
             await exchange.send_error(rejection.error)
         else:
-            return True
-        return False
+            return tenant
+        return None
 
     def _check_origin(self, exchange: HttpExchange) -> None:
         """Raises HttpRejection for a web page of another site: browsers let it connect to any server."""
@@ -90,8 +100,10 @@ class WebSocketEndpoint:
 class _Conversation:
     """The calls of a connection, one after another. One further message may wait for its turn."""
 
-    def __init__(self, post: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, post: ASGIApp, scope: Scope, receive: Receive, send: Send, body: Share) -> None:
+        """`body` takes the bytes of messages that wait."""
         self._post = post
+        self._body = body
         self._receive = receive
         self._ws_send = send
         self._set_responding = scope.get("state", {}).get(SET_RESPONDING, lambda _: None)
@@ -129,8 +141,14 @@ class _Conversation:
             if self._num_open == _MAX_OPEN:
                 await self._close(_POLICY_VIOLATION, "one request runs and another one waits already")
                 return
+            body = text.encode()
+            try:
+                self._body.add(len(body))
+            except QuireError as error:
+                await self._close(_TRY_AGAIN_LATER, str(error))
+                return
             self._num_open += 1
-            self._waiting.append(text.encode())
+            self._waiting.append(body)
             self._arrived.set()
 
     async def _answer_all(self) -> None:
@@ -140,11 +158,13 @@ class _Conversation:
                 await self._arrived.wait()
                 continue
             self._set_responding(True)
-            await self._answer(self._waiting.popleft())
+            await self._answer()
             self._set_responding(False)
             self._num_open -= 1
 
-    async def _answer(self, body: bytes) -> None:
+    async def _answer(self) -> None:
+        body = self._waiting.popleft()
+        self._body.resize(sum(map(len, self._waiting)))  # the call counts its own body
         parts = [{"type": "http.request", "body": body}]
 
         async def receive() -> Message:
@@ -154,6 +174,7 @@ class _Conversation:
             return {"type": "http.disconnect"}
 
         headers = [*self._headers, (b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        del body  # its memory is free once it is parsed
         await self._post({**self._scope, "headers": headers, "state": {}}, receive, self._send)
         if self._is_draining:
             await self._close(_SERVICE_RESTART, "this gateway ends; another connection may lead to another one")

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from gateway_svc.json_schemas import WITH_NAMES, WITH_VALUES, restrict_dates
 from gateway_svc.message_formats.description import Tool, XmlCalls
 from gateway_svc.message_formats.layout import python_literal
 from gateway_svc.message_formats.schema_types import resolve_reference
@@ -14,10 +15,8 @@ _DEFINITIONS = ("$defs", "definitions")
 _COMBINING = ("allOf", "anyOf", "oneOf", "not", "if", "$ref", "patternProperties")
 # Of a string that is not written as JSON, llguidance can check nothing.
 _UNSUPPORTED = ("pattern", "not", "allOf", "if")
-# Keywords that restrict nothing, that hold schemas by name, and that hold values.
+# Keywords that restrict nothing.
 _ANNOTATIONS = ("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment")
-_WITH_NAMES = ("properties", "patternProperties", *_DEFINITIONS)
-_WITH_VALUES = ("const", "enum", "required", "dependentRequired", "dependencies")
 _MAX_DEPTH = 16
 # Names of parameters as the parsers take them.
 _TAG_NAME = re.compile(r"[^\s<>]([^<>\n]*[^\s<>])?")
@@ -43,6 +42,7 @@ def escaped_regex(text: str) -> str:
 def json_rule(schema: Mapping[str, Any], options: Mapping[str, Any] = JSON_ON_ONE_LINE) -> str:
     """JSON of a schema. `options` are llguidance's."""
     written = {**_without_annotations(schema), "x-guidance": options}
+    restrict_dates(written)
     return f"%json {json.dumps(written, ensure_ascii=False, separators=(',', ':'))}"
 
 
@@ -54,9 +54,9 @@ def _without_annotations(schema: Any) -> Any:
         return schema
     return {
         keyword: value
-        if keyword in _WITH_VALUES
+        if keyword in WITH_VALUES
         else {name: _without_annotations(part) for name, part in value.items()}
-        if keyword in _WITH_NAMES and isinstance(value, Mapping)
+        if keyword in WITH_NAMES and isinstance(value, Mapping)
         else _without_annotations(value)
         for keyword, value in schema.items()
         if keyword not in _ANNOTATIONS

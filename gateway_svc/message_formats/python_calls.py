@@ -99,17 +99,23 @@ def _copy_value(source: TurnSource, sink: Sink, depth: int) -> Parse[None]:
 
     def copy_item() -> Parse[None]:
         nonlocal num_items
-        if num_items:
-            sink(", ")
+        separator = ", " if num_items else ""
         num_items += 1
+
+        def write(text: str) -> None:
+            # The separator comes with the item: what is no literal must be put back, and nothing written yet.
+            nonlocal separator
+            sink(separator + text)
+            separator = ""
+
         if first == "{":
             if source.last not in ('"', "'"):
                 source.refuse()
-            yield from _copy_string(source, sink)
+            yield from _copy_string(source, write)
             yield from source.expect(":")
             sink(": ")
             yield from source.read_visible()
-        yield from _copy_value(source, sink, depth + 1)
+        yield from _copy_value(source, write, depth + 1)
 
     if first in ("[", "{"):
         closing = "]" if first == "[" else "}"

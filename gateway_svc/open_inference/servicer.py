@@ -124,7 +124,8 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
 
             async def respond(request: pb.ModelInferRequest) -> None:
                 try:
-                    await self._stream(request, call, outcome, send)
+                    with self._calls.message(call, request) as part:
+                        await self._stream(request, part, outcome, send)
                 except grpc.aio.InternalError:
                     pass  # a write after the client has left
                 except Exception as error:

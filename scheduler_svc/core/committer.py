@@ -123,6 +123,7 @@ class Committer:
             return
         if sequence.phase is Phase.RUNNING and sequence.block_ids:
             replica.publish(sequence)
+        sequence.num_sent_blocks = None  # the worker has forgotten it
         self._requests.end(sequence, replica)
         events.append(TokensEvent(sequence, 0, (), end=ValueComputed(result.value)))
 

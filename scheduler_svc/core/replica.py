@@ -102,6 +102,13 @@ class Replica:
         """
         return bool(self.finished_ids) or self.kv.swaps.has_waiting or self.must_discard
 
+    @property
+    def has_work(self) -> bool:
+        """Whether a step may be planned though nothing waits. Indivisible prompts in steps in flight need none."""
+        if self.running or self.isolated or self.swapped or self.has_pending_updates or self.has_new_pressure:
+            return True
+        return len(self.kv.swaps) > 0 or any(not sequence.num_steps_in_flight for sequence in self.indivisible)
+
     def holds(self, sequence: Sequence) -> bool:
         """Whether a sequence is on this replica. O(sequences that run)."""
         if sequence.phase in (Phase.RUNNING, Phase.SWAPPING_IN):

@@ -19,8 +19,8 @@ from scheduler_svc.core.planning.capacity import Capacity
 from scheduler_svc.core.planning.fair_preemption import FairPreemption
 from scheduler_svc.core.planning.forks import Forks
 from scheduler_svc.core.planning.isolated_runs import IsolatedRuns
-from scheduler_svc.core.planning.memory_relief import MemoryRelief
-from scheduler_svc.core.planning.newcomer_room import NewcomerRoom
+from scheduler_svc.core.planning.memory_reclaim import MemoryReclaimer
+from scheduler_svc.core.planning.new_request_reserve import NewRequestReserve
 from scheduler_svc.core.planning.preemptor import Preemptor
 from scheduler_svc.core.planning.prompt_turns import PromptTurns
 from scheduler_svc.core.planning.running import RunningPlanner
@@ -62,16 +62,16 @@ class Scheduler:
         lengths, self.poison = OutputLengths(), PoisonTracker()
         self.waiting = IsolatingQueue(policy, Admission(limits.queue, sharing, lengths), self.poison, self.replicas)
         self.placement = IsolatingPlacement(self.replicas, self.poison)
-        newcomers = NewcomerRoom(self.waiting)
-        self.capacity = Capacity(limits, self.placement, preemption, newcomers)
+        for_new_requests = NewRequestReserve(self.waiting)
+        self.capacity = Capacity(limits, self.placement, preemption, for_new_requests)
         searches: dict[str, BeamGroup] = {}
         new_id = partial(next, count())
         self._preemptor = Preemptor(preemption, self.waiting, searches, self.totals)
-        self._relief = MemoryRelief(self._preemptor, self.waiting)
+        self._reclaimer = MemoryReclaimer(self._preemptor, self.waiting)
         shares_by_tenant = sharing is Sharing.BY_TENANT
         turns = PromptTurns(self.waiting, shares_by_tenant=shares_by_tenant)
         forks = Forks(searches, self.waiting, new_id)
-        self._running = RunningPlanner(limits, preemption, self._preemptor, turns, forks, newcomers)
+        self._running = RunningPlanner(limits, preemption, self._preemptor, turns, forks, for_new_requests)
         room = (self.replicas, self.waiting, self.capacity)
         self.slot_wait = SlotWait(*room, lengths, shares_by_tenant=shares_by_tenant)
         self._fair_preemption = FairPreemption(*room, preemption, self._preemptor, shares_by_tenant=shares_by_tenant)
@@ -92,7 +92,8 @@ class Scheduler:
         sequences are admitted, also to other replicas (see `take_placed`).
         """
         self.waiting.now = now
-        if len(replica.steps_in_flight) == MAX_STEPS_IN_FLIGHT or self._isolated_runs.must_wait(replica):
+        is_idle = not (replica.has_work or self.num_queued)
+        if is_idle or len(replica.steps_in_flight) == MAX_STEPS_IN_FLIGHT or self._isolated_runs.must_wait(replica):
             return None
         num_sequences_freed = self._preemptor.num_sequences_freed
         plan = self._plan_step(replica)
@@ -103,7 +104,7 @@ class Scheduler:
 
     def _plan_step(self, replica: Replica) -> StepPlan | None:
         step = StepBuilder(replica, self.limits)
-        self._relief.relieve(replica)
+        self._reclaimer.reclaim(replica)
         if self._preemptor.limit_accounts(replica):
             for other in self.replicas:
                 self.placement.note_placed(other)  # which may have room where this one has none
@@ -178,10 +179,9 @@ class Scheduler:
                     tenant = sequence.request.tenant
                     served[tenant] = (sequence, num_new + (served[tenant][1] if tenant in served else 0))
             part.settle(num_new)
-            if sequence.phase is not Phase.RUNNING:
-                is_free = replica.free_if_idle(sequence)
-                if is_free and sequence.phase is Phase.PREEMPTED:
-                    self._preemptor.finish(replica, sequence)
+            is_free = sequence.phase is not Phase.RUNNING and replica.free_if_idle(sequence)
+            if is_free and sequence.phase is Phase.PREEMPTED:
+                self._preemptor.finish(replica, sequence)
         for sequence, num_tokens in served.values():
             self.waiting.policy.charge(sequence, num_tokens)
         for done in outcome.swaps:

@@ -108,6 +108,9 @@ class StepPlan:
     them. The contents of `discarded_block_ids` and `discarded_host_block_ids` are lost, and their memory goes back to
     the system. `held_block_ids` are released when the step commits. `preempted` are the sequences preempted since the
     last step.
+
+    `finished_ids` are the sequences that the worker forgets. One that ended with its value is not among them: the
+    worker has forgotten it with that step.
     """
 
     step_id: int

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from svc_common.settings import BAD_SETTINGS
 from svc_common.supervisor.console import Console
 from svc_common.supervisor.launch import launch_command
 from svc_common.supervisor.roles import Role, StartTier
@@ -17,8 +18,6 @@ from svc_common.supervisor.roles import Role, StartTier
 _NUM_LAST_LINES = 20
 _OUTPUT_DRAIN_SECONDS = 1.0
 """How long output is read after a process ended: a child of its own may hold the pipe open."""
-_BAD_SETTINGS = 2
-"""The exit status of a role with invalid settings, which is not restarted."""
 
 
 class RoleState(StrEnum):
@@ -48,7 +47,7 @@ class RestartPolicy:
 
 
 class RoleFailed(Exception):  # noqa: N818
-    """A role died repeatedly before it ever answered, or has invalid settings."""
+    """A role died repeatedly before it ever answered, or cannot start with its settings."""
 
     def __init__(self, role: str, why: str, last_lines: list[str]) -> None:
         super().__init__(f"{role} {why}")
@@ -87,7 +86,7 @@ class RoleRunner:
                 num_exits = 0
             num_exits += 1
             died = f"died ({_describe(status)})"
-            if not self.ready.is_set() and (status == _BAD_SETTINGS or num_exits >= self._policy.attempts):
+            if not self.ready.is_set() and (status == BAD_SETTINGS or num_exits >= self._policy.attempts):
                 raise RoleFailed(self.role.name, f"{died} and never answered", list(self._last_lines))
             wait = self._policy.wait(num_exits)
             when = f"in {wait:g} s" if wait else "at once"

@@ -1,5 +1,6 @@
-"""Opens thousands of idle connections, half-open calls, slow bodies and floods of headers to a gateway, and checks that
-it answers meanwhile and how much memory it takes. Prints a summary in JSON; exits with 1 where a bound is exceeded.
+"""Opens thousands of idle connections, half-open calls, slow and large bodies and floods of headers to a gateway, and
+checks that it answers another tenant in time meanwhile, and how much memory it takes. Prints a summary in JSON; exits
+with 1 where a bound is exceeded.
 
     python -m tests.acceptance.connection_floods [--connections 10000]
 """
@@ -27,9 +28,18 @@ from tiny_model import EOS, make_model_directory
 BASE_BYTES = 32 * 2**20
 BYTES_PER_CONNECTION = 32 * 2**10
 """What a gateway may take for floods: so much, and so much more for each connection. docs/operations.md has it."""
+BODY_BYTES = 128 * 2**20
+"""What the gateway is set to take for bodies, beside that."""
+MAX_SECONDS = 30.0
+"""The time within which the other tenant has an answer: a stop of the gateway takes longer, a busy machine does not."""
 
 GET = b"GET /live HTTP/1.1\r\n"
-POST = b"POST /v1/completions HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: 1000000\r\n\r\n{"
+KEYS = {name: f"the-own-key-of-{name}" for name in ("flood", "user")}
+POST = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    b"x-api-key: %s\r\ncontent-length: 16000000\r\n\r\n{" % KEYS["flood"].encode()
+)
+LARGE_BYTES = 8 * 2**20  # that are sent of each large body
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SettingsFrame(0).serialize()
 CALLS_PER_CONNECTION = 10
 _AT_ONCE = 64  # connections that are opened at a time
@@ -42,6 +52,7 @@ def half_open_calls() -> bytes:
     headers = [
         *((":method", "POST"), (":scheme", "http"), (":path", "/quire.inference.v1.InferenceService/Generate")),
         *((":authority", "localhost"), ("te", "trailers"), ("content-type", "application/grpc")),
+        ("x-api-key", KEYS["flood"]),
     ]
     encoder, frames = Encoder(), b""
     for call in range(CALLS_PER_CONNECTION):
@@ -83,10 +94,19 @@ async def flood_headers(port: int) -> None:
         writer.close()
 
 
+async def send_large(stream: Stream) -> None:
+    """Sends a part of a large body, which the gateway keeps or refuses."""
+    _, writer = stream
+    with suppress(ConnectionError):
+        for _ in range(LARGE_BYTES // 2**20):
+            writer.write(b" " * 2**20)
+            await writer.drain()
+
+
 async def answers(quire: Harness) -> float:
-    """Seconds that a completion takes. Raises where it fails."""
+    """Seconds that a completion of another tenant takes. Raises where it fails."""
     started = time.monotonic()
-    answer = await quire.http.post("/v1/completions", json={"prompt": "a"})
+    answer = await quire.http.post("/v1/completions", json={"prompt": "a"}, headers={"x-api-key": KEYS["user"]})
     answer.raise_for_status()
     return time.monotonic() - started
 
@@ -97,13 +117,17 @@ def memory(pid: int) -> int:
 
 
 async def flood(count: int) -> dict[str, float]:
-    """Floods a gateway with `count` idle connections, half of them at each port, and a tenth as many of other kinds.
+    """Floods a gateway with `count` idle connections, half of them at each port, and a tenth as many of other kinds;
+    a 50th as many, but at least 32, send large bodies.
 
     Returns memory in bytes and the longest of the completions in seconds.
     """
     with tempfile.TemporaryDirectory() as directory:
         model = make_model_directory(Path(directory) / "tiny")
+        keys = Path(directory) / "keys.toml"
+        keys.write_text("".join(f'[[keys]]\nkey = "{key}"\ntenant = "{name}"\n' for name, key in KEYS.items()))
         bounds = {f"QUIRE_MAX_{kind}_CONNECTIONS": str(2 * count) for kind in ("HTTP", "GRPC")}
+        bounds |= {"QUIRE_BODY_MEMORY": str(BODY_BYTES / 2**30), "QUIRE_API_KEYS": str(keys)}
         async with gateway_process(model, **bounds) as (process, quire):
             quire.scheduler.script = answer_with(encoded("hello world"), stop_token_id=EOS)
             http, grpc = quire.http_port, quire.grpc_port
@@ -116,9 +140,19 @@ async def flood(count: int) -> dict[str, float]:
                     for _, writer in slow:
                         writer.write(b" ")
                     times.append(await answers(quire))
-                    most = memory(process.pid)
+                    async with opened(http, max(32, count // 50), POST) as large:
+                        sending = asyncio.gather(*map(send_large, large))
+                        times.append(await answers(quire))
+                        await sending
+                        times.append(await answers(quire))
+                        most = memory(process.pid)
             times.append(await answers(quire))
     return {"before": before, "idle": idle - before, "most": most - before, "slowest": round(max(times), 3)}
+
+
+def bound_of(count: int) -> int:
+    """Bytes that the gateway may take for so many connections."""
+    return BASE_BYTES + BYTES_PER_CONNECTION * count + BODY_BYTES
 
 
 def main() -> None:
@@ -130,9 +164,8 @@ def main() -> None:
     if soft < 2 * count:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(2 * count, hard), hard))
     found = asyncio.run(flood(count))
-    bound = BASE_BYTES + BYTES_PER_CONNECTION * count
-    print(json.dumps({"connections": count, **found, "bound": bound}))
-    sys.exit(found["most"] > bound)
+    print(json.dumps({"connections": count, **found, "bound": bound_of(count), "max_seconds": MAX_SECONDS}))
+    sys.exit(found["most"] > bound_of(count) or found["slowest"] > MAX_SECONDS)
 
 
 if __name__ == "__main__":

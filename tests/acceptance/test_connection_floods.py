@@ -1,8 +1,9 @@
 """A small run of the floods of connections."""
 
-from tests.acceptance.connection_floods import BASE_BYTES, BYTES_PER_CONNECTION, flood
+from tests.acceptance.connection_floods import MAX_SECONDS, bound_of, flood
 
 
 async def test_a_gateway_answers_amid_floods_and_its_memory_has_a_bound() -> None:
     found = await flood(400)
-    assert found["most"] <= BASE_BYTES + 400 * BYTES_PER_CONNECTION
+    assert found["most"] <= bound_of(400)
+    assert found["slowest"] <= MAX_SECONDS

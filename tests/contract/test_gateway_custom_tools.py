@@ -1,5 +1,7 @@
-"""Custom tools, which take a text, in chats and responses: with OpenAI's client and a scripted scheduler."""
+"""Custom tools, which take a text, in chats and responses: with OpenAI's and Quire's clients and a scripted
+scheduler."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -13,6 +15,7 @@ from answers_with_calls import make_family_directory
 from gateway_harness import MODEL, Harness, running_gateway
 from official_client import official_client
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from quire_client import AllowedTools, AsyncClient, Client, CustomTool, FinishReason, Message, Tool
 from responses_api import events_of
 from scripted_scheduler import ScriptedSession, answer_with, stop_end
 from tool_families import TOOL_FAMILIES, tool
@@ -158,3 +161,70 @@ async def test_events_of_a_response_have_the_text(quire: Harness, client: openai
     assert done["input"] == PROGRAM
     assert events[-1]["response"]["tool_choice"] == choice
     assert events[-1]["response"]["output"][-1]["input"] == PROGRAM
+
+
+QUESTION = Message("user", USER["content"])
+RUN_TOOL = CustomTool("run", "Runs a program.")
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def quire_client(quire: Harness) -> AsyncIterator[AsyncClient]:
+    """Quire's own client."""
+    async with AsyncClient(f"127.0.0.1:{quire.gateway.grpc_port}") as own:
+        yield own
+
+
+async def test_a_call_over_grpc_has_its_text(quire: Harness, quire_client: AsyncClient, family: str) -> None:
+    quire.scheduler.script = answer_with(written(family), stop_token_id=EOS)
+    tools: list[CustomTool | Tool] = [RUN_TOOL, Tool("now")]
+    answer = await quire_client.chat([QUESTION], tools=tools, max_tokens=200)
+    assert (answer.text, answer.finish_reason) == ("I do.", FinishReason.TOOL_CALLS)
+    (call,) = answer.tool_calls
+    assert (call.name, call.input, call.arguments) == ("run", PROGRAM, "")
+    assert call.id.startswith("call_")
+
+    def blocking() -> Any:
+        with Client(f"127.0.0.1:{quire.gateway.grpc_port}") as other:
+            return other.chat([QUESTION], tools=tools, max_tokens=200).tool_calls
+
+    (same,) = await asyncio.to_thread(blocking)
+    assert (same.name, same.input, same.arguments) == ("run", PROGRAM, "")
+
+    # The call and its result go back to the model.
+    quire.scheduler.script = answer_with([EOS], stop_token_id=EOS)
+    messages = [QUESTION, Message("assistant", "I do.", [call]), Message("tool", "done", tool_call_id=call.id)]
+    await quire_client.chat(messages, tools=tools, max_tokens=200)
+    prompt = prompt_of(quire, family)
+    assert "done" in prompt
+    assert TOOL_FAMILIES[family].tokenizer.decode(written(family), skip_special_tokens=False).split("I do. ")[1] in (
+        prompt
+    )
+
+
+async def test_the_text_of_a_call_streams_over_grpc(quire: Harness, quire_client: AsyncClient, family: str) -> None:
+    token_ids = [*written(family), EOS]
+    quire.scheduler.script = one_by_one(token_ids[:-1])
+    allowed = AllowedTools(["run"], "required")
+    options: Any = {"tools": [RUN_TOOL], "tool_choice": allowed, "max_tokens": 200, "request_id": f"grpc-{family}"}
+    chunks = [chunk async for chunk in quire_client.stream_chat([QUESTION], **options)]
+    first, *others = [piece for chunk in chunks for piece in chunk.tool_calls]
+    assert (first.index, first.name) == (0, "run")
+    assert len([piece for piece in others if piece.input]) > 3
+    assert all(piece.input is not None and not (piece.arguments or piece.id or piece.name) for piece in others)
+    assert "".join(piece.input or "" for piece in (first, *others)) == PROGRAM
+
+    # From any token on, the rest follows.
+    submit = quire.scheduler.all("submit")[-1]
+
+    def attach(session: ScriptedSession, _: scheduler_v1.Attach) -> None:
+        session.attached(submit, scheduler_v1.Tokens(token_ids=token_ids, end=stop_end(EOS)))
+
+    quire.scheduler.attach_script = attach
+    for position in range(0, len(token_ids), 7):
+        known = [chunk for chunk in chunks if chunk.offset < position]
+        rest = [chunk async for chunk in quire_client.resume(options["request_id"], {0: position})]
+        pieces = [piece for chunk in (*known, *rest) for piece in chunk.tool_calls]
+        assert "".join(piece.input or "" for piece in pieces) == PROGRAM
+        assert [piece.name for piece in pieces if piece.name] == ["run"]
+    whole = await quire_client.resume(options["request_id"]).collect()
+    assert [(call.name, call.input) for call in whole.tool_calls] == [("run", PROGRAM)]

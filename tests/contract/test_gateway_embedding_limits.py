@@ -71,11 +71,12 @@ async def test_a_client_that_leaves_cancels_its_inputs(protocol: str, quire: Har
 
 async def test_a_deadline_ends_a_call(quire: Harness) -> None:
     started = time.monotonic()
-    answer = await quire.http.post("/v1/embeddings", json={"input": TEXTS}, headers={"x-request-timeout": "0.3"})
+    # The inputs reach the scheduler before that, also on a slow machine.
+    answer = await quire.http.post("/v1/embeddings", json={"input": TEXTS}, headers={"x-request-timeout": "2"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
     assert time.monotonic() - started < 30
     for submit in await until_submitted(quire, 2):
-        assert 0 < submit.time_left.ToNanoseconds() <= 300_000_000
+        assert 0 < submit.time_left.ToNanoseconds() <= 2_000_000_000
     error = await refused(quire.stub.Embed(asking(), timeout=0.3))
     assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 

@@ -157,12 +157,17 @@ async def test_the_acceptance_has_whether_the_request_is_durable(quire: Harness)
         call.cancel()
 
 
-async def test_health_has_whether_requests_are_durable(quire: Harness) -> None:
-    assert (await quire.http.get("/health")).json() == {"status": "ready", "durable": True}
-    quire.scheduler.session.status(quire.scheduler.model, is_store_degraded=True)
+async def test_health_has_whether_requests_are_durable_and_memory_is_short(quire: Harness) -> None:
+    well = {"status": "ready", "durable": True, "memory_pressure": "none"}
+    assert (await quire.http.get("/health")).json() == well
+    assert quire.scheduler.model is not None
+    model = scheduler_v1.Model(memory_pressure=worker_v1.MEMORY_PRESSURE_HIGH)
+    model.MergeFrom(quire.scheduler.model)
+    quire.scheduler.session.status(model, is_store_degraded=True)
     quire.scheduler.script = lambda session, submit: session.accept(submit.key)
     call = quire.stub.StreamGenerate(asking())
     await call.read()  # by now the status has arrived
     response = await quire.http.get("/health")
-    assert (response.status_code, response.json()) == (200, {"status": "ready", "durable": False})
+    assert response.status_code == 200
+    assert response.json() == {"status": "ready", "durable": False, "memory_pressure": "high"}
     call.cancel()

@@ -80,3 +80,14 @@ async def test_connections_have_a_bound(model_directory: Path) -> None:
         for _, writer in connections:
             writer.close()
         await quire.stub.ListModels(api.ListModelsRequest())
+
+
+async def test_a_connection_without_calls_is_closed(model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway_svc.gateway._GRPC_IDLE_SECONDS", 1)
+    async with running_gateway(model_directory) as quire:
+        reader, writer = await asyncio.open_connection("127.0.0.1", quire.gateway.grpc_port)
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
+        async with asyncio.timeout(60):
+            await reader.read()
+        writer.close()
+        await quire.stub.ListModels(api.ListModelsRequest())

@@ -18,6 +18,7 @@ from gateway_processes import gateway_process, start
 from quire.inference.v1 import inference_pb2 as api
 from scripted_scheduler import answer_with
 from svc_common.models import tokenizer_fingerprint
+from svc_common.settings import BAD_SETTINGS
 from tiny_model import EOS, make_model_directory
 
 TRACE = "0123456789abcdef0123456789abcdef"
@@ -158,7 +159,7 @@ async def test_a_failed_start_prints_one_line(model_directory: Path, tmp_path: P
         "models.toml: models[0].name is not a key",
     ]
     for (status, stderr), text in zip(attempts, [*reasons, "nowhere.gguf"], strict=True):
-        assert status == 1
+        assert status == (1 if "in use" in text else BAD_SETTINGS), "a port may be free after a restart"
         (line,) = stderr.splitlines()
         assert line.startswith("python -m gateway_svc: ")
         assert text in line

@@ -77,7 +77,7 @@ GRAMMARS = {"lark": 'start: "print(" /[^)]*/ ")" LF?\n%import common.LF', "regex
 
 def run_tool(syntax: str | None = None, definition: str | None = None) -> Any:
     """A custom tool, with a grammar if a syntax is given."""
-    grammar = {"syntax": syntax, "definition": definition or GRAMMARS.get(syntax or "")}
+    grammar = {"syntax": syntax, "definition": GRAMMARS.get(syntax or "") if definition is None else definition}
     form = {"type": "text"} if syntax is None else {"type": "grammar", "grammar": grammar}
     return {"type": "custom", "custom": {"name": "run", "format": form}}
 
@@ -177,6 +177,7 @@ async def test_the_grammar_admits_what_was_asked_for(
     ("syntax", "definition", "message"),
     [
         ("lark", "start: a", "the grammar of run cannot be applied: at 1(8): unknown name"),
+        ("regex", "", "the grammar of run cannot be applied: must not be empty"),
         ("regex", "a(", "the grammar of run cannot be applied: invalid regular expression"),
         ("regex", "(?=a)b", "the grammar of run cannot be applied: invalid regular expression: look-around"),
         ("lark", 'start: "a" start?', "the grammar of run: rules that contain themselves are not supported"),
@@ -192,6 +193,12 @@ async def test_a_grammar_that_cannot_be_applied_is_named(
         error = response.json()["error"]
         assert (response.status_code, error["code"], error["param"]) == (400, "grammar_invalid", "tools")
         assert message in error["message"]
+    custom: Any = {"grammar" if syntax == "lark" else syntax: definition}
+    chat = api.Chat(messages=[USER], tools=[{"name": "now"}, {"name": "run", "custom": custom}])
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await gateway.stub.Generate(api.GenerateRequest(generation=api.Generation(chat=chat)))
+    assert reason_of(refusal.value) == ("GRAMMAR_INVALID", "generation.chat.tools")
+    assert message in (refusal.value.details() or "")
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -202,9 +209,37 @@ async def test_auto_without_strict_tools_has_no_grammar(gateway: Harness) -> Non
     assert await grammar_of(gateway, thinking_token_budget=-1) == ""
 
 
+RUN_CUSTOM = {syntax: run_tool(syntax) for syntax in (None, *GRAMMARS)}
+# Fields over HTTP, and those of Chat that stand for them.
+SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "required": ({"tool_choice": "required"}, {"tool_mode": api.TOOL_MODE_REQUIRED}),
+    "allowed": ({"tool_choice": allowed("auto", NAMED)}, {"allowed_tools": {"names": ["now"]}}),
+    "allowed and required": (
+        {"tool_choice": allowed("required", NAMED)},
+        {"allowed_tools": {"mode": api.TOOL_MODE_REQUIRED, "names": ["now"]}},
+    ),
+    "custom": (
+        {"tools": [RUN_CUSTOM[None]], "tool_choice": "required"},
+        {"tools": [{"name": "run", "custom": {}}], "tool_mode": api.TOOL_MODE_REQUIRED},
+    ),
+    "custom, lark": (
+        {"tools": [RUN_CUSTOM["lark"]]},
+        {"tools": [{"name": "run", "custom": {"grammar": GRAMMARS["lark"]}}]},
+    ),
+    "custom, regex": (
+        {"tools": [RUN_CUSTOM["regex"]]},
+        {"tools": [{"name": "run", "custom": {"regex": GRAMMARS["regex"]}}]},
+    ),
+}
+
+
 @pytest.mark.asyncio(loop_scope="module")
-async def test_both_protocols_have_the_same_grammar(gateway: Harness) -> None:
-    over_http = await grammar_of(gateway, tool_choice="required")
+@pytest.mark.parametrize(("fields", "chat_fields"), SAME.values(), ids=SAME)
+async def test_both_protocols_have_the_same_grammar(
+    fields: dict[str, Any], chat_fields: dict[str, Any], gateway: Harness
+) -> None:
+    over_http = await grammar_of(gateway, **fields)
+    assert over_http
     tools = [
         api.Tool(
             name=each["function"]["name"],
@@ -213,12 +248,12 @@ async def test_both_protocols_have_the_same_grammar(gateway: Harness) -> None:
         )
         for each in (CITY, NOW)
     ]
-    messages = [api.ChatMessage(role="user", content="Weather?")]
-    chat = api.Chat(messages=messages, tools=tools, tool_mode=api.TOOL_MODE_REQUIRED)
-    generation = api.Generation(chat=chat, stopping=api.Stopping(max_tokens=200))
+    chat: dict[str, Any] = {"messages": [USER], "tools": tools} | chat_fields
+    generation = api.Generation(chat=api.Chat(**chat), stopping=api.Stopping(max_tokens=200))
     await gateway.stub.Generate(api.GenerateRequest(generation=generation))
     first, second = gateway.scheduler.all("submit")[-2:]
     assert second.sampling.grammar == over_http
+    assert second.prompt_token_ids == first.prompt_token_ids
     assert first.body_digest == second.body_digest
 
 

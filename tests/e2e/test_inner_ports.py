@@ -3,12 +3,13 @@
 import asyncio
 import os
 import stat
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 from transformers import LlamaConfig
 
@@ -23,6 +24,7 @@ from quire_client.admin import AdminClient
 from svc_common.service_roles import ServiceRole
 from tiny_model import make_model_directory, tiny_tokenizer
 
+API_KEY = "the-own-key-of-a-tenant"
 UNAUTHENTICATED, DENIED = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED
 CALLEES = {
     "schedulers": ServiceRole.SCHEDULER,
@@ -39,11 +41,15 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     save_model(directory, LlamaConfig(**SIZES | {"vocab_size": tiny_tokenizer().get_vocab_size()}))
     (directory / "tokenizer.json").unlink()
     tokenizer = make_model_directory(tmp_path_factory.mktemp("tokenizer") / "tiny")
+    keys = directory / "keys.toml"
+    keys.write_text(f'[[keys]]\nkey = "{API_KEY}"\ntenant = "tests"\n')
     settings: dict[str, str | int] = {
         "model": str(directory),
         "tokenizer": str(tokenizer),
         "num_blocks": 50,
         "num_threads": 1,
+        "gateways": 2,
+        "api_keys": str(keys),
     }
     with deployment(**settings, log_level="debug") as started:
         yield started
@@ -122,7 +128,7 @@ async def test_each_role_may_make_its_own_calls(running: Deployment, secret: byt
         assert described.num_blocks == 50
     with running.admin() as admin:
         assert admin.requests().num_live == 0
-    with Client(running.grpc) as client:
+    with Client(running.grpc, api_key=API_KEY) as client:
         assert len(client.generate([5, 6, 7], max_tokens=4).token_ids) <= 4
 
 
@@ -139,6 +145,47 @@ def test_the_admin_client_needs_the_deployments_secret(
     (tmp_path / "run" / "deployment.secret").write_bytes(running.secret_file.read_bytes())
     with AdminClient(address) as admin:
         assert admin.requests().num_live == 0
+
+
+@pytest.mark.parametrize("name", METHODS)
+async def test_an_api_key_is_no_credential_of_an_inner_port(running: Deployment, name: str) -> None:
+    metadata = (("authorization", f"Bearer {API_KEY}"), ("x-api-key", API_KEY))
+    async with port(running, name) as channel:
+        for method in METHODS[name]:
+            assert (await status(channel, method, metadata))[0] is UNAUTHENTICATED, method
+
+
+@pytest.mark.parametrize("gateway", [0, 1])
+async def test_a_gateway_has_no_method_of_an_inner_port(running: Deployment, gateway: int) -> None:
+    metadata = (("authorization", f"Bearer {API_KEY}"),)
+    inner = {method for methods in METHODS.values() for method in methods if "reflection" not in method}
+    async with grpc.aio.insecure_channel(running.state["grpc"][gateway]) as channel:
+        for method in inner:
+            assert (await status(channel, method, metadata))[0] is grpc.StatusCode.UNIMPLEMENTED, method
+    paths = ("metrics", "requests", "explain", "reset_prefix_cache", "start_profile", "stop_profile", "v1/requests")
+    async with httpx.AsyncClient(base_url=f"http://{running.state['http'][gateway]}") as client:
+        client.headers["authorization"] = f"Bearer {API_KEY}"
+        for path in paths:
+            for method in ("GET", "POST"):
+                assert (await client.request(method, f"/{path}")).status_code == 404, path
+        assert (await client.get("/v1/models")).status_code == 200
+
+
+def test_an_api_key_is_no_secret_of_the_admin_client(running: Deployment, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(API_KEY.ljust(64, "0"))
+    calls: Sequence[Callable[[AdminClient], Any]] = (
+        lambda admin: admin.requests(),
+        lambda admin: admin.explain("any", tenant="tests"),
+        lambda admin: admin.reset_prefix_cache(),
+        lambda admin: admin.start_profile(),
+        lambda admin: admin.stop_profile(),
+    )
+    with AdminClient(running.state["scheduler_admin"][0], secret_file=secret) as admin:
+        for call in calls:
+            with pytest.raises(QuireError) as raised:
+                call(admin)
+            assert raised.value.reason == "UNAUTHENTICATED"
 
 
 async def test_rejections_are_logged_and_secrets_are_not(running: Deployment, secret: bytes) -> None:

@@ -24,12 +24,12 @@ from reference import MAX_TIES, NEW_TOKENS, Reference
 from scheduler_svc.core.request import STOP_STRING_LEAD
 
 QUIRE = Path(sys.executable).parent / "quire"
-NUM_BLOCKS = 24
+NUM_BLOCKS = 16  # so few that tokens of two requests fill them in seconds, also on a slow machine
 BLOCK = 16
 SWAPS = 'quire_preemptions_total{method="swap"}'
 MAX_QUEUED = 4  # requests of one tenant
 PROMPT_BLOCKS = 4
-LONG: dict[str, Any] = {"max_tokens": 310, "temperature": 0, "ignore_eos": True, "stop": "there is no such text"}
+LONG: dict[str, Any] = {"max_tokens": 182, "temperature": 0, "ignore_eos": True, "stop": "there is no such text"}
 
 
 @pytest.fixture(scope="module")
@@ -213,16 +213,18 @@ async def test_worker_that_is_killed_in_mid_swap_costs_no_token(running: Deploym
             try:
                 await serve(client, reference)
             except QuireError as error:
-                if not is_killed or error.reason != "TENANT_QUOTA_EXCEEDED":  # all others wait for a worker
+                if error.reason != "TENANT_QUOTA_EXCEEDED":  # all others wait at this moment
                     raise
 
     chosen = judged[14 : 15 + MAX_QUEUED]  # of 33 to 64 tokens
     async with AsyncClient(running.state["grpc"][1]) as client:
         serving = [asyncio.create_task(serve_again_and_again(client, reference)) for reference in chosen]
-        await in_mid_swap(running)
+        async with asyncio.timeout(300):
+            await in_mid_swap(running)
         is_killed = True
         running.kill("worker")
         await asyncio.gather(*serving)
+    assert served
     assert len({reference for reference, tokens in served if reference.judge(tokens)}) <= MAX_TIES
     assert running.state["roles"]["worker"]["restarts"] == 1
     blocks = await running.rest()

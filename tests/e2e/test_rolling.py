@@ -1,14 +1,19 @@
-"""A model's dtype is replaced under load: old and new workers side by side, and no request fails."""
+"""A model's dtype or weights are replaced under load: old and new workers side by side, and no request fails."""
 
 import asyncio
+import json
 import os
 import re
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
 
 from quire_client import AsyncClient
 from svc_common.supervisor.roles import Role
@@ -18,26 +23,26 @@ from tests.chaos.stack import Stack, stack
 TIMEOUT = 240  # seconds
 NUM_CLIENTS = 4
 NUM_TOKENS = 400
-# A worker with the dtype that a file has when it starts, as a pod has the template that its workload has by then.
+# A worker with the settings that a file has when it starts, as a pod has the template that its workload has by then.
 _RUN = """
-import os, runpy, sys
+import json, os, runpy, sys
 with open(sys.argv.pop(1)) as file:
-    os.environ["QUIRE_DTYPE"] = file.read()
+    os.environ.update(json.load(file))
 runpy.run_module("worker_svc", run_name="__main__", alter_sys=True)
 """
 
 
 @asynccontextmanager
-async def deployment(log: Path, model: Path, dtype: Path) -> AsyncIterator[Stack]:
+async def deployment(log: Path, model: Path, settings: Path) -> AsyncIterator[Stack]:
     def adapt(role: Role) -> Role:
         if not role.name.startswith("worker-"):
             return role
         path = os.pathsep.join(one for one in sys.path if one)
-        command = (sys.executable, "-c", _RUN, str(dtype))
+        command = (sys.executable, "-c", _RUN, str(settings))
         return replace(role, command=command, environment={**role.environment, "PYTHONPATH": path})
 
     environment = {"QUIRE_NUM_BLOCKS": "400", "QUIRE_DRAIN_GRACE": "120", "QUIRE_DETERMINISTIC": "1"}
-    environment["QUIRE_MODEL"] = str(model)
+    environment |= {"QUIRE_MODEL": str(model), "QUIRE_SERVED_MODEL_NAME": "tiny"}
     counts = {"gateways": 1, "schedulers": 2, "workers": 2}
     async with stack(log, environment, counts, RestartPolicy(max_backoff=0.0), adapt) as running:
         await settled(running, 0)
@@ -61,13 +66,27 @@ async def generated(client: AsyncClient, number: int) -> tuple[int, ...]:
     return tuple((await stream.collect()).token_ids)
 
 
+def trained_further(model: Path, to: Path) -> Path:
+    """A copy of a model of which one tensor is a little different."""
+    shutil.copytree(model, to)
+    weights = load_file(to / "model.safetensors")
+    weights["model.norm.weight"] *= 1.1
+    save_file(weights, to / "model.safetensors", {"format": "pt"})
+    return to
+
+
+@pytest.mark.parametrize("change", ["dtype", "weights"])
 async def test_each_request_gets_all_its_tokens_from_the_version_it_began_with(
-    tiny_model: Path, tmp_path: Path
+    tiny_model: Path, tmp_path: Path, change: str
 ) -> None:
-    dtype = tmp_path / "dtype"
-    dtype.write_text("float32")
+    settings = tmp_path / "settings.json"
+    old = {"QUIRE_DTYPE": "float32", "QUIRE_MODEL": str(tiny_model)}
+    new = {"QUIRE_DTYPE": "bfloat16"}
+    if change == "weights":
+        new = {"QUIRE_MODEL": str(trained_further(tiny_model, tmp_path / "trained"))}
+    settings.write_text(json.dumps(old))
     log = tmp_path / "log"
-    async with deployment(log, tiny_model, dtype) as running:
+    async with deployment(log, tiny_model, settings) as running:
         async with AsyncClient(running.addresses.grpc[0].dial_address) as client:
             numbers = range(NUM_CLIENTS)
             of_old = await asyncio.gather(*(generated(client, number) for number in numbers))
@@ -80,7 +99,7 @@ async def test_each_request_gets_all_its_tokens_from_the_version_it_began_with(
                 return answers
 
             asking = [asyncio.create_task(ask(number)) for number in numbers]
-            dtype.write_text("bfloat16")
+            settings.write_text(json.dumps(old | new))
             running.send("worker-0", signal.SIGTERM)
             await settled(running, 1)
             # The leader is replaced while the last old worker drains, as where all services are upgraded at once.

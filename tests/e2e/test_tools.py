@@ -1,6 +1,7 @@
 """Tools with the default model, whose template has no place for them: calls that must be made are valid."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,7 +9,7 @@ import openai
 import pytest
 
 from deployment import Deployment, deployment
-from quire_client import Client, FinishReason, Message, Tool
+from quire_client import AllowedTools, Client, CustomTool, FinishReason, Message, Tool
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -97,3 +98,59 @@ def test_a_stream_is_resumed_within_the_arguments(running: Deployment) -> None:
             assert [piece.id for piece in pieces if piece.id] == ([call.id] if rest == call.arguments else [])
         resumed = other.resume("forecast").collect()
     assert (resumed.tool_calls, resumed.text) == (whole.tool_calls, whole.text)
+
+
+SUM = r"[1-9] \+ [1-9] = [0-9]{1,2}"
+
+
+async def test_the_text_of_a_custom_tool_matches_its_grammar_over_both_protocols(running: Deployment) -> None:
+    question = "Compute two plus three."
+    grammar = {"type": "grammar", "grammar": {"syntax": "regex", "definition": SUM}}
+    custom: Any = {"type": "custom", "custom": {"name": "compute", "description": "Computes.", "format": grammar}}
+    names = [{"type": "custom", "custom": {"name": "compute"}}]
+    allowed: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": names}}
+    async with openai.AsyncOpenAI(base_url=f"{running.http}/v1", api_key="none", max_retries=0) as client:
+        answer = await client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": question}],
+            tools=[TOOL, custom],
+            tool_choice=allowed,
+            parallel_tool_calls=False,
+            max_tokens=200,
+            seed=3,
+        )
+    calls: Any = answer.choices[0].message.tool_calls
+    (over_http,) = calls
+    assert over_http.type == "custom"
+    assert (over_http.custom.name, answer.choices[0].finish_reason) == ("compute", "tool_calls")
+    assert re.fullmatch(SUM, over_http.custom.input)
+
+    tools: list[CustomTool | Tool] = [
+        Tool("get_weather", "Weather of a city.", SCHEMA, strict=True),
+        CustomTool("compute", "Computes.", regex=SUM),
+    ]
+    choice = AllowedTools(["compute"], "required")
+    with Client(running.grpc) as own:
+        stream = own.stream_chat(
+            [Message("user", question)],
+            tools=tools,
+            tool_choice=choice,
+            parallel_tool_calls=False,
+            max_tokens=200,
+            seed=3,
+        )
+        chunks = list(stream)
+        assert stream.acceptance is not None
+        whole = own.resume(stream.acceptance.request_id).collect()
+        pieces = [piece for chunk in chunks for piece in chunk.tool_calls]
+        assert "".join(piece.input or "" for piece in pieces) == over_http.custom.input
+        (call,) = whole.tool_calls
+        assert (call.name, call.input, call.arguments) == ("compute", over_http.custom.input, "")
+        assert whole.finish_reason is FinishReason.TOOL_CALLS
+        # Its result is read.
+        messages = [
+            Message("user", question),
+            Message("assistant", "", [call]),
+            Message("tool", "5", tool_call_id=call.id),
+        ]
+        assert own.chat(messages, tools=tools, tool_choice="none", max_tokens=30, temperature=0).text

@@ -148,7 +148,7 @@ class ChecksumService(WorkerServiceServicer):
                 self._add_prompt_logprobs(result, self._new[sequence_id], schedule, schedule_index)
             elif kind != "tokens":
                 result.num_tokens.append(0)
-                self._add_value(result, kind, tokens, schedule, schedule_index)
+                self._add_value(result, kind, known, schedule, schedule_index)
                 continue
             if self.about.max_sampled_tokens > 1 and num_tokens == 1:
                 most = 1 + (schedule.max_extra_tokens[schedule_index] if schedule.max_extra_tokens else 0)
@@ -177,17 +177,18 @@ class ChecksumService(WorkerServiceServicer):
         self,
         result: worker_v1.StepResult,
         kind: str,
-        tokens: list[int],
+        known: dict[int, list[int]],
         schedule: worker_v1.Schedule,
         schedule_index: int,
     ) -> None:
-        num_tokens = schedule.num_tokens[schedule_index]
+        tokens, num_tokens = known[schedule.sequence_ids[schedule_index]], schedule.num_tokens[schedule_index]
         if self._results[kind] != worker_v1.PROMPT_COMPUTATION_CHUNKED:
             assert num_tokens == len(tokens), "an indivisible prompt is divided"
         if self._results[kind] == worker_v1.PROMPT_COMPUTATION_INDIVISIBLE_WITHOUT_KV:
             assert schedule.num_new_blocks[schedule_index] == 0, "blocks for what takes none"
         if schedule.starts[schedule_index] + num_tokens == len(tokens):
             result.values.add(schedule_index=schedule_index).value.numbers.extend(prompt_value(tokens, kind))
+            del known[schedule.sequence_ids[schedule_index]]
 
     def _add_prompt_logprobs(
         self,

@@ -159,6 +159,7 @@ class MemoryWorker:
         self.device = Memory(num_blocks, block_size)
         self.host = Memory(num_host_blocks, block_size)
         self.known: dict[int, Known] = {}
+        self._returned: set[int] = set()  # sequences that ended with their values
         self.num_computed = 0
         self.in_progress: list[Transfer] = []
         self._rng = rng
@@ -170,6 +171,7 @@ class MemoryWorker:
     def restart(self) -> BlockHashReport:
         """A new scheduler connects: drops all sequences and transfers, and reports the block hashes."""
         self.known.clear()
+        self._returned.clear()
         self.in_progress.clear()
         for memory in (self.device, self.host):
             memory.filled_by = [0] * len(memory.filled_by)
@@ -187,6 +189,8 @@ class MemoryWorker:
             self._check_not_in_transfer(copy.destination)
             self.device.write(copy.destination, self.device.read(copy.source)[0], plan.step_id)
         for change in plan.block_table_updates:
+            if change.sequence_id in self._returned:
+                continue
             known, size = self.known[change.sequence_id], self.block_size
             positions = range(change.index * size, (change.index + 1) * size)
             same = [(position, known.tokens[position]) for position in positions]
@@ -247,7 +251,8 @@ class MemoryWorker:
         return [prompt_logprob(known.tokens, position) for position in range(first, end)]
 
     def _value(self, part: ScheduledSequence) -> ValueResult:
-        request, known = part.sequence.request, self.known[part.sequence.id]
+        request, known = part.sequence.request, self.known.pop(part.sequence.id)
+        self._returned.add(part.sequence.id)
         assert part.samples, "a prompt is computed to its end, and nothing is expected"
         if self._results[request.result.name] is not PromptComputation.CHUNKED:
             assert part.num_tokens == len(request.prompt), "an indivisible prompt is divided"

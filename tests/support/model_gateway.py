@@ -40,7 +40,7 @@ class ModelGateway(GatewaySession):
         self.asked: dict[int, str] = {}  # by command id, the submission
         self._errors = errors
 
-    def send(self, message: scheduler_v1.SessionResponse) -> None:
+    def send(self, message: scheduler_v1.SessionResponse, *, delay: float = 0.0) -> None:
         for event in message.events:
             try:
                 self._receive(event)

@@ -86,7 +86,7 @@ class Gateway(GatewaySession):
         self.ended: set[str] = set()
         self.failed: set[str] = set()
 
-    def send(self, message: scheduler_v1.SessionResponse) -> None:
+    def send(self, message: scheduler_v1.SessionResponse, *, delay: float = 0.0) -> None:
         for event in message.events:
             if event.HasField("failed"):
                 self.failed.add(event.key)

@@ -44,7 +44,7 @@ class _FinishedStep:
 
 
 class EncoderRunner:
-    """An encoder, and the prompts that it knows. For one thread. It has no blocks.
+    """An encoder, and the prompts whose values it has not returned. For one thread. It has no blocks.
 
     An error of one sequence is that sequence's failure; the others run.
     """
@@ -105,6 +105,8 @@ class EncoderRunner:
                 )
                 continue
             is_finite = all(map(math.isfinite, value))
+            if is_finite:
+                self._known.pop(new.sequence_id, None)  # its value ends it
             results[schedule_index] = SequenceResult(
                 new.sequence_id,
                 [],

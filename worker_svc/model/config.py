@@ -12,14 +12,21 @@ class UnsupportedModel(StartupFailed):
 
 
 def raw_config(directory: Path) -> dict[str, Any]:
-    raw: dict[str, Any] = json.loads((directory / "config.json").read_text())
+    """The content of config.json. Raises UnsupportedModel if it cannot be read, or is no object."""
+    path = directory / "config.json"
+    try:
+        raw = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UnsupportedModel(f"{path} cannot be read: {error}") from error
+    if not isinstance(raw, dict):
+        raise UnsupportedModel(f"{path} must be an object, as transformers writes it")
     return raw
 
 
 def read_config(directory: Path) -> Any:
     """The config of the model in a directory, with transformers' values for what config.json leaves out.
 
-    Raises UnsupportedModel if transformers does not know the architecture.
+    Raises UnsupportedModel if transformers does not know the architecture, or refuses a value.
     """
     raw = raw_config(directory)
     from transformers import AutoConfig
@@ -31,3 +38,5 @@ def read_config(directory: Path) -> Any:
         raise UnsupportedModel(
             f"the model in {directory} is of the architecture {named}, which the installed transformers does not know"
         ) from error
+    except Exception as error:  # a config's class raises anything for values that it does not expect
+        raise UnsupportedModel(f"{directory / 'config.json'}: transformers refuses it: {error!r}") from error

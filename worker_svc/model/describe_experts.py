@@ -19,6 +19,8 @@ from worker_svc.model.description import (
     StoredLinear,
 )
 
+_MODULE = "mlp"  # what a layer calls its experts in transformers, and in checkpoints with tensors of all experts
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertForm:
@@ -31,18 +33,20 @@ class ExpertForm:
     """Whether the weights of a token's experts are divided by their sum."""
     shared_width: int | None = None
     """Of the MLP for all tokens, which has a gate of its own; None: there is none."""
-    block: str = "mlp"
-    """What the layer calls its experts."""
+    block: str = _MODULE
+    """What a layer calls its experts in checkpoints with tensors of each expert."""
     projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
 
 
 def with_experts(dense: ModelDescription, form: ExpertForm, layers: Collection[int] | None = None) -> ModelDescription:
     """The description with experts in place of the MLPs of some layers; None: of all."""
-    mixed = (
-        _layer(layer, f"model.layers.{number}.{form.block}.", form) if layers is None or number in layers else layer
-        for number, layer in enumerate(dense.layers)
-    )
-    return replace(dense, layers=tuple(mixed))
+    mixed, renamed = list(dense.layers), list(dense.renamed)
+    for number in range(len(mixed)) if layers is None else layers:
+        prefix = f"model.layers.{number}."
+        mixed[number] = _layer(mixed[number], f"{prefix}{form.block}.", form)
+        if form.block != _MODULE:
+            renamed.append((f"{prefix}{_MODULE}.", f"{prefix}{form.block}."))
+    return replace(dense, layers=tuple(mixed), renamed=tuple(renamed))
 
 
 def sparse_layers(config: Any) -> list[int]:
@@ -80,6 +84,7 @@ def _layer(layer: DecoderLayer, prefix: str, form: ExpertForm) -> DecoderLayer:
             shared=None
             if form.shared_width is None
             else _mlp(f"{prefix}shared_expert.", form.projections, hidden, form.shared_width, activation),
+            fused=(f"{prefix}experts.gate_up_proj", f"{prefix}experts.down_proj"),
         ),
     )
 

@@ -252,6 +252,8 @@ class ExpertsSpec:
     """For all tokens; its output is multiplied by the sigmoid of its gate, if there is one, and added."""
     scale: float = 1.0
     """Factor of the weights."""
+    fused: tuple[str, str] | None = None
+    """Tensors of all experts that some checkpoints have: gate and up [experts, 2 * width, inputs], and down."""
 
     def __post_init__(self) -> None:
         count, first = len(self.experts), self.experts[0]

@@ -1,14 +1,39 @@
 """What the tensors of a checkpoint are called in the description of its model."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
-from worker_svc.model.description import ModelDescription
+from worker_svc.model.description import ExpertsSpec, ModelDescription
 
 
-def described_names(description: ModelDescription, stored: Collection[str]) -> dict[str, str]:
-    """The stored name of each tensor by its name in the description, without the unused ones.
+@dataclass(frozen=True, slots=True)
+class ExpertRows:
+    """The rows `first` to `end` of one expert in a tensor of all experts."""
 
-    Checkpoints of the class without a head, such as Qwen3Model or GPT2Model, lack the first part of the names.
+    whole: tuple[int, int, int]
+    """The shape of that tensor: [experts, rows, inputs]."""
+    expert: int
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where a tensor of a description is in a checkpoint: it is the tensor `name`, or a part of it."""
+
+    name: str
+    rows: ExpertRows | None = None
+
+    def whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the tensor `name`, if the described one has this shape."""
+        return shape if self.rows is None else self.rows.whole
+
+
+def described_names(description: ModelDescription, stored: Collection[str]) -> dict[str, StoredTensor]:
+    """The place of each stored tensor by its name in the description, without the unused ones.
+
+    Checkpoints of the class without a head, such as Qwen3Model or GPT2Model, lack the first part of the names. Those
+    that transformers saves with `save_original_format=False` have one tensor for all experts of a layer.
     """
     prefix, _, bare = description.embedding.partition(".")
     is_bare = bare in stored and description.embedding not in stored
@@ -20,4 +45,28 @@ def described_names(description: ModelDescription, stored: Collection[str]) -> d
                 name = new + name.removeprefix(old)
         return f"{prefix}.{name}" if is_bare and not name.startswith(heads) else name
 
-    return {described(name): name for name in stored if not name.endswith(description.unused_suffixes)}
+    kept = (name for name in stored if not name.endswith(description.unused_suffixes))
+    names = {described(name): StoredTensor(name) for name in kept}
+    for layer in description.layers:
+        if isinstance(layer.mlp, ExpertsSpec):
+            for fused, weights in _fused_weights(layer.mlp):
+                if (of_all := names.pop(fused, None)) is not None:
+                    names |= {name: StoredTensor(of_all.name, rows) for name, rows in weights}
+    return names
+
+
+def _fused_weights(spec: ExpertsSpec) -> Iterator[tuple[str, list[tuple[str, ExpertRows]]]]:
+    """The tensors of all experts of a layer, and of each the weights of the experts in it."""
+    if spec.fused is None:
+        return
+    products = [mlp.gate_up for mlp in spec.experts], [mlp.down for mlp in spec.experts]
+    for fused, layers in zip(spec.fused, products, strict=True):
+        whole = len(layers), sum(layers[0].outputs), layers[0].inputs
+        weights = []
+        for expert, layer in enumerate(layers):
+            first = 0
+            for stored in layer.stored:
+                end = first + sum(stored.outputs)
+                weights.append((f"{stored.name}.weight", ExpertRows(whole, expert, first, end)))
+                first = end
+        yield fused, weights

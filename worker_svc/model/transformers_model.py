@@ -23,6 +23,7 @@ from worker_svc.model.head import Head
 from worker_svc.model.probe import IncompatibleModel, probe
 from worker_svc.model.weights import weight_files
 from worker_svc.model_layout import ModelLayout
+from worker_svc.out_of_memory import is_out_of_memory
 
 
 class TransformersModel:
@@ -85,6 +86,10 @@ def load_transformers_model(
         return TransformersModel(_load(config, directory, dtype, device), kernels)
     except IncompatibleModel as error:
         raise UnsupportedModel(f"the model in {directory} {error}") from None
+    except Exception as error:  # a model's class raises anything for values of its config that it does not expect
+        if is_out_of_memory(error):
+            raise
+        raise UnsupportedModel(f"transformers cannot load the model in {directory}: {error!r}") from error
 
 
 def check_class(config: Any) -> None:

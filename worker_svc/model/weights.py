@@ -8,10 +8,11 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from worker_svc.model.config import UnsupportedModel
+from worker_svc.model.tensor_names import StoredTensor
 from worker_svc.model.weight_format import WeightFormat
 
 # In old checkpoints; computed again here.
@@ -19,16 +20,30 @@ _DERIVED = "rotary_emb.inv_freq"
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a model, sorted by name. Raises UnsupportedModel if one is missing."""
+    """The safetensors files of a model, sorted by name.
+
+    Raises UnsupportedModel if one is missing, or their index cannot be read.
+    """
     index = directory / "model.safetensors.index.json"
     if (directory / "model.safetensors").is_file():
         return [directory / "model.safetensors"]
-    names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    try:
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UnsupportedModel(f"{index} cannot be read: {error!r}") from error
     for name in names:
         # A shard is in the directory of its index; a path would leave it.
         if Path(name).name != name or not (directory / name).is_file():
             raise UnsupportedModel(f"the model in {directory} has no weights file {name}")
     return [directory / name for name in names]
+
+
+def open_weights(path: Path) -> Any:
+    """Opens one of these files, as a context of safetensors. Raises UnsupportedModel if it is damaged."""
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise UnsupportedModel(f"{path} is damaged or not complete: {error}") from error
 
 
 class Checkpoint:
@@ -37,14 +52,14 @@ class Checkpoint:
     def __init__(self, directory: Path, weight_format: WeightFormat, dtype: torch.dtype, device: torch.device) -> None:
         self.weight_format, self.dtype, self.device = weight_format, dtype, device
         self._directory = directory
-        self._files: dict[str, tuple[Any, str]] = {}
-        """By name: the file, and the name in it."""
+        self._files: dict[str, tuple[Any, StoredTensor]] = {}
+        """By name: the file, and the place in it."""
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         for path in weight_files(self._directory):
-            file = self._stack.enter_context(safe_open(path, framework="pt"))
-            self._files |= {name: (file, name) for name in file.keys()}  # noqa: SIM118
+            file = self._stack.enter_context(open_weights(path))
+            self._files |= {name: (file, StoredTensor(name)) for name in file.keys()}  # noqa: SIM118
         return self
 
     def __exit__(
@@ -60,12 +75,15 @@ class Checkpoint:
         """The tensor of this name, as stored. Raises UnsupportedModel if it is missing or has another shape."""
         if name not in self._files:
             raise UnsupportedModel(f"the model in {self._directory} has no tensor {name}")
-        file, stored_name = self._files.pop(name)
-        tensor: Tensor = file.get_tensor(stored_name)
-        if tensor.shape != shape:
+        file, stored = self._files.pop(name)
+        content = file.get_slice(stored.name)
+        found, expected = content.get_shape(), list(stored.whole(shape))
+        if found != expected:
             raise UnsupportedModel(
-                f"the tensor {name} of the model in {self._directory} is {list(tensor.shape)}, not {list(shape)}"
+                f"the tensor {stored.name} of the model in {self._directory} is {found}, not {expected}"
             )
+        rows = stored.rows
+        tensor: Tensor = file.get_tensor(stored.name) if rows is None else content[rows.expert, rows.first : rows.end]
         return tensor
 
     @property
@@ -73,9 +91,9 @@ class Checkpoint:
         """The names of the tensors that are left."""
         return self._files.keys()
 
-    def rename(self, stored_names: Mapping[str, str]) -> None:
-        """Gives tensors other names: `stored_names` has their present ones by the new ones. Others are left unused."""
-        self._files = {name: self._files[stored] for name, stored in stored_names.items()}
+    def rename(self, places: Mapping[str, StoredTensor]) -> None:
+        """Gives tensors other names: `places` has the stored ones by the new names. Others are left unused."""
+        self._files = {name: (self._files[stored.name][0], stored) for name, stored in places.items()}
 
     def drop(self, name: str) -> None:
         """Leaves a tensor unused, if it exists."""

@@ -100,6 +100,8 @@ def _print_list(response: RequestList) -> None:
     console = Console(markup=False, highlight=False)
     console.print(table)
     console.print(f"{len(response.requests)} of {response.num_live:,} live requests, the oldest")
+    for short in response.workers_short_of_memory:
+        console.print(f"Memory is short at worker {short.worker} of {short.model}: {short.pressure}")
 
 
 def _lines(response: Explanation) -> Iterator[str]:
@@ -124,6 +126,8 @@ def _lines(response: Explanation) -> Iterator[str]:
         served = f", {response.tenant_debt:,.0f} tokens ahead of the least served of its class"
     yield f"  {'tenant':<12} {response.tenant}{served}"
     yield f"  {'queue':<12} {_pluralize(response.num_waiting, 'request')} waiting, policy {response.policy}"
+    for short in response.workers_short_of_memory:
+        yield f"  {'memory':<12} short at worker {short.worker}: {short.pressure}"
     yield f"  {'key':<12} {response.key}"
 
 

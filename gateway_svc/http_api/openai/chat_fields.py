@@ -1,7 +1,6 @@
 """The fields of /v1/chat/completions that make the prompt: messages, tools, and variables of the template."""
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +34,6 @@ from gateway_svc.http_api.openai.chat_models import (
     ToolGrammar,
 )
 from gateway_svc.http_api.openai.choice_formats import TOOL_CALLS, CallFormat
-from gateway_svc.message_formats.description import CUSTOM_INPUT
 
 # Of the fields, by their names in the body.
 NAMES: Mapping[str, str] = {
@@ -195,17 +193,8 @@ def _content(message: MessageBody, path: str, is_answer: bool) -> str | None:
 
 def _tool_call(call: MessageToolCall | MessageCustomCall, path: str) -> ToolCall:
     if isinstance(call, MessageCustomCall):
-        return custom_call(call.custom.name, call.custom.input, call.id or "", f"{path}.custom")
+        return ToolCall(call.custom.name, id=call.id or "", path=f"{path}.custom", input=call.custom.input)
     return _called(call.function, call.id or "", f"{path}.function")
-
-
-def custom_call(name: str, text: str, call_id: str, path: str) -> ToolCall:
-    """A call of a custom tool, which takes a text. Raises QuireError."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise invalid(f"{path}.input", "is not valid Unicode") from None
-    return ToolCall(name, json.dumps({CUSTOM_INPUT: text}, ensure_ascii=False), call_id, path)
 
 
 def _called(function: CalledFunction, call_id: str, path: str) -> ToolCall:
@@ -262,16 +251,9 @@ def _tool_choice(body: ChatOptions) -> ToolChoice | None:
             return ToolChoice(ToolMode.NAMED, _name(choice))
         case AllowedToolsChoice():
             allowed = choice.allowed_tools
-            return allowed_tools("tool_choice.allowed_tools.tools", allowed.mode, map(_name, allowed.tools))
+            names = map(_name, allowed.tools)
+            return ToolChoice.among(ToolMode(allowed.mode), names, "tool_choice.allowed_tools.tools")
     return _CHOICES[choice]
-
-
-def allowed_tools(path: str, mode: str, names: Iterable[str]) -> ToolChoice:
-    """The choice among tools that are listed at `path`. Raises QuireError."""
-    choice = ToolChoice(ToolMode(mode), allowed=tuple(names))
-    if not choice.allowed:
-        raise invalid(path, "must hold at least one tool")
-    return choice
 
 
 def _name(tool: NamedTool | NamedCustomTool) -> str:

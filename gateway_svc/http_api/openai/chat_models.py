@@ -192,7 +192,7 @@ class AllowedTools(BodyModel):
             Annotated[NamedTool, Tag(tag("function"))] | Annotated[NamedCustomTool, Tag(tag("custom"))],
             Discriminator(_kind_of_tool),
         ]
-    ] = Field(description="The tools, each by its name.", json_schema_extra={"minItems": 1})
+    ] = Field(description="The tools, each by its name.", json_schema_extra={"minItems": 1, "maxItems": 128})
 
 
 class AllowedToolsChoice(BodyModel):

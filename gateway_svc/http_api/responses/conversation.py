@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 from gateway_svc.chats import ChatMessage, ToolCall
 from gateway_svc.http_api.json_body import invalid
-from gateway_svc.http_api.openai.chat_fields import custom_call
 from gateway_svc.http_api.responses.models import (
     CustomCallItem,
     CustomOutputItem,
@@ -155,7 +154,8 @@ class _Messages:
             self._turn_at(path).calls.append(ToolCall(name, item["arguments"], item["call_id"], path))
         elif kind == "custom_tool_call":
             self._names[item["call_id"]] = item["name"]
-            self._turn_at(path).calls.append(custom_call(item["name"], item["input"], item["call_id"], path))
+            call = ToolCall(item["name"], id=item["call_id"], path=path, input=item["input"])
+            self._turn_at(path).calls.append(call)
         elif kind == "reasoning" and not item["content"]:
             pass  # other servers send no text of it
         elif kind == "reasoning":

@@ -10,7 +10,7 @@ from gateway_svc.constraints import UnvalidatedConstraint
 from gateway_svc.field_paths import Field, NamedFields
 from gateway_svc.http_api.calls import PromptRequest
 from gateway_svc.http_api.json_body import invalid, json_text
-from gateway_svc.http_api.openai.chat_fields import allowed_tools, custom_input
+from gateway_svc.http_api.openai.chat_fields import custom_input
 from gateway_svc.http_api.responses.conversation import chat_messages, input_items
 from gateway_svc.http_api.responses.models import ResponsesBody, TextFormat
 from gateway_svc.http_api.responses.namespaces import model_name
@@ -234,7 +234,7 @@ def _tool_choice(choice: str | ChosenTool | AllowedResponseTools | None) -> Tool
         return None
     if isinstance(choice, AllowedResponseTools):
         names = (model_name(tool.namespace, tool.name) for tool in choice.tools)
-        return allowed_tools("tool_choice.tools", choice.mode, names)
+        return ToolChoice.among(ToolMode(choice.mode), names, "tool_choice.tools")
     if isinstance(choice, ChosenTool):
         return ToolChoice(ToolMode.NAMED, model_name(choice.namespace, choice.name))
     return ToolChoice(ToolMode(choice))

@@ -124,7 +124,9 @@ class AllowedResponseTools(BodyModel):
     mode: Annotated[Literal["auto", "required"], ErrorMessage("must be auto or required")] = Field(
         description="Whether the model decides whether it calls one, or must."
     )
-    tools: Items[ChosenTool] = Field(description="The tools, each by its name.", json_schema_extra={"minItems": 1})
+    tools: Items[ChosenTool] = Field(
+        description="The tools, each by its name.", json_schema_extra={"minItems": 1, "maxItems": 128}
+    )
 
 
 def _kind_of_choice(value: Any) -> str:

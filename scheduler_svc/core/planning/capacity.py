@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from scheduler_svc.core.admission import Rates
 from scheduler_svc.core.limits import SchedulerLimits
-from scheduler_svc.core.planning.newcomer_room import NewcomerRoom
+from scheduler_svc.core.planning.new_request_reserve import NewRequestReserve
 from scheduler_svc.core.policy.placement import Placement
 from scheduler_svc.core.policy.preemption import PreemptionPolicy
 from scheduler_svc.core.replica import Replica
@@ -21,12 +21,12 @@ class Capacity:
         limits: SchedulerLimits,
         placement: Placement,
         preemption: PreemptionPolicy,
-        newcomers: NewcomerRoom,
+        for_new_requests: NewRequestReserve,
     ) -> None:
         self._limits = limits
         self._placement = placement
         self._preemption = preemption
-        self.newcomers = newcomers
+        self.for_new_requests = for_new_requests
         self._rates = Rates(0.0, 0.0, 0.0)
         self._rates_until = 0.0
 
@@ -68,7 +68,7 @@ class Capacity:
             return 0
         low = self._preemption.low_watermark(replica, len(replica.running) + 1)
         for_running = self._placement.load(replica).num_blocks + max(low, replica.shape.num_blocks // 100)
-        return for_running + self.newcomers.left_by(replica, sequence.request.tenant)
+        return for_running + self.for_new_requests.left_by(replica, sequence.request.tenant)
 
     def measured_reserve(self, replica: Replica, sequence: Sequence) -> int:
         """The same, of the load as it is now."""

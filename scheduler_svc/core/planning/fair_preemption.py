@@ -62,10 +62,10 @@ class FairPreemption:
         return head if all(self._take_slots(replica, victim) for victim in victims) else None
 
     def _note(self, replica: Replica, head: Sequence) -> None:
-        """Has room kept for requests like this one, if it is a new one of a tenant with few slots."""
+        """Keeps blocks free for requests like this one, if it is a new one of a tenant with few slots."""
         if self._shares_by_tenant and not head.num_output and not replica.shape.is_without_kv(head.request):
             num_blocks = replica.shape.num_blocks_for(len(head.tokens) + 1)
-            self._capacity.newcomers.note(replica, head.request.tenant, num_blocks)
+            self._capacity.for_new_requests.note(replica, head.request.tenant, num_blocks)
 
     def _take_slots(self, replica: Replica, victim: Sequence) -> bool:
         has_yielded = self._preemptor.take_slot(replica, victim)

@@ -3,7 +3,7 @@
 from scheduler_svc.core.beam_search import BeamGroup
 from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.planning.forks import Forks
-from scheduler_svc.core.planning.newcomer_room import NewcomerRoom
+from scheduler_svc.core.planning.new_request_reserve import NewRequestReserve
 from scheduler_svc.core.planning.preemptor import Preemptor
 from scheduler_svc.core.planning.prompt_turns import PromptTurns
 from scheduler_svc.core.planning.step_builder import StepBuilder
@@ -22,14 +22,14 @@ class RunningPlanner:
         preemptor: Preemptor,
         turns: PromptTurns,
         forks: Forks,
-        newcomers: NewcomerRoom,
+        for_new_requests: NewRequestReserve,
     ) -> None:
         self._limits = limits
         self._policy = policy
         self._preemptor = preemptor
         self._turns = turns
         self._forks = forks
-        self._newcomers = newcomers
+        self._for_new_requests = for_new_requests
 
     def add_decodes(self, step: StepBuilder) -> None:
         """Adds the sequences with one token to compute; if they exceed the budget, they take turns.
@@ -90,8 +90,8 @@ class RunningPlanner:
         searches = self._forks.due(replica) if replica.searches else []
         need += sum(search.num_new_blocks(size) for search in searches)
         low = self._policy.low_watermark(replica, len(decodes))
-        if room := self._newcomers.left_by_all(replica):
-            low += room + replica.shape.num_blocks // 100
+        if num_kept := self._for_new_requests.left_by_all(replica):
+            low += num_kept + replica.shape.num_blocks // 100
         if need + low <= kv.num_available:
             return [*decodes, *self._fork(replica, searches)], False
         has_begun = False

@@ -46,6 +46,16 @@ CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{"name": "a"}] * 129}, INVALID, "tools"),
     ({"tools": [{"name": "a"}], "tool_name": "b"}, INVALID, "tool_choice"),
     ({"tool_name": "b"}, INVALID, "tool_choice"), ({"tool_mode": 3}, INVALID, "tool_choice"),
+    ({"tools": [{"name": "a b", "custom": {}}]}, INVALID, "tools[0].name"),
+    ({"tools": [{"name": "a", "custom": {}, "parameters": "{}"}]}, INVALID, "tools[0].parameters"),
+    ({"tools": [{"name": "a", "custom": {}, "strict": True}]}, INVALID, "tools[0].strict"),
+    ({"tools": [{"name": "a", "custom": {"grammar": "b" * 2**18}}]}, INVALID, "tools"),
+    ({"tools": [{"name": "a"}], "allowed_tools": {}}, INVALID, "allowed_tools.names"),
+    ({"tools": [{"name": "a"}], "allowed_tools": {"mode": 2, "names": ["a"]}}, INVALID, "allowed_tools.mode"),
+    ({"tools": [{"name": "a"}], "allowed_tools": {"mode": 4, "names": ["a"]}}, INVALID, "allowed_tools.mode"),
+    ({"tools": [{"name": "a"}], "allowed_tools": {"names": ["a", "b"]}}, INVALID, "tool_choice"),
+    ({"tools": [{"name": "a"}], "allowed_tools": {"names": ["a"] * 129}}, INVALID, "tool_choice"),
+    ({"allowed_tools": {"names": ["a"]}}, INVALID, "tool_choice"),
     ({"tool_mode": 4}, INVALID, "tool_mode"), ({"prompt_end": 4}, INVALID, "prompt_end"),
     ({"prompt_end": 3}, INVALID, "prompt_end"), ({"template_kwargs": "{"}, INVALID, "template_kwargs"),
     ({"template_kwargs": '{"messages": 1}'}, INVALID, "template_kwargs"),
@@ -128,6 +138,10 @@ def generations() -> Iterator[tuple[dict[str, Any], str, str]]:
          "chat.messages[0].tool_calls"),
         ({"chat": {"messages": [{"role": "assistant", "tool_calls": [{"name": "a", "arguments": "[]"}]}]}}, INVALID,
          "chat.messages[0].tool_calls[0].arguments"),
+        *(({"chat": {"messages": [{"role": "assistant", "tool_calls": [call]}]}}, INVALID,
+           f"chat.messages[0].tool_calls[0].{field}") for call, field in [
+              ({"name": "a", "arguments": "{}", "input": "b"}, "input"), ({"input": "b"}, "name"),
+          ]),
     ]  # fmt: skip
     yield from rows
 

@@ -148,8 +148,8 @@ def items() -> Iterator[Case]:
         ({**user, "tool_calls": [{"type": "custom"}]}, INVALID, ".tool_calls[0].custom"),
         ({**user, "tool_calls": [{"type": "custom", "custom": {"name": "a"}}]}, INVALID,
          ".tool_calls[0].custom.input"),
-        ({**user, "tool_calls": [{"type": "custom", "custom": {"name": "a", "input": half}}]}, INVALID,
-         ".tool_calls[0].custom.input"),
+        ({**user, "role": "assistant", "tool_calls": [{"type": "custom", "custom": {"name": "a", "input": half}}]},
+         INVALID, ".tool_calls[0].custom.input"),
         ({**user, "role": "assistant", "tool_calls": [{"type": "custom", "custom": {"name": "", "input": "a"}}]},
          INVALID, ".tool_calls[0].custom.name"),
         ({**user, "tool_calls": [{"function": {}}]}, INVALID, ".tool_calls[0].function.name"),
@@ -184,6 +184,7 @@ def combinations() -> Iterator[Case]:
         ({"mode": "auto", "tools": []}, ".allowed_tools.tools"),
         ({"mode": "auto", "tools": [{}]}, ".allowed_tools.tools[0].function"),
         ({"mode": "auto", "tools": [{"function": {"name": "b"}}]}, ""),
+        ({"mode": "auto", "tools": [NAMED_TOOL] * 129}, ""),
     ]  # fmt: skip
     rows: list[Case] = [
         ("completions", {"stream_options": {}}, INVALID, "stream_options"),

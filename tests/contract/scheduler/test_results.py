@@ -109,6 +109,41 @@ async def test_a_value_is_computed_sent_and_recorded(running: Deployment, store:
     await idle(running.engine)
 
 
+async def test_a_value_is_sent_with_the_answer_to_its_request(
+    running: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scheduler_svc.commands._VALUE_DELAY", 60.0)
+    async with running.session() as session:
+        await session.ready()
+        await ask_for_value(session, LONG[:4])
+        while not session.events:
+            await session.read()
+        assert [event.WhichOneof("kind") for event in session.events] == ["accepted", "tokens"]
+
+
+async def test_a_request_for_a_value_is_answered_before_a_value_that_takes_long(
+    running: Deployment, service: ChecksumService
+) -> None:
+    async with running.session() as session:
+        await session.ready()
+        service.gate.clear()
+        submit = await ask_for_value(session)
+        assert (await session.answer(submit.command_id)).HasField("accepted")
+        service.gate.set()
+        assert await until_value(session, submit.key) == prompt_value(LONG, "embedding")
+
+
+async def test_a_value_takes_one_step(running: Deployment, service: ChecksumService) -> None:
+    async with running.session() as session:
+        await session.ready()
+        for number in range(4):
+            submit = await ask_for_value(session, LONG[number : number + 4])
+            await until_value(session, submit.key)
+    await idle(running.engine)
+    assert [len(step.scheduled.sequence_ids) for step in service.steps] == [1] * 4
+    assert not any(step.finished_ids for step in service.steps)
+
+
 async def test_values_and_tokens_share_steps(running: Deployment, service: ChecksumService) -> None:
     async with running.session() as session:
         await session.ready()

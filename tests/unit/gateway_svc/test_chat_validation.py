@@ -9,7 +9,16 @@ from transformers import PreTrainedTokenizerFast
 from chat_families import byte_level, special
 from gateway_svc.chat_template import ChatTemplate, ChatTemplateError
 from gateway_svc.chat_validation import ChatValidator
-from gateway_svc.chats import ChatMessage, ChatPrompt, ClientTool, PromptEnd, ToolCall, ToolChoice, ToolMode
+from gateway_svc.chats import (
+    ChatMessage,
+    ChatPrompt,
+    ClientTool,
+    CustomInput,
+    PromptEnd,
+    ToolCall,
+    ToolChoice,
+    ToolMode,
+)
 from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import contract_field_path
 from gateway_svc.message_formats.formats import AUTO, choose_format
@@ -96,6 +105,8 @@ CALL = (ToolCall("a", "{}"),)
         (ChatMessage("assistant", "a", (ToolCall("", "{}", path="c"),), path="m"), "c.name"),
         (ChatMessage("assistant", "a", (ToolCall("a" * 257, "{}", path="c"),), path="m"), "c.name"),
         (ChatMessage("assistant", "a", (ToolCall("a", "{}", "a" * 257, path="c"),), path="m"), "c.id"),
+        (ChatMessage("assistant", "a", (ToolCall("a", "{}", path="c", input="b"),), path="m"), "c.input"),
+        (ChatMessage("assistant", "a", (ToolCall("a", path="c", input="\ud800"),), path="m"), "c.input"),
         (ChatMessage("assistant", "a", reasoning="\ud800", path="m"), "m.reasoning"),
     ],
 )
@@ -103,7 +114,15 @@ def test_messages_are_refused_by_their_place(message: ChatMessage, field: str) -
     assert refused(messages=[message]) == (Reason.INVALID_FIELD, field)
 
 
+@pytest.mark.parametrize("text", ["", 'print("é\\")\n', "{}"])
+def test_the_text_of_a_custom_tool_is_an_argument_for_the_template(text: str) -> None:
+    messages = [USER, ChatMessage("assistant", None, (ToolCall("run", id="c", input=text),))]
+    (call,) = template_chat(messages=messages).messages[1]["tool_calls"]
+    assert call["function"] == {"name": "run", "arguments": {"input": text}}
+
+
 NAMED = ToolChoice(ToolMode.NAMED, "b")
+CUSTOM = CustomInput()
 
 
 @pytest.mark.parametrize(
@@ -116,6 +135,11 @@ NAMED = ToolChoice(ToolMode.NAMED, "b")
         ([ClientTool("a")], NAMED, "chat.tool_choice"),
         ([], NAMED, "chat.tool_choice"),
         ([], ToolChoice(ToolMode.REQUIRED), "chat.tool_choice"),
+        ([], ToolChoice(allowed=("a",)), "chat.tool_choice"),
+        ([ClientTool("a")], ToolChoice(allowed=("a", "b")), "chat.tool_choice"),
+        ([ClientTool("a")], ToolChoice(allowed=("a",) * 129), "chat.tool_choice"),
+        ([ClientTool("a", parameters="{}", custom=CUSTOM, path="t")], None, "t.parameters"),
+        ([ClientTool("a", is_strict=True, custom=CUSTOM, path="t")], None, "t.strict"),
     ],
 )
 def test_tools_and_choices_are_refused_by_their_field(

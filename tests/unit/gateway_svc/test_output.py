@@ -1,6 +1,6 @@
 """The output of a request."""
 
-from gateway_svc.output import Chunk, Finish, FinishReason, TokenLogprob, Usage, merge_chunks
+from gateway_svc.output import Chunk, Finish, FinishReason, TokenLogprob, ToolCallDelta, Usage, merge_chunks
 from gateway_values import vocabulary_of
 from quire.inference.v1 import inference_pb2 as api
 from tiny_model import tiny_tokenizer
@@ -34,3 +34,22 @@ def test_a_chunk_of_a_running_sequence_has_no_end() -> None:
 
 def test_usage_adds_up() -> None:
     assert sum([Usage(1, 2, 3), Usage(10, 20, 30)], Usage()) == Usage(11, 22, 33)
+
+
+def test_a_call_has_arguments_or_the_text_that_a_custom_tool_takes() -> None:
+    pieces = [
+        ToolCallDelta(0, "", "call_1", "run", is_custom=True),
+        ToolCallDelta(0, "1+", is_custom=True),
+        ToolCallDelta(1, "{}", "call_2", "f"),
+    ]
+    chunk = Chunk(0, 0, tool_calls=pieces)
+    assert list(chunk.to_proto(VOCABULARY).tool_calls) == [
+        api.ToolCallDelta(index=0, id="call_1", name="run", input=""),
+        api.ToolCallDelta(index=0, input="1+"),
+        api.ToolCallDelta(index=1, id="call_2", name="f", arguments="{}"),
+    ]
+    (whole,) = merge_chunks([chunk])
+    assert list(whole.to_completion(VOCABULARY).tool_calls) == [
+        api.ToolCall(id="call_1", name="run", input="1+"),
+        api.ToolCall(id="call_2", name="f", arguments="{}"),
+    ]

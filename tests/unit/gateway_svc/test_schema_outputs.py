@@ -11,6 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from gateway_svc.constraints import ConstraintError, UnvalidatedConstraint, checked_grammar
 from gateway_svc.field_paths import Field
+from gateway_svc.message_formats.argument_rules import json_rule
 from svc_common.grammars import compile_grammar, load_grammar_tokenizer
 from tiny_model import EOS, tiny_tokenizer
 
@@ -133,6 +134,43 @@ def test_random_texts_are_valid(name: str, vocabulary: LLTokenizer) -> None:
     assert ended
     for text in ended:
         assert validator.is_valid(json.loads(text)), text
+
+
+DAY = {"type": "string", "format": "date"}
+DATED: dict[str, tuple[Any, str]] = {
+    "date": (DAY, '"%s"'),
+    "date-time": ({"type": "string", "format": "date-time"}, '"%sT23:59:60Z"'),
+    "no type": ({"format": "date"}, '"%s"'),
+    "nested": (closed(a=closed(b={"type": "array", "items": DAY})), '{"a": {"b": ["%s"]}}'),
+    "property of that name": (closed(format=DAY), '{"format": "%s"}'),
+    "reference": ({"$defs": {"day": DAY}, "$ref": "#/$defs/day"}, '"%s"'),
+    "beside a reference": ({"$defs": {"text": {"type": "string"}}, "$ref": "#/$defs/text", "format": "date"}, '"%s"'),
+    "any of": ({"anyOf": [DAY, {"type": "null"}]}, '"%s"'),
+    "one of": ({"oneOf": [DAY, {"type": "null"}]}, '"%s"'),
+    "all of": ({**DAY, "allOf": [{"maxLength": 10}]}, '"%s"'),
+    "pattern": ({**DAY, "pattern": "^[0-9]{4}-"}, '"%s"'),
+}  # fmt: skip
+DAYS = {
+    "2024-02-29": True, "2000-02-29": True, "0000-02-29": True, "2023-02-28": True, "2023-12-29": True,
+    "2023-02-29": False, "1900-02-29": False, "2100-02-29": False, "2024-02-30": False, "2023-04-31": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("is_tool", [False, True], ids=["constraint", "tool"])
+@pytest.mark.parametrize("name", DATED)
+def test_dates_are_days_of_the_calendar(name: str, is_tool: bool, vocabulary: LLTokenizer) -> None:
+    schema, text = DATED[name]
+    written = json.dumps(schema)
+    constraint = UnvalidatedConstraint(Field.JSON_SCHEMA, written)
+    grammar = f"start: {json_rule(schema)}" if is_tool else checked_grammar(constraint, vocabulary)
+    start = compile_grammar(vocabulary, grammar)
+
+    def matches(day: str) -> bool:
+        matcher, token_ids = start.deep_copy(), vocabulary.tokenize_str(text % day)
+        return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
+
+    assert {day: matches(day) for day in DAYS} == DAYS
+    assert json.dumps(schema) == written, "the client's schema is not changed"
 
 
 REGEXES = [

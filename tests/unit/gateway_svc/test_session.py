@@ -14,6 +14,7 @@ from gateway_svc import scheduler_dialer
 from gateway_svc import session as session_module
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from quire.worker.v1 import worker_pb2 as worker_v1
 from scripted_scheduler import ScriptedScheduler, serving
 from svc_common.errors import QuireError, Reason
 from svc_common.identity import PLAIN
@@ -342,6 +343,23 @@ async def test_whether_the_store_is_there_is_known(client: SessionClient, schedu
     scheduler.session.status(None, is_store_degraded=True)
     await client.wait_for()
     assert client.session.is_store_degraded
+
+
+async def test_the_highest_memory_pressure_of_its_models_is_known(
+    client: SessionClient, scheduler: ScriptedScheduler
+) -> None:
+    high, critical = (
+        changed(memory_pressure=pressure)
+        for pressure in (worker_v1.MEMORY_PRESSURE_HIGH, worker_v1.MEMORY_PRESSURE_CRITICAL)
+    )
+    stranger = changed(name="stranger", memory_pressure=worker_v1.MEMORY_PRESSURE_CRITICAL)
+    for model, expected in ((MODEL, "none"), (high, "high"), (critical, "critical"), (MODEL, "none")):
+        scheduler.session.status(stranger)
+        await client.wait_for()
+        assert client.session.memory_pressure.value == "none"
+        scheduler.session.status(stranger, model, OTHER_MODEL)
+        await client.wait_for(MODEL_INFO, OTHER_INFO)
+        assert client.session.memory_pressure.value == expected
 
 
 async def test_a_credential_error_is_logged_again_after_a_session(

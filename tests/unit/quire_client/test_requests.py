@@ -1,13 +1,14 @@
 """Conversion of Python values to request messages."""
 
 import json
+import re
 from typing import Any
 
 import pytest
 from google.protobuf.json_format import MessageToDict
 
 from quire.inference.v1 import inference_pb2 as pb
-from quire_client import GenerationOptions, Message, QuireError, Tool, ToolCall
+from quire_client import AllowedTools, CustomTool, GenerationOptions, Message, QuireError, Tool, ToolCall
 from quire_client.chats import CHAT_OPTIONS, Messages
 from quire_client.requests import chat_request, completion_request, detokenize_request, tokenize_request
 
@@ -306,3 +307,53 @@ def test_a_chat_has_tools_calls_and_results() -> None:
 def test_options_of_chats_are_refused_elsewhere() -> None:
     with pytest.raises(TypeError, match="tools is an option of chats"):
         completion_request("a", {"tools": []})
+
+
+def test_a_chat_has_custom_tools_and_their_calls() -> None:
+    tools: list[CustomTool | Tool] = [
+        CustomTool("any", "Any text."),
+        CustomTool("lark", grammar='start: "a"'),
+        CustomTool("re", regex=""),
+        Tool("f"),
+    ]
+    messages = [Message("assistant", "", [ToolCall("call_1", "any", input="")])]
+    chat = chat_request(messages, {"tools": tools, "tool_choice": AllowedTools(["any", "f"], "required")}).chat
+    assert chat == pb.Chat(
+        messages=[{"role": "assistant", "tool_calls": [{"id": "call_1", "name": "any", "input": ""}]}],
+        tools=[
+            {"name": "any", "description": "Any text.", "custom": {}},
+            {"name": "lark", "custom": {"grammar": 'start: "a"'}},
+            {"name": "re", "custom": {"regex": ""}},
+            {"name": "f"},
+        ],
+        allowed_tools={"mode": pb.TOOL_MODE_REQUIRED, "names": ["any", "f"]},
+    )
+    assert chat_request([], {"tool_choice": AllowedTools(("f",))}).chat.allowed_tools.mode == pb.TOOL_MODE_AUTO
+
+
+def test_a_choice_of_no_tools_is_sent_for_the_server_to_reject() -> None:
+    chat = chat_request([], {"tool_choice": AllowedTools([])}).chat
+    assert chat.WhichOneof("tool_choice") == "allowed_tools"
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"tools": [CustomTool("a", grammar="b", regex="c")]}, "tools[0].custom.grammar"),
+        ({"tools": [CustomTool("a", regex=1)]}, "tools[0].custom.regex"),  # type: ignore[arg-type]
+        ({"tool_choice": AllowedTools("run")}, "allowed_tools.names"),
+        ({"tool_choice": AllowedTools([1])}, "allowed_tools.names"),  # type: ignore[list-item]
+        ({"tool_choice": AllowedTools(["run"], "none")}, "allowed_tools.mode"),  # type: ignore[arg-type]
+        ({"tool_choice": AllowedTools(["run"], ["auto"])}, "allowed_tools.mode"),  # type: ignore[arg-type]
+    ],
+)
+def test_wrong_tools_are_type_errors(options: Any, field: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"generation.chat.{field}")):
+        chat_request([], options)
+
+
+def test_the_text_of_a_call_that_the_message_cannot_hold_is_named() -> None:
+    with pytest.raises(QuireError) as caught:
+        chat_request([Message("assistant", "", [ToolCall("c", "run", input="\ud800")])], {})
+
+    assert caught.value.field == "generation.chat.messages[0].tool_calls[0].input"

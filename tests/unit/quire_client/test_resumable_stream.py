@@ -251,17 +251,24 @@ def test_calls_and_reasoning_of_a_stream_are_assembled() -> None:
     of.read(said(acceptance=pb.Acceptance(request_id="a")))
     first = pb.ToolCallDelta(index=0, id="call_a", name="f", arguments='{"x"')
     second = [pb.ToolCallDelta(index=0, arguments=": 1}"), pb.ToolCallDelta(index=1, id="call_b", name="g")]
+    custom = [pb.ToolCallDelta(index=2, id="call_c", name="run", input=""), pb.ToolCallDelta(index=2, input="1+")]
     finish = pb.Finish(reason=pb.FINISH_REASON_TOOL_CALLS)
     messages = [
         said(chunk=pb.Chunk(token_ids=[5], reasoning="Hm")),
         said(chunk=pb.Chunk(offset=1, token_ids=[6], reasoning=".", text="I look.", tool_calls=[first])),
-        said(chunk=pb.Chunk(offset=2, token_ids=[7], tool_calls=second, finish=finish)),
+        said(chunk=pb.Chunk(offset=2, token_ids=[7], tool_calls=[*second, custom[0]])),
+        said(chunk=pb.Chunk(offset=3, token_ids=[8], tool_calls=custom[1:], finish=finish)),
     ]
     chunks = [chunk for chunk in map(of.read, messages) if chunk is not None]
     of.read(said(usage=pb.Usage(completion_tokens=3)))
     generation = of.assemble(chunks)
     assert (generation.text, generation.reasoning) == ("I look.", "Hm.")
-    assert generation.tool_calls == (ToolCall("call_a", "f", '{"x": 1}'), ToolCall("call_b", "g", ""))
+    assert generation.tool_calls == (
+        ToolCall("call_a", "f", '{"x": 1}'),
+        ToolCall("call_b", "g", ""),
+        ToolCall("call_c", "run", input="1+"),
+    )
+    assert [piece.input for chunk in chunks for piece in chunk.tool_calls] == [None, None, None, "", "1+"]
     assert generation.finish_reason is FinishReason.TOOL_CALLS
 
 

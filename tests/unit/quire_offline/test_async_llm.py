@@ -11,6 +11,8 @@ from offline_model import SMALL
 from quire_offline import AsyncLLM, QuireError, RequestOutput, SamplingParams
 
 LONG = SamplingParams(temperature=0, max_tokens=150, ignore_eos=True)
+# As many as the context holds, six sequences each: still running when a test ends it after its first tokens.
+ENDLESS = SamplingParams(temperature=0.5, max_tokens=240, n=6, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +58,14 @@ async def test_sequences_that_are_ranked_come_at_the_end(llm: AsyncLLM) -> None:
 
 async def test_an_abort_ends_the_stream_with_what_there_is(llm: AsyncLLM) -> None:
     outputs = []
-    async for output in llm.generate("hello", LONG, "mine"):
+    async for output in llm.generate("hello", ENDLESS, "mine"):
         outputs.append(output)
         if len(outputs) == 1:
             await llm.abort("mine")
     assert outputs[-1].finished
     assert outputs[-1].request_id == "mine"
-    assert outputs[-1].outputs[0].finish_reason == "abort"
-    assert len(outputs[-1].outputs[0].token_ids) < 150
+    assert {one.finish_reason for one in outputs[-1].outputs} == {"abort"}
+    assert all(len(one.token_ids) < 240 for one in outputs[-1].outputs)
     await until_idle(llm)
     await llm.abort(["mine", "unknown"])
 
@@ -90,7 +92,7 @@ async def test_a_reader_that_leaves_cancels_its_request(llm: AsyncLLM) -> None:
 
 
 async def test_an_id_is_of_one_request_at_a_time(llm: AsyncLLM) -> None:
-    async with aclosing(llm.generate("hello", LONG, "twice")) as outputs:
+    async with aclosing(llm.generate("hello", ENDLESS, "twice")) as outputs:
         await anext(outputs)
         with pytest.raises(QuireError) as raised:
             await read(llm, LONG, "twice")
@@ -107,9 +109,10 @@ async def test_an_invalid_parameter_is_named(llm: AsyncLLM) -> None:
 
 async def test_a_model_that_is_closed_ends_its_streams(model: Path) -> None:
     async with AsyncLLM(str(model), **SMALL, num_blocks=32) as llm:
-        reading = asyncio.create_task(read(llm, LONG))
-        await asyncio.sleep(0.05)
+        outputs = llm.generate("hello", ENDLESS)
+        await anext(outputs)
     with pytest.raises(QuireError, match="closed"):
-        await reading
+        async for _ in outputs:
+            pass
     with pytest.raises(RuntimeError, match="closed"):
         await read(llm, LONG)

@@ -1,6 +1,7 @@
 """The admin service over a real channel, over a scripted engine."""
 
 from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import NoReturn
@@ -20,6 +21,7 @@ from scheduler_svc.core.kv.cache_reset import CacheReset
 from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.request import PreemptionMethod, PreemptionRecord
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.step import MemoryPressure
 from scheduler_svc.engine import EngineSettings, SchedulerEngine
 from scheduler_svc.model_versions import WorkerName
 from scheduler_svc.request_log import RequestLog
@@ -63,6 +65,7 @@ class Engine:
         self.known: dict[str, Explanation] = {}
         self.live: list[Summary] = []
         self.num_made = 0
+        self.short_of_memory: list[tuple[WorkerName, MemoryPressure]] = []
 
     def explain(self, key: str) -> Explanation | None:
         return self.known.get(key)
@@ -81,6 +84,9 @@ class Engine:
 
     def worker_names(self, model: str | None) -> list[WorkerName]:
         return []
+
+    def workers_short_of_memory(self, model: str | None) -> Iterable[tuple[WorkerName, MemoryPressure]]:
+        return [short for short in self.short_of_memory if model in (None, short[0].model)]
 
     def reset_prefix_caches(self, model: str | None) -> Iterable[tuple[WorkerName, CacheReset]]:
         return []
@@ -138,6 +144,18 @@ async def test_a_request_is_found_by_name_or_key(
         timedelta(seconds=1.5),
     )
     assert (explained.num_prompt_tokens, explained.max_tokens, explained.num_waiting) == (10, 20, 7)
+
+
+async def test_workers_that_are_short_of_memory_are_named(engine: Engine, channel: grpc.aio.Channel) -> None:
+    workers = [WorkerName("10.0.0.1:50053", "tiny"), WorkerName("10.0.0.2:50053", "other")]
+    engine.short_of_memory = [(workers[0], MemoryPressure.HIGH), (workers[1], MemoryPressure.CRITICAL)]
+    engine.known[KEY] = replace(explanation(), model="other")
+    high, critical = (
+        await AdminServiceStub(channel).ListRequests(admin_v1.ListRequestsRequest())
+    ).workers_short_of_memory
+    assert (high.worker, high.model, high.pressure) == (*workers[0], admin_v1.MEMORY_PRESSURE_HIGH)
+    assert (critical.worker, critical.model, critical.pressure) == (*workers[1], admin_v1.MEMORY_PRESSURE_CRITICAL)
+    assert list((await AdminServiceStub(channel).Explain(named())).workers_short_of_memory) == [critical]
 
 
 @pytest.mark.parametrize("other", [named("yours"), named(tenant="a"), named(prompt=1)], ids=["id", "tenant", "prompt"])

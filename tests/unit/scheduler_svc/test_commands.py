@@ -49,7 +49,7 @@ class Gateway(GatewaySession):
         super().__init__()
         self.answers: dict[int, scheduler_v1.Event] = {}
 
-    def send(self, message: scheduler_v1.SessionResponse) -> None:
+    def send(self, message: scheduler_v1.SessionResponse, *, delay: float = 0.0) -> None:
         self.answers |= {event.command_id: event for event in message.events if event.command_id}
 
 
@@ -201,3 +201,54 @@ async def test_a_record_of_a_later_release_is_neither_resumed_nor_overwritten(ur
                 assert "a record of version 99" in answer.failed.message
             assert after.requests.get("k") is None
         assert keys.hget("{quire}:request:k", "version") == b"99"
+
+
+UNRECORDED = scheduler_v1.Retention(is_unrecorded=True)
+
+
+def unrecorded(**fields: object) -> scheduler_v1.Submit:
+    known: dict[str, object] = {"key": "v", "submission_id": "v", "tenant": "t", "n": 1, "max_tokens": 8}
+    known |= {"prompt_token_ids": [1, 2], "retention": UNRECORDED, "command_id": 7}
+    return scheduler_v1.Submit(**(known | fields))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fields", "failure"),
+    [
+        ({}, None),
+        ({"tokenizer_fingerprint": b"other"}, None),  # it waits for a worker
+        ({"prompt_token_ids": []}, scheduler_v1.FAILURE_REASON_INVALID),
+    ],
+)
+async def test_a_request_that_needs_no_store_is_answered_at_once(
+    fields: dict[str, object], failure: scheduler_v1.FailureReason | None, url: str
+) -> None:
+    async with bench(url) as on:
+        on.ask(submit=unrecorded(**fields))
+        answer = on.answers[7]
+        assert (answer.failed.reason if answer.HasField("failed") else None) == failure
+        assert (on.requests.get("v") is None) is (failure is not None)
+        on.ask(submit=unrecorded(submission_id="again", command_id=8))
+        assert on.answers[8].HasField("accepted" if failure is not None else "failed"), (
+            "the key is free after a refusal"
+        )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"retention": None},
+        {"detachable": True},
+        {"attachment": b"a"},
+        {"limits": scheduler_v1.AccountLimits(account="t/", requests_per_minute=60)},
+    ],
+    ids=str,
+)
+async def test_a_request_that_needs_the_store_is_answered_once_that_has_answered(
+    fields: dict[str, object], url: str
+) -> None:
+    async with bench(url) as on:
+        on.ask(submit=unrecorded(**fields))
+        assert not on.answers
+        await until(lambda: 7 in on.answers)
+        assert on.answers[7].HasField("accepted")

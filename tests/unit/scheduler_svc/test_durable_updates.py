@@ -16,7 +16,7 @@ class Gateway(GatewaySession):
         super().__init__()
         self.messages: list[scheduler_v1.SessionResponse] = []
 
-    def send(self, message: scheduler_v1.SessionResponse) -> None:
+    def send(self, message: scheduler_v1.SessionResponse, *, delay: float = 0.0) -> None:
         self.messages.append(message)
 
 

@@ -37,7 +37,7 @@ class Gateway(GatewaySession):
         super().__init__()
         self.events: list[scheduler_v1.Event] = []
 
-    def send(self, message: scheduler_v1.SessionResponse) -> None:
+    def send(self, message: scheduler_v1.SessionResponse, *, delay: float = 0.0) -> None:
         self.events += message.events
 
 

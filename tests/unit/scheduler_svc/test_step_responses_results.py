@@ -92,6 +92,14 @@ def test_value_is_due_once_the_prompt_is_computed() -> None:
     assert isinstance(stream.answer(num_tokens=[0], values=[value(1)]).results[0], ValueResult)
 
 
+def test_no_value_is_due_of_another_sequence_with_the_id_of_one_that_ended_with_its_value() -> None:
+    stream = Stream()
+    stream.plan((stream.embedding, 0, 5))
+    stream.answer(num_tokens=[0], values=[value(1)])
+    stream.plan((sequence(stream.embedding.id, TOKENS), 0, 5))
+    assert list(stream.answer(num_tokens=[1], token_ids=[3]).results[0].token_ids) == [3]
+
+
 @pytest.mark.parametrize(
     ("start", "end", "count"), [(0, 3, 3), (3, 4, 1), (0, 5, 4), (3, 5, 1), (4, 5, 0), (2, 7, 2), (5, 6, 0)]
 )

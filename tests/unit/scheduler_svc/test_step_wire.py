@@ -7,7 +7,7 @@ from scheduler_svc.core.replica_shape import ReplicaShape
 from scheduler_svc.core.request import Request, Sequence
 from scheduler_svc.core.results import PROMPT_LOGPROBS, PromptComputation, ResultForm, ResultKind
 from scheduler_svc.core.step import MemoryPressure, NewSequence, ScheduledSequence, StepPlan
-from scheduler_svc.step_wire import plan_to_proto, pressure_from_proto, shape_from_proto
+from scheduler_svc.step_wire import highest_pressure, plan_to_proto, pressure_from_proto, shape_from_proto
 
 
 def sequence(sequence_id: int) -> Sequence:
@@ -109,6 +109,12 @@ def test_a_worker_reports_how_short_its_memory_is(
     reported: worker_v1.MemoryPressure, expected: MemoryPressure | None
 ) -> None:
     assert pressure_from_proto(reported) is expected
+
+
+def test_the_highest_of_what_workers_have_measured() -> None:
+    assert highest_pressure(list(MemoryPressure)) == worker_v1.MEMORY_PRESSURE_CRITICAL
+    assert highest_pressure([MemoryPressure.HIGH, MemoryPressure.NONE]) == worker_v1.MEMORY_PRESSURE_HIGH
+    assert highest_pressure([]) == worker_v1.MEMORY_PRESSURE_NONE
 
 
 def test_a_worker_reports_whether_its_blocks_are_in_host_memory() -> None:

@@ -12,10 +12,12 @@ import pytest
 
 from checksum_service import serve
 from ports import lasting_port
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
 from quire.worker.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.step import MemoryPressure, StepPlan
+from scheduler_svc.model_versions import WorkerName
 from scheduler_svc.worker_link import _STEP_TIMEOUT, WorkerPool
 from worker_links import ScriptedWorker, deployment, of_response, served, until
 
@@ -268,17 +270,26 @@ async def test_the_only_worker_ends_what_it_has_and_takes_nothing_more() -> None
         await running.gateway.finish(late)
 
 
-async def test_what_an_idle_worker_measures_of_its_memory_reaches_the_core() -> None:
+async def test_what_an_idle_worker_measures_of_its_memory_reaches_the_core_and_gateways() -> None:
     worker = ScriptedWorker(has_kv_in_host_memory=True)
     async with served(worker) as addresses, deployment(*addresses) as running:
         await running.workers(1)
         replica = running.engine.replicas[0]
+        sent: list[scheduler_v1.Status] = []
+        running.engine.watch_status(sent.append)
+        watching = asyncio.create_task(running.engine.watch())
         worker.about.memory_pressure = worker_v1.MEMORY_PRESSURE_CRITICAL
         await until(lambda: replica.memory_pressure is MemoryPressure.CRITICAL)
+        await until(lambda: sent[-1].models[0].memory_pressure == worker_v1.MEMORY_PRESSURE_CRITICAL)
+        short = (WorkerName(addresses[0], worker.about.model), MemoryPressure.CRITICAL)
+        assert list(running.engine.workers_short_of_memory(None)) == [short]
+        assert list(running.engine.workers_short_of_memory("another")) == []
         # The free blocks are discarded by a step that computes nothing.
         await until(lambda: any(step.discarded_block_ids for step in worker.steps))
         worker.about.memory_pressure = worker_v1.MEMORY_PRESSURE_NONE
-        await until(lambda: replica.memory_pressure is MemoryPressure.NONE)
+        await until(lambda: sent[-1].models[0].memory_pressure == worker_v1.MEMORY_PRESSURE_NONE)
+        assert list(running.engine.workers_short_of_memory(None)) == []
+        watching.cancel()
         await running.gateway.finish(running.gateway.submit())
 
 

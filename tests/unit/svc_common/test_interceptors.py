@@ -262,8 +262,9 @@ async def test_a_client_that_leaves_ends_the_handler(leave: str, caplog: pytest.
 
     async with serving({"Endless": method(lambda request, context: responses, streams=(False, True))}) as channel:
         stub: Any = channel.unary_stream("/test.Service/Endless")
-        stream = stub(b"", timeout=0.5 if leave == "deadline" else None)
-        await started.wait()
+        # The call reaches the handler before its deadline, also on a slow machine.
+        stream = stub(b"", timeout=3 if leave == "deadline" else None)
+        await asyncio.wait_for(started.wait(), 60)
         if leave == "cancel":
             stream.cancel()
         await asyncio.wait_for(ended.wait(), 60)

@@ -73,3 +73,39 @@ async def test_a_reader_that_is_cancelled_loses_no_message() -> None:
     with pytest.raises(asyncio.CancelledError):
         await reader
     assert await keys(queue) == [1]
+
+
+async def test_a_message_with_a_delay_is_taken_with_the_next_one() -> None:
+    queue = filled()
+    reader = asyncio.create_task(keys(queue))
+    await asyncio.sleep(0)
+    for number in (1, 2):
+        queue.put(cancel(number), delay=60.0)
+    await asyncio.sleep(0.01)
+    assert not reader.done()
+    queue.put(cancel(3))
+    assert await reader == [1, 2, 3]
+
+
+async def test_a_message_with_a_delay_is_taken_alone_after_that() -> None:
+    queue = filled()
+    for number in (1, 2):  # the second time as well as the first
+        reader = asyncio.create_task(keys(queue))
+        await asyncio.sleep(0)
+        started = asyncio.get_running_loop().time()
+        queue.put(cancel(number), delay=0.01)
+        assert await reader == [number]
+        assert asyncio.get_running_loop().time() - started > 0.005
+
+
+async def test_a_delay_ends_when_its_message_is_taken() -> None:
+    queue = filled()
+    queue.put(cancel(1), delay=0.01)
+    assert await keys(queue) == [1], "a reader that comes later does not wait"
+    reader = asyncio.create_task(keys(queue))
+    await asyncio.sleep(0)
+    queue.put(cancel(2), delay=60.0)
+    await asyncio.sleep(0.03)
+    assert not reader.done()
+    queue.close()
+    assert await reader == [2]

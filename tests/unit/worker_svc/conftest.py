@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from safetensors.torch import load_file, save_file
 
 import llama_models
@@ -60,6 +63,16 @@ def worker(loading_worker: Worker, replica: ModelInstance) -> Worker:
     """A ready worker."""
     loading_worker.service.serve(replica)
     return loading_worker
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
+    """Has the spans of sequences that have ended."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr("worker_svc.spans.tracer", lambda: provider.get_tracer("test"))
+    return exporter
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from ctypes import CDLL
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub.constants
 import pytest
@@ -285,6 +286,13 @@ def test_deterministic_mode_serves_what_the_compiled_kernels_compute(tiny_llama:
     plain = _load(tiny_llama, "--num-blocks", "5").description.fingerprint
     first, second = (_load(tiny_llama, "--num-blocks", "5", "--deterministic", "true") for _ in range(2))
     assert first.description.fingerprint == second.description.fingerprint != plain
+
+
+def test_a_worker_in_deterministic_mode_reports_the_same_limits(tiny_llama: Path) -> None:
+    """So the scheduler plans the same steps. Only the fingerprint differs, and rates, which are measured."""
+    plain, deterministic = (_load(tiny_llama, "--deterministic", each).description for each in ("false", "true"))
+    others: dict[str, Any] = {"fingerprint": b"", "swap_bytes_per_second": 0.0, "prefill_tokens_per_second": 0.0}
+    assert replace(plain, **others) == replace(deterministic, **others)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -12,18 +13,20 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from quire.worker.v1 import worker_pb2 as pb
 from quire.worker.v1 import worker_pb2_grpc
 from svc_common.channels import internal_channel
+from svc_common.settings import BAD_SETTINGS
 from worker_service import Worker, new_sequence, scheduled
 
 
 @asynccontextmanager
 async def _worker(*args: str) -> AsyncIterator[Process]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    environment |= {"QUIRE_CPU_KV_BYTES": str(2**24), "QUIRE_INSECURE": "1"}
+    environment |= {"QUIRE_CPU_KV_BYTES": str(2**24), "QUIRE_INSECURE": "1", "TRITON_INTERPRET": "0"}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "worker_svc", *args, stderr=PIPE, env=environment
     )
@@ -97,7 +100,29 @@ async def test_a_model_that_is_not_prepared_is_said_with_what_to_run(tmp_path: P
     async with _worker("--model", str(missing), *ports) as process:
         entry = await _logged(process, "cannot start")
         assert f"python -m worker_svc.prepare {missing}" in entry["event"]
-        assert await process.wait() == 1
+        assert await process.wait() == BAD_SETTINGS
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "flags", "message"),
+    [
+        (None, "", ("--max-model-len", "257"), "QUIRE_MAX_MODEL_LEN is 257, but the context length of the model is "),
+        (None, "", ("--kernels", "triton"), "QUIRE_KERNELS is triton, which is for GPUs"),
+        ("config.json", "{", (), "config.json cannot be read"),
+        ("config.json", "[]", (), "config.json must be an object"),
+        ("model.safetensors", "no header", (), "model.safetensors is damaged or not complete"),
+    ],
+)
+async def test_what_the_model_or_the_device_cannot_do_ends_it_as_bad_settings_do(
+    tiny_llama: Path, tmp_path: Path, file: str | None, content: str, flags: tuple[str, ...], message: str
+) -> None:
+    model = shutil.copytree(tiny_llama, tmp_path / "tiny")
+    if file is not None:
+        (model / file).write_text(content)
+    ports = ("--worker-port", "0", "--worker-metrics-port", "0")
+    async with _worker("--model", str(model), "--device", "cpu", *ports, *flags) as process:
+        assert message in (await _logged(process, "cannot start"))["event"]
+        assert await process.wait() == BAD_SETTINGS
 
 
 async def test_a_port_in_use_is_said_before_the_model_loads() -> None:

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import dense_models
 import llama_models
+import transformers_models
 from bert_models import save_bert, save_cross_encoder
 from svc_common.doctor.findings import CheckContext, Finding, Status
 from worker_svc import model_checks
@@ -95,6 +96,18 @@ def test_names_and_shapes_as_a_family_stores_them(tmp_path: Path) -> None:
     assert "has no tensor transformer.h.1.mlp.c_fc.bias" in of_model(tmp_path).problem
     save_file(tensors | {"h.1.mlp.c_fc.weight": tensors["h.1.mlp.c_fc.weight"].t().contiguous()}, path)
     assert "h.1.mlp.c_fc.weight of the model in" in of_model(tmp_path).problem
+
+
+def test_tensors_of_all_experts_of_a_layer(tmp_path: Path) -> None:
+    llama_models.save_model(tmp_path, transformers_models.VARIANTS["mixtral"](), save_original_format=False)
+    path, name = tmp_path / "model.safetensors", "model.layers.0.mlp.experts.gate_up_proj"
+    finding = of_model(tmp_path)
+    assert (finding.status, "computed by compiled kernels" in finding.found) == (Status.OK, True)
+    tensors = load_file(path)
+    save_file(tensors | {name: tensors[name].transpose(1, 2).contiguous()}, path)
+    assert (
+        f"the tensor {name} of the model in {tmp_path} is [4, 48, 160], not [4, 160, 48]" in of_model(tmp_path).problem
+    )
 
 
 def test_architectures_that_nothing_computes(model: Path) -> None:

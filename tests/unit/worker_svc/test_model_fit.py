@@ -14,7 +14,7 @@ from worker_svc.cache import CacheShape
 from worker_svc.load import load_model
 from worker_svc.memory import OutOfMemory
 from worker_svc.model.architecture import describe
-from worker_svc.model.config import read_config
+from worker_svc.model.config import UnsupportedModel, read_config
 from worker_svc.model.description import ModelDescription
 from worker_svc.model_fit import check_fits, read_weight_sizes
 from worker_svc.settings import WorkerSettings
@@ -38,30 +38,33 @@ def fits(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
 
 
 def weights_of(directory: Path, dtype: torch.dtype = torch.float32) -> int:
-    sizes = read_weight_sizes(directory)
-    assert sizes is not None
-    return sizes.num_bytes(dtype)
+    return read_weight_sizes(directory).num_bytes(dtype)
 
 
 def test_the_sizes_are_those_of_the_tensors(tmp_path: Path) -> None:
     tensors = {
         "model.embed_tokens.weight": torch.zeros(10, 8, dtype=torch.bfloat16),
         "model.layers.0.mlp.up_proj.weight": torch.zeros(6, 8),
+        "model.layers.1.mlp.experts.down_proj": torch.zeros(2, 8, 6),
         "model.norm.weight": torch.zeros(8),
         "model.layers.0.mlp.down_proj.qweight": torch.zeros(4, 4, dtype=torch.int32),
     }
     save_file(tensors, tmp_path / "model.safetensors")
     sizes = read_weight_sizes(tmp_path)
-    assert sizes is not None
-    assert (sizes.matrices, sizes.others, sizes.packed_bytes) == (48, 88, 64)
-    assert sizes.num_bytes(torch.float32) == 4 * (48 + 88) + 64
-    assert sizes.num_bytes(torch.bfloat16, is_int8=True) == 48 + 2 * 88 + 64
+    assert (sizes.matrices, sizes.others, sizes.packed_bytes) == (144, 88, 64)
+    assert sizes.num_bytes(torch.float32) == 4 * (144 + 88) + 64
+    assert sizes.num_bytes(torch.bfloat16, is_int8=True) == 144 + 2 * 88 + 64
 
 
-def test_files_that_cannot_be_read_are_left_to_the_loading(tmp_path: Path) -> None:
-    assert read_weight_sizes(tmp_path) is None
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=r"model\.safetensors\.index\.json cannot be read: FileNotFoundError"):
+        read_weight_sizes(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text("[]")
+    with pytest.raises(UnsupportedModel, match=r"model\.safetensors\.index\.json cannot be read: TypeError"):
+        read_weight_sizes(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"no header")
-    assert read_weight_sizes(tmp_path) is None
+    with pytest.raises(UnsupportedModel, match=r"model\.safetensors is damaged or not complete: .*header"):
+        read_weight_sizes(tmp_path)
 
 
 def test_a_model_that_fits_is_not_refused(fits: Callable[..., None], tiny_llama: Path) -> None:

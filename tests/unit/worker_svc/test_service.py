@@ -7,8 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import REGISTRY
 
@@ -345,15 +344,6 @@ async def test_metrics_count_steps_tokens_and_swaps(worker: Worker) -> None:
     await stream.receive()
     await stream.receive()
     assert [now - then for now, then in zip(values(), before, strict=True)] == [4, 4, 5, 1, 2, 1]
-
-
-@pytest.fixture
-def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr("worker_svc.spans.tracer", lambda: provider.get_tracer("test"))
-    return exporter
 
 
 def _only(spans: InMemorySpanExporter) -> ReadableSpan:

@@ -6,11 +6,13 @@ from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from quire.worker.v1 import worker_pb2 as pb
+from worker_service import new_sequence, scheduled
 from worker_svc.device_thread import DeviceThread
 from worker_svc.memory_monitor import MemoryPressure
-from worker_svc.step import Step, StepOutcome
+from worker_svc.step import SequenceResult, Step, StepOutcome
 from worker_svc.step_stream import ProtocolViolation, StepStream
 
 
@@ -89,6 +91,45 @@ async def test_responses_have_what_was_measured_of_the_memory() -> None:
         pb.MEMORY_PRESSURE_UNSPECIFIED,
         pb.MEMORY_PRESSURE_NONE,
     ]
+    device.close()
+
+
+class RunnerOfValues(HeldRunner):
+    """Returns a value for the first sequence of each step, and nothing for the others."""
+
+    def launch(self, step: Step) -> HeldRunner:
+        self.step = step
+        return super().launch(step)
+
+    def finish(self, launched: HeldRunner) -> StepOutcome:
+        ids = [part.sequence_id for part in self.step.scheduled]
+        return StepOutcome([SequenceResult(number, [], value=[1.0] if number == ids[0] else ()) for number in ids], 0.0)
+
+
+async def test_a_sequence_ends_with_its_value_and_so_does_its_span(spans: InMemorySpanExporter) -> None:
+    runner, device = RunnerOfValues(), DeviceThread()
+    runner.let_go.set()
+    is_answered, forever = asyncio.Event(), asyncio.Event()
+    traced = [new_sequence(number, traceparent=f"00-{number:032x}-b7ad6b7169203331-01") for number in (1, 2)]
+
+    async def requests() -> AsyncIterator[pb.StepRequest]:
+        schedule = scheduled((1, 0, 5), (2, 0, 5))
+        yield pb.StepRequest(epoch=1, generation=1, step_id=1, new_sequences=traced, scheduled=schedule)
+        await is_answered.wait()
+        yield pb.StepRequest(epoch=1, generation=1, step_id=2, scheduled=scheduled((2, 5, 1)))
+        await forever.wait()
+
+    stream = StepStream(1, 1, cast(Any, runner), device)
+    responses = stream.responses(requests())
+    await anext(responses)
+    await anext(responses)
+    await asyncio.sleep(0)  # spans end after the response
+    assert [span.context.trace_id for span in spans.get_finished_spans() if span.context is not None] == [1]
+    assert stream.has_sequences
+    is_answered.set()
+    await anext(responses)
+    assert not stream.has_sequences
+    await responses.aclose()
     device.close()
 
 

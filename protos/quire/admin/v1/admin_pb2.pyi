@@ -30,6 +30,12 @@ class Return(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RETURN_SWAP: _ClassVar[Return]
     RETURN_RECOMPUTE: _ClassVar[Return]
     RETURN_KEEP: _ClassVar[Return]
+
+class MemoryPressure(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MEMORY_PRESSURE_UNSPECIFIED: _ClassVar[MemoryPressure]
+    MEMORY_PRESSURE_HIGH: _ClassVar[MemoryPressure]
+    MEMORY_PRESSURE_CRITICAL: _ClassVar[MemoryPressure]
 SEQUENCE_STATE_UNSPECIFIED: SequenceState
 SEQUENCE_STATE_QUEUED: SequenceState
 SEQUENCE_STATE_WAITING_FOR_PREFIX: SequenceState
@@ -45,6 +51,9 @@ RETURN_UNSPECIFIED: Return
 RETURN_SWAP: Return
 RETURN_RECOMPUTE: Return
 RETURN_KEEP: Return
+MEMORY_PRESSURE_UNSPECIFIED: MemoryPressure
+MEMORY_PRESSURE_HIGH: MemoryPressure
+MEMORY_PRESSURE_CRITICAL: MemoryPressure
 
 class RequestName(_message.Message):
     __slots__ = ("tenant", "request_id", "prompt")
@@ -104,8 +113,18 @@ class SequenceExplanation(_message.Message):
     predicted_start: _duration_pb2.Duration
     def __init__(self, index: _Optional[int] = ..., state: _Optional[_Union[SequenceState, str]] = ..., num_ahead: _Optional[int] = ..., awaits_key: _Optional[str] = ..., num_known_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., num_device_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., num_missing_blocks: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., last_preemption: _Optional[_Union[Preemption, _Mapping]] = ..., predicted_start: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
+class WorkerMemory(_message.Message):
+    __slots__ = ("worker", "model", "pressure")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PRESSURE_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    model: str
+    pressure: MemoryPressure
+    def __init__(self, worker: _Optional[str] = ..., model: _Optional[str] = ..., pressure: _Optional[_Union[MemoryPressure, str]] = ...) -> None: ...
+
 class ExplainResponse(_message.Message):
-    __slots__ = ("key", "tenant", "policy", "priority", "effective_priority", "tenant_debt", "age", "time_left", "num_prompt_tokens", "max_tokens", "num_waiting", "sequences", "model")
+    __slots__ = ("key", "tenant", "policy", "priority", "effective_priority", "tenant_debt", "age", "time_left", "num_prompt_tokens", "max_tokens", "num_waiting", "sequences", "model", "workers_short_of_memory")
     KEY_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +138,7 @@ class ExplainResponse(_message.Message):
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_SHORT_OF_MEMORY_FIELD_NUMBER: _ClassVar[int]
     key: str
     tenant: str
     policy: str
@@ -132,7 +152,8 @@ class ExplainResponse(_message.Message):
     num_waiting: int
     sequences: _containers.RepeatedCompositeFieldContainer[SequenceExplanation]
     model: str
-    def __init__(self, key: _Optional[str] = ..., tenant: _Optional[str] = ..., policy: _Optional[str] = ..., priority: _Optional[int] = ..., effective_priority: _Optional[int] = ..., tenant_debt: _Optional[float] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., time_left: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., num_prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., num_waiting: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceExplanation, _Mapping]]] = ..., model: _Optional[str] = ...) -> None: ...
+    workers_short_of_memory: _containers.RepeatedCompositeFieldContainer[WorkerMemory]
+    def __init__(self, key: _Optional[str] = ..., tenant: _Optional[str] = ..., policy: _Optional[str] = ..., priority: _Optional[int] = ..., effective_priority: _Optional[int] = ..., tenant_debt: _Optional[float] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., time_left: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., num_prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., num_waiting: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[SequenceExplanation, _Mapping]]] = ..., model: _Optional[str] = ..., workers_short_of_memory: _Optional[_Iterable[_Union[WorkerMemory, _Mapping]]] = ...) -> None: ...
 
 class ListRequestsRequest(_message.Message):
     __slots__ = ("tenant", "limit")
@@ -163,12 +184,14 @@ class RequestSummary(_message.Message):
     def __init__(self, key: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., state: _Optional[_Union[SequenceState, str]] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., num_prompt_tokens: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., model: _Optional[str] = ...) -> None: ...
 
 class ListRequestsResponse(_message.Message):
-    __slots__ = ("requests", "num_live")
+    __slots__ = ("requests", "num_live", "workers_short_of_memory")
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     NUM_LIVE_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_SHORT_OF_MEMORY_FIELD_NUMBER: _ClassVar[int]
     requests: _containers.RepeatedCompositeFieldContainer[RequestSummary]
     num_live: int
-    def __init__(self, requests: _Optional[_Iterable[_Union[RequestSummary, _Mapping]]] = ..., num_live: _Optional[int] = ...) -> None: ...
+    workers_short_of_memory: _containers.RepeatedCompositeFieldContainer[WorkerMemory]
+    def __init__(self, requests: _Optional[_Iterable[_Union[RequestSummary, _Mapping]]] = ..., num_live: _Optional[int] = ..., workers_short_of_memory: _Optional[_Iterable[_Union[WorkerMemory, _Mapping]]] = ...) -> None: ...
 
 class ResetPrefixCacheRequest(_message.Message):
     __slots__ = ("model",)

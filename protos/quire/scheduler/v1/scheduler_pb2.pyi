@@ -347,16 +347,18 @@ class SessionRequest(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., detach: _Optional[_Union[Detach, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., lookup: _Optional[_Union[Lookup, _Mapping]] = ..., delete: _Optional[_Union[Delete, _Mapping]] = ..., batch: _Optional[_Union[CommandBatch, _Mapping]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "tokenizer_fingerprint", "context_length", "vocab_size")
+    __slots__ = ("name", "tokenizer_fingerprint", "context_length", "vocab_size", "memory_pressure")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_PRESSURE_FIELD_NUMBER: _ClassVar[int]
     name: str
     tokenizer_fingerprint: bytes
     context_length: int
     vocab_size: int
-    def __init__(self, name: _Optional[str] = ..., tokenizer_fingerprint: _Optional[bytes] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ...) -> None: ...
+    memory_pressure: _worker_pb2.MemoryPressure
+    def __init__(self, name: _Optional[str] = ..., tokenizer_fingerprint: _Optional[bytes] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., memory_pressure: _Optional[_Union[_worker_pb2.MemoryPressure, str]] = ...) -> None: ...
 
 class Status(_message.Message):
     __slots__ = ("model", "is_store_degraded", "models", "oldest_protocol", "newest_protocol")

@@ -60,7 +60,7 @@ def all_routes() -> list[HttpRoute]:
     manager, authenticator, hosts = SimpleNamespace(metrics=None), SimpleNamespace(requires_credential=False), None
     api: Any = HttpApi
     options = HttpOptions(read_timeout=1.0, undefined_fields=UndefinedFields.WARN)
-    routes: list[HttpRoute] = api(manager, authenticator, hosts, None, options).routes
+    routes: list[HttpRoute] = api(manager, authenticator, hosts, None, options, None).routes
     return routes
 
 

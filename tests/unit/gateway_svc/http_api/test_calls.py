@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from gateway_svc.call_limits import CallLimits
 from gateway_svc.http_api import calls as calls_module
 from gateway_svc.http_api.calls import HttpCalls
 from gateway_svc.http_api.events import long_json, to_json
@@ -37,7 +38,7 @@ def test_large_answers_are_rendered_in_a_thread(
 
     async def main() -> None:
         threads = TenantThreads(2, "test")
-        calls = HttpCalls(cast(Any, None), cast(Any, None), UndefinedFields.WARN, threads)
+        calls = HttpCalls(cast(Any, None), cast(Any, None), UndefinedFields.WARN, threads, CallLimits.unlimited())
         exchange, call = SimpleNamespace(respond=respond), SimpleNamespace(tenant=SimpleNamespace(name="a"))
         body = {"tokens": [7] * num_values}
         await calls.respond(cast(Any, exchange), cast(Any, call), lambda: body, num_values=num_values)

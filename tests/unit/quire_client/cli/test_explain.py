@@ -128,6 +128,17 @@ async def test_each_sequence_is_explained(admin: ScriptedAdmin) -> None:
     ]
 
 
+async def test_workers_that_are_short_of_memory_are_named(admin: ScriptedAdmin) -> None:
+    short = pb.WorkerMemory(worker="10.0.0.1:50053", model="small", pressure=pb.MEMORY_PRESSURE_CRITICAL)
+    admin.explanation = explanation(sequence("QUEUED", num_ahead=0), workers_short_of_memory=[short])
+    admin.listed = pb.ListRequestsResponse(workers_short_of_memory=[short])
+
+    assert "  memory       short at worker 10.0.0.1:50053: critical" in (await invoke("mine")).stdout.splitlines()
+    assert (await invoke()).stdout.splitlines()[-1] == "Memory is short at worker 10.0.0.1:50053 of small: critical"
+    (given,) = json.loads((await invoke("--json")).stdout)["workers_short_of_memory"]
+    assert given == {"worker": "10.0.0.1:50053", "model": "small", "pressure": "critical"}
+
+
 @pytest.mark.parametrize("args", [["--json"], ["-o", "json"]])
 async def test_as_json_it_has_all_fields(args: list[str], admin: ScriptedAdmin) -> None:
     preemption = pb.Preemption(choice=pb.RETURN_RECOMPUTE, swap_estimate=Duration(seconds=2))

@@ -2,11 +2,12 @@
 
 from typing import Any
 
-from core_bench import BLOCK, CopyMode, CoreBench, prompt, tokens_of
+from core_bench import BLOCK, EMBEDDING, CopyMode, CoreBench, keys, prompt, tokens_of
 from scheduler_svc.core.kv.prefix_cache import Hit, PendingPrefix
 from scheduler_svc.core.policy.preemption import PreemptionMode
 from scheduler_svc.core.request import Phase, Request, Sequence
-from scheduler_svc.core.step import BlockCopy, BlockTableUpdate
+from scheduler_svc.core.results import TOKENS, PromptComputation
+from scheduler_svc.core.step import BlockCopy, BlockTableUpdate, MemoryPressure
 
 PROMPT = prompt(4 * BLOCK)
 
@@ -40,6 +41,44 @@ def preempt(bench: CoreBench, sequence: Sequence) -> None:
     assert bench.replica.kv.swap_out(sequence)
     bench.replica.leave(sequence, Phase.PREEMPTED)
     bench.replica.keep_swapped(sequence)
+
+
+# What there is to do.
+
+
+def test_replica_has_work_while_a_step_may_be_planned_for_what_is_there() -> None:
+    bench = CoreBench(results=dict.fromkeys((TOKENS.name, EMBEDDING.name), PromptComputation.INDIVISIBLE))
+    has_work = [bench.replica.has_work]
+    bench.submit("tokens", prompt(9), 1)
+    for _ in range(2):
+        bench.step()
+        has_work.append(bench.replica.has_work)
+    assert has_work == [False, True, False], "the id of a sequence that has ended is sent"
+    bench.replica.note_pressure(MemoryPressure.HIGH)
+    assert bench.replica.has_work
+    assert bench.plan() is None
+    assert not bench.replica.has_work
+
+
+def test_indivisible_prompts_need_no_other_step() -> None:
+    bench = CoreBench(max_sequences=1, results={EMBEDDING.name: PromptComputation.INDIVISIBLE_WITHOUT_KV})
+    for key in "ab":
+        bench.submit_for_value(key, prompt(5))
+    bench.plan()
+    assert not bench.replica.has_work
+    bench.commit()
+    assert keys(bench.step()) == ["b"], "what is queued needs one"
+
+
+def test_replica_has_work_while_a_copy_is_in_progress() -> None:
+    bench = backed_up()
+    bench.step()
+    assert not bench.replica.has_work
+    bench.replica.kv.back_up()
+    bench.step(CopyMode.LATE)
+    assert bench.replica.has_work
+    bench.step()
+    assert not bench.replica.has_work
 
 
 # Both tiers.

@@ -41,6 +41,29 @@ def test_no_step_is_planned_behind_the_one_that_returns_the_value() -> None:
     assert bench.plan() is None
 
 
+def test_no_step_is_planned_only_to_end_a_sequence_with_a_value() -> None:
+    bench = CoreBench()
+    bench.submit_for_value("a", prompt(10))
+    bench.step()
+    assert bench.plan() is None
+    [tokens] = bench.submit("tokens", prompt(4), max_tokens=1)
+    assert bench.step().finished_ids == []
+    assert bench.step().finished_ids == [tokens.id], "a sequence with tokens is kept until its id is sent"
+    assert bench.plan() is None
+
+
+def test_worker_is_sent_the_id_of_a_sequence_that_ended_without_its_value() -> None:
+    bench = CoreBench()
+    cancelled, failed = bench.submit_for_value("a", prompt(10)), bench.submit_for_value("b", prompt(5, 500))
+    bench.plan()
+    bench.scheduler.cancel("a")
+    outcome = StepOutcome([Drawn([]), Drawn([], failure="broken")])
+    [event] = bench.scheduler.commit(bench.replica, outcome, 0.0)
+    assert isinstance(event, FailedEvent)
+    assert bench.step().finished_ids == [cancelled.id, failed.id]
+    assert bench.plan() is None
+
+
 def test_long_prompt_is_computed_in_chunks() -> None:
     bench = CoreBench(max_step_tokens=8)
     bench.submit_for_value("a", prompt(20))

@@ -52,8 +52,13 @@ def test_a_prompt_may_come_in_a_later_step_than_it_is_known(runner: EncoderRunne
     assert runner.step(Step([], [new(1, [4])], [])).sequences == []
     [result] = runner.step(Step([], [], [ScheduledSequence(1, 0, 1, [])])).sequences
     assert result.value == [4.0, 0.0]
-    [result] = runner.step(Step([1], [], [ScheduledSequence(1, 0, 1, [])])).sequences
-    assert result.failure == "not known"
+
+
+def test_a_sequence_is_known_until_its_value_is_returned_or_its_id_is_sent(runner: EncoderRunner) -> None:
+    runner.step(Step([], [new(1, [4]), new(2, [5])], [ScheduledSequence(1, 0, 1, [])]))
+    scheduled = [ScheduledSequence(number, 0, 1, []) for number in (1, 2)]
+    returned, finished = runner.step(Step([2], [], scheduled)).sequences
+    assert (returned.failure, finished.failure) == ("not known", "not known")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import OlmoeConfig
+from transformers import AutoModelForCausalLM, OlmoeConfig
 
 import compiled
 import transformers_models
@@ -37,6 +37,7 @@ from worker_svc.model.description import (
 )
 from worker_svc.model.linear import Linear
 from worker_svc.model.loading import load, unsupported_natively
+from worker_svc.model.tensor_names import described_names
 from worker_svc.model.torch_experts import TorchExperts, build_torch_experts
 from worker_svc.model.torch_layers import TorchBodyBuilder
 from worker_svc.model.torch_mlp import TorchMlp
@@ -59,6 +60,16 @@ def directory(request: pytest.FixtureRequest, save_model: Save) -> Path:
 
 
 @pytest.fixture(scope="module")
+def fused(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model with one tensor for all experts of a layer."""
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    saved = tmp_path_factory.mktemp("fused")
+    model.save_pretrained(saved, save_original_format=False)
+    (saved / "tokenizer.json").write_text("{}")
+    return saved
+
+
+@pytest.fixture(scope="module")
 def description(directory: Path) -> ModelDescription:
     described = describe(read_config(directory))
     assert described is not None
@@ -66,7 +77,7 @@ def description(directory: Path) -> ModelDescription:
 
 
 def test_tensors_are_those_that_transformers_saves(directory: Path, description: ModelDescription) -> None:
-    stored = {name: tuple(tensor.shape) for name, tensor in load_file(directory / "model.safetensors").items()}
+    stored = {name: tuple(tensor.shape) for name, tensor in _tensors(directory).items()}
     described: dict[str, tuple[int, ...]] = {norm.tensor: (norm.size,) for norm in description.norms}
     described[description.embedding] = description.vocab_size, description.hidden_size
     for linear in description.linear_layers:
@@ -74,6 +85,38 @@ def test_tensors_are_those_that_transformers_saves(directory: Path, description:
             described[f"{layer.name}.weight"] = sum(layer.outputs), linear.inputs
             described |= {f"{layer.name}.bias": (sum(layer.outputs),)} if layer.bias else {}
     assert described == stored
+
+
+def test_tensors_may_be_of_all_experts_of_a_layer(directory: Path, fused: Path, description: ModelDescription) -> None:
+    assert sum(name.endswith("mlp.experts.gate_up_proj") for name in _tensors(fused)) == len(_mixtures(description))
+    assert not any("experts.0." in name for name in _tensors(fused))
+    with (
+        Checkpoint(directory, format_of(directory), torch.float32, CPU) as expected,
+        Checkpoint(fused, format_of(fused), torch.float32, CPU) as checkpoint,
+    ):
+        checkpoint.rename(described_names(description, checkpoint.names))
+        for name, tensor in _tensors(directory).items():
+            assert torch.equal(checkpoint.read(name, *tensor.shape), expected.read(name, *tensor.shape)), name
+        checkpoint.check_all_taken()
+
+
+@pytest.mark.parametrize("kernels", ["torch", "compiled"])
+def test_tokens_are_the_same_of_tensors_of_all_experts(
+    kernels: str, directory: Path, fused: Path, reference: Generate
+) -> None:
+    expected = reference(directory, PROMPTS, NUM_TOKENS)
+    assert Driver(make_runner(fused, kernels)).generate(PROMPTS, NUM_TOKENS) == expected
+
+
+def test_a_tensor_of_all_experts_of_another_shape_is_named(fused: Path, tmp_path: Path) -> None:
+    tensors = _tensors(fused)
+    name = next(name for name in tensors if name.endswith("experts.down_proj"))
+    tensors[name] = tensors[name].transpose(1, 2).contiguous()
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((fused / "config.json").read_text())
+    shape = re.escape(f"{name} of the model in {tmp_path} is {list(tensors[name].shape)}, not [4, 48, ")
+    with pytest.raises(UnsupportedModel, match=shape):
+        load(tmp_path, describe(read_config(tmp_path)), torch.float32, CPU, AttentionKind.TORCH)
 
 
 def test_every_backend_computes_them(description: ModelDescription) -> None:
@@ -189,12 +232,20 @@ def test_8_bits_sample_mostly_the_same_tokens(directory: Path, reference: Genera
 
 def test_a_missing_expert_is_named(save_model: Save) -> None:
     directory = save_model(transformers_models.VARIANTS["mixtral"]())
-    tensors = load_file(directory / "model.safetensors")
+    tensors = _tensors(directory)
     missing = "model.layers.1.block_sparse_moe.experts.3.w2.weight"
     del tensors[missing]
     save_file(tensors, directory / "model.safetensors")
     with pytest.raises(UnsupportedModel, match=f"no tensor {re.escape(missing)}"):
         load(directory, describe(read_config(directory)), torch.float32, CPU, AttentionKind.TORCH)
+
+
+def _tensors(directory: Path) -> dict[str, Tensor]:
+    return load_file(directory / "model.safetensors")
+
+
+def _mixtures(description: ModelDescription) -> list[ExpertsSpec]:
+    return [layer.mlp for layer in description.layers if isinstance(layer.mlp, ExpertsSpec)]
 
 
 def _router(*outputs: int) -> LinearLayer:

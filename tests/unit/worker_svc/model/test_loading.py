@@ -130,6 +130,22 @@ def test_an_unknown_architecture_is_refused_by_its_name(changes: dict[str, Any],
         _load(directory)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": "wide"}, r"config\.json: transformers refuses it: .*hidden_size"),
+        ({"hidden_act": "none-such"}, "transformers cannot load the model in .*none-such"),
+    ],
+    ids=str,
+)
+def test_a_config_with_values_that_nothing_expects_is_refused(
+    changes: dict[str, Any], message: str, save_model: Save
+) -> None:
+    directory = _change_config(save_model(OTHERS["phi"]()), **changes)
+    with pytest.raises(UnsupportedModel, match=message):
+        _load(directory)
+
+
 def test_a_missing_shard_is_named(save_model: Save) -> None:
     for config in (LlamaConfig(**SIZES), OTHERS["phi"]()):
         sharded = save_model(config, max_shard_size="40KB")

@@ -85,6 +85,36 @@ def test_both_protocols_make_the_same_chat() -> None:
     assert over_http == ChatPrompt.from_proto(over_grpc, "generation.chat")
 
 
+GRAMMAR = {"syntax": "lark", "definition": 'start: "a"'}
+REGEX = {"syntax": "regex", "definition": "a+"}
+
+
+def test_both_protocols_have_custom_tools_and_allowed_ones() -> None:
+    call = {"id": "c", "type": "custom", "custom": {"name": "any", "input": "é\n"}}
+    names = [{"type": "custom", "custom": {"name": "any"}}, {"type": "function", "function": {"name": "f"}}]
+    over_http = chat(
+        messages=[USER, {"role": "assistant", "tool_calls": [call]}],
+        tools=[
+            {"type": "custom", "custom": {"name": "any", "description": "d"}},
+            {"type": "custom", "custom": {"name": "lark", "format": {"type": "grammar", "grammar": GRAMMAR}}},
+            {"type": "custom", "custom": {"name": "regex", "format": {"type": "grammar", "grammar": REGEX}}},
+            {"type": "function", "function": {"name": "f"}},
+        ],
+        tool_choice={"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": names}},
+    )
+    over_grpc = api.Chat(
+        messages=[USER, {"role": "assistant", "tool_calls": [{"id": "c", "name": "any", "input": "é\n"}]}],
+        tools=[
+            {"name": "any", "description": "d", "custom": {}},
+            {"name": "lark", "custom": {"grammar": 'start: "a"'}},
+            {"name": "regex", "custom": {"regex": "a+"}},
+            {"name": "f"},
+        ],
+        allowed_tools={"mode": api.TOOL_MODE_REQUIRED, "names": ["any", "f"]},
+    )
+    assert over_http == ChatPrompt.from_proto(over_grpc, "generation.chat")
+
+
 @pytest.mark.parametrize(
     ("fields", "effort", "limit"),
     [
@@ -211,10 +241,10 @@ def test_a_custom_tool_takes_a_text(form: Any, custom: CustomInput) -> None:
     assert prompt.tool_choice == ToolChoice(ToolMode.NAMED, "run")
 
 
-def test_a_call_of_a_custom_tool_has_its_text_as_an_argument() -> None:
+def test_a_call_of_a_custom_tool_has_its_text() -> None:
     call = {"id": "c", "type": "custom", "custom": {"name": "run", "input": 'print("é")\n'}}
     message = chat(messages=[USER, {"role": "assistant", "tool_calls": [call]}]).messages[1]
-    assert message.tool_calls == (ToolCall("run", '{"input": "print(\\"é\\")\\n"}', "c"),)
+    assert message.tool_calls == (ToolCall("run", id="c", input='print("é")\n'),)
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])

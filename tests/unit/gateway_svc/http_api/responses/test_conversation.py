@@ -52,7 +52,7 @@ def test_a_custom_tool_takes_a_text() -> None:
     call = {"type": "custom_tool_call", "call_id": "c", "name": "run", "input": 'a"'}
     output = {"type": "custom_tool_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "done"}]}
     assert messages_of([USER, call, output])[1:] == [
-        ChatMessage("assistant", None, (ToolCall("run", '{"input": "a\\""}', "c"),)),
+        ChatMessage("assistant", None, (ToolCall("run", id="c", input='a"'),)),
         ChatMessage("tool", "done", (), "c", "run"),
     ]
     assert messages_of([output], history=[call])[-1] == ChatMessage("tool", "done", (), "c", "run")

@@ -1,4 +1,8 @@
-"""`fair` against a plain account of its rule that looks at everything each time."""
+"""`fair` against a plain account of its rule that looks at everything each time.
+
+A tenant that enters or leaves a class can change the counter at which the next one enters it. So the account updates
+tenants in the order of the rule: those that rise by the time at which they do, all others as they were first known.
+"""
 
 from dataclasses import dataclass, field
 
@@ -18,19 +22,24 @@ class Account:
     """The rule of `fair`, without any structure that makes it fast."""
 
     waiting: list[Sequence] = field(default_factory=list)
+    tenants: list[str] = field(default_factory=list)
     classes: set[int] = field(default_factory=set)
     served: dict[str, float] = field(default_factory=dict)
     offsets: dict[tuple[int, str], float] = field(default_factory=dict)
     turns: dict[int, set[str]] = field(default_factory=dict)
     min_counters: dict[int, float] = field(default_factory=dict)
     largest_min_counters: dict[int, float] = field(default_factory=dict)
+    rises: dict[tuple[int, str], tuple[float, int]] = field(default_factory=dict)  # when, and when that was noted
+    num_noted: int = 0
 
     def add(self, sequence: Sequence, now: float) -> None:
         priority, tenant = sequence.request.priority, sequence.request.tenant
         if priority not in self.classes:
             self.classes.add(priority)
-            for other in {s.request.tenant for s in self.waiting}:
-                self.update_turns(other, now, min(self.classes))
+            for other in self.tenants:
+                if any(s.request.tenant == other for s in self.waiting):
+                    self.update_turns(other, now, min(self.classes))
+        self.know(tenant)
         self.waiting.append(sequence)
         self.update_turns(tenant, now, priority)
 
@@ -40,6 +49,7 @@ class Account:
 
     def charge(self, sequence: Sequence, num_tokens: int) -> None:
         tenant = sequence.request.tenant
+        self.know(tenant)
         self.served[tenant] = self.served.get(tenant, 0.0) + num_tokens / sequence.request.weight
 
     def first(self, now: float) -> list[Sequence]:
@@ -47,17 +57,26 @@ class Account:
         if not self.waiting:
             return []
         top = max(s.request.priority for s in self.waiting)
-        for tenant in {s.request.tenant for s in self.waiting}:
+        risen = [(when, tenant) for (each, tenant), when in self.rises.items() if each == top and when[0] <= now]
+        for _, tenant in sorted(risen):
             self.update_turns(tenant, now, top, top)
         least = self.min_counter(top)
         return [self.candidate(t, top, now) for t in self.turns[top] if self.counter(t, top) == least]
+
+    def know(self, tenant: str) -> None:
+        if tenant not in self.tenants:
+            self.tenants.append(tenant)
 
     def update_turns(self, tenant: str, now: float, lowest: int, highest: int = 2**31) -> None:
         for each in [c for c in self.classes if lowest <= c <= highest]:
             turns = self.turns.setdefault(each, set())
             least = self.min_counter(each)
+            self.rises.pop((each, tenant), None)
             if not self.runnable(tenant, each, now):
                 turns.discard(tenant)
+                if lower := self.rising(tenant, each):
+                    self.num_noted += 1
+                    self.rises[each, tenant] = (min(when for when, _ in lower), self.num_noted)
             elif tenant not in turns:
                 floor = self.largest_min_counters[each] - CREDIT_TOKENS
                 lifted = max(self.counter(tenant, each), floor) if (each, tenant) in self.offsets else least
@@ -75,15 +94,19 @@ class Account:
 
     def runnable(self, tenant: str, each: int, now: float) -> list[Sequence]:
         """A tenant's own of a class, and of each class below the oldest, if it has waited long enough."""
+        own = [s for s in self.waiting if (s.request.tenant, s.request.priority) == (tenant, each)]
+        return own + [oldest for when, oldest in self.rising(tenant, each) if when <= now]
+
+    def rising(self, tenant: str, each: int) -> list[tuple[float, Sequence]]:
+        """The oldest sequence of a tenant in each class below, and when it rises to this one."""
         mine = [s for s in self.waiting if s.request.tenant == tenant]
-        found = [s for s in mine if s.request.priority == each]
+        found = []
         for lower in {s.request.priority for s in mine if s.request.priority < each}:
             oldest = min(
                 (s for s in mine if s.request.priority == lower), key=lambda s: (s.request.arrived_at, s.arrival)
             )
             steps = len([c for c in self.classes if lower < c <= each])
-            if oldest.request.arrived_at + steps * AGEING <= now:
-                found.append(oldest)
+            found.append((oldest.request.arrived_at + steps * AGEING, oldest))
         return found
 
     def candidate(self, tenant: str, each: int, now: float) -> Sequence:

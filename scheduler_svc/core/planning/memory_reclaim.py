@@ -1,7 +1,7 @@
-"""What a replica gives up while the memory of its machine or container is short.
+"""Frees blocks of a replica while the memory of its machine or container is short.
 
-Each measurement of the worker leads to one change, since only the next one shows what that has brought. Admission and
-the size of prompts' chunks follow the same state: see `capacity.py` and `running.py`.
+Each measurement of the worker leads to one change, since only the next one shows the effect of that. Admission and the
+size of prompts' chunks follow the same state: see `capacity.py` and `running.py`.
 """
 
 from scheduler_svc.core.planning.preemptor import Preemptor
@@ -12,8 +12,8 @@ from scheduler_svc.core.step import MemoryPressure
 _EVICTED_SHARE = 8  # of each tier's blocks, one in so many is evicted at a time while sequences wait
 
 
-class MemoryRelief:
-    """Frees blocks, and has the next step return their memory to the system.
+class MemoryReclaimer:
+    """Frees blocks; the next step returns their memory to the system.
 
     It does nothing for blocks on a GPU: they are one allocation, which is returned as a whole.
     """
@@ -22,12 +22,12 @@ class MemoryRelief:
         self._preemptor = preemptor
         self._waiting = waiting
 
-    def relieve(self, replica: Replica) -> None:
+    def reclaim(self, replica: Replica) -> None:
         """Acts on the replica's last measurement, once.
 
-        While memory is short, free blocks give up their memory; so do cached blocks, some at a time, if sequences wait
-        for it. When it is critical, all cached blocks do, and those of sequences that wait here; if there is none of
-        these, the sequence that was admitted last is preempted, if another one runs.
+        While memory is short, the memory of free blocks is returned; if sequences wait, some cached blocks are freed
+        each time. When it is critical, all cached blocks are freed, and those of sequences that wait here; if there is
+        none of these, the sequence that was admitted last is preempted, if another one runs.
         """
         if not replica.has_new_pressure:
             return

@@ -1,7 +1,7 @@
-"""Blocks that tenants with many slots leave to those with few, so that these need not wait until blocks are freed.
+"""Blocks that are kept free for new requests of tenants with few slots, so that these need not wait for preemptions.
 
-A running sequence gives up its blocks only when its steps in flight are done and its KV is copied. That takes some
-steps, which a new request of another tenant would wait for. So once such requests come, room for a few is kept.
+The blocks of a preempted sequence are free only when its steps in flight are done and its KV is copied. A new request
+of another tenant would wait for these steps. So after such a request, blocks for a few more are kept free.
 """
 
 from dataclasses import dataclass
@@ -10,36 +10,36 @@ from weakref import WeakKeyDictionary
 from scheduler_svc.core.policy.waiting import WaitingSequences
 from scheduler_svc.core.replica import Replica
 
-ROOM_SECONDS = 60.0
-"""For how long room is kept after the last request that had a right to others' slots or blocks."""
+RESERVE_SECONDS = 60.0
+"""For how long blocks are kept free after the last request that could preempt sequences of other tenants."""
 NUM_REQUESTS = 4
-"""For how many new requests room is kept."""
+"""For how many new requests blocks are kept free."""
 _MOST = 16  # of a replica's blocks, at most one in so many
 
 
 @dataclass(slots=True)
 class _Need:
-    """What the largest of a tenant's new requests needed lately."""
+    """The blocks of the largest of a tenant's new requests, until a time."""
 
     num_blocks: int
     until: float
 
 
-class NewcomerRoom:
-    """How many blocks are kept for the new requests of each tenant that had a right to others' blocks lately."""
+class NewRequestReserve:
+    """How many blocks are kept free, by the needs of new requests that could preempt sequences of other tenants."""
 
     def __init__(self, waiting: WaitingSequences) -> None:
         self._waiting = waiting
         self._needs: WeakKeyDictionary[Replica, dict[str, _Need]] = WeakKeyDictionary()
 
     def note(self, replica: Replica, tenant: str, num_blocks: int) -> None:
-        """A new request of a tenant that may take slots or blocks of others needs so many blocks."""
+        """A new request that may preempt sequences of other tenants needs `num_blocks`."""
         now = self._waiting.now
         needs = self._needs.setdefault(replica, {})
         known = needs.get(tenant)
         if known is not None and known.until > now:
             num_blocks = max(num_blocks, known.num_blocks)
-        needs[tenant] = _Need(num_blocks, now + ROOM_SECONDS)
+        needs[tenant] = _Need(num_blocks, now + RESERVE_SECONDS)
 
     def left_by(self, replica: Replica, tenant: str) -> int:
         """Blocks that a tenant's sequences leave to tenants with fewer slots."""

@@ -1,0 +1,129 @@
+"""Counts the gRPC calls of tenants, from before a message is read until they end, and the bytes of their messages."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+from gateway_svc.call_limits import CallLimits, OpenCall
+from gateway_svc.metrics import GatewayMetrics
+from gateway_svc.tenant import Tenant
+from gateway_svc.tenant_shares import TenantShares
+from svc_common.errors import QuireError
+from svc_common.interceptors import Behavior, Context, Continuation, Handler, behavior_of, send_responses
+
+_PROMPT_SECONDS = 1.0  # a message that takes longer counts among those that arrive slowly
+_NO_TENANT = ""  # of calls that need no credential
+
+_open_call: ContextVar[OpenCall | None] = ContextVar("open_call", default=None)
+
+
+def current_call() -> OpenCall | None:
+    """What counts the call of this task; None: its caller has not logged in."""
+    return _open_call.get()
+
+
+class GrpcAdmission(grpc.aio.ServerInterceptor):
+    """Calls end with QuireError where their tenant has too many in progress. Calls without a valid credential pass."""
+
+    def __init__(
+        self,
+        login: Callable[[str, Context], Tenant | None],
+        limits: CallLimits,
+        slow_messages: TenantShares,
+        metrics: GatewayMetrics,
+    ) -> None:
+        """`login` takes the method's full name and the context, and returns None for a call that is not counted.
+
+        grpc holds what has arrived of a message, so `slow_messages` bounds how many take longer than a second.
+        """
+        self._login = login
+        self._limits = limits
+        self._slow_messages = slow_messages
+        self._metrics = metrics
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> "Handler | None":
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method, behavior = handler_call_details.method, behavior_of(handler)
+        make: Callable[..., Handler] = {
+            (False, False): grpc.unary_unary_rpc_method_handler,
+            (False, True): grpc.unary_stream_rpc_method_handler,
+            (True, False): grpc.stream_unary_rpc_method_handler,
+            (True, True): grpc.stream_stream_rpc_method_handler,
+        }[handler.request_streaming, handler.response_streaming]
+        counted = self._streaming(method, behavior) if handler.response_streaming else self._unary(method, behavior)
+        admitted: Handler = make(
+            counted,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+        return admitted
+
+    async def receive(self, messages: AsyncIterator[Any]) -> Any:
+        """The message of a call that has one; its bytes are those of the call's body. Raises QuireError."""
+        open_call, loop = current_call(), asyncio.get_running_loop()
+        slow = self._slow_messages.share(_NO_TENANT if open_call is None else open_call.body.tenant)
+        refusal: QuireError | None = None
+
+        def is_slow() -> None:
+            nonlocal refusal
+            try:
+                slow.add(1)
+            except QuireError as error:
+                refusal = error
+                limit.reschedule(loop.time())
+
+        timer = loop.call_later(_PROMPT_SECONDS, is_slow)
+        try:
+            async with asyncio.timeout(None) as limit:
+                message = await anext(messages)
+        except TimeoutError:
+            if refusal is None:
+                raise
+            raise refusal from None
+        finally:
+            timer.cancel()
+            slow.release()
+        if open_call is not None and isinstance(message, Message):
+            open_call.body.add(message.ByteSize())
+        return message
+
+    def _unary(self, method: str, behavior: Behavior) -> Behavior:
+        async def respond(request: Any, context: Context) -> Any:
+            with self._counted(method, context):
+                return await behavior(request, context)
+
+        return respond
+
+    def _streaming(self, method: str, behavior: Behavior) -> Behavior:
+        async def respond(request: Any, context: Context) -> None:
+            with self._counted(method, context):
+                await send_responses(behavior(request, context), context)
+
+        return respond
+
+    @contextmanager
+    def _counted(self, method: str, context: Context) -> Iterator[None]:
+        tenant = self._login(method, context)
+        if tenant is None:
+            yield
+            return
+        try:
+            open_call = self._limits.begin(tenant)
+        except QuireError as error:
+            with self._metrics.call("grpc", method.rpartition("/")[2], error.code.name):
+                raise
+        token = _open_call.set(open_call)
+        try:
+            yield
+        finally:
+            _open_call.reset(token)
+            open_call.end()

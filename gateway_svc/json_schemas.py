@@ -1,0 +1,42 @@
+"""The schemas within a JSON Schema, and what llguidance leaves out of its formats."""
+
+from collections.abc import Iterator
+from typing import Any
+
+WITH_VALUES = ("const", "enum", "default", "examples", "example", "dependentRequired")
+"""Keywords that hold values."""
+
+WITH_NAMES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
+"""Keywords that hold schemas by name: such a name may be that of a keyword."""
+
+_DATES = ("date", "date-time")
+# llguidance counts the days of each month, but allows 29 February in every year. RFC 3339 has the year 0, a leap year.
+_LEAP_YEAR = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
+_NOT_29_FEBRUARY = "[0-9]{4}-(0[13-9]|1[0-2]|02-([01][0-9]|2[0-8]))"
+_DAY_OF_ITS_YEAR = f"^({_NOT_29_FEBRUARY}|{_LEAP_YEAR}-02-29)"
+
+
+def schema_parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A schema and the schemas within it, with their JSON pointers. Unknown keywords may hold some: a `$ref` may refer
+    to them."""
+    left: list[tuple[str, Any]] = [("#", schema)]
+    while left:
+        path, value = left.pop()
+        if isinstance(value, list):
+            left += ((f"{path}/{index}", item) for index, item in enumerate(value))
+        elif isinstance(value, dict):
+            yield path, value
+            for keyword, item in value.items():
+                where = f"{path}/{keyword}"
+                if keyword in WITH_NAMES and isinstance(item, dict):
+                    left += ((f"{where}/{name}", part) for name, part in item.items())
+                elif keyword not in WITH_VALUES:
+                    left.append((where, item))
+
+
+def restrict_dates(schema: dict[str, Any]) -> None:
+    """Adds a pattern beside each `format` of a date, in place, by which 29 February is a day of leap years only."""
+    for _, part in schema_parts(schema):
+        others = part.get("allOf", [])
+        if part.get("format") in _DATES and isinstance(others, list):
+            part["allOf"] = [*others, {"pattern": _DAY_OF_ITS_YEAR}]

@@ -1,0 +1,84 @@
+"""What tenants share at a gateway: places for calls, and bytes of bodies. No tenant takes more than it leaves free.
+
+So one tenant takes half at most, two take two thirds at most, and a tenant that has nothing finds something free.
+"""
+
+from collections import Counter
+
+from gateway_svc.request_errors import RETRY_AFTER_SECONDS
+from svc_common.errors import QuireError, Reason
+
+
+class TenantShares:
+    """So many units, shared by tenants. Each holder of some has a Share."""
+
+    def __init__(self, total: int, unit: str, *, most_per_tenant: int | None = None, has_tenants: bool = True) -> None:
+        """`unit` is what errors call the units, such as "calls in progress". A tenant has `most_per_tenant` at most.
+
+        Without `has_tenants` there is one tenant, which may take all.
+        """
+        self._total = total
+        self._unit = unit
+        self._most_per_tenant = most_per_tenant
+        self._has_tenants = has_tenants
+        self._num_taken = 0
+        self._taken: Counter[str] = Counter()
+
+    def share(self, tenant: str) -> "Share":
+        """A share of a tenant, which is empty."""
+        return Share(self, tenant)
+
+    def take(self, tenant: str, count: int) -> None:
+        """Takes units for a tenant. Raises QuireError: CAPACITY_EXHAUSTED where too few are free, else
+        TENANT_QUOTA_EXCEEDED where the tenant would have too many.
+        """
+        num_free = self._total - self._num_taken
+        if count > num_free:
+            message = f"this gateway has {self._num_taken} of at most {self._total} {self._unit}"
+            raise QuireError(Reason.CAPACITY_EXHAUSTED, message, retry_after=RETRY_AFTER_SECONDS)
+        held = self._taken[tenant]
+        most = num_free if self._has_tenants else self._total
+        if self._most_per_tenant is not None:
+            most = min(most, self._most_per_tenant)
+        if held + count > most:
+            message = f"the tenant has {held} {self._unit} at this gateway, and may have {most} at most now"
+            subject = f"tenant:{tenant}"
+            raise QuireError(Reason.TENANT_QUOTA_EXCEEDED, message, retry_after=RETRY_AFTER_SECONDS, subject=subject)
+        self._num_taken += count
+        self._taken[tenant] += count
+
+    def give_back(self, tenant: str, count: int) -> None:
+        """Frees units that a tenant has taken."""
+        self._num_taken -= count
+        self._taken[tenant] -= count
+        if not self._taken[tenant]:
+            del self._taken[tenant]
+
+
+class Share:
+    """The units of one holder."""
+
+    __slots__ = ("_shares", "count", "tenant")
+
+    def __init__(self, shares: TenantShares, tenant: str) -> None:
+        self._shares = shares
+        self.tenant = tenant
+        self.count = 0
+
+    def add(self, count: int) -> None:
+        """Takes more units. Raises QuireError as TenantShares.take() does."""
+        if count:
+            self._shares.take(self.tenant, count)
+            self.count += count
+
+    def resize(self, count: int) -> None:
+        """Takes or frees units, so that it has `count`. Raises QuireError as TenantShares.take() does."""
+        if count > self.count:
+            self.add(count - self.count)
+        elif count < self.count:
+            self._shares.give_back(self.tenant, self.count - count)
+            self.count = count
+
+    def release(self) -> None:
+        """Frees its units."""
+        self.resize(0)
