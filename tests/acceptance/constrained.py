@@ -372,7 +372,8 @@ def main() -> None:
     plan = Plan(options.requests, options.at_once)
     outcome = asyncio.run(run_constrained(plan, resolve_model(None).path, log, lambda line: print(line, flush=True)))
     print(json.dumps(outcome.summary()))
-    is_delayed = outcome.hostile is None or outcome.hostile.delays(plan.hostile_tokens)
+    hostile = outcome.hostile
+    is_delayed = hostile is None or hostile.delays(plan.hostile_tokens) or hostile.longer_by_steps > 1.0
     sys.exit(0 if outcome.passed and not is_delayed else 1)
 
 
