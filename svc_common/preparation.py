@@ -31,13 +31,18 @@ def prepare_files(source: ModelSource, check: Callable[[Path], None], report: Re
     """Downloads a hub id, or writes the default model's configuration and tokenizer. Does nothing for other sources.
 
     Does nothing that was done before, but replaces a generation_config.json of the default model that an earlier
-    release wrote. `check` raises ModelNotFound if files are missing in the directory of a hub id. Raises
-    PreparationFailed.
+    release wrote. Reports a hub id without a revision. `check` raises ModelNotFound if files are missing in the
+    directory of a hub id. Raises PreparationFailed.
     """
     if source.kind is SourceKind.HUB:
         directory = source.directory()
         if directory is None or not _passes(check, directory):
             _download(source, report)
+        if source.revision is None and (directory := source.directory()) is not None:
+            report(
+                f"{source} follows its main branch, which may change; it is at {directory.name} now. QUIRE_REVISION "
+                "pins a model, QUIRE_TOKENIZER_REVISION a tokenizer"
+            )
     elif source.kind is SourceKind.DEFAULT:
         directory = source.directory()
         assert directory is not None

@@ -184,6 +184,16 @@ def test_a_revision_is_downloaded_once(hub: list[tuple[str, str | None, bool]]) 
     assert hub[1:] == [("owner/name", None, True)]
 
 
+def test_a_hub_id_without_a_revision_is_reported_with_its_commit(hub: list[tuple[str, str | None, bool]]) -> None:
+    reported: list[str] = []
+    for _ in range(2):
+        served = prepare("owner/name", reported.append)
+    downloading, *warnings = reported
+    assert downloading == "downloading owner/name"
+    assert len(warnings) == 2, "each time"
+    assert all(f"it is at {served.path.name} now" in warning and "QUIRE_REVISION" in warning for warning in warnings)
+
+
 def test_of_another_tokenizer_no_weights_are_downloaded(hub: list[tuple[str, str | None, bool]]) -> None:
     reported: list[str] = []
     for _ in range(2):
