@@ -28,6 +28,18 @@ from helm_chart import (
 OLDEST_KUBERNETES = "1.27.0"
 
 
+def test_an_image_may_be_named_by_its_digest() -> None:
+    digest = f"sha256:{'0a' * 32}"
+    services = ("gateway", "scheduler", "worker", "redis")
+    values: Object = {"image": {"registry": "example.com", "tag": "unused"}}
+    values |= {service: {"image": {"digest": digest}} for service in services}
+    specs = [thing.get("spec", {}) for thing in render_release("test", values)]
+    pods = [spec["template"]["spec"] for spec in specs if "template" in spec]
+    images = {each["image"] for pod in pods for each in (*pod["containers"], *pod.get("initContainers", ()))}
+    ours = {f"example.com/quire/{service}@{digest}" for service in services if service != "redis"}
+    assert images == ours | {f"example.com/redis@{digest}"}
+
+
 @everywhere
 def test_the_chart_lints(values: str) -> None:
     done = helm("lint", "--strict", str(CHART), values=VALUES[values])
@@ -47,6 +59,7 @@ def test_every_object_is_valid(values: str, version: str) -> None:
     "values",
     [
         {"gatway": {}},
+        {"gateway": {"image": {"digest": "sha256:abc"}}},
         {"gateway": {"replica": 2}},
         {"model": {"dtype": "int3"}},
         {"model": {"maxModelLen": 2}},

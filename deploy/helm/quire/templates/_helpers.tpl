@@ -89,7 +89,8 @@ selector:
 {{/* Image of a service of ours: (dict "root" $ "image" .Values.gateway.image) */}}
 {{- define "quire.image" -}}
 {{- $tag := default (default .root.Chart.AppVersion .root.Values.image.tag) .image.tag -}}
-{{- with .root.Values.image.registry }}{{ . }}/{{ end }}{{ .image.repository }}:{{ $tag }}
+{{- with .root.Values.image.registry }}{{ . }}/{{ end }}{{ .image.repository }}
+{{- with .image.digest }}@{{ . }}{{ else }}:{{ $tag }}{{ end }}
 {{- end -}}
 
 {{/* Minimal privileges of every container. */}}
