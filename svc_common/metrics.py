@@ -8,6 +8,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from socketserver import ThreadingMixIn
 from typing import Any, TypeAlias
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -21,6 +22,7 @@ from svc_common.server import LIVENESS, HealthReporter
 Details: TypeAlias = Callable[[], Mapping[str, object]]
 """What `/health` reports beside the status, by name, as JSON values."""
 
+MAX_CONNECTIONS = 64
 _HEALTH_SERVICES = {"/live": LIVENESS, "/health": ""}
 
 
@@ -70,8 +72,30 @@ class MetricsServer:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
+    """Has a bounded number of connections. The oldest is closed for a new one, so slow callers keep no probe away."""
+
     daemon_threads = True
     request_queue_size = 128
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, None] = {}  # in the order in which they came
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            oldest = next(iter(self._open)) if len(self._open) == MAX_CONNECTIONS else None
+            if oldest is not None:
+                del self._open[oldest]
+                with suppress(OSError):  # it may be closed by its caller
+                    oldest.shutdown(socket.SHUT_RDWR)
+            self._open[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
 
 
 class _Ipv6Server(_Server):
@@ -79,6 +103,8 @@ class _Ipv6Server(_Server):
 
 
 class _SilentHandler(WSGIRequestHandler):
+    timeout = 10.0  # seconds for each read
+
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         """Logs nothing."""
 

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import Counter
 
 from svc_common.addresses import AddressInUse
-from svc_common.metrics import MetricsServer, serve_metrics
+from svc_common.metrics import MAX_CONNECTIONS, MetricsServer, serve_metrics
 from svc_common.server import HealthReporter, create_server
 
 served = Counter("quire_test_served", "Counts for this test")
@@ -35,6 +35,23 @@ async def server() -> AsyncIterator[tuple[HealthReporter, MetricsServer]]:
     server = serve_metrics("127.0.0.1", 0, health)
     yield health, server
     server.close()
+
+
+def test_slow_callers_keep_no_scrape_away() -> None:
+    """The oldest of too many connections is closed."""
+    server = serve_metrics("127.0.0.1", 0)
+    callers = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(MAX_CONNECTIONS)]
+    try:
+        for caller in callers:
+            caller.sendall(b"GET /metrics HTTP/1.1\r\n")
+        with urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=60) as response:
+            assert response.status == 200
+        callers[0].settimeout(60)
+        assert callers[0].recv(1) == b""
+    finally:
+        for caller in callers:
+            caller.close()
+        server.close()
 
 
 def probe(server: MetricsServer, path: str) -> int:
