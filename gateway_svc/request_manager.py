@@ -99,6 +99,11 @@ class RequestManager:
         """How short memory is at the worker of the ready models where it is shortest."""
         return self._session.memory_pressure
 
+    @property
+    def num_workers_set_apart(self) -> int:
+        """Workers that get no steps until they are restarted."""
+        return self._session.num_workers_set_apart
+
     def ready_models(self, tenant: Tenant) -> list[tuple[CatalogModel, ModelInfo]]:
         """The models that are ready, of those that a key may use. Raises QuireError where none at all is ready."""
         ready = self._session.models

@@ -86,6 +86,8 @@ class SchedulerSession:
         self.is_store_degraded = False
         self.memory_pressure = MemoryPressure.NONE
         """The highest of the workers of `models`."""
+        self.num_workers_set_apart = 0
+        """Workers, of any model, that get no steps until they are restarted."""
 
     # Commands.
 
@@ -185,6 +187,7 @@ class SchedulerSession:
 
     def _handle_status(self, status: scheduler_pb2.Status) -> None:
         self.is_store_degraded = status.is_store_degraded
+        self.num_workers_set_apart = status.num_workers_set_apart
         # Protocol 1 has one model, and no list.
         listed = status.models or ([status.model] if status.HasField("model") else [])
         # While versions with different tokenizers serve, a name is listed more than once.

@@ -74,9 +74,9 @@ async def serve(settings: SchedulerSettings) -> None:
     admin, admin_health, admin_port = admin_server(
         identity, admin_servicer, settings.scheduler_admin_host, settings.scheduler_admin_port
     )
-    metrics = serve_metrics(settings.host, settings.scheduler_metrics_port, health)
-
     served = Served(servicer, admin_servicer, health)
+    metrics = serve_metrics(settings.host, settings.scheduler_metrics_port, health, details=served.describe)
+
     leader = Leader(settings, store, uuid.uuid4().hex, served.lead, served.resign, to_workers)
     await server.start()
     await admin.start()
@@ -121,6 +121,12 @@ class Served:
         self._engine: SchedulerEngine | None = None
         self._collector: EngineCollector | None = None
         self._sending: asyncio.Task[None] | None = None
+
+    def describe(self) -> dict[str, object]:
+        """What `/health` of the metrics port reports beside the status. Any thread may call it."""
+        engine = self._engine
+        apart = {} if engine is None else dict(engine.set_apart)
+        return {"workers_set_apart": [{"worker": worker, "why": why} for worker, why in apart.items()]}
 
     async def lead(self, engine: SchedulerEngine) -> None:
         """Serves from the engine of a term."""

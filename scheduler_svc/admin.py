@@ -1,6 +1,6 @@
 """quire.admin.v1.AdminService: why a request waits, and calls for operators. Served on a separate port."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any, Protocol, TypeAlias
 
@@ -69,6 +69,10 @@ class AdminEngine(Protocol):
     def workers_short_of_memory(self, model: str | None) -> Iterable[tuple[WorkerName, MemoryPressure]]:
         """The workers whose memory is short, of one model or of all."""
 
+    @property
+    def set_apart(self) -> Mapping[str, str]:
+        """Why workers are not used until they are restarted, by address."""
+
     def reset_prefix_caches(self, model: str | None) -> Iterable[tuple[WorkerName, CacheReset]]:
         """Frees the cached blocks of each worker, of one model or of all."""
 
@@ -118,6 +122,9 @@ class AdminServicer(AdminServiceServicer):
             requests=[_summary_to_proto(summary) for summary in islice(summaries, limit)],
             num_live=self._leading.num_live(tenant),
             workers_short_of_memory=map(_memory_to_proto, self._leading.workers_short_of_memory(None)),
+            workers_set_apart=[
+                admin_v1.WorkerSetApart(worker=worker, why=why) for worker, why in self._leading.set_apart.items()
+            ],
         )
 
     async def ResetPrefixCache(  # noqa: N802

@@ -114,6 +114,7 @@ class SchedulerEngine:
             models=map(self._model_to_proto, self.models.listed),
             oldest_protocol=SESSION_PROTOCOLS.oldest,
             newest_protocol=SESSION_PROTOCOLS.newest,
+            num_workers_set_apart=len(self.set_apart),
         )
 
     def _model_to_proto(self, model: ModelVersion) -> scheduler_v1.Model:

@@ -30,6 +30,11 @@ class WorkerClient:
         request = worker_v1.ReportBlockHashesRequest(epoch=epoch, generation=generation)
         return await self._stub.ReportBlockHashes(request, timeout=timeout, metadata=self._metadata)
 
+    async def restart(self, epoch: int, worker_epoch: int, timeout: float) -> None:
+        """Orders a worker that has described `worker_epoch` to end its process, as the leader of term `epoch`."""
+        request = worker_v1.RestartRequest(epoch=epoch, worker_epoch=worker_epoch)
+        await self._stub.Restart(request, timeout=timeout, metadata=self._metadata)
+
     async def start_profile(self, timeout: float) -> worker_v1.StartProfileResponse:
         return await self._stub.StartProfile(worker_v1.StartProfileRequest(), timeout=timeout, metadata=self._metadata)
 

@@ -69,6 +69,7 @@ class WorkerLink:
         self._last = ""  # why there was no worker, last time
         self._is_leaving = False
         self._num_failures = 0  # exceptions of this scheduler's own since the last step of the worker
+        self._restart_ordered_by = 0  # the epoch of the last order that the worker has accepted
 
     def leave(self) -> None:
         """Stops using the worker, once its sequences have ended or moved."""
@@ -130,7 +131,7 @@ class WorkerLink:
                 except grpc.aio.AioRpcError as error:
                     if is_in_window or error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
                         raise
-                    raise _set_apart(description.epoch) from error
+                    raise WorkerSetApart(await self._order_restart(worker, description.epoch)) from error
                 self._engine.mark_set_apart(self._address, None)
                 self._check_fits(description)  # nothing is awaited between this and add_worker
                 replica = Replica(shape_from_proto(description), self._address)
@@ -167,6 +168,25 @@ class WorkerLink:
         except EpochOutsideWindow:
             return False
         return True
+
+    async def _order_restart(self, worker: WorkerClient, worker_epoch: int) -> str:
+        """Orders a worker to restart whose epoch no leader can have begun, once per term. Returns why it is set apart.
+
+        Redis has just confirmed that this scheduler leads, and that the epoch is outside the window.
+        """
+        why = (
+            f"worker has seen epoch {worker_epoch}, which no scheduler can have begun: it is more than a day ahead of "
+            "the clocks"
+        )
+        epoch = self._engine.epoch
+        if self._restart_ordered_by == epoch:
+            return f"{why}; it was ordered to restart in this term before; restart the worker"
+        try:
+            await worker.restart(epoch, worker_epoch, _ANSWER_TIMEOUT)
+        except grpc.aio.AioRpcError as error:
+            return f"{why}; it does not restart ({error.details()}); restart the worker"
+        self._restart_ordered_by = epoch
+        return f"{why}; it restarts"
 
     async def _open(self, worker: WorkerClient, call: StepCall, opening: worker_v1.StepRequest) -> BlockHashReport:
         """Opens the stream; returns the hashes of the worker's blocks from earlier streams."""
@@ -281,13 +301,6 @@ class WorkerLink:
             raise LinkBroken(
                 f"worker has block size {description.block_size}, and the others of its model have {block_size}"
             )
-
-
-def _set_apart(epoch: int) -> WorkerSetApart:
-    return WorkerSetApart(
-        f"worker has seen epoch {epoch}, which no scheduler can have begun: it is more than a day ahead of the clocks; "
-        "restart the worker"
-    )
 
 
 def _protocol_for(description: worker_v1.DescribeResponse) -> int:

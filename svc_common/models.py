@@ -74,6 +74,14 @@ class ModelSource:
         """Patterns of the files that are needed from the hub."""
         return (*CONFIG_FILES, *WEIGHT_FILES) if self.with_weights else CONFIG_FILES
 
+    def why_not_pinned(self) -> str:
+        """Says of a hub id without a revision that it follows a branch; empty for what else there is."""
+        if self.kind is not SourceKind.HUB or self.revision is not None:
+            return ""
+        directory = self.directory()
+        now = f"; it is at {directory.name} now" if directory is not None else ""
+        return f"{self} follows its main branch, which may change{now}"
+
     def directory(self) -> Path | None:
         """The directory that the model is loaded from, whether or not it exists; None for a hub id not in the cache."""
         match self.kind:

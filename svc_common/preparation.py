@@ -38,11 +38,8 @@ def prepare_files(source: ModelSource, check: Callable[[Path], None], report: Re
         directory = source.directory()
         if directory is None or not _passes(check, directory):
             _download(source, report)
-        if source.revision is None and (directory := source.directory()) is not None:
-            report(
-                f"{source} follows its main branch, which may change; it is at {directory.name} now. QUIRE_REVISION "
-                "pins a model, QUIRE_TOKENIZER_REVISION a tokenizer"
-            )
+        if why := source.why_not_pinned():
+            report(f"{why}. QUIRE_REVISION pins a model, QUIRE_TOKENIZER_REVISION a tokenizer")
     elif source.kind is SourceKind.DEFAULT:
         directory = source.directory()
         assert directory is not None

@@ -26,7 +26,7 @@ from svc_common.service_roles import ServiceRole
 from svc_common.settings import BAD_SETTINGS, read_settings
 from svc_common.telemetry import configure_tracing, shutdown_tracing
 from worker_svc.device_thread import DeviceThread
-from worker_svc.errors import DeviceLost, StartupFailed
+from worker_svc.errors import DeviceLost, RestartOrdered, StartupFailed
 from worker_svc.host_memory import HostMemoryReader
 from worker_svc.memory_monitor import MemoryMonitor, PressureLevels
 from worker_svc.service import SERVICE_NAME, WorkerService
@@ -77,15 +77,19 @@ async def serve(settings: WorkerSettings) -> None:
 
     loading, stopped = asyncio.create_task(load()), asyncio.create_task(run_until_signal(stop))
     device_lost = asyncio.create_task(service.device_lost.wait())
+    restart_ordered = asyncio.create_task(service.restart_ordered.wait())
     try:
         await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             loading.result()  # raises where loading failed
-        await asyncio.wait({stopped, device_lost}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({stopped, device_lost, restart_ordered}, return_when=asyncio.FIRST_COMPLETED)
         if device_lost.done():
             raise DeviceLost("the device failed in a step")
+        if restart_ordered.done():
+            await server.stop(_GRACE_SECONDS)  # the order is answered before the process ends
+            raise RestartOrdered("the scheduler that leads has ordered it")
     finally:
-        for task in (loading, stopped, device_lost):
+        for task in (loading, stopped, device_lost, restart_ordered):
             task.cancel()
         await server.stop(0)
         memory.close()
@@ -120,7 +124,7 @@ def main() -> None:
     configure_tracing("worker")
     try:
         uvloop.run(serve(settings))
-    except DeviceLost as error:
+    except (DeviceLost, RestartOrdered) as error:
         logger.critical("exiting, to be restarted: %s", error)
         raise SystemExit(1) from None
     except (StartupFailed, CannotListen, InvalidCredentials, ModelNotFound) as error:

@@ -7,3 +7,7 @@ class StartupFailed(Exception):  # noqa: N818
 
 class DeviceLost(Exception):  # noqa: N818
     """The device accepts no more work from this process. Another process may use it again."""
+
+
+class RestartOrdered(Exception):  # noqa: N818
+    """The scheduler that leads cannot use this process, and has ordered it to end."""

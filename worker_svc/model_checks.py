@@ -11,7 +11,7 @@ import torch
 from quire_kernels.cpu.attention import check_compiled_support
 from svc_common.doctor.findings import CheckContext, Finding, ok, skipped, warning, wrong
 from svc_common.doctor.prepared import is_prepared, next_step_for
-from svc_common.models import ModelNotFound, ServedModel
+from svc_common.models import ModelNotFound, ServedModel, find_source, find_tokenizer
 from worker_svc.attention import AttentionKind
 from worker_svc.cache import CacheShape
 from worker_svc.description import context_length_of
@@ -66,6 +66,7 @@ def find_model_problems(context: CheckContext) -> Iterator[Finding]:
     settings: WorkerSettings = context.settings
     found = settings.model or "the default model"
     try:
+        yield from _not_pinned(settings)
         if (unprepared := _unprepared(context)) is not None:
             yield unprepared
             return
@@ -79,6 +80,19 @@ def find_model_problems(context: CheckContext) -> Iterator[Finding]:
     else:
         size = f"{model.num_parameters / 1e6:,.0f} million parameters"
         yield ok(f"{model.served.name}: {model.config.model_type}, {size}, computed by {model.computed_by}")
+
+
+def _not_pinned(settings: WorkerSettings) -> Iterator[Finding]:
+    """What follows a branch of a hub. Raises ModelNotFound."""
+    sources = {
+        "QUIRE_REVISION": find_source(settings.model, settings.revision),
+        "QUIRE_TOKENIZER_REVISION": find_tokenizer(
+            settings.model, settings.revision, settings.tokenizer, settings.tokenizer_revision
+        ),
+    }
+    for setting, source in sources.items():
+        if source is not None and (why := source.why_not_pinned()):
+            yield warning(str(source), why, f"set {setting} to a commit")
 
 
 def _unprepared(context: CheckContext) -> Finding | None:

@@ -1,6 +1,7 @@
 """The gRPC side of the worker: quire.worker.v1.WorkerService."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
@@ -26,11 +27,15 @@ if TYPE_CHECKING:
 
 _TAKEOVER_SECONDS = 10.0  # in which another scheduler takes over, while this worker drains
 
+logger = logging.getLogger("quire.worker")
+
 SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
 
 
 class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
-    """Answers UNAVAILABLE until there is a replica. `device_lost` is set when the process must end."""
+    """Answers UNAVAILABLE until there is a replica. When `device_lost` or `restart_ordered` is set, the process must
+    end.
+    """
 
     def __init__(
         self, device: DeviceThread, profile_dir: Path | None = None, memory: MemoryMonitor | None = None
@@ -41,6 +46,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._profiles = Profiles(profile_dir, device)
         self._started_at = time.time()
         self.device_lost = asyncio.Event()
+        self.restart_ordered = asyncio.Event()
         self._instance: StepInstance | None = None
         self._stream: StepStream | None = None
         # The epoch and generation of the last stream, and of the last one within the window of epochs.
@@ -108,6 +114,16 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return pb.StopProfileResponse(path=str(path))
 
+    async def Restart(  # noqa: N802
+        self, request: pb.RestartRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> pb.RestartResponse:
+        self._ready()
+        if (problem := self._why_not_restart(request)) is not None:
+            logger.warning("refused the order to restart", extra={"epoch": request.epoch, "why": problem})
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, problem)
+        self.restart_ordered.set()
+        return pb.RestartResponse()
+
     async def Step(  # noqa: N802
         self,
         request_iterator: AsyncIterator[pb.StepRequest],
@@ -160,6 +176,21 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._stream_changed.set()
         return self._stream
 
+    def _why_not_restart(self, order: pb.RestartRequest) -> str | None:
+        """Why an order to restart is refused, by what this worker knows itself; None: it is not."""
+        epoch, last_in_window = self._last_term[0], self._last_term_in_window[0]
+        if not is_in_window(order.epoch, _clock()):
+            return f"epoch {order.epoch} is more than a day ahead of this worker's clock, or not below 2^53"
+        if order.worker_epoch != epoch:
+            return f"this worker's epoch is {epoch}, not {order.worker_epoch}"
+        if is_in_window(epoch, order.epoch):
+            return f"this worker's epoch {epoch} is not more than a day ahead of epoch {order.epoch}"
+        if order.epoch < last_in_window != epoch:
+            return f"a leader of epoch {last_in_window} has followed that of epoch {order.epoch}"
+        if self._stream is not None:
+            return f"a step stream of epoch {self._stream.epoch} is open"
+        return None
+
     def _begin_term(self, term: tuple[int, int]) -> None:
         """Raises ProtocolViolation where a later term has begun.
 
@@ -168,7 +199,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         """
         if term[0] >= EPOCH_LIMIT:
             raise ProtocolViolation(f"epoch {term[0]} is not below 2^53")
-        clock = time.time_ns() // 1000
+        clock = _clock()
         is_usual, was_usual = is_in_window(term[0], clock), is_in_window(self._last_term[0], clock)
         before = self._last_term_in_window if is_usual and not was_usual else self._last_term
         if term <= before:
@@ -179,3 +210,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._last_term = term
         if is_usual:
             self._last_term_in_window = term
+
+
+def _clock() -> int:
+    """Microseconds since 1970."""
+    return time.time_ns() // 1000

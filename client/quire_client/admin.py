@@ -127,6 +127,18 @@ class WorkerMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerSetApart:
+    """A worker, by its address, that gets no steps until it is restarted, and the reason."""
+
+    worker: str
+    why: str
+
+    @classmethod
+    def from_proto(cls, message: pb.WorkerSetApart) -> "WorkerSetApart":
+        return cls(message.worker, message.why)
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """The state of a live request. `age` and `time_left`, until its deadline, are in seconds.
 
@@ -202,12 +214,13 @@ class RequestSummary:
 @dataclass(frozen=True, slots=True)
 class RequestList:
     """The oldest matching live requests, oldest first, the number of all that match, and the workers of all models
-    whose memory is short.
+    whose memory is short, or that are set apart.
     """
 
     requests: tuple[RequestSummary, ...]
     num_live: int
     workers_short_of_memory: tuple[WorkerMemory, ...] = ()
+    workers_set_apart: tuple[WorkerSetApart, ...] = ()
 
     @classmethod
     def from_proto(cls, message: pb.ListRequestsResponse) -> "RequestList":
@@ -215,6 +228,7 @@ class RequestList:
             requests=tuple(map(RequestSummary.from_proto, message.requests)),
             num_live=message.num_live,
             workers_short_of_memory=tuple(map(WorkerMemory.from_proto, message.workers_short_of_memory)),
+            workers_set_apart=tuple(map(WorkerSetApart.from_proto, message.workers_set_apart)),
         )
 
 

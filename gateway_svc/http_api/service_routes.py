@@ -23,6 +23,10 @@ class HealthAnswer(AnswerModel):
         description="How short memory is at the worker where it is shortest: `high` from QUIRE_MEMORY_HIGH of its "
         "limit on, `critical` from QUIRE_MEMORY_CRITICAL on."
     )
+    workers_set_apart: int = Field(
+        description="How many workers get no steps until they are restarted. `/health` on the scheduler's metrics "
+        "port, and `quire explain`, name them."
+    )
 
 
 class LiveAnswer(AnswerModel):
@@ -75,6 +79,7 @@ class ServiceRoutes:
             "status": "ready" if is_ready else "not ready",
             "durable": self._request_manager.is_durable,
             "memory_pressure": self._request_manager.memory_pressure.value,
+            "workers_set_apart": self._request_manager.num_workers_set_apart,
         }
         await exchange.respond_json(body, 200 if is_ready else 503)
 

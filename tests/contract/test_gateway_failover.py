@@ -157,17 +157,18 @@ async def test_the_acceptance_has_whether_the_request_is_durable(quire: Harness)
         call.cancel()
 
 
-async def test_health_has_whether_requests_are_durable_and_memory_is_short(quire: Harness) -> None:
-    well = {"status": "ready", "durable": True, "memory_pressure": "none"}
+async def test_health_has_whether_requests_are_durable_and_which_workers_are_in_trouble(quire: Harness) -> None:
+    well = {"status": "ready", "durable": True, "memory_pressure": "none", "workers_set_apart": 0}
     assert (await quire.http.get("/health")).json() == well
     assert quire.scheduler.model is not None
     model = scheduler_v1.Model(memory_pressure=worker_v1.MEMORY_PRESSURE_HIGH)
     model.MergeFrom(quire.scheduler.model)
-    quire.scheduler.session.status(model, is_store_degraded=True)
+    quire.scheduler.session.status(model, is_store_degraded=True, num_workers_set_apart=2)
     quire.scheduler.script = lambda session, submit: session.accept(submit.key)
     call = quire.stub.StreamGenerate(asking())
     await call.read()  # by now the status has arrived
     response = await quire.http.get("/health")
     assert response.status_code == 200
-    assert response.json() == {"status": "ready", "durable": False, "memory_pressure": "high"}
+    ill = {"status": "ready", "durable": False, "memory_pressure": "high", "workers_set_apart": 2}
+    assert response.json() == ill
     call.cancel()

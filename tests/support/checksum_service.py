@@ -65,6 +65,7 @@ class ChecksumService(WorkerServiceServicer):
         self.failing_token: int | None = None  # sequences that start with this token fail
         self.block_hashes: dict[int, bytes] = {}  # of the device
         self.host_block_hashes: dict[int, bytes] = {}
+        self.restarts: list[worker_v1.RestartRequest] | None = None  # orders that it accepts; it does not know the call
         self.trace = ""  # path of its profiles; it refuses them without one
 
     async def Describe(self, request: worker_v1.DescribeRequest, context: Any) -> worker_v1.DescribeResponse:
@@ -78,6 +79,13 @@ class ChecksumService(WorkerServiceServicer):
             for block_hashes in (self.block_hashes, self.host_block_hashes)
         )
         return worker_v1.ReportBlockHashesResponse(device=device, host=host)
+
+    async def Restart(self, request: worker_v1.RestartRequest, context: Any) -> worker_v1.RestartResponse:
+        if self.restarts is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        else:
+            self.restarts.append(request)
+        return worker_v1.RestartResponse()
 
     async def StartProfile(
         self, request: worker_v1.StartProfileRequest, context: Any

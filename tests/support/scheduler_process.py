@@ -55,6 +55,13 @@ class SchedulerProcess:
         with await asyncio.to_thread(urllib.request.urlopen, url, timeout=TIMEOUT) as response:
             return read_samples(response.read().decode())
 
+    async def health(self) -> dict[str, Any]:
+        """The answer of `/health` on the metrics port."""
+        url = f"http://127.0.0.1:{self.ports['metrics_port']}/health"
+        with await asyncio.to_thread(urllib.request.urlopen, url, timeout=TIMEOUT) as response:
+            answer: dict[str, Any] = json.load(response)
+            return answer
+
     async def read_log(self) -> None:
         """Keeps the entries of its log until it ends."""
         assert self.process.stderr is not None

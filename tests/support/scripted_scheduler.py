@@ -30,10 +30,16 @@ class ScriptedSession:
         self.is_mute = False
         self.outbox: asyncio.Queue[scheduler_v1.SessionResponse | None] = asyncio.Queue()
 
-    def status(self, *models: scheduler_v1.Model | None, is_store_degraded: bool = False) -> None:
+    def status(
+        self, *models: scheduler_v1.Model | None, is_store_degraded: bool = False, num_workers_set_apart: int = 0
+    ) -> None:
         """Sends the ready models; None stands for no model."""
         ready = [model for model in models if model is not None]
-        status = scheduler_v1.Status(model=ready[0] if ready else None, is_store_degraded=is_store_degraded)
+        status = scheduler_v1.Status(
+            model=ready[0] if ready else None,
+            is_store_degraded=is_store_degraded,
+            num_workers_set_apart=num_workers_set_apart,
+        )
         protocols = self._scheduler.protocols
         if protocols is not None:
             status.models.extend(ready)

@@ -25,8 +25,9 @@ PROMPT = [3, 1, 4, 1, 5]
 class Worker:
     """A channel to a worker, and its service if it runs in this process."""
 
-    def __init__(self, service: WorkerService | None, channel: grpc.aio.Channel) -> None:
+    def __init__(self, service: WorkerService | None, channel: grpc.aio.Channel, port: int = 0) -> None:
         self._service = service
+        self.port = port
         self.stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)
 
     @property
@@ -105,7 +106,7 @@ async def serving(profile_dir: Path | None = None) -> AsyncIterator[Worker]:
     port = bind(server, "127.0.0.1", 0)
     await server.start()
     async with internal_channel(f"127.0.0.1:{port}") as channel:
-        yield Worker(service, channel)
+        yield Worker(service, channel, port)
     await server.stop(0)
     device.close()
 

@@ -102,6 +102,8 @@ def _print_list(response: RequestList) -> None:
     console.print(f"{len(response.requests)} of {response.num_live:,} live requests, the oldest")
     for short in response.workers_short_of_memory:
         console.print(f"Memory is short at worker {short.worker} of {short.model}: {short.pressure}")
+    for apart in response.workers_set_apart:
+        console.print(f"Worker {apart.worker} is not used: {apart.why}")
 
 
 def _lines(response: Explanation) -> Iterator[str]:

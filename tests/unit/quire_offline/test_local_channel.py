@@ -30,6 +30,9 @@ class Scripted(WorkerServiceServicer):
     async def StartProfile(self, request: pb.StartProfileRequest, context: object) -> pb.StartProfileResponse:
         raise NotImplementedError
 
+    async def Restart(self, request: pb.RestartRequest, context: object) -> pb.RestartResponse:
+        raise NotImplementedError
+
     async def ReportBlockHashes(
         self, request: pb.ReportBlockHashesRequest, context: object
     ) -> pb.ReportBlockHashesResponse:

@@ -65,6 +65,7 @@ class Engine:
         self.known: dict[str, Explanation] = {}
         self.live: list[Summary] = []
         self.num_made = 0
+        self.set_apart: dict[str, str] = {}
         self.short_of_memory: list[tuple[WorkerName, MemoryPressure]] = []
 
     def explain(self, key: str) -> Explanation | None:
@@ -144,6 +145,12 @@ async def test_a_request_is_found_by_name_or_key(
         timedelta(seconds=1.5),
     )
     assert (explained.num_prompt_tokens, explained.max_tokens, explained.num_waiting) == (10, 20, 7)
+
+
+async def test_workers_that_are_set_apart_are_named(engine: Engine, channel: grpc.aio.Channel) -> None:
+    engine.set_apart = {"10.0.0.1:50053": "its epoch"}
+    (apart,) = (await AdminServiceStub(channel).ListRequests(admin_v1.ListRequestsRequest())).workers_set_apart
+    assert apart == admin_v1.WorkerSetApart(worker="10.0.0.1:50053", why="its epoch")
 
 
 async def test_workers_that_are_short_of_memory_are_named(engine: Engine, channel: grpc.aio.Channel) -> None:

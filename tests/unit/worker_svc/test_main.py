@@ -7,12 +7,14 @@ import shutil
 import signal
 import socket
 import sys
+import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -81,6 +83,22 @@ async def test_after_a_signal_new_streams_are_refused_and_the_open_one_continues
             assert len((await stream.receive()).result.token_ids) == 1
             await stream.call.done_writing()
             assert await process.wait() == 0
+
+
+async def test_it_ends_when_a_leader_orders_a_restart(tiny_llama: Path) -> None:
+    ports = ("--worker-port", "0", "--worker-metrics-port", "0")
+    async with _worker("--model", str(tiny_llama), "--num-blocks", "8", *ports) as process:
+        ready = await _logged(process, "ready")
+        now = time.time_ns() // 1000
+        ahead = now + 2 * 86400 * 10**6
+        async with internal_channel(f"127.0.0.1:{ready['port']}") as channel:
+            worker = Worker(None, channel)
+            stream = await worker.open(epoch=ahead)
+            await stream.call.done_writing()
+            assert await stream.call.read() is grpc.aio.EOF
+            await worker.stub.Restart(pb.RestartRequest(epoch=now, worker_epoch=ahead))
+        assert (await _logged(process, "exiting, to be restarted"))["level"] == "critical"
+        assert await process.wait() == 1  # supervisors start it again, as they do not after BAD_SETTINGS
 
 
 async def test_a_stream_that_does_not_end_is_left_when_the_grace_is_over(tiny_llama: Path) -> None:

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub.constants
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -48,6 +49,27 @@ def test_a_complete_model(model: Path) -> None:
     assert finding.status is Status.OK
     assert "llama" in finding.found
     assert "compiled kernels" in finding.found
+
+
+def test_a_model_that_follows_a_branch(model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    repository = tmp_path / "hub" / "models--owner--tiny"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "snapshots").mkdir()
+    (repository / "refs" / "main").write_text("c0ffee")
+    shutil.move(model, repository / "snapshots" / "c0ffee")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+
+    def found(**settings: Any) -> list[Finding]:
+        context = CheckContext(WorkerSettings(model="owner/tiny", device="cpu", **settings))
+        return list(model_checks.find_model_problems(context))
+
+    moving, complete = found()
+    assert (moving.status, complete.status) == (Status.WARNING, Status.OK)
+    assert "it is at c0ffee now" in moving.problem
+    assert moving.next_step == "set QUIRE_REVISION to a commit"
+    assert [finding.status for finding in found(revision="main")] == [Status.OK]
+    missing, _ = found(revision="main", tokenizer="owner/other")
+    assert missing.next_step == "set QUIRE_TOKENIZER_REVISION to a commit"
 
 
 def test_files_that_are_missing(model: Path) -> None:

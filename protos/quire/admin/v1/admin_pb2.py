@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aquire/admin/v1/admin.proto\x12\x0equire.admin.v1\x1a\x1egoogle/protobuf/duration.proto\"Q\n\x0bRequestName\x12\x13\n\x06tenant\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06prompt\x18\x03 \x01(\rB\t\n\x07_tenant\"W\n\x0e\x45xplainRequest\x12+\n\x04name\x18\x01 \x01(\x0b\x32\x1b.quire.admin.v1.RequestNameH\x00\x12\r\n\x03key\x18\x02 \x01(\tH\x00\x42\t\n\x07request\"\x9d\x01\n\nPreemption\x12&\n\x06\x63hoice\x18\x01 \x01(\x0e\x32\x16.quire.admin.v1.Return\x12\x30\n\rswap_estimate\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x35\n\x12recompute_estimate\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xc7\x03\n\x13SequenceExplanation\x12\r\n\x05index\x18\x01 \x01(\r\x12,\n\x05state\x18\x02 \x01(\x0e\x32\x1d.quire.admin.v1.SequenceState\x12\x16\n\tnum_ahead\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nawaits_key\x18\x04 \x01(\tH\x01\x88\x01\x01\x12\x18\n\x10num_known_tokens\x18\x05 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x06 \x01(\r\x12\x1c\n\x14num_generated_tokens\x18\x07 \x01(\r\x12\x19\n\x11num_device_blocks\x18\x08 \x01(\r\x12\x17\n\x0fnum_host_blocks\x18\t \x01(\r\x12\x1a\n\x12num_missing_blocks\x18\n \x01(\r\x12\x17\n\x0fnum_preemptions\x18\x0b \x01(\r\x12\x33\n\x0flast_preemption\x18\x0c \x01(\x0b\x32\x1a.quire.admin.v1.Preemption\x12\x32\n\x0fpredicted_start\x18\r \x01(\x0b\x32\x19.google.protobuf.DurationB\x0c\n\n_num_aheadB\r\n\x0b_awaits_key\"_\n\x0cWorkerMemory\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x30\n\x08pressure\x18\x03 \x01(\x0e\x32\x1e.quire.admin.v1.MemoryPressure\"\xa1\x03\n\x0f\x45xplainResponse\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0e\n\x06policy\x18\x03 \x01(\t\x12\x10\n\x08priority\x18\x04 \x01(\x11\x12\x1a\n\x12\x65\x66\x66\x65\x63tive_priority\x18\x05 \x01(\x11\x12\x13\n\x0btenant_debt\x18\x06 \x01(\x01\x12&\n\x03\x61ge\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\ttime_left\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x11num_prompt_tokens\x18\t \x01(\r\x12\x12\n\nmax_tokens\x18\n \x01(\r\x12\x13\n\x0bnum_waiting\x18\x0b \x01(\r\x12\x36\n\tsequences\x18\x0c \x03(\x0b\x32#.quire.admin.v1.SequenceExplanation\x12\r\n\x05model\x18\r \x01(\t\x12=\n\x17workers_short_of_memory\x18\x0e \x03(\x0b\x32\x1c.quire.admin.v1.WorkerMemory\"S\n\x13ListRequestsRequest\x12\x13\n\x06tenant\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x12\n\x05limit\x18\x02 \x01(\rH\x01\x88\x01\x01\x42\t\n\x07_tenantB\x08\n\x06_limit\"\xdd\x01\n\x0eRequestSummary\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x10\n\x08priority\x18\x03 \x01(\x11\x12,\n\x05state\x18\x04 \x01(\x0e\x32\x1d.quire.admin.v1.SequenceState\x12&\n\x03\x61ge\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x11num_prompt_tokens\x18\x06 \x01(\r\x12\x1c\n\x14num_generated_tokens\x18\x07 \x01(\r\x12\r\n\x05model\x18\x08 \x01(\t\"\x99\x01\n\x14ListRequestsResponse\x12\x30\n\x08requests\x18\x01 \x03(\x0b\x32\x1e.quire.admin.v1.RequestSummary\x12\x10\n\x08num_live\x18\x02 \x01(\r\x12=\n\x17workers_short_of_memory\x18\x03 \x03(\x0b\x32\x1c.quire.admin.v1.WorkerMemory\"7\n\x17ResetPrefixCacheRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_model\"\xaf\x01\n\x10WorkerCacheReset\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x1f\n\x17num_freed_device_blocks\x18\x03 \x01(\r\x12\x1d\n\x15num_freed_host_blocks\x18\x04 \x01(\r\x12\x1e\n\x16num_kept_device_blocks\x18\x05 \x01(\r\x12\x1c\n\x14num_kept_host_blocks\x18\x06 \x01(\r\"M\n\x18ResetPrefixCacheResponse\x12\x31\n\x07workers\x18\x01 \x03(\x0b\x32 .quire.admin.v1.WorkerCacheReset\"3\n\x13StartProfileRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_model\"M\n\rWorkerProfile\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04path\x18\x03 \x01(\t\x12\x0f\n\x07problem\x18\x04 \x01(\t\"F\n\x14StartProfileResponse\x12.\n\x07workers\x18\x01 \x03(\x0b\x32\x1d.quire.admin.v1.WorkerProfile\"2\n\x12StopProfileRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_model\"E\n\x13StopProfileResponse\x12.\n\x07workers\x18\x01 \x03(\x0b\x32\x1d.quire.admin.v1.WorkerProfile*\xe1\x02\n\rSequenceState\x12\x1e\n\x1aSEQUENCE_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15SEQUENCE_STATE_QUEUED\x10\x01\x12%\n!SEQUENCE_STATE_WAITING_FOR_PREFIX\x10\x02\x12\x1e\n\x1aSEQUENCE_STATE_SWAPPING_IN\x10\x03\x12\x1a\n\x16SEQUENCE_STATE_RUNNING\x10\x04\x12\x19\n\x15SEQUENCE_STATE_PAUSED\x10\x05\x12\x1a\n\x16SEQUENCE_STATE_SWAPPED\x10\x06\x12\x1c\n\x18SEQUENCE_STATE_PREEMPTED\x10\x07\x12\x18\n\x14SEQUENCE_STATE_ENDED\x10\x08\x12%\n!SEQUENCE_STATE_WAITING_FOR_TOKENS\x10\t\x12\x1c\n\x18SEQUENCE_STATE_HELD_BACK\x10\n*X\n\x06Return\x12\x16\n\x12RETURN_UNSPECIFIED\x10\x00\x12\x0f\n\x0bRETURN_SWAP\x10\x01\x12\x14\n\x10RETURN_RECOMPUTE\x10\x02\x12\x0f\n\x0bRETURN_KEEP\x10\x03*i\n\x0eMemoryPressure\x12\x1f\n\x1bMEMORY_PRESSURE_UNSPECIFIED\x10\x00\x12\x18\n\x14MEMORY_PRESSURE_HIGH\x10\x01\x12\x1c\n\x18MEMORY_PRESSURE_CRITICAL\x10\x02\x32\xcf\x03\n\x0c\x41\x64minService\x12J\n\x07\x45xplain\x12\x1e.quire.admin.v1.ExplainRequest\x1a\x1f.quire.admin.v1.ExplainResponse\x12Y\n\x0cListRequests\x12#.quire.admin.v1.ListRequestsRequest\x1a$.quire.admin.v1.ListRequestsResponse\x12\x65\n\x10ResetPrefixCache\x12\'.quire.admin.v1.ResetPrefixCacheRequest\x1a(.quire.admin.v1.ResetPrefixCacheResponse\x12Y\n\x0cStartProfile\x12#.quire.admin.v1.StartProfileRequest\x1a$.quire.admin.v1.StartProfileResponse\x12V\n\x0bStopProfile\x12\".quire.admin.v1.StopProfileRequest\x1a#.quire.admin.v1.StopProfileResponseBZ\n\x0equire.admin.v1B\nAdminProtoP\x01Z\x16quire/admin/v1;adminv1\xaa\x02\x0eQuire.Admin.V1\xea\x02\x10Quire::Admin::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aquire/admin/v1/admin.proto\x12\x0equire.admin.v1\x1a\x1egoogle/protobuf/duration.proto\"Q\n\x0bRequestName\x12\x13\n\x06tenant\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06prompt\x18\x03 \x01(\rB\t\n\x07_tenant\"W\n\x0e\x45xplainRequest\x12+\n\x04name\x18\x01 \x01(\x0b\x32\x1b.quire.admin.v1.RequestNameH\x00\x12\r\n\x03key\x18\x02 \x01(\tH\x00\x42\t\n\x07request\"\x9d\x01\n\nPreemption\x12&\n\x06\x63hoice\x18\x01 \x01(\x0e\x32\x16.quire.admin.v1.Return\x12\x30\n\rswap_estimate\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x35\n\x12recompute_estimate\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xc7\x03\n\x13SequenceExplanation\x12\r\n\x05index\x18\x01 \x01(\r\x12,\n\x05state\x18\x02 \x01(\x0e\x32\x1d.quire.admin.v1.SequenceState\x12\x16\n\tnum_ahead\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nawaits_key\x18\x04 \x01(\tH\x01\x88\x01\x01\x12\x18\n\x10num_known_tokens\x18\x05 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x06 \x01(\r\x12\x1c\n\x14num_generated_tokens\x18\x07 \x01(\r\x12\x19\n\x11num_device_blocks\x18\x08 \x01(\r\x12\x17\n\x0fnum_host_blocks\x18\t \x01(\r\x12\x1a\n\x12num_missing_blocks\x18\n \x01(\r\x12\x17\n\x0fnum_preemptions\x18\x0b \x01(\r\x12\x33\n\x0flast_preemption\x18\x0c \x01(\x0b\x32\x1a.quire.admin.v1.Preemption\x12\x32\n\x0fpredicted_start\x18\r \x01(\x0b\x32\x19.google.protobuf.DurationB\x0c\n\n_num_aheadB\r\n\x0b_awaits_key\"_\n\x0cWorkerMemory\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x30\n\x08pressure\x18\x03 \x01(\x0e\x32\x1e.quire.admin.v1.MemoryPressure\"-\n\x0eWorkerSetApart\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0b\n\x03why\x18\x02 \x01(\t\"\xa1\x03\n\x0f\x45xplainResponse\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0e\n\x06policy\x18\x03 \x01(\t\x12\x10\n\x08priority\x18\x04 \x01(\x11\x12\x1a\n\x12\x65\x66\x66\x65\x63tive_priority\x18\x05 \x01(\x11\x12\x13\n\x0btenant_debt\x18\x06 \x01(\x01\x12&\n\x03\x61ge\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\ttime_left\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x11num_prompt_tokens\x18\t \x01(\r\x12\x12\n\nmax_tokens\x18\n \x01(\r\x12\x13\n\x0bnum_waiting\x18\x0b \x01(\r\x12\x36\n\tsequences\x18\x0c \x03(\x0b\x32#.quire.admin.v1.SequenceExplanation\x12\r\n\x05model\x18\r \x01(\t\x12=\n\x17workers_short_of_memory\x18\x0e \x03(\x0b\x32\x1c.quire.admin.v1.WorkerMemory\"S\n\x13ListRequestsRequest\x12\x13\n\x06tenant\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x12\n\x05limit\x18\x02 \x01(\rH\x01\x88\x01\x01\x42\t\n\x07_tenantB\x08\n\x06_limit\"\xdd\x01\n\x0eRequestSummary\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x10\n\x08priority\x18\x03 \x01(\x11\x12,\n\x05state\x18\x04 \x01(\x0e\x32\x1d.quire.admin.v1.SequenceState\x12&\n\x03\x61ge\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x11num_prompt_tokens\x18\x06 \x01(\r\x12\x1c\n\x14num_generated_tokens\x18\x07 \x01(\r\x12\r\n\x05model\x18\x08 \x01(\t\"\xd4\x01\n\x14ListRequestsResponse\x12\x30\n\x08requests\x18\x01 \x03(\x0b\x32\x1e.quire.admin.v1.RequestSummary\x12\x10\n\x08num_live\x18\x02 \x01(\r\x12=\n\x17workers_short_of_memory\x18\x03 \x03(\x0b\x32\x1c.quire.admin.v1.WorkerMemory\x12\x39\n\x11workers_set_apart\x18\x04 \x03(\x0b\x32\x1e.quire.admin.v1.WorkerSetApart\"7\n\x17ResetPrefixCacheRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_model\"\xaf\x01\n\x10WorkerCacheReset\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x1f\n\x17num_freed_device_blocks\x18\x03 \x01(\r\x12\x1d\n\x15num_freed_host_blocks\x18\x04 \x01(\r\x12\x1e\n\x16num_kept_device_blocks\x18\x05 \x01(\r\x12\x1c\n\x14num_kept_host_blocks\x18\x06 \x01(\r\"M\n\x18ResetPrefixCacheResponse\x12\x31\n\x07workers\x18\x01 \x03(\x0b\x32 .quire.admin.v1.WorkerCacheReset\"3\n\x13StartProfileRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_model\"M\n\rWorkerProfile\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04path\x18\x03 \x01(\t\x12\x0f\n\x07problem\x18\x04 \x01(\t\"F\n\x14StartProfileResponse\x12.\n\x07workers\x18\x01 \x03(\x0b\x32\x1d.quire.admin.v1.WorkerProfile\"2\n\x12StopProfileRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_model\"E\n\x13StopProfileResponse\x12.\n\x07workers\x18\x01 \x03(\x0b\x32\x1d.quire.admin.v1.WorkerProfile*\xe1\x02\n\rSequenceState\x12\x1e\n\x1aSEQUENCE_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15SEQUENCE_STATE_QUEUED\x10\x01\x12%\n!SEQUENCE_STATE_WAITING_FOR_PREFIX\x10\x02\x12\x1e\n\x1aSEQUENCE_STATE_SWAPPING_IN\x10\x03\x12\x1a\n\x16SEQUENCE_STATE_RUNNING\x10\x04\x12\x19\n\x15SEQUENCE_STATE_PAUSED\x10\x05\x12\x1a\n\x16SEQUENCE_STATE_SWAPPED\x10\x06\x12\x1c\n\x18SEQUENCE_STATE_PREEMPTED\x10\x07\x12\x18\n\x14SEQUENCE_STATE_ENDED\x10\x08\x12%\n!SEQUENCE_STATE_WAITING_FOR_TOKENS\x10\t\x12\x1c\n\x18SEQUENCE_STATE_HELD_BACK\x10\n*X\n\x06Return\x12\x16\n\x12RETURN_UNSPECIFIED\x10\x00\x12\x0f\n\x0bRETURN_SWAP\x10\x01\x12\x14\n\x10RETURN_RECOMPUTE\x10\x02\x12\x0f\n\x0bRETURN_KEEP\x10\x03*i\n\x0eMemoryPressure\x12\x1f\n\x1bMEMORY_PRESSURE_UNSPECIFIED\x10\x00\x12\x18\n\x14MEMORY_PRESSURE_HIGH\x10\x01\x12\x1c\n\x18MEMORY_PRESSURE_CRITICAL\x10\x02\x32\xcf\x03\n\x0c\x41\x64minService\x12J\n\x07\x45xplain\x12\x1e.quire.admin.v1.ExplainRequest\x1a\x1f.quire.admin.v1.ExplainResponse\x12Y\n\x0cListRequests\x12#.quire.admin.v1.ListRequestsRequest\x1a$.quire.admin.v1.ListRequestsResponse\x12\x65\n\x10ResetPrefixCache\x12\'.quire.admin.v1.ResetPrefixCacheRequest\x1a(.quire.admin.v1.ResetPrefixCacheResponse\x12Y\n\x0cStartProfile\x12#.quire.admin.v1.StartProfileRequest\x1a$.quire.admin.v1.StartProfileResponse\x12V\n\x0bStopProfile\x12\".quire.admin.v1.StopProfileRequest\x1a#.quire.admin.v1.StopProfileResponseBZ\n\x0equire.admin.v1B\nAdminProtoP\x01Z\x16quire/admin/v1;adminv1\xaa\x02\x0eQuire.Admin.V1\xea\x02\x10Quire::Admin::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,12 +33,12 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'quire.admin.v1.admin_pb2', 
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\016quire.admin.v1B\nAdminProtoP\001Z\026quire/admin/v1;adminv1\252\002\016Quire.Admin.V1\352\002\020Quire::Admin::V1'
-  _globals['_SEQUENCESTATE']._serialized_start=2492
-  _globals['_SEQUENCESTATE']._serialized_end=2845
-  _globals['_RETURN']._serialized_start=2847
-  _globals['_RETURN']._serialized_end=2935
-  _globals['_MEMORYPRESSURE']._serialized_start=2937
-  _globals['_MEMORYPRESSURE']._serialized_end=3042
+  _globals['_SEQUENCESTATE']._serialized_start=2598
+  _globals['_SEQUENCESTATE']._serialized_end=2951
+  _globals['_RETURN']._serialized_start=2953
+  _globals['_RETURN']._serialized_end=3041
+  _globals['_MEMORYPRESSURE']._serialized_start=3043
+  _globals['_MEMORYPRESSURE']._serialized_end=3148
   _globals['_REQUESTNAME']._serialized_start=78
   _globals['_REQUESTNAME']._serialized_end=159
   _globals['_EXPLAINREQUEST']._serialized_start=161
@@ -49,30 +49,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SEQUENCEEXPLANATION']._serialized_end=866
   _globals['_WORKERMEMORY']._serialized_start=868
   _globals['_WORKERMEMORY']._serialized_end=963
-  _globals['_EXPLAINRESPONSE']._serialized_start=966
-  _globals['_EXPLAINRESPONSE']._serialized_end=1383
-  _globals['_LISTREQUESTSREQUEST']._serialized_start=1385
-  _globals['_LISTREQUESTSREQUEST']._serialized_end=1468
-  _globals['_REQUESTSUMMARY']._serialized_start=1471
-  _globals['_REQUESTSUMMARY']._serialized_end=1692
-  _globals['_LISTREQUESTSRESPONSE']._serialized_start=1695
-  _globals['_LISTREQUESTSRESPONSE']._serialized_end=1848
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=1850
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=1905
-  _globals['_WORKERCACHERESET']._serialized_start=1908
-  _globals['_WORKERCACHERESET']._serialized_end=2083
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=2085
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=2162
-  _globals['_STARTPROFILEREQUEST']._serialized_start=2164
-  _globals['_STARTPROFILEREQUEST']._serialized_end=2215
-  _globals['_WORKERPROFILE']._serialized_start=2217
-  _globals['_WORKERPROFILE']._serialized_end=2294
-  _globals['_STARTPROFILERESPONSE']._serialized_start=2296
-  _globals['_STARTPROFILERESPONSE']._serialized_end=2366
-  _globals['_STOPPROFILEREQUEST']._serialized_start=2368
-  _globals['_STOPPROFILEREQUEST']._serialized_end=2418
-  _globals['_STOPPROFILERESPONSE']._serialized_start=2420
-  _globals['_STOPPROFILERESPONSE']._serialized_end=2489
-  _globals['_ADMINSERVICE']._serialized_start=3045
-  _globals['_ADMINSERVICE']._serialized_end=3508
+  _globals['_WORKERSETAPART']._serialized_start=965
+  _globals['_WORKERSETAPART']._serialized_end=1010
+  _globals['_EXPLAINRESPONSE']._serialized_start=1013
+  _globals['_EXPLAINRESPONSE']._serialized_end=1430
+  _globals['_LISTREQUESTSREQUEST']._serialized_start=1432
+  _globals['_LISTREQUESTSREQUEST']._serialized_end=1515
+  _globals['_REQUESTSUMMARY']._serialized_start=1518
+  _globals['_REQUESTSUMMARY']._serialized_end=1739
+  _globals['_LISTREQUESTSRESPONSE']._serialized_start=1742
+  _globals['_LISTREQUESTSRESPONSE']._serialized_end=1954
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=1956
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=2011
+  _globals['_WORKERCACHERESET']._serialized_start=2014
+  _globals['_WORKERCACHERESET']._serialized_end=2189
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=2191
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=2268
+  _globals['_STARTPROFILEREQUEST']._serialized_start=2270
+  _globals['_STARTPROFILEREQUEST']._serialized_end=2321
+  _globals['_WORKERPROFILE']._serialized_start=2323
+  _globals['_WORKERPROFILE']._serialized_end=2400
+  _globals['_STARTPROFILERESPONSE']._serialized_start=2402
+  _globals['_STARTPROFILERESPONSE']._serialized_end=2472
+  _globals['_STOPPROFILEREQUEST']._serialized_start=2474
+  _globals['_STOPPROFILEREQUEST']._serialized_end=2524
+  _globals['_STOPPROFILERESPONSE']._serialized_start=2526
+  _globals['_STOPPROFILERESPONSE']._serialized_end=2595
+  _globals['_ADMINSERVICE']._serialized_start=3151
+  _globals['_ADMINSERVICE']._serialized_end=3614
 # @@protoc_insertion_point(module_scope)

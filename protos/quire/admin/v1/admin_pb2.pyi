@@ -123,6 +123,14 @@ class WorkerMemory(_message.Message):
     pressure: MemoryPressure
     def __init__(self, worker: _Optional[str] = ..., model: _Optional[str] = ..., pressure: _Optional[_Union[MemoryPressure, str]] = ...) -> None: ...
 
+class WorkerSetApart(_message.Message):
+    __slots__ = ("worker", "why")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    why: str
+    def __init__(self, worker: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
+
 class ExplainResponse(_message.Message):
     __slots__ = ("key", "tenant", "policy", "priority", "effective_priority", "tenant_debt", "age", "time_left", "num_prompt_tokens", "max_tokens", "num_waiting", "sequences", "model", "workers_short_of_memory")
     KEY_FIELD_NUMBER: _ClassVar[int]
@@ -184,14 +192,16 @@ class RequestSummary(_message.Message):
     def __init__(self, key: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., state: _Optional[_Union[SequenceState, str]] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., num_prompt_tokens: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., model: _Optional[str] = ...) -> None: ...
 
 class ListRequestsResponse(_message.Message):
-    __slots__ = ("requests", "num_live", "workers_short_of_memory")
+    __slots__ = ("requests", "num_live", "workers_short_of_memory", "workers_set_apart")
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     NUM_LIVE_FIELD_NUMBER: _ClassVar[int]
     WORKERS_SHORT_OF_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_SET_APART_FIELD_NUMBER: _ClassVar[int]
     requests: _containers.RepeatedCompositeFieldContainer[RequestSummary]
     num_live: int
     workers_short_of_memory: _containers.RepeatedCompositeFieldContainer[WorkerMemory]
-    def __init__(self, requests: _Optional[_Iterable[_Union[RequestSummary, _Mapping]]] = ..., num_live: _Optional[int] = ..., workers_short_of_memory: _Optional[_Iterable[_Union[WorkerMemory, _Mapping]]] = ...) -> None: ...
+    workers_set_apart: _containers.RepeatedCompositeFieldContainer[WorkerSetApart]
+    def __init__(self, requests: _Optional[_Iterable[_Union[RequestSummary, _Mapping]]] = ..., num_live: _Optional[int] = ..., workers_short_of_memory: _Optional[_Iterable[_Union[WorkerMemory, _Mapping]]] = ..., workers_set_apart: _Optional[_Iterable[_Union[WorkerSetApart, _Mapping]]] = ...) -> None: ...
 
 class ResetPrefixCacheRequest(_message.Message):
     __slots__ = ("model",)

@@ -361,18 +361,20 @@ class Model(_message.Message):
     def __init__(self, name: _Optional[str] = ..., tokenizer_fingerprint: _Optional[bytes] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., memory_pressure: _Optional[_Union[_worker_pb2.MemoryPressure, str]] = ...) -> None: ...
 
 class Status(_message.Message):
-    __slots__ = ("model", "is_store_degraded", "models", "oldest_protocol", "newest_protocol")
+    __slots__ = ("model", "is_store_degraded", "models", "oldest_protocol", "newest_protocol", "num_workers_set_apart")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     IS_STORE_DEGRADED_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     OLDEST_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     NEWEST_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    NUM_WORKERS_SET_APART_FIELD_NUMBER: _ClassVar[int]
     model: Model
     is_store_degraded: bool
     models: _containers.RepeatedCompositeFieldContainer[Model]
     oldest_protocol: int
     newest_protocol: int
-    def __init__(self, model: _Optional[_Union[Model, _Mapping]] = ..., is_store_degraded: _Optional[bool] = ..., models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., oldest_protocol: _Optional[int] = ..., newest_protocol: _Optional[int] = ...) -> None: ...
+    num_workers_set_apart: int
+    def __init__(self, model: _Optional[_Union[Model, _Mapping]] = ..., is_store_degraded: _Optional[bool] = ..., models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ..., oldest_protocol: _Optional[int] = ..., newest_protocol: _Optional[int] = ..., num_workers_set_apart: _Optional[int] = ...) -> None: ...
 
 class Accepted(_message.Message):
     __slots__ = ("is_durable",)

@@ -92,6 +92,18 @@ class StopProfileResponse(_message.Message):
     path: str
     def __init__(self, path: _Optional[str] = ...) -> None: ...
 
+class RestartRequest(_message.Message):
+    __slots__ = ("epoch", "worker_epoch")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WORKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    worker_epoch: int
+    def __init__(self, epoch: _Optional[int] = ..., worker_epoch: _Optional[int] = ...) -> None: ...
+
+class RestartResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class DescribeResponse(_message.Message):
     __slots__ = ("model", "fingerprint", "tokenizer_fingerprint", "context_length", "vocab_size", "block_size", "block_bytes", "num_blocks", "max_step_tokens", "max_sequences", "epoch", "num_host_blocks", "swap_bytes_per_second", "prefill_tokens_per_second", "is_draining", "max_sampled_tokens", "oldest_protocol", "newest_protocol", "computed_results", "started_at", "max_indivisible_tokens", "memory_pressure", "has_kv_in_host_memory")
     MODEL_FIELD_NUMBER: _ClassVar[int]

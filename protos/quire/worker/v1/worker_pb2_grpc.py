@@ -60,6 +60,11 @@ class WorkerServiceStub:
                 request_serializer=quire_dot_worker_dot_v1_dot_worker__pb2.StopProfileRequest.SerializeToString,
                 response_deserializer=quire_dot_worker_dot_v1_dot_worker__pb2.StopProfileResponse.FromString,
                 _registered_method=True)
+        self.Restart = channel.unary_unary(
+                '/quire.worker.v1.WorkerService/Restart',
+                request_serializer=quire_dot_worker_dot_v1_dot_worker__pb2.RestartRequest.SerializeToString,
+                response_deserializer=quire_dot_worker_dot_v1_dot_worker__pb2.RestartResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServiceServicer:
@@ -103,6 +108,16 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Restart(self, request, context):
+        """Ends the process of a worker that has served an epoch that no leader can have begun, so that its supervisor starts it again,
+        without an epoch. FAILED_PRECONDITION, and nothing happens, unless: epoch is in the window of epochs by the worker's clock, and
+        not lower than the last epoch of the worker that was in it; worker_epoch is the worker's epoch, and more than a day ahead of
+        epoch; no step stream is open.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -130,6 +145,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.StopProfile,
                     request_deserializer=quire_dot_worker_dot_v1_dot_worker__pb2.StopProfileRequest.FromString,
                     response_serializer=quire_dot_worker_dot_v1_dot_worker__pb2.StopProfileResponse.SerializeToString,
+            ),
+            'Restart': grpc.unary_unary_rpc_method_handler(
+                    servicer.Restart,
+                    request_deserializer=quire_dot_worker_dot_v1_dot_worker__pb2.RestartRequest.FromString,
+                    response_serializer=quire_dot_worker_dot_v1_dot_worker__pb2.RestartResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -268,6 +288,33 @@ class WorkerService:
             '/quire.worker.v1.WorkerService/StopProfile',
             quire_dot_worker_dot_v1_dot_worker__pb2.StopProfileRequest.SerializeToString,
             quire_dot_worker_dot_v1_dot_worker__pb2.StopProfileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Restart(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.worker.v1.WorkerService/Restart',
+            quire_dot_worker_dot_v1_dot_worker__pb2.RestartRequest.SerializeToString,
+            quire_dot_worker_dot_v1_dot_worker__pb2.RestartResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -47,6 +47,12 @@ class WorkerServiceStub:
     """Starts a profile. FAILED_PRECONDITION if the worker's operator has not set QUIRE_PROFILE_DIR, or if one runs."""
     StopProfile: _grpc.UnaryUnaryMultiCallable[_worker_pb2.StopProfileRequest, _worker_pb2.StopProfileResponse]
     """Ends the profile and writes its trace. FAILED_PRECONDITION if none runs."""
+    Restart: _grpc.UnaryUnaryMultiCallable[_worker_pb2.RestartRequest, _worker_pb2.RestartResponse]
+    """Ends the process of a worker that has served an epoch that no leader can have begun, so that its supervisor starts it again,
+    without an epoch. FAILED_PRECONDITION, and nothing happens, unless: epoch is in the window of epochs by the worker's clock, and
+    not lower than the last epoch of the worker that was in it; worker_epoch is the worker's epoch, and more than a day ahead of
+    epoch; no step stream is open.
+    """
 
 @_typing.type_check_only
 class WorkerServiceAsyncStub(WorkerServiceStub):
@@ -67,6 +73,12 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """Starts a profile. FAILED_PRECONDITION if the worker's operator has not set QUIRE_PROFILE_DIR, or if one runs."""
     StopProfile: _aio.UnaryUnaryMultiCallable[_worker_pb2.StopProfileRequest, _worker_pb2.StopProfileResponse]  # type: ignore[assignment]
     """Ends the profile and writes its trace. FAILED_PRECONDITION if none runs."""
+    Restart: _aio.UnaryUnaryMultiCallable[_worker_pb2.RestartRequest, _worker_pb2.RestartResponse]  # type: ignore[assignment]
+    """Ends the process of a worker that has served an epoch that no leader can have begun, so that its supervisor starts it again,
+    without an epoch. FAILED_PRECONDITION, and nothing happens, unless: epoch is in the window of epochs by the worker's clock, and
+    not lower than the last epoch of the worker that was in it; worker_epoch is the worker's epoch, and more than a day ahead of
+    epoch; no step stream is open.
+    """
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     """One replica of a model, on one or more devices. It computes the steps that it is sent, in the blocks that they name."""
@@ -114,5 +126,17 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.StopProfileResponse, _abc.Awaitable[_worker_pb2.StopProfileResponse]]:
         """Ends the profile and writes its trace. FAILED_PRECONDITION if none runs."""
+
+    @_abc_1.abstractmethod
+    def Restart(
+        self,
+        request: _worker_pb2.RestartRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.RestartResponse, _abc.Awaitable[_worker_pb2.RestartResponse]]:
+        """Ends the process of a worker that has served an epoch that no leader can have begun, so that its supervisor starts it again,
+        without an epoch. FAILED_PRECONDITION, and nothing happens, unless: epoch is in the window of epochs by the worker's clock, and
+        not lower than the last epoch of the worker that was in it; worker_epoch is the worker's epoch, and more than a day ahead of
+        epoch; no step stream is open.
+        """
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -139,6 +139,15 @@ async def test_workers_that_are_short_of_memory_are_named(admin: ScriptedAdmin) 
     assert given == {"worker": "10.0.0.1:50053", "model": "small", "pressure": "critical"}
 
 
+async def test_workers_that_are_set_apart_are_named(admin: ScriptedAdmin) -> None:
+    apart = pb.WorkerSetApart(worker="10.0.0.1:50053", why="its epoch")
+    admin.listed = pb.ListRequestsResponse(workers_set_apart=[apart])
+
+    assert (await invoke()).stdout.splitlines()[-1] == "Worker 10.0.0.1:50053 is not used: its epoch"
+    (given,) = json.loads((await invoke("--json")).stdout)["workers_set_apart"]
+    assert given == {"worker": "10.0.0.1:50053", "why": "its epoch"}
+
+
 @pytest.mark.parametrize("args", [["--json"], ["-o", "json"]])
 async def test_as_json_it_has_all_fields(args: list[str], admin: ScriptedAdmin) -> None:
     preemption = pb.Preemption(choice=pb.RETURN_RECOMPUTE, swap_estimate=Duration(seconds=2))
