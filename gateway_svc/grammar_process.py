@@ -5,7 +5,6 @@ So each check runs in a fork, with limits of time and memory. Requests and respo
 output, one at a time.
 """
 
-import ctypes
 import gc
 import json
 import os
@@ -25,6 +24,7 @@ from gateway_svc.constraints import ConstraintError, ConstraintProblem, Unvalida
 from gateway_svc.field_paths import Field
 from gateway_svc.message_formats.grammar import CallRule, ReasoningRule
 from gateway_svc.turn_constraints import CheckedTool, TurnConstraint, checked_turn_grammar
+from svc_common.gc_tuning import return_free_memory
 from svc_common.grammars import UnsupportedTokenizer, grammar_threads, load_grammar_tokenizer
 
 if TYPE_CHECKING:
@@ -89,8 +89,7 @@ def _warm_up(tokenizer: "LLTokenizer") -> None:
         threads.submit(checked_grammar, UnvalidatedConstraint(Field.JSON_OBJECT), tokenizer).result()
     gc.collect()
     gc.freeze()
-    with suppress(AttributeError):  # glibc's: returns what reading the tokenizer took, 40 MB for the default model
-        ctypes.CDLL(None).malloc_trim(0)
+    return_free_memory()
 
 
 def _check_in_fork(request: dict[str, Any], tokenizer: "LLTokenizer") -> dict[str, Any]:

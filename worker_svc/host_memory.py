@@ -12,7 +12,9 @@ _UNLIMITED = 2**60
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """Bytes that are used, of at most `limit`. Page cache that the kernel can drop does not count as used."""
+    """Bytes that are used, of at most `limit`. Page cache that the kernel can drop does not count as used: pages of
+    files that no process has mapped, such as a model's that has been read.
+    """
 
     used: int
     limit: int
@@ -32,16 +34,28 @@ class HostMemory:
 
 @dataclass(frozen=True, slots=True)
 class _Version:
-    """The files of one version of cgroups, and the entry of `memory.stat` that Kubernetes subtracts from the usage."""
+    """The files of one version of cgroups, and the entries of `memory.stat`."""
 
     name: str
     limit: str
     usage: str
-    cache: str
+    inactive: str
+    active: str
+    mapped: str
+    shared: str
+    """Which may be mapped, and is in no file."""
 
 
-_V2 = _Version("cgroup v2", "memory.max", "memory.current", "inactive_file")
-_V1 = _Version("cgroup v1", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_V2 = _Version("cgroup v2", "memory.max", "memory.current", "inactive_file", "active_file", "file_mapped", "shmem")
+_V1 = _Version(
+    "cgroup v1",
+    "memory.limit_in_bytes",
+    "memory.usage_in_bytes",
+    "total_inactive_file",
+    "total_active_file",
+    "total_mapped_file",
+    "total_shmem",
+)
 
 
 class HostMemoryReader:
@@ -120,7 +134,23 @@ def _read_group(group: Path, version: _Version) -> HostMemory | None:
     used = _number(group / version.usage)
     if limit is None or used is None or not 0 < limit < _UNLIMITED:
         return None
-    return HostMemory(max(0, used - _stat(group / "memory.stat", version.cache)), limit, version.name)
+    return HostMemory(max(0, used - _droppable(group / "memory.stat", version)), limit, version.name)
+
+
+def _droppable(stat: Path, version: _Version) -> int:
+    """Bytes of page cache that the kernel drops before it kills a process.
+
+    Kubernetes counts only what is inactive. But a file that was read twice, as weights are that are hashed and loaded,
+    is active, and is dropped as readily if nobody has it mapped.
+    """
+    try:
+        words = (line.split() for line in stat.read_text().splitlines())
+        entries = {key: int(value) for key, value in words}
+    except (OSError, ValueError):
+        return 0
+    inactive, active = entries.get(version.inactive, 0), entries.get(version.active, 0)
+    mapped = max(0, entries.get(version.mapped, 0) - entries.get(version.shared, 0))
+    return max(inactive, inactive + active - mapped)
 
 
 def _sizes(path: Path) -> dict[str, int]:
@@ -134,11 +164,3 @@ def _number(path: Path) -> int | None:
         return int(path.read_text())
     except (OSError, ValueError):
         return None
-
-
-def _stat(path: Path, name: str) -> int:
-    try:
-        words = (line.split() for line in path.read_text().splitlines())
-        return next((int(value) for key, value in words if key == name), 0)
-    except (OSError, ValueError):
-        return 0

@@ -3,9 +3,9 @@
     python -m tests.acceptance.memory_limit [--seconds 600] [--streams 48]
 
 The real model. The streams want more blocks than there are. The limit is that of a cgroup that is made for the
-deployment, where this process may make one: beyond it, the kernel kills. It is set once the deployment runs, with host
-blocks for swaps, of 1 GiB, that do not fit below it. Otherwise it is QUIRE_MEMORY_LIMIT of the worker, of which
-nobody kills anything; then the worker's memory is compared with it.
+deployment, where this process may make one: beyond it, the kernel kills. It is set once the deployment has answered
+its first requests, with host blocks for swaps, of 1 GiB, that do not fit below it. Otherwise it is QUIRE_MEMORY_LIMIT
+of the worker, of which nobody kills anything; then the worker's memory is compared with it.
 
 The last line is JSON. Exits with 1 if a process was killed or restarted, if a stream lacks tokens or has others than
 without a limit, if memory was never short, or if it went beyond the limit.
@@ -186,10 +186,12 @@ class WorkerMemory:
         return cls(host["used_bytes"], host["limit_bytes"], host["limited_by"], memory["pressure"], *parts)
 
 
-def needed_bytes(quire: Deployment) -> int:
-    """What the deployment, or its worker, uses with all of its KV blocks in memory and none for swaps."""
+def limit_for(quire: Deployment) -> int:
+    """Bytes: a little more than the deployment, or its worker, uses with all of its KV blocks in memory and none for
+    swaps. Before the first requests it is more, as a start itself takes memory.
+    """
     about, memory = quire.describe(), WorkerMemory.now(quire)
-    return memory.used - memory.kv - memory.swap + about.num_blocks * about.block_bytes
+    return int(_HEADROOM * (memory.used - memory.kv - memory.swap + about.num_blocks * about.block_bytes))
 
 
 async def _sample(quire: Deployment, outcome: Outcome) -> None:
@@ -202,7 +204,7 @@ async def _sample(quire: Deployment, outcome: Outcome) -> None:
         await asyncio.sleep(_SAMPLE_SECONDS)
 
 
-async def load(quire: Deployment, cgroup: Cgroup | None, limit: int, streams: int, seconds: float) -> Outcome:
+async def load(quire: Deployment, cgroup: Cgroup | None, streams: int, seconds: float) -> Outcome:
     """Sets the limit of the cgroup, if there is one, and sends the load."""
     outcome = Outcome()
     before = scrape(quire.worker_metrics)
@@ -210,10 +212,11 @@ async def load(quire: Deployment, cgroup: Cgroup | None, limit: int, streams: in
         traffic = Load(client, (await client.models())[0].vocab_size, outcome)
         await traffic.learn()
         if cgroup is not None:
-            cgroup.set_limit(limit)
+            cgroup.set_limit(limit_for(quire))
             await asyncio.sleep(1.0)  # until the worker has read it
         memory = WorkerMemory.now(quire)
         outcome.limited_by, outcome.limit = memory.limited_by, memory.limit
+        print(f"limit {outcome.limit / 2**20:,.0f} MiB", flush=True)
         sampling, began = asyncio.create_task(_sample(quire, outcome)), time.monotonic()
         await traffic.run(streams, seconds)
         outcome.seconds = round(time.monotonic() - began, 1)
@@ -254,11 +257,9 @@ def measure(
             print("no cgroup may be made here: the limit is QUIRE_MEMORY_LIMIT of the worker", flush=True)
             command = SUPERVISOR
             with running_quire("quire", {**settings, "QUIRE_MEMORY_LIMIT": f"{_FAR_AWAY / 2**30:g}"}) as quire:
-                settings["QUIRE_MEMORY_LIMIT"] = f"{_HEADROOM * needed_bytes(quire) / 2**30:.3f}"
+                settings["QUIRE_MEMORY_LIMIT"] = f"{limit_for(quire) / 2**30:.3f}"
         with running_quire("quire", settings, supervisor=command) as quire:
-            limit = int(_HEADROOM * needed_bytes(quire))
-            print(f"limit {limit / 2**20:,.0f} MiB", flush=True)
-            return uvloop.run(load(quire, cgroup, limit, streams, seconds))
+            return uvloop.run(load(quire, cgroup, streams, seconds))
 
 
 def main() -> None:

@@ -14,7 +14,8 @@ MIB = 2**20
 V2_POD = {
     "memory.max": f"{4 * GIB}\n",
     "memory.current": f"{3 * GIB}\n",
-    "memory.stat": f"anon {2 * GIB}\nfile {GIB}\nkernel 31252480\nactive_file {256 * MIB}\ninactive_file {512 * MIB}\n",
+    "memory.stat": f"anon {2 * GIB}\nfile {GIB}\nkernel 31252480\nshmem 0\nfile_mapped {256 * MIB}\n"
+    f"active_file {256 * MIB}\ninactive_file {512 * MIB}\n",
 }
 V2_POD_SELF = "0::/\n"
 # A service of systemd on a machine without a namespace: the limit is that of a slice above.
@@ -32,6 +33,13 @@ V1_DOCKER = {
     "memory/memory.limit_in_bytes": f"{2 * GIB}\n",
     "memory/memory.usage_in_bytes": f"{2 * GIB - MIB}\n",
     "memory/memory.stat": f"cache {GIB}\nrss {GIB}\ninactive_file 4096\ntotal_inactive_file {512 * MIB}\n",
+}
+# The same after a model's files were read twice, beside 40 MiB of libraries that are mapped, and 30 of shared memory.
+V1_CACHED = {
+    "memory/memory.limit_in_bytes": f"{GIB}\n",
+    "memory/memory.usage_in_bytes": f"{GIB}\n",
+    "memory/memory.stat": f"total_shmem {30 * MIB}\ntotal_mapped_file {70 * MIB}\n"
+    f"total_inactive_file {64 * MIB}\ntotal_active_file {300 * MIB}\n",
 }
 V1_DOCKER_SELF = "9:name=systemd:/docker/0123abcd\n8:pids:/docker/0123abcd\n4:memory:/docker/0123abcd\n0::/\n"
 # A group that was made by hand, below one without a limit.
@@ -69,6 +77,7 @@ def reader(tmp_path: Path, files: Mapping[str, str], own: str, limit: int | None
         (V2_SLICE, V2_SLICE_SELF, HostMemory(7 * GIB, 8 * GIB, "cgroup v2")),
         (V1_DOCKER, V1_DOCKER_SELF, HostMemory(2 * GIB - MIB - 512 * MIB, 2 * GIB, "cgroup v1")),
         (V1_NESTED, V1_NESTED_SELF, HostMemory(600 * MIB, GIB, "cgroup v1")),
+        (V1_CACHED, V1_DOCKER_SELF, HostMemory(700 * MIB, GIB, "cgroup v1")),
         (V1_UNLIMITED, V1_NESTED_SELF, HostMemory(56 * GIB, 64 * GIB, "the machine")),
         ({}, "", HostMemory(56 * GIB, 64 * GIB, "the machine")),
     ],
