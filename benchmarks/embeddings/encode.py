@@ -1,30 +1,53 @@
-"""Computes texts by sentence-transformers. It runs in an environment of that package, without Quire.
+"""Computes texts by a library, in its own process and without a server.
 
-    python encode.py MODEL_DIRECTORY
+    python encode.py {sentence-transformers,quire} MODEL_DIRECTORY
 
-Prints a line of JSON with the package's version once the model is loaded. Then, for each line of JSON on standard input
+It runs in an environment of that library: the other one need not be there. Both compute in float32.
+
+Prints a line of JSON with the library's version once the model is loaded. Then, for each line of JSON on standard input
 {"batches": [[text, ...], ...]}, one with the seconds of each batch and the vectors of the last: {"seconds", "vectors"}.
 """
 
 import json
 import sys
 import time
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
 
-import sentence_transformers
-from sentence_transformers import SentenceTransformer
+Encode = Callable[[list[str]], list[Any]]
+"""Returns the vector of each text."""
+
+
+def sentence_transformers(directory: str) -> Encode:
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(directory, device="cpu")
+    return lambda texts: list(model.encode(texts, show_progress_bar=False))
+
+
+def quire(directory: str) -> Encode:
+    from quire import LLM
+
+    llm = LLM(directory, dtype="float32")
+    return lambda texts: [output.outputs.embedding for output in llm.embed(texts, use_tqdm=False)]
+
+
+LIBRARIES = {"sentence-transformers": sentence_transformers, "quire": quire}
 
 
 def main() -> None:
-    model = SentenceTransformer(sys.argv[1], device="cpu")
-    model.encode(["hello"])
-    print(json.dumps({"version": sentence_transformers.__version__}), flush=True)
+    library, directory = sys.argv[1:]
+    encode = LIBRARIES[library](directory)
+    encode(["hello"])
+    print(json.dumps({"version": version(library)}), flush=True)
     for line in sys.stdin:
-        seconds = []
+        seconds, vectors = [], []
         for batch in json.loads(line)["batches"]:
             started = time.perf_counter()
-            vectors = model.encode(batch, show_progress_bar=False)
+            vectors = encode(batch)
             seconds.append(time.perf_counter() - started)
-        print(json.dumps({"seconds": seconds, "vectors": vectors.tolist()}), flush=True)
+        print(json.dumps({"seconds": seconds, "vectors": [list(map(float, vector)) for vector in vectors]}), flush=True)
 
 
 if __name__ == "__main__":

@@ -4,35 +4,38 @@ from typing import Any
 
 from benchmarks.report import Cells, Sense, origin, target, target_list
 
-QUIRE, REFERENCE = "quire-float32", "sentence-transformers"
+_PAIRS = (
+    ("quire-library", "sentence-transformers", "Quire in process over sentence-transformers"),
+    ("quire-float32", "infinity", "Quire's server over infinity-emb's"),
+)
+"""Like beside like, all in float32: libraries in a program's own process, and servers."""
 _LEAST_RATIO = 1.5
 
 
+def _ratio(rates: dict[str, float], ours: str, theirs: str) -> float | None:
+    return rates[ours] / rates[theirs] if {ours, theirs} <= rates.keys() else None
+
+
 def targets(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Quire's rate in float32 over that of sentence-transformers, for each load that both have had."""
+    """The ratios of Quire's rates to the others', for each load that both have had."""
     return [
-        target(
-            f"{case['load']}: Quire's rate over that of sentence-transformers, both in float32",
-            rates[QUIRE] / rates[REFERENCE],
-            Sense.AT_LEAST,
-            _LEAST_RATIO,
-        )
+        target(f"{case['load']}: {title}", ratio, Sense.AT_LEAST, _LEAST_RATIO)
+        for ours, theirs, title in _PAIRS
         for case in result["cases"]
-        if {QUIRE, REFERENCE} <= (rates := case["texts_per_second"]).keys()
+        if (ratio := _ratio(case["texts_per_second"], ours, theirs)) is not None
     ]
 
 
 def embeddings_table(result: dict[str, Any]) -> Cells:
-    """A row for each load, with the ratio of Quire's float32 to the best other system beside it."""
+    """A row for each load, with the ratios beside it."""
     names = list(result["systems"])
     rows = []
     for case in result["cases"]:
         rates = case["texts_per_second"]
         cells = [f"{rates[name]:,.0f}" if name in rates else "–" for name in names]
-        others = [rate for name, rate in rates.items() if not name.startswith("quire")]
-        ratio = f"{rates[QUIRE] / max(others):.2f}" if QUIRE in rates and others else "–"
-        rows.append([case["load"], *cells, ratio])
-    return Cells(("texts", *result["systems"].values(), "Quire, float32, over the best other"), rows)
+        ratios = [_ratio(rates, ours, theirs) for ours, theirs, _ in _PAIRS]
+        rows.append([case["load"], *cells, *("–" if ratio is None else f"{ratio:.2f}" for ratio in ratios)])
+    return Cells(("texts", *result["systems"].values(), *(title for _, _, title in _PAIRS)), rows)
 
 
 def embeddings_section(result: dict[str, Any]) -> str:

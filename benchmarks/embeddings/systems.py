@@ -3,8 +3,9 @@
 import asyncio
 import json
 import subprocess
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,8 +128,9 @@ class InfinityServer:
 
 @dataclass(frozen=True)
 class RunningLibrary:
-    """sentence-transformers in a process of its own, which measures itself: the time has no exchange of messages."""
+    """A library in a process of its own, which measures itself: the time has no exchange of messages."""
 
+    title: str
     popen: "subprocess.Popen[str]"
 
     def encode(self, batches: Sequence[Batch]) -> dict[str, Any]:
@@ -143,7 +145,7 @@ class RunningLibrary:
         assert self.popen.stdout is not None
         line = self.popen.stdout.readline()
         if not line:
-            raise BenchmarkFailed("sentence-transformers ended early")
+            raise BenchmarkFailed(f"{self.title} ended early")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -153,24 +155,26 @@ class RunningLibrary:
 
 
 @dataclass(frozen=True)
-class SentenceTransformers:
-    """sentence-transformers in float32, its default, as a library: without a server."""
+class Library:
+    """A library, without a server. `python` finds the environment that has its package."""
 
-    name: str = "sentence-transformers"
-    title: str = "sentence-transformers, float32, in process"
+    name: str
+    title: str
+    package: str
+    python: Callable[[], Path]
     is_server: bool = False
 
     @contextmanager
     def running(self) -> Iterator[RunningLibrary]:
         program = Path(__file__).with_name("encode.py")
         with subprocess.Popen(
-            [sentence_transformers_python(), program, model_directory()],
+            [self.python(), program, self.package, model_directory()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
         ) as popen:
-            process = RunningLibrary(popen)
+            process = RunningLibrary(self.title, popen)
             try:
                 process.read()
                 yield process
@@ -178,9 +182,18 @@ class SentenceTransformers:
                 popen.terminate()
 
 
+QUIRE_LIBRARY = Library("quire-library", "Quire, float32, in process", "quire", lambda: Path(sys.executable))
+SENTENCE_TRANSFORMERS = Library(
+    "sentence-transformers",
+    "sentence-transformers, float32, in process",
+    "sentence-transformers",
+    sentence_transformers_python,
+)
+
 SYSTEMS: tuple[EmbeddingSystem, ...] = (
+    QUIRE_LIBRARY,
+    SENTENCE_TRANSFORMERS,
     QuireServer("float32"),
     QuireServer("bfloat16"),
-    SentenceTransformers(),
     InfinityServer(),
 )

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 
 from benchmarks.embeddings.environments import model_directory
-from benchmarks.embeddings.systems import SentenceTransformers
+from benchmarks.embeddings.systems import SENTENCE_TRANSFORMERS
 from deployment import deployment
 
 # Each is one token of the model.
@@ -40,7 +40,7 @@ def make_text(num_words: int) -> str:
 
 def reference(texts: Sequence[str]) -> list[list[float]]:
     """The vectors of sentence-transformers, which cuts texts to the context."""
-    with SentenceTransformers().running() as process:
+    with SENTENCE_TRANSFORMERS.running() as process:
         vectors: list[list[float]] = process.encode([texts])["vectors"]
     return vectors
 

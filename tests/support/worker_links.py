@@ -54,7 +54,7 @@ class ScriptedWorker(ChecksumService):
         try:
             async for response in super().Step(requests, context):
                 await self.is_running.wait()
-                _tell_logprobs(response.result)
+                _add_logprobs(response.result)
                 self.num_drawn += bool(response.result.token_ids)
                 is_due = self.num_drawn == 5 and len(self.openings) == 1
                 if is_due and self.change is not None:
@@ -66,7 +66,7 @@ class ScriptedWorker(ChecksumService):
             self.num_open -= 1
 
 
-def _tell_logprobs(result: worker_v1.StepResult) -> None:
+def _add_logprobs(result: worker_v1.StepResult) -> None:
     drawn = iter(result.token_ids)
     for schedule_index, count in enumerate(result.num_tokens):
         for _ in range(count):
