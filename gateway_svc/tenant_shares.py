@@ -1,6 +1,7 @@
-"""What tenants share at a gateway: places for calls, and bytes of bodies. No tenant takes more than it leaves free.
+"""What tenants share at a gateway: places for calls, and bytes of bodies. No tenant has more than is free beside it.
 
-So one tenant takes half at most, two take two thirds at most, and a tenant that has nothing finds something free.
+So each has at most half of what the others leave: the first one half of all, the next one a quarter where the first has
+its half. One that has nothing may take one call or message, as long as it is free.
 """
 
 from collections import Counter
@@ -37,15 +38,23 @@ class TenantShares:
             message = f"this gateway has {self._num_taken} of at most {self._total} {self._unit}"
             raise QuireError(Reason.CAPACITY_EXHAUSTED, message, retry_after=RETRY_AFTER_SECONDS)
         held = self._taken[tenant]
-        most = num_free if self._has_tenants else self._total
-        if self._most_per_tenant is not None:
-            most = min(most, self._most_per_tenant)
+        most = self._most(held, num_free)
         if held + count > most:
             message = f"the tenant has {held} {self._unit} at this gateway, and may have {most} at most now"
             subject = f"tenant:{tenant}"
             raise QuireError(Reason.TENANT_QUOTA_EXCEEDED, message, retry_after=RETRY_AFTER_SECONDS, subject=subject)
         self._num_taken += count
         self._taken[tenant] += count
+
+    def _most(self, held: int, num_free: int) -> int:
+        """How many a tenant that has `held` may have now."""
+        if not self._has_tenants:
+            most = self._total
+        elif held:
+            most = held + max(0, num_free - held) // 2
+        else:
+            most = num_free
+        return most if self._most_per_tenant is None else min(most, self._most_per_tenant)
 
     def give_back(self, tenant: str, count: int) -> None:
         """Frees units that a tenant has taken."""

@@ -21,7 +21,9 @@ SET_RESPONDING = "set_responding"
 """In the state of a scope: a function that takes whether a request is in progress."""
 
 SET_BODY = "set_body"
-"""In the state of a scope: a function that takes a Share, which counts the bytes of a message that arrives."""
+"""In the state of a scope: a function that takes a Share, which counts the bytes of a message that arrives, until the
+connection ends.
+"""
 
 _MAX_FRAGMENTS = 1024  # of a message: each takes memory, also an empty one
 
@@ -45,6 +47,8 @@ class BoundedWebSocket(CountedConnection, WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        if self._body is not None:
+            self._body.release()
         self.connections.add(self)  # the next call removes it, and fails where close() has done so
         super().connection_lost(exc)
 
@@ -152,7 +156,10 @@ class BoundedWebSocket(CountedConnection, WebSocketsSansIOProtocol):
         self._fail("the message did not come in time")
 
     def _fail(self, reason: str, code: CloseCode = CloseCode.POLICY_VIOLATION) -> None:
-        if self.close_sent or self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if self.close_sent:  # the client goes on sending
+            self.transport.close()
             return
         self.conn.fail(code, reason)
         self.transport.write(b"".join(self.conn.data_to_send()))

@@ -59,13 +59,12 @@ class WebSocketEndpoint:
             return
         # A browser takes no answer without one of the subprotocols that its page offered.
         chosen = next((each for each in offered if not each.startswith(_KEY_PROTOCOL)), None)
-        arriving, waiting = self._calls.body(tenant), self._calls.body(tenant)
-        scope.get("state", {}).get(SET_BODY, lambda _: None)(arriving)
+        scope.get("state", {}).get(SET_BODY, lambda _: None)(self._calls.body(tenant))
+        waiting = self._calls.body(tenant)
         try:
             await send({"type": "websocket.accept", "subprotocol": chosen})
             await _Conversation(self._post, scope, receive, send, waiting).run()
         finally:
-            arriving.release()
             waiting.release()
 
     async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> Tenant | None:

@@ -192,7 +192,7 @@ def slow_texts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 async def test_texts_over_grpc_that_wait_have_a_bound(
     model_directory: Path, keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = api.TokenizeRequest(text="a" * (10 * MIB))
+    request = api.TokenizeRequest(text="a" * (6 * MIB))
     async with running_gateway(model_directory, api_keys=keys, body_memory=LEAST_MEMORY) as quire:
         with slow_texts(monkeypatch):
             calls = [quire.stub.Tokenize(request, metadata=metadata("alice")) for _ in range(3)]
@@ -303,10 +303,44 @@ async def test_messages_of_websockets_that_arrive_have_a_bound(model_directory: 
             await asyncio.gather(*sends, *closed, return_exceptions=True)
 
 
+HANDSHAKE = (
+    b"GET /v1/completions HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+    b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n"
+    b"x-api-key: the-own-key-of-alice\r\n\r\n"
+)
+BINARY_MESSAGE = b"\x82\x81\0\0\0\0a"
+
+
+def text_message(length: int) -> bytes:
+    """The beginning of a message of this length, without its text."""
+    return b"\x81\xff" + length.to_bytes(8, "big") + b"\0\0\0\0"
+
+
+async def test_what_comes_after_a_websocket_was_closed_counts_until_its_connection_ends(
+    model_directory: Path, keys: Path
+) -> None:
+    async with running_gateway(model_directory, api_keys=keys, body_memory=LEAST_MEMORY) as quire:
+        for _ in range(2):  # 12 MiB each, where a tenant's may take 16
+            reader, writer = await asyncio.open_connection("127.0.0.1", quire.gateway.http_port)
+            writer.write(HANDSHAKE)
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101 ")
+            writer.write(BINARY_MESSAGE)
+            frame = await asyncio.wait_for(reader.readexactly(4), 60)
+            assert (frame[0], int.from_bytes(frame[2:])) == (0x88, 1003)
+            writer.write(text_message(12 * MIB + 1) + b"a" * (12 * MIB))
+            await writer.drain()
+            writer.close()
+            await writer.wait_closed()
+        large = {"prompt": "a" * (12 * MIB)}
+        async with asyncio.timeout(60):
+            while (await quire.http.post("/v1/completions", json=large, headers=headers("alice"))).status_code == 429:
+                await asyncio.sleep(0.1)  # until the connections have ended
+
+
 async def test_messages_of_a_grpc_stream_that_wait_have_a_bound(
     model_directory: Path, keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = "a" * (10 * MIB)
+    text = "a" * (6 * MIB)
     request = pb.ModelInferRequest(model_name=MODEL)
     tensor = request.inputs.add(name="text_input", datatype="BYTES", shape=[1])
     tensor.contents.bytes_contents.append(text.encode())

@@ -24,6 +24,25 @@ def test_no_tenant_takes_more_than_it_leaves_free(total: int, counts: list[int])
     assert [len(taken(shares, str(number))) for number in range(len(counts))] == counts
 
 
+def test_several_units_count_among_those_that_are_not_free() -> None:
+    shares = TenantShares(32, "bytes")
+    first = shares.share("alice")
+    first.add(12)
+    with pytest.raises(QuireError, match="the tenant has 12 bytes at this gateway, and may have 16 at most"):
+        first.add(5)
+    first.add(4)
+    assert first.count == 16
+
+
+def test_a_tenant_that_has_nothing_may_take_one_message() -> None:
+    shares = TenantShares(32, "bytes")
+    shares.share("alice").add(16)
+    late = shares.share("bob")
+    late.add(12)
+    with pytest.raises(QuireError, match="may have 12 at most"):
+        late.add(1)
+
+
 def test_the_error_tells_a_full_gateway_from_a_tenant_with_too_much() -> None:
     shares = TenantShares(4, "calls")
     taken(shares, "alice")
