@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from gateway_svc.field_paths import Field
-from gateway_svc.json_schemas import restrict_dates, schema_parts
+from gateway_svc.json_schemas import UniqueKeys, restrict_dates, schema_parts
 from svc_common.grammars import JSON_ON_ONE_LINE, GrammarTooComplex, InvalidGrammar, compile_grammar
 
 if TYPE_CHECKING:
@@ -35,12 +35,35 @@ class ConstraintProblem(Enum):
 
 
 class ConstraintError(Exception):
-    """A constraint that is refused. The text is for the client. `field` is one beside that of the constraint."""
+    """A constraint that is refused. The text is for the client. `field` is one beside that of the constraint.
 
-    def __init__(self, message: str, problem: ConstraintProblem = ConstraintProblem.INVALID, field: str | None = None):
-        super().__init__(message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}…")
+    `schema` is a constraint of which a part may be the cause, see `schema_places`; None: the text has the place.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        problem: ConstraintProblem = ConstraintProblem.INVALID,
+        field: str | None = None,
+        *,
+        owner: str = "",
+        schema: "UnvalidatedConstraint | None" = None,
+    ):
+        text = owner + message
+        super().__init__(text if len(text) <= _MAX_MESSAGE else f"{text[:_MAX_MESSAGE]}…")
+        self.message = message
         self.problem = problem
         self.field = field
+        self.owner = owner
+        self.schema = schema
+
+    def of(self, owner: str, field: str) -> "ConstraintError":
+        """The same error, about a constraint that is a part of another. `owner` begins the text."""
+        return ConstraintError(self.message, self.problem, field, owner=owner, schema=self.schema)
+
+    def at(self, place: str) -> "ConstraintError":
+        """The same error, with its place in a schema."""
+        return ConstraintError(f"at {place}: {self.message}", self.problem, self.field, owner=self.owner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +98,12 @@ def checked_grammar(constraint: UnvalidatedConstraint, tokenizer: "LLTokenizer")
         grammar = _to_lark(constraint)
     except RecursionError:
         raise ConstraintError("is nested too deeply", ConstraintProblem.TOO_COMPLEX) from None
-    return compiled_grammar(grammar, constraint, tokenizer)
+    try:
+        return compiled_grammar(grammar, constraint, tokenizer)
+    except ConstraintError as error:
+        if constraint.field is not Field.JSON_SCHEMA:
+            raise
+        raise ConstraintError(error.message, error.problem, schema=constraint) from None
 
 
 def compiled_grammar(grammar: str, constraint: UnvalidatedConstraint, tokenizer: "LLTokenizer") -> str:
@@ -93,9 +121,9 @@ def _to_lark(constraint: UnvalidatedConstraint) -> str:
     text = constraint.text
     match constraint.field:
         case Field.JSON_SCHEMA:
-            return f"start: %json {_dump(_schema(constraint))}"
+            return f"start: %json {schema_text(prepared_schema(constraint))}"
         case Field.JSON_OBJECT:
-            return f"start: %json {_dump({'type': 'object', _OPTIONS: json_options(constraint)})}"
+            return f"start: %json {schema_text({'type': 'object', _OPTIONS: json_options(constraint)})}"
         case Field.REGEX:
             return _regex(text)
         case Field.GBNF:
@@ -109,14 +137,17 @@ def _to_lark(constraint: UnvalidatedConstraint) -> str:
     return text
 
 
-def _schema(constraint: UnvalidatedConstraint) -> Any:
-    """A schema with llguidance's options."""
+def prepared_schema(constraint: UnvalidatedConstraint) -> dict[str, Any]:
+    """A schema with llguidance's options. Raises ConstraintError."""
+    unique = UniqueKeys()
     try:
-        schema = json.loads(constraint.text, object_pairs_hook=_unique, parse_constant=_not_finite)
+        schema = json.loads(constraint.text, object_pairs_hook=unique, parse_constant=_not_finite)
     except json.JSONDecodeError as error:
         raise ConstraintError(f"is not JSON: {error}") from None
     except ValueError:
         raise ConstraintError("holds an integer with too many digits") from None
+    if place := unique.repeated_in(schema):
+        raise ConstraintError(f"at {place}: the key is twice in its object")
     if schema is True:
         schema = {}
     if schema is False:
@@ -146,7 +177,8 @@ def _check_min_properties(path: str, part: dict[str, Any]) -> None:
     listed = len({name for name in required if isinstance(name, str)}) if isinstance(required, list) else 0
     if isinstance(least, int) and least - listed > 1:
         raise ConstraintError(
-            f"minProperties at {path} is not supported: it is at most one more than the number of required properties"
+            f"at {path}/minProperties: the keyword is not supported: it is at most one more than the number of "
+            "required properties"
         )
 
 
@@ -228,9 +260,9 @@ def _message(error: str, constraint: UnvalidatedConstraint) -> str:
         return f"{place}invalid regular expression: {found['cause']} (at character {len(found['mark']) + 1})"
     if found := _UNSUPPORTED.search(text):
         keys = json.loads(found["keys"])
-        return f"the keyword {_with_path(constraint, keys[0])} is not supported"
+        return f"the keyword {keys[0]} is not supported"
     if found := _FORMAT.search(text):
-        return f"the {_with_path(constraint, 'format', found['name'])} is not supported: {found['name']}"
+        return f"the format {found['name']} is not supported"
     if text.startswith("oneOf constraints"):
         return "oneOf is supported only if its schemas exclude each other, such as by a property with different const"
     text = place + " ".join(text.split())
@@ -238,27 +270,12 @@ def _message(error: str, constraint: UnvalidatedConstraint) -> str:
     return text if len(text) <= 2 * _MAX_QUOTED else f"{text[:_MAX_QUOTED]} … {text[-_MAX_QUOTED:]}"
 
 
-def _with_path(constraint: UnvalidatedConstraint, keyword: str, value: str | None = None) -> str:
-    """A keyword with its first place in a schema."""
-    if constraint.field is Field.JSON_SCHEMA:
-        for path, part in schema_parts(json.loads(constraint.text)):
-            if keyword in part and (value is None or part[keyword] == value):
-                return f"{keyword} at {path}"
-    return keyword
-
-
-def _dump(schema: Any) -> str:
+def schema_text(schema: Any) -> str:
+    """The JSON of a schema. Raises ConstraintError."""
     try:
         return json.dumps(schema, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except ValueError:
         raise ConstraintError("holds a number that is too large") from None
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        raise ConstraintError("a key is twice in an object")
-    return values
 
 
 def _not_finite(name: str) -> Any:

@@ -68,6 +68,12 @@ def _written(rules: dict[str, RuleNode]) -> str:
     return "".join(f"{rule}\n" for rule in sorted(rules.values(), key=lambda rule: rule.order))
 
 
+class _Name(str):
+    """A name with its place."""
+
+    place: Position
+
+
 class _Parser(GrammarParser):
     """GBNF's escapes are not all Lark's, nor those of regular expressions: characters are decoded and written again."""
 
@@ -82,6 +88,13 @@ class _Parser(GrammarParser):
         self._names.add(rule.name)
         rule.comment = ""
         return rule, after
+
+    @staticmethod
+    def _parse_name(pos: Position) -> tuple[str, Position]:
+        text, after = GrammarParser._parse_name(pos)
+        name = _Name(text)
+        name.place = pos
+        return name, after
 
     def _parse_literal(self, pos: Position) -> tuple[ASTNode, Position]:
         pos = pos.advance()
@@ -143,7 +156,10 @@ def _rename(rules: dict[str, RuleNode]) -> None:
     for node in _nodes(rules):
         if isinstance(node, RuleRefNode):
             if node.name not in names:
-                raise InvalidGbnf(f"Rule {node.name!r} not found")
+                message = f"Rule {node.name!r} not found"
+                raise (
+                    GbnfToLarkError(node.name.place, message) if isinstance(node.name, _Name) else InvalidGbnf(message)
+                )
             node.name = names[node.name]
         elif isinstance(node, RegexNode) and node.rx == ".":
             node.rx = "(?s:.)"

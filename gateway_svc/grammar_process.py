@@ -14,7 +14,7 @@ import signal
 import struct
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import IO, TYPE_CHECKING, Any
 from gateway_svc.constraints import ConstraintError, ConstraintProblem, UnvalidatedConstraint, checked_grammar
 from gateway_svc.field_paths import Field
 from gateway_svc.message_formats.grammar import CallRule, ReasoningRule
+from gateway_svc.schema_places import with_place
 from gateway_svc.turn_constraints import CheckedTool, TurnConstraint, checked_turn_grammar
 from svc_common.gc_tuning import return_free_memory
 from svc_common.grammars import UnsupportedTokenizer, grammar_threads, load_grammar_tokenizer
@@ -100,7 +101,9 @@ def _check_in_fork(request: dict[str, Any], tokenizer: "LLTokenizer") -> dict[st
         try:
             _limit()
             with os.fdopen(writer, "wb") as answer:
-                answer.write(json.dumps(_check(request, tokenizer)).encode())
+                for result in _check(request, tokenizer):
+                    answer.write(json.dumps(result).encode() + b"\n")
+                    answer.flush()
             os._exit(0)
         finally:
             os._exit(1)
@@ -108,13 +111,14 @@ def _check_in_fork(request: dict[str, Any], tokenizer: "LLTokenizer") -> dict[st
     data = _read_until(reader, time.monotonic() + CHECK_DEADLINE_SECONDS)
     if data is None:
         os.kill(pid, signal.SIGKILL)
-    _, status = os.waitpid(pid, 0)
+    os.waitpid(pid, 0)
     if data is None:
         return {"timed_out": True}
-    if status == 0:
-        response: dict[str, Any] = json.loads(data)
-        return response
-    return _refusal(_EXHAUSTED)
+    *lines, _ = data.split(b"\n")
+    if not lines:
+        return _refusal(_EXHAUSTED)
+    response: dict[str, Any] = json.loads(lines[-1])
+    return response
 
 
 def _read_until(reader: int, deadline: float) -> bytes | None:
@@ -141,19 +145,24 @@ def _limit() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _check(request: dict[str, Any], tokenizer: "LLTokenizer") -> dict[str, Any]:
+def _check(request: dict[str, Any], tokenizer: "LLTokenizer") -> Iterator[dict[str, Any]]:
+    """The result, and a better one if there is: the limits may end the process while the place of an error is found."""
     # A thread, for its stack.
     threads = grammar_threads(1, "check")
     try:
         if "tools" in request:
-            return {"grammar": threads.submit(checked_turn_grammar, _turn(request), tokenizer).result()}
-        return {"grammar": threads.submit(checked_grammar, _constraint(request), tokenizer).result()}
+            yield {"grammar": threads.submit(checked_turn_grammar, _turn(request), tokenizer).result()}
+        else:
+            yield {"grammar": threads.submit(checked_grammar, _constraint(request), tokenizer).result()}
     except ConstraintError as error:
-        return _refusal(error)
+        yield _refusal(error)
+        if error.schema is not None:
+            with suppress(BaseException):  # a panic of llguidance is no Exception
+                yield _refusal(threads.submit(with_place, error, tokenizer).result())
     except MemoryError:
-        return _refusal(_EXHAUSTED)
-    except BaseException as error:  # a panic of llguidance is no Exception
-        return _refusal(ConstraintError("cannot be checked")) | {"unexpected": type(error).__name__}
+        yield _refusal(_EXHAUSTED)
+    except BaseException as error:
+        yield _refusal(ConstraintError("cannot be checked")) | {"unexpected": type(error).__name__}
 
 
 def _constraint(request: dict[str, Any]) -> UnvalidatedConstraint:

@@ -1,5 +1,6 @@
 """The schemas within a JSON Schema, and what llguidance leaves out of its formats."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,11 @@ _NOT_29_FEBRUARY = "[0-9]{4}-(0[13-9]|1[0-2]|02-([01][0-9]|2[0-8]))"
 _DAY_OF_ITS_YEAR = f"^({_NOT_29_FEBRUARY}|{_LEAP_YEAR}-02-29)"
 
 
+def child_pointer(pointer: str, key: str) -> str:
+    """The JSON pointer of a key's value in the object at a pointer."""
+    return f"{pointer}/{key.replace('~', '~0').replace('/', '~1')}"
+
+
 def schema_parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """A schema and the schemas within it, with their JSON pointers. Unknown keywords may hold some: a `$ref` may refer
     to them."""
@@ -27,11 +33,40 @@ def schema_parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]
         elif isinstance(value, dict):
             yield path, value
             for keyword, item in value.items():
-                where = f"{path}/{keyword}"
+                where = child_pointer(path, keyword)
                 if keyword in WITH_NAMES and isinstance(item, dict):
-                    left += ((f"{where}/{name}", part) for name, part in item.items())
+                    left += ((child_pointer(where, name), part) for name, part in item.items())
                 elif keyword not in WITH_VALUES:
                     left.append((where, item))
+
+
+class UniqueKeys:
+    """A hook for `json.loads` that finds objects with a key twice, of which a dict keeps the last."""
+
+    def __init__(self) -> None:
+        self._repeated: dict[int, str] = {}
+        # As long as they are kept, no other object has the id of one.
+        self._objects: list[dict[str, Any]] = []
+
+    def __call__(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            self._repeated[id(values)] = Counter(key for key, _ in pairs).most_common(1)[0][0]
+            self._objects.append(values)
+        return values
+
+    def repeated_in(self, value: Any) -> str | None:
+        """The JSON pointer of a key that is twice in its object; None if there is none."""
+        left = [("#", value)] if self._repeated else []
+        while left:
+            pointer, value = left.pop()
+            if isinstance(value, list):
+                left += ((f"{pointer}/{index}", item) for index, item in enumerate(value))
+            elif isinstance(value, dict):
+                if id(value) in self._repeated:
+                    return child_pointer(pointer, self._repeated[id(value)])
+                left += ((child_pointer(pointer, key), item) for key, item in value.items())
+        return None
 
 
 def restrict_dates(schema: dict[str, Any]) -> None:

@@ -75,7 +75,7 @@ def checked_turn_grammar(turn: TurnConstraint, tokenizer: "LLTokenizer") -> str:
         try:
             answer, options = checked_grammar(turn.answer, tokenizer), json_options(turn.answer)
         except ConstraintError as error:
-            raise ConstraintError(str(error), error.problem, error.field or turn.answer.field) from None
+            raise error.of("", error.field or turn.answer.field) from None
     grammar = TurnGrammar(
         MessageFormat(TOOL_FORMATS.get(turn.tool_format), REASONING_FORMATS.get(turn.reasoning_format)),
         tools,
@@ -123,8 +123,7 @@ def _checked_tool(tool: CheckedTool, tokenizer: "LLTokenizer") -> Tool:
         try:
             grammar = checked_grammar(constraint, tokenizer)
         except ConstraintError as error:
-            message = f"the {what} of {tool.name} cannot be applied: {error}"
-            raise ConstraintError(message, error.problem, Field.TOOLS) from None
+            raise error.of(f"the {what} of {tool.name} cannot be applied: ", Field.TOOLS) from None
     if tool.input is not None:
         return Tool(tool.name, is_custom=True, input_grammar=grammar)
     any_object = {"type": "object", "additionalProperties": True}

@@ -1,8 +1,10 @@
 """Constraints on the output over the wire: the grammar reaches the scheduler, and hostile ones hold up nobody."""
 
 import asyncio
+import json
 from typing import Any
 
+import grpc
 import pytest
 
 from gateway_calls import asking, consumed
@@ -65,7 +67,36 @@ async def test_an_error_has_the_field_and_the_place(path: str, quire: Harness) -
     error = response.json()["error"]
     assert (error["type"], error["code"]) == ("invalid_request_error", "grammar_invalid")
     assert error["param"] == "structured_outputs.json"
-    assert "not at #/properties/a" in error["message"]
+    assert "at #/properties/a/not: " in error["message"]
+
+
+PLACES: list[tuple[dict[str, Any], str]] = [
+    ({"properties": {"a": {"type": "strin"}}}, "#/properties/a/type"),
+    ({"items": {"minimum": "x"}}, "#/items/minimum"),
+    ({"items": {"oneOf": [{"type": "number"}, {"type": "integer"}]}}, "#/items/oneOf"),
+    ({"items": {"pattern": "a("}}, "#/items/pattern"),
+    ({"items": {"$ref": "#/nowhere"}}, "#/items/$ref"),
+]
+
+
+@pytest.mark.parametrize(("schema", "place"), PLACES)
+async def test_both_protocols_name_the_place_in_a_schema(schema: dict[str, Any], place: str, quire: Harness) -> None:
+    response = await quire.http.post("/v1/completions", json={"prompt": "a", "json_schema": schema})
+    assert response.json()["error"]["message"].startswith(f"json_schema: at {place}: ")
+
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await consumed(quire.stub.StreamGenerate(asking(constraint=api.Constraint(json_schema=json.dumps(schema)))))
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert f"generation.constraint.json_schema: at {place}: " in str(raised.value.details())
+
+
+async def test_both_protocols_name_the_line_of_an_undefined_rule(quire: Harness) -> None:
+    grammar = 'root ::= a\na ::= "x" | b\n'
+    response = await quire.http.post("/v1/completions", json={"prompt": "a", "grammar": grammar})
+    assert "Rule 'b' not found at line 2, " in response.json()["error"]["message"]
+
+    with pytest.raises(grpc.aio.AioRpcError, match="Rule 'b' not found at line 2, "):
+        await consumed(quire.stub.StreamGenerate(asking(constraint=api.Constraint(gbnf=grammar))))
 
 
 async def test_others_are_answered_while_hostile_constraints_are_checked(quire: Harness) -> None:

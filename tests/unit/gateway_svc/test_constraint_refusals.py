@@ -105,14 +105,14 @@ async def test_bad_constraints_are_refused_over_grpc(
 
 # Keywords that would otherwise be ignored, so that the output could be invalid.
 UNSERVED: list[tuple[Any, str]] = [
-    ({"properties": {"a": {"not": {}}}}, "not at #/properties/a"),
-    ({"type": "string", "format": "ipv7"}, "format at #"),
-    ({"items": {"uniqueItems": True}}, "uniqueItems at #/items"),
-    ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "oneOf"),
-    ({"type": "object", "minProperties": 3, "required": ["a"]}, "minProperties at #"),
+    ({"properties": {"a": {"not": {}}}}, "at #/properties/a/not: the keyword not is not supported"),
+    ({"type": "string", "format": "ipv7"}, "at #/format: the format ipv7 is not supported"),
+    ({"items": {"uniqueItems": True}}, "at #/items/uniqueItems: the keyword"),
+    ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "at #/oneOf: oneOf is"),
+    ({"type": "object", "minProperties": 3, "required": ["a"]}, "at #/minProperties: the keyword"),
     ({"x-guidance": {"lenient": True}}, "x-guidance"),
     *(
-        ({"items": {name: {}}}, f"{name} at #/items")
+        ({"items": {name: {}}}, f"at #/items/{name}: the keyword {name} is")
         for name in (
             "if",
             "then",
@@ -124,13 +124,13 @@ UNSERVED: list[tuple[Any, str]] = [
             "unevaluatedItems",
         )
     ),
-    ({"dependentRequired": {"a": ["b"]}}, "dependentRequired at #"),
-    ({"$dynamicRef": "#a"}, "dynamicRef at #"),
-    ({"type": "object", "patternProperties": {"^a": {}, "b$": {}}}, "disjoint"),
-    ({"type": "object", "properties": {"a": {}}, "maxProperties": 3}, "required"),
-    ({"$ref": "#/nowhere"}, "/nowhere"),
+    ({"dependentRequired": {"a": ["b"]}}, "at #/dependentRequired: the keyword"),
+    ({"$dynamicRef": "#a"}, "at #/[$]dynamicRef: the keyword"),
+    ({"type": "object", "patternProperties": {"^a": {}, "b$": {}}}, "at #/patternProperties: .* disjoint"),
+    ({"type": "object", "properties": {"a": {}}, "maxProperties": 3}, "at #: .* required"),
+    ({"$ref": "#/nowhere"}, "at #/[$]ref: .*/nowhere"),
     ({"$ref": "https://example.com/schema"}, "example.com"),
-    ({"type": "string", "pattern": "a(?=b)"}, "at character 2"),
+    ({"type": "string", "pattern": "a(?=b)"}, "at #/pattern: .*at character 2"),
     ({"const": 1, "enum": [2]}, "nsatisfiable"),
     (False, "no text"),
     ({"const": float("1e999")}, "too large"),
@@ -156,13 +156,13 @@ LONG = "a" * 900
         ({"regex": f"{LONG}("}, "invalid regular expression: unclosed group (at character 901)"),
         (
             {"guided_json": {"type": "string", "pattern": f"{LONG}("}},
-            "invalid regular expression: unclosed group (at character 901)",
+            "at #/pattern: invalid regular expression: unclosed group (at character 901)",
         ),
         (
             {"grammar": f"start: rule\nrule: /{LONG}(/"},
             "at 2(7): invalid regular expression: unclosed group (at character 901)",
         ),
-        ({"guided_json": {"$ref": f"#/{LONG}"}}, f"Pointer '/{'a' * 190} … {'a' * 184}' does not exist"),
+        ({"guided_json": {"$ref": f"#/{LONG}"}}, f"at #/$ref: Pointer '/{'a' * 190} … {'a' * 184}' does not exist"),
     ],
     ids=["regex", "schema", "grammar", "reference"],
 )

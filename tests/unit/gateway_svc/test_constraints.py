@@ -154,7 +154,9 @@ async def test_a_property_may_have_the_name_of_a_keyword(
     assert not matches(grammar, '{"additionalProperties": 1}', vocabulary)
 
     fields = {"guided_json": {"properties": {name: {"minProperties": 3}}}}
-    with pytest.raises(QuireError, match=re.escape(f"minProperties at #/properties/{name} is not supported")):
+    with pytest.raises(
+        QuireError, match=re.escape(f"at #/properties/{name}/minProperties: the keyword is not supported")
+    ):
         await over_http(tokenizer, grammars=grammars, prompt="a", **fields)
 
 
