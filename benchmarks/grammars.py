@@ -2,19 +2,21 @@
 
     python -m benchmarks.grammars [--rounds 100] [--output FILE]
 
-This process loads the default model. Sequences decode together and are sampled, all of them with a grammar, or none.
-The grammar is a JSON schema with objects, texts, numbers and enums, without an end.
+This process loads the default model. Sequences decode together and are sampled: all of them with a grammar, or a half
+of them, or none. A step returns when all are sampled, so with a half of them the cost is also that of the sequences
+without a grammar. The grammar is a JSON schema with objects, texts, numbers and enums, without an end.
 """
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import count
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 from benchmarks.record import RESULTS, describe_gpu, provenance
-from benchmarks.report import Cells
+from benchmarks.report import Cells, origin
 from benchmarks.runner import failures_exit, log, make_parser, publish
 from svc_common.settings import read_settings
 from worker_svc.instance import ModelInstance, load_instance
@@ -25,7 +27,28 @@ from worker_svc.step import NewSequence, SamplingParams, ScheduledSequence, Step
 RESULT = RESULTS / "grammars.json"
 CONTEXT = 128  # tokens of each sequence before it decodes
 LONGEST = 256  # tokens of each sequence
-SEQUENCES = (1, 8, 64)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sequences of a step."""
+
+    num_plain: int
+    num_constrained: int
+
+    @property
+    def size(self) -> int:
+        return self.num_plain + self.num_constrained
+
+    @property
+    def title(self) -> str:
+        if not self.num_plain:
+            return f"decode, batch of {self.size}"
+        return f"decode, {self.num_plain} without a grammar beside {self.num_constrained} with one"
+
+
+CASES = (Case(0, 1), Case(0, 8), Case(0, 64), Case(32, 32))
+LARGEST = max(case.size for case in CASES)
 SCHEMA = {
     "type": "array",
     "minItems": 10_000,
@@ -48,11 +71,13 @@ GRAMMAR = f"start: %json {json.dumps(SCHEMA)}"
 class DecodingBatch:
     """Sequences that decode together, a step at a time. Several batches may share a runner."""
 
-    def __init__(self, runner: Runner, ids: Iterable[int], params: SamplingParams) -> None:
+    def __init__(self, runner: Runner, ids: Iterable[int], grammars: Iterable[str]) -> None:
+        """`grammars` has that of each sequence; an empty text for none."""
         self._runner, self._ids, self._num_computed = runner, list(ids), CONTEXT
         blocks_each = LONGEST // runner.limits.block_size
-        for place, sequence_id in enumerate(self._ids):
-            first = sequence_id % (2 * max(SEQUENCES)) * blocks_each
+        for place, (sequence_id, grammar) in enumerate(zip(self._ids, grammars, strict=True)):
+            params = SamplingParams(temperature=1.0, top_p=0.9, seed=1, grammar=grammar)
+            first = sequence_id % (2 * LARGEST) * blocks_each
             new = NewSequence(sequence_id, [5 + place] * CONTEXT, CONTEXT, 0, params)
             blocks = list(range(first, first + blocks_each))
             runner.step(Step([], [new], [ScheduledSequence(sequence_id, 0, CONTEXT, blocks)]))
@@ -74,15 +99,15 @@ class DecodingBatch:
         self._runner.step(Step(self._ids, [], []))
 
 
-def measure(runner: Runner, sequences: Sequence[int], rounds: int) -> Iterable[dict[str, Any]]:
+def measure(runner: Runner, cases: Sequence[Case], rounds: int) -> Iterable[dict[str, Any]]:
     """The median step without and with masks in milliseconds, and the median of the pairs' relative differences."""
     ids = count()
-    for num_sequences in sequences:
+    for case in cases:
         plain, masked = (
             DecodingBatch(
                 runner,
-                [next(ids) for _ in range(num_sequences)],
-                SamplingParams(temperature=1.0, top_p=0.9, seed=1, grammar=grammar),
+                [next(ids) for _ in range(case.size)],
+                [""] * case.num_plain + [grammar] * case.num_constrained,
             )
             for grammar in ("", GRAMMAR)
         )
@@ -93,7 +118,7 @@ def measure(runner: Runner, sequences: Sequence[int], rounds: int) -> Iterable[d
         plain.end()
         masked.end()
         yield {
-            "what": f"decode, batch of {num_sequences}",
+            "what": case.title,
             "plain_ms": 1e3 * median(first for first, _ in pairs),
             "masked_ms": 1e3 * median(second for _, second in pairs),
             "cost": median(second / first for first, second in pairs) - 1.0,
@@ -106,12 +131,18 @@ def grammars_table(result: dict[str, Any]) -> Cells:
         [case["what"], f"{case['plain_ms']:.2f}", f"{case['masked_ms']:.2f}", f"{case['cost']:+.1%}"]
         for case in result["cases"]
     ]
-    return Cells(("step", "without a grammar, ms", "with a grammar, ms", "cost"), rows)
+    return Cells(("step", "without grammars, ms", "with grammars, ms", "cost"), rows)
+
+
+def grammars_section(result: dict[str, Any]) -> str:
+    """The section of docs/design/grammars.md."""
+    head = f"Median of {result['rounds']} steps each, in turns, {result['dtype']}; {origin(result)}."
+    return f"{head}\n\n{grammars_table(result).markdown()}"
 
 
 def _load() -> ModelInstance:
     """The default model, as a worker serves it, with blocks for two of the largest batches."""
-    blocks = 2 * max(SEQUENCES) * LONGEST // 16
+    blocks = 2 * LARGEST * LONGEST // 16
     return load_instance(read_settings(WorkerSettings, [f"--num-blocks={blocks}", "--swap-space=0"]), log)
 
 
@@ -126,7 +157,7 @@ def main() -> None:
             "gpu": describe_gpu(),
             "dtype": instance.description.dtype,
             "rounds": options.rounds,
-            "cases": list(measure(instance.runner, SEQUENCES, min(options.rounds, 120))),
+            "cases": list(measure(instance.runner, CASES, min(options.rounds, 120))),
         }
     publish(result, options.output or RESULT, {"Grammars": grammars_table(result)})
 

@@ -94,8 +94,10 @@ class GrammarMatcher:
         self._num_lexers = 0
         self._has_waited = False
         self._ahead: Future[Mask | None] | None = None
-        self.is_slow = False
-        """Whether its last mask took long."""
+        self.is_slow = bool(self._tokens)
+        """Whether its last mask took long. Of a sequence that continues here that is not known: it is assumed, so that
+        no step makes the masks of many slow sequences that were resubmitted.
+        """
         self.failure: MatcherFailure | None = None
 
     def add(self, token: int) -> None:
@@ -141,7 +143,7 @@ class GrammarMatcher:
 
     def prepare(self) -> bool:
         """Begins to make a mask that takes long. Returns whether no step would wait for it, nor for the compiler."""
-        if self.is_slow and self._ahead is None:
+        if self.is_slow and self._ahead is None and self.is_compiled:
             self._ahead = self.compiler.start_mask_ahead(self)
         return self.is_compiled if self._ahead is None else self._ahead.done()
 

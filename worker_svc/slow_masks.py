@@ -3,7 +3,8 @@
 A step waits for the masks of its sequences. A grammar can be written so that each of them takes tens of milliseconds,
 which all other sequences of the step would lose with each token. So a step has an amount of time for masks. When one
 needed more, those of the next one are measured one by one, and a sequence whose mask took long samples only once its
-next mask is made, on a thread of low priority. It delays itself alone, and has the same tokens.
+next mask is made, on a thread of low priority. It delays itself alone, and has the same tokens. The first mask of a
+sequence that has output already is made there too: its worker may have ended with many sequences that were slow.
 """
 
 import os

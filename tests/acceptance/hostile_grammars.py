@@ -1,4 +1,4 @@
-"""Plain streams beside grammars that take as much time and memory as anyone can make them take.
+"""Plain and constrained streams beside grammars that take as much time and memory as anyone can make them take.
 
 `python -m tests.acceptance.hostile_grammars ADDRESS` sends them until it is terminated: a process of its own, so that
 it does not delay those who read the streams.
@@ -12,12 +12,17 @@ from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import cycle
 from time import monotonic
 from typing import Any
 
 from quire_client import AsyncClient, QuireError
 
 NUM_STREAMS = 16
+NUM_HOSTILE = 4
+"""Hostile requests at the same time."""
+KINDS = ("plain", "constrained")
+"""Of streams; there are as many of each."""
 
 _REFUSALS = ("GRAMMAR_INVALID", "GRAMMAR_TOO_COMPLEX", "REQUEST_TOO_LARGE")
 _TREE = {"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#/$defs/t"}}]}
@@ -58,11 +63,31 @@ Times = Callable[[], Awaitable[tuple[float, float]]]
 """Returns the worker's steps, and the seconds that they took."""
 
 
+def _options(number: int, num_tokens: int) -> dict[str, Any]:
+    """Of a stream of so many tokens. Each constrained one has a grammar of its own."""
+    sampling = {"max_tokens": num_tokens, "temperature": 1, "seed": number}
+    if _kind(number) == "plain":
+        return {**sampling, "ignore_eos": True}
+    properties = {
+        "name": {"type": "string", "maxLength": 20},
+        f"number_{number}": {"type": "integer"},
+        "kind": {"enum": ["small", "medium", "large"]},
+    }
+    item = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    return {**sampling, "json_schema": {"type": "array", "minItems": 5_000, "items": item}}
+
+
+def _kind(number: int) -> str:
+    return KINDS[number % len(KINDS)]
+
+
 @dataclass
 class Gaps:
-    """Of all streams of a round: the longest time between two tokens, the mean time of a step, and steps."""
+    """Of all streams of a round, since each has its first token: the longest time between two tokens by kind, the mean
+    time of a step, and steps.
+    """
 
-    longest: float
+    longest: dict[str, float]
     mean_step: float
     num_steps: int
 
@@ -92,21 +117,26 @@ class HostileOutcome:
         return len(self.refused | self.accepted) == len(HOSTILE) or bool(self.errors)
 
     def delays(self, num_tokens: int) -> bool:
-        """Whether streams of so many tokens took more than one step longer than they may take alone.
+        """Whether streams of so many tokens took more than one step longer than they must.
 
-        A stream has a token in each step since its prompt was computed. The prompts may be computed one by one.
+        A stream has a token in each step after its first one. Two more steps may pass while the steps are read.
         """
-        return max(gaps.num_steps for gaps in self.beside) > num_tokens + NUM_STREAMS + 1
+        return max(gaps.num_steps for gaps in self.beside) > num_tokens - 1 + 1 + 2
 
-    @property
-    def longer_by_steps(self) -> float:
-        """By how many steps the longest time between two tokens grew. Of the best rounds: other processes add to it."""
-        alone, beside = (min(gaps.longest for gaps in rounds) for rounds in (self.alone, self.beside))
+    def longest(self, kind: str) -> tuple[float, float]:
+        """The longest time between two tokens of such a stream, alone and beside. Of the best rounds: other processes
+        add to it.
+        """
+        alone, beside = (min(gaps.longest[kind] for gaps in rounds) for rounds in (self.alone, self.beside))
+        return alone, beside
+
+    def longer_by_steps(self, kind: str) -> float:
+        """By how many steps the longest time between two tokens of such a stream grew."""
+        alone, beside = self.longest(kind)
         return (beside - alone) / min(gaps.mean_step for gaps in self.alone)
 
     def summary(self) -> dict[str, float]:
         """For the last line of the output. The times are of the best rounds."""
-        alone, beside = (min(gaps.longest for gaps in rounds) for rounds in (self.alone, self.beside))
         step, step_beside = (min(gaps.mean_step for gaps in rounds) for rounds in (self.alone, self.beside))
         return {
             "refused": len(self.refused),
@@ -115,22 +145,22 @@ class HostileOutcome:
             "steps_beside": max(gaps.num_steps for gaps in self.beside),
             "step": round(step, 4),
             "step_beside": round(step_beside, 4),
-            "longest_gap_alone": round(alone, 4),
-            "longest_gap_beside": round(beside, 4),
-            "longer_by_steps": round(self.longer_by_steps, 2),
+            **{f"longest_gap_alone_{kind}": round(self.longest(kind)[0], 4) for kind in KINDS},
+            **{f"longest_gap_beside_{kind}": round(self.longest(kind)[1], 4) for kind in KINDS},
+            **{f"longer_by_steps_{kind}": round(self.longer_by_steps(kind), 2) for kind in KINDS},
         }
 
 
 async def run_hostile(
     client: AsyncClient, address: str, times: Times, num_tokens: int, num_rounds: int
 ) -> HostileOutcome:
-    """Runs plain streams of so many tokens alone, and then beside hostile grammars until each was sent."""
+    """Runs streams of so many tokens alone, and then beside hostile grammars until each was sent."""
     outcome = HostileOutcome()
     expected = await _round(client, times, num_tokens, [])  # warms up
 
     async def run(gaps: list[Gaps]) -> None:
         if await _round(client, times, num_tokens, gaps) != expected:
-            outcome.errors.append("hostile: tokens of plain streams are others than alone")
+            outcome.errors.append("hostile: tokens of streams are others than alone")
 
     for _ in range(num_rounds):
         await run(outcome.alone)
@@ -165,10 +195,12 @@ async def _attack(address: str, outcome: HostileOutcome) -> AsyncIterator[None]:
 
 
 async def attack(address: str) -> None:
-    """Sends each hostile grammar, one after the other, again and again. Prints name and reason of each."""
+    """Sends each hostile grammar, several at once, again and again. Prints name and reason of each."""
+    left = cycle(HOSTILE.items())
     async with AsyncClient(address) as client:
-        while True:
-            for name, options in HOSTILE.items():
+
+        async def send_some() -> None:
+            for name, options in left:
                 reason = None
                 try:
                     await client.generate("a", temperature=1, seed=1, **{"max_tokens": 4} | options)
@@ -176,27 +208,32 @@ async def attack(address: str) -> None:
                     reason = error.reason
                 print(json.dumps([name, reason]), flush=True)
 
+        await asyncio.gather(*(send_some() for _ in range(NUM_HOSTILE)))
+
 
 async def _round(client: AsyncClient, times: Times, num_tokens: int, gaps: list[Gaps]) -> list[list[int]]:
-    """The tokens of plain streams."""
-    longest = 0.0
+    """The tokens of all streams."""
+    longest = dict.fromkeys(KINDS, 0.0)
+    num_started = 0
+    steps = busy = 0.0
 
     async def stream(number: int) -> list[int]:
-        nonlocal longest
+        nonlocal num_started, steps, busy
         token_ids: list[int] = []
         last = 0.0
-        async for chunk in client.stream(
-            f"Story {number}:", max_tokens=num_tokens, temperature=1, seed=number, ignore_eos=True
-        ):
+        async for chunk in client.stream(f"Story {number}:", **_options(number, num_tokens)):
             now = monotonic()
             # The first tokens wait for the prompts of others.
             if len(token_ids) > num_tokens // 10:
-                longest = max(longest, now - last)
+                longest[_kind(number)] = max(longest[_kind(number)], now - last)
             token_ids += chunk.token_ids
             last = now
+            if len(token_ids) == len(chunk.token_ids):
+                num_started += 1
+                if num_started == NUM_STREAMS:
+                    steps, busy = await times()
         return token_ids
 
-    steps, busy = await times()
     streams = await asyncio.gather(*map(stream, range(NUM_STREAMS)))
     more_steps, more_busy = await times()
     num_steps = more_steps - steps

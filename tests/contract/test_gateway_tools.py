@@ -4,19 +4,19 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import ANY
 
 import grpc
 import openai
 import pytest
 
-from answers_with_calls import ANSWERS, ARGUMENTS, make_family_directory
+from answers_with_calls import ANSWERS, ARGUMENTS, CUSTOM_TOOL, Answer, format_of, make_family_directory
 from gateway_harness import Harness, rest_of, running_gateway
+from gateway_svc.message_formats.formats import TOOL_FORMATS
 from official_client import official_client
 from quire.inference.v1 import inference_pb2 as api
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scripted_scheduler import ScriptedSession, answer_with, stop_end
-from tool_families import tool
+from tool_families import TOOL_FAMILIES, tool
 
 EOS = 0
 CONTEXT_LENGTH = 2_000
@@ -24,6 +24,12 @@ TOOLS: list[Any] = [tool("get_weather", city={"type": "string"}, days={"type": "
 USER: Any = {"role": "user", "content": "Weather?"}
 ANSWER = ANSWERS["reasoning, text and call"]
 TWO_CALLS = ANSWERS["two calls"]
+# With calls of functions alone, the answer of a family that has most.
+OF_FAMILIES = {
+    answer.family: answer
+    for answer in sorted(ANSWERS.values(), key=lambda one: len(one.calls))
+    if answer.calls and all(name != CUSTOM_TOOL for name, _ in answer.calls)
+}
 NAMED = {"idempotency-key": "mine"}
 GRPC_TOOLS = [api.Tool(name="get_weather", parameters=json.dumps(TOOLS[0]["function"]["parameters"]))]
 CHAT = api.Chat(messages=[api.ChatMessage(role="user", content="Weather?")], tools=GRPC_TOOLS)
@@ -222,13 +228,24 @@ def assembled(events: list[str]) -> tuple[str, str, list[tuple[str, str, str]], 
     return text, reasoning, [(one[0], one[1], one[2]) for one in calls.values()], reasons
 
 
-async def test_a_stream_is_resumed_within_the_arguments_on_another_gateway(hermes: Path) -> None:
-    record = Record([*ANSWER.token_ids, EOS])
-    async with running_gateway(hermes, CONTEXT_LENGTH) as one, running_gateway(hermes, CONTEXT_LENGTH) as other:
+def test_every_format_has_an_answer_that_is_resumed() -> None:
+    found = [format_of(family).tools for family in OF_FAMILIES]
+    assert {one.name for one in found if one is not None} == TOOL_FORMATS.keys()
+
+
+@pytest.mark.parametrize("answer", OF_FAMILIES.values(), ids=OF_FAMILIES)
+async def test_a_stream_is_resumed_within_the_arguments_on_another_gateway(answer: Answer, tmp_path: Path) -> None:
+    directory = make_family_directory(tmp_path / "model", answer.family)
+    record = Record([*answer.token_ids, EOS])
+    async with running_gateway(directory, CONTEXT_LENGTH) as one, running_gateway(directory, CONTEXT_LENGTH) as other:
         one.scheduler.script = other.scheduler.script = record.play
         response = await one.http.post("/v1/chat/completions", json=body(stream=True), headers=NAMED)
         events = [event for event in response.text.split("\n\n") if event]
-        assert assembled(events)[2:] == ([(ANY, "get_weather", ANY)], ["tool_calls"])
+        text, reasoning, calls, reasons = assembled(events)
+        assert (text, reasoning, reasons) == (answer.text, answer.reasoning, ["tool_calls"])
+        assert [(name, json.loads(arguments)) for _, name, arguments in calls] == [
+            (name, json.loads(arguments)) for name, arguments in answer.calls
+        ]
         for position, event in enumerate(events[:-1], 1):
             last = event.split("\n")[0].removeprefix("id: ")
             headers = {**NAMED, "last-event-id": last}
@@ -277,6 +294,40 @@ async def test_tokenize_takes_the_chat_of_a_request(quire: Harness) -> None:
     assert response.token_ids == submit.prompt_token_ids
     without = await quire.stub.Tokenize(api.TokenizeRequest(chat=api.Chat(messages=CHAT.messages)))
     assert len(without.token_ids) < len(response.token_ids)
+
+
+# Each is (fields over HTTP, fields over gRPC, what the template makes of them).
+_WITHOUT_THOUGHTS = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+_VARIABLES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({}, {}, "<|im_start|>assistant\n"),
+    ({"reasoning_effort": "high"}, {"reasoning_effort": "high"}, "<|im_start|>assistant\n"),
+    ({"reasoning_effort": "none"}, {"reasoning_effort": "none"}, _WITHOUT_THOUGHTS),
+    (
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"template_kwargs": '{"enable_thinking": false}'},
+        _WITHOUT_THOUGHTS,
+    ),
+    (
+        {"chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": "none"},
+        {"template_kwargs": '{"enable_thinking": true}', "reasoning_effort": "none"},
+        "<|im_start|>assistant\n",
+    ),
+]
+
+
+@pytest.mark.parametrize(("over_http", "over_grpc", "expected"), _VARIABLES)
+async def test_an_effort_and_the_variables_of_a_template_change_the_prompt_that_is_sent(
+    quire: Harness, over_http: dict[str, Any], over_grpc: dict[str, Any], expected: str
+) -> None:
+    quire.scheduler.script = answer_with(ANSWERS["text"].token_ids, stop_token_id=EOS)
+    response = await quire.http.post("/v1/chat/completions", json={"messages": [USER], **over_http})
+    assert response.status_code == 200, response.text
+    chat = api.Chat(messages=CHAT.messages, **over_grpc)
+    await quire.stub.Generate(api.GenerateRequest(generation=api.Generation(chat=chat)))
+    prompts = [list(submit.prompt_token_ids) for submit in quire.scheduler.all("submit")]
+    prompt = f"<|im_start|>user\nWeather?<|im_end|>\n{expected}"
+    expected_ids = TOOL_FAMILIES["hermes"].tokenizer.encode(prompt, add_special_tokens=False).ids
+    assert prompts == [expected_ids, expected_ids]
 
 
 async def test_a_gateway_without_the_format_of_an_answer_cannot_continue_it(quire: Harness) -> None:

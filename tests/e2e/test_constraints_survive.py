@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -62,12 +63,17 @@ REQUESTS = [
     }
     for index, (options, _) in enumerate(CONSTRAINTS)
 ]
+# None of them ends by itself.
+LONG = [
+    {"regex": "([a-z]{2,8} ){300,400}", "prompt": PROMPTS[0], "seed": seed, "temperature": 1, "max_tokens": 400}
+    for seed in range(6)
+]
 
 
 async def ask(client: AsyncClient, request: dict[str, Any]) -> Generation:
     """The whole answer to a request, as a stream that is resumed where it breaks."""
     options = dict(request)
-    return await client.stream(options.pop("prompt"), max_tokens=MAX_TOKENS, **options).collect()
+    return await client.stream(options.pop("prompt"), **{"max_tokens": MAX_TOKENS} | options).collect()
 
 
 async def all_at_once(running: Deployment, meanwhile: Callable[[], Any] | None = None) -> list[list[list[int]]]:
@@ -134,3 +140,25 @@ async def test_with_few_blocks(preemption: str, expected: list[list[list[int]]])
     with deployment(deterministic=1, num_blocks=SCARCE, preemption=preemption) as scarce:
         async for answers in until_preempted(scarce, preemption, lambda: all_at_once(scarce)):
             assert answers == expected
+
+
+async def test_with_a_worker_that_drains_in_the_middle(running: Deployment, expected: list[list[list[int]]]) -> None:
+    async with AsyncClient(running.grpc) as client:
+        expected_of_long = await asyncio.gather(*(ask(client, request) for request in LONG))
+    with deployment(deterministic=1, workers=2) as started:
+        pid = started.state["roles"]["worker-0"]["pid"]
+        async with AsyncClient(started.grpc) as client, asyncio.timeout(300):
+            long = [asyncio.create_task(ask(client, request)) for request in LONG]
+            while not started.metrics("worker_metrics").get('quire_worker_tokens_total{kind="decode"}'):
+                await asyncio.sleep(0.02)
+            others = asyncio.create_task(all_at_once(started, lambda: started.kill("worker-0", signal.SIGTERM)))
+            while started.state["roles"]["worker-0"]["pid"] == pid:
+                await asyncio.sleep(0.02)
+            # It had some of these, and has ended before they have.
+            assert not any(task.done() for task in long)
+            assert await others == expected
+            answers = await asyncio.gather(*long)
+    for answer, undisturbed in zip(answers, expected_of_long, strict=True):
+        assert answer.token_ids == undisturbed.token_ids
+        assert answer.finish_reason == "length"
+        assert re.fullmatch(r"([a-z]{2,8} )*[a-z]{0,8}", answer.text)

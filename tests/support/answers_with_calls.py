@@ -4,7 +4,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from tool_families import TOOL_FAMILIES
+from gateway_svc.message_formats.description import MessageFormat
+from gateway_svc.message_formats.formats import AUTO, choose_format
+from tool_families import CALLING_FAMILIES, TOOL_FAMILIES
 
 ARGUMENTS = '{"city": "São {Paulo}", "days": [1, {"a": "\\"}"}]}'
 
@@ -21,7 +23,13 @@ class Answer:
 
     @property
     def token_ids(self) -> list[int]:
-        return TOOL_FAMILIES[self.family].tokenizer.encode(self.written, add_special_tokens=False).ids
+        return CALLING_FAMILIES[self.family].tokenizer.encode(self.written, add_special_tokens=False).ids
+
+
+def format_of(family: str) -> MessageFormat:
+    """As a gateway chooses it for the family's model."""
+    template = CALLING_FAMILIES[family].template
+    return choose_format(AUTO, AUTO, template.constants, template_takes_tools=family in TOOL_FAMILIES)
 
 
 _HERMES_CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
@@ -33,6 +41,8 @@ _DEEPSEEK_CALL = (
     "<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n" + ARGUMENTS + "\n```<｜tool▁call▁end｜>"
 )
 _CALL = ("get_weather", ARGUMENTS)
+_NAMED_ARGUMENTS = f'{{"name": "get_weather", "arguments": {ARGUMENTS}}}'
+_PYTHON_CALL = """get_weather(city='São {Paulo}', days=[1, {"a": "\\"}"}])"""
 CUSTOM_TOOL = "run"
 """The name of a tool that takes a text."""
 _PROGRAM = 'print("é\\😀")\n'
@@ -65,12 +75,44 @@ ANSWERS = {
         "deepseek v3", f"Yes.<｜tool▁calls▁begin｜>{_DEEPSEEK_CALL}<｜tool▁calls▁end｜>", "Yes.", calls=(_CALL,)
     ),
     "no marker": Answer("llama3.1", f'{{"name": "get_weather", "parameters": {ARGUMENTS}}}', calls=(_CALL,)),
+    "mistral, with hidden markers of reasoning": Answer(
+        "mistral small 3.2",
+        f"[THINK]Hm, [1].[/THINK]I look.[TOOL_CALLS]get_weather[ARGS]{ARGUMENTS}"
+        f"[TOOL_CALLS]get_weather[CALL_ID]a1B2c3D4e[ARGS]{ARGUMENTS}",
+        "I look.",
+        "Hm, [1].",
+        (_CALL, _CALL),
+    ),
+    "deepseek v3.1": Answer(
+        "deepseek v3.1",
+        "<think>Hm, 你好.</think>I look.<｜tool▁calls▁begin｜>"
+        + 2 * f"<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{ARGUMENTS}<｜tool▁call▁end｜>"
+        + "<｜tool▁calls▁end｜>",
+        "I look.",
+        "Hm, 你好.",
+        (_CALL, _CALL),
+    ),
+    "granite": Answer(
+        "granite 3.3",
+        f"<think>Hm.</think>\n<response>I look. <|tool_call|>[{_NAMED_ARGUMENTS}, {_NAMED_ARGUMENTS}]</response>",
+        "I look.",
+        "Hm.",
+        (_CALL, _CALL),
+    ),
+    "granite, text between markers": Answer(
+        "granite 3.3", "<think>Hm.</think><response>Yes, <response> é.\n</response>", "Yes, <response> é.", "Hm."
+    ),
+    "python": Answer("llama3.2", f"[{_PYTHON_CALL}, {_PYTHON_CALL}]", calls=(_CALL, _CALL)),
+    "smollm2": Answer(
+        "smollm2", f"<tool_call>[{_NAMED_ARGUMENTS}, {_NAMED_ARGUMENTS}]</tool_call>", calls=(_CALL, _CALL)
+    ),
+    "json": Answer("chatml", f"{_NAMED_ARGUMENTS}\n{_NAMED_ARGUMENTS}", calls=(_CALL, _CALL)),
 }
 
 
 def make_family_directory(path: Path, name: str) -> Path:
     """Writes the files of a family's model that a gateway reads. Its first token ends an answer."""
-    family = TOOL_FAMILIES[name]
+    family = CALLING_FAMILIES[name]
     path.mkdir(parents=True, exist_ok=True)
     family.tokenizer.save(str(path / "tokenizer.json"))
     (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": family.source, **family.special_tokens}))

@@ -1,11 +1,11 @@
-"""Families whose templates take tools, in small: they write tools and calls as the families' own templates do."""
+"""Families whose models call tools, in small: they write tools and calls as the families' own templates do."""
 
 from collections.abc import Callable
 from typing import Any
 
 from tokenizers import Tokenizer, normalizers
 
-from chat_families import Family, byte_level, ordinary, sentencepiece, special
+from chat_families import FAMILIES, Family, byte_level, ordinary, sentencepiece, special
 
 _HERMES = """\
 {%- if tools %}
@@ -170,6 +170,116 @@ _QWEN3_CODER = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
 
+# Mistral Small 3.2, Devstral and Magistral: names and arguments without JSON around them.
+_MISTRAL_ARGS = """\
+{{- bos_token }}
+{%- if tools %}{{- '[AVAILABLE_TOOLS]' + (tools | tojson) + '[/AVAILABLE_TOOLS]' }}{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'system' %}
+        {{- '[SYSTEM_PROMPT]' + message.content + '\\nFirst draft your thoughts: [THINK]…[/THINK][/SYSTEM_PROMPT]' }}
+    {%- elif message.role == 'user' %}{{- '[INST]' + message.content + '[/INST]' }}
+    {%- elif message.role == 'assistant' %}
+        {{- message.content }}
+        {%- for tool_call in message.tool_calls or [] %}
+            {{- '[TOOL_CALLS]' + tool_call.function.name + '[ARGS]' + tool_call.function.arguments | tojson }}
+        {%- endfor %}
+        {{- eos_token }}
+    {%- else %}
+        {{- '[TOOL_RESULTS]' + message.tool_call_id + '[TOOL_CONTENT]' + message.content + '[/TOOL_RESULTS]' }}
+    {%- endif %}
+{%- endfor %}"""
+
+# Granite 3.3.
+_GRANITE = """\
+{%- if messages[0].role == 'system' %}
+    {%- set system_message = messages[0].content %}{%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = 'You are Granite, developed by IBM.' %}
+{%- endif %}
+{%- if tools %}
+    {%- set system_message = system_message + ' When a tool is required to answer the query, respond only with
+<|tool_call|> followed by a JSON list of tools used.' %}
+{%- endif %}
+{%- if thinking %}
+    {%- set system_message = system_message + ' Write your thoughts between <think></think> and write your response
+between <response></response>.' %}
+{%- endif %}
+{{- '<|start_of_role|>system<|end_of_role|>' + system_message + '<|end_of_text|>\\n' }}
+{%- if tools %}
+    {{- '<|start_of_role|>available_tools<|end_of_role|>' + tools | tojson(indent=4) + '<|end_of_text|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<|start_of_role|>' + message.role + '<|end_of_role|>' + message.content }}
+    {%- if message.tool_calls %}
+        {{- '<|tool_call|>[' }}
+        {%- for tool_call in message.tool_calls %}
+            {{- tool_call.function | tojson }}{%- if not loop.last %}{{- ', ' }}{%- endif %}
+        {%- endfor %}
+        {{- ']' }}
+    {%- endif %}
+    {{- '<|end_of_text|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start_of_role|>assistant<|end_of_role|>' }}{%- endif %}"""
+
+# Llama 3.2 with the calls that Meta's prompts ask for.
+_PYTHONIC = """\
+{{- bos_token }}
+{{- '<|start_header_id|>system<|end_header_id|>\\n\\n' }}
+{%- if tools %}
+    {{- 'You MUST put calls in the format of [func_name1(params_name1=params_value1, ' }}
+    {{- 'params_name2=params_value2...), func_name2(params)]\\n' }}
+    {%- for t in tools %}{{- t | tojson(indent=4) }}{{- '\\n\\n' }}{%- endfor %}
+{%- endif %}
+{{- '<|eot_id|>' }}
+{%- for message in messages %}
+    {{- '<|start_header_id|>' + ('ipython' if message.role == 'tool' else message.role) + '<|end_header_id|>\\n\\n' }}
+    {%- if message.tool_calls %}
+        {{- '[' }}
+        {%- for tool_call in message.tool_calls %}
+            {{- tool_call.function.name + '(' }}
+            {%- for name, value in tool_call.function.arguments | items %}
+                {{- name + '=' + value | tojson }}{%- if not loop.last %}{{- ', ' }}{%- endif %}
+            {%- endfor %}
+            {{- ')' }}{%- if not loop.last %}{{- ', ' }}{%- endif %}
+        {%- endfor %}
+        {{- ']' }}
+    {%- else %}{{- message.content }}{%- endif %}
+    {{- '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}"""
+
+# The system's message has the tools; the template writes calls only.
+_DEEPSEEK_V31 = """\
+{{- bos_token }}
+{%- for message in messages %}
+    {%- if message.role == 'system' %}{{- message.content }}
+    {%- elif message.role == 'user' %}{{- '<｜User｜>' + message.content }}
+    {%- elif message.role == 'assistant' %}
+        {{- '<｜Assistant｜></think>' + (message.content or '') }}
+        {%- if message.tool_calls %}
+            {{- '<｜tool▁calls▁begin｜>' }}
+            {%- for tool in message.tool_calls %}
+                {{- '<｜tool▁call▁begin｜>' + tool.function.name + '<｜tool▁sep｜>' }}
+                {{- tool.function.arguments + '<｜tool▁call▁end｜>' }}
+            {%- endfor %}
+            {{- '<｜tool▁calls▁end｜>' }}
+        {%- endif %}
+        {{- '<｜end▁of▁sentence｜>' }}
+    {%- elif message.role == 'tool' %}{{- '<｜tool▁output▁begin｜>' + message.content + '<｜tool▁output▁end｜>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<｜Assistant｜>' + ('<think>' if thinking is defined and thinking else '</think>') }}
+{%- endif %}"""
+
+_SMOLLM2 = """\
+{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system
+You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>
+' }}{% endif %}{{'<|im_start|>' + message['role'] + '
+' + message['content'] + '<|im_end|>' + '
+'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant
+' }}{% endif %}"""
+
 _QWEN_MARKERS = [
     *special("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
     *ordinary("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
@@ -180,6 +290,20 @@ _LLAMA3_MARKERS = special(
 _MISTRAL_MARKERS = special(
     "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]"
 )
+_MISTRAL_ARGS_MARKERS = special(
+    *("<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[AVAILABLE_TOOLS]"),
+    *(
+        "[/AVAILABLE_TOOLS]",
+        "[TOOL_RESULTS]",
+        "[/TOOL_RESULTS]",
+        "[TOOL_CONTENT]",
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "[CALL_ID]",
+    ),
+    *("[THINK]", "[/THINK]"),
+)
+_GRANITE_MARKERS = special("<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>", "<|tool_call|>")
 _DEEPSEEK_MARKERS = [
     *special("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),
     *ordinary(
@@ -187,6 +311,7 @@ _DEEPSEEK_MARKERS = [
     ),
     *ordinary("<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"),
 ]
+_DEEPSEEK_V31_MARKERS = [*_DEEPSEEK_MARKERS, *ordinary("<think>", "</think>")]
 
 
 def _family(
@@ -208,8 +333,28 @@ TOOL_FAMILIES = {
             "deepseek v3", _DEEPSEEK, lambda: byte_level(_DEEPSEEK_MARKERS), {"bos_token": "<｜begin▁of▁sentence｜>"}
         ),
         _family("qwen3-coder", _QWEN3_CODER, lambda: byte_level(_QWEN_MARKERS, normalizers.NFC())),
+        _family(
+            "mistral small 3.2", _MISTRAL_ARGS, lambda: byte_level(_MISTRAL_ARGS_MARKERS),
+            {"bos_token": "<s>", "eos_token": "</s>"},
+        ),
+        _family("granite 3.3", _GRANITE, lambda: byte_level(_GRANITE_MARKERS)),
+        _family("llama3.2", _PYTHONIC, lambda: byte_level(_LLAMA3_MARKERS), {"bos_token": "<|begin_of_text|>"}),
     )
 }  # fmt: skip
+"""Those whose templates take tools."""
+
+CALLING_FAMILIES = TOOL_FAMILIES | {
+    family.name: family
+    for family in (
+        _family(
+            "deepseek v3.1", _DEEPSEEK_V31, lambda: byte_level(_DEEPSEEK_V31_MARKERS),
+            {"bos_token": "<｜begin▁of▁sentence｜>"},
+        ),
+        _family("smollm2", _SMOLLM2, lambda: byte_level(special("<|im_start|>", "<|im_end|>"))),
+        FAMILIES["chatml"],
+    )
+}  # fmt: skip
+"""Also those where the system's message has the tools."""
 
 
 def tool(name: str, description: str = "Weather of a city.", **properties: Any) -> dict[str, Any]:

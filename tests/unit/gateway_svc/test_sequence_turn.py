@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from answers_with_calls import ANSWERS, CUSTOM_TOOL, Answer
+from answers_with_calls import ANSWERS, CUSTOM_TOOL, Answer, format_of
 from gateway_svc.chat_template import TemplateChat
 from gateway_svc.chats import PromptEnd
-from gateway_svc.message_formats.formats import AUTO, choose_format
+from gateway_svc.message_formats.formats import AUTO, TOOL_FORMATS, choose_format
 from gateway_svc.output import Chunk, FinishReason, ToolCallDelta, merge_chunks
 from gateway_svc.rendering import Rendering
 from gateway_svc.sequence_output import EndDelivery, ResumePosition, SequenceOutput, remainder
@@ -22,7 +22,7 @@ from gateway_svc.vocabulary import Vocabulary
 from gateway_values import make_rendering, vocabulary_of
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scripted_scheduler import cut_end, length_end, stop_end
-from tool_families import TOOL_FAMILIES, tool
+from tool_families import CALLING_FAMILIES, TOOL_FAMILIES, tool
 
 EOS = 0
 TOOLS = [
@@ -36,13 +36,13 @@ _SLOW = settings(deadline=None, max_examples=25)
 
 @cache
 def vocabulary(family: str) -> Vocabulary:
-    return vocabulary_of(TOOL_FAMILIES[family].tokenizer)
+    return vocabulary_of(CALLING_FAMILIES[family].tokenizer)
 
 
 def rendering(family: str, *, has_one_call: bool = False, **fields: Any) -> Rendering:
     """Of a chat with the tools; it is sent to the scheduler and back."""
     chat = TemplateChat([], callable_tools=TOOLS, custom_tools=frozenset({CUSTOM_TOOL}), has_one_call=has_one_call)
-    turn = TurnFormat.of_prompt(choose_format(AUTO, AUTO, TOOL_FAMILIES[family].template.constants), chat, "")
+    turn = TurnFormat.of_prompt(format_of(family), chat, "")
     assert turn is not None
     made = make_rendering(vocabulary(family), **fields)
     return replace(made, turn=TurnFormat.from_proto(turn.to_proto()))
@@ -80,6 +80,11 @@ def whole_of(answer: Answer, **fields: Any) -> Chunk:
 def taken(name: str, text: str) -> Any:
     """What a tool takes: a text, or arguments."""
     return text if name == CUSTOM_TOOL else json.loads(text)
+
+
+def test_every_format_has_an_answer() -> None:
+    found = [format_of(answer.family).tools for answer in ANSWERS.values() if answer.calls]
+    assert {one.name for one in found if one is not None} == TOOL_FORMATS.keys()
 
 
 @answers

@@ -77,6 +77,9 @@ FORMS = {
     "mistral v3": (CallForm(False, False, True), (ARGUMENTS, None, CallForm(False, False, True).id(ID))),
     "deepseek v3": (CallForm(True, True, False), (json.dumps(ARGUMENTS, ensure_ascii=False), None, ID)),
     "qwen3-coder": (CallForm(False, False, False), (ARGUMENTS, "", ID)),
+    "mistral small 3.2": (CallForm(False, False, False), (ARGUMENTS, "", ID)),
+    "granite 3.3": (CallForm(False, False, False), (ARGUMENTS, "", ID)),
+    "llama3.2": (CallForm(False, False, False), (ARGUMENTS, "", ID)),
 }
 
 

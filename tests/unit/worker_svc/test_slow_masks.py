@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,8 @@ from worker_svc import slow_masks
 from worker_svc.grammar import GrammarCompiler
 from worker_svc.grammar_matcher import GrammarMatcher
 from worker_svc.slow_masks import Mask
-from worker_svc.step import SamplingParams, ScheduledSequence
+from worker_svc.step import NewSequence, SamplingParams, ScheduledSequence
+from worker_svc.token_masks import TokenMasks
 
 BLOCK = 8
 AMBIGUOUS = 'start: e\ne: e e | e e e | "a" | ""'
@@ -42,11 +43,11 @@ def _make_all_slow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class _Counting(GrammarCompiler):
-    """Counts the masks that are made ahead; makes them when it is released."""
+    """Counts the masks that are made ahead, and in steps; makes those ahead when it is released."""
 
     def __init__(self, *, released: bool = True) -> None:
         super().__init__(partial(load_grammar_tokenizer, TOKENIZER.to_str(), [EOS]), VOCAB, num_threads=2)
-        self.num_ahead = 0
+        self.num_ahead = self.num_in_steps = 0
         self.released = threading.Event()
         if released:
             self.released.set()
@@ -55,6 +56,10 @@ class _Counting(GrammarCompiler):
         self.num_ahead += 1
         self._slow_masks._thread.submit(self.released.wait, 60)
         return super().start_mask_ahead(matcher)
+
+    def start_masks(self, matchers: Sequence[tuple[int, GrammarMatcher]]) -> "Future[TokenMasks]":
+        self.num_in_steps += sum(matcher.mask_ahead is None for _, matcher in matchers)
+        return super().start_masks(matchers)
 
 
 def _requests() -> list[scheduler_v1.Submit]:
@@ -132,16 +137,49 @@ def test_others_go_on_while_a_slow_mask_is_made(model: Path, monkeypatch: pytest
         num_tokens[0] += len(first.token_ids)
 
 
+def test_no_step_makes_the_first_masks_of_sequences_that_continue_here(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a restart of a worker with many sequences whose masks take long."""
+    monkeypatch.setattr(slow_masks, "_SLOW_SECONDS", 0.0)
+    grammars = _Counting(released=False)
+    num_hostile, length = 12, 20
+    runner = make_runner(model, "compiled", block_size=BLOCK, num_blocks=4 * num_hostile + 4, grammars=grammars)
+    (letter,) = TOKENIZER.encode("a").ids
+    news = [new_sequence(num_hostile, [9, 9])]
+    scheduled = [ScheduledSequence(num_hostile, 0, 2, [4 * num_hostile, 4 * num_hostile + 1])]
+    for number in range(num_hostile):
+        grammar = f'{AMBIGUOUS} | "b"~{number + 1}'  # none shares another's mask
+        news.append(NewSequence(number, [5] + [letter] * length, 1, 0, SamplingParams(grammar=grammar)))
+        scheduled.append(ScheduledSequence(number, 0, length + 1, list(range(4 * number, 4 * number + 4))))
+    run_step(runner, news, *scheduled)
+    for num_of_other in range(1, 6):
+        runs = [ScheduledSequence(number, length, 1, []) for number in range(num_hostile)]
+        other, *hostile = run_step(runner, [], ScheduledSequence(num_hostile, 1 + num_of_other, 1, []), *runs)
+        assert len(other.token_ids) == 1
+        assert not any(one.token_ids or one.failure for one in hostile)
+    assert grammars.num_ahead == num_hostile
+    grammars.released.set()
+    waiting = set(range(num_hostile))
+    while waiting:
+        found = run_step(runner, [], *(ScheduledSequence(number, length, 1, []) for number in sorted(waiting)))
+        assert not any(one.failure for one in found)
+        waiting -= {one.sequence_id for one in found if one.token_ids}
+    assert grammars.num_in_steps == 0
+
+
 def test_a_mask_that_is_made_ahead_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     _make_all_slow(monkeypatch)
     grammars = tiny_grammars()
     (letter,) = TOKENIZER.encode("a").ids
-    slow = grammars.matcher(AMBIGUOUS, [letter] * 125)
+    slow = grammars.matcher(AMBIGUOUS)
     for _ in range(2):
         assert not slow.is_slow
         grammars.start_masks([(0, slow)]).result()
         slow.add(letter)
     assert slow.is_slow
+    for _ in range(125):
+        slow.add(letter)
     while not slow.prepare():
         time.sleep(0.001)
     same = grammars.matcher(AMBIGUOUS, [letter] * 127)

@@ -6,7 +6,7 @@ from chat_families import FAMILIES
 from gateway_svc.chat_template import ChatTemplate
 from gateway_svc.message_formats.formats import REASONING_FORMATS, TOOL_FORMATS, choose_format
 from svc_common.preparation import DEFAULT_MODEL_FILES
-from tool_families import TOOL_FAMILIES
+from tool_families import CALLING_FAMILIES, TOOL_FAMILIES
 
 
 def constants(source: str) -> str:
@@ -21,23 +21,25 @@ def constants(source: str) -> str:
         ("mistral v3", "mistral_json"),
         ("deepseek v3", "deepseek_v3"),
         ("qwen3-coder", "qwen3_coder"),
+        ("mistral small 3.2", "mistral"),
+        ("granite 3.3", "granite"),
+        ("llama3.2", "pythonic"),
+        ("deepseek v3.1", "deepseek_v31"),
+        ("smollm2", "smollm2"),
     ],
 )
 def test_a_template_that_writes_calls_has_their_format(family: str, name: str) -> None:
-    chosen = choose_format("auto", "auto", constants(TOOL_FAMILIES[family].source))
+    chosen = choose_format("auto", "auto", constants(CALLING_FAMILIES[family].source))
     assert chosen.tools is TOOL_FORMATS[name]
 
 
 @pytest.mark.parametrize(
     ("source", "name"),
     [
-        ("{{ '[TOOL_CALLS]' + call.name + '[ARGS]' + call.arguments }}", "mistral"),
-        ("{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + call.name + '<｜tool▁sep｜>' }}", "deepseek_v31"),
         (
             '<|header_start|>user<|header_end|>Respond in the format {"name": function name, "parameters": dictionary}',
             "llama3_json",
         ),
-        ("respond only with <|tool_call|> followed by a JSON list of tools used", "granite"),
     ],
 )
 def test_other_templates_with_calls(source: str, name: str) -> None:

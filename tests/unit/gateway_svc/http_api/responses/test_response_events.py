@@ -8,12 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses import Response
 
-from answers_with_calls import ANSWERS, CUSTOM_TOOL, Answer
+from answers_with_calls import ANSWERS, CUSTOM_TOOL, Answer, format_of
 from gateway_svc.chat_template import TemplateChat
 from gateway_svc.http_api.responses.answer_models import ResponseAnswer, ResponseEvent
 from gateway_svc.http_api.responses.events import ResponseEvents
 from gateway_svc.http_api.responses.stored_response import StoredResponse
-from gateway_svc.message_formats.formats import AUTO, choose_format
 from gateway_svc.output import Usage
 from gateway_svc.request_errors import cancelled, internal
 from gateway_svc.sequence_output import ResumePosition, SequenceOutput
@@ -23,7 +22,7 @@ from gateway_values import make_rendering, vocabulary_of
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scripted_scheduler import length_end, stop_end
 from svc_common.errors import QuireError
-from tool_families import TOOL_FAMILIES, tool
+from tool_families import CALLING_FAMILIES, tool
 
 Json = dict[str, Any]
 
@@ -43,7 +42,7 @@ HEAD = {
     "parallel_tool_calls": True,
 }
 VOCABULARIES: dict[str, Vocabulary] = {
-    family: vocabulary_of(TOOL_FAMILIES[family].tokenizer) for family in {one.family for one in ANSWERS.values()}
+    family: vocabulary_of(CALLING_FAMILIES[family].tokenizer) for family in {one.family for one in ANSWERS.values()}
 }
 answers = pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
 
@@ -51,7 +50,7 @@ answers = pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
 def sequence_of(answer: Answer) -> SequenceOutput:
     vocabulary = VOCABULARIES[answer.family]
     chat = TemplateChat([], callable_tools=TOOLS, custom_tools=frozenset({CUSTOM_TOOL}))
-    turn = TurnFormat.of_prompt(choose_format(AUTO, AUTO, TOOL_FAMILIES[answer.family].template.constants), chat, "")
+    turn = TurnFormat.of_prompt(format_of(answer.family), chat, "")
     rendering = replace(make_rendering(vocabulary), turn=turn)
     return SequenceOutput(0, vocabulary, rendering, ResumePosition(), chunk_per_token=True)
 
