@@ -35,8 +35,9 @@ SESSION_PROTOCOLS = ProtocolRange(1, 4)
 attachments, may run in the background, return their prompt, and have allowed tokens, bad words and grammars; records
 can be read and removed. 4: a message may have several commands."""
 
-STEP_PROTOCOLS = ProtocolRange(1, 2)
-"""Scheduler and worker. 2: results other than tokens, typical_p, grammars."""
+STEP_PROTOCOLS = ProtocolRange(1, 3)
+"""Scheduler and worker. 2: results other than tokens, typical_p, grammars. 3: the worker forgets a sequence when it
+returns its value."""
 
 RECORD_VERSIONS = ProtocolRange(1, 3)
 """Records of requests in Redis. 2: a request names its model, and has results other than tokens. 3: encrypted."""

@@ -123,7 +123,8 @@ class Committer:
             return
         if sequence.phase is Phase.RUNNING and sequence.block_ids:
             replica.publish(sequence)
-        sequence.num_sent_blocks = None  # the worker has forgotten it
+        if replica.shape.forgets_sequences_with_values:
+            sequence.num_sent_blocks = None
         self._requests.end(sequence, replica)
         events.append(TokensEvent(sequence, 0, (), end=ValueComputed(result.value)))
 

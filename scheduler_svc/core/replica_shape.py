@@ -43,6 +43,11 @@ class ReplicaShape:
         """Blocks that this many tokens fill or begin."""
         return -(-num_tokens // self.block_size)
 
+    @property
+    def forgets_sequences_with_values(self) -> bool:
+        """Whether the worker forgets a sequence when it returns its value. Otherwise it waits for the sequence's id."""
+        return self.protocol >= 3
+
     def computes(self, request: Request) -> bool:
         """Whether the worker computes a request's kind of result, for a prompt of its length, with its parameters."""
         how = self.results.get(request.result.name)

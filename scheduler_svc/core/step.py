@@ -109,8 +109,8 @@ class StepPlan:
     the system. `held_block_ids` are released when the step commits. `preempted` are the sequences preempted since the
     last step.
 
-    `finished_ids` are the sequences that the worker forgets. One that ended with its value is not among them: the
-    worker has forgotten it with that step.
+    `finished_ids` are the sequences that the worker forgets. One that ended with its value is not among them, unless
+    the worker's protocol is older than 3: the worker has forgotten it with that step.
     """
 
     step_id: int

@@ -11,6 +11,7 @@ import grpc
 from memory_worker import next_token, prompt_logprob, prompt_value
 from quire.worker.v1 import worker_pb2 as worker_v1
 from quire.worker.v1.worker_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
+from svc_common.protocols import STEP_PROTOCOLS
 
 VOCAB = 1000
 
@@ -48,6 +49,8 @@ class ChecksumService(WorkerServiceServicer):
             swap_bytes_per_second=1e9 if num_host_blocks else 0.0,
             prefill_tokens_per_second=1e4,
             max_sampled_tokens=max_sampled_tokens,
+            oldest_protocol=STEP_PROTOCOLS.oldest,
+            newest_protocol=STEP_PROTOCOLS.newest,
         )
         self._results = {"tokens": worker_v1.PROMPT_COMPUTATION_CHUNKED} | dict(results or {})
         if results is not None:

@@ -22,6 +22,7 @@ from scheduler_svc.core.step import (
     SwapDone,
     ValueResult,
 )
+from svc_common.protocols import STEP_PROTOCOLS
 
 BLOCK = 4
 TOKEN = 7  # that every sequence samples, except beams
@@ -40,6 +41,7 @@ SHAPE = ReplicaShape(
     block_bytes=1000,
     swap_bytes_per_second=1e8,
     prefill_tokens_per_second=1000.0,
+    protocol=STEP_PROTOCOLS.newest,
     results=dict.fromkeys((TOKENS.name, PROMPT_LOGPROBS.name, EMBEDDING.name), PromptComputation.CHUNKED),
 )
 """Costs: 0.01 ms to swap a block in or out, 4 ms to compute it."""

@@ -12,6 +12,7 @@ from scheduler_svc.core.replica_shape import ReplicaShape
 from scheduler_svc.core.request import BeamParams, EarlyStopping, Request
 from scheduler_svc.core.results import PROMPT_LOGPROBS, TOKENS, PromptComputation, ResultForm, ResultKind
 from scheduler_world import World
+from svc_common.protocols import STEP_PROTOCOLS
 
 VALUES = [ResultKind("embedding", ResultForm.VALUE), ResultKind("score", ResultForm.VALUE)]
 
@@ -32,6 +33,7 @@ class RandomWorld:
             block_bytes=1000,
             swap_bytes_per_second=rng.choice([1e4, 1e6]),
             prefill_tokens_per_second=rng.choice([100.0, 1e4]),
+            protocol=STEP_PROTOCOLS.newest - seed % 2,
         )
         results_rng = self.rng_of_results = random.Random(seed + 1)  # not used by worlds without other results
         self.share_of_other_results = results_rng.choice([0.0, 0.1, 0.5])

@@ -144,6 +144,22 @@ async def test_a_value_takes_one_step(running: Deployment, service: ChecksumServ
     assert not any(step.finished_ids for step in service.steps)
 
 
+async def test_a_worker_of_the_release_before_is_sent_the_ids_of_sequences_with_values(
+    redis_url: str, port: int, service: ChecksumService
+) -> None:
+    service.about.newest_protocol = 2
+    async with scheduler(redis_url, [port]) as running, running.session() as session:
+        await session.ready()
+        for number in range(4):
+            submit = await ask_for_value(session, LONG[number : number + 4])
+            await until_value(session, submit.key)
+        await idle(running.engine)
+    assert [opening.protocol for opening in service.openings] == [2]
+    with_value = [number for step in service.steps for number in step.scheduled.sequence_ids]
+    assert [number for step in service.steps for number in step.finished_ids] == with_value
+    assert len(with_value) == 4
+
+
 async def test_values_and_tokens_share_steps(running: Deployment, service: ChecksumService) -> None:
     async with running.session() as session:
         await session.ready()

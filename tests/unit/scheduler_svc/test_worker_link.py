@@ -148,7 +148,7 @@ async def test_steps_that_each_end_in_time_may_follow_each_other_for_long(clock:
         ({"num_blocks": 3}, "worker is too small: it holds 12 tokens of a sequence, and 256 are promised"),
         (
             {"oldest_protocol": 7, "newest_protocol": 9},
-            "worker accepts step protocols 7 to 9, and this scheduler 1 to 2",
+            "worker accepts step protocols 7 to 9, and this scheduler 1 to 3",
         ),
     ],
     ids=["block size", "context", "protocol"],
@@ -168,7 +168,14 @@ async def test_a_worker_that_does_not_fit_is_refused_with_both_values(
             await asyncio.gather(pool, return_exceptions=True)
 
 
-@pytest.mark.parametrize(("about", "protocol"), [({}, 1), ({"oldest_protocol": 2, "newest_protocol": 5}, 2)])
+@pytest.mark.parametrize(
+    ("about", "protocol"),
+    [
+        ({"newest_protocol": 1}, 1),
+        ({"newest_protocol": 2}, 2),
+        ({"oldest_protocol": 2, "newest_protocol": 5}, 3),
+    ],
+)
 async def test_a_stream_is_of_the_newest_protocol_that_both_accept(about: dict[str, Any], protocol: int) -> None:
     worker = ScriptedWorker(**about)
     async with served(worker) as addresses, deployment(*addresses) as running:

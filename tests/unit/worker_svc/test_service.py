@@ -92,7 +92,7 @@ async def test_the_stream_ends_when_its_requests_do_and_all_are_answered(worker:
         ({"step_id": 1}, "step 0"),
         ({"step_id": 0, "finished_ids": [1]}, "without work"),
         ({"step_id": 0, "swap_in": pb.BlockCopies(sources=[0], destinations=[0])}, "without work"),
-        ({"step_id": 0, "protocol": 99}, "step protocols 1 to 2, not 99"),
+        ({"step_id": 0, "protocol": 99}, "step protocols 1 to 3, not 99"),
         ({"step_id": 0, "epoch": 4, "generation": 9}, "epoch 4"),
         ({"step_id": 0, "epoch": 5, "generation": 2}, "generation 2"),
     ],

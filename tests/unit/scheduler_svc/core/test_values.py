@@ -52,6 +52,15 @@ def test_no_step_is_planned_only_to_end_a_sequence_with_a_value() -> None:
     assert bench.plan() is None
 
 
+def test_a_worker_of_protocol_2_is_sent_the_id_of_a_sequence_with_a_value() -> None:
+    bench = CoreBench(protocol=2)
+    sequence = bench.submit_for_value("a", prompt(10))
+    bench.plan()
+    assert values(bench.commit()) == [("a", VALUE)]
+    assert bench.step().finished_ids == [sequence.id]
+    assert bench.plan() is None
+
+
 def test_worker_is_sent_the_id_of_a_sequence_that_ended_without_its_value() -> None:
     bench = CoreBench()
     cancelled, failed = bench.submit_for_value("a", prompt(10)), bench.submit_for_value("b", prompt(5, 500))
