@@ -63,6 +63,13 @@ class Suite:
         """Makes the folder that the tests run in, and their environment; returns the folder and the environment's
         Python. Raises CalledProcessError and OSError."""
         python = install(BUILD / f"{self.name}-environment", self.requirements)
+        home = self.unpack() / self.home
+        shutil.copytree(self.support / "files", home, dirs_exist_ok=True)
+        shutil.copytree(SHARED, home / SHARED.relative_to(ROOT), dirs_exist_ok=True)
+        return home, python
+
+    def unpack(self) -> Path:
+        """Extracts `folders` of the source distribution, which is downloaded once. Returns where. Raises OSError."""
         folder = BUILD / self.name
         root = f"{self.package.replace('-', '_')}-{self.version}/"
         with tarfile.open(self._source()) as source:
@@ -70,10 +77,7 @@ class Suite:
                 if member.name.startswith(tuple(f"{root}{taken}/" for taken in self.folders)):
                     member.name = member.name.removeprefix(root)
                     source.extract(member, folder, filter="data")
-        home = folder / self.home
-        shutil.copytree(self.support / "files", home, dirs_exist_ok=True)
-        shutil.copytree(SHARED, home / SHARED.relative_to(ROOT), dirs_exist_ok=True)
-        return home, python
+        return folder
 
     def _source(self) -> Path:
         """The source distribution. pip would build it to know what it needs, so it is read from pip's index here."""
