@@ -36,9 +36,10 @@ class KVCache:
     blocks: Tensor
     """uint8 [num_blocks, block_bytes], contiguous: what copies and swaps move."""
     values: Tensor
-    """[num_blocks, num_layers, 2 (keys, values), num_kv_heads, block_size, head_dim]."""
+    """[num_blocks, num_layers, 2 (keys, values), num_kv_heads, block_size, head_dim]; 1 in place of 2 where keys are
+    the values too."""
     scales: Tensor | None = None
-    """float32 [num_blocks, num_layers, 2, num_kv_heads, block_size], where the values are codes of 8 bits."""
+    """float32 [num_blocks, num_layers, 2 or 1, num_kv_heads, block_size], where the values are codes of 8 bits."""
 
     @classmethod
     def over(cls, values: Tensor) -> "KVCache":
@@ -66,8 +67,8 @@ class KVCache:
 
     def layer(self, layer: int) -> LayerCache:
         """The views of one layer."""
-        scales = (None, None) if self.scales is None else (self.scales[:, layer, 0], self.scales[:, layer, 1])
-        return LayerCache(self.values[:, layer, 0], self.values[:, layer, 1], *scales)
+        scales = (None, None) if self.scales is None else (self.scales[:, layer, 0], self.scales[:, layer, -1])
+        return LayerCache(self.values[:, layer, 0], self.values[:, layer, -1], *scales)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +80,13 @@ class CacheShape:
     block_size: int
     head_dim: int
     dtype: torch.dtype
+    keys_hold_values: bool = False
+    """Keys are the values too, and are stored once."""
 
     @classmethod
     def of(cls, layout: ModelLayout, block_size: int, dtype: torch.dtype) -> "CacheShape":
         """The layout for a model."""
-        return cls(len(layout.layers), layout.num_kv_heads, block_size, layout.head_dim, dtype)
+        return cls(len(layout.layers), layout.num_kv_heads, block_size, layout.head_dim, dtype, layout.keys_hold_values)
 
     @property
     def block_bytes(self) -> int:
@@ -98,7 +101,7 @@ class CacheShape:
             blocks = self.allocate_host(num_blocks)
         else:
             blocks = torch.zeros((num_blocks, self.block_bytes), dtype=torch.uint8, device=device)
-        shape = (num_blocks, self.num_layers, 2, self.num_kv_heads, self.block_size)
+        shape = (num_blocks, self.num_layers, self._num_kinds, self.num_kv_heads, self.block_size)
         # Views, though a block's values end before its bytes do
         values = blocks[:, : self._value_bytes].view(self.dtype).view(*shape, self.head_dim)
         if not self._scale_bytes:
@@ -112,9 +115,14 @@ class CacheShape:
         return zeros_in_large_pages(num_blocks * self.block_bytes).view(num_blocks, self.block_bytes)
 
     @property
+    def _num_kinds(self) -> int:
+        """Keys and values, or keys alone."""
+        return 1 if self.keys_hold_values else 2
+
+    @property
     def _num_vectors(self) -> int:
         """Keys and values of one head in a block."""
-        return 2 * self.num_layers * self.num_kv_heads * self.block_size
+        return self._num_kinds * self.num_layers * self.num_kv_heads * self.block_size
 
     @property
     def _value_bytes(self) -> int:

@@ -26,3 +26,5 @@ class ModelLayout:
     head_dim: int
     layers: tuple[LayerAttention, ...]
     """How each layer attends, in the order of the cache's layers."""
+    keys_hold_values: bool = False
+    """Values are the keys themselves, and the cache holds them once: latent vectors, as of DeepSeek-V2."""

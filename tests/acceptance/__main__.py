@@ -31,6 +31,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "offline": ("tests.acceptance.offline", "--prompts", "200", "--streams", "64"),
     "token_budgets": ("tests.acceptance.token_budgets",),
     "embeddings": ("tests.acceptance.embeddings",),
+    "chat_templates": ("tests.acceptance.chat_templates", "--examples", "200"),
     "clients": ("tests.clients",),
     "tests_under_load": ("tests.acceptance.tests_under_load", "--runs", "3", "--busy", "2"),
 }

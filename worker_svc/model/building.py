@@ -11,6 +11,7 @@ from torch import Tensor
 from worker_svc.model.description import (
     DecoderLayer,
     ExpertsSpec,
+    LatentSpec,
     LinearLayer,
     MlpSpec,
     ModelDescription,
@@ -47,6 +48,8 @@ class ExpertWeights:
     router: LinearWeights
     experts: tuple[MlpWeights, ...]
     shared: MlpWeights | None
+    choice_bias: Tensor | None = None
+    """float32 [num_experts], on the model's device."""
 
 
 class BodyBuilder(Protocol[LinearT_co, NormT_co, ExpertsT_co]):
@@ -81,6 +84,18 @@ class BuiltMlp(Generic[LinearT]):
 
 
 @dataclass(frozen=True, slots=True)
+class BuiltLatent(Generic[LinearT, NormT]):
+    """What latent attention has beside the products of every attention."""
+
+    spec: LatentSpec
+    query_norm: NormT | None
+    query_up: LinearT | None
+    kv_norm: NormT
+    kv_up: Tensor
+    """[num_heads, plain_dim + value_dim, rank], in the model's dtype and on its device."""
+
+
+@dataclass(frozen=True, slots=True)
 class BuiltLayer(Generic[LinearT, NormT, ExpertsT]):
     """One decoder layer of a backend."""
 
@@ -94,6 +109,7 @@ class BuiltLayer(Generic[LinearT, NormT, ExpertsT]):
     mlp_norm: NormT
     mlp: BuiltMlp[LinearT] | ExpertsT
     post_mlp_norm: NormT | None
+    latent: BuiltLatent[LinearT, NormT] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +190,22 @@ def build_body(
         if isinstance(spec, MlpSpec):
             return BuiltMlp(spec, linear(spec.gate_up), linear(spec.down))
         shared = None if spec.shared is None else mlp_weights(spec.shared)
-        return builder.experts(ExpertWeights(spec, weights(spec.router), tuple(map(mlp_weights, spec.experts)), shared))
+        experts, bias = tuple(map(mlp_weights, spec.experts)), None
+        if spec.choice_bias is not None:
+            bias = checkpoint.read(spec.choice_bias, len(experts)).to(checkpoint.device).float()
+        return builder.experts(ExpertWeights(spec, weights(spec.router), experts, shared, bias))
+
+    def latent(spec: LatentSpec | None) -> BuiltLatent[LinearT, NormT] | None:
+        if spec is None:
+            return None
+        kv_up, _ = weights(spec.kv_up).fused()
+        return BuiltLatent(
+            spec,
+            optional_norm(spec.query_norm),
+            None if spec.query_up is None else linear(spec.query_up),
+            norm(spec.kv_norm),
+            kv_up.view(-1, spec.plain_dim + spec.value_dim, spec.rank),
+        )
 
     def layer(spec: DecoderLayer) -> BuiltLayer[LinearT, NormT, ExpertsT]:
         attention = spec.attention
@@ -189,6 +220,7 @@ def build_body(
             mlp_norm=norm(spec.mlp_norm),
             mlp=mlp(spec.mlp),
             post_mlp_norm=optional_norm(spec.post_mlp_norm),
+            latent=latent(attention.latent),
         )
 
     hidden = description.hidden_size

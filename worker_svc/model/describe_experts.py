@@ -1,4 +1,4 @@
-"""Describes the experts of models whose dense layers are described already: Mixtral, Qwen MoE, OLMoE."""
+"""Describes the experts of models whose dense layers are described already: Mixtral, Qwen MoE, OLMoE, DeepSeek."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -9,6 +9,8 @@ from worker_svc.model.description import (
     Activation,
     ComputedFormat,
     DecoderLayer,
+    ExpertGroups,
+    ExpertScores,
     ExpertsSpec,
     LinearLayer,
     LinearRole,
@@ -32,10 +34,20 @@ class ExpertForm:
     normalized: bool
     """Whether the weights of a token's experts are divided by their sum."""
     shared_width: int | None = None
-    """Of the MLP for all tokens, which has a gate of its own; None: there is none."""
+    """Of the MLP for all tokens; None: there is none."""
+    shared: str = "shared_expert"
+    """What a layer calls that MLP."""
+    has_shared_gate: bool = True
+    """Whether that MLP has a gate of its own."""
     block: str = _MODULE
     """What a layer calls its experts in checkpoints with tensors of each expert."""
     projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    scale: float = 1.0
+    """Factor of the weights of a token's experts."""
+    scores: ExpertScores = ExpertScores.SOFTMAX
+    groups: ExpertGroups | None = None
+    choice_bias: str | None = None
+    """What a layer's router calls the tensor that is added to choose experts."""
 
 
 def with_experts(dense: ModelDescription, form: ExpertForm, layers: Collection[int] | None = None) -> ModelDescription:
@@ -62,7 +74,7 @@ def sparse_layers(config: Any) -> list[int]:
 def _layer(layer: DecoderLayer, prefix: str, form: ExpertForm) -> DecoderLayer:
     (dense,) = layer.mlps
     hidden, activation = dense.gate_up.inputs, dense.activation
-    has_shared = form.shared_width is not None
+    has_gate = form.shared_width is not None and form.has_shared_gate
     router = StoredLinear(f"{prefix}gate", (form.num_experts,))
     shared_gate = StoredLinear(f"{prefix}shared_expert_gate", (1,))
     return replace(
@@ -71,7 +83,7 @@ def _layer(layer: DecoderLayer, prefix: str, form: ExpertForm) -> DecoderLayer:
             router=LinearLayer(
                 LinearRole.ROUTER,
                 hidden,
-                (router, shared_gate) if has_shared else (router,),
+                (router, shared_gate) if has_gate else (router,),
                 SplitDimension.OUTPUTS,
                 computed=ComputedFormat.MODEL,
             ),
@@ -83,8 +95,12 @@ def _layer(layer: DecoderLayer, prefix: str, form: ExpertForm) -> DecoderLayer:
             ),
             shared=None
             if form.shared_width is None
-            else _mlp(f"{prefix}shared_expert.", form.projections, hidden, form.shared_width, activation),
+            else _mlp(f"{prefix}{form.shared}.", form.projections, hidden, form.shared_width, activation),
+            scale=form.scale,
             fused=(f"{prefix}experts.gate_up_proj", f"{prefix}experts.down_proj"),
+            scores=form.scores,
+            groups=form.groups,
+            choice_bias=None if form.choice_bias is None else f"{prefix}gate.{form.choice_bias}",
         ),
     )
 

@@ -5,200 +5,47 @@ An architecture makes a description of a config, and every backend builds its we
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum, StrEnum
+from enum import StrEnum
 
+from worker_svc.model.attention_description import AttentionSpec, KVFormat, LatentSpec, RopeConfig, RopeKind
+from worker_svc.model.linear_description import (
+    ComputedFormat,
+    InvalidDescription,
+    LinearLayer,
+    LinearRole,
+    Norm,
+    NormKind,
+    SplitDimension,
+    StoredLinear,
+    require,
+)
 from worker_svc.model_layout import LayerAttention, ModelLayout
 
-
-class InvalidDescription(ValueError):  # noqa: N818
-    """Sizes that contradict each other. The text names the field and says what it must be."""
-
-
-def require(holds: bool, name: str, must_be: str) -> None:
-    """Raises InvalidDescription unless a field holds."""
-    if not holds:
-        raise InvalidDescription(f"{name}: must be {must_be}")
-
-
-class RopeKind(Enum):
-    """How the frequencies of rotary positions are scaled."""
-
-    DEFAULT = "default"
-    LINEAR = "linear"
-    LLAMA3 = "llama3"
-    YARN = "yarn"
-    LONGROPE = "longrope"
-    """Only within the original context, so that keys in the cache keep their frequencies."""
-
-
-@dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """Rotary positions: base, and the scaling of its kind."""
-
-    kind: RopeKind
-    theta: float
-    factor: float = 1.0
-    """All kinds but DEFAULT."""
-    original_context_length: int = 0
-    """LLAMA3 and YARN."""
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 1.0
-    """LLAMA3."""
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True
-    """YARN: whether the dimensions at which blending begins and ends are rounded outwards."""
-    attention_factor: float = 1.0
-    """Factor of rotated queries and keys; other than 1 only for YARN and LONGROPE."""
-    rotated_dims: int | None = None
-    """How many dimensions of each head are rotated, the first ones; None: all."""
-    pair_factors: tuple[float, ...] = ()
-    """LONGROPE: what the frequency of each pair of dimensions is divided by."""
-
-
-class LinearRole(StrEnum):
-    """The purpose of a linear layer."""
-
-    QKV = "qkv"
-    ATTENTION_OUTPUT = "attention_output"
-    GATE_UP = "gate_up"
-    DOWN = "down"
-    ROUTER = "router"
-    HEAD = "head"
-
-
-class ComputedFormat(StrEnum):
-    """The format in which the weight of a linear layer is kept and multiplied."""
-
-    MODEL = "model"
-    """The dtype that the model computes in."""
-    INT8 = "int8"
-    """8 bits, with a scale for each output."""
-
-
-class KVFormat(StrEnum):
-    """The format of a layer's keys and values."""
-
-    MODEL = "model"
-    """The dtype that the model computes in."""
-    FP8 = "fp8"
-    INT8 = "int8"
-
-
-class SplitDimension(StrEnum):
-    """The dimension of a weight [outputs, inputs] that ranks divide among them."""
-
-    OUTPUTS = "outputs"
-    """Each rank computes some of the outputs, of every part its share."""
-    INPUTS = "inputs"
-    """Each rank computes a summand of all outputs, from its share of the inputs."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredLinear:
-    """A linear layer as the checkpoint stores it: `name`.weight [sum of outputs, inputs], and optionally `name`.bias.
-
-    `outputs` are the widths of its parts, side by side: (queries, keys, values) if one tensor holds all three. Adapters
-    name stored layers too.
-    """
-
-    name: str
-    outputs: tuple[int, ...]
-    bias: bool = False
-    transposed: bool = False
-    """The stored weight is [inputs, sum of outputs]."""
-    interleaved: int | None = None
-    """The parts take turns, each with this many outputs: those of one head. None: each part is whole."""
-
-    def __post_init__(self) -> None:
-        if self.interleaved is not None:
-            alike = len(set(self.outputs)) == 1 and self.outputs[0] % self.interleaved == 0
-            require(alike, self.name, f"of parts with the same number of outputs, a multiple of {self.interleaved}")
-
-
-@dataclass(frozen=True, slots=True)
-class LinearLayer:
-    """A linear layer that a backend computes as one product: the parts of its stored layers, side by side."""
-
-    role: LinearRole
-    inputs: int
-    stored: tuple[StoredLinear, ...]
-    split: SplitDimension
-    split_unit: int = 1
-    """Outputs of each part, or inputs, that stay together on a rank: those of one head."""
-    computed: ComputedFormat | None = None
-    """None: what the worker's settings choose."""
-
-    @property
-    def outputs(self) -> tuple[int, ...]:
-        """The width of each part."""
-        return tuple(width for stored in self.stored for width in stored.outputs)
-
-    @property
-    def biased(self) -> bool:
-        """Whether any part has a bias; the biases of the other parts are zeros."""
-        return any(stored.bias for stored in self.stored)
-
-
-class NormKind(StrEnum):
-    """The kind of a normalisation."""
-
-    RMS = "rms"
-    LAYER = "layer"
-
-
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """A normalisation over the last dimension, and the checkpoint's tensor [size] that multiplies its result; one that
-    is added to it, for a LAYER norm only.
-    """
-
-    tensor: str
-    size: int
-    eps: float
-    kind: NormKind = NormKind.RMS
-    weight_offset: float = 0.0
-    """Added to the weight: 1 where a checkpoint stores its distance from 1."""
-    bias: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionSpec:
-    """Causal attention with grouped queries."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    scale: float
-    """What scores are multiplied by."""
-    qkv: LinearLayer
-    output: LinearLayer
-    rope: RopeConfig | None
-    """None: no positions."""
-    window: int | None = None
-    """How many keys up to its own a query sees; None: all."""
-    soft_cap: float | None = None
-    """Scores s become c * tanh(s / c); None: they stay."""
-    query_norm: Norm | None = None
-    key_norm: Norm | None = None
-    """Of each head, or of all heads together, before rotation."""
-    kv_format: KVFormat | None = None
-    """None: what the worker's settings choose."""
-
-    def __post_init__(self) -> None:
-        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        require(self.num_heads % self.num_kv_heads == 0, "num_heads", f"a multiple of {self.num_kv_heads} KV heads")
-        require(self.qkv.outputs == (queries, keys, keys), "qkv", f"of the outputs {(queries, keys, keys)}")
-        require(self.output.inputs == queries, "output", f"of {queries} inputs")
-        for name, norm, whole in (("query_norm", self.query_norm, queries), ("key_norm", self.key_norm, keys)):
-            size = whole if self.has_joint_norms else self.head_dim
-            require(norm is None or norm.size == size, name, f"of the size {self.head_dim}, or {whole} for all heads")
-
-    @property
-    def has_joint_norms(self) -> bool:
-        """Whether the norms are of all heads together."""
-        norms = self.query_norm, self.key_norm
-        return any(norm is not None and norm.size != self.head_dim for norm in norms)
+__all__ = [
+    "Activation",
+    "AttentionSpec",
+    "ComputedFormat",
+    "DecoderLayer",
+    "ExpertGroups",
+    "ExpertScores",
+    "ExpertsSpec",
+    "InvalidDescription",
+    "KVFormat",
+    "LatentSpec",
+    "LinearLayer",
+    "LinearRole",
+    "MlpKind",
+    "MlpSpec",
+    "ModelDescription",
+    "Norm",
+    "NormKind",
+    "PositionEmbedding",
+    "RopeConfig",
+    "RopeKind",
+    "SplitDimension",
+    "StoredLinear",
+    "require",
+]
 
 
 class MlpKind(StrEnum):
@@ -235,10 +82,32 @@ class MlpSpec:
         require(self.down.inputs == self.width, "down", f"of {self.width} inputs")
 
 
+class ExpertScores(StrEnum):
+    """The function that makes weights of a router's outputs."""
+
+    SOFTMAX = "softmax"
+    """Over all experts."""
+    SIGMOID = "sigmoid"
+    """Of each output alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertGroups:
+    """Groups of consecutive experts of equal number: a token's experts are of the groups with the largest sums of
+    their best weights (arXiv:2405.04434, section 2.2.2).
+    """
+
+    count: int
+    num_chosen: int
+    """Groups of each token."""
+    num_summed: int
+    """How many of a group's best weights are summed."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertsSpec:
     """A mixture of experts (arXiv:2401.04088): a router scores them for each token, and the outputs of those with the
-    largest scores are added, each times its weight: a softmax of the scores of all experts.
+    largest weights are added, each times its weight: a function of the scores.
     """
 
     router: LinearLayer
@@ -254,13 +123,25 @@ class ExpertsSpec:
     """Factor of the weights."""
     fused: tuple[str, str] | None = None
     """Tensors of all experts that some checkpoints have: gate and up [experts, 2 * width, inputs], and down."""
+    scores: ExpertScores = ExpertScores.SOFTMAX
+    groups: ExpertGroups | None = None
+    """None: experts are chosen among all."""
+    choice_bias: str | None = None
+    """The checkpoint's tensor [experts] that is added to the weights to choose experts, and not to their use."""
 
     def __post_init__(self) -> None:
         count, first = len(self.experts), self.experts[0]
         outputs = (count, 1) if self.has_shared_gate else (count,)
         require(self.router.outputs == outputs, "router", f"of the outputs {outputs}")
         require(not self.has_shared_gate or self.shared is not None, "router", "without a gate where no MLP is shared")
-        require(1 <= self.num_chosen <= count, "num_chosen", f"1 to {count} experts")
+        choice = count
+        if self.groups is not None:
+            size, rest = divmod(count, self.groups.count)
+            require(rest == 0, "groups", f"a divisor of {count} experts")
+            require(1 <= self.groups.num_chosen <= self.groups.count, "groups", f"chosen among {self.groups.count}")
+            require(1 <= self.groups.num_summed <= size, "groups", f"of at least {self.groups.num_summed} experts")
+            choice = size * self.groups.num_chosen
+        require(1 <= self.num_chosen <= choice, "num_chosen", f"1 to {choice} experts")
         for mlp in self.mlps:
             require(mlp.kind is MlpKind.GATED, "experts", "gated MLPs")
             require(mlp.activation is first.activation, "experts", f"MLPs with the activation {first.activation}")
@@ -339,6 +220,8 @@ class ModelDescription:
     """How tensors are called in some checkpoints, and how here: the first parts of their names, with the dots."""
     unused_suffixes: tuple[str, ...] = ()
     """Last parts of the names of tensors that some checkpoints have and that are computed here, such as masks."""
+    unused_prefixes: tuple[str, ...] = ()
+    """First parts of the names of tensors that some checkpoints have and that have no effect here."""
 
     def __post_init__(self) -> None:
         """Backends use these sizes without further checks."""
@@ -360,7 +243,10 @@ class ModelDescription:
     def linear_layers(self) -> Iterator[LinearLayer]:
         """In the order in which they are computed."""
         for layer in self.layers:
-            yield from (layer.attention.qkv, layer.attention.output)
+            yield layer.attention.qkv
+            if (latent := layer.attention.latent) is not None:
+                yield from (latent.kv_up,) if latent.query_up is None else (latent.query_up, latent.kv_up)
+            yield layer.attention.output
             if not isinstance(layer.mlp, MlpSpec):
                 yield layer.mlp.router
             for mlp in layer.mlps:
@@ -372,7 +258,7 @@ class ModelDescription:
         """All of them."""
         for layer in self.layers:
             yield from layer.norms
-            yield from (norm for norm in (layer.attention.query_norm, layer.attention.key_norm) if norm is not None)
+            yield from layer.attention.norms
         yield self.norm
 
     @property
@@ -385,6 +271,9 @@ class ModelDescription:
             shapes[norm.tensor] = (norm.size,)
             if norm.bias is not None:
                 shapes[norm.bias] = (norm.size,)
+        for layer in self.layers:
+            if isinstance(layer.mlp, ExpertsSpec) and layer.mlp.choice_bias is not None:
+                shapes[layer.mlp.choice_bias] = (len(layer.mlp.experts),)
         return shapes
 
     @property
@@ -395,4 +284,11 @@ class ModelDescription:
             LayerAttention(layer.attention.scale, layer.attention.window, layer.attention.soft_cap)
             for layer in self.layers
         )
-        return ModelLayout(self.vocab_size, self.context_length, first.num_kv_heads, first.head_dim, layers)
+        return ModelLayout(
+            self.vocab_size,
+            self.context_length,
+            first.num_kv_heads,
+            first.head_dim,
+            layers,
+            keys_hold_values=first.latent is not None,
+        )

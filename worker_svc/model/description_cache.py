@@ -9,8 +9,6 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from svc_common.models import cache_root
-from worker_svc.model import description as description_module
-from worker_svc.model import encoder_description as encoder_description_module
 from worker_svc.model.architecture import AnyDescription, describe_any, origin_of, source_of
 from worker_svc.model.config import raw_config, read_config
 from worker_svc.model.description import ModelDescription
@@ -52,8 +50,8 @@ def _origin(directory: Path) -> str:
     model_type = str(raw_config(directory).get("model_type"))
     # Their source may use other files of their package.
     digest.update(origin_of(model_type).encode())
-    describing = sorted(Path(__file__).parent.glob("describe_*.py"))
-    for source in (Path(description_module.__file__), Path(encoder_description_module.__file__), *describing):
+    package = Path(__file__).parent
+    for source in sorted((*package.glob("describe_*.py"), *package.glob("*description.py"))):
         digest.update(source.read_bytes())
     digest.update(source_of(model_type))
     return digest.hexdigest()

@@ -14,7 +14,7 @@ from worker_svc.model.adapters import refuse_adapters
 from worker_svc.model.compiled_model import load_compiled_model
 from worker_svc.model.config import UnsupportedModel, read_config
 from worker_svc.model.description import ModelDescription
-from worker_svc.model.support import unsupported_reason
+from worker_svc.model.support import needs_torch, unsupported_reason
 from worker_svc.model.torch_model import load_torch_model
 from worker_svc.model.weight_format import format_of, quantization_of
 from worker_svc.model_layout import ModelLayout
@@ -65,6 +65,11 @@ def load(
     format_of(directory)
     refuse_adapters(directory)
     if description is None or unsupported_natively(description, kernels, device) is not None:
+        if description is not None and needs_torch(description):
+            raise UnsupportedModel(
+                f"the {description.architecture} model in {directory} has latent attention, which is computed by "
+                "torch's operators on a CPU alone (QUIRE_DEVICE=cpu)"
+            )
         if quantization_of(directory) is not None:
             raise UnsupportedModel(
                 f"the model in {directory} has quantized weights, which transformers' modules do not read: only models "

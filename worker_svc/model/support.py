@@ -11,8 +11,9 @@ from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import (
     Activation,
     ComputedFormat,
+    ExpertScores,
+    ExpertsSpec,
     MlpKind,
-    MlpSpec,
     ModelDescription,
     NormKind,
 )
@@ -44,6 +45,9 @@ class Feature(Enum):
     LOGITS_SOFT_CAP = auto()
     EXPERTS = auto()
     JOINT_HEAD_NORM = auto()
+    LATENT_ATTENTION = auto()
+    EXPERT_GROUPS = auto()
+    SIGMOID_ROUTER = auto()
 
 
 BY_EVERY_BACKEND = frozenset(
@@ -121,16 +125,30 @@ def features(description: ModelDescription) -> Iterator[tuple[Feature, str]]:
         yield Feature.PARALLEL_LAYERS, "attention and MLP side by side"
     if description.logits_soft_cap is not None:
         yield Feature.LOGITS_SOFT_CAP, "a soft cap on logits"
-    if any(not isinstance(layer.mlp, MlpSpec) for layer in layers):
+    if any(isinstance(layer.mlp, ExpertsSpec) for layer in layers):
         yield Feature.EXPERTS, "experts"
     if any(attention.has_joint_norms for attention in attentions):
         yield Feature.JOINT_HEAD_NORM, "norms of all heads together"
+    if any(attention.latent is not None for attention in attentions):
+        yield Feature.LATENT_ATTENTION, "latent attention"
+    mixtures = [layer.mlp for layer in layers if isinstance(layer.mlp, ExpertsSpec)]
+    if any(mixture.groups is not None for mixture in mixtures):
+        yield Feature.EXPERT_GROUPS, "experts that are chosen by groups"
+    if any(mixture.scores is not ExpertScores.SOFTMAX or mixture.choice_bias for mixture in mixtures):
+        yield Feature.SIGMOID_ROUTER, "a router with sigmoids or a bias of the choice"
 
 
 def unsupported_reason(description: ModelDescription, computed: frozenset[Feature]) -> str | None:
     """The first feature of a description that is not in `computed`, by name; None: there is none."""
     names = [name for feature, name in features(description) if feature not in computed]
     return ", ".join(names) or None
+
+
+def needs_torch(description: ModelDescription) -> bool:
+    """Whether neither the kernels nor transformers' modules over a paged cache compute the model, but torch's operators
+    do: transformers expands latent vectors, and then keys and values differ in their dimensions.
+    """
+    return any(layer.attention.latent is not None for layer in description.layers)
 
 
 def check_computed(backend: str, description: ModelDescription, computed: frozenset[Feature]) -> None:

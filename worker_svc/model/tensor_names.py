@@ -47,6 +47,7 @@ def described_names(description: ModelDescription, stored: Collection[str]) -> d
 
     kept = (name for name in stored if not name.endswith(description.unused_suffixes))
     names = {described(name): StoredTensor(name) for name in kept}
+    names = {name: place for name, place in names.items() if not name.startswith(description.unused_prefixes)}
     for layer in description.layers:
         if isinstance(layer.mlp, ExpertsSpec):
             for fused, weights in _fused_weights(layer.mlp):

@@ -24,12 +24,18 @@ from worker_svc.model.linear import Linear
 from worker_svc.model.rope import Rotation, inverse_frequencies, layer_ropes
 from worker_svc.model.support import BY_EVERY_BACKEND, Feature, check_computed
 from worker_svc.model.torch_experts import TorchExperts
+from worker_svc.model.torch_latent import attend_latent
 from worker_svc.model.torch_layers import TorchBodyBuilder, TorchNorm, add_outputs, attend
 from worker_svc.model.weight_format import format_of
 from worker_svc.model.weights import Checkpoint
 from worker_svc.model_layout import ModelLayout
 
-COMPUTED = BY_EVERY_BACKEND | {Feature.SINGLE_HEAD_NORM}
+COMPUTED = BY_EVERY_BACKEND | {
+    Feature.EXPERT_GROUPS,
+    Feature.LATENT_ATTENTION,
+    Feature.SIGMOID_ROUTER,
+    Feature.SINGLE_HEAD_NORM,
+}
 
 
 class _TorchBuilder(TorchBodyBuilder):
@@ -71,7 +77,8 @@ class TorchBody:
         hidden = self._embed(token_ids, positions)
         for number, (layer, rope) in enumerate(zip(self._layers, self._rope_of_layers, strict=True)):
             rotation = None if rope is None else rotations[rope]
-            gathered = attend(number, layer, layer.attention_norm(hidden), rotation, attention)
+            attend_layer = attend if layer.latent is None else attend_latent
+            gathered = attend_layer(number, layer, layer.attention_norm(hidden), rotation, attention)
             if indices is not None and layer is self._layers[-1]:
                 # After the last layer's keys and values, only these tokens matter.
                 if not len(indices):

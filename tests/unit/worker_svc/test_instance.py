@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig
 
+import latent_models
 from llama_models import SIZES, VARIANTS
 from quire_kernels.cpu.library import load_library
 from runner_driver import Driver
@@ -375,3 +376,14 @@ def test_compiled_kernels_are_kept_in_the_directory_of_the_settings(
     _load(tiny_llama, "--kernels", "compiled", "--kernel-cache-dir", str(tmp_path / "kernels"))
     _load(tiny_llama, "--kernels", "compiled", "--kernel-cache-dir", "")
     assert directories == [tmp_path / "kernels", tmp_path / "models" / "kernels"]
+
+
+def test_latent_attention_is_computed_by_torch(save_model: Callable[..., Path]) -> None:
+    directory, reports = save_model(latent_models.VARIANTS["deepseek-v2-lite"]()), list[str]()
+    loaded = _load(directory, "--dtype", "float32", report=reports.append)
+    # One vector of 24 + 8 numbers for each of 16 tokens in 3 layers
+    assert loaded.description.block_bytes == 3 * 16 * 32 * 4
+    assert any("torch computes the model" in report and "latent attention" in report for report in reports)
+    for args in (("--kernels", "compiled"), ("--quantization", "int8")):
+        with pytest.raises(StartupFailed, match=r"compiled kernels cannot be used: .* latent attention"):
+            _load(directory, *args)

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import dense_models
+import latent_models
 import llama_models
 import transformers_models
 from bert_models import save_bert, save_cross_encoder
@@ -144,6 +145,18 @@ def test_architectures_that_nothing_computes(model: Path) -> None:
 def test_an_architecture_of_transformers_alone(model: Path) -> None:
     change_config(model, model_type="olmo", architectures=["OlmoForCausalLM"])
     assert "transformers' own modules" in of_model(model).found
+
+
+def test_latent_attention_is_computed_by_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llama_models.save_model(tmp_path, latent_models.VARIANTS["deepseek-v3"]())
+    finding = of_model(tmp_path)
+    assert finding.status is Status.OK
+    assert "computed by torch's operators, since the compiled kernels refuse it" in finding.found
+    assert "latent attention" in finding.found
+    monkeypatch.setattr(model_checks, "choose_device", lambda _: torch.device("cuda"))
+    on_gpu = of_model(tmp_path)
+    assert (on_gpu.status, "latent attention" in on_gpu.problem) == (Status.WRONG, True)
+    assert "QUIRE_DEVICE=cpu" in on_gpu.next_step
 
 
 def test_an_encoder_needs_supported_files_of_sentence_transformers(tmp_path: Path) -> None:

@@ -1,0 +1,159 @@
+"""Attention of a description: rotary positions, and the kinds of heads."""
+
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+
+from worker_svc.model.linear_description import LinearLayer, Norm, require
+
+
+class RopeKind(Enum):
+    """How the frequencies of rotary positions are scaled."""
+
+    DEFAULT = "default"
+    LINEAR = "linear"
+    LLAMA3 = "llama3"
+    YARN = "yarn"
+    LONGROPE = "longrope"
+    """Only within the original context, so that keys in the cache keep their frequencies."""
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary positions: base, and the scaling of its kind."""
+
+    kind: RopeKind
+    theta: float
+    factor: float = 1.0
+    """All kinds but DEFAULT."""
+    original_context_length: int = 0
+    """LLAMA3 and YARN."""
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 1.0
+    """LLAMA3."""
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    """YARN: whether the dimensions at which blending begins and ends are rounded outwards."""
+    attention_factor: float = 1.0
+    """Factor of rotated queries and keys; other than 1 only for YARN and LONGROPE."""
+    rotated_dims: int | None = None
+    """How many dimensions of each head are rotated, the first ones; None: all."""
+    pair_factors: tuple[float, ...] = ()
+    """LONGROPE: what the frequency of each pair of dimensions is divided by."""
+
+
+class KVFormat(StrEnum):
+    """The format of a layer's keys and values."""
+
+    MODEL = "model"
+    """The dtype that the model computes in."""
+    FP8 = "fp8"
+    INT8 = "int8"
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1).
+
+    A token has one normalised *latent* vector, of which keys and values of all heads are products, and one rotated key
+    that all heads share. The cache holds these two side by side, as the one KV head of `AttentionSpec`. The products
+    for keys are computed with the query, those for values with what attention returns: scores and outputs are the same.
+    """
+
+    rank: int
+    """Dimensions of the latent vector: the first ones of what the cache holds, and all that values are made of."""
+    rotated_dim: int
+    """Dimensions of the rotated key, and the last ones of each head's query."""
+    plain_dim: int
+    """Dimensions of each head's query that are not rotated."""
+    value_dim: int
+    """Dimensions of each head's values."""
+    kv_norm: Norm
+    """Of the latent vector."""
+    kv_up: LinearLayer
+    """From the latent vector: of each head the key [plain_dim], then the value [value_dim]."""
+    query_norm: Norm | None = None
+    query_up: LinearLayer | None = None
+    """From a latent vector of the query, normalised, to the queries of all heads; None: `qkv` returns them."""
+    rotates_neighbours: bool = True
+    """Pairs of rotated dimensions are (2i, 2i + 1); otherwise (i, i + rotated_dim / 2)."""
+
+    @property
+    def query_dim(self) -> int:
+        """Dimensions of each head's query before the product for keys."""
+        return self.plain_dim + self.rotated_dim
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """Causal attention with grouped queries."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    """What scores are multiplied by."""
+    qkv: LinearLayer
+    output: LinearLayer
+    rope: RopeConfig | None
+    """None: no positions."""
+    window: int | None = None
+    """How many keys up to its own a query sees; None: all."""
+    soft_cap: float | None = None
+    """Scores s become c * tanh(s / c); None: they stay."""
+    query_norm: Norm | None = None
+    key_norm: Norm | None = None
+    """Of each head, or of all heads together, before rotation."""
+    kv_format: KVFormat | None = None
+    """None: what the worker's settings choose."""
+    latent: LatentSpec | None = None
+    """Where keys and values are products of a latent vector: `qkv` returns queries, or the latent vector of queries,
+    then the latent vector and the key that is rotated; `output` takes the values of all heads.
+    """
+
+    def __post_init__(self) -> None:
+        require(self.num_heads % self.num_kv_heads == 0, "num_heads", f"a multiple of {self.num_kv_heads} KV heads")
+        if self.latent is not None:
+            self._check_latent(self.latent)
+            return
+        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        require(self.qkv.outputs == (queries, keys, keys), "qkv", f"of the outputs {(queries, keys, keys)}")
+        require(self.output.inputs == queries, "output", f"of {queries} inputs")
+        for name, norm, whole in (("query_norm", self.query_norm, queries), ("key_norm", self.key_norm, keys)):
+            size = whole if self.has_joint_norms else self.head_dim
+            require(norm is None or norm.size == size, name, f"of the size {self.head_dim}, or {whole} for all heads")
+
+    @property
+    def has_joint_norms(self) -> bool:
+        """Whether the norms are of all heads together."""
+        norms = self.query_norm, self.key_norm
+        return any(norm is not None and norm.size != self.head_dim for norm in norms)
+
+    @property
+    def norms(self) -> tuple[Norm, ...]:
+        """Those of queries, keys and latent vectors."""
+        norms = (self.query_norm, self.key_norm)
+        if self.latent is not None:
+            norms = (self.latent.query_norm, self.latent.kv_norm)
+        return tuple(norm for norm in norms if norm is not None)
+
+    def _check_latent(self, latent: LatentSpec) -> None:
+        stored, queries = latent.rank + latent.rotated_dim, self.num_heads * latent.query_dim
+        require(self.num_kv_heads == 1, "num_kv_heads", "1 where a latent vector is stored")
+        require(self.head_dim == stored, "head_dim", f"{stored}, the dimensions of what is stored")
+        require(self.query_norm is None and self.key_norm is None, "query_norm", "absent, as key_norm: see latent")
+        require(self.window is None and self.soft_cap is None, "window", "absent, as soft_cap, with a latent vector")
+        rotated = None if self.rope is None else self.rope.rotated_dims
+        require(rotated == latent.rotated_dim, "rope", f"of {latent.rotated_dim} rotated dimensions")
+        width = self.num_heads * (latent.plain_dim + latent.value_dim)
+        require(latent.kv_norm.size == latent.rank, "kv_norm", f"of the size {latent.rank}")
+        require(latent.kv_up.inputs == latent.rank, "kv_up", f"of {latent.rank} inputs")
+        require(latent.kv_up.outputs == (width,), "kv_up", f"of {width} outputs")
+        require(not latent.kv_up.biased, "kv_up", "without a bias")
+        require((latent.query_norm is None) == (latent.query_up is None), "query_norm", "present with query_up alone")
+        if latent.query_norm is not None and latent.query_up is not None:
+            require(latent.query_up.inputs == latent.query_norm.size, "query_up", f"of {latent.query_norm.size} inputs")
+            require(latent.query_up.outputs == (queries,), "query_up", f"of {queries} outputs")
+            queries = latent.query_norm.size
+        require(self.qkv.outputs == (queries, stored), "qkv", f"of the outputs {(queries, stored)}")
+        require(self.output.inputs == self.num_heads * latent.value_dim, "output", "of the values of all heads")
