@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test chaos acceptance clients peers lint type protos client-wheel release-protos requirements sbom audit gpu-check clean
+.PHONY: help install run test chaos acceptance clients peers lint type protos client-wheel release-protos requirements sbom audit aot gpu-check clean
 .PHONY: bench bench-sweep bench-steps bench-pairs bench-pressure bench-recovery bench-journal bench-kernels bench-quality
 .PHONY: bench-security bench-deterministic bench-grammars bench-grammar-engines bench-simulator bench-docs bench-continuous-batching bench-sync-client bench-embeddings bench-offline bench-all
 
@@ -162,6 +162,9 @@ bench-all: $(STAMP)  ## Measure anew what docs/ show of older code, for hours; g
 
 bench-docs: $(STAMP)  ## Write figures and plots in docs/ from the results
 	$(BIN)/python -m benchmarks.docs
+
+aot: $(STAMP)  ## Compile all Triton kernels for seven GPUs that need not be there, in a quarter of an hour; TARGETS=sm_90
+	$(BIN)/python -m benchmarks.aot $(if $(TARGETS),--targets $(TARGETS))
 
 gpu-check:  ## Run GPU tests and benchmarks with the Python at hand; installs nothing
 	$(PYTHON) -m benchmarks.gpu

@@ -6,6 +6,7 @@ Each section of a page between `<!-- NAME: … -->` and `<!-- end of NAME -->` i
 stays as it is. The plots are drawn anew too.
 """
 
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -13,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.aot.report import aot_section
 from benchmarks.deterministic import deterministic_section
 from benchmarks.embeddings.report import embeddings_section
 from benchmarks.gpu.report import gpu_section
+from benchmarks.grammars import grammars_section
 from benchmarks.journal.report import journal_section
 from benchmarks.kernels.report import kernels_section
 from benchmarks.offline.report import offline_section
@@ -41,11 +44,12 @@ class Section:
     command: str
     render: Callable[[dict[str, Any]], str]
 
-    def text(self) -> str:
+    def text(self, page: Path) -> str:
+        """For the page at this path."""
         result = read_result(self.result)
         if result is None:
             return f"Not measured yet: `{self.command}`."
-        return f"{self.render(result)}\n\nRepeat with `{self.command}`; all of it is in {_link(self.result)}."
+        return f"{self.render(result)}\n\nRepeat with `{self.command}`; all of it is in {_link(self.result, page)}."
 
 
 @dataclass(frozen=True)
@@ -72,9 +76,11 @@ class Page:
 
     def written(self) -> str:
         """The page with its sections written anew."""
-        page = rewritten(self.path.read_text(), "measured code", self.measured_code())
+        page = self.path.read_text()
+        if len(self.sections) > 1:
+            page = rewritten(page, "measured code", self.measured_code())
         for section in self.sections:
-            page = rewritten(page, section.name, section.text())
+            page = rewritten(page, section.name, section.text(self.path))
         return page
 
     def measured_code(self) -> str:
@@ -105,6 +111,7 @@ PERFORMANCE = (
     Section("pressure", RESULTS / "pressure.json", "make bench-pressure", pressure_section),
     Section("kernels", RESULTS / "kernels_cpu.json", "make bench-kernels", kernels_section),
     Section("quality", RESULTS / "quality.json", "make bench-quality", quality_section),
+    Section("aot", RESULTS / "aot.json", "python -m benchmarks.aot --update", aot_section),
     Section("gpu", RESULTS / "gpu_check.json", "make gpu-check", gpu_section),
 )
 GUARANTEES = (
@@ -124,6 +131,11 @@ POLICIES = tuple(
 PAGES = (
     Page(DOCS / "performance.md", PERFORMANCE, (Plot(DOCS / "sweep.svg", RESULTS / "sweep.json", sweep_charts),)),
     Page(DOCS / "guarantees.md", GUARANTEES, ()),
+    Page(
+        DOCS / "design" / "grammars.md",
+        (Section("grammars", RESULTS / "grammars.json", "make bench-grammars", grammars_section),),
+        (),
+    ),
     Page(
         DOCS / "policies.md",
         POLICIES,
@@ -145,8 +157,8 @@ def rewritten(page: str, name: str, text: str) -> str:
     return new
 
 
-def _link(path: Path) -> str:
-    return f"[`{path.name}`](../{path.relative_to(ROOT)})"
+def _link(path: Path, page: Path) -> str:
+    return f"[`{path.name}`]({os.path.relpath(path, page.parent)})"
 
 
 def main() -> None:

@@ -19,8 +19,8 @@ from typing import Any
 from benchmarks.record import ROOT
 
 FOLDERS = ("tests/kernels", "tests/gpu")
-# Tests of the CPU backend, which need a C++ compiler.
-IGNORED = ("tests/kernels/cpu", "tests/kernels/test_cpu_attention.py")
+# Tests of the CPU backend, which need a C++ compiler, and of kernels that are compiled for other GPUs.
+IGNORED = ("tests/kernels/cpu", "tests/kernels/test_cpu_attention.py", "tests/kernels/aot")
 # Each compiles one kernel at a time; some cases use several gigabytes of device memory.
 MAX_PROCESSES = 12
 COLLECT_SECONDS = 90

@@ -179,7 +179,25 @@ def tile_keys(head_dim: int, dtype: torch.dtype) -> int:
     return max(16, min(128, elements // tile_dims(head_dim)))
 
 
-def launch_options(tile_m: int, tile_n: int, tile_d: int, dtype: torch.dtype, device: torch.device) -> dict[str, int]:
+def tile_queries(head_dim: int, dtype: torch.dtype, cache_dtype: torch.dtype, device: torch.device) -> int:
+    """The rows of a prefill's tile, TILE_M of `attend_keys`: 128, or 32 in float32; fewer where they would take more
+    than half of the device's shared memory, or spill registers.
+
+    They share each page that is loaded: with 64, all of an H200's multiprocessors would ask about 8 TB/s of its L2
+    cache at 500 TFLOP/s.
+    """
+    rows, tile_d = 32 if dtype == torch.float32 else 128, tile_dims(head_dim)
+    # Codes of 8 bits take registers until they are converted.
+    if cache_dtype.itemsize == 1:
+        rows = min(rows, 128 * 128 // tile_d)
+    while 2 * rows * tile_d * dtype.itemsize > device_limits(device).shared_memory:
+        rows //= 2
+    return rows
+
+
+def launch_options(
+    tile_m: int, tile_n: int, tile_d: int, dtype: torch.dtype, cache_dtype: torch.dtype, device: torch.device
+) -> dict[str, int]:
     """num_warps and num_stages of a kernel around `attend_keys`.
 
     Chosen by the code that Triton and ptxas generate for sm_90. Fewer warps spill registers, with many rows or where
@@ -188,7 +206,10 @@ def launch_options(tile_m: int, tile_n: int, tile_d: int, dtype: torch.dtype, de
     """
     queries, keys = tile_m * tile_d * dtype.itemsize, tile_n * tile_d * dtype.itemsize
     fits = queries + 3 * 2 * keys + 4096 <= device_limits(device).shared_memory
-    many = tile_m >= 128 or tile_m * tile_d > 64 * 128 or (dtype == torch.float32 and tile_m > 16)
+    # Codes of 8 bits take registers until they are converted: with the widest heads, 5 stages would spill.
+    if cache_dtype.itemsize == 1 and tile_m > 16 and tile_d > 128:
+        fits = False
+    many = tile_m >= 128 or tile_m * tile_d > 64 * 128 or dtype == torch.float32
     return {"num_warps": 8 if many else 4, "num_stages": 5 if fits else 3}
 
 

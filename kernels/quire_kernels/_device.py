@@ -24,3 +24,8 @@ def device_limits(device: torch.device) -> DeviceLimits:
         return H200
     properties = triton.runtime.driver.active.utils.get_device_properties(device.index)
     return DeviceLimits(properties["multiprocessor_count"], properties["max_shared_mem"])
+
+
+def pipeline_stages(tile_bytes: int, device: torch.device) -> int:
+    """num_stages of a loop over tiles of two matrices, together so large: 4, or as many as fit shared memory."""
+    return max(2, min(4, device_limits(device).shared_memory // tile_bytes))

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire_kernels._checks import require
+from quire_kernels._device import pipeline_stages
 from quire_kernels._shapes import check_rows
 from quire_kernels.activation import Activation, activate, gated_activation_reference
 from quire_kernels.group_by_expert import ExpertGroups
@@ -102,7 +103,8 @@ def grouped_linear(
     if out.numel() == 0:
         return out
     is_exact = inputs.dtype == torch.float32
-    tile_n = 64 if is_exact or activation is not None else 128
+    tile_n, tile_k = 64 if is_exact or activation is not None else 128, 32 if is_exact else 64
+    num_columns = tile_n if activation is None else 2 * tile_n
     _grouped_linear_kernel[(len(groups.tile_experts), triton.cdiv(outputs, tile_n))](
         out,
         inputs,
@@ -119,9 +121,9 @@ def grouped_linear(
         ACTIVATION=None if activation is None else activation.value,
         TILE_M=groups.tile_rows,
         TILE_N=tile_n,
-        TILE_K=32 if is_exact else 64,
+        TILE_K=tile_k,
         num_warps=4,
-        num_stages=4,
+        num_stages=pipeline_stages((groups.tile_rows + num_columns) * tile_k * inputs.dtype.itemsize, inputs.device),
     )
     return out
 

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire_kernels._checks import FLOAT_DTYPES, require
-from quire_kernels._device import device_limits
+from quire_kernels._device import device_limits, pipeline_stages
 from quire_kernels._shapes import check_rows, check_vector
 
 # Rows of a tile: the fewest of Hopper's matrix instruction. Fewer of float32, whose products run without tensor cores.
@@ -100,7 +100,7 @@ def invariant_linear(
         TILE_N=tile_n,
         TILE_K=tile_k,
         num_warps=4,
-        num_stages=4,
+        num_stages=pipeline_stages((tile_m + tile_n) * tile_k * inputs.dtype.itemsize, inputs.device),
     )
     return out
 

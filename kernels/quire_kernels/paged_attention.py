@@ -14,6 +14,7 @@ from quire_kernels._attend import (
     score_parameters,
     tile_dims,
     tile_keys,
+    tile_queries,
 )
 from quire_kernels._checks import MAX_HEAD_DIM, AttentionRule, PagedKV, check_attention, check_index, require
 from quire_kernels.kv_quantization import MAX_CODES
@@ -209,12 +210,11 @@ def paged_attention(
         return out
     num_kv_heads, block_size = key_cache.shape[1:3]
     group = num_heads // num_kv_heads
-    exact = query.dtype == torch.float32
     tile_d = tile_dims(head_dim)
     tile_n = tile_keys(head_dim, query.dtype)
-    # tl.dot wants 16 rows at least. A decode step needs no more than its group. Of a prefill, 128 rows share each page
-    # that is loaded: with 64, all of an H200's multiprocessors would ask about 8 TB/s of its L2 cache at 500 TFLOP/s.
-    tile_m = max(16 if max_query_len == 1 else 32 if exact else 128, triton.next_power_of_2(group))
+    # tl.dot wants 16 rows at least. A decode step needs no more than its group.
+    rows = 16 if max_query_len == 1 else tile_queries(head_dim, query.dtype, key_cache.dtype, query.device)
+    tile_m = max(rows, triton.next_power_of_2(group))
     score_scale, soft_cap = score_parameters(scale, soft_cap)
     _paged_attention_kernel[(num_tokens // (tile_m // group) + num_seqs, num_kv_heads)](
         out,
@@ -240,7 +240,7 @@ def paged_attention(
         TILE_M=tile_m,
         TILE_N=tile_n,
         TILE_D=tile_d,
-        **launch_options(tile_m, tile_n, tile_d, query.dtype, query.device),
+        **launch_options(tile_m, tile_n, tile_d, query.dtype, key_cache.dtype, query.device),
     )
     return out
 

@@ -315,7 +315,7 @@ def paged_decode(
         TILE_M=tile_m,
         TILE_N=tile_n,
         TILE_D=tile_d,
-        **launch_options(tile_m, tile_n, tile_d, query.dtype, query.device),
+        **launch_options(tile_m, tile_n, tile_d, query.dtype, key_cache.dtype, query.device),
     )
     if logs is not None:
         _merge_kernel[(num_seqs, num_heads)](

@@ -104,7 +104,10 @@ class Replica:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step may be planned though nothing waits. Indivisible prompts in steps in flight need none."""
+        """Whether the replica may need a step even if no request is queued.
+
+        An indivisible prompt needs no further step while the one that computes it is in flight.
+        """
         if self.running or self.isolated or self.swapped or self.has_pending_updates or self.has_new_pressure:
             return True
         return len(self.kv.swaps) > 0 or any(not sequence.num_steps_in_flight for sequence in self.indivisible)

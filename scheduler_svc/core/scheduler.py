@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from functools import partial
 from itertools import count
 
 from scheduler_svc.core.admission import Admission, AdmissionRefusal, Rates, Sharing
@@ -65,20 +64,20 @@ class Scheduler:
         for_new_requests = NewRequestReserve(self.waiting)
         self.capacity = Capacity(limits, self.placement, preemption, for_new_requests)
         searches: dict[str, BeamGroup] = {}
-        new_id = partial(next, count())
+        new_id = count().__next__
         self._preemptor = Preemptor(preemption, self.waiting, searches, self.totals)
         self._reclaimer = MemoryReclaimer(self._preemptor, self.waiting)
-        shares_by_tenant = sharing is Sharing.BY_TENANT
-        turns = PromptTurns(self.waiting, shares_by_tenant=shares_by_tenant)
+        by_tenant = sharing is Sharing.BY_TENANT
+        turns = PromptTurns(self.waiting, shares_by_tenant=by_tenant)
         forks = Forks(searches, self.waiting, new_id)
         self._running = RunningPlanner(limits, preemption, self._preemptor, turns, forks, for_new_requests)
-        room = (self.replicas, self.waiting, self.capacity)
-        self.slot_wait = SlotWait(*room, lengths, shares_by_tenant=shares_by_tenant)
-        self._fair_preemption = FairPreemption(*room, preemption, self._preemptor, shares_by_tenant=shares_by_tenant)
+        self.slot_wait = SlotWait(self.replicas, self.waiting, self.capacity, lengths, shares_by_tenant=by_tenant)
+        self._fair_preemption = FairPreemption(
+            self.replicas, self.waiting, self.capacity, preemption, self._preemptor, shares_by_tenant=by_tenant
+        )
         self._admitter = Admitter(self.waiting, self.placement, self.capacity, self._preemptor, self.totals)
         self._isolated_runs = IsolatedRuns(self.poison, self.waiting, self._preemptor)
-        runs = self._isolated_runs
-        self._requests = RequestTable(self.replicas, self.waiting, runs, self.budgets, searches, new_id)
+        self._requests = RequestTable(self.replicas, self.waiting, self._isolated_runs, self.budgets, searches, new_id)
         self._committer = Committer(self._requests, self.waiting, BeamSearches(self._requests), self.totals)
 
     # A step.

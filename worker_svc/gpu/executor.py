@@ -127,9 +127,13 @@ class DeviceExecutor:
         # Compiled now. It changes nothing: every token is allowed.
         every = np.full((1, -(-limits.vocab_size // 32)), -1, np.int32)
         mask_logits(self._logits, self._staging.upload(np.zeros(1, np.int64)), self._staging.upload(every))
-        self._capture_sizes = capture_sizes(max_sequences) if cuda_graphs else []
-        if self._capture_sizes:
-            self._capture(GraphCapture() if device.type == "cuda" else run_without_capture, report)
+        sizes = capture_sizes(max_sequences)
+        self._capture_sizes = sizes if cuda_graphs else []
+        if cuda_graphs:
+            self._capture(sizes, GraphCapture() if device.type == "cuda" else run_without_capture, report)
+        elif device.type != "cpu":
+            # Compiled now, because the kernels of a decode depend on its batch size; the interpreter compiles nothing.
+            self._capture(sizes, run_without_capture, lambda captured, of: None)
 
     def launch(
         self, batch: Batch, sequences: Items[Sequence], drafts: Drafts = (), pieces: Items[PromptPiece] = ()
@@ -148,6 +152,16 @@ class DeviceExecutor:
 
     def _launch(self, work: StepWork[Sequence]) -> "DeviceSampleHandle":
         self._has_sampled = False
+        with self._staging.next_buffer() as buffer:
+            outputs, num_samples, reported, scored = self._enqueue(buffer, work)
+        handle = DeviceSampleHandle(outputs, buffer.done, num_samples, reported, scored)
+        self._matchers.launched(handle)
+        return handle
+
+    def _enqueue(
+        self, buffer: StagingBuffer, work: StepWork[Sequence]
+    ) -> tuple[Tensor, int, ReportedRows, list[ReportedRows]]:
+        """Enqueues a step. Returns what its handle needs: outputs, sampled rows, and rows with log-probabilities."""
         batch, sequences, drafts, pieces = work
         positions = [len(sequence.tokens) for sequence in sequences]
         constrained = any(sequence.matcher is not None for sequence in sequences)
@@ -156,7 +170,6 @@ class DeviceExecutor:
             lengths = [1 + len(draft) for draft in drafts]
             positions = [first + row for first, length in zip(positions, lengths, strict=True) for row in range(length)]
             sequences = [s for s, length in zip(sequences, lengths, strict=True) for _ in range(length)]
-        buffer = self._staging.next_buffer()
         entries = _pad_entries(self._entry_lists.of(sequences, positions))
         slots = self._penalty_slots.of(sequences)
         reported = ReportedRows.of([sequence.params for sequence in sequences], self._limits.vocab_size)
@@ -190,9 +203,7 @@ class DeviceExecutor:
         for _, values_and_ids in scored:
             parts += values_and_ids
         outputs = self._staging.fetch(buffer, parts)
-        handle = DeviceSampleHandle(outputs, buffer.done, len(sequences), reported, [rows for rows, _ in scored])
-        self._matchers.launched(handle)
-        return handle
+        return outputs, len(sequences), reported, [rows for rows, _ in scored]
 
     def can_verify(self, params: SamplingParams) -> bool:
         """Not with penalties: the rows of a step do not see each other's tokens."""
@@ -263,18 +274,17 @@ class DeviceExecutor:
         )
 
     @torch.inference_mode()
-    def _capture(self, capture: Callable[[Work], Work], report: Callable[[int, int], None]) -> None:
+    def _capture(self, sizes: Items[int], capture: Callable[[Work], Work], report: Callable[[int, int], None]) -> None:
         """Captures the launches for each batch size; the largest first, because its memory serves the others.
 
         The capture reads the addresses that `_lay_out_decode` fills for as many rows. They are empty now.
         """
-        for place, bucket in enumerate(reversed(self._capture_sizes), start=1):
-            buffer = self._staging.next_buffer()
+        for place, bucket in enumerate(reversed(sizes), start=1):
             nothing = [np.empty(0, dtype) for dtype in (np.int64, np.int64, np.int64, np.int32)]
             columns = sampling_columns([], [], np.empty(0, np.int64), bucket)
             groups = _decode_groups(nothing, columns, _pad_entries(self._entry_lists.of([], [])))
-            (token_ids, positions, slots, context_lens), how, changes = self._staging.send(buffer, groups)
-            self._staging.fetch(buffer, [self._sampled[:bucket]])
+            with self._staging.next_buffer() as buffer:
+                (token_ids, positions, slots, context_lens), how, changes = self._staging.send(buffer, groups)
             inputs = ForwardInputs(
                 token_ids,
                 positions,
@@ -290,7 +300,7 @@ class DeviceExecutor:
             self._decodes[bucket] = replace(
                 launches, forward=capture(launches.forward), adjust_and_sample=capture(launches.adjust_and_sample)
             )
-            report(place, len(self._capture_sizes))
+            report(place, len(sizes))
 
 
 class DeviceSampleHandle:

@@ -1,6 +1,7 @@
 """Copies a step's inputs to the device and its sampled tokens back: one copy each, through pinned memory."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -83,12 +84,21 @@ class Staging:
             for _ in range(_NUM_BUFFERS)
         ]
 
-    def next_buffer(self) -> StagingBuffer:
-        """The buffer of the next step. Waits only if the caller has more than one step in flight."""
+    @contextmanager
+    def next_buffer(self) -> Iterator[StagingBuffer]:
+        """The buffer of the next step, which is enqueued in the context. Waits only if the caller has more than one
+        step in flight.
+
+        `done` is recorded at the end, also after an error: copies that were enqueued before it may still read the
+        buffer.
+        """
         buffer = self._buffers.pop(0)
         self._buffers.append(buffer)
         buffer.done.synchronize()
-        return buffer
+        try:
+            yield buffer
+        finally:
+            buffer.done = record(self._device)
 
     def send(self, buffer: StagingBuffer, groups: Sequence[Sequence[NDArray[Any]]]) -> list[list[Tensor]]:
         """Copies groups of contiguous arrays to the device in one copy. Returns the same groups as tensors.
@@ -113,7 +123,7 @@ class Staging:
         """Starts copying tensors back, as the last operation of the buffer's step. Returns their bytes on the host,
         concatenated.
 
-        The bytes are valid after `buffer.done`, until the buffer is reused.
+        The bytes are valid after the `done` that the end of the buffer's context records, until the buffer is reused.
         """
         flat = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors]
         packed = flat[0] if len(flat) == 1 else torch.cat(flat)
@@ -121,7 +131,6 @@ class Staging:
             buffer.outputs = pinned(len(packed), self._device)
         outputs = buffer.outputs[: len(packed)]
         outputs.copy_(packed, non_blocking=True)
-        buffer.done = record(self._device)
         return outputs
 
     def upload(self, array: NDArray[Any]) -> Tensor:

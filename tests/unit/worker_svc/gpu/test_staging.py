@@ -1,5 +1,6 @@
 """Staged data arrives at fixed addresses, and a step's buffer is not reused while the step is in flight."""
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,8 @@ def test_arrays_of_all_kinds_arrive_in_their_groups(staging: Staging) -> None:
         [],
         [np.empty(0, np.int64), np.array([2**62], np.int64), np.array([0.25], np.float32)],
     ]
-    sent = staging.send(staging.next_buffer(), groups)
+    with staging.next_buffer() as buffer:
+        sent = staging.send(buffer, groups)
     assert [len(group) for group in sent] == [2, 0, 3]
     for group, arrays in zip(sent, groups, strict=True):
         for tensor, array in zip(group, arrays, strict=True):
@@ -30,8 +32,10 @@ def test_arrays_of_all_kinds_arrive_in_their_groups(staging: Staging) -> None:
 
 
 def test_arrays_of_the_same_sizes_have_the_same_addresses(staging: Staging) -> None:
-    first = staging.send(staging.next_buffer(), [[np.arange(3), np.arange(2)]])
-    second = staging.send(staging.next_buffer(), [[np.arange(3, 6), np.arange(2, 4)], [np.arange(7)]])
+    with staging.next_buffer() as buffer:
+        first = staging.send(buffer, [[np.arange(3), np.arange(2)]])
+    with staging.next_buffer() as buffer:
+        second = staging.send(buffer, [[np.arange(3, 6), np.arange(2, 4)], [np.arange(7)]])
     assert [t.data_ptr() for t in second[0]] == [t.data_ptr() for t in first[0]]
     assert first[0][1].tolist() == [2, 3]
 
@@ -39,33 +43,48 @@ def test_arrays_of_the_same_sizes_have_the_same_addresses(staging: Staging) -> N
 def test_results_of_two_steps_are_there_at_the_same_time(staging: Staging, device: torch.device) -> None:
     fetched = []
     for step in range(2):
-        buffer = staging.next_buffer()
         tokens = torch.tensor([step, step + 10], device=device)
-        fetched.append(staging.fetch(buffer, [tokens, torch.tensor([[0.5 + step]], device=device)]))
+        with staging.next_buffer() as buffer:
+            fetched.append(staging.fetch(buffer, [tokens, torch.tensor([[0.5 + step]], device=device)]))
         buffer.done.synchronize()
     for step, memory in enumerate(fetched):
         assert memory[:16].view(torch.int64).tolist() == [step, step + 10]
         assert memory[16:].view(torch.float32).tolist() == [0.5 + step]
 
 
-def test_a_buffer_is_reused_only_when_its_step_is_done(staging: Staging) -> None:
-    class Completion:
-        waited = 0
+class Completion:
+    """An event that counts who waits for it."""
 
-        def query(self) -> bool:
-            return False
+    def __init__(self) -> None:
+        self.waited = 0
 
-        def synchronize(self) -> None:
-            self.waited += 1
+    def query(self) -> bool:
+        return False
 
-    done = Completion()
-    first = staging.next_buffer()
-    first.done = done
-    second = staging.next_buffer()
-    assert second is not first
-    assert done.waited == 0
-    assert staging.next_buffer() is first
-    assert done.waited == 1
+    def synchronize(self) -> None:
+        self.waited += 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_buffer_is_reused_only_when_its_step_is_done(
+    staging: Staging, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    recorded: list[Completion] = []
+
+    def record(device: torch.device) -> Completion:
+        recorded.append(Completion())
+        return recorded[-1]
+
+    monkeypatch.setattr("worker_svc.gpu.staging.record", record)
+    buffers = []
+    for step in range(3):
+        # A step that fails may have enqueued a copy of its inputs before.
+        with contextlib.suppress(ValueError), staging.next_buffer() as buffer:
+            buffers.append(buffer)
+            assert [event.waited for event in recorded] == [[], [0], [1, 0]][step]
+            if fails:
+                raise ValueError
+    assert buffers[0] is buffers[2] is not buffers[1]
 
 
 def test_an_upload_is_a_tensor_of_its_own(staging: Staging, device: torch.device) -> None:

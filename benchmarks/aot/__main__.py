@@ -1,0 +1,60 @@
+"""Compiles every Triton kernel ahead of time, for GPUs that need not be there (`make aot`).
+
+    python -m benchmarks.aot [--targets sm_90,gfx942] [--only TEXT] [--quick] [--update] [--output FILE]
+
+Fails with status 1 if a kernel does not compile, uses more shared memory than its target has, spills more registers
+than its target allows, lacks tensor-core instructions or asynchronous copies, or has other inner loops than the table.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+import triton
+
+from benchmarks.aot.compiling import compile_target, faults
+from benchmarks.aot.table import TABLE, read_rows, write_table
+from benchmarks.aot.targets import TARGETS
+from benchmarks.record import ROOT
+
+CACHE = ROOT / "build" / "aot"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--targets", default=",".join(TARGETS), help="of %(default)s")
+    parser.add_argument("--only", default="", help="only cases with this text in their name")
+    parser.add_argument("--quick", action="store_true", help="a smaller set of cases")
+    parser.add_argument("--update", action="store_true", help="write the rows to the table, instead of comparing them")
+    parser.add_argument("--output", type=Path, default=TABLE, help="the table; default %(default)s")
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
+    options = parser.parse_args(arguments)
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        parser.error("TRITON_INTERPRET is 1: the interpreter compiles nothing")
+    names = options.targets.split(",")
+    if unknown := set(names) - set(TARGETS):
+        parser.error(f"--targets: there is no {', '.join(sorted(unknown))}, only {', '.join(TARGETS)}")
+    os.environ.setdefault("TRITON_CACHE_DIR", str(CACHE))
+    work = partial(compile_target, only=options.only, is_quick=options.quick)
+    # Processes of their own: a driver is a global of Triton.
+    with ProcessPoolExecutor(min(options.processes, len(names)), mp_context=get_context("spawn")) as pool:
+        compiled = [kernel for kernels in pool.map(work, names) for kernel in kernels]
+    table = {} if options.update else read_rows(options.output, triton.__version__)
+    num_faults = 0
+    for kernel in compiled:
+        for fault in faults(TARGETS[kernel.target], kernel, table):
+            print(f"{kernel.target}, {kernel.case}, {kernel.kernel}: {fault}")
+            num_faults += 1
+    if options.update:
+        write_table(options.output, compiled, names)
+    print(f"{len(compiled)} kernels, {num_faults} faults")
+    return 1 if num_faults or not compiled else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,337 @@
+"""The calls of wrappers whose kernels are compiled: on meta tensors, in the shapes, dtypes and cache formats of served
+models.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from quire_kernels.activation import Activation, gated_activation, plain_activation
+from quire_kernels.adjust_logits import LogitEntries, Penalties, adjust_logits
+from quire_kernels.block_copy import block_copy
+from quire_kernels.choose_experts import choose_experts
+from quire_kernels.combine_experts import combine_experts
+from quire_kernels.embed_tokens import embed_tokens
+from quire_kernels.group_by_expert import group_by_expert
+from quire_kernels.grouped_linear import choose_tile_rows, grouped_linear
+from quire_kernels.invariant_linear import invariant_linear
+from quire_kernels.log_norms import log_norms
+from quire_kernels.logits_epilogue import logits_epilogue
+from quire_kernels.mask_logits import mask_logits
+from quire_kernels.paged_attention import paged_attention
+from quire_kernels.paged_decode import paged_decode
+from quire_kernels.rotary_store import HeadNorm, rotary_store
+from quire_kernels.row_norm import RowNorm, add_row_norm, row_norm
+from quire_kernels.sample import SamplingTensors, sample
+from quire_kernels.store_kv import store_kv
+from worker_svc.cache import CacheShape, LayerCache
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+FP8, INT8 = torch.float8_e4m3fn, torch.int8
+DTYPE_NAMES = {BF16: "bf16", FP16: "fp16", FP32: "fp32", FP8: "fp8", INT8: "int8"}
+
+_META = torch.device("meta")
+_CONTEXT = 8192
+_NUM_TOKENS, _NUM_ROWS = 64, 64
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The heads of a served model."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    has_norms: bool = False
+    window: int | None = None
+    soft_cap: float | None = None
+    rotary_dim: int | None = None
+    """How many dimensions of a head are rotated; None: all."""
+
+
+MODELS = {
+    "SmolLM2 135M": Heads(9, 3, 64),
+    "Llama 3 8B": Heads(32, 8, 128),
+    "Qwen2.5 7B": Heads(28, 4, 128),
+    "Qwen3 8B": Heads(32, 8, 128, has_norms=True),
+    "Gemma 2 9B": Heads(16, 8, 256, window=4096, soft_cap=50.0),
+    "Gemma 3 1B": Heads(4, 1, 256, has_norms=True, window=512),
+    "Phi 3 mini": Heads(32, 32, 96),
+    "Pythia 2.8B": Heads(32, 32, 80, rotary_dim=20),
+    "GPT-2": Heads(12, 12, 64, rotary_dim=0),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call of a wrapper, in which its kernels are launched. `is_quick`: part of the set that tests compile."""
+
+    name: str
+    call: Callable[[], object]
+    dtype: torch.dtype = BF16
+    """What is multiplied."""
+    needs_fp8: bool = False
+    is_quick: bool = False
+
+
+def _empty(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=_META)
+
+
+def _cache(heads: Heads, block_size: int, dtype: torch.dtype) -> LayerCache:
+    """The views of the second of two layers, as a worker lays its cache out."""
+    shape = CacheShape(2, heads.num_kv_heads, block_size, heads.head_dim, dtype)
+    return shape.allocate(4096, _META).layer(1)
+
+
+def _prefill(heads: Heads, dtype: torch.dtype, cache: LayerCache, num_seqs: int = 4, max_query_len: int = 512) -> None:
+    paged_attention(
+        _empty(num_seqs * max_query_len, heads.num_heads, heads.head_dim, dtype=dtype),
+        cache.keys,
+        cache.values,
+        _empty(num_seqs, _CONTEXT // cache.keys.shape[2], dtype=torch.int32),
+        _empty(num_seqs + 1, dtype=torch.int32),
+        _empty(num_seqs, dtype=torch.int32),
+        max_query_len,
+        heads.head_dim**-0.5,
+        window=heads.window,
+        soft_cap=heads.soft_cap,
+        key_scales=cache.key_scales,
+        value_scales=cache.value_scales,
+    )
+
+
+def _decode(heads: Heads, dtype: torch.dtype, cache: LayerCache, num_seqs: int) -> None:
+    paged_decode(
+        _empty(num_seqs, heads.num_heads, heads.head_dim, dtype=dtype),
+        cache.keys,
+        cache.values,
+        _empty(num_seqs, _CONTEXT // cache.keys.shape[2], dtype=torch.int32),
+        _empty(num_seqs, dtype=torch.int32),
+        _CONTEXT,
+        heads.head_dim**-0.5,
+        window=heads.window,
+        soft_cap=heads.soft_cap,
+        key_scales=cache.key_scales,
+        value_scales=cache.value_scales,
+    )
+
+
+def _attention(
+    model: str,
+    dtype: torch.dtype = BF16,
+    kv: torch.dtype | None = None,
+    block_size: int = 16,
+    *,
+    is_quick: bool = False,
+) -> Iterator[Case]:
+    """Prefill and decode of a model. A single sequence is decoded in splits, of many each is one split."""
+    heads, kv = MODELS[model], kv or dtype
+    how = f"{model}, {DTYPE_NAMES[dtype]}" + (f", KV {DTYPE_NAMES[kv]}" if kv != dtype else "")
+    how += f", blocks of {block_size}" if block_size != 16 else ""
+    needs_fp8 = kv == FP8
+
+    def case(kind: str, call: Callable[[LayerCache], None], is_quick: bool) -> Case:
+        return Case(f"{kind}: {how}", lambda: call(_cache(heads, block_size, kv)), dtype, needs_fp8, is_quick)
+
+    yield case("prefill", lambda cache: _prefill(heads, dtype, cache), is_quick)
+    yield case("decode of 1", lambda cache: _decode(heads, dtype, cache, 1), is_quick)
+    if dtype == kv == BF16 and block_size == 16:
+        yield case("decode of 256", lambda cache: _decode(heads, dtype, cache, 256), False)
+
+
+def _attention_cases() -> Iterator[Case]:
+    for model in ("SmolLM2 135M", "Llama 3 8B", "Qwen2.5 7B", "Gemma 2 9B", "Phi 3 mini", "Pythia 2.8B"):
+        yield from _attention(model, is_quick=model in ("Llama 3 8B", "Gemma 2 9B"))
+    for model in ("Llama 3 8B", "SmolLM2 135M"):
+        yield from _attention(model, FP16)
+        yield from _attention(model, FP32, is_quick=model == "Llama 3 8B")
+    yield from _attention("Gemma 2 9B", FP32)
+    for kv in (FP8, INT8):
+        yield from _attention("Llama 3 8B", kv=kv, is_quick=True)
+        yield from _attention("Gemma 2 9B", kv=kv)
+    for block_size in (32, 64, 128):
+        yield from _attention("Llama 3 8B", block_size=block_size)
+    llama = MODELS["Llama 3 8B"]
+    yield Case(
+        "rows of one token in tiles: Llama 3 8B, bf16", lambda: _prefill(llama, BF16, _cache(llama, 16, BF16), 8, 1)
+    )
+
+
+def _rotate_and_store(heads: Heads, dtype: torch.dtype, kv: torch.dtype) -> None:
+    cache = _cache(heads, 16, kv)
+    weight = _empty(heads.head_dim, dtype=dtype)
+    rotary_dim = heads.head_dim if heads.rotary_dim is None else heads.rotary_dim
+    rotary_store(
+        _empty(_NUM_TOKENS, (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim, dtype=dtype),
+        _empty(_NUM_TOKENS, dtype=torch.int64),
+        _empty(rotary_dim // 2, dtype=FP32) if rotary_dim else None,
+        cache.keys,
+        cache.values,
+        _empty(_NUM_TOKENS, dtype=torch.int64),
+        norm=HeadNorm(weight, weight, 1e-6, 1e-6) if heads.has_norms else None,
+        key_scales=cache.key_scales,
+        value_scales=cache.value_scales,
+    )
+
+
+def _store(heads: Heads, kv: torch.dtype) -> None:
+    cache = _cache(heads, 16, kv)
+    rows = _empty(_NUM_TOKENS, heads.num_kv_heads, heads.head_dim)
+    slots = _empty(_NUM_TOKENS, dtype=torch.int64)
+    store_kv(rows, rows, cache.keys, cache.values, slots, key_scales=cache.key_scales, value_scales=cache.value_scales)
+
+
+def _cache_cases() -> Iterator[Case]:
+    for model, heads in MODELS.items():
+        quick = model in ("Qwen3 8B", "Pythia 2.8B")
+        yield Case(f"rotary: {model}, bf16", partial(_rotate_and_store, heads, BF16, BF16), is_quick=quick)
+    llama = MODELS["Llama 3 8B"]
+    yield Case("rotary: Llama 3 8B, fp32", lambda: _rotate_and_store(llama, FP32, FP32), FP32)
+    for kv in (FP8, INT8):
+        name, is_fp8 = DTYPE_NAMES[kv], kv == FP8
+        for model in ("Llama 3 8B", "Qwen3 8B", "Pythia 2.8B"):
+            yield Case(
+                f"rotary: {model}, bf16, KV {name}",
+                partial(_rotate_and_store, MODELS[model], BF16, kv),
+                needs_fp8=is_fp8,
+                is_quick=model == "Llama 3 8B",
+            )
+        yield Case(f"store: Llama 3 8B, bf16, KV {name}", partial(_store, llama, kv), needs_fp8=is_fp8, is_quick=is_fp8)
+    yield Case("store: Llama 3 8B, bf16", lambda: _store(llama, BF16))
+    yield Case(
+        "copies of blocks of 2 MiB",
+        lambda: block_copy(
+            _empty(64, 2 << 20, dtype=torch.uint8),
+            _empty(64, 2 << 20, dtype=torch.uint8),
+            _empty(16, 2, dtype=torch.int64),
+        ),
+        is_quick=True,
+    )
+
+
+def _norm(width: int, *, is_centered: bool = False) -> RowNorm:
+    return RowNorm(_empty(width), 1e-5, _empty(width) if is_centered else None, is_centered)
+
+
+def _layer_cases() -> Iterator[Case]:
+    for width in (576, 2048, 3584, 4096, 8192):
+        yield Case(
+            f"add and RMS norm: {width}",
+            partial(add_row_norm, _empty(64, width, dtype=FP32), _empty(64, width), _norm(width), BF16),
+            is_quick=width == 4096,
+        )
+    yield Case(
+        "add and layer norm: 2560",
+        lambda: add_row_norm(_empty(64, 2560, dtype=FP32), _empty(64, 2560), _norm(2560, is_centered=True), BF16),
+    )
+    yield Case(
+        "norm, add and RMS norm: 3584",
+        lambda: add_row_norm(
+            _empty(64, 3584, dtype=FP32), _empty(64, 3584), _norm(3584), BF16, update_norm=_norm(3584)
+        ),
+    )
+    yield Case("RMS norm of joint heads: 2048", lambda: row_norm(_empty(64, 2048), _norm(2048), BF16))
+    for activation in Activation:
+        yield Case(
+            f"gated {activation.value}: 14336",
+            partial(gated_activation, _empty(64, 2 * 14336), activation),
+            is_quick=activation is Activation.SILU,
+        )
+        yield Case(f"{activation.value}: 10240", partial(plain_activation, _empty(64, 10240), activation))
+    ids, sampled = _empty(_NUM_TOKENS, dtype=torch.int64), _empty(256, dtype=torch.int64)
+    yield Case("embedding: 4096", lambda: embed_tokens(ids, sampled, _empty(128256, 4096)), is_quick=True)
+    yield Case(
+        "embedding with positions: 768",
+        lambda: embed_tokens(ids, sampled, _empty(50257, 768), positions=ids, position_embedding=_empty(1024, 768)),
+    )
+
+
+def _product(
+    inputs: int, outputs: int, dtype: torch.dtype, out: torch.dtype | None = None, *, is_quick: bool = False
+) -> Case:
+    def call() -> Tensor:
+        into = None if out is None else _empty(_NUM_ROWS, outputs, dtype=out)
+        return invariant_linear(_empty(_NUM_ROWS, inputs, dtype=dtype), _empty(outputs, inputs, dtype=dtype), out=into)
+
+    into = "" if out is None else f" in {DTYPE_NAMES[out]}"
+    return Case(f"invariant product: {inputs} to {outputs}{into}, {DTYPE_NAMES[dtype]}", call, dtype, is_quick=is_quick)
+
+
+def _experts(num_tokens: int, dtype: torch.dtype, num_experts: int, num_chosen: int, width: int) -> None:
+    """All kernels of a layer of experts for a hidden size of 2,048."""
+    hidden = 2048
+    choices = choose_experts(
+        _empty(num_tokens, num_experts, dtype=FP32), num_experts, num_chosen, normalized=True, scale=1.0
+    )
+    num_rows = choices.experts.numel()
+    tile_rows = choose_tile_rows(num_rows, num_experts, dtype, deterministic=False)
+    groups = group_by_expert(choices.experts, num_experts, tile_rows)
+    gate_up = _empty(num_experts, 2 * width, hidden, dtype=dtype)
+    active = grouped_linear(_empty(num_tokens, hidden, dtype=dtype), gate_up, groups, num_rows, Activation.SILU)
+    rows = grouped_linear(active, _empty(num_experts, hidden, width, dtype=dtype), groups, num_rows)
+    combine_experts(rows, choices.weights)
+
+
+def _product_cases() -> Iterator[Case]:
+    yield _product(4096, 6144, BF16, is_quick=True)
+    yield _product(4096, 28672, BF16)
+    yield _product(14336, 4096, BF16)
+    yield _product(576, 960, BF16)
+    yield _product(4096, 6144, FP16)
+    yield _product(4096, 6144, FP32, is_quick=True)
+    yield _product(4096, 128256, BF16, FP32, is_quick=True)
+    for num_tokens in (8, 512):
+        yield Case(
+            f"128 experts, 8 chosen: {num_tokens} tokens, bf16",
+            partial(_experts, num_tokens, BF16, 128, 8, 768),
+            is_quick=num_tokens == 8,
+        )
+    yield Case("8 experts, 2 chosen: 512 tokens, bf16", lambda: _experts(512, BF16, 8, 2, 14336))
+    yield Case("128 experts, 8 chosen: 64 tokens, fp32", lambda: _experts(64, FP32, 128, 8, 768), FP32)
+
+
+def _penalties(rows: int, vocab: int) -> Penalties:
+    factors = _empty(rows, dtype=FP32)
+    return Penalties(_empty(rows, dtype=torch.int64), factors, factors, factors, _empty(256, vocab, dtype=torch.int32))
+
+
+def _sample(rows: int, vocab: int) -> None:
+    numbers, words = _empty(rows, dtype=FP32), _empty(rows, dtype=torch.int32)
+    seeds, top_p = _empty(rows, dtype=torch.int64), _empty(rows, dtype=torch.float64)
+    sampling = SamplingTensors(numbers, words, top_p, numbers, seeds, words, words)
+    sample(_empty(rows, vocab, dtype=FP32), sampling, _penalties(rows, vocab))
+
+
+def _sampling_cases() -> Iterator[Case]:
+    for rows, vocab in ((1, 128256), (64, 128256), (64, 49152), (64, 151936), (64, 256000)):
+        yield Case(
+            f"sampling: {rows} rows of {vocab}",
+            partial(_sample, rows, vocab),
+            is_quick=(rows, vocab) == (64, 128256),
+        )
+    vocab = 128256
+    logits = _empty(_NUM_ROWS, vocab, dtype=FP32)
+    words = _empty(1024, dtype=torch.int32)
+    entries = LogitEntries(words, words, _empty(1024, dtype=FP32))
+    yield Case("changes of logits", lambda: adjust_logits(logits, entries, _penalties(_NUM_ROWS, vocab)), is_quick=True)
+    masks = _empty(_NUM_ROWS, -(-vocab // 32), dtype=torch.int32)
+    rows_of_masks = _empty(_NUM_ROWS, dtype=torch.int64)
+    yield Case("masks of logits", lambda: mask_logits(logits, rows_of_masks, masks), is_quick=True)
+    yield Case("log norms", lambda: log_norms(logits), is_quick=True)
+    yield Case("soft cap of logits", lambda: logits_epilogue(logits, None, 30.0))
+    yield Case("bias of logits", lambda: logits_epilogue(logits, _empty(vocab), None))
+
+
+def all_cases() -> list[Case]:
+    """All cases, each with a name of its own."""
+    return [
+        *_attention_cases(),
+        *_cache_cases(),
+        *_layer_cases(),
+        *_product_cases(),
+        *_sampling_cases(),
+    ]

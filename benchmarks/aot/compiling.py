@@ -1,0 +1,137 @@
+"""Compiles the kernels of cases for a target, and judges what came of it."""
+
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from triton.runtime.jit import JITFunction
+
+from benchmarks.aot.cases import Case, all_cases
+from benchmarks.aot.machine_code import Figures, figures_of
+from benchmarks.aot.targets import TARGETS, Target, intercepted_launches
+
+# Of products of matrices. In float32 they run without tensor cores on NVIDIA's GPUs: those round to 10 bits.
+_MATRIX_KERNELS = (
+    "_paged_attention_kernel",
+    "_decode_kernel",
+    "_invariant_linear_kernel",
+    "_grouped_linear_kernel",
+)
+TOLERANCE = 0.05
+"""By how much a kernel's instructions may differ from the table."""
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """A kernel of a case; `figures` is None, and `error` says why, where it does not compile."""
+
+    target: str
+    case: str
+    kernel: str
+    """With a number where a case launches several that differ in constants or types."""
+    multiplies: bool
+    """Whether tensor cores are to compute its products."""
+    figures: Figures | None
+    error: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.target, self.case, self.kernel
+
+    def row(self) -> dict[str, Any]:
+        """As a row of the table."""
+        figures = {} if self.figures is None else asdict(self.figures)
+        return {"target": self.target, "case": self.case, "kernel": self.kernel} | figures
+
+
+def compile_cases(target: Target, cases: Sequence[Case]) -> Iterator[CompiledKernel]:
+    """Each kernel once: one that an earlier case has launched too is left out."""
+    run = JITFunction.run
+    seen: set[str] = set()
+    found: list[CompiledKernel] = []
+    is_product = False
+
+    def compile_kernel(function: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        name = function.__name__
+        multiplies = is_product and name in _MATRIX_KERNELS
+        try:
+            kernel = run(function, *args, grid=grid, warmup=True, **options)
+        except Exception as error:
+            # Not raised, so that the other kernels of the case are compiled too.
+            found.append(CompiledKernel(target.name, "", name, multiplies, None, _reason(error)))
+            return None
+        if kernel.hash not in seen:
+            seen.add(kernel.hash)
+            found.append(CompiledKernel(target.name, "", name, multiplies, figures_of(kernel)))
+        return kernel
+
+    with intercepted_launches(target, compile_kernel):
+        for case in cases:
+            if case.needs_fp8 and not target.has_fp8:
+                continue
+            found.clear()
+            is_product = case.dtype != torch.float32
+            case.call()
+            numbers: dict[str, int] = {}
+            for kernel in found:
+                numbers[kernel.kernel] = number = numbers.get(kernel.kernel, 0) + 1
+                yield replace(
+                    kernel, case=case.name, kernel=f"{kernel.kernel} {number}" if number > 1 else kernel.kernel
+                )
+
+
+def compile_target(name: str, only: str, is_quick: bool) -> list[CompiledKernel]:
+    """The kernels of all cases whose name has `only` in it; with `is_quick` those of the smaller set."""
+    cases = [case for case in all_cases() if only in case.name and (case.is_quick or not is_quick)]
+    began = time.monotonic()
+    compiled = []
+    for kernel in compile_cases(TARGETS[name], cases):
+        compiled.append(kernel)
+        _log(f"{name}, {kernel.case}, {kernel.kernel}: {kernel.figures or kernel.error}")
+    _log(f"{name}: {len(compiled)} kernels in {time.monotonic() - began:.0f} s")
+    return compiled
+
+
+def faults(target: Target, kernel: CompiledKernel, table: dict[tuple[str, str, str], dict[str, Any]]) -> list[str]:
+    """What is wrong with a kernel: by the target's limits, and by its row of the table if it has one."""
+    figures = kernel.figures
+    if figures is None:
+        return [f"does not compile: {kernel.error}"]
+    wrong = []
+    if figures.shared_bytes > target.shared_bytes:
+        wrong.append(f"uses {figures.shared_bytes} bytes of shared memory of {target.shared_bytes}")
+    if figures.spill_bytes > target.max_spill_bytes:
+        wrong.append(f"spills {figures.spill_bytes} bytes of registers, more than {target.max_spill_bytes}")
+    if kernel.multiplies and not figures.num_matrix_instructions:
+        wrong.append("has no tensor-core instructions")
+    if kernel.multiplies and target.is_nvidia and not figures.num_async_copies:
+        wrong.append("has no asynchronous copies")
+    row = table.get(kernel.key, {})
+    if (usual := row.get("num_loop_instructions")) is not None:
+        now = figures.num_loop_instructions
+        if abs(now - usual) > TOLERANCE * usual:
+            wrong.append(f"has {now} instructions in inner loops, not {usual}")
+    if (usual := row.get("num_matrix_instructions")) is not None and kernel.multiplies:
+        now = figures.num_matrix_instructions
+        if now < (1 - TOLERANCE) * usual:
+            wrong.append(f"has {now} tensor-core instructions, not {usual}")
+    return wrong
+
+
+def _reason(error: BaseException) -> str:
+    """The last lines of an error and of its causes."""
+    texts = []
+    cause: BaseException | None = error
+    while cause is not None:
+        message = re.sub(r"\s+", " ", str(cause))
+        texts.append(f"{type(cause).__name__}: {message[-300:]}")
+        cause = cause.__cause__
+    return "; ".join(texts)
+
+
+def _log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

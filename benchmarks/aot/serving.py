@@ -1,0 +1,274 @@
+"""Which kernels would be compiled while a worker serves: the real runner and executor, on meta tensors.
+
+    python -m benchmarks.aot.serving [--model llama|qwen3_moe] [--steps 300] [--kv fp8|int8] [--deterministic]
+                                     [--no-graphs]
+
+Start-up and then random steps run as they would on an H200, but a launch is only recorded. Fails with status 1 if a
+launch after the start-up needs a kernel that none before it needed; the kernels are printed.
+"""
+
+import argparse
+import json
+import os
+import random
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from benchmarks.aot.targets import TARGETS, intercepted_launches
+from benchmarks.gpu.random_model import LLAMA_8B
+from quire_kernels.block_copy import block_copy
+from worker_svc.cache import CacheShape
+from worker_svc.description import WorkerLimits
+from worker_svc.executor import CudaGraphOptions, run_inline
+from worker_svc.gpu import executor as gpu_executor
+from worker_svc.gpu.staging import Staging, StagingBuffer
+from worker_svc.model.architecture import describe
+from worker_svc.model.config import read_config
+from worker_svc.model.formats.dense import DenseFormat
+from worker_svc.model.triton_model import TritonModel
+from worker_svc.model.weights import Checkpoint
+from worker_svc.runner import Runner
+from worker_svc.step import (
+    BlockPairs,
+    Direction,
+    NewSequence,
+    SamplingParams,
+    ScheduledSequence,
+    Step,
+    SwapResult,
+)
+from worker_svc.warm_up import measure_prefill, run_largest_step, warm_up
+
+_META = torch.device("meta")
+_TWO_LAYERS = LLAMA_8B | {"num_hidden_layers": 2}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": _TWO_LAYERS,
+    "qwen3_moe": _TWO_LAYERS
+    | {
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "hidden_size": 2048,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+    },
+}
+_CACHE_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
+
+
+@dataclass
+class Launches:
+    """Launches of kernels, by what a kernel is compiled for: types and alignment of arguments, constants, options."""
+
+    num_launches: int = 0
+
+    def __post_init__(self) -> None:
+        self._known: set[tuple[str, ...]] = set()
+        self._new: list[tuple[str, ...]] = []
+
+    def record(self, function: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        """Takes the place of `JITFunction.run`."""
+        self.num_launches += 1
+        binder = function.device_caches[0][-1]
+        bound, specialization, resolved = binder(*args, **options, debug=False, instrumentation_mode="")
+        constants = {parameter.name: bound[parameter.name] for parameter in function.params if parameter.is_constexpr}
+        key = (function.__name__, str(specialization), str(constants), str(resolved))
+        if key not in self._known:
+            self._known.add(key)
+            self._new.append(key)
+
+    def take_new(self) -> list[tuple[str, ...]]:
+        """The kernels that were needed first since the last call."""
+        new, self._new = self._new, []
+        return new
+
+
+class _MetaCheckpoint(Checkpoint):
+    """A checkpoint with every tensor, without values."""
+
+    def __init__(self) -> None:
+        super().__init__(Path(), DenseFormat(), torch.bfloat16, _META)
+
+    def read(self, name: str, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+
+class _MetaStaging(Staging):
+    """What comes back from the device is zero: the first token is sampled always."""
+
+    def fetch(self, buffer: StagingBuffer, tensors: Sequence[Tensor]) -> Tensor:
+        return torch.zeros(sum(tensor.nbytes for tensor in tensors), dtype=torch.uint8)
+
+    def upload(self, array: Any) -> Tensor:
+        return torch.from_numpy(array).to(_META)
+
+
+class _MetaCopier:
+    """Copies within the device; there are no blocks on the host."""
+
+    is_synchronous = False
+
+    def __init__(self, blocks: Tensor) -> None:
+        self._blocks = blocks
+
+    def swap(self, step_id: int, direction: Direction, pairs: BlockPairs) -> "Future[SwapResult]":
+        raise NotImplementedError
+
+    def copy(self, pairs: BlockPairs) -> "Future[None]":
+        return run_inline(lambda: block_copy(self._blocks, self._blocks, torch.tensor(pairs).to(_META)))
+
+    def discard(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
+        pass
+
+    def cancel_all(self) -> None:
+        pass
+
+
+class RandomTraffic:
+    """Random steps: prompts in chunks of any size, decodes beside them, all kinds of sampling."""
+
+    def __init__(self, limits: WorkerLimits, seed: int) -> None:
+        self._limits, self._random = limits, random.Random(seed)
+        self._lengths: dict[int, tuple[int, int]] = {}  # computed tokens, and those of the prompt
+        self._ends: dict[int, int] = {}
+        self._blocks: dict[int, list[int]] = {}
+        self._free = list(range(limits.num_blocks))
+        self._next_id = 0
+
+    def step(self) -> Step:
+        """The next step; it may be empty."""
+        chosen, finished, scheduled, new = self._random, self._finish(), [], []
+        left = self._limits.max_step_tokens
+        running = list(self._lengths)
+        chosen.shuffle(running)
+        for sequence_id in running if chosen.random() < 0.6 else running[: chosen.randint(0, len(running))]:
+            computed, prompt = self._lengths[sequence_id]
+            size = 1 if computed >= prompt else chosen.choice((1, 2, 15, 16, 17, 100, 512, 2048))
+            if num_tokens := min(size, max(1, prompt - computed), left):
+                scheduled.append(self._schedule(sequence_id, num_tokens))
+                left -= num_tokens
+        while left and len(self._lengths) < self._limits.max_sequences and chosen.random() < 0.5:
+            prompt = chosen.choice((1, 2, 3, 15, 16, 17, 100, 1000, 3000))
+            sequence_id, self._next_id = self._next_id, self._next_id + 1
+            new.append(NewSequence(sequence_id, [3] * prompt, prompt, 0, self._sampling()))
+            self._lengths[sequence_id], self._blocks[sequence_id] = (0, prompt), []
+            self._ends[sequence_id] = prompt + chosen.randint(5, 400)
+            num_tokens = min(prompt, left, chosen.choice((1, 16, 300, 2048)))
+            scheduled.append(self._schedule(sequence_id, num_tokens))
+            left -= num_tokens
+        return Step(finished, new, scheduled)
+
+    def _schedule(self, sequence_id: int, num_tokens: int) -> ScheduledSequence:
+        computed, prompt = self._lengths[sequence_id]
+        self._lengths[sequence_id] = computed + num_tokens, prompt
+        blocks = self._blocks[sequence_id]
+        num_needed = -(-(computed + num_tokens) // self._limits.block_size) - len(blocks)
+        added = [self._free.pop() for _ in range(num_needed)]
+        blocks += added
+        return ScheduledSequence(sequence_id, computed, num_tokens, added)
+
+    def _finish(self) -> list[int]:
+        finished = [one for one, (computed, _) in self._lengths.items() if computed >= self._ends[one]]
+        for sequence_id in finished:
+            del self._lengths[sequence_id], self._ends[sequence_id]
+            self._free += self._blocks.pop(sequence_id)
+        return finished
+
+    def _sampling(self) -> SamplingParams:
+        choice = self._random.choice
+        return SamplingParams(
+            temperature=choice((0.0, 1.0)),
+            top_p=choice((1.0, 0.9)),
+            top_k=choice((0, 1, 40)),
+            min_p=choice((0.0, 0.05)),
+            repetition_penalty=choice((1.0, 1.1)),
+            logprobs=choice((None, None, None, 0, 1, 5, 20)),
+            min_tokens=choice((0, 3)),
+            suppressed_token_ids=(1, 2),
+            logit_bias=dict.fromkeys(range(choice((0, 0, 1, 300, 1500))), 1.0),
+            seed=self._random.getrandbits(63),
+        )
+
+
+def compiled_while_serving(
+    raw_config: dict[str, Any],
+    num_steps: int,
+    *,
+    cache_dtype: torch.dtype = torch.bfloat16,
+    deterministic: bool = False,
+    cuda_graphs: bool = True,
+) -> tuple[int, list[tuple[str, ...]]]:
+    """How many launches the steps made, and the kernels among them that no launch of the start-up needed."""
+    with TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(raw_config))
+        description = describe(read_config(Path(folder)))
+    if description is None:
+        raise ValueError("the native modules do not compute this model")
+    launches = Launches()
+    with (
+        torch.inference_mode(),
+        patch.object(gpu_executor, "Staging", _MetaStaging),
+        intercepted_launches(TARGETS["sm_90"], launches.record),
+    ):
+        model = TritonModel(description, _MetaCheckpoint(), deterministic=deterministic)
+        shape = CacheShape.of(model.layout, 16, cache_dtype)
+
+        def make_runner(limits: WorkerLimits) -> Runner:
+            cache = shape.allocate(limits.num_blocks, _META)
+            executor = model.executor(cache, limits, CudaGraphOptions(cuda_graphs))
+            return Runner(executor, limits, _MetaCopier(cache.blocks))
+
+        layout = model.layout
+        limits = WorkerLimits(layout.vocab_size, layout.context_length, 16, 40_000, 2048, 64)
+        run_largest_step(limits, make_runner)
+        runner = make_runner(limits)
+        warm_up(runner)
+        measure_prefill(runner)
+        launches.take_new()
+        num_before = launches.num_launches
+        traffic = RandomTraffic(limits, seed=1)
+        for _ in range(num_steps):
+            step = traffic.step()
+            outcome = runner.step(step)
+            for result in outcome.sequences:
+                if result.failure is not None:
+                    raise RuntimeError(f"a step failed: {result.failure}")
+        return launches.num_launches - num_before, launches.take_new()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=MODELS, default="llama")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--kv", choices=_CACHE_DTYPES, default="bf16", help="data type of keys and values")
+    parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--no-graphs", action="store_true", help="all steps are enqueued kernel by kernel")
+    options = parser.parse_args(arguments)
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        parser.error("TRITON_INTERPRET is 1: the interpreter compiles nothing")
+    num_launches, new = compiled_while_serving(
+        MODELS[options.model],
+        options.steps,
+        cache_dtype=_CACHE_DTYPES[options.kv],
+        deterministic=options.deterministic,
+        cuda_graphs=not options.no_graphs,
+    )
+    for kernel in new:
+        print("compiled while serving:", *kernel)
+    print(f"{options.steps} steps, {num_launches} launches, {len(new)} kernels compiled while serving")
+    return 1 if new or not num_launches else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""The committed table of compiled kernels."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from benchmarks.aot.compiling import CompiledKernel
+from benchmarks.record import RESULTS, provenance, read_result
+
+TABLE = RESULTS / "aot.json"
+
+Rows: TypeAlias = dict[tuple[str, str, str], dict[str, Any]]
+
+
+def read_rows(path: Path, triton_version: str) -> Rows:
+    """The table's rows by target, case and kernel; none if another version of Triton compiled them."""
+    result = read_result(path)
+    if result is None or result["machine"].get("triton") != triton_version:
+        return {}
+    return {(row["target"], row["case"], row["kernel"]): row for row in result["kernels"]}
+
+
+def write_table(path: Path, compiled: Iterable[CompiledKernel], targets: Sequence[str]) -> None:
+    """Replaces the rows of the targets; rows of other targets stay."""
+    before = read_result(path) or {"kernels": []}
+    rows = [row for row in before["kernels"] if row["target"] not in targets]
+    rows += [kernel.row() for kernel in compiled]
+    head = json.dumps(provenance("triton", "torch"), indent=2)
+    # A line for each kernel, so that a change of one is a change of one line.
+    lines = ",\n".join(f"    {json.dumps(row)}" for row in rows)
+    draft = path.with_name(f".{path.name}")
+    draft.write_text(f'{head[:-2]},\n  "kernels": [\n{lines}\n  ]\n}}\n')
+    draft.replace(path)
