@@ -1,7 +1,8 @@
 """What tenants share at a gateway: places for calls, and bytes of bodies. No tenant has more than is free beside it.
 
 So each has at most half of what the others leave: the first one half of all, the next one a quarter where the first has
-its half. One that has nothing may take one call or message, as long as it is free.
+its half. One that has nothing may take a call or a whole message, as long as it is free. Bodies over HTTP are taken
+part by part.
 """
 
 from collections import Counter
