@@ -244,7 +244,7 @@ def test_what_a_model_does_not_compute_is_refused(tmp_path: Path) -> None:
         ("bert", "generate", "this bert model computes embeddings"),
         ("cross-encoder", "generate", "computes scores of pairs of texts"),
         ("cross-encoder", "embed", "computes scores of pairs of texts"),
-        ("other", "embed", "not one whose embeddings are computed; architectures are bert, gemma2"),
+        ("other", "embed", "not one whose embeddings are computed; architectures are bert, deepseek_v2"),
         ("other", "pooling", "not one whose embeddings are computed"),
     ):
         with pytest.raises(StartupFailed, match=text):
