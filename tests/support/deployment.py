@@ -127,7 +127,7 @@ def _wait_ready(running: Deployment) -> None:
     while time.monotonic() < end:
         if running.supervisor.poll() is not None:
             raise AssertionError(f"ended before it was ready:\n{running.log.read_text()[-4000:]}")
-        if running.state_file.exists() and running.state["ready"]:
-            return
+        if running.state_file.exists() and running.state["ready"] and "quire is ready" in running.log.read_text():
+            return  # what it says with the example call comes after the state
         time.sleep(0.05)
     raise AssertionError(f"not ready:\n{running.log.read_text()[-4000:]}")
