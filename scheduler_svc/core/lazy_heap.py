@@ -52,6 +52,17 @@ class LazyHeap(Generic[T, K]):
             heapq.heappop(heap)
         return None
 
+    def ascending(self) -> Iterator[tuple[K, T]]:
+        """Keys and items from the smallest key, without removing them; O(log n) each. The heap must not change."""
+        heap, entries = self._heap, self._entries
+        next_ones = [(heap[0], 0)] if heap else []  # entries whose parents have been passed, with their indices
+        while next_ones:
+            entry, index = heapq.heappop(next_ones)
+            for child in range(2 * index + 1, min(2 * index + 3, len(heap))):
+                heapq.heappush(next_ones, (heap[child], child))
+            if entries.get(entry[2]) is entry:
+                yield entry[0], entry[2]
+
     def _compact(self) -> None:
         if len(self._heap) > 2 * len(self._entries) + 16:  # more than half are old
             self._heap = list(self._entries.values())

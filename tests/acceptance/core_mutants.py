@@ -93,9 +93,21 @@ MUTANTS = (
     # Admission: to the queue and to replicas.
     Mutant(
         "planning/slot_wait.py",
-        "return num_steps * replica.costs.step_seconds(0, width)",
+        "return num_steps * replica.costs.step_seconds(0, len(replica.running))",
         "return 0.0",
         "no wait is predicted although all places are taken",
+    ),
+    Mutant(
+        "planning/slot_wait.py",
+        "num_tokens / held[sequence.request.tenant]",
+        "num_tokens / sum(held.values())",
+        "a tenant is predicted to receive the tokens of all, and to yield too soon",
+    ),
+    Mutant(
+        "planning/fair_preemption.py",
+        "if not is_able or self._is_admitted_elsewhere(other):",
+        "if is_able or self._is_admitted_elsewhere(other):",
+        "a tenant of a small weight without a right to a slot holds up all others",
     ),
     Mutant(
         "admission.py",

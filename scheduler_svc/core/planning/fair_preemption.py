@@ -1,12 +1,17 @@
 """Takes slots and blocks from running sequences for a waiting one of a higher class or of a tenant that holds less.
 
-`claim.py` says which sequences yield to the head of the queue. Their blocks stay on the device while no block is short.
+`claim.py` says which sequences yield to the head of the queue. If none does, the head waits until slots are free, and
+what yields to another tenant behind it, of a larger weight or with fewer slots, is that one's.
+
+Blocks of sequences that yield slots stay on the device while no block is short.
 A beam search takes and yields the slots of all its beams together. If that is more than the head lacks, its tenant
 counts as if it gave up only so many.
 """
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
 
 from scheduler_svc.core.planning.capacity import Capacity
 from scheduler_svc.core.planning.claim import Claim
@@ -17,6 +22,20 @@ from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.request import Sequence
 
 MAX_TOGETHER = 4  # requests for which slots are yielded in one step
+MAX_TENANTS = 16  # whose claims a step looks at where the head of the queue has none
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """What claims on slots depend on: nothing yields to a request that is no stronger than one without a claim."""
+
+    priority: int
+    now: float
+    after: float
+    """Slots of the tenant over its weight, now and with this request."""
+
+    def is_stronger(self, other: "_Share") -> bool:
+        return self.priority > other.priority or self.now < other.now or self.after < other.after
 
 
 class FairPreemption:
@@ -44,22 +63,68 @@ class FairPreemption:
         """Lets running sequences yield if the head of the queue has a right to their slots or blocks.
 
         Returns the head if it can be admitted now. A step yields the slots that it needs, and one for each of a few
-        requests of its tenant behind it.
+        requests of its tenant behind it. If it lacks slots and has a right to none, the first request behind it that
+        has is put first.
         """
         if (not self._waiting.policy and not replica.swapped) or self._capacity.is_held(replica):
             return None
-        head = self._waiting.head(replica)
+        head = self._head(replica)
         if head is None or not replica.shape.computes(head.request):
             return None
-        if (head.swapped_kv is not None and head.is_leaving) or not self._may_claim(replica, head):
+        if head.swapped_kv is not None and head.is_leaving:
             return None
+        if not self._may_claim(replica, head):
+            return self._make_way_behind(replica, head)
         self._note(replica, head)
         if self._capacity.num_missing_slots(replica, head) <= 0:
             return head if self._make_room(replica, head) else None
-        victims = self._slot_victims(replica, head)
-        if not victims or not self._make_room(replica, head):
+        if self._is_admitted_elsewhere(head):
             return None
-        return head if all(self._take_slots(replica, victim) for victim in victims) else None
+        if victims := self._slot_victims(replica, head, self._num_alike(head)):
+            return head if self._take(replica, head, victims) else None
+        return self._make_way_behind(replica, head)
+
+    def _head(self, replica: Replica) -> Sequence | None:
+        """The head of the queue. One that was put first is no longer so if others took the slots meanwhile."""
+        head = self._waiting.head(replica)
+        if head is not None and self._waiting.is_put_first(replica) and self._lacks_slots(replica, head):
+            self._waiting.put_back(replica)
+            head = self._waiting.head(replica)
+        return head
+
+    def _make_way_behind(self, replica: Replica, head: Sequence) -> Sequence | None:
+        """The first request of another tenant that has a right to slots, if it can be admitted now.
+
+        Free slots are the head's, which needs more.
+        """
+        if not self._shares_by_tenant or not self._lacks_slots(replica, head):
+            return None
+        held = self._held_slots()
+        passed = [_share(head, held)]
+        for other in islice(self._waiting.next_tenants(replica), MAX_TENANTS):
+            share = _share(other, held)
+            if other.request.tenant == head.request.tenant or not all(share.is_stronger(each) for each in passed):
+                continue
+            passed.append(share)
+            is_able = replica.shape.computes(other.request) and self._lacks_slots(replica, other)
+            if not is_able or self._is_admitted_elsewhere(other):
+                continue
+            if victims := self._slot_victims(replica, other, 0):
+                break
+        else:
+            return None
+        self._note(replica, other)
+        if not self._take(replica, other, victims):
+            return None
+        self._waiting.put_first(replica, other)
+        return other
+
+    def _lacks_slots(self, replica: Replica, sequence: Sequence) -> bool:
+        return self._capacity.num_missing_slots(replica, sequence) > 0
+
+    def _take(self, replica: Replica, head: Sequence, victims: list[Sequence]) -> bool:
+        """Takes the slots of victims, once there is room; whether a waiting sequence can be admitted now."""
+        return self._make_room(replica, head) and all(self._take_slots(replica, victim) for victim in victims)
 
     def _note(self, replica: Replica, head: Sequence) -> None:
         """Keeps blocks free for requests like this one, if it is a new one of a tenant with few slots."""
@@ -104,15 +169,25 @@ class FairPreemption:
         shape = replica.shape
         return shape.computes(sequence.request) and self._waiting.accounts.may_run(sequence, shape)
 
-    def _slot_victims(self, replica: Replica, head: Sequence) -> list[Sequence]:
-        """The sequences that yield their slots; none if they have too few together."""
-        if head.swapped_kv is None and any(self._may_take(other, head) for other in self._replicas):
-            return []  # that replica admits it
+    def _is_admitted_elsewhere(self, head: Sequence) -> bool:
+        """Whether another replica has a slot and room for a queued sequence."""
+        return head.swapped_kv is None and any(self._may_take(other, head) for other in self._replicas)
+
+    def _held_slots(self) -> Counter[str]:
+        """Slots of each tenant on all replicas."""
         held: Counter[str] = Counter()
         for each in self._replicas:
             held.update(each.num_slots_of)
+        return held
+
+    def _slot_victims(self, replica: Replica, head: Sequence, num_more: int) -> list[Sequence]:
+        """The sequences that yield their slots; none if they have too few together.
+
+        They yield one for each of up to `num_more` requests besides.
+        """
+        held = self._held_slots()
         claim, num_missing = self._claim(head), self._capacity.num_missing_slots(replica, head)
-        num_more, num_gained = self._num_alike(head), head.request.num_slots
+        num_gained = head.request.num_slots
         victims: list[Sequence] = []
         for sequence in self._policy.victims(replica):
             num_given = min(num_missing, sequence.request.num_slots)
@@ -174,3 +249,9 @@ class FairPreemption:
         else:
             num_needed = kv.num_needed(head, kv.match(head))
         return num_needed + self._capacity.measured_reserve(replica, head) - kv.num_available
+
+
+def _share(sequence: Sequence, held: Counter[str]) -> _Share:
+    request = sequence.request
+    num_held = held[request.tenant]
+    return _Share(request.priority, num_held / request.weight, (num_held + request.num_slots) / request.weight)

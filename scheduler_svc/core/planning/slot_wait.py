@@ -49,14 +49,13 @@ class SlotWait:
         return self._capacity.has_free_slot(replica) and not replica.swapped
 
     def _seconds_on(self, replica: Replica, claim: Claim, held: Counter[str]) -> float:
-        width = len(replica.running)
-        num_steps = min((self._steps_until(s, claim, held, width) for s in replica.running), default=0.0)
-        return num_steps * replica.costs.step_seconds(0, width)
+        num_steps = min((self._steps_until(sequence, claim, held) for sequence in replica.running), default=0.0)
+        return num_steps * replica.costs.step_seconds(0, len(replica.running))
 
-    def _steps_until(self, sequence: Sequence, claim: Claim, held: Counter[str], width: int) -> float:
-        """Steps until a running sequence ends or yields. In a step each of `width` sequences gets about one token."""
+    def _steps_until(self, sequence: Sequence, claim: Claim, held: Counter[str]) -> float:
+        """Steps until a running sequence ends or yields. In a step each slot of its tenant gets about one token."""
         num_left = max(1.0, self._lengths.expected(sequence.request) - sequence.num_output)
         num_tokens = claim.tokens_until(sequence, held, 1, 1)
         if num_tokens is None:
             return num_left
-        return min(num_left, max(claim.steps_until(sequence), num_tokens / width))
+        return min(num_left, max(claim.steps_until(sequence), num_tokens / held[sequence.request.tenant]))

@@ -136,7 +136,7 @@ class AccountGate:
 
     def first(self, now: float, shape: ReplicaShape) -> Sequence | None:
         """The sequence to admit next; those of accounts without room or tokens that are before it are held back."""
-        while (first := self._policy.first(now)) is not None and not self._may_go(first, shape):
+        while (first := self._policy.first(now)) is not None and not self.may_go(first, shape):
             self._hold(self._limited[first.request.limits.account], first, now)
         return first
 
@@ -160,8 +160,8 @@ class AccountGate:
             num_released += 1
         return num_released
 
-    def _may_go(self, sequence: Sequence, shape: ReplicaShape) -> bool:
-        """Whether the first sequence of the queue may be admitted, as far as its account goes."""
+    def may_go(self, sequence: Sequence, shape: ReplicaShape) -> bool:
+        """Whether a sequence of the queue may be admitted, as far as its account goes."""
         account = self._account(sequence)
         return (account is None or not account.holds_one_before(sequence)) and self.may_run(sequence, shape)
 

@@ -1,6 +1,7 @@
 """Fair shares by the token: classes of priority, tenants in turn, earliest deadline first within a tenant."""
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
 from heapq import heapify, heappop, heapreplace
 from operator import attrgetter
 
@@ -77,15 +78,17 @@ class FairPolicy:
             self._update_turn(tenant, other)
 
     def first(self, now: float) -> Sequence | None:
-        self._now = max(self._now, now)
-        top = self._top()
+        top = self._top_at(now)
         if top is None:
             return None
-        while (due := top.not_eligible.first()) is not None and due[0] <= self._now:
-            self._update_turn(due[1], top)
         tenant = top.next()
         assert tenant is not None, "a class in which sequences wait has no turn to give"
         return self._candidate(tenant, top)
+
+    def turns(self, now: float) -> Iterator[Sequence]:
+        """Of each tenant in the highest class, the sequence to admit next, in the order of the tenants' turns."""
+        top = self._top_at(now)
+        return (self._candidate(tenant, top) for tenant in top.turns()) if top is not None else iter(())
 
     def charge(self, sequence: Sequence, num_tokens: int) -> None:
         request = sequence.request
@@ -157,6 +160,15 @@ class FairPolicy:
                 best = oldest
         assert best is not None, "a tenant has a turn but no sequence"
         return best
+
+    def _top_at(self, now: float) -> FairClass | None:
+        """The highest class with queued sequences, in which all that have risen to it by now have their turns."""
+        self._now = max(self._now, now)
+        top = self._top()
+        if top is not None:
+            while (due := top.not_eligible.first()) is not None and due[0] <= self._now:
+                self._update_turn(due[1], top)
+        return top
 
     def _update_turn(self, tenant: TenantQueues, at: FairClass) -> None:
         """Gives a tenant a turn in a class if one of its sequences is eligible there, else notes when one will be."""

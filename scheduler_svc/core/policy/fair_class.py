@@ -1,5 +1,8 @@
 """One class of priority under fair shares: which tenant's turn it is, by the tokens that each has received."""
 
+from collections.abc import Iterator
+from heapq import heappop, heappush
+
 from scheduler_svc.core.lazy_heap import LazyHeap
 from scheduler_svc.core.policy.tenants import TenantQueues
 
@@ -89,6 +92,19 @@ class FairClass:
                 return tenant
             self._ready.put(tenant, (counter, tenant.charged_at, entered))
         return None
+
+    def turns(self) -> Iterator[TenantQueues]:
+        """The tenants with a turn, in order; amortized O(log n) each. None must come, go or be charged meanwhile."""
+        charged: list[tuple[Turn, TenantQueues]] = []  # since they were sorted: their turns are later than it says
+        for known, tenant in self._ready.ascending():
+            while charged and charged[0][0] < known:
+                yield heappop(charged)[1]
+            if (turn := self.turn(tenant)) == known:
+                yield tenant
+            else:
+                heappush(charged, (turn, tenant))
+        while charged:
+            yield heappop(charged)[1]
 
     def owes_nothing(self, tenant: TenantQueues) -> bool:
         """Whether a tenant can be forgotten: it has no turn, and its counter is not above the smallest one."""

@@ -1,7 +1,8 @@
 """The interface of scheduling policies, and their settings."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from scheduler_svc.core.request import Sequence
 
@@ -71,6 +72,17 @@ class Policy(Protocol):
         """How many queued sequences would be admitted before it if nothing changed. O(n log n), for operators.
 
         Raises KeyError if it is not queued.
+        """
+
+
+@runtime_checkable
+class TenantTurns(Protocol):
+    """What a policy under which tenants take turns has besides."""
+
+    def turns(self, now: float) -> Iterator[Sequence]:
+        """Of each tenant in the class of `first`, the sequence to admit next, in the order of the tenants' turns.
+
+        The queue must not change meanwhile.
         """
 
 

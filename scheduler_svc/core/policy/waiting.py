@@ -1,10 +1,10 @@
 """The sequences that wait for a replica: in the policy's queue, or for a prefix that another sequence computes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from scheduler_svc.core.admission import Admission
 from scheduler_svc.core.policy.account_gate import AccountGate
-from scheduler_svc.core.policy.order import Policy
+from scheduler_svc.core.policy.order import Policy, TenantTurns
 from scheduler_svc.core.policy.prefix_waiters import PrefixWaiters
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.request import Phase, Sequence
@@ -20,6 +20,8 @@ class WaitingSequences:
         self.admission = admission
         self.prefix_waiters = PrefixWaiters()
         self.now = 0.0  # the driver's clock, as of its last call
+        self._turns = policy if isinstance(policy, TenantTurns) else None
+        self._put_first: dict[Replica, Sequence] = {}
 
     def __len__(self) -> int:
         return len(self.policy) + len(self.accounts) + len(self.prefix_waiters)
@@ -33,6 +35,8 @@ class WaitingSequences:
 
     def remove(self, sequence: Sequence) -> None:
         """Takes a sequence out of the queue."""
+        for replica in [replica for replica, first in self._put_first.items() if first is sequence]:
+            del self._put_first[replica]
         self.accounts.remove(sequence)
 
     def num_ahead(self, sequence: Sequence, num_swapped: int, now: float) -> int:
@@ -48,8 +52,14 @@ class WaitingSequences:
 
         It is the sequence that the policy names, or a sequence swapped out here if neither its class is lower nor its
         tenant's debt larger. A replica that does not admit takes only the latter. A search waits as one of its beams,
-        with which all others are resumed. Sequences whose accounts have no room for them are passed over.
+        with which all others are resumed. Sequences whose accounts have no room for them are passed over. One that was
+        put first goes before all.
         """
+        put_first = self._put_first.get(replica)
+        if put_first is not None:
+            if replica.admits and self.accounts.may_go(put_first, replica.shape):
+                return put_first
+            del self._put_first[replica]
         queued = self.accounts.first(self.now, replica.shape) if replica.admits else None
         resumable = [s for s in replica.swapped if self.accounts.may_run(s, replica.shape)]
         if not resumable:
@@ -57,6 +67,27 @@ class WaitingSequences:
         swapped = min(resumable, key=lambda s: (self.rank(s), s.arrival, s.index))
         swapped.start_waiting(self.now)  # it did not while its account could not pay for it
         return queued if queued is not None and self._goes_first(queued, swapped) else swapped
+
+    def next_tenants(self, replica: Replica) -> Iterator[Sequence]:
+        """The sequences that a replica admits next of each tenant, in the order of the tenants' turns, the head's
+        tenant included; none where tenants take no turns. The queue must not change meanwhile.
+        """
+        if self._turns is not None and replica.admits:
+            for sequence in self._turns.turns(self.now):
+                if self.accounts.may_go(sequence, replica.shape):
+                    yield sequence
+
+    def put_first(self, replica: Replica, sequence: Sequence) -> None:
+        """Has a replica admit a queued sequence next: what it needs has been taken for it."""
+        self._put_first[replica] = sequence
+
+    def is_put_first(self, replica: Replica) -> bool:
+        """Whether a sequence was put first, and still is."""
+        return replica in self._put_first
+
+    def put_back(self, replica: Replica) -> None:
+        """Undoes the last `put_first`."""
+        self._put_first.pop(replica, None)
 
     def _goes_first(self, queued: Sequence, swapped: Sequence) -> bool:
         """Of equals the swapped one is first, unless it may have yielded to the queued one."""

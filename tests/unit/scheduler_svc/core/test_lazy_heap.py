@@ -26,6 +26,7 @@ def test_first_is_the_smallest_key(operations: list[tuple[str, int, int]]) -> No
         assert first == min(((k, i) for i, k in keys.items()), key=lambda entry: entry[0], default=None)
         assert len(heap) == len(keys)
         assert set(heap) == set(keys)
+        assert list(heap.ascending()) == sorted(((k, i) for i, k in keys.items()), key=lambda entry: entry[0])
 
 
 def test_old_entries_do_not_pile_up() -> None:

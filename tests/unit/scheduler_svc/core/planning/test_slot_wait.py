@@ -95,6 +95,26 @@ def test_sequences_that_run_for_a_few_steps_yield_after_some_more() -> None:
     assert 0 < slot_seconds(bench) <= MIN_STEPS * STEP * 1.5
 
 
+def test_turn_comes_when_a_tenant_has_received_enough_by_its_own_sequences() -> None:
+    """Two tenants share the slots. A third, whose weight is too small for one of them, gets one after 640 tokens."""
+    bench = CoreBench(policy="fair", num_blocks=4000)
+    for number in range(4 * NUM_SLOTS):
+        bench.submit(f"flood-{number}", prompt(5, 100 * number), 1000, tenant=f"flood-{number % 2}")
+    for _ in range(3 * MIN_STEPS):
+        bench.now += STEP
+        bench.step(busy_seconds=STEP)
+    request = asked(bench, weight=0.1)
+    predicted = bench.scheduler.slot_wait.seconds(request)
+    assert bench.scheduler.submit(request, bench.now) is None
+    [sequence] = bench.scheduler.sequences("asked")
+    begin = bench.now
+    while not sequence.num_output:
+        bench.now += STEP
+        bench.step(busy_seconds=STEP)
+    assert predicted == pytest.approx(640 / (NUM_SLOTS / 2) * STEP, rel=0.2)
+    assert predicted == pytest.approx(bench.now - begin, rel=0.2)
+
+
 def test_short_request_is_accepted_beside_a_flood_of_another_tenant_and_explained_so() -> None:
     bench = flooded()
     bench.now += 2.0

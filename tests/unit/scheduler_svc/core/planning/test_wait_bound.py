@@ -63,6 +63,7 @@ class FloodedWorld:
         self.is_ahead = is_short and rng.random() < 0.5
         weights = [1.0] if seed % 2 else [0.25, 1.0, 3.0]
         self.weights = {f"flood-{number}": rng.choice(weights) for number in range(rng.choice([1, 1, 2]))}
+        self.possible_weights = weights
         self.new_weight = rng.choice(weights)
         self._starts = count(0, 10_000)
         self._served: set[str] = set()  # tenants
@@ -135,25 +136,42 @@ class FloodedWorld:
         elif kind == "tenants":
             num_requests = rng.randint(2, 3)
             tenants = [f"new-{number}" for number in range(num_requests)]
+        return self._submitted(tenants, [self.new_weight] * num_requests, length, num_slots, **fields)
+
+    def submit_of_all_weights(self) -> NewRequests:
+        """Submits new requests of several tenants, with a weight of each kind; those of the smallest come first."""
+        weights = sorted([*self.possible_weights, *self.rng.choices(self.possible_weights, k=2)])
+        tenants = [f"new-{number}" for number in range(len(weights))]
+        return self._submitted(tenants, weights, self.rng.choice([3, 20, 60]), 1)
+
+    def _submitted(
+        self, tenants: list[str], weights: list[float], length: int, num_slots: int, **fields: Any
+    ) -> NewRequests:
+        """One request for each weight, of these tenants in turn."""
         sequences = [
             self.bench.submit(
                 f"new-{number}",
                 self.prompt(length),
                 3,
                 tenant=tenants[number % len(tenants)],
-                weight=self.new_weight,
+                weight=weight,
                 **fields,
             )[0]
-            for number in range(num_requests)
+            for number, weight in enumerate(weights)
         ]
         return NewRequests(sequences, length, num_slots)
 
     def documented_bound(self, new: NewRequests) -> int:
         """Steps until the last one has its first token: the formulas of docs/policies.md, from what runs now."""
+        return sum(self.bound_of(sequence, new) for sequence in new.sequences)
+
+    def bound_of(self, sequence: Sequence, new: NewRequests) -> int:
+        """Steps until one of new requests has its first token after those before it."""
+        weight = sequence.request.weight
         held = self.replica.num_slots_of
-        others = {tenant: self.weights[tenant] / self.new_weight for tenant in held}
-        num_new_tenants = len({sequence.request.tenant for sequence in new.sequences})
-        others_weight = sum(others.values()) + num_new_tenants - 1
+        others = {tenant: self.weights[tenant] / weight for tenant in held}
+        new_weights = {each.request.tenant: each.request.weight / weight for each in new.sequences}
+        others_weight = sum(others.values()) + sum(new_weights.values()) - 1
         blocks: Counter[str] = Counter()
         for sequence in self.replica.running:
             blocks[sequence.request.tenant] += len(sequence.block_ids)
@@ -174,7 +192,7 @@ class FloodedWorld:
             for tenant, other in others.items()
         ):
             bound += MIN_STEPS + 2 + math.ceil((new.length + TURN_TOKENS) * others_weight)
-        return bound * len(new.sequences)
+        return bound
 
     def steps_until_tokens(self, new: NewRequests, most: int) -> int:
         """Steps from now on until each of new requests has its first token, or `most` + 1."""
@@ -193,6 +211,19 @@ def test_request_of_another_tenant_waits_no_longer_than_the_documented_bound(see
     new = world.submit("one")
     bound = world.documented_bound(new)
     assert world.steps_until_tokens(new, bound) <= bound
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_new_requests_of_small_weights_hold_up_no_others(seed: int) -> None:
+    """Each waits for those of its weight and of larger ones only."""
+    world = FloodedWorld(seed, is_short=False)
+    world.begin(world.rng.randrange(5, 200))
+    new = world.submit_of_all_weights()
+    bounds, first = {sequence: world.bound_of(sequence, new) for sequence in new.sequences}, world.replica.num_steps
+    for weight in sorted(set(world.possible_weights), reverse=True):
+        alike = [sequence for sequence in bounds if sequence.request.weight >= weight]
+        most = sum(bounds[sequence] for sequence in alike) - (world.replica.num_steps - first)
+        assert world.steps_until_tokens(NewRequests(alike, new.length, 1), most) <= most
 
 
 @dataclass(frozen=True)

@@ -54,14 +54,19 @@ class Account:
 
     def first(self, now: float) -> list[Sequence]:
         """The sequences that may be first: of tenants with the same counter, each."""
+        turns = self.next_of_tenants(now)
+        return [sequence for sequence, counter in turns.items() if counter == min(turns.values())]
+
+    def next_of_tenants(self, now: float) -> dict[Sequence, float]:
+        """The next sequence of each tenant of the highest class, and the tenant's counter there."""
         if not self.waiting:
-            return []
+            return {}
         top = max(s.request.priority for s in self.waiting)
         risen = [(when, tenant) for (each, tenant), when in self.rises.items() if each == top and when[0] <= now]
         for _, tenant in sorted(risen):
             self.update_turns(tenant, now, top, top)
-        least = self.min_counter(top)
-        return [self.candidate(t, top, now) for t in self.turns[top] if self.counter(t, top) == least]
+        self.min_counter(top)
+        return {self.candidate(t, top, now): self.counter(t, top) for t in self.turns[top]}
 
     def know(self, tenant: str) -> None:
         if tenant not in self.tenants:
@@ -175,6 +180,10 @@ def test_order_is_that_of_the_account(operations: list[tuple[str, object]]) -> N
         assert first in may_go if may_go else first is None
         assert policy.first(now) is first, "it goes first until something changes"
         assert len(policy) == len(account.waiting)
+        counters, turns = account.next_of_tenants(now), list(policy.turns(now))
+        assert turns[:1] == ([] if first is None else [first])
+        assert set(turns) == counters.keys()
+        assert [counters[sequence] for sequence in turns] == sorted(counters.values())
         if operation == "take" and first is not None:
             assert isinstance(value, int)
             policy.remove(first)
