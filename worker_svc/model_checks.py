@@ -26,7 +26,7 @@ from worker_svc.model.config import UnsupportedModel, raw_config, read_config
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.embedding_files import embedding_defaults
 from worker_svc.model.encoder_description import EncoderDescription
-from worker_svc.model.stored_linear import shapes_of
+from worker_svc.model.stored_linear import layer_format, shapes_of
 from worker_svc.model.support import needs_torch, unsupported_reason
 from worker_svc.model.tensor_names import described_names
 from worker_svc.model.value_models import computes_values
@@ -173,7 +173,8 @@ def _check_tensors(
     for layer in model.linear_layers:
         if layer is not model.head or not model.tied_embeddings:
             for stored in layer.stored:
-                expected |= shapes_of(stored, layer.inputs, weight_format)
+                of_layer = layer_format(stored, layer.inputs, weight_format, places)
+                expected |= shapes_of(stored, layer.inputs, of_layer)
     if missing := sorted(expected.keys() - places.keys()):
         more = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
         raise IncompleteModel(f"the model in {directory} has no tensor {missing[0]}{more}", _COPY_AGAIN)

@@ -196,7 +196,7 @@ _REFUSED: dict[str, str] = {
         "--tool-parser-plugin --reasoning-parser-plugin"
     ),
     "edit a copy of the model's config.json": "--hf-overrides --hf-config-path --disable-sliding-window",
-    "quantized checkpoints are not served; on a CPU, QUIRE_QUANTIZATION=int8 makes weights of 8 bits": (
+    "GPTQ and AWQ are recognised by a model's config.json; on a CPU, QUIRE_QUANTIZATION=int8 makes weights of 8 bits": (
         "--quantization -q --quantization-config --allow-deprecated-quantization"
     ),
     "give `seed` in requests; a request without one draws its own": "--use-fp64-gumbel",

@@ -13,7 +13,11 @@ class UnsupportedModel(StartupFailed):
 
 def raw_config(directory: Path) -> dict[str, Any]:
     """The content of config.json. Raises UnsupportedModel if it cannot be read, or is no object."""
-    path = directory / "config.json"
+    return read_object(directory / "config.json")
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The content of a JSON file. Raises UnsupportedModel if it cannot be read, or is no object."""
     try:
         raw = json.loads(path.read_text())
     except (OSError, ValueError) as error:

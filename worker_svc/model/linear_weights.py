@@ -9,7 +9,7 @@ from torch import Tensor
 
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import LinearLayer, SplitDimension, StoredLinear
-from worker_svc.model.stored_linear import bias_parts, shapes_of, weight_parts
+from worker_svc.model.stored_linear import bias_parts, layer_format, shapes_of, weight_parts
 from worker_svc.model.weight_format import StoredWeight
 from worker_svc.model.weights import Checkpoint
 
@@ -58,7 +58,7 @@ class LinearWeights:
         self.biased = layer.biased and (not split_inputs or shard.rank == 0)
 
     def for_each_part(self, place: Place) -> None:
-        """Calls `take` for the parts in order. Each is released before the next stored layer is read."""
+        """Calls `place` for the parts in order. Each is released before the next stored layer is read."""
         number = 0
         for stored in self.layer.stored:
             self._hand_over(stored, number, place)
@@ -99,12 +99,13 @@ class LinearWeights:
     def _read(self, stored: StoredLinear) -> tuple[StoredWeight, Tensor | None]:
         """The weight of a stored layer, cut to this rank's inputs, and its bias."""
         checkpoint, inputs = self._checkpoint, self.layer.inputs
-        shapes = shapes_of(stored, inputs, checkpoint.weight_format)
+        weight_format = layer_format(stored, inputs, checkpoint.weight_format, checkpoint.names)
+        shapes = shapes_of(stored, inputs, weight_format)
         tensors = {name: checkpoint.read(name, *shape) for name, shape in shapes.items()}
         bias = tensors.pop(f"{stored.name}.bias", None)
         if stored.transposed:
             tensors = {name: tensor.t() for name, tensor in tensors.items()}
-        weight = checkpoint.weight_format.weight(stored.name, tensors)
+        weight = weight_format.weight(stored.name, tensors)
         if self.inputs != inputs:
             weight = weight.inputs(self._inputs.start, self._inputs.stop)
         return weight, bias if self.biased else None

@@ -1,6 +1,6 @@
 """How a checkpoint stores a linear layer: the tensors of one, and its parts in them."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +8,23 @@ from torch import Tensor
 
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import StoredLinear
+from worker_svc.model.formats.dense import DenseFormat
 from worker_svc.model.weight_format import StoredWeight, WeightFormat
+
+_DENSE = DenseFormat()
+
+
+def layer_format(
+    stored: StoredLinear, inputs: int, weight_format: WeightFormat, names: Collection[str]
+) -> WeightFormat:
+    """The format of one layer of a checkpoint with tensors of these names: the model's, or dense.
+
+    Routers, heads, and layers of which quantization would cost too much quality are often stored as they were. They
+    have `name`.weight, where the model's format has no tensor of that name.
+    """
+    name = f"{stored.name}.weight"
+    is_left = name in names and name not in weight_format.tensors(stored.name, sum(stored.outputs), inputs)
+    return _DENSE if is_left else weight_format
 
 
 def shapes_of(stored: StoredLinear, inputs: int, weight_format: WeightFormat) -> dict[str, tuple[int, ...]]:

@@ -12,10 +12,12 @@ from typing import Any, Protocol, TypeAlias
 from torch import Tensor
 
 from worker_svc.model import formats
-from worker_svc.model.config import UnsupportedModel, raw_config
+from worker_svc.model.config import UnsupportedModel, raw_config, read_object
 from worker_svc.plugins import Registry
 
 _DENSE = "dense"
+# Where AutoGPTQ and AutoAWQ wrote what is in config.json today.
+_OLD_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
 
 class StoredWeight(Protocol):
@@ -35,7 +37,10 @@ class WeightFormat(Protocol):
     """How one checkpoint stores its linear layers."""
 
     def tensors(self, layer: str, outputs: int, inputs: int) -> Mapping[str, tuple[int, ...]]:
-        """Names and shapes of the tensors that hold the weight of the stored linear layer `layer`."""
+        """Names and shapes of the tensors that hold the weight of the stored linear layer `layer`.
+
+        If `layer`.weight is not among them, a layer that the checkpoint stores under this name is read as a dense one.
+        """
 
     def weight(self, layer: str, tensors: Mapping[str, Tensor]) -> StoredWeight:
         """The weight, from these tensors as they are stored. Raises UnsupportedModel if they do not match."""
@@ -48,8 +53,9 @@ _registry = Registry(formats, "FORMAT", "quire.weight_formats", callable, "a fun
 
 
 def quantization_of(directory: Path) -> Mapping[str, Any] | None:
-    """The `quantization_config` of config.json; None: the weights are dense. Raises UnsupportedModel if it is not an
-    object.
+    """The `quantization_config` of config.json, or that of an old GPTQ or AWQ model; None: the weights are dense.
+
+    Raises UnsupportedModel if it is not an object.
     """
     raw = raw_config(directory)
     for key in ("quantization_config", "compression_config"):
@@ -58,15 +64,26 @@ def quantization_of(directory: Path) -> Mapping[str, Any] | None:
             return quantization
         if quantization is not None:
             raise UnsupportedModel(f"{directory / 'config.json'}: {key} must be an object, not {quantization!r}")
-    return None
+    path = _old_file(directory)
+    if "quantization_config" in raw or path is None:
+        return None
+    return read_object(path) | {"quant_method": _OLD_FILES[path.name]}
+
+
+def _old_file(directory: Path) -> Path | None:
+    return next((path for name in _OLD_FILES if (path := directory / name).is_file()), None)
 
 
 def format_identity(directory: Path) -> bytes:
-    """Changes with the package that registers the format of a model's weights; empty if it is Quire's own.
+    """Changes with the package that registers the format of a model's weights, and with what describes them outside of
+    config.json; empty if the format is Quire's own and config.json describes it.
 
     Raises StartupFailed if the package's module cannot be read.
     """
-    return _registry.identity(_method(quantization_of(directory)))
+    quantization = quantization_of(directory)
+    path = _old_file(directory)
+    described = path.read_bytes() if quantization is not None and path is not None else b""
+    return described + _registry.identity(_method(quantization))
 
 
 def _method(quantization: Mapping[str, Any] | None) -> str:

@@ -121,6 +121,12 @@ async def test_a_model_that_is_not_prepared_is_said_with_what_to_run(tmp_path: P
         assert await process.wait() == BAD_SETTINGS
 
 
+def _quantized(method: str, **fields: object) -> str:
+    """A config.json of quantized weights."""
+    quantization = {"quant_method": method, "bits": 4, "group_size": 128, **fields}
+    return json.dumps({"model_type": "llama", "quantization_config": quantization})
+
+
 @pytest.mark.parametrize(
     ("file", "content", "flags", "message"),
     [
@@ -128,6 +134,8 @@ async def test_a_model_that_is_not_prepared_is_said_with_what_to_run(tmp_path: P
         (None, "", ("--kernels", "triton"), "QUIRE_KERNELS is triton, which is for GPUs"),
         ("config.json", "{", (), "config.json cannot be read"),
         ("config.json", "[]", (), "config.json must be an object"),
+        ("config.json", _quantized("gptq", bits=5), (), "quantization_config.bits: must be 2, 3, 4 or 8, not 5"),
+        ("config.json", _quantized("awq", version="gemv"), (), "quantization_config.version: must be gemm, not 'gemv'"),
         ("model.safetensors", "no header", (), "model.safetensors is damaged or not complete"),
     ],
 )

@@ -9,12 +9,14 @@ import huggingface_hub.constants
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 import dense_models
 import latent_models
 import llama_models
 import transformers_models
 from bert_models import save_bert, save_cross_encoder
+from quantized_models import in_order, quantize, save_quantized
 from svc_common.doctor.findings import CheckContext, Finding, Status
 from worker_svc import model_checks
 from worker_svc.settings import WorkerSettings
@@ -50,6 +52,20 @@ def test_a_complete_model(model: Path) -> None:
     assert finding.status is Status.OK
     assert "llama" in finding.found
     assert "compiled kernels" in finding.found
+
+
+def test_a_quantized_model_with_a_dense_head(model: Path, tmp_path: Path) -> None:
+    def quantized(layer: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor] | None:
+        if layer == "lm_head":
+            return None
+        codes = quantize(weight, 4, in_order(weight.shape[1], 16), sym=False)
+        return codes.awq(layer), codes.dense()
+
+    config = {"quant_method": "awq", "bits": 4, "group_size": 16}
+    packed = save_quantized(model, tmp_path / "packed", quantized, quantization_config=config)
+    assert of_model(packed).status is Status.OK
+    change_config(packed, quantization_config=config | {"group_size": 8})
+    assert "qzeros of the model" in of_model(packed).problem
 
 
 def test_a_model_that_follows_a_branch(model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -117,7 +117,9 @@ class CodeFormat(DenseFormat):
         return {f"{layer}.codes": (outputs, inputs), f"{layer}.scale": (outputs, 1)}
 
 
-def test_a_transposed_weight_of_another_format_is_refused_by_name(read: Read, tmp_path: Path) -> None:
+def test_a_transposed_weight_of_another_format_is_refused_by_name(tensors: dict[str, Tensor], tmp_path: Path) -> None:
+    weight = tensors.pop("qkv.weight")
+    save_file(tensors | {"qkv.codes": weight, "qkv.scale": weight[:, :1].contiguous()}, tmp_path / "model.safetensors")
     with (
         Checkpoint(tmp_path, CodeFormat(), torch.float32, torch.device("cpu")) as checkpoint,
         pytest.raises(UnsupportedModel, match=r"qkv.weight: .* only dense weights .* has qkv.codes, qkv.scale"),

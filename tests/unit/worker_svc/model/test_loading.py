@@ -157,8 +157,8 @@ def test_a_missing_shard_is_named(save_model: Save) -> None:
 
 def test_quantized_weights_are_refused(save_model: Save) -> None:
     for config in (LlamaConfig(**SIZES), OTHERS["phi"]()):
-        directory = _change_config(save_model(config), quantization_config={"quant_method": "gptq"})
-        with pytest.raises(UnsupportedModel, match="format gptq, which is not read"):
+        directory = _change_config(save_model(config), quantization_config={"quant_method": "aqlm"})
+        with pytest.raises(UnsupportedModel, match="format aqlm, which is not read"):
             _load(directory)
 
 

@@ -1,0 +1,127 @@
+"""Models in the formats of GPTQ and AWQ: weights are rounded to codes, and the codes packed as the formats define.
+
+A word of a format is written bit by bit, or code by code, from the definition; nothing here is the code that is tested.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+Ints = NDArray[np.int64]
+Quantize = Callable[[str, Tensor], tuple[Mapping[str, Tensor], Tensor] | None]
+"""Takes a layer and its weight [outputs, inputs]. Returns the tensors that replace the weight, and the weight that they
+mean; None: the layer is left as it is.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedWeight:
+    """A weight as numbers: each is (code - zero) x scale of its group."""
+
+    bits: int
+    codes: Ints
+    """[inputs, outputs]."""
+    zeros: Ints
+    """[groups, outputs]."""
+    scales: NDArray[np.float16]
+    """[groups, outputs]."""
+    groups: Ints
+    """[inputs]: the group of each input."""
+
+    def dense(self) -> Tensor:
+        """float16 [outputs, inputs]."""
+        steps = (self.codes - self.zeros[self.groups]).astype(np.float16)
+        return torch.from_numpy((steps * self.scales[self.groups]).T.copy())
+
+    def gptq(self, layer: str, *, v2: bool = False) -> dict[str, Tensor]:
+        """The tensors of GPTQ; zero points are stored less 1, but not in version 2."""
+        stored = self.zeros if v2 else (self.zeros - 1) % 2**self.bits
+        return {
+            f"{layer}.qweight": bit_stream(self.codes.T, self.bits).t().contiguous(),
+            f"{layer}.qzeros": bit_stream(stored, self.bits),
+            f"{layer}.scales": torch.from_numpy(self.scales),
+            f"{layer}.g_idx": torch.from_numpy(self.groups.astype(np.int32)),
+        }
+
+    def awq(self, layer: str) -> dict[str, Tensor]:
+        """The tensors of AWQ's version `gemm`, of 4 bits."""
+        return {
+            f"{layer}.qweight": awq_words(self.codes),
+            f"{layer}.qzeros": awq_words(self.zeros),
+            f"{layer}.scales": torch.from_numpy(self.scales),
+        }
+
+
+def in_order(inputs: int, group_size: int) -> Ints:
+    """Groups of neighbouring inputs; -1: one group."""
+    return np.arange(inputs) // (inputs if group_size == -1 else group_size)
+
+
+def in_act_order(inputs: int, group_size: int, seed: int = 0) -> Ints:
+    """Groups of inputs that are neighbours in another order than that in which they are stored."""
+    order = np.random.default_rng(seed).permutation(inputs)
+    groups = np.empty(inputs, np.int64)
+    groups[order] = in_order(inputs, group_size)
+    return groups
+
+
+def quantize(weight: Tensor, bits: int, groups: Ints, *, sym: bool) -> QuantizedWeight:
+    """Rounds a weight [outputs, inputs] to codes, with a scale and zero point for each output and group."""
+    numbers = weight.float().numpy().T
+    largest = 2**bits - 1
+    zeros = np.empty((groups.max() + 1, numbers.shape[1]), np.int64)
+    scales = np.empty(zeros.shape, np.float16)
+    for group in range(len(zeros)):
+        members = numbers[groups == group]
+        low, high = np.minimum(members.min(0), 0), np.maximum(members.max(0), 0)
+        if sym:
+            high = np.maximum(-low, high)
+            low = -high
+        scales[group] = (high - low) / largest
+        zeros[group] = (largest + 1) // 2 if sym else np.round(-low / scales[group].astype(np.float32))
+    zeros = zeros.clip(0, largest)
+    codes = np.round(numbers / scales.astype(np.float32)[groups]).astype(np.int64) + zeros[groups]
+    return QuantizedWeight(bits, codes.clip(0, largest), zeros, scales, groups)
+
+
+def bit_stream(codes: Ints, bits: int) -> Tensor:
+    """Codes [rows, n] as int32 words [rows, n x bits / 32]: their bits one after another, the lowest first."""
+    stream = (codes[:, :, None] >> np.arange(bits) & 1).reshape(len(codes), -1, 32)
+    return torch.from_numpy((stream << np.arange(32)).sum(-1).astype(np.uint32).view(np.int32))
+
+
+def awq_words(codes: Ints) -> Tensor:
+    """Codes [rows, n] of 4 bits as int32 words [rows, n / 8]: first the even ones of eight, then the odd ones."""
+    eights = codes.reshape(len(codes), -1, 8)
+    words = sum(eights[..., place] << 4 * nibble for nibble, place in enumerate((0, 2, 4, 6, 1, 3, 5, 7)))
+    return torch.from_numpy(np.asarray(words).astype(np.uint32).view(np.int32))
+
+
+def save_quantized(directory: Path, packed: Path, quantize: Quantize, **config: Any) -> Path:
+    """Quantizes a model: `packed` gets the model with the tensors of `quantize` and with `config` in its config.json,
+    `directory` the weights that they mean. Returns `packed`.
+    """
+    dense = load_file(directory / "model.safetensors")
+    stored = dict(dense)
+    for name, weight in list(dense.items()):
+        layer = name.removesuffix(".weight")
+        if layer.endswith(("_proj", "lm_head")) and (made := quantize(layer, weight)) is not None:
+            del stored[name]
+            tensors, meant = made
+            stored |= tensors
+            dense[name] = meant.to(weight.dtype).contiguous()
+    packed.mkdir()
+    save_file(dense, directory / "model.safetensors", metadata={"format": "pt"})
+    save_file(stored, packed / "model.safetensors")
+    (packed / "tokenizer.json").write_text((directory / "tokenizer.json").read_text())
+    changed = json.loads((directory / "config.json").read_text()) | config
+    (packed / "config.json").write_text(json.dumps(changed))
+    return packed

@@ -1,0 +1,76 @@
+"""Fields of a model's `quantization_config`. Each error names the field, and says what it must be."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from worker_svc.model.config import UnsupportedModel
+
+
+class Fields:
+    """The fields of an object that describes a format. Null is as missing."""
+
+    def __init__(self, content: Mapping[str, Any], path: str = "quantization_config") -> None:
+        self._content, self._path = content, path
+
+    def refuse(self, name: str, must_be: str) -> UnsupportedModel:
+        """The error that a field has a value which is not supported."""
+        found = self._content.get(name)
+        return UnsupportedModel(f"{self._path}.{name}: must be {must_be}, not {found!r}")
+
+    def has(self, *names: str) -> str | None:
+        """The first of these names of one field that is present, or None."""
+        return next((name for name in names if self._content.get(name) is not None), None)
+
+    def one_of(self, choices: Collection[int], *names: str) -> int:
+        """A whole number among `choices`; `names` are those that the field has in files."""
+        name = self.has(*names) or names[0]
+        value = self._content.get(name)
+        # JSON's true is no number.
+        if type(value) is not int or value not in choices:
+            raise self.refuse(name, _either(sorted(choices)))
+        return value
+
+    def group_size(self, *names: str) -> int | None:
+        """The number of inputs in a group; None: all inputs are one group."""
+        name = self.has(*names) or names[0]
+        value = self._content.get(name)
+        if type(value) is not int or (value <= 0 and value != -1):
+            raise self.refuse(name, "a positive number of inputs, or -1")
+        return None if value == -1 else value
+
+    def boolean(self, name: str, *, default: bool) -> bool:
+        value = self._content.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise self.refuse(name, "true or false")
+        return default if value is None else value
+
+    def word(self, name: str, choices: Collection[str], default: str) -> str:
+        """A name among `choices`, which are in lower case, in letters of any case."""
+        value = self._content.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, str) or value.lower() not in choices:
+            raise self.refuse(name, _either(sorted(choices)))
+        return value.lower()
+
+    def names(self, name: str) -> None:
+        """Checks a list of names of layers, or of lists of them."""
+        value = self._content.get(name)
+        if value is not None and not _are_names(value):
+            raise self.refuse(name, "a list of names")
+
+    def mapping(self, name: str) -> Mapping[str, Any]:
+        """An object; empty if it is missing."""
+        value = self._content.get(name)
+        if value is not None and not isinstance(value, dict):
+            raise self.refuse(name, "an object")
+        return value or {}
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) or _are_names(each) for each in value)
+
+
+def _either(choices: list[Any]) -> str:
+    *others, last = map(str, choices)
+    return f"{', '.join(others)} or {last}" if others else last

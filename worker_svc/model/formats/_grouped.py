@@ -1,0 +1,89 @@
+"""Weights of packed codes, with a scale and a zero point for each output and group of inputs: those of GPTQ and AWQ."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from worker_svc.model.config import UnsupportedModel
+from worker_svc.model.formats._packing import codes_in_words, unpack
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedCodes:
+    """A part of codes [inputs, outputs] that are packed along one dimension. Parts may begin and end within a word."""
+
+    words: Tensor
+    bits: int
+    dim: int
+    order: Sequence[int] | None
+    start: int
+    """The first code of the part along `dim`, counted from the first one in `words`."""
+    stop: int
+
+    @classmethod
+    def whole(cls, words: Tensor, bits: int, dim: int, order: Sequence[int] | None = None) -> "PackedCodes":
+        """All codes of int32 `words` [inputs, outputs], one dimension of which is packed."""
+        return cls(words, bits, dim, order, 0, words.shape[dim] * 32 // bits)
+
+    def cut(self, dim: int, start: int, stop: int) -> "PackedCodes":
+        """A range of inputs (dimension 0) or outputs (dimension 1)."""
+        if dim != self.dim:
+            return replace(self, words=self.words.narrow(dim, start, stop - start))
+        group = codes_in_words(self.bits)
+        start, stop = self.start + start, self.start + stop
+        first, end = start // group, -(-stop // group)
+        per_group = group * self.bits // 32
+        words = self.words.narrow(dim, first * per_group, (end - first) * per_group)
+        return replace(self, words=words, start=start - first * group, stop=stop - first * group)
+
+    def unpack(self) -> Tensor:
+        """The codes, uint8 [inputs, outputs]."""
+        return unpack(self.words, self.bits, self.dim, self.order).narrow(self.dim, self.start, self.stop - self.start)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupedWeight:
+    """A `StoredWeight` of packed codes: each number is (code - zero) x scale.
+
+    It is computed in the dtype of the scales, as the formats' reference implementations do: the difference is exact,
+    and the product is rounded once.
+    """
+
+    codes: PackedCodes
+    zeros: Tensor
+    """uint8 [groups, outputs]."""
+    scales: Tensor
+    """[groups, outputs]."""
+    groups: Tensor
+    """int64 [inputs]: the group of each input."""
+
+    def outputs(self, start: int, stop: int) -> "GroupedWeight":
+        return replace(
+            self,
+            codes=self.codes.cut(1, start, stop),
+            zeros=self.zeros[:, start:stop],
+            scales=self.scales[:, start:stop],
+        )
+
+    def inputs(self, start: int, stop: int) -> "GroupedWeight":
+        return replace(self, codes=self.codes.cut(0, start, stop), groups=self.groups[start:stop])
+
+    def dense(self) -> Tensor:
+        dtype = self.scales.dtype
+        weight = self.codes.unpack().to(dtype)
+        weight.sub_(self.zeros.to(dtype)[self.groups]).mul_(self.scales[self.groups])
+        return weight.t()
+
+
+def require_dtype(name: str, tensor: Tensor, *dtypes: torch.dtype) -> None:
+    """Raises UnsupportedModel, which names the tensor, if it has none of these dtypes."""
+    if tensor.dtype not in dtypes:
+        names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        found = str(tensor.dtype).removeprefix("torch.")
+        raise UnsupportedModel(f"the tensor {name} is {found}, not {names}")
+
+
+SCALE_DTYPES = torch.float16, torch.bfloat16, torch.float32
+"""Those in which scales are stored."""
