@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.aot.report import aot_section
+from benchmarks.decode_balance.report import decode_balance_section
 from benchmarks.deterministic import deterministic_section
 from benchmarks.embeddings.report import embeddings_section
 from benchmarks.gpu.report import gpu_section
@@ -112,6 +113,12 @@ PERFORMANCE = (
     Section("kernels", RESULTS / "kernels_cpu.json", "make bench-kernels", kernels_section),
     Section("quality", RESULTS / "quality.json", "make bench-quality", quality_section),
     Section("aot", RESULTS / "aot.json", "python -m benchmarks.aot --update", aot_section),
+    Section(
+        "decode balance",
+        RESULTS / "decode_balance.json",
+        "python -m benchmarks.decode_balance",
+        decode_balance_section,
+    ),
     Section("gpu", RESULTS / "gpu_check.json", "make gpu-check", gpu_section),
 )
 GUARANTEES = (

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from quire_kernels.adjust_logits import LogitEntries, Penalties, adjust_logits
 from quire_kernels.block_copy import block_copy
 from quire_kernels.choose_experts import choose_experts
 from quire_kernels.combine_experts import combine_experts
+from quire_kernels.decode_plan import DecodePlan, decode_splits
 from quire_kernels.embed_tokens import embed_tokens
 from quire_kernels.group_by_expert import group_by_expert
 from quire_kernels.grouped_linear import choose_tile_rows, grouped_linear
@@ -104,14 +106,16 @@ def _prefill(heads: Heads, dtype: torch.dtype, cache: LayerCache, num_seqs: int 
     )
 
 
-def _decode(heads: Heads, dtype: torch.dtype, cache: LayerCache, num_seqs: int) -> None:
+def _decode(heads: Heads, dtype: torch.dtype, cache: LayerCache) -> None:
+    num_seqs, kv = _NUM_ROWS, cache.keys.dtype
+    splits = decode_splits(heads.num_heads, heads.num_kv_heads, heads.head_dim, dtype, kv, _META, heads.window)
     paged_decode(
         _empty(num_seqs, heads.num_heads, heads.head_dim, dtype=dtype),
         cache.keys,
         cache.values,
         _empty(num_seqs, _CONTEXT // cache.keys.shape[2], dtype=torch.int32),
         _empty(num_seqs, dtype=torch.int32),
-        _CONTEXT,
+        DecodePlan.make(splits, np.full(num_seqs, _CONTEXT, np.int32), _META),
         heads.head_dim**-0.5,
         window=heads.window,
         soft_cap=heads.soft_cap,
@@ -128,7 +132,7 @@ def _attention(
     *,
     is_quick: bool = False,
 ) -> Iterator[Case]:
-    """Prefill and decode of a model. A single sequence is decoded in splits, of many each is one split."""
+    """Prefill and decode of a model."""
     heads, kv = MODELS[model], kv or dtype
     how = f"{model}, {DTYPE_NAMES[dtype]}" + (f", KV {DTYPE_NAMES[kv]}" if kv != dtype else "")
     how += f", blocks of {block_size}" if block_size != 16 else ""
@@ -138,9 +142,7 @@ def _attention(
         return Case(f"{kind}: {how}", lambda: call(_cache(heads, block_size, kv)), dtype, needs_fp8, is_quick)
 
     yield case("prefill", lambda cache: _prefill(heads, dtype, cache), is_quick)
-    yield case("decode of 1", lambda cache: _decode(heads, dtype, cache, 1), is_quick)
-    if dtype == kv == BF16 and block_size == 16:
-        yield case("decode of 256", lambda cache: _decode(heads, dtype, cache, 256), False)
+    yield case("decode", lambda cache: _decode(heads, dtype, cache), is_quick)
 
 
 def _attention_cases() -> Iterator[Case]:

@@ -1,5 +1,6 @@
 """Compiles the kernels of cases for a target, and judges what came of it."""
 
+import math
 import re
 import sys
 import time
@@ -21,6 +22,8 @@ _MATRIX_KERNELS = (
     "_invariant_linear_kernel",
     "_grouped_linear_kernel",
 )
+# Each program of these has an equal share of the work, so all must run at the same time.
+_RESIDENT_KERNELS = ("_decode_kernel",)
 TOLERANCE = 0.05
 """By how much a kernel's instructions may differ from the table."""
 
@@ -37,6 +40,8 @@ class CompiledKernel:
     """Whether tensor cores are to compute its products."""
     figures: Figures | None
     error: str = ""
+    num_waiting: int = 0
+    """Programs that do not run until others end, of a launch whose programs must all run at the same time."""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -66,7 +71,13 @@ def compile_cases(target: Target, cases: Sequence[Case]) -> Iterator[CompiledKer
             return None
         if kernel.hash not in seen:
             seen.add(kernel.hash)
-            found.append(CompiledKernel(target.name, "", name, multiplies, figures_of(kernel)))
+            figures = figures_of(kernel)
+            waiting = 0
+            if name in _RESIDENT_KERNELS:
+                warps = kernel.metadata.num_warps
+                resident = target.resident_programs(figures.num_registers, figures.shared_bytes, warps)
+                waiting = max(0, math.prod(grid) - target.multiprocessors * resident)
+            found.append(CompiledKernel(target.name, "", name, multiplies, figures, num_waiting=waiting))
         return kernel
 
     with intercepted_launches(target, compile_kernel):
@@ -106,6 +117,8 @@ def faults(target: Target, kernel: CompiledKernel, table: dict[tuple[str, str, s
         wrong.append(f"uses {figures.shared_bytes} bytes of shared memory of {target.shared_bytes}")
     if figures.spill_bytes > target.max_spill_bytes:
         wrong.append(f"spills {figures.spill_bytes} bytes of registers, more than {target.max_spill_bytes}")
+    if kernel.num_waiting:
+        wrong.append(f"has {kernel.num_waiting} programs that wait for others to end")
     if kernel.multiplies and not figures.num_matrix_instructions:
         wrong.append("has no tensor-core instructions")
     if kernel.multiplies and target.is_nvidia and not figures.num_async_copies:

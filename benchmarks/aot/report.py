@@ -12,8 +12,8 @@ _SHOWN = (
     ("prefill: Llama 3 8B, bf16", "_paged_attention_kernel"),
     ("prefill: Llama 3 8B, bf16, KV int8", "_paged_attention_kernel"),
     ("prefill: Gemma 2 9B, bf16", "_paged_attention_kernel"),
-    ("decode of 1: Llama 3 8B, bf16", "_decode_kernel"),
-    ("decode of 1: Llama 3 8B, bf16, KV int8", "_decode_kernel"),
+    ("decode: Llama 3 8B, bf16", "_decode_kernel"),
+    ("decode: Llama 3 8B, bf16, KV int8", "_decode_kernel"),
     ("invariant product: 4096 to 6144, bf16", "_invariant_linear_kernel"),
 )
 _FIGURES = {

@@ -13,6 +13,11 @@ from triton.runtime.jit import JITFunction
 from quire_kernels._device import device_limits
 
 _KIB = 1024
+# Of a multiprocessor, and what each program takes of its shared memory on NVIDIA's GPUs beside its own
+_NVIDIA_REGISTERS, _NVIDIA_RESERVED_BYTES = 64 * _KIB, _KIB
+# Of a compute unit: vector units, and the registers that each of their 64 lanes has for all programs
+_AMD_UNITS, _AMD_LANE_REGISTERS = 4, 512
+_REGISTER_GRAIN = 8
 # Compute capability of the first NVIDIA GPUs with products and conversions of float8_e4m3fn: Ada Lovelace.
 _FP8_CAPABILITY = 89
 
@@ -35,6 +40,19 @@ class Target:
     @property
     def is_nvidia(self) -> bool:
         return bool(self.gpu.backend == "cuda")
+
+    def resident_programs(self, num_registers: int, shared_bytes: int, num_warps: int) -> int:
+        """How many programs of a kernel a multiprocessor runs at the same time, by the registers of a thread and the
+        shared memory of a program.
+        """
+        registers = -(-num_registers // _REGISTER_GRAIN) * _REGISTER_GRAIN
+        if self.is_nvidia:
+            by_registers = _NVIDIA_REGISTERS // (registers * num_warps * self.gpu.warp_size)
+            reserved = _NVIDIA_RESERVED_BYTES
+        else:
+            by_registers = _AMD_LANE_REGISTERS // registers * _AMD_UNITS // num_warps
+            reserved = 0
+        return int(min(by_registers, (self.shared_bytes + reserved) // (shared_bytes + reserved)))
 
     @property
     def has_fp8(self) -> bool:
@@ -82,7 +100,12 @@ class _AbsentDriver:
 
     def get_device_properties(self, device: int) -> dict[str, int]:
         target = self._target
-        return {"multiprocessor_count": target.multiprocessors, "max_shared_mem": target.shared_bytes}
+        return {
+            "multiprocessor_count": target.multiprocessors,
+            "max_shared_mem": target.shared_bytes,
+            "max_num_regs": _NVIDIA_REGISTERS,
+            "warpSize": target.gpu.warp_size,
+        }
 
     def get_active_torch_device(self) -> torch.device:
         return torch.device("meta")

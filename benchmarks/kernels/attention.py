@@ -13,6 +13,7 @@ def decode(device: torch.device, heads: Heads, num_seqs: int, context_len: int) 
     from quire_kernels.paged_decode import paged_decode
 
     batch = PagedBatch.make(heads, num_seqs, 1, context_len, device)
+    plan = batch.decode_plan()
 
     def ours() -> object:
         return paged_decode(
@@ -21,7 +22,7 @@ def decode(device: torch.device, heads: Heads, num_seqs: int, context_len: int) 
             batch.value_cache,
             batch.block_tables,
             batch.context_lens,
-            context_len,
+            plan,
             batch.scale,
         )
 
@@ -38,6 +39,7 @@ def decode_8bit(device: torch.device, heads: Heads, num_seqs: int, context_len: 
     batch = PagedBatch.make(heads, num_seqs, 1, context_len, device)
     keys, key_scales = quantize(batch.key_cache, dtype)
     values, value_scales = quantize(batch.value_cache, dtype)
+    plan = batch.decode_plan(dtype)
 
     def ours() -> object:
         return paged_decode(
@@ -46,7 +48,7 @@ def decode_8bit(device: torch.device, heads: Heads, num_seqs: int, context_len: 
             values,
             batch.block_tables,
             batch.context_lens,
-            context_len,
+            plan,
             batch.scale,
             key_scales=key_scales,
             value_scales=value_scales,

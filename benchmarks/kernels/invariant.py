@@ -34,13 +34,14 @@ def decode(device: torch.device, heads: Heads, num_seqs: int, context_len: int) 
     from quire_kernels.paged_decode import paged_decode
 
     batch = PagedBatch.make(heads, num_seqs, 1, context_len, device)
+    plan = batch.decode_plan()
     pages = (batch.query, batch.key_cache, batch.value_cache, batch.block_tables)
 
     def ours() -> Tensor:
         return paged_attention(*pages, batch.query_starts, batch.context_lens, 2, batch.scale)
 
     def by_splits() -> Tensor:
-        return paged_decode(*pages, batch.context_lens, context_len, batch.scale)
+        return paged_decode(*pages, batch.context_lens, plan, batch.scale)
 
     shape = f"{heads.num_kv_heads} × {heads.group} heads of {heads.head_dim}, {num_seqs} × 1 of {context_len} tokens"
     return KernelCase("paged_attention", shape, Bound.MEMORY, batch.kv_bytes, ours, {"paged_decode": by_splits})

@@ -1,10 +1,13 @@
 """Sequences over a paged cache whose pages are scattered, and the same keys and values in one piece for the peers."""
 
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from quire_kernels.decode_plan import DecodePlan
 
 BLOCK_SIZE = 16
 
@@ -88,6 +91,17 @@ class PagedBatch:
         before = self.context_len - self.num_queries
         pairs = self.num_queries * before + self.num_queries * (self.num_queries + 1) // 2
         return 4 * self.num_seqs * pairs * self.heads.num_heads * self.heads.head_dim
+
+    def decode_plan(self, cache_dtype: torch.dtype | None = None) -> "DecodePlan":
+        """Of a decode over these contexts; keys and values may be held in another data type."""
+        # Here, so that a process that only lists the cases does not choose how kernels run
+        from quire_kernels.decode_plan import DecodePlan, decode_splits
+
+        heads, dtype = self.heads, self.query.dtype
+        splits = decode_splits(
+            heads.num_heads, heads.num_kv_heads, heads.head_dim, dtype, cache_dtype or dtype, self.query.device
+        )
+        return DecodePlan.make(splits, self.context_lens.cpu().numpy(), self.query.device)
 
     def gather(self) -> tuple[Tensor, Tensor]:
         """Keys and values [num_seqs, num_kv_heads, context_len, head_dim], copied from the pages into one piece."""

@@ -11,10 +11,12 @@ import triton
 class DeviceLimits:
     multiprocessors: int
     shared_memory: int  # bytes that one program may use
+    registers: int  # of 32 bits, of a multiprocessor
+    warp_size: int  # threads
 
 
 # In Triton's interpreter, launches are those of an H200.
-H200 = DeviceLimits(multiprocessors=132, shared_memory=227 * 1024)
+H200 = DeviceLimits(multiprocessors=132, shared_memory=227 * 1024, registers=64 * 1024, warp_size=32)
 
 
 @cache
@@ -23,7 +25,12 @@ def device_limits(device: torch.device) -> DeviceLimits:
     if device.type == "cpu":
         return H200
     properties = triton.runtime.driver.active.utils.get_device_properties(device.index)
-    return DeviceLimits(properties["multiprocessor_count"], properties["max_shared_mem"])
+    return DeviceLimits(
+        properties["multiprocessor_count"],
+        properties["max_shared_mem"],
+        properties["max_num_regs"],
+        properties["warpSize"],
+    )
 
 
 def pipeline_stages(tile_bytes: int, device: torch.device) -> int:

@@ -1,13 +1,14 @@
-"""The split-KV kernels against plain torch. Cache slots that no query may read hold invalid values."""
+"""The kernels of decodes against plain torch. Cache slots that no query may read hold invalid values."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from pairwise import pairwise
-from quire_kernels.paged_decode import choose_num_splits, paged_decode, paged_decode_reference
+from quire_kernels.paged_decode import paged_decode, paged_decode_reference
 
 EDGES = [1, 15, 16, 17, 31, 33, 63, 64, 65, 111, 255, 256, 257, 511, 513]
 
@@ -32,7 +33,7 @@ def test_shapes(make_batch: Callable[..., Any], assert_close: Callable[..., None
     # The interpreter takes as long for each KV head
     sequences = [(1, case["edge"] + step) for step in ((-1, 0, 1) if case["heads"][0] <= 3 else (0, 1))]
     batch = make_batch(sequences, **{name: value for name, value in case.items() if name != "edge"})
-    arguments = batch.decode_arguments() | {"keys_per_split": 128 if case["edge"] == 128 else None}
+    arguments = batch.decode_arguments(keys_per_split=128 if case["edge"] == 128 else None)
     assert_close(paged_decode(**arguments), paged_decode_reference(**arguments))
 
 
@@ -41,20 +42,37 @@ def test_every_edge(
     make_batch: Callable[..., Any], assert_close: Callable[..., None], block_size: int, keys_per_split: int | None
 ) -> None:
     batch = make_batch([(1, context) for context in EDGES], (1, 3), block_size=block_size, dtype=torch.float16)
-    arguments = batch.decode_arguments() | {"keys_per_split": keys_per_split}
+    arguments = batch.decode_arguments(keys_per_split=keys_per_split)
     assert_close(paged_decode(**arguments), paged_decode_reference(**arguments))
 
 
 @pytest.mark.parametrize("head_dim", [8, 15, 40])
 def test_narrow_heads(make_batch: Callable[..., Any], assert_close: Callable[..., None], head_dim: int) -> None:
-    arguments = make_batch([(1, 33), (1, 300)], (2, 2), head_dim).decode_arguments() | {"keys_per_split": 128}
+    arguments = make_batch([(1, 33), (1, 300)], (2, 2), head_dim).decode_arguments(keys_per_split=128)
     assert_close(paged_decode(**arguments), paged_decode_reference(**arguments))
 
 
 @pytest.mark.parametrize("window", [1, 63, 64, 65, 127, 128, 129, 300])
 def test_every_edge_of_a_window(make_batch: Callable[..., Any], assert_close: Callable[..., None], window: int) -> None:
     batch = make_batch([(1, context) for context in (1, 64, 65, 200, 300)], (1, 2), window=window)
-    arguments = batch.decode_arguments() | {"keys_per_split": 128}
+    arguments = batch.decode_arguments(keys_per_split=128)
+    assert_close(paged_decode(**arguments), paged_decode_reference(**arguments))
+
+
+@pytest.mark.parametrize("num_shares", [1, 4, 16])
+@pytest.mark.parametrize(
+    "options",
+    [{"dtype": torch.float16}, {"window": 700}, {"cache_dtype": torch.int8, "soft_cap": 1.5}],
+    ids=["float16", "window", "int8"],
+)
+def test_shares_of_ragged_contexts(
+    make_batch: Callable[..., Any], assert_close: Callable[..., None], num_shares: int, options: dict[str, Any]
+) -> None:
+    """Shares end within sequences and between them, and some hold many sequences."""
+    batch = make_batch([(1, context) for context in (40, 1900, 3, 900, 16, 64, 800)], (1, 3), **options)
+    arguments = batch.decode_arguments(num_shares=num_shares)
+    num_split = int((arguments["plan"].merges[:, 2] > 1).sum())
+    assert (num_split > 0) == (num_shares > 1)
     assert_close(paged_decode(**arguments), paged_decode_reference(**arguments))
 
 
@@ -62,9 +80,9 @@ def test_every_edge_of_a_window(make_batch: Callable[..., Any], assert_close: Ca
 def test_long_contexts_in_many_splits(
     make_batch: Callable[..., Any], assert_close: Callable[..., None], scale: float
 ) -> None:
-    """More splits than are merged at once; any of them may have the largest weights."""
-    arguments = make_batch([(1, 4097), (1, 2049)], (1, 8)).decode_arguments()
-    arguments |= {"scale": scale, "keys_per_split": 128}
+    """More parts than are merged at once; any of them may have the largest weights."""
+    arguments = make_batch([(1, 4097), (1, 2049)], (1, 8)).decode_arguments(keys_per_split=128)
+    arguments |= {"scale": scale}
     assert_close(paged_decode(**arguments), paged_decode_reference(**arguments))
 
 
@@ -73,34 +91,36 @@ def test_large_scores_do_not_overflow(make_batch: Callable[..., Any], assert_clo
     assert_close(paged_decode(**arguments), paged_decode_reference(**arguments))
 
 
-@pytest.mark.parametrize("max_context_len", [100, 4096], ids=["one split", "several"])
-def test_an_empty_context_gives_zeros(make_batch: Callable[..., Any], max_context_len: int) -> None:
-    arguments = make_batch([(1, 20), (1, 31)]).decode_arguments() | {"max_context_len": max_context_len}
-    arguments["context_lens"][1] = 0
+@pytest.mark.parametrize("window", [None, 8])
+def test_an_empty_context_gives_zeros(make_batch: Callable[..., Any], window: int | None) -> None:
+    batch = make_batch([(1, 20), (1, 31)], window=window)
+    batch.context_lens[1] = 0
+    arguments = batch.decode_arguments()
     output = paged_decode(**arguments)
     assert bool((output[1] == 0.0).all())
     torch.testing.assert_close(output, paged_decode_reference(**arguments))
 
 
-def test_a_context_bound_beyond_what_there_is(
-    make_batch: Callable[..., Any], assert_close: Callable[..., None]
-) -> None:
-    """With the arguments of a captured graph."""
-    arguments = make_batch([(1, 20), (1, 300)]).decode_arguments()
-    output = paged_decode(**arguments | {"max_context_len": 32768})
-    assert_close(output, paged_decode_reference(**arguments))
+def test_a_plan_is_replaced_in_place(make_batch: Callable[..., Any], assert_close: Callable[..., None]) -> None:
+    """As between replays of a captured graph: the same tensors hold another plan."""
+    batch = make_batch([(1, 20), (1, 1100), (1, 300)])
+    arguments = batch.decode_arguments(num_shares=4)
+    live, plan = arguments["plan"], batch.decode_plan(torch.zeros(3, dtype=torch.int32), num_shares=4)
+    for name in ("starts", "items", "merges"):
+        getattr(plan, name).copy_(getattr(live, name))
+    assert_close(paged_decode(**arguments | {"plan": plan}), paged_decode_reference(**arguments))
 
 
 def test_with_fixed_splits_nothing_but_itself_decides_a_sequence(make_batch: Callable[..., Any]) -> None:
     batch = make_batch([(1, 300), (1, 520), (1, 64), (1, 3)], (1, 2))
-    together = batch.decode_arguments() | {"keys_per_split": 128}
+    together = batch.decode_arguments(keys_per_split=128)
     whole = paged_decode(**together)
-    for row, max_context_len in ((0, 300), (0, 3000), (2, 64), (3, 1024)):
+    for row, num_shares in ((0, 1), (0, 16), (2, 4), (3, 2)):
         alone = together | {
             "query": batch.query[row : row + 1],
             "block_tables": batch.block_tables[row : row + 1],
             "context_lens": batch.context_lens[row : row + 1],
-            "max_context_len": max_context_len,
+            "plan": batch.decode_plan(batch.context_lens[row : row + 1], keys_per_split=128, num_shares=num_shares),
         }
         assert torch.equal(paged_decode(**alone)[0], whole[row])
 
@@ -135,9 +155,11 @@ def test_writes_in_place(make_batch: Callable[..., Any]) -> None:
         ("block_tables", lambda tables: tables[:1]),
         ("block_tables", lambda tables: tables.long()),
         ("context_lens", lambda lens: lens[1:]),
-        ("max_context_len", lambda _: 0),
-        ("keys_per_split", lambda _: 0),
-        ("keys_per_split", lambda _: 192),
+        ("plan", lambda plan: replace(plan, splits=replace(plan.splits, window=5))),
+        ("plan", lambda plan: replace(plan, splits=replace(plan.splits, tile_keys=16))),
+        ("plan.starts", lambda plan: replace(plan, starts=plan.starts[1:])),
+        ("plan.items", lambda plan: replace(plan, items=plan.items[:, 1:])),
+        ("plan.merges", lambda plan: replace(plan, merges=plan.merges.long())),
         ("window", lambda _: 0),
         ("soft_cap", lambda _: -1.0),
         ("out", lambda _: torch.empty(3, 4, 64)),
@@ -145,27 +167,9 @@ def test_writes_in_place(make_batch: Callable[..., Any]) -> None:
 )
 def test_a_wrong_argument_is_named(make_batch: Callable[..., Any], argument: str, change: Callable[[Any], Any]) -> None:
     arguments = make_batch([(1, 20), (1, 9)]).decode_arguments()
-    arguments[argument] = change(arguments.get(argument))
+    field = argument.partition(".")[0]
+    arguments[field] = change(arguments.get(field))
     if argument == "block_tables" and len(arguments[argument]) == 1:
         arguments["context_lens"] = arguments["context_lens"][:1]
     with pytest.raises(ValueError, match=f"^{argument}: "):
         paged_decode(**arguments)
-
-
-class TestNumSplits:
-    """The number of splits on 132 multiprocessors that run two programs each."""
-
-    def test_a_batch_that_fills_the_device_is_not_split(self) -> None:
-        assert choose_num_splits(32, 8, 8192, 132) == 1
-        assert choose_num_splits(512, 8, 8192, 132) == 1
-
-    def test_one_long_sequence_fills_the_device(self) -> None:
-        assert 8 * choose_num_splits(1, 8, 131072, 132) > 0.8 * 264
-
-    def test_a_short_context_is_not_split(self) -> None:
-        assert choose_num_splits(1, 1, 256, 132) == 1
-        assert choose_num_splits(1, 1, 257, 132) == 2
-
-    def test_a_last_wave_is_not_left_nearly_empty(self) -> None:
-        """265 programs where 264 run at a time would take twice as long as 264."""
-        assert choose_num_splits(265, 1, 8192, 132) > 1

@@ -76,8 +76,8 @@ def check(case: Case) -> None:
     chunks = [(min(context, 1 + (37 * context) % LONGEST_CHUNK), context) for context in CONTEXTS]
     arguments: dict[str, Any] = make_batch([*chunks, (1, 300), (300, 300)], case.heads, **shape).arguments()
     assert_close(paged_attention(**arguments), paged_attention_reference(**arguments))
-    arguments = make_batch([(1, context) for context in CONTEXTS], case.heads, **shape).decode_arguments()
-    expected = paged_decode_reference(**arguments)
+    batch = make_batch([(1, context) for context in CONTEXTS], case.heads, **shape)
+    expected = paged_decode_reference(**batch.decode_arguments())
     for keys_per_split in (None, 512):
-        assert_close(paged_decode(**arguments, keys_per_split=keys_per_split), expected)
+        assert_close(paged_decode(**batch.decode_arguments(keys_per_split=keys_per_split)), expected)
     torch.cuda.empty_cache()

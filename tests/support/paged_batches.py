@@ -1,13 +1,16 @@
 """Batches over a paged cache. Slots that no query may read are filled with invalid values."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from quire_kernels.kv_quantization import quantize, scale_shape
+
+if TYPE_CHECKING:
+    from quire_kernels.decode_plan import DecodePlan
 
 # As bytes these are NaN of float8_e4m3fn, and 127 and -1 of int8. Scales made of them are NaN.
 POISON_BYTES = (0x7F, 0xFF)
@@ -35,11 +38,22 @@ class Batch:
         """Arguments of `paged_attention`."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
-    def decode_arguments(self) -> dict[str, Any]:
-        """Arguments of `paged_decode`: each sequence has one query."""
-        arguments = self.arguments() | {"max_context_len": int(self.context_lens.max())}
+    def decode_arguments(self, **changes: Any) -> dict[str, Any]:
+        """Arguments of `paged_decode`: each sequence has one query. `changes` are fields of the plan's splits."""
+        arguments = self.arguments() | {"plan": self.decode_plan(self.context_lens, **changes)}
         del arguments["query_starts"], arguments["max_query_len"]
         return arguments
+
+    def decode_plan(self, context_lens: Tensor, **changes: Any) -> "DecodePlan":
+        """A plan for other contexts of such sequences."""
+        # Here, so that a process that only lists cases does not choose how kernels run
+        from quire_kernels.decode_plan import DecodePlan, decode_splits
+
+        num_heads, head_dim = self.query.shape[1:]
+        num_kv_heads, device = self.key_cache.shape[1], self.query.device
+        dtypes = self.query.dtype, self.key_cache.dtype
+        splits = replace(decode_splits(num_heads, num_kv_heads, head_dim, *dtypes, device, self.window), **changes)
+        return DecodePlan.make(splits, context_lens.cpu().numpy(), device)
 
 
 def make_batch(

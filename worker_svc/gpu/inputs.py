@@ -1,6 +1,6 @@
 """The input of a forward pass on the device: a batch as tensors, and what launches need to know of it on the host."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from quire_kernels.decode_plan import DecodePlan, DecodeSplits
 from worker_svc.batch import Batch
 
 
@@ -16,7 +17,8 @@ class ForwardInputs:
     """A `worker_svc.batch.Batch` on the device.
 
     `token_ids` may hold -1 - row for the token that the last step sampled at that row. `logits_indices` is None if a
-    token is sampled after every token. The first `num_single` sequences have one token each.
+    token is sampled after every token. The first `num_single` sequences have one token each; `decode_plans` are theirs,
+    by the window of layers, of each of the model's `decode_splits`; none if there is no such sequence.
     """
 
     token_ids: Tensor
@@ -28,6 +30,7 @@ class ForwardInputs:
     logits_indices: Tensor | None
     num_single: int
     max_query_len: int
+    decode_plans: Mapping[int | None, DecodePlan]
 
 
 def decodes_only(batch: Batch) -> bool:
@@ -52,6 +55,17 @@ def layout_arrays(batch: Batch) -> list[NDArray[Any]]:
     return [batch.query_starts, batch.logits_indices, batch.block_tables]
 
 
+def plan_arrays(context_lens: NDArray[np.int32], splits: Sequence[DecodeSplits]) -> list[NDArray[Any]]:
+    """The plans of sequences of one token, one after the other; none without sequences."""
+    return [array for split in splits for array in split.plan(context_lens)] if len(context_lens) else []
+
+
+def decode_plans(arrays: Sequence[Tensor], splits: Sequence[DecodeSplits]) -> dict[int | None, DecodePlan]:
+    """The plans by window, from their `plan_arrays` on the device."""
+    plans = zip(splits, arrays[0::3], arrays[1::3], arrays[2::3], strict=bool(arrays))
+    return {split.window: DecodePlan(split, *tensors) for split, *tensors in plans}
+
+
 def padded(values: NDArray[Any], length: int, fill: float) -> NDArray[Any]:
     """The values [n, at most length], padded with `fill`."""
     array = np.full(length, fill, values.dtype)
@@ -59,8 +73,10 @@ def padded(values: NDArray[Any], length: int, fill: float) -> NDArray[Any]:
     return array
 
 
-def forward_inputs(batch: Batch, tokens: Sequence[Tensor], layout: Sequence[Tensor]) -> ForwardInputs:
-    """The inputs of any batch, from its `token_arrays` and `layout_arrays` on the device."""
+def forward_inputs(
+    batch: Batch, tokens: Sequence[Tensor], layout: Sequence[Tensor], plans: Mapping[int | None, DecodePlan]
+) -> ForwardInputs:
+    """The inputs of any batch, from its `token_arrays`, `layout_arrays` and plans on the device."""
     token_ids, positions, slots, context_lens = tokens
     query_starts, logits_indices, block_tables = layout
     return ForwardInputs(
@@ -73,4 +89,5 @@ def forward_inputs(batch: Batch, tokens: Sequence[Tensor], layout: Sequence[Tens
         None if decodes_only(batch) else logits_indices,
         count_single(batch),
         batch.max_query_len,
+        plans,
     )

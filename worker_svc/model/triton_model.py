@@ -15,6 +15,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from quire_kernels.activation import Activation, gated_activation, plain_activation
+from quire_kernels.decode_plan import DecodeSplits, decode_splits
 from quire_kernels.embed_tokens import embed_tokens
 from quire_kernels.invariant_linear import invariant_linear
 from quire_kernels.logits_epilogue import logits_epilogue
@@ -150,8 +151,11 @@ class TritonForward:
         self._model = model
         caches = [cache.layer(layer) for layer in range(cache.num_layers)]
         layout = model.layout
+        self._dtype = model.embedding.dtype
         self._layers = list(zip(model.layers, model.rotations, layout.layers, caches, strict=True))
-        self._context_length, self._dtype = layout.context_length, model.embedding.dtype
+        # In deterministic mode all queries are computed in tiles of one size: a token gets the same bits alone and
+        # among others of its sequence.
+        self.decode_splits = [] if model.deterministic else _decode_splits(model, cache)
 
     def __call__(self, inputs: ForwardInputs, sampled: Tensor, logits: Tensor) -> None:
         model = self._model
@@ -173,7 +177,7 @@ class TritonForward:
             # After the last layer's keys and values, only tokens followed by a sampled token matter.
             if is_last and not len(logits):
                 return
-            gathered = _attend(query, cache, attention, inputs, self._context_length, model.deterministic)
+            gathered = _attend(query, cache, attention, inputs, model.deterministic)
             if is_last and inputs.logits_indices is not None:
                 gathered, hidden = (rows.index_select(0, inputs.logits_indices) for rows in (gathered, hidden))
             normed = add_row_norm(
@@ -256,30 +260,36 @@ def _compute_mlp(layer: _Layer, normed: Tensor) -> Tensor:
     return mlp.down(activate(mlp.gate_up(normed), Activation(mlp.spec.activation.value)))
 
 
+def _decode_splits(model: TritonModel, cache: KVCache) -> list[DecodeSplits]:
+    """How decodes are divided, for each window that layers have."""
+    heads, dtypes = model.description.layers[0].attention, (model.embedding.dtype, cache.values.dtype)
+    return [
+        decode_splits(heads.num_heads, heads.num_kv_heads, heads.head_dim, *dtypes, cache.device, window)
+        for window in dict.fromkeys(layer.window for layer in model.layout.layers)
+    ]
+
+
 def _attend(
     query: Tensor,
     cache: LayerCache,
     attention: LayerAttention,
     inputs: ForwardInputs,
-    max_context_len: int,
     deterministic: bool,
 ) -> Tensor:
-    """The attention output of each query: for sequences of one token by split contexts, for others by tiles of queries.
-
-    `max_context_len` is the model's, not the batch's: the splits then depend only on what a captured graph knows. With
-    `deterministic`, all use tiles of queries, of one size: a token gets the same bits alone and among others of its
-    sequence.
+    """The attention output of each query: for sequences of one token by their plan, for others, or all if there is
+    none, by tiles of queries; with `deterministic` of one size.
     """
-    single = 0 if deterministic else inputs.num_single
+    plan = inputs.decode_plans.get(attention.window)
+    single = 0 if plan is None else inputs.num_single
     gathered = torch.empty_like(query)
-    if single:
+    if plan is not None:
         paged_decode(
             query[:single],
             cache.keys,
             cache.values,
             inputs.block_tables[:single],
             inputs.context_lens[:single],
-            max_context_len,
+            plan,
             attention.scale,
             window=attention.window,
             soft_cap=attention.soft_cap,

@@ -31,7 +31,7 @@ def compiling(target: str, case: str) -> tuple[str, ...]:
 
 
 STAGES = '"num_stages": 5 if fits else 3'
-DECODE = "decode of 1: SmolLM2 135M, bf16"
+DECODE = "decode: SmolLM2 135M, bf16"
 MUTANTS = {
     "products in float32": Mutant(
         "invariant_linear.py",
@@ -44,7 +44,7 @@ MUTANTS = {
         "_attend.py",
         "else 8192",
         "else 65536",
-        compiling("sm_86", "decode of 1: Gemma 2 9B, bf16"),
+        compiling("sm_86", "decode: Gemma 2 9B, bf16"),
         "bytes of shared memory of 101376",
     ),
     "too large a tile of queries": Mutant(
@@ -60,6 +60,13 @@ MUTANTS = {
         '"num_stages": 12',
         compiling("sm_86", DECODE),
         "bytes of shared memory of 101376",
+    ),
+    "more programs than fit": Mutant(
+        "decode_plan.py",
+        "_REGISTERS, _MOST_REGISTERS, _FP32_REGISTERS = 168, 255, 80",
+        "_REGISTERS, _MOST_REGISTERS, _FP32_REGISTERS = 168, 96, 80",
+        compiling("sm_90", "decode: Llama 3 8B, bf16, KV int8"),
+        "programs that wait for others to end",
     ),
     "a single stage": Mutant(
         "_attend.py",
@@ -84,8 +91,8 @@ MUTANTS = {
     ),
     "a kernel for each width of block tables": Mutant(
         "paged_decode.py",
-        'do_not_specialize=["stride_table", ',
-        "do_not_specialize=[",
+        'do_not_specialize=["stride_table"],',
+        "",
         ("benchmarks.aot.serving", "--steps", "40", "--no-graphs"),
         "compiled while serving: _decode_kernel",
     ),

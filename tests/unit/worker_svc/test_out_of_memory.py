@@ -30,13 +30,17 @@ def limit_forward(runner: Runner, is_too_large: Callable[[int], bool]) -> list[i
     executor: Any = runner._executor
     forward, failed = executor._forward, []
 
-    def limited(batch: Any, *arguments: Any) -> Any:
-        if is_too_large(len(batch.token_ids)):
-            failed.append(len(batch.token_ids))
-            torch.empty(_IMPOSSIBLE, dtype=torch.uint8)
-        return forward(batch, *arguments)
+    class Limited:
+        def __call__(self, batch: Any, *arguments: Any) -> Any:
+            if is_too_large(len(batch.token_ids)):
+                failed.append(len(batch.token_ids))
+                torch.empty(_IMPOSSIBLE, dtype=torch.uint8)
+            return forward(batch, *arguments)
 
-    executor._forward = limited
+        def __getattr__(self, name: str) -> Any:
+            return getattr(forward, name)
+
+    executor._forward = Limited()
     return failed
 
 
