@@ -26,11 +26,12 @@ from worker_svc.model.config import UnsupportedModel, raw_config, read_config
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.embedding_files import embedding_defaults
 from worker_svc.model.encoder_description import EncoderDescription
+from worker_svc.model.formats.dense import DenseFormat
 from worker_svc.model.stored_linear import layer_format, shapes_of
 from worker_svc.model.support import needs_torch, unsupported_reason
 from worker_svc.model.tensor_names import described_names
 from worker_svc.model.value_models import computes_values
-from worker_svc.model.weight_format import WeightFormat, format_of
+from worker_svc.model.weight_format import WeightFormat, format_of, names_read
 from worker_svc.model.weights import open_weights, weight_files
 from worker_svc.settings import WorkerSettings
 
@@ -135,6 +136,7 @@ def read_model(settings: WorkerSettings) -> CheckedModel:
             _check_tensors(directory, description, weight_format, shapes)
         except UnsupportedModel as error:
             raise IncompleteModel(str(error), _OTHER_MODEL) from error
+        num_parameters = _num_parameters(description)
     return CheckedModel(served, config, description, computed_by, num_parameters)
 
 
@@ -168,7 +170,8 @@ def read_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
 def _check_tensors(
     directory: Path, model: ModelDescription, weight_format: WeightFormat, shapes: dict[str, tuple[int, ...]]
 ) -> None:
-    places = described_names(model, shapes.keys())
+    stored_names = names_read(weight_format, shapes)
+    places = described_names(model, stored_names.keys())
     expected = dict(model.shapes)
     for layer in model.linear_layers:
         if layer is not model.head or not model.tied_embeddings:
@@ -180,10 +183,21 @@ def _check_tensors(
         raise IncompleteModel(f"the model in {directory} has no tensor {missing[0]}{more}", _COPY_AGAIN)
     for name, shape in expected.items():
         place = places[name]
-        if shapes[place.name] != place.whole(shape):
-            found, whole = list(shapes[place.name]), list(place.whole(shape))
-            problem = f"the tensor {place.name} of the model in {directory} is {found}, not {whole}"
+        stored_name = stored_names[place.name]
+        if not place.is_stored_as(shapes[stored_name], shape):
+            found, whole = list(shapes[stored_name]), list(place.whole(shape))
+            problem = f"the tensor {stored_name} of the model in {directory} is {found}, not {whole}"
             raise IncompleteModel(problem, _COPY_AGAIN)
+
+
+def _num_parameters(model: ModelDescription) -> int:
+    """As they are computed: packed weights take less in files."""
+    shapes = dict(model.shapes)
+    for layer in model.linear_layers:
+        if layer is not model.head or not model.tied_embeddings:
+            for stored in layer.stored:
+                shapes |= shapes_of(stored, layer.inputs, DenseFormat())
+    return sum(map(prod, shapes.values()))
 
 
 def _computed_by(

@@ -196,9 +196,10 @@ _REFUSED: dict[str, str] = {
         "--tool-parser-plugin --reasoning-parser-plugin"
     ),
     "edit a copy of the model's config.json": "--hf-overrides --hf-config-path --disable-sliding-window",
-    "GPTQ and AWQ are recognised by a model's config.json; on a CPU, QUIRE_QUANTIZATION=int8 makes weights of 8 bits": (
-        "--quantization -q --quantization-config --allow-deprecated-quantization"
-    ),
+    (
+        "GPTQ, AWQ, compressed-tensors and FP8 are recognised by a model's config.json; on a CPU, "
+        "QUIRE_QUANTIZATION=int8 makes weights of 8 bits"
+    ): ("--quantization -q --quantization-config --allow-deprecated-quantization"),
     "give `seed` in requests; a request without one draws its own": "--use-fp64-gumbel",
     "set QUIRE_NUM_BLOCKS, or on a CPU QUIRE_CPU_KV_BYTES": "--kv-cache-memory-bytes",
     "weights stay on the device; KV blocks are swapped by QUIRE_SWAP_SPACE": (

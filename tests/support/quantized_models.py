@@ -1,4 +1,4 @@
-"""Models in the formats of GPTQ and AWQ: weights are rounded to codes, and the codes packed as the formats define.
+"""Models in formats of quantized weights: weights are rounded to codes, and the codes stored as the formats define.
 
 A word of a format is written bit by bit, or code by code, from the definition; nothing here is the code that is tested.
 """
@@ -51,6 +51,35 @@ class QuantizedWeight:
             f"{layer}.g_idx": torch.from_numpy(self.groups.astype(np.int32)),
         }
 
+    def packed(self, layer: str, *, sym: bool, act_order: bool = False) -> dict[str, Tensor]:
+        """The tensors of compressed-tensors' layout pack-quantized: codes along inputs, zero points along outputs."""
+        inputs, outputs = self.codes.shape
+        tensors = {
+            f"{layer}.weight_packed": bit_stream(_in_words(self.codes.T, self.bits), self.bits),
+            f"{layer}.weight_scale": torch.from_numpy(self.scales.T.copy()),
+            f"{layer}.weight_shape": torch.tensor([outputs, inputs]),
+        }
+        if not sym:
+            words = bit_stream(_in_words(self.zeros, self.bits), self.bits)
+            tensors[f"{layer}.weight_zero_point"] = words.t().contiguous()
+        return tensors | (self._order(layer) if act_order else {})
+
+    def in_bytes(self, layer: str, *, sym: bool, act_order: bool = False) -> dict[str, Tensor]:
+        """The tensors of compressed-tensors' layout int-quantized: signed codes and zero points of 8 bits."""
+        tensors = {
+            f"{layer}.weight": self._signed(self.codes),
+            f"{layer}.weight_scale": torch.from_numpy(self.scales.T.copy()),
+        }
+        if not sym:
+            tensors[f"{layer}.weight_zero_point"] = self._signed(self.zeros)
+        return tensors | (self._order(layer) if act_order else {})
+
+    def _signed(self, codes: Ints) -> Tensor:
+        return torch.from_numpy((codes - 2 ** (self.bits - 1)).T.astype(np.int8, order="C"))
+
+    def _order(self, layer: str) -> dict[str, Tensor]:
+        return {f"{layer}.weight_g_idx": torch.from_numpy(self.groups.astype(np.int32))}
+
     def awq(self, layer: str) -> dict[str, Tensor]:
         """The tensors of AWQ's version `gemm`, of 4 bits."""
         return {
@@ -58,6 +87,37 @@ class QuantizedWeight:
             f"{layer}.qzeros": awq_words(self.zeros),
             f"{layer}.scales": torch.from_numpy(self.scales),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Weight:
+    """A weight as numbers: each is code x scale of its block."""
+
+    codes: Tensor
+    """float8_e4m3fn [outputs, inputs]."""
+    scales: Tensor
+    """[rows, columns] of blocks."""
+    block: tuple[int, int]
+
+    def dense(self) -> Tensor:
+        """[outputs, inputs], in the dtype of the scales."""
+        outputs, inputs = self.codes.shape
+        scales = self.scales.repeat_interleave(self.block[0], 0).repeat_interleave(self.block[1], 1)
+        return self.codes.to(self.scales.dtype) * scales[:outputs, :inputs]
+
+
+def quantize_fp8(weight: Tensor, block: tuple[int, int] | None, dtype: torch.dtype = torch.float32) -> Fp8Weight:
+    """Rounds a weight [outputs, inputs] to FP8, with a scale in `dtype` for each block; None: one for all."""
+    outputs, inputs = weight.shape
+    rows, columns = block or (outputs, inputs)
+    scales = torch.empty(-(-outputs // rows), -(-inputs // columns), dtype=dtype)
+    codes = torch.empty(outputs, inputs, dtype=torch.float8_e4m3fn)
+    for row in range(len(scales)):
+        for column in range(scales.shape[1]):
+            place = slice(row * rows, (row + 1) * rows), slice(column * columns, (column + 1) * columns)
+            scales[row, column] = weight[place].abs().max() / 448
+            codes[place] = (weight[place] / scales[row, column].float()).clamp(-448, 448).to(codes.dtype)
+    return Fp8Weight(codes, scales, (rows, columns))
 
 
 def in_order(inputs: int, group_size: int) -> Ints:
@@ -96,6 +156,11 @@ def bit_stream(codes: Ints, bits: int) -> Tensor:
     """Codes [rows, n] as int32 words [rows, n x bits / 32]: their bits one after another, the lowest first."""
     stream = (codes[:, :, None] >> np.arange(bits) & 1).reshape(len(codes), -1, 32)
     return torch.from_numpy((stream << np.arange(32)).sum(-1).astype(np.uint32).view(np.int32))
+
+
+def _in_words(codes: Ints, bits: int) -> Ints:
+    """Codes [rows, n] and zeros after them, so that words are full."""
+    return np.pad(codes, ((0, 0), (0, -codes.shape[1] % (32 // bits))))
 
 
 def awq_words(codes: Ints) -> Tensor:

@@ -1,5 +1,6 @@
 """Loads a model: by one of Quire's backends if it supports the description, otherwise by transformers' own modules."""
 
+import logging
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +19,8 @@ from worker_svc.model.support import needs_torch, unsupported_reason
 from worker_svc.model.torch_model import load_torch_model
 from worker_svc.model.weight_format import format_of, quantization_of
 from worker_svc.model_layout import ModelLayout
+
+log = logging.getLogger("quire.worker")
 
 
 class LoadedModel(Protocol):
@@ -64,13 +67,16 @@ def load(
     # Unsupported formats and adapters are reported before anything else.
     format_of(directory)
     refuse_adapters(directory)
+    quantization = quantization_of(directory)
+    if quantization is not None and quantization.get("kv_cache_scheme") is not None:
+        log.info("the model's kv_cache_scheme is not used: QUIRE_KV_CACHE_DTYPE says how the KV cache is stored")
     if description is None or unsupported_natively(description, kernels, device) is not None:
         if description is not None and needs_torch(description):
             raise UnsupportedModel(
                 f"the {description.architecture} model in {directory} has latent attention, which is computed by "
                 "torch's operators on a CPU alone (QUIRE_DEVICE=cpu)"
             )
-        if quantization_of(directory) is not None:
+        if quantization is not None:
             raise UnsupportedModel(
                 f"the model in {directory} has quantized weights, which transformers' modules do not read: only models "
                 "that are computed natively may have them"

@@ -20,11 +20,12 @@ def layer_format(
     """The format of one layer of a checkpoint with tensors of these names: the model's, or dense.
 
     Routers, heads, and layers of which quantization would cost too much quality are often stored as they were. They
-    have `name`.weight, where the model's format has no tensor of that name.
+    have `name`.weight and none of the other tensors of the model's format.
     """
     name = f"{stored.name}.weight"
-    is_left = name in names and name not in weight_format.tensors(stored.name, sum(stored.outputs), inputs)
-    return _DENSE if is_left else weight_format
+    others = weight_format.tensors(stored.name, sum(stored.outputs), inputs).keys() - {name}
+    is_left = name in names and not any(other in names for other in others)
+    return _DENSE if others and is_left else weight_format
 
 
 def shapes_of(stored: StoredLinear, inputs: int, weight_format: WeightFormat) -> dict[str, tuple[int, ...]]:

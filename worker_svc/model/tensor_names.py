@@ -1,6 +1,6 @@
 """What the tensors of a checkpoint are called in the description of its model."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from worker_svc.model.description import ExpertsSpec, ModelDescription
@@ -27,6 +27,11 @@ class StoredTensor:
     def whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the tensor `name`, if the described one has this shape."""
         return shape if self.rows is None else self.rows.whole
+
+    def is_stored_as(self, found: Sequence[int], shape: tuple[int, ...]) -> bool:
+        """Whether the tensor `name` may have the shape `found`. A single number may be stored without a dimension."""
+        whole = self.whole(shape)
+        return tuple(found) == whole or (whole == (1,) and not found)
 
 
 def described_names(description: ModelDescription, stored: Collection[str]) -> dict[str, StoredTensor]:

@@ -5,7 +5,7 @@ Each is a module of `formats`, or an entry point of `quire.weight_formats`. Its 
 of them that can be cut into parts and ranks before it is unpacked.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -36,14 +36,26 @@ class StoredWeight(Protocol):
 class WeightFormat(Protocol):
     """How one checkpoint stores its linear layers."""
 
+    def read_as(self, name: str) -> str | None:
+        """What `tensors` calls a tensor that the checkpoint has under `name`; None: it is not read.
+
+        Names of tensors that are no part of the format stay.
+        """
+
     def tensors(self, layer: str, outputs: int, inputs: int) -> Mapping[str, tuple[int, ...]]:
         """Names and shapes of the tensors that hold the weight of the stored linear layer `layer`.
 
-        If `layer`.weight is not among them, a layer that the checkpoint stores under this name is read as a dense one.
+        A layer of which the checkpoint has `layer`.weight, and no other tensor of these, is read as a dense one.
         """
 
     def weight(self, layer: str, tensors: Mapping[str, Tensor]) -> StoredWeight:
         """The weight, from these tensors as they are stored. Raises UnsupportedModel if they do not match."""
+
+
+def names_read(weight_format: WeightFormat, stored: Iterable[str]) -> dict[str, str]:
+    """The tensors of a checkpoint that are read: their names in it, by what its format calls them."""
+    read_as = {name: weight_format.read_as(name) for name in stored}
+    return {read: name for name, read in read_as.items() if read is not None}
 
 
 FormatFactory: TypeAlias = Callable[[Mapping[str, Any]], WeightFormat]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.tensor_names import StoredTensor
-from worker_svc.model.weight_format import WeightFormat
+from worker_svc.model.weight_format import WeightFormat, names_read
 
 # In old checkpoints; computed again here.
 _DERIVED = "rotary_emb.inv_freq"
@@ -59,7 +59,8 @@ class Checkpoint:
     def __enter__(self) -> Self:
         for path in weight_files(self._directory):
             file = self._stack.enter_context(open_weights(path))
-            self._files |= {name: (file, StoredTensor(name)) for name in file.keys()}  # noqa: SIM118
+            read = names_read(self.weight_format, file.keys())
+            self._files |= {name: (file, StoredTensor(stored)) for name, stored in read.items()}
         return self
 
     def __exit__(
@@ -77,14 +78,15 @@ class Checkpoint:
             raise UnsupportedModel(f"the model in {self._directory} has no tensor {name}")
         file, stored = self._files.pop(name)
         content = file.get_slice(stored.name)
-        found, expected = content.get_shape(), list(stored.whole(shape))
-        if found != expected:
+        found = content.get_shape()
+        if not stored.is_stored_as(found, shape):
+            expected = list(stored.whole(shape))
             raise UnsupportedModel(
                 f"the tensor {stored.name} of the model in {self._directory} is {found}, not {expected}"
             )
         rows = stored.rows
         tensor: Tensor = file.get_tensor(stored.name) if rows is None else content[rows.expert, rows.first : rows.end]
-        return tensor
+        return tensor.view(shape)
 
     @property
     def names(self) -> Collection[str]:
@@ -92,8 +94,12 @@ class Checkpoint:
         return self._files.keys()
 
     def rename(self, places: Mapping[str, StoredTensor]) -> None:
-        """Gives tensors other names: `places` has the stored ones by the new names. Others are left unused."""
-        self._files = {name: (self._files[stored.name][0], stored) for name, stored in places.items()}
+        """Gives tensors other names: `places` has the present ones by the new names. Others are left unused."""
+        renamed = {}
+        for name, place in places.items():
+            file, stored = self._files[place.name]
+            renamed[name] = file, StoredTensor(stored.name, place.rows)
+        self._files = renamed
 
     def drop(self, name: str) -> None:
         """Leaves a tensor unused, if it exists."""

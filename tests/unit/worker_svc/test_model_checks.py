@@ -16,7 +16,7 @@ import latent_models
 import llama_models
 import transformers_models
 from bert_models import save_bert, save_cross_encoder
-from quantized_models import in_order, quantize, save_quantized
+from quantized_models import in_order, quantize, quantize_fp8, save_quantized
 from svc_common.doctor.findings import CheckContext, Finding, Status
 from worker_svc import model_checks
 from worker_svc.settings import WorkerSettings
@@ -34,6 +34,10 @@ def of_model(model: Path, **settings: Any) -> Finding:
     context = CheckContext(WorkerSettings(model=str(model), device="cpu", **settings))
     (finding,) = model_checks.find_model_problems(context)
     return finding
+
+
+def num_parameters_of(model: Path, **settings: Any) -> int:
+    return model_checks.read_model(WorkerSettings(model=str(model), device="cpu", **settings)).num_parameters
 
 
 def of_memory(model: Path, num_processes: int = 1, **settings: Any) -> Finding:
@@ -64,8 +68,24 @@ def test_a_quantized_model_with_a_dense_head(model: Path, tmp_path: Path) -> Non
     config = {"quant_method": "awq", "bits": 4, "group_size": 16}
     packed = save_quantized(model, tmp_path / "packed", quantized, quantization_config=config)
     assert of_model(packed).status is Status.OK
+    assert num_parameters_of(packed) == num_parameters_of(model)
     change_config(packed, quantization_config=config | {"group_size": 8})
     assert "qzeros of the model" in of_model(packed).problem
+
+
+def test_a_model_in_fp8_with_scales_of_activations(model: Path, tmp_path: Path) -> None:
+    def quantized(layer: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor] | None:
+        if layer == "lm_head":
+            return None
+        made, one = quantize_fp8(weight, None), torch.ones(())
+        scale = {f"{layer}.weight_scale_inv": made.scales[0, 0].clone(), f"{layer}.activation_scale": one}
+        return {f"{layer}.weight": made.codes, **scale}, made.dense()
+
+    config = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
+    packed = save_quantized(model, tmp_path / "packed", quantized, quantization_config=config)
+    assert of_model(packed).status is Status.OK
+    change_config(packed, quantization_config=config | {"weight_block_size": [16, 16]})
+    assert "weight_scale_inv of the model" in of_model(packed).problem
 
 
 def test_a_model_that_follows_a_branch(model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

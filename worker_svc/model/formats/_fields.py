@@ -53,11 +53,31 @@ class Fields:
             raise self.refuse(name, _either(sorted(choices)))
         return value.lower()
 
-    def names(self, name: str) -> None:
-        """Checks a list of names of layers, or of lists of them."""
+    def block(self, name: str) -> tuple[int, int] | None:
+        """The numbers of outputs and inputs in a block; None: the field is missing."""
+        value = self._content.get(name)
+        if value is None:
+            return None
+        sizes = value if isinstance(value, list) else []
+        if len(sizes) != 2 or not all(type(size) is int and size > 0 for size in sizes):
+            raise self.refuse(name, "two positive numbers, of outputs and inputs")
+        return sizes[0], sizes[1]
+
+    def names(self, name: str) -> list[Any]:
+        """A list of names of layers, or of lists of them; empty if it is missing."""
         value = self._content.get(name)
         if value is not None and not _are_names(value):
             raise self.refuse(name, "a list of names")
+        return value or []
+
+    def object(self, name: str) -> "Fields":
+        """The fields of an object."""
+        return Fields(self.mapping(name), f"{self._path}.{name}")
+
+    def objects(self, name: str) -> "list[Fields]":
+        """The fields of each object in an object."""
+        found = Fields(self.mapping(name), f"{self._path}.{name}")
+        return [found.object(each) for each in found._content]
 
     def mapping(self, name: str) -> Mapping[str, Any]:
         """An object; empty if it is missing."""

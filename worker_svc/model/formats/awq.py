@@ -32,6 +32,9 @@ class AwqFormat:
         """Of inputs; None: all inputs are one group."""
         self._group_size = group_size
 
+    def read_as(self, name: str) -> str | None:
+        return name
+
     def tensors(self, layer: str, outputs: int, inputs: int) -> Mapping[str, tuple[int, ...]]:
         packed_outputs = words_of(outputs, _BITS)
         groups = -(-inputs // (self._group_size or inputs))

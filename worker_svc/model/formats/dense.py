@@ -28,14 +28,21 @@ class DenseWeight:
 class DenseFormat:
     """A `WeightFormat` of one tensor, `weight`."""
 
+    def read_as(self, name: str) -> str | None:
+        return name
+
     def tensors(self, layer: str, outputs: int, inputs: int) -> Mapping[str, tuple[int, ...]]:
         return {f"{layer}.weight": (outputs, inputs)}
 
     def weight(self, layer: str, tensors: Mapping[str, Tensor]) -> DenseWeight:
         tensor = tensors[f"{layer}.weight"]
-        if not tensor.is_floating_point():
+        # Of 8 bits: FP8, of which the numbers are only known with a scale.
+        if not tensor.is_floating_point() or tensor.dtype.itemsize == 1:
             kind = str(tensor.dtype).removeprefix("torch.")
-            raise UnsupportedModel(f"the tensor {layer}.weight is {kind}, and config.json names no format of weights")
+            raise UnsupportedModel(
+                f"the tensor {layer}.weight is {kind}, and config.json names no format of weights, or the checkpoint "
+                "has no scale of it"
+            )
         return DenseWeight(tensor)
 
 

@@ -43,6 +43,9 @@ class GptqFormat:
         """
         self._scheme, self._dynamic, self._zero_offset = scheme, dynamic, zero_offset
 
+    def read_as(self, name: str) -> str | None:
+        return name
+
     def tensors(self, layer: str, outputs: int, inputs: int) -> Mapping[str, tuple[int, ...]]:
         scheme = self._scheme_of(layer)
         groups = 1 if scheme.group_size is None else -(-inputs // scheme.group_size)

@@ -98,7 +98,7 @@ def test_a_runner_and_a_conversion_are_a_task(arguments: list[str], task: str | 
         (["--convert", "classify"], "--convert classify: must be one of auto, none, embed"),
         (["--enable-lora"], "--enable-lora is not served: adapters are not served"),
         (["--lora_modules", "a=b"], "--lora-modules is not served"),
-        (["-q", "awq"], "--quantization is not served: quantized checkpoints are not served"),
+        (["-q", "awq"], "--quantization is not served: GPTQ, AWQ, "),
         (["--quantization=fp8"], "--quantization is not served"),
         (["--compilation-config.mode", "3"], "--compilation-config is not served"),
         (

@@ -55,6 +55,9 @@ class Nibbles:
 
 
 class NibbleFormat:
+    def read_as(self, name):
+        return name
+
     def tensors(self, layer, outputs, inputs):
         if layer == "lm_head":
             return {"lm_head.weight": (outputs, inputs)}

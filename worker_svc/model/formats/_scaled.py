@@ -1,0 +1,54 @@
+"""Weights of one code in each byte, with a scale for each block of outputs and inputs: those of FP8 and of int8."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScaledWeight:
+    """A `StoredWeight`: each number is code x scale, or (code - zero) x scale.
+
+    It is computed in the dtype of the scales: codes and their differences are exact in it, and the product is rounded
+    once.
+    """
+
+    codes: Tensor
+    """int8 or float8_e4m3fn [outputs, inputs]."""
+    scales: Tensor
+    """[rows, columns] of blocks."""
+    zeros: Tensor | None
+    """int8 [rows, columns]; None: all are 0."""
+    rows: Tensor
+    """int64 [outputs]: the row of each output's block."""
+    columns: Tensor
+    """int64 [inputs]: the column of each input's block."""
+
+    def outputs(self, start: int, stop: int) -> "ScaledWeight":
+        return replace(self, codes=self.codes[start:stop], rows=self.rows[start:stop])
+
+    def inputs(self, start: int, stop: int) -> "ScaledWeight":
+        return replace(self, codes=self.codes[:, start:stop], columns=self.columns[start:stop])
+
+    def dense(self) -> Tensor:
+        dtype = self.scales.dtype
+        weight = self.codes.to(dtype)
+        if self.zeros is not None:
+            weight.sub_(self._of_numbers(self.zeros).to(dtype))
+        return weight.mul_(self._of_numbers(self.scales))
+
+    def _of_numbers(self, of_blocks: Tensor) -> Tensor:
+        """The value of each number's block; one column where all inputs have the same."""
+        rows = of_blocks[self.rows]
+        return rows if of_blocks.shape[1] == 1 else rows[:, self.columns]
+
+
+def blocks(size: int, block: int | None) -> Tensor:
+    """int64 [size]: the block of each output or input; None: all are one block."""
+    return torch.arange(size) // (block or size)
+
+
+def num_blocks(size: int, block: int | None) -> int:
+    """How many there are; the last one may not be full."""
+    return -(-size // (block or size))
