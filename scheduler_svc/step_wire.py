@@ -38,6 +38,7 @@ def shape_from_proto(description: worker_v1.DescribeResponse) -> ReplicaShape:
         protocol=STEP_PROTOCOLS.newest_common(description.oldest_protocol, description.newest_protocol) or 1,
         max_indivisible_tokens=description.max_indivisible_tokens,
         has_kv_in_host_memory=description.has_kv_in_host_memory,
+        usual_step_tokens=description.usual_step_tokens,
         results=computations_from_proto(description.computed_results),
     )
 

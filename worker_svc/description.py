@@ -25,6 +25,8 @@ class WorkerLimits:
     """For one sequence; 0: nothing is drafted."""
     max_indivisible_tokens: int = 0
     """Of a prompt that is computed in a step of its own, if that is more than `max_step_tokens`."""
+    usual_step_tokens: int = 0
+    """That a step computes while its decodes are quick; 0: `max_step_tokens`."""
 
     @property
     def max_sampled_rows(self) -> int:

@@ -60,9 +60,10 @@ from worker_svc.warm_up import RepeatingDrafter, measure_prefill, measure_swaps,
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-# Tokens and sequences of a step. On 2 cores a prompt's tokens are computed fastest, and other streams wait
-# least, in chunks of 256. A GPU needs more to be busy.
-_BUDGETS = {"cpu": (256, 64), "cuda": (2048, 256)}
+# Tokens of a step, usually and at most, and its sequences. On 2 cores a prompt's tokens are computed fastest, and other
+# streams wait least, in chunks of 256; beside many decodes, which take long themselves, larger ones delay new streams
+# less. A GPU needs more to be busy.
+_BUDGETS = {"cpu": (256, 512, 64), "cuda": (2048, 2048, 256)}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _CACHE_DTYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 # Compute capability of the first GPUs with float8_e4m3fn: Ada Lovelace.
@@ -130,7 +131,7 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
     grammars = GrammarCompiler(
         partial(_load_grammar_tokenizer, served), model.layout.vocab_size, max(1, available_cpus() // 2)
     )
-    default_step_tokens, default_sequences = _BUDGETS[device.type]
+    usual_step_tokens, most_step_tokens, default_sequences = _BUDGETS[device.type]
     shape = CacheShape.of(
         model.layout, settings.block_size, choose_cache_dtype(settings.kv_cache_dtype, kernels, dtype, device)
     )
@@ -139,9 +140,10 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
         context_length=context_length_of(settings.max_model_len, model.layout.context_length),
         block_size=settings.block_size,
         num_blocks=0,
-        max_step_tokens=settings.max_step_tokens or default_step_tokens,
+        max_step_tokens=settings.max_step_tokens or most_step_tokens,
         max_sequences=settings.max_sequences or default_sequences,
         max_draft_tokens=settings.max_draft_tokens if make_drafter is not None else 0,
+        usual_step_tokens=settings.max_step_tokens or usual_step_tokens,
     )
     with progress("measuring memory", report):
         limits = replace(limits, num_blocks=_num_blocks(settings, model, device, shape, limits))

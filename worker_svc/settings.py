@@ -60,7 +60,10 @@ class WorkerSettings(InnerSettings):
     block_size: int = Field(16, ge=8, le=128, description="tokens in one KV block")
     num_blocks: int | None = Field(None, ge=1, description="number of KV blocks; unset: what memory allows")
     max_step_tokens: int | None = Field(
-        None, ge=1, description="tokens that one step may compute; unset: 2048 on a GPU, 256 on a CPU"
+        None,
+        ge=1,
+        description="tokens that one step may compute; unset: 2048 on a GPU; on a CPU 256, and up to 512 beside "
+        "many decodes",
     )
     max_sequences: int | None = Field(
         None, ge=1, description="sequences that one step may hold; unset: 256 on a GPU, 64 on a CPU"

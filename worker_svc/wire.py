@@ -278,5 +278,6 @@ def description_to_proto(
         computed_results=[_computed_result(name, how) for name, how in description.results.items()],
         memory_pressure=pressure_to_proto(pressure),
         has_kv_in_host_memory=description.device == "cpu",
+        usual_step_tokens=limits.usual_step_tokens,
         started_at=Timestamp(seconds=int(started_at), nanos=int(started_at % 1 * 1e9)),
     )

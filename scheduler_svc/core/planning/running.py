@@ -45,8 +45,10 @@ class RunningPlanner:
         for sequence in decodes:
             if sequence.has_budget:  # of several sequences of an account, a step computes as many as it can pay for
                 step.add(sequence, 1)
+        decode_seconds = replica.costs.step_seconds(0, len(decodes)) if decodes else 0.0
+        step.limit_prompts(decode_seconds)
         if decodes:
-            step.limit_long_prompts((self._limits.gap_factor - 1) * replica.costs.step_seconds(0, len(decodes)))
+            step.limit_long_prompts((self._limits.gap_factor - 1) * decode_seconds)
         if replica.is_short_of_memory:
             step.halve_rest()
 

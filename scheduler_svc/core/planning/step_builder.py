@@ -6,6 +6,9 @@ from scheduler_svc.core.request import Sequence
 from scheduler_svc.core.step import NewSequence, ScheduledSequence
 
 LONG_PROMPT = 1024  # tokens to compute from which on a prompt is limited, so that decodes do not wait for it
+_PROMPT_FACTOR = (
+    2.0  # prompts of a step that computes more tokens than usual take this many times as long as its decodes
+)
 
 
 class StepBuilder:
@@ -27,6 +30,19 @@ class StepBuilder:
     def halve_rest(self) -> None:
         """Halves what is left of the budget of tokens, but not below one."""
         self.budget = -(-self.budget // 2)
+
+    def limit_prompts(self, decode_seconds: float) -> None:
+        """Leaves prompts what a step usually computes, or more as long as the step's decodes are no small part of it.
+
+        Each step computes all decodes anew. The fewer steps it takes to compute the prompts that wait, the sooner their
+        first tokens are there; what the decodes of a step take says how much longer than that a step may be.
+        """
+        usual = self.replica.shape.usual_step_tokens
+        if usual:
+            # Of prompts that are not long: those that are have a limit of their own.
+            tokens_per_second = usual / self.replica.costs.recompute_seconds(usual)
+            fitting = int(_PROMPT_FACTOR * decode_seconds * tokens_per_second)
+            self.budget = min(self.budget, max(usual - self.num_tokens, fitting))
 
     def limit_long_prompts(self, seconds: float) -> None:
         """Gives long prompts at most `seconds` of the step's time, a due indivisible prompt included."""

@@ -83,6 +83,10 @@ def test_a_worker_reports_the_longest_prompt_of_one_step() -> None:
     assert shape_from_proto(worker_v1.DescribeResponse(max_step_tokens=8)).longest_indivisible == 8
 
 
+def test_a_worker_reports_how_many_tokens_a_step_usually_has() -> None:
+    assert shape_from_proto(worker_v1.DescribeResponse(max_step_tokens=8, usual_step_tokens=5)).usual_step_tokens == 5
+
+
 def test_blocks_do_not_limit_the_length_where_none_are_used() -> None:
     embedding = worker_v1.EmbeddingResult()
     without_kv = computed(worker_v1.PROMPT_COMPUTATION_INDIVISIBLE_WITHOUT_KV, embedding=embedding)

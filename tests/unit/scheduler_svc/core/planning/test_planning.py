@@ -2,6 +2,8 @@
 
 from itertools import pairwise
 
+import pytest
+
 from core_bench import BLOCK, CoreBench, keys, prompt, tokens_of
 from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.planning.step_builder import LONG_PROMPT
@@ -25,9 +27,9 @@ def timed_step(bench: CoreBench) -> StepPlan:
     return plan
 
 
-def with_decodes(count: int) -> CoreBench:
+def with_decodes(count: int, **shape: int) -> CoreBench:
     """A bench with this many decoding sequences and learned costs of steps."""
-    bench = CoreBench(block_size=16, num_blocks=1500, max_step_tokens=2048)
+    bench = CoreBench(**{"block_size": 16, "num_blocks": 1500, "max_step_tokens": 2048, "max_sequences": 64} | shape)
     for place in range(count):
         bench.submit(f"decode {place}", prompt(100 + place, 1000 * place), 1000)
         timed_step(bench)
@@ -76,6 +78,44 @@ def test_several_long_prompts_share_one_limit() -> None:
         bench.submit(f"long {place}", prompt(3000, 100_000 * (place + 1)), 4)
     for _ in range(20):
         assert seconds_of(timed_step(bench)) <= TOLERANCE * SchedulerLimits().gap_factor * usual
+
+
+# More tokens than usual beside decodes that take long.
+
+
+def prompts_beside(count: int, usual: int, most: int = 2048) -> tuple[CoreBench, StepPlan]:
+    """A step with more prompts than it takes, beside this many decodes; not yet computed."""
+    bench = with_decodes(count, usual_step_tokens=usual, max_step_tokens=most, num_blocks=4000)
+    while sum(sequence.is_decode for sequence in bench.replica.running) < count:
+        timed_step(bench)
+    for place in range(20):
+        bench.submit(f"new {place}", prompt(150, 100_000 + 1000 * place), 4)
+    plan = bench.plan()
+    assert plan is not None
+    return bench, plan
+
+
+@pytest.mark.parametrize("count", [1, 8, 40])
+def test_prompts_take_twice_as_long_as_the_decodes(count: int) -> None:
+    bench, plan = prompts_beside(count, usual=32)
+    costs = bench.replica.costs
+    most = 2 * costs.step_seconds(0, count)
+    assert most / TOLERANCE <= costs.recompute_seconds(plan.num_tokens - count) <= most
+    assert all(f"decode {place}" in tokens_of(plan) for place in range(count)), "every decode is in each step"
+
+
+@pytest.mark.parametrize(("count", "usual", "most"), [(4, 700, 2048), (40, 1000, 2048), (40, 64, 200), (4, 300, 300)])
+def test_prompts_get_the_usual_tokens_at_least_and_those_that_fit_a_step_at_most(
+    count: int, usual: int, most: int
+) -> None:
+    _, plan = prompts_beside(count, usual, most)
+    assert plan.num_tokens == (usual if usual > 64 else most)
+
+
+def test_without_decodes_a_step_has_the_usual_tokens() -> None:
+    bench = CoreBench(num_blocks=4000, max_step_tokens=2048, usual_step_tokens=256)
+    bench.submit("a", prompt(600), 1)
+    assert [plan.num_tokens for plan in bench.steps(3)] == [256, 256, 600 - 2 * 256]
 
 
 # Budgets.
