@@ -1,10 +1,14 @@
 """JSON and server-sent events, as bytes."""
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+# json does not escape them. Clients that read streams line by line may end a line here: httpx does, as str.splitlines.
+_LINE_ENDS = re.compile("[\x85\u2028\u2029]")
 
 _SLICE = 32
 """Elements of a long list that are one piece: numbers, log-probabilities or items."""
@@ -14,8 +18,11 @@ PLACEHOLDER = "\0"
 
 
 def to_json(body: Any) -> bytes:
-    """JSON in UTF-8, without spaces."""
-    return _ENCODER.encode(body).encode()
+    """JSON in UTF-8 on one line, by Unicode's ends of lines too, without spaces."""
+    text = _ENCODER.encode(body)
+    if not text.isascii():
+        text = _LINE_ENDS.sub(lambda end: f"\\u{ord(end[0]):04x}", text)
+    return text.encode()
 
 
 def long_json(body: Any) -> bytes:

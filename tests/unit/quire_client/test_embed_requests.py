@@ -101,7 +101,7 @@ async def test_vectors_come_in_the_order_of_the_inputs(address: str, service: An
     (request,) = service.requests
     assert request.inputs[0].text == "a"
     assert service.metadata[0]["traceparent"] == traceparent
-    assert 0 < service.time_remaining[0] <= 30
+    assert 0 < service.time_remaining[0] <= 31  # gRPC rounds up
 
 
 async def test_an_error_of_an_input_names_it(address: str, service: Any) -> None:

@@ -67,7 +67,7 @@ async def test_scores_come_in_the_order_of_the_documents(address: str, service: 
     assert (found.model, found.scores, found.usage.prompt_tokens) == ("tiny", (0.5, 1.5), 6)
     (request,) = service.requests
     assert (list(request.queries), list(request.documents), request.raw_scores) == (["a"], ["b", "c"], True)
-    assert 0 < service.time_remaining[0] <= 30
+    assert 0 < service.time_remaining[0] <= 31  # gRPC rounds up
 
 
 async def test_an_error_of_a_document_names_it(address: str, service: Any) -> None:
