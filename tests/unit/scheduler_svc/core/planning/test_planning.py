@@ -1,6 +1,7 @@
 """Planning of steps: limits on prompts, preemption, resumption, waiting for prefixes."""
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,8 @@ def timed_step(bench: CoreBench) -> StepPlan:
 
 def with_decodes(count: int, **shape: int) -> CoreBench:
     """A bench with this many decoding sequences and learned costs of steps."""
-    bench = CoreBench(**{"block_size": 16, "num_blocks": 1500, "max_step_tokens": 2048, "max_sequences": 64} | shape)
+    usual: dict[str, Any] = {"block_size": 16, "num_blocks": 1500, "max_step_tokens": 2048, "max_sequences": 64}
+    bench = CoreBench(**usual | shape)
     for place in range(count):
         bench.submit(f"decode {place}", prompt(100 + place, 1000 * place), 1000)
         timed_step(bench)
