@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gateway_svc.field_paths import Field
 from gateway_svc.json_schemas import UniqueKeys, restrict_dates, schema_parts
+from gateway_svc.lark_schemas import replace_schemas
 from svc_common.grammars import JSON_ON_ONE_LINE, GrammarTooComplex, InvalidGrammar, compile_grammar
 
 if TYPE_CHECKING:
@@ -134,7 +135,15 @@ def _to_lark(constraint: UnvalidatedConstraint) -> str:
     if text.lstrip().startswith("{"):
         # llguidance takes its own JSON format for grammars too.
         raise ConstraintError("is not a grammar in Lark's syntax")
-    return text
+    return replace_schemas(text, _prepared_within)
+
+
+def _prepared_within(schema: str) -> str:
+    """A schema within a grammar, with the rules of one that is a constraint by itself."""
+    try:
+        return schema_text(prepared_schema(UnvalidatedConstraint(Field.JSON_SCHEMA, schema)))
+    except ConstraintError as error:
+        raise ConstraintError(f"the schema after %json {error.message}") from None
 
 
 def prepared_schema(constraint: UnvalidatedConstraint) -> dict[str, Any]:

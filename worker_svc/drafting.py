@@ -76,8 +76,8 @@ class Drafting:
         known = sequence.tokens.values[sequence.prompt_length + matcher.num_tokens :]
         for token in known.tolist():
             matcher.add(token)
-        if forced := matcher.forced_tokens():
-            return tuple(forced[:max_tokens])
+        if forced := matcher.forced_tokens(max_tokens):
+            return tuple(forced)
         draft = self._guess(sequence, max_tokens)
         return draft[: matcher.num_allowed(draft)] if draft else ()
 

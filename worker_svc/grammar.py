@@ -21,10 +21,10 @@ from svc_common.grammars import (
     compile_grammar,
     grammar_threads,
 )
-from worker_svc.grammar_cache import GrammarCache
+from worker_svc.grammar_cache import CompiledGrammar, GrammarCache
 from worker_svc.grammar_matcher import TOO_COMPLEX, GrammarMatcher
 from worker_svc.metrics import count_grammar_compiled, count_masks
-from worker_svc.slow_masks import Mask, MaskTimer, SlowMasks
+from worker_svc.slow_masks import Mask, MaskPace, MaskTimer, SlowMasks
 from worker_svc.token_masks import TokenMasks
 
 _USUAL = "start: %json {}"
@@ -69,10 +69,10 @@ class GrammarCompiler:
         """Makes the mask of a matcher that is slow, before a step needs it."""
         return self._slow_masks.start(matcher)
 
-    def _compiled(self, grammar: str, key: bytes) -> "Future[LLMatcher]":
+    def _compiled(self, grammar: str, key: bytes) -> CompiledGrammar:
         compiled = self._cache.get(key)
         if compiled is None:
-            compiled = self._compiling.submit(self._compile, grammar)
+            compiled = CompiledGrammar(self._compiling.submit(self._compile, grammar), MaskPace())
             self._cache.put(key, grammar, compiled)
         return compiled
 

@@ -3,11 +3,13 @@
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 from llguidance import LLMatcher
 
 from svc_common.grammars import GRAMMAR_LIMITS
 from worker_svc.metrics import set_cached_grammars
+from worker_svc.slow_masks import MaskPace
 
 CACHE_BYTES = 512 * 2**20
 """Of grammars that no sequence need use. Those in use are kept by their sequences."""
@@ -16,7 +18,13 @@ CACHE_BYTES = 512 * 2**20
 _BYTES_PER_STATE = 700
 _BYTES_PER_GRAMMAR_BYTE = 40
 
-CompiledGrammar = Future[LLMatcher]
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CompiledGrammar:
+    """A grammar that is compiled, or will be, and how quick its masks are."""
+
+    matcher: Future[LLMatcher]
+    pace: MaskPace
 
 
 class GrammarCache:

@@ -1,6 +1,7 @@
 """The place of one sequence in its grammar."""
 
 import hashlib
+import time
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future, wait
@@ -18,7 +19,8 @@ from svc_common.grammars import (
     exceeds_lexer_limit,
     exceeds_limit,
 )
-from worker_svc.slow_masks import Mask
+from worker_svc.grammar_cache import CompiledGrammar
+from worker_svc.slow_masks import Mask, takes_long
 from worker_svc.step import FailureReason
 from worker_svc.token_masks import TokenMasks
 
@@ -62,6 +64,8 @@ class GrammarMatcher:
     __slots__ = (
         "_ahead",
         "_compiled",
+        "_continues",
+        "_forced",
         "_has_waited",
         "_is_shared",
         "_num_lexers",
@@ -72,7 +76,7 @@ class GrammarMatcher:
         "compiler",
         "failure",
         "grammar",
-        "is_slow",
+        "pace",
     )
 
     def __init__(
@@ -80,11 +84,12 @@ class GrammarMatcher:
         compiler: MaskMaker,
         grammar: str,
         digest: bytes,
-        compiled: "Future[LLMatcher]",
+        compiled: CompiledGrammar,
         output: Iterable[int],
     ) -> None:
         """`digest` is the grammar's."""
-        self.compiler, self.grammar, self._compiled = compiler, grammar, compiled
+        self.compiler, self.grammar = compiler, grammar
+        self._compiled, self.pace = compiled.matcher, compiled.pace
         self._tokens = list(output)
         self._tokens_hash = hashlib.blake2b(digest, digest_size=16)
         self._tokens_hash.update(array("q", self._tokens))
@@ -94,15 +99,15 @@ class GrammarMatcher:
         self._num_lexers = 0
         self._has_waited = False
         self._ahead: Future[Mask | None] | None = None
-        self.is_slow = bool(self._tokens)
-        """Whether its last mask took long. Of a sequence that continues here that is not known: it is assumed, so that
-        no step makes the masks of many slow sequences that were resubmitted.
-        """
+        self._continues = bool(self._tokens)  # and has had no mask here yet
+        self._forced: list[int] = []  # the next one last
         self.failure: MatcherFailure | None = None
 
     def add(self, token: int) -> None:
         """Adds an output token."""
         self._ahead = None
+        if self._forced and self._forced.pop() != token:
+            self._forced = []
         self._tokens.append(token)
         self._tokens_hash.update(array("q", (token,)))
 
@@ -111,6 +116,7 @@ class GrammarMatcher:
         copied = copy(self)
         copied._tokens = self._tokens.copy()
         copied._tokens_hash = self._tokens_hash.copy()
+        copied._forced = self._forced.copy()
         copied._state = None if self._state is None else self._state.deep_copy()
         copied._is_shared = False
         return copied
@@ -128,7 +134,7 @@ class GrammarMatcher:
         if other is not self:
             self._state, self._num_matched = other._state, other._num_matched
             self._num_lexers, self.failure = other._num_lexers, other.failure
-            self.is_slow = other.is_slow
+            self._continues = other._continues
             self._is_shared = other._is_shared = True
 
     @property
@@ -140,6 +146,13 @@ class GrammarMatcher:
     def is_compiled(self) -> bool:
         """Whether `advance` would not wait for the compiler."""
         return self._state is not None or self._compiled.done()
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether its next mask may take long. Of a sequence that continues here that is not known: it is assumed, so
+        that no step makes the masks of many slow sequences that were resubmitted.
+        """
+        return self._continues or self.pace.is_slow
 
     def prepare(self) -> bool:
         """Begins to make a mask that takes long. Returns whether no step would wait for it, nor for the compiler."""
@@ -171,6 +184,7 @@ class GrammarMatcher:
     def fill(self, mask: Mask) -> bool:
         """Sets the bits of the tokens that may follow in a mask of zeros. False: a limit was reached, or it failed."""
         state = self.advance()
+        self._continues = False
         if state is not None and not state.is_error():
             state.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if state is not None and not state.is_error():
@@ -210,13 +224,20 @@ class GrammarMatcher:
         trial = state.deep_copy()
         return sum(1 for _ in takewhile(trial.consume_token, tokens[:num_valid]))
 
-    def forced_tokens(self) -> list[int]:
-        """Tokens of the only text that may follow; empty if there is a choice, or if a limit is reached.
+    def forced_tokens(self, most: int) -> list[int]:
+        """The first tokens of the only text that may follow; empty if there is a choice, or if a limit is reached.
 
-        A sampled token may be a part of one.
+        A sampled token may be a part of one. All tokens of the text are found at once, however long it is, and kept.
         """
-        state = self.advance()
-        return [] if state is None or state.is_error() else state.compute_ff_tokens()
+        if not self._forced:
+            state = self.advance()
+            if state is None or state.is_error():
+                return []
+            started = time.thread_time()
+            self._forced = state.compute_ff_tokens()[::-1]
+            if takes_long(time.thread_time() - started):
+                self.pace.note_slow()
+        return self._forced[: -most - 1 : -1]
 
     def _start(self, compiled: Callable[[], LLMatcher]) -> LLMatcher | None:
         try:
@@ -237,13 +258,27 @@ class GrammarMatcher:
             state = self._state = state.deep_copy()
             self._is_shared = False
         pending, self._num_matched = self._tokens[self._num_matched :], len(self._tokens)
-        # One by one: an end-of-text token after the end of the text is an error to `consume_tokens`.
-        if all(map(state.consume_token, pending)):
+        if _consume(state, pending):
             return state
         if exceeds_lexer_limit(state.get_error()):
             return state
         self.failure = _failure(state)
         return None
+
+
+def _consume(state: LLMatcher, tokens: Sequence[int]) -> bool:
+    """Adds tokens to a matcher, until one is not admitted. Returns whether all are.
+
+    One by one: an end-of-text token after the end of the text is an error to `consume_tokens`. llguidance keeps
+    Python's lock while it adds one, which can take milliseconds; other threads, above all that of the steps, have it
+    in between.
+    """
+    for place, token in enumerate(tokens):
+        if place:
+            time.sleep(0)
+        if not state.consume_token(token):
+            return False
+    return True
 
 
 def wait_until_ready(matchers: Iterable[GrammarMatcher]) -> None:

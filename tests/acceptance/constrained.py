@@ -71,6 +71,9 @@ class Plan:
     num_at_once: int
     hostile_tokens: int = 200
     hostile_rounds: int = 3
+    """With each hostile grammar, at least."""
+    least_disturbed: float = 0.25
+    """Share of the requests that a kill or a preemption must reach: many answers are too short for the latter."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +217,7 @@ class ConstrainedRun:
         page = await running.metrics("scheduler")
         num_preemptions = int(page[f'quire_preemptions_total{{method="{method}"}}'])
         self.outcome.counts[method]["preemptions"] = num_preemptions
-        least = len(self._requests) / 20
+        least = self._plan.least_disturbed * len(self._requests)
         self._require(num_preemptions >= least, f"{method}: only {num_preemptions} preemptions")
 
     async def _in_groups(self, run: str, here: AsyncClient, disturb: Disturb, when: Disturbance) -> None:
@@ -248,7 +251,7 @@ class ConstrainedRun:
             for request, answers in zip(group, received, strict=True):
                 self._check_same(run, request, answers[0])
         self._finish(run, disturbed=num_disturbed)
-        least = len(self._requests) / 20
+        least = self._plan.least_disturbed * len(self._requests)
         self._require(num_disturbed >= least, f"{run}: only {num_disturbed} requests were disturbed")
 
     async def run_resumed(self, here: AsyncClient, there: AsyncClient) -> None:

@@ -6,9 +6,11 @@ it does not delay those who read the streams.
 
 import asyncio
 import json
+import math
 import os
 import sys
 from asyncio.subprocess import PIPE
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -25,6 +27,7 @@ KINDS = ("plain", "constrained")
 """Of streams; there are as many of each."""
 
 _REFUSALS = ("GRAMMAR_INVALID", "GRAMMAR_TOO_COMPLEX", "REQUEST_TOO_LARGE")
+_BEGINS = "begins"
 _TREE = {"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#/$defs/t"}}]}
 
 
@@ -45,6 +48,12 @@ HOSTILE: dict[str, dict[str, Any]] = {
     },
     "ambiguous": {"grammar": 'start: e\ne: e e | e e e | "a" | ""'},
     "masks that take long": {"grammar": 'start: e\ne: e e | e e e | "a"', "n": 16, "max_tokens": 150},
+    "masks that take long at times": {
+        "grammar": 'start: (e /\\n/)+\ne: e e | e e e | x\nx: "~" ("a" | "b" | "c" | "d")',
+        "n": 16,
+        "max_tokens": 150,
+    },
+    "long text": {"grammar": f'start: "{"never to end " * 9_000}"'},
     "counted": {"regex": "((a{1,100}){1,100}){1,100}"},
     "10 MB": {"json_schema": '{"enum": ["' + "x" * 10_000_000 + '"]}'},
     "many values": {"json_schema": {"enum": [f"{n:x}" * 4 for n in range(6000)]}},
@@ -84,12 +93,13 @@ def _kind(number: int) -> str:
 @dataclass
 class Gaps:
     """Of all streams of a round, since each has its first token: the longest time between two tokens by kind, the mean
-    time of a step, and steps.
+    time of a step, steps, and which hostile grammars there were.
     """
 
     longest: dict[str, float]
     mean_step: float
     num_steps: int
+    hostile: set[str] = field(default_factory=set)
 
 
 @dataclass
@@ -101,9 +111,18 @@ class HostileOutcome:
     refused: set[str] = field(default_factory=set)
     accepted: set[str] = field(default_factory=set)
     errors: list[str] = field(default_factory=list)
+    running: Counter[str] = field(default_factory=Counter)
+    in_round: set[str] = field(default_factory=set)
+    """Hostile grammars of the round that goes on."""
+
+    def begin(self, name: str) -> None:
+        """A hostile request was sent."""
+        self.running[name] += 1
+        self.in_round.add(name)
 
     def note(self, name: str, reason: str | None) -> None:
         """A hostile request ended, with this reason of an error."""
+        self.running[name] -= 1
         if reason is None:
             self.accepted.add(name)
         elif reason in _REFUSALS:
@@ -111,10 +130,15 @@ class HostileOutcome:
         else:
             self.errors.append(f"hostile: {name} ended with {reason}")
 
-    @property
-    def are_all_sent(self) -> bool:
-        """Whether every hostile grammar was sent."""
-        return len(self.refused | self.accepted) == len(HOSTILE) or bool(self.errors)
+    def end_round(self) -> None:
+        """Notes which hostile grammars the last round had."""
+        self.beside[-1].hostile = self.in_round
+        self.in_round = {name for name, number in self.running.items() if number}
+
+    def has_rounds(self, num_rounds: int) -> bool:
+        """Whether every hostile grammar was there in so many rounds."""
+        counts = Counter(name for gaps in self.beside for name in gaps.hostile)
+        return bool(self.errors) or all(counts[name] >= num_rounds for name in HOSTILE)
 
     def delays(self, num_tokens: int) -> bool:
         """Whether streams of so many tokens took more than one step longer than they must.
@@ -124,11 +148,15 @@ class HostileOutcome:
         return max(gaps.num_steps for gaps in self.beside) > num_tokens - 1 + 1 + 2
 
     def longest(self, kind: str) -> tuple[float, float]:
-        """The longest time between two tokens of such a stream, alone and beside. Of the best rounds: other processes
-        add to it.
+        """The longest time between two tokens of such a stream, alone and beside: of the best round of each hostile
+        grammar, since other processes add to it, and of the grammar that delays most.
         """
-        alone, beside = (min(gaps.longest[kind] for gaps in rounds) for rounds in (self.alone, self.beside))
-        return alone, beside
+        alone = min(gaps.longest[kind] for gaps in self.alone)
+        best: dict[str, float] = {}
+        for gaps in self.beside:
+            for name in gaps.hostile:
+                best[name] = min(best.get(name, math.inf), gaps.longest[kind])
+        return alone, max(best.values(), default=math.inf)
 
     def longer_by_steps(self, kind: str) -> float:
         """By how many steps the longest time between two tokens of such a stream grew."""
@@ -136,7 +164,7 @@ class HostileOutcome:
         return (beside - alone) / min(gaps.mean_step for gaps in self.alone)
 
     def summary(self) -> dict[str, float]:
-        """For the last line of the output. The times are of the best rounds."""
+        """For the last line of the output. Mean times of steps are of the best rounds."""
         step, step_beside = (min(gaps.mean_step for gaps in rounds) for rounds in (self.alone, self.beside))
         return {
             "refused": len(self.refused),
@@ -147,6 +175,10 @@ class HostileOutcome:
             "step_beside": round(step_beside, 4),
             **{f"longest_gap_alone_{kind}": round(self.longest(kind)[0], 4) for kind in KINDS},
             **{f"longest_gap_beside_{kind}": round(self.longest(kind)[1], 4) for kind in KINDS},
+            **{
+                f"longest_gap_of_all_rounds_{kind}": round(max(gaps.longest[kind] for gaps in self.beside), 4)
+                for kind in KINDS
+            },
             **{f"longer_by_steps_{kind}": round(self.longer_by_steps(kind), 2) for kind in KINDS},
         }
 
@@ -165,8 +197,9 @@ async def run_hostile(
     for _ in range(num_rounds):
         await run(outcome.alone)
     async with _attack(address, outcome):
-        while len(outcome.beside) < num_rounds or not outcome.are_all_sent:
+        while not outcome.has_rounds(num_rounds):
             await run(outcome.beside)
+            outcome.end_round()
     return outcome
 
 
@@ -181,7 +214,11 @@ async def _attack(address: str, outcome: HostileOutcome) -> AsyncIterator[None]:
     async def read() -> None:
         assert process.stdout is not None
         async for line in process.stdout:
-            outcome.note(*json.loads(line))
+            name, event = json.loads(line)
+            if event == _BEGINS:
+                outcome.begin(name)
+            else:
+                outcome.note(name, event)
 
     reading = asyncio.create_task(read())
     try:
@@ -195,12 +232,13 @@ async def _attack(address: str, outcome: HostileOutcome) -> AsyncIterator[None]:
 
 
 async def attack(address: str) -> None:
-    """Sends each hostile grammar, several at once, again and again. Prints name and reason of each."""
+    """Sends each hostile grammar, several at once, again and again. Prints when each begins and why it ends."""
     left = cycle(HOSTILE.items())
     async with AsyncClient(address) as client:
 
         async def send_some() -> None:
             for name, options in left:
+                print(json.dumps([name, _BEGINS]), flush=True)
                 reason = None
                 try:
                     await client.generate("a", temperature=1, seed=1, **{"max_tokens": 4} | options)

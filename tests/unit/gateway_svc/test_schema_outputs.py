@@ -199,3 +199,17 @@ def test_names_that_a_schema_does_not_list_could_be_repeated(vocabulary: LLToken
         checked_grammar(UnvalidatedConstraint(Field.JSON_SCHEMA, json.dumps(schema)), vocabulary)
     matcher = compile_grammar(vocabulary, f"start: %json {json.dumps(schema)}")
     assert matcher.try_consume_tokens(vocabulary.tokenize_str('{"a": 1, "a": 2}')) == 16
+
+
+def test_a_schema_within_a_grammar_has_the_rules_of_one_alone(vocabulary: LLTokenizer) -> None:
+    schema = '{"type": "object", "properties": {"day": {"format": "date", "type": "string"}}, "required": ["day"]}'
+    grammar = checked_grammar(UnvalidatedConstraint(Field.GRAMMAR, f'start: "x" %json {schema}'), vocabulary)
+    matcher = compile_grammar(vocabulary, grammar)
+
+    def num_admitted(text: str) -> int:
+        return matcher.deep_copy().try_consume_tokens(vocabulary.tokenize_str(text))
+
+    day = 'x{"day": "2024-02-28"}'
+    assert num_admitted(day) == len(vocabulary.tokenize_str(day))
+    assert num_admitted(day.replace("{", "{\n")) == 2
+    assert num_admitted(day.replace("02-28", "02-30")) < len(vocabulary.tokenize_str(day)) - 2

@@ -3,8 +3,13 @@
 import math
 import random
 import threading
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from hashlib import sha256
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +23,7 @@ from tiny_model import EOS
 from worker_svc import grammar as worker_grammar
 from worker_svc import slow_masks
 from worker_svc.grammar import GrammarCompiler
-from worker_svc.grammar_matcher import GrammarMatcher
+from worker_svc.grammar_matcher import GrammarMatcher, _consume
 from worker_svc.step import FailureReason
 
 
@@ -96,11 +101,55 @@ def test_a_copy_is_independent(grammars: GrammarCompiler) -> None:
 
 def test_tokens_that_may_follow_and_tokens_that_must(grammars: GrammarCompiler) -> None:
     matcher = grammars.matcher(CASES["choice"].grammar)
-    assert matcher.forced_tokens() == []
+    assert matcher.forced_tokens(9) == []
     assert matcher.num_allowed(_encoded("yes")) == 3
     assert matcher.num_allowed([*_encoded("ye"), EOS]) == 2
     matcher.add(_encoded("p")[0])
-    assert text_of(matcher.forced_tokens()) == b"erhaps"
+    assert text_of(matcher.forced_tokens(9)) == b"erhaps"
+
+
+def test_forced_text_is_computed_once(grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    advance, num_calls = GrammarMatcher.advance, 0
+
+    def counted(matcher: GrammarMatcher) -> LLMatcher | None:
+        nonlocal num_calls
+        num_calls += 1
+        return advance(matcher)
+
+    monkeypatch.setattr(GrammarMatcher, "advance", counted)
+    text = "perhaps " * 50
+    matcher = grammars.matcher(f'start: "{text}" ("yes" | "no")')
+    expected = matcher.forced_tokens(10_000)
+    assert text_of(expected) == text.encode()
+    for place, token in enumerate(expected):
+        assert matcher.forced_tokens(3) == expected[place : place + 3]
+        assert num_calls == 1
+        matcher.add(token)
+    assert matcher.forced_tokens(3) == []
+    assert matcher.num_allowed(_encoded("yes")) == 3
+
+
+def test_other_tokens_than_the_forced_ones_have_others_after_them(grammars: GrammarCompiler) -> None:
+    """A token may be a part of a longer one that is forced."""
+    matcher = grammars.matcher('start: "perhaps" | "perhaps not"')
+    whole = matcher.forced_tokens(9)
+    assert text_of(whole) == b"perhaps"
+    for token in _encoded("per"):
+        matcher.add(token)
+    assert text_of(matcher.forced_tokens(9)) == b"haps"
+
+
+def test_another_thread_goes_on_while_tokens_are_matched() -> None:
+    """llguidance keeps Python's lock while it adds a token, as `sum` does."""
+    slow: Any = SimpleNamespace(consume_token=partial(sum, range(1_000_000)))
+    with ThreadPoolExecutor(1) as pool:
+        matching = pool.submit(_consume, slow, [1] * 20)
+        num_turns = 0
+        while not matching.done():
+            num_turns += 1
+            time.sleep(0.001)
+    assert matching.result()
+    assert num_turns >= 15
 
 
 def test_tokens_beyond_the_limit_of_a_rule_may_not_follow(grammars: GrammarCompiler) -> None:
@@ -109,7 +158,7 @@ def test_tokens_beyond_the_limit_of_a_rule_may_not_follow(grammars: GrammarCompi
         matcher = grammars.matcher(CASES["counted"].grammar, [_encoded("h")[0]] * num_known)
         assert matcher.num_allowed(_encoded("h") * 9) == 3 - num_known
         assert matcher.num_allowed([*_encoded("h") * (3 - num_known), *end, EOS]) == 5 - num_known
-    assert matcher.forced_tokens() == end
+    assert matcher.forced_tokens(9) == end
 
 
 def test_a_grammar_is_compiled_once(grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +256,7 @@ def test_a_failure_concerns_one_row(kind: str, grammars: GrammarCompiler) -> Non
     assert failing.failure.reason is reason
     assert not masks[0].any()
     assert "aaa" not in failing.failure.text
-    assert failing.forced_tokens() == []
+    assert failing.forced_tokens(9) == []
     assert failing.num_allowed([5]) == 0
 
 
@@ -266,7 +315,7 @@ def test_drafts_compile_nothing_on_the_thread_of_the_steps(monkeypatch: pytest.M
     compiler, compiled = tiny_grammars(), _count_compilations(monkeypatch)
     matcher, rng = compiler.matcher(r"start: /([ab]*a[ab]{6}[xy]|[ab]*b[ab]{7}z)*/"), random.Random(3)
     while len(compiled) < 2:
-        matcher.forced_tokens()
+        matcher.forced_tokens(9)
         matcher.num_allowed(_encoded("abababab"))
         (may_follow,) = np.nonzero(_allowed([matcher])[0])
         matcher.add(rng.choice([token for token in may_follow.tolist() if token != EOS]))

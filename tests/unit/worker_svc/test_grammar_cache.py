@@ -6,8 +6,13 @@ import pytest
 
 from worker_svc import grammar_cache
 from worker_svc.grammar_cache import CompiledGrammar, GrammarCache, most_bytes
+from worker_svc.slow_masks import MaskPace
 
 SMALL, LARGE = 'start: "a"', "start: /" + "a" * 100_000 + "/"
+
+
+def _made() -> CompiledGrammar:
+    return CompiledGrammar(Future(), MaskPace())
 
 
 def _kept(cache: GrammarCache) -> list[bytes]:
@@ -17,7 +22,7 @@ def _kept(cache: GrammarCache) -> list[bytes]:
 
 def test_what_was_used_last_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_cache, "CACHE_BYTES", 3 * most_bytes(SMALL))
-    cache, compiled = GrammarCache(), [CompiledGrammar() for _ in range(4)]
+    cache, compiled = GrammarCache(), [_made() for _ in range(4)]
     for place in range(3):
         cache.put(b"%d" % place, SMALL, compiled[place])
     assert cache.get(b"0") is compiled[0]
@@ -30,17 +35,17 @@ def test_large_grammars_take_more_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_cache, "CACHE_BYTES", 3 * most_bytes(SMALL))
     cache = GrammarCache()
     for digest, grammar in ((b"0", SMALL), (b"1", LARGE), (b"2", SMALL)):
-        cache.put(digest, grammar, Future())
+        cache.put(digest, grammar, _made())
     assert _kept(cache) == [b"1", b"2"]
     cache.drop(b"1")
     cache.drop(b"1")
-    cache.put(b"3", SMALL, Future())
-    cache.put(b"4", SMALL, Future())
+    cache.put(b"3", SMALL, _made())
+    cache.put(b"4", SMALL, _made())
     assert _kept(cache) == [b"2", b"3", b"4"]
 
 
 def test_one_that_is_too_large_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_cache, "CACHE_BYTES", most_bytes(SMALL))
     cache = GrammarCache()
-    cache.put(b"0", LARGE, Future())
+    cache.put(b"0", LARGE, _made())
     assert _kept(cache) == []

@@ -2,12 +2,14 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,7 +24,7 @@ from tiny_model import EOS
 from worker_svc import slow_masks
 from worker_svc.grammar import GrammarCompiler
 from worker_svc.grammar_matcher import GrammarMatcher
-from worker_svc.slow_masks import Mask
+from worker_svc.slow_masks import Mask, MaskPace, MaskTimer
 from worker_svc.step import NewSequence, SamplingParams, ScheduledSequence
 from worker_svc.token_masks import TokenMasks
 
@@ -166,6 +168,59 @@ def test_no_step_makes_the_first_masks_of_sequences_that_continue_here(
         assert not any(one.failure for one in found)
         waiting -= {one.sequence_id for one in found if one.token_ids}
     assert grammars.num_in_steps == 0
+
+
+class _Paced:
+    """A matcher whose masks take long, or not, by turns."""
+
+    def __init__(self, pace: MaskPace, takes_long: Iterable[bool]) -> None:
+        self.pace, self._takes_long = pace, iter(takes_long)
+
+    def fill(self, mask: Mask) -> bool:
+        end = time.thread_time() + (0.003 if next(self._takes_long) else 0.0)
+        while time.thread_time() < end:
+            pass
+        return True
+
+
+def test_masks_that_take_long_only_at_times_make_a_grammar_slow() -> None:
+    timer, pace, mask = MaskTimer(), MaskPace(), np.zeros(1, np.int32)
+    rows = [(_Paced(pace, cycle([True, False])), mask) for _ in range(16)]
+
+    def fill_all() -> None:
+        for matcher, _ in rows:
+            matcher.fill(mask)
+
+    for step in range(1, 5):
+        assert not pace.is_slow
+        timer.run(rows, fill_all)
+        if step == 3:  # the first one that is measured, of those that take long
+            break
+    assert pace.is_slow
+
+
+def test_a_grammar_is_slow_until_many_of_its_masks_were_quick() -> None:
+    pace = MaskPace()
+    pace.note_slow()
+    for enough in (64, 128, 256):
+        for _ in range(enough - 1):
+            pace.note_quick()
+            assert pace.is_slow
+        pace.note_slow()
+        for _ in range(enough):
+            assert pace.is_slow
+            pace.note_quick()
+        assert not pace.is_slow
+        pace.note_slow()
+
+
+def test_forced_text_that_takes_long_makes_a_grammar_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slow_masks, "_SLOW_SECONDS", 0.0)
+    grammars = tiny_grammars()
+    first, second = (grammars.matcher('start: "a long text"') for _ in range(2))
+    assert first.forced_tokens(2)
+    assert first.is_slow
+    assert second.is_slow
 
 
 def test_a_mask_that_is_made_ahead_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
