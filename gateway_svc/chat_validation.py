@@ -86,17 +86,16 @@ class ChatValidator:
         )
 
     def _message(self, message: ChatMessage, check: FieldChecker) -> dict[str, Any]:
-        path = message.path
         if message.role not in self._roles:
-            raise _invalid(f"{path}.role", f"must be {', '.join(self._roles[:-1])} or {self._roles[-1]}")
+            raise _invalid(message.place("role"), f"must be {', '.join(self._roles[:-1])} or {self._roles[-1]}")
         texts = {"content": message.content, "reasoning": message.reasoning}
         names = {"name": message.name, "tool_call_id": message.tool_call_id}
         for name, text in {**texts, **names}.items():
             if text is not None:
-                check.unicode(f"{path}.{name}", text)
+                check.unicode(message.place(name), text)
         for name, text in names.items():
             if text is not None and not 1 <= len(text) <= MAX_NAME_LENGTH:
-                raise _invalid(f"{path}.{name}", f"must have between 1 and {MAX_NAME_LENGTH} characters")
+                raise _invalid(message.place(name), f"must have between 1 and {MAX_NAME_LENGTH} characters")
         form = self._call_form
         fields: dict[str, Any] = {"role": self._template.role(message.role), "content": message.content or ""}
         if message.name is not None:
@@ -108,11 +107,11 @@ class ChatValidator:
         if not message.tool_calls:
             return fields
         if message.role != "assistant":
-            raise _invalid(f"{path}.tool_calls", "needs the role assistant")
+            raise _invalid(message.place("tool_calls"), "needs the role assistant")
         if len(message.tool_calls) > MAX_CALLS:
-            raise _invalid(f"{path}.tool_calls", f"must hold at most {MAX_CALLS} calls")
+            raise _invalid(message.place("tool_calls"), f"must hold at most {MAX_CALLS} calls")
         if form is None:
-            raise _unsupported(f"{path}.tool_calls", "this model has no format of calls")
+            raise _unsupported(message.place("tool_calls"), "this model has no format of calls")
         return form.message(fields, [_call(call, check) for call in message.tool_calls])
 
     def _tools(self, prompt: ChatPrompt, check: FieldChecker) -> list[dict[str, Any]]:
@@ -131,7 +130,7 @@ class ChatValidator:
         names = set[str]()
         for tool in tools:
             if tool.name in names:
-                raise _invalid(f"{tool.path}.name", "is there twice")
+                raise _invalid(tool.place("name"), "is there twice")
             names.add(tool.name)
         if choice.mode is ToolMode.NAMED and choice.name not in names:
             raise check.invalid(Field.TOOL_CHOICE, "names none of the tools")
@@ -175,28 +174,28 @@ def _has_calls(message: Mapping[str, Any]) -> bool:
 def _tool(tool: ClientTool, check: FieldChecker) -> dict[str, Any]:
     """A tool in OpenAI's form."""
     if not TOOL_NAME.fullmatch(tool.name):
-        raise _invalid(f"{tool.path}.name", TOOL_NAME_RULE)
+        raise _invalid(tool.place("name"), TOOL_NAME_RULE)
     function: dict[str, Any] = {"name": tool.name}
     if tool.description is not None:
-        check.unicode(f"{tool.path}.description", tool.description)
+        check.unicode(tool.place("description"), tool.description)
         function["description"] = tool.description
     # Templates read its properties.
     function["parameters"] = _NO_PARAMETERS
     if tool.custom is not None:
         for name, is_given in (("parameters", tool.parameters is not None), ("strict", tool.is_strict)):
             if is_given:
-                raise _invalid(f"{tool.path}.{name}", "must not be set for a custom tool")
-        function["parameters"] = _input_parameters(tool.custom, f"{tool.path}.format", check)
+                raise _invalid(tool.place(name), "must not be set for a custom tool")
+        function["parameters"] = _input_parameters(tool.custom, check)
     elif tool.parameters is not None:
-        function["parameters"] = _json_object(f"{tool.path}.parameters", tool.parameters, check)
+        function["parameters"] = _json_object(tool.place("parameters"), tool.parameters, check)
     return {"type": "function", "function": function}
 
 
-def _input_parameters(custom: CustomInput, where: str, check: FieldChecker) -> dict[str, Any]:
+def _input_parameters(custom: CustomInput, check: FieldChecker) -> dict[str, Any]:
     """The schema of a custom tool, with its grammar for the model to read."""
     described: dict[str, Any] = {"type": "string"}
     if custom.constraint is not None:
-        check.unicode(where, custom.constraint.text)
+        check.unicode(custom.path, custom.constraint.text)
         kind = "regular expression" if custom.constraint.field is Field.REGEX else "Lark grammar"
         described["description"] = f"Text that matches this {kind}:\n{custom.constraint.text}"
     return {
@@ -209,19 +208,19 @@ def _input_parameters(custom: CustomInput, where: str, check: FieldChecker) -> d
 
 def _call(call: ToolCall, check: FieldChecker) -> Call:
     for name, text in (("id", call.id), ("name", call.name)):
-        check.unicode(f"{call.path}.{name}", text)
+        check.unicode(call.place(name), text)
         if len(text) > MAX_NAME_LENGTH:
-            raise _invalid(f"{call.path}.{name}", f"must have at most {MAX_NAME_LENGTH} characters")
+            raise _invalid(call.place(name), f"must have at most {MAX_NAME_LENGTH} characters")
     if not call.name:
-        raise _invalid(f"{call.path}.name", "must not be empty")
+        raise _invalid(call.place("name"), "must not be empty")
     if call.input is not None:
         if call.arguments:
-            raise _invalid(f"{call.path}.input", "must not be beside arguments")
-        check.unicode(f"{call.path}.input", call.input)
+            raise _invalid(call.place("input"), "must not be beside arguments")
+        check.unicode(call.place("input"), call.input)
         return call.id, call.name, {CUSTOM_INPUT: call.input}
     # Clients send back what a model wrote: nothing, for a function that has no arguments; or a text that `max_tokens`
     # has cut, without which a conversation could not go on.
-    return call.id, call.name, _json_object(f"{call.path}.arguments", call.arguments, check, not_json={})
+    return call.id, call.name, _json_object(call.place("arguments"), call.arguments, check, not_json={})
 
 
 def _json_object(

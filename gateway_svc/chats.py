@@ -1,7 +1,7 @@
 """Chats as clients send them in either protocol: typed values, not validated. JSON stays text until it is checked, off
 the event loop."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -12,21 +12,35 @@ from quire.inference.v1 import inference_pb2
 from svc_common.errors import QuireError, Reason
 
 
+def field_place(path: str, names: Mapping[str, str], name: str) -> str:
+    """Where errors find a field of a value at `path`, as the caller wrote it. `names` are those of the caller's
+    protocol, by those of the contract; an empty one is the value itself."""
+    own = names.get(name, name)
+    return f"{path}.{own}" if own else path
+
+
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """A call in an assistant's message. `arguments` is a JSON object as text; a call of a custom tool has `input`
-    instead, the text that the tool takes. `path` is where errors find the call."""
+    instead, the text that the tool takes. `path` is where errors find the call, with `names` of its fields that are
+    not those of the contract."""
 
     name: str
     arguments: str = ""
     id: str = ""
     path: str = field(default="", compare=False)
     input: str | None = None
+    names: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    def place(self, name: str) -> str:
+        """Where errors find a field."""
+        return field_place(self.path, self.names, name)
 
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One message. `tool_call_id` is the call whose result it has. `path` is where errors find the message."""
+    """One message. `tool_call_id` is the call whose result it has. `path` is where errors find the message, with
+    `names` of its fields that are not those of the contract."""
 
     role: str
     content: str | None = None
@@ -35,19 +49,27 @@ class ChatMessage:
     name: str | None = None
     reasoning: str | None = None
     path: str = field(default="", compare=False)
+    names: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    def place(self, name: str) -> str:
+        """Where errors find a field."""
+        return field_place(self.path, self.names, name)
 
 
 @dataclass(frozen=True, slots=True)
 class CustomInput:
-    """What a custom tool takes. `constraint` is what the text matches; None: it is any text."""
+    """What a custom tool takes. `constraint` is what the text matches; None: it is any text. `path` is where errors
+    find the constraint."""
 
     constraint: UnvalidatedConstraint | None = None
+    path: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class ClientTool:
     """A tool that the model may call: a function, or with `custom` a tool that takes a text. `parameters` is a JSON
-    schema as text, None for a function without any. `path` is where errors find the tool."""
+    schema as text, None for a function without any. `path` is where errors find the tool, with `names` of its fields
+    that are not those of the contract."""
 
     name: str
     description: str | None = None
@@ -55,6 +77,11 @@ class ClientTool:
     is_strict: bool = False
     custom: CustomInput | None = None
     path: str = field(default="", compare=False)
+    names: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    def place(self, name: str) -> str:
+        """Where errors find a field."""
+        return field_place(self.path, self.names, name)
 
     @property
     def is_constrained(self) -> bool:
@@ -189,9 +216,9 @@ def _custom_input(custom: inference_pb2.CustomInput, path: str) -> CustomInput:
     reject_unknown_fields(custom, path)
     match custom.WhichOneof("format"):
         case "grammar":
-            return CustomInput(UnvalidatedConstraint(Field.GRAMMAR, custom.grammar))
+            return CustomInput(UnvalidatedConstraint(Field.GRAMMAR, custom.grammar), f"{path}.grammar")
         case "regex":
-            return CustomInput(UnvalidatedConstraint(Field.REGEX, custom.regex))
+            return CustomInput(UnvalidatedConstraint(Field.REGEX, custom.regex), f"{path}.regex")
     return CustomInput()
 
 

@@ -90,8 +90,9 @@ class Gateway:
             CallLimits(settings.call_shares(settings.max_http_connections), bodies),
         )
         grpc_limits = CallLimits(settings.call_shares(settings.max_grpc_connections), bodies)
-        calls = GrpcCalls(self._request_manager, authenticator, self._threads, grpc_limits)
-        admission = GrpcAdmission(calls.counted_tenant, grpc_limits, settings.slow_message_shares(), metrics)
+        slow_messages = settings.slow_message_shares()
+        calls = GrpcCalls(self._request_manager, authenticator, self._threads, grpc_limits, slow_messages)
+        admission = GrpcAdmission(calls.counted_tenant, grpc_limits, slow_messages, metrics)
         self._grpc = create_server(
             max_message_bytes=PUBLIC_MESSAGE_BYTES,
             interceptors=(
@@ -129,6 +130,7 @@ class Gateway:
                 ConnectionLimits(
                     settings.max_http_connections,
                     settings.http_read_timeout,
+                    metrics.refuse,
                     settings.max_http_connections_per_address,
                 ),
                 log_config=None,

@@ -1,6 +1,5 @@
 """Counts the gRPC calls of tenants, from before a message is read until they end, and the bytes of their messages."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,12 +10,13 @@ from google.protobuf.message import Message
 
 from gateway_svc.call_limits import CallLimits, OpenCall
 from gateway_svc.metrics import GatewayMetrics
+from gateway_svc.refusals import Refusal, refusal_of
+from gateway_svc.slow_messages import receive
 from gateway_svc.tenant import Tenant
 from gateway_svc.tenant_shares import TenantShares
-from svc_common.errors import QuireError
+from svc_common.errors import QuireError, Reason
 from svc_common.interceptors import Behavior, Context, Continuation, Handler, behavior_of, send_responses
 
-_PROMPT_SECONDS = 1.0  # a message that takes longer counts among those that arrive slowly
 _NO_TENANT = ""  # of calls that need no credential
 
 _open_call: ContextVar[OpenCall | None] = ContextVar("open_call", default=None)
@@ -39,7 +39,7 @@ class GrpcAdmission(grpc.aio.ServerInterceptor):
     ) -> None:
         """`login` takes the method's full name and the context, and returns None for a call that is not counted.
 
-        grpc holds what has arrived of a message, so `slow_messages` bounds how many take longer than a second.
+        `slow_messages` are places of messages that take longer than a second.
         """
         self._login = login
         self._limits = limits
@@ -69,29 +69,9 @@ class GrpcAdmission(grpc.aio.ServerInterceptor):
 
     async def receive(self, messages: AsyncIterator[Any]) -> Any:
         """The message of a call that has one; its bytes are those of the call's body. Raises QuireError."""
-        open_call, loop = current_call(), asyncio.get_running_loop()
-        slow = self._slow_messages.share(_NO_TENANT if open_call is None else open_call.body.tenant)
-        refusal: QuireError | None = None
-
-        def is_slow() -> None:
-            nonlocal refusal
-            try:
-                slow.add(1)
-            except QuireError as error:
-                refusal = error
-                limit.reschedule(loop.time())
-
-        timer = loop.call_later(_PROMPT_SECONDS, is_slow)
-        try:
-            async with asyncio.timeout(None) as limit:
-                message = await anext(messages)
-        except TimeoutError:
-            if refusal is None:
-                raise
-            raise refusal from None
-        finally:
-            timer.cancel()
-            slow.release()
+        open_call = current_call()
+        tenant = _NO_TENANT if open_call is None else open_call.body.tenant
+        message = await receive(messages, self._slow_messages.share(tenant))
         if open_call is not None and isinstance(message, Message):
             open_call.body.add(message.ByteSize())
         return message
@@ -112,6 +92,19 @@ class GrpcAdmission(grpc.aio.ServerInterceptor):
 
     @contextmanager
     def _counted(self, method: str, context: Context) -> Iterator[None]:
+        """Counts a call among its tenant's, and where it is refused before its handler has its message, that, too."""
+        try:
+            with self._admitted(method, context):
+                yield
+        except QuireError as error:  # a handler ends its call with an abort, which is another exception
+            is_late = error.reason is Reason.DEADLINE_EXCEEDED
+            refusal = Refusal.TOO_LATE if is_late else refusal_of(error)
+            if refusal is not None:
+                self._metrics.refuse("grpc", refusal)
+            raise
+
+    @contextmanager
+    def _admitted(self, method: str, context: Context) -> Iterator[None]:
         tenant = self._login(method, context)
         if tenant is None:
             yield

@@ -19,8 +19,10 @@ from gateway_svc.field_paths import FieldPath
 from gateway_svc.grpc_admission import current_call
 from gateway_svc.metrics import CallOutcome
 from gateway_svc.model_catalog import CatalogModel
+from gateway_svc.refusals import refusal_of
 from gateway_svc.request_manager import Call, RequestManager
 from gateway_svc.tenant import Tenant
+from gateway_svc.tenant_shares import Share, TenantShares
 from gateway_svc.tenant_threads import TenantThreads
 from gateway_svc.tracing import Operation
 from gateway_svc.validation import is_request_id
@@ -48,13 +50,21 @@ class GrpcCalls:
     """Calls of the gRPC services. An error has x-request-id in its trailing metadata."""
 
     def __init__(
-        self, request_manager: RequestManager, authenticator: Authenticator, threads: TenantThreads, limits: CallLimits
+        self,
+        request_manager: RequestManager,
+        authenticator: Authenticator,
+        threads: TenantThreads,
+        limits: CallLimits,
+        slow_messages: TenantShares,
     ) -> None:
-        """`threads` are for work that would delay the streams of others."""
+        """`threads` are for work that would delay the streams of others, `slow_messages` places of messages that arrive
+        slowly.
+        """
         self._request_manager = request_manager
         self._authenticator = authenticator
         self._threads = threads
         self._limits = limits
+        self._slow_messages = slow_messages
 
     async def render(self, call: Call, num_logprobs: int, work: Callable[[], T]) -> T:
         """Renders a part of an answer with so many log-probabilities; in a thread if these are many."""
@@ -95,6 +105,15 @@ class GrpcCalls:
             parent=otel.get_current(),
         )
 
+    def note(self, error: QuireError) -> None:
+        """Counts an error of a call, or of a message of one, among the refusals, if it is one."""
+        if (refusal := refusal_of(error)) is not None:
+            self._request_manager.metrics.refuse("grpc", refusal)
+
+    def slow_messages(self, call: Call) -> Share:
+        """The places of a call's stream of messages, none so far."""
+        return self._slow_messages.share(call.tenant.name)
+
     @contextmanager
     def message(self, call: Call, message: Message) -> Iterator[Call]:
         """A call's part for one message of its stream, whose bytes count until its requests are submitted.
@@ -125,6 +144,7 @@ class GrpcCalls:
             try:
                 yield outcome
             except QuireError as error:
+                self.note(error)
                 outcome.code = error.code.name
                 metadata: list[tuple[str, str | bytes]] = [
                     (rpc_status.GRPC_DETAILS_METADATA_KEY, error.details()),

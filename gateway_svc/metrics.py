@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal
 
 from prometheus_client import (
     CollectorRegistry,
@@ -21,6 +20,8 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from gateway_svc.refusals import Protocol, Refusal
+
 _FIRST_TOKEN_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
 )  # fmt: skip
@@ -30,8 +31,6 @@ _TOKEN_BUCKETS = (
 _REQUEST_BUCKETS = (
     0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
 )  # fmt: skip
-
-Protocol = Literal["grpc", "http"]
 
 
 @dataclass(slots=True)
@@ -122,6 +121,12 @@ class GatewayMetrics:
             ["protocol", "reason"],
             registry=self.registry,
         )
+        self._refusals = Counter(
+            "quire_gateway_refusals",
+            "Calls and connections refused before a request of theirs was submitted",
+            ["protocol", "reason"],
+            registry=self.registry,
+        )
         self.ignored_fields = Counter(
             "quire_gateway_ignored_fields",
             "Fields of HTTP bodies that no API defines",
@@ -158,6 +163,10 @@ class GatewayMetrics:
     def of_model(self, name: str) -> ModelMetrics:
         """The metrics of a model that this gateway serves."""
         return self._models[name]
+
+    def refuse(self, protocol: Protocol, refusal: Refusal) -> None:
+        """Counts a call or a connection that was refused before a request of it was submitted."""
+        self._refusals.labels(protocol, refusal.value).inc()
 
     @contextmanager
     def call(self, protocol: Protocol, method: str, code: str) -> Iterator[CallOutcome]:

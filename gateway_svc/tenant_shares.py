@@ -11,6 +11,14 @@ from gateway_svc.request_errors import RETRY_AFTER_SECONDS
 from svc_common.errors import QuireError, Reason
 
 
+class NoShare(QuireError):  # noqa: N818
+    """Too few units are free, or would be for other tenants. `unit` is what errors call the units."""
+
+    def __init__(self, reason: Reason, message: str, unit: str, subject: str | None = None) -> None:
+        super().__init__(reason, message, retry_after=RETRY_AFTER_SECONDS, subject=subject)
+        self.unit = unit
+
+
 class TenantShares:
     """So many units, shared by tenants. Each holder of some has a Share."""
 
@@ -31,19 +39,18 @@ class TenantShares:
         return Share(self, tenant)
 
     def take(self, tenant: str, count: int) -> None:
-        """Takes units for a tenant. Raises QuireError: CAPACITY_EXHAUSTED where too few are free, else
+        """Takes units for a tenant. Raises NoShare: CAPACITY_EXHAUSTED where too few are free, else
         TENANT_QUOTA_EXCEEDED where the tenant would have too many.
         """
         num_free = self._total - self._num_taken
         if count > num_free:
             message = f"this gateway has {self._num_taken} of at most {self._total} {self._unit}"
-            raise QuireError(Reason.CAPACITY_EXHAUSTED, message, retry_after=RETRY_AFTER_SECONDS)
+            raise NoShare(Reason.CAPACITY_EXHAUSTED, message, self._unit)
         held = self._taken[tenant]
         most = self._most(held, num_free)
         if held + count > most:
             message = f"the tenant has {held} {self._unit} at this gateway, and may have {most} at most now"
-            subject = f"tenant:{tenant}"
-            raise QuireError(Reason.TENANT_QUOTA_EXCEEDED, message, retry_after=RETRY_AFTER_SECONDS, subject=subject)
+            raise NoShare(Reason.TENANT_QUOTA_EXCEEDED, message, self._unit, f"tenant:{tenant}")
         self._num_taken += count
         self._taken[tenant] += count
 
@@ -76,13 +83,13 @@ class Share:
         self.count = 0
 
     def add(self, count: int) -> None:
-        """Takes more units. Raises QuireError as TenantShares.take() does."""
+        """Takes more units. Raises NoShare as TenantShares.take() does."""
         if count:
             self._shares.take(self.tenant, count)
             self.count += count
 
     def resize(self, count: int) -> None:
-        """Takes or frees units, so that it has `count`. Raises QuireError as TenantShares.take() does."""
+        """Takes or frees units, so that it has `count`. Raises NoShare as TenantShares.take() does."""
         if count > self.count:
             self.add(count - self.count)
         elif count < self.count:

@@ -136,7 +136,8 @@ class HttpApi:
         )
 
     def _websocket_endpoint(self, post: ASGIApp) -> WebSocketEndpoint:
-        return WebSocketEndpoint(post, self._calls, self._hosts, self._options.origins, OPENAI_ERRORS)
+        origins = self._options.origins
+        return WebSocketEndpoint(post, self._calls, self._hosts, origins, OPENAI_ERRORS, self._metrics.refuse)
 
     def _endpoint(self, route: HttpRoute) -> HttpEndpoint:
         return HttpEndpoint(route, self._metrics, self._hosts, read_timeout=self._options.read_timeout)

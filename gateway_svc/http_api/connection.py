@@ -14,6 +14,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway_svc.http_api.connection_limits import ConnectionLimits, CountedConnection
 from gateway_svc.http_api.websocket_connection import BoundedWebSocket
+from gateway_svc.refusals import Protocol, Refusal
 
 MAX_HEAD_BYTES = 64 * 2**10
 MAX_HEADERS = 128
@@ -44,6 +45,7 @@ class BoundedConnection(CountedConnection, HttpToolsProtocol):
     """
 
     config: BoundedConfig
+    protocol: Protocol = "http"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -115,6 +117,7 @@ class BoundedConnection(CountedConnection, HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuses what was received, or cuts off the response where the answer to it would not be the next one."""
+        self._limits.refuse("http", Refusal.TOO_LARGE if self._status == 431 else Refusal.MALFORMED)
         self.count_as_idle()  # it closes when its client has read what was sent, which may be never
         if self.is_responding:
             if self.pipeline or self.cycle.response_started or not self.cycle.more_body:
@@ -203,6 +206,7 @@ class BoundedConnection(CountedConnection, HttpToolsProtocol):
         if self.is_responding:  # a pipelined request comes after this response
             self._await_head()
         elif not self.transport.is_closing():
+            self._limits.refuse("http", Refusal.TOO_LATE)
             self.transport.close()
 
 

@@ -5,12 +5,16 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from gateway_svc import refusals
+from gateway_svc.refusals import Refusal, Refuse
+
 
 class Closable(Hashable, Protocol):
     """A connection that can be closed for another one."""
 
     connections: set[Any]
     """All connections of the port."""
+    protocol: refusals.Protocol
 
     def close(self) -> None:
         """Closes it at once, whatever its client does. It counts no longer."""
@@ -25,6 +29,7 @@ class ConnectionLimits:
 
     max_connections: int
     read_timeout: float
+    refuse: Refuse
     max_per_address: int | None = None
     idle: dict[Closable, None] = field(default_factory=dict)
     """Connections without a request in progress, and those whose clients do not read, the one idle longest first."""
@@ -37,9 +42,13 @@ class ConnectionLimits:
         same = self.by_address.setdefault(address, {})
         same[new] = None
         if self.max_per_address is not None and len(same) > self.max_per_address:
-            next(one for one in same if one in self.idle).close()
+            self._close_for_another(next(one for one in same if one in self.idle))
         elif len(new.connections) > self.max_connections:
-            next(iter(self.idle)).close()
+            self._close_for_another(next(iter(self.idle)))
+
+    def _close_for_another(self, connection: Closable) -> None:
+        self.refuse(connection.protocol, Refusal.CONNECTIONS)
+        connection.close()
 
     def forget(self, connection: Closable, address: str) -> None:
         """Counts a connection no longer."""
@@ -54,6 +63,7 @@ class CountedConnection(asyncio.Protocol):
     """A connection that is idle without a request in progress, or while its client reads nothing for too long."""
 
     connections: set[Any]
+    protocol: refusals.Protocol
     loop: asyncio.AbstractEventLoop
     _limits: ConnectionLimits
     _address = ""

@@ -16,6 +16,7 @@ from gateway_svc.http_api.errors import WRONG_METHOD, ErrorFormat, HttpError, Ht
 from gateway_svc.http_api.exchange import HttpExchange
 from gateway_svc.http_api.hosts import AllowedHosts
 from gateway_svc.metrics import GatewayMetrics
+from gateway_svc.refusals import refusal_of, refusal_of_http
 from gateway_svc.request_group import ClientDisconnected
 from svc_common.errors import QuireError, Reason
 from svc_common.telemetry import context_from, tracer
@@ -119,8 +120,12 @@ class HttpEndpoint:
             else:
                 await handle(exchange)
         except QuireError as error:
+            if (refusal := refusal_of(error)) is not None:
+                self._metrics.refuse("http", refusal)
             await exchange.send_error(HttpError.of(error))
         except HttpRejection as rejection:
+            if (refusal := refusal_of_http(rejection.error.code)) is not None:
+                self._metrics.refuse("http", refusal)
             await exchange.send_error(rejection.error)
         except ClientDisconnected:
             pass

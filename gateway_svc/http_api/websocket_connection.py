@@ -9,11 +9,13 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.exceptions import PayloadTooBig
 from websockets.frames import CloseCode, Frame
 from websockets.http11 import Request
 from websockets.protocol import State
 
 from gateway_svc.http_api.connection_limits import ConnectionLimits, CountedConnection
+from gateway_svc.refusals import Protocol, Refusal
 from gateway_svc.tenant_shares import Share
 from svc_common.errors import QuireError
 
@@ -30,6 +32,8 @@ _MAX_FRAGMENTS = 1024  # of a message: each takes memory, also an empty one
 
 class BoundedWebSocket(CountedConnection, WebSocketsSansIOProtocol):
     """Where there are too many connections, it may be closed while it has no request in progress."""
+
+    protocol: Protocol = "websocket"
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         """`config` also has `limits`."""
@@ -87,7 +91,12 @@ class BoundedWebSocket(CountedConnection, WebSocketsSansIOProtocol):
     def handle_cont(self, event: Frame) -> None:
         super().handle_cont(event)
         if len(self.frames) > _MAX_FRAGMENTS:
-            self._fail(f"the message has more than {_MAX_FRAGMENTS} fragments")
+            self._fail(f"the message has more than {_MAX_FRAGMENTS} fragments", Refusal.TOO_LARGE)
+
+    def handle_parser_exception(self) -> None:
+        is_too_large = isinstance(self.conn.parser_exc, PayloadTooBig)
+        self._limits.refuse("websocket", Refusal.TOO_LARGE if is_too_large else Refusal.MALFORMED)
+        super().handle_parser_exception()
 
     def keepalive_timeout(self) -> None:
         super().keepalive_timeout()
@@ -99,7 +108,7 @@ class BoundedWebSocket(CountedConnection, WebSocketsSansIOProtocol):
             try:
                 b"".join(self.frames).decode()
             except UnicodeDecodeError:  # uvicorn would log a stack trace for it
-                self._fail("the message is not UTF-8", CloseCode.INVALID_DATA)
+                self._fail("the message is not UTF-8", Refusal.MALFORMED, CloseCode.INVALID_DATA)
                 return
         super().send_receive_event_to_app()
 
@@ -125,7 +134,7 @@ class BoundedWebSocket(CountedConnection, WebSocketsSansIOProtocol):
             self._body.resize(len(self.conn.reader.buffer) + sum(map(len, self.frames)))
         except QuireError as error:
             self._body.release()
-            self._fail(str(error), CloseCode.TRY_AGAIN_LATER)
+            self._fail(str(error), Refusal.BODY_BYTES, CloseCode.TRY_AGAIN_LATER)
 
     def _set_responding(self, value: bool) -> None:
         self._has_request = value
@@ -138,6 +147,7 @@ class BoundedWebSocket(CountedConnection, WebSocketsSansIOProtocol):
 
     def _refuse_handshake(self) -> None:
         """Answers a request that the HTTP parser took, and that of WebSockets, with smaller bounds, does not."""
+        self._limits.refuse("websocket", Refusal.MALFORMED)
         text = b"a WebSocket's handshake has no body, and no header of more than 8192 bytes\n"
         self.transport.write(
             STATUS_LINE[400]
@@ -153,11 +163,12 @@ class BoundedWebSocket(CountedConnection, WebSocketsSansIOProtocol):
 
     def _message_is_late(self) -> None:
         self._message_timer = None
-        self._fail("the message did not come in time")
+        self._fail("the message did not come in time", Refusal.TOO_LATE)
 
-    def _fail(self, reason: str, code: CloseCode = CloseCode.POLICY_VIOLATION) -> None:
+    def _fail(self, reason: str, refusal: Refusal, code: CloseCode = CloseCode.POLICY_VIOLATION) -> None:
         if self.transport.is_closing():
             return
+        self._limits.refuse("websocket", refusal)
         if self.close_sent:  # the client goes on sending
             self.transport.close()
             return

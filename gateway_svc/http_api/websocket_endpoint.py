@@ -13,6 +13,7 @@ from gateway_svc.http_api.errors import ErrorFormat, HttpError, HttpRejection
 from gateway_svc.http_api.exchange import HttpExchange
 from gateway_svc.http_api.hosts import AllowedHosts
 from gateway_svc.http_api.websocket_connection import SET_BODY, SET_RESPONDING
+from gateway_svc.refusals import Refusal, Refuse, refusal_of, refusal_of_http
 from gateway_svc.tenant import Tenant
 from gateway_svc.tenant_shares import Share
 from svc_common.errors import QuireError
@@ -39,15 +40,22 @@ class WebSocketEndpoint:
     """An ASGI application for the WebSockets of one path."""
 
     def __init__(
-        self, post: ASGIApp, calls: HttpCalls, hosts: AllowedHosts, origins: Collection[str], errors: ErrorFormat
+        self,
+        post: ASGIApp,
+        calls: HttpCalls,
+        hosts: AllowedHosts,
+        origins: Collection[str],
+        errors: ErrorFormat,
+        refuse: Refuse,
     ) -> None:
         """`post` answers a POST to the path. `origins` are those of web pages that may connect, beside pages of this
-        server; `*` is all."""
+        server; `*` is all. `refuse` counts refusals."""
         self._post = post
         self._calls = calls
         self._hosts = hosts
         self._origins = origins
         self._errors = errors
+        self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()  # the request to connect
@@ -59,11 +67,11 @@ class WebSocketEndpoint:
             return
         # A browser takes no answer without one of the subprotocols that its page offered.
         chosen = next((each for each in offered if not each.startswith(_KEY_PROTOCOL)), None)
-        scope.get("state", {}).get(SET_BODY, lambda _: None)(self._calls.body(tenant))
+        scope["state"][SET_BODY](self._calls.body(tenant))
         waiting = self._calls.body(tenant)
         try:
             await send({"type": "websocket.accept", "subprotocol": chosen})
-            await _Conversation(self._post, scope, receive, send, waiting).run()
+            await _Conversation(self._post, scope, receive, send, waiting, self._refuse).run()
         finally:
             waiting.release()
 
@@ -75,12 +83,18 @@ class WebSocketEndpoint:
             self._check_origin(exchange)
             tenant = self._calls.login(exchange)
         except QuireError as error:
+            self._count(refusal_of(error))
             await exchange.send_error(HttpError.of(error))
         except HttpRejection as rejection:
+            self._count(refusal_of_http(rejection.error.code))
             await exchange.send_error(rejection.error)
         else:
             return tenant
         return None
+
+    def _count(self, refusal: Refusal | None) -> None:
+        if refusal is not None:
+            self._refuse("websocket", refusal)
 
     def _check_origin(self, exchange: HttpExchange) -> None:
         """Raises HttpRejection for a web page of another site: browsers let it connect to any server."""
@@ -99,13 +113,14 @@ class WebSocketEndpoint:
 class _Conversation:
     """The calls of a connection, one after another. One further message may wait for its turn."""
 
-    def __init__(self, post: ASGIApp, scope: Scope, receive: Receive, send: Send, body: Share) -> None:
-        """`body` takes the bytes of messages that wait."""
+    def __init__(self, post: ASGIApp, scope: Scope, receive: Receive, send: Send, body: Share, refuse: Refuse) -> None:
+        """`body` takes the bytes of messages that wait. `refuse` counts refusals."""
         self._post = post
         self._body = body
+        self._refuse = refuse
         self._receive = receive
         self._ws_send = send
-        self._set_responding = scope.get("state", {}).get(SET_RESPONDING, lambda _: None)
+        self._set_responding = scope["state"][SET_RESPONDING]
         self._scope = {
             **{name: scope[name] for name in ("asgi", "client", "path", "query_string", "server", "root_path")},
             "raw_path": scope.get("raw_path"),
@@ -135,15 +150,18 @@ class _Conversation:
         while (message := await self._receive())["type"] != "websocket.disconnect":
             text: str | None = message.get("text")
             if text is None:
+                self._refuse("websocket", Refusal.MALFORMED)
                 await self._close(_UNSUPPORTED_DATA, "a message is text: the JSON of a request")
                 return
             if self._num_open == _MAX_OPEN:
+                self._refuse("websocket", Refusal.CALLS)
                 await self._close(_POLICY_VIOLATION, "one request runs and another one waits already")
                 return
             body = text.encode()
             try:
                 self._body.add(len(body))
             except QuireError as error:
+                self._refuse("websocket", Refusal.BODY_BYTES)
                 await self._close(_TRY_AGAIN_LATER, str(error))
                 return
             self._num_open += 1

@@ -18,6 +18,7 @@ from gateway_svc.output import Chunk, Usage
 from gateway_svc.ranking import completed_sequences
 from gateway_svc.request_group import RequestGroup
 from gateway_svc.request_manager import Call, RequestManager
+from gateway_svc.slow_messages import receive_next
 from gateway_svc.tracing import Operation
 from gateway_svc.unvalidated_request import ResponseMode
 from gateway_svc.validated_request import ValidatedRequest
@@ -129,6 +130,8 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
                 except grpc.aio.InternalError:
                     pass  # a write after the client has left
                 except Exception as error:
+                    if isinstance(error, QuireError):
+                        self._calls.note(error)
                     failed = pb.ModelInferResponse(model_name=request.model_name, id=request.id)
                     failed.parameters[_FINAL].bool_param = True
                     response = pb.ModelStreamInferResponse(error_message=_message(error), infer_response=failed)
@@ -137,8 +140,13 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
                     places.release()
 
             try:
-                async for request in requests:
-                    await places.acquire()
+                messages, slow = aiter(requests), self._calls.slow_messages(call)
+                while True:
+                    await places.acquire()  # before a message is read: one that waited would not count
+                    try:
+                        request = await receive_next(messages, slow, tasks)
+                    except StopAsyncIteration:
+                        break
                     tasks.add(task := asyncio.create_task(respond(request)))
                     task.add_done_callback(tasks.discard)
                 await asyncio.gather(*tasks)

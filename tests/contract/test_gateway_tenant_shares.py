@@ -356,3 +356,32 @@ async def test_messages_of_a_grpc_stream_that_wait_have_a_bound(
         await call.write(request)
         assert "context" in (await call.read()).error_message
         call.cancel()
+
+
+def infer(text: str) -> pb.ModelInferRequest:
+    """A request of a KServe stream."""
+    request = pb.ModelInferRequest(model_name=MODEL)
+    request.inputs.add(name="text_input", datatype="BYTES", shape=[1]).contents.bytes_contents.append(text.encode())
+    return request
+
+
+async def test_grpc_streams_whose_next_message_does_not_come_have_a_bound(model_directory: Path, keys: Path) -> None:
+    """Each may hold a part of a message. One that has a request in progress is not ended: it does not read."""
+    async with running_gateway(model_directory, api_keys=keys, body_memory=LEAST_MEMORY) as quire:
+        stub: Any = GRPCInferenceServiceStub(quire.channel)
+        working = stub.ModelStreamInfer(metadata=metadata("alice"))
+        await working.write(infer("hello"))
+        submit = await quire.scheduler.next("submit")
+        idle = [stub.ModelStreamInfer(metadata=metadata("alice")) for _ in range(3)]
+        codes = [asyncio.create_task(one.code()) for one in idle]
+        assert await asyncio.wait_for(asyncio.gather(*codes), 60) == [grpc.StatusCode.RESOURCE_EXHAUSTED] * 3
+        assert "messages that arrive slowly" in await idle[0].details()
+        answer = answer_with(encoded("hello world"), stop_token_id=EOS)
+        answer(quire.scheduler.session, submit)
+        assert (await working.read()).infer_response.outputs
+        quire.scheduler.script = answer
+        other = stub.ModelStreamInfer(metadata=metadata("bob"))
+        await other.write(infer("hello"))
+        assert (await other.read()).infer_response.outputs
+        working.cancel()
+        other.cancel()

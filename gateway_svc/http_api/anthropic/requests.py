@@ -81,7 +81,7 @@ def _chat(body: MessagesBody) -> tuple[ChatPrompt, Mapping[str, str]]:
         raise invalid("messages", "must not be empty" if body.messages is not None else "must be given")
     messages: list[ChatMessage] = []
     if body.system is not None:
-        messages.append(ChatMessage("system", _joined(body.system), path="system"))
+        messages.append(ChatMessage("system", _joined(body.system), path="system", names={"content": ""}))
     for index, message in enumerate(body.messages):
         for one in _READ[message.role](message, f"messages[{index}]"):
             messages[-1:] = _combined(messages[-1], one) if messages else [one]
@@ -119,10 +119,19 @@ def _user(message: AnthropicMessage, path: str) -> list[ChatMessage]:
                     texts = []
                 result = "" if block.content is None else _joined(block.content)
                 where = f"{path}.content[{index}]"
-                read.append(ChatMessage("tool", result, tool_call_id=block.tool_use_id, path=where))
+                read.append(
+                    ChatMessage("tool", result, tool_call_id=block.tool_use_id, path=where, names=_RESULT_NAMES)
+                )
             case _:
                 raise invalid(f"{path}.content[{index}].type", "needs the role assistant")
     return [*read, ChatMessage("user", "\n".join(texts), path=path)] if texts else read
+
+
+# Fields of chats, by their names in the contract. Reasoning is a block of the content.
+_RESULT_NAMES = {"tool_call_id": "tool_use_id"}
+_CALL_NAMES = {"arguments": "input"}
+_ANSWER_NAMES = {"reasoning": "content"}
+_TOOL_NAMES = {"parameters": "input_schema"}
 
 
 def _assistant(message: AnthropicMessage, path: str) -> list[ChatMessage]:
@@ -141,7 +150,8 @@ def _assistant(message: AnthropicMessage, path: str) -> list[ChatMessage]:
             case RedactedThinkingBlock():
                 pass
             case ToolUseBlock():
-                calls.append(ToolCall(block.name, json_text(f"{where}.input", block.input), block.id, where))
+                arguments = json_text(f"{where}.input", block.input)
+                calls.append(ToolCall(block.name, arguments, block.id, where, names=_CALL_NAMES))
             case _:
                 raise invalid(f"{where}.type", "needs the role user")
     return [
@@ -151,6 +161,7 @@ def _assistant(message: AnthropicMessage, path: str) -> list[ChatMessage]:
             tuple(calls),
             reasoning="\n".join(reasoning) if reasoning else None,
             path=path,
+            names=_ANSWER_NAMES,
         )
     ]
 
@@ -203,6 +214,7 @@ def _tool(tool: AnthropicTool, path: str) -> ClientTool:
         parameters=json_text(f"{path}.input_schema", tool.input_schema),
         is_strict=bool(tool.strict),
         path=path,
+        names=_TOOL_NAMES,
     )
 
 

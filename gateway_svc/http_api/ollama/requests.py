@@ -19,7 +19,7 @@ from gateway_svc.http_api.ollama.models import (
     OllamaMessage,
     OllamaOptions,
 )
-from gateway_svc.http_api.openai.chat_fields import client_tool
+from gateway_svc.http_api.openai.chat_fields import FUNCTION_NAMES, client_tool
 from gateway_svc.http_api.openai.prompt_fields import read_prompts
 from gateway_svc.sampling_fields import SAMPLING_FIELDS
 from gateway_svc.unvalidated_request import Prompt, ResponseMode, TextPrompt, UnvalidatedRequest
@@ -80,8 +80,8 @@ def read_generate(body: OllamaGenerateBody, request_id: str | None) -> OllamaReq
     if body.prompt and body.raw:
         prompt = TextPrompt(body.prompt)
     elif body.prompt:
-        system = [ChatMessage("system", body.system, path="system")] if body.system else []
-        messages = [*system, ChatMessage("user", body.prompt, path="prompt")]
+        system = [ChatMessage("system", body.system, path="system", names=_WHOLE)] if body.system else []
+        messages = [*system, ChatMessage("user", body.prompt, path="prompt", names=_WHOLE)]
         prompt = ChatPrompt(messages, reasoning_effort=_effort(body))
     return _request(body, prompt, request_id, names)
 
@@ -132,6 +132,11 @@ def _request(
     return OllamaRequest(PromptRequest(unvalidated, NamedFields(names, lone)), is_streamed)
 
 
+# Fields of chats, by their names in the contract.
+_WHOLE = {"content": ""}
+_MESSAGE_NAMES = {"reasoning": "thinking", "name": "tool_name"}
+
+
 def _messages(messages: list[OllamaMessage]) -> list[ChatMessage]:
     """The messages. A result without the id of its call is for the next call of its tool."""
     read: list[ChatMessage] = []
@@ -143,7 +148,8 @@ def _messages(messages: list[OllamaMessage]) -> list[ChatMessage]:
                 name=call.function.name,
                 arguments=json_text(f"{path}.tool_calls[{place}].function.arguments", call.function.arguments or {}),
                 id=call.id or f"call_{index}_{place}",
-                path=f"{path}.tool_calls[{place}].function",
+                path=f"{path}.tool_calls[{place}]",
+                names=FUNCTION_NAMES,
             )
             for place, call in enumerate(message.tool_calls or ())
         )
@@ -163,6 +169,7 @@ def _messages(messages: list[OllamaMessage]) -> list[ChatMessage]:
                 name=message.tool_name,
                 reasoning=message.thinking,
                 path=path,
+                names=_MESSAGE_NAMES,
             )
         )
     return read

@@ -1,7 +1,7 @@
 """The fields of /v1/chat/completions that make the prompt: messages, tools, and variables of the template."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway_svc.chats import (
@@ -176,6 +176,7 @@ def _message(message: MessageBody, message_index: int, path: str) -> ChatMessage
         name=message.name,
         reasoning=reasoning,
         path=path,
+        names={} if message.reasoning_content is None else {"reasoning": "reasoning_content"},
     )
 
 
@@ -191,10 +192,15 @@ def _content(message: MessageBody, path: str, is_answer: bool) -> str | None:
     return "\n".join([part.text for part in content])
 
 
+FUNCTION_NAMES = {"name": "function.name", "arguments": "function.arguments"}
+"""Fields of a call that has them in a function, by their names in the contract."""
+
+
 def _tool_call(call: MessageToolCall | MessageCustomCall, path: str) -> ToolCall:
     if isinstance(call, MessageCustomCall):
-        return ToolCall(call.custom.name, id=call.id or "", path=f"{path}.custom", input=call.custom.input)
-    return _called(call.function, call.id or "", f"{path}.function")
+        names = {"name": "custom.name", "input": "custom.input"}
+        return ToolCall(call.custom.name, id=call.id or "", path=path, input=call.custom.input, names=names)
+    return replace(_called(call.function, call.id or "", path), names=FUNCTION_NAMES)
 
 
 def _called(function: CalledFunction, call_id: str, path: str) -> ToolCall:
@@ -218,15 +224,15 @@ def _custom_tool(tool: CustomToolFields, path: str) -> ClientTool:
     if form is not None and form.type == "grammar" and form.grammar is None:
         raise invalid(f"{path}.format.grammar", "must be given")
     grammar = None if form is None or form.type == "text" else form.grammar
-    return ClientTool(tool.name, tool.description, custom=custom_input(grammar), path=path)
+    return ClientTool(tool.name, tool.description, custom=custom_input(grammar, f"{path}.format.grammar"), path=path)
 
 
-def custom_input(grammar: ToolGrammar | None) -> CustomInput:
-    """What a custom tool takes: with a grammar a text that matches it, else any text."""
+def custom_input(grammar: ToolGrammar | None, path: str) -> CustomInput:
+    """What a custom tool takes: with a grammar, which is at `path`, a text that matches it, else any text."""
     if grammar is None:
         return CustomInput()
     field = Field.REGEX if grammar.syntax == "regex" else Field.GRAMMAR
-    return CustomInput(UnvalidatedConstraint(field, grammar.definition))
+    return CustomInput(UnvalidatedConstraint(field, grammar.definition), f"{path}.definition")
 
 
 def client_tool(function: FunctionBody, path: str) -> ClientTool:

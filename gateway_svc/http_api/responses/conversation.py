@@ -93,17 +93,24 @@ def _texts(content: str | Sequence[InputTextPart]) -> list[str]:
     return [content] if isinstance(content, str) else [part.text for part in content]
 
 
+# Fields of chats, by their names in the contract. Items of one turn of the assistant have their reasoning as content.
+_WHOLE = {"content": ""}
+_RESULT = {"content": "output", "tool_call_id": "call_id"}
+_CALL = {"id": "call_id"}
+_ANSWER = {"reasoning": "content"}
+
+
 def chat_messages(
     instructions: str | None, history: Sequence[Json], items: Sequence[Json], *, is_text: bool
 ) -> list[ChatMessage]:
     """A conversation as a chat. With `is_text` the items are one text of the user. Raises QuireError."""
     messages = _Messages()
     if instructions is not None:
-        messages.add(ChatMessage("system", instructions, path="instructions"))
+        messages.add(ChatMessage("system", instructions, path="instructions", names=_WHOLE))
     for item in history:
         messages.add_item(item, _PREVIOUS)
     for index, item in enumerate(items):
-        messages.add_item(item, "input" if is_text else f"input[{index}]")
+        messages.add_item(item, "input" if is_text else f"input[{index}]", is_text=is_text)
     messages.end_turn()
     return messages.done
 
@@ -141,20 +148,21 @@ class _Messages:
         self.end_turn()
         self.done.append(message)
 
-    def add_item(self, item: Json, path: str) -> None:
+    def add_item(self, item: Json, path: str, *, is_text: bool = False) -> None:
+        """Adds an item at `path`; with `is_text` it is made of a text there. Raises QuireError."""
         kind = item["type"]
         if kind in ("function_call_output", "custom_tool_call_output"):
             call_id = item["call_id"]
             if call_id not in self._names:
                 raise invalid(f"{path}.call_id", "is the call of no item before")
-            self.add(ChatMessage("tool", item["output"], (), call_id, self._names[call_id], path=path))
+            self.add(ChatMessage("tool", item["output"], (), call_id, self._names[call_id], path=path, names=_RESULT))
         elif kind == "function_call":
             name = model_name(item.get("namespace"), item["name"])
             self._names[item["call_id"]] = name
-            self._turn_at(path).calls.append(ToolCall(name, item["arguments"], item["call_id"], path))
+            self._turn_at(path).calls.append(ToolCall(name, item["arguments"], item["call_id"], path, names=_CALL))
         elif kind == "custom_tool_call":
             self._names[item["call_id"]] = item["name"]
-            call = ToolCall(item["name"], id=item["call_id"], path=path, input=item["input"])
+            call = ToolCall(item["name"], id=item["call_id"], path=path, input=item["input"], names=_CALL)
             self._turn_at(path).calls.append(call)
         elif kind == "reasoning" and not item["content"]:
             pass  # other servers send no text of it
@@ -169,7 +177,7 @@ class _Messages:
                 turn = self._new_turn(path)
             turn.content.append(_text_of(item))
         else:
-            self.add(ChatMessage(item["role"], _text_of(item), path=path))
+            self.add(ChatMessage(item["role"], _text_of(item), path=path, names=_WHOLE if is_text else {}))
 
     def end_turn(self) -> None:
         """Makes a message of the assistant's items so far."""
@@ -178,7 +186,9 @@ class _Messages:
             return
         content = "".join(turn.content) if turn.content or not turn.calls else None
         reasoning = "\n".join(turn.reasoning) if turn.reasoning else None
-        self.done.append(ChatMessage("assistant", content, tuple(turn.calls), reasoning=reasoning, path=turn.path))
+        self.done.append(
+            ChatMessage("assistant", content, tuple(turn.calls), reasoning=reasoning, path=turn.path, names=_ANSWER)
+        )
 
     def _turn_at(self, path: str) -> _AssistantTurn:
         return self._turn if self._turn is not None else self._new_turn(path)

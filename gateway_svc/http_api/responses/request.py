@@ -200,7 +200,7 @@ def _tools(tools: Sequence[FunctionTool | CustomTool | NamespaceTool]) -> Iterat
             continue
         if isinstance(tool, CustomTool):
             grammar = tool.format if isinstance(tool.format, GrammarOfInput) else None
-            yield ClientTool(tool.name, tool.description, custom=custom_input(grammar), path=path)
+            yield ClientTool(tool.name, tool.description, custom=custom_input(grammar, f"{path}.format"), path=path)
             continue
         if not TOOL_NAME.fullmatch(tool.name):
             raise invalid(f"{path}.name", TOOL_NAME_RULE)

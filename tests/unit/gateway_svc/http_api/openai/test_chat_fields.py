@@ -211,7 +211,9 @@ def test_places_of_messages_and_tools_are_as_the_client_spells_them() -> None:
     call = {"function": {"name": "f"}}
     prompt = chat(messages=[USER, {"role": "assistant", "tool_calls": [call]}], tools=[{"function": FUNCTION}])
     assert prompt.messages[1].path == "messages[1]"
-    assert prompt.messages[1].tool_calls[0].path == "messages[1].tool_calls[0].function"
+    (called,) = prompt.messages[1].tool_calls
+    assert called.place("name") == "messages[1].tool_calls[0].function.name"
+    assert called.place("id") == "messages[1].tool_calls[0].id"
     assert prompt.tools[0].path == "tools[0].function"
     assert chat(functions=[FUNCTION]).tools[0].path == "functions[0]"
 
