@@ -13,13 +13,17 @@ from torch import Tensor
 from quire_kernels.activation import Activation, gated_activation, plain_activation
 from quire_kernels.adjust_logits import LogitEntries, Penalties, adjust_logits
 from quire_kernels.block_copy import block_copy
-from quire_kernels.choose_experts import choose_experts
+from quire_kernels.choose_experts import Groups, choose_experts
 from quire_kernels.combine_experts import combine_experts
 from quire_kernels.decode_plan import DecodePlan, decode_splits
 from quire_kernels.embed_tokens import embed_tokens
 from quire_kernels.group_by_expert import group_by_expert
 from quire_kernels.grouped_linear import choose_tile_rows, grouped_linear
+from quire_kernels.head_linear import head_linear
 from quire_kernels.invariant_linear import invariant_linear
+from quire_kernels.latent_attention import latent_attention
+from quire_kernels.latent_decode import latent_decode, latent_splits
+from quire_kernels.latent_store import latent_store
 from quire_kernels.log_norms import log_norms
 from quire_kernels.logits_epilogue import logits_epilogue
 from quire_kernels.mask_logits import mask_logits
@@ -38,6 +42,8 @@ DTYPE_NAMES = {BF16: "bf16", FP16: "fp16", FP32: "fp32", FP8: "fp8", INT8: "int8
 _META = torch.device("meta")
 _CONTEXT = 8192
 _NUM_TOKENS, _NUM_ROWS = 64, 64
+_RANK, _ROTATED = 512, 64
+"""Of the latent vectors and rotated keys of DeepSeek-V2 and V3."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +167,68 @@ def _attention_cases() -> Iterator[Case]:
     yield Case(
         "rows of one token in tiles: Llama 3 8B, bf16", lambda: _prefill(llama, BF16, _cache(llama, 16, BF16), 8, 1)
     )
+
+
+def _latent(num_heads: int, dtype: torch.dtype, kv: torch.dtype, block_size: int, *, is_decode: bool) -> None:
+    """Prefill or decode with the latent vectors of DeepSeek-V2 and V3."""
+    num_seqs, width = (_NUM_ROWS, 1) if is_decode else (4, 512)
+    cache = CacheShape(2, 1, block_size, _RANK + _ROTATED, kv, keys_hold_values=True).allocate(4096, _META).layer(1)
+    query = _empty(num_seqs * width, num_heads, _RANK + _ROTATED, dtype=dtype)
+    tables = _empty(num_seqs, _CONTEXT // block_size, dtype=torch.int32)
+    contexts = _empty(num_seqs, dtype=torch.int32)
+    if not is_decode:
+        starts = _empty(num_seqs + 1, dtype=torch.int32)
+        latent_attention(query, cache.keys, tables, starts, contexts, _RANK, 0.1, key_scales=cache.key_scales)
+        return
+    splits = latent_splits(num_heads, _RANK, _ROTATED, dtype, kv, _META)
+    plan = DecodePlan.make(splits, np.full(num_seqs, _CONTEXT, np.int32), _META)
+    latent_decode(query, cache.keys, tables, contexts, plan, _RANK, 0.1, key_scales=cache.key_scales)
+
+
+def _latent_cases() -> Iterator[Case]:
+    settings = [(16, BF16, BF16, 16), (128, BF16, BF16, 16), (16, FP32, FP32, 16), (128, BF16, BF16, 64)]
+    settings += [(128, BF16, FP8, 16), (16, BF16, INT8, 16)]
+    for num_heads, dtype, kv, block_size in settings:
+        how = f"{num_heads} heads, {DTYPE_NAMES[dtype]}" + (f", KV {DTYPE_NAMES[kv]}" if kv != dtype else "")
+        how += f", blocks of {block_size}" if block_size != 16 else ""
+        for kind, is_decode in (("prefill", False), ("decode", True)):
+            call = partial(_latent, num_heads, dtype, kv, block_size, is_decode=is_decode)
+            quick = (dtype, kv, block_size) == (BF16, BF16, 16)
+            yield Case(f"latent {kind}: {how}", call, dtype, kv == FP8, quick)
+    for num_heads, dtype, kv in ((128, BF16, BF16), (16, FP32, FP32), (128, BF16, FP8), (128, BF16, INT8)):
+        how = f"{num_heads} heads, {DTYPE_NAMES[dtype]}" + (f", KV {DTYPE_NAMES[kv]}" if kv != dtype else "")
+        call = partial(_latent_products, num_heads, dtype, kv)
+        yield Case(f"latent products: {how}", call, dtype, kv == FP8, kv == BF16)
+    yield Case("choice of 8 of 256 experts, of 4 of 8 groups", _deepseek_router, is_quick=True)
+
+
+def _latent_products(num_heads: int, dtype: torch.dtype, kv: torch.dtype) -> None:
+    """What latent attention computes before and after its scores, with the sizes of DeepSeek-V2 and V3."""
+    width = _RANK + _ROTATED
+    cache = CacheShape(2, 1, 16, width, kv, keys_hold_values=True).allocate(4096, _META).layer(1)
+    kv_up = _empty(num_heads, 256, _RANK, dtype=dtype)
+    heads = _empty(_NUM_TOKENS, num_heads, 128 + _ROTATED, dtype=dtype)
+    query = _empty(_NUM_TOKENS, num_heads, width, dtype=dtype)
+    ids = _empty(_NUM_TOKENS, dtype=torch.int64)
+    head_linear(heads[..., :128], kv_up[:, :128].transpose(1, 2), out=query[..., :_RANK])
+    latent_store(
+        _empty(_NUM_TOKENS, 1536 + width, dtype=dtype)[:, 1536:],
+        heads[..., 128:],
+        ids,
+        _empty(_ROTATED // 2, dtype=FP32),
+        RowNorm(_empty(_RANK, dtype=dtype), 1e-6),
+        cache.keys,
+        ids,
+        query,
+        rotates_neighbours=True,
+        key_scales=cache.key_scales,
+    )
+    head_linear(_empty(_NUM_TOKENS, num_heads, _RANK, dtype=dtype), kv_up[:, 128:])
+
+
+def _deepseek_router() -> None:
+    scores, bias = _empty(_NUM_TOKENS, 256, dtype=FP32), _empty(256, dtype=FP32)
+    choose_experts(scores, 256, 8, normalized=True, scale=2.5, sigmoid=True, bias=bias, groups=Groups(8, 4, 2))
 
 
 def _rotate_and_store(heads: Heads, dtype: torch.dtype, kv: torch.dtype) -> None:
@@ -332,6 +400,7 @@ def all_cases() -> list[Case]:
     """All cases, each with a name of its own."""
     return [
         *_attention_cases(),
+        *_latent_cases(),
         *_cache_cases(),
         *_layer_cases(),
         *_product_cases(),

@@ -19,11 +19,14 @@ from benchmarks.aot.targets import TARGETS, Target, intercepted_launches
 _MATRIX_KERNELS = (
     "_paged_attention_kernel",
     "_decode_kernel",
+    "_latent_attention_kernel",
+    "_latent_decode_kernel",
+    "_head_linear_kernel",
     "_invariant_linear_kernel",
     "_grouped_linear_kernel",
 )
 # Each program of these has an equal share of the work, so all must run at the same time.
-_RESIDENT_KERNELS = ("_decode_kernel",)
+_RESIDENT_KERNELS = ("_decode_kernel", "_latent_decode_kernel")
 TOLERANCE = 0.05
 """By how much a kernel's instructions may differ from the table."""
 

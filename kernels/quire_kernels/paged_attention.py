@@ -62,7 +62,7 @@ def _paged_attention_kernel(  # type: ignore[no-untyped-def]
     kv_head = tl.program_id(1)
     # Backwards: a sequence's last tiles see the most keys, and the longest work starts first
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    sequence, first_query = _find_tile(p_query_starts, num_seqs, tile, QUERIES)
+    sequence, first_query = find_tile(p_query_starts, num_seqs, tile, QUERIES)
     query_start = tl.load(p_query_starts + sequence)
     num_queries = tl.load(p_query_starts + sequence + 1) - query_start
     if first_query >= num_queries:
@@ -122,7 +122,7 @@ def _paged_attention_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _find_tile(p_query_starts, num_seqs, tile, QUERIES: tl.constexpr):  # type: ignore[no-untyped-def]
+def find_tile(p_query_starts, num_seqs, tile, QUERIES: tl.constexpr):  # type: ignore[no-untyped-def]
     """The sequence that a tile belongs to, and the tile's first query in there, which may lie beyond the last one.
 
     A sequence's tiles begin at start // QUERIES + sequence. That leaves each sequence all the tiles that it needs, and

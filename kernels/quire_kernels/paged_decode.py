@@ -17,6 +17,7 @@ from quire_kernels._attend import (
     attend_reference,
     launch_options,
     score_parameters,
+    tile_dims,
 )
 from quire_kernels._checks import AttentionRule, PagedKV, check_attention, check_index, require
 from quire_kernels.decode_plan import DecodePlan, decode_tile
@@ -218,7 +219,7 @@ def paged_decode(
     num_kv_heads, block_size = key_cache.shape[1:3]
     group = num_heads // num_kv_heads
     tile_m, tile_n, tile_d = decode_tile(group, head_dim, query.dtype)
-    _check_plan(plan, key_cache, tile_n, window)
+    check_plan(plan, key_cache, tile_n, window)
     if out is None:
         out = torch.empty((num_seqs, num_heads, head_dim), dtype=query.dtype, device=query.device)
     if num_seqs == 0:
@@ -255,23 +256,33 @@ def paged_decode(
         TILE_D=tile_d,
         **launch_options(tile_m, tile_n, tile_d, query.dtype, key_cache.dtype, query.device),
     )
-    if num_merges:
-        _merge_kernel[(num_merges, num_heads)](
+    merge_parts(out, parts, logs, plan.merges)
+    return out
+
+
+def merge_parts(out: Tensor, parts: Tensor, logs: Tensor, merges: Tensor) -> None:
+    """Writes the output [num_seqs, num_heads, head_dim] of the sequences that `merges` of a plan names.
+
+    `parts` float32 [items, num_heads, head_dim] are the outputs of items, `logs` float32 [items, num_heads] the base-2
+    logarithms of their sums of exponentials; both are contiguous.
+    """
+    head_dim = out.shape[2]
+    if len(merges):
+        _merge_kernel[(len(merges), out.shape[1])](
             out,
             parts,
             logs,
-            plan.merges,
+            merges,
             out.stride(0),
             out.stride(1),
             HEAD_DIM=head_dim,
             TILE_S=TILE_PARTS,
-            TILE_D=tile_d,
+            TILE_D=tile_dims(head_dim),
             num_warps=4,
         )
-    return out
 
 
-def _check_plan(plan: DecodePlan, key_cache: Tensor, tile_n: int, window: int | None) -> None:
+def check_plan(plan: DecodePlan, key_cache: Tensor, tile_n: int, window: int | None) -> None:
     """The plan must be made for these tiles and this window, and be on the device of the cache."""
     require(plan.splits.window == window, "plan", "be made for the window")
     require(plan.splits.tile_keys == tile_n, "plan", f"be made for tiles of {tile_n} keys")

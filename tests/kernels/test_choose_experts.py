@@ -1,12 +1,13 @@
 """The experts of each token and their weights, at odd numbers of experts."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from quire_kernels.choose_experts import choose_experts, choose_experts_reference
+from quire_kernels.choose_experts import Groups, choose_experts, choose_experts_reference
 
 
 @pytest.mark.parametrize("normalized", [False, True])
@@ -30,6 +31,54 @@ def test_choices(
     assert_close(chosen.weights, expected.weights)
     if normalized:
         assert_close(chosen.weights.sum(-1), torch.full((num_tokens,), 2.5, device=device))
+
+
+@pytest.mark.parametrize("sigmoid", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(
+    ("num_experts", "num_chosen", "groups"),
+    [
+        (8, 3, None),
+        (8, 3, Groups(4, 2, 1)),
+        (8, 3, Groups(4, 2, 2)),
+        (160, 6, Groups(8, 3, 1)),
+        (256, 8, Groups(8, 4, 2)),
+        (15, 10, Groups(3, 2, 5)),
+        (6, 2, Groups(6, 2, 1)),
+    ],
+)
+def test_choices_of_deepseek(
+    num_experts: int,
+    num_chosen: int,
+    groups: Groups | None,
+    biased: bool,
+    sigmoid: bool,
+    device: str,
+    assert_close: Callable[[Tensor, Tensor], None],
+) -> None:
+    torch.manual_seed(0)
+    scores = torch.randn(9, num_experts, device=device) * 3
+    bias = torch.randn(num_experts, device=device) if biased else None
+    options: dict[str, Any] = {"normalized": sigmoid, "scale": 2.5, "sigmoid": sigmoid, "bias": bias, "groups": groups}
+    chosen = choose_experts(scores, num_experts, num_chosen, **options)
+    expected = choose_experts_reference(scores, num_experts, num_chosen, **options)
+    assert torch.equal(chosen.experts, expected.experts)
+    assert_close(chosen.weights, expected.weights)
+
+
+def test_bias_and_groups_change_choices_and_not_weights(device: str) -> None:
+    scores = torch.tensor([[4.0, 1.0, 3.0, 2.0]], device=device)
+    bias = torch.tensor([0.0, 9.0, 0.0, 0.0], device=device)
+    for changes, experts in (
+        ({}, [0, 2]),
+        ({"groups": Groups(2, 1, 1)}, [0, 1]),
+        ({"groups": Groups(2, 1, 2)}, [0, 1]),
+        ({"bias": bias}, [1, 0]),
+    ):
+        options: dict[str, Any] = changes
+        chosen = choose_experts(scores, 4, 2, normalized=False, **options)
+        assert chosen.experts.tolist() == [experts]
+        assert torch.allclose(chosen.weights, scores.softmax(-1)[:, experts])
 
 
 def test_of_equal_scores_the_lower_numbers_are_chosen(device: str) -> None:
@@ -63,6 +112,11 @@ def test_no_tokens(device: str) -> None:
         ("num_experts", {"num_experts": 0}),
         ("num_chosen", {"num_chosen": 5}),
         ("num_chosen", {"num_chosen": 0}),
+        ("num_chosen", {"groups": Groups(4, 1, 1)}),
+        ("groups", {"groups": Groups(3, 1, 1)}),
+        ("groups", {"groups": Groups(2, 3, 1)}),
+        ("groups", {"groups": Groups(2, 1, 3)}),
+        ("bias", {"bias": torch.zeros(5)}),
     ],
 )
 def test_a_wrong_argument_is_named(argument: str, change: dict[str, object]) -> None:

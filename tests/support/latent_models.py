@@ -36,6 +36,12 @@ VARIANTS: dict[str, Callable[[], Any]] = {
     ),
 }  # fmt: skip
 
+
+def with_rank(rank: int) -> Any:
+    """A model with latent vectors of other dimensions."""
+    return DeepseekV2Config(**_V2 | {"kv_lora_rank": rank})
+
+
 NOT_DESCRIBED: dict[str, Callable[[], Any]] = {
     "deepseek-v2-normalised": lambda: DeepseekV2Config(**_V2, norm_topk_prob=True),
     "deepseek-v2-other-choice": lambda: DeepseekV2Config(**_V2, topk_method="noaux_tc"),

@@ -145,8 +145,8 @@ def unsupported_reason(description: ModelDescription, computed: frozenset[Featur
 
 
 def needs_torch(description: ModelDescription) -> bool:
-    """Whether neither the kernels nor transformers' modules over a paged cache compute the model, but torch's operators
-    do: transformers expands latent vectors, and then keys and values differ in their dimensions.
+    """Whether on a CPU neither the compiled kernels nor transformers' modules over a paged cache compute the model, but
+    torch's operators do: transformers expands latent vectors, and then keys and values differ in their dimensions.
     """
     return any(layer.attention.latent is not None for layer in description.layers)
 

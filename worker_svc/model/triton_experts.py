@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from quire_kernels.activation import Activation, gated_activation
-from quire_kernels.choose_experts import choose_experts
+from quire_kernels.choose_experts import Groups, choose_experts
 from quire_kernels.combine_experts import combine_experts
 from quire_kernels.group_by_expert import group_by_expert
 from quire_kernels.grouped_linear import choose_tile_rows, grouped_linear
 from quire_kernels.invariant_linear import invariant_linear
 from worker_svc.model.building import ExpertWeights
-from worker_svc.model.description import ExpertsSpec
+from worker_svc.model.description import ExpertScores, ExpertsSpec
 from worker_svc.model.linear_weights import LinearWeights
 
 
@@ -34,20 +34,30 @@ class TritonExperts:
     shared_down: Tensor | None
     deterministic: bool
     """Whether a token's bits do not depend on the other tokens."""
+    choice_bias: Tensor | None = None
+    """float32 [num_experts]"""
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """The output for `inputs` [num_tokens, hidden_size], in their dtype."""
         spec, num_experts = self.spec, len(self.gate_up)
         activation = Activation(spec.experts[0].activation.value)
         scores = self._scores(inputs)
+        groups = spec.groups
         experts, weights = choose_experts(
-            scores, num_experts, spec.num_chosen, normalized=spec.normalized, scale=spec.scale
+            scores,
+            num_experts,
+            spec.num_chosen,
+            normalized=spec.normalized,
+            scale=spec.scale,
+            sigmoid=spec.scores is ExpertScores.SIGMOID,
+            bias=self.choice_bias,
+            groups=None if groups is None else Groups(groups.count, groups.num_chosen, groups.num_summed),
         )
         num_rows = experts.numel()
         tile_rows = choose_tile_rows(num_rows, num_experts, inputs.dtype, deterministic=self.deterministic)
-        groups = group_by_expert(experts, num_experts, tile_rows)
-        active = grouped_linear(inputs, self.gate_up, groups, num_rows, activation)
-        rows = grouped_linear(active, self.down, groups, num_rows)
+        by_expert = group_by_expert(experts, num_experts, tile_rows)
+        active = grouped_linear(inputs, self.gate_up, by_expert, num_rows, activation)
+        rows = grouped_linear(active, self.down, by_expert, num_rows)
         shared = shared_gate = None
         if self.shared_gate_up is not None and self.shared_down is not None:
             gated = gated_activation(self._product(inputs, self.shared_gate_up), activation)
@@ -84,6 +94,7 @@ def build_triton_experts(weights: ExpertWeights, *, deterministic: bool) -> Trit
         shared_gate_up,
         shared_down,
         deterministic,
+        weights.choice_bias,
     )
 
 

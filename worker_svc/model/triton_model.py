@@ -33,13 +33,14 @@ from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import LinearLayer, MlpKind, ModelDescription, Norm, NormKind
 from worker_svc.model.linear_weights import LinearWeights
 from worker_svc.model.rope import inverse_frequencies, layer_ropes
-from worker_svc.model.support import BY_EVERY_BACKEND, check_computed
+from worker_svc.model.support import BY_EVERY_BACKEND, Feature, check_computed
 from worker_svc.model.triton_experts import TritonExperts, build_triton_experts
+from worker_svc.model.triton_latent import attend_latents, latent_decode_splits, store_latents, unsupported_latents
 from worker_svc.model.weight_format import format_of
 from worker_svc.model.weights import Checkpoint
 from worker_svc.model_layout import LayerAttention, ModelLayout
 
-COMPUTED = BY_EVERY_BACKEND
+COMPUTED = BY_EVERY_BACKEND | {Feature.EXPERT_GROUPS, Feature.LATENT_ATTENTION, Feature.SIGMOID_ROUTER}
 
 Multiply: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
@@ -105,7 +106,10 @@ class TritonModel:
     def __init__(self, description: ModelDescription, checkpoint: Checkpoint, *, deterministic: bool = False) -> None:
         """Raises UnsupportedModel if the description is not supported, or tensors do not match it."""
         check_computed("the Triton kernels", description, COMPUTED)
-        refused = unsupported_heads(description.layout.head_dim)
+        layout = description.layout
+        # Rows of the cache of latent attention are wider than heads, and have limits of their own.
+        is_latent = layout.keys_hold_values
+        refused = unsupported_latents(description) if is_latent else unsupported_heads(layout.head_dim)
         if refused is not None:
             raise UnsupportedModel(f"the Triton kernels do not compute {refused}")
         self.description = description
@@ -177,7 +181,7 @@ class TritonForward:
             # After the last layer's keys and values, only tokens followed by a sampled token matter.
             if is_last and not len(logits):
                 return
-            gathered = _attend(query, cache, attention, inputs, model.deterministic)
+            gathered = _attend(layer, query, cache, attention, inputs, model.deterministic)
             if is_last and inputs.logits_indices is not None:
                 gathered, hidden = (rows.index_select(0, inputs.logits_indices) for rows in (gathered, hidden))
             normed = add_row_norm(
@@ -220,6 +224,10 @@ def _rotate_and_store(
 ) -> Tensor:
     """The rotated queries [num_tokens, num_heads, head_dim] of a layer; keys and values are stored in its cache."""
     qkv = layer.qkv(normed)
+    if layer.latent is not None:
+        assert rotation is not None
+        factor = rotation.attention_factor
+        return store_latents(layer.spec.attention, layer.latent, qkv, rotation.frequencies, factor, cache, inputs)
     if layer.spec.attention.has_joint_norms:
         _normalize_jointly(layer, qkv)
     return rotary_store(
@@ -263,6 +271,8 @@ def _compute_mlp(layer: _Layer, normed: Tensor) -> Tensor:
 def _decode_splits(model: TritonModel, cache: KVCache) -> list[DecodeSplits]:
     """How decodes are divided, for each window that layers have."""
     heads, dtypes = model.description.layers[0].attention, (model.embedding.dtype, cache.values.dtype)
+    if heads.latent is not None:
+        return [latent_decode_splits(heads, *dtypes, cache.device)]
     return [
         decode_splits(heads.num_heads, heads.num_kv_heads, heads.head_dim, *dtypes, cache.device, window)
         for window in dict.fromkeys(layer.window for layer in model.layout.layers)
@@ -270,6 +280,7 @@ def _decode_splits(model: TritonModel, cache: KVCache) -> list[DecodeSplits]:
 
 
 def _attend(
+    layer: _Layer,
     query: Tensor,
     cache: LayerCache,
     attention: LayerAttention,
@@ -279,6 +290,8 @@ def _attend(
     """The attention output of each query: for sequences of one token by their plan, for others, or all if there is
     none, by tiles of queries; with `deterministic` of one size.
     """
+    if layer.latent is not None:
+        return attend_latents(layer.latent, query, cache, attention.scale, inputs)
     plan = inputs.decode_plans.get(attention.window)
     single = 0 if plan is None else inputs.num_single
     gathered = torch.empty_like(query)

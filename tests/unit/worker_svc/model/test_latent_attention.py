@@ -17,6 +17,7 @@ import compiled
 import latent_models
 from core_runner import CoreRunner, submission
 from llama_models import prompts
+from ordered_dots import order_dots
 from runner_driver import Driver, make_instance, make_runner
 from runner_steps import Generate, new_sequence, run_step
 from transformers_models import VOCAB
@@ -41,6 +42,7 @@ Save = Callable[..., Path]
 Change = Callable[[ModelDescription], ModelDescription]
 
 CPU = torch.device("cpu")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PROMPTS = prompts(1, 15, 16, 17, 40, 65)
 NUM_TOKENS = 12
 
@@ -221,17 +223,70 @@ def test_what_a_description_cannot_hold_is_not_described(name: str) -> None:
     assert describe(latent_models.NOT_DESCRIBED[name]()) is None
 
 
-def test_the_other_backends_refuse_it_by_name(directory: Path, description: ModelDescription) -> None:
-    assert unsupported_natively(description, AttentionKind.TORCH, CPU) is None
-    for kernels, device in (
-        (CompiledKernels(compiled.thread_pool(), int8=False), CPU),
-        (AttentionKind.TRITON, torch.device("cuda")),
+def test_the_triton_kernels_compute_the_tokens_of_transformers(directory: Path, reference: Generate) -> None:
+    asked = [*prompts(2), *PROMPTS[2:4]]
+    expected = reference(directory, asked, 4)
+    runner = make_runner(directory, "fused", device=DEVICE)
+    assert Driver(runner, chunk=9).generate(asked, 4) == expected, "in chunks, beside decodes"
+    again = asked[2] + expected[2][:2]
+    assert Driver(runner).generate([again], 2) == [expected[2][2:]], "alone, as after a preemption"
+
+
+def test_the_triton_kernels_compute_the_logprobs_of_torch(directory: Path) -> None:
+    tops = []
+    for driver in (
+        Driver(make_runner(directory)),
+        Driver(make_runner(directory, "fused", device=DEVICE), chunk=9),
     ):
-        refused = unsupported_natively(description, kernels, device)
-        assert refused is not None
-        assert refused.startswith("latent attention")
-        with pytest.raises(UnsupportedModel, match=r"latent attention.* torch's operators on a CPU"):
-            load(directory, description, torch.float32, device, kernels)
+        driver.generate([PROMPTS[3]], 3, SamplingParams(logprobs=VOCAB))
+        (reported,) = driver.logprobs.values()
+        tops.append([dict(token.top) for token in reported])
+    for by_torch, by_triton in zip(*tops, strict=True):
+        assert by_triton == pytest.approx(by_torch, abs=2e-4)
+
+
+def test_bits_of_the_triton_kernels_do_not_depend_on_the_batch(
+    directory: Path, reference: Generate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order_dots(monkeypatch)
+    runner = make_runner(directory, "fused", device=DEVICE, deterministic=True)
+    params = SamplingParams(logprobs=3)
+    together = Driver(runner, chunk=11)
+    tokens = together.generate(PROMPTS[2:4], 2, params)
+    assert tokens == reference(directory, PROMPTS[2:4], 2)
+    alone = Driver(runner)
+    alone.generate([PROMPTS[3]], 2, params)
+    assert alone.logprobs[1] == together.logprobs[2]
+
+
+def test_a_cache_in_8_bits_changes_little(save_model: Save) -> None:
+    directory = _save(save_model, "deepseek-v2-lite")
+    tops = []
+    # The interpreter does not round float8.
+    for cache_dtype in (None, torch.int8):
+        driver = Driver(make_runner(directory, "fused", device=DEVICE, cache_dtype=cache_dtype))
+        driver.generate([PROMPTS[2]], 1, SamplingParams(logprobs=VOCAB))
+        ((reported,),) = driver.logprobs.values()
+        tops.append(dict(reported.top))
+    assert tops[0] == pytest.approx(tops[1], abs=0.2)
+    assert tops[0] != tops[1]
+
+
+def test_latent_vectors_of_more_than_512_dimensions_are_refused_by_the_triton_kernels(save_model: Save) -> None:
+    directory = save_model(latent_models.with_rank(520))
+    with pytest.raises(UnsupportedModel, match="latent vectors of 520 dimensions: the most is 512"):
+        make_runner(directory, "fused", device=DEVICE)
+
+
+def test_the_compiled_kernels_refuse_it_by_name(directory: Path, description: ModelDescription) -> None:
+    assert unsupported_natively(description, AttentionKind.TORCH, CPU) is None
+    assert unsupported_natively(description, AttentionKind.TRITON, torch.device("cuda")) is None
+    kernels = CompiledKernels(compiled.thread_pool(), int8=False)
+    refused = unsupported_natively(description, kernels, CPU)
+    assert refused is not None
+    assert refused.startswith("latent attention")
+    with pytest.raises(UnsupportedModel, match=r"latent attention.* torch's operators on a CPU"):
+        load(directory, description, torch.float32, CPU, kernels)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,113 @@
+"""Multi-head latent attention on a GPU (arXiv:2405.04434, section 2.1), as `torch_latent` describes it.
+
+A layer's queries are one tensor [num_tokens, num_heads, rank + rotated dimensions]: the product for keys writes the
+first dimensions of each head, the rotation the last ones.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from quire_kernels._attend_latent import unsupported_rank
+from quire_kernels.decode_plan import DecodeSplits
+from quire_kernels.head_linear import head_linear
+from quire_kernels.latent_attention import latent_attention
+from quire_kernels.latent_decode import latent_decode, latent_splits
+from quire_kernels.latent_store import latent_store
+from quire_kernels.row_norm import RowNorm, row_norm
+from worker_svc.cache import LayerCache
+from worker_svc.gpu.inputs import ForwardInputs
+from worker_svc.model.building import BuiltLatent
+from worker_svc.model.description import AttentionSpec, ModelDescription
+
+ProductT = TypeVar("ProductT", bound=Callable[[Tensor], Tensor])
+
+
+def store_latents(
+    spec: AttentionSpec,
+    latent: BuiltLatent[ProductT, RowNorm],
+    projected: Tensor,
+    frequencies: Tensor,
+    attention_factor: float,
+    cache: LayerCache,
+    inputs: ForwardInputs,
+) -> Tensor:
+    """The queries of a layer, given what `spec.qkv` returned; latent vectors and rotated keys go to its cache."""
+    queries, compressed = torch.split(projected, list(spec.qkv.outputs), -1)
+    if latent.query_norm is not None and latent.query_up is not None:
+        queries = latent.query_up(row_norm(queries, latent.query_norm, queries.dtype))
+    heads = queries.view(len(queries), spec.num_heads, latent.spec.query_dim)
+    plain, rank = latent.spec.plain_dim, latent.spec.rank
+    query = heads.new_empty(len(heads), spec.num_heads, spec.head_dim)
+    head_linear(heads[..., :plain], latent.kv_up[:, :plain].transpose(1, 2), out=query[..., :rank])
+    latent_store(
+        compressed,
+        heads[..., plain:],
+        inputs.positions,
+        frequencies,
+        latent.kv_norm,
+        cache.keys,
+        inputs.slots,
+        query,
+        rotates_neighbours=latent.spec.rotates_neighbours,
+        attention_factor=attention_factor,
+        key_scales=cache.key_scales,
+    )
+    return query
+
+
+def attend_latents(
+    latent: BuiltLatent[ProductT, RowNorm],
+    query: Tensor,
+    cache: LayerCache,
+    scale: float,
+    inputs: ForwardInputs,
+) -> Tensor:
+    """The values of all heads [num_tokens, num_heads, value_dim]: of sequences of one token by their plan, of others,
+    or of all if there is none, by tiles of queries, whose bits do not depend on other tokens.
+    """
+    rank, plan = latent.spec.rank, inputs.decode_plans.get(None)
+    single = 0 if plan is None else inputs.num_single
+    gathered = query.new_empty(*query.shape[:2], rank)
+    if plan is not None:
+        latent_decode(
+            query[:single],
+            cache.keys,
+            inputs.block_tables[:single],
+            inputs.context_lens[:single],
+            plan,
+            rank,
+            scale,
+            key_scales=cache.key_scales,
+            out=gathered[:single],
+        )
+    if single < len(inputs.context_lens):
+        latent_attention(
+            query,
+            cache.keys,
+            inputs.block_tables[single:],
+            inputs.query_starts[single:],
+            inputs.context_lens[single:],
+            rank,
+            scale,
+            key_scales=cache.key_scales,
+            out=gathered,
+        )
+    return head_linear(gathered, latent.kv_up[:, latent.spec.plain_dim :])
+
+
+def latent_decode_splits(
+    spec: AttentionSpec, dtype: torch.dtype, cache_dtype: torch.dtype, device: torch.device
+) -> DecodeSplits:
+    """How decodes are divided; layers with latent attention have no window."""
+    assert spec.latent is not None
+    sizes = spec.num_heads, spec.latent.rank, spec.latent.rotated_dim
+    return latent_splits(*sizes, dtype, cache_dtype, device)
+
+
+def unsupported_latents(description: ModelDescription) -> str | None:
+    """Why the Triton kernels cannot attend to a model's latent vectors; None: they can, or there are none."""
+    ranks = [layer.attention.latent.rank for layer in description.layers if layer.attention.latent is not None]
+    return unsupported_rank(max(ranks)) if ranks else None
