@@ -5,10 +5,10 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any
 
-from gateway_svc.chats import ChatPrompt, ClientTool, ToolChoice, ToolMode
+from gateway_svc.chats import ChatPrompt, ClientTool, CustomInput, ToolChoice, ToolMode
 from gateway_svc.constraint_checks import check_combination
 from gateway_svc.constraints import UnvalidatedConstraint
 from gateway_svc.field_checker import FieldChecker
@@ -128,7 +128,11 @@ def digest_of_form(unvalidated: UnvalidatedRequest) -> str:
     return hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest() if form else ""
 
 
-def _given(value: UnvalidatedConstraint | ClientTool | ToolChoice) -> dict[str, Any]:
-    """The fields that differ from their defaults, without the path for errors."""
-    defaults = {each.name: each.default for each in fields(value)}
-    return {name: item for name, item in asdict(value).items() if name != "path" and item != defaults[name]}
+def _given(value: UnvalidatedConstraint | ClientTool | CustomInput | ToolChoice) -> dict[str, Any]:
+    """The fields that differ from their defaults, without those that only say where errors find them."""
+    items = {each.name: (getattr(value, each.name), each.default) for each in fields(value) if each.compare}
+    return {
+        name: _given(item) if isinstance(item, CustomInput | UnvalidatedConstraint) else item
+        for name, (item, default) in items.items()
+        if item != default
+    }

@@ -1,6 +1,6 @@
 """Sends generated requests to every HTTP route and every method of gRPC of a deployment, and checks all answers.
 
-    python -m tests.acceptance.fuzz [--seconds 300] [--seed N] [--at-once 4] [--one-round]
+    python -m tests.acceptance.fuzz [--seconds 300] [--seed N] [--at-once 4] [--one-round] [--model PATH]
 
 HTTP requests are made from the gateway's OpenAPI document, by schemathesis: as it says, against it, and with hostile
 values in place of fields. gRPC messages are made from the descriptors that reflection returns. Each protocol takes
@@ -27,10 +27,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.randrange(10**6) * 1000, help="default: a new one")
     parser.add_argument("--at-once", type=int, default=4, help="requests at a time; default %(default)s")
     parser.add_argument("--one-round", action="store_true", help="only the round of the seed, whatever it takes")
+    parser.add_argument("--model", help="default: the product's own")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     plan = Plan(options.seconds, options.seed, options.at_once, options.one_round)
-    outcome = run_fuzz(plan, lambda line: print(line, flush=True))
+    settings = {"model": options.model} if options.model else {}
+    outcome = run_fuzz(plan, lambda line: print(line, flush=True), **settings)
     print(json.dumps({"seconds": options.seconds, "seed": options.seed, **outcome.summary()}))
     sys.exit(0 if outcome.passed else 1)
 

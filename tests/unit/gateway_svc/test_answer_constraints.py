@@ -105,3 +105,8 @@ def test_requests_differ_by_allowed_tools_and_grammars() -> None:
         ChatPrompt([], tools=(*TOOLS[:2], ClientTool("run"))),
     ]
     assert len({digest_of_form(UnvalidatedRequest(prompt=prompt)) for prompt in prompts}) == len(prompts)
+
+
+def test_where_a_custom_tool_has_its_grammar_is_no_part_of_the_request() -> None:
+    tools = [ClientTool("run", custom=CustomInput(GRAMMAR, path)) for path in ("", "tools[0].custom.format.grammar")]
+    assert len({digest_of_form(UnvalidatedRequest(prompt=ChatPrompt([], tools=[tool]))) for tool in tools}) == 1

@@ -121,7 +121,7 @@ async def test_the_tools_and_their_choice_are_a_part_of_the_request() -> None:
         {"tools": [tool], "parallel_tool_calls": False},
     ]
     neutral: list[dict[str, Any]] = [
-        {"tools": [replace(tool, path="generation.chat.tools[0]")]},
+        {"tools": [replace(tool, path="generation.chat.tools[0]", names={"name": "function.name"})]},
         {"tools": [tool], "tool_choice": ToolChoice(), "parallel_tool_calls": True},
     ]
 

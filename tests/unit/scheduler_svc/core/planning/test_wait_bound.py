@@ -50,7 +50,8 @@ class FloodedWorld:
             self.num_slots, self.num_step_tokens = WORKER_LIMITS
         self.num_blocks = self.num_slots * (rng.choice([20, 40]) if is_short else 500)
         preemption = rng.choice(list(PreemptionMode))
-        settings = PolicySettings(ageing_seconds=1e6)
+        # The bound holds whether waiting requests of lower classes rise or not.
+        settings = PolicySettings(ageing_seconds=1e6 if seed % 3 else PolicySettings().ageing_seconds)
         self.bench = CoreBench(
             limits=SchedulerLimits(policy="fair", preemption=preemption, policy_settings=settings),
             max_sequences=self.num_slots,
