@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from gateway_svc.field_paths import Field
-from gateway_svc.json_schemas import UniqueKeys, restrict_dates, schema_parts
+from gateway_svc.json_schemas import UniqueKeys, restrict_dates, schema_parts, unsupported_keyword
 from gateway_svc.lark_schemas import replace_schemas
 from svc_common.grammars import JSON_ON_ONE_LINE, GrammarTooComplex, InvalidGrammar, compile_grammar
 
@@ -165,8 +165,9 @@ def prepared_schema(constraint: UnvalidatedConstraint) -> dict[str, Any]:
         raise ConstraintError("is not a JSON Schema: it must be an object, true or false")
     if _OPTIONS in schema:
         raise ConstraintError(f"the keyword {_OPTIONS} is not supported")
-    for path, part in schema_parts(schema):
-        _check_min_properties(path, part)
+    if problem := unsupported_keyword(schema):
+        raise ConstraintError(problem)
+    for _, part in schema_parts(schema):
         if constraint.closes_objects and ("properties" in part or "patternProperties" in part):
             part.setdefault("additionalProperties", False)
     restrict_dates(schema)
@@ -178,17 +179,6 @@ def json_options(constraint: UnvalidatedConstraint) -> Mapping[str, Any]:
     if constraint.whitespace is None:
         return JSON_ON_ONE_LINE
     return {"whitespace_pattern": constraint.whitespace} if constraint.whitespace else {"whitespace_flexible": False}
-
-
-def _check_min_properties(path: str, part: dict[str, Any]) -> None:
-    """Names of properties that the schema does not list can be repeated, and a repeated one counts once."""
-    least, required = part.get("minProperties"), part.get("required")
-    listed = len({name for name in required if isinstance(name, str)}) if isinstance(required, list) else 0
-    if isinstance(least, int) and least - listed > 1:
-        raise ConstraintError(
-            f"at {path}/minProperties: the keyword is not supported: it is at most one more than the number of "
-            "required properties"
-        )
 
 
 def _regex(regex: str) -> str:

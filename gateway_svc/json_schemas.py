@@ -10,11 +10,15 @@ WITH_VALUES = ("const", "enum", "default", "examples", "example", "dependentRequ
 WITH_NAMES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 """Keywords that hold schemas by name: such a name may be that of a keyword."""
 
+ANNOTATIONS = ("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment")
+"""Keywords that restrict nothing."""
+
 _DATES = ("date", "date-time")
 # llguidance counts the days of each month, but allows 29 February in every year. RFC 3339 has the year 0, a leap year.
 _LEAP_YEAR = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
 _NOT_29_FEBRUARY = "[0-9]{4}-(0[13-9]|1[0-2]|02-([01][0-9]|2[0-8]))"
-_DAY_OF_ITS_YEAR = f"^({_NOT_29_FEBRUARY}|{_LEAP_YEAR}-02-29)"
+DAY_OF_ITS_YEAR = f"({_NOT_29_FEBRUARY}|{_LEAP_YEAR}-02-29)"
+"""A regular expression for the beginning of a date, by which 29 February is a day of leap years only."""
 
 
 def child_pointer(pointer: str, key: str) -> str:
@@ -74,4 +78,21 @@ def restrict_dates(schema: dict[str, Any]) -> None:
     for _, part in schema_parts(schema):
         others = part.get("allOf", [])
         if part.get("format") in _DATES and isinstance(others, list):
-            part["allOf"] = [*others, {"pattern": _DAY_OF_ITS_YEAR}]
+            part["allOf"] = [*others, {"pattern": f"^{DAY_OF_ITS_YEAR}"}]
+
+
+def unsupported_keyword(schema: dict[str, Any]) -> str | None:
+    """What is wrong with a keyword that llguidance would take for something else; None: nothing."""
+    for path, part in schema_parts(schema):
+        # Names of properties that the schema does not list can be repeated, and a repeated one counts once.
+        least, required = part.get("minProperties"), part.get("required")
+        listed = len({name for name in required if isinstance(name, str)}) if isinstance(required, list) else 0
+        if isinstance(least, int) and least - listed > 1:
+            return (
+                f"at {path}/minProperties: the keyword is not supported: it is at most one more than the number of "
+                "required properties"
+            )
+        for keyword in ("exclusiveMinimum", "exclusiveMaximum"):
+            if isinstance(part.get(keyword), bool):  # as in draft 4
+                return f"at {path}/{keyword}: must be a number"
+    return None

@@ -17,10 +17,10 @@ from gateway_svc.constraints import (
     json_options,
 )
 from gateway_svc.field_paths import Field
-from gateway_svc.message_formats.argument_rules import UnsupportedParameters
 from gateway_svc.message_formats.description import MessageFormat, Tool
 from gateway_svc.message_formats.formats import REASONING_FORMATS, TOOL_FORMATS
 from gateway_svc.message_formats.grammar import CallRule, ReasoningRule, TurnGrammar
+from gateway_svc.message_formats.parameter_values import UnsupportedParameters
 from svc_common.grammars import JSON_ON_ONE_LINE, compile_grammar
 
 if TYPE_CHECKING:

@@ -83,6 +83,8 @@ class JsonCalls:
     separator: str = "\n"
     space: str = ""
 
+    line_begin = None
+
     @property
     def begins(self) -> tuple[str, ...]:
         return () if self.begin is None else (self.begin,)
@@ -117,6 +119,7 @@ class NamedCalls:
     ignored: tuple[str, ...] = ()
 
     is_bare = False
+    line_begin = None
 
     @property
     def begins(self) -> tuple[str, ...]:
@@ -134,7 +137,9 @@ class XmlCalls:
     """Tags for the function and for each parameter. Values are plain text; the parameter's schema says which type.
 
     A value of a type other than string is JSON. One line break after the opening and before the closing tag of a
-    parameter is not part of the value.
+    parameter is not part of the value. Models leave tags out: a call of a tool of the request may begin with the tag of
+    its function at the beginning of a line, and a value ends before a line with the next parameter, or with the end of
+    the function if the end of the calls or another function follows.
     """
 
     begin: str = "<tool_call>"
@@ -145,6 +150,11 @@ class XmlCalls:
     parameter_end: str = "</parameter>"
 
     is_bare = False
+
+    @property
+    def line_begin(self) -> str:
+        """What begins a call at the beginning of a line."""
+        return self.function
 
     @property
     def begins(self) -> tuple[str, ...]:
@@ -167,6 +177,7 @@ class PythonCalls:
     end: str
 
     is_bare = True
+    line_begin = None
 
     @property
     def begins(self) -> tuple[str, ...]:

@@ -11,12 +11,9 @@ from enum import Enum
 from typing import Any
 
 from gateway_svc.message_formats.argument_rules import (
-    UnsupportedParameters,
-    escaped_regex,
     json_call_rule,
     keyword_rules,
     object_rule,
-    quoted,
     tag_rules,
 )
 from gateway_svc.message_formats.description import (
@@ -30,7 +27,9 @@ from gateway_svc.message_formats.description import (
     XmlCalls,
 )
 from gateway_svc.message_formats.input_terminals import input_terminals
+from gateway_svc.message_formats.lark import escaped_regex, quoted
 from gateway_svc.message_formats.layout import Part, call_layout, layout_of
+from gateway_svc.message_formats.parameter_values import UnsupportedParameters
 from svc_common.grammars import JSON_ON_ONE_LINE
 
 MAX_CALLS = 16
@@ -142,7 +141,12 @@ class TurnGrammar:
         if calls.is_bare:
             # A turn that begins like a call is one.
             return {"turn": "calls | OTHER", "OTHER": r"/(?s:[^{\[\s].*)?/"}
-        return {"turn": "head more_calls | TEXT", **self._until("head", calls.begins[0])}
+        if calls.line_begin is None:
+            return {"turn": "head more_calls | TEXT", **self._until("head", calls.begins[0])}
+        # What the parser takes for the beginning of a call must have its marker.
+        begin = escaped_regex(calls.line_begin)
+        rules = {"PLAIN": rf"/(?s:.*)/ & ~/\s*{begin}(?s:.*)/ & ~/(?s:.*)\n{begin}(?s:.*)/"}
+        return {"turn": "head more_calls | PLAIN", **self._until("head", calls.begins[0], "PLAIN"), **rules}
 
     def _call_rules(self, calls: CallSyntax) -> dict[str, str]:
         """The rules `calls`, and `more_calls` for calls whose first marker was there."""
@@ -188,11 +192,12 @@ class TurnGrammar:
     def _sequence(self, parts: Sequence[Part], arguments: str = "") -> str:
         return " ".join(arguments if isinstance(part, Slot) else self._literal(part) for part in parts if part)
 
-    def _until(self, name: str, marker: str) -> dict[str, str]:
-        """A rule for any text with the first marker after it."""
+    def _until(self, name: str, marker: str, text: str = "TEXT") -> dict[str, str]:
+        """A rule for the text of a terminal with the first marker after it."""
         if marker in self.control_tokens:
-            return {name: f"TEXT {self._literal(marker)}"}
-        return {f"{name}[lazy]": f"/(?s:.*){escaped_regex(marker)}/"}
+            return {name: f"{text} {self._literal(marker)}"}
+        body = "/(?s:.*)/" if text == "TEXT" else text
+        return {f"{name}[lazy]": f"{body} {quoted(marker)}"}
 
     def _literal(self, text: str) -> str:
         token_id = self.control_tokens.get(text)

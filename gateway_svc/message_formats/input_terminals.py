@@ -9,8 +9,9 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from gateway_svc.message_formats.argument_rules import UnsupportedParameters, escaped_regex, quoted
 from gateway_svc.message_formats.json_regex import UnsupportedRegex, escaped_regex_of, json_escape
+from gateway_svc.message_formats.lark import escaped_regex, quoted
+from gateway_svc.message_formats.parameter_values import UnsupportedParameters
 
 _DEFINITION = re.compile(r"^[ \t]*[?!]?(?P<name>[A-Za-z_](?:\w|-(?!>))*)[ \t]*:(?!:)", re.MULTILINE)
 _DIRECTIVE = re.compile(r"^[ \t]*%(?P<kind>\w+)(?P<rest>[^\n]*)$", re.MULTILINE)

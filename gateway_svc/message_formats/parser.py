@@ -112,7 +112,7 @@ class MessageParser:
                 marker = None
 
     def _parse_calls(self, marker: str) -> Parse[None]:
-        """Calls after a marker; after an empty one, calls without a marker."""
+        """Calls after a marker, or after what begins them without one; that is empty where nothing does."""
         tools = self._format.tools
         assert tools is not None, "only markers of calls lead here"
         try:
@@ -126,7 +126,8 @@ class MessageParser:
                     known_names = None if marker else self._tools
                     yield from parse_python_calls(self._source, calls, self._writer, known_names)
                 case calls:
-                    yield from parse_xml_calls(self._source, calls, self._writer, self._tools)
+                    is_marked = marker == calls.begin
+                    yield from parse_xml_calls(self._source, calls, self._writer, self._tools, is_marked=is_marked)
         except NotACall:
             if self._writer.in_call:
                 self._writer.end_call()
@@ -155,13 +156,14 @@ class MessageParser:
         return None
 
     def _parse_text(self, is_beginning: bool) -> Parse[str]:
-        """Text up to a marker of calls or reasoning, which is returned; empty where calls begin without one."""
+        """Text up to a marker of calls or reasoning, which is returned; or what begins calls without one."""
         calls = None if self._format.tools is None else self._format.tools.calls
         begins = () if calls is None else calls.begins
+        line_begin = () if calls is None or calls.line_begin is None else (calls.line_begin,)
         reasoning = self._format.reasoning
         while is_beginning:
             unit = yield from self._source.read()
-            ends = begins if reasoning is None else (*begins, reasoning.begin)
+            ends = (*begins, *line_begin, *(() if reasoning is None else (reasoning.begin,)))
             if (marker := (yield from self._source.match((*ends, *self._ignored)))) is not None:
                 if marker not in self._ignored or reasoning is None:
                     return marker
@@ -174,6 +176,7 @@ class MessageParser:
                 is_beginning = False
                 self._ignored = ()
             self._writer.write_text(self._source.reject())
+        begins = (*begins, *(f"\n{each}" for each in line_begin))
         run = _run_without((*begins, *self._ignored))
         while True:
             yield from self._source.read(run)

@@ -9,12 +9,14 @@ _STRING = frozenset({"string"})
 _MAX_DEPTH = 16
 
 
-def parameter_types(parameters: Mapping[str, Any], name: str) -> frozenset[str]:
-    """The types of one parameter in a tool's schema. A parameter that the schema does not name is a string."""
+def parameter_types(parameters: Mapping[str, Any], name: str | None) -> frozenset[str]:
+    """The types of one parameter in a tool's schema; None: of one that the schema does not name. That is a string,
+    unless `additionalProperties` is a schema that says something else."""
     properties = parameters.get("properties")
-    if not isinstance(properties, Mapping) or name not in properties:
-        return _STRING
-    return _types(properties[name], parameters, 0)
+    if isinstance(properties, Mapping) and name in properties:
+        return _types(properties[name], parameters, 0)
+    others = parameters.get("additionalProperties")
+    return _types(others, parameters, 0) if isinstance(others, Mapping) and others else _STRING
 
 
 def to_json(text: str, types: frozenset[str]) -> str:
@@ -38,14 +40,15 @@ def _types_of_text(text: str) -> frozenset[str]:
         value = json.loads(text, parse_constant=_reject_constant)
     except (ValueError, RecursionError):
         return frozenset()
-    return _types_of(value) - _STRING
+    return types_of(value) - _STRING
 
 
 def _reject_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is not JSON")
 
 
-def _types_of(value: Any) -> frozenset[str]:
+def types_of(value: Any) -> frozenset[str]:
+    """The types of a JSON value."""
     match value:
         case bool():
             return frozenset({"boolean"})
@@ -70,13 +73,13 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
     types = ALL_TYPES
     match schema.get("type"):
         case str(name):
-            types &= _named_types((name,))
+            types &= named_types((name,))
         case list(names):
-            types &= _named_types(tuple(names))
+            types &= named_types(tuple(names))
     if "const" in schema:
-        types &= _types_of(schema["const"])
+        types &= types_of(schema["const"])
     if isinstance(values := schema.get("enum"), list):
-        types &= frozenset().union(*map(_types_of, values))
+        types &= frozenset().union(*map(types_of, values))
     if isinstance(reference := schema.get("$ref"), str):
         types &= _types(resolve_reference(reference, root), root, depth + 1)
     for keyword in ("anyOf", "oneOf"):
@@ -88,7 +91,8 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
     return types
 
 
-def _named_types(names: tuple[Any, ...]) -> frozenset[str]:
+def named_types(names: tuple[Any, ...]) -> frozenset[str]:
+    """The types that a schema names: a number may be an integer."""
     named = frozenset(name for name in names if isinstance(name, str))
     return named | {"integer"} if "number" in named else named
 

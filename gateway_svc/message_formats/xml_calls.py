@@ -6,7 +6,7 @@ whether the text is such a value.
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 
 from gateway_svc.message_formats.call_ends import parse_end
 from gateway_svc.message_formats.description import Tool, XmlCalls
@@ -18,11 +18,21 @@ _NAME = re.compile(r"[^>\n]+")
 _IN_VALUE = re.compile(r"[^<\n]+")
 
 
-def parse_xml_calls(source: TurnSource, calls: XmlCalls, writer: EventWriter, tools: Mapping[str, Tool]) -> Parse[None]:
-    """Calls after their first marker. Raises NotACall where something else follows, after a call too."""
+def parse_xml_calls(
+    source: TurnSource, calls: XmlCalls, writer: EventWriter, tools: Mapping[str, Tool], *, is_marked: bool
+) -> Parse[None]:
+    """Calls after their first marker; or without one, after the beginning of a function's tag: calls of these tools.
+
+    Raises NotACall where something else follows, after a call too.
+    """
+    is_begun = not is_marked
     while True:
-        yield from source.expect(calls.function)
+        if not is_begun:
+            yield from source.expect(calls.function)
+        is_begun = False
         name = yield from _parse_name(source)
+        if not is_marked and name not in tools:
+            raise NotACall
         writer.begin_call(name)
         writer.write_arguments("{")
         source.accept()
@@ -46,7 +56,6 @@ def _parse_name(source: TurnSource) -> Parse[str]:
 
 def _parse_parameters(source: TurnSource, calls: XmlCalls, writer: EventWriter, tool: Tool) -> Parse[None]:
     """All parameters, with the closing tag of the function."""
-    ends = (calls.parameter_end, f"\n{calls.parameter_end}")
     separator = ""
 
     def write(fragment: str) -> None:
@@ -56,30 +65,58 @@ def _parse_parameters(source: TurnSource, calls: XmlCalls, writer: EventWriter, 
     def write_string(text: str) -> None:
         write(json.dumps(text, ensure_ascii=False)[1:-1])
 
-    while (yield from source.expect(calls.parameter, calls.function_end)) != calls.function_end:
+    tags = (calls.parameter, calls.function_end)
+    tag = yield from source.expect(*tags)
+    while tag != calls.function_end:
         name = yield from _parse_name(source)
         types = parameter_types(tool.parameters, name)
         key = f"{separator}{json.dumps(name, ensure_ascii=False)}: "
         separator = ", "
         if types == {"string"}:
             write(f'{key}"')
-            yield from _copy_value(source, ends, write_string)
+            end = yield from _copy_value(source, calls, write_string)
             write('"')
         else:
             parts: list[str] = []
-            yield from _copy_value(source, ends, parts.append)
+            end = yield from _copy_value(source, calls, parts.append)
             write(key + to_json("".join(parts), types))
+        tag = end if end in tags else (yield from source.expect(*tags))
 
 
-def _copy_value(source: TurnSource, ends: Collection[str], sink: Callable[[str], object]) -> Parse[None]:
-    """Copies a value up to its closing tag. Raises NotACall at another marker."""
+def _copy_value(source: TurnSource, calls: XmlCalls, sink: Callable[[str], object]) -> Parse[str]:
+    """Copies a value up to its closing tag, or to one of the tags that may follow this. Returns the tag.
+
+    Raises NotACall at another marker.
+    """
+    ends = (calls.parameter_end, f"\n{calls.parameter_end}", f"\n{calls.parameter}", f"\n{calls.function_end}")
     is_first = True
     while True:
         unit = yield from source.read(_IN_VALUE)
-        if (yield from source.match(ends)) is not None:
-            return
+        end = yield from source.match(ends)
+        if end == ends[-1] and not (yield from _is_function_over(source, calls)):
+            for _ in end[1:]:
+                source.unread()
+            end = None
+        if end is not None:
+            return end.removeprefix("\n")
         if isinstance(unit, ControlMarker):
             source.refuse()
         if not (is_first and unit == "\n"):
             sink(unit)
         is_first = False
+
+
+def _is_function_over(source: TurnSource, calls: XmlCalls) -> Parse[bool]:
+    """Whether the end of the calls or another function comes next, after any white space. It is not read."""
+    num_read = 0
+    while True:
+        unit = yield from source.read()
+        num_read += 1
+        if not unit.isspace():
+            break
+    found = yield from source.match((calls.end, calls.function))
+    if found is not None and not isinstance(unit, ControlMarker):
+        num_read += len(found) - 1
+    for _ in range(num_read):
+        source.unread()
+    return found is not None

@@ -113,6 +113,7 @@ UNSERVED: list[tuple[Any, str]] = [
     ({"items": {"uniqueItems": True}}, "at #/items/uniqueItems: the keyword"),
     ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "at #/oneOf: oneOf is"),
     ({"type": "object", "minProperties": 3, "required": ["a"]}, "at #/minProperties: the keyword"),
+    ({"properties": {"a": {"exclusiveMaximum": True}}}, "at #/properties/a/exclusiveMaximum: must be a number"),
     ({"x-guidance": {"lenient": True}}, "x-guidance"),
     *(
         ({"items": {name: {}}}, f"at #/items/{name}: the keyword {name} is")

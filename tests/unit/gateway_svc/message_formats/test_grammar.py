@@ -2,37 +2,27 @@
 
 import json
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llguidance import LLMatcher, LLTokenizer
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from gateway_svc.message_formats.argument_rules import UnsupportedParameters, json_rule
 from gateway_svc.message_formats.description import MessageFormat, Tool
 from gateway_svc.message_formats.events import (
-    MessageEvent,
     ReasoningDelta,
     TextDelta,
-    ToolArgumentsDelta,
-    ToolCallBegin,
     join_events,
 )
 from gateway_svc.message_formats.formats import REASONING_FORMATS, TOOL_FORMATS
 from gateway_svc.message_formats.grammar import MAX_CALLS, CallRule, ReasoningRule, TurnGrammar
-from gateway_svc.message_formats.layout import write_calls
+from gateway_svc.message_formats.lark import json_rule
+from gateway_svc.message_formats.parameter_values import UnsupportedParameters
 from gateway_svc.message_formats.parser import MessageParser
 from svc_common.grammars import JSON_ON_ONE_LINE
-
-_END = "<|end|>"
-
-Call = tuple[str, dict[str, Any]]
-"""Name and arguments."""
+from turn_grammars import VOCABULARIES, Call, calls_of, random_turn, written
 
 WEATHER = Tool(
     "get_weather",
@@ -58,72 +48,6 @@ CHOICES = Tool(
     },
 )
 
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """A tokenizer of single bytes and some added tokens."""
-
-    tokenizer: Tokenizer
-    for_grammars: LLTokenizer
-    control_tokens: Mapping[str, int]
-
-    @classmethod
-    def of(cls, control_tokens: Sequence[str]) -> "Vocabulary":
-        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        tokenizer.decoder = decoders.ByteLevel()
-        # Qwen's markers are added tokens that are not special, Mistral's are special.
-        tokenizer.add_tokens([AddedToken(one, special=one.startswith(("[", "<|"))) for one in control_tokens])
-        ids = {token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items()}
-        for_grammars = LLTokenizer(tokenizer.to_str(), eos_token=ids.pop(_END))
-        return cls(tokenizer, for_grammars, ids)
-
-    def encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False).ids
-
-    def matcher(self, grammar: TurnGrammar) -> LLMatcher:
-        matcher = LLMatcher(self.for_grammars, grammar.to_lark(), log_level=0)
-        assert not matcher.is_error(), matcher.get_error()
-        assert matcher.get_grammar_warnings() == []
-        return matcher
-
-    def admits(self, grammar: TurnGrammar, text: str) -> bool:
-        """Whether a turn may be this text."""
-        matcher = self.matcher(grammar)
-        return matcher.consume_tokens(self.encode(text)) and matcher.is_accepting()
-
-    def begins(self, grammar: TurnGrammar, text: str) -> bool:
-        """Whether a turn may begin with this text."""
-        tokens = self.encode(text)
-        return self.matcher(grammar).validate_tokens(tokens) == len(tokens)
-
-    def parse(self, grammar: TurnGrammar, token_ids: Sequence[int]) -> list[MessageEvent]:
-        parser = MessageParser(
-            grammar.message_format,
-            grammar.tools,
-            control_tokens=self.control_tokens,
-            reasoning_is_open=grammar.reasoning is ReasoningRule.OPEN,
-        )
-        literals = {token_id: literal for literal, token_id in self.control_tokens.items()}
-        events = []
-        text: list[int] = []
-        for token_id in [*token_ids, -1]:
-            if token_id in literals or token_id == -1:
-                events += parser.feed(self.tokenizer.decode(text))
-                text = []
-                if token_id != -1:
-                    events += parser.feed(literals[token_id], is_control=True)
-            else:
-                text.append(token_id)
-        return join_events([*events, *parser.end()])
-
-
-ALL_MARKERS = sorted(
-    {marker for one in TOOL_FORMATS.values() for marker in one.calls.markers} | {"<think>", "</think>"}
-)
-VOCABULARIES = {"tokens": Vocabulary.of([_END, *ALL_MARKERS]), "text": Vocabulary.of([_END])}
-
 each_format = pytest.mark.parametrize("name", TOOL_FORMATS)
 each_kind = pytest.mark.parametrize("kind", VOCABULARIES)
 
@@ -132,16 +56,6 @@ def grammar_of(name: str, kind: str, calls: CallRule = CallRule.REQUIRED, **opti
     message_format = MessageFormat(TOOL_FORMATS[name], REASONING_FORMATS["think"])
     tokens = VOCABULARIES[kind].control_tokens
     return TurnGrammar(message_format, (WEATHER, TIME, CHOICES), calls, tokens, **options)
-
-
-def calls_of(events: Sequence[MessageEvent]) -> list[Call]:
-    names = [event.name for event in events if isinstance(event, ToolCallBegin)]
-    arguments = [json.loads(event.fragment) for event in events if isinstance(event, ToolArgumentsDelta)]
-    return list(zip(names, arguments, strict=True))
-
-
-def written(name: str, *calls: Call) -> str:
-    return write_calls(TOOL_FORMATS[name].calls, calls)
 
 
 @each_kind
@@ -221,23 +135,6 @@ def test_what_a_grammar_admits_is_read_as_valid_calls(name: str, kind: str) -> N
         for tool, arguments in calls:
             assert tool in ("choose", "get_time")
             assert arguments == {} if tool == "get_time" else is_valid_choice(arguments)
-
-
-def random_turn(vocabulary: Vocabulary, grammar: TurnGrammar, rng: random.Random) -> list[int]:
-    """Tokens of a turn, each drawn from those that the grammar allows, without white space where there is a choice."""
-    matcher = vocabulary.matcher(grammar)
-    end, spaces = vocabulary.tokenizer.token_to_id(_END), set(vocabulary.encode(" \n\t"))
-    tokens: list[int] = []
-    while True:
-        mask = matcher.compute_bitmask()
-        allowed = [token for token in range(vocabulary.for_grammars.vocab_size) if mask[token // 8] >> token % 8 & 1]
-        token = rng.choice([one for one in allowed if one not in spaces] or allowed)
-        if token == end:
-            return tokens
-        assert matcher.consume_token(token)
-        tokens.append(token)
-        if matcher.is_stopped():
-            return tokens
 
 
 def is_valid_choice(arguments: dict[str, Any]) -> bool:
@@ -363,20 +260,6 @@ def test_a_marker_that_is_a_token_cannot_be_spelled() -> None:
     assert vocabulary.matcher(grammar_of("hermes", "tokens")).validate_tokens(spelled) == 0
 
 
-@pytest.mark.parametrize("keyword", [{"pattern": "a"}, {"maxLength": 3}, {"allOf": []}])
-def test_tags_cannot_restrict_strings(keyword: dict[str, Any]) -> None:
-    tool = Tool("f", {"type": "object", "properties": {"a": {"type": "string", **keyword}}})
-    with pytest.raises(UnsupportedParameters, match=f"parameters of f: a: {next(iter(keyword))} is not supported"):
-        replace(grammar_of("qwen3_coder", "text"), tools=(tool,)).to_lark()
-
-
-def test_any_type_that_may_be_a_string_is_any_text() -> None:
-    properties = {"a": {"type": ["string", "null"]}, "b": {}, "c": {"anyOf": [{"type": "integer"}, {"type": "string"}]}}
-    tool = Tool("f", {"type": "object", "properties": properties})
-    grammar = replace(grammar_of("qwen3_coder", "text"), tools=(tool,))
-    assert VOCABULARIES["text"].admits(grammar, written("qwen3_coder", ("f", {"a": "x\ny", "b": [1], "c": "z"})))
-
-
 _json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(), values, max_size=3),
@@ -407,60 +290,3 @@ def test_written_calls_are_read_again(name: str, arguments: list[dict[str, Any]]
 def type_of(value: Any) -> dict[str, str]:
     names = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
     return {"type": names.get(type(value), "null")}
-
-
-def test_a_grammar_leaves_out_what_does_not_restrict_arguments() -> None:
-    properties = {
-        "description": {"type": "string", "description": "long", "examples": ["a"]},
-        "title": {"enum": [{"title": 1}], "default": {"title": 1}},
-    }
-    tool = Tool("f", {"type": "object", "title": "t", "properties": properties, "required": ["title"]})
-    grammar = replace(grammar_of("hermes", "text"), tools=(tool,))
-    assert "long" not in grammar.to_lark()
-    assert VOCABULARIES["text"].admits(grammar, written("hermes", ("f", {"description": "x", "title": {"title": 1}})))
-    assert not VOCABULARIES["text"].admits(grammar, written("hermes", ("f", {"description": 1, "title": {"title": 1}})))
-    assert not VOCABULARIES["text"].admits(grammar, written("hermes", ("f", {"title": {}})))
-
-
-@each_kind
-@each_format
-def test_arguments_of_an_open_schema_may_have_any_names(name: str, kind: str) -> None:
-    vocabulary = VOCABULARIES[kind]
-    listed = {"a": {"type": "integer"}}
-    calls: list[Call] = [("f", {"x": "y", "n": "z"}), ("f", {}), ("g", {"a": 1, "b": "c"}), ("g", {"b": "c"})]
-    tools = (
-        Tool("f", {"type": "object", "additionalProperties": True}),
-        Tool("g", {"type": "object", "properties": listed, "additionalProperties": True}),
-    )
-    grammar = replace(grammar_of(name, kind, CallRule.AUTO), tools=tools)
-    text = written(name, *calls)
-    assert vocabulary.admits(grammar, text)
-    assert calls_of(vocabulary.parse(grammar, vocabulary.encode(text))) == calls
-    required = replace(grammar, calls=CallRule.REQUIRED)
-    assert not vocabulary.admits(required, written(name, ("g", {"a": "c"})))
-
-
-@pytest.mark.parametrize("name", ["qwen3_coder", "pythonic"])
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"properties": {"a\nb": {}}}, r"parameters of f: the name 'a\\nb' is not supported"),
-        ({"properties": {"a>b": {}}}, "the name 'a>b' is not supported"),
-        ({"properties": {"": {}}}, "the name '' is not supported"),
-        ({"$ref": "#/$defs/a"}, r"parameters of f: \$ref is not supported"),
-        ({"anyOf": []}, "anyOf is not supported"),
-        ({"patternProperties": {}}, "patternProperties is not supported"),
-    ],
-)
-def test_objects_that_a_format_cannot_write_are_refused(name: str, parameters: dict[str, Any], message: str) -> None:
-    with pytest.raises(UnsupportedParameters, match=message):
-        replace(grammar_of(name, "text"), tools=(Tool("f", parameters),)).to_lark()
-
-
-@each_format
-def test_arguments_are_objects(name: str) -> None:
-    for kind in ("array", ["string", "null"], "string"):
-        with pytest.raises(UnsupportedParameters, match="parameters of f: type must be object"):
-            replace(grammar_of(name, "text"), tools=(Tool("f", {"type": kind}),)).to_lark()
-    grammar = replace(grammar_of(name, "text"), tools=(Tool("f", {"type": ["object", "null"]}),))
-    assert VOCABULARIES["text"].admits(grammar, written(name, ("f", {})))

@@ -6,8 +6,8 @@ import random
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from gateway_svc.message_formats.argument_rules import UnsupportedParameters
 from gateway_svc.message_formats.input_terminals import _COMMON, input_terminals
+from gateway_svc.message_formats.parameter_values import UnsupportedParameters
 
 BYTES = LLTokenizer("byte")
 END = "\x02"
