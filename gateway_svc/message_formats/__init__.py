@@ -9,5 +9,5 @@
   place for them.
 - `layout.write_calls()` is the text of calls as a model of that format writes them.
 
-The modules of the package import nothing else of the gateway.
+The modules of the package import nothing else of the gateway but what is about JSON schemas.
 """

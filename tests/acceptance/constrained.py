@@ -31,7 +31,7 @@ from quire_client.aio import AsyncStream
 from svc_common.models import resolve_model
 from svc_common.supervisor.prepare import prepare_model
 from svc_common.supervisor.runner import RestartPolicy
-from tests.acceptance.constrained_cases import Case, Judge, load_cases
+from tests.acceptance.constrained_cases import ConstraintCase, Judge, load_cases
 from tests.acceptance.hostile_grammars import KINDS, HostileOutcome, run_hostile
 from tests.chaos.stack import Stack, stack
 
@@ -81,7 +81,7 @@ class ConstrainedRequest:
     """A request of all runs."""
 
     number: int
-    case: Case
+    case: ConstraintCase
     prompt: str
     options: dict[str, Any]
 
@@ -133,7 +133,7 @@ def _num_blocks(plan: Plan) -> int:
     return 2 * plan.num_at_once
 
 
-def make_requests(cases: Sequence[Case], num_sampled: int) -> list[ConstrainedRequest]:
+def make_requests(cases: Sequence[ConstraintCase], num_sampled: int) -> list[ConstrainedRequest]:
     """Sampled requests and a fifth as many greedy ones. The seed of all is fixed."""
     mixed = random.Random("cases").sample(cases, len(cases))
     requests = []

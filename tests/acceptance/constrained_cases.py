@@ -60,7 +60,7 @@ def _format_checker() -> jsonschema.FormatChecker:
 
 
 @dataclass(frozen=True)
-class Case:
+class ConstraintCase:
     """A constraint: its name, the option of a request that states it, its grammar, and the check of a whole text."""
 
     name: str
@@ -73,7 +73,7 @@ def _not_json(name: str) -> Any:
     raise ValueError(name)
 
 
-def _schema_case(name: str, schema: dict[str, Any], checker: jsonschema.FormatChecker) -> Case:
+def _schema_case(name: str, schema: dict[str, Any], checker: jsonschema.FormatChecker) -> ConstraintCase:
     validator = jsonschema.Draft202012Validator(schema, format_checker=checker)
 
     def is_valid(text: str) -> bool:
@@ -83,16 +83,16 @@ def _schema_case(name: str, schema: dict[str, Any], checker: jsonschema.FormatCh
             return False
         return bool(validator.is_valid(value))
 
-    return Case(name, {"json_schema": schema}, f"start: %json {json.dumps(schema)}", is_valid)
+    return ConstraintCase(name, {"json_schema": schema}, f"start: %json {json.dumps(schema)}", is_valid)
 
 
-def _regex_case(regex: str) -> Case:
+def _regex_case(regex: str) -> ConstraintCase:
     compiled = re.compile(regex, re.ASCII)
     grammar = f"start: /{regex_to_lark(regex, 'dw')}/"  # classes are ASCII, as here
-    return Case(regex, {"regex": regex}, grammar, lambda text: compiled.fullmatch(text) is not None)
+    return ConstraintCase(regex, {"regex": regex}, grammar, lambda text: compiled.fullmatch(text) is not None)
 
 
-def load_cases() -> list[Case]:
+def load_cases() -> list[ConstraintCase]:
     """All constraints: 40 schemas and 20 regular expressions."""
     kept, checker = json.loads(_CASES.read_text()), _format_checker()
     schemas = [_schema_case(name, schema, checker) for name, schema in kept["schemas"].items()]
@@ -116,7 +116,7 @@ class Judge:
         decoded: str = self._tokenizer.decode(list(tokens))
         return decoded
 
-    def is_prefix(self, case: Case, tokens: Sequence[int]) -> bool:
+    def is_prefix(self, case: ConstraintCase, tokens: Sequence[int]) -> bool:
         """Whether a valid text begins with these tokens."""
         matcher = self._start(case.grammar).deep_copy()
         if not matcher.consume_tokens(list(tokens)):

@@ -43,29 +43,29 @@ def _byte_characters() -> dict[int, str]:
 
 
 @dataclass(frozen=True)
-class Case:
+class GrammarCase:
     """A grammar and whether a complete text matches it, by other code."""
 
     grammar: str
     matches: Callable[[str], bool]
 
 
-def _schema(schema: Any, check: Callable[[Any], bool]) -> Case:
-    return Case(f"start: %json {json.dumps(schema)}", lambda text: check(json.loads(text)))
+def _schema(schema: Any, check: Callable[[Any], bool]) -> GrammarCase:
+    return GrammarCase(f"start: %json {json.dumps(schema)}", lambda text: check(json.loads(text)))
 
 
-def _regex(pattern: str) -> Case:
-    return Case(f"start: /{pattern}/", lambda text: re.fullmatch(pattern, text) is not None)
+def _regex(pattern: str) -> GrammarCase:
+    return GrammarCase(f"start: /{pattern}/", lambda text: re.fullmatch(pattern, text) is not None)
 
 
-CASES: dict[str, Case] = {
+CASES: dict[str, GrammarCase] = {
     "date": _regex(r"[0-9]{4}-[01][0-9]-[0-3][0-9]"),
     "words": _regex(r"(hello|world|well)( (hello|world))*\."),
     "hex": _regex(r"0x[0-9a-f]+;"),
     "two letters": _regex(r"[é½你]{1,4}!"),
-    "choice": Case('start: "yes" | "no" | "perhaps"', lambda text: text in ("yes", "no", "perhaps")),
-    "recursion": Case('start: a\na: "(" a ")" | "x"', lambda text: re.fullmatch(r"\(*x\)*", text) is not None),
-    "counted": Case(
+    "choice": GrammarCase('start: "yes" | "no" | "perhaps"', lambda text: text in ("yes", "no", "perhaps")),
+    "recursion": GrammarCase('start: a\na: "(" a ")" | "x"', lambda text: re.fullmatch(r"\(*x\)*", text) is not None),
+    "counted": GrammarCase(
         'start: letters "!"\nletters[max_tokens = 3]: /[a-z]*/',
         lambda text: re.fullmatch(r"[a-z]*!", text) is not None and len(TOKENIZER.encode(text).ids) <= 4,
     ),
@@ -84,6 +84,6 @@ CASES: dict[str, Case] = {
 }
 
 
-def is_prefix(grammars: GrammarCompiler, case: Case, tokens: Sequence[int]) -> bool:
+def is_prefix(grammars: GrammarCompiler, case: GrammarCase, tokens: Sequence[int]) -> bool:
     """Whether a fresh matcher accepts all these tokens."""
     return grammars.matcher(case.grammar).num_allowed(tokens) == len(tokens)
