@@ -21,19 +21,19 @@ from benchmarks.report import Cells
 from benchmarks.runner import failures_exit, log, make_parser, publish
 from quire_client.bench.latency import percentile
 from svc_common.models import eos_token_ids_of, resolve_model
-from tests.acceptance.constrained_cases import Case, load_cases
+from tests.acceptance.constrained_cases import ConstraintCase, load_cases
 
 RESULT = RESULTS / "grammar_engines.json"
 _PROGRAM = Path(__file__).with_name("walk.py")
 
 
-def _stated(case: Case) -> dict[str, str]:
+def _stated(case: ConstraintCase) -> dict[str, str]:
     if "regex" in case.option:
         return {"regex": case.option["regex"]}
     return {"schema": json.dumps(case.option["json_schema"])}
 
 
-def _run(python: Path, model: Path, cases: Sequence[Case]) -> dict[str, Any]:
+def _run(python: Path, model: Path, cases: Sequence[ConstraintCase]) -> dict[str, Any]:
     """What `walk.py` prints. Raises BenchmarkFailed."""
     asked = [{"name": case.name, "lark": case.grammar, **_stated(case)} for case in cases]
     done = subprocess.run(
@@ -49,7 +49,7 @@ def _run(python: Path, model: Path, cases: Sequence[Case]) -> dict[str, Any]:
     return result
 
 
-def _figures(found: Sequence[dict[str, Any]], cases: Sequence[Case]) -> dict[str, Any]:
+def _figures(found: Sequence[dict[str, Any]], cases: Sequence[ConstraintCase]) -> dict[str, Any]:
     """One engine's figures of a run: times in milliseconds and microseconds, and how many whole texts are valid."""
     compiled = [(case, each) for case, each in zip(cases, found, strict=True) if "error" not in each]
     compiles = sorted(1e3 * seconds for _, each in compiled for seconds in each["compile"])

@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from gateway_svc.constraints import ConstraintError, UnvalidatedConstraint, checked_grammar
 from gateway_svc.field_paths import Field
-from gateway_svc.message_formats.argument_rules import json_rule
+from gateway_svc.message_formats.lark import json_rule
 from svc_common.grammars import compile_grammar, load_grammar_tokenizer
 from tiny_model import EOS, tiny_tokenizer
 
