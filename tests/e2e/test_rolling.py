@@ -1,4 +1,5 @@
-"""A model's dtype or weights are replaced under load: old and new workers side by side, and no request fails."""
+"""A model's dtype or weights, or the library that computes it, are replaced under load: old and new workers side by
+side, and no request fails."""
 
 import asyncio
 import json
@@ -28,6 +29,9 @@ _RUN = """
 import json, os, runpy, sys
 with open(sys.argv.pop(1)) as file:
     os.environ.update(json.load(file))
+if version := os.environ.pop("LIBRARY_VERSION", None):
+    from other_library import pretend
+    pretend(version)
 runpy.run_module("worker_svc", run_name="__main__", alter_sys=True)
 """
 
@@ -75,7 +79,7 @@ def trained_further(model: Path, to: Path) -> Path:
     return to
 
 
-@pytest.mark.parametrize("change", ["dtype", "weights"])
+@pytest.mark.parametrize("change", ["dtype", "weights", "library"])
 async def test_each_request_gets_all_its_tokens_from_the_version_it_began_with(
     tiny_model: Path, tmp_path: Path, change: str
 ) -> None:
@@ -84,6 +88,8 @@ async def test_each_request_gets_all_its_tokens_from_the_version_it_began_with(
     new = {"QUIRE_DTYPE": "bfloat16"}
     if change == "weights":
         new = {"QUIRE_MODEL": str(trained_further(tiny_model, tmp_path / "trained"))}
+    if change == "library":
+        new = {"LIBRARY_VERSION": "99.0.0"}
     settings.write_text(json.dumps(old))
     log = tmp_path / "log"
     async with deployment(log, tiny_model, settings) as running:
