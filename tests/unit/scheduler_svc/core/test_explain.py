@@ -1,10 +1,12 @@
 """Explanations of live requests."""
 
+import pytest
+
 from core_bench import BLOCK, CoreBench, prompt
 from scheduler_svc.core.account_limits import AccountLimits
 from scheduler_svc.core.explain import Explanation, SequenceStatus, explain, summaries
 from scheduler_svc.core.policy.preemption import PreemptionMode
-from scheduler_svc.core.request import STOP_STRING_LEAD, PreemptionMethod
+from scheduler_svc.core.request import STOP_STRING_LEAD, PreemptionMethod, Request
 
 
 def explanation_of(bench: CoreBench, key: str) -> Explanation:
@@ -71,6 +73,27 @@ def test_queued_sequence_reports_its_predicted_start_once_rates_are_known() -> N
     start = explanation_of(bench, "last").sequences[0].predicted_start
     assert start is not None
     assert start > 0
+
+
+def test_a_refusal_by_deadline_has_the_wait_that_explain_predicts() -> None:
+    bench = CoreBench(max_sequences=1)
+    bench.submit("runs", prompt(8), 400)
+    for number in range(4):
+        bench.submit(f"waits {number}", prompt(8, 100 * number + 500), 50)
+    bench.step(busy_seconds=0.1)
+    bench.now += 2.0
+    rates, tokens = bench.scheduler.rates(bench.now), prompt(8, 5000)
+    own = len(tokens) * rates.prefill_seconds_per_token + 2 * rates.decode_seconds_per_token
+    left = own + 0.001
+    late = Request("late", tokens, 1, 2, arrived_at=bench.now, deadline=bench.now + left)
+    refusal = bench.scheduler.check(late, bench.now)
+    bench.submit("later", tokens, 2)
+    [one] = explanation_of(bench, "later").sequences
+    assert refusal is not None
+    assert refusal.retry_after is not None
+    assert one.predicted_start is not None
+    assert refusal.retry_after == pytest.approx(one.predicted_start + own - left)
+    assert 1 < refusal.retry_after < 300  # neither bound of such a time
 
 
 def test_a_sequence_that_is_held_back_waits_for_its_account() -> None:
