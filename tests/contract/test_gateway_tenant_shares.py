@@ -14,6 +14,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from gateway_calls import asking
 from gateway_harness import MODEL, Harness, encoded, plain_client, reason_of, running_gateway
+from gateway_svc.tenant_shares import TenantShares
 from gateway_svc.tokenizer import ModelTokenizer
 from quire.inference.v1 import inference_pb2 as api
 from quire.inference.v1.inference_pb2_grpc import InferenceServiceStub
@@ -249,16 +250,25 @@ async def test_bodies_over_http_that_arrive_have_a_bound(model_directory: Path, 
         assert response.json()["error"]["code"] == "context_length_exceeded"
 
 
-async def test_without_keys_bodies_have_the_bound_of_the_gateway(model_directory: Path) -> None:
+async def test_without_keys_bodies_have_the_bound_of_the_gateway(
+    model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    take = TenantShares.take
+
+    def counted(shares: TenantShares, tenant: str, count: int) -> None:
+        take(shares, tenant, count)
+        taken.append(count)
+
+    monkeypatch.setattr(TenantShares, "take", counted)
     async with (
         running_gateway(model_directory, body_memory=LEAST_MEMORY) as quire,
         sending(quire, "nobody", 15 * MIB),
         sending(quire, "nobody", 15 * MIB),
     ):
-        async with asyncio.timeout(60):
-            while (await quire.http.post("/v1/completions", json={"prompt": "a" * (4 * MIB)})).status_code != 503:
-                await asyncio.sleep(0.01)
+        await until(lambda: sum(taken) >= 30 * MIB)  # else one of these could be refused instead
         response = await quire.http.post("/v1/completions", json={"prompt": "a" * (4 * MIB)})
+        assert response.status_code == 503
         assert response.json()["error"]["code"] == "capacity_exhausted"
 
 
