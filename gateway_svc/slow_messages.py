@@ -38,7 +38,7 @@ async def receive(messages: AsyncIterator[Any], slow: Share) -> Any:
 async def receive_next(messages: AsyncIterator[Any], slow: Share, running: Collection[asyncio.Task[None]]) -> Any:
     """The next message of a stream whose requests are `running`. Raises NoShare, and StopAsyncIteration.
 
-    A client that waits for answers sends nothing, which cannot be told from a message of which a part has come. So
+    A client that waits for answers sends nothing, and so may one that has sent a part of a message. So
     the stream takes a place while it reads beside its requests. Where none is free, it reads when they have ended: it
     is refused only while it has none, and grpc takes no more of a message than its window until it is read.
     """

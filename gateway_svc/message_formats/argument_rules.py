@@ -14,7 +14,7 @@ from gateway_svc.message_formats.tag_values import tag_value_rules
 from svc_common.grammars import JSON_ON_ONE_LINE
 
 _COMBINING = ("allOf", "anyOf", "oneOf", "not", "if", "$ref", "patternProperties")
-# What else may stand beside properties, and cannot be told from one parameter.
+# What else may stand beside properties, and is about several parameters at once.
 _COUNTING = ("minProperties", "maxProperties", "propertyNames", "dependentRequired", "dependentSchemas", "dependencies")
 # Names of parameters as the parsers take them.
 _TAG_NAME = re.compile(r"[^\s<>]([^<>\n]*[^\s<>])?")

@@ -196,8 +196,7 @@ class TurnGrammar:
         """A rule for the text of a terminal with the first marker after it."""
         if marker in self.control_tokens:
             return {name: f"{text} {self._literal(marker)}"}
-        body = "/(?s:.*)/" if text == "TEXT" else text
-        return {f"{name}[lazy]": f"{body} {quoted(marker)}"}
+        return {f"{name}[lazy]": f"{text} {quoted(marker)}"}
 
     def _literal(self, text: str) -> str:
         token_id = self.control_tokens.get(text)

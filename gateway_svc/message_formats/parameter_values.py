@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 from typing import Any
 
 from gateway_svc.json_schemas import ANNOTATIONS
@@ -119,10 +120,7 @@ class _Flattening:
         for keyword in _COMBINING:
             if keyword in schema:
                 parts += self._parts(keyword, schema[keyword], depth + 1)
-        num_alternatives = 1
-        for part in parts:
-            num_alternatives *= len(part)
-        if num_alternatives > _MAX_ALTERNATIVES:
+        if prod(map(len, parts)) > _MAX_ALTERNATIVES:
             raise self._error(f"more than {_MAX_ALTERNATIVES} alternatives are not supported with this model's calls")
         return [merged for each in product(*parts) if (merged := self._merged(each)) is not None]
 

@@ -16,11 +16,13 @@ from torch import Tensor
 from quire_kernels._attend import LOWEST, attend_reference, tile_dims
 from quire_kernels._checks import AttentionRule, PagedKV, check_cache, check_heads, check_index, require
 from quire_kernels._device import device_limits
+from quire_kernels.kv_quantization import MAX_CODES
 
 # Sums of a tile of query rows over larger latent vectors do not fit the registers of a multiprocessor.
 MAX_RANK = 512
-# Bytes of shared memory that a kernel takes besides its queries and rows of the cache; `make aot` checks the sum
-_OTHER_SHARED_BYTES = 4096
+OTHER_SHARED_BYTES = 4096
+"""Of shared memory that a kernel takes besides its queries and rows of the cache, with those that NVIDIA's GPUs reserve
+for each program; `make aot` checks the sum."""
 
 
 class LatentPages(NamedTuple):
@@ -145,6 +147,22 @@ class LatentTile(NamedTuple):
     options: dict[str, int]
     """num_warps and num_stages."""
 
+    def launch_options(self, query: Tensor, key_cache: Tensor, rank: int) -> dict[str, Any]:
+        """The constants of the kernels, and the options of their launch."""
+        return {
+            "NUM_HEADS": query.shape[1],
+            "GROUP": self.num_heads,
+            "RANK": rank,
+            "ROTATED": query.shape[2] - rank,
+            "BLOCK_SIZE": key_cache.shape[2],
+            "MAX_CODE": MAX_CODES.get(key_cache.dtype),
+            "TILE_M": self.rows,
+            "TILE_N": self.keys,
+            "TILE_R": self.rank,
+            "TILE_P": self.rotated,
+            **self.options,
+        }
+
 
 def latent_tile(
     num_heads: int,
@@ -162,7 +180,7 @@ def latent_tile(
     4 warps neither. With 5 stages two tiles of the cache are kept, with 3 one.
     """
     tile_r, tile_p = tile_dims(rank), tile_dims(rotated)
-    width, limit = tile_r + tile_p, device_limits(device).shared_memory - _OTHER_SHARED_BYTES
+    width, limit = tile_r + tile_p, device_limits(device).shared_memory - OTHER_SHARED_BYTES
     # Products in float32 run without tensor cores, and spill registers from more rows.
     exact = dtype == torch.float32
     rows, keys = (16, 16) if exact else (max(16, min(32, triton.next_power_of_2(most_rows))), 32)

@@ -33,8 +33,8 @@ _OTHER_SHARED_BYTES = 2048
 _REGISTERS, _MOST_REGISTERS, _FP32_REGISTERS = 168, 255, 80
 # Of each program on NVIDIA's GPUs, beside its own
 _RESERVED_SHARED_BYTES = 1024
-# The interpreter runs programs one after another: more of them would only take longer.
-_INTERPRETED_PROGRAMS = 8
+INTERPRETED_PROGRAMS = 8
+"""The interpreter runs programs one after another: more of them would only take longer."""
 
 
 class PlanArrays(NamedTuple):
@@ -153,7 +153,7 @@ def decode_splits(
     """Splits for as many programs as run on the device at the same time."""
     tile_m, tile_n, tile_d = decode_tile(num_heads // num_kv_heads, head_dim, dtype)
     if device.type == "cpu":
-        programs = _INTERPRETED_PROGRAMS
+        programs = INTERPRETED_PROGRAMS
     else:
         programs = device_limits(device).multiprocessors * resident_programs(
             tile_m, tile_n, tile_d, dtype, cache_dtype, device

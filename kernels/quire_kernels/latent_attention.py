@@ -14,7 +14,6 @@ from quire_kernels._attend_latent import (
     latent_tile,
 )
 from quire_kernels._checks import check_index
-from quire_kernels.kv_quantization import MAX_CODES
 from quire_kernels.paged_attention import find_tile
 
 
@@ -176,17 +175,7 @@ def latent_attention(
         key_cache.stride(2),
         0 if key_scales is None else key_scales.stride(0),
         block_tables.stride(0),
-        NUM_HEADS=num_heads,
-        GROUP=tile.num_heads,
-        RANK=rank,
-        ROTATED=width - rank,
-        BLOCK_SIZE=key_cache.shape[2],
-        MAX_CODE=MAX_CODES.get(key_cache.dtype),
-        TILE_M=tile.rows,
-        TILE_N=tile.keys,
-        TILE_R=tile.rank,
-        TILE_P=tile.rotated,
-        **tile.options,
+        **tile.launch_options(query, key_cache, rank),
     )
     return out
 

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire_kernels._attend_latent import (
+    OTHER_SHARED_BYTES,
     LatentPages,
     LatentTile,
     attend_latents,
@@ -20,15 +21,11 @@ from quire_kernels._attend_latent import (
 )
 from quire_kernels._checks import require
 from quire_kernels._device import device_limits
-from quire_kernels.decode_plan import DecodePlan, DecodeSplits
-from quire_kernels.kv_quantization import MAX_CODES
+from quire_kernels.decode_plan import INTERPRETED_PROGRAMS, DecodePlan, DecodeSplits
 from quire_kernels.paged_decode import check_plan, merge_parts
 
-# Upper bounds of what the kernel takes on every target, which `make aot` checks: registers of a thread, and bytes of
-# shared memory besides queries and rows of the cache, with those that NVIDIA's GPUs reserve for each program.
-_REGISTERS, _OTHER_SHARED_BYTES = 255, 4096
-# The interpreter runs programs one after another: more of them would only take longer.
-_INTERPRETED_PROGRAMS = 8
+# Of a thread: an upper bound of what the kernel takes on every target, which `make aot` checks.
+_REGISTERS = 255
 
 
 @triton.jit(  # type: ignore[untyped-decorator]
@@ -186,17 +183,7 @@ def latent_decode(
         key_cache.stride(2),
         0 if key_scales is None else key_scales.stride(0),
         block_tables.stride(0),
-        NUM_HEADS=num_heads,
-        GROUP=tile.num_heads,
-        RANK=rank,
-        ROTATED=width - rank,
-        BLOCK_SIZE=key_cache.shape[2],
-        MAX_CODE=MAX_CODES.get(key_cache.dtype),
-        TILE_M=tile.rows,
-        TILE_N=tile.keys,
-        TILE_R=tile.rank,
-        TILE_P=tile.rotated,
-        **tile.options,
+        **tile.launch_options(query, key_cache, rank),
     )
     merge_parts(out, parts, logs, plan.merges)
     return out
@@ -207,7 +194,7 @@ def latent_splits(
 ) -> DecodeSplits:
     """Splits for as many programs of `latent_decode` as run on the device at the same time."""
     tile = _decode_tile(num_heads, rank, rotated, dtype, cache_dtype, device)
-    programs = _INTERPRETED_PROGRAMS
+    programs = INTERPRETED_PROGRAMS
     if device.type != "cpu":
         programs = device_limits(device).multiprocessors * _resident_programs(tile, dtype, cache_dtype, device)
     return DecodeSplits(max(1, programs // triton.cdiv(num_heads, tile.num_heads)), tile.keys)
@@ -226,7 +213,7 @@ def _resident_programs(tile: LatentTile, dtype: torch.dtype, cache_dtype: torch.
     limits, width = device_limits(device), tile.rank + tile.rotated
     num_tiles = 2 if tile.options["num_stages"] == 5 else 1
     loaded = num_tiles * tile.keys * latent_row_bytes(width, dtype, cache_dtype)
-    shared = tile.rows * (width + tile.keys) * dtype.itemsize + loaded + _OTHER_SHARED_BYTES
+    shared = tile.rows * (width + tile.keys) * dtype.itemsize + loaded + OTHER_SHARED_BYTES
     threads = tile.options["num_warps"] * limits.warp_size
     return max(1, min(limits.shared_memory // shared, limits.registers // (_REGISTERS * threads)))
 
