@@ -16,6 +16,7 @@ from gateway_svc.chats import (
     ToolChoice,
     ToolMode,
 )
+from gateway_svc.constraint_checks import check_length
 from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import Field
 from gateway_svc.message_formats.description import CUSTOM_INPUT, MessageFormat
@@ -195,6 +196,7 @@ def _input_parameters(custom: CustomInput, check: FieldChecker) -> dict[str, Any
     """The schema of a custom tool, with its grammar for the model to read."""
     described: dict[str, Any] = {"type": "string"}
     if custom.constraint is not None:
+        check_length(custom.path, len(custom.constraint.text))
         check.unicode(custom.path, custom.constraint.text)
         kind = "regular expression" if custom.constraint.field is Field.REGEX else "Lark grammar"
         described["description"] = f"Text that matches this {kind}:\n{custom.constraint.text}"

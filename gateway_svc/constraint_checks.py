@@ -3,6 +3,8 @@
 from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import Field
 from gateway_svc.unvalidated_request import EndOfText, UnvalidatedRequest
+from svc_common.errors import QuireError, Reason
+from svc_common.grammars import MAX_GRAMMAR_BYTES
 
 
 def check_constraint(unvalidated: UnvalidatedRequest, check: FieldChecker) -> None:
@@ -11,6 +13,7 @@ def check_constraint(unvalidated: UnvalidatedRequest, check: FieldChecker) -> No
     if constraint is None:
         return
     check_combination(unvalidated, constraint.field, check)
+    check_length(check.field_path(constraint.field), sum(map(len, constraint.texts)))
     for text in constraint.texts:
         check.unicode(check.field_path(constraint.field), text)
     if constraint.field is Field.CHOICE:
@@ -18,6 +21,16 @@ def check_constraint(unvalidated: UnvalidatedRequest, check: FieldChecker) -> No
             raise check.invalid(Field.CHOICE, "must hold at least one text")
         if "" in constraint.choices:
             raise check.invalid(Field.CHOICE, "must hold no empty text")
+
+
+def check_length(where: str, length: int) -> None:
+    """Rejects a constraint, which is at `where` in the request, of more characters or bytes than a grammar may have.
+
+    Its characters come first, without any work on its text: it may have megabytes. Raises QuireError.
+    """
+    if length > MAX_GRAMMAR_BYTES:
+        message = f"has more than {MAX_GRAMMAR_BYTES} bytes, which is the limit"
+        raise QuireError(Reason.GRAMMAR_TOO_COMPLEX, message, field=where)
 
 
 def check_combination(unvalidated: UnvalidatedRequest, field: Field, check: FieldChecker) -> None:

@@ -94,7 +94,8 @@ class Gateway:
         calls = GrpcCalls(self._request_manager, authenticator, self._threads, grpc_limits, slow_messages)
         admission = GrpcAdmission(calls.counted_tenant, grpc_limits, slow_messages, metrics)
         self._grpc = create_server(
-            max_message_bytes=PUBLIC_MESSAGE_BYTES,
+            max_message_bytes=settings.max_grpc_message_bytes,
+            max_answer_bytes=PUBLIC_MESSAGE_BYTES,
             interceptors=(
                 admission,
                 RequestGate(settings.grpc_read_timeout, calls.is_allowed, admission.receive),

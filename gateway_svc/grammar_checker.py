@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from gateway_svc.constraint_checks import check_length
 from gateway_svc.constraints import ConstraintProblem, UnvalidatedConstraint
 from gateway_svc.field_paths import FieldPath
 from gateway_svc.grammar_process import receive, request_of, send
@@ -20,7 +21,6 @@ from gateway_svc.request_errors import unavailable
 from gateway_svc.tenant_threads import TenantThreads
 from gateway_svc.turn_constraints import TurnConstraint
 from svc_common.errors import QuireError, Reason
-from svc_common.grammars import MAX_GRAMMAR_BYTES
 from svc_common.keys import DEFAULT_TENANT_NAME
 
 logger = logging.getLogger("quire.gateway")
@@ -87,7 +87,8 @@ class GrammarChecker:
         tenant: str = DEFAULT_TENANT_NAME,
     ) -> str:
         """The grammar of a constraint that can be applied to the model's output. Raises QuireError."""
-        self._check_size(constraint, field_path)
+        # Half a surrogate pair, which JSON can express, was refused before.
+        check_length(field_path(constraint.field), sum(len(text.encode()) for text in constraint.texts))
         request = request_of(constraint)
         digest = hashlib.sha256(json.dumps(request).encode()).digest()
         result = self._results.get(tenant, digest)
@@ -109,12 +110,6 @@ class GrammarChecker:
         self._threads.close()
         if self._process is not None:
             _end(self._process)
-
-    def _check_size(self, constraint: UnvalidatedConstraint | TurnConstraint, field_path: FieldPath) -> None:
-        # Half a surrogate pair, which JSON can express, was refused before.
-        size = sum(len(text.encode()) for text in constraint.texts)
-        if size > MAX_GRAMMAR_BYTES:
-            raise too_large(field_path(constraint.field))
 
     def _ask(self, request: dict[str, Any], vocab_size: int) -> dict[str, Any]:
         """The result of a check, from the process. Raises QuireError."""
@@ -150,7 +145,9 @@ class GrammarChecker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-            start_new_session=True,  # an interrupt from the terminal is the gateway's to handle
+            # An interrupt from the terminal is the gateway's to handle. In a session of its own Linux might give the
+            # process as much of the processors as the gateway has, despite its lower priority.
+            process_group=0,
         )
         assert process.stdout is not None
         try:
@@ -166,13 +163,6 @@ class GrammarChecker:
             raise unavailable("the gateway is shutting down")
         self._process = process
         return process
-
-
-def too_large(field: str) -> QuireError:
-    """The error about a constraint of too many bytes."""
-    return QuireError(
-        Reason.GRAMMAR_TOO_COMPLEX, f"has more than {MAX_GRAMMAR_BYTES} bytes, which is the limit", field=field
-    )
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

@@ -9,14 +9,13 @@ from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
-from google.protobuf.message import Message
 from grpc_status import rpc_status
 from opentelemetry import context as otel
 
 from gateway_svc.auth import CREDENTIAL_HEADERS, Authenticator
 from gateway_svc.call_limits import CallLimits
 from gateway_svc.field_paths import FieldPath
-from gateway_svc.grpc_admission import current_call
+from gateway_svc.grpc_admission import current_call, message_bytes
 from gateway_svc.metrics import CallOutcome
 from gateway_svc.model_catalog import CatalogModel
 from gateway_svc.refusals import refusal_of
@@ -115,13 +114,14 @@ class GrpcCalls:
         return self._slow_messages.share(call.tenant.name)
 
     @contextmanager
-    def message(self, call: Call, message: Message) -> Iterator[Call]:
-        """A call's part for one message of its stream, whose bytes count until its requests are submitted.
+    def message(self, call: Call) -> Iterator[Call]:
+        """A call's part for the message of its stream that was read last, whose bytes count until its requests are
+        submitted.
 
         Raises QuireError.
         """
         body = self._limits.body(call.tenant)
-        body.add(message.ByteSize())
+        body.add(message_bytes())
         try:
             yield replace(call, body=body)
         finally:

@@ -167,6 +167,13 @@ class GatewaySettings(InnerSettings):
         "each message of a WebSocket must arrive",
     )
     max_grpc_connections: int = Field(4096, ge=1, description="gRPC connections at most; further ones are closed")
+    max_grpc_message_bytes: int = Field(
+        4 * 2**20,
+        ge=2**16,
+        le=PUBLIC_MESSAGE_BYTES,
+        description="bytes of a gRPC message from a client at most; all streams of a gateway wait while gRPC copies "
+        "and parses a large one",
+    )
     grpc_read_timeout: float = Field(
         60.0,
         gt=0,
@@ -229,8 +236,8 @@ class GatewaySettings(InnerSettings):
         return TenantShares(int(self.body_memory * 2**30), BODY_BYTES, has_tenants=self.api_keys is not None)
 
     def slow_message_shares(self) -> TenantShares:
-        """Places for gRPC messages that arrive slowly, each of up to PUBLIC_MESSAGE_BYTES."""
-        total = int(self.body_memory * 2**30) // PUBLIC_MESSAGE_BYTES
+        """Places for gRPC messages that arrive slowly, each of up to `max_grpc_message_bytes`."""
+        total = int(self.body_memory * 2**30) // self.max_grpc_message_bytes
         return TenantShares(total, SLOW_MESSAGES, has_tenants=self.api_keys is not None)
 
     @property

@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 PUBLIC_MESSAGE_BYTES = 16 * 2**20
+"""Of a gateway's answers at most, and of what clients may be allowed to send."""
 INTERNAL_MESSAGE_BYTES = 64 * 2**20
 
 LIVENESS = "liveness"
@@ -48,19 +49,21 @@ INTERNAL_OPTIONS = (
 def create_server(
     *,
     max_message_bytes: int,
+    max_answer_bytes: int | None = None,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     options: Sequence[tuple[str, int]] = (),
 ) -> grpc.aio.Server:
     """A server, not bound yet. Its handlers may raise QuireError; no exception's text reaches a client.
 
-    A larger message than `max_message_bytes` is answered RESOURCE_EXHAUSTED. `interceptors` are within the
+    A larger message than `max_message_bytes` is answered RESOURCE_EXHAUSTED; answers have no more than that, or than
+    `max_answer_bytes`. `interceptors` are within the
     error boundary, the first one outermost; `options` are gRPC's own.
     """
     return grpc.aio.server(
         interceptors=[ErrorInterceptor(), *interceptors],
         options=[
             ("grpc.max_receive_message_length", max_message_bytes),
-            ("grpc.max_send_message_length", max_message_bytes),
+            ("grpc.max_send_message_length", max_answer_bytes or max_message_bytes),
             # Else a stale process would share the port and accept part of the connections.
             ("grpc.so_reuseport", 0),
             *_KEEPALIVE,

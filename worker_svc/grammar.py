@@ -24,7 +24,7 @@ from svc_common.grammars import (
 from worker_svc.grammar_cache import CompiledGrammar, GrammarCache
 from worker_svc.grammar_matcher import TOO_COMPLEX, GrammarMatcher
 from worker_svc.metrics import count_grammar_compiled, count_masks
-from worker_svc.slow_masks import Mask, MaskPace, MaskTimer, SlowMasks
+from worker_svc.slow_masks import Mask, MaskPace, MaskTimer, SlowMasks, takes_too_long
 from worker_svc.token_masks import TokenMasks
 
 _USUAL = "start: %json {}"
@@ -44,7 +44,7 @@ class GrammarCompiler:
         self._executor = LLExecutor(num_threads)
         self._tokenizer = self._compiling.submit(load_tokenizer, vocab_size)
         self._num_words = -(-vocab_size // 32)
-        self._mask_timer, self._slow_masks = MaskTimer(), SlowMasks(self._num_words)
+        self._mask_timer, self._slow_masks = MaskTimer(always_measures=num_threads == 1), SlowMasks(self._num_words)
         self._cache = GrammarCache()
 
     def warm_up(self) -> str | None:
@@ -72,8 +72,19 @@ class GrammarCompiler:
     def _compiled(self, grammar: str, key: bytes) -> CompiledGrammar:
         compiled = self._cache.get(key)
         if compiled is None:
-            compiled = CompiledGrammar(self._compiling.submit(self._compile, grammar), MaskPace())
+            pace = MaskPace()
+            compiled = CompiledGrammar(self._compiling.submit(self._compile_and_try, grammar, pace), pace)
             self._cache.put(key, grammar, compiled)
+        return compiled
+
+    def _compile_and_try(self, grammar: str, pace: MaskPace) -> LLMatcher:
+        """With a first mask: no step waits for it, nor for those after it where it took long."""
+        compiled = self._compile(grammar)
+        mask = np.zeros(self._num_words, np.int32)
+        started = time.thread_time()
+        compiled.deep_copy().unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if takes_too_long(time.thread_time() - started):
+            pace.note_slow()
         return compiled
 
     def _compile(self, grammar: str) -> LLMatcher:

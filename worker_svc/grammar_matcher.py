@@ -27,7 +27,7 @@ from worker_svc.token_masks import TokenMasks
 _TOKEN_LIMIT = "max_tokens"  # an attribute of rules
 
 # For which a step waits for the grammars of its new sequences; or of all, if it has no others.
-_MAX_WAIT_SECONDS = 0.02
+_MAX_WAIT_SECONDS = 0.005
 # Sequences of a grammar share llguidance's lexer. When that reaches a limit, such as that of its states, it fails for
 # all of them, and they continue with a new one: a sequence once at any token, and once more for each of as many tokens.
 _TOKENS_FOR_LEXER = 64

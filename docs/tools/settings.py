@@ -86,7 +86,7 @@ def _values(field: FieldInfo) -> str:
 
 def _number(bound: Any) -> str:
     (value,) = (getattr(bound, name) for name in ("ge", "gt", "le", "lt") if hasattr(bound, name))
-    return f"{value:g}"
+    return _default(value)
 
 
 def main() -> None:

@@ -125,7 +125,7 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
 
             async def respond(request: pb.ModelInferRequest) -> None:
                 try:
-                    with self._calls.message(call, request) as part:
+                    with self._calls.message(call) as part:
                         await self._stream(request, part, outcome, send)
                 except grpc.aio.InternalError:
                     pass  # a write after the client has left

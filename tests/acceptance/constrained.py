@@ -70,7 +70,7 @@ class Plan:
     num_requests: int
     num_at_once: int
     hostile_tokens: int = 200
-    hostile_rounds: int = 3
+    hostile_rounds: int = 8
     """With each hostile grammar, at least."""
     least_disturbed: float = 0.25
     """Share of the requests that a kill or a preemption must reach: many answers are too short for the latter."""
@@ -376,11 +376,7 @@ def main() -> None:
     outcome = asyncio.run(run_constrained(plan, resolve_model(None).path, log, lambda line: print(line, flush=True)))
     print(json.dumps(outcome.summary()))
     hostile = outcome.hostile
-    is_delayed = (
-        hostile is None
-        or hostile.delays(plan.hostile_tokens)
-        or any(hostile.longer_by_steps(kind) > 1.0 for kind in KINDS)
-    )
+    is_delayed = hostile is None or hostile.more_steps > 1 or any(hostile.longer_by_steps(kind) > 1.0 for kind in KINDS)
     sys.exit(0 if outcome.passed and not is_delayed else 1)
 
 

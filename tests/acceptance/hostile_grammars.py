@@ -1,7 +1,9 @@
-"""Plain and constrained streams beside grammars that take as much time and memory as anyone can make them take.
+"""Plain and constrained streams beside grammars that take as much time and memory as anyone can make them take, and
+beside usual ones for comparison.
 
-`python -m tests.acceptance.hostile_grammars ADDRESS` sends them until it is terminated: a process of its own, so that
-it does not delay those who read the streams.
+`python -m tests.acceptance.hostile_grammars ADDRESS hostile` sends them until it is terminated, and `usual` the others:
+a process of its own, so that it does not delay those who read the streams. No grammar is sent twice, and as many are
+sent in a second, so that the time of usual work does not count.
 """
 
 import asyncio
@@ -15,6 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import cycle
+from statistics import median
 from time import monotonic
 from typing import Any
 
@@ -26,7 +29,9 @@ NUM_HOSTILE = 4
 KINDS = ("plain", "constrained")
 """Of streams; there are as many of each."""
 
-_REFUSALS = ("GRAMMAR_INVALID", "GRAMMAR_TOO_COMPLEX", "REQUEST_TOO_LARGE")
+_SECONDS_BETWEEN = 1.0  # two requests of one sender
+# The last one is gRPC's own, of a message that is too large.
+_REFUSALS = ("GRAMMAR_INVALID", "GRAMMAR_TOO_COMPLEX", "RESOURCE_EXHAUSTED")
 _BEGINS = "begins"
 _TREE = {"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#/$defs/t"}}]}
 
@@ -68,6 +73,12 @@ HOSTILE: dict[str, dict[str, Any]] = {
 }
 """Options of a request by name. Some are refused, the others are generated."""
 
+USUAL: dict[str, dict[str, Any]] = {
+    "schema": {"json_schema": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}},
+    "regular expression": {"regex": "[a-z]{1,10}"},
+}
+"""The same of requests that delay others as any do."""
+
 Times = Callable[[], Awaitable[tuple[float, float]]]
 """Returns the worker's steps, and the seconds that they took."""
 
@@ -84,6 +95,20 @@ def _options(number: int, num_tokens: int) -> dict[str, Any]:
     }
     item = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
     return {**sampling, "json_schema": {"type": "array", "minItems": 5_000, "items": item}}
+
+
+def variant(options: dict[str, Any], number: int) -> dict[str, Any]:
+    """Options with another grammar of the same kind: what was found out about one is kept."""
+    match options:
+        case {"regex": regex}:
+            return {**options, "regex": f"{regex}|x{number}"}
+        case {"grammar": grammar}:
+            return {**options, "grammar": f"{grammar}\n// {number}"}
+        case {"json_schema": str(schema)}:
+            return {**options, "json_schema": schema.replace("{", f'{{"title": "{number}", ', 1)}
+        case {"json_schema": schema}:
+            return {**options, "json_schema": {"title": str(number), **schema}}
+    raise ValueError(options)
 
 
 def _kind(number: int) -> str:
@@ -104,7 +129,7 @@ class Gaps:
 
 @dataclass
 class HostileOutcome:
-    """The rounds with and without hostile grammars, and what was wrong."""
+    """The rounds with and without hostile grammars, and what was wrong. `alone` is beside usual ones."""
 
     alone: list[Gaps] = field(default_factory=list)
     beside: list[Gaps] = field(default_factory=list)
@@ -140,43 +165,41 @@ class HostileOutcome:
         counts = Counter(name for gaps in self.beside for name in gaps.hostile)
         return bool(self.errors) or all(counts[name] >= num_rounds for name in HOSTILE)
 
-    def delays(self, num_tokens: int) -> bool:
-        """Whether streams of so many tokens took more than one step longer than they must.
-
-        A stream has a token in each step after its first one. Two more steps may pass while the steps are read.
-        """
-        return max(gaps.num_steps for gaps in self.beside) > num_tokens - 1 + 1 + 2
+    @property
+    def more_steps(self) -> float:
+        """How many steps more the streams took than alone. A stream that is in every step takes none."""
+        alone, beside = (median(gaps.num_steps for gaps in rounds) for rounds in (self.alone, self.beside))
+        return beside - alone
 
     def longest(self, kind: str) -> tuple[float, float]:
-        """The longest time between two tokens of such a stream, alone and beside: of the best round of each hostile
-        grammar, since other processes add to it, and of the grammar that delays most.
+        """The longest time between two tokens of such a stream, alone and beside: medians of rounds, since other
+        processes add to it. Beside: of the rounds with the grammar that delays most.
         """
-        alone = min(gaps.longest[kind] for gaps in self.alone)
-        best: dict[str, float] = {}
+        beside: dict[str, list[float]] = {}
         for gaps in self.beside:
             for name in gaps.hostile:
-                best[name] = min(best.get(name, math.inf), gaps.longest[kind])
-        return alone, max(best.values(), default=math.inf)
+                beside.setdefault(name, []).append(gaps.longest[kind])
+        return median(gaps.longest[kind] for gaps in self.alone), max(map(median, beside.values()), default=math.inf)
 
     def longer_by_steps(self, kind: str) -> float:
         """By how many steps the longest time between two tokens of such a stream grew."""
         alone, beside = self.longest(kind)
-        return (beside - alone) / min(gaps.mean_step for gaps in self.alone)
+        return (beside - alone) / median(gaps.mean_step for gaps in self.alone)
 
     def summary(self) -> dict[str, float]:
-        """For the last line of the output. Mean times of steps are of the best rounds."""
-        step, step_beside = (min(gaps.mean_step for gaps in rounds) for rounds in (self.alone, self.beside))
+        """For the last line of the output. Times of steps are medians of rounds."""
+        step, step_beside = (median(gaps.mean_step for gaps in rounds) for rounds in (self.alone, self.beside))
         return {
             "refused": len(self.refused),
             "accepted": len(self.accepted),
-            "steps_alone": max(gaps.num_steps for gaps in self.alone),
-            "steps_beside": max(gaps.num_steps for gaps in self.beside),
+            "more_steps": self.more_steps,
             "step": round(step, 4),
             "step_beside": round(step_beside, 4),
             **{f"longest_gap_alone_{kind}": round(self.longest(kind)[0], 4) for kind in KINDS},
             **{f"longest_gap_beside_{kind}": round(self.longest(kind)[1], 4) for kind in KINDS},
             **{
-                f"longest_gap_of_all_rounds_{kind}": round(max(gaps.longest[kind] for gaps in self.beside), 4)
+                f"longest_gap_of_all_rounds_{which}_{kind}": round(max(gaps.longest[kind] for gaps in rounds), 4)
+                for which, rounds in (("alone", self.alone), ("beside", self.beside))
                 for kind in KINDS
             },
             **{f"longer_by_steps_{kind}": round(self.longer_by_steps(kind), 2) for kind in KINDS},
@@ -186,7 +209,7 @@ class HostileOutcome:
 async def run_hostile(
     client: AsyncClient, address: str, times: Times, num_tokens: int, num_rounds: int
 ) -> HostileOutcome:
-    """Runs streams of so many tokens alone, and then beside hostile grammars until each was sent."""
+    """Runs streams of so many tokens beside usual grammars, and then beside hostile ones until each was sent."""
     outcome = HostileOutcome()
     expected = await _round(client, times, num_tokens, [])  # warms up
 
@@ -194,9 +217,10 @@ async def run_hostile(
         if await _round(client, times, num_tokens, gaps) != expected:
             outcome.errors.append("hostile: tokens of streams are others than alone")
 
-    for _ in range(num_rounds):
-        await run(outcome.alone)
-    async with _attack(address, outcome):
+    async with _sending("usual", address, HostileOutcome()):
+        for _ in range(num_rounds):
+            await run(outcome.alone)
+    async with _sending("hostile", address, outcome):
         while not outcome.has_rounds(num_rounds):
             await run(outcome.beside)
             outcome.end_round()
@@ -204,11 +228,11 @@ async def run_hostile(
 
 
 @asynccontextmanager
-async def _attack(address: str, outcome: HostileOutcome) -> AsyncIterator[None]:
-    """Another process sends hostile grammars until the end of `async with`."""
+async def _sending(which: str, address: str, outcome: HostileOutcome) -> AsyncIterator[None]:
+    """Another process sends hostile or usual grammars until the end of `async with`."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.acceptance.hostile_grammars", address, stdout=PIPE, env=environment
+        sys.executable, "-m", "tests.acceptance.hostile_grammars", address, which, stdout=PIPE, env=environment
     )
 
     async def read() -> None:
@@ -223,7 +247,7 @@ async def _attack(address: str, outcome: HostileOutcome) -> AsyncIterator[None]:
     reading = asyncio.create_task(read())
     try:
         yield
-        assert process.returncode is None, "the process that sends hostile grammars ended"
+        assert process.returncode is None, "the process that sends grammars ended"
     finally:
         if process.returncode is None:
             process.terminate()
@@ -231,20 +255,22 @@ async def _attack(address: str, outcome: HostileOutcome) -> AsyncIterator[None]:
         await reading
 
 
-async def attack(address: str) -> None:
-    """Sends each hostile grammar, several at once, again and again. Prints when each begins and why it ends."""
-    left = cycle(HOSTILE.items())
+async def send_grammars(address: str, grammars: dict[str, dict[str, Any]]) -> None:
+    """Sends a variant of each, several at once, again and again. Prints when each begins and why it ends."""
+    left = enumerate(cycle(grammars.items()))
     async with AsyncClient(address) as client:
 
         async def send_some() -> None:
-            for name, options in left:
+            for number, (name, options) in left:
+                next_one = asyncio.create_task(asyncio.sleep(_SECONDS_BETWEEN))
                 print(json.dumps([name, _BEGINS]), flush=True)
                 reason = None
                 try:
-                    await client.generate("a", temperature=1, seed=1, **{"max_tokens": 4} | options)
+                    await client.generate("a", temperature=1, seed=1, **{"max_tokens": 4} | variant(options, number))
                 except QuireError as error:
                     reason = error.reason
                 print(json.dumps([name, reason]), flush=True)
+                await next_one
 
         await asyncio.gather(*(send_some() for _ in range(NUM_HOSTILE)))
 
@@ -280,4 +306,4 @@ async def _round(client: AsyncClient, times: Times, num_tokens: int, gaps: list[
 
 
 if __name__ == "__main__":
-    asyncio.run(attack(sys.argv[1]))
+    asyncio.run(send_grammars(sys.argv[1], {"hostile": HOSTILE, "usual": USUAL}[sys.argv[2]]))

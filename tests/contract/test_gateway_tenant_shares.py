@@ -21,10 +21,12 @@ from quire.inference.v1.inference_pb2_grpc import InferenceServiceStub
 from quire.open_inference.v2 import open_inference_pb2 as pb
 from quire.open_inference.v2.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from scripted_scheduler import answer_with
+from svc_common.server import PUBLIC_MESSAGE_BYTES
 from tiny_model import EOS
 
 MIB = 2**20
 LEAST_MEMORY = 1 / 32  # GiB of bodies: two of the largest ones
+LARGE_MESSAGES = {"max_grpc_message_bytes": PUBLIC_MESSAGE_BYTES}
 BODY = {"prompt": "hello", "max_tokens": 5}
 GENERATE = "/quire.inference.v1.InferenceService/Generate"
 
@@ -159,7 +161,7 @@ async def never() -> AsyncIterator[bytes]:
 
 
 async def test_grpc_messages_that_do_not_come_have_a_bound(model_directory: Path, keys: Path) -> None:
-    async with running_gateway(model_directory, api_keys=keys, body_memory=LEAST_MEMORY) as quire:
+    async with running_gateway(model_directory, api_keys=keys, body_memory=LEAST_MEMORY, **LARGE_MESSAGES) as quire:
         channel: Any = quire.channel
         calls = [channel.stream_unary(GENERATE)(never(), metadata=metadata("alice")) for _ in range(3)]
         done, _ = await asyncio.wait([asyncio.create_task(call.code()) for call in calls[1:]], timeout=60)
@@ -194,7 +196,7 @@ async def test_texts_over_grpc_that_wait_have_a_bound(
     model_directory: Path, keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = api.TokenizeRequest(text="a" * (6 * MIB))
-    async with running_gateway(model_directory, api_keys=keys, body_memory=LEAST_MEMORY) as quire:
+    async with running_gateway(model_directory, api_keys=keys, body_memory=LEAST_MEMORY, **LARGE_MESSAGES) as quire:
         with slow_texts(monkeypatch):
             calls = [quire.stub.Tokenize(request, metadata=metadata("alice")) for _ in range(3)]
             done, waiting = await asyncio.wait(
@@ -354,7 +356,7 @@ async def test_messages_of_a_grpc_stream_that_wait_have_a_bound(
     request = pb.ModelInferRequest(model_name=MODEL)
     tensor = request.inputs.add(name="text_input", datatype="BYTES", shape=[1])
     tensor.contents.bytes_contents.append(text.encode())
-    async with running_gateway(model_directory, api_keys=keys, body_memory=LEAST_MEMORY) as quire:
+    async with running_gateway(model_directory, api_keys=keys, body_memory=LEAST_MEMORY, **LARGE_MESSAGES) as quire:
         stub: Any = GRPCInferenceServiceStub(quire.channel)
         call = stub.ModelStreamInfer(metadata=metadata("alice"))
         with slow_texts(monkeypatch):
@@ -377,7 +379,7 @@ def infer(text: str) -> pb.ModelInferRequest:
 
 async def test_grpc_streams_whose_next_message_does_not_come_have_a_bound(model_directory: Path, keys: Path) -> None:
     """Each may hold a part of a message. One that has a request in progress is not ended: it does not read."""
-    async with running_gateway(model_directory, api_keys=keys, body_memory=LEAST_MEMORY) as quire:
+    async with running_gateway(model_directory, api_keys=keys, body_memory=LEAST_MEMORY, **LARGE_MESSAGES) as quire:
         stub: Any = GRPCInferenceServiceStub(quire.channel)
         working = stub.ModelStreamInfer(metadata=metadata("alice"))
         await working.write(infer("hello"))

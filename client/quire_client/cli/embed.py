@@ -17,7 +17,7 @@ from quire_client.results import Embeddings, Usage
 from quire_client.sync import Client
 
 _INPUTS_PER_CALL = 256
-_CHARACTERS_PER_CALL = 2**20  # a message has at most 16 MiB
+_CHARACTERS_PER_CALL = 2**19  # a message has at most 4 MiB, where a gateway allows no more
 _INPUT = re.compile(r"inputs\[(\d+)\].*")
 
 

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gateway_svc.constraint_checks import check_length
 from gateway_svc.constraints import UnvalidatedConstraint
 from gateway_svc.field_paths import Field
-from gateway_svc.grammar_checker import too_large
 from gateway_svc.http_api.json_body import invalid
 from gateway_svc.http_api.openai.constraint_models import ConstraintBody
 from svc_common.errors import QuireError, Reason
-from svc_common.grammars import MAX_GRAMMAR_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +186,7 @@ def _text(where: str, schema: Any) -> str:
         for piece in json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).iterencode(schema):
             pieces.append(piece)
             size += len(piece)
-            if size > MAX_GRAMMAR_BYTES:
-                raise too_large(where)
+            check_length(where, size)
     except RecursionError:
         raise QuireError(Reason.GRAMMAR_TOO_COMPLEX, "is nested too deeply", field=where) from None
     return "".join(pieces)

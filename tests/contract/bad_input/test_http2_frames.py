@@ -227,7 +227,7 @@ CASES: dict[str, tuple[Callable[[], bytes], Outcome]] = {
     "half a head of a message": (lambda: GOOD + call(b"\0\0"), MALFORMED),
     "half a message": (lambda: GOOD + call(message(b"abc", length=10)), MALFORMED),
     "a message that is too large": (lambda: GOOD + call(message(b"abc", length=2**32 - 1)), TOO_LARGE),
-    "a message that is larger than 16 MiB": (lambda: GOOD + call(message(b"abc", length=2**24 + 1)), TOO_LARGE),
+    "a message that is larger than 4 MiB": (lambda: GOOD + call(message(b"abc", length=2**22 + 1)), TOO_LARGE),
     "two messages": (lambda: GOOD + call(message(MESSAGE) * 2), PROMPTLESS),
     "a bad flag": (lambda: GOOD + call(message(MESSAGE, 2)), PROMPTLESS),
     "compressed without an encoding": (lambda: GOOD + call(message(MESSAGE, 1)), INTERNAL),

@@ -24,7 +24,7 @@ from tiny_model import EOS
 from worker_svc import slow_masks
 from worker_svc.grammar import GrammarCompiler
 from worker_svc.grammar_matcher import GrammarMatcher
-from worker_svc.slow_masks import Mask, MaskPace, MaskTimer
+from worker_svc.slow_masks import Mask, MaskPace, MaskTimer, SlowMasks
 from worker_svc.step import NewSequence, SamplingParams, ScheduledSequence
 from worker_svc.token_masks import TokenMasks
 
@@ -171,21 +171,27 @@ def test_no_step_makes_the_first_masks_of_sequences_that_continue_here(
 
 
 class _Paced:
-    """A matcher whose masks take long, or not, by turns."""
+    """A matcher whose masks take so many seconds each. Its name is noted with each one."""
 
-    def __init__(self, pace: MaskPace, takes_long: Iterable[bool]) -> None:
-        self.pace, self._takes_long = pace, iter(takes_long)
+    def __init__(self, pace: MaskPace, seconds: Iterable[float], name: str = "", made: list[str] | None = None) -> None:
+        self.pace, self._seconds, self._name = pace, iter(seconds), name
+        self._made = [] if made is None else made
 
     def fill(self, mask: Mask) -> bool:
-        end = time.thread_time() + (0.003 if next(self._takes_long) else 0.0)
+        end = time.thread_time() + next(self._seconds)
         while time.thread_time() < end:
             pass
+        self._made.append(self._name)
         return True
 
 
+def _not_called() -> None:
+    raise AssertionError
+
+
 def test_masks_that_take_long_only_at_times_make_a_grammar_slow() -> None:
-    timer, pace, mask = MaskTimer(), MaskPace(), np.zeros(1, np.int32)
-    rows = [(_Paced(pace, cycle([True, False])), mask) for _ in range(16)]
+    timer, pace, mask = MaskTimer(always_measures=False), MaskPace(), np.zeros(1, np.int32)
+    rows = [(_Paced(pace, cycle([0.003, 0.0])), mask) for _ in range(16)]
 
     def fill_all() -> None:
         for matcher, _ in rows:
@@ -197,6 +203,49 @@ def test_masks_that_take_long_only_at_times_make_a_grammar_slow() -> None:
         if step == 3:  # the first one that is measured, of those that take long
             break
     assert pace.is_slow
+
+
+def test_only_the_grammars_that_a_step_waited_for_are_slow() -> None:
+    timer, mask = MaskTimer(always_measures=True), np.zeros(1, np.int32)
+    paces = [MaskPace() for _ in range(4)]
+    seconds = [(0.0, 0.002, 0.02, 0.0), (0.03, 0.001, 0.03, 0.0)]
+    rows = [(_Paced(pace, one), mask) for pace, one in zip(paces, zip(*seconds, strict=True), strict=True)]
+    timer.run(rows, _not_called)
+    assert [pace.is_slow for pace in paces] == [False, False, True, False]
+    timer.run(rows, _not_called)
+    assert [pace.is_slow for pace in paces] == [True, False, True, False]
+
+
+def test_a_grammar_whose_first_mask_takes_too_long_is_slow_before_any_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars = tiny_grammars()
+    quick = grammars.matcher('start: "b"')
+    assert quick.advance() is not None  # it is compiled
+    monkeypatch.setattr(slow_masks, "_STEP_SECONDS", 0.0)
+    slow = grammars.matcher('start: "a"')
+    assert slow.advance() is not None
+    assert (quick.is_slow, slow.is_slow) == (False, True)
+
+
+def test_slow_grammars_have_equal_shares_of_the_thread() -> None:
+    masks, made = SlowMasks(1), list[str]()
+    held = threading.Event()
+    masks._thread.submit(held.wait, 60)
+    hostile, other, last = MaskPace(), MaskPace(), MaskPace()
+    waiting = [masks.start(_Paced(hostile, [0.01], "hostile", made)) for _ in range(6)]
+    waiting += [masks.start(_Paced(other, [0.025], "other", made)) for _ in range(2)]
+    held.set()
+    for one in waiting:
+        one.result(60)
+    assert made == ["hostile", "other", "hostile", "hostile", "other", *["hostile"] * 3]
+    held.clear()
+    masks._thread.submit(held.wait, 60)
+    # It had nothing until now, and has no more than the others for that.
+    waiting = [masks.start(_Paced(last, [0.05], "last", made)) for _ in range(3)]
+    waiting += [masks.start(_Paced(hostile, [0.01], "hostile", made)) for _ in range(3)]
+    held.set()
+    for one in waiting:
+        one.result(60)
+    assert made[8:] == ["last", "hostile", "hostile", "hostile", "last", "last"]
 
 
 def test_a_grammar_is_slow_until_many_of_its_masks_were_quick() -> None:
@@ -228,12 +277,7 @@ def test_a_mask_that_is_made_ahead_is_the_same(monkeypatch: pytest.MonkeyPatch) 
     grammars = tiny_grammars()
     (letter,) = TOKENIZER.encode("a").ids
     slow = grammars.matcher(AMBIGUOUS)
-    for _ in range(2):
-        assert not slow.is_slow
-        grammars.start_masks([(0, slow)]).result()
-        slow.add(letter)
-    assert slow.is_slow
-    for _ in range(125):
+    for _ in range(127):
         slow.add(letter)
     while not slow.prepare():
         time.sleep(0.001)
