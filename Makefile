@@ -32,7 +32,7 @@ run: $(STAMP)  ## Start everything on this machine; Ctrl-C ends it
 
 # A file's tests share fixtures that take long to make, so they stay in one process.
 TEST_PROCESSES ?= auto
-test: $(STAMP)  ## Run all tests that need no GPU, in up to 4 processes; TEST_PROCESSES=1
+test: $(STAMP) $(if $(filter true,$(CI)),build/tools/.installed)  ## Run all tests that need no GPU, in up to 4 processes; TEST_PROCESSES=1
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
 
 FAULTS ?= 200

@@ -25,19 +25,36 @@ class Sense(Enum):
         return value <= bound if self is Sense.AT_MOST else value < bound
 
 
-def target(what: str, value: float, sense: Sense, bound: float) -> dict[str, Any]:
-    """A figure and its bound, as a result holds them."""
-    return {"what": what, "value": value, "sense": sense.value, "bound": bound, "holds": sense.holds(value, bound)}
+def target(
+    what: str, value: float, sense: Sense, bound: float, interval: tuple[float, float] | None = None
+) -> dict[str, Any]:
+    """A figure and its bound, as a result holds them.
+
+    With the `interval` that the figure is in with 95 % confidence, the bound holds if it holds for all of that.
+    """
+    found = {"what": what, "value": value, "sense": sense.value, "bound": bound}
+    if interval is None:
+        return {**found, "holds": sense.holds(value, bound)}
+    ends = [sense.holds(end, bound) for end in interval]
+    return {**found, "interval": list(interval), "holds": all(ends), "inconclusive": any(ends) and not all(ends)}
 
 
 def target_lines(result: dict[str, Any]) -> list[str]:
     """A line of Markdown for each target of a result."""
-    return [mark_missed(one.get("text") or _target_text(one), holds=one["holds"]) for one in result.get("targets", ())]
+    return [_target_line(one) for one in result.get("targets", ())]
 
 
 def target_list(result: dict[str, Any]) -> str:
     """The targets of a result as a list in Markdown."""
     return "\n".join(f"- {line}" for line in target_lines(result))
+
+
+def _target_line(one: dict[str, Any]) -> str:
+    text = one.get("text") or _target_text(one)
+    if one.get("inconclusive"):
+        low, high = one["interval"]
+        return f"**{text}: inconclusive, the 95 % interval is {low:.3g} to {high:.3g}**"
+    return mark_missed(text, holds=one["holds"])
 
 
 def mark_missed(text: str, *, holds: bool) -> str:

@@ -56,15 +56,12 @@ def summarize(pairs: Mapping[str, Sequence[FigurePair]]) -> dict[str, Any]:
 
 def judge(protocols: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The target of each protocol."""
-    return [
-        target(
-            f"{protocol}: inter-token p99, ratio",
-            found["ratios"]["inter_token_p99"]["median"],
-            Sense.AT_MOST,
-            MAX_RATIO,
-        )
-        for protocol, found in protocols.items()
-    ]
+    targets = []
+    for protocol, found in protocols.items():
+        ratio = found["ratios"]["inter_token_p99"]
+        what, interval = f"{protocol}: inter-token p99, ratio", (ratio["low"], ratio["high"])
+        targets.append(target(what, ratio["median"], Sense.AT_MOST, MAX_RATIO, interval))
+    return targets
 
 
 _COLUMNS = {

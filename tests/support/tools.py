@@ -3,6 +3,7 @@
 import os
 import shutil
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -12,12 +13,16 @@ _PACKAGES = Path(__file__).parents[2] / ".ci" / "apt.txt"
 def tool(name: str) -> str:
     """The path of a program. If it is not installed, the test is skipped; in CI, which installs it, the test fails."""
     path = shutil.which(name)
-    if path is not None:
-        return path
-    message = f"there is no {name} on the PATH"
+    if path is None:
+        missing(f"there is no {name} on the PATH (CI: it belongs in .ci/apt.txt)")
+    return path
+
+
+def missing(what: str) -> NoReturn:
+    """Skips the test; in CI, where nothing may be missing, it fails."""
     if os.environ.get("CI") == "true":
-        pytest.fail(f"{message}: it belongs in .ci/apt.txt")
-    pytest.skip(message)
+        pytest.fail(what)
+    pytest.skip(what)
 
 
 def optional_tool(name: str, package: str) -> str:

@@ -42,6 +42,21 @@ def test_a_missed_target_is_marked() -> None:
 
 
 @pytest.mark.parametrize(
+    ("interval", "holds", "line"),
+    [
+        ((0.9, 1.04), True, "ratio: 1.02, target ≤ 1.05"),
+        ((0.9, 1.06), False, "**ratio: 1.02, target ≤ 1.05: inconclusive, the 95 % interval is 0.9 to 1.06**"),
+    ],
+)
+def test_a_bound_within_the_interval_of_a_figure_is_inconclusive(
+    interval: tuple[float, float], holds: bool, line: str
+) -> None:
+    found = target("ratio", 1.02, Sense.AT_MOST, 1.05, interval)
+    assert found["holds"] is holds
+    assert target_lines({"targets": [found]}) == [line]
+
+
+@pytest.mark.parametrize(
     ("commit", "text"),
     [
         ("0123456789abcdef", "`0123456789ab`"),
