@@ -16,7 +16,7 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request. `at` is in seconds; `deadline` in seconds after it.
+    """A request of `n` sequences. `at` is in seconds; `deadline` in seconds after it.
 
     The prompt is `prompt`, or else `prompt_tokens` tokens, of which the first are the prefix's and the others unique.
     It ends after `output_tokens`, by a stop token where `max_tokens` is larger.
@@ -32,6 +32,7 @@ class Arrival:
     prefix: Prefix | None = None
     prompt: tuple[int, ...] | None = None
     deadline: float | None = None
+    n: int = 1
 
 
 class Traffic(Protocol):

@@ -126,7 +126,7 @@ class CoreDriver:
         request = Request(
             key=str(record.number),
             prompt=prompt,
-            n=1,
+            n=arrival.n,
             max_tokens=arrival.max_tokens,
             stop_token_ids=_STOP,
             sampling=record,

@@ -4,7 +4,7 @@
     {"at": 0.31, "output_tokens": 12, "prompt": [5, 17, 9], "tenant": "a", "weight": 2, "priority": 1, "deadline": 10}
 
 `at` is in seconds from the start and does not fall; `deadline` is in seconds after it. A prompt is
-given by its tokens, or by their number and a prefix. `max_tokens` is `output_tokens` unless given.
+given by its tokens, or by their number and a prefix. `max_tokens` is `output_tokens` unless given, and `n` is 1.
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.simulator.arrivals import Arrival, Prefix
 
 _NUMBERS = {"at": float, "weight": float, "deadline": float}
-_WHOLE = ("prompt_tokens", "output_tokens", "max_tokens", "priority")
+_WHOLE = ("prompt_tokens", "output_tokens", "max_tokens", "priority", "n")
 _FIELDS = {*_NUMBERS, *_WHOLE, "tenant", "prefix", "prompt"}
 
 
@@ -67,8 +67,9 @@ def _read(line: dict[str, Any]) -> Arrival:
         prompt=prompt,
         prefix=prefix,
     )
-    if arrival.prompt_tokens < 1 or not 1 <= arrival.output_tokens <= arrival.max_tokens or arrival.weight <= 0:
-        raise ValueError("a prompt, output_tokens and a weight above 0, and max_tokens not below output_tokens")
+    least = min(arrival.prompt_tokens, arrival.output_tokens, arrival.n)
+    if least < 1 or arrival.max_tokens < arrival.output_tokens or arrival.weight <= 0:
+        raise ValueError("a prompt, output_tokens, n and a weight above 0, and max_tokens not below output_tokens")
     if prefix is not None and prefix.num_tokens > arrival.prompt_tokens:
         raise ValueError("a prefix longer than its prompt")
     return arrival

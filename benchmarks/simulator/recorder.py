@@ -77,6 +77,9 @@ class RunRecorder:
                 self.num_generated += num_tokens
                 if event.end is None:
                     continue
+                record.num_ended += 1
+                if record.num_ended < record.arrival.n:
+                    continue
             elif isinstance(event, FailedEvent):
                 record = record_of(event.request)
                 record.failure = event.reason.name

@@ -28,6 +28,7 @@ class RequestRecord:
     num_prompt: int
     tenant_usage: TenantUsage
     num_generated: int = 0
+    num_ended: int = 0  # sequences
     admitted_at: float | None = None
     admission: int | None = None  # number of requests admitted before it
     first_token_at: float | None = None

@@ -2,7 +2,8 @@
 
 [{"tenant": "a", "rate": 20, "prompt": [16, 512], "output": [16, 256]},
  {"tenant": "b", "rate": 5, "prompt": [16, 64], "output": [64, 64], "process": "bursts", "burst": 8, "weight": 2,
-  "priorities": {"0": 0.9, "2": 0.1}, "deadline": 30, "prefixes": {"count": 4, "num_tokens": 512, "share": 0.5}}]
+  "priorities": {"0": 0.9, "2": 0.1}, "sequences": {"1": 0.8, "4": 0.2}, "deadline": 30,
+  "prefixes": {"count": 4, "num_tokens": 512, "share": 0.5}}]
 """
 
 import json
@@ -12,6 +13,11 @@ from typing import Any
 
 from benchmarks.simulator.synthetic import ArrivalProcess, ArrivalStream, Lengths, Prefixes
 
+
+def _shares(value: dict[str, Any]) -> tuple[tuple[int, float], ...]:
+    return tuple((int(number), float(share)) for number, share in value.items())
+
+
 _READ: dict[str, Callable[[Any], Any]] = {
     "rate": float,
     "prompt": lambda value: Lengths(*value),
@@ -20,7 +26,8 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "weight": float,
     "process": ArrivalProcess,
     "burst": int,
-    "priorities": lambda value: tuple((int(priority), float(weight)) for priority, weight in value.items()),
+    "priorities": _shares,
+    "sequences": _shares,
     "prefixes": lambda value: Prefixes(**value),
     "deadline": float,
     "max_tokens": int,

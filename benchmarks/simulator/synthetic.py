@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import count
@@ -47,7 +47,9 @@ class Prefixes:
 
 @dataclass(frozen=True, slots=True)
 class ArrivalStream:
-    """Requests of one tenant: `rate` of them a second. `priorities` are classes and their shares."""
+    """Requests of one tenant: `rate` of them a second. `priorities` and `sequences`, numbers of them, are
+    each with their shares.
+    """
 
     rate: float
     prompt: Lengths
@@ -59,13 +61,13 @@ class ArrivalStream:
     priorities: tuple[tuple[int, float], ...] = ((0, 1.0),)
     prefixes: Prefixes | None = None
     deadline: float | None = None
+    sequences: tuple[tuple[int, float], ...] = ((1, 1.0),)
     max_tokens: int | None = None  # `max_tokens` of every request; by default its output's length
 
     def arrivals(self, seed: int, num_requests: int | None = None) -> Iterator[Arrival]:
         """The first `num_requests`, or an endless stream."""
         rng = random.Random(f"{seed} {self.tenant}")
         times = _TIMES[self.process](self, random.Random(f"{seed} {self.tenant} times"))
-        classes, weights = zip(*self.priorities, strict=True)
         for _ in count() if num_requests is None else range(num_requests):
             prefix = self._prefix(rng)
             output_tokens = self.output.draw(rng)
@@ -76,15 +78,23 @@ class ArrivalStream:
                 max_tokens=max(output_tokens, self.max_tokens or 0),
                 tenant=self.tenant,
                 weight=self.weight,
-                priority=classes[0] if len(classes) == 1 else rng.choices(classes, weights)[0],
+                priority=_choose(self.priorities, rng),
                 prefix=prefix,
                 deadline=self.deadline,
+                n=_choose(self.sequences, rng),
             )
 
     def _prefix(self, rng: random.Random) -> Prefix | None:
         if self.prefixes is None or rng.random() >= self.prefixes.share:
             return None
         return Prefix(f"{self.tenant} {rng.randrange(self.prefixes.count)}", self.prefixes.num_tokens)
+
+
+def _choose(shares: Sequence[tuple[int, float]], rng: random.Random) -> int:
+    if len(shares) == 1:
+        return shares[0][0]
+    values, weights = zip(*shares, strict=True)
+    return int(rng.choices(values, weights)[0])
 
 
 def _poisson(stream: ArrivalStream, rng: random.Random) -> Iterator[float]:

@@ -9,7 +9,7 @@ from benchmarks.simulator.recorded import RecordingError, read_recording, write_
 
 ARRIVALS = [
     Arrival(0.0, 3, 4, 4),
-    Arrival(0.5, 200, 6, 9, "b", 2.0, 1, Prefix("system", 100), None, 30.0),
+    Arrival(0.5, 200, 6, 9, "b", 2.0, 1, Prefix("system", 100), None, 30.0, 4),
     Arrival(0.5, 2, 1, 1, prompt=(7, 8)),
 ]
 
@@ -42,6 +42,7 @@ def test_most_of_a_line_may_be_left_out(tmp_path: Path) -> None:
         ('{"at": 3, "output_tokens": 9, "prompt_tokens": 1, "max_tokens": 8}', "max_tokens"),
         ('{"at": 3, "output_tokens": 1, "prompt": []}', "a prompt"),
         ('{"at": 3, "output_tokens": 1, "prompt_tokens": 1, "weight": 0}', "a weight"),
+        ('{"at": 3, "output_tokens": 1, "prompt_tokens": 1, "n": 0}', "n and a weight above 0"),
         ('{"at": 3, "output_tokens": 1, "prompt_tokens": 1, "owner": "me"}', "does not know owner"),
         (
             '{"at": 3, "output_tokens": 1, "prompt_tokens": 1, "prefix": {"name": "a", "num_tokens": 2}}',

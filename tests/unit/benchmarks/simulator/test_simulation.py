@@ -43,6 +43,15 @@ def test_one_request_takes_its_prompt_and_a_step_for_each_further_token() -> Non
     assert record.failure is None
 
 
+def test_a_request_of_several_sequences_ends_with_the_last_of_them() -> None:
+    (record,) = simulated([Arrival(0.0, 10, 5, 5, n=3)]).recorder.records
+    assert (record.num_generated, record.num_ended) == (15, 3)
+    assert record.first_token_at is not None
+    # Three tokens in each step after the first tokens.
+    assert record.ended_at == pytest.approx(record.first_token_at + 4 * 3, abs=3)
+    assert record.tenant_usage.num_prompt == 10
+
+
 def test_messages_take_their_time_but_the_next_step_is_there_before_it_is_needed() -> None:
     simulation = simulated([Arrival(0.0, 10, 5, 5)], replace(MACHINE, dispatch_seconds=0.25))
     (record,) = simulation.recorder.records
