@@ -91,8 +91,8 @@ class SchedulerSettings(InnerSettings):
         "auto", description="how preempted sequences come back; auto: by whichever is estimated to cost less"
     )
     max_queued_requests: int = Field(16384, ge=1, description="requests that may wait for one model")
-    max_queued_tokens: int | None = Field(
-        None, ge=1, description="tokens, of prompts and max_tokens, that may wait for one model; unset: no limit"
+    max_queued_tokens: int = Field(
+        50_000_000, ge=1, description="tokens, of prompts and max_tokens, that may wait for one model"
     )
     max_tenant_queued_requests: int | None = Field(
         None, ge=1, description="requests of one tenant that may wait for one model; unset: no limit"
@@ -153,7 +153,7 @@ class SchedulerSettings(InnerSettings):
             max_sequences=self.max_sequences or unbounded.max_sequences,
             queue=AdmissionLimits(
                 self.max_queued_requests,
-                self.max_queued_tokens or unbounded.queue.max_tokens,
+                self.max_queued_tokens,
                 self.max_tenant_queued_requests or unbounded.queue.max_tenant_requests,
                 self.max_tenant_queued_tokens or unbounded.queue.max_tenant_tokens,
             ),
