@@ -16,6 +16,7 @@ from quire_kernels.cpu.thread_pool import ThreadPool
 from quire_kernels.cpu_attention import CpuAttentionPlan, cpu_paged_attention, cpu_store_kv, plan_cpu_attention
 from worker_svc.batch import Batch
 from worker_svc.cache import KVCache
+from worker_svc.model.linear_description import ComputedFormat
 from worker_svc.model_layout import LayerAttention
 
 
@@ -28,10 +29,10 @@ class AttentionKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CompiledKernels:
-    """The compiled kernels: their thread pool, and whether weights are 8-bit."""
+    """The compiled kernels: their thread pool, and the format of weights whose layers name none."""
 
     thread_pool: ThreadPool
-    int8: bool
+    weights: ComputedFormat = ComputedFormat.MODEL
 
 
 Kernels: TypeAlias = AttentionKind | CompiledKernels

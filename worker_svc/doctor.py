@@ -95,8 +95,8 @@ def check_kernels(context: CheckContext) -> Iterator[Finding]:
     elif device.type == "cuda":
         yield _run_triton_kernel()
     elif settings.kernels in ("auto", "compiled"):
-        # int8 weights and determinism of generation are the compiled code's; values are made by torch as well.
-        needs_code = backend is None and (settings.quantization == "int8" or settings.deterministic)
+        # Weights in 8 bits and determinism of generation are the compiled code's; values are made by torch as well.
+        needs_code = backend is None and (settings.quantization != "none" or settings.deterministic)
         yield _check_compiled(settings, is_required=settings.kernels == "compiled" or needs_code)
     else:
         yield ok(f"QUIRE_KERNELS is {settings.kernels}: no C++ compiler is used")

@@ -48,6 +48,7 @@ from worker_svc.memory_parts import MemoryAccount
 from worker_svc.model.compiled_model import COMPUTED as COMPILED
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.description_cache import description_of
+from worker_svc.model.linear_description import ComputedFormat
 from worker_svc.model.loading import LoadedModel, load, unsupported_natively
 from worker_svc.model.support import needs_torch, unsupported_reason
 from worker_svc.model_fit import check_fits
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
 # less. A GPU needs more to be busy.
 _BUDGETS = {"cpu": (256, 512, 64), "cuda": (2048, 2048, 256)}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_COMPUTED = {"none": ComputedFormat.MODEL, "int8": ComputedFormat.INT8, "w8a8": ComputedFormat.W8A8}
 _CACHE_DTYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 # Compute capability of the first GPUs with float8_e4m3fn: Ada Lovelace.
 _FP8_CAPABILITY = (8, 9)
@@ -247,12 +249,15 @@ def _kernels(
     report: Callable[[str], None],
 ) -> Kernels:
     """The kernels of the settings, or the fastest ones of the device."""
-    choice, int8 = settings.kernels, settings.quantization == "int8"
+    choice, quantization = settings.kernels, settings.quantization
+    is_quantized = quantization != "none"
     on_gpu = device.type == "cuda"
-    if int8 and choice in ("torch", "triton"):
-        raise StartupFailed(f"QUIRE_QUANTIZATION is int8, which needs compiled kernels, but QUIRE_KERNELS is {choice}")
-    if on_gpu and (choice in ("torch", "compiled") or int8):
-        what = "QUIRE_QUANTIZATION is int8" if int8 else f"QUIRE_KERNELS is {choice}"
+    if is_quantized and choice in ("torch", "triton"):
+        raise StartupFailed(
+            f"QUIRE_QUANTIZATION is {quantization}, which needs compiled kernels, but QUIRE_KERNELS is {choice}"
+        )
+    if on_gpu and (choice in ("torch", "compiled") or is_quantized):
+        what = f"QUIRE_QUANTIZATION is {quantization}" if is_quantized else f"QUIRE_KERNELS is {choice}"
         raise DeviceNotFound(f"{what}, which is for CPUs, but the device is a GPU")
     if choice == "triton" and not on_gpu and os.environ.get("TRITON_INTERPRET") != "1":
         raise DeviceNotFound("QUIRE_KERNELS is triton, which is for GPUs, but the device is a CPU")
@@ -267,13 +272,13 @@ def _kernels(
         refused = check_compiled_support(model_description.layout.head_dim, settings.block_size, dtype)
     else:
         # Of other models they compute the attention if they support its shape; that is known after loading.
-        refused = "only models that are computed natively support weights in 8 bits" if int8 else None
+        refused = "only models that are computed natively support weights in 8 bits" if is_quantized else None
     if refused is None:
         try:
-            return CompiledKernels(start_thread_pool(settings, report), int8)
+            return CompiledKernels(start_thread_pool(settings, report), _COMPUTED[quantization])
         except BuildFailed as error:
             refused = str(error)
-    if choice == "compiled" or int8:
+    if choice == "compiled" or is_quantized:
         raise StartupFailed(f"the compiled kernels cannot be used: {refused}")
     report(f"torch computes the model, slower than the compiled kernels: {refused}")
     return AttentionKind.TORCH

@@ -305,7 +305,7 @@ def estimate_memory(
             else available_memory(settings.memory_limit_bytes)
         )
         return MemoryEstimate(model.num_parameters * dtype.itemsize, 0, 0, free)
-    weights = model.num_parameters * (1 if settings.quantization == "int8" else dtype.itemsize)
+    weights = model.num_parameters * (1 if settings.quantization != "none" else dtype.itemsize)
     kernels = AttentionKind.TRITON if device.type == "cuda" or settings.kernels == "triton" else AttentionKind.TORCH
     shape = _cache_shape(settings, model, choose_cache_dtype(settings.kv_cache_dtype, kernels, dtype, device))
     if device.type == "cuda":

@@ -26,14 +26,14 @@ class WeightSizes:
     """A model's numbers, from the headers of its files."""
 
     matrices: int
-    """Numbers of matrices other than embeddings, those of experts included: what int8 quantizes."""
+    """Numbers of matrices other than embeddings, those of experts included: what is quantized."""
     others: int
     packed_bytes: int
     """Bytes of what is stored in another form than plain numbers: it is quantized already."""
 
-    def num_bytes(self, dtype: torch.dtype, *, is_int8: bool = False) -> int:
+    def num_bytes(self, dtype: torch.dtype, *, is_quantized: bool = False) -> int:
         """The least memory of the weights."""
-        per_number = 1 if is_int8 else dtype.itemsize
+        per_number = 1 if is_quantized else dtype.itemsize
         return self.matrices * per_number + self.others * dtype.itemsize + self.packed_bytes
 
 
@@ -81,23 +81,23 @@ def check_fits(
     free, where = _free(settings, device)
     num_tokens = _num_tokens(settings, description)
 
-    def need(dtype: torch.dtype, *, is_int8: bool, num_tokens: int) -> _Need:
+    def need(dtype: torch.dtype, *, is_quantized: bool, num_tokens: int) -> _Need:
         kv = 0
         if description is not None:
             shape = CacheShape.of(description.layout, settings.block_size, dtype)
             kv = -(-num_tokens // settings.block_size) * shape.block_bytes
-        return _Need(sizes.num_bytes(dtype, is_int8=is_int8), kv)
+        return _Need(sizes.num_bytes(dtype, is_quantized=is_quantized), kv)
 
-    is_int8 = settings.quantization == "int8"
-    needed = need(dtype, is_int8=is_int8, num_tokens=num_tokens)
+    is_quantized = settings.quantization != "none"
+    needed = need(dtype, is_quantized=is_quantized, num_tokens=num_tokens)
     if needed.all <= free:
         return
     ways = list(_ways(settings, description, device, dtype, num_tokens, free, need))
     numbers = sizes.matrices + sizes.others
-    largest = free // (1 if is_int8 else dtype.itemsize)
+    largest = free // (1 if is_quantized else dtype.itemsize)
     otherwise = f"a model of at most {largest / 1e6:,.0f} million parameters, or {_gib(needed.all)} of free memory"
     kv = f" and {_gib(needed.kv)} for the keys and values of {num_tokens:,} tokens" if needed.kv else ""
-    form = "int8" if is_int8 else str(dtype).removeprefix("torch.")
+    form = "8 bits" if is_quantized else str(dtype).removeprefix("torch.")
     raise OutOfMemory(
         f"the model does not fit into memory: it needs {_gib(needed.all)}: {_gib(needed.weights)} for "
         f"{numbers / 1e6:,.0f} million weights in {form}{kv}; {where} has {_gib(free)} free. "
@@ -115,11 +115,11 @@ def _ways(
     need: Callable[..., _Need],
 ) -> Iterator[str]:
     """Settings with which the model would fit, the one that changes least first."""
-    is_int8 = settings.quantization == "int8"
+    is_quantized = settings.quantization != "none"
     least = min(num_tokens, _LEAST_TOKENS)
-    weights = need(dtype, is_int8=is_int8, num_tokens=0).weights
-    if least < num_tokens and need(dtype, is_int8=is_int8, num_tokens=least).all <= free:
-        per_block = need(dtype, is_int8=is_int8, num_tokens=1).kv
+    weights = need(dtype, is_quantized=is_quantized, num_tokens=0).weights
+    if least < num_tokens and need(dtype, is_quantized=is_quantized, num_tokens=least).all <= free:
+        per_block = need(dtype, is_quantized=is_quantized, num_tokens=1).kv
         num_blocks = (free - weights) // per_block
         if settings.num_blocks is not None:
             yield f"QUIRE_NUM_BLOCKS={num_blocks}"
@@ -127,12 +127,12 @@ def _ways(
             yield f"QUIRE_MAX_MODEL_LEN={num_blocks * settings.block_size}"
     half = torch.bfloat16
     may_halve = dtype is torch.float32 and (device.type == "cuda" or has_bfloat16())
-    if may_halve and (found := need(half, is_int8=is_int8, num_tokens=least)).all <= free:
+    if may_halve and (found := need(half, is_quantized=is_quantized, num_tokens=least)).all <= free:
         yield f"QUIRE_DTYPE=bfloat16 ({_gib(found.all)})"
-    may_quantize = not is_int8 and device.type == "cpu" and settings.kernels in ("auto", "compiled")
+    may_quantize = not is_quantized and device.type == "cpu" and settings.kernels in ("auto", "compiled")
     if may_quantize and description is not None:
         for each, name in ((dtype, ""), (half, " with QUIRE_DTYPE=bfloat16")):
-            found = need(each, is_int8=True, num_tokens=least)
+            found = need(each, is_quantized=True, num_tokens=least)
             if found.all <= free and (each is dtype or may_halve):
                 yield f"QUIRE_QUANTIZATION=int8{name} ({_gib(found.all)})"
                 return

@@ -48,8 +48,12 @@ class WorkerSettings(InnerSettings):
     kernel_cache_dir: Annotated[Path | None, BeforeValidator(lambda path: path or None)] = Field(
         None, description="writable directory of compiled CPU kernels; unset: `kernels` in QUIRE_CACHE_DIR"
     )
-    quantization: Literal["none", "int8"] = Field(
-        "none", description="int8: weights in 8 bits with a scale for each output; compiled kernels only"
+    quantization: Annotated[
+        Literal["none", "int8", "w8a8"], BeforeValidator(lambda name: "int8" if name == "w8a16" else name)
+    ] = Field(
+        "none",
+        description="int8, also called w8a16: weights in 8 bits with a scale for each output; w8a8: activations too, "
+        "and their products are those of integers; compiled kernels only",
     )
     kv_cache_dtype: Literal["auto", "fp8", "int8"] = Field(
         "auto",

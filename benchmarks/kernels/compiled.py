@@ -12,14 +12,15 @@ from benchmarks.kernels.peers import attention_peers
 from quire_kernels.cpu.attention import CacheLayer, attend
 from quire_kernels.cpu.attention import store as store_tokens
 from quire_kernels.cpu.library import load_library
+from quire_kernels.cpu.linear import MatrixFormat, pack_matrix
 from quire_kernels.cpu.linear import linear as compiled_linear
-from quire_kernels.cpu.linear import pack_matrix
 from quire_kernels.cpu.sample import argmax
 from quire_kernels.cpu.thread_pool import ThreadPool
 from svc_common.models import cache_root
 
 # Up to this number of rows, a product is bound by reading the weight.
 _FEW_ROWS = 8
+_FORMATS = {MatrixFormat.PLAIN: "bfloat16", MatrixFormat.INT8: "int8", MatrixFormat.W8A8: "W8A8"}
 
 
 def attention(device: torch.device, heads: Heads, num_seqs: int, num_queries: int, context_len: int) -> KernelCase:
@@ -48,20 +49,20 @@ def store(device: torch.device, heads: Heads, num_tokens: int) -> KernelCase:
     return KernelCase("compiled store", shape, Bound.MEMORY, 4 * keys.nbytes, run)
 
 
-def product(device: torch.device, num_rows: int, outputs: int, inputs: int, *, int8: bool) -> KernelCase:
-    """A product of rows and a weight; with int8, weights in 8 bits and a scale for each output."""
+def product(device: torch.device, num_rows: int, outputs: int, inputs: int, matrix_format: MatrixFormat) -> KernelCase:
+    """A product of rows and a weight."""
     rows = torch.randn(num_rows, inputs, device=device, dtype=torch.bfloat16)
     weight = torch.randn(outputs, inputs, device=device, dtype=torch.bfloat16) * inputs**-0.5
-    matrix = pack_matrix(_thread_pool(), weight, int8=int8)
+    matrix = pack_matrix(_thread_pool(), weight, matrix_format=matrix_format)
     peers: dict[str, Run] = {"torch, bfloat16": lambda: linear(rows, weight)}
-    if int8:
+    if matrix_format is not MatrixFormat.PLAIN:
         scales = weight.float().abs().amax(1) / 127
         codes = (weight.float() / scales[:, None]).round().to(torch.int8)
         peers["torch, int8"] = lambda: torch._weight_int8pack_mm(rows, codes, scales.to(torch.bfloat16))
     run = partial(compiled_linear, _thread_pool(), rows, matrix)
-    shape = f"{num_rows} × {inputs} to {outputs}, {'int8' if int8 else 'bfloat16'}"
+    shape = f"{num_rows} × {inputs} to {outputs}, {_FORMATS[matrix_format]}"
     if num_rows <= _FEW_ROWS:
-        amount = outputs * inputs * (1 if int8 else weight.element_size())
+        amount = outputs * inputs * matrix.panels.element_size()
         return KernelCase("compiled linear", shape, Bound.MEMORY, amount, run, peers)
     return KernelCase("compiled linear", shape, Bound.MATRIX, 2 * num_rows * outputs * inputs, run, peers)
 

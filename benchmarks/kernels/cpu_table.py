@@ -5,6 +5,7 @@ from functools import partial
 from benchmarks.kernels import attention, blocks, compiled, elementwise
 from benchmarks.kernels.case import KernelCase
 from benchmarks.kernels.pages import LLAMA_8B, SMOLLM_135M
+from quire_kernels.cpu.linear import MatrixFormat
 from worker_svc.step import Direction
 
 CASES: tuple[partial[KernelCase], ...] = (
@@ -14,12 +15,15 @@ CASES: tuple[partial[KernelCase], ...] = (
     partial(compiled.attention, heads=SMOLLM_135M, num_seqs=1, num_queries=512, context_len=512),
     partial(compiled.attention, heads=SMOLLM_135M, num_seqs=1, num_queries=256, context_len=1024),
     partial(compiled.store, heads=SMOLLM_135M, num_tokens=512),
-    partial(compiled.product, num_rows=1, outputs=16384, inputs=2048, int8=False),
-    partial(compiled.product, num_rows=8, outputs=16384, inputs=2048, int8=False),
-    partial(compiled.product, num_rows=32, outputs=16384, inputs=2048, int8=False),
-    partial(compiled.product, num_rows=256, outputs=16384, inputs=2048, int8=False),
-    partial(compiled.product, num_rows=1, outputs=16384, inputs=2048, int8=True),
-    partial(compiled.product, num_rows=32, outputs=16384, inputs=2048, int8=True),
+    partial(compiled.product, num_rows=1, outputs=16384, inputs=2048, matrix_format=MatrixFormat.PLAIN),
+    partial(compiled.product, num_rows=8, outputs=16384, inputs=2048, matrix_format=MatrixFormat.PLAIN),
+    partial(compiled.product, num_rows=32, outputs=16384, inputs=2048, matrix_format=MatrixFormat.PLAIN),
+    partial(compiled.product, num_rows=256, outputs=16384, inputs=2048, matrix_format=MatrixFormat.PLAIN),
+    partial(compiled.product, num_rows=1, outputs=16384, inputs=2048, matrix_format=MatrixFormat.INT8),
+    partial(compiled.product, num_rows=32, outputs=16384, inputs=2048, matrix_format=MatrixFormat.INT8),
+    partial(compiled.product, num_rows=1, outputs=16384, inputs=2048, matrix_format=MatrixFormat.W8A8),
+    partial(compiled.product, num_rows=32, outputs=16384, inputs=2048, matrix_format=MatrixFormat.W8A8),
+    partial(compiled.product, num_rows=256, outputs=16384, inputs=2048, matrix_format=MatrixFormat.W8A8),
     partial(compiled.greedy, num_rows=32, vocab_size=49152),
     partial(attention.cpu_attention, heads=SMOLLM_135M, num_seqs=1, num_queries=1, context_len=2048),
     partial(attention.cpu_attention, heads=SMOLLM_135M, num_seqs=8, num_queries=1, context_len=512),

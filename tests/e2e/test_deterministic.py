@@ -1,5 +1,5 @@
 """Deterministic mode: tokens and log-probabilities are bit-identical for a request alone and for one of many, also over
-a worker's death, chunked prefill, speculation and preemption."""
+a worker's death, chunked prefill, speculation and preemption. All of it also with weights and activations in 8 bits."""
 
 import asyncio
 import random
@@ -85,9 +85,14 @@ class Serving:
             return await asyncio.gather(*(self.ask(client, request) for request in REQUESTS))
 
 
+@pytest.fixture(scope="module", params=["none", "w8a8"])
+def quantization(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def running(model: Path) -> Iterator[Deployment]:
-    with deployment(deterministic=1, num_blocks=2 * WANTED) as started:
+def running(model: Path, quantization: str) -> Iterator[Deployment]:
+    with deployment(deterministic=1, quantization=quantization, num_blocks=2 * WANTED) as started:
         yield started
 
 
@@ -110,19 +115,19 @@ async def test_with_a_worker_killed_in_the_middle(running: Deployment, expected:
     assert await answers == expected
 
 
-async def test_in_chunks_of_32(expected: list[TokenBits]) -> None:
-    with deployment(deterministic=1, max_step_tokens=32) as chunked:
+async def test_in_chunks_of_32(quantization: str, expected: list[TokenBits]) -> None:
+    with deployment(deterministic=1, quantization=quantization, max_step_tokens=32) as chunked:
         assert await Serving(chunked).crowd() == expected
 
 
-async def test_with_a_drafter(expected: list[TokenBits]) -> None:
-    with deployment(deterministic=1, drafter="ngram", num_blocks=WANTED) as drafting:
+async def test_with_a_drafter(quantization: str, expected: list[TokenBits]) -> None:
+    with deployment(deterministic=1, quantization=quantization, drafter="ngram", num_blocks=WANTED) as drafting:
         assert await Serving(drafting).crowd() == expected
         assert drafting.metrics("worker_metrics")["quire_worker_accepted_draft_tokens_total"] > 0
 
 
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
-async def test_with_a_sixth_of_the_blocks(preemption: str, expected: list[TokenBits]) -> None:
-    with deployment(deterministic=1, num_blocks=SCARCE, preemption=preemption) as scarce:
+async def test_with_a_sixth_of_the_blocks(quantization: str, preemption: str, expected: list[TokenBits]) -> None:
+    with deployment(deterministic=1, quantization=quantization, num_blocks=SCARCE, preemption=preemption) as scarce:
         async for answers in until_preempted(scarce, preemption, Serving(scarce).crowd):
             assert answers == expected

@@ -29,6 +29,7 @@ from worker_svc.memory_parts import MemoryAccount
 from worker_svc.model.architecture import describe
 from worker_svc.model.config import read_config
 from worker_svc.model.description import ModelDescription
+from worker_svc.model.linear_description import ComputedFormat
 from worker_svc.model.loading import load
 from worker_svc.model_layout import ModelLayout
 from worker_svc.runner import Runner
@@ -41,7 +42,7 @@ def make_runner(
     directory: Path,
     kernels: str = "torch",
     *,
-    int8: bool = False,
+    weights: ComputedFormat = ComputedFormat.MODEL,
     dtype: torch.dtype = torch.float32,
     block_size: int = 16,
     num_blocks: int = 64,
@@ -62,11 +63,11 @@ def make_runner(
 
     `kernels` has the values of the setting, and "fused": the Triton kernels as on a GPU, with sampling. The
     `description` defaults to that of the model's config; without `native`, transformers' own modules compute the model.
-    `max_draft_tokens` is the limit of a drafter.
+    `weights` is the format of those that the compiled kernels multiply. `max_draft_tokens` is the limit of a drafter.
     """
     where = torch.device(device)
     described = (description or describe(read_config(directory))) if native else None
-    model = _load(directory, described, kernels, int8, dtype, where, deterministic)
+    model = _load(directory, described, kernels, weights, dtype, where, deterministic)
     layout: ModelLayout = model.layout
     shape = CacheShape.of(layout, block_size, cache_dtype or dtype)
     cache, host_blocks = shape.allocate(num_blocks, where), shape.allocate_host(num_host_blocks)
@@ -106,13 +107,13 @@ def _load(
     directory: Path,
     description: ModelDescription | None,
     kernels: str,
-    int8: bool,
+    weights: ComputedFormat,
     dtype: torch.dtype,
     device: torch.device,
     deterministic: bool,
 ) -> Any:
     if kernels != "fused":
-        chosen = CompiledKernels(compiled.thread_pool(), int8) if kernels == "compiled" else AttentionKind(kernels)
+        chosen = CompiledKernels(compiled.thread_pool(), weights) if kernels == "compiled" else AttentionKind(kernels)
         return load(directory, description, dtype, device, chosen)
     # Triton is imported only when it is used.
     from worker_svc.model.triton_model import load_triton_model

@@ -15,7 +15,7 @@ from quire_kernels.cpu.attention import RuleArgs, SequencesArgs, check_compiled_
 from quire_kernels.cpu.decoder import Decoder, DecoderLayerArgs, DecoderModelArgs, DecoderStepArgs, MlpArgs, RopeArgs
 from quire_kernels.cpu.experts import PackedExperts
 from quire_kernels.cpu.large_pages import LargePages
-from quire_kernels.cpu.linear import PANEL, PackedMatrix, pack_matrix
+from quire_kernels.cpu.linear import PANEL, MatrixFormat, PackedMatrix, pack_matrix
 from quire_kernels.cpu.norms import NormArgs, NormCode, PackedNorm, pack_norm
 from quire_kernels.cpu.sample import top_logprobs
 from quire_kernels.cpu.thread_pool import ThreadPool
@@ -40,6 +40,11 @@ COMPUTED = BY_EVERY_BACKEND | {Feature.INT8_WEIGHTS, Feature.SINGLE_HEAD_NORM}
 
 # What a panel takes of gate and of up.
 _LANES = PANEL // 2
+_FORMATS = {
+    ComputedFormat.MODEL: MatrixFormat.PLAIN,
+    ComputedFormat.INT8: MatrixFormat.INT8,
+    ComputedFormat.W8A8: MatrixFormat.W8A8,
+}
 
 
 class _CompiledBuilder:
@@ -79,25 +84,33 @@ class _CompiledBuilder:
         return self.linear(weights.gate_up), self.linear(weights.down)
 
     def _pack(self, layer: LinearLayer, weight: Tensor, bias: Tensor | None) -> PackedMatrix:
-        int8 = (layer.computed or self._default) is ComputedFormat.INT8
-        return self._pack_weight(self._thread_pool, weight, bias, int8=int8, memory=self._memory)
+        matrix_format = _FORMATS[layer.computed or self._default]
+        # AMX has tiles of bfloat16 alone here.
+        pack = pack_matrix if matrix_format is MatrixFormat.W8A8 else self._pack_weight
+        return pack(self._thread_pool, weight, bias, matrix_format=matrix_format, memory=self._memory)
 
 
 class CompiledModel:
     """A model's weights in the layout of the compiled code."""
 
     def __init__(
-        self, description: ModelDescription, checkpoint: Checkpoint, thread_pool: ThreadPool, *, int8: bool = False
+        self,
+        description: ModelDescription,
+        checkpoint: Checkpoint,
+        thread_pool: ThreadPool,
+        weights: ComputedFormat = ComputedFormat.MODEL,
     ) -> None:
-        """Raises UnsupportedModel if the description is not supported, or tensors do not match it."""
+        """`weights`: the format of layers that name none.
+
+        Raises UnsupportedModel if the description is not supported, or tensors do not match it.
+        """
         check_computed("the compiled kernels", description, COMPUTED)
         self.description = description
         self.thread_pool = thread_pool
         self.dtype = checkpoint.dtype
         self.use_amx = checkpoint.dtype == torch.bfloat16 and has_amx(thread_pool)
         """Whether products are computed by AMX."""
-        default = ComputedFormat.INT8 if int8 else ComputedFormat.MODEL
-        builder = _CompiledBuilder(thread_pool, checkpoint.dtype, default, use_amx=self.use_amx)
+        builder = _CompiledBuilder(thread_pool, checkpoint.dtype, weights, use_amx=self.use_amx)
         self._built = build(description, checkpoint, builder)
         ropes = layer_ropes(description)
         head_dim = self.layout.head_dim
@@ -158,7 +171,7 @@ def load_compiled_model(
     """Loads the model of a directory. Raises UnsupportedModel if it is not supported, or its tensors do not match."""
     cpu = torch.device("cpu")
     with torch.inference_mode(), Checkpoint(directory, format_of(directory), dtype, cpu) as checkpoint:
-        model = CompiledModel(description, checkpoint, kernels.thread_pool, int8=kernels.int8)
+        model = CompiledModel(description, checkpoint, kernels.thread_pool, kernels.weights)
         checkpoint.check_all_taken()
         return model
 

@@ -32,7 +32,9 @@ class ComputedFormat(StrEnum):
     MODEL = "model"
     """The dtype that the model computes in."""
     INT8 = "int8"
-    """8 bits, with a scale for each output."""
+    """8 bits, with a scale for each output; multiplied as numbers of the model's dtype (W8A16)."""
+    W8A8 = "w8a8"
+    """As INT8, and multiplied as such: each row of inputs is rounded to 8 bits, with a scale for each 128 of them."""
 
 
 class SplitDimension(StrEnum):

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from quire_kernels._checks import require
 from quire_kernels.cpu.large_pages import LargePages
-from quire_kernels.cpu.linear import PackedMatrix, pack_matrix
+from quire_kernels.cpu.linear import MatrixFormat, PackedMatrix, pack_matrix
 from quire_kernels.cpu.thread_pool import ThreadPool, type_of
 
 # Inputs of a tile.
@@ -33,21 +33,22 @@ def pack_for_amx(
     weight: Tensor,
     bias: Tensor | None = None,
     *,
-    int8: bool = False,
+    matrix_format: MatrixFormat = MatrixFormat.PLAIN,
     memory: LargePages | None = None,
 ) -> PackedMatrix:
     """Lays out a weight [outputs, inputs] of float32 or bfloat16 in blocks of 32 inputs, and a bias [outputs].
 
-    Of float32, each block has the values rounded to bfloat16, and then the rest, rounded too. `int8`, as in
-    `pack_matrix`, is for bfloat16.
+    Of float32, each block has the values rounded to bfloat16, and then the rest, rounded too; 8 bits, as in
+    `pack_matrix`, are for bfloat16. Raises ValueError where these, or another dtype, are not possible.
     """
     type_of(weight.dtype)
+    require(matrix_format is not MatrixFormat.W8A8, "matrix_format", "be another than W8A8, which AMX does not compute")
     if weight.dtype == torch.float32:
-        require(not int8, "int8", "be false for float32")
+        require(matrix_format is MatrixFormat.PLAIN, "matrix_format", "be PLAIN for float32")
         blocks = pad(weight, (0, -weight.shape[1] % DEPTH)).view(len(weight), -1, DEPTH)
         high = blocks.bfloat16()
         weight = torch.stack([high, (blocks - high.float()).bfloat16()], dim=2).flatten(1)
-    return pack_matrix(thread_pool, weight, bias, int8=int8, memory=memory, input_multiple=DEPTH)
+    return pack_matrix(thread_pool, weight, bias, matrix_format=matrix_format, memory=memory, input_multiple=DEPTH)
 
 
 def amx_linear(thread_pool: ThreadPool, inputs: Tensor, matrix: PackedMatrix) -> Tensor:

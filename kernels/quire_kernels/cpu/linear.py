@@ -2,6 +2,7 @@
 
 from ctypes import Structure, byref, c_int64, c_void_p
 from dataclasses import dataclass
+from enum import IntEnum
 
 import torch
 from torch import Tensor
@@ -13,6 +14,17 @@ from quire_kernels.cpu.thread_pool import ThreadPool, type_of
 PANEL = 32
 # Outputs that are quantized at once.
 _ROWS = 256
+
+
+class MatrixFormat(IntEnum):
+    """`Format` of linear.h: in which form weights are multiplied."""
+
+    PLAIN = 0
+    """In the dtype of the inputs."""
+    INT8 = 1
+    """In 8 bits with a scale for each output; multiplied as numbers of the inputs' dtype."""
+    W8A8 = 2
+    """As INT8, and multiplied as such: inputs are rounded to 8 bits, each row with a scale for each 128 inputs."""
 
 
 class MatrixArgs(Structure):
@@ -30,11 +42,12 @@ class MatrixArgs(Structure):
 
 @dataclass(frozen=True, eq=False)
 class PackedMatrix:
-    """A linear map, laid out for the processor: of the dtype of its inputs, or int8 with a scale for each output."""
+    """A linear map, laid out for the processor."""
 
     outputs: int
     inputs: int
     dtype: torch.dtype  # of its inputs
+    matrix_format: MatrixFormat
     panels: Tensor
     scales: Tensor | None
     bias: Tensor | None
@@ -44,10 +57,9 @@ class PackedMatrix:
         return MatrixArgs(
             self.outputs,
             self.inputs,
-            int(self.scales is not None),
+            self.matrix_format,
             self.panels.data_ptr(),
-            None if self.scales is None else self.scales.data_ptr(),
-            None if self.bias is None else self.bias.data_ptr(),
+            *(None if each is None else each.data_ptr() for each in (self.scales, self.bias)),
         )
 
 
@@ -56,24 +68,28 @@ def pack_matrix(
     weight: Tensor,
     bias: Tensor | None = None,
     *,
-    int8: bool = False,
+    matrix_format: MatrixFormat = MatrixFormat.PLAIN,
     memory: LargePages | None = None,
     input_multiple: int = 1,
 ) -> PackedMatrix:
     """Lays out a weight [outputs, inputs] of float32 or bfloat16, and a bias [outputs], in `memory` if given.
 
-    With `int8`, values are rounded to 255 steps between the largest of their output and its negative. The matrix has a
-    multiple of `input_multiple` inputs; the weights of those that are added are zeros.
+    In 8 bits, values are rounded to 255 steps between the largest of their output and its negative. The matrix has a
+    multiple of `input_multiple` inputs; the weights of those that are added are zeros. Raises ValueError for another
+    dtype.
     """
     outputs, inputs = weight.shape
     padded = -(-inputs // input_multiple) * input_multiple
-    values = 1 if weight.dtype == torch.float32 else 2
+    is_w8a8 = matrix_format is MatrixFormat.W8A8
     dtype = weight.dtype
     type_of(dtype)
+    values = 4 if is_w8a8 else 1 if dtype == torch.float32 else 2
     scales = None
-    if int8:
+    if matrix_format is not MatrixFormat.PLAIN:
         weight, scales = _quantized(weight)
         scales = _padded(scales)
+    if is_w8a8:
+        weight = weight.view(torch.uint8).bitwise_xor_(128)  # the code + 128, see codes.h
     weight = weight.contiguous()
     steps = -(-padded // values)
     size = -(-outputs // PANEL) * steps * PANEL * values
@@ -81,7 +97,8 @@ def pack_matrix(
     thread_pool.library.quire_pack(
         weight.data_ptr(), outputs, inputs, weight.element_size(), values, steps, panels.data_ptr()
     )
-    return PackedMatrix(outputs, padded, dtype, panels, scales, None if bias is None else _padded(bias.float()))
+    biases = None if bias is None else _padded(bias.float())
+    return PackedMatrix(outputs, padded, dtype, matrix_format, panels, scales, biases)
 
 
 def linear(thread_pool: ThreadPool, inputs: Tensor, matrix: PackedMatrix) -> Tensor:
@@ -89,7 +106,7 @@ def linear(thread_pool: ThreadPool, inputs: Tensor, matrix: PackedMatrix) -> Ten
     kind = type_of(matrix.dtype)
     require(inputs.dtype == matrix.dtype, "inputs", "have the dtype that the matrix is packed for")
     require(inputs.ndim == 2 and inputs.shape[1] == matrix.inputs, "inputs", f"be [rows, {matrix.inputs}]")
-    padded = torch.nn.functional.pad(inputs, (0, inputs.shape[1] % 2)).contiguous()
+    padded = torch.nn.functional.pad(inputs, (0, -inputs.shape[1] % PANEL)).contiguous()
     output = torch.empty(len(inputs), matrix.outputs)
     thread_pool.library.quire_linear(
         thread_pool.handle,

@@ -5,6 +5,7 @@ import torch
 
 import compiled
 from quire_kernels.cpu.amx import amx_linear, has_amx, pack_for_amx
+from quire_kernels.cpu.linear import MatrixFormat
 
 pytestmark = pytest.mark.skipif(not has_amx(compiled.thread_pool()), reason="needs AMX")
 
@@ -33,7 +34,7 @@ def test_products_with_weights_of_8_bits(rows: int, inputs: int, outputs: int) -
     torch.manual_seed(0)
     weight, bias = torch.randn(outputs, inputs).bfloat16(), torch.randn(outputs)
     x = torch.randn(rows, inputs).bfloat16()
-    matrix = pack_for_amx(compiled.thread_pool(), weight, bias, int8=True)
+    matrix = pack_for_amx(compiled.thread_pool(), weight, bias, matrix_format=MatrixFormat.INT8)
     scales = weight.float().abs().amax(1) / 127
     rounded = (weight.float() / scales[:, None]).round() * scales[:, None]
     exact = x.double() @ rounded.double().t() + bias
@@ -42,9 +43,11 @@ def test_products_with_weights_of_8_bits(rows: int, inputs: int, outputs: int) -
     assert torch.equal(amx_linear(compiled.thread_pool(), x[-1:], matrix), product[-1:])
 
 
-def test_int8_is_refused_for_float32() -> None:
-    with pytest.raises(ValueError, match="int8: must be false for float32"):
-        pack_for_amx(compiled.thread_pool(), torch.zeros(2, 64), int8=True)
+def test_formats_that_amx_does_not_compute_are_refused() -> None:
+    with pytest.raises(ValueError, match="matrix_format: must be PLAIN for float32"):
+        pack_for_amx(compiled.thread_pool(), torch.zeros(2, 64), matrix_format=MatrixFormat.INT8)
+    with pytest.raises(ValueError, match="matrix_format: must be another than W8A8"):
+        pack_for_amx(compiled.thread_pool(), torch.zeros(2, 64).bfloat16(), matrix_format=MatrixFormat.W8A8)
 
 
 def test_inputs_of_another_size_are_refused() -> None:

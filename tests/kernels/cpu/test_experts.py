@@ -1,6 +1,7 @@
 """Mixtures of experts by compiled code, against float64 token by token."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import compiled
 from quire_kernels.cpu.activations import ActivationCode
 from quire_kernels.cpu.amx import has_amx, pack_for_amx
 from quire_kernels.cpu.experts import PackedExperts, compute_experts
-from quire_kernels.cpu.linear import MatrixArgs, PackedMatrix, pack_matrix
+from quire_kernels.cpu.linear import MatrixArgs, MatrixFormat, PackedMatrix, pack_matrix
 
 LANES = 16
 # The dtype, and whether products are computed by AMX
@@ -39,11 +40,13 @@ class Weights:
     def num_experts(self) -> int:
         return len(self.gate)
 
-    def packed(self, *, int8: bool = False) -> PackedExperts:
-        pool, pack = compiled.thread_pool(), pack_for_amx if self.use_amx else pack_matrix
+    def packed(self, matrix_format: MatrixFormat = MatrixFormat.PLAIN) -> PackedExperts:
+        pool, is_w8a8 = compiled.thread_pool(), matrix_format is MatrixFormat.W8A8
+        pack = pack_for_amx if self.use_amx else pack_matrix
+        pack_experts = partial(pack_matrix if is_w8a8 else pack, matrix_format=matrix_format)
 
         def mlp(gate: Tensor, up: Tensor, down: Tensor) -> tuple[PackedMatrix, PackedMatrix]:
-            return pack(pool, _interleaved(gate, up), int8=int8), pack(pool, down, int8=int8)
+            return pack_experts(pool, _interleaved(gate, up)), pack_experts(pool, down)
 
         experts = [mlp(*matrices) for matrices in zip(self.gate, self.up, self.down, strict=True)]
         return PackedExperts(
@@ -184,11 +187,13 @@ def test_weights_of_experts_without_tokens_are_not_read(arithmetic: str) -> None
     assert torch.equal(_compute(inputs, packed, weights), _compute(inputs, present, weights))
 
 
-@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("matrix_format", MatrixFormat)
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
-def test_a_row_comes_to_the_same_bits_with_any_others_and_any_threads(arithmetic: str, int8: bool) -> None:
+def test_a_row_comes_to_the_same_bits_with_any_others_and_any_threads(
+    arithmetic: str, matrix_format: MatrixFormat
+) -> None:
     weights = _weights(arithmetic, num_experts=9, num_chosen=3, width=83, shared=33, gate=True)
-    packed, inputs = weights.packed(int8=int8), _inputs(77, weights)
+    packed, inputs = weights.packed(matrix_format), _inputs(77, weights)
     together = _compute(inputs, packed, weights)
     for num_threads in (1, 3):
         assert torch.equal(_compute(inputs, packed, weights, num_threads), together)

@@ -378,6 +378,17 @@ def test_compiled_kernels_are_kept_in_the_directory_of_the_settings(
     assert directories == [tmp_path / "kernels", tmp_path / "models" / "kernels"]
 
 
+def test_what_is_quantized_is_a_part_of_the_models_identity(tiny_llama: Path) -> None:
+    identities = {
+        name: _load(tiny_llama, "--quantization", name, "--num-blocks", "5").description.fingerprint
+        for name in ("none", "int8", "w8a16", "w8a8")
+    }
+    assert identities["w8a16"] == identities["int8"]
+    assert len(set(identities.values())) == 3
+    with pytest.raises(StartupFailed, match="QUIRE_QUANTIZATION is w8a8, which needs compiled kernels"):
+        _load(tiny_llama, "--quantization", "w8a8", "--kernels", "torch")
+
+
 def test_latent_attention_is_computed_by_torch(save_model: Callable[..., Path]) -> None:
     directory, reports = save_model(latent_models.VARIANTS["deepseek-v2-lite"]()), list[str]()
     loaded = _load(directory, "--dtype", "float32", report=reports.append)

@@ -86,10 +86,11 @@ public:
     Decoder(const DecoderModel& model, ThreadPool& pool)
         : model_(model), pool_(pool), layers_(model.layers, model.layers + model.num_layers),
           ropes_(model.ropes, model.ropes + model.num_ropes), mixture_(pool) {
-        int64_t scratch = Product::scratch_size(model.head.inputs);
+        int64_t scratch = 0;
+        include(model.head, scratch);
         for (const DecoderLayer& layer : layers_) {
             for (const Matrix* m : {&layer.qkv, &layer.output, &layer.mlp.gate_up, &layer.mlp.down})
-                scratch = std::max(scratch, Product::scratch_size(m->inputs));
+                include(*m, scratch);
             act_stride_ = std::max(act_stride_, Product::width(layer.mlp.down.inputs));
             if (layer.experts) mixture_.include(*layer.experts);
         }
@@ -128,6 +129,14 @@ private:
 
     int64_t group() const { return model_.num_heads / model_.num_kv_heads; }
 
+    // What products with a matrix need beside it.
+    void include(const Matrix& matrix, int64_t& scratch) {
+        if (matrix.format == Format::W8A8)
+            code_inputs_ = std::max(code_inputs_, matrix.inputs);
+        else
+            scratch = std::max(scratch, Product::scratch_size(matrix.inputs));
+    }
+
     // Rows have zeros beyond their content, up to their stride.
     void reserve(int64_t tokens) {
         const int64_t rows = round_up(tokens, Product::ROWS);
@@ -141,6 +150,7 @@ private:
         attended_.reserve(rows * attended_stride_);
         act_.reserve(rows * act_stride_);
         mixture_.reserve(tokens);
+        code_rows_.reserve(tokens, code_inputs_);
     }
 
     void run(const DecoderStep& step, Thread& own) {
@@ -256,7 +266,10 @@ private:
 
     template <class F>
     void multiply(const Matrix& matrix, const Buffer<Element>& rows, int64_t stride, int64_t num_rows, Thread& own, F&& finish) {
-        Product::multiply(pool_, matrix, rows.data(), num_rows, stride, own.scratch.data(), finish);
+        if (matrix.format == Format::W8A8)
+            multiply_in_codes(pool_, matrix, code_rows_, rows.data(), num_rows, stride, finish);
+        else
+            Product::multiply(pool_, matrix, rows.data(), num_rows, stride, own.scratch.data(), finish);
     }
 
     // Adds a product to the hidden states. Where it has a norm `post`, which needs whole rows, it is left in branch_, and the
@@ -336,6 +349,8 @@ private:
     std::vector<std::unique_ptr<Thread>> threads_;
     std::vector<Tile> tiles_;
     ExpertMixture<Product> mixture_;
+    CodeRows code_rows_;
+    int64_t code_inputs_ = 0;  // the most of a matrix in W8A8; 0: there is none
     int64_t num_pairs_ = 0;
     int64_t hidden_stride_ = 0, normed_stride_ = 0, qkv_stride_ = 0, query_stride_ = 0, attended_stride_ = 0, act_stride_ = 0;
     Buffer<float> hidden_, branch_, qkv_, cosines_, sines_;

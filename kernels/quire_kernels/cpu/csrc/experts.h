@@ -75,8 +75,10 @@ public:
         if (experts.has_shared()) shared_act_stride_ = std::max(shared_act_stride_, Product::width(experts.shared_down.inputs));
         num_chosen_ = std::max(num_chosen_, experts.num_chosen);
         num_experts_ = std::max(num_experts_, experts.num_experts);
-        for (const Matrix* m : {&experts.router, experts.gate_up, experts.down, &experts.shared_gate_up, &experts.shared_down})
+        for (const Matrix* m : {&experts.router, experts.gate_up, experts.down, &experts.shared_gate_up, &experts.shared_down}) {
             scratch_size_ = std::max(scratch_size_, Product::scratch_size(m->inputs));
+            if (m->format == Format::W8A8) code_inputs_ = std::max(code_inputs_, m->inputs);
+        }
     }
 
     // Of the scratch memory that each thread brings along.
@@ -95,6 +97,7 @@ public:
         // Products read whole tiles.
         grouped_.reserve((rows + Product::ROWS) * stride_);
         act_.reserve((rows + Product::ROWS) * act_stride_);
+        code_rows_.reserve(std::max(tokens, rows), code_inputs_);
         groups_.resize(num_experts_);
         places_.resize(num_experts_);
     }
@@ -103,19 +106,25 @@ public:
     // with `clears`. Rows are padded to their strides with zeros; `scratch` is this thread's own.
     void add(const Experts& experts, const Element* from, int64_t num_tokens, float* to, int64_t to_stride, bool clears,
              Element* scratch) {
-        Product::multiply(pool_, experts.router, from, num_tokens, stride_, scratch,
-                          [&](int64_t token, int64_t panel, Floats left, Floats right) {
-                              put_outputs(experts.router, panel, left, right, &scores_[token * score_stride_]);
-                          });
+        multiply(experts.router, from, num_tokens, stride_, scratch, [&](int64_t token, int64_t panel, Floats left, Floats right) {
+            put_outputs(experts.router, panel, left, right, &scores_[token * score_stride_]);
+        });
         pool_.parallel_for_ranges(num_tokens, [&](int64_t token) {
             if (clears) std::fill_n(to + token * to_stride, to_stride, 0.0f);
             choose(experts, token);
         });
         pool_.parallel_for(1, [&](int64_t) { group(experts, num_tokens); });
-        pool_.parallel_for_ranges(num_tokens * experts.num_chosen, [&](int64_t row) {
-            std::copy_n(from + tokens_[row] * stride_, stride_, &grouped_[row * stride_]);
+        const int64_t num_rows = num_tokens * experts.num_chosen;
+        pool_.parallel_for_ranges(num_rows, [&](int64_t row) {
+            const Element* token = from + tokens_[row] * stride_;
+            if (experts.gate_up[0].format == Format::W8A8)
+                code_rows_.set(row, token, experts.gate_up[0].inputs);
+            else
+                std::copy_n(token, stride_, &grouped_[row * stride_]);
         });
         multiply_gate_up(experts, num_tokens, scratch);
+        if (experts.down[0].format == Format::W8A8)
+            code_rows_.set_all(pool_, num_rows, act_.data(), act_stride_, experts.down[0].inputs);
         add_down(experts, num_tokens, to, to_stride, scratch);
         if (experts.has_shared()) add_shared(experts, from, num_tokens, to, to_stride, scratch);
     }
@@ -177,7 +186,17 @@ private:
     static Piece piece_of(const Matrix& matrix, int64_t range, int64_t num_ranges, int64_t num_rows) {
         const int64_t num_panels = ceil_div(matrix.outputs, PANEL);
         return {TaskGrid::begin(range, num_panels, num_ranges), TaskGrid::begin(range + 1, num_panels, num_ranges), 0, num_rows,
-                Product::tile_rows(num_rows)};
+                matrix.format == Format::W8A8 ? rows_of_tile(num_rows) : Product::tile_rows(num_rows)};
+    }
+
+    // As multiply_piece() of linear.h, of `rows` or, in W8A8, of their codes, from the row `first` on.
+    template <class F>
+    bool multiply_piece(const Matrix& matrix, const Piece& piece, int64_t units, const Buffer<Element>& rows, int64_t stride,
+                        int64_t first, Element* scratch, TaskClaim& task_claim, F&& finish) {
+        if (matrix.format == Format::W8A8)
+            return quire::multiply_piece(matrix, piece, units, code_rows_.row(first), code_rows_.stride(),
+                                         static_cast<Code*>(nullptr), task_claim, finish);
+        return Product::multiply_piece(matrix, piece, units, &rows[first * stride], stride, scratch, task_claim, finish);
     }
 
     // Each piece is of one expert: at one token all threads share the products of its experts.
@@ -190,11 +209,11 @@ private:
             if (group.first >= group.last) return;
             const Matrix& matrix = experts.gate_up[group.expert];
             const Piece piece = piece_of(matrix, i % ranges, ranges, group.last - group.first);
-            Product::multiply_piece(matrix, piece, task_claim.next(), &grouped_[group.first * stride_], stride_, scratch, task_claim,
-                                    [&](int64_t row, int64_t panel, Floats gate, Floats up) {
-                                        Product::put(&act_[(group.first + row) * act_stride_], panel * LANES,
-                                                     activate(experts.activation, gate) * up);
-                                    });
+            multiply_piece(matrix, piece, task_claim.next(), grouped_, stride_, group.first, scratch, task_claim,
+                           [&](int64_t row, int64_t panel, Floats gate, Floats up) {
+                               Product::put(&act_[(group.first + row) * act_stride_], panel * LANES,
+                                            activate(experts.activation, gate) * up);
+                           });
         });
     }
 
@@ -212,8 +231,8 @@ private:
                     units -= piece.num_units();
                     continue;
                 }
-                const bool is_owned = Product::multiply_piece(
-                    matrix, piece, units, &act_[group.first * act_stride_], act_stride_, scratch, task_claim,
+                const bool is_owned = multiply_piece(
+                    matrix, piece, units, act_, act_stride_, group.first, scratch, task_claim,
                     [&](int64_t row, int64_t panel, Floats left, Floats right) {
                         const float weight = row_weights_[group.first + row];
                         add_to(to + tokens_[group.first + row] * to_stride + panel * PANEL, weight, left, right);
@@ -224,17 +243,25 @@ private:
         });
     }
 
+    template <class F>
+    void multiply(const Matrix& matrix, const Element* rows, int64_t num_rows, int64_t stride, Element* scratch, F&& finish) {
+        if (matrix.format == Format::W8A8)
+            multiply_in_codes(pool_, matrix, code_rows_, rows, num_rows, stride, finish);
+        else
+            Product::multiply(pool_, matrix, rows, num_rows, stride, scratch, finish);
+    }
+
     void add_shared(const Experts& experts, const Element* from, int64_t num_tokens, float* to, int64_t to_stride, Element* scratch) {
-        Product::multiply(pool_, experts.shared_gate_up, from, num_tokens, stride_, scratch,
-                          [&](int64_t token, int64_t panel, Floats gate, Floats up) {
-                              Product::put(&shared_act_[token * shared_act_stride_], panel * LANES,
-                                           activate(experts.activation, gate) * up);
-                          });
-        Product::multiply(pool_, experts.shared_down, shared_act_.data(), num_tokens, shared_act_stride_, scratch,
-                          [&](int64_t token, int64_t panel, Floats left, Floats right) {
-                              const float weight = experts.has_shared_gate() ? shared_gates_[token] : 1.0f;
-                              add_to(to + token * to_stride + panel * PANEL, weight, left, right);
-                          });
+        multiply(experts.shared_gate_up, from, num_tokens, stride_, scratch,
+                 [&](int64_t token, int64_t panel, Floats gate, Floats up) {
+                     Product::put(&shared_act_[token * shared_act_stride_], panel * LANES,
+                                  activate(experts.activation, gate) * up);
+                 });
+        multiply(experts.shared_down, shared_act_.data(), num_tokens, shared_act_stride_, scratch,
+                 [&](int64_t token, int64_t panel, Floats left, Floats right) {
+                     const float weight = experts.has_shared_gate() ? shared_gates_[token] : 1.0f;
+                     add_to(to + token * to_stride + panel * PANEL, weight, left, right);
+                 });
     }
 
     static void add_to(float* to, float weight, Floats left, Floats right) {
@@ -250,6 +277,8 @@ private:
     Buffer<int64_t> chosen_, tokens_;  // by token; the token of each row, by expert
     Buffer<float> scores_, weights_, row_weights_, shared_gates_;
     Buffer<Element> grouped_, act_, shared_act_;
+    CodeRows code_rows_;
+    int64_t code_inputs_ = 0;  // the most of a matrix in W8A8
 };
 
 }  // namespace quire

@@ -77,21 +77,26 @@ void quire_pack(const void* weight, int64_t outputs, int64_t inputs, int64_t wid
     }
 }
 
-// output [rows, outputs] float32 = input [rows, stride] of the type, of which [rows, inputs] count, zeros beside them.
+// output [rows, outputs] float32 = input [rows, stride] of the type, of which [rows, inputs] count, zeros beside them up to a
+// multiple of LANES.
 int64_t quire_linear(void* pool_, Type type, const Matrix* matrix, const void* input, int64_t rows, int64_t stride,
                   float* output) {
     return guarded([&] {
         ThreadPool& pool = *static_cast<ThreadPool*>(pool_);
         with_type(type, [&](auto zero) {
             using T = decltype(zero);
+            const auto* from = static_cast<const T*>(input);
+            const auto put = [&](int64_t row, int64_t panel, Floats left, Floats right) {
+                put_outputs(*matrix, panel, left, right, output + row * matrix->outputs);
+            };
+            if (matrix->format == Format::W8A8) {
+                CodeRows code_rows;
+                code_rows.reserve(rows, matrix->inputs);
+                return pool.run([&](int) { multiply_in_codes(pool, *matrix, code_rows, from, rows, stride, put); });
+            }
             const int64_t size = VectorFactors<T>::scratch_size(matrix->inputs);
             Buffer<T> scratch(size * pool.size());
-            pool.run([&](int thread) {
-                multiply(pool, *matrix, static_cast<const T*>(input), rows, stride, scratch.data() + thread * size,
-                         [&](int64_t row, int64_t panel, Floats left, Floats right) {
-                             put_outputs(*matrix, panel, left, right, output + row * matrix->outputs);
-                         });
-            });
+            pool.run([&](int thread) { multiply(pool, *matrix, from, rows, stride, scratch.data() + thread * size, put); });
         });
     });
 }

@@ -5,7 +5,10 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
+#include <type_traits>
 
+#include "codes.h"
 #include "simd.h"
 #include "thread_pool.h"
 
@@ -16,10 +19,11 @@ constexpr int LINE = 64;
 // How far ahead a stream is prefetched.
 constexpr int PREFETCH_BYTES = 8192;
 
-enum class Format : int64_t { PLAIN = 0, INT8 = 1 };
+// INT8 and W8A8: weights in 8 bits with a scale for each output. In W8A8, activations have 8 bits too.
+enum class Format : int64_t { PLAIN = 0, INT8 = 1, W8A8 = 2 };
 
-// A linear map. Panel p holds outputs 32 p to 32 p + 31, input by input (bfloat16, int8: pair of inputs by pair), zeros
-// beyond the last one. INT8 values are multiplied by the scale of their output.
+// A linear map. Panel p holds outputs 32 p to 32 p + 31, input by input (bfloat16, INT8: two inputs at a time; W8A8: four),
+// zeros beyond the last one.
 struct Matrix {
     int64_t outputs;
     int64_t inputs;
@@ -58,12 +62,43 @@ template <class T, int M, int LINES>
         for (int side = 0; side < 2; ++side) store(totals + m * PANEL + side * LANES, sums[m][side]);
 }
 
+// As multiply_panel, of rows of codes.
+template <int M, int LINES>
+[[gnu::always_inline]] inline void multiply_codes(
+    const Code* rows, int64_t stride, const Code* panel, int64_t steps, const void* ahead, float* totals) {
+    constexpr int V = Lane<Code>::VALUES;
+    const char* next = static_cast<const char*>(ahead);
+    for (int i = 0; i < M * PANEL; i += LANES) store(totals + i, Floats{});
+    for (int64_t first = 0; first < steps; first += GROUP / V, rows += sizeof(CodeGroup)) {
+        const auto group = [&](int m) { return reinterpret_cast<const CodeGroup*>(rows + m * stride); };
+        IntSums sums[M][2];
+        for (int m = 0; m < M; ++m) sums[m][0] = sums[m][1] = splat_sums(group(m)->start);
+        const Code* codes = rows + offsetof(CodeGroup, codes);
+        const int64_t end = std::min(steps, first + GROUP / V);
+        for (int64_t k = first; k < end; ++k, panel += PANEL * V, codes += V, next += LINES * LINE) {
+            const Factors left = load_factors(panel), right = load_factors(panel + LANES * V);
+            for (int line = 0; line < LINES; ++line) __builtin_prefetch(next + line * LINE, 0, 2);
+#pragma GCC unroll 16
+            for (int m = 0; m < M; ++m) {
+                const Factors x = Lane<Code>::broadcast(codes + m * stride);
+                sums[m][0] = multiply_bytes(left, x, sums[m][0]);
+                sums[m][1] = multiply_bytes(right, x, sums[m][1]);
+            }
+        }
+        for (int m = 0; m < M; ++m)
+            for (int side = 0; side < 2; ++side) add_scaled(totals + m * PANEL + side * LANES, sums[m][side], group(m)->scale);
+    }
+}
+
 // Sums [count, PANEL] of at most ROWS rows and one panel. One function for all products: it is large.
 template <class T, int LINES>
 [[gnu::noinline]] inline void multiply_panel(
     int64_t count, const T* rows, int64_t stride, const T* panel, int64_t steps, const void* ahead, float* totals) {
     with_count<ROWS>(static_cast<int>(count), [&]<int M>() {
-        multiply_panel<T, M, LINES>(rows, stride, panel, steps, ahead, totals);
+        if constexpr (std::is_same_v<T, Code>)
+            multiply_codes<M, LINES>(rows, stride, panel, steps, ahead, totals);
+        else
+            multiply_panel<T, M, LINES>(rows, stride, panel, steps, ahead, totals);
     });
 }
 
@@ -175,14 +210,16 @@ inline bool multiply_piece(const Matrix& matrix, const Piece& piece, int64_t uni
         multiply_panel<T, LINES>(count, rows + first * stride, stride, panel, steps, ahead, sums);
         return task_claim.write([&] { finish_panel(matrix, p, first, count, sums, finish); });
     };
-    if (matrix.format == Format::INT8) {
-        for (int64_t p = piece.first_panel + units / num_tiles; p < piece.last_panel; ++p, units = 0) {
-            const int8_t* packed = static_cast<const int8_t*>(matrix.panels) + p * panel_size;
-            expand_panel(packed, scratch, panel_size);
-            for (int64_t row = piece.first_row + units % num_tiles * tile_rows; row < piece.last_row; row += tile_rows)
-                if (!tile.template operator()<1>(row, p, scratch, packed + panel_size)) return false;
+    if constexpr (!std::is_same_v<T, Code>) {
+        if (matrix.format == Format::INT8) {
+            for (int64_t p = piece.first_panel + units / num_tiles; p < piece.last_panel; ++p, units = 0) {
+                const int8_t* packed = static_cast<const int8_t*>(matrix.panels) + p * panel_size;
+                expand_panel(packed, scratch, panel_size);
+                for (int64_t row = piece.first_row + units % num_tiles * tile_rows; row < piece.last_row; row += tile_rows)
+                    if (!tile.template operator()<1>(row, p, scratch, packed + panel_size)) return false;
+            }
+            return true;
         }
-        return true;
     }
     const T* panels = static_cast<const T*>(matrix.panels);
     if (num_tiles == 1) {
@@ -217,7 +254,7 @@ inline void multiply(
     const TaskGrid grid(num_rows, rows_of_tile(num_rows), num_all, panel_size * sizeof(T), pool.size());
     pool.parallel_for_tasks(num_rows ? grid.num_tasks() : 0, [&](int64_t i, TaskClaim& task_claim) {
         Piece piece = grid.piece(i, num_rows);
-        if (matrix.format == Format::PLAIN) {
+        if (matrix.format != Format::INT8) {
             // Pieces are handed out in order: this thread's next one is probably at this distance, perhaps in the next
             // matrix, which follows in memory.
             const T* panels = static_cast<const T*>(matrix.panels);
@@ -226,6 +263,14 @@ inline void multiply(
         }
         multiply_piece(matrix, piece, task_claim.next(), rows, stride, scratch, task_claim, finish);
     });
+}
+
+// As multiply(), of rows that are rounded to codes for a matrix in W8A8.
+template <class T, class F>
+inline void multiply_in_codes(
+    ThreadPool& pool, const Matrix& matrix, CodeRows& code_rows, const T* rows, int64_t num_rows, int64_t stride, F&& finish) {
+    code_rows.set_all(pool, num_rows, rows, stride, matrix.inputs);
+    multiply(pool, matrix, code_rows.row(0), num_rows, code_rows.stride(), static_cast<Code*>(nullptr), finish);
 }
 
 // Products of factors T in vectors; as AmxFactors.

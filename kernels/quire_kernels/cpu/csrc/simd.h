@@ -170,6 +170,10 @@ struct Sums {
 struct Factors {
     __m256i low, high;
 };
+// Sums of products in 8 bits.
+struct IntSums {
+    __m256i low, high;
+};
 inline Sums load_sums(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + LANES / 2)}; }
 inline void store(float* p, Sums sums) {
     _mm256_storeu_ps(p, sums.low);
@@ -200,8 +204,31 @@ inline Sums multiply_add(Factors a, Factors b, Sums sums) {
     return {_mm256_fmadd_ps(_mm256_castsi256_ps(a.low), _mm256_castsi256_ps(b.low), sums.low),
             _mm256_fmadd_ps(_mm256_castsi256_ps(a.high), _mm256_castsi256_ps(b.high), sums.high)};
 }
+inline IntSums splat_sums(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+// Adds the products of four neighbouring bytes to each lane: unsigned ones of a, signed ones of b.
+inline __m256i multiply_bytes(__m256i a, __m256i b, __m256i sums) {
+#ifdef __AVXVNNI__
+    return _mm256_dpbusd_avx_epi32(sums, a, b);
+#else
+    // In lanes of 16 bits, as maddubs has them, a sum of two products might not fit.
+    const __m256i even = _mm256_madd_epi16(_mm256_and_si256(a, _mm256_set1_epi16(0xff)), _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8));
+    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(a, 8), _mm256_srai_epi16(b, 8));
+    return _mm256_add_epi32(sums, _mm256_add_epi32(even, odd));
+#endif
+}
+inline IntSums multiply_bytes(Factors a, Factors b, IntSums sums) {
+    return {multiply_bytes(a.low, b.low, sums.low), multiply_bytes(a.high, b.high, sums.high)};
+}
+// totals += sums * factor
+inline void add_scaled(float* totals, IntSums sums, float factor) {
+    const Sums before = load_sums(totals);
+    const __m256 factors = _mm256_set1_ps(factor);
+    store(totals, Sums{_mm256_fmadd_ps(_mm256_cvtepi32_ps(sums.low), factors, before.low),
+                       _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums.high), factors, before.high)});
+}
 #else
 typedef Floats Sums;
+typedef Ints IntSums;
 typedef Words Factors;
 inline Sums load_sums(const float* p) { return load<Floats>(p); }
 inline Floats floats_of(Sums sums) { return sums; }
@@ -214,9 +241,33 @@ inline Factors load_factors(const void* low, const void* high) {
 inline Factors load_factors(const void* p) { return load<Factors>(p); }
 inline Factors broadcast_bits(uint32_t bits) { return splat(bits); }
 inline Sums multiply_add(Factors a, Factors b, Sums sums) { return multiply_add((Floats)a, (Floats)b, sums); }
+inline IntSums splat_sums(int32_t x) { return Ints{} + x; }
+// Adds the products of four neighbouring bytes to each lane: unsigned ones of a, signed ones of b.
+inline IntSums multiply_bytes(Factors a, Factors b, IntSums sums) {
+#if defined(__AVX512VNNI__)
+    return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)a, (__m512i)b);
+#elif defined(__AVX512BW__)
+    const __m512i x = (__m512i)a, y = (__m512i)b;
+    const __m512i even = _mm512_madd_epi16(_mm512_and_si512(x, _mm512_set1_epi16(0xff)), _mm512_srai_epi16(_mm512_slli_epi16(y, 8), 8));
+    const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(x, 8), _mm512_srai_epi16(y, 8));
+    return sums + (Ints)_mm512_add_epi32(even, odd);
+#else
+    for (int bit = 0; bit < 32; bit += 8) sums += (Ints)((a >> bit) & 0xff) * ((Ints)(b << (24 - bit)) >> 24);
+    return sums;
+#endif
+}
+// totals += sums * factor
+inline void add_scaled(float* totals, IntSums sums, float factor) {
+    store(totals, multiply_add(__builtin_convertvector(sums, Floats), splat(factor), load_floats(totals)));
+}
 #endif
 
-// The factors of products: one float, or two neighbouring bfloat16, in each lane.
+// A byte of a product in 8 bits, see codes.h.
+struct Code {
+    uint8_t bits;
+};
+
+// The factors of products: one float, two neighbouring bfloat16, or four neighbouring bytes, in each lane.
 template <class T>
 struct Lane;
 
@@ -246,6 +297,16 @@ struct Lane<BFloat16> {
         sums = quire::multiply_add(a << 16, b << 16, sums);
         return quire::multiply_add(a & 0xffff0000u, b & 0xffff0000u, sums);
 #endif
+    }
+};
+
+template <>
+struct Lane<Code> {
+    static constexpr int VALUES = 4;
+    static Factors broadcast(const Code* p) {
+        uint32_t four;
+        std::memcpy(&four, p, sizeof four);
+        return broadcast_bits(four);
     }
 };
 

@@ -8,6 +8,7 @@ import torch
 from benchmarks.kernels import attention, blocks, compiled, cpu_table, elementwise, gpu_table, invariant
 from benchmarks.kernels.case import KernelCase
 from benchmarks.kernels.pages import Heads, PagedBatch
+from quire_kernels.cpu.linear import MatrixFormat
 from worker_svc.step import Direction
 
 CPU = torch.device("cpu")
@@ -23,8 +24,13 @@ SMALL: dict[str, partial[KernelCase]] = {
     "compiled decode": partial(compiled.attention, heads=HEADS, num_seqs=2, num_queries=1, context_len=33),
     "compiled prefill": partial(compiled.attention, heads=HEADS, num_seqs=1, num_queries=20, context_len=20),
     "compiled store": partial(compiled.store, heads=HEADS, num_tokens=3),
-    "compiled linear": partial(compiled.product, num_rows=3, outputs=64, inputs=32, int8=False),
-    "compiled linear int8": partial(compiled.product, num_rows=3, outputs=64, inputs=32, int8=True),
+    "compiled linear": partial(compiled.product, num_rows=3, outputs=64, inputs=32, matrix_format=MatrixFormat.PLAIN),
+    "compiled linear int8": partial(
+        compiled.product, num_rows=3, outputs=64, inputs=32, matrix_format=MatrixFormat.INT8
+    ),
+    "compiled linear W8A8": partial(
+        compiled.product, num_rows=3, outputs=64, inputs=32, matrix_format=MatrixFormat.W8A8
+    ),
     "compiled greedy": partial(compiled.greedy, num_rows=3, vocab_size=300),
     "rotary": partial(elementwise.rotary, heads=HEADS, num_tokens=3),
     "store": partial(elementwise.store, heads=HEADS, num_tokens=3),

@@ -24,6 +24,7 @@ from worker_svc.cache import CacheShape
 from worker_svc.model.architecture import describe
 from worker_svc.model.compiled_model import load_compiled_model
 from worker_svc.model.config import read_config
+from worker_svc.model.linear_description import ComputedFormat
 
 BLOCK = 16
 CONFIGS: dict[str, Callable[[], Any]] = {
@@ -37,13 +38,16 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "experts": lambda: _longer("qwen2-moe"),
     "joint norms": lambda: _longer("olmoe"),
 }
-# The dtype, whether weights are of 8 bits, and whether products are computed by AMX
+# The dtype, the format of weights, and whether products are computed by AMX
 ARITHMETICS = {
-    "float32": (torch.float32, False, False),
-    "bfloat16": (torch.bfloat16, False, False),
-    "int8": (torch.bfloat16, True, False),
-    "amx": (torch.bfloat16, False, True),
-    "amx+int8": (torch.bfloat16, True, True),
+    "float32": (torch.float32, ComputedFormat.MODEL, False),
+    "bfloat16": (torch.bfloat16, ComputedFormat.MODEL, False),
+    "int8": (torch.bfloat16, ComputedFormat.INT8, False),
+    "w8a8": (torch.bfloat16, ComputedFormat.W8A8, False),
+    "float32+w8a8": (torch.float32, ComputedFormat.W8A8, False),
+    "amx": (torch.bfloat16, ComputedFormat.MODEL, True),
+    "amx+int8": (torch.bfloat16, ComputedFormat.INT8, True),
+    "amx+w8a8": (torch.bfloat16, ComputedFormat.W8A8, True),
 }
 _RNG = np.random.default_rng(11)
 SEQUENCES = [_RNG.integers(VOCAB, size=length, dtype=np.int32) for length in (1, 15, 16, 17, 40, 63, 64, 65, 130)]
@@ -59,11 +63,11 @@ def _longer(variant: str) -> Any:
 class Computation:
     """A model with a zero cache, in which each sequence has its own blocks."""
 
-    def __init__(self, directory: Path, dtype: torch.dtype, int8: bool, num_threads: int) -> None:
+    def __init__(self, directory: Path, dtype: torch.dtype, weights: ComputedFormat, num_threads: int) -> None:
         description = describe(read_config(directory))
         assert description is not None
         self._model = load_compiled_model(
-            description, directory, dtype, CompiledKernels(compiled.thread_pool(num_threads), int8)
+            description, directory, dtype, CompiledKernels(compiled.thread_pool(num_threads), weights)
         )
         blocks_each = -(-max(map(len, SEQUENCES)) // BLOCK)
         self.cache = CacheShape.of(description.layout, BLOCK, dtype).allocate(
@@ -89,12 +93,12 @@ Make = Callable[[int], Computation]
 @pytest.fixture(params=[f"{config}-{kind}" for config in CONFIGS for kind in ARITHMETICS])
 def make(request: pytest.FixtureRequest, save_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Make:
     config, _, kind = request.param.partition("-")
-    dtype, int8, use_amx = ARITHMETICS[kind]
+    dtype, weights, use_amx = ARITHMETICS[kind]
     if use_amx and not has_amx(compiled.thread_pool()):
         pytest.skip("needs AMX")
     monkeypatch.setattr(worker_svc.model.compiled_model, "has_amx", lambda _: use_amx)
     directory = save_model(CONFIGS[config]())
-    return lambda num_threads: Computation(directory, dtype, int8, num_threads)
+    return lambda num_threads: Computation(directory, dtype, weights, num_threads)
 
 
 def bits(numbers: Tensor) -> Tensor:

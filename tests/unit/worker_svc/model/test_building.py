@@ -22,6 +22,7 @@ from worker_svc.model.compiled_model import CompiledModel
 from worker_svc.model.config import read_config
 from worker_svc.model.description import LinearLayer, LinearRole, ModelDescription, Norm, SplitDimension
 from worker_svc.model.formats.dense import DenseFormat
+from worker_svc.model.linear_description import ComputedFormat
 from worker_svc.model.linear_weights import LinearWeights, Shard
 from worker_svc.model.torch_model import TorchModel
 from worker_svc.model.weight_format import format_of
@@ -127,7 +128,15 @@ def test_a_linear_layer_is_held_at_most_twice(dtype: torch.dtype, directory: Pat
     assert largest < live.peak <= embedding + 2 * largest
 
 
-@pytest.mark.parametrize("kind", ["torch", "compiled-float32", "compiled-bfloat16", "compiled-int8", "triton"])
+COMPILED = {
+    "compiled-float32": ComputedFormat.MODEL,
+    "compiled-bfloat16": ComputedFormat.MODEL,
+    "compiled-int8": ComputedFormat.INT8,
+    "compiled-w8a8": ComputedFormat.W8A8,
+}
+
+
+@pytest.mark.parametrize("kind", ["torch", "triton", *COMPILED])
 @torch.inference_mode()
 def test_what_a_backend_holds_while_it_loads_is_the_model_and_two_layers(kind: str, directory: Path) -> None:
     description = _describe(directory)
@@ -140,7 +149,7 @@ def test_what_a_backend_holds_while_it_loads_is_the_model_and_two_layers(kind: s
 
             model = TritonModel(description, checkpoint)
         else:
-            model = CompiledModel(description, checkpoint, compiled.thread_pool(), int8=kind == "compiled-int8")
+            model = CompiledModel(description, checkpoint, compiled.thread_pool(), COMPILED[kind])
     del checkpoint
     kept = live.now()
     largest = _largest_layer(description, torch.float32)

@@ -13,6 +13,7 @@ import transformers_models
 from llama_models import SIZES, VARIANTS, VOCAB
 from quire_kernels.cpu.attention import check_compiled_support
 from runner_driver import Driver, make_runner
+from worker_svc.model.linear_description import ComputedFormat
 from worker_svc.step import SamplingParams
 
 Save = Callable[..., Path]
@@ -83,12 +84,12 @@ def test_steps_launched_ahead_sample_the_same(
     assert driver.generate(PROMPTS, 12, params) == in_turn
 
 
-@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("weights", ComputedFormat)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_log_probabilities_are_the_same_bits_alone_in_a_crowd_and_in_chunks(
-    dtype: torch.dtype, int8: bool, tiny_llama: Path
+    dtype: torch.dtype, weights: ComputedFormat, tiny_llama: Path
 ) -> None:
-    runner = make_runner(tiny_llama, "compiled", dtype=dtype, int8=int8)
+    runner = make_runner(tiny_llama, "compiled", dtype=dtype, weights=weights)
     crowd = Driver(runner)
     tokens = crowd.generate(PROMPTS, 8, EVERY_LOGPROB)
     for place, prompt in enumerate(PROMPTS):
@@ -112,10 +113,11 @@ def test_bfloat16_is_closer_to_float32_than_rounding_every_sum_would_be(tiny_lla
     assert (ours - expected).norm() < (theirs.float() - expected).norm()
 
 
-def test_int8_weights_sample_mostly_the_same_tokens(
-    tiny_llama: Path, reference: Callable[..., list[list[int]]]
+@pytest.mark.parametrize("weights", [ComputedFormat.INT8, ComputedFormat.W8A8])
+def test_weights_of_8_bits_sample_mostly_the_same_tokens(
+    weights: ComputedFormat, tiny_llama: Path, reference: Callable[..., list[list[int]]]
 ) -> None:
-    sampled = Driver(make_runner(tiny_llama, "compiled", int8=True)).generate(PROMPTS, 1)
+    sampled = Driver(make_runner(tiny_llama, "compiled", weights=weights)).generate(PROMPTS, 1)
     expected = reference(tiny_llama, PROMPTS, 1)
     assert sum(a == b for a, b in zip(sampled, expected, strict=True)) >= len(PROMPTS) - 2
 

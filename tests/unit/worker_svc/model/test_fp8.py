@@ -25,6 +25,7 @@ from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description_cache import any_description_of
 from worker_svc.model.encoder_description import EncoderDescription
 from worker_svc.model.formats.fp8 import FORMAT
+from worker_svc.model.linear_description import ComputedFormat
 from worker_svc.model.torch_encoder import load_torch_encoder
 
 Save = Callable[..., Path]
@@ -91,7 +92,7 @@ def test_a_scale_for_a_whole_weight(
 def test_it_is_quantized_again_to_int8_as_its_dense_weights_are(save_model: Save, tmp_path: Path) -> None:
     directory = save_model(LlamaConfig(**WIDE))
     packed = save_quantized(directory, tmp_path / "packed", _quantized((32, 32)), quantization_config=_config((32, 32)))
-    runners = [make_runner(each, "compiled", int8=True) for each in (packed, directory)]
+    runners = [make_runner(each, "compiled", weights=ComputedFormat.INT8) for each in (packed, directory)]
     of_codes, of_dense = [Driver(runner).generate(PROMPTS, 12) for runner in runners]
     assert of_codes == of_dense
 

@@ -281,7 +281,7 @@ def test_latent_vectors_of_more_than_512_dimensions_are_refused_by_the_triton_ke
 def test_the_compiled_kernels_refuse_it_by_name(directory: Path, description: ModelDescription) -> None:
     assert unsupported_natively(description, AttentionKind.TORCH, CPU) is None
     assert unsupported_natively(description, AttentionKind.TRITON, torch.device("cuda")) is None
-    kernels = CompiledKernels(compiled.thread_pool(), int8=False)
+    kernels = CompiledKernels(compiled.thread_pool())
     refused = unsupported_natively(description, kernels, CPU)
     assert refused is not None
     assert refused.startswith("latent attention")

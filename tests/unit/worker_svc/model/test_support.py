@@ -96,7 +96,7 @@ NO_BACKEND: dict[str, Change] = {
 
 @pytest.mark.parametrize("name", NO_BACKEND)
 def test_what_no_backend_computes_is_refused_by_all(name: str, description: ModelDescription, tiny_llama: Path) -> None:
-    kernels = CompiledKernels(compiled.thread_pool(), int8=False)
+    kernels = CompiledKernels(compiled.thread_pool())
     changed = _with_first(description, NO_BACKEND[name])
     for who, call in (
         ("torch's operators", lambda: load_torch_model(changed, tiny_llama, torch.float32)),
@@ -187,7 +187,7 @@ def test_all_that_is_not_computed_is_named(description: ModelDescription, tiny_l
 
 def test_weights_in_int8_are_each_layers_own(description: ModelDescription, tiny_llama: Path) -> None:
     mixed = _with_first(description, _int8)
-    kernels = CompiledKernels(compiled.thread_pool(), int8=False)
+    kernels = CompiledKernels(compiled.thread_pool())
     first, second = load_compiled_model(mixed, tiny_llama, torch.float32, kernels)._built.layers
     quantized = [layer.qkv.scales is not None for layer in (first, second)]
     mlps = [layer.mlp for layer in (first, second) if isinstance(layer.mlp, BuiltMlp)]
