@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help install run test chaos acceptance clients peers lint type protos client-wheel release-protos requirements sbom audit aot gpu-check clean
-.PHONY: bench bench-sweep bench-steps bench-pairs bench-pressure bench-recovery bench-journal bench-kernels bench-quality
+.PHONY: bench bench-sweep bench-steps bench-pairs bench-pressure bench-recovery bench-journal bench-kernels bench-quality bench-formats
 .PHONY: bench-security bench-deterministic bench-grammars bench-grammar-engines bench-simulator bench-docs bench-continuous-batching bench-sync-client bench-embeddings bench-offline bench-all
 
 help:  ## List the commands
@@ -141,6 +141,9 @@ bench-grammar-engines: $(STAMP)  ## Compare the compiler of grammars with xgramm
 
 bench-kernels: $(STAMP)  ## Measure each op beside its peers, on a processor
 	$(BIN)/python -m benchmarks.kernels
+
+bench-formats: $(STAMP)  ## Measure the steps of formats of weights
+	$(BIN)/python -m benchmarks.formats
 
 bench-quality: $(STAMP)  ## Measure the perplexity of formats of weights
 	$(BIN)/python -m benchmarks.quality

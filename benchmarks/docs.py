@@ -18,6 +18,7 @@ from benchmarks.aot.report import aot_section
 from benchmarks.decode_balance.report import decode_balance_section
 from benchmarks.deterministic import deterministic_section
 from benchmarks.embeddings.report import embeddings_section
+from benchmarks.formats import formats_section
 from benchmarks.gpu.report import gpu_section
 from benchmarks.grammars import grammars_section
 from benchmarks.journal.report import journal_section
@@ -111,6 +112,7 @@ PERFORMANCE = (
     Section("security", RESULTS / "security.json", "make bench-security", security_section),
     Section("pressure", RESULTS / "pressure.json", "make bench-pressure", pressure_section),
     Section("kernels", RESULTS / "kernels_cpu.json", "make bench-kernels", kernels_section),
+    Section("formats", RESULTS / "formats.json", "make bench-formats", formats_section),
     Section("quality", RESULTS / "quality.json", "make bench-quality", quality_section),
     Section("aot", RESULTS / "aot.json", "python -m benchmarks.aot --update", aot_section),
     Section(

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from statistics import median
-from time import perf_counter
 from typing import Any
 
+from benchmarks.decoding import LONGEST, DecodingBatch
 from benchmarks.record import RESULTS, describe_gpu, provenance
 from benchmarks.report import Cells, origin
 from benchmarks.runner import failures_exit, log, make_parser, publish
@@ -26,11 +26,9 @@ from svc_common.settings import read_settings
 from worker_svc.instance import ModelInstance, load_instance
 from worker_svc.runner import Runner
 from worker_svc.settings import WorkerSettings
-from worker_svc.step import NewSequence, SamplingParams, ScheduledSequence, Step
+from worker_svc.step import SamplingParams
 
 RESULT = RESULTS / "grammars.json"
-CONTEXT = 128  # tokens of each sequence before it decodes
-LONGEST = 256  # tokens of each sequence
 
 
 @dataclass(frozen=True)
@@ -75,35 +73,8 @@ MAX_COST = 0.06
 """Of a step of JUDGED, in relation to one without grammars."""
 
 
-class DecodingBatch:
-    """Sequences that decode together, a step at a time. Several batches may share a runner."""
-
-    def __init__(self, runner: Runner, ids: Iterable[int], grammars: Iterable[str]) -> None:
-        """`grammars` has that of each sequence; an empty text for none."""
-        self._runner, self._ids, self._num_computed = runner, list(ids), CONTEXT
-        blocks_each = LONGEST // runner.limits.block_size
-        for place, (sequence_id, grammar) in enumerate(zip(self._ids, grammars, strict=True)):
-            params = SamplingParams(temperature=1.0, top_p=0.9, seed=1, grammar=grammar)
-            first = sequence_id % (2 * LARGEST) * blocks_each
-            new = NewSequence(sequence_id, [5 + place] * CONTEXT, CONTEXT, 0, params)
-            blocks = list(range(first, first + blocks_each))
-            runner.step(Step([], [new], [ScheduledSequence(sequence_id, 0, CONTEXT, blocks)]))
-
-    def seconds(self) -> float:
-        """The duration of the next step. Raises RuntimeError if a sequence fails."""
-        step = Step([], [], [ScheduledSequence(sequence_id, self._num_computed, 1, []) for sequence_id in self._ids])
-        self._num_computed += 1
-        started = perf_counter()
-        outcome = self._runner.step(step)
-        seconds = perf_counter() - started
-        for result in outcome.sequences:
-            if result.failure is not None:
-                raise RuntimeError(f"a sequence failed: {result.failure}")
-        return seconds
-
-    def end(self) -> None:
-        """The runner forgets the sequences."""
-        self._runner.step(Step(self._ids, [], []))
+def _sampled(grammar: str) -> SamplingParams:
+    return SamplingParams(temperature=1.0, top_p=0.9, seed=1, grammar=grammar)
 
 
 def measure(runner: Runner, cases: Sequence[Mix], rounds: int) -> Iterable[dict[str, Any]]:
@@ -114,7 +85,7 @@ def measure(runner: Runner, cases: Sequence[Mix], rounds: int) -> Iterable[dict[
             DecodingBatch(
                 runner,
                 [next(ids) for _ in range(case.size)],
-                [""] * case.num_plain + [grammar] * case.num_constrained,
+                [_sampled("")] * case.num_plain + [_sampled(grammar)] * case.num_constrained,
             )
             for grammar in ("", GRAMMAR)
         )

@@ -1,0 +1,82 @@
+"""Products in 8 bits by the instructions of each kind of x86-64 processor, as far as this one has them."""
+
+import ctypes
+import platform
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import quire_kernels.cpu.library
+from quire_kernels.cpu.library import find_compiler
+
+_SOURCES = Path(quire_kernels.cpu.library.__file__).with_name("csrc")
+_FLAGS = "-std=c++20 -O2 -ffp-contract=off -fPIC -shared -pthread -Wno-psabi"
+# What the compiler may use, and what the processor needs for it
+_KINDS = {
+    "none": ("", ()),
+    "AVX2": ("-mavx2 -mfma", ("avx2", "fma")),
+    "AVX-VNNI": ("-mavx2 -mfma -mavxvnni", ("avx2", "fma", "avx_vnni")),
+    "AVX-512": ("-mavx2 -mfma -mavx512f -mavx512bw", ("avx512f", "avx512bw")),
+    "AVX-512 VNNI": ("-mavx2 -mfma -mavx512f -mavx512bw -mavx512vnni", ("avx512f", "avx512bw", "avx512_vnni")),
+}
+PANEL, GROUP, LANES = 32, 128, 16
+
+
+@pytest.fixture(scope="module", params=_KINDS)
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    if platform.machine() != "x86_64":
+        pytest.skip("these instructions are x86-64's")
+    flags, needed = _KINDS[request.param]
+    present = set(Path("/proc/cpuinfo").read_text().split())
+    if missing := [name for name in needed if name not in present]:
+        pytest.skip(f"needs a processor with {', '.join(missing)}")
+    path = tmp_path_factory.mktemp("codes") / "codes.so"
+    source = Path(__file__).with_name("codes.cpp")
+    options = shlex.split(f"{_FLAGS} {flags}")
+    subprocess.run([*find_compiler(), *options, "-I", _SOURCES, source, "-o", path], check=True)
+    return ctypes.CDLL(str(path))
+
+
+def _products(library: ctypes.CDLL, rows: Tensor, weights: Tensor) -> Tensor:
+    """The library's products of rows [count, inputs] and int8 weights [PANEL, inputs]."""
+    count, inputs = rows.shape
+    padded = torch.nn.functional.pad(rows, (0, -inputs % LANES)).contiguous()
+    panel = torch.nn.functional.pad(weights, (0, -inputs % 4)).view(torch.uint8).bitwise_xor(128)
+    panel = panel.view(PANEL, panel.shape[1] // 4, 4).transpose(0, 1).contiguous()
+    sums = torch.empty(count, PANEL)
+    sizes = map(ctypes.c_int64, (count, inputs, padded.shape[1]))
+    library.products(_address(padded), *sizes, _address(panel), _address(sums))
+    return sums
+
+
+def _address(tensor: Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+def _rounded(rows: Tensor) -> Tensor:
+    """Each group of a row in 255 steps between its largest number and the negative, float64."""
+    padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % GROUP))
+    groups = padded.view(len(rows), padded.shape[1] // GROUP, GROUP)
+    peaks = groups.abs().amax(2, keepdim=True)
+    codes = (groups * (torch.full_like(peaks, 127) / peaks)).round()
+    return (codes.double() * (peaks / 127).double()).flatten(1)[:, : rows.shape[1]]
+
+
+@pytest.mark.parametrize("inputs", [1, 4, 15, 127, 128, 129, 576, 1538])
+def test_products(library: ctypes.CDLL, inputs: int) -> None:
+    torch.manual_seed(0)
+    rows, weights = torch.randn(17, inputs), torch.randint(-127, 128, (PANEL, inputs), dtype=torch.int8)
+    expected = _rounded(rows) @ weights.double().t()
+    torch.testing.assert_close(_products(library, rows, weights).double(), expected, rtol=1e-5, atol=1e-3)
+
+
+def test_the_largest_codes_of_each_sign(library: ctypes.CDLL) -> None:
+    """Sums of 16 bits would be too small for these."""
+    rows, weights = torch.ones(3, 640), torch.full((PANEL, 640), 127, dtype=torch.int8)
+    rows[1], rows[2, ::2], weights[1], weights[2, ::2] = -1, -1, -127, -127
+    expected = (127 * rows) @ weights.float().t()
+    assert torch.equal(_products(library, 127 * rows, weights), expected)

@@ -1,0 +1,36 @@
+"""The benchmark of formats of weights: its steps on a small model, its table and its target."""
+
+from pathlib import Path
+from typing import Any
+
+import llama_models
+from benchmarks.formats import BATCHES, PROMPT, formats_table, measure, targets
+from benchmarks.quality import FORMATS
+from runner_driver import make_runner
+from worker_svc.model.linear_description import ComputedFormat
+
+
+def _case(**milliseconds: float) -> dict[str, Any]:
+    return {"what": "decode, batch of 32", "ms": milliseconds}
+
+
+def test_each_format_computes_each_kind_of_step(tmp_path: Path) -> None:
+    directory = llama_models.save_model(tmp_path, llama_models.VARIANTS["llama"]())
+    runners = {
+        name: make_runner(directory, "compiled", weights=weights, num_blocks=64)
+        for name, weights in (("bfloat16", ComputedFormat.MODEL), ("w8a8", ComputedFormat.W8A8))
+    }
+    cases = list(measure(runners, (1, 2), rounds=3))
+    assert [case["what"] for case in cases] == ["decode, batch of 1", "decode, batch of 2", f"prompt, {PROMPT} tokens"]
+    assert all(case["ms"].keys() == runners.keys() and min(case["ms"].values()) > 0 for case in cases)
+    table = formats_table({"formats": list(runners), "cases": cases})
+    assert len(table.rows) == 3
+    assert table.columns == ("step, ms", "bfloat16", "w8a8")
+
+
+def test_the_target_is_about_formats_that_were_measured() -> None:
+    assert 32 in BATCHES
+    assert {"bfloat16", "w8a8"} <= FORMATS.keys()
+    assert [one["holds"] for one in targets([_case(bfloat16=13, w8a8=10)])] == [True]
+    assert [one["holds"] for one in targets([_case(bfloat16=12, w8a8=10)])] == [False]
+    assert targets([_case(bfloat16=12, int8=10)]) == []
