@@ -1,6 +1,6 @@
 """One prompt of a call: read as a body of the HTTP API, then run by the engine, which appends its output."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, TypeAlias
@@ -142,21 +142,28 @@ class OfflineRequest:
 
 
 def prompts_of(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """The prompts of a call: a text, an object, or token ids are one."""
+    """The prompts of a call: a text, an object, or token ids are one. Raises TypeError."""
+    _require_list(given, "prompts", "a text, token ids, an object, or a list of these")
     if isinstance(given, str | Mapping) or (len(given) > 0 and isinstance(given[0], Integral)):
         return [given]  # type: ignore[list-item]
     return list(given)  # type: ignore[arg-type]
 
 
 def chats_of(given: Messages | Sequence[Messages]) -> list[Messages]:
-    """The chats of a call: a list of messages is one."""
+    """The chats of a call: a list of messages is one. Raises TypeError."""
+    _require_list(given, "messages", "a list of messages, or a list of such lists")
     if len(given) > 0 and isinstance(given[0], Mapping):
         return [given]  # type: ignore[list-item]
     return list(given)  # type: ignore[arg-type]
 
 
+def _require_list(given: object, name: str, must_be: str) -> None:
+    if not isinstance(given, Sized):
+        raise TypeError(f"{name}: must be {must_be}, not {type(given).__name__}")
+
+
 def given_prompt(prompt: Prompt) -> str | list[int]:
-    """A prompt as a body has it. Raises TypeError for an object with other keys."""
+    """A prompt as a body has it. Raises TypeError for an object with other keys, or anything else."""
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, Mapping):
@@ -164,4 +171,5 @@ def given_prompt(prompt: Prompt) -> str | list[int]:
         if not keys or not prompt.keys() <= {"prompt_token_ids", "prompt"}:
             raise TypeError(f"a prompt has the key prompt or prompt_token_ids, not {', '.join(map(str, prompt))}")
         return given_prompt(prompt[keys[0]])
+    _require_list(prompt, "a prompt", "a text, token ids or an object")
     return [int(token_id) if isinstance(token_id, Integral) else token_id for token_id in prompt]

@@ -267,6 +267,26 @@ def test_the_numbers_of_prompts_and_parameters_must_be_equal(llm: LLM) -> None:
         llm.generate(["a", "b"], GREEDY, priority=[1])
 
 
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        (3, "prompts: must be a text, token ids, an object, or a list of these, not int"),
+        (None, "prompts: .*, not NoneType"),
+        (["a", None], "a prompt: must be a text, token ids or an object, not NoneType"),
+        ({"text": "a"}, "a prompt has the key prompt or prompt_token_ids, not text"),
+    ],
+)
+def test_what_is_no_prompt_is_refused(prompts: Any, message: str, llm: LLM) -> None:
+    with pytest.raises(TypeError, match=message):
+        llm.generate(prompts, GREEDY)
+
+
+def test_what_is_no_chat_is_refused(llm: LLM) -> None:
+    chat: Any = 3
+    with pytest.raises(TypeError, match="messages: must be a list of messages, or a list of such lists, not int"):
+        llm.chat(chat)
+
+
 def test_a_note_is_about_the_prompt_of_a_list(llm: LLM) -> None:
     with pytest.raises(QuireError) as raised:
         llm.generate(["hello"] * 3, [GREEDY, GREEDY, SamplingParams(temperature="hot")])
