@@ -1,7 +1,7 @@
 # The gateway: gRPC and OpenAI-style HTTP for clients. `python -m gateway_svc.prepare` fetches the model's tokenizer first.
 # Build from the root of the project: docker build -f deploy/docker/gateway.Dockerfile -t quire/gateway .
-# For a reproducible image, name the base by its digest: docs/operations.md, "Images".
-ARG PYTHON_IMAGE=python:3.12-slim-bookworm
+# The base is named by its digest, which stays what it is; a newer one: docs/operations.md, "Images".
+ARG PYTHON_IMAGE=python:3.12.14-slim-bookworm@sha256:782412e85d0f0984994c290652577d4018aff08145c85b262bb63dc0c7522254
 FROM ${PYTHON_IMAGE} AS build
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
