@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from quire_kernels.cpu.attention import CacheLayer, attend, check_compiled_support, store
+from quire_kernels.cpu.linear import MatrixFormat
 from quire_kernels.cpu.thread_pool import ThreadPool
 from quire_kernels.cpu_attention import CpuAttentionPlan, cpu_paged_attention, cpu_store_kv, plan_cpu_attention
 from worker_svc.batch import Batch
 from worker_svc.cache import KVCache
-from worker_svc.model.linear_description import ComputedFormat
 from worker_svc.model_layout import LayerAttention
 
 
@@ -32,7 +32,7 @@ class CompiledKernels:
     """The compiled kernels: their thread pool, and the format of weights whose layers name none."""
 
     thread_pool: ThreadPool
-    weights: ComputedFormat = ComputedFormat.MODEL
+    weights: MatrixFormat = MatrixFormat.PLAIN
 
 
 Kernels: TypeAlias = AttentionKind | CompiledKernels

@@ -15,6 +15,7 @@ from torch import Tensor
 from quire_kernels.cpu.amx import arithmetic_of
 from quire_kernels.cpu.attention import check_compiled_support
 from quire_kernels.cpu.library import BuildFailed, load_library
+from quire_kernels.cpu.linear import MatrixFormat
 from quire_kernels.cpu.thread_pool import ThreadPool
 from svc_common.grammars import UnsupportedTokenizer, load_grammar_tokenizer
 from svc_common.models import (
@@ -48,7 +49,6 @@ from worker_svc.memory_parts import MemoryAccount
 from worker_svc.model.compiled_model import COMPUTED as COMPILED
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.description_cache import description_of
-from worker_svc.model.linear_description import ComputedFormat
 from worker_svc.model.loading import LoadedModel, load, unsupported_natively
 from worker_svc.model.support import needs_torch, unsupported_reason
 from worker_svc.model_fit import check_fits
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 # less. A GPU needs more to be busy.
 _BUDGETS = {"cpu": (256, 512, 64), "cuda": (2048, 2048, 256)}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_COMPUTED = {"none": ComputedFormat.MODEL, "int8": ComputedFormat.INT8, "w8a8": ComputedFormat.W8A8}
+_FORMATS = {"none": MatrixFormat.PLAIN, "int8": MatrixFormat.INT8, "w8a8": MatrixFormat.W8A8}
 _CACHE_DTYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 # Compute capability of the first GPUs with float8_e4m3fn: Ada Lovelace.
 _FP8_CAPABILITY = (8, 9)
@@ -275,7 +275,7 @@ def _kernels(
         refused = "only models that are computed natively support weights in 8 bits" if is_quantized else None
     if refused is None:
         try:
-            return CompiledKernels(start_thread_pool(settings, report), _COMPUTED[quantization])
+            return CompiledKernels(start_thread_pool(settings, report), _FORMATS[quantization])
         except BuildFailed as error:
             refused = str(error)
     if choice == "compiled" or is_quantized:

@@ -51,12 +51,23 @@ class TenantCalls:
         body = {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
         return await self._call("/v1/completions", body)
 
+    async def stream(self, prompt: list[int], max_tokens: int, on_tokens: Callable[[], object]) -> None:
+        """As `generate`; `on_tokens` is called for each line of the answer."""
+        body = {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
+        async with self.client.stream("POST", "/v1/completions", json=body, headers=self._headers) as answer:
+            answer.raise_for_status()
+            async for _ in answer.aiter_lines():
+                on_tokens()
+
     async def embed(self, inputs: list[list[int]]) -> tuple[int, int]:
         return await self._call("/v1/embeddings", {"model": MODEL_OF_TEXTS, "input": inputs})
 
+    @property
+    def _headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {key_of(self.tenant)}"}
+
     async def _call(self, path: str, body: dict[str, Any]) -> tuple[int, int]:
-        headers = {"authorization": f"Bearer {key_of(self.tenant)}"}
-        answer = await self.client.post(path, json=body, headers=headers)
+        answer = await self.client.post(path, json=body, headers=self._headers)
         if answer.status_code == httpx.codes.TOO_MANY_REQUESTS:
             code = answer.json()["error"]["code"]
             if code != "tenant_quota_exceeded":
@@ -157,14 +168,14 @@ async def _running_errors(calls: TenantCalls, worker_of_texts: str) -> list[str]
     # The last one may be followed by a step without inputs, which tells the worker that it has ended.
     if status != httpx.codes.OK or num_steps not in (num_inputs, num_inputs + 1):
         errors.append(f"max_running: {num_inputs} inputs were computed in {num_steps:.0f} steps, status {status}")
-    ended: list[int] = []
+    ended, has_begun = list[int](), asyncio.Event()
 
     async def generate(number: int) -> None:
-        await calls.generate([5] * 8, _MANY_TOKENS if number == 0 else 1)
+        await calls.stream([5] * 8, _MANY_TOKENS if number == 0 else 1, has_begun.set)
         ended.append(number)
 
     first = asyncio.create_task(generate(0))
-    await asyncio.sleep(0.5)  # it has begun
+    await asyncio.wait_for(has_begun.wait(), _TIMEOUT)
     await asyncio.gather(first, generate(1), calls.embed([[5]]))
     if ended != [0, 1]:
         errors.append(f"max_running: generations ended in the order {ended}")

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import compiled
+from quire_kernels.cpu.linear import MatrixFormat
 from worker_svc.attention import AttentionKind, CompiledKernels
 from worker_svc.block_copier import RateLimiter
 from worker_svc.block_copier_factory import make_block_copier
@@ -29,7 +30,6 @@ from worker_svc.memory_parts import MemoryAccount
 from worker_svc.model.architecture import describe
 from worker_svc.model.config import read_config
 from worker_svc.model.description import ModelDescription
-from worker_svc.model.linear_description import ComputedFormat
 from worker_svc.model.loading import load
 from worker_svc.model_layout import ModelLayout
 from worker_svc.runner import Runner
@@ -42,7 +42,7 @@ def make_runner(
     directory: Path,
     kernels: str = "torch",
     *,
-    weights: ComputedFormat = ComputedFormat.MODEL,
+    weights: MatrixFormat = MatrixFormat.PLAIN,
     dtype: torch.dtype = torch.float32,
     block_size: int = 16,
     num_blocks: int = 64,
@@ -107,7 +107,7 @@ def _load(
     directory: Path,
     description: ModelDescription | None,
     kernels: str,
-    weights: ComputedFormat,
+    weights: MatrixFormat,
     dtype: torch.dtype,
     device: torch.device,
     deterministic: bool,

@@ -50,7 +50,7 @@ _FORMATS = {
 class _CompiledBuilder:
     """Lays weights out for the compiled code while they are read."""
 
-    def __init__(self, thread_pool: ThreadPool, dtype: torch.dtype, default: ComputedFormat, *, use_amx: bool) -> None:
+    def __init__(self, thread_pool: ThreadPool, dtype: torch.dtype, default: MatrixFormat, *, use_amx: bool) -> None:
         self._thread_pool, self._dtype, self._default = thread_pool, dtype, default
         self._pack_weight = pack_for_amx if use_amx else pack_matrix
         self._memory = LargePages()
@@ -84,7 +84,7 @@ class _CompiledBuilder:
         return self.linear(weights.gate_up), self.linear(weights.down)
 
     def _pack(self, layer: LinearLayer, weight: Tensor, bias: Tensor | None) -> PackedMatrix:
-        matrix_format = _FORMATS[layer.computed or self._default]
+        matrix_format = self._default if layer.computed is None else _FORMATS[layer.computed]
         # AMX has tiles of bfloat16 alone here.
         pack = pack_matrix if matrix_format is MatrixFormat.W8A8 else self._pack_weight
         return pack(self._thread_pool, weight, bias, matrix_format=matrix_format, memory=self._memory)
@@ -98,7 +98,7 @@ class CompiledModel:
         description: ModelDescription,
         checkpoint: Checkpoint,
         thread_pool: ThreadPool,
-        weights: ComputedFormat = ComputedFormat.MODEL,
+        weights: MatrixFormat = MatrixFormat.PLAIN,
     ) -> None:
         """`weights`: the format of layers that name none.
 

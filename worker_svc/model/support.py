@@ -107,8 +107,11 @@ def features(description: ModelDescription) -> Iterator[tuple[Feature, str]]:
         yield Feature.ACTIVATION, f"the activation {activation}"
     if len({mlp.width for mlp in mlps}) > 1:
         yield Feature.MLP_WIDTH_PER_LAYER, "MLPs of different widths"
-    if any(linear.computed is ComputedFormat.INT8 for linear in description.linear_layers):
+    computed = {linear.computed for linear in description.linear_layers}
+    if ComputedFormat.INT8 in computed:
         yield Feature.INT8_WEIGHTS, "linear layers computed in int8"
+    if ComputedFormat.W8A8 in computed:
+        yield Feature.INT8_WEIGHTS, "linear layers computed in W8A8"
     if any(attention.kv_format is not None for attention in attentions):
         yield Feature.KV_FORMAT, "a format of keys and values for each layer"
     if description.head.biased:

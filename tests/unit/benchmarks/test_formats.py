@@ -6,8 +6,8 @@ from typing import Any
 import llama_models
 from benchmarks.formats import BATCHES, PROMPT, formats_table, measure, targets
 from benchmarks.quality import FORMATS
+from quire_kernels.cpu.linear import MatrixFormat
 from runner_driver import make_runner
-from worker_svc.model.linear_description import ComputedFormat
 
 
 def _case(**milliseconds: float) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def test_each_format_computes_each_kind_of_step(tmp_path: Path) -> None:
     directory = llama_models.save_model(tmp_path, llama_models.VARIANTS["llama"]())
     runners = {
         name: make_runner(directory, "compiled", weights=weights, num_blocks=64)
-        for name, weights in (("bfloat16", ComputedFormat.MODEL), ("w8a8", ComputedFormat.W8A8))
+        for name, weights in (("bfloat16", MatrixFormat.PLAIN), ("w8a8", MatrixFormat.W8A8))
     }
     cases = list(measure(runners, (1, 2), rounds=3))
     assert [case["what"] for case in cases] == ["decode, batch of 1", "decode, batch of 2", f"prompt, {PROMPT} tokens"]

@@ -16,6 +16,7 @@ from drafters import knowing
 from llama_models import VARIANTS, VOCAB
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
+from quire_kernels.cpu.linear import MatrixFormat
 from runner_driver import make_instance, make_runner
 from transformers_models import VARIANTS as OTHERS
 from worker_svc.drafters.ngram import NgramDrafter
@@ -166,8 +167,9 @@ def test_every_backend_verifies(config: Callable[[], Any], kernels: str, save_mo
     assert sum(core_runner.num_results[count] for count in range(2, MAX_DRAFT_TOKENS + 2)) > 5
 
 
-@pytest.mark.parametrize("options", [{"dtype": torch.bfloat16}, {"dtype": torch.bfloat16, "int8": True}], ids=str)
-def test_the_bits_are_the_same_in_other_arithmetic(options: dict[str, Any], tiny_llama: Path) -> None:
+@pytest.mark.parametrize("weights", MatrixFormat)
+def test_the_bits_are_the_same_in_other_arithmetic(weights: MatrixFormat, tiny_llama: Path) -> None:
+    options: dict[str, Any] = {"dtype": torch.bfloat16, "weights": weights}
     asked = [Asked(one.prompt, 24, 1, one.kind | {"logprobs": 3}) for one in _requests(8, 14)]
     expected, _ = _serve(asked, tiny_llama, "compiled", **options)
     make_drafter = knowing(_texts(asked, expected), VOCAB, 8)

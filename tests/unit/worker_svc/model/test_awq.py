@@ -16,10 +16,10 @@ from transformers import LlamaConfig
 import llama_models
 from llama_models import SIZES
 from quantized_models import in_order, quantize, save_quantized
+from quire_kernels.cpu.linear import MatrixFormat
 from runner_driver import Driver, make_runner
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.formats.awq import FORMAT
-from worker_svc.model.linear_description import ComputedFormat
 
 Save = Callable[..., Path]
 Reference = Callable[..., list[list[int]]]
@@ -59,7 +59,7 @@ def test_a_model_computes_what_its_codes_mean(
 def test_it_is_quantized_again_to_int8_as_its_dense_weights_are(save_model: Save, tmp_path: Path) -> None:
     directory = save_model(LlamaConfig(**WIDE))
     packed = save_quantized(directory, tmp_path / "packed", _awq(32), quantization_config=_config(32))
-    runners = [make_runner(each, "compiled", weights=ComputedFormat.INT8) for each in (packed, directory)]
+    runners = [make_runner(each, "compiled", weights=MatrixFormat.INT8) for each in (packed, directory)]
     of_codes, of_dense = [Driver(runner).generate(PROMPTS, 12) for runner in runners]
     assert of_codes == of_dense
 

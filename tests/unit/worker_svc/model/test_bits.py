@@ -18,13 +18,13 @@ import transformers_models
 import worker_svc.model.compiled_model
 from llama_models import SIZES, VARIANTS, VOCAB
 from quire_kernels.cpu.amx import has_amx
+from quire_kernels.cpu.linear import MatrixFormat
 from worker_svc.attention import CompiledKernels
 from worker_svc.batch import SequenceChunk, make_batch
 from worker_svc.cache import CacheShape
 from worker_svc.model.architecture import describe
 from worker_svc.model.compiled_model import load_compiled_model
 from worker_svc.model.config import read_config
-from worker_svc.model.linear_description import ComputedFormat
 
 BLOCK = 16
 CONFIGS: dict[str, Callable[[], Any]] = {
@@ -40,14 +40,14 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 }
 # The dtype, the format of weights, and whether products are computed by AMX
 ARITHMETICS = {
-    "float32": (torch.float32, ComputedFormat.MODEL, False),
-    "bfloat16": (torch.bfloat16, ComputedFormat.MODEL, False),
-    "int8": (torch.bfloat16, ComputedFormat.INT8, False),
-    "w8a8": (torch.bfloat16, ComputedFormat.W8A8, False),
-    "float32+w8a8": (torch.float32, ComputedFormat.W8A8, False),
-    "amx": (torch.bfloat16, ComputedFormat.MODEL, True),
-    "amx+int8": (torch.bfloat16, ComputedFormat.INT8, True),
-    "amx+w8a8": (torch.bfloat16, ComputedFormat.W8A8, True),
+    "float32": (torch.float32, MatrixFormat.PLAIN, False),
+    "bfloat16": (torch.bfloat16, MatrixFormat.PLAIN, False),
+    "int8": (torch.bfloat16, MatrixFormat.INT8, False),
+    "w8a8": (torch.bfloat16, MatrixFormat.W8A8, False),
+    "float32+w8a8": (torch.float32, MatrixFormat.W8A8, False),
+    "amx": (torch.bfloat16, MatrixFormat.PLAIN, True),
+    "amx+int8": (torch.bfloat16, MatrixFormat.INT8, True),
+    "amx+w8a8": (torch.bfloat16, MatrixFormat.W8A8, True),
 }
 _RNG = np.random.default_rng(11)
 SEQUENCES = [_RNG.integers(VOCAB, size=length, dtype=np.int32) for length in (1, 15, 16, 17, 40, 63, 64, 65, 130)]
@@ -63,7 +63,7 @@ def _longer(variant: str) -> Any:
 class Computation:
     """A model with a zero cache, in which each sequence has its own blocks."""
 
-    def __init__(self, directory: Path, dtype: torch.dtype, weights: ComputedFormat, num_threads: int) -> None:
+    def __init__(self, directory: Path, dtype: torch.dtype, weights: MatrixFormat, num_threads: int) -> None:
         description = describe(read_config(directory))
         assert description is not None
         self._model = load_compiled_model(

@@ -16,13 +16,13 @@ from transformers import LlamaConfig
 
 import compiled
 from llama_models import SIZES
+from quire_kernels.cpu.linear import MatrixFormat
 from worker_svc.model.architecture import describe
 from worker_svc.model.building import ExpertWeights, build
 from worker_svc.model.compiled_model import CompiledModel
 from worker_svc.model.config import read_config
 from worker_svc.model.description import LinearLayer, LinearRole, ModelDescription, Norm, SplitDimension
 from worker_svc.model.formats.dense import DenseFormat
-from worker_svc.model.linear_description import ComputedFormat
 from worker_svc.model.linear_weights import LinearWeights, Shard
 from worker_svc.model.torch_model import TorchModel
 from worker_svc.model.weight_format import format_of
@@ -129,10 +129,10 @@ def test_a_linear_layer_is_held_at_most_twice(dtype: torch.dtype, directory: Pat
 
 
 COMPILED = {
-    "compiled-float32": ComputedFormat.MODEL,
-    "compiled-bfloat16": ComputedFormat.MODEL,
-    "compiled-int8": ComputedFormat.INT8,
-    "compiled-w8a8": ComputedFormat.W8A8,
+    "compiled-float32": MatrixFormat.PLAIN,
+    "compiled-bfloat16": MatrixFormat.PLAIN,
+    "compiled-int8": MatrixFormat.INT8,
+    "compiled-w8a8": MatrixFormat.W8A8,
 }
 
 

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 import transformers_models
 from llama_models import SIZES, VARIANTS, VOCAB
 from quire_kernels.cpu.attention import check_compiled_support
+from quire_kernels.cpu.linear import MatrixFormat
 from runner_driver import Driver, make_runner
-from worker_svc.model.linear_description import ComputedFormat
 from worker_svc.step import SamplingParams
 
 Save = Callable[..., Path]
@@ -84,10 +84,10 @@ def test_steps_launched_ahead_sample_the_same(
     assert driver.generate(PROMPTS, 12, params) == in_turn
 
 
-@pytest.mark.parametrize("weights", ComputedFormat)
+@pytest.mark.parametrize("weights", MatrixFormat)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_log_probabilities_are_the_same_bits_alone_in_a_crowd_and_in_chunks(
-    dtype: torch.dtype, weights: ComputedFormat, tiny_llama: Path
+    dtype: torch.dtype, weights: MatrixFormat, tiny_llama: Path
 ) -> None:
     runner = make_runner(tiny_llama, "compiled", dtype=dtype, weights=weights)
     crowd = Driver(runner)
@@ -113,9 +113,9 @@ def test_bfloat16_is_closer_to_float32_than_rounding_every_sum_would_be(tiny_lla
     assert (ours - expected).norm() < (theirs.float() - expected).norm()
 
 
-@pytest.mark.parametrize("weights", [ComputedFormat.INT8, ComputedFormat.W8A8])
+@pytest.mark.parametrize("weights", [MatrixFormat.INT8, MatrixFormat.W8A8])
 def test_weights_of_8_bits_sample_mostly_the_same_tokens(
-    weights: ComputedFormat, tiny_llama: Path, reference: Callable[..., list[list[int]]]
+    weights: MatrixFormat, tiny_llama: Path, reference: Callable[..., list[list[int]]]
 ) -> None:
     sampled = Driver(make_runner(tiny_llama, "compiled", weights=weights)).generate(PROMPTS, 1)
     expected = reference(tiny_llama, PROMPTS, 1)

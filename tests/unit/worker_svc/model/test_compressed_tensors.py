@@ -22,10 +22,10 @@ from quantized_models import (
     quantize_fp8,
     save_quantized,
 )
+from quire_kernels.cpu.linear import MatrixFormat
 from runner_driver import Driver, make_runner
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.formats.compressed_tensors import FORMAT
-from worker_svc.model.linear_description import ComputedFormat
 
 Save = Callable[..., Path]
 Reference = Callable[..., list[list[int]]]
@@ -140,7 +140,7 @@ def test_it_is_quantized_again_to_int8_as_its_dense_weights_are(
     directory = save_model(LlamaConfig(**WIDE))
     config = _config(layout, _group(fields))
     packed = save_quantized(directory, tmp_path / "packed", _quantized(fields, layout), quantization_config=config)
-    runners = [make_runner(each, "compiled", weights=ComputedFormat.INT8) for each in (packed, directory)]
+    runners = [make_runner(each, "compiled", weights=MatrixFormat.INT8) for each in (packed, directory)]
     of_codes, of_dense = [Driver(runner).generate(PROMPTS, 12) for runner in runners]
     assert of_codes == of_dense
 

@@ -16,6 +16,7 @@ import compiled
 import transformers_models
 from core_runner import CoreRunner, submission
 from llama_models import prompts
+from quire_kernels.cpu.linear import MatrixFormat
 from runner_driver import Driver, make_instance, make_runner
 from runner_steps import Generate, new_sequence, run_step
 from worker_svc.attention import AttentionKind, CompiledKernels
@@ -36,7 +37,6 @@ from worker_svc.model.description import (
     StoredLinear,
 )
 from worker_svc.model.linear import Linear
-from worker_svc.model.linear_description import ComputedFormat
 from worker_svc.model.loading import load, unsupported_natively
 from worker_svc.model.tensor_names import described_names
 from worker_svc.model.torch_experts import TorchExperts, build_torch_experts
@@ -123,7 +123,7 @@ def test_a_tensor_of_all_experts_of_another_shape_is_named(fused: Path, tmp_path
 def test_every_backend_computes_them(description: ModelDescription) -> None:
     for kernels, device in (
         (AttentionKind.TORCH, CPU),
-        (CompiledKernels(compiled.thread_pool(), ComputedFormat.INT8), CPU),
+        (CompiledKernels(compiled.thread_pool(), MatrixFormat.INT8), CPU),
         (AttentionKind.TRITON, torch.device("cuda")),
     ):
         assert unsupported_natively(description, kernels, device) is None
@@ -226,7 +226,7 @@ def test_clipped_queries_are_left_to_transformers() -> None:
 
 
 def test_8_bits_sample_mostly_the_same_tokens(directory: Path, reference: Generate) -> None:
-    sampled = Driver(make_runner(directory, "compiled", weights=ComputedFormat.INT8)).generate(PROMPTS, 1)
+    sampled = Driver(make_runner(directory, "compiled", weights=MatrixFormat.INT8)).generate(PROMPTS, 1)
     expected = reference(directory, PROMPTS, 1)
     assert sum(a == b for a, b in zip(sampled, expected, strict=True)) >= len(PROMPTS) - 2
 

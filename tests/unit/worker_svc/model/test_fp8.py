@@ -20,12 +20,12 @@ import llama_models
 from bert_models import hidden_states, random_prompts, save_bert
 from llama_models import SIZES
 from quantized_models import Fp8Weight, quantize_fp8, save_quantized
+from quire_kernels.cpu.linear import MatrixFormat
 from runner_driver import Driver, make_runner
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description_cache import any_description_of
 from worker_svc.model.encoder_description import EncoderDescription
 from worker_svc.model.formats.fp8 import FORMAT
-from worker_svc.model.linear_description import ComputedFormat
 from worker_svc.model.torch_encoder import load_torch_encoder
 
 Save = Callable[..., Path]
@@ -92,7 +92,7 @@ def test_a_scale_for_a_whole_weight(
 def test_it_is_quantized_again_to_int8_as_its_dense_weights_are(save_model: Save, tmp_path: Path) -> None:
     directory = save_model(LlamaConfig(**WIDE))
     packed = save_quantized(directory, tmp_path / "packed", _quantized((32, 32)), quantization_config=_config((32, 32)))
-    runners = [make_runner(each, "compiled", weights=ComputedFormat.INT8) for each in (packed, directory)]
+    runners = [make_runner(each, "compiled", weights=MatrixFormat.INT8) for each in (packed, directory)]
     of_codes, of_dense = [Driver(runner).generate(PROMPTS, 12) for runner in runners]
     assert of_codes == of_dense
 

@@ -17,12 +17,12 @@ from transformers import LlamaConfig
 import llama_models
 from llama_models import SIZES
 from quantized_models import in_act_order, in_order, quantize, save_quantized
+from quire_kernels.cpu.linear import MatrixFormat
 from runner_driver import Driver, make_runner
 from worker_svc.fingerprint import model_fingerprint
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import LinearLayer, LinearRole, SplitDimension, StoredLinear
 from worker_svc.model.formats.gptq import FORMAT
-from worker_svc.model.linear_description import ComputedFormat
 from worker_svc.model.linear_weights import LinearWeights, Shard
 from worker_svc.model.weight_format import format_of
 from worker_svc.model.weights import Checkpoint
@@ -80,7 +80,7 @@ def test_it_is_quantized_again_to_int8_as_its_dense_weights_are(save_model: Save
     directory = save_model(LlamaConfig(**WIDE))
     quantized = _gptq(4, 32, sym=False, act_order=True, v2=False)
     packed = save_quantized(directory, tmp_path / "packed", quantized, quantization_config=_config(4, 32))
-    runners = [make_runner(each, "compiled", weights=ComputedFormat.INT8) for each in (packed, directory)]
+    runners = [make_runner(each, "compiled", weights=MatrixFormat.INT8) for each in (packed, directory)]
     of_codes, of_dense = [Driver(runner).generate(PROMPTS, 12) for runner in runners]
     assert of_codes == of_dense
 

@@ -63,11 +63,11 @@ def _with_first(description: ModelDescription, change: Change) -> ModelDescripti
     return replace(description, layers=(change(first), *others))
 
 
-def _int8(layer: DecoderLayer) -> DecoderLayer:
-    return replace(
+def _computed(computed: ComputedFormat) -> Change:
+    return lambda layer: replace(
         layer,
-        attention=replace(layer.attention, qkv=replace(layer.attention.qkv, computed=ComputedFormat.INT8)),
-        mlp=replace(layer.mlps[0], down=replace(layer.mlps[0].down, computed=ComputedFormat.INT8)),
+        attention=replace(layer.attention, qkv=replace(layer.attention.qkv, computed=computed)),
+        mlp=replace(layer.mlps[0], down=replace(layer.mlps[0].down, computed=computed)),
     )
 
 
@@ -185,8 +185,11 @@ def test_all_that_is_not_computed_is_named(description: ModelDescription, tiny_l
         load_torch_model(changed, tiny_llama, torch.float32)
 
 
-def test_weights_in_int8_are_each_layers_own(description: ModelDescription, tiny_llama: Path) -> None:
-    mixed = _with_first(description, _int8)
+@pytest.mark.parametrize(("computed", "name"), [(ComputedFormat.INT8, "int8"), (ComputedFormat.W8A8, "W8A8")], ids=str)
+def test_weights_in_8_bits_are_each_layers_own(
+    computed: ComputedFormat, name: str, description: ModelDescription, tiny_llama: Path
+) -> None:
+    mixed = _with_first(description, _computed(computed))
     kernels = CompiledKernels(compiled.thread_pool())
     first, second = load_compiled_model(mixed, tiny_llama, torch.float32, kernels)._built.layers
     quantized = [layer.qkv.scales is not None for layer in (first, second)]
@@ -197,15 +200,15 @@ def test_weights_in_int8_are_each_layers_own(description: ModelDescription, tiny
     asked = prompts(1, 17, 40)
     params = SamplingParams(logprobs=VOCAB)
     message = {}
-    for name, described in (("mixed", mixed), ("dense", description)):
+    for kind, described in (("mixed", mixed), ("dense", description)):
         driver = Driver(make_runner(tiny_llama, "compiled", description=described))
         driver.generate(asked, 1, params)
-        message[name] = torch.tensor([[value for _, value in sorted(driver.logprobs[s][0].top)] for s in (1, 2, 3)])
+        message[kind] = torch.tensor([[value for _, value in sorted(driver.logprobs[s][0].top)] for s in (1, 2, 3)])
     error = (message["mixed"] - message["dense"]).norm() / message["dense"].norm()
     assert 0 < error < 0.1
-    with pytest.raises(UnsupportedModel, match=r"Triton kernels .* linear layers computed in int8"):
+    with pytest.raises(UnsupportedModel, match=rf"Triton kernels .* linear layers computed in {name}"):
         load_triton_model(mixed, tiny_llama, torch.float32, CPU)
-    with pytest.raises(UnsupportedModel, match=r"torch's operators .* linear layers computed in int8"):
+    with pytest.raises(UnsupportedModel, match=rf"torch's operators .* linear layers computed in {name}"):
         load_torch_model(mixed, tiny_llama, torch.float32)
 
 
