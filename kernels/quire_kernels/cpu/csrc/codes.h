@@ -2,7 +2,7 @@
 //
 // The numbers of a row are in groups, each with a scale of its own: a row often has a few numbers much larger than all others,
 // whose scale would leave these few steps. Products of a group are added in int32, which is exact, and groups as floats, in
-// their order. So a row's bits depend neither on other rows nor on the instructions that add the products.
+// their order. So a row's bits do not depend on other rows.
 #pragma once
 
 #include <algorithm>
@@ -28,8 +28,8 @@ struct CodeGroup {
 template <class T>
 inline void quantize(const T* from, int64_t inputs, CodeGroup* groups) {
     typedef int8_t Bytes __attribute__((vector_size(LANES)));
-    constexpr float LEAST = 1e-30f;                // of a scale's numerator: its inverse is finite
-    const Floats shift = splat(12582912.0f);       // 1.5 * 2**23: adding it rounds to an integer, in the lowest bits
+    constexpr float LEAST = 1e-30f;           // of a divisor: the quotient is finite
+    const Floats shift = splat(12582912.0f);  // 1.5 * 2**23: adding it rounds to an integer, in the lowest bits
     const Ints integers = (Ints)shift;
     for (int64_t first = 0; first < inputs; first += GROUP, from += GROUP, ++groups) {
         const int64_t count = std::min(GROUP, inputs - first);
