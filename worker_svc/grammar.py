@@ -2,9 +2,9 @@
 
 What a matcher allows is a function of its grammar and of the sequence's output tokens. So it is the same after a swap,
 after a move to another worker, and with drafts. Only a limit of the lexer, which is shared, may end one sequence and
-not another with the same tokens. One thread compiles grammars. Another one makes the masks while the forward pass runs,
-and compiles again where a lexer reached a limit. A third one makes masks that take long, before a step needs them. The
-thread of the steps compiles nothing.
+not another with the same tokens. One thread compiles grammars, each with a first mask. Another one makes the masks
+while the forward pass runs, and compiles again where a lexer reached a limit. A third one makes masks that take long,
+before a step needs them. The thread of the steps compiles nothing.
 """
 
 import hashlib
@@ -17,8 +17,10 @@ from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from svc_common.grammars import (
+    GrammarTooComplex,
     UnsupportedTokenizer,
     compile_grammar,
+    exceeds_limit,
     grammar_threads,
 )
 from worker_svc.grammar_cache import CompiledGrammar, GrammarCache
@@ -78,11 +80,16 @@ class GrammarCompiler:
         return compiled
 
     def _compile_and_try(self, grammar: str, pace: MaskPace) -> LLMatcher:
-        """With a first mask: no step waits for it, nor for those after it where it took long."""
+        """With a first mask: no step waits for it, nor for those after it where it took long. Raises InvalidGrammar,
+        also where it reaches a limit.
+        """
         compiled = self._compile(grammar)
         mask = np.zeros(self._num_words, np.int32)
         started = time.thread_time()
-        compiled.deep_copy().unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        first = compiled.deep_copy()
+        first.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if first.is_error() and exceeds_limit(first.get_error()):
+            raise GrammarTooComplex
         if takes_too_long(time.thread_time() - started):
             pace.note_slow()
         return compiled

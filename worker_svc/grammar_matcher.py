@@ -62,6 +62,7 @@ class GrammarMatcher:
     """
 
     __slots__ = (
+        "__weakref__",
         "_ahead",
         "_compiled",
         "_continues",
@@ -143,16 +144,23 @@ class GrammarMatcher:
         return len(self._tokens)
 
     @property
+    def num_pending(self) -> int:
+        """How many of them `advance` would match."""
+        return len(self._tokens) - self._num_matched
+
+    @property
     def is_compiled(self) -> bool:
         """Whether `advance` would not wait for the compiler."""
         return self._state is not None or self._compiled.done()
 
     @property
     def is_slow(self) -> bool:
-        """Whether its next mask may take long. Of a sequence that continues here that is not known: it is assumed, so
-        that no step makes the masks of many slow sequences that were resubmitted.
+        """Whether a step must not wait for its next mask: it is being made, or may take long. Of a sequence that
+        continues here that is not known: it is assumed, so that no step makes the masks of many slow sequences that
+        were resubmitted.
         """
-        return self._continues or self.pace.is_slow
+        is_made = self._ahead is not None and not self._ahead.done()
+        return is_made or self._continues or self.pace.is_slow
 
     def prepare(self) -> bool:
         """Begins to make a mask that takes long. Returns whether no step would wait for it, nor for the compiler."""
@@ -184,9 +192,9 @@ class GrammarMatcher:
     def fill(self, mask: Mask) -> bool:
         """Sets the bits of the tokens that may follow in a mask of zeros. False: a limit was reached, or it failed."""
         state = self.advance()
-        self._continues = False
         if state is not None and not state.is_error():
             state.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        self._continues = False
         if state is not None and not state.is_error():
             return True
         mask[:] = 0

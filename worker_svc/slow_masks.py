@@ -11,6 +11,7 @@ ended with many sequences that were slow. The first one of a grammar is made whe
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Protocol
@@ -73,6 +74,13 @@ class Masked(Protocol):
 
     pace: MaskPace
 
+    @property
+    def num_pending(self) -> int:
+        """The tokens that `advance` would match."""
+
+    def advance(self) -> object:
+        """Matches the tokens that were added since the last mask."""
+
     def fill(self, mask: Mask) -> bool:
         """Sets the bits of the tokens that may follow in a mask of zeros. False: a limit was reached."""
 
@@ -103,7 +111,7 @@ class SlowMasks:
     def __init__(self, num_words: int) -> None:
         self._num_words = num_words
         self._lock = threading.Lock()
-        self._waiting: list[tuple[Masked, Future[Mask | None]]] = []
+        self._waiting: list[tuple[weakref.ref[Masked], MaskPace, Future[Mask | None]]] = []
         self._turn = 0.0  # of the mask that was begun last
         self._thread = grammar_threads(1, "slow masks")
         self._thread.submit(_lower_priority)
@@ -111,36 +119,52 @@ class SlowMasks:
     def start(self, matcher: Masked) -> "Future[Mask | None]":
         """Makes the mask of a matcher, which must not be used until then. None: a limit was reached.
 
-        The grammar that had the least of the thread's time comes first; one that had none for a while has no more
-        than the others from then on.
+        None is made for a matcher that nobody has any more when its turn comes: its sequence has ended. The grammar
+        that had the least of the thread's time comes first; one that had none for a while has no more than the others
+        from then on.
         """
         future = Future[Mask | None]()
         with self._lock:
             matcher.pace.turn = max(matcher.pace.turn, self._turn)
-            self._waiting.append((matcher, future))
+            self._waiting.append((weakref.ref(matcher), matcher.pace, future))
         self._thread.submit(self._make_next)
         return future
 
     def _make_next(self) -> None:
-        with self._lock:
-            place = min(range(len(self._waiting)), key=lambda place: self._waiting[place][0].pace.turn)
-            matcher, future = self._waiting.pop(place)
-            self._turn = matcher.pace.turn
+        found = self._next()
+        if found is None:
+            return
+        matcher, future = found
         try:
             future.set_result(self._make(matcher))
         except BaseException as error:
             future.set_exception(error)
 
+    def _next(self) -> tuple[Masked, Future[Mask | None]] | None:
+        with self._lock:
+            while self._waiting:
+                place = min(range(len(self._waiting)), key=lambda place: self._waiting[place][1].turn)
+                reference, pace, future = self._waiting.pop(place)
+                matcher = reference()
+                if matcher is not None:
+                    self._turn = pace.turn
+                    return matcher, future
+        return None
+
     def _make(self, matcher: Masked) -> Mask | None:
         mask = np.zeros(self._num_words, np.int32)
+        # Of a sequence that continues here these are all of its tokens, and in a step one.
+        num_pending, started = matcher.num_pending, time.thread_time()
+        matcher.advance()
+        matching = time.thread_time() - started
         is_filled, seconds = _fill(matcher, mask)
-        if takes_long(seconds):
+        if takes_long(seconds + matching / max(1, num_pending)):
             matcher.pace.note_slow()
         else:
             matcher.pace.note_quick()
         with self._lock:
-            matcher.pace.turn += seconds
-        count_masks(1, seconds)
+            matcher.pace.turn += seconds + matching
+        count_masks(1, seconds + matching)
         return mask if is_filled else None
 
 

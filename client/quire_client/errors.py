@@ -1,5 +1,6 @@
 """The one error that calls raise: a gRPC status with its google.rpc details, as plain values."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 _DETAILS_KEY = "grpc-status-details-bin"
 _REQUEST_ID_KEY = "x-request-id"
+_TOO_LARGE = re.compile(r"Received message larger than max \((\d+) vs\. (\d+)\)")  # grpc's text
 
 UNREACHABLE = "UNREACHABLE"
 """The reason where nothing responds at the address, or the connection broke."""
@@ -58,6 +60,10 @@ class QuireError(Exception):
             result.message = f"no connection to {address}"
         elif code is grpc.StatusCode.DEADLINE_EXCEEDED:
             result.message = "no answer within the timeout"
+        elif code is grpc.StatusCode.RESOURCE_EXHAUSTED and (sizes := _TOO_LARGE.search(result.message)):
+            # grpc refuses it before Quire sees it.
+            result.reason = "MESSAGE_TOO_LARGE"
+            result.message = f"the message has {sizes[1]} bytes, and may have {sizes[2]}"
         return result
 
     def _read_details(self, serialized: bytes) -> None:

@@ -70,7 +70,7 @@ _NUMBERS = {
     *("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "use_beam_search"),
 }
 """Fields that clients of Triton's backend for vLLM write as text, such as "0.1"."""
-# Both are read on the event loop: a message of 16 MiB would delay all streams.
+# Both are read on the event loop: a message of the largest size would delay all streams.
 _MAX_VALUES = 128
 _MAX_SAMPLING_CHARS = 2**18
 _NAMES: Mapping[str, str] = {

@@ -160,7 +160,9 @@ def test_no_step_makes_the_first_masks_of_sequences_that_continue_here(
         other, *hostile = run_step(runner, [], ScheduledSequence(num_hostile, 1 + num_of_other, 1, []), *runs)
         assert len(other.token_ids) == 1
         assert not any(one.token_ids or one.failure for one in hostile)
+    end = time.monotonic() + 60
     while grammars.num_ahead < num_hostile:  # the others are still being compiled
+        assert time.monotonic() < end
         hostile = run_step(runner, [], *(ScheduledSequence(number, length, 1, []) for number in range(num_hostile)))
         assert not any(one.token_ids or one.failure for one in hostile)
     grammars.released.set()
@@ -178,13 +180,21 @@ class _Paced:
     def __init__(self, pace: MaskPace, seconds: Iterable[float], name: str = "", made: list[str] | None = None) -> None:
         self.pace, self._seconds, self._name = pace, iter(seconds), name
         self._made = [] if made is None else made
+        self.num_pending, self.matching = 0, 0.0
+
+    def advance(self) -> None:
+        _compute(self.matching)
 
     def fill(self, mask: Mask) -> bool:
-        end = time.thread_time() + next(self._seconds)
-        while time.thread_time() < end:
-            pass
+        _compute(next(self._seconds))
         self._made.append(self._name)
         return True
+
+
+def _compute(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
 
 
 def _not_called() -> None:
@@ -233,8 +243,9 @@ def test_slow_grammars_have_equal_shares_of_the_thread() -> None:
     held = threading.Event()
     masks._thread.submit(held.wait, 60)
     hostile, other, last = MaskPace(), MaskPace(), MaskPace()
-    waiting = [masks.start(_Paced(hostile, [0.01], "hostile", made)) for _ in range(6)]
-    waiting += [masks.start(_Paced(other, [0.025], "other", made)) for _ in range(2)]
+    matchers = [_Paced(hostile, [0.01], "hostile", made) for _ in range(6)]
+    matchers += [_Paced(other, [0.025], "other", made) for _ in range(2)]
+    waiting = [masks.start(matcher) for matcher in matchers]
     held.set()
     for one in waiting:
         one.result(60)
@@ -242,12 +253,89 @@ def test_slow_grammars_have_equal_shares_of_the_thread() -> None:
     held.clear()
     masks._thread.submit(held.wait, 60)
     # It had nothing until now, and has no more than the others for that.
-    waiting = [masks.start(_Paced(last, [0.05], "last", made)) for _ in range(3)]
-    waiting += [masks.start(_Paced(hostile, [0.01], "hostile", made)) for _ in range(3)]
+    matchers = [_Paced(last, [0.05], "last", made) for _ in range(3)]
+    matchers += [_Paced(hostile, [0.01], "hostile", made) for _ in range(3)]
+    waiting = [masks.start(matcher) for matcher in matchers]
     held.set()
     for one in waiting:
         one.result(60)
     assert made[8:] == ["last", "hostile", "hostile", "hostile", "last", "last"]
+
+
+def test_no_mask_is_made_of_a_sequence_that_has_ended() -> None:
+    masks, made = SlowMasks(1), list[str]()
+    held = threading.Event()
+    masks._thread.submit(held.wait, 60)
+    matchers = {name: _Paced(MaskPace(), [0.0], name, made) for name in ("first", "ended", "last")}
+    waiting = {name: masks.start(matcher) for name, matcher in matchers.items()}
+    del matchers["ended"]
+    held.set()
+    waiting["first"].result(60)
+    waiting["last"].result(60)
+    masks._thread.submit(int).result(60)
+    assert made == ["first", "last"]
+    assert not waiting["ended"].done()
+
+
+@pytest.mark.parametrize(("num_pending", "is_slow"), [(1, True), (400, False)])
+def test_many_tokens_to_be_matched_do_not_make_a_grammar_slow(num_pending: int, is_slow: bool) -> None:
+    """As after a recomputation. One token takes as long in a step."""
+    masks, pace = SlowMasks(1), MaskPace()
+    matcher = _Paced(pace, [0.0])
+    matcher.num_pending, matcher.matching = num_pending, 0.05
+    masks.start(matcher).result(60)
+    assert pace.is_slow is is_slow
+    assert pace.turn >= 0.05
+
+
+def test_a_mask_that_is_being_made_is_not_waited_for_when_its_grammar_is_quick_again() -> None:
+    """Nor is its matcher used for drafts."""
+    grammars = tiny_grammars()
+    held = threading.Event()
+    matchers = [grammars.matcher(AMBIGUOUS) for _ in range(2)]
+    assert matchers[0].advance() is not None  # it is compiled
+    matchers[0].pace.note_slow()
+    grammars._slow_masks._thread.submit(held.wait, 60)
+    assert not any(matcher.prepare() for matcher in matchers)
+    while matchers[0].pace.is_slow:
+        matchers[0].pace.note_quick()
+    assert all(matcher.is_slow for matcher in matchers)
+    assert not any(matcher.prepare() for matcher in matchers)
+    held.set()
+    for matcher in matchers:
+        assert matcher.mask_ahead is not None
+        assert matcher.prepare()
+        assert not matcher.is_slow
+
+
+def test_a_sequence_that_continues_is_slow_until_its_first_mask_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars = tiny_grammars()
+    assert grammars.matcher(AMBIGUOUS).advance() is not None  # it is compiled
+    (letter,) = TOKENIZER.encode("a").ids
+    begun, held = threading.Event(), threading.Event()
+    advance = GrammarMatcher.advance
+
+    class Held:
+        """llguidance's matcher, whose mask takes a while."""
+
+        def __init__(self, state: Any) -> None:
+            self._state, self.is_error = state, state.is_error
+
+        def unsafe_compute_mask_ptr(self, *arguments: int) -> None:
+            begun.set()
+            held.wait(60)
+            self._state.unsafe_compute_mask_ptr(*arguments)
+
+    monkeypatch.setattr(GrammarMatcher, "advance", lambda self: Held(advance(self)))
+    matcher = grammars.matcher(AMBIGUOUS, [letter] * 5)
+    assert not matcher.prepare()
+    begun.wait(60)
+    assert matcher.is_slow
+    assert not matcher.prepare()
+    held.set()
+    assert matcher.mask_ahead is not None
+    assert matcher.prepare()
+    assert not matcher.is_slow
 
 
 def test_a_grammar_is_slow_until_many_of_its_masks_were_quick() -> None:
