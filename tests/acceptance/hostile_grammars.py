@@ -30,8 +30,7 @@ KINDS = ("plain", "constrained")
 """Of streams; there are as many of each."""
 
 _SECONDS_BETWEEN = 1.0  # two requests of one sender
-# The last one is gRPC's own, of a message that is too large.
-_REFUSALS = ("GRAMMAR_INVALID", "GRAMMAR_TOO_COMPLEX", "RESOURCE_EXHAUSTED")
+_REFUSALS = ("GRAMMAR_INVALID", "GRAMMAR_TOO_COMPLEX", "MESSAGE_TOO_LARGE")
 _BEGINS = "begins"
 _TREE = {"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#/$defs/t"}}]}
 
@@ -60,7 +59,8 @@ HOSTILE: dict[str, dict[str, Any]] = {
     },
     "long text": {"grammar": f'start: "{"never to end " * 9_000}"'},
     "counted": {"regex": "((a{1,100}){1,100}){1,100}"},
-    "10 MB": {"json_schema": '{"enum": ["' + "x" * 10_000_000 + '"]}'},
+    "larger than a message": {"json_schema": '{"enum": ["' + "x" * 10_000_000 + '"]}'},
+    "4 MB": {"json_schema": '{"enum": ["' + "x" * 4_000_000 + '"]}'},
     "many values": {"json_schema": {"enum": [f"{n:x}" * 4 for n in range(6000)]}},
     "deep": {"json_schema": '{"items":' * 100_000},
     "as deep as it may be": {"json_schema": _deep(40)},
