@@ -62,9 +62,21 @@ MUTANTS = (
     ),
     Mutant(
         "planning/step_builder.py",
-        "num_before), int(self._long_prompt_seconds > 0))",
+        "num_before), int(self._seconds > 0))",
         "num_before), 0)",
         "a long prompt behind many tokens makes no progress beside decodes",
+    ),
+    Mutant(
+        "planning/running.py",
+        "if tenants := self._for_new_requests.larger_tenants(replica):",
+        "if tenants := set():",
+        "beside new requests of a small tenant, prompts of a large one make steps long",
+    ),
+    Mutant(
+        "planning/capacity.py",
+        "if larger := self.for_new_requests.larger_tenants(replica, tenant):",
+        "if larger := set():",
+        "a new request of a small tenant waits for blocks of prompts of a large one",
     ),
     Mutant(
         "planning/step_builder.py",

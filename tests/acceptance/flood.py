@@ -9,10 +9,7 @@ alone, and then beside the jobs, which are measured by themselves again at the e
 their texts. With the defaults all of it takes about 20 minutes.
 
 The last line is JSON. Exits with 1 if the device waited 3 % of the time, or if one chat in a hundred waits for its
-first token longer than 1.5 times the p99 alone plus three steps. They are as long as the steps that the chat met:
-those in which the prompts of many jobs are computed are several times as long as others. So it also exits with 1 if
-one chat in a hundred met steps that were on average more than three times as long as the mean step of the jobs alone.
-`by_mean_steps` is the first bound with that mean, `within_mean_steps` whether it holds.
+first token longer than 1.5 times the p99 alone plus three mean steps of the jobs alone (`bound`).
 """
 
 import argparse
@@ -43,10 +40,6 @@ _CHAT_PROMPT, _CHAT_OUTPUT = (16, 64), (8, 32)
 CHAT_TOKENS = (sum(_CHAT_PROMPT) + sum(_CHAT_OUTPUT)) / 2  # on average
 NUM_STEPS = 3  # until a first token: one until a slot is free, two in flight
 MAX_IDLE_SHARE = 0.03
-MAX_STEP_RATIO = 3.0
-"""Of the steps that a chat met and the mean step of the jobs alone."""
-MIN_JUDGED_SHARE = 0.99
-"""Of the chats: those that met a step that was counted."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +90,8 @@ class Traffic:
         self._vocab_size = 0
         self.num_jobs_ended = 0
         self._worker_metrics = worker_metrics
-        self.met_steps: list[tuple[float, WorkerTimes]] = []
-        """Of each chat, its time to the first token, and the steps meanwhile."""
+        self.met_steps: list[WorkerTimes] = []
+        """Of each chat, the steps until its first token."""
 
     async def __aenter__(self) -> "Traffic":
         self._vocab_size = (await self._clients["chats"].models())[0].vocab_size
@@ -144,7 +137,7 @@ class Traffic:
             if first is None and chunk.token_ids:
                 first = monotonic() - sent
                 if before is not None and (after := await self._times()) is not None:
-                    self.met_steps.append((first, after.since(before)))
+                    self.met_steps.append(after.since(before))
         assert first is not None, "a chat has no token"
         return first
 
@@ -188,10 +181,8 @@ async def measure(
             both = WorkerTimes.now(quire.worker_metrics).since(before)
             last = await steps_of_jobs()
     mean_step = (first + last).mean_step
-    beyond_steps = sorted(wait - NUM_STEPS * met.mean_step for wait, met in traffic.met_steps if met.steps)
-    num_steps = sorted(met.steps for _, met in traffic.met_steps)
-    met_steps = sorted(met.mean_step for _, met in traffic.met_steps if met.steps)
-    by_mean_steps = 1.5 * percentile(alone, 99) + NUM_STEPS * mean_step
+    num_steps = sorted(met.steps for met in traffic.met_steps)
+    met_steps = sorted(met.mean_step for met in traffic.met_steps if met.steps)
     return {
         "chats": num_chats,
         "chats_per_second": rate,
@@ -206,12 +197,8 @@ async def measure(
         "mean_step_after": last.mean_step,
         "steps_p50": percentile(num_steps, 50),
         "steps_p99": percentile(num_steps, 99),
-        "beyond_three_steps_p99": percentile(beyond_steps, 99),
-        "bound": 1.5 * percentile(alone, 99),
-        "judged_share": len(beyond_steps) / num_chats,
         "met_step_p99": percentile(met_steps, 99),
-        "by_mean_steps": by_mean_steps,
-        "within_mean_steps": percentile(beside, 99) <= by_mean_steps,
+        "bound": 1.5 * percentile(alone, 99) + NUM_STEPS * mean_step,
         "idle_share": both.idle / (both.busy + both.idle),
     }
 
@@ -233,12 +220,7 @@ def main() -> None:
         keys.write_text(KEY_FILE)
         with running_quire("quire", {"QUIRE_API_KEYS": str(keys)}) as quire:
             result = uvloop.run(measure(quire, options.chats, options.share, options.jobs, options.flood_seconds))
-    passed = (
-        result["beyond_three_steps_p99"] <= result["bound"]
-        and result["met_step_p99"] <= MAX_STEP_RATIO * result["mean_step"]
-        and result["judged_share"] >= MIN_JUDGED_SHARE
-        and result["idle_share"] < MAX_IDLE_SHARE
-    )
+    passed = result["beside_p99"] <= result["bound"] and result["idle_share"] < MAX_IDLE_SHARE
     print(json.dumps({name: round(value, 4) for name, value in result.items()}))
     sys.exit(0 if passed else 1)
 

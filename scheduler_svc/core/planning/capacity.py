@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from scheduler_svc.core.admission import Rates
 from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.planning.new_request_reserve import NewRequestReserve
-from scheduler_svc.core.policy.placement import Placement
+from scheduler_svc.core.policy.placement import Placement, num_owed_blocks
 from scheduler_svc.core.policy.preemption import PreemptionPolicy
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.request import Sequence
@@ -63,12 +63,17 @@ class Capacity:
     def reserve(self, replica: Replica, sequence: Sequence) -> int:
         """Blocks that a sequence must leave: to those that run, for known tokens and the next few tokens, and to
         tenants with fewer slots.
+
+        A new request leaves none to prompts of tenants with much more: for these, sequences are preempted if need be.
         """
         if not replica.running:
             return 0
         low = self._preemption.low_watermark(replica, len(replica.running) + 1)
-        for_running = self._placement.load(replica).num_blocks + max(low, replica.shape.num_blocks // 100)
-        return for_running + self.for_new_requests.left_by(replica, sequence.request.tenant)
+        num_blocks = max(low, replica.shape.num_blocks // 100) + self._placement.load(replica).num_blocks
+        tenant = sequence.request.tenant
+        if larger := self.for_new_requests.larger_tenants(replica, tenant):
+            num_blocks -= sum(num_owed_blocks(replica, s) for s in replica.running if s.request.tenant in larger)
+        return num_blocks + self.for_new_requests.left_by(replica, tenant)
 
     def measured_reserve(self, replica: Replica, sequence: Sequence) -> int:
         """The same, of the load as it is now."""

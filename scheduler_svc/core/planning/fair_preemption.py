@@ -130,7 +130,7 @@ class FairPreemption:
         """Keeps blocks free for requests like this one, if it is a new one of a tenant with few slots."""
         if self._shares_by_tenant and not head.num_output and not replica.shape.is_without_kv(head.request):
             num_blocks = replica.shape.num_blocks_for(len(head.tokens) + 1)
-            self._capacity.for_new_requests.note(replica, head.request.tenant, num_blocks)
+            self._capacity.for_new_requests.note(replica, head.request.tenant, num_blocks, head.request.weight)
 
     def _take_slots(self, replica: Replica, victim: Sequence) -> bool:
         has_yielded = self._preemptor.take_slot(replica, victim)

@@ -1,5 +1,8 @@
 """A step under construction."""
 
+from collections.abc import Iterable
+
+from scheduler_svc.core.costs import CostModel
 from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.request import Sequence
@@ -11,8 +14,28 @@ _PROMPT_FACTOR = (
 )
 
 
+class _TimeLimit:
+    """Seconds of a step that are left to some of its prompts."""
+
+    def __init__(self, seconds: float, costs: CostModel) -> None:
+        self._seconds = seconds
+        self._costs = costs
+
+    def num_fitting(self, num_before: int) -> int:
+        """Tokens that fit after so many of their sequence: at least one if any time is left."""
+        return max(self._costs.prefill_within(self._seconds, num_before), int(self._seconds > 0))
+
+    def takes(self, num_tokens: int) -> bool:
+        """Whether a whole prompt fits."""
+        return self._costs.recompute_seconds(num_tokens) <= self._seconds
+
+    def take(self, num_tokens: int, num_before: int = 0) -> None:
+        """A prompt takes time for so many tokens after others of its sequence."""
+        self._seconds -= self._costs.recompute_seconds(num_tokens, num_before)
+
+
 class StepBuilder:
-    """What a step computes so far, and how much more it may take: tokens, and seconds of long prompts."""
+    """What a step computes so far, and how much more it may take: tokens, and seconds of some prompts."""
 
     def __init__(self, replica: Replica, limits: SchedulerLimits) -> None:
         self.replica = replica
@@ -22,7 +45,8 @@ class StepBuilder:
         self.new_sequences: list[NewSequence] = []
         self.is_closed = False  # nothing is admitted: blocks are short, or an indivisible prompt did not fit
         self.begins_with_due = False  # with an indivisible prompt that did not fit into the step before
-        self._long_prompt_seconds: float | None = None  # left for long prompts; None: unlimited
+        self._long_prompts: _TimeLimit | None = None
+        self._larger_tenants: dict[str, _TimeLimit] = {}  # one limit, by the tenants that share it
         self._due_seconds = 0.0  # that the due prompt takes
 
     # What a step may take.
@@ -46,18 +70,20 @@ class StepBuilder:
 
     def limit_long_prompts(self, seconds: float) -> None:
         """Gives long prompts at most `seconds` of the step's time, a due indivisible prompt included."""
-        self._long_prompt_seconds = seconds - self._due_seconds
+        self._long_prompts = _TimeLimit(seconds - self._due_seconds, self.replica.costs)
+
+    def limit_prompts_of(self, tenants: Iterable[str], seconds: float) -> None:
+        """Gives all prompts of these tenants together at most `seconds` of the step's time."""
+        self._larger_tenants = dict.fromkeys(tenants, _TimeLimit(seconds, self.replica.costs))
 
     def num_prefill_tokens(self, sequence: Sequence, most: int | None = None) -> int:
-        """How many of a prompt's tokens fit, at most `most`; they are taken from the time for long prompts."""
+        """How many of a prompt's tokens fit, at most `most`; they are taken from the time for such prompts."""
         num_tokens = min(sequence.num_uncomputed, self.budget if most is None else most)
-        if len(sequence.tokens) - sequence.num_cached_tokens < LONG_PROMPT or self._long_prompt_seconds is None:
-            return num_tokens
-        num_before, costs = sequence.num_computed, self.replica.costs
-        # At least one token, however many are before it.
-        fitting = max(costs.prefill_within(self._long_prompt_seconds, num_before), int(self._long_prompt_seconds > 0))
-        num_tokens = min(num_tokens, fitting)
-        self._long_prompt_seconds -= costs.recompute_seconds(num_tokens, num_before)
+        limits, num_before = self._time_limits(sequence), sequence.num_computed
+        for limit in limits:
+            num_tokens = min(num_tokens, limit.num_fitting(num_before))
+        for limit in limits:
+            limit.take(num_tokens, num_before)
         return num_tokens
 
     def takes_whole(self, sequence: Sequence) -> bool:
@@ -65,15 +91,17 @@ class StepBuilder:
         num_tokens = len(sequence.tokens)
         if not self.scheduled:
             return True
-        if num_tokens > self.budget:
+        limits = self._time_limits(sequence)
+        if num_tokens > self.budget or not all(limit.takes(num_tokens) for limit in limits):
             return False
-        if num_tokens < LONG_PROMPT or self._long_prompt_seconds is None:
-            return True
-        seconds = self.replica.costs.recompute_seconds(num_tokens)
-        if seconds > self._long_prompt_seconds:
-            return False
-        self._long_prompt_seconds -= seconds
+        for limit in limits:
+            limit.take(num_tokens)
         return True
+
+    def _time_limits(self, sequence: Sequence) -> list[_TimeLimit]:
+        is_long = len(sequence.tokens) - sequence.num_cached_tokens >= LONG_PROMPT
+        limits = (self._long_prompts if is_long else None, self._larger_tenants.get(sequence.request.tenant))
+        return [limit for limit in limits if limit is not None]
 
     # What it takes.
 

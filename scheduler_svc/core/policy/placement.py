@@ -38,6 +38,14 @@ class PlacementOffer(NamedTuple):
 OfferOf = Callable[[Replica], PlacementOffer | None]
 
 
+def num_owed_blocks(replica: Replica, sequence: Sequence) -> int:
+    """Blocks still to be allocated for the known tokens of a running sequence, if more than one is to be computed."""
+    num_known = sequence.num_known
+    if num_known - sequence.num_computed <= 1:
+        return 0
+    return replica.shape.num_blocks_for(num_known) - len(sequence.block_ids)
+
+
 class Placement:
     """Compares replicas by the predicted seconds until a sequence would end there, from each replica's learned costs.
 
@@ -65,7 +73,7 @@ class Placement:
             num_known = len(sequence.tokens) + sequence.num_promised
             if num_known - sequence.num_computed > 1:
                 num_tokens += num_known - sequence.num_computed
-                num_blocks += -(-num_known // size) - len(sequence.block_ids)
+                num_blocks += num_owed_blocks(replica, sequence)
         num_blocks += sum(beams[0].num_fork_blocks(size) for beams in replica.searches.values())
         num_tokens += sum(len(s.tokens) for s in replica.indivisible if not s.num_steps_in_flight)
         num_tokens += sum(s.num_uncomputed for s in replica.isolated)

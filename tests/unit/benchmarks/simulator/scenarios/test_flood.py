@@ -29,4 +29,4 @@ def test_a_row_for_each_machine_and_policy(result: dict[str, Any]) -> None:
     table = flood.table(result)
     assert [row[:2] for row in table.rows] == [["cpu-smollm", "fcfs"], ["cpu-smollm", "fair"]]
     assert all(len(row) == len(table.columns) for row in table.rows)
-    assert len(result["targets"]) == 3
+    assert len(result["targets"]) == 2

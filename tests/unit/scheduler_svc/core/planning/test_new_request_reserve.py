@@ -5,10 +5,12 @@ from typing import Any, cast
 
 import pytest
 
-from core_bench import SHAPE
+from core_bench import SHAPE, prompt
+from scheduler_svc.core.kv.prefix_cache import Hit
 from scheduler_svc.core.planning.new_request_reserve import NUM_REQUESTS, RESERVE_SECONDS, NewRequestReserve
 from scheduler_svc.core.policy.waiting import WaitingSequences
 from scheduler_svc.core.replica import Replica
+from scheduler_svc.core.request import Request, Sequence
 
 
 @pytest.fixture
@@ -76,3 +78,45 @@ def test_each_replica_has_its_own_reserve(reserve: NewRequestReserve) -> None:
     replica, other = replica_of(many=16), replica_of(many=16)
     reserve.note(replica, "few", 2)
     assert (reserve.left_by_all(replica), reserve.left_by_all(other)) == (2 * NUM_REQUESTS, 0)
+
+
+def replica_with(**weights: float) -> Replica:
+    """Four sequences of each tenant run."""
+    replica = Replica(SHAPE)
+    for number, (tenant, weight) in enumerate(4 * list(weights.items())):
+        request = Request(f"{number}", prompt(3), 1, 4, tenant=tenant, weight=weight)
+        replica.admit(Sequence(number, request, 0, number, request.prompt), Hit([]))
+    return replica
+
+
+def test_larger_tenants_hold_several_times_as_many_slots(reserve: NewRequestReserve) -> None:
+    replica = replica_with(some=1.0)
+    assert reserve.larger_tenants(replica) == set()
+    reserve.note(replica, "new", 2)
+    assert reserve.larger_tenants(replica) == {"some"}
+    assert reserve.larger_tenants(replica, "new") == {"some"}
+    assert reserve.larger_tenants(replica, "other") == set(), "no new requests of it come"
+    replica.num_slots_of["new"] = 1
+    assert reserve.larger_tenants(replica) == set()
+
+
+def test_larger_tenants_hold_more_by_weight(reserve: NewRequestReserve) -> None:
+    replica = replica_with(light=0.2, usual=1.0, heavy=3.0)
+    reserve.note(replica, "new", 2)
+    assert reserve.larger_tenants(replica) == {"light", "usual"}
+    reserve.note(replica, "new", 2, weight=0.5)
+    assert reserve.larger_tenants(replica) == {"light"}
+
+
+def test_one_of_many_tenants_is_not_large(reserve: NewRequestReserve) -> None:
+    reserve.note(replica := replica_with(**dict.fromkeys("abcde", 1.0)), "new", 2)
+    assert reserve.larger_tenants(replica) == set()
+    reserve.note(replica := replica_with(**dict.fromkeys("abcd", 1.0)), "new", 2)
+    assert reserve.larger_tenants(replica) == set("abcd")
+
+
+def test_tenants_are_larger_for_a_while(reserve: NewRequestReserve, waiting: Any) -> None:
+    replica = replica_with(usual=1.0)
+    reserve.note(replica, "new", 2)
+    waiting.now += RESERVE_SECONDS + 1
+    assert reserve.larger_tenants(replica) == set()

@@ -31,6 +31,20 @@ def test_long_prompt_gets_nothing_without_time() -> None:
     assert step.num_prefill_tokens(long_prompt(replica, 1000)) == 0
 
 
+def test_prompts_of_tenants_share_a_limited_time() -> None:
+    replica = Replica(SHAPE)
+    step = StepBuilder(replica, SchedulerLimits())
+    step.limit_prompts_of({"large"}, replica.costs.recompute_seconds(10) * 1.001)
+
+    def short_prompt(tenant: str) -> Sequence:
+        tokens = prompt(8)
+        sequence = Sequence(0, Request(tenant, tokens, 1, 4, tenant=tenant), 0, 0, tokens)
+        replica.admit(sequence, Hit([]))
+        return sequence
+
+    assert [step.num_prefill_tokens(short_prompt(tenant)) for tenant in ("large", "small", "large")] == [8, 8, 2]
+
+
 def test_speculated_tokens_fit_into_the_blocks_of_the_step() -> None:
     bench = CoreBench(max_sampled_tokens=8)
     bench.submit("a", prompt(BLOCK + 1), 50)
