@@ -86,11 +86,10 @@ class FairClass:
     def next(self) -> TenantQueues | None:
         """The tenant whose turn it is."""
         while (first := self._ready.first()) is not None:
-            (known, _, entered), tenant = first
-            counter = tenant.served + self._offsets[tenant]
-            if counter == known:
+            known, tenant = first
+            if (turn := self.turn(tenant)) == known:
                 return tenant
-            self._ready.put(tenant, (counter, tenant.charged_at, entered))
+            self._ready.put(tenant, turn)
         return None
 
     def turns(self) -> Iterator[TenantQueues]:

@@ -6,7 +6,7 @@ tenants in the order of the rule: those that rise by the time at which they do, 
 
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from scheduler_svc.core.policy import FairPolicy, PolicySettings
@@ -146,6 +146,7 @@ OPERATIONS = st.lists(
 
 @settings(max_examples=300)
 @given(OPERATIONS)
+@example([("come", ("a", 0, 1.0, None)), ("serve", 0), ("come", ("b", 0, 1.0, None))])
 def test_order_is_that_of_the_account(operations: list[tuple[str, object]]) -> None:
     policy, account = FairPolicy(PolicySettings(AGEING, HORIZON)), Account()
     sequences: list[Sequence] = []
