@@ -10,20 +10,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.aot.case import (
+    BF16,
+    CONTEXT_LENGTH,
+    DTYPE_NAMES,
+    FP8,
+    FP16,
+    FP32,
+    INT8,
+    META,
+    NUM_ROWS,
+    NUM_TOKENS,
+    Case,
+    empty,
+)
+from benchmarks.aot.latent_cases import latent_cases
 from quire_kernels.activation import Activation, gated_activation, plain_activation
 from quire_kernels.adjust_logits import LogitEntries, Penalties, adjust_logits
 from quire_kernels.block_copy import block_copy
-from quire_kernels.choose_experts import Groups, choose_experts
+from quire_kernels.choose_experts import choose_experts
 from quire_kernels.combine_experts import combine_experts
 from quire_kernels.decode_plan import DecodePlan, decode_splits
 from quire_kernels.embed_tokens import embed_tokens
 from quire_kernels.group_by_expert import group_by_expert
 from quire_kernels.grouped_linear import choose_tile_rows, grouped_linear
-from quire_kernels.head_linear import head_linear
 from quire_kernels.invariant_linear import invariant_linear
-from quire_kernels.latent_attention import latent_attention
-from quire_kernels.latent_decode import latent_decode, latent_splits
-from quire_kernels.latent_store import latent_store
 from quire_kernels.log_norms import log_norms
 from quire_kernels.logits_epilogue import logits_epilogue
 from quire_kernels.mask_logits import mask_logits
@@ -34,16 +45,6 @@ from quire_kernels.row_norm import RowNorm, add_row_norm, row_norm
 from quire_kernels.sample import SamplingTensors, sample
 from quire_kernels.store_kv import store_kv
 from worker_svc.cache import CacheShape, LayerCache
-
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-FP8, INT8 = torch.float8_e4m3fn, torch.int8
-DTYPE_NAMES = {BF16: "bf16", FP16: "fp16", FP32: "fp32", FP8: "fp8", INT8: "int8"}
-
-_META = torch.device("meta")
-_CONTEXT = 8192
-_NUM_TOKENS, _NUM_ROWS = 64, 64
-_RANK, _ROTATED = 512, 64
-"""Of the latent vectors and rotated keys of DeepSeek-V2 and V3."""
 
 
 @dataclass(frozen=True)
@@ -73,36 +74,20 @@ MODELS = {
 }
 
 
-@dataclass(frozen=True)
-class Case:
-    """A call of a wrapper, in which its kernels are launched. `is_quick`: part of the set that tests compile."""
-
-    name: str
-    call: Callable[[], object]
-    dtype: torch.dtype = BF16
-    """What is multiplied."""
-    needs_fp8: bool = False
-    is_quick: bool = False
-
-
-def _empty(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device=_META)
-
-
 def _cache(heads: Heads, block_size: int, dtype: torch.dtype) -> LayerCache:
     """The views of the second of two layers, as a worker lays its cache out."""
     shape = CacheShape(2, heads.num_kv_heads, block_size, heads.head_dim, dtype)
-    return shape.allocate(4096, _META).layer(1)
+    return shape.allocate(4096, META).layer(1)
 
 
 def _prefill(heads: Heads, dtype: torch.dtype, cache: LayerCache, num_seqs: int = 4, max_query_len: int = 512) -> None:
     paged_attention(
-        _empty(num_seqs * max_query_len, heads.num_heads, heads.head_dim, dtype=dtype),
+        empty(num_seqs * max_query_len, heads.num_heads, heads.head_dim, dtype=dtype),
         cache.keys,
         cache.values,
-        _empty(num_seqs, _CONTEXT // cache.keys.shape[2], dtype=torch.int32),
-        _empty(num_seqs + 1, dtype=torch.int32),
-        _empty(num_seqs, dtype=torch.int32),
+        empty(num_seqs, CONTEXT_LENGTH // cache.keys.shape[2], dtype=torch.int32),
+        empty(num_seqs + 1, dtype=torch.int32),
+        empty(num_seqs, dtype=torch.int32),
         max_query_len,
         heads.head_dim**-0.5,
         window=heads.window,
@@ -113,15 +98,15 @@ def _prefill(heads: Heads, dtype: torch.dtype, cache: LayerCache, num_seqs: int 
 
 
 def _decode(heads: Heads, dtype: torch.dtype, cache: LayerCache) -> None:
-    num_seqs, kv = _NUM_ROWS, cache.keys.dtype
-    splits = decode_splits(heads.num_heads, heads.num_kv_heads, heads.head_dim, dtype, kv, _META, heads.window)
+    num_seqs, kv = NUM_ROWS, cache.keys.dtype
+    splits = decode_splits(heads.num_heads, heads.num_kv_heads, heads.head_dim, dtype, kv, META, heads.window)
     paged_decode(
-        _empty(num_seqs, heads.num_heads, heads.head_dim, dtype=dtype),
+        empty(num_seqs, heads.num_heads, heads.head_dim, dtype=dtype),
         cache.keys,
         cache.values,
-        _empty(num_seqs, _CONTEXT // cache.keys.shape[2], dtype=torch.int32),
-        _empty(num_seqs, dtype=torch.int32),
-        DecodePlan.make(splits, np.full(num_seqs, _CONTEXT, np.int32), _META),
+        empty(num_seqs, CONTEXT_LENGTH // cache.keys.shape[2], dtype=torch.int32),
+        empty(num_seqs, dtype=torch.int32),
+        DecodePlan.make(splits, np.full(num_seqs, CONTEXT_LENGTH, np.int32), META),
         heads.head_dim**-0.5,
         window=heads.window,
         soft_cap=heads.soft_cap,
@@ -169,79 +154,17 @@ def _attention_cases() -> Iterator[Case]:
     )
 
 
-def _latent(num_heads: int, dtype: torch.dtype, kv: torch.dtype, block_size: int, *, is_decode: bool) -> None:
-    """Prefill or decode with the latent vectors of DeepSeek-V2 and V3."""
-    num_seqs, width = (_NUM_ROWS, 1) if is_decode else (4, 512)
-    cache = CacheShape(2, 1, block_size, _RANK + _ROTATED, kv, keys_hold_values=True).allocate(4096, _META).layer(1)
-    query = _empty(num_seqs * width, num_heads, _RANK + _ROTATED, dtype=dtype)
-    tables = _empty(num_seqs, _CONTEXT // block_size, dtype=torch.int32)
-    contexts = _empty(num_seqs, dtype=torch.int32)
-    if not is_decode:
-        starts = _empty(num_seqs + 1, dtype=torch.int32)
-        latent_attention(query, cache.keys, tables, starts, contexts, _RANK, 0.1, key_scales=cache.key_scales)
-        return
-    splits = latent_splits(num_heads, _RANK, _ROTATED, dtype, kv, _META)
-    plan = DecodePlan.make(splits, np.full(num_seqs, _CONTEXT, np.int32), _META)
-    latent_decode(query, cache.keys, tables, contexts, plan, _RANK, 0.1, key_scales=cache.key_scales)
-
-
-def _latent_cases() -> Iterator[Case]:
-    settings = [(16, BF16, BF16, 16), (128, BF16, BF16, 16), (16, FP32, FP32, 16), (128, BF16, BF16, 64)]
-    settings += [(128, BF16, FP8, 16), (16, BF16, INT8, 16)]
-    for num_heads, dtype, kv, block_size in settings:
-        how = f"{num_heads} heads, {DTYPE_NAMES[dtype]}" + (f", KV {DTYPE_NAMES[kv]}" if kv != dtype else "")
-        how += f", blocks of {block_size}" if block_size != 16 else ""
-        for kind, is_decode in (("prefill", False), ("decode", True)):
-            call = partial(_latent, num_heads, dtype, kv, block_size, is_decode=is_decode)
-            quick = (dtype, kv, block_size) == (BF16, BF16, 16)
-            yield Case(f"latent {kind}: {how}", call, dtype, kv == FP8, quick)
-    for num_heads, dtype, kv in ((128, BF16, BF16), (16, FP32, FP32), (128, BF16, FP8), (128, BF16, INT8)):
-        how = f"{num_heads} heads, {DTYPE_NAMES[dtype]}" + (f", KV {DTYPE_NAMES[kv]}" if kv != dtype else "")
-        call = partial(_latent_products, num_heads, dtype, kv)
-        yield Case(f"latent products: {how}", call, dtype, kv == FP8, kv == BF16)
-    yield Case("choice of 8 of 256 experts, of 4 of 8 groups", _deepseek_router, is_quick=True)
-
-
-def _latent_products(num_heads: int, dtype: torch.dtype, kv: torch.dtype) -> None:
-    """What latent attention computes before and after its scores, with the sizes of DeepSeek-V2 and V3."""
-    width = _RANK + _ROTATED
-    cache = CacheShape(2, 1, 16, width, kv, keys_hold_values=True).allocate(4096, _META).layer(1)
-    kv_up = _empty(num_heads, 256, _RANK, dtype=dtype)
-    heads = _empty(_NUM_TOKENS, num_heads, 128 + _ROTATED, dtype=dtype)
-    query = _empty(_NUM_TOKENS, num_heads, width, dtype=dtype)
-    ids = _empty(_NUM_TOKENS, dtype=torch.int64)
-    head_linear(heads[..., :128], kv_up[:, :128].transpose(1, 2), out=query[..., :_RANK])
-    latent_store(
-        _empty(_NUM_TOKENS, 1536 + width, dtype=dtype)[:, 1536:],
-        heads[..., 128:],
-        ids,
-        _empty(_ROTATED // 2, dtype=FP32),
-        RowNorm(_empty(_RANK, dtype=dtype), 1e-6),
-        cache.keys,
-        ids,
-        query,
-        rotates_neighbours=True,
-        key_scales=cache.key_scales,
-    )
-    head_linear(_empty(_NUM_TOKENS, num_heads, _RANK, dtype=dtype), kv_up[:, 128:])
-
-
-def _deepseek_router() -> None:
-    scores, bias = _empty(_NUM_TOKENS, 256, dtype=FP32), _empty(256, dtype=FP32)
-    choose_experts(scores, 256, 8, normalized=True, scale=2.5, sigmoid=True, bias=bias, groups=Groups(8, 4, 2))
-
-
 def _rotate_and_store(heads: Heads, dtype: torch.dtype, kv: torch.dtype) -> None:
     cache = _cache(heads, 16, kv)
-    weight = _empty(heads.head_dim, dtype=dtype)
+    weight = empty(heads.head_dim, dtype=dtype)
     rotary_dim = heads.head_dim if heads.rotary_dim is None else heads.rotary_dim
     rotary_store(
-        _empty(_NUM_TOKENS, (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim, dtype=dtype),
-        _empty(_NUM_TOKENS, dtype=torch.int64),
-        _empty(rotary_dim // 2, dtype=FP32) if rotary_dim else None,
+        empty(NUM_TOKENS, (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim, dtype=dtype),
+        empty(NUM_TOKENS, dtype=torch.int64),
+        empty(rotary_dim // 2, dtype=FP32) if rotary_dim else None,
         cache.keys,
         cache.values,
-        _empty(_NUM_TOKENS, dtype=torch.int64),
+        empty(NUM_TOKENS, dtype=torch.int64),
         norm=HeadNorm(weight, weight, 1e-6, 1e-6) if heads.has_norms else None,
         key_scales=cache.key_scales,
         value_scales=cache.value_scales,
@@ -250,8 +173,8 @@ def _rotate_and_store(heads: Heads, dtype: torch.dtype, kv: torch.dtype) -> None
 
 def _store(heads: Heads, kv: torch.dtype) -> None:
     cache = _cache(heads, 16, kv)
-    rows = _empty(_NUM_TOKENS, heads.num_kv_heads, heads.head_dim)
-    slots = _empty(_NUM_TOKENS, dtype=torch.int64)
+    rows = empty(NUM_TOKENS, heads.num_kv_heads, heads.head_dim)
+    slots = empty(NUM_TOKENS, dtype=torch.int64)
     store_kv(rows, rows, cache.keys, cache.values, slots, key_scales=cache.key_scales, value_scales=cache.value_scales)
 
 
@@ -275,48 +198,46 @@ def _cache_cases() -> Iterator[Case]:
     yield Case(
         "copies of blocks of 2 MiB",
         lambda: block_copy(
-            _empty(64, 2 << 20, dtype=torch.uint8),
-            _empty(64, 2 << 20, dtype=torch.uint8),
-            _empty(16, 2, dtype=torch.int64),
+            empty(64, 2 << 20, dtype=torch.uint8),
+            empty(64, 2 << 20, dtype=torch.uint8),
+            empty(16, 2, dtype=torch.int64),
         ),
         is_quick=True,
     )
 
 
 def _norm(width: int, *, is_centered: bool = False) -> RowNorm:
-    return RowNorm(_empty(width), 1e-5, _empty(width) if is_centered else None, is_centered)
+    return RowNorm(empty(width), 1e-5, empty(width) if is_centered else None, is_centered)
 
 
 def _layer_cases() -> Iterator[Case]:
     for width in (576, 2048, 3584, 4096, 8192):
         yield Case(
             f"add and RMS norm: {width}",
-            partial(add_row_norm, _empty(64, width, dtype=FP32), _empty(64, width), _norm(width), BF16),
+            partial(add_row_norm, empty(64, width, dtype=FP32), empty(64, width), _norm(width), BF16),
             is_quick=width == 4096,
         )
     yield Case(
         "add and layer norm: 2560",
-        lambda: add_row_norm(_empty(64, 2560, dtype=FP32), _empty(64, 2560), _norm(2560, is_centered=True), BF16),
+        lambda: add_row_norm(empty(64, 2560, dtype=FP32), empty(64, 2560), _norm(2560, is_centered=True), BF16),
     )
     yield Case(
         "norm, add and RMS norm: 3584",
-        lambda: add_row_norm(
-            _empty(64, 3584, dtype=FP32), _empty(64, 3584), _norm(3584), BF16, update_norm=_norm(3584)
-        ),
+        lambda: add_row_norm(empty(64, 3584, dtype=FP32), empty(64, 3584), _norm(3584), BF16, update_norm=_norm(3584)),
     )
-    yield Case("RMS norm of joint heads: 2048", lambda: row_norm(_empty(64, 2048), _norm(2048), BF16))
+    yield Case("RMS norm of joint heads: 2048", lambda: row_norm(empty(64, 2048), _norm(2048), BF16))
     for activation in Activation:
         yield Case(
             f"gated {activation.value}: 14336",
-            partial(gated_activation, _empty(64, 2 * 14336), activation),
+            partial(gated_activation, empty(64, 2 * 14336), activation),
             is_quick=activation is Activation.SILU,
         )
-        yield Case(f"{activation.value}: 10240", partial(plain_activation, _empty(64, 10240), activation))
-    ids, sampled = _empty(_NUM_TOKENS, dtype=torch.int64), _empty(256, dtype=torch.int64)
-    yield Case("embedding: 4096", lambda: embed_tokens(ids, sampled, _empty(128256, 4096)), is_quick=True)
+        yield Case(f"{activation.value}: 10240", partial(plain_activation, empty(64, 10240), activation))
+    ids, sampled = empty(NUM_TOKENS, dtype=torch.int64), empty(256, dtype=torch.int64)
+    yield Case("embedding: 4096", lambda: embed_tokens(ids, sampled, empty(128256, 4096)), is_quick=True)
     yield Case(
         "embedding with positions: 768",
-        lambda: embed_tokens(ids, sampled, _empty(50257, 768), positions=ids, position_embedding=_empty(1024, 768)),
+        lambda: embed_tokens(ids, sampled, empty(50257, 768), positions=ids, position_embedding=empty(1024, 768)),
     )
 
 
@@ -324,8 +245,8 @@ def _product(
     inputs: int, outputs: int, dtype: torch.dtype, out: torch.dtype | None = None, *, is_quick: bool = False
 ) -> Case:
     def call() -> Tensor:
-        into = None if out is None else _empty(_NUM_ROWS, outputs, dtype=out)
-        return invariant_linear(_empty(_NUM_ROWS, inputs, dtype=dtype), _empty(outputs, inputs, dtype=dtype), out=into)
+        into = None if out is None else empty(NUM_ROWS, outputs, dtype=out)
+        return invariant_linear(empty(NUM_ROWS, inputs, dtype=dtype), empty(outputs, inputs, dtype=dtype), out=into)
 
     into = "" if out is None else f" in {DTYPE_NAMES[out]}"
     return Case(f"invariant product: {inputs} to {outputs}{into}, {DTYPE_NAMES[dtype]}", call, dtype, is_quick=is_quick)
@@ -335,14 +256,14 @@ def _experts(num_tokens: int, dtype: torch.dtype, num_experts: int, num_chosen: 
     """All kernels of a layer of experts for a hidden size of 2,048."""
     hidden = 2048
     choices = choose_experts(
-        _empty(num_tokens, num_experts, dtype=FP32), num_experts, num_chosen, normalized=True, scale=1.0
+        empty(num_tokens, num_experts, dtype=FP32), num_experts, num_chosen, normalized=True, scale=1.0
     )
     num_rows = choices.experts.numel()
     tile_rows = choose_tile_rows(num_rows, num_experts, dtype, deterministic=False)
     groups = group_by_expert(choices.experts, num_experts, tile_rows)
-    gate_up = _empty(num_experts, 2 * width, hidden, dtype=dtype)
-    active = grouped_linear(_empty(num_tokens, hidden, dtype=dtype), gate_up, groups, num_rows, Activation.SILU)
-    rows = grouped_linear(active, _empty(num_experts, hidden, width, dtype=dtype), groups, num_rows)
+    gate_up = empty(num_experts, 2 * width, hidden, dtype=dtype)
+    active = grouped_linear(empty(num_tokens, hidden, dtype=dtype), gate_up, groups, num_rows, Activation.SILU)
+    rows = grouped_linear(active, empty(num_experts, hidden, width, dtype=dtype), groups, num_rows)
     combine_experts(rows, choices.weights)
 
 
@@ -365,15 +286,15 @@ def _product_cases() -> Iterator[Case]:
 
 
 def _penalties(rows: int, vocab: int) -> Penalties:
-    factors = _empty(rows, dtype=FP32)
-    return Penalties(_empty(rows, dtype=torch.int64), factors, factors, factors, _empty(256, vocab, dtype=torch.int32))
+    factors = empty(rows, dtype=FP32)
+    return Penalties(empty(rows, dtype=torch.int64), factors, factors, factors, empty(256, vocab, dtype=torch.int32))
 
 
 def _sample(rows: int, vocab: int) -> None:
-    numbers, words = _empty(rows, dtype=FP32), _empty(rows, dtype=torch.int32)
-    seeds, top_p = _empty(rows, dtype=torch.int64), _empty(rows, dtype=torch.float64)
+    numbers, words = empty(rows, dtype=FP32), empty(rows, dtype=torch.int32)
+    seeds, top_p = empty(rows, dtype=torch.int64), empty(rows, dtype=torch.float64)
     sampling = SamplingTensors(numbers, words, top_p, numbers, seeds, words, words)
-    sample(_empty(rows, vocab, dtype=FP32), sampling, _penalties(rows, vocab))
+    sample(empty(rows, vocab, dtype=FP32), sampling, _penalties(rows, vocab))
 
 
 def _sampling_cases() -> Iterator[Case]:
@@ -384,23 +305,23 @@ def _sampling_cases() -> Iterator[Case]:
             is_quick=(rows, vocab) == (64, 128256),
         )
     vocab = 128256
-    logits = _empty(_NUM_ROWS, vocab, dtype=FP32)
-    words = _empty(1024, dtype=torch.int32)
-    entries = LogitEntries(words, words, _empty(1024, dtype=FP32))
-    yield Case("changes of logits", lambda: adjust_logits(logits, entries, _penalties(_NUM_ROWS, vocab)), is_quick=True)
-    masks = _empty(_NUM_ROWS, -(-vocab // 32), dtype=torch.int32)
-    rows_of_masks = _empty(_NUM_ROWS, dtype=torch.int64)
+    logits = empty(NUM_ROWS, vocab, dtype=FP32)
+    words = empty(1024, dtype=torch.int32)
+    entries = LogitEntries(words, words, empty(1024, dtype=FP32))
+    yield Case("changes of logits", lambda: adjust_logits(logits, entries, _penalties(NUM_ROWS, vocab)), is_quick=True)
+    masks = empty(NUM_ROWS, -(-vocab // 32), dtype=torch.int32)
+    rows_of_masks = empty(NUM_ROWS, dtype=torch.int64)
     yield Case("masks of logits", lambda: mask_logits(logits, rows_of_masks, masks), is_quick=True)
     yield Case("log norms", lambda: log_norms(logits), is_quick=True)
     yield Case("soft cap of logits", lambda: logits_epilogue(logits, None, 30.0))
-    yield Case("bias of logits", lambda: logits_epilogue(logits, _empty(vocab), None))
+    yield Case("bias of logits", lambda: logits_epilogue(logits, empty(vocab), None))
 
 
 def all_cases() -> list[Case]:
     """All cases, each with a name of its own."""
     return [
         *_attention_cases(),
-        *_latent_cases(),
+        *latent_cases(),
         *_cache_cases(),
         *_layer_cases(),
         *_product_cases(),

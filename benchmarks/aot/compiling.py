@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from triton.runtime.jit import JITFunction
 
-from benchmarks.aot.cases import Case, all_cases
+from benchmarks.aot.case import Case
+from benchmarks.aot.cases import all_cases
 from benchmarks.aot.machine_code import Figures, figures_of
 from benchmarks.aot.targets import TARGETS, Target, intercepted_launches
 
