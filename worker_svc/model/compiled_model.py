@@ -58,7 +58,10 @@ class _CompiledBuilder:
     def linear(self, weights: LinearWeights) -> PackedMatrix:
         layer = weights.layer
         is_gated = layer.role is LinearRole.GATE_UP and len(weights.outputs) == 2
-        return self._pack(layer, *(_interleaved(weights, self._dtype) if is_gated else weights.fused()))
+        if not is_gated:
+            weight, bias = weights.fused()
+            return self._pack(layer, weight, bias, torch.cat(weights.code_scales))
+        return self._pack(layer, *_interleaved(weights, self._dtype))
 
     def norm(self, norm: Norm, weight: Tensor, bias: Tensor | None) -> PackedNorm:
         return pack_norm(NormCode[norm.kind.name], weight.float() + norm.weight_offset, bias, norm.eps)
@@ -83,11 +86,20 @@ class _CompiledBuilder:
     def _mlp(self, weights: MlpWeights) -> tuple[PackedMatrix, PackedMatrix]:
         return self.linear(weights.gate_up), self.linear(weights.down)
 
-    def _pack(self, layer: LinearLayer, weight: Tensor, bias: Tensor | None) -> PackedMatrix:
+    def _pack(
+        self, layer: LinearLayer, weight: Tensor, bias: Tensor | None, code_scales: Tensor | None = None
+    ) -> PackedMatrix:
         matrix_format = self._default if layer.computed is None else _FORMATS[layer.computed]
         # AMX has tiles of bfloat16 alone here.
         pack = pack_matrix if matrix_format is MatrixFormat.W8A8 else self._pack_weight
-        return pack(self._thread_pool, weight, bias, matrix_format=matrix_format, memory=self._memory)
+        return pack(
+            self._thread_pool,
+            weight,
+            bias,
+            matrix_format=matrix_format,
+            memory=self._memory,
+            code_scales=code_scales,
+        )
 
 
 class CompiledModel:
@@ -253,8 +265,11 @@ def _optional_norm(norm: PackedNorm | None) -> NormArgs:
     return NormArgs() if norm is None else norm.args()
 
 
-def _interleaved(weights: LinearWeights, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Sixteen outputs of the gate, then the same of up, and so on, both padded with zeros to a multiple of 32."""
+def _interleaved(weights: LinearWeights, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Sixteen outputs of the gate, then the same of up, and so on, both padded with zeros to a multiple of 32.
+
+    The same of the bias, and of the scales of codes.
+    """
     num_panels = 2 * -(-weights.outputs[0] // PANEL)
     both = torch.zeros(num_panels, 2, _LANES, weights.inputs, dtype=dtype)
     biases = torch.zeros(num_panels, 2, _LANES, dtype=dtype) if weights.biased else None
@@ -265,7 +280,10 @@ def _interleaved(weights: LinearWeights, dtype: torch.dtype) -> tuple[Tensor, Te
             _copy_by_panels(bias, biases[:, part])
 
     weights.for_each_part(place)
-    return both.flatten(0, 2), None if biases is None else biases.flatten()
+    scales = torch.zeros(num_panels, 2, _LANES)
+    for part, of_part in enumerate(weights.code_scales):
+        _copy_by_panels(of_part, scales[:, part])
+    return both.flatten(0, 2), None if biases is None else biases.flatten(), scales.flatten()
 
 
 def _copy_by_panels(part: Tensor, panels: Tensor) -> None:

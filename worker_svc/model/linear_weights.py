@@ -10,7 +10,7 @@ from torch import Tensor
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import LinearLayer, SplitDimension, StoredLinear
 from worker_svc.model.stored_linear import bias_parts, layer_format, shapes_of, weight_parts
-from worker_svc.model.weight_format import StoredWeight
+from worker_svc.model.weight_format import StoredWeight, code_scales
 from worker_svc.model.weights import Checkpoint
 
 Place: TypeAlias = Callable[[int, StoredWeight, Tensor | None], None]
@@ -56,6 +56,8 @@ class LinearWeights:
         """The width of each part on this rank."""
         # Where ranks share inputs, their products are added up: the bias is in one of them.
         self.biased = layer.biased and (not split_inputs or shard.rank == 0)
+        self.code_scales: list[Tensor] = []
+        """Of each part that has been read, float32 [outputs]: see `CodedWeight`; zeros where there are none."""
 
     def for_each_part(self, place: Place) -> None:
         """Calls `place` for the parts in order. Each is released before the next stored layer is read."""
@@ -94,6 +96,8 @@ class LinearWeights:
         for part, (part_weight, part_bias) in enumerate(parts, start=number):
             share = self._outputs[part]
             rows = part_weight.outputs(share.start, share.stop)
+            scales = code_scales(rows)
+            self.code_scales.append(torch.zeros(self.outputs[part]) if scales is None else scales)
             place(part, rows, None if part_bias is None else part_bias[share])
 
     def _read(self, stored: StoredLinear) -> tuple[StoredWeight, Tensor | None]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import StoredLinear
 from worker_svc.model.formats.dense import DenseFormat
-from worker_svc.model.weight_format import StoredWeight, WeightFormat
+from worker_svc.model.weight_format import StoredWeight, WeightFormat, code_scales
 
 _DENSE = DenseFormat()
 
@@ -89,4 +89,11 @@ class _Ranges:
         return _Ranges(self.weight.inputs(start, stop), self.ranges)
 
     def dense(self) -> Tensor:
-        return torch.cat([self.weight.outputs(outputs.start, outputs.stop).dense() for outputs in self.ranges])
+        return torch.cat([weight.dense() for weight in self._weights()])
+
+    def code_scales(self) -> Tensor | None:
+        found = [scales for weight in self._weights() if (scales := code_scales(weight)) is not None]
+        return torch.cat(found) if found and len(found) == len(self.ranges) else None
+
+    def _weights(self) -> Iterator[StoredWeight]:
+        return (self.weight.outputs(outputs.start, outputs.stop) for outputs in self.ranges)

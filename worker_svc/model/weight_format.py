@@ -7,7 +7,7 @@ of them that can be cut into parts and ranks before it is unpacked.
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
 
@@ -31,6 +31,22 @@ class StoredWeight(Protocol):
 
     def dense(self) -> Tensor:
         """The weight in floating point, [outputs, inputs]."""
+
+
+@runtime_checkable
+class CodedWeight(Protocol):
+    """What a `StoredWeight` may offer besides: that it is stored as it can be multiplied."""
+
+    def code_scales(self) -> Tensor | None:
+        """The scale of each output, float32 [outputs], if each number is a signed code of 8 bits times that; else None.
+
+        Numbers that are rounded to 8 bits with these scales are the stored codes again.
+        """
+
+
+def code_scales(weight: StoredWeight) -> Tensor | None:
+    """`CodedWeight.code_scales`; None if the weight offers none."""
+    return weight.code_scales() if isinstance(weight, CodedWeight) else None
 
 
 class WeightFormat(Protocol):

@@ -35,6 +35,7 @@ def pack_for_amx(
     *,
     matrix_format: MatrixFormat = MatrixFormat.PLAIN,
     memory: LargePages | None = None,
+    code_scales: Tensor | None = None,
 ) -> PackedMatrix:
     """Lays out a weight [outputs, inputs] of float32 or bfloat16 in blocks of 32 inputs, and a bias [outputs].
 
@@ -48,7 +49,15 @@ def pack_for_amx(
         blocks = pad(weight, (0, -weight.shape[1] % DEPTH)).view(len(weight), -1, DEPTH)
         high = blocks.bfloat16()
         weight = torch.stack([high, (blocks - high.float()).bfloat16()], dim=2).flatten(1)
-    return pack_matrix(thread_pool, weight, bias, matrix_format=matrix_format, memory=memory, input_multiple=DEPTH)
+    return pack_matrix(
+        thread_pool,
+        weight,
+        bias,
+        matrix_format=matrix_format,
+        memory=memory,
+        input_multiple=DEPTH,
+        code_scales=code_scales,
+    )
 
 
 def amx_linear(thread_pool: ThreadPool, inputs: Tensor, matrix: PackedMatrix) -> Tensor:

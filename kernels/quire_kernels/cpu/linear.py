@@ -71,10 +71,12 @@ def pack_matrix(
     matrix_format: MatrixFormat = MatrixFormat.PLAIN,
     memory: LargePages | None = None,
     input_multiple: int = 1,
+    code_scales: Tensor | None = None,
 ) -> PackedMatrix:
     """Lays out a weight [outputs, inputs] of float32 or bfloat16, and a bias [outputs], in `memory` if given.
 
-    In 8 bits, values are rounded to 255 steps between the largest of their output and its negative. The matrix has a
+    In 8 bits, values are rounded to 255 steps between the largest of their output and its negative, or to multiples of
+    `code_scales`, float32 [outputs], where these are not 0: of weights that were in 8 bits before. The matrix has a
     multiple of `input_multiple` inputs; the weights of those that are added are zeros. Raises ValueError for another
     dtype.
     """
@@ -86,7 +88,7 @@ def pack_matrix(
     values = 4 if is_w8a8 else 1 if dtype == torch.float32 else 2
     scales = None
     if matrix_format is not MatrixFormat.PLAIN:
-        weight, scales = _quantized(weight)
+        weight, scales = _quantized(weight, torch.zeros(outputs) if code_scales is None else code_scales)
         scales = _padded(scales)
     if is_w8a8:
         weight = weight.view(torch.uint8).bitwise_xor_(128)  # the code + 128, see codes.h
@@ -120,14 +122,15 @@ def linear(thread_pool: ThreadPool, inputs: Tensor, matrix: PackedMatrix) -> Ten
     return output
 
 
-def _quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
+def _quantized(weight: Tensor, known_scales: Tensor) -> tuple[Tensor, Tensor]:
     """Codes int8 [outputs, inputs] and scales float32 [outputs], for some outputs at once: float32 is large."""
     codes, scales = torch.empty(weight.shape, dtype=torch.int8), torch.empty(len(weight))
     for start in range(0, len(weight), _ROWS):
         rows = slice(start, start + _ROWS)
         values = weight[rows].float()
-        scales[rows] = values.abs().amax(1).div_(127.0).clamp_(min=torch.finfo(torch.float32).tiny)
-        codes[rows].copy_((values / scales[rows, None]).round_())
+        chosen = values.abs().amax(1).div_(127.0).clamp_(min=torch.finfo(torch.float32).tiny)
+        scales[rows] = torch.where(known_scales[rows] > 0, known_scales[rows], chosen)
+        codes[rows].copy_((values / scales[rows, None]).round_().clamp_(-128, 127))
     return codes, scales
 
 

@@ -35,6 +35,22 @@ def test_int8_weights_are_off_by_half_a_step_at_most(dtype: torch.dtype) -> None
     assert bool(((restored - weight.float()).abs() <= step * 0.501).all())
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_weights_that_were_in_8_bits_are_held_as_they_were(dtype: torch.dtype) -> None:
+    """A product of a code and its scale is rounded by less than half a step."""
+    torch.manual_seed(0)
+    codes = torch.randint(-128, 128, (70, 576))
+    codes[0] = 3
+    scales = (torch.rand(70) + 0.01).to(dtype).float()
+    weight = codes.float().mul(scales[:, None]).to(dtype)
+    weight[5], scales[5] = torch.linspace(-1, 1, 576).to(dtype), 0.0
+    matrix = pack_matrix(compiled.thread_pool(), weight, matrix_format=MatrixFormat.INT8, code_scales=scales)
+    restored = linear(compiled.thread_pool(), torch.eye(576, dtype=dtype), matrix).t()
+    scales[5] = 1 / 127
+    codes[5] = (weight[5].float() * 127).round()
+    torch.testing.assert_close(restored, codes * scales[:, None], rtol=1e-6, atol=0)
+
+
 def _rounded_in_groups(rows: Tensor) -> Tensor:
     """Each group of 128 numbers of a row in 255 steps between the largest and its negative, float64."""
     padded = torch.nn.functional.pad(rows.float(), (0, -rows.shape[1] % 128))

@@ -43,6 +43,9 @@ class PackedCodes:
         return unpack(self.words, self.bits, self.dim, self.order).narrow(self.dim, self.start, self.stop - self.start)
 
 
+_ZERO = 128  # what codes of 8 bits are stored more than they mean
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupedWeight:
     """A `StoredWeight` of packed codes: each number is (code - zero) x scale.
@@ -75,6 +78,10 @@ class GroupedWeight:
         weight = self.codes.unpack().to(dtype)
         weight.sub_(self.zeros.to(dtype)[self.groups]).mul_(self.scales[self.groups])
         return weight.t()
+
+    def code_scales(self) -> Tensor | None:
+        is_coded = self.codes.bits == 8 and len(self.scales) == 1 and bool((self.zeros == _ZERO).all())
+        return self.scales[0].float() if is_coded else None
 
 
 def require_dtype(name: str, tensor: Tensor, *dtypes: torch.dtype) -> None:

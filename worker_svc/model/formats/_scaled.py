@@ -38,6 +38,10 @@ class ScaledWeight:
             weight.sub_(self._of_numbers(self.zeros).to(dtype))
         return weight.mul_(self._of_numbers(self.scales))
 
+    def code_scales(self) -> Tensor | None:
+        is_coded = self.codes.dtype == torch.int8 and self.zeros is None and self.scales.shape[1] == 1
+        return self.scales[self.rows, 0].float() if is_coded else None
+
     def _of_numbers(self, of_blocks: Tensor) -> Tensor:
         """The value of each number's block; one column where all inputs have the same."""
         rows = of_blocks[self.rows]
