@@ -110,7 +110,7 @@ def test_a_model_is_computed_with_its_own_codes(
     assert codes.abs().amax(1).min() < 127.5 < codes.abs().amax(1).max(), "some have -128, as those around zero may"
     torch.testing.assert_close(_restored(first.qkv, dense.shape[1]), codes.round() * own[:, None], rtol=1e-6, atol=0)
     gate_up = first.mlp.gate_up
-    assert gate_up.scales is not None
+    assert isinstance(gate_up, PackedMatrix)
     mlp = [meant[f"model.layers.0.mlp.{part}_proj.weight"] for part in ("gate", "up")]
     scales = [stored[f"model.layers.0.mlp.{part}_proj.weight_scale"].flatten().float() for part in ("gate", "up")]
     panels = _restored(gate_up, mlp[0].shape[1]).view(-1, 2, 16, mlp[0].shape[1])
