@@ -206,7 +206,6 @@ class Sequence:
     num_preemptions: int = 0
     waited: float = 0.0  # seconds that it has waited before it was last admitted
     waits_since: float | None = None  # on the driver's clock; None while it runs
-    waited_until: float | None = None  # when it was last admitted
     has_yielded: bool = False  # it waits because another one had a right to its slot or blocks
     num_steps: int = 0  # since it was last admitted
     num_prompt_logprobs: int = 0  # returned so far; the first token of the prompt has none
@@ -276,14 +275,14 @@ class Sequence:
         return self.waited + (max(0.0, now - self.waits_since) if self.waits_since is not None else 0.0)
 
     def start_waiting(self, now: float) -> None:
-        """It waits from now on, or has never ceased to if no step had it. Does nothing if it waits already."""
+        """It waits from now on. Does nothing if it waits already."""
         if self.waits_since is None:
-            self.waits_since = self.waited_until if self.waited_until is not None and not self.num_steps else now
+            self.waits_since = now
 
     def stop_waiting(self, now: float) -> None:
         """It runs from now on."""
         self.waited = self.seconds_waited(now)
-        self.waits_since, self.waited_until = None, now
+        self.waits_since = None
         self.has_yielded = False
 
     @property

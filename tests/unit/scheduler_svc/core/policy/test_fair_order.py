@@ -191,16 +191,3 @@ def test_order_is_that_of_the_account(operations: list[tuple[str, object]]) -> N
             account.remove(first, now)
             policy.charge(first, value)
             account.charge(first, value)
-
-
-def test_a_slot_without_a_step_is_part_of_the_wait() -> None:
-    """Else a request that yields its slot before its first step would be overtaken by later ones of its tenant."""
-    sequence = Sequence(0, Request("", [1], 1, 1), 0, 0, [1])
-    sequence.start_waiting(1.0)
-    sequence.stop_waiting(5.0)
-    sequence.start_waiting(7.0)
-    assert sequence.seconds_waited(8.0) == 7.0
-    sequence.stop_waiting(8.0)
-    sequence.num_steps = 1
-    sequence.start_waiting(10.0)
-    assert sequence.seconds_waited(11.0) == 8.0
