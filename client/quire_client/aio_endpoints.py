@@ -161,6 +161,8 @@ class AsyncEndpointPool(BaseEndpointPool[AsyncEndpoint]):
 
     async def wait_to_resume(self, resumable: ResumableStream, error: QuireError, endpoint: AsyncEndpoint) -> None:
         """Waits until a stream may be resumed after `error`, which is raised where it may not."""
+        if self.is_closed:
+            raise closed("the client") from error
         await self._pause(resumable.failed(error, endpoint.index, monotonic()))
 
     @asynccontextmanager

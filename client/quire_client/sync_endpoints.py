@@ -158,6 +158,8 @@ class SyncEndpointPool(BaseEndpointPool[SyncEndpoint]):
 
     def wait_to_resume(self, resumable: ResumableStream, error: QuireError, endpoint: SyncEndpoint) -> None:
         """Waits until a stream may be resumed after `error`, which is raised where it may not."""
+        if self._closed.is_set():
+            raise closed("the client") from error
         self._pause(resumable.failed(error, endpoint.index, monotonic()))
 
     @contextmanager

@@ -32,11 +32,13 @@ async def supervise(
     free_ports: FreePorts,
     change_role: Callable[[Role], Role] = lambda role: role,
     announce: Announce | None = None,
+    begin: Callable[[], None] = lambda: None,
 ) -> None:
     """Runs all roles until a signal. `run` reports the errors that it raises.
 
-    `change_role` is applied to each role but Redis before it starts. `announce` is called when all are ready; None:
-    addresses and an example are written to stdout.
+    `change_role` is applied to each role but Redis before it starts. `begin` is called when a signal would end all in
+    order, before anything starts, and `announce` when all are ready; None: addresses and an example are written to
+    stdout.
     """
     announce = announce or (lambda *about: console.announce(ready_lines(*about)))
     models = settings.model_settings()
@@ -64,9 +66,14 @@ async def supervise(
         stop_seconds=settings.stop_seconds,
         on_change=lambda snapshot: write_state(settings.state_file, constant | snapshot),
     )
+
+    async def prepare() -> None:
+        begin()
+        await prepare_models(models)
+
     try:
         await group.run(
-            prepare=lambda: prepare_models(models),
+            prepare=prepare,
             announce=lambda: announce(settings, models, addresses),
         )
     finally:
@@ -135,12 +142,19 @@ def _example(model: ModelSettings) -> tuple[str, dict[str, Any]]:
             return "/v1/chat/completions", {"model": name, "messages": messages, "stream": True}
 
 
-def run(settings: SupervisorSettings, console: Console, announce: Announce | None = None) -> None:
-    """Runs all roles until a signal. Errors are lines on stderr. Exits with 1 where a role cannot run."""
+def run(
+    settings: SupervisorSettings,
+    console: Console,
+    announce: Announce | None = None,
+    begin: Callable[[], None] = lambda: None,
+) -> None:
+    """Runs all roles until a signal, as `supervise` does. Errors are lines on stderr. Exits with 1 where a role cannot
+    run.
+    """
     errors = Console()
     try:
         with FreePorts() as free_ports:
-            asyncio.run(supervise(settings, console, free_ports, announce=announce))
+            asyncio.run(supervise(settings, console, free_ports, announce=announce, begin=begin))
     except RoleFailed as error:
         errors.write_line(f"{error}; its last lines:")
         for line in error.last_lines:

@@ -52,10 +52,9 @@ def main() -> None:
         log = os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600), "w")
     except OSError as error:
         _refuse(f"QUIRE_RUN_DIR: {path} cannot be written: {error.strerror}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # until the supervisor has its own handler
-    threading.Thread(target=_stop_at_end_of_input, daemon=True).start()
+    watch = threading.Thread(target=_stop_at_end_of_input, daemon=True)
     with log:
-        run(settings, Console(log, sys.stderr), partial(_announce, path, keys))
+        run(settings, Console(log, sys.stderr), partial(_announce, path, keys), begin=watch.start)
 
 
 def _announce(

@@ -9,6 +9,7 @@ import typer
 from quire_client.chats import Message
 from quire_client.cli import options as opt
 from quire_client.cli.input import read_lines
+from quire_client.cli.interruptible import chunks, collected
 from quire_client.cli.output import describe_error, print_json, print_resuming, write_text
 from quire_client.errors import QuireError
 from quire_client.requests import GenerationOptions
@@ -40,7 +41,7 @@ class Conversation:
         asked = [*self.messages, Message("user", question)]
         answer = ""
         try:
-            for chunk in self._client.stream_chat(asked, on_resume=print_resuming, **self._options):
+            for chunk in chunks(self._client.stream_chat(asked, on_resume=print_resuming, **self._options)):
                 answer += chunk.text
                 self.messages = [*asked, Message("assistant", answer)]
                 yield chunk.text
@@ -51,7 +52,8 @@ class Conversation:
     def ask_whole(self, question: str) -> Generation:
         """The whole answer. Raises QuireError; then the question is not in the chat."""
         asked = [*self.messages, Message("user", question)]
-        answer = self._client.stream_chat(asked, on_resume=print_resuming, **self._options).collect()
+        stream = self._client.stream_chat(asked, on_resume=print_resuming, **self._options)
+        answer = collected(stream.collect, self._client)
         self.messages = [*asked, Message("assistant", answer.text)]
         return answer
 
@@ -86,7 +88,8 @@ def chat(
     with Client(address, api_key=api_key, timeout=timeout) as client:
         conversation = Conversation(client, system, wanted)
         if is_interactive:
-            first = next((served.name for served in client.models()), "")  # also fails at once without a server
+            served = collected(client.models, client)  # also fails at once without a server
+            first = next((one.name for one in served), "")
             run_chat(conversation, model or first)
         else:
             _answer_lines(conversation, as_json=as_json)

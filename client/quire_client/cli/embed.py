@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +11,7 @@ import typer
 
 from quire_client.cli import options as opt
 from quire_client.cli.input import read_lines
+from quire_client.cli.interruptible import collected
 from quire_client.cli.output import print_json
 from quire_client.errors import QuireError
 from quire_client.results import Embeddings, Usage
@@ -50,7 +51,7 @@ def embed(
     with Client(address, api_key=api_key, timeout=timeout) as client:
         for call in _calls(texts or read_lines(file)):
             try:
-                answer = client.embed(call, model=model, dimensions=dimensions)
+                answer = collected(partial(client.embed, call, model=model, dimensions=dimensions), client)
             except QuireError as error:
                 source = None if texts else str(file or "standard input")
                 raise _located(error, source, num_sent) from error

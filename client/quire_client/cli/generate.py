@@ -6,8 +6,10 @@ import typer
 
 from quire_client.cli import options as opt
 from quire_client.cli.input import read_text
+from quire_client.cli.interruptible import chunks, collected
 from quire_client.cli.output import print_json, print_resuming, write_text
 from quire_client.requests import GenerationOptions
+from quire_client.results import Generation
 from quire_client.sync import Client
 
 
@@ -85,13 +87,16 @@ def generate(
         # Ranked sequences are known at the end only, and are not streamed.
         is_ranked = any(option is not None for option in (best_of, beam_width, length_penalty, early_stopping))
         if output is opt.OutputFormat.TEXT and n == 1 and not is_ranked:
-            write_text(chunk.text for chunk in client.stream(prompt, on_resume=print_resuming, **wanted))
+            stream = client.stream(prompt, on_resume=print_resuming, **wanted)
+            write_text(chunk.text for chunk in chunks(stream))
             return
-        whole = (
-            client.generate(prompt, on_resume=print_resuming, **wanted)
-            if is_ranked
-            else client.stream(prompt, on_resume=print_resuming, **wanted).collect()
-        )
+
+        def generate() -> Generation:
+            if is_ranked:
+                return client.generate(prompt, on_resume=print_resuming, **wanted)
+            return client.stream(prompt, on_resume=print_resuming, **wanted).collect()
+
+        whole = collected(generate, client)
     if output is opt.OutputFormat.JSON:
         print_json(whole)
     elif n == 1:

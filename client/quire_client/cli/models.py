@@ -4,6 +4,7 @@ from rich.console import Console
 from rich.table import Table
 
 from quire_client.cli import options as opt
+from quire_client.cli.interruptible import collected
 from quire_client.cli.output import print_json
 from quire_client.sync import Client
 
@@ -16,7 +17,7 @@ def models(
 ) -> None:
     """List the served models."""
     with Client(address, api_key=api_key, timeout=timeout) as client:
-        served = client.models()
+        served = collected(client.models, client)
     if output is opt.OutputFormat.JSON:
         print_json(served)
         return

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from quire_client.cli import options as opt
+from quire_client.cli.interruptible import chunks, collected
 from quire_client.cli.output import print_json, print_resuming, write_text
 from quire_client.sync import Client, Stream
 
@@ -25,7 +26,7 @@ def resume(
     with Client(address, api_key=api_key, timeout=timeout) as client:
         stream = client.resume(request_id, on_resume=print_resuming)
         if output is opt.OutputFormat.JSON:
-            print_json(stream.collect())
+            print_json(collected(stream.collect, client))
         else:
             _write(stream)
 
@@ -35,7 +36,7 @@ def _write(stream: Stream) -> None:
     others: defaultdict[int, str] = defaultdict(str)
 
     def first() -> Iterator[str]:
-        for chunk in stream:
+        for chunk in chunks(stream):
             if chunk.index == 0:
                 yield chunk.text
             else:

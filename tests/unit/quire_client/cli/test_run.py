@@ -221,7 +221,9 @@ async def test_no_server_outlives_the_command(
         process.stdin.close()
         await asyncio.wait_for(service.holding.wait(), 60)
         process.send_signal(number)
-        assert await asyncio.wait_for(process.wait(), 60) == (128 + number if number == signal.SIGTERM else -number)
+        _, err = await asyncio.wait_for(process.communicate(), 60)
+        code = 128 + number if number == signal.SIGTERM else -number
+        assert (process.returncode, err.decode()) == (code, "")
     await until_gone([pid(pid_file)])
 
 
