@@ -68,13 +68,13 @@ MUTANTS = (
     ),
     Mutant(
         "planning/running.py",
-        "if tenants := self._for_new_requests.larger_tenants(replica):",
-        "if tenants := set():",
+        "if larger := self._for_new_requests.larger_tenants(replica):",
+        "if larger := set():",
         "beside new requests of a small tenant, prompts of a large one make steps long",
     ),
     Mutant(
         "planning/capacity.py",
-        "if larger := self.for_new_requests.larger_tenants(replica, tenant):",
+        "if larger := self.for_new_requests.larger_than(replica, sequence):",
         "if larger := set():",
         "a new request of a small tenant waits for blocks of prompts of a large one",
     ),

@@ -75,9 +75,9 @@ class FairPreemption:
             return None
         if not self._may_claim(replica, head):
             return self._make_way_behind(replica, head)
-        self._note(replica, head)
-        if self._capacity.num_missing_slots(replica, head) <= 0:
+        if not self._lacks_slots(replica, head):
             return head if self._make_room(replica, head) else None
+        self._note(replica, head)
         if self._is_admitted_elsewhere(head):
             return None
         if victims := self._slot_victims(replica, head, self._num_alike(head)):
@@ -127,10 +127,10 @@ class FairPreemption:
         return self._make_room(replica, head) and all(self._take_slots(replica, victim) for victim in victims)
 
     def _note(self, replica: Replica, head: Sequence) -> None:
-        """Keeps blocks free for requests like this one, if it is a new one of a tenant with few slots."""
+        """Keeps blocks free for requests like this one, which lacks slots or blocks, if it is a new one."""
         if self._shares_by_tenant and not head.num_output and not replica.shape.is_without_kv(head.request):
             num_blocks = replica.shape.num_blocks_for(len(head.tokens) + 1)
-            self._capacity.for_new_requests.note(replica, head.request.tenant, num_blocks, head.request.weight)
+            self._capacity.for_new_requests.note(replica, head, num_blocks)
 
     def _take_slots(self, replica: Replica, victim: Sequence) -> bool:
         has_yielded = self._preemptor.take_slot(replica, victim)
@@ -221,7 +221,10 @@ class FairPreemption:
         return self._capacity.has_room(replica, head, num_needed)
 
     def _make_room(self, replica: Replica, head: Sequence) -> bool:
-        if self._num_missing_blocks(replica, head) <= 0:
+        num_missing = self._num_missing_blocks(replica, head)
+        if num_missing + self._capacity.for_new_requests.left_by_all(replica) > 0:  # but for what is kept for it
+            self._note(replica, head)
+        if num_missing <= 0 or self._num_missing_blocks(replica, head) <= 0:
             return True
         # Decodes take some of the blocks before they are free.
         soon = self._policy.low_watermark(replica, len(replica.running))

@@ -1,9 +1,8 @@
 """A step under construction."""
 
-from collections.abc import Iterable
-
 from scheduler_svc.core.costs import CostModel
 from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.planning.new_request_reserve import LargerTenants
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.request import Sequence
 from scheduler_svc.core.step import NewSequence, ScheduledSequence
@@ -46,7 +45,8 @@ class StepBuilder:
         self.is_closed = False  # nothing is admitted: blocks are short, or an indivisible prompt did not fit
         self.begins_with_due = False  # with an indivisible prompt that did not fit into the step before
         self._long_prompts: _TimeLimit | None = None
-        self._larger_tenants: dict[str, _TimeLimit] = {}  # one limit, by the tenants that share it
+        self._larger_tenants = LargerTenants({})
+        self._of_larger_tenants: _TimeLimit | None = None  # of all their prompts together
         self._due_seconds = 0.0  # that the due prompt takes
 
     # What a step may take.
@@ -72,9 +72,10 @@ class StepBuilder:
         """Gives long prompts at most `seconds` of the step's time, a due indivisible prompt included."""
         self._long_prompts = _TimeLimit(seconds - self._due_seconds, self.replica.costs)
 
-    def limit_prompts_of(self, tenants: Iterable[str], seconds: float) -> None:
-        """Gives all prompts of these tenants together at most `seconds` of the step's time."""
-        self._larger_tenants = dict.fromkeys(tenants, _TimeLimit(seconds, self.replica.costs))
+    def limit_prompts_of(self, tenants: LargerTenants, seconds: float) -> None:
+        """Gives all prompts of these tenants that they limit together at most `seconds` of the step's time."""
+        self._larger_tenants = tenants
+        self._of_larger_tenants = _TimeLimit(seconds, self.replica.costs)
 
     def num_prefill_tokens(self, sequence: Sequence, most: int | None = None) -> int:
         """How many of a prompt's tokens fit, at most `most`; they are taken from the time for such prompts."""
@@ -100,7 +101,8 @@ class StepBuilder:
 
     def _time_limits(self, sequence: Sequence) -> list[_TimeLimit]:
         is_long = len(sequence.tokens) - sequence.num_cached_tokens >= LONG_PROMPT
-        limits = (self._long_prompts if is_long else None, self._larger_tenants.get(sequence.request.tenant))
+        is_larger = sequence in self._larger_tenants
+        limits = (self._long_prompts if is_long else None, self._of_larger_tenants if is_larger else None)
         return [limit for limit in limits if limit is not None]
 
     # What it takes.

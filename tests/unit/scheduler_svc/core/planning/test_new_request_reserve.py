@@ -24,6 +24,15 @@ def reserve(waiting: Any) -> NewRequestReserve:
     return NewRequestReserve(cast(WaitingSequences, waiting))
 
 
+def sequence_of(tenant: str, number: int = 0, **request: Any) -> Sequence:
+    tokens = prompt(3)
+    return Sequence(number, Request(f"{number}", tokens, 1, 4, tenant=tenant, **request), 0, number, tokens)
+
+
+def note(reserve: NewRequestReserve, replica: Replica, tenant: str, num_blocks: int, **request: Any) -> None:
+    reserve.note(replica, sequence_of(tenant, **request), num_blocks)
+
+
 def replica_of(**num_slots: int) -> Replica:
     replica = Replica(SHAPE)
     replica.num_slots_of.update(num_slots)
@@ -38,20 +47,20 @@ def test_nothing_is_kept_before_a_request_comes(reserve: NewRequestReserve) -> N
 def test_the_largest_need_is_kept_for_several(reserve: NewRequestReserve) -> None:
     replica = replica_of(many=15, few=1)
     for num_blocks in (2, 3, 1):
-        reserve.note(replica, "few", num_blocks)
+        note(reserve, replica, "few", num_blocks)
     assert (reserve.left_by(replica, "many"), reserve.left_by_all(replica)) == (NUM_REQUESTS * 3, NUM_REQUESTS * 3)
 
 
 def test_a_tenant_without_slots_is_one_with_few(reserve: NewRequestReserve) -> None:
     replica = replica_of(many=16)
-    reserve.note(replica, "new", 2)
+    note(reserve, replica, "new", 2)
     assert reserve.left_by(replica, "many") == 2 * NUM_REQUESTS
 
 
 def test_tenants_with_as_few_slots_leave_nothing(reserve: NewRequestReserve) -> None:
     replica = replica_of(many=12, few=2, other=2)
-    reserve.note(replica, "few", 2)
-    reserve.note(replica, "many", 7)
+    note(reserve, replica, "few", 2)
+    note(reserve, replica, "many", 7)
     assert reserve.left_by(replica, "few") == 0
     assert reserve.left_by(replica, "other") == 0
     assert reserve.left_by(replica, "many") == 2 * NUM_REQUESTS
@@ -59,24 +68,24 @@ def test_tenants_with_as_few_slots_leave_nothing(reserve: NewRequestReserve) -> 
 
 def test_blocks_are_kept_for_a_while(reserve: NewRequestReserve, waiting: Any) -> None:
     replica = replica_of(many=16)
-    reserve.note(replica, "few", 2)
+    note(reserve, replica, "few", 2)
     waiting.now += RESERVE_SECONDS - 1
     assert reserve.left_by_all(replica) == 2 * NUM_REQUESTS
     waiting.now += 2
     assert reserve.left_by_all(replica) == 0
-    reserve.note(replica, "few", 1)
+    note(reserve, replica, "few", 1)
     assert reserve.left_by_all(replica) == NUM_REQUESTS
 
 
 def test_at_most_a_sixteenth_of_the_blocks_is_kept(reserve: NewRequestReserve) -> None:
     replica = replica_of(many=16)
-    reserve.note(replica, "few", SHAPE.num_blocks)
+    note(reserve, replica, "few", SHAPE.num_blocks)
     assert reserve.left_by_all(replica) == SHAPE.num_blocks // 16
 
 
 def test_each_replica_has_its_own_reserve(reserve: NewRequestReserve) -> None:
     replica, other = replica_of(many=16), replica_of(many=16)
-    reserve.note(replica, "few", 2)
+    note(reserve, replica, "few", 2)
     assert (reserve.left_by_all(replica), reserve.left_by_all(other)) == (2 * NUM_REQUESTS, 0)
 
 
@@ -84,39 +93,83 @@ def replica_with(**weights: float) -> Replica:
     """Four sequences of each tenant run."""
     replica = Replica(SHAPE)
     for number, (tenant, weight) in enumerate(4 * list(weights.items())):
-        request = Request(f"{number}", prompt(3), 1, 4, tenant=tenant, weight=weight)
-        replica.admit(Sequence(number, request, 0, number, request.prompt), Hit([]))
+        replica.admit(sequence_of(tenant, number, weight=weight), Hit([]))
     return replica
+
+
+def larger(reserve: NewRequestReserve, replica: Replica) -> set[str]:
+    return set(reserve.larger_tenants(replica).priorities)
 
 
 def test_larger_tenants_hold_several_times_as_many_slots(reserve: NewRequestReserve) -> None:
     replica = replica_with(some=1.0)
-    assert reserve.larger_tenants(replica) == set()
-    reserve.note(replica, "new", 2)
-    assert reserve.larger_tenants(replica) == {"some"}
-    assert reserve.larger_tenants(replica, "new") == {"some"}
-    assert reserve.larger_tenants(replica, "other") == set(), "no new requests of it come"
+    assert not reserve.larger_tenants(replica)
+    note(reserve, replica, "new", 2)
+    assert larger(reserve, replica) == {"some"}
     replica.num_slots_of["new"] = 1
-    assert reserve.larger_tenants(replica) == set()
+    assert not reserve.larger_tenants(replica)
 
 
 def test_larger_tenants_hold_more_by_weight(reserve: NewRequestReserve) -> None:
     replica = replica_with(light=0.2, usual=1.0, heavy=3.0)
-    reserve.note(replica, "new", 2)
-    assert reserve.larger_tenants(replica) == {"light", "usual"}
-    reserve.note(replica, "new", 2, weight=0.5)
-    assert reserve.larger_tenants(replica) == {"light"}
+    note(reserve, replica, "new", 2)
+    assert larger(reserve, replica) == {"light", "usual"}
+    note(reserve, replica, "new", 2, weight=0.5)
+    assert larger(reserve, replica) == {"light"}
 
 
 def test_one_of_many_tenants_is_not_large(reserve: NewRequestReserve) -> None:
-    reserve.note(replica := replica_with(**dict.fromkeys("abcde", 1.0)), "new", 2)
-    assert reserve.larger_tenants(replica) == set()
-    reserve.note(replica := replica_with(**dict.fromkeys("abcd", 1.0)), "new", 2)
-    assert reserve.larger_tenants(replica) == set("abcd")
+    note(reserve, replica := replica_with(**dict.fromkeys("abcde", 1.0)), "new", 2)
+    assert not reserve.larger_tenants(replica)
+    note(reserve, replica := replica_with(**dict.fromkeys("abcd", 1.0)), "new", 2)
+    assert larger(reserve, replica) == set("abcd")
 
 
 def test_tenants_are_larger_for_a_while(reserve: NewRequestReserve, waiting: Any) -> None:
     replica = replica_with(usual=1.0)
-    reserve.note(replica, "new", 2)
+    note(reserve, replica, "new", 2)
     waiting.now += RESERVE_SECONDS + 1
-    assert reserve.larger_tenants(replica) == set()
+    assert not reserve.larger_tenants(replica)
+
+
+def test_sequences_of_higher_priority_than_new_requests_are_not_limited_for_them(
+    reserve: NewRequestReserve, waiting: Any
+) -> None:
+    replica = replica_with(jobs=1.0)
+    note(reserve, replica, "new", 2, priority=-2)
+    low, high = sequence_of("jobs", priority=-2), sequence_of("jobs", priority=-1)
+    tenants = reserve.larger_tenants(replica)
+    assert low in tenants
+    assert high not in tenants
+    assert sequence_of("other", priority=-2) not in tenants
+    waiting.now += 1
+    note(reserve, replica, "another", 2, priority=3)
+    assert high in reserve.larger_tenants(replica), "of several priorities the highest counts"
+    waiting.now += RESERVE_SECONDS - 2
+    note(reserve, replica, "new", 2, priority=-2)
+    waiting.now += 2
+    assert high not in reserve.larger_tenants(replica), "each counts for its own time"
+    assert low in reserve.larger_tenants(replica)
+
+
+def test_a_new_request_is_compared_with_its_own_tenant_and_priority(reserve: NewRequestReserve) -> None:
+    replica = replica_with(jobs=1.0)
+    job = sequence_of("jobs")
+    note(reserve, replica, "new", 2)
+    assert job in reserve.larger_than(replica, sequence_of("new"))
+    assert job not in reserve.larger_than(replica, sequence_of("new", priority=-1))
+    assert job not in reserve.larger_than(replica, sequence_of("other")), "no new requests of it come"
+    resumed = sequence_of("new")
+    resumed.tokens = [*resumed.tokens, 7]
+    assert resumed.num_output == 1
+    assert job not in reserve.larger_than(replica, resumed)
+
+
+def test_the_largest_need_counts_for_its_own_time(reserve: NewRequestReserve, waiting: Any) -> None:
+    replica = replica_of(many=16)
+    note(reserve, replica, "few", 3)
+    waiting.now += RESERVE_SECONDS - 1
+    note(reserve, replica, "few", 1)
+    assert reserve.left_by_all(replica) == 3 * NUM_REQUESTS
+    waiting.now += 2
+    assert reserve.left_by_all(replica) == NUM_REQUESTS
