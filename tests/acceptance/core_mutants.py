@@ -68,15 +68,33 @@ MUTANTS = (
     ),
     Mutant(
         "planning/running.py",
-        "if larger := self._for_new_requests.larger_tenants(replica):",
-        "if larger := set():",
+        "if limit := self._for_new_requests.prompt_limit(replica):",
+        "if limit := None:",
         "beside new requests of a small tenant, prompts of a large one make steps long",
     ),
     Mutant(
         "planning/capacity.py",
-        "if larger := self.for_new_requests.larger_than(replica, sequence):",
-        "if larger := set():",
+        "if limit := self.for_new_requests.limit_for(replica, sequence):",
+        "if limit := None:",
         "a new request of a small tenant waits for blocks of prompts of a large one",
+    ),
+    Mutant(
+        "planning/new_request_reserve.py",
+        " and request.priority <= self.priorities[request.tenant]",
+        "",
+        "prompts are limited for requests of lower priority",
+    ),
+    Mutant(
+        "planning/new_request_reserve.py",
+        "        if sequence.num_output:",
+        "        if False:",
+        "a resumed sequence takes blocks that prompts still need, as a new request does",
+    ),
+    Mutant(
+        "planning/fair_preemption.py",
+        "+ self._capacity.for_new_requests.left_by_all(replica) > 0:",
+        "+ self._capacity.for_new_requests.left_by_all(replica) > -1e9:",
+        "prompts are limited for requests that lack nothing",
     ),
     Mutant(
         "planning/step_builder.py",

@@ -64,16 +64,15 @@ class Capacity:
         """Blocks that a sequence must leave: to those that run, for known tokens and the next few tokens, and to
         tenants with fewer slots.
 
-        A new request leaves none to prompts of tenants with much more, unless their priority is higher: for these,
-        sequences are preempted if need be.
+        A new request leaves none to prompts that are limited for it: for these, sequences are preempted if need be.
         """
         if not replica.running:
             return 0
         low = self._preemption.low_watermark(replica, len(replica.running) + 1)
         num_blocks = max(low, replica.shape.num_blocks // 100) + self._placement.load(replica).num_blocks
-        if larger := self.for_new_requests.larger_than(replica, sequence):
-            num_blocks -= sum(num_owed_blocks(replica, each) for each in replica.running if each in larger)
-        return num_blocks + self.for_new_requests.left_by(replica, sequence.request.tenant)
+        if limit := self.for_new_requests.limit_for(replica, sequence):
+            num_blocks -= sum(num_owed_blocks(replica, each) for each in replica.running if limit.applies_to(each))
+        return num_blocks + self.for_new_requests.left_by(replica, sequence)
 
     def measured_reserve(self, replica: Replica, sequence: Sequence) -> int:
         """The same, of the load as it is now."""

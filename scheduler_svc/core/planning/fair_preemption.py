@@ -76,8 +76,10 @@ class FairPreemption:
         if not self._may_claim(replica, head):
             return self._make_way_behind(replica, head)
         if not self._lacks_slots(replica, head):
+            # Whether it lacks blocks, not counting those that are kept free for such requests.
+            if self._num_missing_blocks(replica, head) + self._capacity.for_new_requests.left_by_all(replica) > 0:
+                self._note(replica, head)
             return head if self._make_room(replica, head) else None
-        self._note(replica, head)
         if self._is_admitted_elsewhere(head):
             return None
         if victims := self._slot_victims(replica, head, self._num_alike(head)):
@@ -113,7 +115,6 @@ class FairPreemption:
                 break
         else:
             return None
-        self._note(replica, other)
         if not self._take(replica, other, victims):
             return None
         self._waiting.put_first(replica, other)
@@ -124,6 +125,7 @@ class FairPreemption:
 
     def _take(self, replica: Replica, head: Sequence, victims: list[Sequence]) -> bool:
         """Takes the slots of victims, once there is room; whether a waiting sequence can be admitted now."""
+        self._note(replica, head)
         return self._make_room(replica, head) and all(self._take_slots(replica, victim) for victim in victims)
 
     def _note(self, replica: Replica, head: Sequence) -> None:
@@ -221,10 +223,7 @@ class FairPreemption:
         return self._capacity.has_room(replica, head, num_needed)
 
     def _make_room(self, replica: Replica, head: Sequence) -> bool:
-        num_missing = self._num_missing_blocks(replica, head)
-        if num_missing + self._capacity.for_new_requests.left_by_all(replica) > 0:  # but for what is kept for it
-            self._note(replica, head)
-        if num_missing <= 0 or self._num_missing_blocks(replica, head) <= 0:
+        if self._num_missing_blocks(replica, head) <= 0:
             return True
         # Decodes take some of the blocks before they are free.
         soon = self._policy.low_watermark(replica, len(replica.running))

@@ -1,8 +1,8 @@
-"""What is kept for new requests of tenants with few slots, so that they wait for little.
+"""What is left to new requests of tenants with few slots, so that they wait for little.
 
 The blocks of a preempted sequence are free only when its steps in flight are done and its KV is copied. A new request
 of another tenant would wait for these steps. So after such a request, blocks for a few more are kept free, and prompts
-of tenants with much more neither make steps long nor hold back blocks.
+of tenants with many more slots neither make steps long nor hold back blocks.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,14 +17,16 @@ RESERVE_SECONDS = 60.0
 """For how long blocks are kept free after a request that could preempt sequences of other tenants."""
 NUM_REQUESTS = 4
 """For how many new requests blocks are kept free."""
-_LARGE = 4  # a tenant with much more holds at least one in so many slots
-_MUCH_MORE = 4  # times as many as a small one, by weight
+PERIOD_SECONDS = 15.0
+"""Requests of a tenant within such a time count as one of the largest need and the highest priority."""
+_LARGE = 4  # a tenant whose prompts are limited holds at least one in so many slots
+_MANY_MORE = 4  # times as many as one whose requests are new, by weight
 _MOST = 16  # of a replica's blocks, at most one in so many
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Need:
-    """The blocks of a new request, until a time."""
+    """What the new requests of a tenant in one period need, until a time."""
 
     tenant: str
     weight: float
@@ -32,23 +34,18 @@ class _Need:
     num_blocks: int
     until: float
 
-    def covers(self, other: "_Need") -> bool:
-        """Whether what is kept for this request is enough for an earlier one of its tenant, too."""
-        is_least = self.priority >= other.priority and self.num_blocks >= other.num_blocks
-        return self.tenant == other.tenant and is_least
-
 
 @dataclass(frozen=True, slots=True)
-class LargerTenants:
-    """Tenants with much more than those of new requests."""
+class PromptLimit:
+    """Whose prompts are limited for new requests: by tenant, those up to a priority."""
 
     priorities: Mapping[str, int]
-    """By tenant, the highest priority of these requests. Sequences of higher priority are not limited for them."""
 
     def __bool__(self) -> bool:
         return bool(self.priorities)
 
-    def __contains__(self, sequence: Sequence) -> bool:
+    def applies_to(self, sequence: Sequence) -> bool:
+        """Whether a sequence's prompt is limited."""
         request = sequence.request
         return request.tenant in self.priorities and request.priority <= self.priorities[request.tenant]
 
@@ -58,43 +55,51 @@ class NewRequestReserve:
 
     def __init__(self, waiting: WaitingSequences) -> None:
         self._waiting = waiting
-        self._needs: WeakKeyDictionary[Replica, list[_Need]] = WeakKeyDictionary()
+        self._needs: WeakKeyDictionary[Replica, dict[tuple[str, int], _Need]] = WeakKeyDictionary()
 
     def note(self, replica: Replica, sequence: Sequence, num_blocks: int) -> None:
         """A new request needs `num_blocks`, and may preempt sequences of other tenants for a slot or for blocks."""
-        request = sequence.request
-        need = _Need(request.tenant, request.weight, request.priority, num_blocks, self._waiting.now + RESERVE_SECONDS)
-        self._needs[replica] = [each for each in self._current(replica) if not need.covers(each)] + [need]
+        request, now = sequence.request, self._waiting.now
+        key = request.tenant, int(now // PERIOD_SECONDS)
+        needs = self._needs.setdefault(replica, {})
+        need = needs.setdefault(key, _Need(request.tenant, request.weight, request.priority, num_blocks, now))
+        need.weight = request.weight
+        need.priority = max(need.priority, request.priority)
+        need.num_blocks = max(need.num_blocks, num_blocks)
+        need.until = now + RESERVE_SECONDS
 
-    def left_by(self, replica: Replica, tenant: str) -> int:
-        """Blocks that a tenant's sequences leave to tenants with fewer slots."""
-        return self._largest(replica, replica.num_slots_of[tenant], tenant)
+    def left_by(self, replica: Replica, sequence: Sequence) -> int:
+        """Blocks that a sequence leaves to requests of tenants with fewer slots, of no lower priority."""
+        request = sequence.request
+        return self._largest(replica, request.tenant, request.priority)
 
     def left_by_all(self, replica: Replica) -> int:
-        """Blocks that the tenant with the most slots leaves."""
-        if not self._current(replica) or not replica.num_slots_of:
+        """Blocks that the tenant with the most slots leaves, by its sequences of the lowest priority."""
+        held = replica.num_slots_of
+        if not self._current(replica) or not replica.running:
             return 0
-        tenant, num_slots = max(replica.num_slots_of.items(), key=lambda each: (each[1], each[0]))
-        return self._largest(replica, num_slots, tenant)
+        most = max(held.items(), key=lambda each: (each[1], each[0]))[0]
+        priorities = [each.request.priority for each in replica.running if each.request.tenant == most]
+        return self._largest(replica, most, min(priorities)) if priorities else 0
 
-    def larger_tenants(self, replica: Replica) -> LargerTenants:
-        """The tenants with much more than any tenant of which new requests come.
+    def prompt_limit(self, replica: Replica) -> PromptLimit:
+        """Whose prompts are limited for all new requests that came.
 
-        These are the tenants that hold a quarter of all slots in use, and by weight four times as many as the other one
-        would with one more. O(sequences that run + needs).
+        These are the tenants that hold a quarter of all slots in use, and by weight four times as many as the tenant of
+        a new request would with one more. O(sequences that run), and for each of these tenants O(needs), of which a
+        tenant has five at most.
         """
-        return self._larger(replica, self._current(replica))
+        return self._limit(replica, self._current(replica))
 
-    def larger_than(self, replica: Replica, sequence: Sequence) -> LargerTenants:
-        """The tenants with much more than that of a new request, if such requests of it come; none for another one."""
+    def limit_for(self, replica: Replica, sequence: Sequence) -> PromptLimit:
+        """Whose prompts are limited for a new request, if others of its tenant came; nobody's for another sequence."""
         request = sequence.request
         if sequence.num_output:
-            return LargerTenants({})
-        own = [each for each in self._current(replica) if each.tenant == request.tenant]
-        larger = self._larger(replica, own)
-        return LargerTenants({tenant: min(most, request.priority) for tenant, most in larger.priorities.items()})
+            return PromptLimit({})
+        limit = self._limit(replica, [each for each in self._current(replica) if each.tenant == request.tenant])
+        return PromptLimit(dict.fromkeys(limit.priorities, request.priority))
 
-    def _larger(self, replica: Replica, needs: Iterable[_Need]) -> LargerTenants:
+    def _limit(self, replica: Replica, needs: Iterable[_Need]) -> PromptLimit:
         held = replica.num_slots_of
         weights = {sequence.request.tenant: sequence.request.weight for sequence in replica.running} if needs else {}
         priorities: dict[str, int] = {}
@@ -102,18 +107,22 @@ class NewRequestReserve:
             if _LARGE * held[tenant] < replica.num_slots:
                 continue
             for need in needs:
-                if held[tenant] / weight >= _MUCH_MORE * (held.get(need.tenant, 0) + 1) / need.weight:
+                if held[tenant] / weight >= _MANY_MORE * (held.get(need.tenant, 0) + 1) / need.weight:
                     priorities[tenant] = max(need.priority, priorities.get(tenant, need.priority))
-        return LargerTenants(priorities)
+        return PromptLimit(priorities)
 
-    def _largest(self, replica: Replica, num_slots: int, tenant: str) -> int:
-        held, needs = replica.num_slots_of, self._current(replica)
-        wanted = (each.num_blocks for each in needs if each.tenant != tenant and held.get(each.tenant, 0) < num_slots)
+    def _largest(self, replica: Replica, tenant: str, priority: int) -> int:
+        held = replica.num_slots_of
+        wanted = (
+            need.num_blocks
+            for need in self._current(replica)
+            if need.tenant != tenant and need.priority >= priority and held.get(need.tenant, 0) < held[tenant]
+        )
         return min(NUM_REQUESTS * max(wanted, default=0), replica.shape.num_blocks // _MOST)
 
     def _current(self, replica: Replica) -> list[_Need]:
         """Needs, without those of requests that came long ago."""
-        needs = self._needs.get(replica, [])
-        if any(each.until <= self._waiting.now for each in needs):
-            needs = self._needs[replica] = [each for each in needs if each.until > self._waiting.now]
-        return needs
+        needs = self._needs.get(replica, {})
+        for key in [key for key, need in needs.items() if need.until <= self._waiting.now]:
+            del needs[key]
+        return list(needs.values())

@@ -11,7 +11,7 @@ from scheduler_svc.core.policy.preemption import PreemptionPolicy
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.request import Phase, Sequence
 
-_LEAST_PROMPTS = 0.1  # how much longer than a step of decodes one may take for prompts of tenants with much more
+_LIMITED_PROMPTS = 0.15  # how much longer than a step of decodes one with limited prompts may take
 
 
 class RunningPlanner:
@@ -37,8 +37,8 @@ class RunningPlanner:
         """Adds the sequences with one token to compute; if they exceed the budget, they take turns.
 
         Long prompts get no more of the step's time than makes it about `gap_factor` times as long as its decodes.
-        While new requests come of a tenant with few slots, prompts of tenants with much more make steps little longer
-        than if all these sequences decoded. While memory is short, prompts get half of the tokens.
+        While new requests of a tenant with few slots come, prompts of tenants with many more make steps little
+        longer than if all these sequences decoded. While memory is short, prompts get half of the tokens.
         """
         replica = step.replica
         decodes, step.is_closed = self._pick_decodes(replica)
@@ -52,10 +52,10 @@ class RunningPlanner:
         step.limit_prompts(decode_seconds)
         if decodes:
             step.limit_long_prompts((self._limits.gap_factor - 1) * decode_seconds)
-        if larger := self._for_new_requests.larger_tenants(replica):
-            num_prompts = sum(sequence.is_prefill and sequence in larger for sequence in replica.running)
-            seconds = (1 + _LEAST_PROMPTS) * replica.costs.step_seconds(0, len(decodes) + num_prompts)
-            step.limit_prompts_of(larger, seconds - decode_seconds)
+        if limit := self._for_new_requests.prompt_limit(replica):
+            num_prompts = sum(sequence.is_prefill and limit.applies_to(sequence) for sequence in replica.running)
+            seconds = (1 + _LIMITED_PROMPTS) * replica.costs.step_seconds(0, len(decodes) + num_prompts)
+            step.limit_some_prompts(limit, seconds - replica.costs.step_seconds(0, len(decodes)))
         if replica.is_short_of_memory:
             step.halve_rest()
 

@@ -2,7 +2,7 @@
 
 from scheduler_svc.core.costs import CostModel
 from scheduler_svc.core.limits import SchedulerLimits
-from scheduler_svc.core.planning.new_request_reserve import LargerTenants
+from scheduler_svc.core.planning.new_request_reserve import PromptLimit
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.request import Sequence
 from scheduler_svc.core.step import NewSequence, ScheduledSequence
@@ -45,8 +45,7 @@ class StepBuilder:
         self.is_closed = False  # nothing is admitted: blocks are short, or an indivisible prompt did not fit
         self.begins_with_due = False  # with an indivisible prompt that did not fit into the step before
         self._long_prompts: _TimeLimit | None = None
-        self._larger_tenants = LargerTenants({})
-        self._of_larger_tenants: _TimeLimit | None = None  # of all their prompts together
+        self._some_prompts: tuple[PromptLimit, _TimeLimit] | None = None  # which, and their time together
         self._due_seconds = 0.0  # that the due prompt takes
 
     # What a step may take.
@@ -72,10 +71,9 @@ class StepBuilder:
         """Gives long prompts at most `seconds` of the step's time, a due indivisible prompt included."""
         self._long_prompts = _TimeLimit(seconds - self._due_seconds, self.replica.costs)
 
-    def limit_prompts_of(self, tenants: LargerTenants, seconds: float) -> None:
-        """Gives all prompts of these tenants that they limit together at most `seconds` of the step's time."""
-        self._larger_tenants = tenants
-        self._of_larger_tenants = _TimeLimit(seconds, self.replica.costs)
+    def limit_some_prompts(self, limit: PromptLimit, seconds: float) -> None:
+        """Gives the prompts to which a limit applies at most `seconds` of the step's time in total."""
+        self._some_prompts = limit, _TimeLimit(seconds, self.replica.costs)
 
     def num_prefill_tokens(self, sequence: Sequence, most: int | None = None) -> int:
         """How many of a prompt's tokens fit, at most `most`; they are taken from the time for such prompts."""
@@ -100,10 +98,13 @@ class StepBuilder:
         return True
 
     def _time_limits(self, sequence: Sequence) -> list[_TimeLimit]:
+        limits = []
         is_long = len(sequence.tokens) - sequence.num_cached_tokens >= LONG_PROMPT
-        is_larger = sequence in self._larger_tenants
-        limits = (self._long_prompts if is_long else None, self._of_larger_tenants if is_larger else None)
-        return [limit for limit in limits if limit is not None]
+        if is_long and self._long_prompts is not None:
+            limits.append(self._long_prompts)
+        if self._some_prompts is not None and self._some_prompts[0].applies_to(sequence):
+            limits.append(self._some_prompts[1])
+        return limits
 
     # What it takes.
 

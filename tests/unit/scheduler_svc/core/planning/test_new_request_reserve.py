@@ -1,4 +1,4 @@
-"""Blocks are kept free for new requests of tenants with few slots, as long as they come."""
+"""What is left to new requests of tenants with few slots, as long as they come."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -7,7 +7,12 @@ import pytest
 
 from core_bench import SHAPE, prompt
 from scheduler_svc.core.kv.prefix_cache import Hit
-from scheduler_svc.core.planning.new_request_reserve import NUM_REQUESTS, RESERVE_SECONDS, NewRequestReserve
+from scheduler_svc.core.planning.new_request_reserve import (
+    NUM_REQUESTS,
+    PERIOD_SECONDS,
+    RESERVE_SECONDS,
+    NewRequestReserve,
+)
 from scheduler_svc.core.policy.waiting import WaitingSequences
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.request import Request, Sequence
@@ -34,36 +39,43 @@ def note(reserve: NewRequestReserve, replica: Replica, tenant: str, num_blocks: 
 
 
 def replica_of(**num_slots: int) -> Replica:
+    """Each tenant has so many sequences."""
     replica = Replica(SHAPE)
-    replica.num_slots_of.update(num_slots)
+    for tenant, count in num_slots.items():
+        for number in range(count):
+            replica.admit(sequence_of(tenant, number), Hit([]))
     return replica
+
+
+def left_by(reserve: NewRequestReserve, replica: Replica, tenant: str, priority: int = 0) -> int:
+    return reserve.left_by(replica, sequence_of(tenant, priority=priority))
 
 
 def test_nothing_is_kept_before_a_request_comes(reserve: NewRequestReserve) -> None:
     replica = replica_of(many=15, few=1)
-    assert (reserve.left_by(replica, "many"), reserve.left_by_all(replica)) == (0, 0)
+    assert (left_by(reserve, replica, "many"), reserve.left_by_all(replica)) == (0, 0)
 
 
 def test_the_largest_need_is_kept_for_several(reserve: NewRequestReserve) -> None:
     replica = replica_of(many=15, few=1)
     for num_blocks in (2, 3, 1):
         note(reserve, replica, "few", num_blocks)
-    assert (reserve.left_by(replica, "many"), reserve.left_by_all(replica)) == (NUM_REQUESTS * 3, NUM_REQUESTS * 3)
+    assert (left_by(reserve, replica, "many"), reserve.left_by_all(replica)) == (NUM_REQUESTS * 3, NUM_REQUESTS * 3)
 
 
 def test_a_tenant_without_slots_is_one_with_few(reserve: NewRequestReserve) -> None:
     replica = replica_of(many=16)
     note(reserve, replica, "new", 2)
-    assert reserve.left_by(replica, "many") == 2 * NUM_REQUESTS
+    assert left_by(reserve, replica, "many") == 2 * NUM_REQUESTS
 
 
 def test_tenants_with_as_few_slots_leave_nothing(reserve: NewRequestReserve) -> None:
     replica = replica_of(many=12, few=2, other=2)
     note(reserve, replica, "few", 2)
     note(reserve, replica, "many", 7)
-    assert reserve.left_by(replica, "few") == 0
-    assert reserve.left_by(replica, "other") == 0
-    assert reserve.left_by(replica, "many") == 2 * NUM_REQUESTS
+    assert left_by(reserve, replica, "few") == 0
+    assert left_by(reserve, replica, "other") == 0
+    assert left_by(reserve, replica, "many") == 2 * NUM_REQUESTS
 
 
 def test_blocks_are_kept_for_a_while(reserve: NewRequestReserve, waiting: Any) -> None:
@@ -97,72 +109,80 @@ def replica_with(**weights: float) -> Replica:
     return replica
 
 
-def larger(reserve: NewRequestReserve, replica: Replica) -> set[str]:
-    return set(reserve.larger_tenants(replica).priorities)
+def limited(reserve: NewRequestReserve, replica: Replica) -> set[str]:
+    """Tenants whose prompts are limited."""
+    return set(reserve.prompt_limit(replica).priorities)
 
 
-def test_larger_tenants_hold_several_times_as_many_slots(reserve: NewRequestReserve) -> None:
+def test_prompts_of_tenants_with_several_times_as_many_slots_are_limited(reserve: NewRequestReserve) -> None:
     replica = replica_with(some=1.0)
-    assert not reserve.larger_tenants(replica)
+    assert not reserve.prompt_limit(replica)
     note(reserve, replica, "new", 2)
-    assert larger(reserve, replica) == {"some"}
+    assert limited(reserve, replica) == {"some"}
     replica.num_slots_of["new"] = 1
-    assert not reserve.larger_tenants(replica)
+    assert not reserve.prompt_limit(replica)
 
 
-def test_larger_tenants_hold_more_by_weight(reserve: NewRequestReserve) -> None:
+def test_prompts_are_limited_by_weight(reserve: NewRequestReserve) -> None:
     replica = replica_with(light=0.2, usual=1.0, heavy=3.0)
     note(reserve, replica, "new", 2)
-    assert larger(reserve, replica) == {"light", "usual"}
+    assert limited(reserve, replica) == {"light", "usual"}
     note(reserve, replica, "new", 2, weight=0.5)
-    assert larger(reserve, replica) == {"light"}
+    assert limited(reserve, replica) == {"light"}
 
 
-def test_one_of_many_tenants_is_not_large(reserve: NewRequestReserve) -> None:
+def test_prompts_of_one_of_many_tenants_are_not_limited(reserve: NewRequestReserve) -> None:
     note(reserve, replica := replica_with(**dict.fromkeys("abcde", 1.0)), "new", 2)
-    assert not reserve.larger_tenants(replica)
+    assert not reserve.prompt_limit(replica)
     note(reserve, replica := replica_with(**dict.fromkeys("abcd", 1.0)), "new", 2)
-    assert larger(reserve, replica) == set("abcd")
+    assert limited(reserve, replica) == set("abcd")
 
 
-def test_tenants_are_larger_for_a_while(reserve: NewRequestReserve, waiting: Any) -> None:
+def test_prompts_are_limited_for_a_while(reserve: NewRequestReserve, waiting: Any) -> None:
     replica = replica_with(usual=1.0)
     note(reserve, replica, "new", 2)
     waiting.now += RESERVE_SECONDS + 1
-    assert not reserve.larger_tenants(replica)
+    assert not reserve.prompt_limit(replica)
 
 
-def test_sequences_of_higher_priority_than_new_requests_are_not_limited_for_them(
-    reserve: NewRequestReserve, waiting: Any
-) -> None:
+def test_prompts_of_higher_priority_than_new_requests_are_not_limited(reserve: NewRequestReserve, waiting: Any) -> None:
     replica = replica_with(jobs=1.0)
     note(reserve, replica, "new", 2, priority=-2)
     low, high = sequence_of("jobs", priority=-2), sequence_of("jobs", priority=-1)
-    tenants = reserve.larger_tenants(replica)
-    assert low in tenants
-    assert high not in tenants
-    assert sequence_of("other", priority=-2) not in tenants
-    waiting.now += 1
+    limit = reserve.prompt_limit(replica)
+    assert limit.applies_to(low)
+    assert not limit.applies_to(high)
+    assert not limit.applies_to(sequence_of("other", priority=-2))
     note(reserve, replica, "another", 2, priority=3)
-    assert high in reserve.larger_tenants(replica), "of several priorities the highest counts"
-    waiting.now += RESERVE_SECONDS - 2
+    assert reserve.prompt_limit(replica).applies_to(high), "of several priorities the highest counts"
+    waiting.now += RESERVE_SECONDS - 1
     note(reserve, replica, "new", 2, priority=-2)
     waiting.now += 2
-    assert high not in reserve.larger_tenants(replica), "each counts for its own time"
-    assert low in reserve.larger_tenants(replica)
+    assert not reserve.prompt_limit(replica).applies_to(high), "it counts for its own time"
+    assert reserve.prompt_limit(replica).applies_to(low)
 
 
-def test_a_new_request_is_compared_with_its_own_tenant_and_priority(reserve: NewRequestReserve) -> None:
+def test_the_limit_for_a_new_request_is_that_of_its_own_tenant_and_priority(reserve: NewRequestReserve) -> None:
     replica = replica_with(jobs=1.0)
     job = sequence_of("jobs")
-    note(reserve, replica, "new", 2)
-    assert job in reserve.larger_than(replica, sequence_of("new"))
-    assert job not in reserve.larger_than(replica, sequence_of("new", priority=-1))
-    assert job not in reserve.larger_than(replica, sequence_of("other")), "no new requests of it come"
+    note(reserve, replica, "new", 2, priority=-1)
+    assert reserve.limit_for(replica, sequence_of("new")).applies_to(job)
+    assert not reserve.limit_for(replica, sequence_of("new", priority=-1)).applies_to(job)
+    assert not reserve.limit_for(replica, sequence_of("other")), "no new requests of it came"
     resumed = sequence_of("new")
     resumed.tokens = [*resumed.tokens, 7]
     assert resumed.num_output == 1
-    assert job not in reserve.larger_than(replica, resumed)
+    assert not reserve.limit_for(replica, resumed)
+
+
+def test_sequences_of_higher_priority_leave_no_blocks(reserve: NewRequestReserve) -> None:
+    replica = replica_of(many=15)
+    note(reserve, replica, "few", 2, priority=-1)
+    assert left_by(reserve, replica, "many", priority=-1) == 2 * NUM_REQUESTS
+    assert left_by(reserve, replica, "many", priority=0) == 0
+    assert reserve.left_by_all(replica) == 0, "nothing of lower priority runs that could be preempted"
+    replica.admit(sequence_of("many", 15, priority=-1), Hit([]))
+    assert reserve.left_by_all(replica) == 2 * NUM_REQUESTS
 
 
 def test_the_largest_need_counts_for_its_own_time(reserve: NewRequestReserve, waiting: Any) -> None:
@@ -173,3 +193,12 @@ def test_the_largest_need_counts_for_its_own_time(reserve: NewRequestReserve, wa
     assert reserve.left_by_all(replica) == 3 * NUM_REQUESTS
     waiting.now += 2
     assert reserve.left_by_all(replica) == NUM_REQUESTS
+
+
+def test_a_tenant_has_few_needs_however_many_requests_it_sends(reserve: NewRequestReserve, waiting: Any) -> None:
+    replica = replica_of(many=16)
+    for number in range(10_000):
+        waiting.now += 0.01
+        note(reserve, replica, "few", 10_000 - number, priority=-number)
+    most = 1 + RESERVE_SECONDS / PERIOD_SECONDS
+    assert len(reserve._current(replica)) <= most

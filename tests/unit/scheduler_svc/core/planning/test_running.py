@@ -57,8 +57,8 @@ def test_steps_are_short_while_new_requests_of_a_small_tenant_come() -> None:
     bench.submit("chat", prompt(5, 90_000), 1, tenant="chats")
     plans = bench.steps(3)
     assert "chat" in tokens_of(plans[0])
-    # A step of 32 decodes takes 32 tokens' time, and 3.2 for a tenth; 30 or 31 sequences decode.
-    assert [num_prompt_tokens(plan) for plan in plans[1:]] == [4, 4]
+    # 30 sequences decode. With the prompt a step may take 1.15 times the time of 31 tokens.
+    assert [num_prompt_tokens(plan) for plan in plans[1:]] == [5, 5]
     bench.now += RESERVE_SECONDS + 1
     assert num_prompt_tokens(bench.step()) > 100
 
@@ -82,7 +82,23 @@ def test_prompts_of_a_large_tenant_have_the_time_in_which_they_would_decode(num_
     step = StepBuilder(bench.replica, bench.scheduler.limits)
     bench.scheduler._running.add_decodes(step)
     bench.scheduler._running.add_prompt_chunks(step)
-    assert step.num_tokens == 9  # 8.8, since any rest of the time is enough for one token
+    assert step.num_tokens == 10  # 9.2: any rest of the time is enough for one token
+
+
+def test_steps_of_limited_prompts_alone_take_no_longer_where_a_step_costs_much() -> None:
+    bench = CoreBench(policy="fair", num_blocks=1000, max_step_tokens=200)
+    costs = bench.replica.costs
+    for number in range(400):  # 50 ms and 1 ms for each token
+        num_prefill, num_decodes = (number % 50, number % 7) if number % 3 else (0, 1 + number % 8)
+        costs.observe_step(num_prefill, num_decodes, 0.05 + 0.001 * (num_prefill + num_decodes))
+    assert costs.step_seconds(0, 0) == pytest.approx(0.05, rel=0.1)
+    for number in range(8):
+        admitted(bench, number, 100)
+    note_chat(bench)
+    step = StepBuilder(bench.replica, bench.scheduler.limits)
+    bench.scheduler._running.add_decodes(step)
+    bench.scheduler._running.add_prompt_chunks(step)
+    assert costs.step_seconds(step.num_tokens, 0) <= 1.15 * costs.step_seconds(0, 8) + 0.0015
 
 
 def test_prompts_of_higher_priority_than_new_requests_make_long_steps() -> None:
@@ -95,7 +111,7 @@ def test_prompts_of_higher_priority_than_new_requests_make_long_steps() -> None:
     bench.scheduler._running.add_decodes(step)
     bench.scheduler._running.add_prompt_chunks(step)
     assert high.num_computed == 100
-    assert 0 < low.num_computed <= 7
+    assert low.num_computed == 8  # 1.15 times what seven decodes take
 
 
 def note_chat(bench: CoreBench) -> None:

@@ -3,7 +3,7 @@
 from core_bench import BLOCK, SHAPE, CoreBench, prompt
 from scheduler_svc.core.kv.prefix_cache import Hit
 from scheduler_svc.core.limits import SchedulerLimits
-from scheduler_svc.core.planning.new_request_reserve import LargerTenants
+from scheduler_svc.core.planning.new_request_reserve import PromptLimit
 from scheduler_svc.core.planning.step_builder import LONG_PROMPT, StepBuilder
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.request import Request, Sequence
@@ -35,7 +35,7 @@ def test_long_prompt_gets_nothing_without_time() -> None:
 def test_prompts_of_tenants_share_a_limited_time() -> None:
     replica = Replica(SHAPE)
     step = StepBuilder(replica, SchedulerLimits())
-    step.limit_prompts_of(LargerTenants({"large": 0}), replica.costs.recompute_seconds(10) * 1.001)
+    step.limit_some_prompts(PromptLimit({"large": 0}), replica.costs.recompute_seconds(10) * 1.001)
 
     def short_prompt(tenant: str) -> Sequence:
         tokens = prompt(8)
