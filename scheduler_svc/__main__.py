@@ -121,16 +121,21 @@ class Served:
         self._engine: SchedulerEngine | None = None
         self._collector: EngineCollector | None = None
         self._sending: asyncio.Task[None] | None = None
+        self._resigned: str | None = None  # why the last term here ended, until the next one
 
     def describe(self) -> dict[str, object]:
         """What `/health` of the metrics port reports beside the status. Any thread may call it."""
         engine = self._engine
         apart = {} if engine is None else dict(engine.set_apart)
-        return {"workers_set_apart": [{"worker": worker, "why": why} for worker, why in apart.items()]}
+        return {
+            "workers_set_apart": [{"worker": worker, "why": why} for worker, why in apart.items()],
+            "resigned": self._resigned,
+        }
 
     async def lead(self, engine: SchedulerEngine) -> None:
         """Serves from the engine of a term."""
         self._engine = engine
+        self._resigned = None
         self._collector = EngineCollector(engine)
         REGISTRY.register(self._collector)
         engine.watch_status(partial(self._set_status, engine))
@@ -142,6 +147,7 @@ class Served:
     async def resign(self, error: PartFailed) -> None:
         """Serves from no engine, since its term has failed."""
         self._engine = None
+        self._resigned = str(error)
         if self._collector is not None:
             REGISTRY.unregister(self._collector)
             self._collector = None

@@ -1,11 +1,17 @@
 """What an operator sets for the HTTP API: its path behind a proxy, the usage of streams, keys."""
 
+import re
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
 from gateway_harness import encoded, running_gateway
 from gateway_svc.settings import BadSetting
+from quire.inference.v1 import inference_pb2
+from quire.open_inference.v2 import open_inference_pb2
 from scripted_scheduler import answer_with
 from sse import DONE, events_of
 from tiny_model import EOS
@@ -59,15 +65,18 @@ async def test_a_key_is_needed_where_it_should_be(model_directory: Path, tmp_pat
     keys.write_text('[[keys]]\nkey = "the-key-of-alice"\ntenant = "alice"\nweight = 3\n')
     async with running_gateway(model_directory, api_keys=keys) as quire:
         quire.scheduler.script = answer_with(HELLO)
-        for method, path in [
-            ("POST", "/v1/completions"),
-            ("POST", "/v1/chat/completions"),
-            ("GET", "/v1/models"),
-            ("GET", "/v1/models/tiny"),
-            ("GET", "/version"),
-        ]:
-            response = await quire.http.request(method, path)
-            assert (response.status_code, response.json()["error"]["type"]) == (401, "authentication_error")
+        document = (await quire.http.get("/openapi.json")).json()
+        open_to_all = set()
+        for path, methods in document["paths"].items():
+            for method in methods:
+                response = await quire.http.request(method, re.sub("{.*?}", "a", path))
+                if response.status_code == 401:
+                    assert response.headers["content-type"] == "application/json"
+                else:
+                    open_to_all.add(path)
+        assert open_to_all == {"/health", "/live", "/ping", "/openapi.json", "/docs"}
+        response = await quire.http.post("/v1/completions")
+        assert (response.status_code, response.json()["error"]["type"]) == (401, "authentication_error")
         for path in ("/health", "/live"):
             assert (await quire.http.get(path)).status_code == 200
         headers = {"authorization": "Bearer the-key-of-alice"}
@@ -76,6 +85,34 @@ async def test_a_key_is_needed_where_it_should_be(model_directory: Path, tmp_pat
         await quire.http.post("/v1/completions", json={"prompt": "a"}, headers=headers)
         (submit,) = quire.scheduler.all("submit")
         assert (submit.tenant, submit.weight) == ("alice", 3.0)
+
+
+async def code_of(call: Any) -> grpc.StatusCode:
+    """How a call ends."""
+    with suppress(grpc.aio.AioRpcError):
+        async for _ in call:
+            pass
+    code: grpc.StatusCode = await call.code()
+    return code
+
+
+async def test_a_grpc_call_without_a_key_has_no_answer_but_of_health(model_directory: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[[keys]]\nkey = "the-key-of-alice"\ntenant = "alice"\n')
+    contracts = (inference_pb2, open_inference_pb2)
+    services = [service for contract in contracts for service in contract.DESCRIPTOR.services_by_name.values()]
+    methods = [f"/{service.full_name}/{method.name}" for service in services for method in service.methods]
+    methods += [f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo" for version in ("v1", "v1alpha")]
+    assert len(methods) > 10
+    async with running_gateway(model_directory, api_keys=keys) as quire:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{quire.gateway.grpc_port}") as opened:
+            channel: Any = opened
+            codes = {method: await code_of(channel.stream_stream(method)(iter([b""]))) for method in methods}
+            probes = [f"/inference.GRPCInferenceService/Server{what}" for what in ("Live", "Ready")]
+            refused = dict.fromkeys(methods, grpc.StatusCode.UNAUTHENTICATED)
+            assert codes == refused | dict.fromkeys(probes, grpc.StatusCode.OK)
+            assert await channel.unary_unary("/grpc.health.v1.Health/Check")(b"")
+        assert not quire.scheduler.all("submit")
 
 
 async def test_metrics_show_a_tenant_nothing_of_others(model_directory: Path, tmp_path: Path) -> None:

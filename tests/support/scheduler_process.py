@@ -4,6 +4,7 @@ import asyncio
 import json
 import signal
 import sys
+import urllib.error
 import urllib.request
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator
@@ -56,9 +57,13 @@ class SchedulerProcess:
             return read_samples(response.read().decode())
 
     async def health(self) -> dict[str, Any]:
-        """The answer of `/health` on the metrics port."""
+        """The answer of `/health` on the metrics port, of a standby, too."""
         url = f"http://127.0.0.1:{self.ports['metrics_port']}/health"
-        with await asyncio.to_thread(urllib.request.urlopen, url, timeout=TIMEOUT) as response:
+        try:
+            response = await asyncio.to_thread(urllib.request.urlopen, url, timeout=TIMEOUT)
+        except urllib.error.HTTPError as error:  # 503
+            response = error
+        with response:
             answer: dict[str, Any] = json.load(response)
             return answer
 

@@ -243,3 +243,13 @@ async def test_it_is_refused(case: tuple[Callable[[], bytes], Outcome], gateway:
     async with asyncio.timeout(60):
         received = await outcome(gateway.gateway.grpc_port, make())
     assert received == expected
+
+
+async def test_a_connection_has_a_bound_on_its_streams(gateway: Harness) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.gateway.grpc_port)
+    writer.write(GOOD)
+    frame, length = Frame.parse_frame_header(memoryview(await reader.readexactly(9)))
+    frame.parse_body(memoryview(await reader.readexactly(length)))
+    assert isinstance(frame, SettingsFrame)
+    assert frame.settings[SettingsFrame.MAX_CONCURRENT_STREAMS] == 4096
+    writer.close()

@@ -82,7 +82,7 @@ async def test_health_reports_a_worker_that_is_set_apart_and_the_service_goes_on
     server, port = await serve(service)
     async with scheduler_process(redis_url, worker.port, QUIRE_WORKERS_AT=f"127.0.0.1:{worker.port}") as alone:
         await alone.until("workers", SERVING)
-        assert await alone.health() == {"status": "SERVING", "workers_set_apart": []}
+        assert await alone.health() == {"status": "SERVING", "workers_set_apart": [], "resigned": None}
         addresses = f"127.0.0.1:{port},127.0.0.1:{worker.port}"
         alone.process.send_signal(signal.SIGTERM)
         assert await alone.ended() == 0

@@ -89,7 +89,11 @@ async def test_a_leader_that_cannot_plan_resigns_and_a_standby_takes_over(
         async with grpc.aio.insecure_channel(f"127.0.0.1:{first.ports['admin_port']}") as channel:
             with pytest.raises(grpc.aio.AioRpcError) as refusal:
                 await AdminServiceStub(channel).ListRequests(admin_v1.ListRequestsRequest())
-        assert "it resigned: steps: RuntimeError: a defect of the policy" in str(refusal.value.details())
+        why = "steps: RuntimeError: a defect of the policy"
+        assert f"it resigned: {why}" in str(refusal.value.details())
+        health = await first.health()
+        assert (health["status"], health["resigned"]) == ("NOT_SERVING", why)
+        assert (await second.health())["resigned"] is None
         assert first.process.returncode is None
 
 
