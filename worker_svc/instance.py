@@ -34,6 +34,7 @@ from worker_svc.drafting import DrafterFactory, find_drafter
 from worker_svc.errors import StartupFailed
 from worker_svc.executor import CudaGraphOptions
 from worker_svc.fingerprint import kernels_digest, model_fingerprint
+from worker_svc.gpu.device_attention import arithmetic_of_backend, check_attention_backend
 from worker_svc.grammar import GrammarCompiler
 from worker_svc.host import available_cpus, has_bfloat16
 from worker_svc.host_memory import HostMemoryReader
@@ -113,12 +114,21 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
         limit = context_length_of(settings.max_model_len, model_description.context_length)
         model_description = replace(model_description, context_length=limit)
     kernels = _kernels(settings, model_description, dtype, device, report)
+    check_attention_backend(settings.attention_backend, device)
     native = _native(model_description, kernels, device, report)
-    arithmetic = _arithmetic(kernels, native, device) if settings.deterministic else ""
+    arithmetic = _arithmetic(settings, kernels, native, device) if settings.deterministic else ""
     check_fits(settings, served.path, model_description, device, dtype)
     memory = MemoryAccount(device)
     with progress(f"loading {served.name}", report):
-        model = load(served.path, native, dtype, device, kernels, deterministic=settings.deterministic)
+        model = load(
+            served.path,
+            native,
+            dtype,
+            device,
+            kernels,
+            deterministic=settings.deterministic,
+            attention_backend=settings.attention_backend,
+        )
     memory.note_weights()
     if native is None and isinstance(kernels, CompiledKernels):
         refused = check_compiled_support(model.layout.head_dim, settings.block_size, dtype)
@@ -297,7 +307,9 @@ def _native(
     return model_description
 
 
-def _arithmetic(kernels: Kernels, native: ModelDescription | None, device: torch.device) -> str:
+def _arithmetic(
+    settings: WorkerSettings, kernels: Kernels, native: ModelDescription | None, device: torch.device
+) -> str:
     """What determines a token's bits in deterministic mode: equal names mean equal bits. Raises StartupFailed."""
     refusal = "QUIRE_DETERMINISTIC cannot be guaranteed"
     if native is None:
@@ -308,7 +320,8 @@ def _arithmetic(kernels: Kernels, native: ModelDescription | None, device: torch
         import triton
 
         device_name = torch.cuda.get_device_name(device)
-        return f"triton {triton.__version__} {torch.__version__} {device_name} {kernels_digest()}"
+        attention = arithmetic_of_backend(settings.attention_backend)
+        return f"triton {triton.__version__} {torch.__version__} {device_name} {kernels_digest()}{attention}"
     raise StartupFailed(f"{refusal} with {kernels} kernels on a CPU: only the compiled kernels do")
 
 

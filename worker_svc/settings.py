@@ -45,6 +45,11 @@ class WorkerSettings(InnerSettings):
         description="kernels of the model; auto: triton on a GPU; on a CPU compiled, if they support the model and a "
         "C++ compiler is found, else torch",
     )
+    attention_backend: str = Field(
+        "triton",
+        description="attention of natively computed models on a GPU: triton, which are Quire's kernels, or the name of "
+        "an entry point quire.attention_backends of an installed package",
+    )
     kernel_cache_dir: Annotated[Path | None, BeforeValidator(lambda path: path or None)] = Field(
         None, description="writable directory of compiled CPU kernels; unset: `kernels` in QUIRE_CACHE_DIR"
     )

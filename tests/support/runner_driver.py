@@ -53,6 +53,7 @@ def make_runner(
     num_host_blocks: int = 0,
     cache_dtype: torch.dtype | None = None,
     deterministic: bool = False,
+    attention_backend: str = "triton",
     description: ModelDescription | None = None,
     native: bool = True,
     make_drafter: DrafterFactory | None = None,
@@ -63,11 +64,12 @@ def make_runner(
 
     `kernels` has the values of the setting, and "fused": the Triton kernels as on a GPU, with sampling. The
     `description` defaults to that of the model's config; without `native`, transformers' own modules compute the model.
-    `weights` is the format of those that the compiled kernels multiply. `max_draft_tokens` is the limit of a drafter.
+    `weights` is the format of those that the compiled kernels multiply, `attention_backend` computes the attention of
+    "fused". `max_draft_tokens` is the limit of a drafter.
     """
     where = torch.device(device)
     described = (description or describe(read_config(directory))) if native else None
-    model = _load(directory, described, kernels, weights, dtype, where, deterministic)
+    model = _load(directory, described, kernels, weights, dtype, where, deterministic, attention_backend)
     layout: ModelLayout = model.layout
     shape = CacheShape.of(layout, block_size, cache_dtype or dtype)
     cache, host_blocks = shape.allocate(num_blocks, where), shape.allocate_host(num_host_blocks)
@@ -111,6 +113,7 @@ def _load(
     dtype: torch.dtype,
     device: torch.device,
     deterministic: bool,
+    attention_backend: str,
 ) -> Any:
     if kernels != "fused":
         chosen = CompiledKernels(compiled.thread_pool(), weights) if kernels == "compiled" else AttentionKind(kernels)
@@ -119,7 +122,9 @@ def _load(
     from worker_svc.model.triton_model import load_triton_model
 
     assert description is not None
-    return load_triton_model(description, directory, dtype, device, deterministic=deterministic)
+    return load_triton_model(
+        description, directory, dtype, device, deterministic=deterministic, attention_backend=attention_backend
+    )
 
 
 class Driver:

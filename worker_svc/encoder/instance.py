@@ -39,7 +39,7 @@ _PROMPT_SHARE = 0.25
 
 # Settings of decoders, with the value that they have where nobody sets them. A deployment may have decoders and
 # encoders with the same settings: other values have no effect here.
-_NEUTRAL = {"drafter": "none", "kv_cache_dtype": "auto", "quantization": "none"}
+_NEUTRAL = {"attention_backend": "triton", "drafter": "none", "kv_cache_dtype": "auto", "quantization": "none"}
 # The kernels that encoders have.
 _KERNELS = {"cpu": ("auto", "compiled", "torch"), "cuda": ("auto", "torch")}
 

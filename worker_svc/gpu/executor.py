@@ -19,21 +19,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire_kernels.decode_plan import DecodeSplits
 from quire_kernels.mask_logits import mask_logits
 from worker_svc.batch import Batch
 from worker_svc.description import WorkerLimits
 from worker_svc.executor import SampleHandle, run_inline
+from worker_svc.gpu.device_attention import DeviceAttention
 from worker_svc.gpu.graphs import GraphCapture, Work, capture_sizes, run_without_capture
 from worker_svc.gpu.inputs import (
     ForwardInputs,
-    count_single,
-    decode_plans,
     decodes_only,
+    empty_batch,
     forward_inputs,
     layout_arrays,
     padded,
-    plan_arrays,
     token_arrays,
 )
 from worker_svc.gpu.logprobs import ReportedRows
@@ -62,7 +60,6 @@ from worker_svc.step import SamplingParams, TokenLogprobs
 _MAX_STAGED_ENTRIES = 1024
 # Bytes of a step's inputs: per token, per sequence (with its sampling), per entry; and arrays padded for alignment.
 _TOKEN_BYTES, _SEQUENCE_BYTES, _ENTRY_BYTES, _NUM_ARRAYS = 24, 96, 12, 24
-_ARRAYS_PER_PLAN = 3
 
 
 T = TypeVar("T")
@@ -75,8 +72,8 @@ class DeviceForward(Protocol):
     """
 
     @property
-    def decode_splits(self) -> Items[DecodeSplits]:
-        """How contexts of decodes are divided among programs, for each window that layers have."""
+    def attention(self) -> DeviceAttention:
+        """What plans each step."""
 
     def __call__(self, inputs: ForwardInputs, sampled: Tensor, logits: Tensor) -> None:
         """Enqueues a step: stores keys and values in their slots, writes the logits of the sampled rows to `logits`.
@@ -127,8 +124,8 @@ class DeviceExecutor:
             + max_sequences * (_TOKEN_BYTES + 4 * max_blocks)
             + max_rows * _SEQUENCE_BYTES
             + _MAX_STAGED_ENTRIES * _ENTRY_BYTES
-            + (_NUM_ARRAYS + _ARRAYS_PER_PLAN * len(forward.decode_splits)) * ALIGNMENT
-            + sum(splits.num_bytes(max_sequences) for splits in forward.decode_splits)
+            + _NUM_ARRAYS * ALIGNMENT
+            + forward.attention.num_plan_bytes(max_sequences)
         )
         self._staging = Staging(num_input_bytes, 8 * max_rows, device)
         self._penalty_slots = PenaltySlots(max_sequences, limits.vocab_size, device, self._staging.upload)
@@ -196,6 +193,7 @@ class DeviceExecutor:
         # Logit filters and bad words are not part of a graph.
         is_capturable = len(entries[0]) == _MAX_STAGED_ENTRIES and not filtered and bad_words is None
         bucket = self._bucket(batch) if is_capturable else None
+        scored = [self._score(piece) for piece in pieces]
         if bucket is None:
             columns = sampling_columns(sequences, positions, slots, len(sequences))
             launches, rows = self._lay_out(buffer, batch, columns, entries, logprob_rows, filtered, bad_words)
@@ -203,7 +201,6 @@ class DeviceExecutor:
             columns = sampling_columns(sequences, positions, slots, bucket)
             launches, rows = self._lay_out_decode(buffer, batch, columns, entries, logprob_rows)
 
-        scored = [self._score(piece) for piece in pieces]
         launches.forward()
         self._has_sampled = True
         # Before sampling, which changes the logits.
@@ -233,17 +230,15 @@ class DeviceExecutor:
     def _score(self, piece: PromptPiece) -> tuple[ReportedRows, list[Tensor]]:
         """Enqueues a piece of a prompt. The logits are overwritten by the next piece, or by the batch."""
         upload, num_rows = self._staging.upload, len(piece.next_tokens)
-        arrays = (token_arrays(piece.batch), layout_arrays(piece.batch), self._plan_arrays(piece.batch))
-        tokens, layout, plans = (list(map(upload, group)) for group in arrays)
+        arrays = (token_arrays(piece.batch), layout_arrays(piece.batch), self._plan(piece.batch))
+        tokens, layout, plan = (list(map(upload, group)) for group in arrays)
         logits = self._logits[:num_rows]
-        inputs = forward_inputs(piece.batch, tokens, layout, decode_plans(plans, self._forward.decode_splits))
-        self._forward(inputs, self._sampled, logits)
+        self._forward(forward_inputs(piece.batch, tokens, layout, plan), self._sampled, logits)
         reported = ReportedRows(range(num_rows), [piece.num_top] * num_rows, [()] * num_rows, self._limits.vocab_size)
         return reported, reported.compute(logits, upload(piece.next_tokens), upload)
 
-    def _plan_arrays(self, batch: Batch) -> Arrays:
-        """The plans of the sequences of one token that a batch begins with."""
-        return plan_arrays(batch.context_lens[: count_single(batch)], self._forward.decode_splits)
+    def _plan(self, batch: Batch) -> Arrays:
+        return self._forward.attention.plan(batch, len(batch.context_lens))
 
     def _bucket(self, batch: Batch) -> int | None:
         """The batch size of the graph for a batch, or None."""
@@ -262,12 +257,12 @@ class DeviceExecutor:
         bad_words: BadWordColumns | None,
     ) -> tuple[_Launches, Tensor]:
         """The launches of any batch, and on the device the rows that request log-probabilities."""
-        groups = [token_arrays(batch), columns, [logprob_rows], layout_arrays(batch), self._plan_arrays(batch)]
+        groups = [token_arrays(batch), columns, [logprob_rows], layout_arrays(batch), self._plan(batch)]
         if len(entries[0]) == _MAX_STAGED_ENTRIES:
             groups.append(entries)
-        tokens, how, (rows,), layout, plans, *staged = self._staging.send(buffer, groups)
+        tokens, how, (rows,), layout, plan, *staged = self._staging.send(buffer, groups)
         changes = staged[0] if staged else [self._staging.upload(column) for column in entries]
-        inputs = forward_inputs(batch, tokens, layout, decode_plans(plans, self._forward.decode_splits))
+        inputs = forward_inputs(batch, tokens, layout, plan)
         sampling = sampling_inputs(how, changes, self._penalty_slots.token_counts)
         suppress = None if bad_words is None else bad_words.on_device(self._staging.upload)
         return self._launches(inputs, sampling, filtered, suppress), rows
@@ -276,7 +271,7 @@ class DeviceExecutor:
         self, buffer: StagingBuffer, batch: Batch, columns: Arrays, entries: Arrays, logprob_rows: NDArray[np.int64]
     ) -> tuple[_Launches, Tensor]:
         """The same for a batch of decodes that a graph computes, padded to the rows of the columns."""
-        groups = [*self._decode_groups(token_arrays(batch), columns, entries), [logprob_rows], [batch.block_tables]]
+        groups = [*self._decode_groups(batch, columns, entries), [logprob_rows], [batch.block_tables]]
         *_, (rows,), (tables,) = self._staging.send(buffer, groups)
         self._block_tables[: len(tables), : tables.shape[1]].copy_(tables)
         return self._decodes[len(columns[0])], rows
@@ -296,14 +291,14 @@ class DeviceExecutor:
             lambda masks: adjust_and_sample(logits, how, self._sampled, filtered, bad_words, masks),
         )
 
-    def _decode_groups(self, tokens: Arrays, columns: Arrays, entries: Arrays) -> list[Arrays]:
+    def _decode_groups(self, batch: Batch, columns: Arrays, entries: Arrays) -> list[Arrays]:
         """The inputs of graphs, padded to as many rows as the columns have. Each array has a size of its own for them.
 
         A padding row is stored nowhere and has no context.
         """
         bucket = len(columns[0])
-        rows = [padded(array, bucket, fill) for array, fill in zip(tokens, (0, 0, -1, 0), strict=True)]
-        return [rows, plan_arrays(rows[-1], self._forward.decode_splits), columns, entries]
+        rows = [padded(array, bucket, fill) for array, fill in zip(token_arrays(batch), (0, 0, -1, 0), strict=True)]
+        return [rows, self._forward.attention.plan(batch, bucket), columns, entries]
 
     @torch.inference_mode()
     def _capture(self, sizes: Items[int], capture: Callable[[Work], Work], report: Callable[[int, int], None]) -> None:
@@ -312,11 +307,10 @@ class DeviceExecutor:
         The capture reads the addresses that `_lay_out_decode` fills for as many rows. They are empty now.
         """
         for place, bucket in enumerate(reversed(sizes), start=1):
-            nothing = [np.empty(0, dtype) for dtype in (np.int64, np.int64, np.int64, np.int32)]
             columns = sampling_columns([], [], np.empty(0, np.int64), bucket)
-            groups = self._decode_groups(nothing, columns, _pad_entries(self._entry_lists.of([], [])))
+            groups = self._decode_groups(empty_batch(), columns, _pad_entries(self._entry_lists.of([], [])))
             with self._staging.next_buffer() as buffer:
-                tokens, plans, how, changes = self._staging.send(buffer, groups)
+                tokens, plan, how, changes = self._staging.send(buffer, groups)
             token_ids, positions, slots, context_lens = tokens
             inputs = ForwardInputs(
                 token_ids,
@@ -328,7 +322,7 @@ class DeviceExecutor:
                 logits_indices=None,
                 num_single=bucket,
                 max_query_len=1,
-                decode_plans=decode_plans(plans, self._forward.decode_splits),
+                plan=plan,
             )
             launches = self._launches(inputs, sampling_inputs(how, changes, self._penalty_slots.token_counts))
             self._decodes[bucket] = replace(

@@ -1,6 +1,6 @@
 """The input of a forward pass on the device: a batch as tensors, and what launches need to know of it on the host."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire_kernels.decode_plan import DecodePlan, DecodeSplits
 from worker_svc.batch import Batch
 
 
@@ -17,8 +16,8 @@ class ForwardInputs:
     """A `worker_svc.batch.Batch` on the device.
 
     `token_ids` may hold -1 - row for the token that the last step sampled at that row. `logits_indices` is None if a
-    token is sampled after every token. The first `num_single` sequences have one token each; `decode_plans` are theirs,
-    by the window of layers, of each of the model's `decode_splits`; none if there is no such sequence.
+    token is sampled after every token. The first `num_single` sequences have one token each. `plan` holds the arrays of
+    `DeviceAttention.plan`.
     """
 
     token_ids: Tensor
@@ -30,7 +29,7 @@ class ForwardInputs:
     logits_indices: Tensor | None
     num_single: int
     max_query_len: int
-    decode_plans: Mapping[int | None, DecodePlan]
+    plan: Sequence[Tensor]
 
 
 def decodes_only(batch: Batch) -> bool:
@@ -45,6 +44,13 @@ def count_single(batch: Batch) -> int:
     return int(np.argmax(np.diff(batch.query_starts) > 1))
 
 
+def empty_batch() -> Batch:
+    """A batch of decodes without a sequence: a graph is captured with it."""
+    ids, lengths = np.empty(0, np.int64), np.empty(0, np.int32)
+    tables, starts = np.empty((0, 0), np.int32), np.zeros(1, np.int32)
+    return Batch(ids, ids, ids, tables, starts, lengths, max_query_len=1, logits_indices=ids)
+
+
 def token_arrays(batch: Batch) -> list[NDArray[Any]]:
     """The arrays per token, and the context lengths: for decodes, one row each."""
     return [batch.token_ids, batch.positions, batch.slots, batch.context_lens]
@@ -55,17 +61,6 @@ def layout_arrays(batch: Batch) -> list[NDArray[Any]]:
     return [batch.query_starts, batch.logits_indices, batch.block_tables]
 
 
-def plan_arrays(context_lens: NDArray[np.int32], splits: Sequence[DecodeSplits]) -> list[NDArray[Any]]:
-    """The plans of sequences of one token, one after the other; none without sequences."""
-    return [array for split in splits for array in split.plan(context_lens)] if len(context_lens) else []
-
-
-def decode_plans(arrays: Sequence[Tensor], splits: Sequence[DecodeSplits]) -> dict[int | None, DecodePlan]:
-    """The plans by window, from their `plan_arrays` on the device."""
-    plans = zip(splits, arrays[0::3], arrays[1::3], arrays[2::3], strict=bool(arrays))
-    return {split.window: DecodePlan(split, *tensors) for split, *tensors in plans}
-
-
 def padded(values: NDArray[Any], length: int, fill: float) -> NDArray[Any]:
     """The values [n, at most length], padded with `fill`."""
     array = np.full(length, fill, values.dtype)
@@ -74,9 +69,9 @@ def padded(values: NDArray[Any], length: int, fill: float) -> NDArray[Any]:
 
 
 def forward_inputs(
-    batch: Batch, tokens: Sequence[Tensor], layout: Sequence[Tensor], plans: Mapping[int | None, DecodePlan]
+    batch: Batch, tokens: Sequence[Tensor], layout: Sequence[Tensor], plan: Sequence[Tensor]
 ) -> ForwardInputs:
-    """The inputs of any batch, from its `token_arrays`, `layout_arrays` and plans on the device."""
+    """The inputs of any batch, from its `token_arrays`, `layout_arrays` and plan on the device."""
     token_ids, positions, slots, context_lens = tokens
     query_starts, logits_indices, block_tables = layout
     return ForwardInputs(
@@ -89,5 +84,5 @@ def forward_inputs(
         None if decodes_only(batch) else logits_indices,
         count_single(batch),
         batch.max_query_len,
-        plans,
+        plan,
     )

@@ -10,6 +10,7 @@ from worker_svc.attention import CompiledKernels, Kernels
 from worker_svc.cache import KVCache
 from worker_svc.description import WorkerLimits
 from worker_svc.executor import CudaGraphOptions, Executor
+from worker_svc.gpu.device_attention import DEFAULT_BACKEND
 from worker_svc.model import compiled_model, torch_model
 from worker_svc.model.adapters import refuse_adapters
 from worker_svc.model.compiled_model import load_compiled_model
@@ -56,13 +57,14 @@ def load(
     kernels: Kernels,
     *,
     deterministic: bool = False,
+    attention_backend: str = DEFAULT_BACKEND,
 ) -> LoadedModel:
     """Loads the model of a directory; `description` is its description, or None.
 
     Raises UnsupportedModel, which says why it cannot be served.
 
     With `deterministic`, a GPU computes a native model so that a token's bits do not depend on other tokens. Compiled
-    kernels always do; nothing else can.
+    kernels always do; nothing else can. `attention_backend` computes the attention of a native model on a GPU.
     """
     # Unsupported formats and adapters are reported before anything else.
     format_of(directory)
@@ -81,6 +83,11 @@ def load(
                 f"the model in {directory} has quantized weights, which transformers' modules do not read: only models "
                 "that are computed natively may have them"
             )
+        if attention_backend != DEFAULT_BACKEND:
+            raise UnsupportedModel(
+                f"QUIRE_ATTENTION_BACKEND is {attention_backend}, which is for models that are computed natively: the "
+                f"model in {directory} is computed by transformers' modules"
+            )
         # Its modules take seconds to import.
         from worker_svc.model.transformers_model import load_transformers_model
 
@@ -90,5 +97,7 @@ def load(
     if device.type == "cuda":
         from worker_svc.model.triton_model import load_triton_model
 
-        return load_triton_model(description, directory, dtype, device, deterministic=deterministic)
+        return load_triton_model(
+            description, directory, dtype, device, deterministic=deterministic, attention_backend=attention_backend
+        )
     return load_torch_model(description, directory, dtype, kernels)

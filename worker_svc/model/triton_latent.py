@@ -4,23 +4,27 @@ A layer's queries are one tensor [num_tokens, num_heads, rank + rotated dimensio
 first dimensions of each head, the rotation the last ones.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from quire_kernels._attend_latent import unsupported_rank
-from quire_kernels.decode_plan import DecodeSplits
+from quire_kernels.decode_plan import DecodePlan
 from quire_kernels.head_linear import head_linear
 from quire_kernels.latent_attention import latent_attention
 from quire_kernels.latent_decode import latent_decode, latent_splits
 from quire_kernels.latent_store import latent_store
 from quire_kernels.row_norm import RowNorm, row_norm
+from worker_svc.batch import Batch
 from worker_svc.cache import LayerCache
+from worker_svc.gpu.decode_planner import DecodePlanner
+from worker_svc.gpu.device_attention import Arrays, AttentionSetup, PlannedAttention
 from worker_svc.gpu.inputs import ForwardInputs
 from worker_svc.model.building import BuiltLatent
-from worker_svc.model.description import AttentionSpec, ModelDescription
+from worker_svc.model.description import AttentionSpec, LatentSpec, ModelDescription
 
 ProductT = TypeVar("ProductT", bound=Callable[[Tensor], Tensor])
 
@@ -58,53 +62,63 @@ def store_latents(
     return query
 
 
-def attend_latents(
-    latent: BuiltLatent[ProductT, RowNorm],
-    query: Tensor,
-    cache: LayerCache,
-    scale: float,
-    inputs: ForwardInputs,
-) -> Tensor:
-    """The values of all heads [num_tokens, num_heads, value_dim]: of sequences of one token by their plan, of others,
-    or of all if there is none, by tiles of queries, whose bits do not depend on other tokens.
+class LatentDeviceAttention:
+    """A `DeviceAttention` over latent vectors: of each query, the sums of latent vectors [num_heads, rank].
+
+    Sequences of one token are computed by their plan, others, or all if there is none, by tiles of queries, whose bits
+    do not depend on other tokens.
     """
-    rank, plan = latent.spec.rank, inputs.decode_plans.get(None)
-    single = 0 if plan is None else inputs.num_single
-    gathered = query.new_empty(*query.shape[:2], rank)
-    if plan is not None:
-        latent_decode(
-            query[:single],
-            cache.keys,
-            inputs.block_tables[:single],
-            inputs.context_lens[:single],
-            plan,
-            rank,
-            scale,
-            key_scales=cache.key_scales,
-            out=gathered[:single],
-        )
-    if single < len(inputs.context_lens):
-        latent_attention(
-            query,
-            cache.keys,
-            inputs.block_tables[single:],
-            inputs.query_starts[single:],
-            inputs.context_lens[single:],
-            rank,
-            scale,
-            key_scales=cache.key_scales,
-            out=gathered,
-        )
+
+    def __init__(self, latent: LatentSpec, setup: AttentionSetup, caches: Sequence[LayerCache]) -> None:
+        self._rank = latent.rank
+        self._layers = list(zip(setup.layers, caches, strict=True))
+        sizes = setup.num_heads, latent.rank, latent.rotated_dim, setup.dtype, setup.cache_dtype, setup.device
+        # Layers with latent attention have no window.
+        self._planner = DecodePlanner([] if setup.deterministic else [latent_splits(*sizes)])
+
+    def num_plan_bytes(self, num_seqs: int) -> int:
+        return self._planner.num_bytes(num_seqs)
+
+    def plan(self, batch: Batch, num_rows: int) -> Arrays:
+        return self._planner.plan(batch, num_rows)
+
+    def attend(self, inputs: ForwardInputs) -> PlannedAttention:
+        return partial(self._attend, inputs, self._planner.on_device(inputs).get(None))
+
+    def _attend(self, inputs: ForwardInputs, plan: DecodePlan | None, layer: int, query: Tensor) -> Tensor:
+        rule, cache = self._layers[layer]
+        single = 0 if plan is None else inputs.num_single
+        gathered = query.new_empty(*query.shape[:2], self._rank)
+        if plan is not None:
+            latent_decode(
+                query[:single],
+                cache.keys,
+                inputs.block_tables[:single],
+                inputs.context_lens[:single],
+                plan,
+                self._rank,
+                rule.scale,
+                key_scales=cache.key_scales,
+                out=gathered[:single],
+            )
+        if single < len(inputs.context_lens):
+            latent_attention(
+                query,
+                cache.keys,
+                inputs.block_tables[single:],
+                inputs.query_starts[single:],
+                inputs.context_lens[single:],
+                self._rank,
+                rule.scale,
+                key_scales=cache.key_scales,
+                out=gathered,
+            )
+        return gathered
+
+
+def latent_values(latent: BuiltLatent[ProductT, RowNorm], gathered: Tensor) -> Tensor:
+    """The values of all heads [num_tokens, num_heads, value_dim], of the sums of latent vectors."""
     return head_linear(gathered, latent.kv_up[:, latent.spec.plain_dim :])
-
-
-def latent_decode_splits(
-    spec: AttentionSpec, dtype: torch.dtype, cache_dtype: torch.dtype, device: torch.device
-) -> DecodeSplits:
-    """How decodes are divided; layers with latent attention have no window."""
-    assert spec.latent is not None
-    sizes = spec.num_heads, spec.latent.rank, spec.latent.rotated_dim
-    return latent_splits(*sizes, dtype, cache_dtype, device)
 
 
 def unsupported_latents(description: ModelDescription) -> str | None:

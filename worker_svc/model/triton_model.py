@@ -5,7 +5,7 @@ Quire's own in deterministic mode. Their sum, the hidden state between layers, i
 product moves logits by enough to change near choices.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -15,17 +15,21 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from quire_kernels.activation import Activation, gated_activation, plain_activation
-from quire_kernels.decode_plan import DecodeSplits, decode_splits
 from quire_kernels.embed_tokens import embed_tokens
 from quire_kernels.invariant_linear import invariant_linear
 from quire_kernels.logits_epilogue import logits_epilogue
-from quire_kernels.paged_attention import paged_attention, unsupported_heads
-from quire_kernels.paged_decode import paged_decode
+from quire_kernels.paged_attention import unsupported_heads
 from quire_kernels.rotary_store import HeadNorm, rotary_store
 from quire_kernels.row_norm import RowNorm, add_row_norm, row_norm
 from worker_svc.cache import KVCache, LayerCache
 from worker_svc.description import WorkerLimits
 from worker_svc.executor import CudaGraphOptions, Executor
+from worker_svc.gpu.device_attention import (
+    DEFAULT_BACKEND,
+    AttentionSetup,
+    DeviceAttention,
+    make_device_attention,
+)
 from worker_svc.gpu.executor import DeviceExecutor
 from worker_svc.gpu.inputs import ForwardInputs
 from worker_svc.model.building import BuiltLayer, ExpertWeights, build
@@ -35,10 +39,10 @@ from worker_svc.model.linear_weights import LinearWeights
 from worker_svc.model.rope import inverse_frequencies, layer_ropes
 from worker_svc.model.support import BY_EVERY_BACKEND, Feature, check_computed
 from worker_svc.model.triton_experts import TritonExperts, build_triton_experts
-from worker_svc.model.triton_latent import attend_latents, latent_decode_splits, store_latents, unsupported_latents
+from worker_svc.model.triton_latent import LatentDeviceAttention, latent_values, store_latents, unsupported_latents
 from worker_svc.model.weight_format import format_of
 from worker_svc.model.weights import Checkpoint
-from worker_svc.model_layout import LayerAttention, ModelLayout
+from worker_svc.model_layout import ModelLayout
 
 COMPUTED = BY_EVERY_BACKEND | {Feature.EXPERT_GROUPS, Feature.LATENT_ATTENTION, Feature.SIGMOID_ROUTER}
 
@@ -100,20 +104,29 @@ class _TritonBuilder:
 
 class TritonModel:
     """A model's weights on its device. With `deterministic`, a token's bits do not depend on other tokens of the
-    step.
+    step. Executors compute attention by the backend of the name `attention_backend`.
     """
 
-    def __init__(self, description: ModelDescription, checkpoint: Checkpoint, *, deterministic: bool = False) -> None:
+    def __init__(
+        self,
+        description: ModelDescription,
+        checkpoint: Checkpoint,
+        *,
+        deterministic: bool = False,
+        attention_backend: str = DEFAULT_BACKEND,
+    ) -> None:
         """Raises UnsupportedModel if the description is not supported, or tensors do not match it."""
         check_computed("the Triton kernels", description, COMPUTED)
         layout = description.layout
         # Rows of the cache of latent attention are wider than heads, and have limits of their own.
         is_latent = layout.keys_hold_values
         refused = unsupported_latents(description) if is_latent else unsupported_heads(layout.head_dim)
+        if is_latent and attention_backend != DEFAULT_BACKEND:
+            refused = f"latent attention by QUIRE_ATTENTION_BACKEND {attention_backend}"
         if refused is not None:
             raise UnsupportedModel(f"the Triton kernels do not compute {refused}")
         self.description = description
-        self.deterministic = deterministic
+        self.deterministic, self.attention_backend = deterministic, attention_backend
         built = build(description, checkpoint, _TritonBuilder(deterministic))
         self.embedding, self.position_embedding = built.embedding, built.positions
         self.layers, self.norm, self.head = built.layers, built.norm, built.head
@@ -140,10 +153,11 @@ def load_triton_model(
     device: torch.device,
     *,
     deterministic: bool = False,
+    attention_backend: str = DEFAULT_BACKEND,
 ) -> TritonModel:
     """Loads the model of a directory. Raises UnsupportedModel if it is not supported, or its tensors do not match."""
     with torch.inference_mode(), Checkpoint(directory, format_of(directory), dtype, device) as checkpoint:
-        model = TritonModel(description, checkpoint, deterministic=deterministic)
+        model = TritonModel(description, checkpoint, deterministic=deterministic, attention_backend=attention_backend)
         checkpoint.check_all_taken()
         return model
 
@@ -154,12 +168,9 @@ class TritonForward:
     def __init__(self, model: TritonModel, cache: KVCache) -> None:
         self._model = model
         caches = [cache.layer(layer) for layer in range(cache.num_layers)]
-        layout = model.layout
         self._dtype = model.embedding.dtype
-        self._layers = list(zip(model.layers, model.rotations, layout.layers, caches, strict=True))
-        # In deterministic mode all queries are computed in tiles of one size: a token gets the same bits alone and
-        # among others of its sequence.
-        self.decode_splits = [] if model.deterministic else _decode_splits(model, cache)
+        self._layers = list(zip(model.layers, model.rotations, caches, strict=True))
+        self.attention = _make_attention(model, cache, caches)
 
     def __call__(self, inputs: ForwardInputs, sampled: Tensor, logits: Tensor) -> None:
         model = self._model
@@ -174,14 +185,17 @@ class TritonForward:
         # Normalised by its own norm, if there is one, and added to `hidden` by the next norm
         update: Tensor | None = None
         update_norm: RowNorm | None = None
-        for number, (layer, rotation, attention, cache) in enumerate(self._layers, start=1):
+        attend = self.attention.attend(inputs)
+        for number, (layer, rotation, cache) in enumerate(self._layers):
             normed = add_row_norm(hidden, update, layer.attention_norm, self._dtype, update_norm=update_norm)
             query = _rotate_and_store(layer, rotation, normed, cache, inputs)
-            is_last = number == len(self._layers)
+            is_last = number == len(self._layers) - 1
             # After the last layer's keys and values, only tokens followed by a sampled token matter.
             if is_last and not len(logits):
                 return
-            gathered = _attend(layer, query, cache, attention, inputs, model.deterministic)
+            gathered = attend(number, query)
+            if layer.latent is not None:
+                gathered = latent_values(layer.latent, gathered)
             if is_last and inputs.logits_indices is not None:
                 gathered, hidden = (rows.index_select(0, inputs.logits_indices) for rows in (gathered, hidden))
             normed = add_row_norm(
@@ -268,62 +282,20 @@ def _compute_mlp(layer: _Layer, normed: Tensor) -> Tensor:
     return mlp.down(activate(mlp.gate_up(normed), Activation(mlp.spec.activation.value)))
 
 
-def _decode_splits(model: TritonModel, cache: KVCache) -> list[DecodeSplits]:
-    """How decodes are divided, for each window that layers have."""
-    heads, dtypes = model.description.layers[0].attention, (model.embedding.dtype, cache.values.dtype)
+def _make_attention(model: TritonModel, cache: KVCache, caches: Sequence[LayerCache]) -> DeviceAttention:
+    """The attention of all layers. Raises StartupFailed if the backend does not support it."""
+    heads = model.description.layers[0].attention
+    setup = AttentionSetup(
+        heads.num_heads,
+        heads.num_kv_heads,
+        heads.head_dim,
+        cache.block_size,
+        model.embedding.dtype,
+        cache.values.dtype,
+        cache.device,
+        model.layout.layers,
+        model.deterministic,
+    )
     if heads.latent is not None:
-        return [latent_decode_splits(heads, *dtypes, cache.device)]
-    return [
-        decode_splits(heads.num_heads, heads.num_kv_heads, heads.head_dim, *dtypes, cache.device, window)
-        for window in dict.fromkeys(layer.window for layer in model.layout.layers)
-    ]
-
-
-def _attend(
-    layer: _Layer,
-    query: Tensor,
-    cache: LayerCache,
-    attention: LayerAttention,
-    inputs: ForwardInputs,
-    deterministic: bool,
-) -> Tensor:
-    """The attention output of each query: for sequences of one token by their plan, for others, or all if there is
-    none, by tiles of queries; with `deterministic` of one size.
-    """
-    if layer.latent is not None:
-        return attend_latents(layer.latent, query, cache, attention.scale, inputs)
-    plan = inputs.decode_plans.get(attention.window)
-    single = 0 if plan is None else inputs.num_single
-    gathered = torch.empty_like(query)
-    if plan is not None:
-        paged_decode(
-            query[:single],
-            cache.keys,
-            cache.values,
-            inputs.block_tables[:single],
-            inputs.context_lens[:single],
-            plan,
-            attention.scale,
-            window=attention.window,
-            soft_cap=attention.soft_cap,
-            key_scales=cache.key_scales,
-            value_scales=cache.value_scales,
-            out=gathered[:single],
-        )
-    if single < len(inputs.context_lens):
-        paged_attention(
-            query,
-            cache.keys,
-            cache.values,
-            inputs.block_tables[single:],
-            inputs.query_starts[single:],
-            inputs.context_lens[single:],
-            max(inputs.max_query_len, 2) if deterministic else inputs.max_query_len,
-            attention.scale,
-            window=attention.window,
-            soft_cap=attention.soft_cap,
-            key_scales=cache.key_scales,
-            value_scales=cache.value_scales,
-            out=gathered,
-        )
-    return gathered
+        return LatentDeviceAttention(heads.latent, setup, caches)
+    return make_device_attention(model.attention_backend, setup, caches)

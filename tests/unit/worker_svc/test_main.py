@@ -132,6 +132,7 @@ def _quantized(method: str, **fields: object) -> str:
     [
         (None, "", ("--max-model-len", "257"), "QUIRE_MAX_MODEL_LEN is 257, but the context length of the model is "),
         (None, "", ("--kernels", "triton"), "QUIRE_KERNELS is triton, which is for GPUs"),
+        (None, "", ("--attention-backend", "other"), "QUIRE_ATTENTION_BACKEND is other, which is for GPUs"),
         ("config.json", "{", (), "config.json cannot be read"),
         ("config.json", "[]", (), "config.json must be an object"),
         ("config.json", _quantized("gptq", bits=5), (), "quantization_config.bits: must be 2, 3, 4 or 8, not 5"),

@@ -1,0 +1,108 @@
+"""Attention on a GPU is that of the backend that is named, of Quire or of another package."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import latent_models
+import reference_backend
+from distributions import install
+from llama_models import VOCAB
+from runner_driver import Driver, make_runner
+from worker_svc.attention import AttentionKind
+from worker_svc.errors import StartupFailed
+from worker_svc.gpu.attention_backends import triton
+from worker_svc.gpu.device_attention import AttentionSetup, find_attention_backend, make_device_attention
+from worker_svc.model.config import UnsupportedModel
+from worker_svc.model.loading import load
+from worker_svc.model_layout import LayerAttention
+
+PROMPTS = [[(7 * place + length) % VOCAB for place in range(length)] for length in (9, 1, 17)]
+SOURCE = Path(reference_backend.__file__).read_text()
+
+
+def _install(monkeypatch: pytest.MonkeyPatch, site: Path, source: str = SOURCE) -> None:
+    entry_point = "reference = installed_backend:BACKEND"
+    install(monkeypatch, site, "references", "quire.attention_backends", entry_point, source)
+
+
+def _setup(cache_dtype: torch.dtype) -> AttentionSetup:
+    cpu = torch.device("cpu")
+    return AttentionSetup(4, 2, 64, 16, torch.float32, cache_dtype, cpu, (LayerAttention(0.125),))
+
+
+def test_the_default_is_quires_own() -> None:
+    assert find_attention_backend("triton") is triton.BACKEND
+
+
+def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(StartupFailed, match=r"^QUIRE_ATTENTION_BACKEND is magic; known backends are .*triton"):
+        find_attention_backend("magic")
+
+
+@pytest.mark.parametrize("cuda_graphs", [False] if torch.cuda.is_available() else [False, True])
+def test_one_of_another_package_computes_the_attention_of_all_steps(
+    cuda_graphs: bool,
+    device: torch.device,
+    tiny_llama: Path,
+    reference: Callable[[Path, list[list[int]], int], list[list[int]]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Prompts in chunks beside decodes, and decodes alone: with graphs these are padded from 3 sequences to 4."""
+    _install(monkeypatch, tmp_path / "site")
+    runner = make_runner(
+        tiny_llama,
+        "fused",
+        device=device.type,
+        max_sequences=4,
+        cuda_graphs=cuda_graphs,
+        attention_backend="reference",
+    )
+    assert Driver(runner, chunk=7).generate(PROMPTS, 6) == reference(tiny_llama, PROMPTS, 6)
+    assert sys.modules["installed_backend"].num_calls > 0
+
+
+def test_what_it_does_not_support_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _install(monkeypatch, tmp_path / "site")
+    with pytest.raises(StartupFailed, match="QUIRE_ATTENTION_BACKEND is reference, which does not support caches in"):
+        make_device_attention("reference", _setup(torch.int8), [])
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("BACKEND = 7", "must be an object with the methods unsupported_reason and make, not of the type int"),
+        (SOURCE.replace("return ReferenceAttention(setup, caches)", "open('/gone')"), "failed: FileNotFoundError: .*"),
+    ],
+    ids=["value", "make"],
+)
+def test_one_that_fails_is_refused_by_its_package(
+    source: str, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _install(monkeypatch, tmp_path / "site", source)
+    with pytest.raises(
+        StartupFailed, match=f"^quire.attention_backends: reference of the package references {message}"
+    ):
+        make_device_attention("reference", _setup(torch.float32), [])
+
+
+def test_modules_of_transformers_have_no_other_backend(tiny_llama: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="QUIRE_ATTENTION_BACKEND is reference, which is for models that are"):
+        load(
+            tiny_llama,
+            None,
+            torch.float32,
+            torch.device("cpu"),
+            AttentionKind.TRITON,
+            attention_backend="reference",
+        )
+
+
+def test_latent_attention_has_no_other_backend(save_model: Callable[..., Path]) -> None:
+    directory = save_model(latent_models.VARIANTS["deepseek-v2"]())
+    with pytest.raises(UnsupportedModel, match="do not compute latent attention by QUIRE_ATTENTION_BACKEND reference"):
+        make_runner(directory, "fused", attention_backend="reference")

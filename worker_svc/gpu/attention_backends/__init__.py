@@ -1,0 +1,1 @@
+"""Attention backends of a GPU, one per module: the registry finds `BACKEND` by the module's name."""

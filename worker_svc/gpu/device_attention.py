@@ -1,0 +1,131 @@
+"""The interface of attention on a GPU. A backend is a module of `attention_backends`, or an entry point of
+`quire.attention_backends`.
+
+A backend reads keys and values from the worker's cache, in which the step's own are stored already, and may plan each
+step on the host. Models with latent attention have kernels of their own (`worker_svc.model.triton_latent`), which use
+the same interface.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from worker_svc.batch import Batch
+from worker_svc.cache import LayerCache
+from worker_svc.errors import StartupFailed
+from worker_svc.gpu import attention_backends
+from worker_svc.gpu.inputs import ForwardInputs
+from worker_svc.model_layout import LayerAttention
+from worker_svc.plugins import Registry
+
+DEFAULT_BACKEND = "triton"
+Arrays = list[NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSetup:
+    """What is attended with and to. All layers have the same heads; each has a rule of its own."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+    """Of queries and outputs."""
+    cache_dtype: torch.dtype
+    """int8 and float8_e4m3fn: the cache has scales, as `quire_kernels.kv_quantization` says."""
+    device: torch.device
+    layers: tuple[LayerAttention, ...]
+    deterministic: bool = False
+    """Whether a query's bits must depend on nothing but itself and its context."""
+
+
+class PlannedAttention(Protocol):
+    """Attention of one step. That of a graph is called while the graph is captured, and not again."""
+
+    def __call__(self, layer: int, query: Tensor) -> Tensor:
+        """The output of each query [num_tokens, num_heads, head_dim] in a layer, in the shape and dtype of `query`.
+
+        A query sees the keys up to its own position, as the layer's rule says. It must wait for nothing, and allocate
+        with torch only.
+        """
+
+
+class DeviceAttention(Protocol):
+    """Attention of all layers over one cache. For one thread, under `torch.inference_mode`."""
+
+    def num_plan_bytes(self, num_seqs: int) -> int:
+        """The most bytes that `plan` returns for so many sequences, each array rounded up to `staging.ALIGNMENT`."""
+
+    def plan(self, batch: Batch, num_rows: int) -> Arrays:
+        """What the device needs to know of a step beside its `ForwardInputs`: int32, int64, float32 or float64 arrays.
+
+        It is called right before the step is enqueued, or before a piece of a prompt whose log-probabilities are
+        asked for. The arrays are copied to the device with the step's other inputs.
+
+        `num_rows` is the number of sequences; for a step that runs as a graph, the batch size of the graph. Then each
+        sequence has one token, and the rows beyond the batch are padding, without context. The shapes of the arrays
+        must then depend on nothing but `num_rows`: the graph reads them where they were when it was captured, with an
+        empty batch.
+        """
+
+    def attend(self, inputs: ForwardInputs) -> PlannedAttention:
+        """The attention of a step, whose plan is on the device as `inputs.plan`."""
+
+
+class DeviceAttentionBackend(Protocol):
+    """Makes attention over caches."""
+
+    def unsupported_reason(self, setup: AttentionSetup) -> str | None:
+        """What of a setup is not supported, as the object of "does not support"; None: all of it is."""
+
+    def make(self, setup: AttentionSetup, caches: Sequence[LayerCache]) -> DeviceAttention:
+        """Attention over the layers' views of a cache, of a setup that is supported."""
+
+
+def _is_backend(value: Any) -> bool:
+    return all(callable(getattr(value, name, None)) for name in ("unsupported_reason", "make"))
+
+
+_registry = Registry(
+    attention_backends,
+    "BACKEND",
+    "quire.attention_backends",
+    _is_backend,
+    "an object with the methods unsupported_reason and make",
+)
+
+
+def check_attention_backend(name: str, device: torch.device) -> None:
+    """Raises StartupFailed if there is no backend of this name, or the device is not for it."""
+    if device.type == "cuda":
+        find_attention_backend(name)
+    elif name != DEFAULT_BACKEND:
+        raise StartupFailed(f"QUIRE_ATTENTION_BACKEND is {name}, which is for GPUs, but the device is a CPU")
+
+
+def arithmetic_of_backend(name: str) -> str:
+    """What the backend of this name adds to the name of a worker's arithmetic: its own name, and who registers it."""
+    return "" if name == DEFAULT_BACKEND else f" {name} {_registry.origin(name)}"
+
+
+def find_attention_backend(name: str) -> DeviceAttentionBackend:
+    """The backend of this name. Raises StartupFailed if there is none or it cannot be loaded."""
+    backend: DeviceAttentionBackend | None = _registry.find(name)
+    if backend is None:
+        raise StartupFailed(f"QUIRE_ATTENTION_BACKEND is {name}; known backends are {', '.join(_registry.names())}")
+    return backend
+
+
+def make_device_attention(name: str, setup: AttentionSetup, caches: Sequence[LayerCache]) -> DeviceAttention:
+    """The attention of the backend of this name. Raises StartupFailed, which names what it does not support."""
+    backend = find_attention_backend(name)
+    with _registry.running(name):
+        refused = backend.unsupported_reason(setup)
+        if refused is None:
+            return backend.make(setup, caches)
+    raise StartupFailed(f"QUIRE_ATTENTION_BACKEND is {name}, which does not support {refused}")
