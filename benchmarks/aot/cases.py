@@ -67,6 +67,7 @@ MODELS = {
     "Qwen2.5 7B": Heads(28, 4, 128),
     "Qwen3 8B": Heads(32, 8, 128, has_norms=True),
     "Gemma 2 9B": Heads(16, 8, 256, window=4096, soft_cap=50.0),
+    "Gemma 2 27B": Heads(32, 16, 128, window=4096, soft_cap=50.0),
     "Gemma 3 1B": Heads(4, 1, 256, has_norms=True, window=512),
     "Phi 3 mini": Heads(32, 32, 96),
     "Pythia 2.8B": Heads(32, 32, 80, rotary_dim=20),
@@ -137,8 +138,8 @@ def _attention(
 
 
 def _attention_cases() -> Iterator[Case]:
-    for model in ("SmolLM2 135M", "Llama 3 8B", "Qwen2.5 7B", "Gemma 2 9B", "Phi 3 mini", "Pythia 2.8B"):
-        yield from _attention(model, is_quick=model in ("Llama 3 8B", "Gemma 2 9B"))
+    for model in ("SmolLM2 135M", "Llama 3 8B", "Qwen2.5 7B", "Gemma 2 9B", "Gemma 2 27B", "Phi 3 mini", "Pythia 2.8B"):
+        yield from _attention(model, is_quick=model in ("Llama 3 8B", "Gemma 2 9B", "Gemma 2 27B"))
     for model in ("Llama 3 8B", "SmolLM2 135M"):
         yield from _attention(model, FP16)
         yield from _attention(model, FP32, is_quick=model == "Llama 3 8B")

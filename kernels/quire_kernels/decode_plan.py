@@ -156,7 +156,7 @@ def decode_splits(
         programs = INTERPRETED_PROGRAMS
     else:
         programs = device_limits(device).multiprocessors * resident_programs(
-            tile_m, tile_n, tile_d, dtype, cache_dtype, device
+            tile_m, tile_n, tile_d, dtype, cache_dtype, device, has_window=window is not None
         )
     return DecodeSplits(max(1, programs // num_kv_heads), tile_n, window)
 
@@ -168,7 +168,14 @@ def decode_tile(group: int, head_dim: int, dtype: torch.dtype) -> tuple[int, int
 
 
 def resident_programs(
-    tile_m: int, tile_n: int, tile_d: int, dtype: torch.dtype, cache_dtype: torch.dtype, device: torch.device
+    tile_m: int,
+    tile_n: int,
+    tile_d: int,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    device: torch.device,
+    *,
+    has_window: bool = False,
 ) -> int:
     """How many programs of the decode kernel a multiprocessor runs at the same time.
 
@@ -186,7 +193,9 @@ def resident_programs(
     if dtype == torch.float32:
         registers = _FP32_REGISTERS
     else:
-        registers = _MOST_REGISTERS if cache_dtype.itemsize == 1 or tile_d > 128 else _REGISTERS
+        # A window has a loop of its own for the tiles that it cuts.
+        takes_most = cache_dtype.itemsize == 1 or tile_d > 128 or (has_window and tile_d > 64)
+        registers = _MOST_REGISTERS if takes_most else _REGISTERS
     threads = options["num_warps"] * limits.warp_size
     return max(
         1,
