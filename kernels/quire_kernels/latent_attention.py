@@ -20,7 +20,7 @@ from quire_kernels.paged_attention import find_tile
 @triton.jit(  # type: ignore[untyped-decorator]
     # These differ from step to step: one program must serve them all
     do_not_specialize=["num_seqs", "stride_table"],
-    do_not_specialize_on_alignment=["p_query", "p_block_tables", "p_query_starts", "p_context_lens"],
+    do_not_specialize_on_alignment=["p_block_tables", "p_query_starts", "p_context_lens"],
 )
 def _latent_attention_kernel(  # type: ignore[no-untyped-def]
     p_output,

@@ -11,6 +11,7 @@ from quire_kernels._attend import (
     attend_keys,
     attend_reference,
     launch_options,
+    prefill_tile_keys,
     score_parameters,
     tile_dims,
     tile_keys,
@@ -23,7 +24,7 @@ from quire_kernels.kv_quantization import MAX_CODES
 @triton.jit(  # type: ignore[untyped-decorator]
     # These differ from step to step: one program must serve them all
     do_not_specialize=["num_seqs", "stride_table"],
-    do_not_specialize_on_alignment=["p_query", "p_block_tables", "p_query_starts", "p_context_lens"],
+    do_not_specialize_on_alignment=["p_block_tables", "p_query_starts", "p_context_lens"],
 )
 def _paged_attention_kernel(  # type: ignore[no-untyped-def]
     p_output,
@@ -211,10 +212,10 @@ def paged_attention(
     num_kv_heads, block_size = key_cache.shape[1:3]
     group = num_heads // num_kv_heads
     tile_d = tile_dims(head_dim)
-    tile_n = tile_keys(head_dim, query.dtype)
+    how = head_dim, query.dtype, key_cache.dtype, query.device
     # tl.dot wants 16 rows at least. A decode step needs no more than its group.
-    rows = 16 if max_query_len == 1 else tile_queries(head_dim, query.dtype, key_cache.dtype, query.device)
-    tile_m = max(rows, triton.next_power_of_2(group))
+    tile_m = max(16 if max_query_len == 1 else tile_queries(*how), triton.next_power_of_2(group))
+    tile_n = tile_keys(head_dim, query.dtype) if max_query_len == 1 else prefill_tile_keys(tile_m, *how)
     score_scale, soft_cap = score_parameters(scale, soft_cap)
     _paged_attention_kernel[(num_tokens // (tile_m // group) + num_seqs, num_kv_heads)](
         out,

@@ -30,7 +30,7 @@ TILE_PARTS = 16
 @triton.jit(  # type: ignore[untyped-decorator]
     # These differ from step to step: one program must serve them all
     do_not_specialize=["stride_table"],
-    do_not_specialize_on_alignment=["p_query", "p_block_tables", "p_context_lens"],
+    do_not_specialize_on_alignment=["p_block_tables", "p_context_lens"],
 )
 def _decode_kernel(  # type: ignore[no-untyped-def]
     p_output,

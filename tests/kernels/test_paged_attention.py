@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pairwise import pairwise
+from quire_kernels._attend import prefill_tile_keys
 from quire_kernels.paged_attention import paged_attention, paged_attention_reference, unsupported_heads
 
 EDGES = [1, 15, 16, 17, 31, 33, 63, 64, 65, 111, 257]
@@ -126,6 +127,30 @@ def test_part_of_a_batch_in_place(make_batch: Callable[..., Any]) -> None:
 def test_no_tokens(make_batch: Callable[..., Any]) -> None:
     arguments = make_batch([(0, 7)]).arguments()
     assert paged_attention(**arguments).shape == (0, 4, 64)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "cache_dtype", "tile_n"),
+    [
+        (64, torch.bfloat16, torch.bfloat16, 128),
+        (96, torch.float16, torch.float16, 128),
+        (128, torch.bfloat16, torch.bfloat16, 128),
+        (128, torch.bfloat16, torch.int8, 64),
+        (128, torch.float32, torch.float32, 16),
+        (256, torch.bfloat16, torch.bfloat16, 32),
+    ],
+)
+def test_tiles_of_keys_fit_an_h200(head_dim: int, dtype: torch.dtype, cache_dtype: torch.dtype, tile_n: int) -> None:
+    assert prefill_tile_keys(128, head_dim, dtype, cache_dtype, torch.device("cpu")) == tile_n
+
+
+@pytest.mark.parametrize("window", [None, 100])
+def test_every_edge_of_tiles_of_128_keys(
+    make_batch: Callable[..., Any], assert_close: Callable[..., None], window: int | None
+) -> None:
+    sequences = [(127, 127), (128, 128), (129, 129), (2, 255), (3, 257)]
+    arguments = make_batch(sequences, (1, 2), 128, dtype=torch.float16, window=window).arguments()
+    assert_close(paged_attention(**arguments), paged_attention_reference(**arguments))
 
 
 def test_the_batch_does_not_change_a_sequence(make_batch: Callable[..., Any]) -> None:
