@@ -1,7 +1,7 @@
 """Which kernels would be compiled while a worker serves: the real runner and executor, on meta tensors.
 
-    python -m benchmarks.aot.serving [--model llama|qwen3_moe] [--steps 300] [--kv fp8|int8] [--deterministic]
-                                     [--no-graphs]
+    python -m benchmarks.aot.serving [--model llama|qwen3_moe|gemma2|deepseek_v2] [--steps 300] [--kv fp8|int8]
+                                     [--deterministic] [--no-graphs]
 
 Start-up and then random steps run as they would on an H200, but a launch is only recorded. Fails with status 1 if a
 launch after the start-up needs a kernel that none before it needed; the kernels are printed.
@@ -62,6 +62,41 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 8,
         "num_key_value_heads": 4,
         "head_dim": 128,
+    },
+    # Layers with and without a window, whose decodes have a plan each
+    "gemma2": _TWO_LAYERS
+    | {
+        "model_type": "gemma2",
+        "architectures": ["Gemma2ForCausalLM"],
+        "hidden_size": 3584,
+        "num_attention_heads": 16,
+        "head_dim": 256,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 512,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+    "deepseek_v2": _TWO_LAYERS
+    | {
+        "model_type": "deepseek_v2",
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "hidden_size": 2048,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "q_lora_rank": None,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 6,
+        "moe_intermediate_size": 1408,
+        "topk_method": "greedy",
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": False,
     },
 }
 _CACHE_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "int8": torch.int8}

@@ -135,6 +135,8 @@ def test_kernels_compile_within_the_limits_of_their_target(run_module: RunModule
         ("--no-graphs",),
         ("--deterministic", "--kv", "int8"),
         ("--model", "qwen3_moe", "--kv", "fp8"),
+        ("--model", "gemma2"),
+        ("--model", "deepseek_v2"),
     ],
     ids=" ".join,
 )
