@@ -166,8 +166,16 @@ bench-all: $(STAMP)  ## Measure anew what docs/ show of older code, for hours; g
 bench-docs: $(STAMP)  ## Write figures and plots in docs/ from the results
 	$(BIN)/python -m benchmarks.docs
 
-aot: $(STAMP)  ## Compile all Triton kernels for seven GPUs that need not be there, in a quarter of an hour; TARGETS=sm_90
+# Machines with a GPU have other versions of Triton than the pinned one: this one stands before it in the path.
+OLDER_TRITON := build/triton-3.6
+$(OLDER_TRITON)/.installed: requirements/aot-triton36.txt $(STAMP)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --only-binary :all: --require-hashes \
+		--upgrade --target $(OLDER_TRITON) --requirement $<
+	@touch $@
+
+aot: $(STAMP) $(OLDER_TRITON)/.installed  ## Compile all Triton kernels for seven GPUs that need not be there, in half an hour; TARGETS=sm_90
 	$(BIN)/python -m benchmarks.aot $(if $(TARGETS),--targets $(TARGETS))
+	PYTHONPATH=$(OLDER_TRITON) $(BIN)/python -m benchmarks.aot --targets sm_90
 
 gpu-check:  ## Run GPU tests and benchmarks with the Python at hand; installs nothing
 	$(PYTHON) -m benchmarks.gpu

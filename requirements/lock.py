@@ -70,6 +70,8 @@ def subject(name: str) -> str:
             return f"What the tests of {own} need that `make peers` runs; in an environment of its own."
         case "bench":
             return f"What {own} needs beside torch for `make bench-embeddings`; in an environment of its own."
+        case "aot":
+            return "The older Triton by which `make aot` compiles too; in a folder of its own."
     return SUBJECTS[name]
 
 

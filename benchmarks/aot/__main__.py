@@ -18,7 +18,7 @@ from pathlib import Path
 import triton
 
 from benchmarks.aot.compiling import compile_target, faults
-from benchmarks.aot.table import TABLE, read_rows, write_table
+from benchmarks.aot.table import read_rows, table_of, write_table
 from benchmarks.aot.targets import TARGETS
 from benchmarks.record import ROOT
 
@@ -31,7 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="only cases with this text in their name")
     parser.add_argument("--quick", action="store_true", help="a smaller set of cases")
     parser.add_argument("--update", action="store_true", help="write the rows to the table, instead of comparing them")
-    parser.add_argument("--output", type=Path, default=TABLE, help="the table; default %(default)s")
+    parser.add_argument(
+        "--output", type=Path, default=table_of(triton.__version__), help="the table; default %(default)s"
+    )
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args(arguments)
     if os.environ.get("TRITON_INTERPRET") == "1":

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
+import triton
 from triton.runtime.jit import JITFunction
 
 from benchmarks.aot.case import Case
@@ -119,8 +120,8 @@ def faults(target: Target, kernel: CompiledKernel, table: dict[tuple[str, str, s
     wrong = []
     if figures.shared_bytes > target.shared_bytes:
         wrong.append(f"uses {figures.shared_bytes} bytes of shared memory of {target.shared_bytes}")
-    if figures.spill_bytes > target.max_spill_bytes:
-        wrong.append(f"spills {figures.spill_bytes} bytes of registers, more than {target.max_spill_bytes}")
+    if figures.spill_bytes > (limit := target.spill_limit(triton.__version__)):
+        wrong.append(f"spills {figures.spill_bytes} bytes of registers, more than {limit}")
     if kernel.num_waiting:
         wrong.append(f"has {kernel.num_waiting} programs that wait for others to end")
     if kernel.multiplies and not figures.num_matrix_instructions:

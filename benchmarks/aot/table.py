@@ -9,8 +9,16 @@ from benchmarks.aot.compiling import CompiledKernel
 from benchmarks.record import RESULTS, provenance, read_result
 
 TABLE = RESULTS / "aot.json"
+"""By the version of Triton that workers install."""
+OLDER_TABLES = {"3.6": RESULTS / "aot_triton_3.6.json"}
+"""By older versions, for sm_90."""
 
 Rows: TypeAlias = dict[tuple[str, str, str], dict[str, Any]]
+
+
+def table_of(triton_version: str) -> Path:
+    """The table of a version of Triton."""
+    return OLDER_TABLES.get(".".join(triton_version.split(".")[:2]), TABLE)
 
 
 def read_rows(path: Path, triton_version: str) -> Rows:

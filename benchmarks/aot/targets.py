@@ -21,6 +21,9 @@ _REGISTER_GRAIN = 8
 # Compute capability of the first NVIDIA GPUs with products and conversions of float8_e4m3fn: Ada Lovelace.
 _FP8_CAPABILITY = 89
 
+# What the float32 prefill of Llama's heads spills there.
+_OLDER_SPILL_BYTES = {("3.6", "sm_90"): 8}
+
 Launch = Callable[..., Any]
 """`JITFunction.run`: the function, its arguments, and `grid` and `warmup` as keywords."""
 
@@ -36,6 +39,11 @@ class Target:
     multiprocessors: int
     shared_bytes: int
     max_spill_bytes: int
+
+    def spill_limit(self, triton_version: str) -> int:
+        """`max_spill_bytes`, or what an older version of Triton may spill."""
+        release = ".".join(triton_version.split(".")[:2])
+        return _OLDER_SPILL_BYTES.get((release, self.name), self.max_spill_bytes)
 
     @property
     def is_nvidia(self) -> bool:
