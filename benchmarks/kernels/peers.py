@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.kernels.case import Run
@@ -23,7 +24,10 @@ def attention_peers(batch: PagedBatch, device: torch.device) -> dict[str, Run]:
     query = batch.plain_query()
     # A chunk's queries see all tokens before them.
     is_whole = batch.num_queries == batch.context_len
-    mask = None if batch.num_queries == 1 or is_whole else _chunk_mask(batch, device)
+    mask: Any = None
+    if batch.num_queries > 1 and not is_whole:
+        # Not a tensor of booleans, which no fast backend takes
+        mask = causal_lower_right(batch.num_queries, batch.context_len)
 
     def sdpa(keys: Tensor, values: Tensor) -> Tensor:
         output = scaled_dot_product_attention(query, keys, values, mask, is_causal=is_whole, enable_gqa=True)
@@ -40,11 +44,6 @@ def attention_peers(batch: PagedBatch, device: torch.device) -> dict[str, Run]:
     if importlib.util.find_spec("flash_attn"):
         peers["flash-attn"] = _flash_attn(batch, key, value)
     return peers
-
-
-def _chunk_mask(batch: PagedBatch, device: torch.device) -> Tensor:
-    place = torch.arange(batch.context_len - batch.num_queries, batch.context_len, device=device)
-    return torch.arange(batch.context_len, device=device) <= place[:, None]
 
 
 def _with_backend(backend: SDPBackend, run: Callable[[], Tensor]) -> Tensor:
