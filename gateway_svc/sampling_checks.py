@@ -36,9 +36,11 @@ def check_sampling(unvalidated: UnvalidatedRequest, model: ModelInfo, check: Fie
     params = {one.name: check.sampling(one, unvalidated.sampling) for one in SAMPLING_FIELDS}
     if unvalidated.beam_search is not None:
         params |= {one.name: one.in_beam_search[0] for one in SAMPLING_FIELDS if one.name not in unvalidated.sampling}
+    # Greedy sampling draws nothing: equal requests then have equal answers, with the seed that these report.
+    drawn = 0 if params["temperature"] == 0 else secrets.randbits(_RANDOM_SEED_BITS)
     return Sampling(
         params={one.name: one.resolve(params[one.name], model.vocab_size) for one in SAMPLING_FIELDS},
-        seed=check.integer(Field.SEED, unvalidated.seed, secrets.randbits(_RANDOM_SEED_BITS), -(2**63), 2**63 - 1),
+        seed=check.integer(Field.SEED, unvalidated.seed, drawn, -(2**63), 2**63 - 1),
         logit_bias=_logit_bias(unvalidated.logit_bias, model, check),
         allowed_token_ids=tuple(dict.fromkeys(unvalidated.allowed_token_ids)),
         seed_origin=SeedOrigin.DRAWN if unvalidated.seed is None else SeedOrigin.GIVEN,

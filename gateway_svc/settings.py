@@ -135,8 +135,8 @@ class GatewaySettings(InnerSettings):
     )
     stream_usage: bool = Field(
         False,
-        description="whether every stream of /v1/chat/completions and /v1/completions ends with its usage, as if its "
-        "stream_options asked for it; for a proxy that bills by it",
+        description="whether every stream of /v1/chat/completions and /v1/completions ends with its usage and has the "
+        "usage so far in each event, whatever its stream_options are, as in vLLM; for a proxy that bills by it",
     )
     max_logprobs: int = Field(
         DEFAULT_MAX_LOGPROBS,

@@ -40,7 +40,7 @@ class HttpOptions:
     """What an operator sets for all routes.
 
     `origins` are those of web pages that may use this API; `*` is all. A body has `read_timeout` seconds. Paths may
-    begin with `root_path`. With `always_has_usage` every stream of chats and completions ends with its usage.
+    begin with `root_path`. With `always_has_usage` every stream of chats and completions has its usage, also so far.
     """
 
     read_timeout: float

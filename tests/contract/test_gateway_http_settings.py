@@ -55,8 +55,12 @@ async def test_an_operator_may_have_the_usage_in_every_stream(model_directory: P
         for options in (None, {"include_usage": False}):
             quire.scheduler.script = answer_with(HELLO)
             body = {"prompt": "a", "stream": True, "stream_options": options, "max_tokens": 2}
-            *_, last, done = events_of((await quire.http.post("/v1/completions", json=body)).text)
+            *events, last, done = events_of((await quire.http.post("/v1/completions", json=body)).text)
             assert done == DONE
+            assert [event["usage"]["prompt_tokens"] for event in events] == [1] * len(events)
+            numbers = [event["usage"]["completion_tokens"] for event in events]
+            assert numbers == sorted(numbers)
+            assert numbers[-1] == 2
             assert (last["choices"], last["usage"]["total_tokens"]) == ([], 3)
 
 

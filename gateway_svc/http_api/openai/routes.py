@@ -2,6 +2,7 @@
 
 import hashlib
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 
@@ -42,7 +43,7 @@ class OpenAiRoutes:
     """Handlers; answers and errors are in the formats of the protocol."""
 
     def __init__(self, request_manager: RequestManager, calls: HttpCalls, *, always_has_usage: bool = False) -> None:
-        """With `always_has_usage` every stream ends with its usage."""
+        """With `always_has_usage` every event of a stream has the usage so far, and its last one the whole usage."""
         self._always_has_usage = always_has_usage
         self._request_manager = request_manager
         self._calls = calls
@@ -102,6 +103,7 @@ class OpenAiRoutes:
         cursor = _cursor(exchange, body.delivery, len(requests) * n)
         resume_positions = cursor.resume_positions(n) if cursor else ()
         async with self._calls.run(exchange, call, requests, resume_positions) as group:
+            options = replace(body.options, has_running_usage=True) if self._always_has_usage else body.options
             answer = ResponseBuilder(
                 form,
                 group.renderings,
@@ -109,7 +111,7 @@ class OpenAiRoutes:
                 int(time.time()),
                 cursor,
                 lambda prompt_index: group.requests[prompt_index].prompt,
-                body.options,
+                options,
                 [request.prompt_token_ids for request in requests],
                 self._fingerprint(requests[0].model),
             )

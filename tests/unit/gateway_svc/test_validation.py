@@ -271,6 +271,12 @@ async def test_an_absent_seed_is_random_for_each_request(tokenizer: ModelTokeniz
     assert all(0 <= seed < 2**53 for seed in drawn)
 
 
+async def test_an_absent_seed_of_greedy_sampling_is_0(tokenizer: ModelTokenizer) -> None:
+    for _ in range(2):
+        assert (await over_http(tokenizer, prompt="a", temperature=0)).sampling.seed == 0
+    assert (await over_http(tokenizer, prompt="a", temperature=0, seed=7)).sampling.seed == 7
+
+
 async def test_end_of_text_can_be_gone_through(tokenizer: ModelTokenizer) -> None:
     for one in (
         await over_grpc(tokenizer, text="a", **stopping(ignore_eos=True, stop_token_ids=[7])),
