@@ -3,9 +3,9 @@
 The tests name models that are not here. The default model answers under those names.
 """
 
+import importlib
 import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -17,6 +17,10 @@ from tests.peers.support.quire_serve import QuireServe
 
 _LEFT_OUT = ("--enable-lora", "--lora-modules", "--max-lora-rank", "--max-cpu-loras", "--enable-per-request-metrics")
 """Flags for what only some tests of a module ask for. These tests do not apply."""
+_MAX_LOGPROBS = 128
+"""The most that Quire's `--max-logprobs` allows."""
+_ROLES = ("--chat-roles", "my-custom-role")
+"""A role of a test. vLLM takes any; here an operator adds those that a template knows."""
 
 
 class RemoteOpenAIServer:
@@ -25,7 +29,7 @@ class RemoteOpenAIServer:
     DUMMY_API_KEY = "token-abc123"
 
     def __init__(self, model: str, arguments: Sequence[str], *, env_dict: Mapping[str, str] | None = None, **_: Any):
-        given = _within_context(_without_flags([str(argument) for argument in arguments]))
+        given = [*_within_limits(_without_flags([str(argument) for argument in arguments])), *_ROLES]
         if env_dict is not None and "VLLM_API_KEY" in env_dict:
             given += ["--api-key", env_dict["VLLM_API_KEY"]]
         if not any(argument.startswith("--served-model-name") for argument in given):
@@ -78,12 +82,13 @@ def _without_flags(arguments: Sequence[str]) -> list[str]:
     return kept
 
 
-def _within_context(arguments: Sequence[str]) -> list[str]:
-    """The same flags, for a model with a shorter context than that of the model which a test names."""
+def _within_limits(arguments: Sequence[str]) -> list[str]:
+    """The same flags, for a model with a shorter context than that of the model which a test names, and for fewer
+    log-probabilities than the whole vocabulary."""
     config = json.loads(Path(os.environ["QUIRE_TOKENIZER"], "config.json").read_text())
-    most: int = config["max_position_embeddings"]
+    limits: dict[str, int] = {"--max-model-len": config["max_position_embeddings"], "--max-logprobs": _MAX_LOGPROBS}
     return [
-        str(min(int(argument), most)) if before == "--max-model-len" and argument.isdecimal() else argument
+        str(min(int(argument), limits[before])) if before in limits and argument.isdecimal() else argument
         for before, argument in zip(("", *arguments), arguments, strict=False)
     ]
 
@@ -92,4 +97,4 @@ def __getattr__(name: str) -> Any:
     """Names of vLLM's own helpers, which tests over HTTP do not call."""
     if name.startswith("__"):
         raise AttributeError(name)
-    return getattr(sys.modules["vllm"], name)
+    return getattr(importlib.import_module("vllm"), name)
