@@ -5,8 +5,9 @@
 Two deployments of the real model run at the same time, one without and one with all of that. 64 streams of 8 tenants
 decode on one of them, while the other is idle; then the same requests go to the other one. Only the time in which all
 64 streams decode counts. Pairs take turns as to which deployment is first, and both are started anew for each --starts,
-each with --pairs pairs over gRPC and as many over HTTP. With the defaults it takes about ten minutes. The target is
-in report.py. Only the defaults' parts and sizes replace the result.
+each with --pairs pairs over gRPC and as many over HTTP. With the defaults it takes about ten minutes; one pair,
+`--starts 1 --pairs 1 --tokens 128`, about two. The targets are in report.py. Only the defaults' parts and sizes replace
+the result.
 """
 
 import asyncio

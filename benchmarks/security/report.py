@@ -1,4 +1,4 @@
-"""The cost of TLS and limits: figures of the runs, their target, and the section of docs/performance.md."""
+"""The cost of TLS and limits: figures of the runs, their targets, and the section of docs/performance.md."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,6 +10,8 @@ from benchmarks.runner import median_of
 
 MAX_RATIO = 1.05
 """Inter-token p99 with TLS and limits, divided by that without, as the median of the pairs."""
+MAX_GATEWAY_MICROSECONDS = 60
+"""The gateway's processor time for a token without TLS and limits, as the median of the runs."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,14 @@ def summarize(pairs: Mapping[str, Sequence[FigurePair]]) -> dict[str, Any]:
 
 
 def judge(protocols: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The target of each protocol."""
+    """The targets of each protocol."""
     targets = []
     for protocol, found in protocols.items():
         ratio = found["ratios"]["inter_token_p99"]
         what, interval = f"{protocol}: inter-token p99, ratio", (ratio["low"], ratio["high"])
         targets.append(target(what, ratio["median"], Sense.AT_MOST, MAX_RATIO, interval))
+        what, microseconds = f"{protocol}: gateway's CPU for a token, µs", found["without"]["gateway_cpu"] * 1e6
+        targets.append(target(what, microseconds, Sense.AT_MOST, MAX_GATEWAY_MICROSECONDS))
     return targets
 
 

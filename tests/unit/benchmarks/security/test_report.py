@@ -35,17 +35,22 @@ def test_above_1_is_worse_for_every_figure() -> None:
     )
 
 
-def test_the_target_is_on_the_median_of_the_pairs_ratios() -> None:
+def test_the_targets_are_on_medians_of_the_pairs() -> None:
     # The ratio of the medians is 1: the machine was slower in the third pair.
     pairs = {"gRPC": [pair(0.04, 0.0416), pair(0.04, 0.0412), pair(0.1, 0.04)], "HTTP": [pair(0.04, 0.044)] * 3}
     protocols = summarize(pairs)
-    grpc, http = judge(protocols)
+    grpc, grpc_cpu, http, http_cpu = judge(protocols)
+    assert (grpc_cpu["value"], grpc_cpu["holds"]) == (pytest.approx(100), False)
+    protocols["HTTP"]["without"]["gateway_cpu"] = 59e-6
+    assert judge(protocols)[3]["holds"]
+    protocols["HTTP"]["without"]["gateway_cpu"] = 100e-6
     assert (grpc["value"], grpc["holds"]) == (pytest.approx(1.03), True)
     assert (http["value"], http["holds"]) == (pytest.approx(1.1), False)
     assert protocols["gRPC"]["without"]["inter_token_p99"] == 0.04
     assert [found["with"]["inter_token_p99"] for found in protocols["gRPC"]["pairs"]] == [0.0416, 0.0412, 0.04]
-    section = security_section({**HEAD, "protocols": protocols, "targets": [grpc, http]})
+    section = security_section({**HEAD, "protocols": protocols, "targets": [grpc, http, http_cpu]})
     assert "| gRPC | without | 20.0 | 40.0 | 3,000 | 100 | 50 |" in section
     assert "| gRPC | with TLS and limits | 21.0 | 41.2 | 2,000 | 110 | 60 |" in section
     assert "| HTTP | with TLS and limits | 21.0 | 44.0 | 2,000 | 110 | 60 |" in section
     assert "- **HTTP: inter-token p99, ratio: 1.1, target ≤ 1.05: missed**" in section
+    assert "- **HTTP: gateway's CPU for a token, µs: 100, target ≤ 60: missed**" in section
