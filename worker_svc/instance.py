@@ -51,7 +51,7 @@ from worker_svc.model.compiled_model import COMPUTED as COMPILED
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.description_cache import description_of
 from worker_svc.model.loading import LoadedModel, load, unsupported_natively
-from worker_svc.model.support import needs_torch, unsupported_reason
+from worker_svc.model.support import unsupported_reason
 from worker_svc.model_fit import check_fits
 from worker_svc.prefault import BYTES_BEFORE_READY, Prefault
 from worker_svc.progress import progress
@@ -275,10 +275,8 @@ def _kernels(
         return AttentionKind.TRITON
     if choice == "torch":
         return AttentionKind.TORCH
-    if model_description is not None and needs_torch(model_description):
-        unsupported = unsupported_reason(model_description, COMPILED)
-        refused: str | None = f"they do not support {unsupported}"
-    elif model_description is not None and unsupported_reason(model_description, COMPILED) is None:
+    refused: str | None
+    if model_description is not None and unsupported_reason(model_description, COMPILED) is None:
         refused = check_compiled_support(model_description.layout.head_dim, settings.block_size, dtype)
     else:
         # Of other models they compute the attention if they support its shape; that is known after loading.

@@ -28,7 +28,7 @@ from worker_svc.model.embedding_files import embedding_defaults
 from worker_svc.model.encoder_description import EncoderDescription
 from worker_svc.model.formats.dense import DenseFormat
 from worker_svc.model.stored_linear import layer_format, shapes_of
-from worker_svc.model.support import needs_torch, unsupported_reason
+from worker_svc.model.support import is_native_alone, unsupported_reason
 from worker_svc.model.tensor_names import described_names
 from worker_svc.model.value_models import computes_values
 from worker_svc.model.weight_format import WeightFormat, format_of, names_read
@@ -216,15 +216,12 @@ def _computed_by(
             dtype = choose_dtype(settings.dtype, device)
             refused = check_compiled_support(description.layout.head_dim, settings.block_size, dtype)
             computed, fast = compiled_model.COMPUTED, "compiled kernels"
-            if needs_torch(description):
-                refused = f"they do not support {unsupported_reason(description, computed)}"
-                computed = torch_model.COMPUTED
             name = fast if refused is None else f"torch's operators, since the compiled kernels refuse it: {refused}"
         if (unsupported := unsupported_reason(description, computed)) is None:
             return name, True
-        if needs_torch(description):
-            problem = f"the model in {directory} has {unsupported}, which only torch's operators on a CPU compute"
-            raise IncompleteModel(problem, "set QUIRE_DEVICE=cpu, or serve another model")
+        if is_native_alone(description):
+            problem = f"the model in {directory} has latent attention, and no kernels compute {unsupported}"
+            raise IncompleteModel(problem, _OTHER_MODEL)
         why = f", since Quire's kernels do not support {unsupported}"
     else:
         why = ", since Quire has no description of this architecture"

@@ -42,6 +42,15 @@ def with_rank(rank: int) -> Any:
     return DeepseekV2Config(**_V2 | {"kv_lora_rank": rank})
 
 
+def with_real_heads(num_heads: int) -> Any:
+    """A model whose heads have the dimensions of DeepSeek's own."""
+    sizes = {
+        "num_attention_heads": num_heads, "num_key_value_heads": num_heads, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128, "v_head_dim": 128, "num_hidden_layers": 2, "hidden_size": 8 * num_heads,
+    }  # fmt: skip
+    return DeepseekV2Config(**_V2 | sizes | {"initializer_range": 0.1})
+
+
 NOT_DESCRIBED: dict[str, Callable[[], Any]] = {
     "deepseek-v2-normalised": lambda: DeepseekV2Config(**_V2, norm_topk_prob=True),
     "deepseek-v2-other-choice": lambda: DeepseekV2Config(**_V2, topk_method="noaux_tc"),

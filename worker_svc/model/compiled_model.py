@@ -1,6 +1,7 @@
 """A described model by compiled code on a CPU: one call computes all layers of a step."""
 
 from ctypes import pointer
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from quire_kernels.cpu.activations import ActivationCode
 from quire_kernels.cpu.amx import has_amx, pack_for_amx
 from quire_kernels.cpu.attention import RuleArgs, SequencesArgs, check_compiled_support
 from quire_kernels.cpu.decoder import Decoder, DecoderLayerArgs, DecoderModelArgs, DecoderStepArgs, MlpArgs, RopeArgs
-from quire_kernels.cpu.experts import PackedExperts
+from quire_kernels.cpu.experts import ExpertScoring, PackedExperts
 from quire_kernels.cpu.large_pages import LargePages
+from quire_kernels.cpu.latent import PackedLatent
 from quire_kernels.cpu.linear import PANEL, MatrixFormat, PackedMatrix, pack_matrix
 from quire_kernels.cpu.norms import NormArgs, NormCode, PackedNorm, pack_norm
 from quire_kernels.cpu.sample import top_logprobs
@@ -26,7 +28,7 @@ from worker_svc.compiled_sampler import CompiledSampler
 from worker_svc.description import WorkerLimits
 from worker_svc.executor import CudaGraphOptions, Executor
 from worker_svc.host_thread import HostThreadExecutor
-from worker_svc.model.building import BuiltLayer, BuiltMlp, ExpertWeights, MlpWeights, build
+from worker_svc.model.building import BuiltLatent, BuiltLayer, BuiltMlp, ExpertWeights, MlpWeights, build
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import ComputedFormat, LinearLayer, LinearRole, MlpKind, ModelDescription, Norm
 from worker_svc.model.linear_weights import LinearWeights
@@ -36,7 +38,13 @@ from worker_svc.model.weight_format import StoredWeight, format_of
 from worker_svc.model.weights import Checkpoint
 from worker_svc.model_layout import ModelLayout
 
-COMPUTED = BY_EVERY_BACKEND | {Feature.INT8_WEIGHTS, Feature.SINGLE_HEAD_NORM}
+COMPUTED = BY_EVERY_BACKEND | {
+    Feature.EXPERT_GROUPS,
+    Feature.INT8_WEIGHTS,
+    Feature.LATENT_ATTENTION,
+    Feature.SIGMOID_ROUTER,
+    Feature.SINGLE_HEAD_NORM,
+}
 
 # What a panel takes of gate and of up.
 _LANES = PANEL // 2
@@ -67,7 +75,7 @@ class _CompiledBuilder:
         return pack_norm(NormCode[norm.kind.name], weight.float() + norm.weight_offset, bias, norm.eps)
 
     def experts(self, weights: ExpertWeights) -> PackedExperts:
-        spec = weights.spec
+        spec, groups = weights.spec, weights.spec.groups
         router, experts = self.linear(weights.router), [self._mlp(expert) for expert in weights.experts]
         return PackedExperts(
             router,
@@ -78,6 +86,27 @@ class _CompiledBuilder:
             spec.scale,
             ActivationCode[spec.experts[0].activation.name],
             None if weights.shared is None else self._mlp(weights.shared),
+            ExpertScoring[spec.scores.name],
+            weights.choice_bias,
+            None if groups is None else (groups.count, groups.num_chosen, groups.num_summed),
+        )
+
+    def latent(self, built: BuiltLatent[PackedMatrix, PackedNorm]) -> PackedLatent:
+        """The products of single heads stay in the model's dtype: they are small, and their errors would add up."""
+        spec, query = built.spec, None
+        if spec.query_norm is not None and built.query_norm is not None and built.query_up is not None:
+            query = spec.query_norm.size, built.query_norm, built.query_up
+        pack = partial(self._pack_weight, self._thread_pool, memory=self._memory)
+        return PackedLatent(
+            spec.rank,
+            spec.rotated_dim,
+            spec.plain_dim,
+            spec.value_dim,
+            spec.rotates_neighbours,
+            built.kv_norm,
+            [pack(head[: spec.plain_dim].t()) for head in built.kv_up],
+            [pack(head[spec.plain_dim :]) for head in built.kv_up],
+            query,
         )
 
     def head(self, layer: LinearLayer, weight: Tensor, bias: Tensor | None) -> PackedMatrix:
@@ -133,9 +162,13 @@ class CompiledModel:
                 for rope, frequencies in zip(ropes.distinct, self._frequencies, strict=True)
             )
         )
-        self._layers = (DecoderLayerArgs * len(description.layers))(
-            *map(_layer_args, self._built.layers, ropes.of_layers)
-        )
+        self._latents: list[PackedLatent | None] = []
+        layers = self._built.layers
+        for number, layer in enumerate(layers):
+            self._latents.append(None if layer.latent is None else builder.latent(layer.latent))
+            # Its products are packed, so what they were made of is released.
+            layers[number] = replace(layer, latent=None)
+        self._layers = (DecoderLayerArgs * len(layers))(*map(_layer_args, layers, self._latents, ropes.of_layers))
 
     @property
     def layout(self) -> ModelLayout:
@@ -147,7 +180,8 @@ class CompiledModel:
         return HostThreadExecutor(forward, sampler, partial(top_logprobs, self.thread_pool))
 
     def over(self, cache: Tensor) -> "CompiledForward":
-        """The model over a cache [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim].
+        """The model over a cache [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]; 1 in place of 2 for
+        latent vectors.
 
         Raises UnsupportedModel if the kernels do not support a cache of this shape.
         """
@@ -236,7 +270,9 @@ class CompiledForward:
         return self._logits[:num_samples]
 
 
-def _layer_args(layer: BuiltLayer[PackedMatrix, PackedNorm, PackedExperts], rope: int | None) -> DecoderLayerArgs:
+def _layer_args(
+    layer: BuiltLayer[PackedMatrix, PackedNorm, PackedExperts], latent: PackedLatent | None, rope: int | None
+) -> DecoderLayerArgs:
     attention, experts = layer.spec.attention, layer.mlp if isinstance(layer.mlp, PackedExperts) else None
     return DecoderLayerArgs(
         layer.attention_norm.args(),
@@ -253,6 +289,7 @@ def _layer_args(layer: BuiltLayer[PackedMatrix, PackedNorm, PackedExperts], rope
         None if experts is None else pointer(experts.args()),
         int(layer.spec.parallel),
         int(attention.has_joint_norms),
+        None if latent is None else pointer(latent.args()),
     )
 
 

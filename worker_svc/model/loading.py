@@ -16,7 +16,7 @@ from worker_svc.model.adapters import refuse_adapters
 from worker_svc.model.compiled_model import load_compiled_model
 from worker_svc.model.config import UnsupportedModel, read_config
 from worker_svc.model.description import ModelDescription
-from worker_svc.model.support import needs_torch, unsupported_reason
+from worker_svc.model.support import is_native_alone, unsupported_reason
 from worker_svc.model.torch_model import load_torch_model
 from worker_svc.model.weight_format import format_of, quantization_of
 from worker_svc.model_layout import ModelLayout
@@ -72,11 +72,12 @@ def load(
     quantization = quantization_of(directory)
     if quantization is not None and quantization.get("kv_cache_scheme") is not None:
         log.info("the model's kv_cache_scheme is not used: QUIRE_KV_CACHE_DTYPE says how the KV cache is stored")
-    if description is None or unsupported_natively(description, kernels, device) is not None:
-        if description is not None and needs_torch(description):
+    unsupported = None if description is None else unsupported_natively(description, kernels, device)
+    if description is None or unsupported is not None:
+        if description is not None and is_native_alone(description):
             raise UnsupportedModel(
-                f"the {description.architecture} model in {directory} has latent attention, which is computed by "
-                "torch's operators on a CPU alone (QUIRE_DEVICE=cpu)"
+                f"the {description.architecture} model in {directory} has latent attention, which transformers' "
+                f"modules do not compute over a paged cache, and Quire's kernels do not compute {unsupported}"
             )
         if quantization is not None:
             raise UnsupportedModel(

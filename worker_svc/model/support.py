@@ -96,6 +96,9 @@ def features(description: ModelDescription) -> Iterator[tuple[Feature, str]]:
     if len(shapes) > 1:
         named = ", ".join(map(str, sorted(shapes)))
         yield Feature.HEADS_PER_LAYER, f"layers of different shapes (heads, KV heads, dimensions): {named}"
+    latents = [attention.latent for attention in attentions]
+    if len({each and (each.rank, each.plain_dim, each.value_dim, each.query_norm is None) for each in latents}) > 1:
+        yield Feature.HEADS_PER_LAYER, "layers of different latent attention"
     if any((attention.query_norm is None) != (attention.key_norm is None) for attention in attentions):
         yield Feature.SINGLE_HEAD_NORM, "norms of queries or keys alone"
     head_norms = [norm for attention in attentions for norm in (attention.query_norm, attention.key_norm) if norm]
@@ -147,9 +150,9 @@ def unsupported_reason(description: ModelDescription, computed: frozenset[Featur
     return ", ".join(names) or None
 
 
-def needs_torch(description: ModelDescription) -> bool:
-    """Whether on a CPU neither the compiled kernels nor transformers' modules over a paged cache compute the model, but
-    torch's operators do: transformers expands latent vectors, and then keys and values differ in their dimensions.
+def is_native_alone(description: ModelDescription) -> bool:
+    """Whether transformers' modules cannot compute the model over a paged cache: they expand latent vectors, and then
+    keys and values differ in their dimensions.
     """
     return any(layer.attention.latent is not None for layer in description.layers)
 

@@ -8,6 +8,7 @@ from quire_kernels._checks import require
 from quire_kernels.cpu.amx import has_amx
 from quire_kernels.cpu.attention import RuleArgs, SequencesArgs
 from quire_kernels.cpu.experts import ExpertsArgs
+from quire_kernels.cpu.latent import LatentArgs
 from quire_kernels.cpu.linear import MatrixArgs
 from quire_kernels.cpu.norms import NormArgs
 from quire_kernels.cpu.thread_pool import ThreadPool, type_of
@@ -45,6 +46,7 @@ class DecoderLayerArgs(Structure):
         ("experts", POINTER(ExpertsArgs)),
         ("is_parallel", c_int64),
         ("has_joint_norms", c_int64),
+        ("latent", POINTER(LatentArgs)),
     )
 
 

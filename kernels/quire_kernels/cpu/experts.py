@@ -1,8 +1,9 @@
 """A mixture of experts by compiled code: each token is multiplied by the matrices of its own experts."""
 
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, byref, c_float, c_int64
+from ctypes import POINTER, Structure, byref, c_float, c_int64, c_void_p
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 import torch
 from torch import Tensor
@@ -12,6 +13,16 @@ from quire_kernels._checks import require
 from quire_kernels.cpu.activations import ActivationCode
 from quire_kernels.cpu.linear import PANEL, MatrixArgs, PackedMatrix
 from quire_kernels.cpu.thread_pool import ThreadPool, type_of
+
+# `MAX_GROUPS` of experts.h.
+_MAX_GROUPS = 256
+
+
+class ExpertScoring(IntEnum):
+    """`ExpertScoring` of experts.h: what makes weights of the router's scores."""
+
+    SOFTMAX = 0
+    SIGMOID = 1
 
 
 class ExpertsArgs(Structure):
@@ -28,6 +39,11 @@ class ExpertsArgs(Structure):
         ("down", POINTER(MatrixArgs)),
         ("shared_gate_up", MatrixArgs),
         ("shared_down", MatrixArgs),
+        ("scoring", c_int64),
+        ("choice_bias", c_void_p),
+        ("num_groups", c_int64),
+        ("num_chosen_groups", c_int64),
+        ("num_summed", c_int64),
     )
 
 
@@ -49,6 +65,13 @@ class PackedExperts:
     activation: ActivationCode
     shared: tuple[PackedMatrix, PackedMatrix] | None = None
     """Gate and up, and down."""
+    scoring: ExpertScoring = ExpertScoring.SOFTMAX
+    choice_bias: Tensor | None = None
+    """float32 [num_experts], which is added to the weights for the choice alone."""
+    groups: tuple[int, int, int] | None = None
+    """How many groups of neighbouring experts there are, of how many of them a token's experts are, and how many of a
+    group's best weights are summed to choose it.
+    """
     _args: ExpertsArgs = field(init=False, default_factory=ExpertsArgs)
 
     def __post_init__(self) -> None:
@@ -59,6 +82,14 @@ class PackedExperts:
         for name, matrices in (("gate_up", self.gate_up), ("down", self.down)):
             # The structure keeps the array alive.
             setattr(args, name, (MatrixArgs * len(matrices))(*(matrix.args() for matrix in matrices)))
+        args.scoring = self.scoring
+        if self.choice_bias is not None:
+            is_plain = self.choice_bias.dtype == torch.float32 and self.choice_bias.is_contiguous()
+            require(is_plain and len(self.choice_bias) == args.num_experts, "choice_bias", "be float32 [num_experts]")
+            args.choice_bias = self.choice_bias.data_ptr()
+        if self.groups is not None:
+            require(self.groups[0] <= _MAX_GROUPS, "groups", f"be at most {_MAX_GROUPS}")
+            args.num_groups, args.num_chosen_groups, args.num_summed = self.groups
         if self.shared is not None:
             args.shared_gate_up, args.shared_down = (matrix.args() for matrix in self.shared)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 import compiled
 from quire_kernels.cpu.activations import ActivationCode
 from quire_kernels.cpu.amx import has_amx, pack_for_amx
-from quire_kernels.cpu.experts import PackedExperts, compute_experts
+from quire_kernels.cpu.experts import ExpertScoring, PackedExperts, compute_experts
 from quire_kernels.cpu.linear import MatrixArgs, MatrixFormat, PackedMatrix, pack_matrix
 
 LANES = 16
@@ -35,6 +35,9 @@ class Weights:
     normalized: bool
     shared: tuple[Tensor, Tensor, Tensor] | None
     use_amx: bool
+    scoring: ExpertScoring = ExpertScoring.SOFTMAX
+    choice_bias: Tensor | None = None
+    groups: tuple[int, int, int] | None = None
 
     @property
     def num_experts(self) -> int:
@@ -58,6 +61,9 @@ class Weights:
             1.5,
             ActivationCode.SILU,
             None if self.shared is None else mlp(*self.shared),
+            self.scoring,
+            self.choice_bias,
+            self.groups,
         )
 
     def expected(self, inputs: Tensor) -> Tensor:
@@ -70,7 +76,7 @@ class Weights:
         rows = []
         for row in inputs.double():
             scores = self.router.double() @ row
-            weights, chosen = scores[: self.num_experts].softmax(-1).topk(self.num_chosen)
+            weights, chosen = self._choose(scores[: self.num_experts])
             if self.normalized:
                 weights /= weights.sum()
             total = torch.zeros_like(row)
@@ -84,7 +90,21 @@ class Weights:
 
     def chosen(self, inputs: Tensor) -> Tensor:
         """[rows, num_chosen]"""
-        return (inputs.double() @ self.router[: self.num_experts].double().t()).topk(self.num_chosen).indices
+        scores = inputs.double() @ self.router[: self.num_experts].double().t()
+        return torch.stack([self._choose(row)[1] for row in scores])
+
+    def _choose(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """The weights and numbers of one token's experts."""
+        weights = scores.softmax(-1) if self.scoring is ExpertScoring.SOFTMAX else scores.sigmoid()
+        ranks = weights if self.choice_bias is None else weights + self.choice_bias
+        if self.groups is not None:
+            count, num_chosen, num_summed = self.groups
+            grouped = ranks.view(count, -1)
+            best = grouped.topk(num_summed).values.sum(-1).topk(num_chosen).indices.tolist()
+            outside = [group for group in range(count) if group not in best]
+            ranks = grouped.index_fill(0, torch.tensor(outside, dtype=torch.int64), float("-inf")).flatten()
+        chosen = ranks.topk(self.num_chosen).indices
+        return weights[chosen], chosen
 
 
 def _interleaved(gate: Tensor, up: Tensor) -> Tensor:
@@ -102,6 +122,9 @@ def _weights(
     normalized: bool = True,
     shared: int = 0,
     gate: bool = False,
+    scoring: ExpertScoring = ExpertScoring.SOFTMAX,
+    biased: bool = False,
+    groups: tuple[int, int, int] | None = None,
 ) -> Weights:
     dtype, use_amx = ARITHMETICS[arithmetic]
     if use_amx and not has_amx(compiled.thread_pool()):
@@ -121,6 +144,9 @@ def _weights(
         normalized,
         beside,
         use_amx,
+        scoring,
+        torch.randn(num_experts, generator=generator) if biased else None,
+        groups,
     )
 
 
@@ -150,6 +176,10 @@ def _assert_near(computed: Tensor, expected: Tensor, dtype: torch.dtype) -> None
         {"num_experts": 1, "num_chosen": 1},
         {"num_experts": 70, "num_chosen": 5, "hidden": 54, "width": 83},
         {"num_experts": 4, "num_chosen": 4, "width": 300, "hidden": 128},
+        {"num_experts": 20, "num_chosen": 4, "groups": (5, 2, 1), "normalized": False},
+        {"num_experts": 24, "num_chosen": 5, "groups": (4, 2, 2), "scoring": ExpertScoring.SIGMOID, "biased": True},
+        {"num_experts": 7, "scoring": ExpertScoring.SIGMOID, "shared": 17},
+        {"num_experts": 19, "biased": True},
     ],
     ids=str,
 )
@@ -192,7 +222,7 @@ def test_weights_of_experts_without_tokens_are_not_read(arithmetic: str) -> None
 def test_a_row_comes_to_the_same_bits_with_any_others_and_any_threads(
     arithmetic: str, matrix_format: MatrixFormat
 ) -> None:
-    weights = _weights(arithmetic, num_experts=9, num_chosen=3, width=83, shared=33, gate=True)
+    weights = _weights(arithmetic, num_experts=9, num_chosen=3, width=83, shared=33, gate=True, groups=(3, 2, 1))
     packed, inputs = weights.packed(matrix_format), _inputs(77, weights)
     together = _compute(inputs, packed, weights)
     for num_threads in (1, 3):
@@ -210,8 +240,37 @@ def test_of_equal_scores_the_lower_numbers_are_chosen() -> None:
     _assert_near(_compute(inputs, weights.packed(), weights), first.expected(inputs), inputs.dtype)
 
 
-def test_a_row_that_is_not_finite_changes_no_other() -> None:
-    weights = _weights()
+def test_groups_and_the_bias_change_the_choice() -> None:
+    """Otherwise the tests above would pass without them."""
+    form: dict[str, Any] = {"num_experts": 24, "num_chosen": 5, "scoring": ExpertScoring.SIGMOID}
+    weights = _weights(**form, groups=(4, 2, 2), biased=True)
+    inputs = _inputs(9, weights)
+    chosen = [
+        each.chosen(inputs).sort().values.tolist()
+        for each in (
+            weights,
+            replace(weights, groups=None),
+            replace(weights, groups=(4, 2, 1)),
+            replace(weights, choice_bias=None),
+        )
+    ]
+    assert all(other != chosen[0] for other in chosen[1:])
+
+
+@pytest.mark.parametrize(
+    ("argument", "changes"),
+    [("choice_bias", {"choice_bias": torch.zeros(5)}), ("groups", {"groups": (300, 1, 1)})],
+)
+def test_what_the_router_cannot_have_is_named(argument: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"^{argument}: "):
+        replace(_weights(), **changes).packed()
+
+
+@pytest.mark.parametrize(
+    "form", [{}, {"num_experts": 24, "groups": (4, 2, 2), "scoring": ExpertScoring.SIGMOID, "biased": True}], ids=str
+)
+def test_a_row_that_is_not_finite_changes_no_other(form: dict[str, Any]) -> None:
+    weights = _weights(**form)
     inputs = _inputs(9, weights)
     expected = _compute(inputs, weights.packed(), weights)
     inputs[4] = float("nan")

@@ -389,12 +389,22 @@ def test_what_is_quantized_is_a_part_of_the_models_identity(tiny_llama: Path) ->
         _load(tiny_llama, "--quantization", "w8a8", "--kernels", "torch")
 
 
-def test_latent_attention_is_computed_by_torch(save_model: Callable[..., Path]) -> None:
+def test_latent_attention_is_compiled(save_model: Callable[..., Path]) -> None:
     directory, reports = save_model(latent_models.VARIANTS["deepseek-v2-lite"]()), list[str]()
-    loaded = _load(directory, "--dtype", "float32", report=reports.append)
-    # One vector of 24 + 8 numbers for each of 16 tokens in 3 layers
-    assert loaded.description.block_bytes == 3 * 16 * 32 * 4
-    assert any("torch computes the model" in report and "latent attention" in report for report in reports)
-    for args in (("--kernels", "compiled"), ("--quantization", "int8")):
-        with pytest.raises(StartupFailed, match=r"compiled kernels cannot be used: .* latent attention"):
-            _load(directory, *args)
+    for args in ((), ("--kernels", "compiled"), ("--quantization", "int8"), ("--kernels", "torch")):
+        loaded = _load(directory, "--dtype", "float32", *args, report=reports.append)
+        # One vector of 24 + 8 numbers for each of 16 tokens in 3 layers
+        assert loaded.description.block_bytes == 3 * 16 * 32 * 4
+    assert not any("torch computes the model" in report for report in reports)
+    _load(directory, "--deterministic", "1")
+
+
+def test_latent_vectors_that_the_compiled_kernels_do_not_support_are_computed_by_torch(
+    save_model: Callable[..., Path],
+) -> None:
+    directory, reports = save_model(latent_models.with_rank(20)), list[str]()
+    _load(directory, "--dtype", "float32", report=reports.append)
+    expected = "slower than the compiled kernels: a head's dimensions must be a multiple of 16"
+    assert any(expected in report for report in reports)
+    with pytest.raises(StartupFailed, match="compiled kernels cannot be used: a head's dimensions"):
+        _load(directory, "--quantization", "int8")

@@ -19,7 +19,8 @@ namespace quire {
 constexpr int TILE_KEYS = 4 * LANES;
 
 // One layer of the cache: block b at data + b * block_stride, its keys [kv_heads][head_dim][block_size], and at
-// value_offset its values [kv_heads][block_size][head_dim].
+// value_offset its values [kv_heads][block_size][head_dim]. Where value_offset is 0, all heads share the keys of one, which
+// are the values too.
 template <class T>
 struct Cache {
     T* data;
@@ -35,7 +36,10 @@ struct Cache {
         return {static_cast<U*>(data), block_stride, value_offset, num_kv_heads, block_size, head_dim};
     }
 
-    T* keys(int64_t block, int64_t head) const { return data + block * block_stride + head * block_size * head_dim; }
+    bool is_shared() const { return value_offset == 0; }
+    T* keys(int64_t block, int64_t head) const {
+        return data + block * block_stride + (is_shared() ? 0 : head * block_size * head_dim);
+    }
     T* values(int64_t block, int64_t head) const { return keys(block, head) + value_offset; }
 };
 
@@ -46,15 +50,22 @@ struct AttentionRule {
     int64_t bidirectional;  // whether queries also see the tokens after them; without a window
 };
 
+// Stores a token's key [head_dim] of one head in its slot.
+template <class T>
+inline void store_key(const Cache<T>& cache, int64_t slot, int64_t head, const T* key) {
+    constexpr int V = Lane<T>::VALUES;
+    T* keys = cache.keys(slot / cache.block_size, head) + slot % cache.block_size * V;
+    for (int64_t d = 0; d < cache.head_dim; d += V)
+        for (int v = 0; v < V; ++v) keys[d * cache.block_size + v] = key[d + v];
+}
+
 // Stores a token's key and value [head_dim] of one head in its slot.
 template <class T>
 inline void store_token(const Cache<T>& cache, int64_t slot, int64_t head, const T* key, const T* value) {
     constexpr int V = Lane<T>::VALUES;
     const int64_t block = slot / cache.block_size, offset = slot % cache.block_size;
-    T* keys = cache.keys(block, head) + offset * V;
+    store_key(cache, slot, head, key);
     T* values = cache.values(block, head) + offset / V * V * cache.head_dim + offset % V;
-    for (int64_t d = 0; d < cache.head_dim; d += V)
-        for (int v = 0; v < V; ++v) keys[d * cache.block_size + v] = key[d + v];
     for (int64_t d = 0; d < cache.head_dim; ++d) values[d * V] = value[d];
 }
 
@@ -62,7 +73,9 @@ inline void store_token(const Cache<T>& cache, int64_t slot, int64_t head, const
 template <class T>
 class TileAttention {
 public:
-    TileAttention(int64_t group, int64_t head_dim) : group_(group), dim_(head_dim) {
+    // `value_dim`: how many dimensions of the values are summed, a multiple of LANES; 0: all.
+    TileAttention(int64_t group, int64_t head_dim, int64_t value_dim = 0)
+        : group_(group), dim_(head_dim), value_dim_(value_dim ? value_dim : head_dim) {
         const int64_t rows = queries_per_tile(group) * group;
         query_.reserve(rows * head_dim);
         output_.reserve(rows * head_dim);
@@ -73,7 +86,7 @@ public:
     }
 
     // Attention of one tile. `query` is of the whole step, [tokens, heads, head_dim]. Calls put(token, number, values) for
-    // each group of LANES numbers of the tokens' outputs [heads * head_dim].
+    // each group of LANES numbers of the tokens' outputs [heads * value_dim].
     template <class F>
     void run(TaskClaim& task_claim, const Cache<T>& cache, const Sequences& sequences, const Tile& tile,
              const AttentionRule& rule, const T* query, F&& put) {
@@ -84,6 +97,11 @@ public:
         const int64_t rows = queries * group_, stride = cache.num_kv_heads * group_ * dim_;
         const int64_t first_head = token * stride + tile.first_head * group_ * dim_;
         block_size_ = cache.block_size;
+        value_stride_ = dim_;
+        if (cache.is_shared()) {
+            value_stride_ = round_up(value_dim_, LANES * V);
+            shared_values_.reserve(TILE_KEYS * value_stride_);
+        }
         // Rows of the work space: head by head, query by query, by the heads of a group
         for (int64_t head = 0; head < heads; ++head)
             for (int64_t q = 0; q < queries; ++q)
@@ -104,8 +122,8 @@ public:
             for (int64_t row = 0; row < heads * rows; ++row) {
                 const int64_t head = (tile.first_head + row / rows) * group_ + row % group_;
                 const float sum = total(load_floats(&sums_[row * LANES]));
-                for (int64_t d = 0; d < dim_; d += LANES)
-                    put(token + row % rows / group_, head * dim_ + d, load_floats(&output_[row * dim_ + d]) / sum);
+                for (int64_t d = 0; d < value_dim_; d += LANES)
+                    put(token + row % rows / group_, head * value_dim_ + d, load_floats(&output_[row * dim_ + d]) / sum);
             }
         });
     }
@@ -127,18 +145,23 @@ private:
     bool run_tiles(TaskClaim& task_claim, const Cache<T>& cache, const int32_t* table, const Range& range, int64_t rows,
                    int64_t position, const AttentionRule& rule) {
         const int64_t heads = range.last_head - range.first_head, first = range.begin / TILE_KEYS * TILE_KEYS;
+        // Heads that share keys are computed together.
+        const int64_t together = cache.is_shared() ? heads : 1, num_rows = together * rows;
         next_key_tile_ = locate(cache, table, range.first_head, first, range);
         for (int64_t start = first; start < range.end; start += TILE_KEYS) {
-            for (int64_t head = 0; head < heads; ++head) {
+            for (int64_t head = 0; head < heads; head += together) {
                 const int64_t top = head * rows;
                 key_tile_ = next_key_tile_;
-                if (head + 1 < heads)
+                if (head + together < heads)
                     next_key_tile_ = locate(cache, table, range.first_head + head + 1, start, range);
                 else if (start + TILE_KEYS < range.end)
                     next_key_tile_ = locate(cache, table, range.first_head, start + TILE_KEYS, range);
-                for_rows(rows, [&]<int R>(int64_t row) { compute_scores<R, FETCH>(top + row); });
-                for (int64_t row = 0; row < rows; ++row) softmax_tile(top + row, start, position + row / group_, rule);
-                for_rows(rows, [&]<int R>(int64_t row) { gather<R, FETCH>(top + row); });
+                for_rows(num_rows, [&]<int R>(int64_t row) { compute_scores<R, FETCH>(top + row); });
+                for (int64_t first_row = top; first_row < top + num_rows; first_row += rows)
+                    for (int64_t row = 0; row < rows; ++row)
+                        softmax_tile(first_row + row, start, position + row / group_, rule);
+                if (cache.is_shared()) copy_shared_values();
+                for_rows(num_rows, [&]<int R>(int64_t row) { gather<R, FETCH>(top + row); });
             }
             // More often would slow a decode down.
             if ((!FETCH || start / TILE_KEYS % DECODE_HEARTBEAT_TILES == DECODE_HEARTBEAT_TILES - 1) && !task_claim.heartbeat()) return false;
@@ -164,7 +187,7 @@ private:
             const int64_t key = std::clamp(start + half * 8, range.begin / LANES * LANES, (range.end - 1) / 8 * 8);
             const int64_t block = table[key / block_size_], offset = key % block_size_;
             key_tile.keys[half] = cache.keys(block, head) + offset * V;
-            key_tile.values[half] = cache.values(block, head) + offset * dim_;
+            key_tile.values[half] = cache.values(block, head) + offset * value_stride_;
         }
         return key_tile;
     }
@@ -215,6 +238,44 @@ private:
         }
         for (int r = 0; r < R; ++r)
             for (int g = 0; g < G; ++g) store(&scores_[(row + r) * TILE_KEYS + (first + g) * LANES], sums[r][g]);
+    }
+
+    // Writes the values of a tile, which are its keys, in the order of values, where gather() then finds them. Those beyond
+    // the context are never read.
+    void copy_shared_values() {
+        const int64_t num_rows = dim_ / V;
+        for (int64_t g = key_tile_.first_group; g < key_tile_.num_groups; ++g) {
+            const T *low = key_tile_.keys[2 * g], *high = key_tile_.keys[2 * g + 1];
+            for (int64_t first = 0; first * V < value_stride_; first += LANES) {
+                Words words[LANES];
+                for (int64_t i = 0; i < LANES; ++i) {
+                    const int64_t at = std::min(first + i, num_rows - 1) * V * block_size_;
+                    words[i] = load_words(low + at, high + at);
+                }
+                transpose(words);
+                T* to = &shared_values_[g * LANES * value_stride_ + first * V * V];
+                for (int64_t key = 0; key < LANES; key += V) put_values(to + key * value_stride_, words + key);
+            }
+        }
+        for (int64_t half = 0; half < TILE_KEYS / 8; ++half) key_tile_.values[half] = &shared_values_[half * 8 * value_stride_];
+    }
+
+    static Words load_words(const void* low, const void* high) {
+        Words words;
+        std::memcpy(&words, low, sizeof words / 2);
+        std::memcpy(reinterpret_cast<char*>(&words) + sizeof words / 2, high, sizeof words / 2);
+        return words;
+    }
+
+    // Sixteen dimensions of one key, or 32 of two: the words of a key hold two dimensions, those of values two keys.
+    static void put_values(T* to, const Words* keys) {
+        if constexpr (V == 1) {
+            store(to, keys[0]);
+        } else {
+            const Words even = (keys[0] & 0xffffu) | (keys[1] << 16), odd = (keys[0] >> 16) | (keys[1] & 0xffff0000u);
+            store(to, __builtin_shufflevector(even, odd, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23));
+            store(to + LANES * V, __builtin_shufflevector(even, odd, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31));
+        }
     }
 
     // Online softmax, in powers of two: scores become weights. The output so far is rescaled only where a score exceeds
@@ -270,14 +331,14 @@ private:
         const float decay = exp2(splat(base_[row] - base))[0];
         base_[row] = base;
         store(&sums_[row * LANES], load_floats(&sums_[row * LANES]) * decay);
-        for (int64_t d = 0; d < dim_; d += LANES)
+        for (int64_t d = 0; d < value_dim_; d += LANES)
             store(&output_[row * dim_ + d], load_floats(&output_[row * dim_ + d]) * decay);
     }
 
     template <int R, bool FETCH>
     void gather(int64_t row) {
-        for (int64_t d = 0; d < dim_; d += 4 * LANES)
-            with_count<4>(std::min<int64_t>(4, (dim_ - d) / LANES), [&]<int G>() {
+        for (int64_t d = 0; d < value_dim_; d += 4 * LANES)
+            with_count<4>(std::min<int64_t>(4, (value_dim_ - d) / LANES), [&]<int G>() {
                 gather_part<R, G, FETCH>(row, d);
             });
     }
@@ -291,8 +352,8 @@ private:
         const T* weights = &weights_[row * TILE_KEYS];
         // Values beyond the context are not read: they may be NaN, and zero times NaN is NaN.
         for (int64_t key = key_tile_.first_key / V * V; key < key_tile_.num_keys; key += V) {
-            const T* from = key_tile_.values[key / 8] + key % 8 * dim_ + d * V;
-            const T* next = next_key_tile_.values[key / 8] + key % 8 * dim_ + d * V;
+            const T* from = key_tile_.values[key / 8] + key % 8 * value_stride_ + d * V;
+            const T* next = next_key_tile_.values[key / 8] + key % 8 * value_stride_ + d * V;
             uint32_t real = ~0u;
             if (V == 2 && key + 1 >= key_tile_.num_keys) real &= 0x0000ffffu;
             if (V == 2 && key < key_tile_.first_key) real &= 0xffff0000u;
@@ -313,9 +374,11 @@ private:
             for (int g = 0; g < G; ++g) store(output + r * dim_ + g * LANES, sums[r][g]);
     }
 
-    const int64_t group_, dim_;
+    const int64_t group_, dim_, value_dim_;
     int64_t block_size_ = 0;
+    int64_t value_stride_ = 0;  // from one key's values to the next one's
     Buffer<T> query_, weights_;
+    Buffer<T> shared_values_;  // [TILE_KEYS, value_stride], of the tile, where keys are the values too
     Buffer<float> output_, scores_, base_, sums_;
     KeyTile key_tile_, next_key_tile_;
 };

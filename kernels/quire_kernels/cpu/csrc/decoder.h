@@ -11,6 +11,7 @@
 #include "attention.h"
 #include "buffer.h"
 #include "experts.h"
+#include "latent.h"
 #include "linear.h"
 #include "norms.h"
 #include "rotary.h"
@@ -43,6 +44,7 @@ struct DecoderLayer {
     const Experts* experts;   // in place of the MLP, which then is all zeros; or null
     int64_t is_parallel;      // whether attention and MLP see the same hidden states
     int64_t has_joint_norms;  // whether query_norm and key_norm are of all heads together
+    const Latent* latent;     // of all layers or none: qkv returns queries and what is stored of latent vectors; or null
 };
 
 struct DecoderModel {
@@ -54,7 +56,7 @@ struct DecoderModel {
     const void* embedding;  // [vocab, hidden]
     float embedding_scale;
     const void* positions;  // [context, hidden], added to the embedding; or null
-    void* cache;            // [num_blocks, num_layers, 2, num_kv_heads, block_size * head_dim]
+    void* cache;            // [num_blocks, num_layers, 2, num_kv_heads, block_size * head_dim]; without the 2 of latent vectors
     int64_t block_size;
     int64_t num_ropes;
     const Rope* ropes;
@@ -85,7 +87,8 @@ class Decoder : public AnyDecoder {
 public:
     Decoder(const DecoderModel& model, ThreadPool& pool)
         : model_(model), pool_(pool), layers_(model.layers, model.layers + model.num_layers),
-          ropes_(model.ropes, model.ropes + model.num_ropes), mixture_(pool) {
+          ropes_(model.ropes, model.ropes + model.num_ropes), mixture_(pool), latents_(pool, model.num_heads),
+          num_kv_heads_(layers_[0].latent ? model.num_heads / latent_group(model.num_heads) : model.num_kv_heads) {
         int64_t scratch = 0;
         include(model.head, scratch);
         for (const DecoderLayer& layer : layers_) {
@@ -93,10 +96,15 @@ public:
                 include(*m, scratch);
             act_stride_ = std::max(act_stride_, Product::width(layer.mlp.down.inputs));
             if (layer.experts) mixture_.include(*layer.experts);
+            if (!layer.latent) continue;
+            latents_.include(*layer.latent);
+            for (const Matrix* m : {&layer.latent->query_up, layer.latent->key_up, layer.latent->value_up}) include(*m, scratch);
         }
         scratch = std::max(scratch, mixture_.scratch_size());
-        for (int i = 0; i < pool.size(); ++i)
-            threads_.push_back(std::make_unique<Thread>(group(), model.head_dim, scratch));
+        for (int i = 0; i < pool.size(); ++i) {
+            threads_.push_back(std::make_unique<Thread>(group(), model.head_dim, latents_.summed_dim(), scratch));
+            if (layers_[0].latent) threads_.back()->latent.reserve(*layers_[0].latent);
+        }
         for (const Rope& rope : ropes_) {
             first_pairs_.push_back(num_pairs_);
             num_pairs_ += rope.num_pairs;
@@ -105,12 +113,12 @@ public:
         normed_stride_ = Product::width(model.hidden_size);
         qkv_stride_ = round_up(layers_[0].qkv.outputs, PANEL);
         query_stride_ = model.num_heads * model.head_dim;
-        attended_stride_ = Product::width(query_stride_);
+        attended_stride_ = Product::width(layers_[0].output.inputs);
     }
 
     void run(const DecoderStep& step) override {
         reserve(step.num_tokens);
-        tiles_ = split_into_tiles(step.sequences, model_.num_kv_heads, group(), pool_.size());
+        tiles_ = split_into_tiles(step.sequences, num_kv_heads_, group(), pool_.size());
         pool_.run([&](int thread) {
             const typename Product::Registers registers;
             run(step, *threads_[thread]);
@@ -121,13 +129,15 @@ private:
     using Element = typename Product::Element;
 
     struct Thread {
-        Thread(int64_t group, int64_t head_dim, int64_t scratch) : attention(group, head_dim), scratch(scratch), heads(2 * head_dim) {}
+        Thread(int64_t group, int64_t head_dim, int64_t value_dim, int64_t scratch)
+            : attention(group, head_dim, value_dim), scratch(scratch), heads(2 * head_dim) {}
         TileAttention<Element> attention;
         Buffer<Element> scratch;
         Buffer<Element> heads;
+        LatentRow<Element> latent;
     };
 
-    int64_t group() const { return model_.num_heads / model_.num_kv_heads; }
+    int64_t group() const { return model_.num_heads / num_kv_heads_; }
 
     // What products with a matrix need beside it.
     void include(const Matrix& matrix, int64_t& scratch) {
@@ -150,6 +160,7 @@ private:
         attended_.reserve(rows * attended_stride_);
         act_.reserve(rows * act_stride_);
         mixture_.reserve(tokens);
+        latents_.reserve(tokens);
         code_rows_.reserve(tokens, code_inputs_);
     }
 
@@ -166,9 +177,12 @@ private:
                 store(to + LANES, right);
             });
             const Cache<Element> cache = layer_cache(i);
-            rotate_and_store(step, layer, cache, own);
-            attend(pool_, own.attention, cache, step.sequences, tiles_, layer.rule, query_.data(),
-                   put_in(attended_.data(), attended_stride_));
+            if (layer.latent) attend_to_latents(step, layer, cache, own);
+            else {
+                rotate_and_store(step, layer, cache, own);
+                attend(pool_, own.attention, cache, step.sequences, tiles_, layer.rule, query_.data(),
+                       put_in(attended_.data(), attended_stride_));
+            }
             if (i == model_.num_layers - 1) {
                 // Beyond the last layer's keys and values, only tokens whose successor is sampled matter.
                 if (!step.num_samples) return;
@@ -185,6 +199,18 @@ private:
         }
         norm(post, &model_.norm, rows);
         logits(step, rows, own);
+    }
+
+    // From qkv_ to the values of all heads in attended_.
+    void attend_to_latents(const DecoderStep& step, const DecoderLayer& layer, const Cache<Element>& cache, Thread& own) {
+        const int64_t pair = first_pairs_[layer.rope], rows = step.num_tokens;
+        latents_.before(*layer.latent, {rows, &cosines_[pair], &sines_[pair], num_pairs_, step.slots, query_.data()},
+                        qkv_.data(), qkv_stride_, cache, own.latent, own.scratch.data(),
+                        [&](const Matrix& matrix, const Buffer<Element>& from, int64_t stride, auto&& finish) {
+                            multiply(matrix, from, stride, rows, own, finish);
+                        });
+        attend(pool_, own.attention, cache, step.sequences, tiles_, layer.rule, query_.data(), latents_.put_gathered());
+        latents_.after(*layer.latent, rows, attended_.data(), attended_stride_, own.scratch.data());
     }
 
     // Reads normed_, and adds the result to the hidden states; returns as add().
@@ -227,9 +253,10 @@ private:
     }
 
     Cache<Element> layer_cache(int64_t layer) const {
-        const int64_t half = model_.num_kv_heads * model_.block_size * model_.head_dim;
-        return {static_cast<Element*>(model_.cache) + layer * 2 * half, model_.num_layers * 2 * half, half,
-                model_.num_kv_heads, model_.block_size, model_.head_dim};
+        const bool is_latent = layers_[0].latent;
+        const int64_t half = model_.num_kv_heads * model_.block_size * model_.head_dim, size = is_latent ? half : 2 * half;
+        Element* data = static_cast<Element*>(model_.cache) + layer * size;
+        return {data, model_.num_layers * size, is_latent ? 0 : half, num_kv_heads_, model_.block_size, model_.head_dim};
     }
 
     // Embeddings, and the angles of their positions.
@@ -349,6 +376,8 @@ private:
     std::vector<std::unique_ptr<Thread>> threads_;
     std::vector<Tile> tiles_;
     ExpertMixture<Product> mixture_;
+    LatentProducts<Product> latents_;
+    const int64_t num_kv_heads_;  // as attention takes them
     CodeRows code_rows_;
     int64_t code_inputs_ = 0;  // the most of a matrix in W8A8; 0: there is none
     int64_t num_pairs_ = 0;

@@ -17,6 +17,10 @@
 
 namespace quire {
 
+constexpr int64_t MAX_GROUPS = 256;
+
+enum class ExpertScoring : int64_t { SOFTMAX = 0, SIGMOID = 1 };
+
 struct Experts {
     int64_t num_experts, num_chosen;
     int64_t is_normalized;  // whether the weights of a token's experts are divided by their sum
@@ -26,6 +30,11 @@ struct Experts {
     const Matrix* gate_up;  // of each expert: in each panel 16 outputs of the gate, then the same of up
     const Matrix* down;
     Matrix shared_gate_up, shared_down;  // of an MLP for all tokens; without outputs: there is none
+    ExpertScoring scoring;
+    const float* choice_bias;  // [num_experts], added to weights for the choice alone; or null
+    // Groups of neighbouring experts. A token's experts are of the groups with the largest sums of their best weights
+    // (arXiv:2405.04434, section 2.2.2). No groups: 0.
+    int64_t num_groups, num_chosen_groups, num_summed;
 
     bool has_shared() const { return shared_down.outputs != 0; }
     bool has_shared_gate() const { return router.outputs > num_experts; }
@@ -41,17 +50,52 @@ inline void choose_experts(const float* scores, int64_t num_experts, int64_t cou
     }
 }
 
-// The weights of a row's chosen experts by its scores, which are overwritten: a softmax over all experts, or the chosen ones.
-inline void weigh_experts(const Experts& experts, float* scores, const int64_t* chosen, float* weights) {
-    const float peak = scores[chosen[0]];
+// Replaces a row's scores by exp(score - peak), and returns their sum.
+inline float exponentiate(float* scores, int64_t count, float peak) {
     Floats masses = {};
-    for (int64_t i = 0; i < experts.num_experts; i += LANES) {
+    for (int64_t i = 0; i < count; i += LANES) {
         const Floats mass = exp2((load_floats(scores + i) - peak) * LOG2_E);
-        const Floats known = LANE < static_cast<int32_t>(std::min<int64_t>(LANES, experts.num_experts - i)) ? mass : Floats{};
+        const Floats known = LANE < static_cast<int32_t>(std::min<int64_t>(LANES, count - i)) ? mass : Floats{};
         store(scores + i, known);
         masses += known;
     }
-    float sum = total(masses);
+    return total(masses);
+}
+
+// Sets all of a row's `ranks` to -inf that are not of its best groups; of equal groups the first one is better.
+inline void keep_best_groups(const Experts& experts, float* ranks) {
+    const int64_t size = experts.num_experts / experts.num_groups;
+    float sums[MAX_GROUPS];
+    int64_t best[MAX_GROUPS];
+    for (int64_t group = 0; group < experts.num_groups; ++group) {
+        choose_experts(ranks + group * size, size, experts.num_summed, best);
+        sums[group] = 0.0f;
+        for (int64_t i = 0; i < experts.num_summed; ++i) sums[group] += ranks[group * size + best[i]];
+    }
+    choose_experts(sums, experts.num_groups, experts.num_chosen_groups, best);
+    for (int64_t group = 0; group < experts.num_groups; ++group)
+        if (std::find(best, best + experts.num_chosen_groups, group) == best + experts.num_chosen_groups)
+            std::fill_n(ranks + group * size, size, -INFINITY);
+}
+
+// A row's experts, and their weights, by its scores, which are overwritten. `ranks` is room for as many numbers.
+inline void choose_and_weigh(const Experts& experts, float* scores, float* ranks, int64_t* chosen, float* weights) {
+    const int64_t count = experts.num_experts;
+    float sum = 1.0f;
+    if (experts.scoring == ExpertScoring::SOFTMAX && !experts.choice_bias && !experts.num_groups) {
+        // Of scores: a softmax keeps their order, but rounds.
+        choose_experts(scores, count, experts.num_chosen, chosen);
+        sum = exponentiate(scores, count, scores[chosen[0]]);
+    } else {
+        if (experts.scoring == ExpertScoring::SOFTMAX) {
+            sum = exponentiate(scores, count, *std::max_element(scores, scores + count));
+        } else {
+            for (int64_t i = 0; i < count; ++i) scores[i] = 1.0f / (1.0f + std::exp(-scores[i]));
+        }
+        for (int64_t i = 0; i < count; ++i) ranks[i] = scores[i] / sum + (experts.choice_bias ? experts.choice_bias[i] : 0.0f);
+        if (experts.num_groups) keep_best_groups(experts, ranks);
+        choose_experts(ranks, count, experts.num_chosen, chosen);
+    }
     if (experts.is_normalized) {
         sum = 0.0f;
         for (int64_t i = 0; i < experts.num_chosen; ++i) sum += scores[chosen[i]];
@@ -88,6 +132,7 @@ public:
     void reserve(int64_t tokens) {
         const int64_t rows = tokens * num_chosen_;
         scores_.reserve(tokens * score_stride_);
+        ranks_.reserve(tokens * score_stride_);
         shared_gates_.reserve(tokens);
         shared_act_.reserve(round_up(tokens, Product::ROWS) * shared_act_stride_);
         chosen_.reserve(rows);
@@ -139,8 +184,7 @@ private:
         float* scores = &scores_[token * score_stride_];
         int64_t* chosen = &chosen_[token * experts.num_chosen];
         if (experts.has_shared_gate()) shared_gates_[token] = 1.0f / (1.0f + std::exp(-scores[experts.num_experts]));
-        choose_experts(scores, experts.num_experts, experts.num_chosen, chosen);
-        weigh_experts(experts, scores, chosen, &weights_[token * experts.num_chosen]);
+        choose_and_weigh(experts, scores, &ranks_[token * score_stride_], chosen, &weights_[token * experts.num_chosen]);
     }
 
     void group(const Experts& experts, int64_t num_tokens) {
@@ -275,7 +319,7 @@ private:
     std::vector<Group> groups_;
     std::vector<int64_t> places_;  // of each expert: where its next row goes
     Buffer<int64_t> chosen_, tokens_;  // by token; the token of each row, by expert
-    Buffer<float> scores_, weights_, row_weights_, shared_gates_;
+    Buffer<float> scores_, ranks_, weights_, row_weights_, shared_gates_;
     Buffer<Element> grouped_, act_, shared_act_;
     CodeRows code_rows_;
     int64_t code_inputs_ = 0;  // the most of a matrix in W8A8

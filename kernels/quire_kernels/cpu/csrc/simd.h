@@ -262,6 +262,36 @@ inline void add_scaled(float* totals, IntSums sums, float factor) {
 }
 #endif
 
+// Rows become columns: each time, the bits of a word's row and column are rotated by one.
+inline void transpose(Words rows[LANES]) {
+    for (int time = 0; time < 4; ++time) {
+        Words next[LANES];
+        for (int i = 0; i < LANES / 2; ++i) {
+            const Words a = rows[i], b = rows[i + LANES / 2];
+            next[2 * i] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+            next[2 * i + 1] = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+        }
+        std::memcpy(rows, next, sizeof next);
+    }
+}
+
+// The first `count` of sixteen numbers, the others zeros.
+inline Floats load_part(const float* from, int64_t count) {
+    if (count >= LANES) return load<Floats>(from);
+    Floats part = {};
+    if (count > 0) std::memcpy(&part, from, static_cast<size_t>(count) * sizeof(float));
+    return part;
+}
+
+// Stores the first `count` of sixteen numbers.
+template <class T>
+inline void store_part(T* to, Floats v, int64_t count) {
+    if (count >= LANES) return store_floats(to, v);
+    T part[LANES];
+    store_floats(part, v);
+    if (count > 0) std::memcpy(static_cast<void*>(to), part, static_cast<size_t>(count) * sizeof(T));
+}
+
 // A byte of a product in 8 bits, see codes.h.
 struct Code {
     uint8_t bits;

@@ -18,6 +18,7 @@ import latent_models
 from core_runner import CoreRunner, submission
 from llama_models import prompts
 from ordered_dots import order_dots
+from quire_kernels.cpu.linear import MatrixFormat
 from runner_driver import Driver, make_instance, make_runner
 from runner_steps import Generate, new_sequence, run_step
 from transformers_models import VOCAB
@@ -43,6 +44,7 @@ Change = Callable[[ModelDescription], ModelDescription]
 
 CPU = torch.device("cpu")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+BACKENDS = ["torch", "compiled"]
 PROMPTS = prompts(1, 15, 16, 17, 40, 65)
 NUM_TOKENS = 12
 
@@ -80,9 +82,10 @@ def test_tensors_are_those_that_transformers_saves(directory: Path, description:
     assert described == stored
 
 
-def test_tokens_are_those_of_transformers(directory: Path, reference: Generate) -> None:
+@pytest.mark.parametrize("kernels", BACKENDS)
+def test_tokens_are_those_of_transformers(kernels: str, directory: Path, reference: Generate) -> None:
     expected = reference(directory, PROMPTS, NUM_TOKENS)
-    runner = make_runner(directory)
+    runner = make_runner(directory, kernels)
     assert Driver(runner).generate(PROMPTS, NUM_TOKENS) == expected, "in a crowd"
     assert Driver(runner, chunk=7, ahead=1).generate(PROMPTS, NUM_TOKENS) == expected, "in chunks"
     driver = Driver(runner)
@@ -92,9 +95,10 @@ def test_tokens_are_those_of_transformers(directory: Path, reference: Generate) 
         assert driver.generate([again], NUM_TOKENS - 5) == [tokens[5:]], "computed again, as after a preemption"
 
 
-def test_logprobs_are_those_of_transformers(directory: Path) -> None:
+@pytest.mark.parametrize("kernels", BACKENDS)
+def test_logprobs_are_those_of_transformers(kernels: str, directory: Path) -> None:
     model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    driver, prompt = Driver(make_runner(directory)), PROMPTS[-1]
+    driver, prompt = Driver(make_runner(directory, kernels)), PROMPTS[-1]
     driver.generate([prompt], 1, SamplingParams(logprobs=VOCAB))
     with torch.inference_mode():
         expected = log_softmax(model(torch.tensor([prompt])).logits[0, -1].float(), -1)
@@ -102,20 +106,22 @@ def test_logprobs_are_those_of_transformers(directory: Path) -> None:
     assert dict(reported.top) == pytest.approx(dict(enumerate(expected.tolist())), abs=2e-4)
 
 
-def test_a_sequence_may_begin_behind_a_cached_prefix(directory: Path) -> None:
-    prompt, runner = PROMPTS[-1], make_runner(directory)
+@pytest.mark.parametrize("kernels", BACKENDS)
+def test_a_sequence_may_begin_behind_a_cached_prefix(kernels: str, directory: Path) -> None:
+    prompt, runner = PROMPTS[-1], make_runner(directory, kernels)
     (whole,) = run_step(runner, [new_sequence(1, prompt)], ScheduledSequence(1, 0, len(prompt), [0, 1, 2, 3, 4]))
     (rest,) = run_step(runner, [new_sequence(2, prompt)], ScheduledSequence(2, 48, len(prompt) - 48, [0, 1, 2, 20, 21]))
     assert rest.token_ids == whole.token_ids
 
 
+@pytest.mark.parametrize("kernels", BACKENDS)
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
 def test_tokens_stay_the_same_with_cached_prefixes_and_preempted(
-    preemption: str, directory: Path, reference: Generate
+    preemption: str, kernels: str, directory: Path, reference: Generate
 ) -> None:
     shared, *longer = prompts(19, 1, 7, 8, 9, 15, 33, 50)
     asked = [*longer, *([*shared, *prompt] for prompt in longer[:4])]
-    runner = make_runner(directory, block_size=8, num_blocks=16, num_host_blocks=64)
+    runner = make_runner(directory, kernels, block_size=8, num_blocks=16, num_host_blocks=64)
     core_runner = CoreRunner(make_instance(runner), 16, preemption)
     served = core_runner.serve(submission(str(place), prompt, NUM_TOKENS) for place, prompt in enumerate(asked))
     assert [served[str(place)][0].token_ids for place in range(len(asked))] == reference(directory, asked, NUM_TOKENS)
@@ -278,15 +284,84 @@ def test_latent_vectors_of_more_than_512_dimensions_are_refused_by_the_triton_ke
         make_runner(directory, "fused", device=DEVICE)
 
 
-def test_the_compiled_kernels_refuse_it_by_name(directory: Path, description: ModelDescription) -> None:
-    assert unsupported_natively(description, AttentionKind.TORCH, CPU) is None
-    assert unsupported_natively(description, AttentionKind.TRITON, torch.device("cuda")) is None
-    kernels = CompiledKernels(compiled.thread_pool())
-    refused = unsupported_natively(description, kernels, CPU)
-    assert refused is not None
-    assert refused.startswith("latent attention")
-    with pytest.raises(UnsupportedModel, match=r"latent attention.* torch's operators on a CPU"):
-        load(directory, description, torch.float32, CPU, kernels)
+def test_every_backend_computes_it(description: ModelDescription) -> None:
+    for kernels, device in (
+        (AttentionKind.TORCH, CPU),
+        (CompiledKernels(compiled.thread_pool()), CPU),
+        (AttentionKind.TRITON, torch.device("cuda")),
+    ):
+        assert unsupported_natively(description, kernels, device) is None
+
+
+@pytest.mark.parametrize("kernels", BACKENDS)
+def test_layers_of_different_latent_attention_are_refused_by_name(
+    kernels: str, directory: Path, description: ModelDescription
+) -> None:
+    """transformers' modules do not compute them either, over a paged cache."""
+
+    def narrower(spec: AttentionSpec) -> AttentionSpec:
+        assert spec.latent is not None
+        (kv_up,) = spec.latent.kv_up.stored
+        width = spec.num_heads * (spec.latent.plain_dim + 16)
+        latent = replace(
+            spec.latent,
+            value_dim=16,
+            kv_up=replace(spec.latent.kv_up, stored=(replace(kv_up, outputs=(width,)),)),
+        )
+        output = replace(spec.output, inputs=spec.num_heads * 16, split_unit=16)
+        return replace(spec, latent=latent, output=output)
+
+    first, *others = description.layers
+    described = replace(description, layers=(replace(first, attention=narrower(first.attention)), *others))
+    chosen = CompiledKernels(compiled.thread_pool()) if kernels == "compiled" else AttentionKind.TORCH
+    with pytest.raises(UnsupportedModel, match=r"has latent attention, .* different latent attention"):
+        load(directory, described, torch.float32, CPU, chosen)
+
+
+@pytest.mark.parametrize("block_size", [8, 16, 32])
+def test_the_compiled_kernels_compute_blocks_of_any_size(block_size: int, directory: Path, reference: Generate) -> None:
+    runner = make_runner(directory, "compiled", block_size=block_size)
+    expected = reference(directory, PROMPTS, NUM_TOKENS)
+    assert Driver(runner, chunk=13).generate(PROMPTS, NUM_TOKENS) == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bits_of_the_compiled_kernels_do_not_depend_on_the_batch(directory: Path, dtype: torch.dtype) -> None:
+    runner = make_runner(directory, "compiled", dtype=dtype)
+    params = SamplingParams(logprobs=VOCAB)
+    together, alone = Driver(runner, chunk=11), Driver(runner)
+    together.generate(PROMPTS, 4, params)
+    for place, prompt in enumerate(PROMPTS, start=1):
+        alone.generate([prompt], 4, params)
+        assert alone.logprobs[place] == together.logprobs[place]
+
+
+@pytest.mark.parametrize("weights", [MatrixFormat.INT8, MatrixFormat.W8A8])
+def test_8_bits_change_little(weights: MatrixFormat, directory: Path) -> None:
+    tops = []
+    for each in (MatrixFormat.PLAIN, weights):
+        driver = Driver(make_runner(directory, "compiled", weights=each))
+        driver.generate([PROMPTS[2]], 1, SamplingParams(logprobs=VOCAB))
+        ((reported,),) = driver.logprobs.values()
+        tops.append(torch.tensor([value for _, value in sorted(reported.top)]))
+    plain, rounded = tops
+    assert not torch.equal(plain, rounded)
+    assert (plain - rounded).norm() < 0.1 * (plain - plain.mean()).norm()
+
+
+@pytest.mark.parametrize("num_heads", [6, 16, 22])
+def test_the_compiled_kernels_compute_dimensions_of_large_models(num_heads: int, save_model: Save) -> None:
+    directory = save_model(latent_models.with_real_heads(num_heads))
+    by_torch, ours = (_all_logprobs(directory, kernels, torch.float32) for kernels in ("torch", "compiled"))
+    torch.testing.assert_close(ours, by_torch, rtol=0, atol=5e-4)
+
+
+def test_bfloat16_is_as_near_to_float32_by_the_compiled_kernels_as_by_torch(directory: Path) -> None:
+    exact, near, ours = (
+        _all_logprobs(directory, kernels, dtype)
+        for kernels, dtype in (("torch", torch.float32), ("torch", torch.bfloat16), ("compiled", torch.bfloat16))
+    )
+    assert (ours - exact).norm() < 1.5 * (near - exact).norm()
 
 
 @pytest.mark.parametrize(
@@ -329,6 +404,13 @@ def test_groups_that_do_not_fit_are_refused(groups: ExpertGroups, message: str) 
     assert described is not None
     with pytest.raises(InvalidDescription, match=message):
         _experts(described, groups=groups)
+
+
+def _all_logprobs(directory: Path, kernels: str, dtype: torch.dtype) -> Tensor:
+    """Log-probabilities of all tokens after each prompt [num_prompts, vocab_size]."""
+    driver = Driver(make_runner(directory, kernels, dtype=dtype))
+    driver.generate(PROMPTS, 1, SamplingParams(logprobs=VOCAB))
+    return torch.tensor([[value for _, value in sorted(of_one[0].top)] for of_one in driver.logprobs.values()])
 
 
 def _describe(directory: Path) -> ModelDescription:
