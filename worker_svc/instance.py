@@ -117,7 +117,9 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
     check_attention_backend(settings.attention_backend, device)
     native = _native(model_description, kernels, device, report)
     arithmetic = _arithmetic(settings, kernels, native, device) if settings.deterministic else ""
-    check_fits(settings, served.path, model_description, device, dtype)
+    cache_dtype = choose_cache_dtype(settings.kv_cache_dtype, kernels, dtype, device)
+    in_8_bits = cache_dtype if cache_dtype.itemsize == 1 else None
+    check_fits(settings, served.path, model_description, device, dtype, in_8_bits)
     memory = MemoryAccount(device)
     with progress(f"loading {served.name}", report):
         model = load(
@@ -144,9 +146,7 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
         partial(_load_grammar_tokenizer, served), model.layout.vocab_size, max(1, available_cpus() // 2)
     )
     usual_step_tokens, most_step_tokens, default_sequences = _BUDGETS[device.type]
-    shape = CacheShape.of(
-        model.layout, settings.block_size, choose_cache_dtype(settings.kv_cache_dtype, kernels, dtype, device)
-    )
+    shape = CacheShape.of(model.layout, settings.block_size, cache_dtype)
     limits = WorkerLimits(
         vocab_size=model.layout.vocab_size,
         context_length=context_length_of(settings.max_model_len, model.layout.context_length),

@@ -11,7 +11,9 @@ from worker_svc.cache import CacheShape
 from worker_svc.host import has_bfloat16
 from worker_svc.host_memory import HostMemoryReader
 from worker_svc.memory import OutOfMemory
+from worker_svc.model.compiled_model import COMPUTED as COMPILED
 from worker_svc.model.description import ModelDescription
+from worker_svc.model.support import unsupported_reason
 from worker_svc.model.weights import open_weights, weight_files
 from worker_svc.settings import WorkerSettings
 
@@ -72,19 +74,22 @@ def check_fits(
     description: ModelDescription | None,
     device: torch.device,
     dtype: torch.dtype,
+    cache_dtype: torch.dtype | None = None,
 ) -> None:
     """Raises OutOfMemory, with what would fit, if the weights and the keys and values of one sequence exceed what is
     free, and UnsupportedModel if a file of the weights is missing or damaged. Without a description no keys and values
-    are counted.
+    are counted. `cache_dtype` is that of keys and values; None: that of the computation.
     """
     sizes = read_weight_sizes(directory)
     free, where = _free(settings, device)
     num_tokens = _num_tokens(settings, description)
 
-    def need(dtype: torch.dtype, *, is_quantized: bool, num_tokens: int) -> _Need:
+    def need(
+        dtype: torch.dtype, *, is_quantized: bool, num_tokens: int, cache_dtype: torch.dtype | None = cache_dtype
+    ) -> _Need:
         kv = 0
         if description is not None:
-            shape = CacheShape.of(description.layout, settings.block_size, dtype)
+            shape = CacheShape.of(description.layout, settings.block_size, cache_dtype or dtype)
             kv = -(-num_tokens // settings.block_size) * shape.block_bytes
         return _Need(sizes.num_bytes(dtype, is_quantized=is_quantized), kv)
 
@@ -92,7 +97,7 @@ def check_fits(
     needed = need(dtype, is_quantized=is_quantized, num_tokens=num_tokens)
     if needed.all <= free:
         return
-    ways = list(_ways(settings, description, device, dtype, num_tokens, free, need))
+    ways = list(_ways(settings, description, device, dtype, cache_dtype, num_tokens, free, need))
     numbers = sizes.matrices + sizes.others
     largest = free // (1 if is_quantized else dtype.itemsize)
     otherwise = f"a model of at most {largest / 1e6:,.0f} million parameters, or {_gib(needed.all)} of free memory"
@@ -110,6 +115,7 @@ def _ways(
     description: ModelDescription | None,
     device: torch.device,
     dtype: torch.dtype,
+    cache_dtype: torch.dtype | None,
     num_tokens: int,
     free: int,
     need: Callable[..., _Need],
@@ -125,12 +131,16 @@ def _ways(
             yield f"QUIRE_NUM_BLOCKS={num_blocks}"
         else:
             yield f"QUIRE_MAX_MODEL_LEN={num_blocks * settings.block_size}"
+    if cache_dtype is None and device.type == "cuda" and description is not None:
+        found = need(dtype, is_quantized=is_quantized, num_tokens=num_tokens, cache_dtype=torch.int8)
+        if found.all <= free:
+            yield f"QUIRE_KV_CACHE_DTYPE=int8 ({_gib(found.all)})"
     half = torch.bfloat16
     may_halve = dtype is torch.float32 and (device.type == "cuda" or has_bfloat16())
     if may_halve and (found := need(half, is_quantized=is_quantized, num_tokens=least)).all <= free:
         yield f"QUIRE_DTYPE=bfloat16 ({_gib(found.all)})"
     may_quantize = not is_quantized and device.type == "cpu" and settings.kernels in ("auto", "compiled")
-    if may_quantize and description is not None:
+    if may_quantize and description is not None and unsupported_reason(description, COMPILED) is None:
         for each, name in ((dtype, ""), (half, " with QUIRE_DTYPE=bfloat16")):
             found = need(each, is_quantized=True, num_tokens=least)
             if found.all <= free and (each is dtype or may_halve):

@@ -1,6 +1,7 @@
 """A model that does not fit is refused before it is loaded, with what would fit."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from worker_svc.cache import CacheShape
 from worker_svc.load import load_model
 from worker_svc.memory import OutOfMemory
 from worker_svc.model.architecture import describe
+from worker_svc.model.attention_description import KVFormat
 from worker_svc.model.config import UnsupportedModel, read_config
 from worker_svc.model.description import ModelDescription
 from worker_svc.model_fit import check_fits, read_weight_sizes
@@ -29,10 +31,12 @@ def fits(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
     assert isinstance(description, ModelDescription)
     monkeypatch.setattr(model_fit, "has_bfloat16", lambda: True)
 
-    def check(free: float, *args: str, dtype: torch.dtype = torch.float32) -> None:
+    def check(
+        free: float, *args: str, dtype: torch.dtype = torch.float32, changed: ModelDescription | None = None
+    ) -> None:
         monkeypatch.setattr(model_fit, "_free", lambda *_: (int(free), "the container (cgroup v2)"))
         settings = read_settings(WorkerSettings, ["--model", str(tiny_llama), *args])
-        check_fits(settings, tiny_llama, description, CPU, dtype)
+        check_fits(settings, tiny_llama, changed or description, CPU, dtype)
 
     return check
 
@@ -106,6 +110,62 @@ def test_a_smaller_cache_or_a_shorter_context_is_named_where_it_is_enough(
     fits(free, "--num-blocks", "20")
     with pytest.raises(OutOfMemory, match=r"320|bfloat16"):
         fits(free, "--max-model-len", "100000")
+
+
+def test_weights_in_8_bits_are_named_only_where_the_compiled_kernels_compute_the_model(
+    fits: Callable[..., None], tiny_llama: Path
+) -> None:
+    description = describe(read_config(tiny_llama))
+    assert isinstance(description, ModelDescription)
+    first, *others = description.layers
+    attention = replace(first.attention, kv_format=KVFormat.INT8)
+    unsupported = replace(description, layers=(replace(first, attention=attention), *others))
+    with pytest.raises(OutOfMemory) as refused:
+        fits(0.9 * weights_of(tiny_llama), "--num-blocks", "1", changed=unsupported)
+    assert "QUIRE_DTYPE=bfloat16" in str(refused.value)
+    assert "QUIRE_QUANTIZATION" not in str(refused.value)
+
+
+@pytest.fixture
+def gpu(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Checks the model on a GPU that has so many free bytes, with 16 blocks and some settings."""
+    description = describe(read_config(tiny_llama))
+
+    def check(free: float, *args: str, dtype: torch.dtype, cache_dtype: torch.dtype | None = None) -> None:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (int(free), 80 * 2**30))
+        settings = read_settings(WorkerSettings, ["--model", str(tiny_llama), "--num-blocks", "16", *args])
+        check_fits(settings, tiny_llama, description, torch.device("cuda"), dtype, cache_dtype)
+
+    return check
+
+
+def test_weights_larger_than_a_gpu_are_refused_with_what_would_fit(gpu: Callable[..., None], tiny_llama: Path) -> None:
+    with pytest.raises(OutOfMemory, match=r"the GPU has 0\.00 GiB free\. .* fit: QUIRE_DTYPE=bfloat16") as refused:
+        gpu(0.9 * weights_of(tiny_llama), "--num-blocks", "1", dtype=torch.float32)
+    assert "QUIRE_QUANTIZATION" not in str(refused.value)
+    with pytest.raises(OutOfMemory, match="What would fit: a model of at most 0 million parameters"):
+        gpu(100, dtype=torch.bfloat16)
+
+
+def test_the_share_of_a_gpus_memory_is_the_limit(
+    tiny_llama: Path, gpu: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu(2**30, dtype=torch.float32)
+    with pytest.raises(OutOfMemory, match="the GPU"):
+        gpu(2**30, "--memory-fraction", "0.000001", dtype=torch.float32)
+
+
+def test_keys_and_values_in_8_bits_are_counted_as_such(gpu: Callable[..., None], tiny_llama: Path) -> None:
+    description = describe(read_config(tiny_llama))
+    assert description is not None
+    kv = CacheShape.of(description.layout, 16, torch.int8).block_bytes
+    free = weights_of(tiny_llama) + 16 * kv
+    with pytest.raises(OutOfMemory, match="QUIRE_KV_CACHE_DTYPE=int8"):
+        gpu(free, dtype=torch.float32)
+    gpu(free, "--kv-cache-dtype", "int8", dtype=torch.float32, cache_dtype=torch.int8)
+    with pytest.raises(OutOfMemory) as refused:
+        gpu(free - 1, "--kv-cache-dtype", "int8", dtype=torch.float32, cache_dtype=torch.int8)
+    assert "QUIRE_KV_CACHE_DTYPE" not in str(refused.value)
 
 
 def test_a_worker_refuses_to_start_before_it_loads(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
