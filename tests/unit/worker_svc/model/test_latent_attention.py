@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 import compiled
 import latent_models
 from core_runner import CoreRunner, submission
+from drafters import knowing
 from llama_models import prompts
 from ordered_dots import order_dots
 from quire_kernels.cpu.linear import MatrixFormat
@@ -263,6 +264,45 @@ def test_bits_of_the_triton_kernels_do_not_depend_on_the_batch(
     alone = Driver(runner)
     alone.generate([PROMPTS[3]], 2, params)
     assert alone.logprobs[1] == together.logprobs[2]
+
+
+@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+@pytest.mark.parametrize(
+    ("kernels", "name", "dtype"),
+    [
+        ("compiled", "deepseek-v2", torch.bfloat16),
+        ("compiled", "deepseek-v3", torch.float32),
+        ("fused", "deepseek-v2", torch.float32),
+    ],
+    ids=str,
+)
+def test_bits_stay_the_same_with_drafts_prefixes_and_preemptions_together(
+    kernels: str, name: str, dtype: torch.dtype, preemption: str, save_model: Save, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order_dots(monkeypatch)
+    directory = _save(save_model, name)
+    device = DEVICE if kernels == "fused" else "cpu"
+    options: dict[str, Any] = {"device": device, "dtype": dtype, "block_size": 8, "deterministic": kernels == "fused"}
+    shared, *others = prompts(17, 1, 7, 8)
+    asked, num_tokens = [*others, *([*shared, *prompt] for prompt in others[:2])], 8
+    plain = Driver(make_runner(directory, kernels, **options))
+    expected = plain.generate(asked, num_tokens, SamplingParams(logprobs=2))
+    texts = [prompt + tokens for prompt, tokens in zip(asked, expected, strict=True)]
+    drafts: dict[str, Any] = {"make_drafter": knowing(texts, VOCAB, 1), "max_draft_tokens": 3}
+    runner = make_runner(directory, kernels, **options, num_blocks=5, num_host_blocks=32, **drafts)
+    core_runner = CoreRunner(make_instance(runner), 5, preemption)
+    served = core_runner.serve(
+        submission(str(place), prompt, num_tokens, logprobs=2) for place, prompt in enumerate(asked)
+    )
+    for place, tokens in enumerate(expected):
+        (one,) = served[str(place)]
+        reported = [(each.logprob, tuple(each.top)) for each in plain.logprobs[1 + place]]
+        assert (one.token_ids, one.logprobs) == (tokens, reported)
+    assert core_runner.core.totals.cache_hits > 0
+    assert core_runner.core.totals.preemptions > 0
+    assert sum(core_runner.num_results[count] for count in (2, 3, 4)) > 0
+    num_returns = sum(one.num_returns for group in served.values() for one in group)
+    assert (num_returns > 0) == (preemption == "swap")
 
 
 def test_a_cache_in_8_bits_changes_little(save_model: Save) -> None:
