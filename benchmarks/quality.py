@@ -1,6 +1,6 @@
 """The perplexity of the served model on a fixed text, for formats of its weights side by side.
 
-    python -m benchmarks.quality [--formats float32,bfloat16,int8,w8a8] [--output FILE]
+    python -m benchmarks.quality [--formats float32,bfloat16,int8,w8a8,w4a16,w4a8] [--output FILE]
 
 The text is the first chapter of Alice's Adventures in Wonderland (Lewis Carroll, 1865), up to the bottle. Perplexity
 is exp(-mean log-probability of its tokens), each after at least half a window of the text before it; the model is
@@ -38,6 +38,8 @@ FORMATS: dict[str, dict[str, str]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
     "w8a8": {"dtype": "bfloat16", "quantization": "w8a8"},
+    "w4a16": {"dtype": "bfloat16", "quantization": "w4a16"},
+    "w4a8": {"dtype": "bfloat16", "quantization": "w4a8"},
 }
 # The most that a request may add to a logit: the token is sampled whatever its logit is. Log-probabilities are
 # of the model's own logits.

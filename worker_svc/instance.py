@@ -67,7 +67,13 @@ if TYPE_CHECKING:
 # less. A GPU needs more to be busy.
 _BUDGETS = {"cpu": (256, 512, 64), "cuda": (2048, 2048, 256)}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_FORMATS = {"none": MatrixFormat.PLAIN, "int8": MatrixFormat.INT8, "w8a8": MatrixFormat.W8A8}
+_FORMATS = {
+    "none": MatrixFormat.PLAIN,
+    "int8": MatrixFormat.INT8,
+    "w8a8": MatrixFormat.W8A8,
+    "w4a16": MatrixFormat.W4A16,
+    "w4a8": MatrixFormat.W4A8,
+}
 _CACHE_DTYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 # Compute capability of the first GPUs with float8_e4m3fn: Ada Lovelace.
 _FP8_CAPABILITY = (8, 9)
@@ -280,7 +286,7 @@ def _kernels(
         refused = check_compiled_support(model_description.layout.head_dim, settings.block_size, dtype)
     else:
         # Of other models they compute the attention if they support its shape; that is known after loading.
-        refused = "only models that are computed natively support weights in 8 bits" if is_quantized else None
+        refused = "only models that are computed natively support QUIRE_QUANTIZATION" if is_quantized else None
     if refused is None:
         try:
             return CompiledKernels(start_thread_pool(settings, report), _FORMATS[quantization])

@@ -33,6 +33,7 @@ from worker_svc.model.tensor_names import described_names
 from worker_svc.model.value_models import computes_values
 from worker_svc.model.weight_format import WeightFormat, format_of, names_read
 from worker_svc.model.weights import open_weights, weight_files
+from worker_svc.model_fit import bytes_per_weight
 from worker_svc.settings import WorkerSettings
 
 _GIB = 2**30
@@ -302,7 +303,7 @@ def estimate_memory(
             else available_memory(settings.memory_limit_bytes)
         )
         return MemoryEstimate(model.num_parameters * dtype.itemsize, 0, 0, free)
-    weights = model.num_parameters * (1 if settings.quantization != "none" else dtype.itemsize)
+    weights = int(model.num_parameters * bytes_per_weight(settings.quantization, dtype))
     kernels = AttentionKind.TRITON if device.type == "cuda" or settings.kernels == "triton" else AttentionKind.TORCH
     shape = _cache_shape(settings, model, choose_cache_dtype(settings.kv_cache_dtype, kernels, dtype, device))
     if device.type == "cuda":

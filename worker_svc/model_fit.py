@@ -19,6 +19,9 @@ from worker_svc.settings import WorkerSettings
 
 _GIB = 2**30
 _LEAST_TOKENS = 256  # of the sequence that must fit, where no setting says how long one may be
+_PER_NUMBER = {"int8": 1.0, "w8a8": 1.0, "w4a16": 0.625, "w4a8": 0.625}
+"""Bytes of a weight, by QUIRE_QUANTIZATION: a group of 32 numbers in 4 bits has 4 bytes more."""
+_FORMS = {"int8": "8 bits", "w8a8": "8 bits", "w4a16": "4 bits", "w4a8": "4 bits"}
 _PLAIN = {"F64", "F32", "F16", "BF16"}  # stored numbers that are converted to the dtype of the computation
 _STORED = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}  # bytes; all others have one
 
@@ -33,10 +36,15 @@ class WeightSizes:
     packed_bytes: int
     """Bytes of what is stored in another form than plain numbers: it is quantized already."""
 
-    def num_bytes(self, dtype: torch.dtype, *, is_quantized: bool = False) -> int:
+    def num_bytes(self, dtype: torch.dtype, quantization: str = "none") -> int:
         """The least memory of the weights."""
-        per_number = 1 if is_quantized else dtype.itemsize
-        return self.matrices * per_number + self.others * dtype.itemsize + self.packed_bytes
+        of_matrices = int(self.matrices * bytes_per_weight(quantization, dtype))
+        return of_matrices + self.others * dtype.itemsize + self.packed_bytes
+
+
+def bytes_per_weight(quantization: str, dtype: torch.dtype) -> float:
+    """What a number of a matrix takes, with a value of QUIRE_QUANTIZATION."""
+    return _PER_NUMBER.get(quantization, float(dtype.itemsize))
 
 
 def read_weight_sizes(directory: Path) -> WeightSizes:
@@ -85,24 +93,24 @@ def check_fits(
     num_tokens = _num_tokens(settings, description)
 
     def need(
-        dtype: torch.dtype, *, is_quantized: bool, num_tokens: int, cache_dtype: torch.dtype | None = cache_dtype
+        dtype: torch.dtype, quantization: str, num_tokens: int, cache_dtype: torch.dtype | None = cache_dtype
     ) -> _Need:
         kv = 0
         if description is not None:
             shape = CacheShape.of(description.layout, settings.block_size, cache_dtype or dtype)
             kv = -(-num_tokens // settings.block_size) * shape.block_bytes
-        return _Need(sizes.num_bytes(dtype, is_quantized=is_quantized), kv)
+        return _Need(sizes.num_bytes(dtype, quantization), kv)
 
-    is_quantized = settings.quantization != "none"
-    needed = need(dtype, is_quantized=is_quantized, num_tokens=num_tokens)
+    quantization = settings.quantization
+    needed = need(dtype, quantization, num_tokens)
     if needed.all <= free:
         return
     ways = list(_ways(settings, description, device, dtype, cache_dtype, num_tokens, free, need))
     numbers = sizes.matrices + sizes.others
-    largest = free // (1 if is_quantized else dtype.itemsize)
+    largest = free / bytes_per_weight(quantization, dtype)
     otherwise = f"a model of at most {largest / 1e6:,.0f} million parameters, or {_gib(needed.all)} of free memory"
     kv = f" and {_gib(needed.kv)} for the keys and values of {num_tokens:,} tokens" if needed.kv else ""
-    form = "8 bits" if is_quantized else str(dtype).removeprefix("torch.")
+    form = _FORMS.get(quantization, str(dtype).removeprefix("torch."))
     raise OutOfMemory(
         f"the model does not fit into memory: it needs {_gib(needed.all)}: {_gib(needed.weights)} for "
         f"{numbers / 1e6:,.0f} million weights in {form}{kv}; {where} has {_gib(free)} free. "
@@ -121,31 +129,32 @@ def _ways(
     need: Callable[..., _Need],
 ) -> Iterator[str]:
     """Settings with which the model would fit, the one that changes least first."""
-    is_quantized = settings.quantization != "none"
+    quantization = settings.quantization
     least = min(num_tokens, _LEAST_TOKENS)
-    weights = need(dtype, is_quantized=is_quantized, num_tokens=0).weights
-    if least < num_tokens and need(dtype, is_quantized=is_quantized, num_tokens=least).all <= free:
-        per_block = need(dtype, is_quantized=is_quantized, num_tokens=1).kv
+    weights = need(dtype, quantization, 0).weights
+    if least < num_tokens and need(dtype, quantization, least).all <= free:
+        per_block = need(dtype, quantization, 1).kv
         num_blocks = (free - weights) // per_block
         if settings.num_blocks is not None:
             yield f"QUIRE_NUM_BLOCKS={num_blocks}"
         else:
             yield f"QUIRE_MAX_MODEL_LEN={num_blocks * settings.block_size}"
     if cache_dtype is None and device.type == "cuda" and description is not None:
-        found = need(dtype, is_quantized=is_quantized, num_tokens=num_tokens, cache_dtype=torch.int8)
+        found = need(dtype, quantization, num_tokens, cache_dtype=torch.int8)
         if found.all <= free:
             yield f"QUIRE_KV_CACHE_DTYPE=int8 ({_gib(found.all)})"
     half = torch.bfloat16
     may_halve = dtype is torch.float32 and (device.type == "cuda" or has_bfloat16())
-    if may_halve and (found := need(half, is_quantized=is_quantized, num_tokens=least)).all <= free:
+    if may_halve and (found := need(half, quantization, least)).all <= free:
         yield f"QUIRE_DTYPE=bfloat16 ({_gib(found.all)})"
-    may_quantize = not is_quantized and device.type == "cpu" and settings.kernels in ("auto", "compiled")
+    may_quantize = quantization == "none" and device.type == "cpu" and settings.kernels in ("auto", "compiled")
     if may_quantize and description is not None and unsupported_reason(description, COMPILED) is None:
-        for each, name in ((dtype, ""), (half, " with QUIRE_DTYPE=bfloat16")):
-            found = need(each, is_quantized=True, num_tokens=least)
-            if found.all <= free and (each is dtype or may_halve):
-                yield f"QUIRE_QUANTIZATION=int8{name} ({_gib(found.all)})"
-                return
+        for smaller in ("int8", "w4a16"):
+            for each, name in ((dtype, ""), (half, " with QUIRE_DTYPE=bfloat16")):
+                found = need(each, smaller, least)
+                if found.all <= free and (each is dtype or may_halve):
+                    yield f"QUIRE_QUANTIZATION={smaller}{name} ({_gib(found.all)})"
+                    return
 
 
 def _num_tokens(settings: WorkerSettings, description: ModelDescription | None) -> int:

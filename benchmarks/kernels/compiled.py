@@ -20,7 +20,13 @@ from svc_common.models import cache_root
 
 # Up to this number of rows, a product is bound by reading the weight.
 _FEW_ROWS = 8
-_FORMATS = {MatrixFormat.PLAIN: "bfloat16", MatrixFormat.INT8: "int8", MatrixFormat.W8A8: "W8A8"}
+_FORMATS = {
+    MatrixFormat.PLAIN: "bfloat16",
+    MatrixFormat.INT8: "int8",
+    MatrixFormat.W8A8: "W8A8",
+    MatrixFormat.W4A16: "W4A16",
+    MatrixFormat.W4A8: "W4A8",
+}
 
 
 def attention(device: torch.device, heads: Heads, num_seqs: int, num_queries: int, context_len: int) -> KernelCase:
@@ -62,7 +68,7 @@ def product(device: torch.device, num_rows: int, outputs: int, inputs: int, matr
     run = partial(compiled_linear, _thread_pool(), rows, matrix)
     shape = f"{num_rows} × {inputs} to {outputs}, {_FORMATS[matrix_format]}"
     if num_rows <= _FEW_ROWS:
-        amount = outputs * inputs * matrix.panels.element_size()
+        amount = matrix.panels.nbytes
         return KernelCase("compiled linear", shape, Bound.MEMORY, amount, run, peers)
     return KernelCase("compiled linear", shape, Bound.MATRIX, 2 * num_rows * outputs * inputs, run, peers)
 

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quire_kernels.cpu.activations import ActivationCode
-from quire_kernels.cpu.amx import has_amx, pack_for_amx
+from quire_kernels.cpu.amx import DEPTH, has_amx, pack_for_amx
 from quire_kernels.cpu.attention import RuleArgs, SequencesArgs, check_compiled_support
 from quire_kernels.cpu.decoder import Decoder, DecoderLayerArgs, DecoderModelArgs, DecoderStepArgs, MlpArgs, RopeArgs
 from quire_kernels.cpu.experts import ExpertScoring, PackedExperts
 from quire_kernels.cpu.large_pages import LargePages
 from quire_kernels.cpu.latent import PackedLatent
-from quire_kernels.cpu.linear import PANEL, MatrixFormat, PackedMatrix, pack_matrix
+from quire_kernels.cpu.linear import PANEL, MatrixFormat, PackedMatrix, pack_matrix, pack_nibbles
 from quire_kernels.cpu.norms import NormArgs, NormCode, PackedNorm, pack_norm
 from quire_kernels.cpu.sample import top_logprobs
 from quire_kernels.cpu.thread_pool import ThreadPool
@@ -32,6 +32,7 @@ from worker_svc.model.building import BuiltLatent, BuiltLayer, BuiltMlp, ExpertW
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import ComputedFormat, LinearLayer, LinearRole, MlpKind, ModelDescription, Norm
 from worker_svc.model.linear_weights import LinearWeights
+from worker_svc.model.nibble_weights import read_nibbles
 from worker_svc.model.rope import inverse_frequencies, layer_ropes
 from worker_svc.model.support import BY_EVERY_BACKEND, Feature, check_computed
 from worker_svc.model.weight_format import StoredWeight, format_of
@@ -40,6 +41,7 @@ from worker_svc.model_layout import ModelLayout
 
 COMPUTED = BY_EVERY_BACKEND | {
     Feature.EXPERT_GROUPS,
+    Feature.INT4_WEIGHTS,
     Feature.INT8_WEIGHTS,
     Feature.LATENT_ATTENTION,
     Feature.SIGMOID_ROUTER,
@@ -52,7 +54,11 @@ _FORMATS = {
     ComputedFormat.MODEL: MatrixFormat.PLAIN,
     ComputedFormat.INT8: MatrixFormat.INT8,
     ComputedFormat.W8A8: MatrixFormat.W8A8,
+    ComputedFormat.W4A16: MatrixFormat.W4A16,
+    ComputedFormat.W4A8: MatrixFormat.W4A8,
 }
+# A head in 4 bits would cost more quality than all layers, and often is the embedding too.
+_OF_HEADS = {MatrixFormat.W4A16: MatrixFormat.INT8, MatrixFormat.W4A8: MatrixFormat.W8A8}
 
 
 class _CompiledBuilder:
@@ -60,23 +66,18 @@ class _CompiledBuilder:
 
     def __init__(self, thread_pool: ThreadPool, dtype: torch.dtype, default: MatrixFormat, *, use_amx: bool) -> None:
         self._thread_pool, self._dtype, self._default = thread_pool, dtype, default
-        self._pack_weight = pack_for_amx if use_amx else pack_matrix
+        self._use_amx = use_amx
         self._memory = LargePages()
 
     def linear(self, weights: LinearWeights) -> PackedMatrix:
-        layer = weights.layer
-        is_gated = layer.role is LinearRole.GATE_UP and len(weights.outputs) == 2
-        if not is_gated:
-            weight, bias = weights.fused()
-            return self._pack(layer, weight, bias, torch.cat(weights.code_scales))
-        return self._pack(layer, *_interleaved(weights, self._dtype))
+        return self._linear(weights)
 
     def norm(self, norm: Norm, weight: Tensor, bias: Tensor | None) -> PackedNorm:
         return pack_norm(NormCode[norm.kind.name], weight.float() + norm.weight_offset, bias, norm.eps)
 
     def experts(self, weights: ExpertWeights) -> PackedExperts:
         spec, groups = weights.spec, weights.spec.groups
-        router, experts = self.linear(weights.router), [self._mlp(expert) for expert in weights.experts]
+        router, experts = self._linear(weights.router), [self._mlp(expert) for expert in weights.experts]
         return PackedExperts(
             router,
             [gate_up for gate_up, _ in experts],
@@ -96,7 +97,7 @@ class _CompiledBuilder:
         spec, query = built.spec, None
         if spec.query_norm is not None and built.query_norm is not None and built.query_up is not None:
             query = spec.query_norm.size, built.query_norm, built.query_up
-        pack = partial(self._pack_weight, self._thread_pool, memory=self._memory)
+        pack = partial(self._pack, MatrixFormat.PLAIN, bias=None)
         return PackedLatent(
             spec.rank,
             spec.rotated_dim,
@@ -110,17 +111,39 @@ class _CompiledBuilder:
         )
 
     def head(self, layer: LinearLayer, weight: Tensor, bias: Tensor | None) -> PackedMatrix:
-        return self._pack(layer, weight, bias)
+        matrix_format = self._format_of(layer)
+        return self._pack(_OF_HEADS.get(matrix_format, matrix_format), weight, bias)
 
     def _mlp(self, weights: MlpWeights) -> tuple[PackedMatrix, PackedMatrix]:
-        return self.linear(weights.gate_up), self.linear(weights.down)
+        return self._linear(weights.gate_up, of_expert=True), self._linear(weights.down, of_expert=True)
+
+    def _linear(self, weights: LinearWeights, *, of_expert: bool = False) -> PackedMatrix:
+        layer, matrix_format = weights.layer, self._format_of(weights.layer)
+        is_gated = layer.role is LinearRole.GATE_UP and len(weights.outputs) == 2
+        if matrix_format.has_nibbles:
+            join = _joined_by_panels if is_gated else torch.cat
+            nibbles, bias = read_nibbles(weights, self._thread_pool, self._dtype, join, of_expert=of_expert)
+            return pack_nibbles(
+                self._thread_pool,
+                nibbles,
+                bias,
+                matrix_format=matrix_format,
+                dtype=self._dtype,
+                memory=self._memory,
+                input_multiple=DEPTH if self._use_amx and not matrix_format.takes_codes else 1,
+            )
+        if is_gated:
+            return self._pack(matrix_format, *_interleaved(weights, self._dtype))
+        weight, bias = weights.fused()
+        return self._pack(matrix_format, weight, bias, torch.cat(weights.code_scales))
+
+    def _format_of(self, layer: LinearLayer) -> MatrixFormat:
+        return self._default if layer.computed is None else _FORMATS[layer.computed]
 
     def _pack(
-        self, layer: LinearLayer, weight: Tensor, bias: Tensor | None, code_scales: Tensor | None = None
+        self, matrix_format: MatrixFormat, weight: Tensor, bias: Tensor | None, code_scales: Tensor | None = None
     ) -> PackedMatrix:
-        matrix_format = self._default if layer.computed is None else _FORMATS[layer.computed]
-        # AMX has tiles of bfloat16 alone here.
-        pack = pack_matrix if matrix_format is MatrixFormat.W8A8 else self._pack_weight
+        pack = pack_for_amx if self._use_amx and not matrix_format.takes_codes else pack_matrix
         return pack(
             self._thread_pool,
             weight,
@@ -321,6 +344,15 @@ def _interleaved(weights: LinearWeights, dtype: torch.dtype) -> tuple[Tensor, Te
     for part, of_part in enumerate(weights.code_scales):
         _copy_by_panels(of_part, scales[:, part])
     return both.flatten(0, 2), None if biases is None else biases.flatten(), scales.flatten()
+
+
+def _joined_by_panels(parts: list[Tensor]) -> Tensor:
+    """As `_interleaved`, of one kind of tensors [outputs, ...] of the gate and of up."""
+    num_panels = 2 * -(-len(parts[0]) // PANEL)
+    both = parts[0].new_zeros(num_panels, 2, _LANES, *parts[0].shape[1:])
+    for part, tensor in enumerate(parts):
+        _copy_by_panels(tensor, both[:, part])
+    return both.flatten(0, 2)
 
 
 def _copy_by_panels(part: Tensor, panels: Tensor) -> None:

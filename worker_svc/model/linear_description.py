@@ -35,6 +35,12 @@ class ComputedFormat(StrEnum):
     """8 bits, with a scale for each output; multiplied as numbers of the model's dtype (W8A16)."""
     W8A8 = "w8a8"
     """As INT8, and multiplied as such: each row of inputs is rounded to 8 bits, with a scale for each 128 of them."""
+    W4A16 = "w4a16"
+    """4 bits, with a scale and a zero point for each output and group of inputs; multiplied as numbers of the model's
+    dtype.
+    """
+    W4A8 = "w4a8"
+    """As W4A16, and multiplied as such: inputs are rounded to 8 bits, with a scale for each group."""
 
 
 class SplitDimension(StrEnum):

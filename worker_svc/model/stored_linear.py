@@ -9,7 +9,7 @@ from torch import Tensor
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import StoredLinear
 from worker_svc.model.formats.dense import DenseFormat
-from worker_svc.model.weight_format import StoredWeight, WeightFormat, code_scales
+from worker_svc.model.weight_format import GroupCodes, StoredWeight, WeightFormat, code_scales, group_codes
 
 _DENSE = DenseFormat()
 
@@ -94,6 +94,17 @@ class _Ranges:
     def code_scales(self) -> Tensor | None:
         found = [scales for weight in self._weights() if (scales := code_scales(weight)) is not None]
         return torch.cat(found) if found and len(found) == len(self.ranges) else None
+
+    def group_codes(self) -> GroupCodes | None:
+        found = [codes for weight in self._weights() if (codes := group_codes(weight)) is not None]
+        if not found or len(found) < len(self.ranges):
+            return None
+        return GroupCodes(
+            torch.cat([each.codes for each in found]),
+            torch.cat([each.zeros for each in found]),
+            torch.cat([each.scales for each in found]),
+            found[0].groups,
+        )
 
     def _weights(self) -> Iterator[StoredWeight]:
         return (self.weight.outputs(outputs.start, outputs.stop) for outputs in self.ranges)

@@ -35,6 +35,7 @@ class Feature(Enum):
     ACTIVATION = auto()
     MLP_WIDTH_PER_LAYER = auto()
     INT8_WEIGHTS = auto()
+    INT4_WEIGHTS = auto()
     KV_FORMAT = auto()
     HEAD_BIAS = auto()
     PARTIAL_ROTATION = auto()
@@ -115,6 +116,9 @@ def features(description: ModelDescription) -> Iterator[tuple[Feature, str]]:
         yield Feature.INT8_WEIGHTS, "linear layers computed in int8"
     if ComputedFormat.W8A8 in computed:
         yield Feature.INT8_WEIGHTS, "linear layers computed in W8A8"
+    for each in (ComputedFormat.W4A16, ComputedFormat.W4A8):
+        if each in computed:
+            yield Feature.INT4_WEIGHTS, f"linear layers computed in {each.name}"
     if any(attention.kv_format is not None for attention in attentions):
         yield Feature.KV_FORMAT, "a format of keys and values for each layer"
     if description.head.biased:

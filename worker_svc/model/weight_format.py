@@ -6,6 +6,7 @@ of them that can be cut into parts and ranks before it is unpacked.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -47,6 +48,33 @@ class CodedWeight(Protocol):
 def code_scales(weight: StoredWeight) -> Tensor | None:
     """`CodedWeight.code_scales`; None if the weight offers none."""
     return weight.code_scales() if isinstance(weight, CodedWeight) else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupCodes:
+    """The numbers of a weight in at most 4 bits: each is (code - zero) x scale of its group."""
+
+    codes: Tensor
+    """uint8 [outputs, inputs], at most 15."""
+    zeros: Tensor
+    """[outputs, groups], from 0 to 15."""
+    scales: Tensor
+    """[outputs, groups]."""
+    groups: Tensor
+    """int64 [inputs]: the group of each input."""
+
+
+@runtime_checkable
+class GroupCodedWeight(Protocol):
+    """What a `StoredWeight` may offer besides: the codes of groups of inputs."""
+
+    def group_codes(self) -> GroupCodes | None:
+        """The codes as they are stored, if they have at most 4 bits; else None."""
+
+
+def group_codes(weight: StoredWeight) -> GroupCodes | None:
+    """`GroupCodedWeight.group_codes`; None if the weight offers none."""
+    return weight.group_codes() if isinstance(weight, GroupCodedWeight) else None
 
 
 class WeightFormat(Protocol):

@@ -39,11 +39,12 @@ def pack_for_amx(
 ) -> PackedMatrix:
     """Lays out a weight [outputs, inputs] of float32 or bfloat16 in blocks of 32 inputs, and a bias [outputs].
 
-    Of float32, each block has the values rounded to bfloat16, and then the rest, rounded too; 8 bits, as in
+    Of float32, each block has the values rounded to bfloat16, and then the rest, rounded too; 8 and 4 bits, as in
     `pack_matrix`, are for bfloat16. Raises ValueError where these, or another dtype, are not possible.
     """
     type_of(weight.dtype)
-    require(matrix_format is not MatrixFormat.W8A8, "matrix_format", "be another than W8A8, which AMX does not compute")
+    name = matrix_format.name
+    require(not matrix_format.takes_codes, "matrix_format", f"be another than {name}, which AMX does not compute")
     if weight.dtype == torch.float32:
         require(matrix_format is MatrixFormat.PLAIN, "matrix_format", "be PLAIN for float32")
         blocks = pad(weight, (0, -weight.shape[1] % DEPTH)).view(len(weight), -1, DEPTH)

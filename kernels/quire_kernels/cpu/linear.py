@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quire_kernels._checks import require
 from quire_kernels.cpu.large_pages import LargePages
+from quire_kernels.cpu.nibbles import NibbleWeight, quantize_in_nibbles, split_scales
 from quire_kernels.cpu.thread_pool import ThreadPool, type_of
 
 PANEL = 32
@@ -25,6 +26,22 @@ class MatrixFormat(IntEnum):
     """In 8 bits with a scale for each output; multiplied as numbers of the inputs' dtype."""
     W8A8 = 2
     """As INT8, and multiplied as such: inputs are rounded to 8 bits, each row with a scale for each 128 inputs."""
+    W4A16 = 3
+    """In 4 bits with a scale and a zero point for each output and group of inputs; multiplied as numbers of the inputs'
+    dtype, each rounded once.
+    """
+    W4A8 = 4
+    """As W4A16, and multiplied as such: inputs are rounded to 8 bits, each row with a scale for each group."""
+
+    @property
+    def has_nibbles(self) -> bool:
+        """Whether weights are in 4 bits."""
+        return self in (MatrixFormat.W4A16, MatrixFormat.W4A8)
+
+    @property
+    def takes_codes(self) -> bool:
+        """Whether inputs are rounded to 8 bits. AMX does not compute such products."""
+        return self in (MatrixFormat.W8A8, MatrixFormat.W4A8)
 
 
 class MatrixArgs(Structure):
@@ -37,6 +54,8 @@ class MatrixArgs(Structure):
         ("panels", c_void_p),
         ("scales", c_void_p),
         ("bias", c_void_p),
+        ("group", c_int64),
+        ("order", c_void_p),
     )
 
 
@@ -51,6 +70,10 @@ class PackedMatrix:
     panels: Tensor
     scales: Tensor | None
     bias: Tensor | None
+    group: int = 0
+    """Inputs with one scale, in W4A16 and W4A8."""
+    order: Tensor | None = None
+    """int32 [inputs]: which element of a row each input is; None: they are in order."""
 
     def args(self) -> MatrixArgs:
         """The library's structure, valid as long as this object."""
@@ -59,7 +82,10 @@ class PackedMatrix:
             self.inputs,
             self.matrix_format,
             self.panels.data_ptr(),
-            *(None if each is None else each.data_ptr() for each in (self.scales, self.bias)),
+            _address(self.scales),
+            _address(self.bias),
+            self.group,
+            _address(self.order),
         )
 
 
@@ -76,10 +102,21 @@ def pack_matrix(
     """Lays out a weight [outputs, inputs] of float32 or bfloat16, and a bias [outputs], in `memory` if given.
 
     In 8 bits, values are rounded to 255 steps between the largest of their output and its negative, or to multiples of
-    `code_scales`, float32 [outputs], where these are not 0: of weights that were in 8 bits before. The matrix has a
-    multiple of `input_multiple` inputs; the weights of those that are added are zeros. Raises ValueError for another
-    dtype.
+    `code_scales`, float32 [outputs], where these are not 0: of weights that were in 8 bits before. In 4 bits they are
+    rounded by `quantize_in_nibbles`. The matrix has a multiple of `input_multiple` inputs, the added ones with weights
+    of 0. Raises ValueError for another dtype.
     """
+    if matrix_format.has_nibbles:
+        nibbles = quantize_in_nibbles(thread_pool, weight)
+        return pack_nibbles(
+            thread_pool,
+            nibbles,
+            bias,
+            matrix_format=matrix_format,
+            dtype=weight.dtype,
+            memory=memory,
+            input_multiple=input_multiple,
+        )
     outputs, inputs = weight.shape
     padded = -(-inputs // input_multiple) * input_multiple
     is_w8a8 = matrix_format is MatrixFormat.W8A8
@@ -101,6 +138,43 @@ def pack_matrix(
     )
     biases = None if bias is None else _padded(bias.float())
     return PackedMatrix(outputs, padded, dtype, matrix_format, panels, scales, biases)
+
+
+def pack_nibbles(
+    thread_pool: ThreadPool,
+    weight: NibbleWeight,
+    bias: Tensor | None = None,
+    *,
+    matrix_format: MatrixFormat,
+    dtype: torch.dtype,
+    memory: LargePages | None = None,
+    input_multiple: int = 1,
+) -> PackedMatrix:
+    """Lays out a weight in 4 bits for inputs of a dtype, float32 or bfloat16; otherwise as `pack_matrix`.
+
+    Scales have the 11 bits of float16, relative to the largest of their output.
+    """
+    type_of(dtype)
+    outputs, inputs = weight.codes.shape
+    padded = -(-inputs // input_multiple) * input_multiple
+    scales, factors = split_scales(weight.scales)
+    zeros, codes = weight.zeros.half().contiguous(), weight.codes.contiguous()
+    order = None
+    if weight.order is not None:
+        order = torch.cat([weight.order, torch.arange(inputs, padded)]).int()
+    size = -(-outputs // PANEL) * -(-padded // weight.group) * (4 * PANEL + weight.group * PANEL // 2)
+    panels = torch.empty(size, dtype=torch.uint8) if memory is None else memory.empty(size, torch.uint8)
+    biases = None if bias is None else _padded(bias.float())
+    matrix = PackedMatrix(outputs, padded, dtype, matrix_format, panels, _padded(factors), biases, weight.group, order)
+    thread_pool.library.quire_pack_nibbles(
+        codes.data_ptr(),
+        scales.contiguous().data_ptr(),
+        zeros.data_ptr(),
+        byref(matrix.args()),
+        inputs,
+        panels.data_ptr(),
+    )
+    return matrix
 
 
 def linear(thread_pool: ThreadPool, inputs: Tensor, matrix: PackedMatrix) -> Tensor:
@@ -132,6 +206,10 @@ def _quantized(weight: Tensor, known_scales: Tensor) -> tuple[Tensor, Tensor]:
         scales[rows] = torch.where(known_scales[rows] > 0, known_scales[rows], chosen)
         codes[rows].copy_((values / scales[rows, None]).round_().clamp_(-128, 127))
     return codes, scales
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _padded(row: Tensor) -> Tensor:

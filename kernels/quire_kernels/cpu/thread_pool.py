@@ -43,6 +43,8 @@ def _declare(library: Any) -> None:
         ("thread_pool_new", pointer, number),
         ("thread_pool_delete", None, pointer),
         ("pack", None, pointer, number, number, number, number, number, pointer),
+        ("quantize_nibbles", status, pointer, number, pointer, number, number, number, pointer, pointer, pointer),
+        ("pack_nibbles", None, pointer, pointer, pointer, pointer, number, pointer),
         ("linear", status, pointer, number, pointer, pointer, number, number, pointer),
         ("store", status, pointer, number, pointer, pointer, number, pointer, number, pointer, number),
         ("attend", status, pointer, number, pointer, pointer, pointer, number, pointer, pointer),

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import compiled
-from quire_kernels.cpu.amx import amx_linear, has_amx, pack_for_amx
-from quire_kernels.cpu.linear import MatrixFormat
+from quire_kernels.cpu.amx import DEPTH, amx_linear, has_amx, pack_for_amx
+from quire_kernels.cpu.linear import MatrixFormat, pack_nibbles
+from quire_kernels.cpu.nibbles import quantize_in_nibbles
 
 pytestmark = pytest.mark.skipif(not has_amx(compiled.thread_pool()), reason="needs AMX")
 
@@ -43,11 +44,25 @@ def test_products_with_weights_of_8_bits(rows: int, inputs: int, outputs: int) -
     assert torch.equal(amx_linear(compiled.thread_pool(), x[-1:], matrix), product[-1:])
 
 
+@pytest.mark.parametrize("rows", [1, 33])
+@pytest.mark.parametrize(("inputs", "outputs"), [(48, 97), (200, 33), (384, 1152)])
+def test_products_with_weights_of_4_bits(rows: int, inputs: int, outputs: int) -> None:
+    """They are those of a dense weight with the same numbers."""
+    torch.manual_seed(0)
+    pool, x = compiled.thread_pool(), torch.randn(rows, inputs).bfloat16()
+    nibbles = quantize_in_nibbles(pool, torch.randn(outputs, inputs))
+    matrix_format = MatrixFormat.W4A16
+    matrix = pack_nibbles(pool, nibbles, matrix_format=matrix_format, dtype=torch.bfloat16, input_multiple=DEPTH)
+    dense = pack_for_amx(pool, nibbles.dense().bfloat16())
+    assert torch.equal(amx_linear(pool, x, matrix), amx_linear(pool, x, dense))
+
+
 def test_formats_that_amx_does_not_compute_are_refused() -> None:
     with pytest.raises(ValueError, match="matrix_format: must be PLAIN for float32"):
         pack_for_amx(compiled.thread_pool(), torch.zeros(2, 64), matrix_format=MatrixFormat.INT8)
-    with pytest.raises(ValueError, match="matrix_format: must be another than W8A8"):
-        pack_for_amx(compiled.thread_pool(), torch.zeros(2, 64).bfloat16(), matrix_format=MatrixFormat.W8A8)
+    for matrix_format in (MatrixFormat.W8A8, MatrixFormat.W4A8):
+        with pytest.raises(ValueError, match=f"matrix_format: must be another than {matrix_format.name}"):
+            pack_for_amx(compiled.thread_pool(), torch.zeros(2, 64).bfloat16(), matrix_format=matrix_format)
 
 
 def test_inputs_of_another_size_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Products in 8 bits by the instructions of each kind of x86-64 processor, as far as this one has them."""
+"""Products in 8 and 4 bits by the instructions of each kind of x86-64 processor, as far as this one has them."""
 
 import ctypes
 import platform
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import quire_kernels.cpu.library
+from nibble_weights import rounded, weight_of
 from quire_kernels.cpu.library import find_compiler
 
 _SOURCES = Path(quire_kernels.cpu.library.__file__).with_name("csrc")
@@ -80,3 +81,20 @@ def test_the_largest_codes_of_each_sign(library: ctypes.CDLL) -> None:
     rows[1], rows[2, ::2], weights[1], weights[2, ::2] = -1, -1, -127, -127
     expected = (127 * rows) @ weights.float().t()
     assert torch.equal(_products(library, 127 * rows, weights), expected)
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("inputs", [8, 16, 128, 136, 576, 1544])
+def test_products_of_weights_in_4_bits(library: ctypes.CDLL, inputs: int, group: int) -> None:
+    torch.manual_seed(0)
+    rows, weight = torch.randn(17, inputs), weight_of(PANEL, inputs, group)
+    padded = torch.nn.functional.pad(rows, (0, -inputs % LANES)).contiguous()
+    sums, numbers = torch.empty(17, PANEL), torch.empty(inputs, PANEL)
+    held = weight.codes, weight.scales.half(), weight.zeros.half()
+    addresses = list(map(_address, held))
+    sizes = map(ctypes.c_int64, (17, inputs, padded.shape[1]))
+    library.products_of_nibbles(_address(padded), *sizes, *addresses, ctypes.c_int64(group), _address(sums))
+    library.expanded_nibbles(ctypes.c_int64(inputs), *addresses, ctypes.c_int64(group), _address(numbers))
+    assert torch.equal(numbers.t(), weight.dense())
+    expected = rounded(rows, weight) @ weight.dense().double().t()
+    torch.testing.assert_close(sums.double(), expected, rtol=1e-5, atol=1e-3)

@@ -44,9 +44,9 @@ class Weights:
         return len(self.gate)
 
     def packed(self, matrix_format: MatrixFormat = MatrixFormat.PLAIN) -> PackedExperts:
-        pool, is_w8a8 = compiled.thread_pool(), matrix_format is MatrixFormat.W8A8
+        pool, takes_codes = compiled.thread_pool(), matrix_format.takes_codes
         pack = pack_for_amx if self.use_amx else pack_matrix
-        pack_experts = partial(pack_matrix if is_w8a8 else pack, matrix_format=matrix_format)
+        pack_experts = partial(pack_matrix if takes_codes else pack, matrix_format=matrix_format)
 
         def mlp(gate: Tensor, up: Tensor, down: Tensor) -> tuple[PackedMatrix, PackedMatrix]:
             return pack_experts(pool, _interleaved(gate, up)), pack_experts(pool, down)

@@ -327,7 +327,7 @@ def test_a_description_beyond_the_kernels_is_left_to_transformers_and_reported(
     )
     with pytest.raises(StartupFailed, match="QUIRE_DETERMINISTIC cannot be guaranteed"):
         _load(directory, "--deterministic", "true")
-    with pytest.raises(StartupFailed, match="only models that are computed natively support weights in 8 bits"):
+    with pytest.raises(StartupFailed, match="only models that are computed natively support QUIRE_QUANTIZATION"):
         _load(directory, "--quantization", "int8")
 
 
@@ -381,10 +381,10 @@ def test_compiled_kernels_are_kept_in_the_directory_of_the_settings(
 def test_what_is_quantized_is_a_part_of_the_models_identity(tiny_llama: Path) -> None:
     identities = {
         name: _load(tiny_llama, "--quantization", name, "--num-blocks", "5").description.fingerprint
-        for name in ("none", "int8", "w8a16", "w8a8")
+        for name in ("none", "int8", "w8a16", "w8a8", "w4a16", "w4a8")
     }
     assert identities["w8a16"] == identities["int8"]
-    assert len(set(identities.values())) == 3
+    assert len(set(identities.values())) == 5
     with pytest.raises(StartupFailed, match="QUIRE_QUANTIZATION is w8a8, which needs compiled kernels"):
         _load(tiny_llama, "--quantization", "w8a8", "--kernels", "torch")
 

@@ -57,7 +57,8 @@ def test_the_sizes_are_those_of_the_tensors(tmp_path: Path) -> None:
     sizes = read_weight_sizes(tmp_path)
     assert (sizes.matrices, sizes.others, sizes.packed_bytes) == (144, 88, 64)
     assert sizes.num_bytes(torch.float32) == 4 * (144 + 88) + 64
-    assert sizes.num_bytes(torch.bfloat16, is_quantized=True) == 144 + 2 * 88 + 64
+    assert sizes.num_bytes(torch.bfloat16, "w8a8") == 144 + 2 * 88 + 64
+    assert sizes.num_bytes(torch.bfloat16, "w4a16") == 144 // 8 * 5 + 2 * 88 + 64
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.formats._packing import codes_in_words, unpack
+from worker_svc.model.weight_format import GroupCodes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,6 +44,7 @@ class PackedCodes:
         return unpack(self.words, self.bits, self.dim, self.order).narrow(self.dim, self.start, self.stop - self.start)
 
 
+_NIBBLE = 4  # bits
 _ZERO = 128  # what codes of 8 bits are stored more than they mean
 
 
@@ -82,6 +84,11 @@ class GroupedWeight:
     def code_scales(self) -> Tensor | None:
         is_coded = self.codes.bits == 8 and len(self.scales) == 1 and bool((self.zeros == _ZERO).all())
         return self.scales[0].float() if is_coded else None
+
+    def group_codes(self) -> GroupCodes | None:
+        if self.codes.bits > _NIBBLE:
+            return None
+        return GroupCodes(self.codes.unpack().t(), self.zeros.t(), self.scales.t(), self.groups)
 
 
 def require_dtype(name: str, tensor: Tensor, *dtypes: torch.dtype) -> None:

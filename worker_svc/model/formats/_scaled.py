@@ -5,6 +5,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from worker_svc.model.weight_format import GroupCodes
+
+_MIDDLE = 8  # of the codes in 4 bits
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScaledWeight:
@@ -41,6 +45,17 @@ class ScaledWeight:
     def code_scales(self) -> Tensor | None:
         is_coded = self.codes.dtype == torch.int8 and self.zeros is None and self.scales.shape[1] == 1
         return self.scales[self.rows, 0].float() if is_coded else None
+
+    def group_codes(self) -> GroupCodes | None:
+        # A format may store codes of fewer bits in bytes, around 0.
+        if self.codes.dtype != torch.int8 or not self.codes.numel():
+            return None
+        least, largest = self.codes.aminmax()
+        if least < -_MIDDLE or largest >= _MIDDLE:
+            return None
+        scales = self.scales[self.rows]
+        zeros = torch.full(scales.shape, _MIDDLE) if self.zeros is None else self.zeros[self.rows] + _MIDDLE
+        return GroupCodes((self.codes + _MIDDLE).view(torch.uint8), zeros, scales, self.columns)
 
     def _of_numbers(self, of_blocks: Tensor) -> Tensor:
         """The value of each number's block; one column where all inputs have the same."""

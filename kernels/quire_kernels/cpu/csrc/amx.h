@@ -54,7 +54,7 @@ struct AmxFactors {
     static constexpr int64_t TASK_BYTES = 1024 * 1024;
 
     static int64_t width(int64_t columns) { return round_up(columns, DEPTH) * PARTS; }
-    static int64_t scratch_size(int64_t inputs) { return round_up(inputs, DEPTH) * PANEL; }
+    static int64_t scratch_size(int64_t inputs) { return expanded_size(round_up(inputs, DEPTH)); }
 
     static void put(Element* row, int64_t column, Floats v) {
         Element* to = row + column / DEPTH * DEPTH * PARTS + column % DEPTH;
@@ -63,13 +63,14 @@ struct AmxFactors {
         if constexpr (PARTS == 2) store_floats(to + DEPTH, v - floats_of(high));
     }
 
-    static int64_t tile_rows(int64_t) { return ROWS; }
+    static int64_t tile_rows(const Matrix&, int64_t) { return ROWS; }
 
     // As multiply_piece() of linear.h.
     template <class F>
     static bool multiply_piece(const Matrix& matrix, const Piece& piece, int64_t units, const Element* rows, int64_t stride,
                                Element* scratch, TaskClaim& task_claim, F&& finish) {
-        const int64_t panel_size = matrix.inputs * PANEL, num_tiles = piece.num_tiles(), num_panels = piece.num_panels();
+        const char* panels = static_cast<const char*>(matrix.panels);
+        const int64_t bytes = panel_bytes<Element>(matrix), num_tiles = piece.num_tiles(), num_panels = piece.num_panels();
         // Computes one unit. Returns whether the piece is still this thread's.
         const auto tile = [&]<bool FETCH>(int64_t row, int64_t p, const Element* panel) {
             alignas(LINE) float sums[ROWS * PANEL];
@@ -77,19 +78,17 @@ struct AmxFactors {
             multiply_panel<FETCH>(rows + row * stride, stride, panel, matrix.inputs, count, sums, PANEL);
             return task_claim.write([&] { finish_panel(matrix, p, row, count, sums, finish); });
         };
-        if (matrix.format == Format::INT8) {
+        if (matrix.is_expanded()) {
             for (int64_t p = piece.first_panel + units / num_tiles; p < piece.last_panel; ++p, units = 0) {
-                const int8_t* packed = static_cast<const int8_t*>(matrix.panels) + p * panel_size;
-                expand_panel(packed, scratch, panel_size);
+                expand_panel(matrix, panels + p * bytes, scratch);
                 for (int64_t row = piece.first_row + units % num_tiles * ROWS; row < piece.last_row; row += ROWS)
                     if (!tile.template operator()<false>(row, p, scratch)) return false;
             }
             return true;
         }
-        const auto* panels = static_cast<const Element*>(matrix.panels);
         for (int64_t row = piece.first_row + units / num_panels * ROWS; row < piece.last_row; row += ROWS, units = 0)
             for (int64_t p = piece.first_panel + units % num_panels; p < piece.last_panel; ++p) {
-                const Element* panel = panels + p * panel_size;
+                const auto* panel = reinterpret_cast<const Element*>(panels + p * bytes);
                 if (!(num_tiles == 1 ? tile.template operator()<true>(row, p, panel) : tile.template operator()<false>(row, p, panel)))
                     return false;
             }

@@ -141,10 +141,9 @@ private:
 
     // What products with a matrix need beside it.
     void include(const Matrix& matrix, int64_t& scratch) {
-        if (matrix.format == Format::W8A8)
-            code_inputs_ = std::max(code_inputs_, matrix.inputs);
-        else
-            scratch = std::max(scratch, Product::scratch_size(matrix.inputs));
+        code_row_bytes_ = std::max(code_row_bytes_, code_row_bytes(matrix));
+        if (matrix.order && !matrix.takes_codes()) ordered_stride_ = std::max(ordered_stride_, Product::width(matrix.inputs));
+        if (!matrix.takes_codes()) scratch = std::max(scratch, Product::scratch_size(matrix.inputs));
     }
 
     // Rows have zeros beyond their content, up to their stride.
@@ -161,7 +160,8 @@ private:
         act_.reserve(rows * act_stride_);
         mixture_.reserve(tokens);
         latents_.reserve(tokens);
-        code_rows_.reserve(tokens, code_inputs_);
+        ordered_.reserve(rows * ordered_stride_);
+        code_rows_.reserve(tokens, code_row_bytes_);
     }
 
     void run(const DecoderStep& step, Thread& own) {
@@ -293,10 +293,13 @@ private:
 
     template <class F>
     void multiply(const Matrix& matrix, const Buffer<Element>& rows, int64_t stride, int64_t num_rows, Thread& own, F&& finish) {
-        if (matrix.format == Format::W8A8)
+        if (matrix.takes_codes()) {
             multiply_in_codes(pool_, matrix, code_rows_, rows.data(), num_rows, stride, finish);
-        else
-            Product::multiply(pool_, matrix, rows.data(), num_rows, stride, own.scratch.data(), finish);
+            return;
+        }
+        if (matrix.order) put_in_order(pool_, matrix, rows.data(), num_rows, stride, ordered_.data());
+        const Buffer<Element>& ordered = matrix.order ? ordered_ : rows;
+        Product::multiply(pool_, matrix, ordered.data(), num_rows, stride, own.scratch.data(), finish);
     }
 
     // Adds a product to the hidden states. Where it has a norm `post`, which needs whole rows, it is left in branch_, and the
@@ -379,11 +382,12 @@ private:
     LatentProducts<Product> latents_;
     const int64_t num_kv_heads_;  // as attention takes them
     CodeRows code_rows_;
-    int64_t code_inputs_ = 0;  // the most of a matrix in W8A8; 0: there is none
+    int64_t code_row_bytes_ = 0;   // the most of a matrix that takes codes
+    int64_t ordered_stride_ = 0;   // the most of another one that has an order
     int64_t num_pairs_ = 0;
     int64_t hidden_stride_ = 0, normed_stride_ = 0, qkv_stride_ = 0, query_stride_ = 0, attended_stride_ = 0, act_stride_ = 0;
     Buffer<float> hidden_, branch_, qkv_, cosines_, sines_;
-    Buffer<Element> normed_, query_, attended_, act_;
+    Buffer<Element> normed_, query_, attended_, act_, ordered_;
 };
 
 // With `use_amx`, products of bfloat16 are computed by AMX: only where may_use_amx().

@@ -27,7 +27,7 @@ struct Experts {
     float scale;            // of the weights
     Activation activation;
     Matrix router;  // an output for each expert; one more, if there is one, is the gate of the shared MLP
-    const Matrix* gate_up;  // of each expert: in each panel 16 outputs of the gate, then the same of up
+    const Matrix* gate_up;  // of each expert, all in one format, with groups of one size and inputs in order: in each panel 16 outputs of the gate, then the same of up
     const Matrix* down;
     Matrix shared_gate_up, shared_down;  // of an MLP for all tokens; without outputs: there is none
     ExpertScoring scoring;
@@ -121,7 +121,7 @@ public:
         num_experts_ = std::max(num_experts_, experts.num_experts);
         for (const Matrix* m : {&experts.router, experts.gate_up, experts.down, &experts.shared_gate_up, &experts.shared_down}) {
             scratch_size_ = std::max(scratch_size_, Product::scratch_size(m->inputs));
-            if (m->format == Format::W8A8) code_inputs_ = std::max(code_inputs_, m->inputs);
+            code_row_bytes_ = std::max(code_row_bytes_, code_row_bytes(*m));
         }
     }
 
@@ -142,7 +142,7 @@ public:
         // Products read whole tiles.
         grouped_.reserve((rows + Product::ROWS) * stride_);
         act_.reserve((rows + Product::ROWS) * act_stride_);
-        code_rows_.reserve(std::max(tokens, rows), code_inputs_);
+        code_rows_.reserve(std::max(tokens, rows), code_row_bytes_);
         groups_.resize(num_experts_);
         places_.resize(num_experts_);
     }
@@ -162,14 +162,14 @@ public:
         const int64_t num_rows = num_tokens * experts.num_chosen;
         pool_.parallel_for_ranges(num_rows, [&](int64_t row) {
             const Element* token = from + tokens_[row] * stride_;
-            if (experts.gate_up[0].format == Format::W8A8)
-                code_rows_.set(row, token, experts.gate_up[0].inputs);
+            if (experts.gate_up[0].takes_codes())
+                code_rows_.set(row, token, experts.gate_up[0]);
             else
                 std::copy_n(token, stride_, &grouped_[row * stride_]);
         });
         multiply_gate_up(experts, num_tokens, scratch);
-        if (experts.down[0].format == Format::W8A8)
-            code_rows_.set_all(pool_, num_rows, act_.data(), act_stride_, experts.down[0].inputs);
+        if (experts.down[0].takes_codes())
+            code_rows_.set_all(pool_, num_rows, act_.data(), act_stride_, experts.down[0]);
         add_down(experts, num_tokens, to, to_stride, scratch);
         if (experts.has_shared()) add_shared(experts, from, num_tokens, to, to_stride, scratch);
     }
@@ -230,14 +230,14 @@ private:
     static Piece piece_of(const Matrix& matrix, int64_t range, int64_t num_ranges, int64_t num_rows) {
         const int64_t num_panels = ceil_div(matrix.outputs, PANEL);
         return {TaskGrid::begin(range, num_panels, num_ranges), TaskGrid::begin(range + 1, num_panels, num_ranges), 0, num_rows,
-                matrix.format == Format::W8A8 ? rows_of_tile(num_rows) : Product::tile_rows(num_rows)};
+                matrix.takes_codes() ? rows_of_tile(matrix, num_rows) : Product::tile_rows(matrix, num_rows)};
     }
 
-    // As multiply_piece() of linear.h, of `rows` or, in W8A8, of their codes, from the row `first` on.
+    // As multiply_piece() of linear.h, of `rows` or, where the matrix takes them, of their codes, from the row `first` on.
     template <class F>
     bool multiply_piece(const Matrix& matrix, const Piece& piece, int64_t units, const Buffer<Element>& rows, int64_t stride,
                         int64_t first, Element* scratch, TaskClaim& task_claim, F&& finish) {
-        if (matrix.format == Format::W8A8)
+        if (matrix.takes_codes())
             return quire::multiply_piece(matrix, piece, units, code_rows_.row(first), code_rows_.stride(),
                                          static_cast<Code*>(nullptr), task_claim, finish);
         return Product::multiply_piece(matrix, piece, units, &rows[first * stride], stride, scratch, task_claim, finish);
@@ -289,7 +289,7 @@ private:
 
     template <class F>
     void multiply(const Matrix& matrix, const Element* rows, int64_t num_rows, int64_t stride, Element* scratch, F&& finish) {
-        if (matrix.format == Format::W8A8)
+        if (matrix.takes_codes())
             multiply_in_codes(pool_, matrix, code_rows_, rows, num_rows, stride, finish);
         else
             Product::multiply(pool_, matrix, rows, num_rows, stride, scratch, finish);
@@ -322,7 +322,7 @@ private:
     Buffer<float> scores_, ranks_, weights_, row_weights_, shared_gates_;
     Buffer<Element> grouped_, act_, shared_act_;
     CodeRows code_rows_;
-    int64_t code_inputs_ = 0;  // the most of a matrix in W8A8
+    int64_t code_row_bytes_ = 0;  // the most of a matrix that takes codes
 };
 
 }  // namespace quire

@@ -185,7 +185,7 @@ private:
         pool_.parallel_for_tasks(num_rows ? num_heads_ * ranges : 0, [&](int64_t i, TaskClaim& task_claim) {
             const int64_t head = i / ranges, range = i % ranges;
             const Piece piece{TaskGrid::begin(range, num_panels, ranges), TaskGrid::begin(range + 1, num_panels, ranges), 0,
-                              num_rows, Product::tile_rows(num_rows)};
+                              num_rows, Product::tile_rows(matrices[head], num_rows)};
             Product::multiply_piece(matrices[head], piece, task_claim.next(), &rows[head * width], num_heads_ * width, scratch,
                                     task_claim, [&](int64_t row, int64_t panel, Floats left, Floats right) {
                                         finish(head, row, panel * PANEL, left);

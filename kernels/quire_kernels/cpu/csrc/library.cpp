@@ -77,6 +77,33 @@ void quire_pack(const void* weight, int64_t outputs, int64_t inputs, int64_t wid
     }
 }
 
+// Codes uint8 [outputs, inputs], scales and zero points float32 [outputs, groups] of a weight [outputs, inputs] of the type.
+int64_t quire_quantize_nibbles(void* pool_, Type type, const void* weight, int64_t outputs, int64_t inputs, int64_t group,
+                               uint8_t* codes, float* scales, float* zeros) {
+    return guarded([&] {
+        ThreadPool& pool = *static_cast<ThreadPool*>(pool_);
+        const int64_t num_groups = ceil_div(inputs, group);
+        with_type(type, [&](auto zero) {
+            using T = decltype(zero);
+            pool.run([&](int) {
+                pool.parallel_for_ranges(outputs, [&](int64_t output) {
+                    for (int64_t i = 0; i < num_groups; ++i) {
+                        const int64_t first = output * inputs + i * group, number = output * num_groups + i;
+                        quantize_to_nibbles(static_cast<const T*>(weight) + first, std::min(group, inputs - i * group), codes + first,
+                                            scales + number, zeros + number);
+                    }
+                });
+            });
+        });
+    });
+}
+
+// Panels of a matrix in W4, of codes uint8 [outputs, inputs], and scales and zero points [outputs, groups] in float16.
+void quire_pack_nibbles(const uint8_t* codes, const uint16_t* scales, const uint16_t* zeros, const Matrix* matrix, int64_t inputs,
+                        uint8_t* panels) {
+    pack_nibbles(codes, scales, zeros, *matrix, inputs, panels);
+}
+
 // output [rows, outputs] float32 = input [rows, stride] of the type, of which [rows, inputs] count, zeros beside them up to a
 // multiple of LANES.
 int64_t quire_linear(void* pool_, Type type, const Matrix* matrix, const void* input, int64_t rows, int64_t stride,
@@ -89,14 +116,18 @@ int64_t quire_linear(void* pool_, Type type, const Matrix* matrix, const void* i
             const auto put = [&](int64_t row, int64_t panel, Floats left, Floats right) {
                 put_outputs(*matrix, panel, left, right, output + row * matrix->outputs);
             };
-            if (matrix->format == Format::W8A8) {
+            if (matrix->takes_codes()) {
                 CodeRows code_rows;
-                code_rows.reserve(rows, matrix->inputs);
+                code_rows.reserve(rows, code_row_bytes(*matrix));
                 return pool.run([&](int) { multiply_in_codes(pool, *matrix, code_rows, from, rows, stride, put); });
             }
             const int64_t size = VectorFactors<T>::scratch_size(matrix->inputs);
-            Buffer<T> scratch(size * pool.size());
-            pool.run([&](int thread) { multiply(pool, *matrix, from, rows, stride, scratch.data() + thread * size, put); });
+            Buffer<T> scratch(size * pool.size()), ordered(matrix->order ? rows * stride : 0);
+            pool.run([&](int thread) {
+                if (matrix->order) put_in_order(pool, *matrix, from, rows, stride, ordered.data());
+                const T* inputs = matrix->order ? ordered.data() : from;
+                multiply(pool, *matrix, inputs, rows, stride, scratch.data() + thread * size, put);
+            });
         });
     });
 }

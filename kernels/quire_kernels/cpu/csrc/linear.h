@@ -5,41 +5,33 @@
 #pragma once
 
 #include <algorithm>
-#include <cstddef>
 #include <type_traits>
 
 #include "codes.h"
+#include "matrix.h"
+#include "nibbles.h"
 #include "simd.h"
 #include "thread_pool.h"
 
 namespace quire {
 
-constexpr int PANEL = 2 * LANES;
-constexpr int LINE = 64;
 // How far ahead a stream is prefetched.
 constexpr int PREFETCH_BYTES = 8192;
-
-// INT8 and W8A8: weights in 8 bits with a scale for each output. In W8A8, activations have 8 bits too.
-enum class Format : int64_t { PLAIN = 0, INT8 = 1, W8A8 = 2 };
-
-// A linear map. Panel p holds outputs 32 p to 32 p + 31, input by input (bfloat16, INT8: two inputs at a time; W8A8: four),
-// zeros beyond the last one.
-struct Matrix {
-    int64_t outputs;
-    int64_t inputs;
-    Format format;
-    const void* panels;
-    const float* scales;  // [panels * 32], or null
-    const float* bias;    // [panels * 32], or null
-};
-
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 template <class T>
 inline int64_t panel_steps(const Matrix& m) {
     return ceil_div(m.inputs, Lane<T>::VALUES);
 }
+
+// Of a panel as it is stored, where rows have elements T.
+template <class T>
+inline int64_t panel_bytes(const Matrix& m) {
+    if (m.has_nibbles()) return nibble_panel_bytes(m);
+    return panel_steps<T>(m) * Lane<T>::VALUES * PANEL * (m.format == Format::INT8 ? 1 : sizeof(T));
+}
+
+// The elements of scratch memory in which a panel of so many inputs is expanded.
+inline int64_t expanded_size(int64_t inputs) { return round_up(inputs, IN_WORD) * PANEL; }
 
 // Sums of M rows and one panel. Prefetches `ahead`, which is multiplied next, LINES lines for each step.
 template <class T, int M, int LINES>
@@ -65,40 +57,49 @@ template <class T, int M, int LINES>
 // As multiply_panel, of rows of codes.
 template <int M, int LINES>
 [[gnu::always_inline]] inline void multiply_codes(
-    const Code* rows, int64_t stride, const Code* panel, int64_t steps, const void* ahead, float* totals) {
+    const Code* rows, int64_t stride, const Matrix& m, const Code* panel, const void* ahead, float* totals) {
     constexpr int V = Lane<Code>::VALUES;
+    const int64_t size = code_group_of(m);
     const char* next = static_cast<const char*>(ahead);
     for (int i = 0; i < M * PANEL; i += LANES) store(totals + i, Floats{});
-    for (int64_t first = 0; first < steps; first += GROUP / V, rows += sizeof(CodeGroup)) {
-        const auto group = [&](int m) { return reinterpret_cast<const CodeGroup*>(rows + m * stride); };
+    for (int64_t first = 0; first < m.inputs; first += size, rows += code_group_bytes(size)) {
+        const auto group = [&](int i) { return load<CodeGroup>(rows + i * stride); };
         IntSums sums[M][2];
-        for (int m = 0; m < M; ++m) sums[m][0] = sums[m][1] = splat_sums(group(m)->start);
-        const Code* codes = rows + offsetof(CodeGroup, codes);
-        const int64_t end = std::min(steps, first + GROUP / V);
-        for (int64_t k = first; k < end; ++k, panel += PANEL * V, codes += V, next += LINES * LINE) {
+        for (int i = 0; i < M; ++i) sums[i][0] = sums[i][1] = splat_sums(-128 * group(i).sum);
+        const Code* codes = rows + sizeof(CodeGroup);
+        const int64_t steps = ceil_div(std::min(size, m.inputs - first), V);
+        for (int64_t k = 0; k < steps; ++k, panel += PANEL * V, codes += V, next += LINES * LINE) {
             const Factors left = load_factors(panel), right = load_factors(panel + LANES * V);
             for (int line = 0; line < LINES; ++line) __builtin_prefetch(next + line * LINE, 0, 2);
 #pragma GCC unroll 16
-            for (int m = 0; m < M; ++m) {
-                const Factors x = Lane<Code>::broadcast(codes + m * stride);
-                sums[m][0] = multiply_bytes(left, x, sums[m][0]);
-                sums[m][1] = multiply_bytes(right, x, sums[m][1]);
+            for (int i = 0; i < M; ++i) {
+                const Factors x = Lane<Code>::broadcast(codes + i * stride);
+                sums[i][0] = multiply_bytes(left, x, sums[i][0]);
+                sums[i][1] = multiply_bytes(right, x, sums[i][1]);
             }
         }
-        for (int m = 0; m < M; ++m)
-            for (int side = 0; side < 2; ++side) add_scaled(totals + m * PANEL + side * LANES, sums[m][side], group(m)->scale);
+        for (int i = 0; i < M; ++i)
+            for (int side = 0; side < 2; ++side) add_scaled(totals + i * PANEL + side * LANES, sums[i][side], group(i).scale);
     }
 }
 
-// Sums [count, PANEL] of at most ROWS rows and one panel. One function for all products: it is large.
+// Sums [count, PANEL] of at most ROWS rows and one panel, which is expanded where its matrix says so. One function for all
+// products: it is large.
 template <class T, int LINES>
 [[gnu::noinline]] inline void multiply_panel(
-    int64_t count, const T* rows, int64_t stride, const T* panel, int64_t steps, const void* ahead, float* totals) {
+    int64_t count, const T* rows, int64_t stride, const Matrix& matrix, const void* panel, const void* ahead, float* totals) {
+    if constexpr (std::is_same_v<T, Code>) {
+        if (matrix.format == Format::W4A8)
+            return with_count<ROWS_OF_NIBBLES>(static_cast<int>(count), [&]<int M>() {
+                multiply_nibbles<M, LINES>(rows, stride, matrix, static_cast<const uint8_t*>(panel), ahead, totals);
+            });
+    }
     with_count<ROWS>(static_cast<int>(count), [&]<int M>() {
-        if constexpr (std::is_same_v<T, Code>)
-            multiply_codes<M, LINES>(rows, stride, panel, steps, ahead, totals);
-        else
-            multiply_panel<T, M, LINES>(rows, stride, panel, steps, ahead, totals);
+        if constexpr (std::is_same_v<T, Code>) {
+            multiply_codes<M, LINES>(rows, stride, matrix, static_cast<const Code*>(panel), ahead, totals);
+        } else {
+            multiply_panel<T, M, LINES>(rows, stride, static_cast<const T*>(panel), panel_steps<T>(matrix), ahead, totals);
+        }
     });
 }
 
@@ -133,10 +134,12 @@ inline void put_outputs(const Matrix& matrix, int64_t panel, Floats left, Floats
     for (int64_t i = 0; i < count; ++i) row[first + i] = i < LANES ? left[i] : right[i - LANES];
 }
 
-// The values of an int8 panel in T: at most 127, so exact.
+// The numbers of a panel in T: those of int8 have no scale yet, so they are exact.
 template <class T>
-inline void expand_panel(const int8_t* from, T* to, int64_t count) {
-    for (int64_t i = 0; i < count; i += LANES) store_floats(to + i, floats_of(from + i));
+inline void expand_panel(const Matrix& m, const void* panel, T* to) {
+    if (m.has_nibbles()) return expand_nibbles(m, static_cast<const uint8_t*>(panel), to);
+    const auto* codes = static_cast<const int8_t*>(panel);
+    for (int64_t i = 0, count = panel_bytes<T>(m); i < count; i += LANES) store_floats(to + i, floats_of(codes + i));
 }
 
 // A part of a product, which a thread computes in units: a tile of rows and a panel each.
@@ -192,8 +195,9 @@ struct TaskGrid {
 };
 
 // Rows of a tile, where `num_rows` are cut into tiles of about the same size.
-inline int64_t rows_of_tile(int64_t num_rows) {
-    return std::max<int64_t>(1, ceil_div(num_rows, std::max<int64_t>(1, ceil_div(num_rows, ROWS))));
+inline int64_t rows_of_tile(const Matrix& matrix, int64_t num_rows) {
+    const int64_t most = matrix.format == Format::W4A8 ? ROWS_OF_NIBBLES : ROWS;
+    return std::max<int64_t>(1, ceil_div(num_rows, std::max<int64_t>(1, ceil_div(num_rows, most))));
 }
 
 // Computes the units of a piece from `units` on: for each of their rows and panels, calls finish(row, panel, left sums, right
@@ -201,36 +205,37 @@ inline int64_t rows_of_tile(int64_t num_rows) {
 template <class T, class F>
 inline bool multiply_piece(const Matrix& matrix, const Piece& piece, int64_t units, const T* rows, int64_t stride, T* scratch,
                            TaskClaim& task_claim, F&& finish) {
-    const int64_t steps = panel_steps<T>(matrix), panel_size = steps * PANEL * Lane<T>::VALUES;
     const int64_t num_tiles = piece.num_tiles(), num_panels = piece.num_panels(), tile_rows = piece.tile_rows;
+    const char* panels = static_cast<const char*>(matrix.panels);
+    const int64_t bytes = panel_bytes<T>(matrix);
     // Computes one unit. Returns whether the piece is still this thread's.
-    const auto tile = [&]<int LINES>(int64_t first, int64_t p, const T* panel, const void* ahead) {
+    const auto tile = [&]<int LINES>(int64_t first, int64_t p, const void* panel, const void* ahead) {
         alignas(LINE) float sums[ROWS * PANEL];
         const int64_t count = std::min(tile_rows, piece.last_row - first);
-        multiply_panel<T, LINES>(count, rows + first * stride, stride, panel, steps, ahead, sums);
+        multiply_panel<T, LINES>(count, rows + first * stride, stride, matrix, panel, ahead, sums);
         return task_claim.write([&] { finish_panel(matrix, p, first, count, sums, finish); });
     };
     if constexpr (!std::is_same_v<T, Code>) {
-        if (matrix.format == Format::INT8) {
+        if (matrix.is_expanded()) {
             for (int64_t p = piece.first_panel + units / num_tiles; p < piece.last_panel; ++p, units = 0) {
-                const int8_t* packed = static_cast<const int8_t*>(matrix.panels) + p * panel_size;
-                expand_panel(packed, scratch, panel_size);
+                const char* packed = panels + p * bytes;
+                expand_panel(matrix, packed, scratch);
                 for (int64_t row = piece.first_row + units % num_tiles * tile_rows; row < piece.last_row; row += tile_rows)
-                    if (!tile.template operator()<1>(row, p, scratch, packed + panel_size)) return false;
+                    if (!tile.template operator()<1>(row, p, scratch, packed + bytes)) return false;
             }
             return true;
         }
     }
-    const T* panels = static_cast<const T*>(matrix.panels);
     if (num_tiles == 1) {
         // The only use of the panel, which takes less time than loading it.
         for (int64_t p = piece.first_panel + units; p < piece.last_panel; ++p) {
-            const T* panel = panels + p * panel_size;
-            if (!tile.template operator()<2>(piece.first_row, p, panel, panel + PREFETCH_BYTES / sizeof(T))) return false;
+            const char* panel = panels + p * bytes;
+            if (!tile.template operator()<2>(piece.first_row, p, panel, panel + PREFETCH_BYTES)) return false;
         }
         return true;
     }
-    // Half a panel is prefetched with each.
+    // About half a panel is prefetched with each.
+    const int64_t prefetched = (matrix.has_nibbles() ? ceil_div(matrix.inputs, IN_WORD) : panel_steps<T>(matrix)) * LINE;
     const auto* next = static_cast<const char*>(piece.next);
     for (int64_t row = piece.first_row + units / num_panels * tile_rows; row < piece.last_row; row += tile_rows, units = 0) {
         for (int64_t p = piece.first_panel + units % num_panels; p < piece.last_panel; ++p) {
@@ -239,8 +244,8 @@ inline bool multiply_piece(const Matrix& matrix, const Piece& piece, int64_t uni
             const void* ahead = turns     ? static_cast<const void*>(rows + (row + tile_rows) * stride)
                                 : fetches ? next
                                           : static_cast<const void*>(rows + row * stride);
-            if (!tile.template operator()<1>(row, p, panels + p * panel_size, ahead)) return false;
-            if (fetches) next += steps * LINE;
+            if (!tile.template operator()<1>(row, p, panels + p * bytes, ahead)) return false;
+            if (fetches) next += prefetched;
         }
     }
     return true;
@@ -250,27 +255,41 @@ inline bool multiply_piece(const Matrix& matrix, const Piece& piece, int64_t uni
 template <class T, class F>
 inline void multiply(
     ThreadPool& pool, const Matrix& matrix, const T* rows, int64_t num_rows, int64_t stride, T* scratch, F&& finish) {
-    const int64_t panel_size = panel_steps<T>(matrix) * PANEL * Lane<T>::VALUES, num_all = ceil_div(matrix.outputs, PANEL);
-    const TaskGrid grid(num_rows, rows_of_tile(num_rows), num_all, panel_size * sizeof(T), pool.size());
+    const int64_t bytes = panel_bytes<T>(matrix), num_all = ceil_div(matrix.outputs, PANEL);
+    // What the caches hold of a panel.
+    const int64_t held = matrix.is_expanded() ? expanded_size(matrix.inputs) * static_cast<int64_t>(sizeof(T)) : bytes;
+    const TaskGrid grid(num_rows, rows_of_tile(matrix, num_rows), num_all, held, pool.size());
     pool.parallel_for_tasks(num_rows ? grid.num_tasks() : 0, [&](int64_t i, TaskClaim& task_claim) {
         Piece piece = grid.piece(i, num_rows);
-        if (matrix.format != Format::INT8) {
+        if (!matrix.is_expanded()) {
             // Pieces are handed out in order: this thread's next one is probably at this distance, perhaps in the next
             // matrix, which follows in memory.
-            const T* panels = static_cast<const T*>(matrix.panels);
-            piece.next = panels + grid.first_panel(i % grid.across + pool.size()) * panel_size;
-            piece.next_end = panels + grid.first_panel(i % grid.across + pool.size() + 1) * panel_size;
+            const char* panels = static_cast<const char*>(matrix.panels);
+            piece.next = panels + grid.first_panel(i % grid.across + pool.size()) * bytes;
+            piece.next_end = panels + grid.first_panel(i % grid.across + pool.size() + 1) * bytes;
         }
         multiply_piece(matrix, piece, task_claim.next(), rows, stride, scratch, task_claim, finish);
     });
 }
 
-// As multiply(), of rows that are rounded to codes for a matrix in W8A8.
+// As multiply(), of rows that are rounded to codes for a matrix that takes them.
 template <class T, class F>
 inline void multiply_in_codes(
     ThreadPool& pool, const Matrix& matrix, CodeRows& code_rows, const T* rows, int64_t num_rows, int64_t stride, F&& finish) {
-    code_rows.set_all(pool, num_rows, rows, stride, matrix.inputs);
+    code_rows.set_all(pool, num_rows, rows, stride, matrix);
     multiply(pool, matrix, code_rows.row(0), num_rows, code_rows.stride(), static_cast<Code*>(nullptr), finish);
+}
+
+// For all threads of the pool: rows [num_rows, stride] in the order of a matrix's inputs.
+template <class T>
+inline void put_in_order(
+    ThreadPool& pool, const Matrix& matrix, const T* rows, int64_t num_rows, int64_t stride, T* ordered) {
+    pool.parallel_for_ranges(num_rows, [&](int64_t row) {
+        const T* from = rows + row * stride;
+        T* to = ordered + row * stride;
+        for (int64_t i = 0; i < matrix.inputs; ++i) to[i] = from[matrix.order[i]];
+        std::copy(from + matrix.inputs, from + stride, to + matrix.inputs);
+    });
 }
 
 // Products of factors T in vectors; as AmxFactors.
@@ -284,9 +303,9 @@ struct VectorFactors {
     static constexpr int64_t ROWS = 1;
 
     static int64_t width(int64_t columns) { return round_up(columns, PANEL); }
-    static int64_t scratch_size(int64_t inputs) { return round_up(inputs, Lane<T>::VALUES) * PANEL; }
+    static int64_t scratch_size(int64_t inputs) { return expanded_size(inputs); }
     static void put(T* row, int64_t column, Floats v) { store_floats(row + column, v); }
-    static int64_t tile_rows(int64_t num_rows) { return rows_of_tile(num_rows); }
+    static int64_t tile_rows(const Matrix& matrix, int64_t num_rows) { return rows_of_tile(matrix, num_rows); }
 
     template <class F>
     static bool multiply_piece(const Matrix& matrix, const Piece& piece, int64_t units, const T* rows, int64_t stride,

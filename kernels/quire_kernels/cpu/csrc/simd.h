@@ -144,6 +144,30 @@ inline void convert(float x, BFloat16* to) { to->bits = round_to_bfloat16(splat(
 inline void store_floats(float* p, Floats v) { store(p, v); }
 inline void store_floats(BFloat16* p, Floats v) { store(p, round_to_bfloat16(v)); }
 
+// Pairs of neighbouring numbers: the first of each pair from `low`, the second from `high`.
+inline Words pairs_of(Floats low, Floats high) {
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+    const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+    const Words first = (Words)LANE, pairs = first | (first + LANES) << 16;
+    return (Words)_mm512_permutexvar_epi16((__m512i)pairs, halves);
+#else
+    const auto words = [](Floats v) { return __builtin_convertvector(round_to_bfloat16(v), Words); };
+    return words(low) | words(high) << 16;
+#endif
+}
+
+// Numbers in float16, none of them infinite or NaN.
+inline Floats load_float16(const uint16_t* p) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_cvtph_ps((__m256i)load<Halves>(p));
+#else
+    const Words bits = __builtin_convertvector(load<Halves>(p), Words);
+    // 2**112 for the difference of the exponents' biases, which makes subnormal numbers normal ones too.
+    const Floats size = (Floats)((bits & 0x7fff) << 13) * 0x1p112f;
+    return (Floats)((Words)size | (bits & 0x8000) << 16);
+#endif
+}
+
 // A function put(row, i, values) that writes to rows at a stride.
 template <class T>
 auto put_in(T* rows, int64_t stride) {
@@ -200,6 +224,9 @@ inline Factors operator&(Factors a, uint32_t bits) {
 inline Factors operator<<(Factors a, int count) {
     return {_mm256_slli_epi32(a.low, count), _mm256_slli_epi32(a.high, count)};
 }
+inline Factors operator>>(Factors a, int count) {
+    return {_mm256_srli_epi32(a.low, count), _mm256_srli_epi32(a.high, count)};
+}
 inline Sums multiply_add(Factors a, Factors b, Sums sums) {
     return {_mm256_fmadd_ps(_mm256_castsi256_ps(a.low), _mm256_castsi256_ps(b.low), sums.low),
             _mm256_fmadd_ps(_mm256_castsi256_ps(a.high), _mm256_castsi256_ps(b.high), sums.high)};
@@ -219,6 +246,31 @@ inline __m256i multiply_bytes(__m256i a, __m256i b, __m256i sums) {
 inline IntSums multiply_bytes(Factors a, Factors b, IntSums sums) {
     return {multiply_bytes(a.low, b.low, sums.low), multiply_bytes(a.high, b.high, sums.high)};
 }
+// As multiply_bytes, of bytes of a up to 15: a sum of two products fits 16 bits.
+inline IntSums multiply_nibbles(Factors a, Factors b, IntSums sums) {
+#ifdef __AVXVNNI__
+    return multiply_bytes(a, b, sums);
+#else
+    const __m256i ones = _mm256_set1_epi16(1);
+    return {_mm256_add_epi32(sums.low, _mm256_madd_epi16(_mm256_maddubs_epi16(a.low, b.low), ones)),
+            _mm256_add_epi32(sums.high, _mm256_madd_epi16(_mm256_maddubs_epi16(a.high, b.high), ones))};
+#endif
+}
+inline Sums load_float16_sums(const uint16_t* p) {
+    float numbers[LANES];
+    store(numbers, load_float16(p));
+    return load_sums(numbers);
+}
+// totals += (sums - zero * sum) * scale * factor
+inline void add_scaled(float* totals, IntSums sums, Sums zero, float sum, Sums scale, float factor) {
+    const Sums before = load_sums(totals);
+    const __m256 all = _mm256_set1_ps(sum), factors = _mm256_set1_ps(factor);
+    const auto half = [&](__m256i products, __m256 zeros, __m256 scales, __m256 total) {
+        const __m256 steps = _mm256_fnmadd_ps(zeros, all, _mm256_cvtepi32_ps(products));
+        return _mm256_fmadd_ps(_mm256_mul_ps(steps, scales), factors, total);
+    };
+    store(totals, Sums{half(sums.low, zero.low, scale.low, before.low), half(sums.high, zero.high, scale.high, before.high)});
+}
 // totals += sums * factor
 inline void add_scaled(float* totals, IntSums sums, float factor) {
     const Sums before = load_sums(totals);
@@ -227,6 +279,7 @@ inline void add_scaled(float* totals, IntSums sums, float factor) {
                        _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums.high), factors, before.high)});
 }
 #else
+// As above.
 typedef Floats Sums;
 typedef Ints IntSums;
 typedef Words Factors;
@@ -242,7 +295,6 @@ inline Factors load_factors(const void* p) { return load<Factors>(p); }
 inline Factors broadcast_bits(uint32_t bits) { return splat(bits); }
 inline Sums multiply_add(Factors a, Factors b, Sums sums) { return multiply_add((Floats)a, (Floats)b, sums); }
 inline IntSums splat_sums(int32_t x) { return Ints{} + x; }
-// Adds the products of four neighbouring bytes to each lane: unsigned ones of a, signed ones of b.
 inline IntSums multiply_bytes(Factors a, Factors b, IntSums sums) {
 #if defined(__AVX512VNNI__)
     return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)a, (__m512i)b);
@@ -256,7 +308,19 @@ inline IntSums multiply_bytes(Factors a, Factors b, IntSums sums) {
     return sums;
 #endif
 }
-// totals += sums * factor
+inline IntSums multiply_nibbles(Factors a, Factors b, IntSums sums) {
+#if defined(__AVX512BW__) && !defined(__AVX512VNNI__)
+    const __m512i pairs = _mm512_maddubs_epi16((__m512i)a, (__m512i)b);
+    return sums + (Ints)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+#else
+    return multiply_bytes(a, b, sums);
+#endif
+}
+inline Sums load_float16_sums(const uint16_t* p) { return load_float16(p); }
+inline void add_scaled(float* totals, IntSums sums, Sums zero, float sum, Sums scale, float factor) {
+    const Floats steps = multiply_add(-zero, splat(sum), __builtin_convertvector(sums, Floats));
+    store(totals, multiply_add(steps * scale, splat(factor), load_floats(totals)));
+}
 inline void add_scaled(float* totals, IntSums sums, float factor) {
     store(totals, multiply_add(__builtin_convertvector(sums, Floats), splat(factor), load_floats(totals)));
 }

@@ -133,6 +133,8 @@ COMPILED = {
     "compiled-bfloat16": MatrixFormat.PLAIN,
     "compiled-int8": MatrixFormat.INT8,
     "compiled-w8a8": MatrixFormat.W8A8,
+    "compiled-w4a16": MatrixFormat.W4A16,
+    "compiled-w4a8": MatrixFormat.W4A8,
 }
 
 

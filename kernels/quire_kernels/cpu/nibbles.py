@@ -1,0 +1,67 @@
+"""Weights in 4 bits, in groups of inputs with a scale and a zero point for each output."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire_kernels._checks import require
+from quire_kernels.cpu.thread_pool import ThreadPool, type_of
+
+GROUP_SIZES = (32, 64, 128)
+"""Inputs that may have one scale."""
+
+
+@dataclass(frozen=True, eq=False)
+class NibbleWeight:
+    """A weight [outputs, inputs] of codes: each number is (code - zero) x scale."""
+
+    codes: Tensor
+    """uint8 [outputs, inputs], at most 15; the column of input `order[i]` is i."""
+    scales: Tensor
+    """float32 [outputs, groups]."""
+    zeros: Tensor
+    """float32 [outputs, groups], exact in float16."""
+    group: int
+    """How many columns have one scale, one of GROUP_SIZES; the last group may have fewer."""
+    order: Tensor | None = None
+    """int64 [inputs], a permutation; None: columns are in order."""
+
+    def dense(self) -> Tensor:
+        """The numbers, float32 [outputs, inputs]."""
+        groups = torch.arange(self.codes.shape[1]) // self.group
+        numbers = (self.codes - self.zeros[:, groups]) * self.scales[:, groups]
+        return numbers if self.order is None else numbers[:, self.order.argsort()]
+
+
+def quantize_in_nibbles(thread_pool: ThreadPool, weight: Tensor, group: int = GROUP_SIZES[0]) -> NibbleWeight:
+    """Rounds a weight [outputs, inputs] of float32 or bfloat16 to 16 steps in each group, with 0 between the first and
+    the last: over the whole range of the group's numbers or a part of it, whatever has the least squared error.
+    """
+    require(group in GROUP_SIZES, "group", "be 32, 64 or 128")
+    outputs, inputs = weight.shape
+    num_groups = -(-inputs // group)
+    codes = torch.empty(outputs, inputs, dtype=torch.uint8)
+    scales, zeros = torch.empty(outputs, num_groups), torch.empty(outputs, num_groups)
+    thread_pool.library.quire_quantize_nibbles(
+        thread_pool.handle,
+        type_of(weight.dtype),
+        weight.contiguous().data_ptr(),
+        outputs,
+        inputs,
+        group,
+        *(each.data_ptr() for each in (codes, scales, zeros)),
+    )
+    return NibbleWeight(codes, scales, zeros, group)
+
+
+def split_scales(scales: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales [outputs, groups] as float16 ones, and a power of two for each output, float32 [outputs], that each is
+    multiplied by.
+
+    The largest of an output is between 2**14 and 2**15: those down to 2**-28 of it have all bits of float16.
+    """
+    peaks = scales.abs().amax(1)
+    _, exponents = torch.frexp(torch.where(peaks > 0, peaks, torch.ones_like(peaks)))
+    factors = torch.ldexp(torch.ones_like(peaks), exponents - 15)
+    return (scales / factors[:, None]).half(), factors
