@@ -24,6 +24,7 @@ from quire_client.cli.local_server import ServerEnded
 from quire_client.cli.models import models
 from quire_client.cli.offline import OfflineError
 from quire_client.cli.output import describe_error
+from quire_client.cli.quantize import quantize
 from quire_client.cli.resume import resume
 from quire_client.cli.run import run as run_model
 from quire_client.cli.serve import serve
@@ -54,6 +55,7 @@ app.command()(opt.with_json(explain))
 app.command()(opt.with_json(reset_prefix_cache))
 app.command()(opt.with_json(profile))
 app.command(add_help_option=False, context_settings=_PASSES_FLAGS_ON)(doctor)
+app.command()(quantize)
 app.command()(completion)
 
 

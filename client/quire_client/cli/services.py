@@ -9,6 +9,7 @@ import typer
 SERVE = "svc_common.supervisor.serve"
 ATTACHED = "svc_common.supervisor.attached"
 DOCTOR = "svc_common.doctor"
+QUANTIZE = "worker_svc.quantize"
 FLAG_LIST = "svc_common.supervisor.flag_list"
 
 

@@ -1,0 +1,186 @@
+"""Writes a model with its linear layers in fewer bits: `python -m worker_svc.quantize MODEL OUT --format FORMAT`.
+
+The result is a checkpoint of compressed-tensors. One file of the model is in memory at a time.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from svc_common.models import ModelNotFound
+from svc_common.preparation import PreparationFailed
+from worker_svc.compressed_writer import CompressedScheme, compress, quantization_config, scheme_named
+from worker_svc.model.architecture import describe
+from worker_svc.model.config import UnsupportedModel, raw_config, read_config
+from worker_svc.model.description import LinearRole, ModelDescription
+from worker_svc.model.tensor_names import described_names
+from worker_svc.model.weight_format import quantization_of
+from worker_svc.model.weights import open_weights, weight_files
+from worker_svc.prepare import prepare
+from worker_svc.progress import progress
+
+Compress: TypeAlias = Callable[[str, Tensor], Mapping[str, Tensor]]
+"""Makes the tensors of a linear layer, of its name and weight."""
+
+FORMATS = ("w8a8", "w8a16", "w4a16")
+GROUPS = (32, 64, 128)
+_INDEX = "model.safetensors.index.json"
+_WEIGHT = ".weight"
+# Weights in other containers: they would be the model once more, as it was.
+_OTHER_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class CannotWrite(Exception):  # noqa: N818
+    """The directory for the result exists already. The text is for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layers:
+    """Names of linear layers in the checkpoint."""
+
+    quantized: Mapping[str, int]
+    """With their inputs."""
+    left: list[str]
+    """Those that are named in `ignore`."""
+
+
+def quantize_model(source: Path, target: Path, scheme: CompressedScheme, report: Callable[[str], None]) -> int:
+    """Writes the model of a directory into a new one, and returns how many linear layers are quantized.
+
+    The head, routers, layers whose inputs are no multiple of the group, and those that are not stored as a tensor
+    [outputs, inputs] of their own stay as they are.
+
+    Raises UnsupportedModel for a model that cannot be quantized, and CannotWrite if the target is not empty.
+    """
+    if quantization_of(source) is not None:
+        raise UnsupportedModel(f"the model in {source} is quantized already")
+    description = describe(read_config(source))
+    if description is None:
+        raise UnsupportedModel(f"the model in {source} is of an architecture that is not computed natively")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise CannotWrite(f"{target} exists already")
+    files = weight_files(source)
+    layers = _layers_of(description, files, scheme)
+    if not layers.quantized:
+        raise UnsupportedModel(f"the model in {source} has no linear layer that could be quantized")
+    unfinished = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    try:
+        _write(source, unfinished, files, layers, partial(compress, scheme=scheme), report)
+        config = raw_config(source) | {"quantization_config": quantization_config(scheme, layers.left)}
+        _write_json(unfinished / "config.json", config)
+        unfinished.rename(target)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return len(layers.quantized)
+
+
+def _layers_of(description: ModelDescription, files: list[Path], scheme: CompressedScheme) -> _Layers:
+    stored: set[str] = set()
+    for path in files:
+        with open_weights(path) as file:
+            stored.update(file.keys())
+    places = described_names(description, stored)
+    quantized, left = {}, []
+    for layer in description.linear_layers:
+        is_kept = layer.role in (LinearRole.HEAD, LinearRole.ROUTER) or not scheme.takes(layer.inputs)
+        for linear in layer.stored:
+            place = places.get(f"{linear.name}{_WEIGHT}")
+            name = linear.name if place is None else place.name.removesuffix(_WEIGHT)
+            is_own = place is not None and place.rows is None and place.name.endswith(_WEIGHT)
+            if is_kept or not is_own or linear.transposed:
+                left.append(name)
+            else:
+                quantized[name] = layer.inputs
+    return _Layers(quantized, left)
+
+
+def _write(
+    source: Path,
+    target: Path,
+    files: list[Path],
+    layers: _Layers,
+    make: Compress,
+    report: Callable[[str], None],
+) -> None:
+    weight_map: dict[str, str] = {}
+    num_bytes = 0
+    for number, path in enumerate(files, start=1):
+        with progress(f"quantizing file {number} of {len(files)}", report):
+            tensors = dict(_quantized(path, layers, make))
+            save_file(tensors, target / path.name, metadata={"format": "pt"})
+        (target / path.name).chmod(0o644)  # safetensors makes it readable for its owner only
+        weight_map |= dict.fromkeys(tensors, path.name)
+        num_bytes += sum(tensor.nbytes for tensor in tensors.values())
+    if len(files) > 1:
+        _write_json(target / _INDEX, {"metadata": {"total_size": num_bytes}, "weight_map": weight_map})
+    for path in source.iterdir():
+        is_written = (target / path.name).exists() or path.name in (_INDEX, "config.json")
+        if path.is_file() and not is_written and path.suffix not in _OTHER_WEIGHTS:
+            shutil.copyfile(path, target / path.name)
+
+
+def _quantized(path: Path, layers: _Layers, make: Compress) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a file, and in the place of weights those of their scheme."""
+    with open_weights(path) as file:
+        for name in file.keys():  # noqa: SIM118
+            tensor: Tensor = file.get_tensor(name)
+            layer = name.removesuffix(_WEIGHT)
+            if layer == name or layer not in layers.quantized:
+                yield name, tensor
+                continue
+            if tensor.dtype not in _DTYPES or tensor.ndim != 2 or tensor.shape[1] != layers.quantized[layer]:
+                raise UnsupportedModel(
+                    f"the tensor {name} must be a matrix of {layers.quantized[layer]} inputs in float32, bfloat16 or "
+                    f"float16, not {list(tensor.shape)} in {str(tensor.dtype).removeprefix('torch.')}"
+                )
+            yield from make(layer, tensor).items()
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def main() -> None:
+    """Quantizes the model of the arguments, and prints the directory of the result."""
+    parser = argparse.ArgumentParser(
+        prog="quire quantize",
+        description="Write a model with the weights of its linear layers in fewer bits, as compressed-tensors does.",
+    )
+    parser.add_argument("model", help="model directory, GGUF file or hub id; '' is the default model")
+    parser.add_argument("out", type=Path, help="directory to write; it must not exist, or be empty")
+    parser.add_argument("--format", choices=FORMATS, required=True, help="bits of weights and of activations")
+    parser.add_argument("--revision", help="branch, tag or commit of the model's hub id")
+    parser.add_argument(
+        "--group-size", type=int, choices=GROUPS, default=GROUPS[0],
+        help="w4a16: inputs with one scale (default: %(default)s)",
+    )  # fmt: skip
+    asked = parser.parse_args()
+
+    def report(line: str) -> None:
+        print(f"quire: {line}", file=sys.stderr, flush=True)
+
+    try:
+        served = prepare(asked.model or None, report, asked.revision)
+        scheme = scheme_named(asked.format, asked.group_size)
+        number = quantize_model(served.path, asked.out.resolve(), scheme, report)
+    except (CannotWrite, ModelNotFound, PreparationFailed, UnsupportedModel) as error:
+        raise SystemExit(f"quire: {error}") from None
+    report(f"{number} linear layers are in {asked.format}")
+    print(asked.out)
+
+
+if __name__ == "__main__":
+    main()
