@@ -108,8 +108,7 @@ def compute_experts(
     """
     hidden = inputs.shape[1]
     require(not use_amx or inputs.dtype == torch.bfloat16, "use_amx", "be false for another dtype than bfloat16")
-    # Products read whole tiles of rows.
-    padded = pad(inputs, (0, -hidden % PANEL, 0, -len(inputs) % PANEL)).contiguous()
+    padded = pad(inputs, (0, -hidden % PANEL)).contiguous()
     output = torch.zeros(len(inputs), padded.shape[1])
     thread_pool.library.quire_experts(
         thread_pool.handle,

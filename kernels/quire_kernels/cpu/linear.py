@@ -13,6 +13,7 @@ from quire_kernels.cpu.nibbles import NibbleWeight, quantize_in_nibbles, split_s
 from quire_kernels.cpu.thread_pool import ThreadPool, type_of
 
 PANEL = 32
+_PAGE = 4096  # a distance of rows that makes products slow, see `VectorFactors::width` of linear.h
 # Outputs that are quantized at once.
 _ROWS = 256
 
@@ -183,6 +184,8 @@ def linear(thread_pool: ThreadPool, inputs: Tensor, matrix: PackedMatrix) -> Ten
     require(inputs.dtype == matrix.dtype, "inputs", "have the dtype that the matrix is packed for")
     require(inputs.ndim == 2 and inputs.shape[1] == matrix.inputs, "inputs", f"be [rows, {matrix.inputs}]")
     padded = torch.nn.functional.pad(inputs, (0, -inputs.shape[1] % PANEL)).contiguous()
+    if padded.shape[1] * padded.element_size() % _PAGE == 0:
+        padded = torch.nn.functional.pad(padded, (0, PANEL))
     output = torch.empty(len(inputs), matrix.outputs)
     thread_pool.library.quire_linear(
         thread_pool.handle,

@@ -303,6 +303,11 @@ def widths(model: RandomDecoder) -> None:
     model.layers[1].is_gated = False
 
 
+def rows_of_whole_pages(model: RandomDecoder) -> None:
+    model.layers[0].resize(1024)
+    model.layers[1].resize(2048)
+
+
 def head_bias(model: RandomDecoder) -> None:
     model.head_bias = torch.randn(VOCAB) * 3
 
@@ -316,7 +321,7 @@ CHANGES: dict[str, Change] = {
     **{change.__name__: change for change in (
         layer_norms, epsilons, head_norms, one_head_norm, joint_norms, post_norms, one_post_norm, no_positions,
         one_layer_without_positions, two_ropes, partial_rotation, position_embedding, embedding_scale, parallel,
-        one_parallel_layer_with_post_norms, widths, head_bias, logits_soft_cap,
+        one_parallel_layer_with_post_norms, widths, rows_of_whole_pages, head_bias, logits_soft_cap,
     )},
     **{
         f"{'gated' if is_gated else 'plain'}-{code.name.lower()}": activation(code, is_gated)

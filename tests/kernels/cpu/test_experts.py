@@ -180,6 +180,7 @@ def _assert_near(computed: Tensor, expected: Tensor, dtype: torch.dtype) -> None
         {"num_experts": 24, "num_chosen": 5, "groups": (4, 2, 2), "scoring": ExpertScoring.SIGMOID, "biased": True},
         {"num_experts": 7, "scoring": ExpertScoring.SIGMOID, "shared": 17},
         {"num_experts": 19, "biased": True},
+        {"num_experts": 3, "width": 1024, "hidden": 2048, "shared": 32},
     ],
     ids=str,
 )

@@ -10,8 +10,8 @@ from quire_kernels.cpu.linear import MatrixFormat, linear, pack_matrix
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-@pytest.mark.parametrize("rows", [0, 1, 2, 13, 14, 15, 29, 200])
-@pytest.mark.parametrize(("inputs", "outputs"), [(2, 1), (48, 97), (49, 31), (576, 960), (1536, 33)])
+@pytest.mark.parametrize("rows", [0, 1, 2, 12, 13, 14, 15, 29, 200])
+@pytest.mark.parametrize(("inputs", "outputs"), [(2, 1), (48, 97), (49, 31), (576, 960), (1536, 33), (2048, 40)])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_products(rows: int, inputs: int, outputs: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)

@@ -211,7 +211,8 @@ private:
         }
     }
 
-    // With HALVES, a group of keys spans two blocks.
+    // With HALVES, a group of keys spans two blocks. All loops over the sums are unrolled, here and in gather_part(): else GCC
+    // also stores each sum in each step, which takes longer than the products.
     template <int R, int G, bool HALVES, bool FETCH>
     void score_groups(int64_t row, int64_t first) {
         Sums sums[R][G] = {};
@@ -236,7 +237,9 @@ private:
                 for (int g = 0; g < G; ++g) sums[r][g] = Lane<T>::multiply_add(x, keys[g], sums[r][g]);
             }
         }
+#pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
             for (int g = 0; g < G; ++g) store(&scores_[(row + r) * TILE_KEYS + (first + g) * LANES], sums[r][g]);
     }
 
@@ -347,7 +350,9 @@ private:
     void gather_part(int64_t row, int64_t d) {
         Sums sums[R][G];
         float* output = &output_[row * dim_ + d];
+#pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
             for (int g = 0; g < G; ++g) sums[r][g] = load_sums(output + r * dim_ + g * LANES);
         const T* weights = &weights_[row * TILE_KEYS];
         // Values beyond the context are not read: they may be NaN, and zero times NaN is NaN.
@@ -370,7 +375,9 @@ private:
                 for (int g = 0; g < G; ++g) sums[r][g] = Lane<T>::multiply_add(x, values[g], sums[r][g]);
             }
         }
+#pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
             for (int g = 0; g < G; ++g) store(output + r * dim_ + g * LANES, sums[r][g]);
     }
 

@@ -230,8 +230,8 @@ int64_t quire_top_logprobs(void* pool_, const float* logits, int64_t rows, int64
     });
 }
 
-// Adds the outputs of experts for `rows` rows of the type, padded to their stride and to whole tiles of rows with zeros, to
-// output [rows, stride] float32.
+// Adds the outputs of experts for `rows` rows of the type, padded with zeros to a stride of whole panels, to output
+// [rows, stride] float32.
 int64_t quire_experts(void* pool_, Type type, [[maybe_unused]] int64_t use_amx, const Experts* experts, const void* rows,
                       int64_t num_rows, float* output) {
     return guarded([&] {
@@ -242,10 +242,14 @@ int64_t quire_experts(void* pool_, Type type, [[maybe_unused]] int64_t use_amx, 
             mixture.include(*experts);
             mixture.reserve(num_rows);
             Buffer<Element> scratch(mixture.scratch_size() * pool.size());
-            const int64_t stride = round_up(experts->router.inputs, PANEL);
+            const int64_t stride = round_up(experts->router.inputs, PANEL), width = Product::width(stride);
+            // Products read whole tiles of rows.
+            Buffer<Element> padded(round_up(num_rows, Product::ROWS) * width);
+            for (int64_t row = 0; row < num_rows; ++row)
+                std::copy_n(static_cast<const Element*>(rows) + row * stride, stride, &padded[row * width]);
             pool.run([&](int thread) {
                 const typename Product::Registers registers;
-                mixture.add(*experts, static_cast<const Element*>(rows), num_rows, output, stride, false,
+                mixture.add(*experts, padded.data(), num_rows, output, stride, false,
                             &scratch[thread * mixture.scratch_size()]);
             });
         };
