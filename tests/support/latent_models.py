@@ -1,11 +1,17 @@
 """Tiny configs of models with latent attention, in which each feature of theirs changes tokens."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file, save_file
 from transformers import DeepseekV2Config, DeepseekV3Config
 
 from transformers_models import COMMON
+from worker_svc.model.architecture import describe
+from worker_svc.model.config import read_config
+from worker_svc.model.description import ModelDescription
 
 _SIZES: dict[str, Any] = {
     **COMMON, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -61,3 +67,22 @@ NOT_DESCRIBED: dict[str, Callable[[], Any]] = {
     ),
 }  # fmt: skip
 """Configs of the same architectures that a description cannot express."""
+
+
+def save(save_model: Callable[..., Path], name: str) -> Path:
+    """Saves a variant, of which the biases of the choice are no zeros as in a new model."""
+    directory = save_model(VARIANTS[name]())
+    path = directory / "model.safetensors"
+    generator = torch.Generator().manual_seed(3)
+    tensors = load_file(path)
+    for tensor_name, tensor in tensors.items():
+        if tensor_name.endswith("e_score_correction_bias"):
+            tensors[tensor_name] = torch.randn(tensor.shape, generator=generator).to(tensor.dtype)
+    save_file(tensors, path, metadata={"format": "pt"})
+    return directory
+
+
+def describe_saved(directory: Path) -> ModelDescription:
+    described = describe(read_config(directory))
+    assert described is not None
+    return described

@@ -1,6 +1,5 @@
 """Models with latent attention compute what transformers computes, and the cache holds one vector for each token."""
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import log_softmax
 from transformers import AutoModelForCausalLM
@@ -25,17 +24,11 @@ from runner_steps import Generate, new_sequence, run_step
 from transformers_models import VOCAB
 from worker_svc.attention import AttentionKind, CompiledKernels
 from worker_svc.cache import CacheShape
-from worker_svc.model.architecture import describe
 from worker_svc.model.config import UnsupportedModel, read_config
 from worker_svc.model.decoder_states import load_decoder_states
 from worker_svc.model.description import (
     AttentionSpec,
-    ExpertGroups,
-    ExpertScores,
-    ExpertsSpec,
-    InvalidDescription,
     ModelDescription,
-    RopeKind,
 )
 from worker_svc.model.loading import load, unsupported_natively
 from worker_svc.step import SamplingParams, ScheduledSequence
@@ -50,27 +43,14 @@ PROMPTS = prompts(1, 15, 16, 17, 40, 65)
 NUM_TOKENS = 12
 
 
-def _save(save_model: Save, name: str) -> Path:
-    """Biases of the choice are zeros in a new model: here they are not."""
-    directory = save_model(latent_models.VARIANTS[name]())
-    path = directory / "model.safetensors"
-    generator = torch.Generator().manual_seed(3)
-    tensors = load_file(path)
-    for tensor_name, tensor in tensors.items():
-        if tensor_name.endswith("e_score_correction_bias"):
-            tensors[tensor_name] = torch.randn(tensor.shape, generator=generator).to(tensor.dtype)
-    save_file(tensors, path, metadata={"format": "pt"})
-    return directory
-
-
 @pytest.fixture(scope="module", params=latent_models.VARIANTS)
 def directory(request: pytest.FixtureRequest, save_model: Save) -> Path:
-    return _save(save_model, request.param)
+    return latent_models.save(save_model, request.param)
 
 
 @pytest.fixture(scope="module")
 def description(directory: Path) -> ModelDescription:
-    return _describe(directory)
+    return latent_models.describe_saved(directory)
 
 
 def test_tensors_are_those_that_transformers_saves(directory: Path, description: ModelDescription) -> None:
@@ -152,84 +132,6 @@ def test_hidden_states_of_prompts_are_those_of_transformers(directory: Path, des
             torch.testing.assert_close(ours, expected, atol=2e-4, rtol=1e-3)
 
 
-def _without_temperature(described: ModelDescription) -> ModelDescription:
-    return _attention(described, lambda spec: replace(spec, scale=0.2236))
-
-
-def _without_yarn(described: ModelDescription) -> ModelDescription:
-    def unscaled(spec: AttentionSpec) -> AttentionSpec:
-        assert spec.rope is not None
-        return replace(spec, rope=replace(spec.rope, kind=RopeKind.DEFAULT))
-
-    return _attention(described, unscaled)
-
-
-def _other_pairs(described: ModelDescription) -> ModelDescription:
-    def turned(spec: AttentionSpec) -> AttentionSpec:
-        assert spec.latent is not None
-        return replace(spec, latent=replace(spec.latent, rotates_neighbours=not spec.latent.rotates_neighbours))
-
-    return _attention(described, turned)
-
-
-WITHOUT: dict[str, tuple[str, Change]] = {
-    "temperature": ("deepseek-v2", _without_temperature),
-    "yarn": ("deepseek-v2", _without_yarn),
-    "pairs": ("deepseek-v2", _other_pairs),
-    "pairs of halves": ("deepseek-v3-plain", _other_pairs),
-    "groups": ("deepseek-v2", lambda described: _experts(described, groups=None)),
-    "groups of two": (
-        "deepseek-v3",
-        lambda described: _experts(described, groups=ExpertGroups(4, 2, 1)),
-    ),
-    "factor": ("deepseek-v2", lambda described: _experts(described, scale=1.0)),
-    "sigmoids": ("deepseek-v3", lambda described: _experts(described, scores=ExpertScores.SOFTMAX)),
-    "normalisation": ("deepseek-v3", lambda described: _experts(described, normalized=False)),
-}
-
-
-@pytest.mark.parametrize("feature", WITHOUT)
-def test_each_feature_changes_the_result(feature: str, save_model: Save) -> None:
-    """Otherwise the tests above would pass without it."""
-    name, change = WITHOUT[feature]
-    directory = _save(save_model, name)
-    every = SamplingParams(logprobs=VOCAB)
-    tops = []
-    for described in (_describe(directory), change(_describe(directory))):
-        driver = Driver(make_runner(directory, description=described))
-        driver.generate([PROMPTS[-1]], 1, every)
-        ((reported,),) = driver.logprobs.values()
-        tops.append(dict(reported.top))
-    assert tops[0] != pytest.approx(tops[1], abs=1e-3)
-
-
-def test_the_bias_of_the_choice_changes_tokens(save_model: Save) -> None:
-    config = latent_models.VARIANTS["deepseek-v3"]()
-    plain, biased = save_model(config), _save(save_model, "deepseek-v3")
-    asked = [PROMPTS[-1]]
-    assert Driver(make_runner(plain)).generate(asked, 12) != Driver(make_runner(biased)).generate(asked, 12)
-
-
-def test_layers_that_predict_further_tokens_are_left_out(save_model: Save) -> None:
-    directory = _save(save_model, "deepseek-v3")
-    path = directory / "model.safetensors"
-    expected = Driver(make_runner(directory)).generate(PROMPTS[:3], 4)
-    tensors = load_file(path)
-    save_file(tensors | {"model.layers.3.eh_proj.weight": torch.ones(2, 2)}, path)
-    with pytest.raises(UnsupportedModel, match=re.escape("model.layers.3.eh_proj.weight")):
-        make_runner(directory)
-    described = replace(_describe(directory), unused_prefixes=("model.layers.3.",))
-    assert Driver(make_runner(directory, description=described)).generate(PROMPTS[:3], 4) == expected
-    config = latent_models.VARIANTS["deepseek-v3"]()
-    config.num_nextn_predict_layers = 1
-    assert describe(config) == replace(described)
-
-
-@pytest.mark.parametrize("name", latent_models.NOT_DESCRIBED)
-def test_what_a_description_cannot_hold_is_not_described(name: str) -> None:
-    assert describe(latent_models.NOT_DESCRIBED[name]()) is None
-
-
 def test_the_triton_kernels_compute_the_tokens_of_transformers(directory: Path, reference: Generate) -> None:
     asked = [*prompts(2), *PROMPTS[2:4]]
     expected = reference(directory, asked, 4)
@@ -280,7 +182,7 @@ def test_bits_stay_the_same_with_drafts_prefixes_and_preemptions_together(
     kernels: str, name: str, dtype: torch.dtype, preemption: str, save_model: Save, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order_dots(monkeypatch)
-    directory = _save(save_model, name)
+    directory = latent_models.save(save_model, name)
     device = DEVICE if kernels == "fused" else "cpu"
     options: dict[str, Any] = {"device": device, "dtype": dtype, "block_size": 8, "deterministic": kernels == "fused"}
     shared, *others = prompts(17, 1, 7, 8)
@@ -306,7 +208,7 @@ def test_bits_stay_the_same_with_drafts_prefixes_and_preemptions_together(
 
 
 def test_a_cache_in_8_bits_changes_little(save_model: Save) -> None:
-    directory = _save(save_model, "deepseek-v2-lite")
+    directory = latent_models.save(save_model, "deepseek-v2-lite")
     tops = []
     # The interpreter does not round float8.
     for cache_dtype in (None, torch.int8):
@@ -404,69 +306,8 @@ def test_bfloat16_is_as_near_to_float32_by_the_compiled_kernels_as_by_torch(dire
     assert (ours - exact).norm() < 1.5 * (near - exact).norm()
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"num_kv_heads": 2}, "^num_kv_heads: must be 1"),
-        ({"head_dim": 24}, "^head_dim: must be 32"),
-        ({"window": 5}, "^window: must be absent"),
-        ({"rope": None}, "^rope: must be of 8 rotated dimensions"),
-        ({"latent": {"value_dim": 21}}, "^kv_up: must be of 132 outputs"),
-        ({"latent": {"rank": 25}}, "^head_dim: must be 33"),
-        ({"latent": {"query_norm": None}}, "^query_norm: must be present with query_up alone"),
-        ({"latent": {"query_norm": None, "query_up": None}}, r"^qkv: must be of the outputs \(80, 32\)"),
-    ],
-    ids=str,
-)
-def test_sizes_that_contradict_each_other_are_refused(changes: dict[str, Any], message: str) -> None:
-    described = describe(latent_models.VARIANTS["deepseek-v2"]())
-    assert described is not None
-    spec = described.layers[0].attention
-    assert spec.latent is not None
-    if "latent" in changes:
-        changes = {"latent": replace(spec.latent, **changes["latent"])} if changes["latent"] else changes
-    with pytest.raises(InvalidDescription, match=message):
-        replace(spec, **changes)
-
-
-@pytest.mark.parametrize(
-    ("groups", "message"),
-    [
-        (ExpertGroups(3, 1, 1), "^groups: must be a divisor of 8 experts"),
-        (ExpertGroups(4, 5, 1), "^groups: must be chosen among 4"),
-        (ExpertGroups(4, 2, 3), "^groups: must be of at least 3 experts"),
-        (ExpertGroups(4, 1, 1), "^num_chosen: must be 1 to 2 experts"),
-    ],
-    ids=str,
-)
-def test_groups_that_do_not_fit_are_refused(groups: ExpertGroups, message: str) -> None:
-    described = describe(latent_models.VARIANTS["deepseek-v2"]())
-    assert described is not None
-    with pytest.raises(InvalidDescription, match=message):
-        _experts(described, groups=groups)
-
-
 def _all_logprobs(directory: Path, kernels: str, dtype: torch.dtype) -> Tensor:
     """Log-probabilities of all tokens after each prompt [num_prompts, vocab_size]."""
     driver = Driver(make_runner(directory, kernels, dtype=dtype))
     driver.generate(PROMPTS, 1, SamplingParams(logprobs=VOCAB))
     return torch.tensor([[value for _, value in sorted(of_one[0].top)] for of_one in driver.logprobs.values()])
-
-
-def _describe(directory: Path) -> ModelDescription:
-    described = describe(read_config(directory))
-    assert described is not None
-    return described
-
-
-def _attention(described: ModelDescription, change: Callable[[AttentionSpec], AttentionSpec]) -> ModelDescription:
-    layers = tuple(replace(layer, attention=change(layer.attention)) for layer in described.layers)
-    return replace(described, layers=layers)
-
-
-def _experts(described: ModelDescription, **changes: Any) -> ModelDescription:
-    layers = tuple(
-        replace(layer, mlp=replace(layer.mlp, **changes)) if isinstance(layer.mlp, ExpertsSpec) else layer
-        for layer in described.layers
-    )
-    return replace(described, layers=layers)
