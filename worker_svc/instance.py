@@ -282,11 +282,13 @@ def _kernels(
     if choice == "torch":
         return AttentionKind.TORCH
     refused: str | None
-    if model_description is not None and unsupported_reason(model_description, COMPILED) is None:
+    reason = None if model_description is None else unsupported_reason(model_description, COMPILED)
+    if model_description is not None and reason is None:
         refused = check_compiled_support(model_description.layout.head_dim, settings.block_size, dtype)
     else:
         # Of other models they compute the attention if they support its shape; that is known after loading.
-        refused = "only models that are computed natively support QUIRE_QUANTIZATION" if is_quantized else None
+        computed = "only models that are computed natively support QUIRE_QUANTIZATION"
+        refused = None if not is_quantized else computed if reason is None else f"they do not compute {reason}"
     if refused is None:
         try:
             return CompiledKernels(start_thread_pool(settings, report), _FORMATS[quantization])

@@ -33,7 +33,7 @@ from worker_svc.model.tensor_names import described_names
 from worker_svc.model.value_models import computes_values
 from worker_svc.model.weight_format import WeightFormat, format_of, names_read
 from worker_svc.model.weights import open_weights, weight_files
-from worker_svc.model_fit import bytes_per_weight
+from worker_svc.model_fit import SMALLER, bytes_per_weight
 from worker_svc.settings import WorkerSettings
 
 _GIB = 2**30
@@ -337,8 +337,8 @@ def _judge(
 ) -> Finding:
     on_cpu = device.type == "cpu"
     smaller = "use a smaller model or a machine with more memory"
-    if on_cpu and estimate.block:  # quantization is for decoders
-        smaller += ", or QUIRE_QUANTIZATION=int8"
+    if on_cpu and estimate.block and (others := SMALLER.get(settings.quantization)):  # quantization is for decoders
+        smaller += f", or QUIRE_QUANTIZATION={others[0]}"
     if num_workers * estimate.weights > estimate.free:
         return wrong(found, "the weights do not fit in memory", f"{smaller}; or raise the limit of the container")
     if estimate.block == 0:

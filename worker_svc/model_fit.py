@@ -21,8 +21,11 @@ _GIB = 2**30
 _LEAST_TOKENS = 256  # of the sequence that must fit, where no setting says how long one may be
 _PER_NUMBER = {"int8": 1.0, "w8a8": 1.0, "w4a16": 0.625, "w4a8": 0.625}
 """Bytes of a weight, by QUIRE_QUANTIZATION: a group of 32 numbers in 4 bits has 4 bytes more."""
+SMALLER = {"none": ("int8", "w4a16"), "int8": ("w4a16",), "w8a8": ("w4a8",)}
+"""What takes less, by QUIRE_QUANTIZATION."""
 _FORMS = {"int8": "8 bits", "w8a8": "8 bits", "w4a16": "4 bits", "w4a8": "4 bits"}
 _PLAIN = {"F64", "F32", "F16", "BF16"}  # stored numbers that are converted to the dtype of the computation
+_DENSE = ("embed", "kv_b_proj")  # matrices that are not quantized: see `_CompiledBuilder.latent`
 _STORED = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}  # bytes; all others have one
 
 
@@ -31,7 +34,9 @@ class WeightSizes:
     """A model's numbers, from the headers of its files."""
 
     matrices: int
-    """Numbers of matrices other than embeddings, those of experts included: what is quantized."""
+    """Numbers of matrices that are quantized, those of experts included."""
+    head: int
+    """Numbers of the head. In 4 bits too, it has 8."""
     others: int
     packed_bytes: int
     """Bytes of what is stored in another form than plain numbers: it is quantized already."""
@@ -39,7 +44,8 @@ class WeightSizes:
     def num_bytes(self, dtype: torch.dtype, quantization: str = "none") -> int:
         """The least memory of the weights."""
         of_matrices = int(self.matrices * bytes_per_weight(quantization, dtype))
-        return of_matrices + self.others * dtype.itemsize + self.packed_bytes
+        of_head = self.head * (1 if quantization in _PER_NUMBER else dtype.itemsize)
+        return of_matrices + of_head + self.others * dtype.itemsize + self.packed_bytes
 
 
 def bytes_per_weight(quantization: str, dtype: torch.dtype) -> float:
@@ -49,7 +55,7 @@ def bytes_per_weight(quantization: str, dtype: torch.dtype) -> float:
 
 def read_weight_sizes(directory: Path) -> WeightSizes:
     """The sizes of a model's weights. Raises UnsupportedModel if a file is missing or damaged."""
-    matrices = others = packed_bytes = 0
+    matrices = head = others = packed_bytes = 0
     for path in weight_files(directory):
         with open_weights(path) as file:
             for name in file.keys():  # noqa: SIM118
@@ -57,11 +63,13 @@ def read_weight_sizes(directory: Path) -> WeightSizes:
                 shape, stored = tensor.get_shape(), tensor.get_dtype()
                 if stored not in _PLAIN:
                     packed_bytes += prod(shape) * _STORED.get(stored, 1)
-                elif len(shape) > 1 and "embed" not in name:
+                elif name.startswith("lm_head."):
+                    head += prod(shape)
+                elif len(shape) > 1 and not any(part in name for part in _DENSE):
                     matrices += prod(shape)
                 else:
                     others += prod(shape)
-    return WeightSizes(matrices, others, packed_bytes)
+    return WeightSizes(matrices, head, others, packed_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +114,7 @@ def check_fits(
     if needed.all <= free:
         return
     ways = list(_ways(settings, description, device, dtype, cache_dtype, num_tokens, free, need))
-    numbers = sizes.matrices + sizes.others
+    numbers = sizes.matrices + sizes.head + sizes.others
     largest = free / bytes_per_weight(quantization, dtype)
     otherwise = f"a model of at most {largest / 1e6:,.0f} million parameters, or {_gib(needed.all)} of free memory"
     kv = f" and {_gib(needed.kv)} for the keys and values of {num_tokens:,} tokens" if needed.kv else ""
@@ -147,9 +155,9 @@ def _ways(
     may_halve = dtype is torch.float32 and (device.type == "cuda" or has_bfloat16())
     if may_halve and (found := need(half, quantization, least)).all <= free:
         yield f"QUIRE_DTYPE=bfloat16 ({_gib(found.all)})"
-    may_quantize = quantization == "none" and device.type == "cpu" and settings.kernels in ("auto", "compiled")
+    may_quantize = device.type == "cpu" and settings.kernels in ("auto", "compiled")
     if may_quantize and description is not None and unsupported_reason(description, COMPILED) is None:
-        for smaller in ("int8", "w4a16"):
+        for smaller in SMALLER.get(quantization, ()):
             for each, name in ((dtype, ""), (half, " with QUIRE_DTYPE=bfloat16")):
                 found = need(each, smaller, least)
                 if found.all <= free and (each is dtype or may_halve):

@@ -6,6 +6,7 @@ Linear layers are read one after the other, and each is released before the next
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from worker_svc.model.description import (
@@ -70,8 +71,11 @@ class BodyBuilder(Protocol[LinearT_co, NormT_co, ExpertsT_co]):
 class Builder(BodyBuilder[LinearT_co, NormT_co, ExpertsT_co], Protocol[LinearT_co, NormT_co, ExpertsT_co, HeadT_co]):
     """Makes a backend's weights from tensors."""
 
-    def head(self, layer: LinearLayer, weight: Tensor, bias: Tensor | None) -> HeadT_co:
-        """The head, of a weight [vocab_size, hidden_size] that may be the embedding too, and a bias [vocab_size]."""
+    def head(self, layer: LinearLayer, weight: Tensor, bias: Tensor | None, code_scales: Tensor | None) -> HeadT_co:
+        """The head, of a weight [vocab_size, hidden_size] that may be the embedding too, and a bias [vocab_size].
+
+        `code_scales` [vocab_size] are those of stored codes in 8 bits, see `LinearWeights`; None for an embedding.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +150,12 @@ def build(
         drop_head(description, checkpoint)
         name = description.head.stored[0].name
         weight = body.embedding[shard.share(description.vocab_size, description.head.split_unit, name)]
-        bias = None
+        bias = code_scales = None
     else:
-        weight, bias = LinearWeights(description.head, checkpoint, shard).fused()
-    head = builder.head(description.head, weight, bias)
+        weights = LinearWeights(description.head, checkpoint, shard)
+        weight, bias = weights.fused()
+        code_scales = torch.cat(weights.code_scales)
+    head = builder.head(description.head, weight, bias, code_scales)
     return BuiltModel(body.embedding, body.positions, body.layers, body.norm, head)
 
 

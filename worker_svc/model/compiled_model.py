@@ -110,9 +110,9 @@ class _CompiledBuilder:
             query,
         )
 
-    def head(self, layer: LinearLayer, weight: Tensor, bias: Tensor | None) -> PackedMatrix:
+    def head(self, layer: LinearLayer, weight: Tensor, bias: Tensor | None, code_scales: Tensor | None) -> PackedMatrix:
         matrix_format = self._format_of(layer)
-        return self._pack(_OF_HEADS.get(matrix_format, matrix_format), weight, bias)
+        return self._pack(_OF_HEADS.get(matrix_format, matrix_format), weight, bias, code_scales)
 
     def _mlp(self, weights: MlpWeights) -> tuple[PackedMatrix, PackedMatrix]:
         return self._linear(weights.gate_up, of_expert=True), self._linear(weights.down, of_expert=True)

@@ -98,7 +98,15 @@ def features(description: ModelDescription) -> Iterator[tuple[Feature, str]]:
         named = ", ".join(map(str, sorted(shapes)))
         yield Feature.HEADS_PER_LAYER, f"layers of different shapes (heads, KV heads, dimensions): {named}"
     latents = [attention.latent for attention in attentions]
-    if len({each and (each.rank, each.plain_dim, each.value_dim, each.query_norm is None) for each in latents}) > 1:
+    if (
+        len(
+            {
+                each and (each.rank, each.plain_dim, each.value_dim, each.query_norm and each.query_norm.size)
+                for each in latents
+            }
+        )
+        > 1
+    ):
         yield Feature.HEADS_PER_LAYER, "layers of different latent attention"
     if any((attention.query_norm is None) != (attention.key_norm is None) for attention in attentions):
         yield Feature.SINGLE_HEAD_NORM, "norms of queries or keys alone"

@@ -41,7 +41,7 @@ COMPUTED = BY_EVERY_BACKEND | {
 class _TorchBuilder(TorchBodyBuilder):
     """Makes torch's weights from a checkpoint's."""
 
-    def head(self, layer: LinearLayer, weight: Tensor, bias: Tensor | None) -> Head:
+    def head(self, layer: LinearLayer, weight: Tensor, bias: Tensor | None, code_scales: Tensor | None) -> Head:
         return Head(weight, bias)
 
 

@@ -98,7 +98,7 @@ class _TritonBuilder:
             weight = weight.float() + norm.weight_offset
         return RowNorm(weight, norm.eps, bias, is_centered=norm.kind is NormKind.LAYER)
 
-    def head(self, layer: LinearLayer, weight: Tensor, bias: Tensor | None) -> _DeviceHead:
+    def head(self, layer: LinearLayer, weight: Tensor, bias: Tensor | None, code_scales: Tensor | None) -> _DeviceHead:
         return _DeviceHead(weight, bias)
 
 

@@ -68,6 +68,7 @@ def amx_linear(thread_pool: ThreadPool, inputs: Tensor, matrix: PackedMatrix) ->
     rows = pad(inputs.float(), (0, -inputs.shape[1] % DEPTH)).contiguous()
     num_parts = 2 if inputs.dtype == torch.float32 else 1
     require(num_parts * rows.shape[1] == matrix.inputs, "inputs", "be those of the matrix")
+    require(matrix.order is None, "matrix", "have its inputs in order")
     output = torch.empty(len(rows), matrix.outputs)
     thread_pool.library.quire_amx_linear(
         thread_pool.handle,

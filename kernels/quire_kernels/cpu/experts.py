@@ -79,6 +79,8 @@ class PackedExperts:
         args.num_experts, args.num_chosen = len(self.gate_up), self.num_chosen
         args.is_normalized, args.scale, args.activation = int(self.is_normalized), self.scale, self.activation
         args.router = self.router.args()
+        every = [self.router, *self.gate_up, *self.down, *(self.shared or ())]
+        require(all(matrix.order is None for matrix in every), "matrices", "have their inputs in order")
         for name, matrices in (("gate_up", self.gate_up), ("down", self.down)):
             # The structure keeps the array alive.
             setattr(args, name, (MatrixArgs * len(matrices))(*(matrix.args() for matrix in matrices)))

@@ -159,7 +159,7 @@ def pack_nibbles(
     outputs, inputs = weight.codes.shape
     padded = -(-inputs // input_multiple) * input_multiple
     scales, factors = split_scales(weight.scales)
-    zeros, codes = weight.zeros.half().contiguous(), weight.codes.contiguous()
+    scales, zeros, codes = scales.contiguous(), weight.zeros.half().contiguous(), weight.codes.contiguous()
     order = None
     if weight.order is not None:
         order = torch.cat([weight.order, torch.arange(inputs, padded)]).int()
@@ -169,7 +169,7 @@ def pack_nibbles(
     matrix = PackedMatrix(outputs, padded, dtype, matrix_format, panels, _padded(factors), biases, weight.group, order)
     thread_pool.library.quire_pack_nibbles(
         codes.data_ptr(),
-        scales.contiguous().data_ptr(),
+        scales.data_ptr(),
         zeros.data_ptr(),
         byref(matrix.args()),
         inputs,

@@ -36,9 +36,11 @@ class NibbleWeight:
 
 def quantize_in_nibbles(thread_pool: ThreadPool, weight: Tensor, group: int = GROUP_SIZES[0]) -> NibbleWeight:
     """Rounds a weight [outputs, inputs] of float32 or bfloat16 to 16 steps in each group, with 0 between the first and
-    the last: over the whole range of the group's numbers or a part of it, whatever has the least squared error.
+    the last: over the whole range of the group's numbers or a part of it, whatever has the least squared error. A group
+    with a number that is not finite has the scale NaN.
     """
     require(group in GROUP_SIZES, "group", "be 32, 64 or 128")
+    weight = weight.contiguous()
     outputs, inputs = weight.shape
     num_groups = -(-inputs // group)
     codes = torch.empty(outputs, inputs, dtype=torch.uint8)
@@ -46,7 +48,7 @@ def quantize_in_nibbles(thread_pool: ThreadPool, weight: Tensor, group: int = GR
     thread_pool.library.quire_quantize_nibbles(
         thread_pool.handle,
         type_of(weight.dtype),
-        weight.contiguous().data_ptr(),
+        weight.data_ptr(),
         outputs,
         inputs,
         group,
@@ -59,9 +61,10 @@ def split_scales(scales: Tensor) -> tuple[Tensor, Tensor]:
     """Scales [outputs, groups] as float16 ones, and a power of two for each output, float32 [outputs], that each is
     multiplied by.
 
-    The largest of an output is between 2**14 and 2**15: those down to 2**-28 of it have all bits of float16.
+    The largest of an output is between 2**14 and 2**15: those down to 2**-28 of it have all bits of float16. An output
+    with a scale that is not finite is NaN.
     """
     peaks = scales.abs().amax(1)
     _, exponents = torch.frexp(torch.where(peaks > 0, peaks, torch.ones_like(peaks)))
-    factors = torch.ldexp(torch.ones_like(peaks), exponents - 15)
+    factors = torch.ldexp(torch.ones_like(peaks), exponents - 15).masked_fill(~peaks.isfinite(), torch.nan)
     return (scales / factors[:, None]).half(), factors

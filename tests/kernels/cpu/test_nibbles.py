@@ -120,6 +120,30 @@ def test_a_dense_weight_is_rounded_when_it_is_packed() -> None:
     torch.testing.assert_close(restored, quantize_in_nibbles(pool, weight).dense(), rtol=1e-6, atol=1e-7)
 
 
+def test_a_weight_may_be_a_view() -> None:
+    torch.manual_seed(0)
+    pool, weight = compiled.thread_pool(), torch.randn(600, 500)
+    expected, found = (quantize_in_nibbles(pool, each) for each in (weight.t().contiguous(), weight.t()))
+    assert torch.equal(found.codes, expected.codes)
+    assert torch.equal(found.scales, expected.scales)
+    turned = NibbleWeight(found.codes, found.scales.t().contiguous().t(), found.zeros.t().contiguous().t(), found.group)
+    x = torch.randn(3, 600)
+    assert torch.equal(multiply(x, turned, MatrixFormat.W4A16), multiply(x, found, MatrixFormat.W4A16))
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("matrix_format", FORMATS, ids=lambda each: each.name)
+def test_an_output_with_a_weight_that_is_not_finite_is_not(matrix_format: MatrixFormat, number: float) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(40, 100)
+    weight[3, 70] = number
+    pool = compiled.thread_pool()
+    product = linear(pool, torch.randn(5, 100), pack_matrix(pool, weight, matrix_format=matrix_format))
+    is_finite = product.isfinite()
+    assert not bool(is_finite[:, 3].any())
+    assert int(is_finite.sum()) == 5 * 39
+
+
 def test_scales_of_outputs_may_be_far_apart() -> None:
     torch.manual_seed(0)
     weight = weight_of(6, 64, 32)

@@ -52,13 +52,15 @@ def test_the_sizes_are_those_of_the_tensors(tmp_path: Path) -> None:
         "model.layers.1.mlp.experts.down_proj": torch.zeros(2, 8, 6),
         "model.norm.weight": torch.zeros(8),
         "model.layers.0.mlp.down_proj.qweight": torch.zeros(4, 4, dtype=torch.int32),
+        "model.layers.0.self_attn.kv_b_proj.weight": torch.zeros(3, 8),
+        "lm_head.weight": torch.zeros(10, 8),
     }
     save_file(tensors, tmp_path / "model.safetensors")
     sizes = read_weight_sizes(tmp_path)
-    assert (sizes.matrices, sizes.others, sizes.packed_bytes) == (144, 88, 64)
-    assert sizes.num_bytes(torch.float32) == 4 * (144 + 88) + 64
-    assert sizes.num_bytes(torch.bfloat16, "w8a8") == 144 + 2 * 88 + 64
-    assert sizes.num_bytes(torch.bfloat16, "w4a16") == 144 // 8 * 5 + 2 * 88 + 64
+    assert (sizes.matrices, sizes.head, sizes.others, sizes.packed_bytes) == (144, 80, 112, 64)
+    assert sizes.num_bytes(torch.float32) == 4 * (144 + 80 + 112) + 64
+    assert sizes.num_bytes(torch.bfloat16, "w8a8") == 144 + 80 + 2 * 112 + 64
+    assert sizes.num_bytes(torch.bfloat16, "w4a16") == 144 // 8 * 5 + 80 + 2 * 112 + 64
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
@@ -97,6 +99,17 @@ def test_the_line_says_what_is_needed_what_there_is_and_what_would_fit(
         assert part in text, text
     if "torch" in args:
         assert "int8" not in text
+
+
+@pytest.mark.parametrize(("quantization", "smaller"), [("int8", "w4a16"), ("w8a8", "w4a8"), ("w4a16", None)])
+def test_weights_in_8_bits_may_have_4(
+    quantization: str, smaller: str | None, fits: Callable[..., None], tiny_llama: Path
+) -> None:
+    free = 0.99 * read_weight_sizes(tiny_llama).num_bytes(torch.float32, quantization)
+    with pytest.raises(OutOfMemory) as refused:
+        fits(free, "--num-blocks", "1", "--quantization", quantization)
+    assert (f"QUIRE_QUANTIZATION={smaller} (" in str(refused.value)) == (smaller is not None)
+    assert "QUIRE_QUANTIZATION=int8" not in str(refused.value)
 
 
 def test_a_smaller_cache_or_a_shorter_context_is_named_where_it_is_enough(

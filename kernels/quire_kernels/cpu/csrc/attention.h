@@ -83,6 +83,7 @@ public:
         weights_.reserve(rows * TILE_KEYS);
         base_.reserve(rows);
         sums_.reserve(rows * LANES);
+        if (value_dim) shared_values_.reserve(TILE_KEYS * round_up(value_dim, LANES * Lane<T>::VALUES));
     }
 
     // Attention of one tile. `query` is of the whole step, [tokens, heads, head_dim]. Calls put(token, number, values) for
@@ -100,7 +101,6 @@ public:
         value_stride_ = dim_;
         if (cache.is_shared()) {
             value_stride_ = round_up(value_dim_, LANES * V);
-            shared_values_.reserve(TILE_KEYS * value_stride_);
         }
         // Rows of the work space: head by head, query by query, by the heads of a group
         for (int64_t head = 0; head < heads; ++head)

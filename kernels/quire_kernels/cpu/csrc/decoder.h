@@ -114,6 +114,9 @@ public:
         qkv_stride_ = round_up(layers_[0].qkv.outputs, PANEL);
         query_stride_ = model.num_heads * model.head_dim;
         attended_stride_ = Product::width(layers_[0].output.inputs);
+        // Rows in order are at the stride of those that they are taken from.
+        if (ordered_stride_)
+            ordered_stride_ = std::max({ordered_stride_, normed_stride_, attended_stride_, act_stride_, latents_.normed_stride()});
     }
 
     void run(const DecoderStep& step) override {

@@ -78,7 +78,7 @@ inline void keep_best_groups(const Experts& experts, float* ranks) {
             std::fill_n(ranks + group * size, size, -INFINITY);
 }
 
-// A row's experts, and their weights, by its scores, which are overwritten. `ranks` is room for as many numbers.
+// A row's experts, and their weights, by its scores, which are overwritten. `ranks` is scratch memory for as many numbers.
 inline void choose_and_weigh(const Experts& experts, float* scores, float* ranks, int64_t* chosen, float* weights) {
     const int64_t count = experts.num_experts;
     float sum = 1.0f;

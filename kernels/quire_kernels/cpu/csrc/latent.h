@@ -36,7 +36,7 @@ inline int64_t latent_group(int64_t num_heads) {
     return group;
 }
 
-// One thread's room for a token.
+// One thread's scratch memory for a token.
 template <class Element>
 struct LatentRow {
     void reserve(const Latent& latent) {
@@ -70,19 +70,24 @@ public:
         normed_stride_ = Product::width(latent.query_rank);
         query_stride_ = round_up(num_heads_ * latent.query_dim(), PANEL);
         plain_width_ = Product::width(latent.plain_dim);
+        plain_stride_ = Product::width(num_heads_ * plain_width_);
         gathered_width_ = Product::width(latent.rank);
+        gathered_stride_ = Product::width(num_heads_ * gathered_width_);
         summed_dim_ = round_up(latent.rank, LANES);
     }
 
     // Dimensions of the cache's vectors that attention sums, whole vectors of numbers.
     int64_t summed_dim() const { return summed_dim_; }
 
+    // Of the rows that the queries are computed from, where they have a rank.
+    int64_t normed_stride() const { return normed_stride_; }
+
     void reserve(int64_t tokens) {
         const int64_t rows = round_up(tokens, Product::ROWS);
         normed_.reserve(rows * normed_stride_);
         if (normed_stride_) queries_.reserve(tokens * query_stride_);
-        plain_.reserve(rows * num_heads_ * plain_width_);
-        gathered_.reserve(rows * num_heads_ * gathered_width_);
+        plain_.reserve(rows * plain_stride_);
+        gathered_.reserve(rows * gathered_stride_);
     }
 
     // For all threads of the pool: the queries of `tokens`, whose latent vectors are stored, of rows `qkv` at a stride. `multiply`
@@ -112,7 +117,7 @@ public:
             const float* sines = tokens.sines + token * tokens.angle_stride;
             for (int64_t head = 0; head < num_heads_; ++head) {
                 const float* query = queries + token * query_stride + head * latent.query_dim();
-                Element* plain = &plain_[(token * num_heads_ + head) * plain_width_];
+                Element* plain = &plain_[token * plain_stride_ + head * plain_width_];
                 for (int64_t i = 0; i < latent.plain_dim; i += LANES)
                     Product::put(plain, i, load_part(query + i, latent.plain_dim - i));
                 turn(latent, query + latent.plain_dim, cosines, sines, own.turned.data());
@@ -122,7 +127,7 @@ public:
             }
             if (tokens.slots[token] >= 0) store_latent(latent, latents + token * stride, cosines, sines, cache, tokens.slots[token], own);
         });
-        multiply_heads(latent.key_up, plain_, plain_width_, tokens.count, scratch,
+        multiply_heads(latent.key_up, plain_, plain_width_, plain_stride_, tokens.count, scratch,
                        [&](int64_t head, int64_t token, int64_t column, Floats v) {
                            Element* to = tokens.query + (token * num_heads_ + head) * latent.stored_dim();
                            store_part(to + column, v, latent.rank - column);
@@ -133,13 +138,13 @@ public:
     auto put_gathered() {
         return [this](int64_t token, int64_t number, Floats v) {
             if (gathered_width_ != summed_dim_) number = number / summed_dim_ * gathered_width_ + number % summed_dim_;
-            store_floats(&gathered_[token * num_heads_ * gathered_width_ + number], v);
+            store_floats(&gathered_[token * gathered_stride_ + number], v);
         };
     }
 
     // For all threads of the pool: the values of all heads, of what attention has returned.
     void after(const Latent& latent, int64_t num_tokens, Element* values, int64_t stride, Element* scratch) {
-        multiply_heads(latent.value_up, gathered_, gathered_width_, num_tokens, scratch,
+        multiply_heads(latent.value_up, gathered_, gathered_width_, gathered_stride_, num_tokens, scratch,
                        [&](int64_t head, int64_t token, int64_t column, Floats v) {
                            store_part(values + token * stride + head * latent.value_dim + column, v, latent.value_dim - column);
                        });
@@ -177,8 +182,8 @@ private:
 
     // Each head's part of the rows, `width` numbers, times its own matrix. Calls finish(head, row, column, values).
     template <class F>
-    void multiply_heads(const Matrix* matrices, const Buffer<Element>& rows, int64_t width, int64_t num_rows, Element* scratch,
-                        F&& finish) {
+    void multiply_heads(const Matrix* matrices, const Buffer<Element>& rows, int64_t width, int64_t stride, int64_t num_rows,
+                        Element* scratch, F&& finish) {
         const int64_t num_panels = ceil_div(matrices[0].outputs, PANEL);
         const int64_t wanted = ceil_div(TaskGrid::TASKS_PER_THREAD * pool_.size(), num_heads_);
         const int64_t ranges = std::min(num_panels, wanted);
@@ -186,7 +191,7 @@ private:
             const int64_t head = i / ranges, range = i % ranges;
             const Piece piece{TaskGrid::begin(range, num_panels, ranges), TaskGrid::begin(range + 1, num_panels, ranges), 0,
                               num_rows, Product::tile_rows(matrices[head], num_rows)};
-            Product::multiply_piece(matrices[head], piece, task_claim.next(), &rows[head * width], num_heads_ * width, scratch,
+            Product::multiply_piece(matrices[head], piece, task_claim.next(), &rows[head * width], stride, scratch,
                                     task_claim, [&](int64_t row, int64_t panel, Floats left, Floats right) {
                                         finish(head, row, panel * PANEL, left);
                                         finish(head, row, panel * PANEL + LANES, right);
@@ -196,7 +201,9 @@ private:
 
     ThreadPool& pool_;
     const int64_t num_heads_;
-    int64_t normed_stride_ = 0, query_stride_ = 0, plain_width_ = 0, gathered_width_ = 0, summed_dim_ = 0;
+    int64_t normed_stride_ = 0, query_stride_ = 0, summed_dim_ = 0;
+    int64_t plain_width_ = 0, gathered_width_ = 0;    // of a head
+    int64_t plain_stride_ = 0, gathered_stride_ = 0;  // of all heads
     Buffer<float> queries_;
     Buffer<Element> normed_, plain_, gathered_;
 };

@@ -315,7 +315,7 @@ struct VectorFactors {
     // the product takes 1.3 times as long.
     static int64_t width(int64_t columns) {
         const int64_t padded = round_up(columns, PANEL);
-        return padded * static_cast<int64_t>(sizeof(T)) % PAGE ? padded : padded + PANEL;
+        return padded == 0 || padded * static_cast<int64_t>(sizeof(T)) % PAGE ? padded : padded + PANEL;
     }
     static int64_t scratch_size(int64_t inputs) { return expanded_size(inputs); }
     static void put(T* row, int64_t column, Floats v) { store_floats(row + column, v); }

@@ -35,7 +35,7 @@ inline float round_to_11_bits(float x) {
 }
 
 // Rounds the numbers of a group to codes, and stores its scale and zero point. Codes span the range of the numbers and 0, or a
-// part of it: with smaller steps, numbers outside of it are off by more.
+// part of it: with smaller steps, numbers outside of it are off by more. If a number is not finite, the scale is NaN.
 template <class T>
 inline void quantize_to_nibbles(const T* from, int64_t count, uint8_t* codes, float* scale, float* zero) {
     constexpr int64_t MOST = 128;
@@ -50,7 +50,7 @@ inline void quantize_to_nibbles(const T* from, int64_t count, uint8_t* codes, fl
         return code < 0.0f ? Floats{} : code > LARGEST ? splat(LARGEST) : code;
     };
     float best = std::numeric_limits<float>::infinity();
-    *scale = TINY;
+    *scale = std::numeric_limits<float>::quiet_NaN();
     *zero = 0.0f;
     for (const float part : {1.0f, 0.95f, 0.9f, 0.85f, 0.8f}) {
         const float divisor = round_to_11_bits(std::max(range * part / LARGEST, TINY));
@@ -95,7 +95,7 @@ inline void pack_nibbles(const uint8_t* codes, const uint16_t* scales, const uin
 }
 
 // Stores the numbers of eight inputs and sixteen outputs, which are `words`, in a panel of T. Codes, scales and zero points have
-// 4 and 11 bits: in float32 a number is exact.
+// 4 and 11 bits: in float32 a number is exact, if its zero point is whole.
 inline void expand_words(Words words, Floats scale, Floats offset, float* to) {
     for (int i = 0; i < IN_WORD; ++i) {
         const Words codes = (words >> (i % 4 * 8 + i / 4 * 4)) & 0xf;
@@ -113,7 +113,7 @@ inline void expand_words(Words words, Floats scale, Floats offset, BFloat16* to)
     }
 }
 
-// The numbers of a panel in T, rounded once.
+// The numbers of a panel in T.
 template <class T>
 inline void expand_nibbles(const Matrix& m, const uint8_t* panel, T* to) {
     for (int64_t first = 0; first < m.inputs; first += m.group, panel += nibble_group_bytes(m.group)) {

@@ -76,7 +76,7 @@ class KeepNothing:
 
     def experts(self, weights: ExpertWeights) -> None: ...
 
-    def head(self, layer: LinearLayer, weight: Tensor, bias: Tensor | None) -> None: ...
+    def head(self, layer: LinearLayer, weight: Tensor, bias: Tensor | None, code_scales: Tensor | None) -> None: ...
 
 
 class KeepWeights:
@@ -90,7 +90,7 @@ class KeepWeights:
 
     def experts(self, weights: ExpertWeights) -> None: ...
 
-    def head(self, layer: LinearLayer, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def head(self, layer: LinearLayer, weight: Tensor, bias: Tensor | None, code_scales: Tensor | None) -> Tensor:
         return weight
 
 

@@ -80,9 +80,7 @@ def test_a_model_is_computed_with_its_own_codes(
     """Also where the largest code of an output is not 127."""
     directory = save_model(LlamaConfig(**SIZES))
 
-    def quantized(layer: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor] | None:
-        if layer == "lm_head":
-            return None
+    def quantized(layer: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         numbers = quantize(weight, 8, in_order(weight.shape[1], -1), sym=True)
         store = numbers.packed if is_packed else numbers.in_bytes
         return store(layer, sym=True), numbers.dense()
@@ -92,14 +90,17 @@ def test_a_model_is_computed_with_its_own_codes(
         "quant_method": "compressed-tensors",
         "format": "pack-quantized" if is_packed else "int-quantized",
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": fields}},
-        "ignore": ["lm_head"],
     }
     packed = save_quantized(directory, tmp_path / "packed", quantized, quantization_config=config)
     stored, meant = load_file(packed / "model.safetensors"), load_file(directory / "model.safetensors")
     description = describe(read_config(packed))
     assert description is not None
     kernels = CompiledKernels(compiled.thread_pool(), MatrixFormat.INT8)
-    first = load_compiled_model(description, packed, torch.float32, kernels)._built.layers[0]
+    built = load_compiled_model(description, packed, torch.float32, kernels)._built
+    of_head = stored["lm_head.weight_scale"].flatten().float()
+    assert built.head.scales is not None
+    assert torch.equal(built.head.scales[: len(of_head)], of_head)
+    first = built.layers[0]
     name = "model.layers.0.self_attn."
     own = torch.cat([stored[f"{name}{part}_proj.weight_scale"].flatten().float() for part in "qkv"])
     assert first.qkv.scales is not None
