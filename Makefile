@@ -175,7 +175,7 @@ $(OLDER_TRITON)/.installed: requirements/aot-triton36.txt $(STAMP)
 
 aot: $(STAMP) $(OLDER_TRITON)/.installed  ## Compile all Triton kernels for seven GPUs that need not be there, in half an hour; TARGETS=sm_90
 	$(BIN)/python -m benchmarks.aot $(if $(TARGETS),--targets $(TARGETS))
-	PYTHONPATH=$(OLDER_TRITON) $(BIN)/python -m benchmarks.aot --targets sm_90
+	$(if $(filter-out sm_90,$(TARGETS)),,PYTHONPATH=$(OLDER_TRITON) $(BIN)/python -m benchmarks.aot --targets sm_90)
 
 gpu-check:  ## Run GPU tests and benchmarks with the Python at hand; installs nothing
 	$(PYTHON) -m benchmarks.gpu

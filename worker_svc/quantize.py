@@ -4,16 +4,20 @@ The result is a checkpoint of compressed-tensors. One file of the model is in me
 """
 
 import argparse
+import fcntl
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -36,13 +40,14 @@ FORMATS = ("w8a8", "w8a16", "w4a16")
 GROUPS = (32, 64, 128)
 _INDEX = "model.safetensors.index.json"
 _WEIGHT = ".weight"
+_UNFINISHED = ".quantizing"  # a folder of the target, in which files are until all are written
 # Weights in other containers: they would be the model once more, as it was.
 _OTHER_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class CannotWrite(Exception):  # noqa: N818
-    """The directory for the result exists already. The text is for the operator."""
+    """The directory for the result cannot be used. The text is for the operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,30 +66,51 @@ def quantize_model(source: Path, target: Path, scheme: CompressedScheme, report:
     The head, routers, layers whose inputs are no multiple of the group, and those that are not stored as a tensor
     [outputs, inputs] of their own stay as they are.
 
-    Raises UnsupportedModel for a model that cannot be quantized, and CannotWrite if the target is not empty.
+    Raises UnsupportedModel for a model that cannot be quantized, and CannotWrite if the target is not empty or another
+    process writes to it. The target has a config.json once it is complete.
     """
     if quantization_of(source) is not None:
         raise UnsupportedModel(f"the model in {source} is quantized already")
     description = describe(read_config(source))
     if description is None:
         raise UnsupportedModel(f"the model in {source} is of an architecture that is not computed natively")
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise CannotWrite(f"{target} exists already")
     files = weight_files(source)
     layers = _layers_of(description, files, scheme)
     if not layers.quantized:
         raise UnsupportedModel(f"the model in {source} has no linear layer that could be quantized")
-    unfinished = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    try:
-        _write(source, unfinished, files, layers, partial(compress, scheme=scheme), report)
+    with _unfinished(target) as folder:
+        _write(source, folder, files, layers, partial(compress, scheme=scheme), report)
         config = raw_config(source) | {"quantization_config": quantization_config(scheme, layers.left)}
-        _write_json(unfinished / "config.json", config)
-        unfinished.rename(target)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        _write_json(folder / "config.json", config)
+        for path in sorted(folder.iterdir(), key=lambda path: path.name == "config.json"):
+            path.rename(target / path.name)
     return len(layers.quantized)
+
+
+@contextmanager
+def _unfinished(target: Path) -> Iterator[Path]:
+    """A new folder within the target, on the same disk; it is removed at the end. One process has it at a time."""
+    if target.exists() and (not target.is_dir() or any(path.name != _UNFINISHED for path in target.iterdir())):
+        raise CannotWrite(f"{target} exists already")
+    is_new = not target.exists()
+    folder = target / _UNFINISHED
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CannotWrite(f"another process writes to {target}") from None
+        try:
+            for path in folder.iterdir():  # of a process that was killed
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            if is_new and not any(target.iterdir()):
+                target.rmdir()
+    finally:
+        os.close(descriptor)
 
 
 def _layers_of(description: ModelDescription, files: list[Path], scheme: CompressedScheme) -> _Layers:
@@ -130,6 +156,9 @@ def _write(
         is_written = (target / path.name).exists() or path.name in (_INDEX, "config.json")
         if path.is_file() and not is_written and path.suffix not in _OTHER_WEIGHTS:
             shutil.copyfile(path, target / path.name)
+    for path in source.glob("*/config.json"):  # of the modules of an embedding model
+        (target / path.parent.name).mkdir()
+        shutil.copyfile(path, target / path.parent.name / path.name)
 
 
 def _quantized(path: Path, layers: _Layers, make: Compress) -> Iterator[tuple[str, Tensor]]:
@@ -176,7 +205,7 @@ def main() -> None:
         served = prepare(asked.model or None, report, asked.revision)
         scheme = scheme_named(asked.format, asked.group_size)
         number = quantize_model(served.path, asked.out.resolve(), scheme, report)
-    except (CannotWrite, ModelNotFound, PreparationFailed, UnsupportedModel) as error:
+    except (CannotWrite, ModelNotFound, PreparationFailed, UnsupportedModel, OSError, SafetensorError) as error:
         raise SystemExit(f"quire: {error}") from None
     report(f"{number} linear layers are in {asked.format}")
     print(asked.out)

@@ -231,7 +231,7 @@ _REFUSED: dict[str, str] = {
     "requests for embeddings have `pooling`; vectors of single tokens and diffusion are not served": (
         "--pooler-config --enable-flash-late-interaction --diffusion-config -dc"
     ),
-    "QUIRE_KERNELS chooses between Quire's kernels": (
+    "QUIRE_KERNELS chooses between Quire's kernels, QUIRE_ATTENTION_BACKEND the attention of a GPU": (
         "--attention-backend --attention-config -ac --moe-backend --linear-backend --sparse-indexer-topk-backend "
         "--kernel-config --ir-op-priority --enable-flashinfer-autotune --disable-cascade-attn --compilation-config -cc "
         "--optimization-level -O --cudagraph-capture-sizes --max-cudagraph-capture-size --performance-mode "

@@ -5,7 +5,7 @@ of another tenant would wait for these steps. So after such a request, blocks fo
 of tenants with many more slots neither make steps long nor hold back blocks.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -99,7 +99,7 @@ class NewRequestReserve:
         limit = self._limit(replica, [each for each in self._current(replica) if each.tenant == request.tenant])
         return PromptLimit(dict.fromkeys(limit.priorities, request.priority))
 
-    def _limit(self, replica: Replica, needs: Iterable[_Need]) -> PromptLimit:
+    def _limit(self, replica: Replica, needs: Collection[_Need]) -> PromptLimit:
         held = replica.num_slots_of
         weights = {sequence.request.tenant: sequence.request.weight for sequence in replica.running} if needs else {}
         priorities: dict[str, int] = {}

@@ -9,6 +9,7 @@ ABOVE_MODELS = {
     "instance",
     "load",
     "prepare",
+    "quantize",
     "service",
     "step_stream",
     "warm_up",

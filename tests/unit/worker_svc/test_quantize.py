@@ -1,6 +1,8 @@
 """A model that is written in fewer bits is read with the codes that were written, and samples about the same tokens."""
 
+import fcntl
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from quire_kernels.cpu.linear import MatrixFormat
 from runner_driver import Driver, make_runner
 from worker_svc.compressed_writer import scheme_named
 from worker_svc.model.config import UnsupportedModel
+from worker_svc.model.embedding_files import embedding_defaults
 from worker_svc.model.weight_format import format_of, group_codes
 from worker_svc.quantize import FORMATS, CannotWrite, main, quantize_model
 
@@ -167,4 +170,50 @@ def test_the_command_prints_the_directory(
     assert printed.out == f"{out}\n"
     assert printed.err == f"quire: {7 * SIZES['num_hidden_layers']} linear layers are in w4a16\n"
     with pytest.raises(SystemExit, match=r"^quire: .*out exists already$"):
+        main()
+
+
+def test_an_empty_directory_is_used_as_it_is(save_model: Save, tmp_path: Path) -> None:
+    """It may be where a volume is mounted. What a process that was killed has left is removed."""
+    source, out = save_model(LlamaConfig(**WIDE)), tmp_path / "out"
+    (out / ".quantizing" / "1_Pooling").mkdir(parents=True)
+    before = out.stat().st_ino
+    quantized(source, out)
+    assert out.stat().st_ino == before
+    assert not (out / ".quantizing").exists()
+    assert not (out / "1_Pooling").exists()
+    assert (out / "config.json").exists()
+
+
+def test_two_processes_do_not_write_to_one_directory(save_model: Save, tmp_path: Path) -> None:
+    source, out = save_model(LlamaConfig(**WIDE)), tmp_path / "out"
+    folder = out / ".quantizing"
+    folder.mkdir(parents=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    (folder / "model.safetensors").write_text("of the other process")
+    with pytest.raises(CannotWrite, match=r"another process writes to .*out"):
+        quantized(source, out)
+    assert (folder / "model.safetensors").exists()
+    os.close(descriptor)
+    quantized(source, out)
+
+
+def test_the_pooling_of_an_embedding_model_is_kept(save_model: Save, tmp_path: Path) -> None:
+    source, out = save_model(LlamaConfig(**WIDE)), tmp_path / "out"
+    module = {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
+    (source / "modules.json").write_text(json.dumps([module]))
+    (source / "1_Pooling").mkdir()
+    (source / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    quantized(source, out)
+    assert embedding_defaults(out) == embedding_defaults(source)
+
+
+def test_a_directory_that_cannot_be_made_is_said_in_a_line(
+    save_model: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / "out"
+    monkeypatch.setattr("sys.argv", ["quantize", str(save_model(LlamaConfig(**WIDE))), str(out), "--format", "w8a16"])
+    with pytest.raises(SystemExit, match=r"^quire: .*Not a directory: .*file/out"):
         main()
