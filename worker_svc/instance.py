@@ -287,8 +287,8 @@ def _kernels(
         refused = check_compiled_support(model_description.layout.head_dim, settings.block_size, dtype)
     else:
         # Of other models they compute the attention if they support its shape; that is known after loading.
-        computed = "only models that are computed natively support QUIRE_QUANTIZATION"
-        refused = None if not is_quantized else computed if reason is None else f"they do not compute {reason}"
+        models = "only models that are computed natively" if reason is None else f"no models with {reason}"
+        refused = f"{models} support QUIRE_QUANTIZATION" if is_quantized else None
     if refused is None:
         try:
             return CompiledKernels(start_thread_pool(settings, report), _FORMATS[quantization])
