@@ -92,8 +92,8 @@ MUTANTS = (
     ),
     Mutant(
         "planning/fair_preemption.py",
-        "+ self._capacity.for_new_requests.left_by_all(replica) > 0:",
-        "+ self._capacity.for_new_requests.left_by_all(replica) > -1e9:",
+        "if self._num_missing_blocks(replica, head) + num_kept <= 0:",
+        "if False:",
         "prompts are limited for requests that lack nothing",
     ),
     Mutant(

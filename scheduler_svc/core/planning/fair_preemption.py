@@ -76,9 +76,10 @@ class FairPreemption:
         if not self._may_claim(replica, head):
             return self._make_way_behind(replica, head)
         if not self._lacks_slots(replica, head):
-            # Whether it lacks blocks, not counting those that are kept free for such requests.
-            if self._num_missing_blocks(replica, head) + self._capacity.for_new_requests.left_by_all(replica) > 0:
-                self._note(replica, head)
+            num_kept = self._capacity.for_new_requests.left_by_all(replica)
+            if self._num_missing_blocks(replica, head) + num_kept <= 0:
+                return head
+            self._note(replica, head)  # it lacks blocks, or would without those that are kept free for such requests
             return head if self._make_room(replica, head) else None
         if self._is_admitted_elsewhere(head):
             return None
