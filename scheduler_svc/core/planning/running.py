@@ -11,7 +11,7 @@ from scheduler_svc.core.policy.preemption import PreemptionPolicy
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.request import Phase, Sequence
 
-_LIMITED_PROMPTS = 0.15  # how much longer than a step of decodes one with limited prompts may take
+_LIMITED_PROMPTS = 0.05  # how much longer than a step of decodes one with limited prompts may take
 
 
 class RunningPlanner:
