@@ -6,6 +6,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from itertools import count
 
 import grpc
@@ -14,6 +15,7 @@ from quire.worker.v1 import worker_pb2 as worker_v1
 from scheduler_svc.core.kv.block_hash_report import BlockHashReport
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.step import StepPlan
+from scheduler_svc.core.step_pacing import StepPacing
 from scheduler_svc.engine import SchedulerEngine
 from scheduler_svc.metrics import RESPONSES_REFUSED
 from scheduler_svc.step_responses import InvalidResponse, ResponseValidator
@@ -209,14 +211,19 @@ class WorkerLink:
     ) -> None:
         """Plan, send, commit: the next step is sent while the worker runs the last one. Until the replica has left."""
         reader = asyncio.create_task(self._read(call))
+        pacing = StepPacing(replica)
         try:
             while not self._engine.has_left(replica):
-                while (plan := self._plan(replica)) is not None:
+                while not (seconds := pacing.seconds_until_next(time.monotonic())):
+                    if (plan := self._plan(replica)) is None:
+                        break
                     if len(replica.steps_in_flight) == 1:
                         self._progressed_at = time.monotonic()
                     await call.write(plan_to_proto(plan, opening.epoch, opening.generation))
                     validator.expect(plan)
-                await self._wake.wait()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(seconds or None):
+                        await self._wake.wait()
                 self._wake.clear()
                 while self._responses:
                     self._commit(replica, validator, self._responses.popleft())

@@ -16,6 +16,7 @@ from scheduler_svc.core.replica_shape import ReplicaShape
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.step import StepOutcome, StepPlan
+from scheduler_svc.core.step_pacing import StepPacing
 
 __all__ = [
     "MAX_STEPS_IN_FLIGHT",
@@ -26,6 +27,7 @@ __all__ = [
     "Replica",
     "Setup",
     "SimulatedStep",
+    "StepPacing",
 ]
 
 _STOP = frozenset({STOP_TOKEN})

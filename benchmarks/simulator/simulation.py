@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.simulator.arrivals import Arrival, Traffic
 from benchmarks.simulator.device import Device, StepCompletion
-from benchmarks.simulator.driver import MAX_STEPS_IN_FLIGHT, CoreDriver, Replica, Setup, SimulatedStep
+from benchmarks.simulator.driver import MAX_STEPS_IN_FLIGHT, CoreDriver, Replica, Setup, SimulatedStep, StepPacing
 from benchmarks.simulator.prompts import Tokens
 from benchmarks.simulator.recorder import RunRecorder, Sample
 from benchmarks.simulator.request_record import RequestRecord
@@ -28,14 +28,16 @@ class _SimulatedReplica:
 
     replica: Replica
     device: Device
+    pacing: StepPacing
     num_steps_in_flight: int = 0
 
 
 class Simulation:
     """One run. `now` is in seconds from its start; independent of the real clock.
 
-    A replica is sent a step as soon as it has fewer than DEPTH in flight and there is work. Replicas without work are
-    checked again after events, the idle ones first; as in the service, the first one takes waiting requests.
+    A replica is sent a step when its pacing allows it, it has fewer than MAX_STEPS_IN_FLIGHT, and there is work.
+    Replicas without work are checked again after events, the idle ones first; as in the service, the first one takes
+    waiting requests.
     """
 
     def __init__(self, setup: Setup, traffic: Traffic, *, seed: int = 0, sample_seconds: float = 0.1) -> None:
@@ -48,11 +50,13 @@ class Simulation:
         self.driver = CoreDriver(setup, tokens := Tokens(seed))
         self._tokens = tokens
         self._traffic = traffic
-        self._simulated = [_SimulatedReplica(replica, Device(setup.machine)) for replica in self.driver.replicas]
+        self._simulated = [
+            _SimulatedReplica(replica, Device(setup.machine), StepPacing(replica)) for replica in self.driver.replicas
+        ]
         self._by_replica = {simulated.replica: simulated for simulated in self._simulated}
         self._idle = dict.fromkeys(self._simulated)  # nothing in flight, and no work at the last check
         self._short: dict[_SimulatedReplica, None] = {}  # the same, with a step in flight
-        self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
+        self._heap: list[tuple[float, int, Callable[[Any], object], Any]] = []
         self._num_pushed = 0
         self._checks_deadlines = False
 
@@ -130,7 +134,7 @@ class Simulation:
 
     # Their effects.
 
-    def _push(self, at: float, handle: Callable[[Any], None], value: Any) -> None:
+    def _push(self, at: float, handle: Callable[[Any], object], value: Any) -> None:
         self._num_pushed += 1
         heapq.heappush(self._heap, (at, self._num_pushed, handle, value))
 
@@ -165,6 +169,9 @@ class Simulation:
         self._short.pop(simulated, None)
         num_before = simulated.num_steps_in_flight
         while simulated.num_steps_in_flight < MAX_STEPS_IN_FLIGHT:
+            if seconds := simulated.pacing.seconds_until_next(self.now):
+                self._push(self.now + seconds, self._dispatch, simulated)
+                break
             step = self.driver.schedule(simulated.replica, self.now)
             if step is None:
                 (self._short if simulated.num_steps_in_flight else self._idle)[simulated] = None

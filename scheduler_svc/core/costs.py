@@ -109,14 +109,7 @@ class CostModel:
 
     def observe_plan(self, plan: StepPlan, seconds: float) -> None:
         """A step took so long on the device."""
-        num_prefill_tokens = num_decodes = 0
-        num_pairs = 0.0
-        for _, start, num_tokens, _, _, samples, _ in plan.scheduled:
-            if num_tokens == 1 and samples:
-                num_decodes += 1
-            else:
-                num_prefill_tokens += num_tokens
-                num_pairs += count_pairs(start, num_tokens)
+        num_prefill_tokens, num_decodes, num_pairs = _amounts(plan)
         self.observe_step(num_prefill_tokens, num_decodes, seconds, num_pairs)
 
     def observe_step(self, num_prefill_tokens: int, num_decodes: int, seconds: float, num_pairs: float = 0.0) -> None:
@@ -160,6 +153,13 @@ class CostModel:
         pairs = count_pairs(0, num_prefill_tokens)
         return max(_LEAST_SECONDS, self._step.predict((1.0, num_prefill_tokens, num_decodes, pairs)))
 
+    def plan_seconds(self, plan: StepPlan) -> float:
+        """How long a step takes; 0 where it computes nothing."""
+        num_prefill_tokens, num_decodes, num_pairs = _amounts(plan)
+        if not num_prefill_tokens and not num_decodes:
+            return 0.0
+        return max(_LEAST_SECONDS, self._step.predict((1.0, num_prefill_tokens, num_decodes, num_pairs)))
+
     @property
     def _per_token(self) -> float:
         return max(self._least_per_token, self._step.coefficients[1])
@@ -183,6 +183,19 @@ class CostModel:
             return 0.0
         fit = self._swap_fits.get(direction)
         return fit.predict((1.0, num_blocks)) if fit is not None else num_blocks * self._block_prior
+
+
+def _amounts(plan: StepPlan) -> tuple[int, int, float]:
+    """Prefill tokens, decodes, and pairs of a prefill token and one before it."""
+    num_prefill_tokens = num_decodes = 0
+    num_pairs = 0.0
+    for _, start, num_tokens, _, _, samples, _ in plan.scheduled:
+        if num_tokens == 1 and samples:
+            num_decodes += 1
+        else:
+            num_prefill_tokens += num_tokens
+            num_pairs += count_pairs(start, num_tokens)
+    return num_prefill_tokens, num_decodes, num_pairs
 
 
 def _solve(matrix: Seq[Seq[float]], right: Seq[float]) -> list[float]:
