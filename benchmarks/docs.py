@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.aot.report import aot_section
+from benchmarks.architectures.report import architectures_section
 from benchmarks.decode_balance.report import decode_balance_section
 from benchmarks.deterministic import deterministic_section
 from benchmarks.embeddings.report import embeddings_section
@@ -108,6 +109,12 @@ PERFORMANCE = (
     Section("sweep", RESULTS / "sweep.json", "VLLM_VENV=ENVIRONMENT make bench-sweep", sweep_section),
     Section("embeddings", RESULTS / "embeddings.json", "make bench-embeddings", embeddings_section),
     Section("offline", RESULTS / "offline.json", "VLLM_VENV=ENVIRONMENT make bench-offline", offline_section),
+    Section(
+        "architectures",
+        RESULTS / "architectures.json",
+        "VLLM_VENV=ENVIRONMENT make bench-architectures",
+        architectures_section,
+    ),
     Section("steps", RESULTS / "steps.json", "make bench-steps", steps_section),
     Section("security", RESULTS / "security.json", "make bench-security", security_section),
     Section("pressure", RESULTS / "pressure.json", "make bench-pressure", pressure_section),

@@ -34,10 +34,12 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="model directory")
     parser.add_argument("--requests", type=Path, required=True, help="file with the requests")
     parser.add_argument("--output", type=Path, required=True, help="file for the result")
+    parser.add_argument("--max-sequences", type=int, help="computed at a time; default that of the package")
     options = parser.parse_args()
     requests = json.loads(options.requests.read_bytes())
     package = importlib.import_module(options.package)
-    llm = package.LLM(model=options.model, dtype="bfloat16", max_model_len=CONTEXT_LENGTH)
+    limits = {} if options.max_sequences is None else {"max_num_seqs": options.max_sequences}
+    llm = package.LLM(model=options.model, dtype="bfloat16", max_model_len=CONTEXT_LENGTH, **limits)
     generate(package, llm, _WARM_UP)
     began = perf_counter()
     token_ids = generate(package, llm, requests)

@@ -48,13 +48,20 @@ def vllm(environment: Path) -> OfflineSystem:
     return OfflineSystem("vllm", "vllm.LLM, CPU build", environment / "bin" / "python", vllm_environment())
 
 
-def run_offline(system: OfflineSystem, model: Path, requests: Sequence[MixRequest]) -> OfflineRun:
-    """Loads the model and generates the outputs of all requests. Raises BenchmarkFailed."""
+def run_offline(
+    system: OfflineSystem, model: Path, requests: Sequence[MixRequest], max_sequences: int | None = None
+) -> OfflineRun:
+    """Loads the model and generates the outputs of all requests. Raises BenchmarkFailed.
+
+    So many sequences are computed at a time; None: the default of the system.
+    """
     with tempfile.TemporaryDirectory(prefix="quire-bench-") as folder:
         given, output = Path(folder, "requests.json"), Path(folder, "result.json")
         given.write_text(json.dumps([[request.prompt_token_ids, request.output_tokens] for request in requests]))
         command = [system.python, PROGRAM, "--package", system.package, "--model", model]
         command += ["--requests", given, "--output", output]
+        if max_sequences is not None:
+            command += ["--max-sequences", max_sequences]
         with running(system.title, list(map(str, command)), system.environment) as process:
             status = process.popen.wait()
             if status != 0:

@@ -18,9 +18,10 @@ class SamplingParams:
 class One:
     pass
 class LLM:
-    def __init__(self, model, dtype, max_model_len):
+    def __init__(self, model, dtype, max_model_len, max_num_seqs=None):
         assert (dtype, max_model_len) == ("bfloat16", 2048)
         print("a line of a log")
+        assert max_num_seqs == (8 if model == "eight" else None)
         self.model = model
     def generate(self, prompts, params, use_tqdm):
         if self.model == "short":
@@ -48,6 +49,10 @@ def test_a_run_has_the_tokens_and_the_time_of_one_call(system: OfflineSystem) ->
     assert run.token_ids == [[5, 5, 5], [7, 7]]
     assert run.tokens_per_second == 5 / run.seconds > 0
     assert OfflineRun(2.0, [[1, 2], [3]]).tokens_per_second == 1.5
+
+
+def test_a_run_may_limit_the_sequences_at_a_time(system: OfflineSystem) -> None:
+    assert run_offline(system, Path("eight"), REQUESTS, 8).token_ids == [[5, 5, 5], [7, 7]]
 
 
 @pytest.mark.parametrize(
