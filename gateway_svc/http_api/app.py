@@ -1,7 +1,7 @@
 """The HTTP API as an ASGI application: the routes of every protocol, over the request manager."""
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router, WebSocketRoute
@@ -77,17 +77,20 @@ class HttpApi:
             "query": scoring.rerank,
             **dict.fromkeys(("queries", "text_1", "data_1"), scoring.score),
         }
+        openai_routes = [
+            *openai.routes(),
+            *embeddings.routes(),
+            *ResponsesRoutes(request_manager, self._calls).routes(),
+        ]
         routes: list[HttpRoute] = [
             # With keys there are no metrics: a tenant would see what others do.
             *service.routes(has_metrics=not authenticator.requires_credential),
-            *openai.routes(),
-            *embeddings.routes(),
+            *(replace(route, has_unversioned_path=True) for route in openai_routes),
             *scoring.routes(),
             *SageMakerRoutes(self._calls, service.health, by_field).routes(),
             *AnthropicRoutes(self._calls).routes(),
             *OllamaRoutes(request_manager, self._calls).routes(),
             *TokenizingRoutes(request_manager, self._calls).routes(),
-            *ResponsesRoutes(request_manager, self._calls).routes(),
         ]
         root_path = options.root_path
         document = DocumentRoutes(
@@ -98,7 +101,7 @@ class HttpApi:
             root_path=root_path,
         )
         self.routes = [*routes, *document.routes()]
-        if root_path and any(f"{route.path}/".startswith(f"{root_path}/") for route in self.routes):
+        if root_path and any(f"{path}/".startswith(f"{root_path}/") for route in self.routes for path in route.paths):
             raise BadSetting(f"QUIRE_ROOT_PATH: {root_path} is the beginning of a route")
 
     def app(self) -> ASGIApp:
@@ -106,12 +109,12 @@ class HttpApi:
         endpoints = [(route, self._endpoint(route)) for route in self.routes]
         router = Router(
             [
-                *(Route(path, endpoint) for route, endpoint in endpoints for path in _spellings(route.path)),
+                *(Route(path, endpoint) for route, endpoint in endpoints for path in _spellings(route)),
                 *(
                     WebSocketRoute(path, self._websocket_endpoint(endpoint))
                     for route, endpoint in endpoints
                     if route.path in _WEBSOCKET_PATHS
-                    for path in _spellings(route.path)
+                    for path in _spellings(route)
                 ),
             ],
             redirect_slashes=False,
@@ -143,10 +146,13 @@ class HttpApi:
         return HttpEndpoint(route, self._metrics, self._hosts, read_timeout=self._options.read_timeout)
 
 
-def _spellings(path: str) -> list[str]:
-    """A route's path, with and without a slash at the end."""
-    # A parameter at the end of a path is a name of any length: the slash would be a part of it.
-    return [path] if path.endswith("}") else [path, f"{path}/"]
+def _spellings(route: HttpRoute) -> Iterator[str]:
+    """A route's paths, each with and without a slash at the end."""
+    for path in route.paths:
+        yield path
+        # A parameter at the end of a path is a name of any length: the slash would be a part of it.
+        if not path.endswith("}"):
+            yield f"{path}/"
 
 
 class _ExactPathApp:
@@ -157,7 +163,7 @@ class _ExactPathApp:
         self._router = router
         self._endpoints: dict[str, ASGIApp] = {}
         for route, endpoint in endpoints:
-            for path in _spellings(route.path) if "{" not in route.path else ():
+            for path in _spellings(route) if "{" not in route.path else ():
                 self._endpoints.setdefault(path, endpoint)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

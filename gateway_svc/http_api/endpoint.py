@@ -61,6 +61,13 @@ class HttpRoute:
     handlers: Mapping[str, Handler]
     errors: ErrorFormat
     docs: Mapping[str, HandlerDoc] = field(default_factory=dict)
+    has_unversioned_path: bool = False
+    """Whether the route also has its path without `/v1`."""
+
+    @property
+    def paths(self) -> Sequence[str]:
+        """All paths of the route; `path` is the first."""
+        return (self.path, self.path.removeprefix("/v1")) if self.has_unversioned_path else (self.path,)
 
     def handler(self, method: str) -> Handler | None:
         """The handler for a method. HEAD is answered as GET; the server leaves the body out."""

@@ -13,9 +13,6 @@ from tests.peers.support.quire_serve import QuireServe
 MODELS = ("test", "gpt-3.5-turbo", "gpt-3.5-turbo-instruct", "gpt-4.1", "davinci-002", "codellama70b")
 """Names that requests of the tests have. llama.cpp answers under any name."""
 
-WITHOUT_VERSION = ("/chat/completions", "/models", "/responses")
-"""Routes of OpenAI's API that llama.cpp serves without /v1, too. The requests are sent with /v1."""
-
 _running: dict[tuple[str, ...], QuireServe] = {}
 
 empty_modules.provide(("wget",), {})
@@ -52,8 +49,7 @@ def start(server: Any, **_: Any) -> None:
 
 def make_url(server: Any, path: str, host: str | None = None) -> str:
     """Takes the place of ServerProcess.make_url."""
-    root = f"http://{host or server.server_host}:{server.server_port}"
-    return f"{root}/v1{path}" if path in WITHOUT_VERSION else f"{root}{path}"
+    return f"http://{host or server.server_host}:{server.server_port}{path}"
 
 
 def _stop_running() -> None:
