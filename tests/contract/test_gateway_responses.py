@@ -76,6 +76,21 @@ async def test_the_end_of_text_ends_a_response_unless_it_is_ignored(quire: Harne
         assert (EOS in submit.stop_token_ids) is not is_ignored
 
 
+async def test_fields_of_vllm_are_sent_on(quire: Harness, client: openai.AsyncOpenAI) -> None:
+    quire.scheduler.script = answer_with(encoded(HELLO), stop_token_id=EOS)
+    fields = {"logit_bias": {"5": 2}, "bad_words": ["world"], "min_tokens": 2, "stop_token_ids": [7]}
+    response = await client.responses.create(model=MODEL, input="Hi", extra_body=fields)
+    assert response.output_text == HELLO
+    submit = await quire.scheduler.next("submit")
+    assert dict(submit.sampling.logit_bias) == {5: 2.0}
+    assert list(submit.sampling.bad_words[0].token_ids) == encoded("world")
+    assert (submit.sampling.min_tokens, 7 in submit.stop_token_ids) == (2, True)
+    for name, wrong in {"logit_bias": {"9999999": 1}, "min_tokens": 10**6, "stop_token_ids": [-1]}.items():
+        with pytest.raises(openai.BadRequestError) as raised:
+            await client.responses.create(model=MODEL, input="Hi", extra_body={name: wrong})
+        assert str(raised.value.param).partition("[")[0] == name
+
+
 async def test_the_events_of_a_stream_build_the_response(quire: Harness, client: openai.AsyncOpenAI) -> None:
     quire.scheduler.script = answer_with(encoded(HELLO), stop_token_id=EOS)
     events = await events_of(await client.responses.create(model=MODEL, input="Hi", stream=True))

@@ -322,12 +322,17 @@ async def test_an_effort_and_the_variables_of_a_template_change_the_prompt_that_
     quire.scheduler.script = answer_with(ANSWERS["text"].token_ids, stop_token_id=EOS)
     response = await quire.http.post("/v1/chat/completions", json={"messages": [USER], **over_http})
     assert response.status_code == 200, response.text
+    body = {"input": [USER], **over_http}
+    if "reasoning_effort" in body:
+        body["reasoning"] = {"effort": body.pop("reasoning_effort")}
+    response = await quire.http.post("/v1/responses", json=body)
+    assert response.status_code == 200, response.text
     chat = api.Chat(messages=CHAT.messages, **over_grpc)
     await quire.stub.Generate(api.GenerateRequest(generation=api.Generation(chat=chat)))
     prompts = [list(submit.prompt_token_ids) for submit in quire.scheduler.all("submit")]
     prompt = f"<|im_start|>user\nWeather?<|im_end|>\n{expected}"
     expected_ids = TOOL_FAMILIES["hermes"].tokenizer.encode(prompt, add_special_tokens=False).ids
-    assert prompts == [expected_ids, expected_ids]
+    assert prompts == [expected_ids] * 3
 
 
 async def test_a_gateway_without_the_format_of_an_answer_cannot_continue_it(quire: Harness) -> None:

@@ -19,7 +19,7 @@ from gateway_svc.http_api.body_model import (
 )
 from gateway_svc.http_api.openai import unsupported_fields
 from gateway_svc.http_api.openai.chat_models import ChatBody
-from gateway_svc.http_api.openai.generation_body import CompletionBody
+from gateway_svc.http_api.openai.generation_body import CompletionBody, LogitBias
 from gateway_svc.http_api.responses.tool_models import ResponseTool, ToolChoiceField
 
 _MAX_METADATA = 16
@@ -231,19 +231,14 @@ class ResponsesBody(BodyModel):
 
     elsewhere: ClassVar = (ChatBody, CompletionBody)
     unserved: ClassVar[Neutral] = {
-        "bad_words": ([],),
-        "chat_template_kwargs": ({},),
         "context_management": ([],),
         "conversation": (),
         "enable_response_messages": (False,),
         "image": (),
-        "logit_bias": ({},),
-        "min_tokens": (0,),
         "n": (1,),
         "previous_input_messages": ([],),
         "prompt_cache_options": (),
         "stop": ([],),
-        "stop_token_ids": ([],),
     }
 
     without_effect: ClassVar[Notes] = {
@@ -276,6 +271,10 @@ class ResponsesBody(BodyModel):
     frequency_penalty: Number | None = option("Penalty of tokens, times their count so far.", minimum=-2, maximum=2)
     repetition_penalty: Number | None = option("Divides logits of tokens that occurred.", maximum=10)
     seed: int | None = option("Repeats the samples of another request.")
+    logit_bias: LogitBias | None = option("Is added to the logits of tokens, by their ids.", maxProperties=1024)
+    bad_words: Items[str] | None = option("Texts that are not generated.", maxItems=1024)
+    min_tokens: int | None = option("The fewest tokens of the answer.", 0, minimum=0)
+    stop_token_ids: Items[int] | None = option("Tokens that end the answer.", maxItems=64)
     ignore_eos: bool | None = option("Whether the model's end-of-text token is generated as any other.", False)
     priority: int | None = option("Higher goes first.")
     top_logprobs: int | None = option("The number of most probable tokens to return for each.", minimum=0)
@@ -291,6 +290,7 @@ class ResponsesBody(BodyModel):
     parallel_tool_calls: bool | None = option("Whether an answer may have several calls.", True)
     text: TextOptions | None = option("Options of the text.")
     reasoning: ReasoningOptions | None = option("Options of the reasoning.")
+    chat_template_kwargs: JsonObject | None = option("Variables for the chat template, at most 16,384 characters.")
     truncation: Annotated[Literal["auto", "disabled"], ErrorMessage('must be "auto" or "disabled"')] | None = option(
         "What is done with a conversation that does not fit the context: disabled refuses it, auto leaves out its "
         "oldest messages.",

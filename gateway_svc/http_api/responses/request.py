@@ -40,9 +40,14 @@ _NAMES: Mapping[str, str] = {
     Field.TOOLS: "tools",
     Field.TOOL_CHOICE: "tool_choice",
     Field.REASONING_EFFORT: "reasoning.effort",
+    Field.TEMPLATE_VARIABLES: "chat_template_kwargs",
     **{one.path: one.name for one in SAMPLING_FIELDS},
     Field.SEED: "seed",
+    Field.LOGIT_BIAS: "logit_bias",
+    Field.BAD_WORDS: "bad_words",
     Field.MAX_TOKENS: "max_output_tokens",
+    Field.MIN_TOKENS: "min_tokens",
+    Field.STOP_TOKEN_IDS: "stop_token_ids",
     Field.IGNORE_EOS: "ignore_eos",
     Field.LOGPROBS: "top_logprobs",
     Field.REQUEST_ID: "Idempotency-Key",
@@ -108,12 +113,17 @@ class ResponseRequest:
                 tools=tuple(_tools(body.tools or ())),
                 tool_choice=_tool_choice(body.tool_choice),
                 parallel_tool_calls=body.parallel_tool_calls,
+                template_variables=_optional_json("chat_template_kwargs", body.chat_template_kwargs),
                 reasoning_effort=None if reasoning is None else reasoning.effort,
             ),
             model=body.model,
             sampling={name: value for name, value in given.items() if value is not None},
             seed=body.seed,
+            logit_bias=body.logit_bias or {},
+            bad_words=body.bad_words or [],
             max_tokens=body.max_output_tokens,
+            min_tokens=body.min_tokens,
+            stop_token_ids=body.stop_token_ids or [],
             end_of_text=EndOfText.IGNORED if body.ignore_eos else EndOfText.ENDS,
             constraint=constraint,
             logprobs=(body.top_logprobs or 0) if self.has_logprobs else None,
@@ -176,6 +186,10 @@ class ResponseRequest:
         return replace(valid, attachment=data, is_background=background, on_disconnect=on_disconnect)
 
 
+def _optional_json(where: str, value: Json | None) -> str | None:
+    return None if value is None else json_text(where, value)
+
+
 def _is_recorded(valid: ValidatedRequest) -> bool:
     return valid.retention is None or valid.retention.is_recorded
 
@@ -223,7 +237,7 @@ def _tool(tool: FunctionTool, path: str) -> ClientTool:
     return ClientTool(
         name=tool.name,
         description=tool.description,
-        parameters=None if tool.parameters is None else json_text(f"{path}.parameters", tool.parameters),
+        parameters=_optional_json(f"{path}.parameters", tool.parameters),
         is_strict=bool(tool.strict),
         path=path,
     )
