@@ -67,13 +67,13 @@ class ResponseBuilder:
             for chunk in completed_sequences([chunk for owner, chunk in chunks if owner == prompt_index], rendering):
                 prompt = self._prompt_of(prompt_index)
                 particular = self._form.whole(self._shown(chunk), rendering, self._texts, prompt)
-                choice = self._choice(prompt_index, chunk, particular)
-                if self._options.has_token_ids and not self._is_one_chat:
-                    choice["prompt_token_ids"] = self._prompts[prompt_index]
+                choice = {"token_ids": None} | self._choice(prompt_index, chunk, particular)
+                if not self._is_one_chat:
+                    choice["prompt_token_ids"] = self._prompt_ids(prompt_index)
                 choices.append(choice)
         whole = self._head | {"choices": choices, "usage": usage_json(usage)}
-        if self._options.has_token_ids and self._is_one_chat:
-            whole["prompt_token_ids"] = self._prompts[0]
+        if self._is_one_chat:
+            whole["prompt_token_ids"] = self._prompt_ids(0)
         return whole | self._form.answer(self._renderings[0], self._texts, self._prompt_of(0))
 
     def event(self, prompt_index: int, chunk: Chunk) -> bytes:
@@ -156,6 +156,10 @@ class ResponseBuilder:
             choice["stop_reason"] = _stop_reason(chunk.finish, rendering)
             choice["seed"] = rendering.seed
         return choice
+
+    def _prompt_ids(self, prompt_index: int) -> Sequence[int] | None:
+        """The prompt's tokens in a whole answer, which as in vLLM has the field also where they are not requested."""
+        return self._prompts[prompt_index] if self._options.has_token_ids else None
 
     def _index(self, prompt_index: int, chunk: Chunk) -> int:
         return prompt_index * self._renderings[0].n + chunk.index

@@ -51,6 +51,7 @@ def test_a_whole_chat_completion() -> None:
                 "finish_reason": "stop",
                 "stop_reason": None,
                 "seed": 7,
+                "token_ids": None,
             }
         ],
         "usage": {
@@ -61,6 +62,7 @@ def test_a_whole_chat_completion() -> None:
             "completion_tokens_details": {"reasoning_tokens": 0},
         },
         "prompt_logprobs": None,
+        "prompt_token_ids": None,
     }
 
 
@@ -76,6 +78,8 @@ def test_a_whole_completion() -> None:
             "finish_reason": "length",
             "stop_reason": None,
             "seed": 7,
+            "token_ids": None,
+            "prompt_token_ids": None,
         }
     ]
 
