@@ -253,11 +253,13 @@ def _chat_token(token_id: int, logprob: float, texts: TokenTexts) -> Json:
 
 
 def _top_by_text(logprob: TokenLogprob, texts: TokenTexts) -> dict[str, float]:
-    """The top tokens and the sampled one, by their text; of equal texts the more probable one stays."""
+    """The top tokens and the token itself, by their text; of equal texts the more probable one stays. The token itself
+    is the first, as in vLLM."""
     by_text: dict[str, float] = {}
     for token_id, value in (*_others(logprob), (logprob.token_id, logprob.logprob)):
         by_text.setdefault(texts.token_text(token_id), _finite(value))
-    return by_text
+    own = texts.token_text(logprob.token_id)
+    return {own: by_text[own], **by_text}
 
 
 def _finite(logprob: float) -> float:

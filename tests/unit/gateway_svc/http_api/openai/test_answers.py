@@ -181,6 +181,13 @@ def test_logprobs_of_a_completion() -> None:
     }
 
 
+def test_the_token_itself_is_the_first_of_the_top_tokens_of_a_completion() -> None:
+    chunk = Chunk(0, 0, "ab", [A, B], LOGPROBS, STOP)
+    whole = answer(CompletionFormat(), logprobs=2).whole([(0, chunk)], Usage())
+    tops = whole["choices"][0]["logprobs"]["top_logprobs"]
+    assert [list(top) for top in tops] == [["a", "b"], ["b", "a"]]
+
+
 WITH_IDS = AnswerOptions(has_token_ids=True)
 IN_TWO = [Chunk(0, 0, "", [A]), Chunk(0, 1, "x", [B, 2], finish=STOP)]
 
