@@ -15,6 +15,8 @@ class Field(StrEnum):
     PROMPT = "prompt"
     TEXT = "text"
     TOKEN_IDS = "token_ids.ids"
+    SUFFIX = "suffix"
+    """Over HTTP only."""
     MESSAGES = "chat.messages"
     TOOLS = "chat.tools"
     TOOL_CHOICE = "chat.tool_choice"

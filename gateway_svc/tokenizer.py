@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from gateway_svc.chat_encoder import ChatEncoder
 from gateway_svc.chat_template import ChatTemplate, TemplateChat, load_chat_template, load_tokenizer_config
+from gateway_svc.infilling import InfillForm
 from gateway_svc.tenant_threads import TenantThreads
 from gateway_svc.text_pairs import PairTemplate
 from gateway_svc.validated_request import SpecialTokens, TruncationSide
@@ -116,6 +117,16 @@ class ModelTokenizer:
             return PairTemplate.of(self._tokenizer)
         except ValueError as error:
             raise InvalidModelFiles(f"tokenizer.json {error}") from error
+
+    @cached_property
+    def infill_form(self) -> InfillForm | None:
+        """How the model takes the text around a gap; None: it fills none."""
+        return InfillForm.of(self.vocabulary.added)
+
+    def end_token_ids(self, *, fills_gap: bool) -> tuple[int, ...]:
+        """The tokens that end an answer; one that fills a gap has more of them."""
+        more = self.infill_form.end_token_ids if fills_gap and self.infill_form is not None else ()
+        return tuple(dict.fromkeys((*self.eos_token_ids, *more)))
 
     def check_end_of_text(self) -> None:
         """Raises InvalidModelFiles if tokenizer_config.json wants an end-of-text token behind each text, of which

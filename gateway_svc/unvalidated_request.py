@@ -28,13 +28,23 @@ class TextPrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class InfillPrompt:
+    """The texts before and after a gap that the answer fills."""
+
+    before: str
+    after: str
+    add_special_tokens: bool = True
+    """Whether the tokenizer adds its special tokens."""
+
+
+@dataclass(frozen=True, slots=True)
 class TokenPrompt:
     """Tokens to continue."""
 
     token_ids: Sequence[int]
 
 
-Prompt = TextPrompt | TokenPrompt | ChatPrompt
+Prompt = TextPrompt | InfillPrompt | TokenPrompt | ChatPrompt
 
 
 class EndOfText(StrEnum):

@@ -14,6 +14,7 @@ from gateway_svc.constraint_checks import check_constraint
 from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import Field, FieldPath
 from gateway_svc.grammar_checker import GrammarChecker
+from gateway_svc.infilling import check_infilling, infill_text
 from gateway_svc.message_formats.description import MessageFormat
 from gateway_svc.sampling_checks import (
     check_banned,
@@ -33,6 +34,7 @@ from gateway_svc.turn_format import TurnFormat
 from gateway_svc.unvalidated_request import (
     EndOfText,
     GenerationDefaults,
+    InfillPrompt,
     Prompt,
     ResponseMode,
     TextPrompt,
@@ -126,6 +128,7 @@ class Validator:
         check_banned(unvalidated, model, check)
         prompt_logprobs = check_prompt_logprobs(unvalidated, check, self._max_logprobs)
         check_max_tokens(unvalidated, check)
+        check_infilling(unvalidated, check)
         num_kept = _num_kept(unvalidated, model, check)
         side = unvalidated.truncation_side
         prompt = await self._encode_prompt(unvalidated.prompt, num_kept, side, model, check, tenant)
@@ -213,7 +216,7 @@ class Validator:
 
     async def encode(
         self,
-        prompt: TextPrompt | ChatPrompt | None,
+        prompt: TextPrompt | InfillPrompt | ChatPrompt | None,
         check: FieldChecker,
         max_tokens: int | None = None,
         tenant: str = DEFAULT_TENANT_NAME,
@@ -222,6 +225,8 @@ class Validator:
         than `max_tokens`."""
         if prompt is None:
             raise check.invalid(Field.PROMPT, "must be given")
+        if isinstance(prompt, InfillPrompt):
+            prompt = infill_text(prompt, self._tokenizer.infill_form, check)
         if isinstance(prompt, TextPrompt):
             if not prompt.text:
                 raise check.invalid(Field.TEXT, "must not be empty")
@@ -278,7 +283,7 @@ class Validator:
         min_tokens = unvalidated.min_tokens or 0
         if not 0 <= min_tokens <= max_tokens:
             raise check.invalid(Field.MIN_TOKENS, f"must be between 0 and max_tokens, which is {max_tokens}")
-        eos_token_ids = self._tokenizer.eos_token_ids
+        eos_token_ids = self._tokenizer.end_token_ids(fills_gap=isinstance(unvalidated.prompt, InfillPrompt))
         ends = unvalidated.end_of_text is EndOfText.ENDS
         return Stopping(
             max_tokens=max_tokens,
@@ -296,7 +301,7 @@ def prompt_field(prompt: Prompt | None) -> Field:
     match prompt:
         case None:
             return Field.PROMPT
-        case TextPrompt():
+        case TextPrompt() | InfillPrompt():
             return Field.TEXT
         case TokenPrompt():
             return Field.TOKEN_IDS

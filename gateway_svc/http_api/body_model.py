@@ -138,13 +138,13 @@ class BodyModel(BaseModel):
 
     @classmethod
     def _neutral(cls, name: str) -> Sequence[Any]:
-        """The values of a field that turn it off: of one that is served, its default if that is true or false."""
+        """The values of a field that turn it off: of one that is served, a default of true, false or empty text."""
         if name in cls.unserved:
             return cls.unserved[name]
         field = next(field for key, field in cls.model_fields.items() if (field.alias or key) == name)
         extra = field.json_schema_extra
         default = extra.get("default") if isinstance(extra, dict) else None
-        return (default,) if isinstance(default, bool) else ()
+        return (default,) if isinstance(default, bool) or default == "" else ()
 
     @model_validator(mode="before")
     @classmethod

@@ -130,7 +130,7 @@ class OllamaModelInfo(AnswerModel):
     template: str = Field(description="The chat template.")
     details: OllamaDetails
     model_info: dict[str, str | int]
-    capabilities: list[Literal["completion", "embedding", "tools", "thinking"]]
+    capabilities: list[Literal["completion", "insert", "embedding", "tools", "thinking"]]
     modified_at: str
 
 

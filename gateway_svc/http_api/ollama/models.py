@@ -113,7 +113,6 @@ class OllamaBody(BodyModel):
         "context": ([],),
         "images": ([],),
         "shift": (False,),
-        "suffix": ("",),
         "template": ("",),
         "truncate": (False,),
     }
@@ -129,7 +128,7 @@ class OllamaChatBody(OllamaBody):
     """A body of /api/chat."""
 
     elsewhere: ClassVar = (ChatBody, CompletionBody)
-    unserved: ClassVar[Neutral] = {**OllamaBody.unserved, "prompt": ("",)}
+    unserved: ClassVar[Neutral] = {**OllamaBody.unserved, "prompt": ("",), "suffix": ("",)}
 
     messages: Items[OllamaMessage] | None = option("The chat, oldest message first.")
     tools: Items[ToolBody] | None = option("Tools that the model may call.", maxItems=128)
@@ -143,6 +142,7 @@ class OllamaGenerateBody(OllamaBody):
 
     prompt: str | None = option("What the user says.")
     system: str | None = option("What comes before the prompt.")
+    suffix: str | None = option("The text behind the gap that the answer fills, if the model has tokens for that.", "")
     raw: bool | None = option("Whether the prompt is continued as it is, without the model's chat template.", False)
 
 

@@ -22,7 +22,7 @@ from gateway_svc.http_api.ollama.models import (
 from gateway_svc.http_api.openai.chat_fields import FUNCTION_NAMES, client_tool
 from gateway_svc.http_api.openai.prompt_fields import read_prompts
 from gateway_svc.sampling_fields import SAMPLING_FIELDS
-from gateway_svc.unvalidated_request import Prompt, ResponseMode, TextPrompt, UnvalidatedRequest
+from gateway_svc.unvalidated_request import InfillPrompt, Prompt, ResponseMode, TextPrompt, UnvalidatedRequest
 
 _OPTION_NAMES = {"repetition_penalty": "repeat_penalty"}
 """Sampling parameters that options spell in another way."""
@@ -31,6 +31,7 @@ _NAMES: Mapping[str, str] = {
     Field.MESSAGES: "messages",
     Field.TOOLS: "tools",
     Field.TOOL_CHOICE: "tools",
+    Field.SUFFIX: "suffix",
     Field.REASONING_EFFORT: "think",
     Field.JSON_OBJECT: "format",
     Field.JSON_SCHEMA: "format",
@@ -75,9 +76,14 @@ def read_generate(body: OllamaGenerateBody, request_id: str | None) -> OllamaReq
     """The request of a body of /api/generate. Raises QuireError."""
     names = {**_NAMES, Field.MESSAGES: "prompt", Field.PROMPT: "prompt", Field.TEXT: "prompt"}
     prompt: Prompt | None = None
-    if body.raw and body.system:
-        raise invalid("system", "must not be beside raw")
-    if body.prompt and body.raw:
+    for name, given in {"raw": body.raw, "suffix": body.suffix}.items():
+        if given and body.system:
+            raise invalid("system", f"must not be beside {name}")
+    if body.raw and body.suffix:
+        raise invalid("suffix", "must not be beside raw")
+    if body.suffix:
+        prompt = InfillPrompt(body.prompt or "", body.suffix)
+    elif body.prompt and body.raw:
         prompt = TextPrompt(body.prompt)
     elif body.prompt:
         system = [ChatMessage("system", body.system, path="system", names=_WHOLE)] if body.system else []

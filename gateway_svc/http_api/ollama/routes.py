@@ -212,6 +212,7 @@ def _capabilities(model: CatalogModel) -> list[Any]:
         return ["embedding"] if model.task is ModelTask.EMBED else []
     return [
         "completion",
+        *(["insert"] if model.tokenizer.infill_form is not None else []),
         *(["tools"] if has_template and model.message_format.tools is not None else []),
         *(["thinking"] if has_template and model.message_format.reasoning is not None else []),
     ]

@@ -67,7 +67,7 @@ class ResponseBuilder:
             for chunk in completed_sequences([chunk for owner, chunk in chunks if owner == prompt_index], rendering):
                 prompt = self._prompt_of(prompt_index)
                 particular = self._form.whole(self._shown(chunk), rendering, self._texts, prompt)
-                choice = {"token_ids": None} | self._choice(prompt_index, chunk, particular)
+                choice: Json = {"token_ids": None, **self._choice(prompt_index, chunk, particular)}
                 if not self._is_one_chat:
                     choice["prompt_token_ids"] = self._prompt_ids(prompt_index)
                 choices.append(choice)

@@ -17,7 +17,11 @@ from gateway_svc.http_api.openai.prompt_fields import read_prompts, read_retenti
 from gateway_svc.sampling_fields import SAMPLING_FIELDS, Value
 from gateway_svc.unvalidated_request import (
     EndOfText,
+    InfillPrompt,
+    Prompt,
     ResponseMode,
+    TextPrompt,
+    TokenPrompt,
     UnvalidatedBeamSearch,
     UnvalidatedRequest,
 )
@@ -53,6 +57,7 @@ _NAMES: Mapping[str, str] = {
     Field.PROMPT_LOGPROBS: "prompt_logprobs",
     Field.TRUNCATE_PROMPT_TOKENS: "truncate_prompt_tokens",
     Field.REQUEST_ID: "Idempotency-Key",
+    Field.SUFFIX: "suffix",
     Field.PRIORITY: "priority",
     Field.RETENTION: "retention",
 }
@@ -108,12 +113,21 @@ def read_completion(body: CompletionBody, request_id: str | None) -> ReadBody:
             unvalidated = replace(unvalidated, prompt_logprobs=body.logprobs)
             own_names[Field.PROMPT_LOGPROBS] = "echo"
     prompts = []
+    prompt: Prompt | None
     for prompt, name in read_prompts(
         "prompt", body.prompt, MAX_PROMPTS, add_special_tokens=body.add_special_tokens is not False
     ):
         names = {**own_names, Field.PROMPT: name, Field.TEXT: name, Field.TOKEN_IDS: name}
+        if body.suffix and prompt is not None:
+            prompt = _infill_prompt(prompt, body.suffix)
         prompts.append(PromptRequest(replace(unvalidated, prompt=prompt), replace(field_path, names=names)))
     return ReadBody(prompts, delivery, _options(body))
+
+
+def _infill_prompt(prompt: TextPrompt | TokenPrompt, suffix: str) -> InfillPrompt:
+    if isinstance(prompt, TokenPrompt):
+        raise invalid("suffix", "needs a prompt that is a text")
+    return InfillPrompt(prompt.text, suffix, prompt.add_special_tokens)
 
 
 def read_chat_completion(body: ChatBody, request_id: str | None) -> ReadBody:

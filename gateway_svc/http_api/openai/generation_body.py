@@ -144,6 +144,7 @@ class CompletionBody(GenerationBody):
     unserved: ClassVar[Neutral] = unsupported_fields.COMPLETION
 
     prompt: PromptField | None = option("A text, token ids, or a list of at most 1,024 of them. Each is continued.")
+    suffix: str | None = option("The text behind the gap that the answer fills, if the model has tokens for that.", "")
     add_special_tokens: bool | None = option(
         "Whether the tokenizer adds its special tokens to a text, such as one for its beginning.", True
     )

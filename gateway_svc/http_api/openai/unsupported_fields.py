@@ -151,7 +151,6 @@ COMPLETION: Neutral = {
     **_BOTH,
     "prompt_embeds": (),
     "store": (False,),
-    "suffix": ("",),
     "thinking": ({"type": "disabled"},),
     "thinking_token_budget": (-1,),
 }

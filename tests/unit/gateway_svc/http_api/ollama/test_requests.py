@@ -21,7 +21,7 @@ from gateway_svc.http_api.ollama.requests import (
     read_embeddings_prompt,
     read_generate,
 )
-from gateway_svc.unvalidated_request import ResponseMode, TextPrompt, UnvalidatedRequest
+from gateway_svc.unvalidated_request import InfillPrompt, ResponseMode, TextPrompt, UnvalidatedRequest
 from svc_common.errors import QuireError, Reason
 
 USER = {"role": "user", "content": "Hi."}
@@ -157,8 +157,15 @@ def test_a_prompt_is_a_message_unless_it_is_raw() -> None:
     assert generate(raw=True).prompt.unvalidated.prompt == TextPrompt("Hi.")
 
 
+def test_a_prompt_with_a_suffix_has_a_gap_also_at_its_beginning() -> None:
+    assert generate(suffix=" there").prompt.unvalidated.prompt == InfillPrompt("Hi.", " there")
+    at_begin = generate(prompt="", suffix=" there")
+    assert (at_begin.prompt.unvalidated.prompt, at_begin.loads) == (InfillPrompt("", " there"), False)
+    assert at_begin.prompt.field_path(Field.SUFFIX) == "suffix"
+
+
 def test_fields_of_the_other_route_are_accepted_where_they_are_empty() -> None:
-    assert not chat(prompt="", system="", raw=False).loads
+    assert not chat(prompt="", system="", raw=False, suffix="").loads
     assert not generate(messages=[], tools=[]).loads
 
 
@@ -221,7 +228,9 @@ def test_fields_that_change_no_vector_are_accepted() -> None:
         (chat, {"raw": True}, Reason.FEATURE_UNSUPPORTED, "raw"),
         (generate, {"messages": [USER]}, Reason.FEATURE_UNSUPPORTED, "messages"),
         (generate, {"tools": [{}]}, Reason.FEATURE_UNSUPPORTED, "tools"),
-        (generate, {"suffix": "a"}, Reason.FEATURE_UNSUPPORTED, "suffix"),
+        (chat, {"suffix": "a"}, Reason.FEATURE_UNSUPPORTED, "suffix"),
+        (generate, {"suffix": "a", "system": "a"}, Reason.INVALID_FIELD, "system"),
+        (generate, {"suffix": "a", "raw": True}, Reason.INVALID_FIELD, "suffix"),
         (generate, {"template": "a"}, Reason.FEATURE_UNSUPPORTED, "template"),
         (generate, {"context": [1]}, Reason.FEATURE_UNSUPPORTED, "context"),
         (generate, {"images": ["a"]}, Reason.FEATURE_UNSUPPORTED, "images"),

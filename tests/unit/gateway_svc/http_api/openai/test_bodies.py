@@ -208,7 +208,6 @@ def test_fields_that_are_not_served_are_refused_by_name_unless_they_ask_for_noth
 @pytest.mark.parametrize(
     ("read", "fields", "name"),
     [
-        (completion, {"suffix": "b"}, "suffix"),
         (chat, {"response_format": {"type": "structural_tag"}}, "response_format.type"),
         (chat, {"structured_outputs": {"structural_tag": {}}}, "structured_outputs.structural_tag"),
     ],
