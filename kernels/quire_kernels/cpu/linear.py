@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from quire_kernels._checks import require
+from quire_kernels.cpu.grouped_bytes import ByteWeight, quantize_in_bytes
 from quire_kernels.cpu.large_pages import LargePages
 from quire_kernels.cpu.nibbles import NibbleWeight, quantize_in_nibbles, split_scales
 from quire_kernels.cpu.thread_pool import ThreadPool, type_of
@@ -33,6 +34,10 @@ class MatrixFormat(IntEnum):
     """
     W4A8 = 4
     """As W4A16, and multiplied as such: inputs are rounded to 8 bits, each row with a scale for each group."""
+    GROUPED_W8A16 = 5
+    """In 8 bits with a scale, and sometimes a minimum, for each output and group of inputs; otherwise as W4A16."""
+    GROUPED_W8A8 = 6
+    """As GROUPED_W8A16, and multiplied as W4A8."""
 
     @property
     def has_nibbles(self) -> bool:
@@ -42,7 +47,12 @@ class MatrixFormat(IntEnum):
     @property
     def takes_codes(self) -> bool:
         """Whether inputs are rounded to 8 bits. AMX does not compute such products."""
-        return self in (MatrixFormat.W8A8, MatrixFormat.W4A8)
+        return self in (MatrixFormat.W8A8, MatrixFormat.W4A8, MatrixFormat.GROUPED_W8A8)
+
+    @property
+    def has_grouped_bytes(self) -> bool:
+        """Whether weights are in 8 bits with a scale for each group."""
+        return self in (MatrixFormat.GROUPED_W8A16, MatrixFormat.GROUPED_W8A8)
 
 
 class MatrixArgs(Structure):
@@ -57,6 +67,7 @@ class MatrixArgs(Structure):
         ("bias", c_void_p),
         ("group", c_int64),
         ("order", c_void_p),
+        ("has_minimums", c_int64),
     )
 
 
@@ -72,9 +83,11 @@ class PackedMatrix:
     scales: Tensor | None
     bias: Tensor | None
     group: int = 0
-    """Inputs with one scale, in W4A16 and W4A8."""
+    """Inputs with one scale, in formats with groups."""
     order: Tensor | None = None
     """int32 [inputs]: which element of a row each input is; None: they are in order."""
+    has_minimums: bool = False
+    """Whether a number is code x scale + minimum, where groups have both."""
 
     def args(self) -> MatrixArgs:
         """The library's structure, valid as long as this object."""
@@ -87,6 +100,7 @@ class PackedMatrix:
             _address(self.bias),
             self.group,
             _address(self.order),
+            self.has_minimums,
         )
 
 
@@ -104,14 +118,24 @@ def pack_matrix(
 
     In 8 bits, values are rounded to 255 steps between the largest of their output and its negative, or to multiples of
     `code_scales`, float32 [outputs], where these are not 0: of weights that were in 8 bits before. In 4 bits they are
-    rounded by `quantize_in_nibbles`. The matrix has a multiple of `input_multiple` inputs, the added ones with weights
-    of 0. Raises ValueError for another dtype.
+    rounded by `quantize_in_nibbles`, in groups of 8 bits by `quantize_in_bytes`. The matrix has a multiple of
+    `input_multiple` inputs, the added ones with weights of 0. Raises ValueError for another dtype.
     """
     if matrix_format.has_nibbles:
         nibbles = quantize_in_nibbles(thread_pool, weight)
         return pack_nibbles(
             thread_pool,
             nibbles,
+            bias,
+            matrix_format=matrix_format,
+            dtype=weight.dtype,
+            memory=memory,
+            input_multiple=input_multiple,
+        )
+    if matrix_format.has_grouped_bytes:
+        return pack_grouped_bytes(
+            thread_pool,
+            quantize_in_bytes(weight),
             bias,
             matrix_format=matrix_format,
             dtype=weight.dtype,
@@ -153,20 +177,35 @@ def pack_nibbles(
 ) -> PackedMatrix:
     """Lays out a weight in 4 bits for inputs of a dtype, float32 or bfloat16; otherwise as `pack_matrix`.
 
-    Scales have the 11 bits of float16, relative to the largest of their output.
+    Scales and minimums have the 11 bits of float16, relative to the largest of their output.
     """
     type_of(dtype)
     outputs, inputs = weight.codes.shape
     padded = -(-inputs // input_multiple) * input_multiple
-    scales, factors = split_scales(weight.scales)
-    scales, zeros, codes = scales.contiguous(), weight.zeros.half().contiguous(), weight.codes.contiguous()
+    if weight.has_minimums:
+        scales, zeros, factors = _split(weight.scales, weight.zeros)
+    else:
+        scales, factors = split_scales(weight.scales)
+        zeros = weight.zeros.half()
+    scales, zeros, codes = scales.contiguous(), zeros.contiguous(), weight.codes.contiguous()
     order = None
     if weight.order is not None:
         order = torch.cat([weight.order, torch.arange(inputs, padded)]).int()
     size = -(-outputs // PANEL) * -(-padded // weight.group) * (4 * PANEL + weight.group * PANEL // 2)
     panels = torch.empty(size, dtype=torch.uint8) if memory is None else memory.empty(size, torch.uint8)
     biases = None if bias is None else _padded(bias.float())
-    matrix = PackedMatrix(outputs, padded, dtype, matrix_format, panels, _padded(factors), biases, weight.group, order)
+    matrix = PackedMatrix(
+        outputs,
+        padded,
+        dtype,
+        matrix_format,
+        panels,
+        _padded(factors),
+        biases,
+        weight.group,
+        order,
+        weight.has_minimums,
+    )
     thread_pool.library.quire_pack_nibbles(
         codes.data_ptr(),
         scales.data_ptr(),
@@ -174,6 +213,47 @@ def pack_nibbles(
         byref(matrix.args()),
         inputs,
         panels.data_ptr(),
+    )
+    return matrix
+
+
+def pack_grouped_bytes(
+    thread_pool: ThreadPool,
+    weight: ByteWeight,
+    bias: Tensor | None = None,
+    *,
+    matrix_format: MatrixFormat,
+    dtype: torch.dtype,
+    memory: LargePages | None = None,
+    input_multiple: int = 1,
+) -> PackedMatrix:
+    """Lays out a weight in 8 bits with groups; otherwise as `pack_nibbles`."""
+    type_of(dtype)
+    outputs, inputs = weight.codes.shape
+    padded = -(-inputs // input_multiple) * input_multiple
+    minimums = None
+    if weight.minimums is None:
+        scales, factors = split_scales(weight.scales)
+    else:
+        scales, minimums, factors = _split(weight.scales, weight.minimums)
+        minimums = minimums.contiguous()
+    scales, codes = scales.contiguous(), weight.codes.contiguous()
+    head = 2 * PANEL * (1 if minimums is None else 2)
+    size = -(-outputs // PANEL) * -(-padded // weight.group) * (head + weight.group * PANEL)
+    panels = torch.empty(size, dtype=torch.uint8) if memory is None else memory.empty(size, torch.uint8)
+    matrix = PackedMatrix(
+        outputs,
+        padded,
+        dtype,
+        matrix_format,
+        panels,
+        _padded(factors),
+        None if bias is None else _padded(bias.float()),
+        weight.group,
+        has_minimums=minimums is not None,
+    )
+    thread_pool.library.quire_pack_grouped_bytes(
+        codes.data_ptr(), scales.data_ptr(), _address(minimums), byref(matrix.args()), inputs, panels.data_ptr()
     )
     return matrix
 
@@ -209,6 +289,12 @@ def _quantized(weight: Tensor, known_scales: Tensor) -> tuple[Tensor, Tensor]:
         scales[rows] = torch.where(known_scales[rows] > 0, known_scales[rows], chosen)
         codes[rows].copy_((values / scales[rows, None]).round_().clamp_(-128, 127))
     return codes, scales
+
+
+def _split(scales: Tensor, minimums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """As `split_scales`, of both: a power of two for each output serves its scales and minimums."""
+    both, factors = split_scales(torch.cat([scales, minimums], 1))
+    return both[:, : scales.shape[1]], both[:, scales.shape[1] :], factors
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -1,6 +1,6 @@
-"""Weights in 4 bits, in groups of inputs with a scale and a zero point for each output."""
+"""Weights in 4 bits, in groups of inputs with a scale and a zero point, or a minimum, for each output."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -8,38 +8,48 @@ from torch import Tensor
 from quire_kernels._checks import require
 from quire_kernels.cpu.thread_pool import ThreadPool, type_of
 
-GROUP_SIZES = (32, 64, 128)
+GROUP_SIZES = (16, 32, 64, 128)
 """Inputs that may have one scale."""
+DEFAULT_GROUP = 32
+"""Inputs that have one scale where a weight is rounded."""
 
 
 @dataclass(frozen=True, eq=False)
 class NibbleWeight:
-    """A weight [outputs, inputs] of codes: each number is (code - zero) x scale."""
+    """A weight [outputs, inputs] of codes: each number is (code - zero) x scale, or code x scale + minimum."""
 
     codes: Tensor
     """uint8 [outputs, inputs], at most 15; the column of input `order[i]` is i."""
     scales: Tensor
     """float32 [outputs, groups]."""
     zeros: Tensor
-    """float32 [outputs, groups], exact in float16."""
+    """float32 [outputs, groups]: zero points, exact in float16; with `has_minimums`, minimums."""
     group: int
     """How many columns have one scale, one of GROUP_SIZES; the last group may have fewer."""
     order: Tensor | None = None
     """int64 [inputs], a permutation; None: columns are in order."""
+    has_minimums: bool = False
 
     def dense(self) -> Tensor:
         """The numbers, float32 [outputs, inputs]."""
         groups = torch.arange(self.codes.shape[1]) // self.group
-        numbers = (self.codes - self.zeros[:, groups]) * self.scales[:, groups]
+        scales, zeros = self.scales[:, groups], self.zeros[:, groups]
+        numbers = self.codes * scales + zeros if self.has_minimums else (self.codes - zeros) * scales
         return numbers if self.order is None else numbers[:, self.order.argsort()]
 
+    def with_minimums(self) -> "NibbleWeight":
+        """The same numbers with minimums. A zero point of more than a few bits changes in its last bits when packed."""
+        if self.has_minimums:
+            return self
+        return replace(self, zeros=-self.zeros * self.scales, has_minimums=True)
 
-def quantize_in_nibbles(thread_pool: ThreadPool, weight: Tensor, group: int = GROUP_SIZES[0]) -> NibbleWeight:
+
+def quantize_in_nibbles(thread_pool: ThreadPool, weight: Tensor, group: int = DEFAULT_GROUP) -> NibbleWeight:
     """Rounds a weight [outputs, inputs] of float32 or bfloat16 to 16 steps in each group, with 0 between the first and
     the last: over the whole range of the group's numbers or a part of it, whatever has the least squared error. A group
     with a number that is not finite has the scale NaN.
     """
-    require(group in GROUP_SIZES, "group", "be 32, 64 or 128")
+    require(group in GROUP_SIZES, "group", "be 16, 32, 64 or 128")
     weight = weight.contiguous()
     outputs, inputs = weight.shape
     num_groups = -(-inputs // group)

@@ -45,6 +45,7 @@ def _declare(library: Any) -> None:
         ("pack", None, pointer, number, number, number, number, number, pointer),
         ("quantize_nibbles", status, pointer, number, pointer, number, number, number, pointer, pointer, pointer),
         ("pack_nibbles", None, pointer, pointer, pointer, pointer, number, pointer),
+        ("pack_grouped_bytes", None, pointer, pointer, pointer, pointer, number, pointer),
         ("linear", status, pointer, number, pointer, pointer, number, number, pointer),
         ("store", status, pointer, number, pointer, pointer, number, pointer, number, pointer, number),
         ("attend", status, pointer, number, pointer, pointer, pointer, number, pointer, pointer),

@@ -4,6 +4,7 @@ import ctypes
 import platform
 import shlex
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ import torch
 from torch import Tensor
 
 import quire_kernels.cpu.library
-from nibble_weights import rounded, weight_of
+from nibble_weights import bytes_of, rounded, weight_of, with_minimums
 from quire_kernels.cpu.library import find_compiler
+from quire_kernels.cpu.nibbles import NibbleWeight
 
 _SOURCES = Path(quire_kernels.cpu.library.__file__).with_name("csrc")
 _FLAGS = "-std=c++20 -O2 -ffp-contract=off -fPIC -shared -pthread -Wno-psabi"
@@ -83,18 +85,44 @@ def test_the_largest_codes_of_each_sign(library: ctypes.CDLL) -> None:
     assert torch.equal(_products(library, 127 * rows, weights), expected)
 
 
-@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("make", [weight_of, with_minimums])
+@pytest.mark.parametrize("group", [16, 32, 64, 128])
 @pytest.mark.parametrize("inputs", [8, 16, 128, 136, 576, 1544])
-def test_products_of_weights_in_4_bits(library: ctypes.CDLL, inputs: int, group: int) -> None:
+def test_products_of_weights_in_4_bits(
+    library: ctypes.CDLL, inputs: int, group: int, make: Callable[[int, int, int], NibbleWeight]
+) -> None:
     torch.manual_seed(0)
-    rows, weight = torch.randn(17, inputs), weight_of(PANEL, inputs, group)
+    rows, weight = torch.randn(17, inputs), make(PANEL, inputs, group)
     padded = torch.nn.functional.pad(rows, (0, -inputs % LANES)).contiguous()
     sums, numbers = torch.empty(17, PANEL), torch.empty(inputs, PANEL)
     held = weight.codes, weight.scales.half(), weight.zeros.half()
     addresses = list(map(_address, held))
     sizes = map(ctypes.c_int64, (17, inputs, padded.shape[1]))
-    library.products_of_nibbles(_address(padded), *sizes, *addresses, ctypes.c_int64(group), _address(sums))
-    library.expanded_nibbles(ctypes.c_int64(inputs), *addresses, ctypes.c_int64(group), _address(numbers))
-    assert torch.equal(numbers.t(), weight.dense())
+    form = ctypes.c_int64(group), ctypes.c_int64(weight.has_minimums)
+    library.products_of_nibbles(_address(padded), *sizes, *addresses, *form, _address(sums))
+    library.expanded_nibbles(ctypes.c_int64(inputs), *addresses, *form, _address(numbers))
+    # With fused multiply-add, a sum with a minimum is rounded once.
+    torch.testing.assert_close(numbers.t(), weight.dense(), rtol=0, atol=1e-6 if weight.has_minimums else 0)
     expected = rounded(rows, weight) @ weight.dense().double().t()
     torch.testing.assert_close(sums.double(), expected, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("minimums", [False, True], ids=["scales", "minimums"])
+@pytest.mark.parametrize("group", [16, 32])
+@pytest.mark.parametrize("inputs", [4, 16, 36, 576, 1544])
+def test_products_of_weights_in_groups_of_8_bits(
+    library: ctypes.CDLL, inputs: int, group: int, *, minimums: bool
+) -> None:
+    torch.manual_seed(0)
+    rows, weight = torch.randn(17, inputs), bytes_of(PANEL, inputs, group, minimums=minimums)
+    padded = torch.nn.functional.pad(rows, (0, -inputs % LANES)).contiguous()
+    sums, numbers = torch.empty(17, PANEL), torch.empty(inputs, PANEL)
+    held = weight.codes, weight.scales.half(), None if weight.minimums is None else weight.minimums.half()
+    addresses = [None if each is None else _address(each) for each in held]
+    sizes = map(ctypes.c_int64, (17, inputs, padded.shape[1]))
+    library.products_of_bytes(
+        _address(padded), *sizes, *addresses, ctypes.c_int64(group), _address(sums), _address(numbers)
+    )
+    torch.testing.assert_close(numbers.t(), weight.dense(), rtol=0, atol=1e-5 if minimums else 0)
+    expected = rounded(rows, weight) @ weight.dense().double().t()
+    torch.testing.assert_close(sums.double(), expected, rtol=1e-5, atol=2e-3)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import compiled
-from nibble_weights import rounded, weight_of
+from nibble_weights import rounded, weight_of, with_minimums
 from quire_kernels.cpu.linear import MatrixFormat, linear, pack_matrix, pack_nibbles
 from quire_kernels.cpu.nibbles import GROUP_SIZES, NibbleWeight, quantize_in_nibbles, split_scales
 
@@ -21,7 +21,7 @@ def multiply(x: Tensor, weight: NibbleWeight, matrix_format: MatrixFormat, num_t
 @pytest.mark.parametrize("rows", [0, 1, 2, 13, 14, 15, 29, 256])
 @pytest.mark.parametrize(
     ("inputs", "outputs", "group"),
-    [(1, 1, 32), (31, 2, 64), (48, 97, 32), (127, 31, 128), (576, 960, 64), (1538, 33, 128)],
+    [(1, 1, 32), (31, 2, 64), (48, 97, 32), (100, 40, 16), (127, 31, 128), (576, 960, 64), (1538, 33, 128)],
 )
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("matrix_format", FORMATS, ids=lambda each: each.name)
@@ -42,6 +42,35 @@ def test_products(
     for first, end in ((rows - 1, rows), (0, 3), (1, 17)):
         if 0 <= first < end <= rows:
             assert torch.equal(linear(compiled.thread_pool(3), x[first:end], matrix), product[first:end])
+
+
+@pytest.mark.parametrize("rows", [1, 8, 9, 40])
+@pytest.mark.parametrize(("inputs", "group"), [(32, 32), (96, 16), (576, 32), (1538, 64)])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("matrix_format", FORMATS, ids=lambda each: each.name)
+def test_groups_may_have_minimums(
+    matrix_format: MatrixFormat, dtype: torch.dtype, inputs: int, group: int, rows: int
+) -> None:
+    torch.manual_seed(0)
+    weight, x = with_minimums(70, inputs, group), torch.randn(rows, inputs).to(dtype)
+    product = multiply(x, weight, matrix_format)
+    if matrix_format is MatrixFormat.W4A8:
+        expected = rounded(x, weight) @ weight.dense().double().t()
+    else:
+        expected = x.double() @ weight.dense().to(dtype).double().t()
+    torch.testing.assert_close(product.double(), expected, rtol=1e-5, atol=1e-3)
+    for first, end in ((rows - 1, rows), (0, 3)):
+        if 0 <= first < end <= rows:
+            assert torch.equal(multiply(x[first:end], weight, matrix_format, 3), product[first:end])
+
+
+def test_a_zero_point_of_8_is_the_same_as_a_minimum() -> None:
+    torch.manual_seed(0)
+    weight = weight_of(40, 96, 32, symmetric=True)
+    x = torch.eye(96)
+    turned = weight.with_minimums()
+    assert torch.equal(turned.dense(), weight.dense())
+    assert torch.equal(multiply(x, turned, MatrixFormat.W4A16), multiply(x, weight, MatrixFormat.W4A16))
 
 
 @pytest.mark.parametrize("rows", [1, 40])

@@ -1,4 +1,4 @@
-// Activations in 8 bits, for products with weights in 8 bits (W8A8) or 4 (W4A8).
+// Activations in 8 bits, for products with weights in 8 bits (W8A8, GROUPED_W8A8) or 4 (W4A8).
 //
 // The numbers of a row are in groups, each with a scale of its own: a row often has a few numbers much larger than all others,
 // whose scale would leave these few steps. Products of a group are added in int32, which is exact, and groups as floats, in
@@ -25,7 +25,7 @@ struct CodeGroup {
 inline int64_t code_group_bytes(int64_t size) { return sizeof(CodeGroup) + size; }
 
 // The inputs of a group, of rows that a matrix is multiplied by.
-inline int64_t code_group_of(const Matrix& m) { return m.format == Format::W4A8 ? m.group : 128; }
+inline int64_t code_group_of(const Matrix& m) { return m.format == Format::W8A8 ? 128 : m.group; }
 inline int64_t code_row_bytes(const Matrix& m) {
     return m.takes_codes() ? ceil_div(m.inputs, code_group_of(m)) * code_group_bytes(code_group_of(m)) : 0;
 }

@@ -104,6 +104,12 @@ void quire_pack_nibbles(const uint8_t* codes, const uint16_t* scales, const uint
     pack_nibbles(codes, scales, zeros, *matrix, inputs, panels);
 }
 
+// Panels of a matrix in grouped W8, of codes int8 [outputs, inputs], and scales [outputs, groups] in float16; minimums too, or null.
+void quire_pack_grouped_bytes(const int8_t* codes, const uint16_t* scales, const uint16_t* minimums, const Matrix* matrix,
+                              int64_t inputs, uint8_t* panels) {
+    pack_grouped_bytes(codes, scales, minimums, *matrix, inputs, panels);
+}
+
 // output [rows, outputs] float32 = input [rows, stride] of the type, of which [rows, inputs] count, zeros beside them up to a
 // multiple of LANES.
 int64_t quire_linear(void* pool_, Type type, const Matrix* matrix, const void* input, int64_t rows, int64_t stride,

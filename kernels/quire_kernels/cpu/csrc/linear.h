@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "codes.h"
+#include "grouped_bytes.h"
 #include "matrix.h"
 #include "nibbles.h"
 #include "simd.h"
@@ -28,6 +29,7 @@ inline int64_t panel_steps(const Matrix& m) {
 template <class T>
 inline int64_t panel_bytes(const Matrix& m) {
     if (m.has_nibbles()) return nibble_panel_bytes(m);
+    if (m.has_grouped_bytes()) return byte_panel_bytes(m);
     return panel_steps<T>(m) * Lane<T>::VALUES * PANEL * (m.format == Format::INT8 ? 1 : sizeof(T));
 }
 
@@ -98,10 +100,19 @@ template <class T, int LINES>
 [[gnu::noinline]] inline void multiply_panel(
     int64_t count, const T* rows, int64_t stride, const Matrix& matrix, const void* panel, const void* ahead, float* totals) {
     if constexpr (std::is_same_v<T, Code>) {
-        if (matrix.format == Format::W4A8)
-            return with_count<ROWS_OF_NIBBLES>(static_cast<int>(count), [&]<int M>() {
-                multiply_nibbles<M, LINES>(rows, stride, matrix, static_cast<const uint8_t*>(panel), ahead, totals);
-            });
+        const auto* bytes = static_cast<const uint8_t*>(panel);
+        const auto multiply_groups = [&]<bool MINIMUMS>() {
+            if (matrix.has_nibbles())
+                with_count<ROWS_OF_NIBBLES>(static_cast<int>(count), [&]<int M>() {
+                    multiply_nibbles<M, LINES, MINIMUMS>(rows, stride, matrix, bytes, ahead, totals);
+                });
+            else
+                with_count<ROWS_OF_BYTES>(static_cast<int>(count), [&]<int M>() {
+                    multiply_grouped_bytes<M, LINES, MINIMUMS>(rows, stride, matrix, bytes, ahead, totals);
+                });
+        };
+        if (matrix.format != Format::W8A8)
+            return matrix.has_minimums ? multiply_groups.template operator()<true>() : multiply_groups.template operator()<false>();
     }
     with_count<ROWS>(static_cast<int>(count), [&]<int M>() {
         if constexpr (std::is_same_v<T, Code>) {
@@ -147,6 +158,7 @@ inline void put_outputs(const Matrix& matrix, int64_t panel, Floats left, Floats
 template <class T>
 inline void expand_panel(const Matrix& m, const void* panel, T* to) {
     if (m.has_nibbles()) return expand_nibbles(m, static_cast<const uint8_t*>(panel), to);
+    if (m.has_grouped_bytes()) return expand_grouped_bytes(m, static_cast<const uint8_t*>(panel), to);
     const auto* codes = static_cast<const int8_t*>(panel);
     for (int64_t i = 0, count = panel_bytes<T>(m); i < count; i += LANES) store_floats(to + i, floats_of(codes + i));
 }
@@ -205,7 +217,9 @@ struct TaskGrid {
 
 // Rows of a tile, where `num_rows` are cut into tiles of about the same size.
 inline int64_t rows_of_tile(const Matrix& matrix, int64_t num_rows) {
-    const int64_t most = matrix.format == Format::W4A8 ? ROWS_OF_NIBBLES : ROWS;
+    const int64_t most = matrix.format == Format::W4A8           ? ROWS_OF_NIBBLES
+                         : matrix.format == Format::GROUPED_W8A8 ? ROWS_OF_BYTES
+                                                                 : ROWS;
     return std::max<int64_t>(1, ceil_div(num_rows, std::max<int64_t>(1, ceil_div(num_rows, most))));
 }
 

@@ -10,9 +10,10 @@ namespace quire {
 constexpr int PANEL = 2 * LANES;
 constexpr int LINE = 64;
 
-// INT8 and W8A8: weights in 8 bits with a scale for each output. W4A16 and W4A8: in 4 bits, see nibbles.h. In W8A8 and W4A8,
+// INT8 and W8A8: weights in 8 bits with a scale for each output. W4A16 and W4A8: in 4 bits, see nibbles.h. GROUPED_W8A16 and
+// GROUPED_W8A8: in 8 bits with a scale for each output and group of inputs, see grouped_bytes.h. In W8A8, W4A8 and GROUPED_W8A8,
 // activations have 8 bits too.
-enum class Format : int64_t { PLAIN = 0, INT8 = 1, W8A8 = 2, W4A16 = 3, W4A8 = 4 };
+enum class Format : int64_t { PLAIN = 0, INT8 = 1, W8A8 = 2, W4A16 = 3, W4A8 = 4, GROUPED_W8A16 = 5, GROUPED_W8A8 = 6 };
 
 // Panel p holds outputs 32 p to 32 p + 31, input by input (bfloat16, INT8: two inputs at a time; W8A8: four), zeros beyond the
 // last one.
@@ -23,14 +24,18 @@ struct Matrix {
     const void* panels;
     const float* scales;    // [panels * 32], or null
     const float* bias;      // [panels * 32], or null
-    int64_t group;          // inputs with one scale, in W4A16 and W4A8: 32, 64 or 128
+    int64_t group;          // inputs with one scale, in formats with groups: 16, 32, 64 or 128
     const int32_t* order;   // [inputs], which element of a row each input is; or null: they are in order
+    int64_t has_minimums;   // whether a number is code * scale + minimum, where groups have both
 
     // Whether rows are rounded to codes before they are multiplied.
-    bool takes_codes() const { return format == Format::W8A8 || format == Format::W4A8; }
+    bool takes_codes() const { return format == Format::W8A8 || format == Format::W4A8 || format == Format::GROUPED_W8A8; }
     // Whether panels are expanded to numbers of the rows' type before they are multiplied.
-    bool is_expanded() const { return format == Format::INT8 || format == Format::W4A16; }
+    bool is_expanded() const {
+        return format == Format::INT8 || format == Format::W4A16 || format == Format::GROUPED_W8A16;
+    }
     bool has_nibbles() const { return format == Format::W4A16 || format == Format::W4A8; }
+    bool has_grouped_bytes() const { return format == Format::GROUPED_W8A16 || format == Format::GROUPED_W8A8; }
 };
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -1,4 +1,5 @@
-// Weights in 4 bits, in groups of inputs with a scale and a zero point for each output: a number is (code - zero) * scale.
+// Weights in 4 bits, in groups of inputs with a scale and a zero point for each output: a number is (code - zero) * scale. Where
+// the matrix has minimums, these are in the place of zero points: a number is code * scale + minimum.
 //
 // A panel is one group after the other, each whole: the scales of its 32 outputs and their zero points, in float16, then lines
 // of codes, of eight inputs and sixteen outputs each. An output's word has inputs 0 to 3 in the low halves of its bytes and 4 to
@@ -120,7 +121,8 @@ inline void expand_nibbles(const Matrix& m, const uint8_t* panel, T* to) {
         const int64_t steps = ceil_div(std::min(m.group, m.inputs - first), IN_WORD);
         for (int side = 0; side < 2; ++side) {
             const auto* head = reinterpret_cast<const uint16_t*>(panel) + side * LANES;
-            const Floats scale = load_float16(head), offset = -load_float16(head + PANEL) * scale;
+            const Floats scale = load_float16(head), zero = load_float16(head + PANEL);
+            const Floats offset = m.has_minimums ? zero : -zero * scale;
             const uint8_t* words = panel + GROUP_HEAD + side * LINE;
             T* numbers = to + first * PANEL + side * LANES * Lane<T>::VALUES;
             for (int64_t k = 0; k < steps; ++k, words += 2 * LINE, numbers += IN_WORD * PANEL)
@@ -130,7 +132,7 @@ inline void expand_nibbles(const Matrix& m, const uint8_t* panel, T* to) {
 }
 
 // As multiply_codes() of linear.h, of rows in groups as the panel's.
-template <int M, int LINES>
+template <int M, int LINES, bool MINIMUMS>
 [[gnu::always_inline]] inline void multiply_nibbles(
     const Code* rows, int64_t stride, const Matrix& m, const uint8_t* panel, const void* ahead, float* totals) {
     const char* next = static_cast<const char*>(ahead);
@@ -167,7 +169,11 @@ template <int M, int LINES>
             for (int i = 0; i < M; ++i) {
                 CodeGroup row;
                 std::memcpy(&row, rows + i * stride, sizeof row);
-                add_scaled(totals + i * PANEL + side * LANES, sums[i][side], zero, static_cast<float>(row.sum), scale, row.scale);
+                float* total = totals + i * PANEL + side * LANES;
+                if constexpr (MINIMUMS)
+                    add_with_minimum(total, sums[i][side], scale, zero, static_cast<float>(row.sum), row.scale);
+                else
+                    add_scaled(total, sums[i][side], zero, static_cast<float>(row.sum), scale, row.scale);
             }
         }
     }

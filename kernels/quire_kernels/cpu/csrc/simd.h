@@ -271,6 +271,25 @@ inline void add_scaled(float* totals, IntSums sums, Sums zero, float sum, Sums s
     };
     store(totals, Sums{half(sums.low, zero.low, scale.low, before.low), half(sums.high, zero.high, scale.high, before.high)});
 }
+// totals += (sums * scale + minimum * sum) * factor
+inline void add_with_minimum(float* totals, IntSums sums, Sums scale, Sums minimum, float sum, float factor) {
+    const Sums before = load_sums(totals);
+    const __m256 all = _mm256_set1_ps(sum), factors = _mm256_set1_ps(factor);
+    const auto half = [&](__m256i products, __m256 scales, __m256 minimums, __m256 total) {
+        const __m256 numbers = _mm256_fmadd_ps(_mm256_cvtepi32_ps(products), scales, _mm256_mul_ps(minimums, all));
+        return _mm256_fmadd_ps(numbers, factors, total);
+    };
+    store(totals, Sums{half(sums.low, scale.low, minimum.low, before.low), half(sums.high, scale.high, minimum.high, before.high)});
+}
+// totals += sums * scale * factor
+inline void add_scaled(float* totals, IntSums sums, Sums scale, float factor) {
+    const Sums before = load_sums(totals);
+    const __m256 factors = _mm256_set1_ps(factor);
+    const auto half = [&](__m256i products, __m256 scales, __m256 total) {
+        return _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(products), scales), factors, total);
+    };
+    store(totals, Sums{half(sums.low, scale.low, before.low), half(sums.high, scale.high, before.high)});
+}
 // totals += sums * factor
 inline void add_scaled(float* totals, IntSums sums, float factor) {
     const Sums before = load_sums(totals);
@@ -320,6 +339,13 @@ inline Sums load_float16_sums(const uint16_t* p) { return load_float16(p); }
 inline void add_scaled(float* totals, IntSums sums, Sums zero, float sum, Sums scale, float factor) {
     const Floats steps = multiply_add(-zero, splat(sum), __builtin_convertvector(sums, Floats));
     store(totals, multiply_add(steps * scale, splat(factor), load_floats(totals)));
+}
+inline void add_with_minimum(float* totals, IntSums sums, Sums scale, Sums minimum, float sum, float factor) {
+    const Floats numbers = multiply_add(__builtin_convertvector(sums, Floats), scale, minimum * sum);
+    store(totals, multiply_add(numbers, splat(factor), load_floats(totals)));
+}
+inline void add_scaled(float* totals, IntSums sums, Sums scale, float factor) {
+    store(totals, multiply_add(__builtin_convertvector(sums, Floats) * scale, splat(factor), load_floats(totals)));
 }
 inline void add_scaled(float* totals, IntSums sums, float factor) {
     store(totals, multiply_add(__builtin_convertvector(sums, Floats), splat(factor), load_floats(totals)));
