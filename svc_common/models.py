@@ -317,9 +317,9 @@ def _has_pooling(directory: Path) -> bool:
 
 
 def _gguf_directory(path: Path) -> Path:
-    # A new file at the same path is another model.
+    # A new file at the same path is another model. "blocks": earlier releases wrote dequantized weights.
     stat = path.stat()
-    identity = hashlib.sha256(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}".encode()).hexdigest()
+    identity = hashlib.sha256(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0blocks".encode()).hexdigest()
     return cache_directory() / f"{path.stem}-{identity[:12]}"
 
 

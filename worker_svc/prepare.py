@@ -1,6 +1,7 @@
 """Prepares a model: `python -m worker_svc.prepare [MODEL] [--revision R] [--tokenizer T]`.
 
 The default model and GGUF files are converted once into safetensors in the cache directory; hub ids are downloaded.
+The weights of the default model are dequantized, those of other GGUF files stay as they are.
 """
 
 import argparse
@@ -77,7 +78,7 @@ def _convert_source(source: ModelSource, directory: Path, report: Report) -> Non
             convert_gguf(Path(source.origin), unfinished, report)
         else:
             with TemporaryDirectory(prefix="quire-") as scratch:
-                convert_gguf(_fetch_default(Path(scratch), report), unfinished, report)
+                convert_gguf(_fetch_default(Path(scratch), report), unfinished, report, keeps_blocks=False)
             write_generation_config(unfinished)
         unfinished.rename(directory)
     finally:
@@ -103,34 +104,16 @@ def _fetch_default(scratch: Path, report: Report) -> Path:
     return gguf
 
 
-def convert_gguf(gguf: Path, directory: Path, report: Report) -> None:
-    """Writes the model of a GGUF file into an existing directory: config, tokenizer and float32 safetensors.
+def convert_gguf(gguf: Path, directory: Path, report: Report, *, keeps_blocks: bool = True) -> None:
+    """Writes the model of a GGUF file into an existing directory: config, tokenizer and safetensors.
 
-    Float32, because no smaller type represents the values of quantized weights exactly. Raises PreparationFailed.
+    Blocks of codes stay as they are if the model can be computed natively; else, and without `keeps_blocks`, all
+    weights are float32. Raises PreparationFailed.
     """
-    # Quire reports the progress itself. tqdm reads this when transformers imports it.
-    os.environ.setdefault("TQDM_DISABLE", "1")
-    import torch
-    from safetensors.torch import save_file
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    # It imports torch and transformers, which take seconds.
+    from worker_svc.gguf_conversion import GgufConversion
 
-    try:
-        with progress(f"converting {gguf.name}", report):
-            model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-            # A model loaded from GGUF rejects save_pretrained, and its config would name GGUF again.
-            weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-            if model.config.tie_word_embeddings:
-                weights.pop("lm_head.weight", None)
-            del model.config.quantization_config
-            model.config.architectures = [type(model).__name__]
-            save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-            (directory / "model.safetensors").chmod(0o644)  # safetensors makes it readable for its owner only
-            model.config.save_pretrained(directory)
-            model.generation_config.save_pretrained(directory)
-            tokenizer.save_pretrained(directory)
-    except Exception as error:  # gguf's reader has no error type of its own
-        raise PreparationFailed(f"cannot convert {gguf}: {error}") from error
+    GgufConversion(gguf, directory, report).run(keeps_blocks=keeps_blocks)
 
 
 @contextmanager

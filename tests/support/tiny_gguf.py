@@ -1,30 +1,88 @@
-"""Writes a tiny random Llama as a GGUF file."""
+"""Writes a tiny random decoder as a GGUF file, with tensors in any type of blocks."""
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
+from gguf import GGMLQuantizationType
+from numpy.typing import NDArray
 from tokenizers import pre_tokenizers
 
-HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 64, 96, 2, 4, 2, 16
+HEADS, KV_HEADS = 4, 2
 TOKENS = [
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
     *sorted(pre_tokenizers.ByteLevel.alphabet()),
     *("he", "ll"),
 ]
+# Types that the package does not quantize to: where a block has scales in float16, and what makes numbers near 0.1.
+_SCALES: Mapping[str, Mapping[int, float]] = {
+    "Q2_K": {80: 8e-3, 82: 12e-3},
+    "Q3_K": {108: 2.5e-3},
+    "Q4_K": {0: 5e-4, 2: 37e-4},
+    "Q5_K": {0: 25e-5, 2: 39e-4},
+    "Q6_K": {208: 8e-5},
+    "IQ4_NL": {0: 1.6e-3},
+    "IQ4_XS": {0: 9e-5},
+}
 
 
-def write_tiny_gguf(path: Path) -> Path:
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(LAYERS)
+@dataclass(frozen=True, slots=True)
+class TinyGguf:
+    """What a file has: `stored` is the type of a tensor by its name, for matrices only."""
+
+    architecture: str = "llama"
+    hidden: int = 64
+    intermediate: int = 96
+    layers: int = 2
+    stored: Callable[[str], str] = lambda _: "F32"
+    tied: bool = True
+    num_experts: int = 0
+    left_out: str = ""
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // HEADS
+
+
+def random_blocks(random: np.random.Generator, rows: int, inputs: int, name: str) -> NDArray[np.uint8]:
+    """A matrix in blocks of a type: rounded, or blocks of random bytes with such scales that its numbers are small."""
+    kind = GGMLQuantizationType[name]
+    if name not in _SCALES:
+        return _as_bytes(gguf.quantize((random.standard_normal((rows, inputs)) * 0.1).astype(np.float32), kind))
+    numbers, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+    blocks = random.integers(0, 256, (rows * inputs // numbers, num_bytes), dtype=np.uint8)
+    for at, size in _SCALES[name].items():
+        scales = size * random.uniform(0.5, 1.5, (len(blocks), 1))
+        blocks[:, at : at + 2] = scales.astype(np.float16).view(np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+def _as_bytes(data: NDArray[Any]) -> NDArray[np.uint8]:
+    return data.view(np.uint8).reshape(len(data), -1)
+
+
+def write_tiny_gguf(path: Path, model: TinyGguf | None = None) -> Path:
+    model = TinyGguf() if model is None else model
+    writer = gguf.GGUFWriter(path, model.architecture)
+    writer.add_block_count(model.layers)
     writer.add_context_length(128)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_feed_forward_length(INTERMEDIATE)
+    writer.add_embedding_length(model.hidden)
+    writer.add_feed_forward_length(model.intermediate)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KV_HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
-    writer.add_rope_dimension_count(HEAD_DIM)
+    writer.add_rope_dimension_count(model.head_dim)
+    if model.architecture != "llama":
+        writer.add_key_length(model.head_dim)
+        writer.add_value_length(model.head_dim)
+    if model.num_experts:
+        writer.add_expert_count(model.num_experts)
+        writer.add_expert_used_count(2)
+        writer.add_expert_feed_forward_length(model.intermediate)
     writer.add_vocab_size(len(TOKENS))
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
@@ -35,20 +93,51 @@ def write_tiny_gguf(path: Path) -> Path:
     writer.add_eos_token_id(2)
     random = np.random.default_rng(0)
 
-    def add(name: str, *shape: int, mean: float = 0.0) -> None:
-        writer.add_tensor(f"{name}.weight", (mean + random.standard_normal(shape) * 0.2).astype(np.float32))
+    def vector(name: str, size: int, mean: float = 1.0) -> None:
+        numbers = mean + random.standard_normal(size) * 0.2
+        writer.add_tensor(f"{name}.weight", numbers.astype(np.float32))
 
-    add("token_embd", len(TOKENS), HIDDEN)
-    add("output_norm", HIDDEN, mean=1.0)
-    for layer in range(LAYERS):
-        for name, rows in (("attn_q", HIDDEN), ("attn_k", KV_HEADS * HEAD_DIM), ("attn_v", KV_HEADS * HEAD_DIM)):
-            add(f"blk.{layer}.{name}", rows, HIDDEN)
-        add(f"blk.{layer}.attn_output", HIDDEN, HIDDEN)
-        add(f"blk.{layer}.ffn_gate", INTERMEDIATE, HIDDEN)
-        add(f"blk.{layer}.ffn_up", INTERMEDIATE, HIDDEN)
-        add(f"blk.{layer}.ffn_down", HIDDEN, INTERMEDIATE)
-        add(f"blk.{layer}.attn_norm", HIDDEN, mean=1.0)
-        add(f"blk.{layer}.ffn_norm", HIDDEN, mean=1.0)
+    def matrix(name: str, *shape: int) -> None:
+        stored = model.stored(name)
+        if name == model.left_out:
+            return
+        if stored in ("F32", "F16", "F64"):
+            kind = np.dtype(f"float{stored[1:]}")
+            writer.add_tensor(f"{name}.weight", (random.standard_normal(shape) * 0.2).astype(kind))
+            return
+        blocks = [
+            random_blocks(random, shape[-2], shape[-1], stored) for _ in range(shape[0] if len(shape) == 3 else 1)
+        ]
+        data = np.stack(blocks) if len(shape) == 3 else blocks[0]
+        writer.add_tensor(f"{name}.weight", data, raw_dtype=GGMLQuantizationType[stored])
+
+    hidden, kv_width = model.hidden, KV_HEADS * model.head_dim
+    matrix("token_embd", len(TOKENS), hidden)
+    vector("output_norm", hidden)
+    if not model.tied:
+        matrix("output", len(TOKENS), hidden)
+    for layer in range(model.layers):
+        block = f"blk.{layer}"
+        for name, rows in (("attn_q", hidden), ("attn_k", kv_width), ("attn_v", kv_width)):
+            matrix(f"{block}.{name}", rows, hidden)
+        matrix(f"{block}.attn_output", hidden, hidden)
+        if model.architecture.startswith("qwen3"):
+            vector(f"{block}.attn_q_norm", model.head_dim)
+            vector(f"{block}.attn_k_norm", model.head_dim)
+        if model.num_experts:
+            matrix(f"{block}.ffn_gate_inp", model.num_experts, hidden)
+            for name, shape in (("gate", (model.intermediate, hidden)), ("up", (model.intermediate, hidden))):
+                matrix(f"{block}.ffn_{name}_exps", model.num_experts, *shape)
+            matrix(f"{block}.ffn_down_exps", model.num_experts, hidden, model.intermediate)
+        else:
+            matrix(f"{block}.ffn_gate", model.intermediate, hidden)
+            matrix(f"{block}.ffn_up", model.intermediate, hidden)
+            matrix(f"{block}.ffn_down", hidden, model.intermediate)
+        if model.architecture.startswith("gemma"):
+            vector(f"{block}.post_attention_norm", hidden)
+            vector(f"{block}.post_ffw_norm", hidden)
+        vector(f"{block}.attn_norm", hidden)
+        vector(f"{block}.ffn_norm", hidden)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -17,9 +17,12 @@ from worker_svc.model.description import (
     MlpSpec,
     ModelDescription,
     Norm,
+    StoredLinear,
 )
-from worker_svc.model.linear_weights import WHOLE, LinearWeights, Shard
+from worker_svc.model.linear_weights import WHOLE, LinearWeights, Shard, TiedWeights, WeightParts
+from worker_svc.model.stored_linear import read_stored
 from worker_svc.model.tensor_names import described_names
+from worker_svc.model.weight_format import StoredWeight, has_blocks
 from worker_svc.model.weights import Checkpoint
 
 LinearT = TypeVar("LinearT")
@@ -30,6 +33,9 @@ LinearT_co = TypeVar("LinearT_co", covariant=True)
 NormT_co = TypeVar("NormT_co", covariant=True)
 ExpertsT_co = TypeVar("ExpertsT_co", covariant=True)
 HeadT_co = TypeVar("HeadT_co", covariant=True)
+
+# Of an embedding, that are unpacked at once.
+_ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +77,8 @@ class BodyBuilder(Protocol[LinearT_co, NormT_co, ExpertsT_co]):
 class Builder(BodyBuilder[LinearT_co, NormT_co, ExpertsT_co], Protocol[LinearT_co, NormT_co, ExpertsT_co, HeadT_co]):
     """Makes a backend's weights from tensors."""
 
-    def head(self, layer: LinearLayer, weight: Tensor, bias: Tensor | None, code_scales: Tensor | None) -> HeadT_co:
-        """The head, of a weight [vocab_size, hidden_size] that may be the embedding too, and a bias [vocab_size].
-
-        `code_scales` [vocab_size] are those of stored codes in 8 bits, see `LinearWeights`; None for an embedding.
-        """
+    def head(self, weights: WeightParts) -> HeadT_co:
+        """The head, whose weight may be the embedding too. `weights` are not valid after the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,18 +148,35 @@ def build(
 
     Raises UnsupportedModel where a tensor is missing or of another shape, or ranks cannot share a layer.
     """
-    body = build_body(description, checkpoint, builder, shard)
-    if description.tied_embeddings:
-        drop_head(description, checkpoint)
-        name = description.head.stored[0].name
-        weight = body.embedding[shard.share(description.vocab_size, description.head.split_unit, name)]
-        bias = code_scales = None
-    else:
-        weights = LinearWeights(description.head, checkpoint, shard)
-        weight, bias = weights.fused()
-        code_scales = torch.cat(weights.code_scales)
-    head = builder.head(description.head, weight, bias, code_scales)
+    checkpoint.rename(described_names(description, checkpoint.names))
+    embedding, stored = _read_embedding(description, checkpoint)
+    if not description.tied_embeddings:
+        body = _build_body(description, checkpoint, builder, shard, embedding)
+        head = builder.head(LinearWeights(description.head, checkpoint, shard))
+        return BuiltModel(body.embedding, body.positions, body.layers, body.norm, head)
+    drop_head(description, checkpoint)
+    share = shard.share(description.vocab_size, description.head.split_unit, description.head.stored[0].name)
+    tied = TiedWeights(description.head, embedding[share], stored and stored.outputs(share.start, share.stop))
+    # What the embedding was made of is released before the layers are read.
+    built = None if stored is None else builder.head(tied)
+    del stored
+    body = _build_body(description, checkpoint, builder, shard, embedding)
+    head = builder.head(tied) if built is None else built
     return BuiltModel(body.embedding, body.positions, body.layers, body.norm, head)
+
+
+def _read_embedding(description: ModelDescription, checkpoint: Checkpoint) -> tuple[Tensor, StoredWeight | None]:
+    """The embedding in the model's dtype and on its device, and what it was made of, if that was not dense."""
+    vocabulary, hidden = description.vocab_size, description.hidden_size
+    layer = description.embedding.removesuffix(".weight")
+    if not has_blocks(checkpoint.weight_format, layer):
+        return checkpoint.take(description.embedding, vocabulary, hidden).contiguous(), None
+    stored, _ = read_stored(checkpoint, StoredLinear(layer, (vocabulary,)), hidden)
+    embedding = torch.empty(vocabulary, hidden, dtype=checkpoint.dtype, device=checkpoint.device)
+    for start in range(0, vocabulary, _ROWS):
+        stop = min(start + _ROWS, vocabulary)
+        embedding[start:stop].copy_(stored.outputs(start, stop).dense())
+    return embedding, stored
 
 
 def drop_head(description: ModelDescription, checkpoint: Checkpoint) -> None:
@@ -175,7 +195,17 @@ def build_body(
 ) -> BuiltBody[LinearT, NormT, ExpertsT]:
     """Builds all weights but the head's. Raises as `build` does."""
     checkpoint.rename(described_names(description, checkpoint.names))
+    embedding, _ = _read_embedding(description, checkpoint)
+    return _build_body(description, checkpoint, builder, shard, embedding)
 
+
+def _build_body(
+    description: ModelDescription,
+    checkpoint: Checkpoint,
+    builder: BodyBuilder[LinearT, NormT, ExpertsT],
+    shard: Shard,
+    embedding: Tensor,
+) -> BuiltBody[LinearT, NormT, ExpertsT]:
     def weights(layer: LinearLayer) -> LinearWeights:
         return LinearWeights(layer, checkpoint, shard)
 
@@ -229,11 +259,11 @@ def build_body(
             latent=latent(attention.latent),
         )
 
-    hidden = description.hidden_size
-    embedding = checkpoint.take(description.embedding, description.vocab_size, hidden).contiguous()
     positions = description.positions
     places = None
     if positions is not None:
-        places = checkpoint.take(positions.tensor, positions.num_rows, hidden)[positions.first :].contiguous()
+        places = checkpoint.take(positions.tensor, positions.num_rows, description.hidden_size)[
+            positions.first :
+        ].contiguous()
     layers = [layer(spec) for spec in description.layers]
     return BuiltBody(embedding, places, layers, norm(description.norm))

@@ -1,5 +1,6 @@
 """A described model by compiled code on a CPU: one call computes all layers of a step."""
 
+from collections.abc import Callable
 from ctypes import pointer
 from dataclasses import replace
 from functools import partial
@@ -17,7 +18,14 @@ from quire_kernels.cpu.decoder import Decoder, DecoderLayerArgs, DecoderModelArg
 from quire_kernels.cpu.experts import ExpertScoring, PackedExperts
 from quire_kernels.cpu.large_pages import LargePages
 from quire_kernels.cpu.latent import PackedLatent
-from quire_kernels.cpu.linear import PANEL, MatrixFormat, PackedMatrix, pack_matrix, pack_nibbles
+from quire_kernels.cpu.linear import (
+    MatrixFormat,
+    PackedMatrix,
+    pack_grouped_bytes,
+    pack_matrix,
+    pack_nibbles,
+)
+from quire_kernels.cpu.nibbles import NibbleWeight
 from quire_kernels.cpu.norms import NormArgs, NormCode, PackedNorm, pack_norm
 from quire_kernels.cpu.sample import top_logprobs
 from quire_kernels.cpu.thread_pool import ThreadPool
@@ -28,14 +36,16 @@ from worker_svc.compiled_sampler import CompiledSampler
 from worker_svc.description import WorkerLimits
 from worker_svc.executor import CudaGraphOptions, Executor
 from worker_svc.host_thread import HostThreadExecutor
+from worker_svc.model.block_weights import read_blocks
 from worker_svc.model.building import BuiltLatent, BuiltLayer, BuiltMlp, ExpertWeights, MlpWeights, build
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import ComputedFormat, LinearLayer, LinearRole, MlpKind, ModelDescription, Norm
-from worker_svc.model.linear_weights import LinearWeights
+from worker_svc.model.gated_panels import interleaved, joined_by_panels
+from worker_svc.model.linear_weights import LinearWeights, WeightParts
 from worker_svc.model.nibble_weights import read_nibbles
 from worker_svc.model.rope import inverse_frequencies, layer_ropes
 from worker_svc.model.support import BY_EVERY_BACKEND, Feature, check_computed
-from worker_svc.model.weight_format import StoredWeight, format_of
+from worker_svc.model.weight_format import format_of
 from worker_svc.model.weights import Checkpoint
 from worker_svc.model_layout import ModelLayout
 
@@ -48,8 +58,6 @@ COMPUTED = BY_EVERY_BACKEND | {
     Feature.SINGLE_HEAD_NORM,
 }
 
-# What a panel takes of gate and of up.
-_LANES = PANEL // 2
 _FORMATS = {
     ComputedFormat.MODEL: MatrixFormat.PLAIN,
     ComputedFormat.INT8: MatrixFormat.INT8,
@@ -110,8 +118,12 @@ class _CompiledBuilder:
             query,
         )
 
-    def head(self, layer: LinearLayer, weight: Tensor, bias: Tensor | None, code_scales: Tensor | None) -> PackedMatrix:
-        matrix_format = self._format_of(layer)
+    def head(self, weights: WeightParts) -> PackedMatrix:
+        matrix_format = self._format_of(weights.layer)
+        if weights.has_blocks and matrix_format is not MatrixFormat.PLAIN:
+            return self._blocks(weights, matrix_format, torch.cat)
+        weight, bias = weights.fused()
+        code_scales = torch.cat(weights.code_scales) if weights.code_scales else None
         return self._pack(_OF_HEADS.get(matrix_format, matrix_format), weight, bias, code_scales)
 
     def _mlp(self, weights: MlpWeights) -> tuple[PackedMatrix, PackedMatrix]:
@@ -120,8 +132,10 @@ class _CompiledBuilder:
     def _linear(self, weights: LinearWeights, *, of_expert: bool = False) -> PackedMatrix:
         layer, matrix_format = weights.layer, self._format_of(weights.layer)
         is_gated = layer.role is LinearRole.GATE_UP and len(weights.outputs) == 2
+        join = joined_by_panels if is_gated else torch.cat
+        if weights.has_blocks and matrix_format is not MatrixFormat.PLAIN:
+            return self._blocks(weights, matrix_format, join)
         if matrix_format.has_nibbles:
-            join = _joined_by_panels if is_gated else torch.cat
             nibbles, bias = read_nibbles(weights, self._thread_pool, self._dtype, join, of_expert=of_expert)
             return pack_nibbles(
                 self._thread_pool,
@@ -130,12 +144,36 @@ class _CompiledBuilder:
                 matrix_format=matrix_format,
                 dtype=self._dtype,
                 memory=self._memory,
-                input_multiple=DEPTH if self._use_amx and not matrix_format.takes_codes else 1,
+                input_multiple=self._input_multiple(matrix_format),
             )
         if is_gated:
-            return self._pack(matrix_format, *_interleaved(weights, self._dtype))
+            return self._pack(matrix_format, *interleaved(weights, self._dtype))
         weight, bias = weights.fused()
         return self._pack(matrix_format, weight, bias, torch.cat(weights.code_scales))
+
+    def _blocks(
+        self, weights: WeightParts, asked: MatrixFormat, join: Callable[[list[Tensor]], Tensor]
+    ) -> PackedMatrix:
+        """A layer with its own codes, whatever bits are asked of weights. Activations have the bits that are asked."""
+        held, bias = read_blocks(weights, self._dtype, join)
+        if isinstance(held, NibbleWeight):
+            matrix_format = MatrixFormat.W4A8 if asked.takes_codes else MatrixFormat.W4A16
+            pack: Callable[..., PackedMatrix] = pack_nibbles
+        else:
+            matrix_format = MatrixFormat.GROUPED_W8A8 if asked.takes_codes else MatrixFormat.GROUPED_W8A16
+            pack = pack_grouped_bytes
+        return pack(
+            self._thread_pool,
+            held,
+            bias,
+            matrix_format=matrix_format,
+            dtype=self._dtype,
+            memory=self._memory,
+            input_multiple=self._input_multiple(matrix_format),
+        )
+
+    def _input_multiple(self, matrix_format: MatrixFormat) -> int:
+        return DEPTH if self._use_amx and not matrix_format.takes_codes else 1
 
     def _format_of(self, layer: LinearLayer) -> MatrixFormat:
         return self._default if layer.computed is None else _FORMATS[layer.computed]
@@ -323,42 +361,3 @@ def _mlp_args(mlp: BuiltMlp[PackedMatrix]) -> MlpArgs:
 
 def _optional_norm(norm: PackedNorm | None) -> NormArgs:
     return NormArgs() if norm is None else norm.args()
-
-
-def _interleaved(weights: LinearWeights, dtype: torch.dtype) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Sixteen outputs of the gate, then the same of up, and so on, both padded with zeros to a multiple of 32.
-
-    The same of the bias, and of the scales of codes.
-    """
-    num_panels = 2 * -(-weights.outputs[0] // PANEL)
-    both = torch.zeros(num_panels, 2, _LANES, weights.inputs, dtype=dtype)
-    biases = torch.zeros(num_panels, 2, _LANES, dtype=dtype) if weights.biased else None
-
-    def place(part: int, weight: StoredWeight, bias: Tensor | None) -> None:
-        _copy_by_panels(weight.dense(), both[:, part])
-        if biases is not None and bias is not None:
-            _copy_by_panels(bias, biases[:, part])
-
-    weights.for_each_part(place)
-    scales = torch.zeros(num_panels, 2, _LANES)
-    for part, of_part in enumerate(weights.code_scales):
-        _copy_by_panels(of_part, scales[:, part])
-    return both.flatten(0, 2), None if biases is None else biases.flatten(), scales.flatten()
-
-
-def _joined_by_panels(parts: list[Tensor]) -> Tensor:
-    """As `_interleaved`, of one kind of tensors [outputs, ...] of the gate and of up."""
-    num_panels = 2 * -(-len(parts[0]) // PANEL)
-    both = parts[0].new_zeros(num_panels, 2, _LANES, *parts[0].shape[1:])
-    for part, tensor in enumerate(parts):
-        _copy_by_panels(tensor, both[:, part])
-    return both.flatten(0, 2)
-
-
-def _copy_by_panels(part: Tensor, panels: Tensor) -> None:
-    """Rows [width, ...] into [num_panels, lanes, ...], the last of which may not be full."""
-    num_full = len(part) // _LANES
-    panels[:num_full].copy_(part[: num_full * _LANES].view(num_full, _LANES, *part.shape[1:]))
-    rest = part[num_full * _LANES :]
-    if len(rest):
-        panels[num_full, : len(rest)].copy_(rest)

@@ -2,19 +2,40 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import LinearLayer, SplitDimension, StoredLinear
-from worker_svc.model.stored_linear import bias_parts, layer_format, shapes_of, weight_parts
-from worker_svc.model.weight_format import StoredWeight, code_scales
+from worker_svc.model.formats.dense import DenseWeight
+from worker_svc.model.stored_linear import bias_parts, read_stored, weight_parts
+from worker_svc.model.weight_format import StoredWeight, code_scales, has_blocks
 from worker_svc.model.weights import Checkpoint
 
 Place: TypeAlias = Callable[[int, StoredWeight, Tensor | None], None]
 """Takes a part: its number, its weight [outputs, inputs] as it is stored, and its bias [outputs]."""
+
+
+class WeightParts(Protocol):
+    """The weights of a linear layer, as `LinearWeights` has them."""
+
+    layer: LinearLayer
+    inputs: int
+    outputs: tuple[int, ...]
+    biased: bool
+    code_scales: list[Tensor]
+    has_blocks: bool
+
+    def for_each_part(self, place: Place) -> None:
+        """Calls `place` for the parts in order. Each is released before the next stored layer is read."""
+
+    def fused(self) -> tuple[Tensor, Tensor | None]:
+        """The parts side by side, in the model's dtype and on its device: a weight [sum of outputs, inputs] and a bias.
+
+        A single part is not copied if it has that dtype and device already.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +77,18 @@ class LinearWeights:
         """The width of each part on this rank."""
         # Where ranks share inputs, their products are added up: the bias is in one of them.
         self.biased = layer.biased and (not split_inputs or shard.rank == 0)
+        self.has_blocks = any(has_blocks(checkpoint.weight_format, stored.name) for stored in layer.stored)
+        """Whether parts offer `block_codes`."""
         self.code_scales: list[Tensor] = []
         """Of each part that has been read, float32 [outputs]: see `CodedWeight`; zeros where there are none."""
 
     def for_each_part(self, place: Place) -> None:
-        """Calls `place` for the parts in order. Each is released before the next stored layer is read."""
         number = 0
         for stored in self.layer.stored:
             self._hand_over(stored, number, place)
             number += len(stored.outputs)
 
     def fused(self) -> tuple[Tensor, Tensor | None]:
-        """The parts side by side, in the model's dtype and on its device: a weight [sum of outputs, inputs] and a bias.
-
-        A single part is not copied if it has that dtype and device already.
-        """
         dtype, device = self._checkpoint.dtype, self._checkpoint.device
         if len(self.outputs) == 1:
             parts: list[tuple[Tensor, Tensor | None]] = []
@@ -102,14 +120,29 @@ class LinearWeights:
 
     def _read(self, stored: StoredLinear) -> tuple[StoredWeight, Tensor | None]:
         """The weight of a stored layer, cut to this rank's inputs, and its bias."""
-        checkpoint, inputs = self._checkpoint, self.layer.inputs
-        weight_format = layer_format(stored, inputs, checkpoint.weight_format, checkpoint.names)
-        shapes = shapes_of(stored, inputs, weight_format)
-        tensors = {name: checkpoint.read(name, *shape) for name, shape in shapes.items()}
-        bias = tensors.pop(f"{stored.name}.bias", None)
-        if stored.transposed:
-            tensors = {name: tensor.t() for name, tensor in tensors.items()}
-        weight = weight_format.weight(stored.name, tensors)
-        if self.inputs != inputs:
+        weight, bias = read_stored(self._checkpoint, stored, self.layer.inputs)
+        if self.inputs != self.layer.inputs:
             weight = weight.inputs(self._inputs.start, self._inputs.stop)
         return weight, bias if self.biased else None
+
+
+class TiedWeights:
+    """The weight of a head that is the embedding too; otherwise as `LinearWeights`."""
+
+    def __init__(self, layer: LinearLayer, embedding: Tensor, stored: StoredWeight | None) -> None:
+        """`embedding` is this rank's part, in the model's dtype and on its device, and `stored` what it was made of, if
+        it was not dense.
+        """
+        self.layer = layer
+        self.inputs = layer.inputs
+        self.outputs: tuple[int, ...] = (len(embedding),)
+        self.biased = False
+        self.code_scales: list[Tensor] = []
+        self.has_blocks = stored is not None
+        self._embedding, self._stored = embedding, stored
+
+    def for_each_part(self, place: Place) -> None:
+        place(0, DenseWeight(self._embedding) if self._stored is None else self._stored, None)
+
+    def fused(self) -> tuple[Tensor, Tensor | None]:
+        return self._embedding, None

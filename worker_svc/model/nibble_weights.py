@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from quire_kernels.cpu.nibbles import GROUP_SIZES, NibbleWeight, quantize_in_nibbles
+from quire_kernels.cpu.nibbles import DEFAULT_GROUP, GROUP_SIZES, NibbleWeight, quantize_in_nibbles
 from quire_kernels.cpu.thread_pool import ThreadPool
 from worker_svc.model.linear_weights import LinearWeights
 from worker_svc.model.weight_format import GroupCodes, StoredWeight, group_codes
@@ -22,7 +22,7 @@ def read_nibbles(
     """A layer's weight in 4 bits, and its bias; `join` joins the outputs of its parts: tensors [outputs, ...].
 
     Stored codes of at most 4 bits stay what they are. The weight is rounded where it has none, where groups are no
-    multiples of 32 inputs, and where parts have their groups in different orders. With `of_expert`, groups have 32
+    multiples of 16 inputs, and where parts have their groups in different orders. With `of_expert`, groups have 32
     inputs, in order: experts are alike.
     """
     parts: list[NibbleWeight | Tensor] = []
@@ -32,7 +32,7 @@ def read_nibbles(
         biases.append(bias)
         codes = group_codes(weight)
         kept = None if codes is None else _kept(codes)
-        if kept is None or (of_expert and kept.order is not None):
+        if kept is None or (of_expert and (kept.order is not None or kept.group < DEFAULT_GROUP)):
             parts.append(weight.dense().to(dtype))
             return
         parts.append(kept)
@@ -43,7 +43,7 @@ def read_nibbles(
     if any(not _same(order, orders[0]) for order in orders):
         parts = [part.dense().to(dtype) if isinstance(part, NibbleWeight) else part for part in parts]
         coded, orders = [], []
-    group = min(GROUP_SIZES[0] if of_expert else part.group for part in coded) if coded else GROUP_SIZES[0]
+    group = min(DEFAULT_GROUP if of_expert else part.group for part in coded) if coded else DEFAULT_GROUP
     order = orders[0] if orders else None
 
     def nibbles(part: NibbleWeight | Tensor) -> NibbleWeight:

@@ -1,7 +1,7 @@
 """How a checkpoint stores a linear layer: the tensors of one, and its parts in them."""
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -9,7 +9,16 @@ from torch import Tensor
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import StoredLinear
 from worker_svc.model.formats.dense import DenseFormat
-from worker_svc.model.weight_format import GroupCodes, StoredWeight, WeightFormat, code_scales, group_codes
+from worker_svc.model.weight_format import (
+    BlockCodes,
+    GroupCodes,
+    StoredWeight,
+    WeightFormat,
+    block_codes,
+    code_scales,
+    group_codes,
+)
+from worker_svc.model.weights import Checkpoint
 
 _DENSE = DenseFormat()
 
@@ -44,6 +53,17 @@ def shapes_of(stored: StoredLinear, inputs: int, weight_format: WeightFormat) ->
             )
         shapes = {name: (inputs, outputs)}
     return shapes | ({f"{stored.name}.bias": (outputs,)} if stored.bias else {})
+
+
+def read_stored(checkpoint: Checkpoint, stored: StoredLinear, inputs: int) -> tuple[StoredWeight, Tensor | None]:
+    """The weight and the bias of a stored layer. Raises UnsupportedModel if its tensors do not match."""
+    weight_format = layer_format(stored, inputs, checkpoint.weight_format, checkpoint.names)
+    shapes = shapes_of(stored, inputs, weight_format)
+    tensors = {name: checkpoint.read(name, *shape) for name, shape in shapes.items()}
+    bias = tensors.pop(f"{stored.name}.bias", None)
+    if stored.transposed:
+        tensors = {name: tensor.t() for name, tensor in tensors.items()}
+    return weight_format.weight(stored.name, tensors), bias
 
 
 def weight_parts(stored: StoredLinear, weight: StoredWeight) -> Iterator[StoredWeight]:
@@ -104,6 +124,18 @@ class _Ranges:
             torch.cat([each.zeros for each in found]),
             torch.cat([each.scales for each in found]),
             found[0].groups,
+        )
+
+    def block_codes(self) -> BlockCodes | None:
+        found = [codes for weight in self._weights() if (codes := block_codes(weight)) is not None]
+        if not found or len(found) < len(self.ranges):
+            return None
+        least = [each.minimums for each in found if each.minimums is not None]
+        return replace(
+            found[0],
+            codes=torch.cat([each.codes for each in found]),
+            scales=torch.cat([each.scales for each in found]),
+            minimums=torch.cat(least) if least else None,
         )
 
     def _weights(self) -> Iterator[StoredWeight]:

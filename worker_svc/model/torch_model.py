@@ -18,9 +18,10 @@ from worker_svc.cache import KVCache
 from worker_svc.description import WorkerLimits
 from worker_svc.executor import CudaGraphOptions, Executor, HostExecutor
 from worker_svc.model.building import BuiltBody, build
-from worker_svc.model.description import LinearLayer, ModelDescription
+from worker_svc.model.description import ModelDescription
 from worker_svc.model.head import Head
 from worker_svc.model.linear import Linear
+from worker_svc.model.linear_weights import WeightParts
 from worker_svc.model.rope import Rotation, inverse_frequencies, layer_ropes
 from worker_svc.model.support import BY_EVERY_BACKEND, Feature, check_computed
 from worker_svc.model.torch_experts import TorchExperts
@@ -41,8 +42,8 @@ COMPUTED = BY_EVERY_BACKEND | {
 class _TorchBuilder(TorchBodyBuilder):
     """Makes torch's weights from a checkpoint's."""
 
-    def head(self, layer: LinearLayer, weight: Tensor, bias: Tensor | None, code_scales: Tensor | None) -> Head:
-        return Head(weight, bias)
+    def head(self, weights: WeightParts) -> Head:
+        return Head(*weights.fused())
 
 
 class TorchBody:

@@ -34,8 +34,8 @@ from worker_svc.gpu.executor import DeviceExecutor
 from worker_svc.gpu.inputs import ForwardInputs
 from worker_svc.model.building import BuiltLayer, ExpertWeights, build
 from worker_svc.model.config import UnsupportedModel
-from worker_svc.model.description import LinearLayer, MlpKind, ModelDescription, Norm, NormKind
-from worker_svc.model.linear_weights import LinearWeights
+from worker_svc.model.description import MlpKind, ModelDescription, Norm, NormKind
+from worker_svc.model.linear_weights import LinearWeights, WeightParts
 from worker_svc.model.rope import inverse_frequencies, layer_ropes
 from worker_svc.model.support import BY_EVERY_BACKEND, Feature, check_computed
 from worker_svc.model.triton_experts import TritonExperts, build_triton_experts
@@ -98,8 +98,8 @@ class _TritonBuilder:
             weight = weight.float() + norm.weight_offset
         return RowNorm(weight, norm.eps, bias, is_centered=norm.kind is NormKind.LAYER)
 
-    def head(self, layer: LinearLayer, weight: Tensor, bias: Tensor | None, code_scales: Tensor | None) -> _DeviceHead:
-        return _DeviceHead(weight, bias)
+    def head(self, weights: WeightParts) -> _DeviceHead:
+        return _DeviceHead(*weights.fused())
 
 
 class TritonModel:

@@ -77,6 +77,36 @@ def group_codes(weight: StoredWeight) -> GroupCodes | None:
     return weight.group_codes() if isinstance(weight, GroupCodedWeight) else None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockCodes:
+    """The numbers of a weight in at most 8 bits: each is (code - zero) x scale of its group, plus its minimum."""
+
+    codes: Tensor
+    """uint8 [outputs, inputs]."""
+    bits: int
+    """That a code needs."""
+    zero: int
+    scales: Tensor
+    """float32 [outputs, groups]."""
+    minimums: Tensor | None
+    """float32 [outputs, groups]; None: there are none."""
+    group: int
+    """How many neighbouring inputs are a group."""
+
+
+@runtime_checkable
+class BlockCodedWeight(Protocol):
+    """What a `StoredWeight` may offer besides: codes that products keep, whatever bits the settings choose."""
+
+    def block_codes(self) -> BlockCodes | None:
+        """The codes as they are stored, or None."""
+
+
+def block_codes(weight: StoredWeight) -> BlockCodes | None:
+    """`BlockCodedWeight.block_codes`; None if the weight offers none."""
+    return weight.block_codes() if isinstance(weight, BlockCodedWeight) else None
+
+
 class WeightFormat(Protocol):
     """How one checkpoint stores its linear layers."""
 
@@ -94,6 +124,19 @@ class WeightFormat(Protocol):
 
     def weight(self, layer: str, tensors: Mapping[str, Tensor]) -> StoredWeight:
         """The weight, from these tensors as they are stored. Raises UnsupportedModel if they do not match."""
+
+
+@runtime_checkable
+class BlockFormat(Protocol):
+    """What a `WeightFormat` may offer besides: layers whose weights are `BlockCodedWeight`."""
+
+    def has_blocks(self, layer: str) -> bool:
+        """Whether a layer's weight has block codes."""
+
+
+def has_blocks(weight_format: WeightFormat, layer: str) -> bool:
+    """`BlockFormat.has_blocks`; False if the format has no such layers."""
+    return isinstance(weight_format, BlockFormat) and weight_format.has_blocks(layer)
 
 
 def names_read(weight_format: WeightFormat, stored: Iterable[str]) -> dict[str, str]:

@@ -21,9 +21,9 @@ from worker_svc.model.architecture import describe
 from worker_svc.model.building import ExpertWeights, build
 from worker_svc.model.compiled_model import CompiledModel
 from worker_svc.model.config import read_config
-from worker_svc.model.description import LinearLayer, LinearRole, ModelDescription, Norm, SplitDimension
+from worker_svc.model.description import LinearRole, ModelDescription, Norm, SplitDimension
 from worker_svc.model.formats.dense import DenseFormat
-from worker_svc.model.linear_weights import LinearWeights, Shard
+from worker_svc.model.linear_weights import LinearWeights, Shard, WeightParts
 from worker_svc.model.torch_model import TorchModel
 from worker_svc.model.weight_format import format_of
 from worker_svc.model.weights import Checkpoint
@@ -76,7 +76,8 @@ class KeepNothing:
 
     def experts(self, weights: ExpertWeights) -> None: ...
 
-    def head(self, layer: LinearLayer, weight: Tensor, bias: Tensor | None, code_scales: Tensor | None) -> None: ...
+    def head(self, weights: WeightParts) -> None:
+        weights.fused()
 
 
 class KeepWeights:
@@ -90,7 +91,8 @@ class KeepWeights:
 
     def experts(self, weights: ExpertWeights) -> None: ...
 
-    def head(self, layer: LinearLayer, weight: Tensor, bias: Tensor | None, code_scales: Tensor | None) -> Tensor:
+    def head(self, weights: WeightParts) -> Tensor:
+        weight, _ = weights.fused()
         return weight
 
 

@@ -1,0 +1,237 @@
+"""Writes the model of a GGUF file into a directory, with its blocks of codes as they are, or dequantized."""
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import (
+    GGML_QUANT_SIZES,
+    MODEL_ARCH_NAMES,
+    GGMLQuantizationType,
+    GGUFReader,
+    dequantize,
+    get_tensor_name_map,
+)
+from numpy.typing import NDArray
+from torch import Tensor
+
+from svc_common.preparation import PreparationFailed, Report
+from worker_svc.model.architecture import describe
+from worker_svc.model.description import ModelDescription
+from worker_svc.model.formats._gguf_blocks import BLOCK_TYPES
+from worker_svc.model.formats.gguf import BLOCKS, METHOD
+from worker_svc.progress import progress
+from worker_svc.tensor_writer import PlannedTensor, write_tensors
+
+# Architectures of GGUF whose matrices are those of transformers, but for the order of rows. Others are dequantized.
+_LIKE_TRANSFORMERS = ("gemma2", "gemma3", "llama", "phi3", "qwen2", "qwen2moe", "qwen3", "qwen3moe")
+# Fields that transformers does not read for every architecture, and what its configs call them.
+_LEFT_OUT = {"attention.key_length": "head_dim", "expert_feed_forward_length": "moe_intermediate_size"}
+_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
+_WEIGHT = ".weight"
+
+
+@dataclass(frozen=True, slots=True)
+class GgufConversion:
+    """Writes the model of a GGUF file into an existing directory: config, tokenizer and safetensors."""
+
+    gguf: Path
+    directory: Path
+    report: Report
+
+    def run(self, *, keeps_blocks: bool) -> None:
+        """See `worker_svc.prepare.convert_gguf`."""
+        # Quire reports the progress itself. tqdm reads this when transformers imports it.
+        os.environ.setdefault("TQDM_DISABLE", "1")
+        try:
+            with progress(f"converting {self.gguf.name}", self.report):
+                if not (keeps_blocks and self._keep_blocks()):
+                    _dequantize(self.gguf, self.directory)
+        except PreparationFailed:
+            raise
+        except Exception as error:  # gguf's reader has no error type of its own
+            raise PreparationFailed(f"cannot convert {self.gguf}: {error}") from error
+
+    def _keep_blocks(self) -> bool:
+        """Writes the model with its blocks. Returns False if it is not one that is computed with them."""
+        reader = GGUFReader(self.gguf)
+        architecture = str(reader.fields["general.architecture"].contents())
+        model = _described(self.gguf, reader, architecture) if architecture in _LIKE_TRANSFORMERS else None
+        if model is None:
+            return False
+        config, description = model
+        plan = _Plan(reader, architecture, config, description)
+        tensors = dict(plan.tensors())
+        if plan.dequantized:
+            names = ", ".join(f"{count} of {name}" for name, count in sorted(plan.dequantized.items()))
+            self.report(f"tensors that are dequantized: {names}; {', '.join(BLOCK_TYPES)} stay as they are")
+        write_tensors(self.directory / "model.safetensors", tensors)
+        _write_config(config, self.directory, plan.types)
+        _write_tokenizer(self.gguf, self.directory)
+        return True
+
+
+def _dequantize(gguf: Path, directory: Path) -> None:
+    """Writes all weights in float32: no smaller type represents those of quantized ones exactly."""
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    # A model loaded from GGUF rejects save_pretrained, and its config would name GGUF again.
+    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        weights.pop("lm_head.weight", None)
+    del model.config.quantization_config
+    model.config.architectures = [type(model).__name__]
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    (directory / "model.safetensors").chmod(0o644)  # safetensors makes it readable for its owner only
+    model.config.save_pretrained(directory)
+    model.generation_config.save_pretrained(directory)
+    _write_tokenizer(gguf, directory)
+
+
+def _described(gguf: Path, reader: GGUFReader, architecture: str) -> tuple[Any, ModelDescription] | None:
+    """transformers' config and the description of a model; None if it is not computed natively."""
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
+    for field, name in _LEFT_OUT.items():
+        found = reader.fields.get(f"{architecture}.{field}")
+        if found is not None and hasattr(config, name):
+            setattr(config, name, int(found.contents()))
+    description = describe(config)
+    return None if description is None else (config, description)
+
+
+def _write_config(config: Any, directory: Path, types: Mapping[str, str]) -> None:
+    from transformers import GenerationConfig
+
+    config.save_pretrained(directory)
+    GenerationConfig.from_model_config(config).save_pretrained(directory)
+    path = directory / "config.json"
+    written = json.loads(path.read_text())
+    written.pop("quantization_config", None)
+    if types:
+        written["quantization_config"] = {"quant_method": METHOD, "types": dict(types)}
+    path.write_text(json.dumps(written, indent=2) + "\n")
+
+
+def _write_tokenizer(gguf: Path, directory: Path) -> None:
+    from transformers import AutoTokenizer
+
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(directory)
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """What distinguishes a tensor of GGUF from the one of transformers."""
+
+    heads: int | None = None
+    """Rows of each of so many heads are in the order of llama.cpp: both halves of a rotated pair are neighbours."""
+    less: float = 0.0
+
+    def __call__(self, data: NDArray[Any]) -> NDArray[Any]:
+        if self.heads is not None:
+            pairs = data.reshape(self.heads, -1, 2, *data.shape[1:])
+            data = pairs.swapaxes(1, 2).reshape(data.shape)
+        return data - np.float32(self.less) if self.less else data
+
+
+class _Plan:
+    """The tensors of a model directory, made of those of a GGUF file when they are written."""
+
+    def __init__(self, reader: GGUFReader, architecture: str, config: Any, description: ModelDescription) -> None:
+        self._stored = {tensor.name: tensor for tensor in reader.tensors}
+        self._architecture, self._config, self._description = architecture, config, description
+        by_name = {name: number for number, name in MODEL_ARCH_NAMES.items()}
+        self._names = get_tensor_name_map(by_name[architecture], len(description.layers))
+        self.types: dict[str, str] = {}
+        """The types of layers in blocks."""
+        self.dequantized: Counter[str] = Counter()
+        """How many tensors of a type are dequantized."""
+
+    def tensors(self) -> Iterator[tuple[str, PlannedTensor]]:
+        """By their names. Raises PreparationFailed if one is missing, has another shape, or cannot be read."""
+        description = self._description
+        for name, shape in description.shapes.items():
+            yield self._planned(name, shape, may_have_blocks=name == description.embedding)
+        for layer in description.linear_layers:
+            if layer is description.head and description.tied_embeddings:
+                continue
+            for stored in layer.stored:
+                yield self._planned(
+                    f"{stored.name}{_WEIGHT}", (sum(stored.outputs), layer.inputs), may_have_blocks=True
+                )
+                if stored.bias:
+                    yield self._planned(f"{stored.name}.bias", (sum(stored.outputs),), may_have_blocks=False)
+
+    def _planned(self, name: str, shape: tuple[int, ...], *, may_have_blocks: bool) -> tuple[str, PlannedTensor]:
+        expert = _EXPERT.search(name)
+        layer, _, kind = _EXPERT.sub(".experts.", name).rpartition(".")
+        in_file = f"{self._names.get_name(layer)}.{kind}"
+        stored = self._stored.get(in_file)
+        if stored is None:
+            raise PreparationFailed(f"the GGUF file has no tensor {in_file}, which is {name}")
+        found = tuple(reversed([int(size) for size in stored.shape]))
+        number = None if expert is None else int(expert[1])
+        of_one = found if number is None else found[1:]
+        # A vector may stand for a matrix of one row.
+        if of_one != shape and (1, *of_one) != shape:
+            raise PreparationFailed(f"the tensor {in_file} of the GGUF file is {list(of_one)}, not {list(shape)}")
+        change, type_name = self._change(in_file), stored.tensor_type.name
+        read = partial(_read, stored, number, change)
+        if type_name in BLOCK_TYPES and may_have_blocks:
+            of = BLOCK_TYPES[type_name]
+            self.types[name.removesuffix(_WEIGHT)] = type_name
+            blocks = (shape[0], of.row_bytes(shape[1]))
+            return f"{name.removesuffix(_WEIGHT)}{BLOCKS}", PlannedTensor(torch.uint8, blocks, partial(read, blocks))
+        dtype = torch.float32 if change.less else _FLOATS.get(type_name, torch.float32)
+        if type_name not in _FLOATS:
+            self._check_readable(in_file, stored.tensor_type)
+            self.dequantized[type_name] += 1
+        return name, PlannedTensor(dtype, shape, partial(read, shape, dtype))
+
+    def _change(self, in_file: str) -> _Change:
+        if self._architecture.startswith("gemma"):
+            return _Change(less=1.0 if in_file.endswith("norm.weight") else 0.0)
+        if self._architecture == "llama":
+            heads = {".attn_q.": self._config.num_attention_heads, ".attn_k.": self._config.num_key_value_heads}
+            return _Change(next((count for part, count in heads.items() if part in in_file), None))
+        return _Change()
+
+    @staticmethod
+    def _check_readable(in_file: str, kind: GGMLQuantizationType) -> None:
+        try:
+            dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+        except NotImplementedError:
+            raise PreparationFailed(
+                f"the tensor {in_file} of the GGUF file is stored as {kind.name}, which is not read; a file with the "
+                f"types {', '.join((*_FLOATS, *BLOCK_TYPES))} is"
+            ) from None
+
+
+def _read(
+    stored: Any,
+    expert: int | None,
+    change: Callable[[NDArray[Any]], NDArray[Any]],
+    shape: tuple[int, ...],
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """A tensor of the file: its blocks, or with a dtype its numbers."""
+    data = stored.data if expert is None else stored.data[expert]
+    if dtype is not None and stored.tensor_type.name == "BF16":
+        return torch.from_numpy(np.array(change(data.view(np.int16)))).view(torch.bfloat16).view(shape)
+    if dtype is not None and stored.tensor_type.name not in _FLOATS:
+        data = dequantize(data, stored.tensor_type)
+    return torch.from_numpy(np.array(change(data))).to(dtype or torch.uint8).view(shape)
