@@ -1,6 +1,6 @@
 """Whether a model fits into memory, seen before its weights are loaded; and if it does not, what would fit."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -13,7 +13,10 @@ from worker_svc.host_memory import HostMemoryReader
 from worker_svc.memory import OutOfMemory
 from worker_svc.model.compiled_model import COMPUTED as COMPILED
 from worker_svc.model.description import ModelDescription
+from worker_svc.model.formats._gguf_blocks import BlockType
+from worker_svc.model.formats.gguf import BLOCKS, GgufFormat
 from worker_svc.model.support import unsupported_reason
+from worker_svc.model.weight_format import format_of
 from worker_svc.model.weights import open_weights, weight_files
 from worker_svc.settings import WorkerSettings
 
@@ -40,12 +43,17 @@ class WeightSizes:
     others: int
     packed_bytes: int
     """Bytes of what is stored in another form than plain numbers: it is quantized already."""
+    block_numbers: int = 0
+    """Numbers of matrices in blocks of GGUF, the head included."""
+    block_bytes: int = 0
+    """What they take with their own codes."""
 
     def num_bytes(self, dtype: torch.dtype, quantization: str = "none") -> int:
         """The least memory of the weights."""
         of_matrices = int(self.matrices * bytes_per_weight(quantization, dtype))
         of_head = self.head * (1 if quantization in _PER_NUMBER else dtype.itemsize)
-        return of_matrices + of_head + self.others * dtype.itemsize + self.packed_bytes
+        of_blocks = self.block_bytes if quantization in _PER_NUMBER else self.block_numbers * dtype.itemsize
+        return of_matrices + of_head + self.others * dtype.itemsize + self.packed_bytes + of_blocks
 
 
 def bytes_per_weight(quantization: str, dtype: torch.dtype) -> float:
@@ -55,13 +63,25 @@ def bytes_per_weight(quantization: str, dtype: torch.dtype) -> float:
 
 def read_weight_sizes(directory: Path) -> WeightSizes:
     """The sizes of a model's weights. Raises UnsupportedModel if a file is missing or damaged."""
-    matrices = head = others = packed_bytes = 0
+    matrices = head = others = packed_bytes = block_numbers = 0
+    block_bytes = 0.0
     for path in weight_files(directory):
         with open_weights(path) as file:
-            for name in file.keys():  # noqa: SIM118
+            names = list(file.keys())
+            blocks = _block_types(directory, names)
+            is_tied = not any(name.startswith("lm_head.") for name in names)
+            for name in names:
                 tensor = file.get_slice(name)
                 shape, stored = tensor.get_shape(), tensor.get_dtype()
-                if stored not in _PLAIN:
+                if name in blocks:
+                    of = blocks[name]
+                    numbers = prod(shape) // of.num_bytes * of.numbers
+                    is_embedding = "embed" in name
+                    # It is dense, and with its own codes the head besides.
+                    others += numbers if is_embedding else 0
+                    block_numbers += 0 if is_embedding else numbers
+                    block_bytes += 0 if is_embedding and not is_tied else numbers * of.bytes_held
+                elif stored not in _PLAIN:
                     packed_bytes += prod(shape) * _STORED.get(stored, 1)
                 elif name.startswith("lm_head."):
                     head += prod(shape)
@@ -69,7 +89,17 @@ def read_weight_sizes(directory: Path) -> WeightSizes:
                     matrices += prod(shape)
                 else:
                     others += prod(shape)
-    return WeightSizes(matrices, head, others, packed_bytes)
+    return WeightSizes(matrices, head, others, packed_bytes, block_numbers, int(block_bytes))
+
+
+def _block_types(directory: Path, names: Iterable[str]) -> Mapping[str, BlockType]:
+    """The types of tensors that are blocks of GGUF, by their names."""
+    stored = [name for name in names if name.endswith(BLOCKS)]
+    weight_format = format_of(directory) if stored else None
+    if not isinstance(weight_format, GgufFormat):
+        return {}
+    layers = {name: name.removesuffix(BLOCKS) for name in stored}
+    return {name: weight_format.type_of(layer) for name, layer in layers.items() if weight_format.has_blocks(layer)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +144,7 @@ def check_fits(
     if needed.all <= free:
         return
     ways = list(_ways(settings, description, device, dtype, cache_dtype, num_tokens, free, need))
-    numbers = sizes.matrices + sizes.head + sizes.others
+    numbers = sizes.matrices + sizes.head + sizes.others + sizes.block_numbers
     largest = free / bytes_per_weight(quantization, dtype)
     otherwise = f"a model of at most {largest / 1e6:,.0f} million parameters, or {_gib(needed.all)} of free memory"
     kv = f" and {_gib(needed.kv)} for the keys and values of {num_tokens:,} tokens" if needed.kv else ""

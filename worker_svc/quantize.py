@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
 import torch
@@ -21,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from svc_common.models import ModelNotFound
+from svc_common.models import ModelNotFound, SourceKind, find_source
 from svc_common.preparation import PreparationFailed
 from worker_svc.compressed_writer import CompressedScheme, compress, quantization_config, scheme_named
 from worker_svc.model.architecture import describe
@@ -30,7 +31,7 @@ from worker_svc.model.description import LinearRole, ModelDescription
 from worker_svc.model.tensor_names import described_names
 from worker_svc.model.weight_format import quantization_of
 from worker_svc.model.weights import open_weights, weight_files
-from worker_svc.prepare import prepare
+from worker_svc.prepare import convert_gguf, prepare
 from worker_svc.progress import progress
 
 Compress: TypeAlias = Callable[[str, Tensor], Mapping[str, Tensor]]
@@ -182,6 +183,18 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 
+@contextmanager
+def _dense_model(model: str | None, revision: str | None, report: Callable[[str], None]) -> Iterator[Path]:
+    """The directory of a model; of a GGUF file, of weights of 32 bits. Raises ModelNotFound or PreparationFailed."""
+    source = find_source(model, revision)
+    if source.kind is not SourceKind.GGUF:
+        yield prepare(model, report, revision).path
+        return
+    with TemporaryDirectory(prefix="quire-") as scratch:
+        convert_gguf(Path(source.origin), Path(scratch), report, keeps_blocks=False)
+        yield Path(scratch)
+
+
 def main() -> None:
     """Quantizes the model of the arguments, and prints the directory of the result."""
     parser = argparse.ArgumentParser(
@@ -202,9 +215,9 @@ def main() -> None:
         print(f"quire: {line}", file=sys.stderr, flush=True)
 
     try:
-        served = prepare(asked.model or None, report, asked.revision)
         scheme = scheme_named(asked.format, asked.group_size)
-        number = quantize_model(served.path, asked.out.resolve(), scheme, report)
+        with _dense_model(asked.model or None, asked.revision, report) as source:
+            number = quantize_model(source, asked.out.resolve(), scheme, report)
     except (CannotWrite, ModelNotFound, PreparationFailed, UnsupportedModel, OSError, SafetensorError) as error:
         raise SystemExit(f"quire: {error}") from None
     report(f"{number} linear layers are in {asked.format}")

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from svc_common.settings import read_settings
+from tiny_gguf import TOKENS, TinyGguf, write_tiny_gguf
 from worker_svc import model_fit
 from worker_svc.cache import CacheShape
 from worker_svc.load import load_model
@@ -19,6 +20,7 @@ from worker_svc.model.attention_description import KVFormat
 from worker_svc.model.config import UnsupportedModel, read_config
 from worker_svc.model.description import ModelDescription
 from worker_svc.model_fit import check_fits, read_weight_sizes
+from worker_svc.prepare import convert_gguf
 from worker_svc.settings import WorkerSettings
 
 CPU = torch.device("cpu")
@@ -61,6 +63,23 @@ def test_the_sizes_are_those_of_the_tensors(tmp_path: Path) -> None:
     assert sizes.num_bytes(torch.float32) == 4 * (144 + 80 + 112) + 64
     assert sizes.num_bytes(torch.bfloat16, "w8a8") == 144 + 80 + 2 * 112 + 64
     assert sizes.num_bytes(torch.bfloat16, "w4a16") == 144 // 8 * 5 + 80 + 2 * 112 + 64
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "head of its own"])
+def test_blocks_are_counted_as_they_are_computed(tmp_path: Path, *, tied: bool) -> None:
+    """Dense in the worker's dtype, or with their own codes; the embedding is dense in any case."""
+
+    def stored(name: str) -> str:
+        return "Q4_0" if name.startswith("blk") else "Q8_0"
+
+    gguf = write_tiny_gguf(tmp_path / "tiny.gguf", TinyGguf(stored=stored, tied=tied))
+    convert_gguf(gguf, tmp_path, print)
+    embedding, layers, norms = 64 * len(TOKENS), 2 * (64 * (64 + 32 + 32 + 64) + 3 * 64 * 96), 5 * 64
+    sizes = read_weight_sizes(tmp_path)
+    assert sizes.packed_bytes == 0
+    assert sizes.num_bytes(torch.bfloat16) == 2 * (embedding * (1 if tied else 2) + layers + norms)
+    held = layers * 5 // 8 + embedding * 17 // 16
+    assert sizes.num_bytes(torch.bfloat16, "w4a8") == 2 * (embedding + norms) + held
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import transformers_models
 from llama_models import SIZES
 from quire_kernels.cpu.linear import MatrixFormat
 from runner_driver import Driver, make_runner
+from tiny_gguf import TinyGguf, write_tiny_gguf
 from worker_svc.compressed_writer import scheme_named
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.embedding_files import embedding_defaults
@@ -171,6 +172,16 @@ def test_the_command_prints_the_directory(
     assert printed.err == f"quire: {7 * SIZES['num_hidden_layers']} linear layers are in w4a16\n"
     with pytest.raises(SystemExit, match=r"^quire: .*out exists already$"):
         main()
+
+
+def test_a_gguf_file_is_dequantized_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gguf = write_tiny_gguf(tmp_path / "tiny.gguf", TinyGguf(stored=lambda _: "Q8_0"))
+    monkeypatch.setattr("sys.argv", ["quantize", str(gguf), str(tmp_path / "out"), "--format", "w4a16"])
+    main()
+    assert "14 linear layers are in w4a16" in capsys.readouterr().err
+    assert "model.layers.0.mlp.up_proj.weight_packed" in load_file(tmp_path / "out" / "model.safetensors")
 
 
 def test_an_empty_directory_is_used_as_it_is(save_model: Save, tmp_path: Path) -> None:
