@@ -1,9 +1,10 @@
-"""Returns the memory of blocks whose contents are not needed any more to the system."""
+"""Returns memory that is not needed any more to the system: that of blocks, and what the C library keeps."""
 
 import ctypes
 import mmap
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import cache
 
 from torch import Tensor
@@ -23,6 +24,12 @@ def release_blocks(blocks: Tensor, block_ids: Iterable[int]) -> None:
         size = (start + end * block_bytes) // mmap.PAGESIZE * mmap.PAGESIZE - begin
         if size > 0:
             _c_library().madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
+
+
+def trim_heap() -> None:
+    """Returns what the C library keeps of freed memory. Does nothing where it cannot: only glibc does."""
+    with suppress(AttributeError, OSError):
+        _c_library().malloc_trim(ctypes.c_size_t(0))
 
 
 def _runs(block_ids: Iterable[int]) -> Iterator[tuple[int, int]]:

@@ -31,6 +31,8 @@ def read_blocks(
         biases.append(torch.zeros(weights.outputs[part]) if bias is None else bias.float())
 
     weights.for_each_part(place)
+    if len(parts) == 1:
+        join = _only  # without a copy
     coded = [part for part in parts if isinstance(part, BlockCodes)]
     group = min((part.group for part in coded), default=BYTE_GROUP_SIZES[-1])
     joined: NibbleWeight | ByteWeight
@@ -39,6 +41,11 @@ def read_blocks(
     else:
         joined = _joined_bytes([_bytes_of(part, group) for part in parts], join)
     return joined, join(biases) if weights.biased else None
+
+
+def _only(tensors: list[Tensor]) -> Tensor:
+    (tensor,) = tensors
+    return tensor
 
 
 def _joined_nibbles(parts: list[BlockCodes], join: Callable[[list[Tensor]], Tensor]) -> NibbleWeight:
@@ -74,7 +81,7 @@ def _bytes_of(part: BlockCodes | Tensor, group: int) -> ByteWeight:
     if isinstance(part, Tensor):
         return quantize_in_bytes(part, group)
     # Codes less the zero point are from -128 to 127: the bytes of the difference, without the carry.
-    codes = (part.codes - part.zero).view(torch.int8)
+    codes = part.codes.sub_(part.zero).view(torch.int8)
     return ByteWeight(codes, part.scales, part.group, part.minimums).in_groups(group)
 
 

@@ -150,18 +150,22 @@ def build(
     """
     checkpoint.rename(described_names(description, checkpoint.names))
     embedding, stored = _read_embedding(description, checkpoint)
-    if not description.tied_embeddings:
-        body = _build_body(description, checkpoint, builder, shard, embedding)
-        head = builder.head(LinearWeights(description.head, checkpoint, shard))
-        return BuiltModel(body.embedding, body.positions, body.layers, body.norm, head)
-    drop_head(description, checkpoint)
-    share = shard.share(description.vocab_size, description.head.split_unit, description.head.stored[0].name)
-    tied = TiedWeights(description.head, embedding[share], stored and stored.outputs(share.start, share.stop))
-    # What the embedding was made of is released before the layers are read.
-    built = None if stored is None else builder.head(tied)
+    weights: WeightParts
+    if description.tied_embeddings:
+        drop_head(description, checkpoint)
+        share = shard.share(description.vocab_size, description.head.split_unit, description.head.stored[0].name)
+        weights = TiedWeights(description.head, embedding[share], stored and stored.outputs(share.start, share.stop))
+    else:
+        weights = LinearWeights(description.head, checkpoint, shard)
     del stored
-    body = _build_body(description, checkpoint, builder, shard, embedding)
-    head = builder.head(tied) if built is None else built
+    if weights.has_blocks:
+        # First: what it is unpacked from, and its codes, take memory for a while.
+        head = builder.head(weights)
+        del weights
+        body = _build_body(description, checkpoint, builder, shard, embedding)
+    else:
+        body = _build_body(description, checkpoint, builder, shard, embedding)
+        head = builder.head(weights)
     return BuiltModel(body.embedding, body.positions, body.layers, body.norm, head)
 
 

@@ -48,6 +48,7 @@ from worker_svc.model.support import BY_EVERY_BACKEND, Feature, check_computed
 from worker_svc.model.weight_format import format_of
 from worker_svc.model.weights import Checkpoint
 from worker_svc.model_layout import ModelLayout
+from worker_svc.page_release import trim_heap
 
 COMPUTED = BY_EVERY_BACKEND | {
     Feature.EXPERT_GROUPS,
@@ -155,6 +156,8 @@ class _CompiledBuilder:
         self, weights: WeightParts, asked: MatrixFormat, join: Callable[[list[Tensor]], Tensor]
     ) -> PackedMatrix:
         """A layer with its own codes, whatever bits are asked of weights. Activations have the bits that are asked."""
+        # What the layer before was unpacked to: of the sizes of layers the C library keeps much.
+        trim_heap()
         held, bias = read_blocks(weights, self._dtype, join)
         if isinstance(held, NibbleWeight):
             matrix_format = MatrixFormat.W4A8 if asked.takes_codes else MatrixFormat.W4A16
@@ -280,6 +283,7 @@ def load_compiled_model(
     with torch.inference_mode(), Checkpoint(directory, format_of(directory), dtype, cpu) as checkpoint:
         model = CompiledModel(description, checkpoint, kernels.thread_pool, kernels.weights)
         checkpoint.check_all_taken()
+        trim_heap()
         return model
 
 

@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from worker_svc.model.config import UnsupportedModel
+from worker_svc.model.tensor_bytes import TensorBytes
 from worker_svc.model.tensor_names import StoredTensor
 from worker_svc.model.weight_format import WeightFormat, names_read
 
@@ -54,12 +55,15 @@ class Checkpoint:
         self._directory = directory
         self._files: dict[str, tuple[Any, StoredTensor]] = {}
         """By name: the file, and the place in it."""
+        self._bytes: dict[str, TensorBytes] = {}
+        """The files by the names of their tensors."""
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         for path in weight_files(self._directory):
             file = self._stack.enter_context(open_weights(path))
             read = names_read(self.weight_format, file.keys())
+            self._bytes |= dict.fromkeys(file.keys(), TensorBytes(path))
             self._files |= {name: (file, StoredTensor(stored)) for name, stored in read.items()}
         return self
 
@@ -87,6 +91,14 @@ class Checkpoint:
         rows = stored.rows
         tensor: Tensor = file.get_tensor(stored.name) if rows is None else content[rows.expert, rows.first : rows.end]
         return tensor.view(shape)
+
+    def read_bytes(self, name: str, *shape: int) -> Tensor:
+        """As `read`, of a tensor in uint8, into memory of its own."""
+        _, stored = self._files[name]
+        found = self.read(name, *shape)
+        if stored.rows is not None or found.dtype != torch.uint8:
+            return found
+        return self._bytes[stored.name].read(stored.name).view(shape)
 
     @property
     def names(self) -> Collection[str]:
