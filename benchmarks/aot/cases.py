@@ -43,6 +43,7 @@ from quire_kernels.paged_decode import paged_decode
 from quire_kernels.rotary_store import HeadNorm, rotary_store
 from quire_kernels.row_norm import RowNorm, add_row_norm, row_norm
 from quire_kernels.sample import SamplingTensors, sample
+from quire_kernels.sample_greedy import sample_greedy
 from quire_kernels.store_kv import store_kv
 from worker_svc.cache import CacheShape, LayerCache
 
@@ -307,6 +308,8 @@ def _sampling_cases() -> Iterator[Case]:
         )
     vocab = 128256
     logits = empty(NUM_ROWS, vocab, dtype=FP32)
+    tokens = empty(NUM_ROWS, dtype=torch.int64)
+    yield Case("greedy sampling", lambda: sample_greedy(logits, tokens), is_quick=True)
     words = empty(1024, dtype=torch.int32)
     entries = LogitEntries(words, words, empty(1024, dtype=FP32))
     yield Case("changes of logits", lambda: adjust_logits(logits, entries, _penalties(NUM_ROWS, vocab)), is_quick=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from quire_kernels._checks import AttentionRule, PagedKV
 from quire_kernels._device import device_limits
+from quire_kernels._shapes import next_power_of_2
 from quire_kernels.kv_quantization import dequantize
 
 # Below any score. Finite: infinity minus infinity would be NaN for a row that has seen no key yet.
@@ -165,7 +166,7 @@ def score_parameters(scale: float, soft_cap: float | None) -> tuple[float, float
 
 def tile_dims(head_dim: int) -> int:
     """TILE_D: a power of two, and the 16 that tl.dot wants at least."""
-    tile_d: int = triton.next_power_of_2(head_dim)
+    tile_d: int = next_power_of_2(head_dim)
     return max(16, tile_d)
 
 

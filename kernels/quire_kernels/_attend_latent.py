@@ -16,6 +16,7 @@ from torch import Tensor
 from quire_kernels._attend import LOWEST, attend_reference, tile_dims
 from quire_kernels._checks import AttentionRule, PagedKV, check_cache, check_heads, check_index, require
 from quire_kernels._device import device_limits
+from quire_kernels._shapes import next_power_of_2
 from quire_kernels.kv_quantization import MAX_CODES
 
 # Sums of a tile of query rows over larger latent vectors do not fit the registers of a multiprocessor.
@@ -183,7 +184,7 @@ def latent_tile(
     width, limit = tile_r + tile_p, device_limits(device).shared_memory - OTHER_SHARED_BYTES
     # Products in float32 run without tensor cores, and spill registers from more rows.
     exact = dtype == torch.float32
-    rows, keys = (16, 16) if exact else (max(16, min(32, triton.next_power_of_2(most_rows))), 32)
+    rows, keys = (16, 16) if exact else (max(16, min(32, next_power_of_2(most_rows))), 32)
     while rows > 16 and 2 * rows * width * dtype.itemsize > limit:
         rows //= 2
     queries, row_bytes = rows * width * dtype.itemsize, latent_row_bytes(width, dtype, cache_dtype)

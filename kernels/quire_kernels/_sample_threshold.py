@@ -13,6 +13,7 @@ the way a row is split over programs changes the sampled token. Weights below on
 import triton
 import triton.language as tl
 
+from quire_kernels._row_peaks import row_peak
 from quire_kernels.adjust_logits import SUPPRESSED, is_number
 
 PASSES = 8
@@ -37,13 +38,6 @@ def softmax_weight_bits(b_logits, peak, temperature):  # type: ignore[no-untyped
 def probability_mass(b_bits):  # type: ignore[no-untyped-def]
     """Weights in whole units: int64."""
     return (b_bits.to(tl.float32, bitcast=True) * _UNIT).to(tl.int64)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def row_peak(p_peaks, row, num_chunks, TILE_CHUNKS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The largest logit of a row, of those of its chunks: NaN, infinite or SUPPRESSED where no token can be sampled."""
-    o_chunk = tl.arange(0, TILE_CHUNKS)
-    return tl.max(tl.load(p_peaks + row * num_chunks + o_chunk, mask=o_chunk < num_chunks, other=float("-inf")))
 
 
 @triton.jit

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire_kernels._checks import require
-from quire_kernels._shapes import check_rows
+from quire_kernels._shapes import ceil_div, check_rows, next_power_of_2
 
 
 class Activation(Enum):
@@ -104,8 +104,8 @@ def _launch(inputs: Tensor, activation: Activation, width: int, *, is_gated: boo
     output = torch.empty((num_tokens, width), dtype=inputs.dtype, device=inputs.device)
     if output.numel() == 0:
         return output
-    tile = min(1024, triton.next_power_of_2(width))
-    _activation_kernel[(num_tokens, triton.cdiv(width, tile))](
+    tile = min(1024, next_power_of_2(width))
+    _activation_kernel[(num_tokens, ceil_div(width, tile))](
         output,
         inputs,
         output.stride(0),

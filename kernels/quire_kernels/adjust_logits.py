@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire_kernels._checks import require
-from quire_kernels._shapes import check_rows, check_vector
+from quire_kernels._shapes import ceil_div, check_rows, check_vector, next_power_of_2
 
 # The logit of a suppressed token: the least float32. Minus infinity may stand in faulty logits of a model, and a faulty
 # row must differ from a row of suppressed tokens.
@@ -148,7 +148,7 @@ def adjust_logits(logits: Tensor, entries: LogitEntries | None, penalties: Penal
     if not logits.numel():
         return
     if entries is not None and len(entries.rows):
-        _entries_kernel[(triton.cdiv(len(entries.rows), _TILE_ENTRIES),)](
+        _entries_kernel[(ceil_div(len(entries.rows), _TILE_ENTRIES),)](
             logits,
             entries.rows,
             entries.tokens,
@@ -159,8 +159,8 @@ def adjust_logits(logits: Tensor, entries: LogitEntries | None, penalties: Penal
             num_warps=4,
         )
     if penalties is not None:
-        chunk = min(_CHUNK, triton.next_power_of_2(vocab_size))
-        _penalties_kernel[(rows, triton.cdiv(vocab_size, chunk))](
+        chunk = min(_CHUNK, next_power_of_2(vocab_size))
+        _penalties_kernel[(rows, ceil_div(vocab_size, chunk))](
             logits,
             penalties.slots,
             penalties.repetition,

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire_kernels._checks import require
-from quire_kernels._shapes import check_blocks, check_same_blocks
+from quire_kernels._shapes import ceil_div, check_blocks, check_same_blocks, next_power_of_2
 
 # Bytes that one thread loads at once. Blocks are copied as integers, whatever their dtype.
 _VECTOR_BYTES = 16
@@ -63,8 +63,8 @@ def block_copy(source: Tensor, destination: Tensor, pairs: Tensor) -> None:
         return
     block_words = block_bytes // _WORD.itemsize
     # 16 KiB a program: eight loads of 16 bytes in flight for each thread of four warps
-    tile = min(2048, triton.next_power_of_2(block_words))
-    _block_copy_kernel[(pairs.shape[0], triton.cdiv(block_words, tile))](
+    tile = min(2048, next_power_of_2(block_words))
+    _block_copy_kernel[(pairs.shape[0], ceil_div(block_words, tile))](
         source.view(source.shape[0], -1).view(_WORD),
         destination.view(destination.shape[0], -1).view(_WORD),
         pairs,

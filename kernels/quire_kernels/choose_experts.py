@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire_kernels._checks import require
-from quire_kernels._shapes import check_rows, check_vector
+from quire_kernels._shapes import check_rows, check_vector, next_power_of_2
 
 _MAX_EXPERTS = 1024
 
@@ -174,9 +174,9 @@ def choose_experts(
             NUM_GROUPS=chosen_groups.count,
             GROUPS_CHOSEN=chosen_groups.num_chosen,
             GROUP_SUMMED=chosen_groups.num_summed,
-            TILE_EXPERTS=triton.next_power_of_2(num_experts),
-            TILE_CHOSEN=triton.next_power_of_2(num_chosen),
-            TILE_GROUPS=triton.next_power_of_2(chosen_groups.count),
+            TILE_EXPERTS=next_power_of_2(num_experts),
+            TILE_CHOSEN=next_power_of_2(num_chosen),
+            TILE_GROUPS=next_power_of_2(chosen_groups.count),
             num_warps=1,
         )
     return Choices(experts, weights)

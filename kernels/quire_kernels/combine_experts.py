@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire_kernels._checks import require
-from quire_kernels._shapes import check_rows
+from quire_kernels._shapes import ceil_div, check_rows, next_power_of_2
 
 _TILE = 1024
 
@@ -64,8 +64,8 @@ def combine_experts(
     output = torch.empty((num_tokens, width), dtype=rows.dtype, device=rows.device)
     if output.numel() == 0:
         return output
-    tile = min(_TILE, triton.next_power_of_2(width))
-    _combine_experts_kernel[(num_tokens, triton.cdiv(width, tile))](
+    tile = min(_TILE, next_power_of_2(width))
+    _combine_experts_kernel[(num_tokens, ceil_div(width, tile))](
         output,
         rows,
         weights,

@@ -10,13 +10,13 @@ from typing import NamedTuple, Self
 
 import numpy as np
 import torch
-import triton
 from numpy.typing import NDArray
 from torch import Tensor
 
 from quire_kernels._attend import launch_options, tile_dims, tile_keys
 from quire_kernels._checks import require
 from quire_kernels._device import device_limits
+from quire_kernels._shapes import next_power_of_2
 
 Ints = NDArray[np.int32]
 
@@ -163,7 +163,7 @@ def decode_splits(
 
 def decode_tile(group: int, head_dim: int, dtype: torch.dtype) -> tuple[int, int, int]:
     """TILE_M, TILE_N and TILE_D of the decode kernel; `group` is the number of query heads for each KV head."""
-    tile_m: int = triton.next_power_of_2(group)
+    tile_m: int = next_power_of_2(group)
     return max(16, tile_m), tile_keys(head_dim, dtype), tile_dims(head_dim)  # tl.dot wants 16 rows at least
 
 

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire_kernels._checks import require
-from quire_kernels._shapes import check_vector
+from quire_kernels._shapes import ceil_div, check_vector, next_power_of_2
 
 _MAX_TILE = 4096
 
@@ -69,8 +69,8 @@ def embed_tokens(
     num_tokens, width = len(token_ids), embedding.shape[1]
     output = torch.empty((num_tokens, width), dtype=torch.float32, device=embedding.device)
     if num_tokens:
-        tile = min(_MAX_TILE, triton.next_power_of_2(width))
-        _embed_tokens_kernel[(num_tokens, triton.cdiv(width, tile))](
+        tile = min(_MAX_TILE, next_power_of_2(width))
+        _embed_tokens_kernel[(num_tokens, ceil_div(width, tile))](
             output,
             token_ids,
             sampled,

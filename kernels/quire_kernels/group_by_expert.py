@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire_kernels._checks import require
+from quire_kernels._shapes import next_power_of_2
 
 # Rows that a program reads at once.
 _CHUNK = 1024
@@ -94,7 +95,7 @@ def group_by_expert(experts: Tensor, num_experts: int, tile_rows: int) -> Expert
             NUM_EXPERTS=num_experts,
             TILE_ROWS=tile_rows,
             # One more than there are experts
-            TILE_EXPERTS=triton.next_power_of_2(num_experts + 1),
+            TILE_EXPERTS=next_power_of_2(num_experts + 1),
             CHUNK=_CHUNK,
             num_warps=4,
         )

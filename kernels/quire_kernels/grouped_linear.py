@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quire_kernels._checks import require
 from quire_kernels._device import pipeline_stages
-from quire_kernels._shapes import check_rows
+from quire_kernels._shapes import ceil_div, check_rows
 from quire_kernels.activation import Activation, activate, gated_activation_reference
 from quire_kernels.group_by_expert import ExpertGroups
 
@@ -105,7 +105,7 @@ def grouped_linear(
     is_exact = inputs.dtype == torch.float32
     tile_n, tile_k = 64 if is_exact or activation is not None else 128, 32 if is_exact else 64
     num_columns = tile_n if activation is None else 2 * tile_n
-    _grouped_linear_kernel[(len(groups.tile_experts), triton.cdiv(outputs, tile_n))](
+    _grouped_linear_kernel[(len(groups.tile_experts), ceil_div(outputs, tile_n))](
         out,
         inputs,
         weight,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from quire_kernels._checks import FLOAT_DTYPES, require
 from quire_kernels._device import pipeline_stages
+from quire_kernels._shapes import ceil_div
 
 # Tokens, outputs and inputs of a tile. Fewer of float32, whose products run without tensor cores.
 _TILES, _TILES_EXACT = (64, 64, 64), (32, 32, 32)
@@ -79,7 +80,7 @@ def head_linear(inputs: Tensor, weight: Tensor, *, out: Tensor | None = None) ->
     if out.numel() == 0:
         return out
     tile_m, tile_n, tile_k = _TILES_EXACT if inputs.dtype == torch.float32 else _TILES
-    _head_linear_kernel[(triton.cdiv(num_tokens, tile_m), triton.cdiv(out_features, tile_n), num_heads)](
+    _head_linear_kernel[(ceil_div(num_tokens, tile_m), ceil_div(out_features, tile_n), num_heads)](
         out,
         inputs,
         weight,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quire_kernels._checks import FLOAT_DTYPES, require
 from quire_kernels._device import device_limits, pipeline_stages
-from quire_kernels._shapes import check_rows, check_vector
+from quire_kernels._shapes import ceil_div, check_rows, check_vector
 
 # Rows of a tile: the fewest of Hopper's matrix instruction. Fewer of float32, whose products run without tensor cores.
 _TILE_ROWS, _TILE_ROWS_EXACT = 64, 32
@@ -85,7 +85,7 @@ def invariant_linear(
     exact = inputs.dtype == torch.float32
     tile_m, tile_k = (_TILE_ROWS_EXACT, _TILE_INPUTS_EXACT) if exact else (_TILE_ROWS, _TILE_INPUTS)
     tile_n = _tile_outputs(out_features, device_limits(inputs.device).multiprocessors)
-    _invariant_linear_kernel[(triton.cdiv(rows, tile_m), triton.cdiv(out_features, tile_n))](
+    _invariant_linear_kernel[(ceil_div(rows, tile_m), ceil_div(out_features, tile_n))](
         out,
         inputs,
         weight,
@@ -117,7 +117,7 @@ def invariant_linear_reference(
 def _tile_outputs(out_features: int, multiprocessors: int) -> int:
     """The largest tile of outputs that gives each multiprocessor work with few rows, or else the smallest."""
     return next(
-        (tile for tile in _TILES_OUTPUTS if triton.cdiv(out_features, tile) >= multiprocessors), _TILES_OUTPUTS[-1]
+        (tile for tile in _TILES_OUTPUTS if ceil_div(out_features, tile) >= multiprocessors), _TILES_OUTPUTS[-1]
     )
 
 

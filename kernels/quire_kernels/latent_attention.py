@@ -14,6 +14,7 @@ from quire_kernels._attend_latent import (
     latent_tile,
 )
 from quire_kernels._checks import check_index
+from quire_kernels._shapes import ceil_div
 from quire_kernels.paged_attention import find_tile
 
 
@@ -157,7 +158,7 @@ def latent_attention(
         return out
     tile = latent_tile(num_heads, 32, rank, width - rank, query.dtype, key_cache.dtype, query.device)
     num_tiles = num_tokens // (tile.rows // tile.num_heads) + num_seqs
-    _latent_attention_kernel[(num_tiles, triton.cdiv(num_heads, tile.num_heads))](
+    _latent_attention_kernel[(num_tiles, ceil_div(num_heads, tile.num_heads))](
         out,
         query,
         key_cache,

@@ -21,6 +21,7 @@ from quire_kernels._attend_latent import (
 )
 from quire_kernels._checks import require
 from quire_kernels._device import device_limits
+from quire_kernels._shapes import ceil_div
 from quire_kernels.decode_plan import INTERPRETED_PROGRAMS, DecodePlan, DecodeSplits
 from quire_kernels.paged_decode import check_plan, merge_parts
 
@@ -163,7 +164,7 @@ def latent_decode(
         return out
     parts = query.new_empty((len(plan.items) if len(plan.merges) else 0, num_heads, rank), dtype=torch.float32)
     logs = query.new_empty(parts.shape[:2], dtype=torch.float32)
-    _latent_decode_kernel[(plan.splits.num_shares, triton.cdiv(num_heads, tile.num_heads))](
+    _latent_decode_kernel[(plan.splits.num_shares, ceil_div(num_heads, tile.num_heads))](
         out,
         parts,
         logs,
@@ -197,7 +198,7 @@ def latent_splits(
     programs = INTERPRETED_PROGRAMS
     if device.type != "cpu":
         programs = device_limits(device).multiprocessors * _resident_programs(tile, dtype, cache_dtype, device)
-    return DecodeSplits(max(1, programs // triton.cdiv(num_heads, tile.num_heads)), tile.keys)
+    return DecodeSplits(max(1, programs // ceil_div(num_heads, tile.num_heads)), tile.keys)
 
 
 def _decode_tile(

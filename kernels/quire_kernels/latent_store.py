@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire_kernels._checks import PagedKV, check_cache, check_index, check_like, require
-from quire_kernels._shapes import check_rows, check_vector
+from quire_kernels._shapes import check_rows, check_vector, next_power_of_2
 from quire_kernels.kv_quantization import MAX_CODES, TINY, quantize
 from quire_kernels.row_norm import RowNorm, row_norm_reference
 
@@ -181,9 +181,9 @@ def latent_store(
         NEIGHBOURS=rotates_neighbours,
         BLOCK_SIZE=key_cache.shape[2],
         MAX_CODE=MAX_CODES.get(key_cache.dtype),
-        TILE_H=triton.next_power_of_2(num_heads),
-        TILE_R=triton.next_power_of_2(rank),
-        TILE_HALF=triton.next_power_of_2(half),
+        TILE_H=next_power_of_2(num_heads),
+        TILE_R=next_power_of_2(rank),
+        TILE_HALF=next_power_of_2(half),
         # With 4 warps, 128 heads spill registers (ptxas for sm_90).
         num_warps=8 if num_heads * half > 2048 else 4,
     )

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire_kernels._checks import require
-from quire_kernels._shapes import check_rows
+from quire_kernels._shapes import check_rows, next_power_of_2
 
 _TILE = 4096
 
@@ -49,7 +49,7 @@ def log_norms(logits: Tensor) -> Tensor:
     rows, vocab_size = logits.shape
     norms = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if rows:
-        tile = min(_TILE, triton.next_power_of_2(vocab_size))
+        tile = min(_TILE, next_power_of_2(vocab_size))
         _log_norms_kernel[(rows,)](norms, logits, logits.stride(0), vocab_size, TILE=tile, num_warps=8)
     return norms
 

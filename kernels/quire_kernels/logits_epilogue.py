@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire_kernels._checks import FLOAT_DTYPES, require
-from quire_kernels._shapes import check_rows, check_vector
+from quire_kernels._shapes import ceil_div, check_rows, check_vector, next_power_of_2
 
 _TILE = 4096
 
@@ -45,8 +45,8 @@ def logits_epilogue(logits: Tensor, bias: Tensor | None = None, soft_cap: float 
     rows, vocab_size = logits.shape
     if logits.numel() == 0 or (bias is None and soft_cap is None):
         return
-    tile = min(_TILE, triton.next_power_of_2(vocab_size))
-    _logits_epilogue_kernel[(rows, triton.cdiv(vocab_size, tile))](
+    tile = min(_TILE, next_power_of_2(vocab_size))
+    _logits_epilogue_kernel[(rows, ceil_div(vocab_size, tile))](
         logits, bias, soft_cap, logits.stride(0), vocab_size, TILE=tile, num_warps=4
     )
 

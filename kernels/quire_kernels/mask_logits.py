@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire_kernels._checks import require
-from quire_kernels._shapes import check_rows, check_vector
+from quire_kernels._shapes import ceil_div, check_rows, check_vector, next_power_of_2
 from quire_kernels.adjust_logits import SUPPRESSED, is_number
 
 _CHUNK = 2048
@@ -45,8 +45,8 @@ def mask_logits(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
     vocab_size = logits.shape[1]
     if not len(rows) or not vocab_size:
         return
-    chunk = min(_CHUNK, triton.next_power_of_2(vocab_size))
-    _mask_kernel[(len(rows), triton.cdiv(vocab_size, chunk))](
+    chunk = min(_CHUNK, next_power_of_2(vocab_size))
+    _mask_kernel[(len(rows), ceil_div(vocab_size, chunk))](
         logits, rows, bits, logits.stride(0), vocab_size, bits.shape[1], CHUNK=chunk, num_warps=4
     )
 

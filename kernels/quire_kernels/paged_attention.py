@@ -18,6 +18,7 @@ from quire_kernels._attend import (
     tile_queries,
 )
 from quire_kernels._checks import MAX_HEAD_DIM, AttentionRule, PagedKV, check_attention, check_index, require
+from quire_kernels._shapes import next_power_of_2
 from quire_kernels.kv_quantization import MAX_CODES
 
 
@@ -214,7 +215,7 @@ def paged_attention(
     tile_d = tile_dims(head_dim)
     how = head_dim, query.dtype, key_cache.dtype, query.device
     # tl.dot wants 16 rows at least. A decode step needs no more than its group.
-    tile_m = max(16 if max_query_len == 1 else tile_queries(*how), triton.next_power_of_2(group))
+    tile_m = max(16 if max_query_len == 1 else tile_queries(*how), next_power_of_2(group))
     tile_n = tile_keys(head_dim, query.dtype) if max_query_len == 1 else prefill_tile_keys(tile_m, *how)
     score_scale, soft_cap = score_parameters(scale, soft_cap)
     _paged_attention_kernel[(num_tokens // (tile_m // group) + num_seqs, num_kv_heads)](

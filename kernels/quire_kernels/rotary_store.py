@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire_kernels._checks import FLOAT_DTYPES, PagedKV, check_cache, check_index, check_like, require
-from quire_kernels._shapes import check_rows, check_vector
+from quire_kernels._shapes import ceil_div, check_rows, check_vector, next_power_of_2
 from quire_kernels.kv_quantization import MAX_CODES, TINY
 from quire_kernels.row_norm import RowNorm, row_norm_reference
 from quire_kernels.store_kv import store_kv_reference
@@ -224,8 +224,8 @@ def rotary_store(
     # Without a rotation, the halves are only two parts of a head.
     half = head_dim // 2 if frequencies is None else len(frequencies)
     num_rows = num_heads + 2 * num_kv_heads
-    tile_heads = min(max(1, _TILE // triton.next_power_of_2(head_dim)), triton.next_power_of_2(num_rows))
-    _rotary_store_kernel[(len(qkv), triton.cdiv(num_rows, tile_heads))](
+    tile_heads = min(max(1, _TILE // next_power_of_2(head_dim)), next_power_of_2(num_rows))
+    _rotary_store_kernel[(len(qkv), ceil_div(num_rows, tile_heads))](
         query,
         qkv,
         positions,
@@ -246,8 +246,8 @@ def rotary_store(
         BLOCK_SIZE=block_size,
         MAX_CODE=MAX_CODES.get(key_cache.dtype),
         TILE_HEADS=tile_heads,
-        TILE_HALF=triton.next_power_of_2(half),
-        TILE_REST=triton.next_power_of_2(max(1, head_dim - 2 * half)),
+        TILE_HALF=next_power_of_2(half),
+        TILE_REST=next_power_of_2(max(1, head_dim - 2 * half)),
         num_warps=4,
     )
     return query

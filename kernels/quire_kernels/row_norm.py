@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire_kernels._checks import FLOAT_DTYPES, require
-from quire_kernels._shapes import check_rows, check_vector
+from quire_kernels._shapes import ceil_div, check_rows, check_vector, next_power_of_2
 
 # Elements that a program holds; narrower rows share one.
 _TILE = 1024
@@ -158,9 +158,9 @@ def _launch(
     output = torch.empty((num_rows, width), dtype=dtype or norm.weight.dtype, device=inputs.device)
     if output.numel() == 0:
         return output
-    tile_width = triton.next_power_of_2(width)
+    tile_width = next_power_of_2(width)
     tile_rows = max(1, _TILE // tile_width)
-    _row_norm_kernel[(triton.cdiv(num_rows, tile_rows),)](
+    _row_norm_kernel[(ceil_div(num_rows, tile_rows),)](
         output,
         inputs,
         update,

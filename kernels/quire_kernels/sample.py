@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire_kernels._checks import require
+from quire_kernels._row_peaks import check_logits, find_row_peaks, first_peak_place, row_peak
 from quire_kernels._sample_threshold import (
     MIN_TEMPERATURE,
     PASSES,
@@ -20,17 +21,12 @@ from quire_kernels._sample_threshold import (
     is_random,
     measure_kernel,
     probability_mass,
-    row_peak,
     sampling_threshold,
     softmax_weight_bits,
 )
-from quire_kernels._shapes import check_rows, check_vector
+from quire_kernels._shapes import check_vector, next_power_of_2
 from quire_kernels.adjust_logits import SUPPRESSED, Penalties, is_number
 
-# Sums of weights in units of 2^-44 must fit 63 bits.
-_MAX_VOCABULARY = (1 << 19) - 1
-# How much of a row one program takes: where rows are few, less, for more of the device to take part.
-_CHUNK, _CHUNK_FEW_ROWS, _FEW_ROWS = 4096, 1024, 16
 _TILE = 1024
 _MASK = 0xFFFFFFFF
 
@@ -55,24 +51,6 @@ class SamplingTensors:
     seeds: Tensor
     indices: Tensor
     positions: Tensor
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _peaks_kernel(  # type: ignore[no-untyped-def]
-    p_peaks, p_places, p_logits, stride_logits, vocab_size, num_chunks, CHUNK: tl.constexpr
-):
-    """The largest logit of each chunk and the first token that has it; infinity where one is NaN or infinite."""
-    row = tl.program_id(0).to(tl.int64)
-    chunk = tl.program_id(1)
-    o_token = chunk * CHUNK + tl.arange(0, CHUNK)
-    m_token = o_token < vocab_size
-    # [CHUNK]
-    b_logits = tl.load(p_logits + row * stride_logits + o_token, mask=m_token, other=SUPPRESSED)
-    num_faults = tl.sum((~is_number(b_logits)).to(tl.int32))
-    peak = tl.max(b_logits)
-    place = tl.min(tl.where(b_logits == peak, o_token, vocab_size))
-    tl.store(p_peaks + row * num_chunks + chunk, tl.where(num_faults > 0, float("inf"), peak))
-    tl.store(p_places + row * num_chunks + chunk, place)
 
 
 @triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
@@ -148,10 +126,7 @@ def _sample_kernel(  # type: ignore[no-untyped-def]
     token = tl.full([], -1, tl.int32)
     if (peak > SUPPRESSED) & is_number(peak):
         if not is_random(peak, temperature):
-            # [TILE_CHUNKS]
-            b_peaks = tl.load(p_peaks + row * num_chunks + o_chunk, mask=m_chunk, other=float("-inf"))
-            b_places = tl.load(p_places + row * num_chunks + o_chunk, mask=m_chunk, other=0)
-            token = tl.min(tl.where(b_peaks == peak, b_places, vocab_size))
+            token = first_peak_place(p_peaks, p_places, row, peak, num_chunks, vocab_size, TILE_CHUNKS)
         else:
             # [TILE_CHUNKS]
             b_chunk_masses = tl.load(p_chunk_masses + row * num_chunks + o_chunk, mask=m_chunk, other=0)
@@ -209,18 +184,15 @@ def sample(logits: Tensor, sampling: SamplingTensors, penalties: Penalties | Non
     tokens = torch.empty(rows, dtype=torch.int64, device=device)
     if not rows:
         return tokens
-    chunk = min(_CHUNK_FEW_ROWS if rows < _FEW_ROWS else _CHUNK, triton.next_power_of_2(vocab_size))
-    num_chunks = triton.cdiv(vocab_size, chunk)
-    peaks = torch.empty((rows, num_chunks), dtype=torch.float32, device=device)
-    places = torch.empty((rows, num_chunks), dtype=torch.int32, device=device)
+    peaks, places, chunk = found = find_row_peaks(logits)
+    num_chunks = found.num_chunks
     chunk_masses = torch.empty((rows, num_chunks), dtype=torch.int64, device=device)
     records = torch.zeros((2, PASSES, rows, RECORD.value), dtype=torch.int64, device=device)
     limits = (logits, peaks, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
     sizes = (logits.stride(0), vocab_size, rows, num_chunks)
-    tiles = {"PASSES": PASSES, "CHUNK": chunk, "TILE_CHUNKS": triton.next_power_of_2(num_chunks)}
+    tiles = {"PASSES": PASSES, "CHUNK": chunk, "TILE_CHUNKS": next_power_of_2(num_chunks)}
     grid = (rows, num_chunks)
 
-    _peaks_kernel[grid](peaks, places, logits, logits.stride(0), vocab_size, num_chunks, CHUNK=chunk)
     for by_mass in (False, True):
         for pass_index in range(PASSES):
             measure_kernel[grid](
@@ -296,9 +268,8 @@ def uniform(seed: int, index: int, position: int) -> float:
 
 
 def _check(logits: Tensor, sampling: SamplingTensors, penalties: Penalties | None) -> None:
-    check_rows(logits, "logits", [torch.float32])
+    check_logits(logits)
     rows, vocab_size = logits.shape
-    require(1 <= vocab_size <= _MAX_VOCABULARY, "logits", f"have 1 to {_MAX_VOCABULARY} tokens")
     dtypes = {
         "temperature": torch.float32,
         "top_k": torch.int32,

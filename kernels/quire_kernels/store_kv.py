@@ -5,6 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire_kernels._checks import PagedKV, check_store_kv
+from quire_kernels._shapes import next_power_of_2
 from quire_kernels.kv_quantization import MAX_CODES, quantize, quantize_rows
 
 
@@ -106,8 +107,8 @@ def store_kv(
         HEAD_DIM=head_dim,
         BLOCK_SIZE=key_cache.shape[2],
         MAX_CODE=MAX_CODES.get(key_cache.dtype),
-        TILE_H=triton.next_power_of_2(num_kv_heads),
-        TILE_D=triton.next_power_of_2(head_dim),
+        TILE_H=next_power_of_2(num_kv_heads),
+        TILE_D=next_power_of_2(head_dim),
     )
 
 
