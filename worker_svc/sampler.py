@@ -22,7 +22,7 @@ from worker_svc.step import SamplingParams, TokenLogprobs
 from worker_svc.token_masks import TokenMasks
 
 # Below this a temperature is greedy: in float32 the weight of every other token is 0.
-_MIN_TEMPERATURE = 1e-5
+MIN_TEMPERATURE = 1e-5
 # Sampling finds the group of the token first, then the token. Vocabularies are mostly multiples of this.
 _GROUP = 64
 _CPU_ROWS = 4
@@ -71,7 +71,7 @@ class SamplingState:
     @property
     def is_greedy(self) -> bool:
         """Whether the top token is taken."""
-        return self.params.temperature < _MIN_TEMPERATURE
+        return self.params.temperature < MIN_TEMPERATURE
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from worker_svc.grammar import GrammarCompiler
 from worker_svc.grammar_matcher import GrammarMatcher
 from worker_svc.int_list import IntList
 from worker_svc.logit_filters import filters_of
-from worker_svc.sampler import SamplingState
+from worker_svc.sampler import MIN_TEMPERATURE, SamplingState
 from worker_svc.step import DECODER_RESULTS, BlockTableUpdate, NewSequence, ScheduledSequence
 
 
@@ -42,6 +42,7 @@ class Sequence:
         "num_top_of_prompt",
         "params",
         "prompt_length",
+        "takes_argmax",
         "tokens",
     )
 
@@ -53,6 +54,14 @@ class Sequence:
         # None: no log-probabilities of the prompt are asked for.
         self.num_top_of_prompt = new.num_top_of_prompt if new.result == "prompt_logprobs" else None
         self.bad_words = bad_words_of(new.sampling.bad_words) if new.sampling.bad_words else None
+        # Whether each token is the argmax of the model's logits, but for bias and tokens that min_tokens suppresses
+        self.takes_argmax = (
+            new.sampling.temperature < MIN_TEMPERATURE
+            and not new.sampling.has_penalties
+            and not new.sampling.grammar
+            and not self.has_filters
+            and self.bad_words is None
+        )
         # Set by its first step, since a prefix may be in the cache already.
         self.num_computed: int | None = None
         # The same under the scheduler's assumption that the last step returned one token.

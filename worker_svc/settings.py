@@ -67,7 +67,7 @@ class WorkerSettings(InnerSettings):
         description="data type of keys and values; auto: as the computation; fp8 and int8: 8 bits with a scale for "
         "each vector, triton kernels only",
     )
-    cuda_graphs: bool = Field(True, description="on a GPU, capture decode steps as CUDA graphs at start-up")
+    cuda_graphs: bool = Field(True, description="on a GPU, capture steps of up to 512 tokens as CUDA graphs")
     block_size: int = Field(16, ge=8, le=128, description="tokens in one KV block")
     num_blocks: int | None = Field(None, ge=1, description="number of KV blocks; unset: what memory allows")
     max_step_tokens: int | None = Field(

@@ -61,6 +61,11 @@ class SamplingParams:
     logprob_token_ids: tuple[int, ...] = ()
     """Tokens whose log-probabilities are reported with each sampled one, if `logprobs` is set."""
 
+    @property
+    def has_penalties(self) -> bool:
+        """Whether sampling depends on how often tokens occurred."""
+        return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1.0, 0.0, 0.0)
+
 
 class Pooling(Enum):
     """How the hidden states of a prompt's tokens become one vector."""

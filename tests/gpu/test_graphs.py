@@ -9,7 +9,7 @@ import torch
 import llama_models
 import transformers_models
 from runner_driver import Driver, make_runner
-from worker_svc.gpu.graphs import capture_sizes
+from worker_svc.gpu.graph_shapes import capture_sizes
 from worker_svc.step import NewSequence, SamplingParams, ScheduledSequence, Step
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -218,3 +218,19 @@ def test_a_wrong_argument_beside_a_quantized_cache_is_named(
     arguments = make_batch([(1, 20), (3, 9)], cache_dtype=torch.int8).arguments()
     with pytest.raises(ValueError, match=f"^{argument}: "):
         paged_attention(**arguments | change(arguments))
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_tokens_without_context_get_zeros(
+    make_batch: Callable[..., Any], assert_close: Callable[..., None], window: int | None, device: str
+) -> None:
+    """As those are that pad a graph; nothing of their pages is read."""
+    batch = make_batch([(3, 20), (40, 41)], window=window)
+    arguments = batch.arguments()
+    expected = paged_attention_reference(**arguments)
+    padding = arguments | {"context_lens": batch.context_lens * torch.tensor([1, 0], dtype=torch.int32, device=device)}
+    padding["block_tables"] = batch.block_tables.clone()
+    padding["block_tables"][1] = -7
+    output = paged_attention(**padding)
+    assert_close(output[:3], expected[:3])
+    assert not output[3:].any()

@@ -9,7 +9,7 @@ from quire_kernels.paged_attention import paged_attention_reference
 from worker_svc.batch import Batch
 from worker_svc.cache import LayerCache
 from worker_svc.gpu.device_attention import Arrays, AttentionSetup, DeviceAttention, PlannedAttention
-from worker_svc.gpu.inputs import ForwardInputs, padded
+from worker_svc.gpu.inputs import ForwardInputs
 from worker_svc.gpu.staging import ALIGNMENT
 
 num_calls = 0
@@ -22,11 +22,15 @@ class ReferenceAttention:
     def __init__(self, setup: AttentionSetup, caches: Sequence[LayerCache]) -> None:
         self._layers = list(zip(setup.layers, caches, strict=True))
 
+    @property
+    def mixed_graph_problem(self) -> str | None:
+        return "reads contexts on the host"
+
     def num_plan_bytes(self, num_seqs: int) -> int:
         return 4 * num_seqs + ALIGNMENT
 
-    def plan(self, batch: Batch, num_rows: int) -> Arrays:
-        return [padded(batch.context_lens, num_rows, 0)]
+    def plan(self, batch: Batch, num_single: int) -> Arrays:
+        return [batch.context_lens]
 
     def attend(self, inputs: ForwardInputs) -> PlannedAttention:
         (contexts,) = inputs.plan
@@ -60,6 +64,9 @@ class ReferenceAttention:
 
 class ReferenceBackend:
     """A `DeviceAttentionBackend`."""
+
+    def library_version(self) -> str:
+        return f"torch {torch.__version__}"
 
     def unsupported_reason(self, setup: AttentionSetup) -> str | None:
         return "caches in 8 bits" if setup.cache_dtype.itemsize == 1 else None

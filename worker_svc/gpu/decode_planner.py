@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from quire_kernels.decode_plan import DecodePlan, DecodeSplits
 from worker_svc.batch import Batch
-from worker_svc.gpu.inputs import ForwardInputs, count_single
+from worker_svc.gpu.inputs import ForwardInputs
 from worker_svc.gpu.staging import ALIGNMENT
 
 _ARRAYS_PER_PLAN = 3
@@ -25,13 +24,11 @@ class DecodePlanner:
         """The most bytes of the plans of so many sequences."""
         return sum(splits.num_bytes(num_seqs) + _ARRAYS_PER_PLAN * ALIGNMENT for splits in self._splits)
 
-    def plan(self, batch: Batch, num_rows: int) -> list[NDArray[Any]]:
+    def plan(self, batch: Batch, num_single: int) -> list[NDArray[Any]]:
         """The arrays of the plans, as `DeviceAttention.plan` says; none if nothing is planned."""
-        num_single, num_padding = count_single(batch), num_rows - len(batch.context_lens)
-        if not num_single + num_padding:
+        if not num_single:
             return []
-        contexts = np.zeros(num_single + num_padding, np.int32)
-        contexts[:num_single] = batch.context_lens[:num_single]
+        contexts = batch.context_lens[:num_single]
         return [array for splits in self._splits for array in splits.plan(contexts)]
 
     def on_device(self, inputs: ForwardInputs) -> dict[int | None, DecodePlan]:

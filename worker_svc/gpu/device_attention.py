@@ -6,7 +6,8 @@ step on the host. Models with latent attention have kernels of their own (`worke
 the same interface.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -40,6 +41,11 @@ class AttentionSetup:
     """int8 and float8_e4m3fn: the cache has scales, as `quire_kernels.kv_quantization` says."""
     device: torch.device
     layers: tuple[LayerAttention, ...]
+    max_step_tokens: int
+    max_sequences: int
+    """Of a step. One that runs as a CUDA graph is padded, to `graph_shapes.max_padded_sequences` at most."""
+    context_length: int
+    """The most tokens of a sequence."""
     deterministic: bool = False
     """Whether a query's bits must depend on nothing but itself and its context."""
 
@@ -58,27 +64,44 @@ class PlannedAttention(Protocol):
 class DeviceAttention(Protocol):
     """Attention of all layers over one cache. For one thread, under `torch.inference_mode`."""
 
+    @property
+    def mixed_graph_problem(self) -> str | None:
+        """Why steps with prompts cannot run as CUDA graphs, as a clause after the backend's name; None: they can.
+
+        Steps in which each sequence decodes run as graphs in any case.
+        """
+
     def num_plan_bytes(self, num_seqs: int) -> int:
         """The most bytes that `plan` returns for so many sequences, each array rounded up to `staging.ALIGNMENT`."""
 
-    def plan(self, batch: Batch, num_rows: int) -> Arrays:
+    def plan(self, batch: Batch, num_single: int) -> Arrays:
         """What the device needs to know of a step beside its `ForwardInputs`: int32, int64, float32 or float64 arrays.
 
         It is called right before the step is enqueued, or before a piece of a prompt whose log-probabilities are
         asked for. The arrays are copied to the device with the step's other inputs.
 
-        `num_rows` is the number of sequences; for a step that runs as a graph, the batch size of the graph. Then each
-        sequence has one token, and the rows beyond the batch are padding, without context. The shapes of the arrays
-        must then depend on nothing but `num_rows`: the graph reads them where they were when it was captured, with an
-        empty batch.
+        The batch is as in the `ForwardInputs`, except for its block tables: the first `num_single` sequences have one
+        token each. That of a step that runs as a graph is padded to the graph's numbers of tokens and sequences: rows
+        of padding have no context, and in a graph with prompts no token, but for one that holds the tokens of padding.
+        The shapes of the arrays must then depend on these numbers alone: the graph reads them where they were when it
+        was captured, with an empty batch. `worker_svc/gpu/graph_shapes.py` describes the padding.
         """
 
     def attend(self, inputs: ForwardInputs) -> PlannedAttention:
-        """The attention of a step, whose plan is on the device as `inputs.plan`."""
+        """The attention of a step, whose plan is on the device as `inputs.plan`.
+
+        The output of a token without context is finite, whatever it is.
+        """
 
 
 class DeviceAttentionBackend(Protocol):
     """Makes attention over caches."""
+
+    def library_version(self) -> str:
+        """The names and versions of the libraries that compute attention, beside the package of the backend.
+
+        In deterministic mode, workers with other versions than these do not share cached blocks: their bits may differ.
+        """
 
     def unsupported_reason(self, setup: AttentionSetup) -> str | None:
         """What of a setup is not supported, as the object of "does not support"; None: all of it is."""
@@ -88,7 +111,7 @@ class DeviceAttentionBackend(Protocol):
 
 
 def _is_backend(value: Any) -> bool:
-    return all(callable(getattr(value, name, None)) for name in ("unsupported_reason", "make"))
+    return all(callable(getattr(value, name, None)) for name in ("library_version", "unsupported_reason", "make"))
 
 
 _registry = Registry(
@@ -96,7 +119,7 @@ _registry = Registry(
     "BACKEND",
     "quire.attention_backends",
     _is_backend,
-    "an object with the methods unsupported_reason and make",
+    "an object with the methods library_version, unsupported_reason and make",
 )
 
 
@@ -109,8 +132,15 @@ def check_attention_backend(name: str, device: torch.device) -> None:
 
 
 def arithmetic_of_backend(name: str) -> str:
-    """What the backend of this name adds to the name of a worker's arithmetic: its own name, and who registers it."""
-    return "" if name == DEFAULT_BACKEND else f" {name} {_registry.origin(name)}"
+    """What the backend of this name adds to the name of a worker's arithmetic: its own name, who registers it, and the
+    versions of its libraries. Raises StartupFailed if there is none or it fails.
+    """
+    if name == DEFAULT_BACKEND:
+        return ""
+    backend = find_attention_backend(name)
+    with _registry.running(name):
+        version = backend.library_version()
+    return f" {name} {_registry.origin(name)} {version}"
 
 
 def find_attention_backend(name: str) -> DeviceAttentionBackend:
@@ -127,5 +157,46 @@ def make_device_attention(name: str, setup: AttentionSetup, caches: Sequence[Lay
     with _registry.running(name):
         refused = backend.unsupported_reason(setup)
         if refused is None:
-            return backend.make(setup, caches)
+            made = backend.make(setup, caches)
+            return made if name == DEFAULT_BACKEND else _ForeignAttention(name, made)
     raise StartupFailed(f"QUIRE_ATTENTION_BACKEND is {name}, which does not support {refused}")
+
+
+class _ForeignAttention:
+    """A `DeviceAttention` of another library. Its errors name the backend, since they may name nothing of Quire."""
+
+    def __init__(self, name: str, attention: DeviceAttention) -> None:
+        self._name, self._attention = name, attention
+
+    @property
+    def mixed_graph_problem(self) -> str | None:
+        problem = self._attention.mixed_graph_problem
+        return None if problem is None else f"QUIRE_ATTENTION_BACKEND is {self._name}, which {problem}"
+
+    def num_plan_bytes(self, num_seqs: int) -> int:
+        return self._attention.num_plan_bytes(num_seqs)
+
+    def plan(self, batch: Batch, num_single: int) -> Arrays:
+        with self._named("plan"):
+            return self._attention.plan(batch, num_single)
+
+    def attend(self, inputs: ForwardInputs) -> PlannedAttention:
+        with self._named("attend"):
+            attend = self._attention.attend(inputs)
+
+        def named(layer: int, query: Tensor) -> Tensor:
+            with self._named("attention"):
+                return attend(layer, query)
+
+        return named
+
+    @contextmanager
+    def _named(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (torch.OutOfMemoryError, torch.AcceleratorError):
+            raise  # known by their types
+        except Exception as error:  # any exception of another library
+            raise RuntimeError(
+                f"QUIRE_ATTENTION_BACKEND is {self._name}, whose {what} failed: {type(error).__name__}: {error}"
+            ) from error

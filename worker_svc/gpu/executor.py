@@ -4,101 +4,54 @@ tokens.
 Three things have fixed addresses, because graphs are captured once and replayed with other values: staged inputs of a
 step, the logits, and the tokens sampled last. Each is read and written in stream order only. So the next step may be
 enqueued while one runs: its placeholders refer to that step's tokens in `sampled`.
+
+The forward pass and the sampling of a step are graphs of their own, so that each runs as one whatever the other is.
 """
 
-import contextlib
-from bisect import bisect_left
+import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire_kernels.mask_logits import mask_logits
 from worker_svc.batch import Batch
 from worker_svc.description import WorkerLimits
 from worker_svc.executor import SampleHandle, run_inline
-from worker_svc.gpu.device_attention import DeviceAttention
-from worker_svc.gpu.graphs import GraphCapture, Work, capture_sizes, run_without_capture
-from worker_svc.gpu.inputs import (
-    ForwardInputs,
-    decodes_only,
-    empty_batch,
-    forward_inputs,
-    layout_arrays,
-    padded,
-    token_arrays,
-)
+from worker_svc.gpu.device_attention import Arrays
+from worker_svc.gpu.forward_graphs import DeviceForward, ForwardGraphs
+from worker_svc.gpu.graph_shapes import max_padded_sequences
+from worker_svc.gpu.graphs import GraphCapture, Work, keep_work, run_without_capture
+from worker_svc.gpu.inputs import count_single, forward_inputs, layout_arrays, token_arrays
 from worker_svc.gpu.logprobs import ReportedRows
 from worker_svc.gpu.matchers import SequenceMatchers
-from worker_svc.gpu.penalty_slots import PenaltySlots, has_penalties
-from worker_svc.gpu.sampling import (
-    Arrays,
-    BadWordColumns,
-    DeviceBadWords,
-    DeviceMasks,
-    LogitEntryLists,
-    SamplingInputs,
-    adjust_and_sample,
-    bad_word_columns,
-    sampling_columns,
-    sampling_inputs,
-)
-from worker_svc.gpu.staging import ALIGNMENT, Staging, StagingBuffer, StreamEvent
+from worker_svc.gpu.sample_handle import DeviceSampleHandle
+from worker_svc.gpu.sampling import DeviceMasks
+from worker_svc.gpu.staging import ALIGNMENT, Staging, StagingBuffer
+from worker_svc.gpu.step_sampler import RowsToSample, StepSampler
 from worker_svc.out_of_memory import Drafts, StepWork, launch_within_memory
 from worker_svc.prompt_logprobs import PromptPiece
-from worker_svc.sampler import SamplerOutput
 from worker_svc.sequences import Sequence
-from worker_svc.step import SamplingParams, TokenLogprobs
+from worker_svc.step import SamplingParams
 
-# Staged entries of bias and suppressed tokens, of all rows. A step with more of them runs without a graph.
-_MAX_STAGED_ENTRIES = 1024
-# Bytes of a step's inputs: per token, per sequence (with its sampling), per entry; and arrays padded for alignment.
-_TOKEN_BYTES, _SEQUENCE_BYTES, _ENTRY_BYTES, _NUM_ARRAYS = 24, 96, 12, 24
+_log = logging.getLogger(__name__)
+
+# Bytes of a forward pass's inputs: per token, per sampled row, per sequence; and arrays padded for alignment.
+_TOKEN_BYTES, _ROW_BYTES, _SEQUENCE_BYTES, _NUM_ARRAYS = 24, 16, 16, 24
 
 
 T = TypeVar("T")
 
 
-class DeviceForward(Protocol):
-    """A model over its own paged cache on the device. For one thread, under `torch.inference_mode`.
-
-    It waits for nothing and allocates with torch, so that it can be captured.
-    """
-
-    @property
-    def attention(self) -> DeviceAttention:
-        """What plans each step."""
-
-    def __call__(self, inputs: ForwardInputs, sampled: Tensor, logits: Tensor) -> None:
-        """Enqueues a step: stores keys and values in their slots, writes the logits of the sampled rows to `logits`.
-
-        `sampled` int64 [rows] holds the tokens that placeholders refer to; `logits` is float32 [num_rows, vocab_size].
-        """
-
-
-@dataclass(frozen=True, slots=True)
-class _Launches:
-    """A step in two parts: log-probabilities are computed between them.
-
-    With masks the second part never runs as a graph.
-    """
-
-    forward: Work
-    adjust_and_sample: Work
-    sample_masked: Callable[[DeviceMasks], None]
-
-
 class DeviceExecutor:
     """An `Executor` of a GPU. On a CPU it does the same through Triton's interpreter, for tests.
 
-    Steps in which each sequence decodes run as CUDA graphs, if graphs are enabled; all others are enqueued kernel by
-    kernel.
+    If graphs are enabled, the forward pass runs as a CUDA graph in steps in which each sequence decodes, and in small
+    mixed steps, if the attention backend can. All other steps are enqueued kernel by kernel.
     """
 
     def __init__(
@@ -116,38 +69,21 @@ class DeviceExecutor:
         """
         self._forward, self._limits, self._device = forward, limits, device
         self._has_sampled = False  # in the step that was launched last
-        max_sequences, max_rows = limits.max_sequences, limits.max_sampled_rows
+        max_rows = limits.max_sampled_rows
         max_logits = max(max_rows, limits.max_scored_rows)
-        max_blocks = -(-limits.context_length // limits.block_size)
-        num_input_bytes = (
-            limits.max_step_tokens * _TOKEN_BYTES
-            + max_sequences * (_TOKEN_BYTES + 4 * max_blocks)
-            + max_rows * _SEQUENCE_BYTES
-            + _MAX_STAGED_ENTRIES * _ENTRY_BYTES
-            + _NUM_ARRAYS * ALIGNMENT
-            + forward.attention.num_plan_bytes(max_sequences)
-        )
-        self._staging = Staging(num_input_bytes, 8 * max_rows, device)
-        self._penalty_slots = PenaltySlots(max_sequences, limits.vocab_size, device, self._staging.upload)
-        self._entry_lists = LogitEntryLists()
+        self._forward_begin = StepSampler.num_bytes(limits)
+        self._staging = Staging(self._forward_begin + _num_forward_bytes(limits, forward), 8 * max_rows, device)
         self._logits = torch.empty((max_logits, limits.vocab_size), dtype=torch.float32, device=device)
         self._sampled = torch.zeros(max_rows, dtype=torch.int64, device=device)
-        # Graphs read block tables from here, at full width; a step's own are as wide as its longest context.
-        self._block_tables = torch.zeros((max_sequences, max_blocks), dtype=torch.int32, device=device)
-        # The start of each of a graph's sequences; each has one token.
-        self._query_starts = torch.arange(max_sequences + 1, dtype=torch.int32, device=device)
-        self._decodes: dict[int, _Launches] = {}
+        self._sampler = StepSampler(limits, device, self._staging, self._logits, self._sampled)
+        self._graphs = ForwardGraphs(forward, limits, device, self._staging, self._forward_begin)
         self._matchers = SequenceMatchers()
-        # Compiled now. It changes nothing: every token is allowed.
-        every = np.full((1, -(-limits.vocab_size // 32)), -1, np.int32)
-        mask_logits(self._logits, self._staging.upload(np.zeros(1, np.int64)), self._staging.upload(every))
-        sizes = capture_sizes(max_sequences)
-        self._capture_sizes = sizes if cuda_graphs else []
         if cuda_graphs:
-            self._capture(sizes, GraphCapture() if device.type == "cuda" else run_without_capture, report)
+            if forward.attention.mixed_graph_problem is not None:
+                _log.info("only decodes run as CUDA graphs: %s", forward.attention.mixed_graph_problem)
+            self._capture(_capture_for(device), report)
         elif device.type != "cpu":
-            # Compiled now, because the kernels of a decode depend on its batch size; the interpreter compiles nothing.
-            self._capture(sizes, run_without_capture, lambda captured, of: None)
+            self._compile()
 
     def launch(
         self, batch: Batch, sequences: Items[Sequence], drafts: Drafts = (), pieces: Items[PromptPiece] = ()
@@ -164,7 +100,7 @@ class DeviceExecutor:
         # Sampling overwrites the tokens that the step's placeholders refer to.
         return not self._has_sampled
 
-    def _launch(self, work: StepWork[Sequence]) -> "DeviceSampleHandle":
+    def _launch(self, work: StepWork[Sequence]) -> DeviceSampleHandle:
         self._has_sampled = False
         with self._staging.next_buffer() as buffer:
             outputs, num_samples, reported, scored = self._enqueue(buffer, work)
@@ -176,52 +112,33 @@ class DeviceExecutor:
         self, buffer: StagingBuffer, work: StepWork[Sequence]
     ) -> tuple[Tensor, int, ReportedRows, list[ReportedRows]]:
         """Enqueues a step. Returns what its handle needs: outputs, sampled rows, and rows with log-probabilities."""
-        batch, sequences, drafts, pieces = work
-        positions = [len(sequence.tokens) for sequence in sequences]
-        constrained = any(sequence.matcher is not None for sequence in sequences)
-        whole = sequences
-        if drafts:
-            lengths = [1 + len(draft) for draft in drafts]
-            positions = [first + row for first, length in zip(positions, lengths, strict=True) for row in range(length)]
-            sequences = [s for s, length in zip(sequences, lengths, strict=True) for _ in range(length)]
-        entries = _pad_entries(self._entry_lists.of(sequences, positions))
-        slots = self._penalty_slots.of(sequences)
-        reported = ReportedRows.of([sequence.params for sequence in sequences], self._limits.vocab_size)
-        logprob_rows = reported.rows
-        filtered = [(row, s.params) for row, s in enumerate(sequences) if s.has_filters]
-        bad_words = bad_word_columns(whole, drafts)
-        # Logit filters and bad words are not part of a graph.
-        is_capturable = len(entries[0]) == _MAX_STAGED_ENTRIES and not filtered and bad_words is None
-        bucket = self._bucket(batch) if is_capturable else None
-        scored = [self._score(piece) for piece in pieces]
-        if bucket is None:
-            columns = sampling_columns(sequences, positions, slots, len(sequences))
-            launches, rows = self._lay_out(buffer, batch, columns, entries, logprob_rows, filtered, bad_words)
-        else:
-            columns = sampling_columns(sequences, positions, slots, bucket)
-            launches, rows = self._lay_out_decode(buffer, batch, columns, entries, logprob_rows)
+        rows = RowsToSample.of(work.sampled, work.drafts)
+        reported = ReportedRows.of([sequence.params for sequence in rows.sequences], self._limits.vocab_size)
+        scored = [self._score(piece) for piece in work.pieces]
+        sample = self._sampler.prepare(buffer, rows)
+        forward, logprob_rows = self._lay_out(buffer, work.batch, len(rows), reported.rows)
 
-        launches.forward()
+        forward()
         self._has_sampled = True
         # Before sampling, which changes the logits.
-        raw = self._logits.index_select(0, rows) if len(logprob_rows) else None
-        if constrained:
+        raw = self._logits.index_select(0, logprob_rows) if len(reported.rows) else None
+        masks = None
+        if rows.is_constrained:
             # The device computes the forward pass while the host makes the masks.
-            masks = self._matchers.masks(whole, drafts)
-            launches.sample_masked(DeviceMasks(self._staging.upload(masks.rows), self._staging.upload(masks.bits)))
-        else:
-            launches.adjust_and_sample()
-        parts = [self._sampled[: len(sequences)]]
+            of_rows = self._matchers.masks(rows.whole, rows.drafts)
+            masks = DeviceMasks(self._staging.upload(of_rows.rows), self._staging.upload(of_rows.bits))
+        sample(masks)
+        parts = [self._sampled[: len(rows)]]
         if raw is not None:
-            parts += reported.compute(raw, self._sampled.index_select(0, rows), self._staging.upload)
+            parts += reported.compute(raw, self._sampled.index_select(0, logprob_rows), self._staging.upload)
         for _, values_and_ids in scored:
             parts += values_and_ids
         outputs = self._staging.fetch(buffer, parts)
-        return outputs, len(sequences), reported, [rows for rows, _ in scored]
+        return outputs, len(rows), reported, [of_piece for of_piece, _ in scored]
 
     def can_verify(self, params: SamplingParams) -> bool:
         """Not with penalties: the rows of a step do not see each other's tokens."""
-        return not has_penalties(params)
+        return not params.has_penalties
 
     def submit(self, work: Callable[[], T]) -> "Future[T]":
         """It is done, or enqueued, at once."""
@@ -238,156 +155,61 @@ class DeviceExecutor:
         return reported, reported.compute(logits, upload(piece.next_tokens), upload)
 
     def _plan(self, batch: Batch) -> Arrays:
-        return self._forward.attention.plan(batch, len(batch.context_lens))
-
-    def _bucket(self, batch: Batch) -> int | None:
-        """The batch size of the graph for a batch, or None."""
-        if not self._capture_sizes or not decodes_only(batch):
-            return None
-        return self._capture_sizes[bisect_left(self._capture_sizes, len(batch.context_lens))]
+        return self._forward.attention.plan(batch, count_single(batch))
 
     def _lay_out(
-        self,
-        buffer: StagingBuffer,
-        batch: Batch,
-        columns: Arrays,
-        entries: Arrays,
-        logprob_rows: NDArray[np.int64],
-        filtered: Items[tuple[int, SamplingParams]],
-        bad_words: BadWordColumns | None,
-    ) -> tuple[_Launches, Tensor]:
-        """The launches of any batch, and on the device the rows that request log-probabilities."""
-        groups = [token_arrays(batch), columns, [logprob_rows], layout_arrays(batch), self._plan(batch)]
-        if len(entries[0]) == _MAX_STAGED_ENTRIES:
-            groups.append(entries)
-        tokens, how, (rows,), layout, plan, *staged = self._staging.send(buffer, groups)
-        changes = staged[0] if staged else [self._staging.upload(column) for column in entries]
-        inputs = forward_inputs(batch, tokens, layout, plan)
-        sampling = sampling_inputs(how, changes, self._penalty_slots.token_counts)
-        suppress = None if bad_words is None else bad_words.on_device(self._staging.upload)
-        return self._launches(inputs, sampling, filtered, suppress), rows
-
-    def _lay_out_decode(
-        self, buffer: StagingBuffer, batch: Batch, columns: Arrays, entries: Arrays, logprob_rows: NDArray[np.int64]
-    ) -> tuple[_Launches, Tensor]:
-        """The same for a batch of decodes that a graph computes, padded to the rows of the columns."""
-        groups = [*self._decode_groups(batch, columns, entries), [logprob_rows], [batch.block_tables]]
-        *_, (rows,), (tables,) = self._staging.send(buffer, groups)
-        self._block_tables[: len(tables), : tables.shape[1]].copy_(tables)
-        return self._decodes[len(columns[0])], rows
-
-    def _launches(
-        self,
-        inputs: ForwardInputs,
-        how: SamplingInputs,
-        filtered: Items[tuple[int, SamplingParams]] = (),
-        bad_words: DeviceBadWords | None = None,
-    ) -> _Launches:
-        num_rows = len(how.sampling.seeds)
-        logits = self._logits[:num_rows]
-        return _Launches(
-            lambda: self._forward(inputs, self._sampled, logits),
-            lambda: adjust_and_sample(logits, how, self._sampled, filtered, bad_words),
-            lambda masks: adjust_and_sample(logits, how, self._sampled, filtered, bad_words, masks),
-        )
-
-    def _decode_groups(self, batch: Batch, columns: Arrays, entries: Arrays) -> list[Arrays]:
-        """The inputs of graphs, padded to as many rows as the columns have. Each array has a size of its own for them.
-
-        A padding row is stored nowhere and has no context.
-        """
-        bucket = len(columns[0])
-        rows = [padded(array, bucket, fill) for array, fill in zip(token_arrays(batch), (0, 0, -1, 0), strict=True)]
-        return [rows, self._forward.attention.plan(batch, bucket), columns, entries]
+        self, buffer: StagingBuffer, batch: Batch, num_rows: int, logprob_rows: NDArray[np.int64]
+    ) -> tuple[Work, Tensor]:
+        """Stages a batch. Returns its forward pass, and on the device the rows that request log-probabilities."""
+        shape = self._graphs.find(batch)
+        if shape is not None:
+            groups = [*self._graphs.groups(batch, shape), [logprob_rows]]
+            *_, (tables,), (rows,) = self._staging.send(buffer, groups, self._forward_begin)
+            return self._graphs.launch_of(batch, shape, tables), rows
+        groups = [token_arrays(batch), layout_arrays(batch), self._plan(batch), [logprob_rows]]
+        tokens, layout, plan, (rows,) = self._staging.send(buffer, groups, self._forward_begin)
+        inputs, logits = forward_inputs(batch, tokens, layout, plan), self._logits[:num_rows]
+        return lambda: self._forward(inputs, self._sampled, logits), rows
 
     @torch.inference_mode()
-    def _capture(self, sizes: Items[int], capture: Callable[[Work], Work], report: Callable[[int, int], None]) -> None:
-        """Captures the launches for each batch size; the largest first, because its memory serves the others.
-
-        The capture reads the addresses that `_lay_out_decode` fills for as many rows. They are empty now.
-        """
-        for place, bucket in enumerate(reversed(sizes), start=1):
-            columns = sampling_columns([], [], np.empty(0, np.int64), bucket)
-            groups = self._decode_groups(empty_batch(), columns, _pad_entries(self._entry_lists.of([], [])))
-            with self._staging.next_buffer() as buffer:
-                tokens, plan, how, changes = self._staging.send(buffer, groups)
-            token_ids, positions, slots, context_lens = tokens
-            inputs = ForwardInputs(
-                token_ids,
-                positions,
-                slots,
-                self._block_tables[:bucket],
-                query_starts=self._query_starts[: bucket + 1],
-                context_lens=context_lens,
-                logits_indices=None,
-                num_single=bucket,
-                max_query_len=1,
-                plan=plan,
-            )
-            launches = self._launches(inputs, sampling_inputs(how, changes, self._penalty_slots.token_counts))
-            self._decodes[bucket] = replace(
-                launches, forward=capture(launches.forward), adjust_and_sample=capture(launches.adjust_and_sample)
-            )
-            report(place, len(sizes))
-
-
-class DeviceSampleHandle:
-    """The sampled tokens of a step that may still run."""
-
-    def __init__(
-        self,
-        outputs: Tensor,
-        done: StreamEvent,
-        num_samples: int,
-        reported: ReportedRows,
-        scored: Items[ReportedRows] = (),
-    ) -> None:
-        """`outputs` are the bytes of tokens, their log-probabilities and those of prompts on the host, after `done`."""
-        self._outputs, self._done = outputs, done
-        self._num_samples, self._reported, self._scored = num_samples, reported, scored
-
-    @property
-    def placeholder_tokens(self) -> list[int]:
-        """The rows where the next step finds the tokens, as -1 - row."""
-        return list(range(-1, -1 - self._num_samples, -1))
-
-    def is_done(self) -> bool:
-        """Also true if the device failed; `result` raises then."""
-        try:
-            return self._done.query()
-        except torch.AcceleratorError:
-            return True
-
-    def wait(self) -> None:
-        with contextlib.suppress(torch.AcceleratorError):
-            self._done.synchronize()
-
-    def tokens(self) -> list[int]:
-        """The token of each row, -1 for a row without one; waits for them, and raises as `result`."""
-        self._done.synchronize()
-        sampled: list[int] = self._outputs.numpy()[: 8 * self._num_samples].view(np.int64).tolist()
-        return sampled
-
-    def result(self) -> SamplerOutput:
-        """Raises torch.AcceleratorError if the device failed."""
-        sampled = self.tokens()
-        memory = self._outputs.numpy()[8 * self._num_samples :]
-        logprobs: list[TokenLogprobs | None] = [None] * self._num_samples
-        for row, logprobs_of_row in zip(
-            self._reported.rows.tolist(), self._reported.unpack(memory[: self._reported.num_bytes]), strict=True
+    def _capture(self, capture: Callable[[Work], Work], report: Callable[[int, int], None]) -> None:
+        """Captures all graphs: of forward passes, then of sampling."""
+        shapes, sizes = self._graphs.shapes, self._sampler.capture_sizes
+        done = 0
+        for graphs in (
+            self._graphs.capture(shapes, capture, self._sampled, self._logits),
+            self._sampler.capture(sizes, capture),
         ):
-            logprobs[row] = logprobs_of_row
-        prompt_logprobs, start = [], self._reported.num_bytes
-        for rows in self._scored:
-            prompt_logprobs.append(rows.unpack(memory[start : start + rows.num_bytes]))
-            start += rows.num_bytes
-        return SamplerOutput([None if token < 0 else token for token in sampled], logprobs, prompt_logprobs)
+            for _ in graphs:
+                done += 1
+                report(done, len(shapes) + len(sizes))
+
+    @torch.inference_mode()
+    def _compile(self) -> None:
+        """Compiles the kernels of decodes, which depend on the number of sequences. Nothing is captured."""
+        for _ in self._graphs.capture(self._graphs.decode_shapes, run_without_capture, self._sampled, self._logits):
+            pass
+        for _ in self._sampler.capture(self._sampler.capture_sizes, run_without_capture):
+            pass
+        self._graphs.forget()
+        self._sampler.forget()
 
 
-def _pad_entries(entries: Arrays) -> Arrays:
-    """Columns of `LogitEntries`, padded to a multiple of _MAX_STAGED_ENTRIES and at least to that.
+def _num_forward_bytes(limits: WorkerLimits, forward: DeviceForward) -> int:
+    """The most bytes of a forward pass's staged inputs."""
+    max_blocks = -(-limits.context_length // limits.block_size)
+    num_seqs = max_padded_sequences(limits.max_sequences)
+    return (
+        max(limits.max_step_tokens, limits.max_sequences) * _TOKEN_BYTES
+        + 2 * limits.max_sampled_rows * _ROW_BYTES
+        + num_seqs * (_SEQUENCE_BYTES + 4 * max_blocks)
+        + _NUM_ARRAYS * ALIGNMENT
+        + forward.attention.num_plan_bytes(num_seqs)
+    )
 
-    Kernels are compiled again for some lengths, which must not happen while serving.
-    """
-    length = max(1, -(-len(entries[0]) // _MAX_STAGED_ENTRIES)) * _MAX_STAGED_ENTRIES
-    return [padded(column, length, fill) for column, fill in zip(entries, (-1, 0, 0), strict=True)]
+
+def _capture_for(device: torch.device) -> Callable[[Work], Work]:
+    """How graphs are captured; without a GPU they are not, in tests and where kernels are compiled ahead of time."""
+    if device.type == "cuda":
+        return GraphCapture()
+    return keep_work if device.type == "cpu" else run_without_capture

@@ -6,18 +6,6 @@ import torch
 
 Work = Callable[[], None]
 
-_DENSE, _SPACING = (1, 2, 4), 8
-
-
-def capture_sizes(max_rows: int) -> list[int]:
-    """The batch sizes that graphs are captured for, ascending: 1, 2, 4, 8, 16, 24 and so on, and the largest.
-
-    A batch is padded to the next size: by less than 8 rows, which cost next to nothing when reading the weights
-    dominates.
-    """
-    sizes = [*_DENSE, *range(_SPACING, max_rows, _SPACING), max_rows]
-    return sorted({size for size in sizes if size <= max_rows})
-
 
 class GraphCapture:
     """Captures several pieces of work in one pool of memory.
@@ -48,6 +36,11 @@ class GraphCapture:
 
 
 def run_without_capture(work: Work) -> Work:
-    """Replaces a capture where there are no graphs: on a CPU, in tests."""
+    """Replaces a capture where graphs are off: the work runs once, so that its kernels are compiled."""
     work()
+    return work
+
+
+def keep_work(work: Work) -> Work:
+    """Replaces a capture on a CPU, for tests: there are no graphs, and the interpreter compiles nothing."""
     return work

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from quire_kernels.adjust_logits import fill_token_counts
 from worker_svc.sequences import Sequence
-from worker_svc.step import SamplingParams
 
 
 class PenaltySlots:
@@ -37,7 +36,7 @@ class PenaltySlots:
         Filling a slot is enqueued on the device, after the step that may still use it.
         """
         slots = np.full(len(sequences), -1, np.int64)
-        penalized = [(row, sequence) for row, sequence in enumerate(sequences) if has_penalties(sequence.params)]
+        penalized = [(row, sequence) for row, sequence in enumerate(sequences) if sequence.params.has_penalties]
         for _, sequence in penalized:
             if sequence in self._slots:
                 self._slots.move_to_end(sequence)
@@ -55,8 +54,3 @@ class PenaltySlots:
             raise RuntimeError("a sequence lost its token counts while it had a promised token")
         fill_token_counts(self.token_counts, slot, self._upload(prompt), self._upload(generated))
         return slot
-
-
-def has_penalties(params: SamplingParams) -> bool:
-    """Whether sampling depends on how often tokens occurred."""
-    return (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1.0, 0.0, 0.0)

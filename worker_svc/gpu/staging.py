@@ -1,4 +1,6 @@
-"""Copies a step's inputs to the device and its sampled tokens back: one copy each, through pinned memory."""
+"""Copies a step's inputs to the device and its sampled tokens back, through pinned memory: one copy for the forward
+pass, one for sampling, one back.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -100,13 +102,15 @@ class Staging:
         finally:
             buffer.done = record(self._device)
 
-    def send(self, buffer: StagingBuffer, groups: Sequence[Sequence[NDArray[Any]]]) -> list[list[Tensor]]:
+    def send(
+        self, buffer: StagingBuffer, groups: Sequence[Sequence[NDArray[Any]]], begin: int = 0
+    ) -> list[list[Tensor]]:
         """Copies groups of contiguous arrays to the device in one copy. Returns the same groups as tensors.
 
-        The arrays follow each other, each at a multiple of ALIGNMENT.
+        The arrays follow each other from the byte `begin` on, each at a multiple of ALIGNMENT.
         """
         memory = buffer.inputs.numpy()
-        end = 0
+        end = begin
         tensors: list[list[Tensor]] = []
         for group in groups:
             tensors.append([])
@@ -116,7 +120,7 @@ class Staging:
                 memory[start:end] = array.reshape(-1).view(np.uint8)
                 dtype = _TORCH_DTYPES[array.dtype.name]
                 tensors[-1].append(self._on_device[start:end].view(dtype).view(array.shape))
-        self._on_device[:end].copy_(buffer.inputs[:end], non_blocking=True)
+        self._on_device[begin:end].copy_(buffer.inputs[begin:end], non_blocking=True)
         return tensors
 
     def fetch(self, buffer: StagingBuffer, tensors: Sequence[Tensor]) -> Tensor:

@@ -5,14 +5,12 @@ first dimensions of each head, the rotation the last ones.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from quire_kernels._attend_latent import unsupported_rank
-from quire_kernels.decode_plan import DecodePlan
 from quire_kernels.head_linear import head_linear
 from quire_kernels.latent_attention import latent_attention
 from quire_kernels.latent_decode import latent_decode, latent_splits
@@ -76,44 +74,38 @@ class LatentDeviceAttention:
         # Layers with latent attention have no window.
         self._planner = DecodePlanner([] if setup.deterministic else [latent_splits(*sizes)])
 
+    @property
+    def mixed_graph_problem(self) -> str | None:
+        return None
+
     def num_plan_bytes(self, num_seqs: int) -> int:
         return self._planner.num_bytes(num_seqs)
 
-    def plan(self, batch: Batch, num_rows: int) -> Arrays:
-        return self._planner.plan(batch, num_rows)
+    def plan(self, batch: Batch, num_single: int) -> Arrays:
+        return self._planner.plan(batch, num_single)
 
     def attend(self, inputs: ForwardInputs) -> PlannedAttention:
-        return partial(self._attend, inputs, self._planner.on_device(inputs).get(None))
+        plan = self._planner.on_device(inputs).get(None)
+        single = inputs.num_single if plan is not None else 0
+        # Sliced once, not in each layer
+        tables, contexts = inputs.block_tables, inputs.context_lens
+        decodes = tables[:single], contexts[:single]
+        longer = tables[single:], inputs.query_starts[single:], contexts[single:]
 
-    def _attend(self, inputs: ForwardInputs, plan: DecodePlan | None, layer: int, query: Tensor) -> Tensor:
-        rule, cache = self._layers[layer]
-        single = 0 if plan is None else inputs.num_single
-        gathered = query.new_empty(*query.shape[:2], self._rank)
-        if plan is not None:
-            latent_decode(
-                query[:single],
-                cache.keys,
-                inputs.block_tables[:single],
-                inputs.context_lens[:single],
-                plan,
-                self._rank,
-                rule.scale,
-                key_scales=cache.key_scales,
-                out=gathered[:single],
-            )
-        if single < len(inputs.context_lens):
-            latent_attention(
-                query,
-                cache.keys,
-                inputs.block_tables[single:],
-                inputs.query_starts[single:],
-                inputs.context_lens[single:],
-                self._rank,
-                rule.scale,
-                key_scales=cache.key_scales,
-                out=gathered,
-            )
-        return gathered
+        def attend(layer: int, query: Tensor) -> Tensor:
+            rule, cache = self._layers[layer]
+            gathered = query.new_empty(*query.shape[:2], self._rank)
+            scales = cache.key_scales
+            if plan is not None:
+                out = gathered[:single]
+                latent_decode(
+                    query[:single], cache.keys, *decodes, plan, self._rank, rule.scale, key_scales=scales, out=out
+                )
+            if len(longer[0]):
+                latent_attention(query, cache.keys, *longer, self._rank, rule.scale, key_scales=scales, out=gathered)
+            return gathered
+
+        return attend
 
 
 def latent_values(latent: BuiltLatent[ProductT, RowNorm], gathered: Tensor) -> Tensor:

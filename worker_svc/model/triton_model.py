@@ -142,7 +142,7 @@ class TritonModel:
         return self.description.layout
 
     def executor(self, cache: KVCache, limits: WorkerLimits, graphs: CudaGraphOptions) -> Executor:
-        forward = TritonForward(self, cache)
+        forward = TritonForward(self, cache, limits)
         return DeviceExecutor(forward, limits, cache.device, cuda_graphs=graphs.enabled, report=graphs.report)
 
 
@@ -163,14 +163,14 @@ def load_triton_model(
 
 
 class TritonForward:
-    """A `worker_svc.gpu.executor.DeviceForward`: the model over its cache."""
+    """A `worker_svc.gpu.forward_graphs.DeviceForward`: the model over its cache."""
 
-    def __init__(self, model: TritonModel, cache: KVCache) -> None:
+    def __init__(self, model: TritonModel, cache: KVCache, limits: WorkerLimits) -> None:
         self._model = model
         caches = [cache.layer(layer) for layer in range(cache.num_layers)]
         self._dtype = model.embedding.dtype
         self._layers = list(zip(model.layers, model.rotations, caches, strict=True))
-        self.attention = _make_attention(model, cache, caches)
+        self.attention = _make_attention(model, cache, caches, limits)
 
     def __call__(self, inputs: ForwardInputs, sampled: Tensor, logits: Tensor) -> None:
         model = self._model
@@ -282,7 +282,9 @@ def _compute_mlp(layer: _Layer, normed: Tensor) -> Tensor:
     return mlp.down(activate(mlp.gate_up(normed), Activation(mlp.spec.activation.value)))
 
 
-def _make_attention(model: TritonModel, cache: KVCache, caches: Sequence[LayerCache]) -> DeviceAttention:
+def _make_attention(
+    model: TritonModel, cache: KVCache, caches: Sequence[LayerCache], limits: WorkerLimits
+) -> DeviceAttention:
     """The attention of all layers. Raises StartupFailed if the backend does not support it."""
     heads = model.description.layers[0].attention
     setup = AttentionSetup(
@@ -294,6 +296,9 @@ def _make_attention(model: TritonModel, cache: KVCache, caches: Sequence[LayerCa
         cache.values.dtype,
         cache.device,
         model.layout.layers,
+        limits.max_step_tokens,
+        limits.max_sequences,
+        limits.context_length,
         model.deterministic,
     )
     if heads.latent is not None:

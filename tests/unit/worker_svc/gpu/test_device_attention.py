@@ -15,7 +15,13 @@ from runner_driver import Driver, make_runner
 from worker_svc.attention import AttentionKind
 from worker_svc.errors import StartupFailed
 from worker_svc.gpu.attention_backends import triton
-from worker_svc.gpu.device_attention import AttentionSetup, find_attention_backend, make_device_attention
+from worker_svc.gpu.device_attention import (
+    AttentionSetup,
+    arithmetic_of_backend,
+    find_attention_backend,
+    make_device_attention,
+)
+from worker_svc.gpu.inputs import empty_batch
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.loading import load
 from worker_svc.model_layout import LayerAttention
@@ -31,7 +37,7 @@ def _install(monkeypatch: pytest.MonkeyPatch, site: Path, source: str = SOURCE) 
 
 def _setup(cache_dtype: torch.dtype) -> AttentionSetup:
     cpu = torch.device("cpu")
-    return AttentionSetup(4, 2, 64, 16, torch.float32, cache_dtype, cpu, (LayerAttention(0.125),))
+    return AttentionSetup(4, 2, 64, 16, torch.float32, cache_dtype, cpu, (LayerAttention(0.125),), 512, 4, 256)
 
 
 def test_the_default_is_quires_own() -> None:
@@ -75,7 +81,10 @@ def test_what_it_does_not_support_is_refused_by_its_name(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("BACKEND = 7", "must be an object with the methods unsupported_reason and make, not of the type int"),
+        (
+            "BACKEND = 7",
+            "must be an object with the methods library_version, unsupported_reason and make, not of the type int",
+        ),
         (SOURCE.replace("return ReferenceAttention(setup, caches)", "open('/gone')"), "failed: FileNotFoundError: .*"),
     ],
     ids=["value", "make"],
@@ -88,6 +97,44 @@ def test_one_that_fails_is_refused_by_its_package(
         StartupFailed, match=f"^quire.attention_backends: reference of the package references {message}"
     ):
         make_device_attention("reference", _setup(torch.float32), [])
+
+
+def test_steps_with_prompts_run_without_a_graph_where_it_cannot_be_captured(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _install(monkeypatch, tmp_path / "site")
+    with caplog.at_level("INFO", logger="worker_svc.gpu.executor"):
+        make_runner(tiny_llama, "fused", max_sequences=2, cuda_graphs=True, attention_backend="reference")
+    (message,) = caplog.messages
+    assert message == (
+        "only decodes run as CUDA graphs: QUIRE_ATTENTION_BACKEND is reference, which reads contexts on the host"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "what"), [("return [batch.context_lens]", "plan"), ("(contexts,) = inputs.plan", "attend")]
+)
+def test_an_error_in_a_step_names_it(
+    line: str, what: str, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _install(monkeypatch, tmp_path / "site", SOURCE.replace(line, "raise KeyError('gone')"))
+    runner = make_runner(tiny_llama, "fused", max_sequences=2, attention_backend="reference")
+    with pytest.raises(RuntimeError, match=f"^QUIRE_ATTENTION_BACKEND is reference, whose {what} failed: KeyError: "):
+        Driver(runner).generate([[1, 2]], 1)
+
+
+def test_running_out_of_memory_stays_what_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    source = SOURCE.replace("return [batch.context_lens]", "raise torch.OutOfMemoryError('full')")
+    _install(monkeypatch, tmp_path / "site", source)
+    attention = make_device_attention("reference", _setup(torch.float32), [object()])  # type: ignore[list-item]
+    with pytest.raises(torch.OutOfMemoryError):
+        attention.plan(empty_batch(), 0)
+
+
+def test_the_version_of_its_library_is_part_of_the_arithmetic(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _install(monkeypatch, tmp_path / "site")
+    assert arithmetic_of_backend("triton") == ""
+    assert arithmetic_of_backend("reference") == f" reference references 1.0 torch {torch.__version__}"
 
 
 def test_modules_of_transformers_have_no_other_backend(tiny_llama: Path) -> None:

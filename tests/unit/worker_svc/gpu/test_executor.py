@@ -18,8 +18,8 @@ from ordered_dots import order_dots
 from prompt_scores import reference_scores, run_prompts, scored
 from quire.scheduler.v1.scheduler_pb2 import Submit
 from runner_driver import GREEDY, Driver, make_instance, make_runner
-from worker_svc.gpu.executor import DeviceSampleHandle
 from worker_svc.gpu.logprobs import ReportedRows
+from worker_svc.gpu.sample_handle import DeviceSampleHandle
 from worker_svc.runner import Runner
 from worker_svc.step import NewSequence, SamplingParams, ScheduledSequence, SequenceResult, Step
 
@@ -159,6 +159,64 @@ def _submission(place: int, prompt: list[int], max_tokens: int, params: Sampling
     return submit
 
 
+def test_steps_run_as_graphs_whatever_they_hold(make: Make, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts in chunks beside decodes, with and without sampled rows, by graphs that are padded."""
+    on_host = Driver(make_runner(tiny_llama))
+    runner = make(tiny_llama, cuda_graphs=True, max_step_tokens=40)
+    _refuse(monkeypatch, "worker_svc.gpu.executor.forward_inputs")
+    prompts = [*PROMPTS, PROMPTS[2] * 3]
+    assert Driver(runner, chunk=7, ahead=1).generate(prompts, 5, SAMPLED) == on_host.generate(prompts, 5, SAMPLED)
+
+
+def test_steps_that_no_graph_holds_are_enqueued_kernel_by_kernel(
+    make: Make, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = make(tiny_llama, cuda_graphs=True, max_step_tokens=600)
+    _refuse(monkeypatch, "worker_svc.gpu.executor.forward_inputs")
+    scheduled = [ScheduledSequence(row, 0, 171, list(range(11 * row, 11 * row + 11))) for row in range(3)]
+    step = Step([], [_new(row, [3] * 171) for row in range(3)], scheduled)
+    with pytest.raises(AssertionError, match="forward_inputs"):
+        runner.step(step)
+
+
+@pytest.mark.parametrize("cuda_graphs", [False, True])
+def test_greedy_steps_search_for_no_limit(
+    cuda_graphs: bool,
+    make: Make,
+    tiny_llama: Path,
+    reference: Callable[[Path, list[list[int]], int], list[list[int]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # What a greedy row does not use, and a minimum that it has reached
+    greedy = [GREEDY, SamplingParams(top_k=3, top_p=0.1, logprobs=1), SamplingParams(min_tokens=0, seed=4)]
+    expected = reference(tiny_llama, PROMPTS, 4)
+    runner = make(tiny_llama, cuda_graphs=cuda_graphs)
+    _refuse(monkeypatch, "worker_svc.gpu.step_sampler.adjust_and_sample")
+    assert Driver(runner, chunk=7, ahead=1).generate(PROMPTS, 4, greedy) == expected
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0.5),
+        SamplingParams(repetition_penalty=1.1),
+        SamplingParams(logit_bias={3: 1.0}),
+        SamplingParams(min_tokens=2, suppressed_token_ids=(1,)),
+        SamplingParams(allowed_token_ids=(3, 4)),
+        SamplingParams(bad_words=((3,),)),
+    ],
+    ids=["temperature", "penalty", "bias", "min_tokens", "allowed", "bad_words"],
+)
+def test_one_row_that_is_not_greedy_is_sampled(
+    params: SamplingParams, make: Make, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = make(tiny_llama, cuda_graphs=True)
+    _refuse(monkeypatch, "worker_svc.gpu.step_sampler.adjust_and_sample")
+    new = [_new(1, [3, 4]), _new(2, [5, 6], params)]
+    with pytest.raises(AssertionError, match="adjust_and_sample"):
+        runner.step(Step([], new, [ScheduledSequence(1, 0, 2, [0]), ScheduledSequence(2, 0, 2, [1])]))
+
+
 def test_rows_that_only_fill_up_a_graphs_batch_touch_no_block(
     make: Make, tiny_llama: Path, reference: Callable[[Path, list[list[int]], int], list[list[int]]]
 ) -> None:
@@ -239,6 +297,15 @@ def test_an_error_of_the_device_is_raised_by_result() -> None:
     handle.wait()
     with pytest.raises(torch.AcceleratorError):
         handle.result()
+
+
+def _refuse(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A call of the function fails from now on."""
+
+    def refuse(*args: object, **options: object) -> None:
+        raise AssertionError(name)
+
+    monkeypatch.setattr(name, refuse)
 
 
 def _new(sequence_id: int, tokens: list[int], params: SamplingParams = GREEDY) -> NewSequence:

@@ -133,10 +133,13 @@ def test_hidden_states_of_prompts_are_those_of_transformers(directory: Path, des
             torch.testing.assert_close(ours, expected, atol=2e-4, rtol=1e-3)
 
 
-def test_the_triton_kernels_compute_the_tokens_of_transformers(directory: Path, reference: Generate) -> None:
+@pytest.mark.parametrize("cuda_graphs", [False, True])
+def test_the_triton_kernels_compute_the_tokens_of_transformers(
+    cuda_graphs: bool, directory: Path, reference: Generate
+) -> None:
     asked = [*prompts(2), *PROMPTS[2:4]]
     expected = reference(directory, asked, 4)
-    runner = make_runner(directory, "fused", device=DEVICE)
+    runner = make_runner(directory, "fused", device=DEVICE, cuda_graphs=cuda_graphs, max_sequences=4)
     assert Driver(runner, chunk=9).generate(asked, 4) == expected, "in chunks, beside decodes"
     again = asked[2] + expected[2][:2]
     assert Driver(runner).generate([again], 2) == [expected[2][2:]], "alone, as after a preemption"
