@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.aot.targets import TARGETS, intercepted_launches
-from benchmarks.gpu.random_model import LLAMA_8B
+from benchmarks.gpu.random_model import LLAMA_8B, MetaCheckpoint
 from quire_kernels.block_copy import block_copy
 from worker_svc.cache import CacheShape
 from worker_svc.description import WorkerLimits
@@ -33,9 +33,7 @@ from worker_svc.gpu import executor as gpu_executor
 from worker_svc.gpu.staging import Staging, StagingBuffer
 from worker_svc.model.architecture import describe
 from worker_svc.model.config import read_config
-from worker_svc.model.formats.dense import DenseFormat
 from worker_svc.model.triton_model import TritonModel
-from worker_svc.model.weights import Checkpoint
 from worker_svc.runner import Runner
 from worker_svc.step import (
     BlockPairs,
@@ -127,16 +125,6 @@ class Launches:
         """The kernels that were needed first since the last call."""
         new, self._new = self._new, []
         return new
-
-
-class _MetaCheckpoint(Checkpoint):
-    """A checkpoint with every tensor, without values."""
-
-    def __init__(self) -> None:
-        super().__init__(Path(), DenseFormat(), torch.bfloat16, _META)
-
-    def read(self, name: str, *shape: int) -> Tensor:
-        return torch.empty(shape, dtype=self.dtype, device=self.device)
 
 
 class _MetaStaging(Staging):
@@ -256,7 +244,7 @@ def compiled_while_serving(
         patch.object(gpu_executor, "Staging", _MetaStaging),
         intercepted_launches(TARGETS["sm_90"], launches.record),
     ):
-        model = TritonModel(description, _MetaCheckpoint(), deterministic=deterministic)
+        model = TritonModel(description, MetaCheckpoint(), deterministic=deterministic)
         shape = CacheShape.of(model.layout, 16, cache_dtype)
 
         def make_runner(limits: WorkerLimits) -> Runner:

@@ -2,15 +2,15 @@
 
 import heapq
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from benchmarks.aot.cases import MODELS
 from benchmarks.aot.table import TABLE
 from benchmarks.aot.targets import TARGETS, Target, intercepted_launches
+from benchmarks.decode_balance.contexts import Ints, lognormal, one_long
 from benchmarks.record import read_result
 from benchmarks.report import Sense, target
 from quire_kernels.decode_plan import ITEM_TILES, DecodeSplits, decode_splits
@@ -22,19 +22,6 @@ _NUM_WARPS = 4
 _MERGE_TILES = 1
 # Of even splits
 _MIN_KEYS, _MAX_SPLITS = 256, 128
-
-Ints: TypeAlias = NDArray[np.int32]
-
-
-def lognormal(num_seqs: int, median: int) -> Ints:
-    """Lengths whose logarithm has a standard deviation of 1, as of prompts and outputs in traces of services."""
-    drawn = np.random.default_rng(num_seqs).lognormal(np.log(median), 1.0, num_seqs)
-    return drawn.clip(16, 32_768).astype(np.int32)
-
-
-def one_long(num_short: int, short: int, long: int) -> Ints:
-    return np.array([*[short] * num_short, long], np.int32)
-
 
 CONTEXTS: dict[str, Ints] = {
     "64 of 8,192": np.full(64, 8192, np.int32),

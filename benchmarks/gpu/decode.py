@@ -1,22 +1,28 @@
-"""Decodes with an 8B Llama of random weights through the worker's runner, against the bandwidth of memory.
+"""Decodes with an 8B Llama of random weights through the worker's runner, against the bandwidth of memory; and the
+host's time for steps of decodes beside a prompt.
 
-    python -m benchmarks.gpu.decode [--output FILE]
+    python -m benchmarks.gpu.decode [--dry-run] [--output FILE]
 
 A decode step reads all weights and all keys and values once: no step is faster than these bytes at the device's own
 copy rate. `of_floor` is a step's time divided by that. A step's time is the wall time from one step to the next,
 each launched while the one before it runs, with its result on the host. `idle_share` is the part of it in which no
-kernel runs.
+kernel runs. `host_ms` of a mixed step is the time in which the host lays it out and enqueues it. With `--dry-run` the
+model is small; on a CPU it needs TRITON_INTERPRET=1.
 """
 
 import argparse
+import os
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 
-from benchmarks.gpu.random_model import LLAMA_8B, RandomModel
+from benchmarks.gpu.random_model import LLAMA_8B, TINY, RandomModel
 from benchmarks.kernels.device import DeviceRates
 from benchmarks.record import RESULTS, describe_gpu, provenance, write_result
 from benchmarks.report import Sense, target
@@ -26,11 +32,36 @@ from worker_svc.runner import Runner
 from worker_svc.step import NewSequence, SamplingParams, ScheduledSequence, Step, StepOutcome
 
 BLOCK_SIZE = 16
-CONTEXT = 1024
-BATCHES = (1, 64)
-WARM_UP_STEPS, TIMED_STEPS, PROFILED_STEPS = 10, 50, 10
 MAX_STEP_TOKENS = 2048
 OF_FLOOR, IDLE_SHARE = 1.25, 0.03
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured: decodes of `batches` sequences of `context` tokens; and steps of `num_decodes` decodes beside a
+    chunk of a prompt, of each of `chunks`.
+    """
+
+    model: dict[str, Any]
+    batches: Sequence[int]
+    context: int
+    warm_up_steps: int
+    timed_steps: int
+    profiled_steps: int
+    num_decodes: int
+    chunks: Sequence[int]
+    mixed_context: int
+    mixed_steps: int
+
+    @property
+    def num_steps(self) -> int:
+        """Of decodes."""
+        return self.warm_up_steps + self.timed_steps + self.profiled_steps
+
+
+# With the decodes, chunks fill steps up to 512 tokens, which run as graphs, and a larger one.
+FULL = Sizes(LLAMA_8B, (1, 8, 64, 256), 1024, 10, 50, 10, 32, (32, 224, 480, 992), 512, 12)
+DRY = Sizes(TINY, (1, 2), 17, 1, 2, 0, 2, (3,), 9, 3)
 
 
 class DecodeLoop:
@@ -56,13 +87,17 @@ class DecodeLoop:
     def num_blocks(num_seqs: int, context: int, num_steps: int) -> int:
         return num_seqs * -(-(context + num_steps + 1) // BLOCK_SIZE)
 
+    def next_schedule(self) -> list[ScheduledSequence]:
+        """The next token of each sequence."""
+        scheduled = [ScheduledSequence(row, self._position, 1, []) for row in range(self._num_seqs)]
+        self._position += 1
+        return scheduled
+
     def run(self, num_steps: int) -> None:
         """Generates `num_steps` tokens a sequence. Each step is launched before the one before it is finished."""
         last: LaunchedStep | None = None
         for _ in range(num_steps):
-            rows = range(self._num_seqs)
-            step = Step([], [], [ScheduledSequence(row, self._position, 1, []) for row in rows])
-            self._position += 1
+            step = Step([], [], self.next_schedule())
             launched = self._runner.launch(step)
             if last is not None:
                 _check(self._runner.finish(last))
@@ -71,47 +106,93 @@ class DecodeLoop:
             _check(self._runner.finish(last))
 
 
+class MixedLoop:
+    """Steps of decodes beside a chunk of another prompt each, which fills the step to one number of tokens."""
+
+    def __init__(self, runner: Runner, num_decodes: int, context: int, chunk: int, num_steps: int) -> None:
+        self._runner, self._num_decodes, self._chunk = runner, num_decodes, chunk
+        self._decoding = DecodeLoop(runner, num_decodes, context, num_steps)
+        self._next_block = DecodeLoop.num_blocks(num_decodes, context, num_steps)
+
+    @staticmethod
+    def num_blocks(num_decodes: int, context: int, chunk: int, num_steps: int) -> int:
+        return DecodeLoop.num_blocks(num_decodes, context, num_steps) + -(-(chunk + 1) // BLOCK_SIZE)
+
+    def run(self, num_steps: int) -> list[tuple[float, float]]:
+        """Seconds of each step: of its launch on the host, and until its results are on the host."""
+        pages = -(-(self._chunk + 1) // BLOCK_SIZE)
+        blocks = list(range(self._next_block, self._next_block + pages))
+        times = []
+        for number in range(num_steps):
+            # The prompt of each step takes the blocks of the one before, which has ended.
+            sequence_id = self._num_decodes + number
+            new = NewSequence(sequence_id, [3] * self._chunk, self._chunk, 0, SamplingParams())
+            decodes = self._decoding.next_schedule()
+            finished = [sequence_id - 1] if number else []
+            step = Step(finished, [new], [*decodes, ScheduledSequence(sequence_id, 0, self._chunk, blocks)])
+            began = time.perf_counter()
+            launched = self._runner.launch(step)
+            enqueued = time.perf_counter()
+            _check(self._runner.finish(launched))
+            times.append((enqueued - began, time.perf_counter() - began))
+        return times
+
+
 def _check(outcome: StepOutcome) -> None:
     for result in outcome.sequences:
         if result.failure is not None:
             raise RuntimeError(f"sequence {result.sequence_id} failed: {result.failure}")
 
 
-def measure(model: RandomModel, num_seqs: int, copy_rate: float) -> dict[str, Any]:
+def measure(model: RandomModel, num_seqs: int, copy_rate: float, sizes: Sizes) -> dict[str, Any]:
     """Figures of decode steps; `copy_rate` in GB/s."""
-    num_steps = WARM_UP_STEPS + TIMED_STEPS + PROFILED_STEPS
-    num_blocks = DecodeLoop.num_blocks(num_seqs, CONTEXT, num_steps)
+    context = sizes.context
+    num_blocks = DecodeLoop.num_blocks(num_seqs, context, sizes.num_steps)
     runner = model.make_runner(BLOCK_SIZE, num_blocks, MAX_STEP_TOKENS, num_seqs)
-    decoding = DecodeLoop(runner, num_seqs, CONTEXT, num_steps)
-    decoding.run(WARM_UP_STEPS)
+    decoding = DecodeLoop(runner, num_seqs, context, sizes.num_steps)
+    decoding.run(sizes.warm_up_steps)
     began = time.perf_counter()
-    decoding.run(TIMED_STEPS)
-    seconds = (time.perf_counter() - began) / TIMED_STEPS
+    decoding.run(sizes.timed_steps)
+    seconds = (time.perf_counter() - began) / sizes.timed_steps
     layout = model.layout
     token_bytes = 2 * len(layout.layers) * layout.num_kv_heads * layout.head_dim * model.dtype.itemsize
-    kv_bytes = num_seqs * (CONTEXT + WARM_UP_STEPS + TIMED_STEPS // 2) * token_bytes
+    kv_bytes = num_seqs * (context + sizes.warm_up_steps + sizes.timed_steps // 2) * token_bytes
     floor = (model.weight_bytes + kv_bytes) / (copy_rate * 1e9)
     return {
         "num_seqs": num_seqs,
-        "context": CONTEXT,
+        "context": context,
         "ms": seconds * 1e3,
         "floor_ms": floor * 1e3,
         "of_floor": seconds / floor,
         "tokens_per_second": num_seqs / seconds,
-        "idle_share": _idle_share(decoding, seconds) if model.device.type == "cuda" else None,
+        "idle_share": _idle_share(decoding, seconds, sizes.profiled_steps) if model.device.type == "cuda" else None,
     }
 
 
-def _idle_share(decoding: DecodeLoop, seconds: float) -> float:
+def measure_mixed(model: RandomModel, sizes: Sizes) -> list[dict[str, Any]]:
+    """The host's time for mixed steps of each size: the median of the steps after the first two."""
+    num_decodes, context, longest = sizes.num_decodes, sizes.mixed_context, max(sizes.chunks)
+    num_blocks = MixedLoop.num_blocks(num_decodes, context, longest, sizes.mixed_steps)
+    runner = model.make_runner(BLOCK_SIZE, num_blocks, MAX_STEP_TOKENS, num_decodes + 1)
+    rows = []
+    for chunk in sizes.chunks:
+        times = MixedLoop(runner, num_decodes, context, chunk, sizes.mixed_steps).run(sizes.mixed_steps)[2:]
+        host, whole = (median(column) * 1e3 for column in zip(*times, strict=True))
+        tokens = num_decodes + chunk
+        rows.append({"num_decodes": num_decodes, "chunk": chunk, "num_tokens": tokens, "host_ms": host, "ms": whole})
+    return rows
+
+
+def _idle_share(decoding: DecodeLoop, seconds: float, num_steps: int) -> float:
     """The share of a step of `seconds` in which no kernel runs."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        decoding.run(PROFILED_STEPS)
+        decoding.run(num_steps)
         torch.cuda.synchronize()
     # An event of the host carries the times of the kernels that it launched too.
     kernels = [event for event in profiler.key_averages() if event.device_type.name == "CUDA"]
-    busy: float = sum(event.self_device_time_total for event in kernels) / 1e6 / PROFILED_STEPS
+    busy: float = sum(event.self_device_time_total for event in kernels) / 1e6 / num_steps
     return 1 - busy / seconds
 
 
@@ -127,28 +208,41 @@ def judge(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return targets
 
 
-def main() -> None:
-    """Writes the result after each batch size."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=RESULTS / "decode_gpu.json")
-    output: Path = parser.parse_args().output
-    if not torch.cuda.is_available():
-        sys.exit("decode: torch finds no GPU on this machine")
-    device = torch.device("cuda", 0)
+def measure_all(sizes: Sizes, device: torch.device, dtype: torch.dtype, output: Path) -> dict[str, Any]:
+    """Measures all sizes, and writes the result after each."""
     rates = DeviceRates.measure(device)
-    model = RandomModel(LLAMA_8B, torch.bfloat16, device, AttentionKind.TRITON)
+    model = RandomModel(sizes.model, dtype, device, AttentionKind.TRITON)
     result: dict[str, Any] = {
         **provenance("torch", "triton"),
         "gpu": describe_gpu(),
         "rates": rates.to_json(),
         "weight_bytes": model.weight_bytes,
         "cases": [],
+        "mixed": [],
     }
-    for num_seqs in BATCHES:
-        result["cases"].append(measure(model, num_seqs, rates.memory))
+    for num_seqs in sizes.batches:
+        result["cases"].append(measure(model, num_seqs, rates.memory, sizes))
         result["targets"] = judge(result["cases"])
         write_result(output, result)
-        torch.cuda.empty_cache()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    result["mixed"] = measure_mixed(model, sizes)
+    write_result(output, result)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dry-run", action="store_true", help="small sizes, without a GPU too")
+    parser.add_argument("--output", type=Path, default=RESULTS / "decode_gpu.json")
+    options = parser.parse_args()
+    if not torch.cuda.is_available() and not options.dry_run:
+        sys.exit("decode: torch finds no GPU on this machine")
+    if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+        sys.exit("decode: without a GPU, a dry run needs TRITON_INTERPRET=1")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = torch.float32 if options.dry_run else torch.bfloat16
+    measure_all(DRY if options.dry_run else FULL, device, dtype, options.output)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,15 @@ LLAMA_8B: dict[str, Any] = {
     "rope_theta": 500000.0,
     "tie_word_embeddings": False,
 }
+# The same architecture, small enough for Triton's interpreter
+TINY: dict[str, Any] = LLAMA_8B | {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 
 
 class RandomCheckpoint(Checkpoint):
@@ -55,6 +64,20 @@ class RandomCheckpoint(Checkpoint):
             tensor.fill_(1)
         else:
             tensor.normal_(0, 0.02, generator=self._generator)
+        if "embed" not in name:
+            self.num_bytes += tensor.nbytes
+        return tensor
+
+
+class MetaCheckpoint(Checkpoint):
+    """A checkpoint with every tensor in bfloat16, without values; `num_bytes` as above."""
+
+    def __init__(self) -> None:
+        super().__init__(Path(), DenseFormat(), torch.bfloat16, torch.device("meta"))
+        self.num_bytes = 0
+
+    def read(self, name: str, *shape: int) -> Tensor:
+        tensor = torch.empty(shape, dtype=self.dtype, device=self.device)
         if "embed" not in name:
             self.num_bytes += tensor.nbytes
         return tensor

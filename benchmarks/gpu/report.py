@@ -24,12 +24,26 @@ def decode_table(result: dict[str, Any]) -> Cells:
     return Cells(columns, rows, num_labels=0)
 
 
+def mixed_table(result: dict[str, Any]) -> Cells:
+    """A row for each size of a mixed step."""
+    rows = [
+        [f"{row['num_decodes']}", f"{row['chunk']}", f"{row['host_ms']:.2f}", f"{row['ms']:.2f}"]
+        for row in result.get("mixed", [])
+    ]
+    return Cells(("decodes", "prompt tokens", "host, ms", "step, ms"), rows, num_labels=0)
+
+
 def gpu_section(result: dict[str, Any]) -> str:
     """The section; it names parts that failed."""
     tests = result["tests"]
     counts = ", ".join(f"{count} {outcome.lower()}" for outcome, count in sorted(tests.get("counts", {}).items()))
     whole = "" if tests["complete"] else "; not all ended in time"
-    parts = [f"{result['gpu']['name']}. Of {tests.get('num_tests', 0)} tests: {counts or 'none ran'}{whole}."]
+    checks = result["correct"].get("checks", [])
+    num_right = sum(check["holds"] for check in checks)
+    parts = [
+        f"{result['gpu']['name']}. {num_right} of {len(checks)} comparisons of kernels and tokens hold. "
+        f"Of {tests.get('num_tests', 0)} tests: {counts or 'none ran'}{whole}."
+    ]
     for name, section in (("kernels", kernels_section), ("decode", _decode_section)):
         part = result[name]
         parts.append(
@@ -40,4 +54,5 @@ def gpu_section(result: dict[str, Any]) -> str:
 
 def _decode_section(result: dict[str, Any]) -> str:
     head = f"Decoding with Llama 3 8B's shape and random weights ({result['weight_bytes'] / 1e9:.1f} GB, bfloat16):"
-    return f"{head}\n\n{decode_table(result).markdown()}"
+    mixed = f"\n\nSteps of decodes beside a prompt:\n\n{mixed_table(result).markdown()}" if result.get("mixed") else ""
+    return f"{head}\n\n{decode_table(result).markdown()}{mixed}"

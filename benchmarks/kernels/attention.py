@@ -1,5 +1,8 @@
 """Cases of attention over pages, on a GPU and on a processor."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
 
 from benchmarks.kernels.case import KernelCase, SpeedTarget
@@ -29,6 +32,24 @@ def decode(device: torch.device, heads: Heads, num_seqs: int, context_len: int) 
     shape = _shape(heads, f"{num_seqs} × {context_len} tokens")
     asked = SpeedTarget.DECODE if num_seqs >= 32 and context_len >= 4096 else SpeedTarget.NOTHING
     return KernelCase("paged_decode", shape, Bound.MEMORY, batch.kv_bytes, ours, attention_peers(batch, device), asked)
+
+
+def decode_ragged(device: torch.device, heads: Heads, contexts: Sequence[int], name: str) -> KernelCase:
+    """The same for contexts of these lengths, which no peer takes without a plan of its own."""
+    from quire_kernels.paged_decode import paged_decode
+
+    longest = max(contexts)
+    batch = PagedBatch.make(heads, len(contexts), 1, longest, device)
+    batch = replace(batch, context_lens=torch.tensor(contexts, dtype=torch.int32, device=device))
+    plan = batch.decode_plan()
+
+    def ours() -> object:
+        return paged_decode(
+            batch.query, batch.key_cache, batch.value_cache, batch.block_tables, batch.context_lens, plan, batch.scale
+        )
+
+    amount = batch.kv_bytes // (len(contexts) * longest) * sum(contexts)
+    return KernelCase("paged_decode", _shape(heads, name), Bound.MEMORY, amount, ours, asked=SpeedTarget.RAGGED_DECODE)
 
 
 def decode_8bit(device: torch.device, heads: Heads, num_seqs: int, context_len: int, dtype: torch.dtype) -> KernelCase:

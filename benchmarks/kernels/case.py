@@ -17,6 +17,7 @@ class SpeedTarget(Enum):
 
     NOTHING = "nothing"
     DECODE = "decode"
+    RAGGED_DECODE = "ragged decode"
     PREFILL = "prefill"
 
 

@@ -4,17 +4,21 @@ from functools import partial
 
 import torch
 
+from benchmarks.decode_balance.contexts import lognormal, one_long
 from benchmarks.kernels import attention, blocks, elementwise, invariant
 from benchmarks.kernels.case import KernelCase
 from benchmarks.kernels.pages import GEMMA2_9B, LLAMA_8B
 from worker_svc.step import Direction
 
+LOGNORMAL, ONE_LONG = lognormal(64, 2048).tolist(), one_long(63, 1024, 32768).tolist()
 CASES: tuple[partial[KernelCase], ...] = (
     partial(attention.decode, heads=LLAMA_8B, num_seqs=1, context_len=4096),
     partial(attention.decode, heads=LLAMA_8B, num_seqs=1, context_len=32768),
     partial(attention.decode, heads=LLAMA_8B, num_seqs=32, context_len=4096),
     partial(attention.decode, heads=LLAMA_8B, num_seqs=64, context_len=8192),
     partial(attention.decode, heads=LLAMA_8B, num_seqs=256, context_len=1024),
+    partial(attention.decode_ragged, heads=LLAMA_8B, contexts=LOGNORMAL, name="64 lognormal, median 2048"),
+    partial(attention.decode_ragged, heads=LLAMA_8B, contexts=ONE_LONG, name="63 × 1024, 1 × 32768"),
     partial(attention.decode, heads=GEMMA2_9B, num_seqs=32, context_len=4096),
     partial(attention.decode_8bit, heads=LLAMA_8B, num_seqs=32, context_len=4096, dtype=torch.float8_e4m3fn),
     partial(attention.decode_8bit, heads=LLAMA_8B, num_seqs=32, context_len=4096, dtype=torch.int8),

@@ -9,12 +9,14 @@ from benchmarks.kernels.device import Bound
 from benchmarks.kernels.pages import Heads, PagedBatch
 
 
-def product(device: torch.device, num_rows: int, inputs: int, outputs: int) -> KernelCase:
+def product(
+    device: torch.device, num_rows: int, inputs: int, outputs: int, dtype: torch.dtype = torch.bfloat16
+) -> KernelCase:
     """A product whose rows are independent of each other, beside torch's."""
     from quire_kernels.invariant_linear import invariant_linear
 
-    values = torch.randn(num_rows, inputs, device=device, dtype=torch.bfloat16)
-    weight = torch.randn(outputs, inputs, device=device, dtype=torch.bfloat16) / inputs**0.5
+    values = torch.randn(num_rows, inputs, device=device, dtype=dtype)
+    weight = torch.randn(outputs, inputs, device=device, dtype=dtype) / inputs**0.5
 
     def plain() -> Tensor:
         return functional.linear(values, weight)

@@ -17,13 +17,21 @@ CASE = {
 
 
 def report(**parts: Any) -> dict[str, Any]:
-    made = {"gpu": {"name": "A GPU"}, "tests": TESTS, "kernels": {"error": "took more than 130 s\nlog"}}
-    return made | {"decode": {"weight_bytes": 15e9, "cases": [CASE]}} | parts
+    checks = [{"name": "decode", "holds": True}, {"name": "prefill", "holds": False}]
+    made = {
+        "gpu": {"name": "A GPU"},
+        "correct": {"checks": checks},
+        "tests": TESTS,
+        "kernels": {"error": "took more than 130 s\nlog"},
+    }
+    mixed = [{"num_decodes": 32, "chunk": 480, "num_tokens": 512, "host_ms": 0.5, "ms": 9.25}]
+    return made | {"decode": {"weight_bytes": 15e9, "cases": [CASE], "mixed": mixed}} | parts
 
 
 def test_tests_and_decoding_are_reported_and_a_failed_part_is_named() -> None:
     section = gpu_section(report())
-    assert "A GPU. Of 3 tests: 2 passed, 1 skipped." in section
+    assert "| 32 | 480 | 0.50 | 9.25 |" in section
+    assert "A GPU. 1 of 2 comparisons of kernels and tokens hold. Of 3 tests: 2 passed, 1 skipped." in section
     assert "| 64 | 1,024 | 6.00 | 5.00 | 1.20 | 10,667 | 2.0% |" in section
     assert "No kernels: took more than 130 s" in section
     assert "log" not in section

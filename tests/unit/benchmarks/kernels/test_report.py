@@ -54,6 +54,6 @@ def test_there_are_no_targets_on_a_processor() -> None:
 def test_misses_and_failures_stand_in_the_section() -> None:
     broken = {"op": "broken", "shape": "", "error": "RuntimeError: why", "peers": {}}
     section = kernels_section(result(measured("decode", 2.0, 0.5, SDPA=1.0), broken, gpu=GPU))
-    assert "**op, decode: share of the copy rate: 0.5, target ≥ 0.85: missed**" in section
+    assert "**op, decode: share of the copy rate: 0.5, target ≥ 0.9: missed**" in section
     assert "RuntimeError: why" in section
     assert "SDPA 0.50" in section

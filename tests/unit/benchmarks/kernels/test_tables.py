@@ -5,20 +5,16 @@ from functools import partial
 import pytest
 import torch
 
-from benchmarks.kernels import attention, blocks, compiled, cpu_table, elementwise, gpu_table, invariant
+from benchmarks.kernels import attention, compiled, cpu_table, elementwise, gpu_table
 from benchmarks.kernels.case import KernelCase
 from benchmarks.kernels.pages import Heads, PagedBatch
+from benchmarks.kernels.small_table import HEADS, SMALL
 from quire_kernels.cpu.linear import MatrixFormat
-from worker_svc.step import Direction
 
 CPU = torch.device("cpu")
-HEADS = Heads(2, 2, 64)
 NATIVE = {"cpu_paged_attention", "compiled attend", "compiled linear", "embed_tokens"}
 
-SMALL: dict[str, partial[KernelCase]] = {
-    "decode": partial(attention.decode, heads=HEADS, num_seqs=2, context_len=33),
-    "decode int8": partial(attention.decode_8bit, heads=HEADS, num_seqs=2, context_len=33, dtype=torch.int8),
-    "prefill": partial(attention.prefill, heads=HEADS, num_seqs=1, num_queries=5, context_len=20),
+SMALL_CPU: dict[str, partial[KernelCase]] = {
     "cpu decode": partial(attention.cpu_attention, heads=HEADS, num_seqs=2, num_queries=1, context_len=33),
     "cpu prefill": partial(attention.cpu_attention, heads=HEADS, num_seqs=1, num_queries=20, context_len=20),
     "compiled decode": partial(compiled.attention, heads=HEADS, num_seqs=2, num_queries=1, context_len=33),
@@ -32,32 +28,13 @@ SMALL: dict[str, partial[KernelCase]] = {
         compiled.product, num_rows=3, outputs=64, inputs=32, matrix_format=MatrixFormat.W8A8
     ),
     "compiled greedy": partial(compiled.greedy, num_rows=3, vocab_size=300),
-    "rotary": partial(elementwise.rotary, heads=HEADS, num_tokens=3),
-    "store": partial(elementwise.store, heads=HEADS, num_tokens=3),
     "cpu store": partial(elementwise.cpu_store, heads=HEADS, num_tokens=3),
-    "norm": partial(elementwise.norm, num_tokens=3, width=64),
-    "layer norm": partial(elementwise.layer_norm, num_tokens=3, width=64),
-    "norm of the update": partial(elementwise.norm_of_update, num_tokens=3, width=64),
-    "gelu": partial(elementwise.gelu, num_tokens=3, width=64),
-    "cap": partial(elementwise.cap, num_rows=2, vocab_size=300),
-    "activation": partial(elementwise.activation, num_tokens=3, width=64),
-    "greedy": partial(elementwise.draw, num_rows=2, vocab_size=300, temperature=0.0),
-    "draw": partial(elementwise.draw, num_rows=2, vocab_size=300, temperature=1.0),
-    "embed": partial(elementwise.embed, num_tokens=3, vocab_size=30, width=64),
-    "adjust": partial(elementwise.adjust, num_rows=2, vocab_size=300, tokens_seen=20),
-    "rotary int8": partial(elementwise.rotary_8bit, heads=HEADS, num_tokens=3, dtype=torch.int8),
-    "store int8": partial(elementwise.store_8bit, heads=HEADS, num_tokens=3, dtype=torch.int8),
-    "invariant product": partial(invariant.product, num_rows=3, inputs=64, outputs=32),
-    "invariant decode": partial(invariant.decode, heads=HEADS, num_seqs=2, context_len=33),
-    "norms": partial(invariant.norms, num_rows=2, vocab_size=300),
-    "copy": partial(blocks.copy_blocks, num_pairs=3, block_bytes=64),
-    "swap out": partial(blocks.swap_blocks, direction=Direction.OUT, num_pairs=3, block_bytes=64),
-    "swap in": partial(blocks.swap_blocks, direction=Direction.IN, num_pairs=3, block_bytes=64),
 }
+EVERY = SMALL | SMALL_CPU
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="ops are interpreted only where there is no GPU")
-@pytest.mark.parametrize("make", SMALL.values(), ids=SMALL)
+@pytest.mark.parametrize("make", EVERY.values(), ids=EVERY)
 def test_a_case_runs_with_its_peers(make: partial[KernelCase]) -> None:
     torch.manual_seed(0)
     case = make(CPU)
@@ -72,7 +49,7 @@ def test_a_case_runs_with_its_peers(make: partial[KernelCase]) -> None:
 
 
 def test_every_op_of_the_table_is_tried_small() -> None:
-    assert {make.func for make in (*gpu_table.CASES, *cpu_table.CASES)} <= {make.func for make in SMALL.values()}
+    assert {make.func for make in (*gpu_table.CASES, *cpu_table.CASES)} <= {make.func for make in EVERY.values()}
 
 
 def test_gathered_pages_hold_each_sequence_in_order() -> None:

@@ -1,0 +1,239 @@
+"""Compares each kernel with its reference, and a model's tokens by CUDA graphs with transformers' own.
+
+    python -m benchmarks.gpu.correct [--dry-run] [--output FILE]
+
+Attention is compared in bfloat16 with keys and values in 16 bits, float8_e4m3fn and int8. The tokens are of the default
+model where its files are on the machine, else of a small random one. The file is written after each check. Exits with 1
+if one fails. With `--dry-run` the sizes are small, and on a CPU Triton's interpreter runs the kernels.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.kernels.case import KernelCase
+from benchmarks.kernels.pages import Heads
+from benchmarks.record import RESULTS, describe_gpu, provenance, write_result
+from worker_svc.step import Direction
+
+# Relative, by the norm: of attention in 16 bits for each token and head, of other ops for the whole result.
+ATTENTION_ERROR, OP_ERROR = 1e-2, 1e-2
+# Of keys and values that are stored in 8 bits, against those in 16
+QUANTIZED_ERROR = 5e-2
+CACHE_DTYPES = (None, torch.float8_e4m3fn, torch.int8)
+
+
+@dataclass(frozen=True)
+class Check:
+    """A comparison: its error, which must be at most the bound. An error of 0 and 1 is agreement of whole results."""
+
+    name: str
+    error: Callable[[], float]
+    bound: float = 0.0
+
+    def run(self) -> dict[str, Any]:
+        """As a row of the result; an exception is recorded, so that the other checks run."""
+        began = time.monotonic()
+        try:
+            with torch.inference_mode():
+                error = self.error()
+            outcome: dict[str, Any] = {"error": error, "holds": error <= self.bound}
+        except Exception as failure:
+            lines = str(failure).strip().splitlines() or [""]
+            outcome = {"failure": f"{type(failure).__name__}: {lines[0]}"[:300], "holds": False}
+        return {"name": self.name, "bound": self.bound} | outcome | {"seconds": round(time.monotonic() - began, 2)}
+
+
+def all_checks(device: torch.device, *, small: bool) -> Iterator[Check]:
+    """The checks, from those that most depends on."""
+    yield from _attention_checks(device, small)
+    yield from _sampling_checks(device, small)
+    yield Check("tokens by graphs and by transformers", partial(_token_difference, device, small))
+    yield from _op_checks(device, small)
+
+
+def _attention_checks(device: torch.device, small: bool) -> Iterator[Check]:
+    dtype = _products(device)
+    heads, head_dim = ((2, 2), 64) if small else ((8, 4), 128)
+    contexts = (1, 17, 33) if small else (1, 15, 16, 17, 63, 64, 65, 127, 129, 1000, 4097)
+    for cache_dtype in CACHE_DTYPES:
+        name = f"{_name(dtype)}, keys and values in {_name(cache_dtype or dtype)}"
+        how = {"dtype": dtype, "cache_dtype": cache_dtype, "device": device.type}
+        yield Check(f"decode: {name}", partial(_decode_error, contexts, heads, head_dim, how), ATTENTION_ERROR)
+        yield Check(f"prefill: {name}", partial(_prefill_error, contexts, heads, head_dim, how), ATTENTION_ERROR)
+
+
+def _decode_error(contexts: tuple[int, ...], heads: tuple[int, int], head_dim: int, how: dict[str, Any]) -> float:
+    from paged_batches import make_batch
+    from quire_kernels.paged_decode import paged_decode, paged_decode_reference
+
+    arguments = make_batch([(1, context) for context in contexts], heads, head_dim, **how).decode_arguments()
+    return _largest_error(paged_decode(**arguments), paged_decode_reference(**arguments))
+
+
+def _prefill_error(contexts: tuple[int, ...], heads: tuple[int, int], head_dim: int, how: dict[str, Any]) -> float:
+    from paged_batches import make_batch
+    from quire_kernels.paged_attention import paged_attention, paged_attention_reference
+
+    arguments: dict[str, Any] = make_batch(
+        [(min(context, 1 + (37 * context) % 140), context) for context in contexts], heads, head_dim, **how
+    ).arguments()
+    return _largest_error(paged_attention(**arguments), paged_attention_reference(**arguments))
+
+
+def _largest_error(actual: Tensor, expected: Tensor) -> float:
+    """Of the last dimensions."""
+    difference = (actual.double() - expected.double()).norm(dim=-1)
+    return float((difference / expected.double().norm(dim=-1).clamp_min(1e-30)).max())
+
+
+def _sampling_checks(device: torch.device, small: bool) -> Iterator[Check]:
+    vocab_size = 300 if small else 128256
+    # With probabilities of 1e-5, rounding in float32 sometimes selects a neighbouring token.
+    yield Check("sample", partial(_sampled_difference, device, vocab_size), 0.05)
+    yield Check("sample_greedy", partial(_greedy_difference, device, vocab_size))
+
+
+def _sampled_difference(device: torch.device, vocab_size: int) -> float:
+    from quire_kernels.sample import SamplingTensors, sample, sample_reference
+
+    rows = 48
+    logits = torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(0)) * 3
+    rows_of = torch.arange(rows)
+    sampling = SamplingTensors(
+        temperature=(0.5 + 0.5 * (rows_of % 3)).float(),
+        top_k=(20 * (rows_of % 4 == 1)).int(),
+        top_p=torch.where(rows_of % 4 == 2, 0.9, 1.0).double(),
+        min_p=torch.where(rows_of % 4 == 3, 0.1, 0.0).float(),
+        seeds=rows_of,
+        indices=rows_of.int(),
+        positions=rows_of.int(),
+    )
+    moved = SamplingTensors(*(getattr(sampling, name).to(device) for name in SamplingTensors.__dataclass_fields__))
+    logits = logits.to(device)
+    return float((sample(logits, moved) != sample_reference(logits, moved)).double().mean())
+
+
+def _greedy_difference(device: torch.device, vocab_size: int) -> float:
+    from quire_kernels.sample_greedy import sample_greedy, sample_greedy_reference
+
+    logits = torch.randn(17, vocab_size, generator=torch.Generator().manual_seed(0)).to(device)
+    logits[3, 5] = float("nan")
+    ours, expected = (torch.empty(17, dtype=torch.int64, device=device) for _ in range(2))
+    sample_greedy(logits, ours)
+    sample_greedy_reference(logits, expected)
+    return float((ours != expected).double().mean())
+
+
+def _token_difference(device: torch.device, small: bool) -> float:
+    """The share of tokens that differ, in float32: prompts in chunks beside decodes, a step launched ahead."""
+    import llama_models
+    from runner_driver import Driver, make_runner
+
+    default = None if small else _default_model()
+    lengths, num_tokens = ((1, 17), 3) if small else ((1, 15, 16, 17, 33, 64), 24)
+    prompts = llama_models.prompts(*lengths)
+    with TemporaryDirectory(prefix="quire-gpu-model-") as folder:
+        directory = default or llama_models.save_model(Path(folder), llama_models.VARIANTS["llama"]())
+        torch.backends.cuda.matmul.allow_tf32 = False
+        runner = make_runner(
+            directory, "fused", device=device.type, cuda_graphs=True, max_sequences=len(prompts), num_blocks=256
+        )
+        found = Driver(runner, chunk=8, ahead=1).generate(prompts, num_tokens)
+        expected = llama_models.generate(directory, prompts, num_tokens, device.type)
+    pairs = [pair for ours, theirs in zip(found, expected, strict=True) for pair in zip(ours, theirs, strict=True)]
+    return sum(ours != theirs for ours, theirs in pairs) / len(pairs)
+
+
+def _default_model() -> Path | None:
+    """The default model's directory, if `python -m worker_svc.prepare` has made it here."""
+    from svc_common.models import find_source
+
+    directory = find_source(None).directory()
+    return directory if directory is not None and (directory / "model.safetensors").is_file() else None
+
+
+def _op_checks(device: torch.device, small: bool) -> Iterator[Check]:
+    """Ops beside torch's, as `benchmarks.kernels` measures them."""
+    from benchmarks.kernels import blocks, elementwise, invariant
+
+    heads = Heads(2, 2, 64) if small else Heads(8, 4, 128)
+    num_tokens, width, vocab_size = (3, 64, 300) if small else (70, 4096, 128256)
+    cases: dict[str, tuple[partial[KernelCase], float]] = {
+        "rotary_store": (partial(elementwise.rotary, heads=heads, num_tokens=num_tokens), OP_ERROR),
+        "store_kv": (partial(elementwise.store, heads=heads, num_tokens=num_tokens), OP_ERROR),
+        "embed_tokens": (partial(elementwise.embed, num_tokens=num_tokens, vocab_size=300, width=width), OP_ERROR),
+        "row_norm": (partial(elementwise.norm, num_tokens=num_tokens, width=width), OP_ERROR),
+        "row_norm, centred": (partial(elementwise.layer_norm, num_tokens=num_tokens, width=width), OP_ERROR),
+        "add_row_norm": (partial(elementwise.norm_of_update, num_tokens=num_tokens, width=width), OP_ERROR),
+        "gated_activation": (partial(elementwise.activation, num_tokens=num_tokens, width=width), OP_ERROR),
+        "plain_activation": (partial(elementwise.gelu, num_tokens=num_tokens, width=width), OP_ERROR),
+        "logits_epilogue": (partial(elementwise.cap, num_rows=num_tokens, vocab_size=vocab_size), OP_ERROR),
+        "log_norms": (partial(invariant.norms, num_rows=num_tokens, vocab_size=vocab_size), 1e-5),
+        "invariant_linear": (
+            partial(invariant.product, num_rows=num_tokens, inputs=width, outputs=width, dtype=_products(device)),
+            OP_ERROR,
+        ),
+        "block_copy": (partial(blocks.copy_blocks, num_pairs=3, block_bytes=1 << 12), 0.0),
+        "swap out": (
+            partial(blocks.swap_blocks, direction=Direction.OUT, num_pairs=3, block_bytes=1 << 12),
+            0.0,
+        ),
+    }
+    for dtype in (torch.float8_e4m3fn, torch.int8):
+        case = partial(elementwise.store_8bit, heads=heads, num_tokens=num_tokens, dtype=dtype)
+        cases[f"store_kv, {_name(dtype)}"] = case, QUANTIZED_ERROR
+    for name, (make, bound) in cases.items():
+        yield Check(name, partial(_peer_difference, make, device), bound)
+
+
+def _peer_difference(make: partial[KernelCase], device: torch.device) -> float:
+    """The relative error against torch; 0 of an op whose results are not tensors, which then has only run."""
+    case = make(device)
+    ours = case.ours()
+    theirs = case.peers["torch"]() if "torch" in case.peers else None
+    if not isinstance(ours, Tensor) or not isinstance(theirs, Tensor) or ours.shape != theirs.shape:
+        return 0.0
+    return float((ours.double() - theirs.double()).norm() / theirs.double().norm().clamp_min(1e-30))
+
+
+def _products(device: torch.device) -> torch.dtype:
+    """What products are checked in: the interpreter computes those of bfloat16 wrongly."""
+    return torch.float16 if device.type == "cpu" else torch.bfloat16
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dry-run", action="store_true", help="small sizes, without a GPU too")
+    parser.add_argument("--output", type=Path, default=RESULTS / "correct_gpu.json")
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu":
+        if not options.dry_run:
+            parser.error("torch finds no GPU on this machine: --dry-run")
+        os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
+    result: dict[str, Any] = {**provenance("torch", "triton", "transformers"), "gpu": describe_gpu(), "checks": []}
+    for check in all_checks(device, small=options.dry_run):
+        row = check.run()
+        result["checks"].append(row)
+        print(f"{row['name']}: {row.get('failure') or row['error']}", file=sys.stderr, flush=True)
+        write_result(options.output, result)
+    return 0 if all(row["holds"] for row in result["checks"]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

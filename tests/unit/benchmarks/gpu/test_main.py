@@ -1,0 +1,92 @@
+"""`make gpu-check` runs its parts in order, stops when its time is spent, and says what is wrong or missing."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.gpu import __main__ as gpu_check
+from benchmarks.gpu.__main__ import PARTS, Part, problems, run_parts
+
+WRITES = """
+import json, pathlib, sys, time
+assert "--dry-run" not in sys.argv
+pathlib.Path(sys.argv[sys.argv.index("--output") + 1]).write_text(json.dumps({"cases": [1]}))
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A part's module, which writes a result; with `sleep` among its flags it goes on for a minute then."""
+    (tmp_path / "part_of_check.py").write_text(WRITES + 'if "sleep" in sys.argv: time.sleep(60)\n')
+    monkeypatch.setattr(gpu_check, "PYTHON_PATH", [str(tmp_path)])
+    return "part_of_check"
+
+
+def test_a_part_that_takes_too_long_keeps_what_it_has_and_the_next_ones_are_not_begun(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_check, "LEAST_SECONDS", 1.0)
+    output = tmp_path / "report.json"
+    report: dict[str, Any] = {}
+    parts = [Part("one", 30.0, (module,)), Part("two", 30.0, (module, "sleep")), Part("three", 30.0, (module,))]
+    run_parts(parts, 6.0, report, output, dry_run=False)
+    assert json.loads(output.read_text()) == report
+    assert report["one"]["complete"]
+    assert report["two"]["cases"] == [1]
+    assert report["two"]["error"].startswith("took more than")
+    assert report["three"] == {"complete": False, "error": "not begun: 6 s were over"}
+    assert [line.split("\n")[0] for line in problems(report, parts)] == [
+        f"two: {report['two']['error']}".split("\n")[0],
+        "three: not begun: 6 s were over",
+        "incomplete: two",
+        "incomplete: three",
+    ]
+
+
+def test_wrong_kernels_and_failed_tests_are_problems() -> None:
+    checks = [
+        {"name": "right", "holds": True, "error": 0.0},
+        {"name": "wrong", "holds": False, "error": 0.5},
+        {"name": "broken", "holds": False, "failure": "ValueError: no"},
+    ]
+    report = {
+        "correct": {"complete": True, "checks": checks},
+        "tests": {"complete": True, "failed": ["tests/gpu/a.py::b"], "unfinished": ["tests/gpu/a.py::c"]},
+    }
+    assert problems(report, [Part("correct", 1.0), Part("tests", 1.0)]) == [
+        "wrong: wrong: 0.5",
+        "wrong: broken: ValueError: no",
+        "failed: tests/gpu/a.py::b",
+        "not ended in time: tests/gpu/a.py::c",
+    ]
+
+
+def test_the_order_is_what_is_right_then_what_is_fast_then_the_tests() -> None:
+    assert [part.name for part in PARTS] == ["correct", "kernels", "flex", "decode", "tests", "ops"]
+    assert PARTS[0].seconds <= 60
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu"])
+    assert gpu_check.main() == 2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is for machines without a GPU")
+def test_a_dry_run_walks_all_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it but the tests, which are skipped without a GPU."""
+    output = tmp_path / "report.json"
+    monkeypatch.setattr(sys, "argv", ["gpu", "--dry-run", "--output", str(output)])
+    assert gpu_check.main() == 0
+    report = json.loads(output.read_text())
+    assert all(check["holds"] for check in report["correct"]["checks"])
+    assert {case["op"] for case in report["kernels"]["cases"]} == {"paged_decode", "paged_attention"}
+    assert {case["op"] for case in report["flex"]["cases"]} == {"paged_attention"}
+    assert {case["op"] for case in report["ops"]["cases"]} >= {"sample", "rotary_store", "block_copy"}
+    assert [case["num_seqs"] for case in report["decode"]["cases"]] == [1, 2]
+    assert report["decode"]["mixed"]
+    assert set(report["tests"]["counts"]) == {"SKIPPED"}
