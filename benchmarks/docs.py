@@ -32,6 +32,7 @@ from benchmarks.record import RESULTS, ROOT, read_result
 from benchmarks.recovery.report import recovery_section
 from benchmarks.security.report import security_section
 from benchmarks.serving.report import serving_section, sweep_charts, sweep_section
+from benchmarks.simulator.gpu_model.report import gpu_model_section
 from benchmarks.simulator.scenarios import SCENARIOS
 from benchmarks.steps.report import steps_section
 
@@ -129,6 +130,7 @@ PERFORMANCE = (
         decode_balance_section,
     ),
     Section("gpu", RESULTS / "gpu_check.json", "make gpu-check", gpu_section),
+    Section("gpu model", RESULTS / "gpu_model.json", "python -m benchmarks.simulator.gpu_model", gpu_model_section),
 )
 GUARANTEES = (
     Section("deterministic", RESULTS / "deterministic.json", "make bench-deterministic", deterministic_section),
