@@ -36,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args(arguments)
+    if options.quick and options.update:
+        parser.error("--quick leaves cases out of the table, which --update would remove")
     if os.environ.get("TRITON_INTERPRET") == "1":
         parser.error("TRITON_INTERPRET is 1: the interpreter compiles nothing")
     names = options.targets.split(",")
@@ -53,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{kernel.target}, {kernel.case}, {kernel.kernel}: {fault}")
             num_faults += 1
     if options.update:
-        write_table(options.output, compiled, names)
+        write_table(options.output, compiled, names, options.only)
     print(f"{len(compiled)} kernels, {num_faults} faults")
     return 1 if num_faults or not compiled else 0
 

@@ -1,10 +1,11 @@
 """Which kernels would be compiled while a worker serves: the real runner and executor, on meta tensors.
 
-    python -m benchmarks.aot.serving [--model llama|qwen3_moe|gemma2|deepseek_v2] [--steps 300] [--kv fp8|int8]
+    python -m benchmarks.aot.serving [--model llama|qwen3_moe|gemma2|deepseek_v2|all] [--steps 300] [--kv fp8|int8]
                                      [--deterministic] [--no-graphs]
 
 Start-up and then random steps run as they would on an H200, but a launch is only recorded. Fails with status 1 if a
-launch after the start-up needs a kernel that none before it needed; the kernels are printed.
+launch after the start-up needs a kernel that none before it needed; the kernels are printed. `all` are all registered
+families of decoders.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from benchmarks.aot.families import family_configs
 from benchmarks.aot.targets import TARGETS, intercepted_launches
 from benchmarks.gpu.random_model import LLAMA_8B, MetaCheckpoint
 from quire_kernels.block_copy import block_copy
@@ -97,7 +99,9 @@ MODELS: dict[str, dict[str, Any]] = {
         "norm_topk_prob": False,
     },
 }
+ALL = "all"
 _CACHE_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
+_PROMPTS, _LONGEST_OUTPUT = (1, 2, 3, 15, 16, 17, 100, 600, 1000, 3000), 400
 
 
 @dataclass
@@ -172,7 +176,7 @@ class RandomTraffic:
     def step(self) -> Step:
         """The next step; it may be empty."""
         chosen, finished, scheduled, new = self._random, self._finish(), [], []
-        left = self._limits.max_step_tokens
+        left, longest = self._limits.max_step_tokens, self._limits.context_length
         running = list(self._lengths)
         chosen.shuffle(running)
         for sequence_id in running if chosen.random() < 0.6 else running[: chosen.randint(0, len(running))]:
@@ -182,11 +186,11 @@ class RandomTraffic:
                 scheduled.append(self._schedule(sequence_id, num_tokens))
                 left -= num_tokens
         while left and len(self._lengths) < self._limits.max_sequences and chosen.random() < 0.5:
-            prompt = chosen.choice((1, 2, 3, 15, 16, 17, 100, 1000, 3000))
+            prompt = chosen.choice([length for length in _PROMPTS if length + _LONGEST_OUTPUT <= longest])
             sequence_id, self._next_id = self._next_id, self._next_id + 1
             new.append(NewSequence(sequence_id, [3] * prompt, prompt, 0, self._sampling()))
             self._lengths[sequence_id], self._blocks[sequence_id] = (0, prompt), []
-            self._ends[sequence_id] = prompt + chosen.randint(5, 400)
+            self._ends[sequence_id] = prompt + chosen.randint(5, _LONGEST_OUTPUT)
             num_tokens = min(prompt, left, chosen.choice((1, 16, 300, 2048)))
             scheduled.append(self._schedule(sequence_id, num_tokens))
             left -= num_tokens
@@ -272,7 +276,7 @@ def compiled_while_serving(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=MODELS, default="llama")
+    parser.add_argument("--model", choices=[*MODELS, ALL], default="llama")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--kv", choices=_CACHE_DTYPES, default="bf16", help="data type of keys and values")
     parser.add_argument("--deterministic", action="store_true")
@@ -280,17 +284,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if os.environ.get("TRITON_INTERPRET") == "1":
         parser.error("TRITON_INTERPRET is 1: the interpreter compiles nothing")
-    num_launches, new = compiled_while_serving(
-        MODELS[options.model],
-        options.steps,
-        cache_dtype=_CACHE_DTYPES[options.kv],
-        deterministic=options.deterministic,
-        cuda_graphs=not options.no_graphs,
-    )
-    for kernel in new:
-        print("compiled while serving:", *kernel)
-    print(f"{options.steps} steps, {num_launches} launches, {len(new)} kernels compiled while serving")
-    return 1 if new or not num_launches else 0
+    models = family_configs(MODELS) if options.model == ALL else {options.model: MODELS[options.model]}
+    num_bad = 0
+    for name, raw_config in models.items():
+        num_launches, new = compiled_while_serving(
+            raw_config,
+            options.steps,
+            cache_dtype=_CACHE_DTYPES[options.kv],
+            deterministic=options.deterministic,
+            cuda_graphs=not options.no_graphs,
+        )
+        for kernel in new:
+            print("compiled while serving:", *kernel)
+        print(f"{name}: {options.steps} steps, {num_launches} launches, {len(new)} kernels compiled while serving")
+        num_bad += bool(new) or not num_launches
+    return 1 if num_bad or not models else 0
 
 
 if __name__ == "__main__":

@@ -29,10 +29,10 @@ def read_rows(path: Path, triton_version: str) -> Rows:
     return {(row["target"], row["case"], row["kernel"]): row for row in result["kernels"]}
 
 
-def write_table(path: Path, compiled: Iterable[CompiledKernel], targets: Sequence[str]) -> None:
-    """Replaces the rows of the targets; rows of other targets stay."""
+def write_table(path: Path, compiled: Iterable[CompiledKernel], targets: Sequence[str], only: str = "") -> None:
+    """Replaces the rows of the targets' cases with `only` in their name; other rows stay."""
     before = read_result(path) or {"kernels": []}
-    rows = [row for row in before["kernels"] if row["target"] not in targets]
+    rows = [row for row in before["kernels"] if row["target"] not in targets or only not in row["case"]]
     rows += [kernel.row() for kernel in compiled]
     head = json.dumps(provenance("triton", "torch"), indent=2)
     # A line for each kernel, so that a change of one is a change of one line.

@@ -137,6 +137,7 @@ def test_kernels_compile_within_the_limits_of_their_target(run_module: RunModule
         ("--model", "qwen3_moe", "--kv", "fp8"),
         ("--model", "gemma2"),
         ("--model", "deepseek_v2"),
+        ("--model", "all", "--steps", "25"),
     ],
     ids=" ".join,
 )

@@ -1,0 +1,49 @@
+"""Rows of the table of compiled kernels are replaced for what was compiled, and for nothing else."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.aot import __main__ as aot
+from benchmarks.aot.compiling import CompiledKernel
+from benchmarks.aot.machine_code import Figures
+from benchmarks.aot.table import write_table
+
+
+def _kernel(target: str, case: str, num_registers: int) -> CompiledKernel:
+    return CompiledKernel(target, case, "kernel", False, Figures(num_registers, 0, 0, 0, 0, 0))
+
+
+def _rows(path: Path) -> set[tuple[str, str, int]]:
+    rows = json.loads(path.read_text())["kernels"]
+    return {(row["target"], row["case"], row["num_registers"]) for row in rows}
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "table.json"
+    cases = [(target, case) for target in ("sm_90", "sm_80") for case in ("decode", "sampling: 1", "sampling: 2")]
+    write_table(path, [_kernel(target, case, 1) for target, case in cases], ["sm_90", "sm_80"])
+    return path
+
+
+def test_all_rows_of_a_target_are_replaced(table: Path) -> None:
+    write_table(table, [_kernel("sm_90", "decode", 7)], ["sm_90"])
+    others = {("sm_80", case, 1) for case in ("decode", "sampling: 1", "sampling: 2")}
+    assert _rows(table) == {("sm_90", "decode", 7), *others}
+
+
+def test_of_some_cases_the_rows_of_the_others_stay(table: Path) -> None:
+    write_table(table, [_kernel("sm_90", "sampling: 2", 7)], ["sm_90"], only="sampling")
+    others = {("sm_80", case, 1) for case in ("decode", "sampling: 1", "sampling: 2")}
+    assert _rows(table) == {("sm_90", "decode", 1), ("sm_90", "sampling: 2", 7), *others}
+
+
+def test_a_smaller_set_does_not_update_the_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(SystemExit):
+        aot.main(["--quick", "--update"])
+    assert "--quick" in capsys.readouterr().err
