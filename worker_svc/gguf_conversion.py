@@ -230,8 +230,8 @@ def _read(
 ) -> Tensor:
     """A tensor of the file: its blocks, or with a dtype its numbers."""
     data = stored.data if expert is None else stored.data[expert]
-    if dtype is not None and stored.tensor_type.name == "BF16":
+    if dtype is torch.bfloat16:
         return torch.from_numpy(np.array(change(data.view(np.int16)))).view(torch.bfloat16).view(shape)
-    if dtype is not None and stored.tensor_type.name not in _FLOATS:
+    if dtype is not None and stored.tensor_type.name not in ("F32", "F16"):
         data = dequantize(data, stored.tensor_type)
     return torch.from_numpy(np.array(change(data))).to(dtype or torch.uint8).view(shape)

@@ -31,13 +31,14 @@ _SCALES: Mapping[str, Mapping[int, float]] = {
 
 @dataclass(frozen=True, slots=True)
 class TinyGguf:
-    """What a file has: `stored` is the type of a tensor by its name, for matrices only."""
+    """What a file has: `stored` is the type of a matrix by its name, `norms` that of all vectors."""
 
     architecture: str = "llama"
     hidden: int = 64
     intermediate: int = 96
     layers: int = 2
     stored: Callable[[str], str] = lambda _: "F32"
+    norms: str = "F32"
     tied: bool = True
     num_experts: int = 0
     left_out: str = ""
@@ -95,7 +96,8 @@ def write_tiny_gguf(path: Path, model: TinyGguf | None = None) -> Path:
 
     def vector(name: str, size: int, mean: float = 1.0) -> None:
         numbers = mean + random.standard_normal(size) * 0.2
-        writer.add_tensor(f"{name}.weight", numbers.astype(np.float32))
+        kind = GGMLQuantizationType[model.norms]
+        writer.add_tensor(f"{name}.weight", gguf.quantize(numbers.astype(np.float32), kind), raw_dtype=kind)
 
     def matrix(name: str, *shape: int) -> None:
         stored = model.stored(name)

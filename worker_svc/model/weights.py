@@ -94,11 +94,12 @@ class Checkpoint:
 
     def read_bytes(self, name: str, *shape: int) -> Tensor:
         """As `read`, of a tensor in uint8, into memory of its own."""
-        _, stored = self._files[name]
-        found = self.read(name, *shape)
-        if stored.rows is not None or found.dtype != torch.uint8:
+        place = self._files.get(name)
+        found = self.read(name, *shape)  # which raises where there is none
+        if place is None or place[1].rows is not None or found.dtype != torch.uint8:
             return found
-        return self._bytes[stored.name].read(stored.name).view(shape)
+        stored = place[1].name
+        return self._bytes[stored].read(stored).view(shape)
 
     @property
     def names(self) -> Collection[str]:

@@ -78,14 +78,15 @@ def test_a_missing_tensor_is_named(convert: Convert) -> None:
         convert(TinyGguf(left_out="blk.1.ffn_up"))
 
 
-def test_norms_of_gemma_are_stored_less_one(convert: Convert) -> None:
+@pytest.mark.parametrize("norms", ["F32", "F16", "BF16"])
+def test_norms_of_gemma_are_stored_less_one(norms: str, convert: Convert) -> None:
     """llama.cpp adds what transformers does when it computes."""
-    from gguf import GGUFReader
+    from gguf import GGUFReader, dequantize
 
-    directory = convert(TinyGguf(architecture="gemma2", stored=lambda _: "Q8_0"))
-    stored = {each.name: each.data for each in GGUFReader(directory.parent / "tiny.gguf").tensors}
+    directory = convert(TinyGguf(architecture="gemma2", stored=lambda _: "Q8_0", norms=norms))
+    stored = {each.name: each for each in GGUFReader(directory.parent / "tiny.gguf").tensors}["output_norm.weight"]
     norm = load_file(directory / "model.safetensors")["model.norm.weight"]
-    assert torch.equal(norm, torch.tensor(stored["output_norm.weight"]) - 1)
+    assert torch.equal(norm, torch.tensor(dequantize(stored.data, stored.tensor_type)) - 1)
 
 
 def test_sizes_that_transformers_does_not_read_are_those_of_the_file(convert: Convert) -> None:

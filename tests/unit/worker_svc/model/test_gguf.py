@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType, dequantize
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import compiled
@@ -114,6 +114,15 @@ def _assert_held(matrix: PackedMatrix, numbers: Tensor, spread: float, *, is_gat
     if is_gated:
         held = held.view(-1, 2, 16, held.shape[1]).transpose(0, 1).flatten(0, 2)
     torch.testing.assert_close(held, numbers, rtol=0, atol=2**-11 * spread)
+
+
+def test_missing_blocks_are_named(convert: Convert) -> None:
+    blocks, _ = convert(lambda _: "Q8_0")
+    tensors = load_file(blocks / "model.safetensors")
+    tensors.pop("model.layers.1.mlp.down_proj.blocks")
+    save_file(tensors, blocks / "model.safetensors")
+    with pytest.raises(UnsupportedModel, match=r"no tensor model\.layers\.1\.mlp\.down_proj\.blocks"):
+        _built(blocks, MatrixFormat.INT8)
 
 
 @pytest.mark.parametrize("asked", [MatrixFormat.INT8, MatrixFormat.W8A8, MatrixFormat.W4A16, MatrixFormat.W4A8])
