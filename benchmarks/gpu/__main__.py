@@ -2,9 +2,9 @@
 
     python -m benchmarks.gpu [--dry-run] [--output FILE]
 
-In this order: each kernel against its reference and the tokens of a model; the device's rates, attention and its peers;
-decode steps of Llama 3 8B's shape and the host's time of mixed steps; the GPU tests; the other ops. Each part is a
-process with a time limit, and the file is written after each. After 500 s it stops with what it has, and names the
+In this order: attention, sampling and the tokens of a model against references; the device's rates, attention and its
+peers; decode steps of Llama 3 8B's shape and the host's time of mixed steps; the GPU tests; the other ops. Each part is
+a process with a time limit, and the file is written after each. After 500 s it stops with what it has, and names the
 parts that are missing. Needs torch, triton, transformers, numpy and pytest; the project need not be installed.
 
 Exits with 0 if all kernels are right, all tests pass and all parts are complete, 1 if not, 2 without a GPU. Missed
