@@ -69,6 +69,13 @@ def test_tokens_are_those_of_generate_in_a_crowd(
 
 
 @pytest.mark.parametrize("kernels", ["torch", "compiled"])
+def test_tokens_are_those_of_generate_alone(kernels: str, directory: Path, expected: list[list[int]]) -> None:
+    runner = make_runner(directory, kernels, block_size=BLOCK, num_blocks=128)
+    for prompt, tokens in zip(PROMPTS, expected, strict=True):
+        assert Driver(runner).generate([prompt], NUM_TOKENS) == [tokens]
+
+
+@pytest.mark.parametrize("kernels", ["torch", "compiled"])
 @pytest.mark.parametrize(
     "preemption", [{"preemption": "swap", "num_host_blocks": 64}, {"preemption": "recompute"}], ids=str
 )

@@ -150,11 +150,15 @@ def test_a_sequence_may_begin_behind_a_cached_prefix(kernels: str, directory: Pa
     assert rest.token_ids == whole.token_ids
 
 
-def test_tokens_stay_the_same_with_cached_prefixes_and_preempted(directory: Path, reference: Generate) -> None:
+@pytest.mark.parametrize("kernels", ["torch", "compiled"])
+@pytest.mark.parametrize(("preemption", "num_host_blocks"), [("swap", 64), ("recompute", 0)])
+def test_tokens_stay_the_same_with_cached_prefixes_and_preempted(
+    kernels: str, preemption: str, num_host_blocks: int, directory: Path, reference: Generate
+) -> None:
     shared, *longer = prompts(19, 1, 7, 8, 9, 15, 33, 50)
     asked = [*longer, *([*shared, *prompt] for prompt in longer[:4])]
-    runner = make_runner(directory, "compiled", block_size=8, num_blocks=16, num_host_blocks=64)
-    core_runner = CoreRunner(make_instance(runner), 16, "swap")
+    runner = make_runner(directory, kernels, block_size=8, num_blocks=16, num_host_blocks=num_host_blocks)
+    core_runner = CoreRunner(make_instance(runner), 16, preemption)
     served = core_runner.serve(submission(str(place), prompt, NUM_TOKENS) for place, prompt in enumerate(asked))
     assert [served[str(place)][0].token_ids for place in range(len(asked))] == reference(directory, asked, NUM_TOKENS)
     assert core_runner.core.totals.cache_hits > 0
