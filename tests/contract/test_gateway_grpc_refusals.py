@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +18,7 @@ from tiny_model import CONTEXT_LENGTH, EOS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 HELLO = encoded("hello world")
+REFLECTION = ("v1", "v1alpha")
 LIST_SERVICES = reflection_pb2.ServerReflectionRequest(list_services="")
 
 
@@ -171,7 +172,7 @@ async def test_a_key_decides_the_tenant(key_file: Path, model_directory: Path) -
 async def test_reflection_needs_a_key_where_other_calls_do(key_file: Path, model_directory: Path) -> None:
     async with running_gateway(model_directory, api_keys=key_file) as quire:
         for metadata in (None, (("authorization", "Bearer wrong"),)):
-            for version in ("v1", "v1alpha"):
+            for version in REFLECTION:
                 method = f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
                 first: Any = quire.channel.stream_stream(method)
                 call = first(iter([LIST_SERVICES.SerializeToString()]), metadata=metadata)
@@ -180,7 +181,8 @@ async def test_reflection_needs_a_key_where_other_calls_do(key_file: Path, model
                 error = raised.value
                 assert (error.code(), reason_of(error)[0]) == (grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED")
         metadata = (("authorization", "Bearer the-key-of-alice"),)
-        assert "quire.inference.v1.InferenceService" in await reflected(quire, metadata)
+        for version in REFLECTION:
+            assert "quire.inference.v1.InferenceService" in await reflected(quire, version, metadata)
 
 
 async def test_health_is_reported_per_service_and_reflection_shows_only_what_is_public(quire: Harness) -> None:
@@ -191,15 +193,20 @@ async def test_health_is_reported_per_service_and_reflection_shows_only_what_is_
     listed = (await health.List(health_pb2.HealthListRequest())).statuses
     assert {"", "quire.inference.v1.InferenceService", "liveness"} <= listed.keys()
     assert {answer.status for answer in listed.values()} == {health_pb2.HealthCheckResponse.SERVING}
-    names = await reflected(quire)
-    assert not any(inner in name for inner in ("scheduler", "worker", "admin") for name in names)
+    for version in REFLECTION:
+        names = await reflected(quire, version)
+        assert "quire.inference.v1.InferenceService" in names
+        assert not any(inner in name for inner in ("scheduler", "worker", "admin") for name in names)
 
 
-async def reflected(quire: Harness, metadata: tuple[tuple[str, str], ...] | None = None) -> list[str]:
-    """Names of the services that reflection lists."""
-    stub = reflection_pb2_grpc.ServerReflectionStub(quire.channel)
-    call = stub.ServerReflectionInfo(iter([LIST_SERVICES]), metadata=metadata)
-    async for answer in call:
+async def reflected(quire: Harness, version: str, metadata: tuple[tuple[str, str], ...] | None = None) -> list[str]:
+    """Names of the services that a version of reflection lists. Messages of both versions are the same."""
+    list_services: Any = quire.channel.stream_stream(
+        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    async for answer in list_services(iter([LIST_SERVICES]), metadata=metadata):
         return [service.name for service in answer.list_services_response.service]
     return []
 

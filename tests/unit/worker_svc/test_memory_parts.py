@@ -1,0 +1,82 @@
+"""What a worker's memory is divided into."""
+
+import mmap
+
+import pytest
+import torch
+
+from worker_svc.memory_parts import MemoryAccount, MemoryParts
+
+MIB = 1 << 20
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+def mapped(num_bytes: int) -> torch.Tensor:
+    """Memory of its own, no page of which is in use yet."""
+    return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.uint8)
+
+
+def test_parts_of_a_processors_memory_are_what_is_in_use() -> None:
+    account = MemoryAccount(CPU)
+    weights = torch.ones(64 * MIB, dtype=torch.uint8)
+    account.note_weights()
+    blocks, host_blocks = mapped(64 * MIB), mapped(32 * MIB)
+    account.note_blocks(blocks, host_blocks)
+    before = account.read()
+    assert before.weights == pytest.approx(weights.nbytes, abs=16 * MIB)
+    assert (before.kv, before.swap) == (0, 0)
+    blocks[: 16 * MIB] = 1
+    host_blocks[: 8 * MIB] = 1
+    activations = torch.ones(48 * MIB, dtype=torch.uint8)
+    after = account.read()
+    assert (after.kv, after.swap) == (16 * MIB, 8 * MIB)
+    assert after.activations - before.activations == pytest.approx(activations.nbytes, abs=16 * MIB)
+    assert after.weights == before.weights
+    account.close()
+    assert (account.read().kv, account.read().swap) == (0, 0)
+
+
+class FakeGpu:
+    """Memory of a GPU as torch reports it."""
+
+    def __init__(self) -> None:
+        self.allocated = self.reserved = 0
+
+    def memory_allocated(self, device: torch.device) -> int:
+        return self.allocated
+
+    def memory_reserved(self, device: torch.device) -> int:
+        return self.reserved
+
+    def mem_get_info(self, device: torch.device) -> tuple[int, int]:
+        return 1000 * MIB - self.reserved, 1000 * MIB
+
+
+def test_parts_of_a_gpus_memory_are_what_torch_has_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu()
+    for name in ("memory_allocated", "memory_reserved", "mem_get_info"):
+        monkeypatch.setattr(torch.cuda, name, getattr(gpu, name))
+    gpu.allocated = 10 * MIB  # by another model of the process
+    account = MemoryAccount(GPU)
+    gpu.allocated += 300 * MIB
+    account.note_weights()
+    account.note_blocks(mapped(200 * MIB), mapped(50 * MIB))
+    gpu.allocated += 200 * MIB + 40 * MIB
+    gpu.reserved = gpu.allocated + 30 * MIB
+    parts = account.read()
+    assert parts == MemoryParts(
+        weights=300 * MIB,
+        kv=200 * MIB,
+        swap=50 * MIB,
+        activations=40 * MIB,
+        fragmentation=30 * MIB,
+        device_used=gpu.reserved,
+        device_limit=1000 * MIB,
+    )
+    assert parts.describe()["device"] == {"used_bytes": gpu.reserved, "limit_bytes": 1000 * MIB}
+
+
+def test_a_processor_has_no_device_of_its_own() -> None:
+    parts = MemoryParts(weights=1, kv=2, swap=3, activations=4, fragmentation=5)
+    names = ("weights", "kv", "swap", "activations", "fragmentation")
+    assert parts.describe() == {f"{name}_bytes": number for number, name in enumerate(names, 1)}
