@@ -1,4 +1,4 @@
-"""The spans that a gateway makes of gRPC calls."""
+"""The spans that a gateway makes of calls over gRPC and HTTP."""
 
 import asyncio
 import logging
@@ -17,6 +17,8 @@ from gateway_calls import asking, refused
 from gateway_harness import Harness, encoded, running_gateway
 from quire.inference.v1 import inference_pb2 as api
 from scripted_scheduler import answer_with
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
 
 
 @pytest.fixture
@@ -102,3 +104,51 @@ async def test_a_get_joins_the_trace_of_its_caller(
     spans = await finished(exporter, num_spans)
     assert [span.name for span in spans] == ["GET /v1/responses/{response_id}"] * num_spans
     assert all(span.context is not None and span.context.trace_id == int(trace_id, 16) for span in spans)
+
+
+async def test_the_span_of_a_refused_http_call_has_its_status_and_no_stack_trace(
+    quire: Harness, exporter: InMemorySpanExporter
+) -> None:
+    refused_body = {"messages": MESSAGES, "n": 1000}
+    assert (await quire.http.post("/v1/chat/completions", json=refused_body)).status_code == 400
+    (span,) = await finished(exporter, 1)
+    assert (span.name, span.events) == ("POST /v1/chat/completions", ())
+    assert (span.attributes or {})["http.response.status_code"] == 400
+    assert span.status.status_code is StatusCode.UNSET
+
+
+async def test_the_span_of_a_stream_whose_http_client_leaves_has_no_stack_trace(
+    quire: Harness, exporter: InMemorySpanExporter, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def begin() -> None:
+        key = (await quire.scheduler.next("submit")).key
+        quire.scheduler.session.accept(key)
+        quire.scheduler.session.tokens(key, encoded("hello there"), 0)
+
+    body = {"messages": MESSAGES, "stream": True}
+    with caplog.at_level(logging.WARNING):
+        begun = asyncio.create_task(begin())
+        async with quire.http.stream("POST", "/v1/chat/completions", json=body) as response:
+            await anext(response.aiter_lines())
+        await begun
+        server, generation = await finished(exporter, 2)
+    assert caplog.messages == []
+    assert (server.events, generation.events) == ((), ())
+    assert server.status.status_code is StatusCode.UNSET
+    assert (generation.attributes or {})["error.type"] == "CANCELLED"
+
+
+async def test_the_only_token_of_an_http_call_is_measured_before_its_span_ends(
+    quire: Harness, exporter: InMemorySpanExporter, caplog: pytest.LogCaptureFixture
+) -> None:
+    quire.scheduler.script = answer_with(encoded("hello"))
+    with caplog.at_level(logging.WARNING, "opentelemetry"):
+        body = {"messages": MESSAGES, "max_tokens": 1}
+        assert (await quire.http.post("/v1/chat/completions", json=body)).status_code == 200
+        server, generation = await finished(exporter, 2)
+    assert caplog.messages == []
+    assert (generation.attributes or {})["gen_ai.response.time_to_first_chunk"]
+    assert (server.attributes or {})["http.response.status_code"] == 200
+    assert generation.parent is not None
+    assert server.context is not None
+    assert generation.parent.span_id == server.context.span_id
