@@ -27,7 +27,7 @@ CORE_LAYERS: list[set[str]] = [
     {"costs", "output_lengths"},
     {"kv"},
     {"replica", "admission"},
-    {"policy", "beam_search"},
+    {"policy", "beam_search", "step_pacing"},
     {"limits"},
     {"planning"},
     {"result_checks"},
