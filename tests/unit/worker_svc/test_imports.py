@@ -6,6 +6,7 @@ ABOVE_MODELS = {
     "__main__",
     "encoder.instance",
     "fingerprint",
+    "gguf_conversion",
     "instance",
     "load",
     "prepare",
