@@ -150,14 +150,16 @@ class CostModel:
 
     def step_seconds(self, num_prefill_tokens: int, num_decodes: int) -> float:
         """How long a step takes whose prefill tokens begin prompts; always above 0."""
-        pairs = count_pairs(0, num_prefill_tokens)
-        return max(_LEAST_SECONDS, self._step.predict((1.0, num_prefill_tokens, num_decodes, pairs)))
+        return self._predict(num_prefill_tokens, num_decodes, count_pairs(0, num_prefill_tokens))
 
     def plan_seconds(self, plan: StepPlan) -> float:
         """How long a step takes; 0 where it computes nothing."""
         num_prefill_tokens, num_decodes, num_pairs = _amounts(plan)
         if not num_prefill_tokens and not num_decodes:
             return 0.0
+        return self._predict(num_prefill_tokens, num_decodes, num_pairs)
+
+    def _predict(self, num_prefill_tokens: int, num_decodes: int, num_pairs: float) -> float:
         return max(_LEAST_SECONDS, self._step.predict((1.0, num_prefill_tokens, num_decodes, num_pairs)))
 
     @property

@@ -27,7 +27,6 @@ class StepPacing:
         """
         in_flight = self._replica.steps_in_flight
         if not in_flight:
-            self._running = None
             return 0.0
         running = in_flight[0]
         if running.step_id != self._running:  # it has just begun

@@ -55,6 +55,19 @@ def processors(params: SamplingParams) -> LogitsProcessorList:
     return LogitsProcessorList(found)
 
 
+def assert_drawn_from(
+    scores: torch.Tensor, logits: torch.Tensor, known: list[int], params: SamplingParams, sampler: Sampler
+) -> None:
+    """The tokens of all rows are those of the inverse distribution function of `scores`, in float64."""
+    ends = scores.softmax(-1).cumsum(-1)
+    position = np.full(NUM_ROWS, len(known), np.uint32)
+    numbers = uniforms(np.arange(NUM_ROWS, dtype=np.uint64), np.zeros(NUM_ROWS, np.uint32), position)
+    expected = torch.searchsorted(ends, torch.tensor(numbers)[:, None] * ends[:, -1:], right=True)[:, 0]
+    tokens = np.array(known, np.int32)
+    states = [SamplingState(replace(params, seed=seed), 0, tokens, PROMPT_LENGTH) for seed in range(NUM_ROWS)]
+    assert sampler(logits.clone(), states).tokens == expected.tolist()
+
+
 @pytest.mark.parametrize(
     "params",
     [
@@ -76,13 +89,7 @@ def test_tokens_are_drawn_from_the_distribution_of_transformers(params: Sampling
     logits[:, :20] += 2.0  # of tokens that penalties and biases change
     ids: Any = torch.tensor([KNOWN]).expand(NUM_ROWS, -1)
     scores = processors(params)(ids, cast(Any, logits.double()))
-    ends = scores.softmax(-1).cumsum(-1)
-    position = np.full(NUM_ROWS, len(KNOWN), np.uint32)
-    numbers = uniforms(np.arange(NUM_ROWS, dtype=np.uint64), np.zeros(NUM_ROWS, np.uint32), position)
-    expected = torch.searchsorted(ends, torch.tensor(numbers)[:, None] * ends[:, -1:], right=True)[:, 0]
-    known = np.array(KNOWN, np.int32)
-    states = [SamplingState(replace(params, seed=seed), 0, known, PROMPT_LENGTH) for seed in range(NUM_ROWS)]
-    assert sampler(logits.clone(), states).tokens == expected.tolist()
+    assert_drawn_from(scores, logits, KNOWN, params, sampler)
 
 
 @pytest.mark.parametrize(
@@ -101,10 +108,4 @@ def test_penalties_are_those_of_openais_formula(params: SamplingParams, sampler:
     counts = torch.bincount(torch.tensor(known[PROMPT_LENGTH:]), minlength=VOCAB).double()
     logits[:, known] += 4.0
     changed = logits.double() - counts * params.frequency_penalty - (counts > 0) * params.presence_penalty
-    ends = changed.softmax(-1).cumsum(-1)
-    position = np.full(NUM_ROWS, len(known), np.uint32)
-    numbers = uniforms(np.arange(NUM_ROWS, dtype=np.uint64), np.zeros(NUM_ROWS, np.uint32), position)
-    expected = torch.searchsorted(ends, torch.tensor(numbers)[:, None] * ends[:, -1:], right=True)[:, 0]
-    tokens = np.array(known, np.int32)
-    states = [SamplingState(replace(params, seed=seed), 0, tokens, PROMPT_LENGTH) for seed in range(NUM_ROWS)]
-    assert sampler(logits.clone(), states).tokens == expected.tolist()
+    assert_drawn_from(changed, logits, known, params, sampler)
