@@ -157,12 +157,11 @@ def pack_matrix(
     weight = weight.contiguous()
     steps = -(-padded // values)
     size = -(-outputs // PANEL) * steps * PANEL * values
-    panels = torch.empty(size, dtype=weight.dtype) if memory is None else memory.empty(size, weight.dtype)
+    panels = _panels(size, weight.dtype, memory)
     thread_pool.library.quire_pack(
         weight.data_ptr(), outputs, inputs, weight.element_size(), values, steps, panels.data_ptr()
     )
-    biases = None if bias is None else _padded(bias.float())
-    return PackedMatrix(outputs, padded, dtype, matrix_format, panels, scales, biases)
+    return PackedMatrix(outputs, padded, dtype, matrix_format, panels, scales, _biases(bias))
 
 
 def pack_nibbles(
@@ -192,8 +191,7 @@ def pack_nibbles(
     if weight.order is not None:
         order = torch.cat([weight.order, torch.arange(inputs, padded)]).int()
     size = -(-outputs // PANEL) * -(-padded // weight.group) * (4 * PANEL + weight.group * PANEL // 2)
-    panels = torch.empty(size, dtype=torch.uint8) if memory is None else memory.empty(size, torch.uint8)
-    biases = None if bias is None else _padded(bias.float())
+    panels = _panels(size, torch.uint8, memory)
     matrix = PackedMatrix(
         outputs,
         padded,
@@ -201,7 +199,7 @@ def pack_nibbles(
         matrix_format,
         panels,
         _padded(factors),
-        biases,
+        _biases(bias),
         weight.group,
         order,
         weight.has_minimums,
@@ -240,7 +238,7 @@ def pack_grouped_bytes(
     scales, codes = scales.contiguous(), weight.codes.contiguous()
     head = 2 * PANEL * (1 if minimums is None else 2)
     size = -(-outputs // PANEL) * -(-padded // weight.group) * (head + weight.group * PANEL)
-    panels = torch.empty(size, dtype=torch.uint8) if memory is None else memory.empty(size, torch.uint8)
+    panels = _panels(size, torch.uint8, memory)
     matrix = PackedMatrix(
         outputs,
         padded,
@@ -248,7 +246,7 @@ def pack_grouped_bytes(
         matrix_format,
         panels,
         _padded(factors),
-        None if bias is None else _padded(bias.float()),
+        _biases(bias),
         weight.group,
         has_minimums=minimums is not None,
     )
@@ -256,6 +254,15 @@ def pack_grouped_bytes(
         codes.data_ptr(), scales.data_ptr(), _address(minimums), byref(matrix.args()), inputs, panels.data_ptr()
     )
     return matrix
+
+
+def _panels(size: int, dtype: torch.dtype, memory: LargePages | None) -> Tensor:
+    """Memory for panels of so many elements."""
+    return torch.empty(size, dtype=dtype) if memory is None else memory.empty(size, dtype)
+
+
+def _biases(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else _padded(bias.float())
 
 
 def linear(thread_pool: ThreadPool, inputs: Tensor, matrix: PackedMatrix) -> Tensor:
