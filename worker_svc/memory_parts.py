@@ -25,7 +25,7 @@ class MemoryParts:
     kv: int
     swap: int
     activations: int
-    """All else that the process has allocated since it began to load the model."""
+    """All else that the process uses more than before it began to load the model."""
     fragmentation: int
     device_used: int = 0
     """Of the GPU, by all processes."""
@@ -41,8 +41,10 @@ class MemoryParts:
 
 
 def allocated_bytes(device: torch.device) -> int:
-    """Bytes that this process has allocated where the model is."""
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else HostMemoryReader().read_process()
+    """Bytes that this process uses where the model is, without what an allocator only keeps."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    return HostMemoryReader().read_process() - _unused_heap_bytes()
 
 
 class MemoryAccount:
@@ -78,9 +80,8 @@ class MemoryAccount:
             activations = max(0, allocated - self._before - self._weights - kv)
             return MemoryParts(self._weights, kv, swap, activations, unused, total - free, total)
         kv, swap = (0, 0) if blocks is None else (_resident_bytes(blocks[0]), _resident_bytes(blocks[1]))
-        unused = _unused_heap_bytes()
-        others = allocated_bytes(self._device) - self._before - self._weights - kv - swap - unused
-        return MemoryParts(self._weights, kv, swap, max(0, others), unused)
+        activations = max(0, allocated_bytes(self._device) - self._before - self._weights - kv - swap)
+        return MemoryParts(self._weights, kv, swap, activations, _unused_heap_bytes())
 
 
 def _resident_bytes(memory: Tensor) -> int:

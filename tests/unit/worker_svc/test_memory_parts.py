@@ -1,6 +1,10 @@
 """What a worker's memory is divided into."""
 
 import mmap
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import TypeVar
 
 import pytest
 import torch
@@ -8,6 +12,7 @@ import torch
 from worker_svc.memory_parts import MemoryAccount, MemoryParts
 
 MIB = 1 << 20
+Result = TypeVar("Result")
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
@@ -16,24 +21,58 @@ def mapped(num_bytes: int) -> torch.Tensor:
     return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.uint8)
 
 
-def test_parts_of_a_processors_memory_are_what_is_in_use() -> None:
+def in_a_process_of_its_own(measure: Callable[[], Result]) -> Result:
+    """A process's memory is measured, and nothing else may take or return some meanwhile."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(measure).result(timeout=120)
+
+
+def measure_parts() -> tuple[MemoryParts, MemoryParts, MemoryParts]:
+    """Without use of the blocks, with 16 and 8 MiB of them and 48 MiB of activations, and without the blocks."""
     account = MemoryAccount(CPU)
     weights = torch.ones(64 * MIB, dtype=torch.uint8)
     account.note_weights()
     blocks, host_blocks = mapped(64 * MIB), mapped(32 * MIB)
     account.note_blocks(blocks, host_blocks)
     before = account.read()
-    assert before.weights == pytest.approx(weights.nbytes, abs=16 * MIB)
-    assert (before.kv, before.swap) == (0, 0)
     blocks[: 16 * MIB] = 1
     host_blocks[: 8 * MIB] = 1
     activations = torch.ones(48 * MIB, dtype=torch.uint8)
     after = account.read()
-    assert (after.kv, after.swap) == (16 * MIB, 8 * MIB)
-    assert after.activations - before.activations == pytest.approx(activations.nbytes, abs=16 * MIB)
-    assert after.weights == before.weights
     account.close()
-    assert (account.read().kv, account.read().swap) == (0, 0)
+    assert weights[0] == activations[0]
+    return before, after, account.read()
+
+
+def test_parts_of_a_processors_memory_are_what_is_in_use() -> None:
+    before, after, closed = in_a_process_of_its_own(measure_parts)
+    assert before.weights == pytest.approx(64 * MIB, abs=16 * MIB)
+    assert (before.kv, before.swap) == (0, 0)
+    assert (after.kv, after.swap) == (16 * MIB, 8 * MIB)
+    assert after.activations - before.activations == pytest.approx(48 * MIB, abs=16 * MIB)
+    assert after.weights == before.weights
+    assert (closed.kv, closed.swap) == (0, 0)
+
+
+def measure_beside_an_unused_heap() -> tuple[MemoryParts, MemoryParts]:
+    """Without and with 48 MiB of activations, where the heap has kept 120 MiB since before the model came."""
+    pieces = [bytes(64 << 10) for _ in range(2048)]  # of a size that gets no mapping of its own
+    kept = pieces[::16]
+    del pieces
+    account = MemoryAccount(CPU)
+    account.note_weights()
+    before = account.read()
+    activations = torch.ones(48 * MIB, dtype=torch.uint8)
+    after = account.read()
+    assert len(kept) == 128
+    assert activations[0]
+    return before, after
+
+
+def test_what_the_heap_kept_before_the_model_came_does_not_hide_its_activations() -> None:
+    before, after = in_a_process_of_its_own(measure_beside_an_unused_heap)
+    assert before.fragmentation > 64 * MIB
+    assert after.activations - before.activations == pytest.approx(48 * MIB, abs=16 * MIB)
 
 
 class FakeGpu:
