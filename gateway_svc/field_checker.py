@@ -66,7 +66,7 @@ class FieldChecker:
         if not token_ids or (min(token_ids) >= 0 and max(token_ids) < model.vocab_size):
             return
         item_index = next(i for i, token_id in enumerate(token_ids) if not 0 <= token_id < model.vocab_size)
-        message = f"must be below {model.vocab_size}, the size of the vocabulary"
+        message = f"is out of vocabulary: must be between 0 and {model.vocab_size - 1}"
         raise QuireError(Reason.INVALID_FIELD, message, field=self.field_path(which, item_index))
 
     def unicode(self, where: str, text: str) -> None:

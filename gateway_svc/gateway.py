@@ -86,6 +86,7 @@ class Gateway:
                 origins=settings.cors_origin_list,
                 root_path=settings.root_path,
                 always_has_usage=settings.stream_usage,
+                names_tokens_by_id=settings.tokens_as_token_ids,
             ),
             CallLimits(settings.call_shares(settings.max_http_connections), bodies),
         )

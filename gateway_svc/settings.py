@@ -138,6 +138,11 @@ class GatewaySettings(InnerSettings):
         description="whether every stream of /v1/chat/completions and /v1/completions ends with its usage and has the "
         "usage so far in each event, whatever its stream_options are, as in vLLM; for a proxy that bills by it",
     )
+    tokens_as_token_ids: bool = Field(
+        False,
+        description="whether log-probabilities have token_id:N instead of a token's text where a request does not set "
+        "return_tokens_as_token_ids",
+    )
     max_logprobs: int = Field(
         DEFAULT_MAX_LOGPROBS,
         ge=0,

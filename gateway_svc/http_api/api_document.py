@@ -8,6 +8,7 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
 
 from gateway_svc.http_api.endpoint import HandlerDoc, HttpRoute
+from gateway_svc.http_api.exchange import OWN_ID_HEADER, REQUEST_ID_HEADER
 from gateway_svc.http_api.undefined_fields import IGNORED_FIELDS_HEADER
 
 Json = dict[str, Any]
@@ -35,10 +36,15 @@ _REQUEST_HEADERS: Mapping[str, tuple[Json, str]] = {
         {"type": "number", "exclusiveMinimum": 0, "maximum": 86_400},
         "The deadline in seconds.",
     ),
+    REQUEST_ID_HEADER: (
+        {"type": "string", "pattern": "^[!-~]{1,128}$"},
+        "The client's or a proxy's id of the call, which the answer repeats.",
+    ),
     "traceparent": ({"type": "string"}, "The W3C trace that the request belongs to."),
 }
 _RESPONSE_HEADERS: Mapping[str, str] = {
-    "x-request-id": "The request's name, or an id that the gateway makes.",
+    REQUEST_ID_HEADER: "That of the request; if it has none, the request's name, or an id that the gateway makes.",
+    OWN_ID_HEADER: "The request's name, or an id that the gateway makes, where the request has an x-request-id.",
     "x-request-durable": "true if all requests of the call are recorded, so that they survive any one process.",
     IGNORED_FIELDS_HEADER: "Fields of the body that have no effect, separated by commas.",
 }
@@ -160,7 +166,9 @@ def _answer(doc: HandlerDoc, schemas: Mapping[Any, Json], about: str) -> Json:
     if doc.event is not None:
         content[doc.event_type] = {"schema": _schema(doc.event, schemas)}
     answer: Json = {"description": about}
-    headers = {"x-request-id"}
+    headers = {REQUEST_ID_HEADER}
+    if doc.body is not None:
+        headers.add(OWN_ID_HEADER)
     if doc.body is not None:
         headers.add(IGNORED_FIELDS_HEADER)
         if "Idempotency-Key" in doc.headers:

@@ -12,10 +12,11 @@ from gateway_svc.call_limits import CallLimits
 from gateway_svc.http_api.anthropic.routes import AnthropicRoutes
 from gateway_svc.http_api.calls import HttpCalls
 from gateway_svc.http_api.document_routes import DocumentRoutes
+from gateway_svc.http_api.embeddings.cohere_routes import CohereEmbedRoutes
 from gateway_svc.http_api.embeddings.routes import EmbeddingsRoutes
 from gateway_svc.http_api.endpoint import ANY_METHOD, HttpEndpoint, HttpRoute
 from gateway_svc.http_api.errors import NO_ROUTE
-from gateway_svc.http_api.exchange import HttpExchange
+from gateway_svc.http_api.exchange import OWN_ID_HEADER, REQUEST_ID_HEADER, HttpExchange
 from gateway_svc.http_api.hosts import AllowedHosts
 from gateway_svc.http_api.ollama.routes import OllamaRoutes
 from gateway_svc.http_api.openai.answer_models import ErrorAnswer
@@ -40,7 +41,8 @@ class HttpOptions:
     """What an operator sets for all routes.
 
     `origins` are those of web pages that may use this API; `*` is all. A body has `read_timeout` seconds. Paths may
-    begin with `root_path`. With `always_has_usage` every stream of chats and completions has its usage, also so far.
+    begin with `root_path`. With `always_has_usage` every stream of chats and completions has its usage, also so far;
+    with `names_tokens_by_id` their log-probabilities have token_id:N for a token's text, unless a request says.
     """
 
     read_timeout: float
@@ -48,6 +50,7 @@ class HttpOptions:
     origins: Collection[str] = ()
     root_path: str = ""
     always_has_usage: bool = False
+    names_tokens_by_id: bool = False
 
 
 class HttpApi:
@@ -68,7 +71,12 @@ class HttpApi:
         self._options = options
         self._calls = HttpCalls(request_manager, authenticator, options.undefined_fields, threads, limits)
         service = ServiceRoutes(request_manager, self._calls, OPENAI_ERRORS, ErrorAnswer)
-        openai = OpenAiRoutes(request_manager, self._calls, always_has_usage=options.always_has_usage)
+        openai = OpenAiRoutes(
+            request_manager,
+            self._calls,
+            always_has_usage=options.always_has_usage,
+            names_tokens_by_id=options.names_tokens_by_id,
+        )
         embeddings, scoring = EmbeddingsRoutes(self._calls), ScoringRoutes(self._calls)
         by_field = {
             "messages": openai.chat_completions,
@@ -86,6 +94,7 @@ class HttpApi:
             # With keys there are no metrics: a tenant would see what others do.
             *service.routes(has_metrics=not authenticator.requires_credential),
             *(replace(route, has_unversioned_path=True) for route in openai_routes),
+            *CohereEmbedRoutes(self._calls).routes(),
             *scoring.routes(),
             *SageMakerRoutes(self._calls, service.health, by_field).routes(),
             *AnthropicRoutes(self._calls).routes(),
@@ -130,7 +139,8 @@ class HttpApi:
             allow_methods=sorted({method for route in self.routes for method in route.handlers}),
             allow_headers=("*",),  # clients add headers of their own, such as x-stainless-lang
             expose_headers=(
-                "x-request-id",
+                REQUEST_ID_HEADER,
+                OWN_ID_HEADER,
                 "x-request-durable",
                 "retry-after",
                 "x-should-retry",

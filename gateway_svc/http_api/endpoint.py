@@ -8,6 +8,7 @@ from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
+from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from gateway_svc.http_api.answer_model import AnswerModel
@@ -26,7 +27,7 @@ logger = logging.getLogger("quire.gateway")
 _CLIENT_DISCONNECTED = 499
 ANY_METHOD = "*"
 
-CALL_HEADERS = ("x-request-timeout", "traceparent")
+CALL_HEADERS = ("x-request-timeout", "x-request-id", "traceparent")
 GENERATION_HEADERS = ("Idempotency-Key", *CALL_HEADERS)
 RESUMABLE_HEADERS = ("Idempotency-Key", "Last-Event-ID", *CALL_HEADERS)
 
@@ -39,7 +40,7 @@ class HandlerDoc:
     data of a stream's events, and of errors. Several models are alternatives."""
 
     body: type[BodyModel] | tuple[type[BodyModel], ...] | None = None
-    answer: type[AnswerModel] | tuple[type[AnswerModel], ...] | None = None
+    answer: type[BaseModel] | tuple[type[BaseModel], ...] | None = None
     event: type[AnswerModel] | tuple[type[AnswerModel], ...] | None = None
     error: type[AnswerModel] | None = None
     needs_credential: bool = True

@@ -2,6 +2,7 @@
 leaves."""
 
 import asyncio
+import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -21,6 +22,8 @@ from gateway_svc.request_group import ClientDisconnected
 from svc_common.errors import QuireError, Reason
 
 MAX_BODY_BYTES = 16 * 2**20
+REQUEST_ID_HEADER, OWN_ID_HEADER = "x-request-id", "x-quire-request-id"
+_CLIENT_ID = re.compile("[!-~]{1,128}")
 
 
 class _ResponseStage(Enum):
@@ -31,8 +34,9 @@ class _ResponseStage(Enum):
 
 class HttpExchange:
     """`peer` is the client's address. `status` is the response's, once it has begun. `context` is that of the
-    request's span. `id_headers` are the headers of the response that have `request_id`. `model` is the name of the
-    request's model, empty where that is not served. `is_durable` is whether its requests are recorded; None: it has
+    request's span. `id_headers` are the headers of the response that have `request_id`; a client that sends its own
+    X-Request-Id gets that back, and `request_id` in another header. `model` is the name of the request's model, empty
+    where that is not served. `is_durable` is whether its requests are recorded; None: it has
     none. `ignored_fields` are names of fields of the body that have no effect. `open_call` counts the call from its
     login on; it has the bytes of the body. The body must come within `read_timeout` seconds.
     """
@@ -42,7 +46,7 @@ class HttpExchange:
         self.path_params: Mapping[str, str] = scope.get("path_params", {})
         self.query = QueryParams(scope.get("query_string", b""))
         self.request_id = uuid.uuid4().hex
-        self.id_headers: Sequence[str] = ("x-request-id",)
+        self.id_headers: Sequence[str] = (REQUEST_ID_HEADER,)
         self.peer = ":".join(str(part) for part in scope.get("client") or ())
         self.status: int | None = None
         self.context: Context | None = None
@@ -184,13 +188,21 @@ class HttpExchange:
 
     async def _start(self, status: int, content_type: str, headers: Mapping[str, str]) -> None:
         self.status = status
-        every = {"content-type": content_type, **dict.fromkeys(self.id_headers, self.request_id), **headers}
+        ids = dict.fromkeys(self.id_headers, self.request_id) | self._client_id()
+        every = {"content-type": content_type, **ids, **headers}
         if self.is_durable is not None:
             every["x-request-durable"] = "true" if self.is_durable else "false"
         if self.ignored_fields:
             every[IGNORED_FIELDS_HEADER] = header_value(self.ignored_fields)
         raw = [(name.encode(), value.encode("latin-1")) for name, value in every.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
+
+    def _client_id(self) -> Mapping[str, str]:
+        """The headers for a client's own id, such as a proxy's. It is no name of the request: others may have it."""
+        given = self.headers.getlist(REQUEST_ID_HEADER)
+        if len(given) != 1 or _CLIENT_ID.fullmatch(given[0]) is None:
+            return {}
+        return {REQUEST_ID_HEADER: given[0], OWN_ID_HEADER: self.request_id}
 
 
 def _too_large() -> QuireError:

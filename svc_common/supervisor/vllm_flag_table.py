@@ -78,6 +78,7 @@ SERVED: tuple[VllmFlag, ...] = (
     Value("--ssl-keyfile", "QUIRE_TLS_KEY_FILE", "for both protocols; read again when it changes"),
     Value("--root-path", "QUIRE_ROOT_PATH"),
     Switch("--enable-force-include-usage", "QUIRE_STREAM_USAGE", on="1", off="0"),
+    Switch("--return-tokens-as-token-ids", "QUIRE_TOKENS_AS_TOKEN_IDS", on="1", off="0"),
     Value("--allowed-origins", "QUIRE_CORS_ORIGINS", "", origins),
     Value("--max-logprobs", "QUIRE_MAX_LOGPROBS", "0 to 128; -1, the whole vocabulary, is refused", up_to(128)),
     # Memory and steps.
@@ -252,7 +253,6 @@ _REFUSED: dict[str, str] = {
     "define tools in requests; `strict` constrains their arguments": (
         "--tool-strict-level --tool-server --exclude-tools-when-tool-choice-none"
     ),
-    "ask for it in requests": "--return-tokens-as-token-ids",
     "a stream without events sends a comment every 15 s; the interval is fixed": "--sse-keep-alive-interval",
     "neither prompts nor outputs are logged; traces have a span for each request": (
         "--enable-log-requests --enable-log-outputs --log-error-stack --enable-logging-iteration-details"

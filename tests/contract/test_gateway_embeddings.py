@@ -57,6 +57,17 @@ async def test_openais_client_gets_the_vectors(shared: Harness) -> None:
         assert [list(one.embedding) for one in tokens.data] == [vector_of([5, 6]), vector_of([7])]
 
 
+async def test_coheres_route_has_the_same_vectors(shared: Harness) -> None:
+    answer = (await shared.http.post("/v2/embed", json={"model": "tiny", "texts": TEXTS})).json()
+    assert (answer["embeddings"], answer["texts"]) == ({"float": VECTORS}, TEXTS)
+    assert answer["meta"]["billed_units"]["input_tokens"] == 9
+    long = {"texts": ["a b c d " * 5], "truncate": "START"}
+    answer = (await shared.http.post("/v2/embed", json=long)).json()
+    assert answer["meta"]["billed_units"]["input_tokens"] == CONTEXT_LENGTH
+    refused = await shared.http.post("/v2/embed", json={"texts": ["a"], "output_dimension": 5})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "output_dimension")
+
+
 async def test_the_contract_has_them(shared: Harness) -> None:
     shared.scheduler.script = embed_with(vector_of, cached_tokens=2)
     call = shared.stub.Embed(asking(model="tiny"))

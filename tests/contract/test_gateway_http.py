@@ -252,6 +252,20 @@ async def test_the_idempotency_key_names_the_request(quire: Harness) -> None:
     assert (bad.status_code, bad.json()["error"]["param"]) == (400, "Idempotency-Key")
 
 
+async def test_a_clients_own_id_is_repeated_and_names_nothing(quire: Harness) -> None:
+    quire.scheduler.script = answer_with(HELLO)
+    for _ in range(2):
+        response = await quire.http.post("/v1/completions", json={"prompt": "a"}, headers={"x-request-id": "theirs"})
+        assert response.headers["x-request-id"] == "theirs"
+        assert response.json()["id"] == f"cmpl-{response.headers['x-quire-request-id']}" != "cmpl-theirs"
+    response = await quire.http.get("/health", headers={"x-request-id": "theirs"})
+    assert response.headers["x-request-id"] == "theirs"
+    for other in ("a b", "", "a" * 129, "\u00e9"):
+        response = await quire.http.get("/health", headers=[(b"x-request-id", other.encode("latin-1"))])
+        assert len(response.headers["x-request-id"]) == 32
+        assert "x-quire-request-id" not in response.headers
+
+
 async def test_the_time_that_a_client_gives_is_carried_and_kept(quire: Harness) -> None:
     headers = {"x-request-timeout": "2"}
     response = await quire.http.post("/v1/completions", json={"prompt": "a"}, headers=headers)

@@ -64,6 +64,16 @@ async def test_an_operator_may_have_the_usage_in_every_stream(model_directory: P
             assert (last["choices"], last["usage"]["total_tokens"]) == ([], 3)
 
 
+async def test_an_operator_may_have_tokens_named_by_their_ids(model_directory: Path) -> None:
+    async with running_gateway(model_directory, tokens_as_token_ids=True) as quire:
+        for asked, is_named in ((None, True), (True, True), (False, False)):
+            quire.scheduler.script = answer_with(HELLO)
+            body = {"prompt": "a", "logprobs": 0, "max_tokens": 2, "return_tokens_as_token_ids": asked}
+            logprobs = (await quire.http.post("/v1/completions", json=body)).json()["choices"][0]["logprobs"]
+            named = [token.startswith("token_id:") for token in logprobs["tokens"]]
+            assert named == [is_named] * len(HELLO)
+
+
 async def test_a_key_is_needed_where_it_should_be(model_directory: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text('[[keys]]\nkey = "the-key-of-alice"\ntenant = "alice"\nweight = 3\n')

@@ -72,6 +72,8 @@ class EmbeddingsUsage(AnswerModel):
 class EmbeddingsAnswer(AnswerModel):
     """The vectors of all inputs, in their order."""
 
+    id: str
+    created: int = Field(description="In seconds since 1970.")
     object: Literal["list"]
     data: list[EmbeddingAnswer]
     model: str

@@ -2,6 +2,7 @@
 
 import base64
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -80,9 +81,13 @@ def read_embeddings(body: EmbeddingsBody, _: str | None = None) -> EmbeddingsReq
     return EmbeddingsRequest(unvalidated, EncodingFormat(body.encoding_format or "float"))
 
 
-def answer_of(vectors: Sequence[Vector], encoding_format: EncodingFormat, model: str, usage: Usage) -> dict[str, Any]:
+def answer_of(
+    answer_id: str, created: int, vectors: Sequence[Vector], encoding_format: EncodingFormat, model: str, usage: Usage
+) -> dict[str, Any]:
     """The body of the answer."""
     return {
+        "id": answer_id,
+        "created": created,
         "object": "list",
         "data": [
             {"object": "embedding", "index": index, "embedding": encoding_format.encode(vector)}
@@ -109,9 +114,10 @@ class EmbeddingsRoutes:
         # These requests have no names: nothing of them is kept for a repeated call.
         read = await self._calls.read(exchange, call, EmbeddingsBody, read_embeddings, may_have_name=False)
         embedded, encoding_format = await self._calls.embed(exchange, call, read.unvalidated), read.encoding_format
+        answer_id, created = f"embd-{exchange.request_id}", int(time.time())
         await self._calls.respond(
             exchange,
             call,
-            lambda: answer_of(embedded.vectors, encoding_format, embedded.model, embedded.usage),
+            lambda: answer_of(answer_id, created, embedded.vectors, encoding_format, embedded.model, embedded.usage),
             num_values=encoding_format.num_values(embedded.num_numbers),
         )

@@ -10,13 +10,14 @@ from gateway_svc.vocabulary import Vocabulary
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
     """What an answer has that a client asks for, as in vLLM. `has_token_ids`: the ids of prompt and output.
-    `names_tokens_by_id`: log-probabilities have token_id:N instead of a token's text. `has_running_usage`: each event
+    `names_tokens_by_id`: log-probabilities have token_id:N instead of a token's text; None: the request leaves it
+    open. `has_running_usage`: each event
     of a stream has the usage so far. `service_tier` is in the answer if it was in the request. `hides_reasoning`:
     reasoning is generated, and left out.
     """
 
     has_token_ids: bool = False
-    names_tokens_by_id: bool = False
+    names_tokens_by_id: bool | None = None
     has_running_usage: bool = False
     service_tier: str | None = None
     hides_reasoning: bool = False

@@ -243,7 +243,7 @@ def _options(body: GenerationBody) -> AnswerOptions:
     stream = body.stream_options
     return AnswerOptions(
         has_token_ids=bool(body.return_token_ids),
-        names_tokens_by_id=bool(body.return_tokens_as_token_ids),
+        names_tokens_by_id=body.return_tokens_as_token_ids,
         # As in vLLM.
         has_running_usage=stream is not None and bool(stream.include_usage and stream.continuous_usage_stats),
         service_tier=None if body.service_tier is None else "default",

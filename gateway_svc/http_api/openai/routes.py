@@ -19,6 +19,7 @@ from gateway_svc.http_api.openai.answer_models import (
     ModelCard,
     ModelCards,
 )
+from gateway_svc.http_api.openai.answer_options import AnswerOptions
 from gateway_svc.http_api.openai.answers import ResponseBuilder
 from gateway_svc.http_api.openai.bodies import (
     Delivery,
@@ -42,9 +43,18 @@ from svc_common.errors import QuireError, Reason
 class OpenAiRoutes:
     """Handlers; answers and errors are in the formats of the protocol."""
 
-    def __init__(self, request_manager: RequestManager, calls: HttpCalls, *, always_has_usage: bool = False) -> None:
-        """With `always_has_usage` every event of a stream has the usage so far, and its last one the whole usage."""
+    def __init__(
+        self,
+        request_manager: RequestManager,
+        calls: HttpCalls,
+        *,
+        always_has_usage: bool = False,
+        names_tokens_by_id: bool = False,
+    ) -> None:
+        """With `always_has_usage` every event of a stream has the usage so far, and its last one the whole usage.
+        `names_tokens_by_id` is the option of answers whose request leaves it open."""
         self._always_has_usage = always_has_usage
+        self._names_tokens_by_id = names_tokens_by_id
         self._request_manager = request_manager
         self._calls = calls
         self._started_at = int(time.time())
@@ -103,7 +113,6 @@ class OpenAiRoutes:
         cursor = _cursor(exchange, body.delivery, len(requests) * n)
         resume_positions = cursor.resume_positions(n) if cursor else ()
         async with self._calls.run(exchange, call, requests, resume_positions) as group:
-            options = replace(body.options, has_running_usage=True) if self._always_has_usage else body.options
             answer = ResponseBuilder(
                 form,
                 group.renderings,
@@ -111,7 +120,7 @@ class OpenAiRoutes:
                 int(time.time()),
                 cursor,
                 lambda prompt_index: group.requests[prompt_index].prompt,
-                options,
+                self._options(body.options),
                 [request.prompt_token_ids for request in requests],
                 self._fingerprint(requests[0].model),
             )
@@ -129,6 +138,15 @@ class OpenAiRoutes:
                     lambda: answer.last_events(group.usage if has_usage else None),
                     self._calls.runner(call, sum(one.num_logprobs(0) for one in group.renderings)),
                 )
+
+    def _options(self, asked: AnswerOptions) -> AnswerOptions:
+        """The options of a request, with the operator's."""
+        by_id = asked.names_tokens_by_id
+        return replace(
+            asked,
+            has_running_usage=asked.has_running_usage or self._always_has_usage,
+            names_tokens_by_id=self._names_tokens_by_id if by_id is None else by_id,
+        )
 
     def _fingerprint(self, name: str) -> str:
         """Names what may change the answer to a request with a seed: the release, and the model's tokenizer."""

@@ -173,11 +173,16 @@ EMBEDDINGS: Neutral = {
     "truncation_direction": ("right", "Right"),
 }
 
+COHERE_EMBED: Neutral = {
+    "images": ([],),
+    "input_type": (),
+    "inputs": ([],),
+}
+
 _SIMILARITY: Neutral = {
     "instruct": (),
     "instruction": (),
     "return_embeddings": (False,),
-    "return_text": (False,),
 }
 
 SCORE: Neutral = {
@@ -187,6 +192,7 @@ SCORE: Neutral = {
     "label_token_ids": (),
     "query": (),
     "return_documents": (False,),
+    "return_text": (False,),
     "top_n": (0,),
 }
 

@@ -19,7 +19,7 @@ from gateway_svc.http_api.openai.answer_models import (
 from gateway_svc.http_api.openai.chat_models import ChatBody
 from gateway_svc.http_api.openai.errors import OPENAI_ERRORS
 from gateway_svc.http_api.openai.generation_body import CompletionBody
-from gateway_svc.http_api.scoring.models import RerankAnswer, RerankBody, ScoreAnswer, ScoreBody
+from gateway_svc.http_api.scoring.models import RankedTexts, RerankAnswer, RerankBody, ScoreAnswer, ScoreBody
 from gateway_svc.http_api.service_routes import HealthAnswer
 from gateway_svc.tracing import Operation
 
@@ -53,7 +53,7 @@ class SageMakerRoutes:
         )
         invocations = HandlerDoc(
             (ChatBody, CompletionBody, EmbeddingsBody, RerankBody, ScoreBody),
-            (ChatAnswer, CompletionAnswer, EmbeddingsAnswer, RerankAnswer, ScoreAnswer),
+            (ChatAnswer, CompletionAnswer, EmbeddingsAnswer, RerankAnswer, RankedTexts, ScoreAnswer),
             (ChatEvent, CompletionEvent),
             ErrorAnswer,
             headers=RESUMABLE_HEADERS,

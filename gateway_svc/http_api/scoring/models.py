@@ -1,8 +1,8 @@
-"""Bodies and answers of /score, as vLLM has them, and of /rerank, as Jina, Cohere and vLLM have them."""
+"""Bodies and answers of /score, as vLLM has them, and of /rerank, as Jina, Cohere, vLLM and TEI have them."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, RootModel, Tag
 
 from gateway_svc.http_api.answer_model import AnswerModel
 from gateway_svc.http_api.body_model import BodyModel, Items, Neutral, Notes, option, tag
@@ -109,8 +109,10 @@ class RerankBody(SimilarityBody):
 
     query: TextField | None = option("What documents are compared with.")
     documents: TextsField | None = option(f"What is sorted. {_MANY}")
+    texts: TextsField | None = option("Another name of documents, as in TEI: the answer is a list of scores.")
     top_n: int | None = option("How many documents the answer has; 0: all.", 0, minimum=0)
-    return_documents: bool | None = option("Whether the answer has the texts of documents.", True)
+    return_documents: bool | None = option("Whether an answer for documents has their texts.", True)
+    return_text: bool | None = option("Whether an answer for texts has them.", False)
 
 
 class PairScore(AnswerModel):
@@ -153,3 +155,15 @@ class RerankAnswer(AnswerModel):
     model: str
     usage: EmbeddingsUsage
     results: list[RankedResult]
+
+
+class RankedText(AnswerModel):
+    """The score of one of texts."""
+
+    index: int = Field(description="Which text, from 0.")
+    score: float = Field(description=_SCORE)
+    text: str | None = None
+
+
+class RankedTexts(RootModel[list[RankedText]]):
+    """Texts, that with the highest score first."""

@@ -1,6 +1,7 @@
 """Bodies of /score and /rerank as pairs of texts."""
 
 from dataclasses import dataclass
+from enum import Enum
 
 from gateway_svc.embeddings import EmbeddingInput
 from gateway_svc.field_paths import Field, NamedFields
@@ -18,6 +19,13 @@ _FORMS = (("queries", "documents"), ("queries", "items"), ("text_1", "text_2"), 
 """Names of both sides of the pairs of a ScoreBody."""
 
 
+class RankingForm(Enum):
+    """The form of an answer of /rerank, by the name of the documents in the body."""
+
+    RESULTS = "documents"
+    LIST = "texts"
+
+
 @dataclass(frozen=True, slots=True)
 class RerankRequest:
     """What is to be scored, and what the answer has of it. `texts` are those of the documents; None: it has none."""
@@ -25,6 +33,7 @@ class RerankRequest:
     unvalidated: UnvalidatedScores
     top_n: int | None
     texts: list[str] | None
+    form: RankingForm
 
 
 def read_score(body: ScoreBody, _: str | None = None) -> UnvalidatedScores:
@@ -39,17 +48,22 @@ def read_rerank(body: RerankBody, _: str | None = None) -> RerankRequest:
     """The query and the documents of a body. Raises QuireError."""
     if body.query is None:
         raise invalid("query", "must be given")
-    if body.documents is None:
+    form = RankingForm.RESULTS if body.texts is None else RankingForm.LIST
+    given = body.documents if body.texts is None else body.texts
+    if given is None:
         raise invalid("documents", "must be given")
+    if None not in (body.documents, body.texts):
+        raise invalid("texts", "must not be beside documents")
     if body.top_n is not None and body.top_n < 0:
         raise invalid("top_n", "must be at least 0")
     query = _inputs("query", body.query, _QUERY_LIMIT, body.max_tokens_per_query)
-    documents = _inputs("documents", body.documents, _DOCUMENT_LIMIT, body.max_tokens_per_doc)
-    texts = [_text(one) for one in _listed(body.documents)]
+    documents = _inputs(form.value, given, _DOCUMENT_LIMIT, body.max_tokens_per_doc)
+    has_texts = body.return_documents is not False if form is RankingForm.RESULTS else body.return_text is True
     return RerankRequest(
-        _unvalidated(body, "documents", pair_inputs("query", "documents", query, documents)),
+        _unvalidated(body, form.value, pair_inputs("query", form.value, query, documents)),
         top_n=body.top_n or None,
-        texts=None if body.return_documents is False else texts,
+        texts=[_text(one) for one in _listed(given)] if has_texts else None,
+        form=form,
     )
 
 

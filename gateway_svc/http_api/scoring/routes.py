@@ -1,4 +1,4 @@
-"""Routes for the scores of pairs of texts: vLLM's /score, and /rerank as Jina, Cohere and vLLM have it."""
+"""Routes for the scores of pairs of texts: vLLM's /score, and /rerank as Jina, Cohere, vLLM and TEI have it."""
 
 import time
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from gateway_svc.http_api.endpoint import HandlerDoc, HttpRoute
 from gateway_svc.http_api.exchange import HttpExchange
 from gateway_svc.http_api.openai.answer_models import ErrorAnswer
 from gateway_svc.http_api.openai.errors import OPENAI_ERRORS
-from gateway_svc.http_api.scoring.models import RerankAnswer, RerankBody, ScoreAnswer, ScoreBody
-from gateway_svc.http_api.scoring.requests import RerankRequest, read_rerank, read_score
+from gateway_svc.http_api.scoring.models import RankedTexts, RerankAnswer, RerankBody, ScoreAnswer, ScoreBody
+from gateway_svc.http_api.scoring.requests import RankingForm, RerankRequest, read_rerank, read_score
 from gateway_svc.output import Usage
 from gateway_svc.tracing import Operation
 
@@ -29,9 +29,20 @@ def score_answer(answer_id: str, created: int, scores: Sequence[float], model: s
     }
 
 
-def rerank_answer(answer_id: str, read: RerankRequest, scores: Sequence[float], model: str, usage: Usage) -> Json:
+def rerank_answer(
+    answer_id: str, read: RerankRequest, scores: Sequence[float], model: str, usage: Usage
+) -> Json | list[Json]:
     """The answer of /rerank. Of equal scores, the first document's comes first."""
-    ranked = sorted(range(len(scores)), key=lambda index: -scores[index])
+    ranked = sorted(range(len(scores)), key=lambda index: -scores[index])[: read.top_n]
+    if read.form is RankingForm.LIST:
+        return [
+            {
+                "index": index,
+                "score": scores[index],
+                **({} if read.texts is None else {"text": read.texts[index]}),
+            }
+            for index in ranked
+        ]
     return {
         "id": answer_id,
         "model": model,
@@ -42,7 +53,7 @@ def rerank_answer(answer_id: str, read: RerankRequest, scores: Sequence[float], 
                 **({} if read.texts is None else {"document": {"text": read.texts[index]}}),
                 "relevance_score": scores[index],
             }
-            for index in ranked[: read.top_n]
+            for index in ranked
         ],
     }
 
@@ -55,7 +66,7 @@ class ScoringRoutes:
 
     def routes(self) -> list[HttpRoute]:
         score = HandlerDoc(ScoreBody, ScoreAnswer, error=ErrorAnswer)
-        rerank = HandlerDoc(RerankBody, RerankAnswer, error=ErrorAnswer)
+        rerank = HandlerDoc(RerankBody, (RerankAnswer, RankedTexts), error=ErrorAnswer)
         return [
             *(
                 HttpRoute(path, {"POST": self.score}, OPENAI_ERRORS, {"POST": score})
@@ -86,7 +97,7 @@ class ScoringRoutes:
         scored = await self._calls.score(exchange, call, read.unvalidated)
         answer_id = f"rerank-{exchange.request_id}"
 
-        def answer() -> Json:
+        def answer() -> Json | list[Json]:
             return rerank_answer(answer_id, read, scored.scores(), scored.model, scored.usage)
 
         await self._calls.respond(exchange, call, answer, num_values=scored.num_numbers)

@@ -16,6 +16,7 @@ Case = tuple[str, dict[str, Any], str, str]
 BASES: dict[str, dict[str, Any]] = {
     "/score": {"queries": "hello", "documents": ["hello", "world"]},
     "/v2/rerank": {"query": "hello", "documents": ["hello", "world"]},
+    "/v2/embed": {"texts": ["hello"]},
     "/api/embed": {"input": "hello"},
     "/api/embeddings": {"prompt": "hello"},
 }
@@ -39,10 +40,11 @@ KINDS: list[tuple[str, tuple[str, ...], list[str]]] = [
     ("integer", SIMILARITY, ["max_tokens_per_query", "max_tokens_per_doc", "truncate_prompt_tokens", "priority"]),
     ("integer", ("/v2/rerank",), ["top_n"]),
     ("integer", ("/api/embed",), ["dimensions"]),
-    ("flag", ("/v2/rerank",), ["return_documents"]),
+    ("integer", ("/v2/embed",), ["output_dimension", "max_tokens", "priority"]),
+    ("flag", ("/v2/rerank",), ["return_documents", "return_text"]),
     ("flag", SIMILARITY, ["use_activation", "raw_scores"]),
     ("flag", OLLAMA, ["truncate"]),
-    ("string", (*SIMILARITY, *OLLAMA), ["model"]),
+    ("string", (*SIMILARITY, *OLLAMA, "/v2/embed"), ["model"]),
     ("string", ("/api/embeddings",), ["prompt"]),
     ("object", OLLAMA, ["options"]),
 ]
@@ -94,7 +96,7 @@ def of_similarity() -> Iterator[Case]:
             *(({"retention": value}, INVALID, "retention") for value in NO_RETENTIONS),
             *(({"truncation_side": value}, INVALID, "truncation_side") for value in NO_SIDES),
             *(({name: value}, UNSUPPORTED, name) for name, value in {
-                "instruction": "a", "texts": ["a"], "input": "a", "dimensions": 5, "temperature": 1, "stream": True,
+                "instruction": "a", "input": "a", "dimensions": 5, "temperature": 1, "stream": True,
             }.items()),
         ]  # fmt: skip
         for fields, code, where in rows:
@@ -111,6 +113,16 @@ def of_one() -> Iterator[Case]:
         *(("/v2/rerank", {"query": value}, INVALID, "query") for value in NO_QUERY),
         ("/v2/rerank", {"query": {"text": LONG}}, TOO_LONG, "query.text"),
         ("/v2/rerank", {"documents": None}, INVALID, "documents"), ("/v2/rerank", {"top_n": -1}, INVALID, "top_n"),
+        ("/v2/rerank", {"texts": ["a"]}, INVALID, "texts"),
+        ("/v2/rerank", {"documents": None, "texts": ["a", LONG]}, TOO_LONG, "texts[1]"),
+        ("/score", {"texts": ["a"]}, UNSUPPORTED, "texts"),
+        *(("/v2/embed", {"texts": ["a", value]}, INVALID, "texts[1]") for value in NO_TEXTS),
+        *(("/v2/embed", {"texts": value}, INVALID, "texts") for value in (None, [], ["a"] * 2_049)),
+        ("/v2/embed", {"texts": ["a", LONG], "truncate": "NONE"}, TOO_LONG, "texts[1]"),
+        ("/v2/embed", {"max_tokens": CONTEXT_LENGTH + 1}, INVALID, "max_tokens"),
+        *(("/v2/embed", {"output_dimension": value}, INVALID, "output_dimension") for value in (0, -1, 65_537)),
+        *(("/v2/embed", {"retention": value}, INVALID, "retention") for value in NO_RETENTIONS),
+        ("/v2/embed", {"input": "a"}, UNSUPPORTED, "input"),
         ("/v2/rerank", {"rank_fields": ["title"]}, UNSUPPORTED, "rank_fields"),
         ("/v2/rerank", {"max_chunks_per_doc": 4}, UNSUPPORTED, "max_chunks_per_doc"),
         *(("/api/embed", {"input": value}, INVALID, "input") for value in NO_INPUTS),

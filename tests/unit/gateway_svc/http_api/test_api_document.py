@@ -19,6 +19,9 @@ from gateway_svc.http_api.app import HttpApi, HttpOptions
 from gateway_svc.http_api.body_model import BodyModel
 from gateway_svc.http_api.calls import EmbeddedInputs
 from gateway_svc.http_api.docs_page import docs_page
+from gateway_svc.http_api.embeddings.cohere_models import CohereEmbedBody
+from gateway_svc.http_api.embeddings.cohere_routes import embed_answer as cohere_embed_answer
+from gateway_svc.http_api.embeddings.cohere_routes import read_embed
 from gateway_svc.http_api.embeddings.models import EmbeddingsBody
 from gateway_svc.http_api.embeddings.routes import EncodingFormat, answer_of
 from gateway_svc.http_api.endpoint import HttpRoute
@@ -144,12 +147,12 @@ def test_operations_have_the_headers_that_are_read() -> None:
         operation = DOCUMENT["paths"][path]["post"]
         return {one["name"] for one in operation["parameters"] if one["in"] == "header"}
 
-    deadline = {"x-request-timeout", "traceparent"}
+    deadline = {"x-request-timeout", "x-request-id", "traceparent"}
     for path in ("/v1/completions", "/v1/chat/completions", "/invocations"):
         assert headers(path) == {"Idempotency-Key", "Last-Event-ID", *deadline}
     for path in ("/v1/messages", "/v1/responses", "/api/chat", "/api/generate"):
         assert headers(path) == {"Idempotency-Key", *deadline}
-    embeds = ("/v1/embeddings", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/api/embed")
+    embeds = ("/v1/embeddings", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/v2/embed", "/api/embed")
     for path in ("/tokenize", "/detokenize", *embeds, "/api/embeddings", "/v1/messages/count_tokens", "/api/show"):
         assert headers(path) == deadline
         assert "x-request-durable" not in DOCUMENT["paths"][path]["post"]["responses"]["200"]["headers"]
@@ -271,8 +274,16 @@ def test_lines_have_their_schemas(form: OllamaForm, name: str) -> None:
 
 def test_embeddings_have_their_schema() -> None:
     for encoding_format in EncodingFormat:
-        conforms("EmbeddingsAnswer", answer_of([array("f", (0.5, -1))], encoding_format, "m", Usage(2)))
+        conforms("EmbeddingsAnswer", answer_of("e", 1, [array("f", (0.5, -1))], encoding_format, "m", Usage(2)))
     conforms("EmbeddingsBody", {"input": ["a", [5]], "dimensions": 2, "encoding_format": "base64", "user": "me"})
+
+
+def test_embeddings_of_cohere_have_their_schemas() -> None:
+    embedded = EmbeddedInputs([array("f", (0.5,) * 8)], "m", Usage(2))
+    body: dict[str, Any] = {"texts": ["a"], "embedding_types": ["float", "base64", "binary", "ubinary"]}
+    conforms("CohereEmbedBody", body)
+    read = read_embed(CohereEmbedBody.of(body))
+    conforms("CohereEmbedAnswer", cohere_embed_answer("e", read, embedded))
 
 
 def test_embeddings_of_ollama_have_their_schemas() -> None:
@@ -293,6 +304,9 @@ def test_scores_have_their_schemas() -> None:
         conforms("RerankBody", fields)
         scores = [0.5] * (2 if fields["documents"] != "b" else 1)
         conforms("RerankAnswer", rerank_answer("r", read_rerank(RerankBody.of(fields)), scores, "m", Usage(5)))
+    texts = {"query": "a", "texts": ["b", "c"], "return_text": True}
+    conforms("RerankBody", texts)
+    conforms("RankedTexts", rerank_answer("r", read_rerank(RerankBody.of(texts)), [0.5, 0.1], "m", Usage(5)))
     conforms("ScoreBody", {"text_1": {"text": "a"}, "text_2": ["b"], "truncation_side": "left", "use_activation": True})
 
 

@@ -49,7 +49,8 @@ def test_common_flags_set_the_settings_of_the_services(monkeypatch: pytest.Monke
         "--kv-cache-dtype fp8_e4m3 --generation-config vllm --tool-call-parser hermes --reasoning-parser qwen3 "
         "--enable-auto-tool-choice --enable-prefix-caching -tp 1 --scheduling-policy priority --swap-space 2 "
         "--allowed-origins ['https://a.example','https://b.example'] --workers 2 --uvicorn-log-level trace "
-        f"--root-path /llm --enable-force-include-usage --max-logprobs {HIGHEST_MAX_LOGPROBS} --uds /tmp/quire.sock"
+        f"--root-path /llm --enable-force-include-usage --max-logprobs {HIGHEST_MAX_LOGPROBS} --uds /tmp/quire.sock "
+        "--return-tokens-as-token-ids"
     )
     arguments = [one.replace("'", '"') for one in line.split()]
     arguments += ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}']
@@ -69,6 +70,7 @@ def test_common_flags_set_the_settings_of_the_services(monkeypatch: pytest.Monke
     assert (model.tool_format, model.reasoning_format) == ("hermes", "think")
     assert gateway.cors_origins == "https://a.example,https://b.example"
     assert (gateway.root_path, gateway.stream_usage, gateway.max_logprobs) == ("/llm", True, HIGHEST_MAX_LOGPROBS)
+    assert gateway.tokens_as_token_ids
     assert everything.uds == gateway.uds == Path("/tmp/quire.sock")
     assert (scheduler.policy, scheduler.max_sequences, scheduler.max_step_tokens) == ("priority", 32, 2048)
     assert (worker.model, worker.dtype, worker.max_model_len) == ("Qwen/Qwen3-0.6B", "float16", 8000)

@@ -23,11 +23,12 @@ def refusal(**body: Any) -> QuireError:
 
 
 def test_an_answer_has_the_vectors_in_their_order() -> None:
-    answer = answer_of(VECTORS, EncodingFormat.FLOAT, "m", Usage(prompt_tokens=7, cached_tokens=2))
+    answer = answer_of("embd-1", 12, VECTORS, EncodingFormat.FLOAT, "m", Usage(prompt_tokens=7, cached_tokens=2))
     assert answer["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
     assert [(one["object"], one["index"]) for one in answer["data"]] == [("embedding", 0), ("embedding", 1)]
     assert answer["data"][0]["embedding"] == [0.5, -1.25, struct.unpack("f", struct.pack("f", 3e38))[0]]
     assert (answer["object"], answer["model"]) == ("list", "m")
+    assert (answer["id"], answer["created"]) == ("embd-1", 12)
 
 
 @pytest.mark.parametrize("byteorder", ["little", "big"])

@@ -25,6 +25,12 @@ def rerank(**fields: Any) -> RerankRequest:
     return read_rerank(RerankBody.of({"query": "a", "documents": ["b", "c"]} | fields))
 
 
+def results(answer_id: str, read: RerankRequest, scores: list[float]) -> dict[str, Any]:
+    answer = rerank_answer(answer_id, read, scores, "m", Usage(7))
+    assert isinstance(answer, dict)
+    return answer
+
+
 def texts(inputs: Any) -> list[str]:
     return [one.prompt.text for one in inputs if isinstance(one.prompt, TextPrompt)]
 
@@ -108,7 +114,7 @@ def test_scores_are_in_the_order_of_the_pairs() -> None:
 
 def test_documents_are_sorted_by_their_scores() -> None:
     read = rerank(documents=["b", "c", "d", "e"])
-    answer = rerank_answer("rerank-1", read, [0.1, 0.9, 0.1, 0.5], "m", Usage(7))
+    answer = results("rerank-1", read, [0.1, 0.9, 0.1, 0.5])
     assert answer["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
     assert (answer["id"], answer["model"]) == ("rerank-1", "m")
     assert answer["results"][0] == {"index": 1, "document": {"text": "c"}, "relevance_score": 0.9}
@@ -117,12 +123,28 @@ def test_documents_are_sorted_by_their_scores() -> None:
 
 @pytest.mark.parametrize(("top_n", "indices"), [(None, [1, 0]), (0, [1, 0]), (1, [1]), (2, [1, 0]), (9, [1, 0])])
 def test_the_answer_has_so_many_documents(top_n: int | None, indices: list[int]) -> None:
-    answer = rerank_answer("r", rerank(top_n=top_n), [0.1, 0.9], "m", Usage(7))
+    answer = results("r", rerank(top_n=top_n), [0.1, 0.9])
     assert [one["index"] for one in answer["results"]] == indices
 
 
+def test_texts_are_answered_as_tei_does() -> None:
+    read = rerank(documents=None, texts=["b", {"text": "c"}, "d"], top_n=2)
+    assert [one.field_path(Field.TEXT) for one in read.unvalidated.pairs.inputs[1:]] == [
+        "texts[0]",
+        "texts[1].text",
+        "texts[2]",
+    ]
+    scores = [0.1, 0.9, 0.5]
+    assert rerank_answer("r", read, scores, "m", Usage(7)) == [{"index": 1, "score": 0.9}, {"index": 2, "score": 0.5}]
+    with_texts = rerank(documents=None, texts=["b", "c", "d"], top_n=1, return_text=True)
+    assert rerank_answer("r", with_texts, scores, "m", Usage(7)) == [{"index": 1, "score": 0.9, "text": "c"}]
+    with pytest.raises(QuireError) as error:
+        rerank(texts=["b"])
+    assert (error.value.reason, error.value.field) == (Reason.INVALID_FIELD, "texts")
+
+
 def test_documents_are_left_out_of_the_answer_on_request() -> None:
-    answer = rerank_answer("r", rerank(return_documents=False), [0.1, 0.9], "m", Usage(7))
+    answer = results("r", rerank(return_documents=False), [0.1, 0.9])
     assert answer["results"][0] == {"index": 1, "relevance_score": 0.9}
 
 
@@ -131,11 +153,13 @@ def test_fields_that_are_not_served_are_refused_by_name_unless_they_ask_for_noth
         "input": "a", "messages": [], "prompt": "a", "dimensions": 2, "pooling": "cls", "encoding_format": "float",
         "add_special_tokens": False, "padding": "max_length", "instruction": "a", "instruct": "a", "request_id": "a",
         "chat_template_kwargs": {"a": 1}, "chat_template": "a", "mm_processor_kwargs": {"a": 1}, "cache_salt": "a",
-        "texts": ["a"], "truncate": True, "return_text": True, "return_embeddings": True,
+        "truncate": True, "return_embeddings": True,
         "input_type": "query", "truncation": True, "stream": True, "temperature": 0.5,
     }  # fmt: skip
     only_score: dict[str, Any] = {
         "query": "a",
+        "texts": ["a"],
+        "return_text": True,
         "top_n": 1,
         "return_documents": True,
         "label_token_ids": [1],
