@@ -47,8 +47,8 @@ acceptance: $(STAMP)  ## Run the large checks, hours in all, and write benchmark
 clients: $(STAMP)  ## Use Quire through clients of other projects, from the package indexes; ONLY=openai,langchain
 	@PYTHONPATH=tests/support $(BIN)/python -m tests.clients $(if $(ONLY),--clients $(ONLY))
 
-peers: $(STAMP)  ## Run the HTTP tests of other servers, from the package index, against Quire; SUITE=vllm TESTS="*test_chat*"
-	@PYTHONPATH=tests/support $(BIN)/python -m tests.peers $(if $(SUITE),--suites $(SUITE)) $(if $(TESTS),--tests "$(TESTS)")
+peers: $(STAMP)  ## Run the HTTP tests of other servers, from the package index, against Quire; SUITE=vllm TESTS="*test_chat*" RESUME=1
+	@PYTHONPATH=tests/support $(BIN)/python -m tests.peers $(if $(SUITE),--suites $(SUITE)) $(if $(TESTS),--tests "$(TESTS)") $(if $(RESUME),--resume)
 
 lint: $(STAMP)  ## Check style, contracts, their code, images and chart
 	$(BIN)/ruff check .

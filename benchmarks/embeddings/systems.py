@@ -164,11 +164,14 @@ class Library:
     python: Callable[[], Path]
     is_server: bool = False
 
+    def command(self) -> tuple[Path | str, ...]:
+        """The command of its process. Raises BenchmarkFailed."""
+        return self.python(), Path(__file__).with_name("encode.py"), self.package, model_directory()
+
     @contextmanager
     def running(self) -> Iterator[RunningLibrary]:
-        program = Path(__file__).with_name("encode.py")
         with subprocess.Popen(
-            [self.python(), program, self.package, model_directory()],
+            self.command(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -33,6 +33,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "embeddings": ("tests.acceptance.embeddings",),
     "chat_templates": ("tests.acceptance.chat_templates", "--examples", "200"),
     "clients": ("tests.clients",),
+    "peers": ("tests.peers", "--resume"),
     "tests_under_load": ("tests.acceptance.tests_under_load", "--runs", "3", "--busy", "2"),
 }
 """Module and arguments of each part, in the order in which they run."""

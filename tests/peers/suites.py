@@ -8,9 +8,10 @@ import sys
 import tarfile
 import tomllib
 import urllib.request
-from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from urllib.parse import urljoin
 
@@ -20,6 +21,31 @@ HERE = Path(__file__).parent
 BUILD = ROOT / "build" / "peers"
 SHARED = HERE / "support"
 """What the files of several suites import."""
+
+
+class Ground(StrEnum):
+    """Why tests do not apply, in short."""
+
+    INTERFACE = "interface"
+    """They ask for a route, field, header, flag, metric or wording that only the other server has."""
+    MODEL = "model"
+    """They need another model: a larger one, one of another kind, or its words and tokens."""
+    CODE = "code"
+    """They test the other server's own code, or need its data or environment."""
+    FEATURE = "feature"
+    """Quire does not have what they ask for, on purpose or not yet."""
+    ANSWER = "answer"
+    """Quire answers differently on purpose."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why tests do not apply."""
+
+    ground: Ground
+    why: str
+    tests: tuple[str, ...]
+    """Patterns of their ids."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +65,8 @@ class Suite:
     """The folder of the source distribution that the tests run in."""
     options: tuple[str, ...] = ()
     """Of pytest."""
+    embeds: bool = False
+    """Whether its tests need the model that computes embeddings."""
 
     @property
     def support(self) -> Path:
@@ -50,14 +78,16 @@ class Suite:
         """What the tests themselves need."""
         return ROOT / "requirements" / f"peer-{self.name}.txt"
 
-    def not_applicable(self) -> Mapping[str, str]:
-        """Why tests do not apply, by patterns of their ids."""
+    @cached_property
+    def reasons(self) -> tuple[Reason, ...]:
+        """Why tests do not apply."""
         table = tomllib.loads((self.support / "not_applicable.toml").read_text())
-        return {pattern: each["why"] for each in table["reasons"] for pattern in each["tests"]}
+        return tuple(Reason(Ground(one["ground"]), one["why"], tuple(one["tests"])) for one in table["reasons"])
 
-    def reason(self, test: str) -> str | None:
+    def reason(self, test: str) -> Reason | None:
         """Why a test does not apply; None: it does."""
-        return next((why for pattern, why in self.not_applicable().items() if fnmatchcase(test, pattern)), None)
+        found = (one for one in self.reasons if any(fnmatchcase(test, pattern) for pattern in one.tests))
+        return next(found, None)
 
     def prepare(self) -> tuple[Path, Path]:
         """Makes the folder that the tests run in, and their environment; returns the folder and the environment's
@@ -113,8 +143,14 @@ SUITES = (
         "0.33.0",
         "f4c33c2503d52bb411146afa9618a4f48bed68912f617e6803ac8d76e4c74112",
         ("tests/entrypoints",),
-        ("tests/entrypoints/openai", "tests/entrypoints/anthropic", "tests/entrypoints/serve"),
+        (
+            "tests/entrypoints/openai",
+            "tests/entrypoints/anthropic",
+            "tests/entrypoints/serve",
+            "tests/entrypoints/pooling",
+        ),
         options=("-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function"),
+        embeds=True,
     ),
     Suite(
         "sglang",
@@ -132,5 +168,6 @@ SUITES = (
         ("vendor/llama.cpp/tools/server/tests", "vendor/llama.cpp/models/templates"),
         ("unit",),
         "vendor/llama.cpp/tools/server/tests",
+        embeds=True,
     ),
 )

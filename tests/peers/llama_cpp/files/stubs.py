@@ -5,12 +5,16 @@ A test starts and stops a server of its own. Here the server stays until a test 
 
 import importlib
 import json
+import os
 from typing import Any
 
 from tests.peers.support import empty_modules
 from tests.peers.support.quire_serve import QuireServe
 
-MODELS = ("test", "gpt-3.5-turbo", "gpt-3.5-turbo-instruct", "gpt-4.1", "davinci-002", "codellama70b")
+MODELS = (
+    *("test", "gpt-3.5-turbo", "gpt-3.5-turbo-instruct", "gpt-4.1", "davinci-002", "codellama70b"),
+    "text-embedding-3-small",
+)
 """Names that requests of the tests have. llama.cpp answers under any name."""
 
 _running: dict[tuple[str, ...], QuireServe] = {}
@@ -21,7 +25,11 @@ _utils = importlib.import_module("utils")  # theirs
 
 def flags(server: Any) -> tuple[str, ...]:
     """The flags of `quire serve` for what a test sets in its ServerProcess. The context of llama.cpp is shared by its
-    slots. Templates that a test names by llama.cpp's own names are left out: the model's template is used."""
+    slots. Templates that a test names by llama.cpp's own names are left out: the model's template is used. In place of
+    models that compute embeddings or scores there is all-MiniLM-L6-v2, with its own context and pooling."""
+    names = ("--served-model-name", *dict.fromkeys((server.model_alias or MODELS[0], *MODELS)))
+    if server.server_embeddings or server.server_reranking:
+        return (os.environ["QUIRE_EMBEDDING_MODEL"], *names)
     defaults = {"temperature": server.temperature}
     if server.n_predict is not None and server.n_predict > 0:
         defaults["max_new_tokens"] = server.n_predict
@@ -33,9 +41,8 @@ def flags(server: Any) -> tuple[str, ...]:
         "--chat-template": server.chat_template_file,
         "--api-key": server.api_key,
     }
-    names = dict.fromkeys((server.model_alias or MODELS[0], *MODELS))
     given = (part for flag, value in settings.items() if value is not None for part in (flag, str(value)))
-    return ("--served-model-name", *names, *given)
+    return (*names, *given)
 
 
 def start(server: Any, **_: Any) -> None:

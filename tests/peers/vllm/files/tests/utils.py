@@ -1,6 +1,7 @@
 """Takes the place of `tests/utils.py` in vLLM's tests: its servers are Quire's, started by `quire serve`.
 
-The tests name models that are not here. The default model answers under those names.
+The tests name models that are not here. The default model answers under those names, and in place of models that
+compute embeddings all-MiniLM-L6-v2.
 """
 
 import importlib
@@ -23,13 +24,24 @@ _ROLES = ("--chat-roles", "my-custom-role")
 """A role of a test. vLLM takes any; here an operator adds those that a template knows."""
 
 
+ROCM_EXTRA_ARGS: list[str] = []
+_EMBEDDING_MODELS = (
+    "BAAI/bge-base-en-v1.5",
+    "Snowflake/snowflake-arctic-embed-m-v1.5",
+    "intfloat/multilingual-e5-small",
+    "sentence-transformers/all-MiniLM-L12-v2",
+)
+
+
 class RemoteOpenAIServer:
     """A server for a test module. Tests of one that refuses a flag are skipped, with its words."""
 
     DUMMY_API_KEY = "token-abc123"
 
     def __init__(self, model: str, arguments: Sequence[str], *, env_dict: Mapping[str, str] | None = None, **_: Any):
-        given = [*_within_limits(_without_flags([str(argument) for argument in arguments])), *_ROLES]
+        served = os.environ["QUIRE_EMBEDDING_MODEL" if model in _EMBEDDING_MODELS else "QUIRE_TOKENIZER"]
+        flags = _without_flags([str(argument) for argument in arguments])
+        given = [served, *_within_limits(flags, Path(served)), *_ROLES]
         if env_dict is not None and "VLLM_API_KEY" in env_dict:
             given += ["--api-key", env_dict["VLLM_API_KEY"]]
         if not any(argument.startswith("--served-model-name") for argument in given):
@@ -82,10 +94,10 @@ def _without_flags(arguments: Sequence[str]) -> list[str]:
     return kept
 
 
-def _within_limits(arguments: Sequence[str]) -> list[str]:
+def _within_limits(arguments: Sequence[str], served: Path) -> list[str]:
     """The same flags, for a model with a shorter context than that of the model which a test names, and for fewer
     log-probabilities than the whole vocabulary."""
-    config = json.loads(Path(os.environ["QUIRE_TOKENIZER"], "config.json").read_text())
+    config = json.loads((served / "config.json").read_text())
     limits: dict[str, int] = {"--max-model-len": config["max_position_embeddings"], "--max-logprobs": _MAX_LOGPROBS}
     return [
         str(min(int(argument), limits[before])) if before in limits and argument.isdecimal() else argument
