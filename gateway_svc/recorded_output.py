@@ -1,5 +1,6 @@
 """The output of a request that a look-up found, without a subscription to it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway_svc import request_errors
@@ -15,12 +16,14 @@ from svc_common.errors import QuireError, Reason
 
 @dataclass(frozen=True, slots=True)
 class RecordedOutput:
-    """What the request has so far. `chunks` are those of single tokens, of all its sequences."""
+    """What the request has so far. `chunks` are those of single tokens, of all its sequences. `stop_matches` are where
+    stop strings ended sequences, in tokens, by index."""
 
     chunks: list[Chunk]
     usage: Usage
     vocabulary: Vocabulary
     failure: QuireError | None
+    stop_matches: Mapping[int, int]
 
     @classmethod
     def of(cls, record: scheduler_pb2.Record, catalog: ModelCatalog) -> "RecordedOutput":
@@ -31,17 +34,22 @@ class RecordedOutput:
             raise request_errors.model_missing(rendering.model)
         vocabulary = model.tokenizer.vocabulary
         chunks: list[Chunk] = []
+        stop_matches: dict[int, int] = {}
         num_tokens, cached_tokens, reasoning_tokens = 0, 0, 0
         for tokens in record.attached.sequences:
             output = SequenceOutput(tokens.index, vocabulary, rendering, ResumePosition(), chunk_per_token=True)
             output.extend(tokens)
             chunks += output.pop_pending()
+            if output.finish is not None and isinstance(output.finish.matched, str):
+                stop_matches[tokens.index] = output.num_tokens
             num_tokens += output.num_tokens
             cached_tokens = cached_tokens or output.cached_tokens
             reasoning_tokens += output.num_reasoning_tokens
         usage = Usage(rendering.prompt_length, num_tokens, cached_tokens, reasoning_tokens)
-        failure = _failure_of(record.failed) if record.HasField("failed") else None
-        return cls(chunks, usage, vocabulary, failure)
+        # What ended the request after its last stop string has not ended its output.
+        has_failed = record.HasField("failed") and len(stop_matches) < rendering.num_sequences
+        failure = _failure_of(record.failed) if has_failed else None
+        return cls(chunks, usage, vocabulary, failure, stop_matches)
 
 
 def _failure_of(failed: scheduler_pb2.Failed) -> QuireError:

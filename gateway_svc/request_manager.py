@@ -248,6 +248,13 @@ class RequestManager:
         """A tenant's request as it is now, live or ended. Raises QuireError, REQUEST_UNKNOWN where there is none."""
         return await self._session.records.look_up(request_key(tenant.name, request_id))
 
+    def end_at_stops(
+        self, tenant: Tenant, request_id: str, submission_id: str, stop_matches: Mapping[int, int]
+    ) -> None:
+        """Ends a tenant's request where stop strings were found in its record. Without effect while another gateway
+        reads the request, which finds them itself."""
+        self._session.finish(request_key(tenant.name, request_id), submission_id, stop_matches)
+
     async def delete(self, tenant: Tenant, request_id: str) -> None:
         """Cancels a tenant's request, and removes its record. Raises QuireError, as `look_up` does."""
         await self._session.records.delete(request_key(tenant.name, request_id))

@@ -113,6 +113,12 @@ class SchedulerSession:
         if not self._subscriptions.cancel(key):
             raise request_errors.unavailable("no scheduler can be reached")
 
+    def finish(self, key: str, submission_id: str, stop_matches: Mapping[int, int]) -> None:
+        """Ends sequences of a request without a reader here after so many tokens, by index."""
+        for index, num_tokens in stop_matches.items():
+            finish = scheduler_pb2.Finish(key=key, index=index, num_tokens=num_tokens, submission_id=submission_id)
+            self._send(scheduler_pb2.SessionRequest(finish=finish))
+
     def _send(self, request: scheduler_pb2.SessionRequest) -> bool:
         """Sends a command while a session is open; returns whether it was sent."""
         if self._outbox is None:

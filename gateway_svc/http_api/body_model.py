@@ -13,9 +13,11 @@ from pydantic import (
     AllowInfNan,
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    Tag,
     ValidationError,
     WithJsonSchema,
     model_validator,
@@ -175,6 +177,12 @@ def option(description: str, default: Any = None, *, alias: str | None = None, *
 def tag(kind: str) -> str:
     """The tag of one type of a union. Paths of errors leave tags out."""
     return _TAG + kind
+
+
+OneOrMoreTexts = Annotated[
+    Annotated[str, Tag(tag("text"))] | Annotated[Items[str], Tag(tag("list"))],
+    Discriminator(lambda value: tag("text") if isinstance(value, str) else tag("list")),
+]
 
 
 def not_served(message: str, name: str | None = None) -> PydanticCustomError:

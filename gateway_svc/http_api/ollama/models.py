@@ -13,6 +13,7 @@ from gateway_svc.http_api.body_model import (
     Neutral,
     Notes,
     Number,
+    OneOrMoreTexts,
     option,
     tag,
 )
@@ -21,11 +22,6 @@ from gateway_svc.http_api.openai.chat_models import ChatBody, ToolBody
 from gateway_svc.http_api.openai.generation_body import CompletionBody
 
 _OF_THE_PROCESS = "Of the process that runs the model."
-
-_OneOrMoreTexts = Annotated[
-    Annotated[str, Tag(tag("text"))] | Annotated[Items[str], Tag(tag("list"))],
-    Discriminator(lambda value: tag("text") if isinstance(value, str) else tag("list")),
-]
 
 
 class OllamaOptions(BodyModel):
@@ -68,7 +64,7 @@ class OllamaOptions(BodyModel):
     presence_penalty: Number | None = option("Penalty of tokens that the answer has.", minimum=-2, maximum=2)
     frequency_penalty: Number | None = option("Penalty of tokens, times their count.", minimum=-2, maximum=2)
     seed: int | None = option("Repeats the samples of another request.")
-    stop: _OneOrMoreTexts | None = option("Texts that end the answer, which is returned without them.")
+    stop: OneOrMoreTexts | None = option("Texts that end the answer, which is returned without them.")
 
 
 class OllamaCalledFunction(BodyModel):
@@ -170,7 +166,7 @@ class OllamaEmbedBody(OllamaEmbeddingsBase):
 
     elsewhere: ClassVar = (EmbeddingsBody, OllamaChatBody, OllamaGenerateBody)
 
-    input: _OneOrMoreTexts | None = option("A text, or at most 2,048 of them. Each becomes a vector of the length 1.")
+    input: OneOrMoreTexts | None = option("A text, or at most 2,048 of them. Each becomes a vector of the length 1.")
     dimensions: int | None = option(
         "The number of a vector's numbers that are returned, from the first on; absent: all.",
         minimum=1,

@@ -3,7 +3,7 @@
 import sys
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Discriminator, Tag, WithJsonSchema
+from pydantic import AfterValidator, WithJsonSchema
 
 from gateway_svc.http_api.body_model import (
     BodyModel,
@@ -13,9 +13,9 @@ from gateway_svc.http_api.body_model import (
     Neutral,
     Notes,
     Number,
+    OneOrMoreTexts,
     misfit,
     option,
-    tag,
 )
 from gateway_svc.http_api.openai import unsupported_fields
 from gateway_svc.http_api.openai.constraint_models import ConstraintBody
@@ -104,13 +104,9 @@ class GenerationBody(ConstraintBody):
     truncation_side: SideField | None = option(
         "Where truncate_prompt_tokens takes tokens away: at the beginning or at the end of the prompt.", "left"
     )
-    stop: (
-        Annotated[
-            Annotated[str, Tag(tag("text"))] | Annotated[Items[str], Tag(tag("list"))],
-            Discriminator(lambda value: tag("text") if isinstance(value, str) else tag("list")),
-        ]
-        | None
-    ) = option("Texts that end the answer, which is returned without them. At most 64, of 1 to 1,024 characters.")
+    stop: OneOrMoreTexts | None = option(
+        "Texts that end the answer, which is returned without them. At most 64, of 1 to 1,024 characters."
+    )
     stop_token_ids: Items[int] | None = option("Tokens that end the answer.", maxItems=64)
     include_stop_str_in_output: bool | None = option("Whether the answer has the stop text that ends it.", False)
     ignore_eos: bool | None = option("Whether the model's end-of-text token is generated as any other.", False)

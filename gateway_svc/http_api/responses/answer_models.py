@@ -170,6 +170,13 @@ class DeletedResponse(AnswerModel):
     deleted: Literal[True]
 
 
+class InputTokens(AnswerModel):
+    """The number of tokens of a prompt."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class ResponseItems(AnswerModel):
     """A page of items."""
 

@@ -12,6 +12,7 @@ from gateway_svc.http_api.body_model import (
     Neutral,
     Notes,
     Number,
+    OneOrMoreTexts,
     misfit,
     not_served,
     option,
@@ -226,6 +227,12 @@ def _metadata(pairs: dict[Any, Any]) -> dict[Any, Any]:
     return pairs
 
 
+_Input = Annotated[
+    Annotated[str, Tag(tag("text"))] | Annotated[Items[InputItem], Tag(tag("items"))],
+    Discriminator(_kind_of_input),
+]
+
+
 class ResponsesBody(BodyModel):
     """A body of POST /v1/responses."""
 
@@ -238,7 +245,6 @@ class ResponsesBody(BodyModel):
         "n": (1,),
         "previous_input_messages": ([],),
         "prompt_cache_options": (),
-        "stop": ([],),
     }
 
     without_effect: ClassVar[Notes] = {
@@ -247,10 +253,7 @@ class ResponsesBody(BodyModel):
     }
 
     model: str | None = option("Name or alias of the model; absent: the first model.")
-    input: Annotated[
-        Annotated[str, Tag(tag("text"))] | Annotated[Items[InputItem], Tag(tag("items"))],
-        Discriminator(_kind_of_input),
-    ] = Field(description="The user's text, or the items that follow those of the previous response.")
+    input: _Input = Field(description="The user's text, or the items that follow those of the previous response.")
     instructions: str | None = option("A system message before everything else; not kept for later responses.")
     previous_response_id: str | None = option("The response whose conversation this one continues.")
     background: bool | None = option("Whether the response is made while no client waits for it.", False)
@@ -274,8 +277,16 @@ class ResponsesBody(BodyModel):
     logit_bias: LogitBias | None = option("Is added to the logits of tokens, by their ids.", maxProperties=1024)
     bad_words: Items[str] | None = option("Texts that are not generated.", maxItems=1024)
     min_tokens: int | None = option("The fewest tokens of the answer.", 0, minimum=0)
+    stop: OneOrMoreTexts | None = option(
+        "Texts that end the answer, which is returned without them. At most 64, of 1 to 1,024 characters."
+    )
+    include_stop_str_in_output: bool | None = option("Whether the answer has the stop text that ends it.", False)
     stop_token_ids: Items[int] | None = option("Tokens that end the answer.", maxItems=64)
     ignore_eos: bool | None = option("Whether the model's end-of-text token is generated as any other.", False)
+    skip_special_tokens: bool | None = option("Whether special tokens are left out of the text.", True)
+    spaces_between_special_tokens: bool | None = option(
+        "Whether special tokens in the text have the spaces between them that the tokenizer writes.", True
+    )
     priority: int | None = option("Higher goes first.")
     top_logprobs: int | None = option("The number of most probable tokens to return for each.", minimum=0)
     include: Items[Annotated[str, AfterValidator(lambda one: _includable(one))]] | None = option(
@@ -305,3 +316,13 @@ def _includable(one: str) -> str:
     if one not in INCLUDABLE:
         raise misfit("is not one of the values of include")
     return one
+
+
+class InputTokensBody(ResponsesBody):
+    """A body of POST /v1/responses/input_tokens: that of a response, in which the input may be absent."""
+
+    unserved: ClassVar[Neutral] = {**ResponsesBody.unserved, "personality": ()}
+
+    input: _Input | None = option(  # type: ignore[assignment]
+        "The user's text, or the items that follow those of the previous response."
+    )

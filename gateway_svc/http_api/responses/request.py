@@ -12,7 +12,7 @@ from gateway_svc.http_api.calls import PromptRequest
 from gateway_svc.http_api.json_body import invalid, json_text
 from gateway_svc.http_api.openai.chat_fields import custom_input
 from gateway_svc.http_api.responses.conversation import chat_messages, input_items
-from gateway_svc.http_api.responses.models import ResponsesBody, TextFormat
+from gateway_svc.http_api.responses.models import InputTokensBody, ResponsesBody, TextFormat
 from gateway_svc.http_api.responses.namespaces import model_name
 from gateway_svc.http_api.responses.output_items import Json
 from gateway_svc.http_api.responses.stored_response import StoredResponse
@@ -27,7 +27,7 @@ from gateway_svc.http_api.responses.tool_models import (
 from gateway_svc.retention import NONE
 from gateway_svc.sampling_fields import SAMPLING_FIELDS
 from gateway_svc.unvalidated_request import EndOfText, ResponseMode, UnvalidatedRequest
-from gateway_svc.validated_request import OnDisconnect, ValidatedRequest
+from gateway_svc.validated_request import OnDisconnect, SpecialTokens, StopText, ValidatedRequest
 from svc_common.attachments import MAX_ATTACHMENT_BYTES
 from svc_common.errors import QuireError, Reason
 
@@ -47,6 +47,7 @@ _NAMES: Mapping[str, str] = {
     Field.BAD_WORDS: "bad_words",
     Field.MAX_TOKENS: "max_output_tokens",
     Field.MIN_TOKENS: "min_tokens",
+    Field.STOP: "stop",
     Field.STOP_TOKEN_IDS: "stop_token_ids",
     Field.IGNORE_EOS: "ignore_eos",
     Field.LOGPROBS: "top_logprobs",
@@ -84,6 +85,11 @@ class ResponseRequest:
             raise invalid("stream_options", "needs stream to be true")
         return cls(body, name, history, input_items(body.input, name.id, history))
 
+    @classmethod
+    def counted(cls, body: InputTokensBody, name: ResponseName, history: Sequence[Json]) -> "ResponseRequest":
+        """A request that is not submitted: only its prompt counts. Raises QuireError."""
+        return cls(body, name, history, input_items([] if body.input is None else body.input, name.id, history))
+
     @property
     def is_stored(self) -> bool:
         """Whether the client asks for it to be stored."""
@@ -106,6 +112,7 @@ class ResponseRequest:
         reasoning, constraint = body.reasoning, None
         if body.text is not None and body.text.format is not None:
             constraint = _constraint(body.text.format)
+        stop = body.stop
         given = {one.name: getattr(body, one.name, None) for one in SAMPLING_FIELDS}
         unvalidated = UnvalidatedRequest(
             prompt=ChatPrompt(
@@ -123,17 +130,23 @@ class ResponseRequest:
             bad_words=body.bad_words or [],
             max_tokens=body.max_output_tokens,
             min_tokens=body.min_tokens,
+            stop=[stop] if isinstance(stop, str) else stop or [],
             stop_token_ids=body.stop_token_ids or [],
             end_of_text=EndOfText.IGNORED if body.ignore_eos else EndOfText.ENDS,
+            stop_text=StopText.INCLUDED if body.include_stop_str_in_output else StopText.EXCLUDED,
             constraint=constraint,
             logprobs=(body.top_logprobs or 0) if self.has_logprobs else None,
             # The scheduler keeps a named request while its client is away, and cancels another one.
             request_id=self.name.id if self.is_stored else None,
             priority=body.priority,
             retention=None if self.is_stored else NONE,
+            special_tokens=SpecialTokens.of(
+                is_kept=body.skip_special_tokens is False, has_spaces=body.spaces_between_special_tokens is not False
+            ),
             response_mode=ResponseMode.STREAMED if body.stream else ResponseMode.WHOLE,
         )
-        return PromptRequest(unvalidated, NamedFields(_NAMES))
+        lone = frozenset[str]({Field.STOP}) if isinstance(stop, str) else frozenset[str]()
+        return PromptRequest(unvalidated, NamedFields(_NAMES, lone))
 
     def stored(self, valid: ValidatedRequest, created_at: int) -> StoredResponse:
         """What is stored with the request; `created_at` is in seconds since 1970."""

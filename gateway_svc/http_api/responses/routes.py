@@ -1,16 +1,14 @@
 """Routes of OpenAI's Responses API."""
 
 import hashlib
-import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 import grpc
 
-from gateway_svc.chats import ChatMessage
+from gateway_svc.chats import ChatMessage, ChatPrompt
 from gateway_svc.http_api.calls import PING_SECONDS, HttpCalls
 from gateway_svc.http_api.endpoint import GENERATION_HEADERS, HandlerDoc, HttpRoute
 from gateway_svc.http_api.events import long_json
@@ -20,17 +18,18 @@ from gateway_svc.http_api.openai.answer_models import ErrorAnswer
 from gateway_svc.http_api.openai.errors import OPENAI_ERRORS
 from gateway_svc.http_api.responses.answer_models import (
     DeletedResponse,
+    InputTokens,
     ResponseAnswer,
     ResponseEvent,
     ResponseItems,
 )
-from gateway_svc.http_api.responses.conversation import truncations, without_logprobs
-from gateway_svc.http_api.responses.events import ResponseEvents, error_event, render_event
-from gateway_svc.http_api.responses.models import ResponsesBody
+from gateway_svc.http_api.responses.conversation import truncations
+from gateway_svc.http_api.responses.events import ResponseEvents, error_event
+from gateway_svc.http_api.responses.models import InputTokensBody, ResponsesBody
 from gateway_svc.http_api.responses.output_items import Json
+from gateway_svc.http_api.responses.records import ResponseRecords, rendered
 from gateway_svc.http_api.responses.request import ResponseName, ResponseRequest
 from gateway_svc.http_api.responses.stored_response import StoredResponse
-from gateway_svc.recorded_output import RecordedOutput
 from gateway_svc.request_group import RequestGroup
 from gateway_svc.request_manager import Call, RequestManager
 from gateway_svc.tenant import Tenant
@@ -40,17 +39,10 @@ from gateway_svc.validation import is_request_id
 from quire.scheduler.v1 import scheduler_pb2
 from svc_common.errors import QuireError, Reason
 
-T = TypeVar("T")
-
-_ID = re.compile(r"resp_[0-9a-f]{48}")
 _MAX_NUMBER = 2**53
-_MAX_SHOWN = 64
-_SHORT_OUTPUT = 200  # tokens
-_SMALL_ATTACHMENT = 1 << 16  # bytes
 _VALUES_OF_TOKEN = 400  # values of JSON that take as long as the events of a token
 _DEFAULT_ITEMS = 20
 _MAX_ITEMS = 100
-_CONTINUABLE = ("completed", "incomplete")
 
 _RETRIEVAL: Mapping[str, tuple[Json, str]] = {
     "stream": ({"type": "boolean", "default": False}, "Whether the answer is a stream of events."),
@@ -73,6 +65,7 @@ class ResponsesRoutes:
     def __init__(self, request_manager: RequestManager, calls: HttpCalls) -> None:
         self._request_manager = request_manager
         self._calls = calls
+        self._records = ResponseRecords(request_manager, calls)
 
     def routes(self) -> list[HttpRoute]:
         one = "/v1/responses/{response_id}"
@@ -81,8 +74,11 @@ class ResponsesRoutes:
         cancelled = HandlerDoc(answer=ResponseAnswer, error=ErrorAnswer)
         deleted = HandlerDoc(answer=DeletedResponse, error=ErrorAnswer)
         listed = HandlerDoc(answer=ResponseItems, error=ErrorAnswer, query=_LISTING)
+        counted = HandlerDoc(InputTokensBody, InputTokens, error=ErrorAnswer)
         return [
             HttpRoute("/v1/responses", {"POST": self.create}, OPENAI_ERRORS, {"POST": created}),
+            # Before the routes with an id, of which it would be one.
+            HttpRoute("/v1/responses/input_tokens", {"POST": self.input_tokens}, OPENAI_ERRORS, {"POST": counted}),
             HttpRoute(
                 one,
                 {"GET": self.retrieve, "DELETE": self.delete},
@@ -98,14 +94,14 @@ class ResponsesRoutes:
         call = replace(self._calls.call(exchange, Operation.CHAT), chunk_per_token=True)
         body, name = await self._calls.read(exchange, call, ResponsesBody, _read_body)
         exchange.request_id = name.id
-        request = ResponseRequest.of(body, name, await self._history(call.tenant, body.previous_response_id))
+        request = ResponseRequest.of(body, name, await self._records.history(call.tenant, body.previous_response_id))
         valid = await self._validate(exchange, call, request)
         stored = request.stored(valid, int(time.time()))
         valid = request.attached(valid, stored)
         async with self._calls.run(exchange, call, [valid]) as group:
             record = None
             if any(one.was_joined for one in group.requests):  # its idempotency key is of an earlier call
-                record, stored = await self._find(call.tenant, name.id)
+                record, stored = await self._records.find(call.tenant, name.id)
             events = ResponseEvents(stored, group.vocabulary)
             if body.stream:
                 await _stream(exchange, group, events)
@@ -130,7 +126,7 @@ class ResponsesRoutes:
         is_streamed, after = _flag(exchange, "stream"), _number(exchange, "starting_after")
         if after is not None and not is_streamed:
             raise invalid("starting_after", "needs stream to be true")
-        record, stored = await self._find(tenant, response_id)
+        record, stored = await self._records.find(tenant, response_id)
         exchange.model = record.attached.render_options.model
         if not is_streamed:
             await self._respond(exchange, tenant, record, stored)
@@ -142,31 +138,31 @@ class ResponsesRoutes:
                     if await _is_attached(group):
                         await _stream(exchange, group, ResponseEvents(stored, group.vocabulary), after)
                         return
-            record, stored = await self._find(tenant, response_id)  # it has ended without all its tokens
-        parts = self._parts(record, stored, after)
-        part = await self._of_record(tenant, record, lambda: next(parts, b""))
+            record, stored = await self._records.find(tenant, response_id)  # it has ended without all its tokens
+        parts = self._records.parts(record, stored, after)
+        part = await self._records.work(tenant, record, lambda: next(parts, b""))
         await exchange.start_events()
         while part:
             await exchange.send_events(part)
-            part = await self._of_record(tenant, record, lambda: next(parts, b""))
+            part = await self._records.work(tenant, record, lambda: next(parts, b""))
         await exchange.end_events()
 
     async def cancel(self, exchange: HttpExchange) -> None:
         """Cancels a response that has not ended; answers with it as it is then."""
         tenant, response_id = self._calls.tenant(exchange), exchange.path_params["response_id"]
-        record, stored = await self._find(tenant, response_id)
+        record, stored = await self._records.find(tenant, response_id)
         has_ended = record.HasField("ended_at")
         if has_ended and not stored.is_background:
             raise invalid("response_id", "Cannot cancel a synchronous response.")
         if not has_ended:
             self._request_manager.cancel(tenant, response_id)
-            record, stored = await self._find(tenant, response_id)
+            record, stored = await self._records.find(tenant, response_id)
         await self._respond(exchange, tenant, record, stored)
 
     async def delete(self, exchange: HttpExchange) -> None:
         """Removes a response; one that has not ended is cancelled."""
         tenant, response_id = self._calls.tenant(exchange), exchange.path_params["response_id"]
-        await self._find(tenant, response_id)
+        await self._records.find(tenant, response_id)
         await self._request_manager.delete(tenant, response_id)
         await exchange.respond_json({"id": response_id, "object": "response", "deleted": True})
 
@@ -177,7 +173,7 @@ class ResponsesRoutes:
         if order not in ("asc", "desc"):
             raise invalid("order", "must be asc or desc")
         limit = _number(exchange, "limit", 1, _MAX_ITEMS) or _DEFAULT_ITEMS
-        _, stored = await self._find(tenant, response_id)
+        _, stored = await self._records.find(tenant, response_id)
         items = [*stored.history, *stored.input]
         if order == "desc":
             items.reverse()
@@ -192,6 +188,23 @@ class ResponsesRoutes:
         first_id, last_id = (page[0]["id"], page[-1]["id"]) if page else (None, None)
         ends = {"first_id": first_id, "last_id": last_id, "has_more": len(items) > limit}
         await exchange.respond_json({"object": "list", "data": page, **ends})
+
+    async def input_tokens(self, exchange: HttpExchange) -> None:
+        """The number of tokens of a response's prompt; nothing is generated."""
+        call = self._calls.call(exchange, Operation.CHAT)
+        body, name = await self._calls.read(exchange, call, InputTokensBody, _read_counted, may_have_name=False)
+        request = ResponseRequest.counted(
+            body, name, await self._records.history(call.tenant, body.previous_response_id)
+        )
+        if body.truncation == "auto":
+            token_ids = (await self._validate(exchange, call, request)).prompt_token_ids
+        else:
+            prompt = request.prompt(request.messages)
+            chat, field_path = prompt.unvalidated.prompt, prompt.field_path
+            assert isinstance(chat, ChatPrompt)
+            found = self._calls.find_model(exchange, call, body.model, field_path)
+            token_ids = await self._calls.encode(call, found, chat, field_path)
+        await exchange.respond_json({"object": "response.input_tokens", "input_tokens": len(token_ids)})
 
     async def _validate(self, exchange: HttpExchange, call: Call, request: ResponseRequest) -> ValidatedRequest:
         """The valid request. If that is asked for, it has as many of the latest messages as the context holds. Raises
@@ -220,97 +233,31 @@ class ResponsesRoutes:
                 least = middle + 1
         return await valid(choices[least])
 
-    # Records.
-
-    async def _find(self, tenant: Tenant, response_id: str, field: str = "response_id") -> "_Found":
-        """A response of a tenant. Raises QuireError."""
-        # In OpenAI's words, which clients look for.
-        message = f"Response with id '{response_id[:_MAX_SHOWN]}' not found."
-        unknown = QuireError(Reason.REQUEST_UNKNOWN, message, field=field)
-        if not _ID.fullmatch(response_id):
-            raise unknown
-        try:
-            record = await self._request_manager.look_up(tenant, response_id)
-        except QuireError as error:
-            raise unknown if error.reason is Reason.REQUEST_UNKNOWN else error from None
-        stored = await self._of_record(tenant, record, lambda: StoredResponse.from_bytes(record.attachment))
-        if stored is None:
-            raise unknown
-        return record, stored
-
-    async def _history(self, tenant: Tenant, previous_id: str | None) -> list[Json]:
-        """The items of a conversation, up to the output of its latest response. Raises QuireError."""
-        if previous_id is None:
-            return []
-        record, stored = await self._find(tenant, previous_id, "previous_response_id")
-        response = await self._of_record(tenant, record, lambda: self._response(record, stored))
-        if response["status"] not in _CONTINUABLE:
-            raise invalid("previous_response_id", f"is a response that is {response['status']}")
-        return [*stored.history, *stored.input, *without_logprobs(response["output"])]
-
     async def _respond(
         self, exchange: HttpExchange, tenant: Tenant, record: scheduler_pb2.Record, stored: StoredResponse
     ) -> None:
         """Answers with a response as it is now."""
-        body = await self._of_record(tenant, record, lambda: long_json(self._response(record, stored)))
+        body = await self._records.work(tenant, record, lambda: long_json(self._records.response(record, stored)))
         await exchange.respond(body, "application/json")
-
-    async def _of_record(self, tenant: Tenant, record: scheduler_pb2.Record, work: Callable[[], T]) -> T:
-        """Does work that takes about 50 µs per token of the output, or 10 ns per byte of the attachment."""
-        num_tokens = sum(len(tokens.token_ids) for tokens in record.attached.sequences)
-        if num_tokens <= _SHORT_OUTPUT and len(record.attachment) <= _SMALL_ATTACHMENT:
-            return work()
-        return await self._calls.in_thread(tenant, work)
-
-    def _response(self, record: scheduler_pb2.Record, stored: StoredResponse) -> Json:
-        """A response as it is now."""
-        events, slices = self._replayed(record, stored)
-        for _ in slices:
-            pass
-        response = events.response
-        if response["status"] == "completed":
-            response["completed_at"] = record.ended_at.seconds
-        return response
-
-    def _replayed(
-        self, record: scheduler_pb2.Record, stored: StoredResponse
-    ) -> tuple[ResponseEvents, Iterator[list[Json]]]:
-        """A response, and its events so far in slices of a few tokens. The response changes as they are taken. Raises
-        QuireError."""
-        output = RecordedOutput.of(record, self._request_manager.catalog)
-        events = ResponseEvents(stored, output.vocabulary)
-
-        def slices() -> Iterator[list[Json]]:
-            if not output.chunks and not record.HasField("ended_at"):
-                return  # it may be queued
-            yield events.begin()
-            for first in range(0, len(output.chunks), _SHORT_OUTPUT):
-                chunks = output.chunks[first : first + _SHORT_OUTPUT]
-                yield [event for chunk in chunks for event in events.add(chunk, output.usage)]
-            if output.failure is not None:
-                yield events.fail(output.failure, output.usage)
-
-        return events, slices()
-
-    def _parts(self, record: scheduler_pb2.Record, stored: StoredResponse, after: int | None) -> Iterator[bytes]:
-        """The rendered events so far, after number `after`. None of the parts is empty."""
-        for events in self._replayed(record, stored)[1]:
-            if rendered := _rendered(events, after):
-                yield rendered
-
-
-_Found = tuple[scheduler_pb2.Record, StoredResponse]
 
 
 def _read_body(body: ResponsesBody, name: str | None) -> tuple[ResponsesBody, ResponseName]:
     """The body, and the name of its response: that of the first call with the same idempotency key."""
     if name is None:
-        return body, ResponseName(f"resp_{secrets.token_hex(24)}")
+        return body, _new_name()
     if not is_request_id(name):
         raise invalid("Idempotency-Key", "must be 1 to 128 letters, digits, '.', '_', ':' or '-'")
     if body.store is False:
         raise invalid("Idempotency-Key", "needs store to be true")
     return body, ResponseName(f"resp_{hashlib.sha256(name.encode()).hexdigest()[:48]}", is_repeatable=True)
+
+
+def _read_counted(body: InputTokensBody, _: str | None) -> tuple[InputTokensBody, ResponseName]:
+    return body, _new_name()
+
+
+def _new_name() -> ResponseName:
+    return ResponseName(f"resp_{secrets.token_hex(24)}")
 
 
 async def _is_attached(group: RequestGroup) -> bool:
@@ -331,29 +278,25 @@ async def _stream(
     exchange.is_durable = group.is_durable
     await exchange.start_events()
     async with exchange.keep_alive(PING_SECONDS):
-        if begun := _rendered(events.begin(), after):
+        if begun := rendered(events.begin(), after):
             await exchange.send_events(begun)
         try:
             while chunks := await group.next():
                 new = [event for _, chunk in chunks for event in events.add(chunk, group.usage)]
-                if rendered := _rendered(new, after):
-                    await exchange.send_events(rendered)
+                if data := rendered(new, after):
+                    await exchange.send_events(data)
             last = b""
         except QuireError as error:
             if error.code is grpc.StatusCode.UNAVAILABLE or _is_own_deadline(group, error):  # the response may go on
                 last = error_event(error, max(events.last_number, after or 0))
             else:
-                last = _rendered(events.fail(error, group.usage), after)
+                last = rendered(events.fail(error, group.usage), after)
     await exchange.end_events(last)
 
 
 def _is_own_deadline(group: RequestGroup, error: QuireError) -> bool:
     """Whether the deadline of a call has passed that joined a response of an earlier one."""
     return error.reason is Reason.DEADLINE_EXCEEDED and any(one.was_joined for one in group.requests)
-
-
-def _rendered(events: Iterable[Json], after: int | None) -> bytes:
-    return b"".join([render_event(event) for event in events if after is None or event["sequence_number"] > after])
 
 
 def _flag(exchange: HttpExchange, name: str) -> bool:

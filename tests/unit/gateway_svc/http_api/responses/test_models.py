@@ -11,8 +11,6 @@ from svc_common.errors import QuireError, Reason
 @pytest.mark.parametrize(
     "fields",
     [
-        {"skip_special_tokens": False},
-        {"include_stop_str_in_output": True},
         {"echo": True},
         {"guided_regex": "a"},
         {"logprobs": True},
@@ -35,14 +33,12 @@ def test_fields_that_other_bodies_serve_are_refused_by_name(fields: dict[str, An
 
 def test_they_are_accepted_where_they_are_off() -> None:
     off = {
-        "skip_special_tokens": True,
         "echo": False,
         "logprobs": False,
         "use_beam_search": False,
         "return_token_ids": False,
         "suffix": "",
         "n": 1,
-        "stop": [],
         "service_tier": "auto",
         "keep_alive": "5m",
     }
