@@ -3,8 +3,9 @@
     python -m tests.acceptance.fuzz [--seconds 300] [--seed N] [--at-once 4] [--one-round] [--model PATH]
 
 HTTP requests are made from the gateway's OpenAPI document, by schemathesis: as it says, against it, and with hostile
-values in place of fields. gRPC messages are made from the descriptors that reflection returns. Each protocol takes
-`--seconds`. The requests of a round depend on its seed only, which is printed; `--seed N --one-round` sends them again.
+values in place of fields; to paths with and without /v1, and over WebSocket. gRPC messages are made from the
+descriptors that reflection returns. Each protocol takes `--seconds`. The requests of a round depend on its seed only,
+which is printed; `--seed N --one-round` sends them again.
 
 The last line is JSON. Exits with 1 for an answer that is not documented: a status, a form or a schema that docs/api.md
 or the OpenAPI document do not have, or an internal error. So it does if at the end a role was restarted, an error is in

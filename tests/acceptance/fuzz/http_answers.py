@@ -58,6 +58,15 @@ class AnswerChecker:
             validator = self._validator(f"{case.operation.label} {kind}", described[kind], errors)
             yield from _problems_of_stream(response, kind, validator)
 
+    def problems_of_message(self, case: Case[Any], message: str, is_stream: bool) -> Iterator[str]:
+        """What is wrong with a message over WebSocket that is not the last one of a stream."""
+        described, errors = self._described(case, "200"), self._described(case, "4XX")[_JSON]
+        kind = _STREAMS[0] if is_stream else _JSON
+        if INTERNAL_ERROR.search(message):
+            yield "a message with an internal error"
+        validator = self._validator(f"{case.operation.label} {kind}", described[kind], errors)
+        yield from _problems_of_event(message, "WebSocket", validator)
+
     def _described(self, case: Case[Any], status: str) -> Mapping[str, Any]:
         """What the document says of answers with a status, by their type."""
         operation = case.operation
@@ -75,15 +84,19 @@ class AnswerChecker:
 def _problems_of_stream(response: Response, kind: str, validator: Draft202012Validator) -> Iterator[str]:
     """Each event is JSON of the schema of events, and an error among them is one of the documented ones."""
     for data in _events(text_of(response)):
-        try:
-            event = json.loads(data)
-        except ValueError:
-            yield f"an event of {kind} is not JSON\n  {_shown(data)}"
-            continue
-        if (code := code_of(event)) is not None and code not in STATUS_BY_CODE:
-            yield f"an event of {kind} has the error {code}"
-        if (error := next(validator.iter_errors(event), None)) is not None:
-            yield f"an event of {kind} has another schema\n  {_shown(error.message)}"
+        yield from _problems_of_event(data, kind, validator)
+
+
+def _problems_of_event(data: str, kind: str, validator: Draft202012Validator) -> Iterator[str]:
+    try:
+        event = json.loads(data)
+    except ValueError:
+        yield f"an event of {kind} is not JSON\n  {_shown(data)}"
+        return
+    if (code := code_of(event)) is not None and code not in STATUS_BY_CODE:
+        yield f"an event of {kind} has the error {code}"
+    if (error := next(validator.iter_errors(event), None)) is not None:
+        yield f"an event of {kind} has another schema\n  {_shown(error.message)}"
 
 
 def problems_of_error(response: Response) -> Iterator[str]:

@@ -1,11 +1,14 @@
 """Generated requests to all operations of a gateway's OpenAPI document: as it describes them, against it, and with
-hostile values."""
+hostile values; by all of their paths, and over WebSocket."""
 
+import json
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import requests
@@ -13,15 +16,19 @@ import schemathesis
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 from schemathesis import Case, GenerationMode, Response
+from websockets.exceptions import WebSocketException
 
+from openai_paths import is_of_openai
 from tests.acceptance.fuzz.bodies import mutated, shortened
 from tests.acceptance.fuzz.http_answers import AnswerChecker
 from tests.acceptance.fuzz.rounds import Findings, Plan, run_rounds
+from tests.acceptance.fuzz.websocket_calls import WEBSOCKET_PATHS, Frames, converse
 
 _SECONDS = 180.0
 _NUM_NAMES = 8
 _MAX_KNOWN = 64  # ids of responses
 _MAX_SHOWN = 4000  # characters
+_HEADER_VALUE = re.compile(r"[ -~]*")  # what the client for WebSocket sends as it is
 _BODIES_WEIGHT = 4  # how much more often an operation with a body is called
 
 
@@ -56,16 +63,28 @@ class Operation:
 
 @dataclass(frozen=True)
 class FuzzRequest:
-    """A request, with `text` in place of its body. `number` chooses one of the responses that exist when it is sent."""
+    """A request, with `text` in place of its body. `number` chooses one of the responses that exist when it is sent.
+    With `frames` it goes over WebSocket."""
 
     case: Case[Any]
     text: str | None
     number: int
+    frames: Frames | None = None
+
+    @property
+    def body(self) -> bytes | None:
+        """What is sent in place of the case's body; None: that."""
+        text = self.text
+        if text is None and self.frames is not None:
+            body = self.case.body
+            text = json.dumps(body, default=str) if isinstance(body, dict | list | str | int | float | None) else ""
+        return None if text is None else text.encode(errors="surrogatepass")
 
     def __str__(self) -> str:
         """A command that sends it, and the body in its place."""
         text = "" if self.text is None else f" with the body {self.text}"
-        return f"{self.case.as_curl_command()}{text}"[:_MAX_SHOWN]
+        over = "" if self.frames is None else f" over WebSocket ({self.frames})"
+        return f"{self.case.as_curl_command()}{text}{over}"[:_MAX_SHOWN]
 
 
 def operations_of(document: Mapping[str, Any]) -> list[Operation]:
@@ -108,7 +127,10 @@ def fuzz_requests(draw: DrawFn, operations: Sequence[Operation], model: str) -> 
         if draw(st.integers(0, 7)) == 0:
             case.headers["Idempotency-Key"] = f"fuzz-{number % _NUM_NAMES}"
         text = draw(mutated(case.body)) if kind is Kind.MUTATED else None
-    return FuzzRequest(case, text, number)
+    frames = draw(st.sampled_from([None, *Frames])) if case.path in WEBSOCKET_PATHS else None
+    if is_of_openai(case.path) and draw(st.booleans()):
+        case.path = case.path.removeprefix("/v1")
+    return FuzzRequest(case, text, number, frames)
 
 
 class HttpFuzzer:
@@ -127,7 +149,10 @@ class HttpFuzzer:
         case, parameters = request.case, request.case.path_parameters
         if "response_id" in parameters and self._known and request.number % 4:
             parameters["response_id"] = self._known[request.number % len(self._known)]
-        body: dict[str, Any] = {} if request.text is None else {"data": request.text.encode(errors="surrogatepass")}
+        if request.frames is not None:
+            self._converse(request, request.frames, seed)
+            return
+        body: dict[str, Any] = {} if request.body is None else {"data": request.body}
         try:
             response = case.call(base_url=self._url, session=self._session(), timeout=_SECONDS, **body)
         except (requests.ConnectionError, requests.Timeout) as error:
@@ -140,6 +165,28 @@ class HttpFuzzer:
         self._note_response(case, response)
         for problem in self._checker.problems(case, response):
             self._findings.add(f"{case.operation.label}: {problem}", seed, str(request))
+
+    def _converse(self, request: FuzzRequest, frames: Frames, seed: int) -> None:
+        """Sends one request over WebSocket."""
+        case, body = request.case, request.body
+        assert body is not None
+        headers = {str(name): str(value) for name, value in case.headers.items()}
+        if not all(_HEADER_VALUE.fullmatch(value) for value in headers.values()):
+            self._findings.answered("not sent")
+            return
+        short = {"messages": [{"role": "user", "content": "a"}], "prompt": "a"}
+        field = "messages" if "chat" in case.path else "prompt"
+        # With a name, a connection is for one request.
+        probe = None if headers else json.dumps({field: short[field], "max_tokens": 1}).encode()
+        problems = partial(self._checker.problems_of_message, case)
+        try:
+            url = f"ws{self._url.removeprefix('http')}{case.formatted_path}"
+            ended, found = converse(url, headers, body, frames, probe, problems)
+        except (WebSocketException, OSError) as error:
+            ended, found = "lost", [f"no answer: {type(error).__name__}"]
+        self._findings.answered(f"WebSocket: {ended}")
+        for problem in found:
+            self._findings.add(f"{case.operation.label} over WebSocket: {problem}", seed, str(request))
 
     def close(self) -> None:
         """Closes the connections of all threads."""
