@@ -176,6 +176,7 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
     host_blocks = shape.allocate_host(limits.num_host_blocks)
     memory.note_blocks(cache.blocks, host_blocks)
     runner = _make_runner(model, cache, host_blocks, limits, graphs, settings.swap_rate, make_drafter, grammars)
+    memory.note_graphs()
     with progress("warming up", report):
         warm_up(runner)
         prefill_rate = measure_prefill(runner)

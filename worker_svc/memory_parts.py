@@ -25,7 +25,9 @@ class MemoryParts:
     kv: int
     swap: int
     activations: int
-    """All else that the process uses more than before it began to load the model."""
+    """All else that the process uses more than before it began to load the model; on a GPU, also what captured graphs
+    use while they run.
+    """
     fragmentation: int
     device_used: int = 0
     """Of the GPU, by all processes."""
@@ -54,7 +56,7 @@ class MemoryAccount:
         """Before the model is loaded."""
         self._device = device
         self._before = allocated_bytes(device)
-        self._weights = 0
+        self._weights = self._graphs = 0
         self._blocks: tuple[Tensor, Tensor] | None = None
 
     def note_weights(self) -> None:
@@ -64,6 +66,14 @@ class MemoryAccount:
     def note_blocks(self, blocks: Tensor, host_blocks: Tensor) -> None:
         """The blocks of both tiers."""
         self._blocks = (blocks, host_blocks)
+
+    def note_graphs(self) -> None:
+        """All graphs are captured. On a GPU, what torch's allocator then keeps unused is theirs: it counts as allocated
+        during a capture only, and is not given back while the graphs exist.
+        """
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+            self._graphs = _unused_gpu_bytes(self._device)
 
     def close(self) -> None:
         """Refers to no block any more."""
@@ -76,12 +86,16 @@ class MemoryAccount:
             kv, swap = (0, 0) if blocks is None else (blocks[0].nbytes, blocks[1].nbytes)
             free, total = torch.cuda.mem_get_info(self._device)
             allocated = torch.cuda.memory_allocated(self._device)
-            unused = torch.cuda.memory_reserved(self._device) - allocated
-            activations = max(0, allocated - self._before - self._weights - kv)
+            unused = max(0, _unused_gpu_bytes(self._device) - self._graphs)
+            activations = max(0, allocated - self._before - self._weights - kv) + self._graphs
             return MemoryParts(self._weights, kv, swap, activations, unused, total - free, total)
         kv, swap = (0, 0) if blocks is None else (_resident_bytes(blocks[0]), _resident_bytes(blocks[1]))
         activations = max(0, allocated_bytes(self._device) - self._before - self._weights - kv - swap)
         return MemoryParts(self._weights, kv, swap, activations, _unused_heap_bytes())
+
+
+def _unused_gpu_bytes(device: torch.device) -> int:
+    return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def _resident_bytes(memory: Tensor) -> int:

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from fake_gpu import FakeGpu
 from worker_svc import memory
-from worker_svc.memory import OutOfMemory, check_num_blocks, count_host_blocks
+from worker_svc.memory import MemoryBudget, OutOfMemory, check_num_blocks, count_blocks, count_host_blocks
 
 GIB = 2**30
 MIB = 2**20
@@ -52,3 +53,27 @@ def test_more_blocks_than_fit_are_refused_by_the_settings_name() -> None:
     check_num_blocks(8 * 1024, MIB, CPU)
     with pytest.raises(OutOfMemory, match="QUIRE_NUM_BLOCKS"):
         check_num_blocks(8 * 1024 + 1, MIB, CPU)
+
+
+def test_blocks_of_a_gpu_leave_room_for_captured_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For their tensors, which torch keeps for them, and for the graphs themselves, which only the driver counts."""
+    gpu = FakeGpu(monkeypatch)
+    gpu.allocated, gpu.kept, gpu.elsewhere = 300 * MIB, 50 * MIB, 20 * MIB
+
+    class Runner:
+        def __init__(self) -> None:
+            gpu.graphs, gpu.elsewhere = 60 * MIB, gpu.elsewhere + 15 * MIB
+            gpu.run(100 * MIB)
+
+        def __del__(self) -> None:
+            gpu.graphs, gpu.elsewhere = 0, gpu.elsewhere - 15 * MIB
+
+    budget = MemoryBudget(fraction=0.9, cpu_bytes=0)
+    assert count_blocks(MIB, budget, GPU, Runner) == 900 - 300 - 60 - 100 - 20 - 15
+    assert (gpu.kept, gpu.graphs, gpu.elsewhere) == (0, 0, 20 * MIB)
+
+
+def test_a_gpu_without_room_has_no_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu(monkeypatch)
+    gpu.allocated = 890 * MIB
+    assert count_blocks(MIB, MemoryBudget(fraction=0.9, cpu_bytes=0), GPU, lambda: gpu.run(11 * MIB)) == 0

@@ -9,6 +9,7 @@ from typing import TypeVar
 import pytest
 import torch
 
+from fake_gpu import FakeGpu
 from worker_svc.memory_parts import MemoryAccount, MemoryParts
 
 MIB = 1 << 20
@@ -75,33 +76,19 @@ def test_what_the_heap_kept_before_the_model_came_does_not_hide_its_activations(
     assert after.activations - before.activations == pytest.approx(48 * MIB, abs=16 * MIB)
 
 
-class FakeGpu:
-    """Memory of a GPU as torch reports it."""
-
-    def __init__(self) -> None:
-        self.allocated = self.reserved = 0
-
-    def memory_allocated(self, device: torch.device) -> int:
-        return self.allocated
-
-    def memory_reserved(self, device: torch.device) -> int:
-        return self.reserved
-
-    def mem_get_info(self, device: torch.device) -> tuple[int, int]:
-        return 1000 * MIB - self.reserved, 1000 * MIB
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    return FakeGpu(monkeypatch)
 
 
-def test_parts_of_a_gpus_memory_are_what_torch_has_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = FakeGpu()
-    for name in ("memory_allocated", "memory_reserved", "mem_get_info"):
-        monkeypatch.setattr(torch.cuda, name, getattr(gpu, name))
+def test_parts_of_a_gpus_memory_are_what_torch_has_allocated(gpu: FakeGpu) -> None:
     gpu.allocated = 10 * MIB  # by another model of the process
     account = MemoryAccount(GPU)
     gpu.allocated += 300 * MIB
     account.note_weights()
     account.note_blocks(mapped(200 * MIB), mapped(50 * MIB))
     gpu.allocated += 200 * MIB + 40 * MIB
-    gpu.reserved = gpu.allocated + 30 * MIB
+    gpu.kept = 30 * MIB
     parts = account.read()
     assert parts == MemoryParts(
         weights=300 * MIB,
@@ -109,10 +96,23 @@ def test_parts_of_a_gpus_memory_are_what_torch_has_allocated(monkeypatch: pytest
         swap=50 * MIB,
         activations=40 * MIB,
         fragmentation=30 * MIB,
-        device_used=gpu.reserved,
+        device_used=580 * MIB,
         device_limit=1000 * MIB,
     )
-    assert parts.describe()["device"] == {"used_bytes": gpu.reserved, "limit_bytes": 1000 * MIB}
+    assert parts.describe()["device"] == {"used_bytes": 580 * MIB, "limit_bytes": 1000 * MIB}
+
+
+def test_what_graphs_use_counts_as_activations(gpu: FakeGpu) -> None:
+    account = MemoryAccount(GPU)
+    gpu.allocated += 300 * MIB
+    account.note_weights()
+    gpu.kept = 25 * MIB
+    gpu.graphs = 60 * MIB
+    account.note_graphs()
+    gpu.allocated += 40 * MIB
+    gpu.kept = 10 * MIB
+    parts = account.read()
+    assert (parts.activations, parts.fragmentation) == (100 * MIB, 10 * MIB)
 
 
 def test_a_processor_has_no_device_of_its_own() -> None:
