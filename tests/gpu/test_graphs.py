@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import latent_models
 import llama_models
 import transformers_models
 from runner_driver import Driver, make_runner
@@ -61,10 +62,15 @@ def test_every_batch_size_decodes_as_transformers_does(num_sequences: int, direc
 
 
 @pytest.mark.parametrize(
-    "variant", ["gpt2", "opt", "gpt-neox", "phi3", "gemma2", "gemma3", "mixtral", "qwen2-moe", "olmoe"]
+    "variant",
+    [
+        *("gpt2", "opt", "gpt-neox", "phi3", "gemma2", "gemma3", "mixtral", "qwen2-moe", "qwen3-moe", "olmoe"),
+        *("deepseek-v2-lite", "deepseek-v2", "deepseek-v3"),
+    ],
 )
 def test_every_architecture_decodes_in_graphs_as_transformers_does(variant: str, tmp_path: Path) -> None:
-    directory = llama_models.save_model(tmp_path, transformers_models.VARIANTS[variant]())
+    variants = transformers_models.VARIANTS | latent_models.VARIANTS
+    directory = llama_models.save_model(tmp_path, variants[variant]())
     asked = llama_models.prompts(1, 17, 33)
     driver = _driver(directory, cuda_graphs=True, ahead=1, max_sequences=4)
     assert driver.generate(asked, 12) == llama_models.generate(directory, asked, 12, "cuda")
