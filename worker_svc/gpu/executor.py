@@ -198,7 +198,7 @@ class DeviceExecutor:
 def _num_forward_bytes(limits: WorkerLimits, forward: DeviceForward) -> int:
     """The most bytes of a forward pass's staged inputs."""
     max_blocks = -(-limits.context_length // limits.block_size)
-    num_seqs = max_padded_sequences(limits.max_sequences)
+    num_seqs = max_padded_sequences(limits.max_sequences, has_drafts=limits.max_draft_tokens > 0)
     return (
         max(limits.max_step_tokens, limits.max_sequences) * _TOKEN_BYTES
         + 2 * limits.max_sampled_rows * _ROW_BYTES

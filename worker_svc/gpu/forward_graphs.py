@@ -11,7 +11,7 @@ from torch import Tensor
 from worker_svc.batch import Batch
 from worker_svc.description import WorkerLimits
 from worker_svc.gpu.device_attention import Arrays, DeviceAttention
-from worker_svc.gpu.graph_shapes import GraphShape, capture_sizes, token_capture_sizes
+from worker_svc.gpu.graph_shapes import GraphShape, capture_sizes, draft_shapes, mixed_shapes
 from worker_svc.gpu.graphs import Work
 from worker_svc.gpu.inputs import ForwardInputs, decodes_only, empty_batch, layout_arrays, token_arrays
 from worker_svc.gpu.staging import Staging
@@ -35,7 +35,7 @@ class DeviceForward(Protocol):
 
 
 class ForwardGraphs:
-    """Graphs of decodes, by the number of sequences, and of mixed steps, by the number of tokens.
+    """Graphs of decodes, by the number of sequences, and of mixed steps and drafts, by the number of tokens.
 
     Inputs are staged from `begin` on: where an array lies depends on the graph's shape alone. Block tables are at full
     width at an address of their own; a step's are as wide as its longest context.
@@ -47,18 +47,21 @@ class ForwardGraphs:
         self._forward, self._staging, self._begin = forward, staging, begin
         self._decodes = [GraphShape.of_decodes(size) for size in capture_sizes(limits.max_sequences)]
         self._mixed: list[GraphShape] = []
+        self._drafts: list[GraphShape] = []
         if forward.attention.mixed_graph_problem is None:
-            sizes = token_capture_sizes(limits.max_step_tokens)
-            self._mixed = [GraphShape.of_mixed(size, limits.max_sequences) for size in sizes]
+            most = limits.max_step_tokens, limits.max_sequences
+            self._mixed = mixed_shapes(*most)
+            if limits.max_draft_tokens:
+                self._drafts = draft_shapes(*most, limits.max_sampled_rows)
         max_blocks = -(-limits.context_length // limits.block_size)
-        num_tables = max(shape.num_seqs for shape in (*self._decodes, *self._mixed))
+        num_tables = max(shape.num_seqs for shape in self.shapes)
         self._block_tables = torch.zeros((num_tables, max_blocks), dtype=torch.int32, device=device)
         self._graphs: dict[GraphShape, Work] = {}
 
     @property
     def shapes(self) -> list[GraphShape]:
         """Of all graphs, the largest first: its memory serves the others."""
-        return [*reversed(self._mixed), *self.decode_shapes]
+        return [*reversed(self._drafts), *reversed(self._mixed), *self.decode_shapes]
 
     @property
     def decode_shapes(self) -> list[GraphShape]:
@@ -72,10 +75,11 @@ class ForwardGraphs:
     def find(self, batch: Batch) -> GraphShape | None:
         """The shape of the smallest captured graph that computes the batch."""
         size = len(batch.token_ids)
-        shapes = self._decodes if decodes_only(batch) else self._mixed
-        place = bisect_left(shapes, size, key=lambda shape: shape.num_tokens)
-        shape = shapes[place] if place < len(shapes) else None
-        return shape if shape in self._graphs and shape.holds(batch) else None
+        for shapes in (self._decodes,) if decodes_only(batch) else (self._mixed, self._drafts):
+            place = bisect_left(shapes, size, key=lambda shape: shape.num_tokens)
+            if place < len(shapes) and shapes[place] in self._graphs and shapes[place].holds(batch):
+                return shapes[place]
+        return None
 
     def capture(
         self, shapes: Items[GraphShape], capture: Callable[[Work], Work], sampled: Tensor, logits: Tensor

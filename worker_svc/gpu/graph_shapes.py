@@ -14,7 +14,7 @@ _DENSE, _SPACING = (1, 2, 4), 8
 # longer than its kernels take to launch one by one.
 _LEAST_TOKENS, _TOKEN_SPACING, _MOST_TOKENS = 16, 64, 512
 MAX_LONGER = 32
-"""Sequences of several tokens in a graph of a mixed step; one with more is enqueued kernel by kernel."""
+"""Sequences of several tokens in a graph of a mixed step, except for one of drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,12 @@ class GraphShape:
         rows = min(num_tokens, max_sequences)
         # One more for the padding.
         return cls(num_tokens, rows, min(rows, MAX_LONGER) + 1, rows)
+
+    @classmethod
+    def of_drafts(cls, num_tokens: int, max_sequences: int, max_rows: int) -> "GraphShape":
+        """Of a mixed step of any number of sequences of several tokens, with a token sampled after each of these."""
+        num_seqs = min(num_tokens, max_sequences)
+        return cls(num_tokens, num_seqs, min(num_tokens // 2, num_seqs) + 1, min(num_tokens, max_rows))
 
     @property
     def is_mixed(self) -> bool:
@@ -98,9 +104,28 @@ class GraphShape:
         return starts
 
 
-def max_padded_sequences(max_sequences: int) -> int:
+def mixed_shapes(max_tokens: int, max_sequences: int) -> list[GraphShape]:
+    """Of graphs of mixed steps, by ascending tokens."""
+    return [GraphShape.of_mixed(size, max_sequences) for size in token_capture_sizes(max_tokens)]
+
+
+def draft_shapes(max_tokens: int, max_sequences: int, max_rows: int) -> list[GraphShape]:
+    """Of graphs for drafts of more sequences, or with more sampled tokens, than graphs of mixed steps have.
+
+    Each row for a longer sequence is a program of each KV head in each layer, also if it has no sequence: the graphs of
+    mixed steps have few.
+    """
+    return [
+        GraphShape.of_drafts(size, max_sequences, max_rows)
+        for size in token_capture_sizes(max_tokens)
+        if size // 2 > MAX_LONGER or size > max_sequences
+    ]
+
+
+def max_padded_sequences(max_sequences: int, *, has_drafts: bool) -> int:
     """The most sequences of a graph, with its padding, where a step has so many at most."""
-    return max_sequences + min(max_sequences, MAX_LONGER) + 1
+    longer = max(MAX_LONGER, _MOST_TOKENS // 2) if has_drafts else MAX_LONGER
+    return max_sequences + min(max_sequences, longer) + 1
 
 
 def capture_sizes(max_rows: int) -> list[int]:

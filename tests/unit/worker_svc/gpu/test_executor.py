@@ -168,6 +168,23 @@ def test_steps_run_as_graphs_whatever_they_hold(make: Make, tiny_llama: Path, mo
     assert Driver(runner, chunk=7, ahead=1).generate(prompts, 5, SAMPLED) == on_host.generate(prompts, 5, SAMPLED)
 
 
+def test_drafts_of_more_tokens_than_sequences_run_as_graphs(
+    make: Make, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step samples after each token of a draft, in more rows than it may have sequences."""
+    on_host = Driver(make_runner(tiny_llama))
+    prompts, params = PROMPTS[:2], [SamplingParams(), SamplingParams(temperature=1.0, seed=4)]
+    expected = on_host.generate(prompts, 12, params)
+    texts = [prompt + tokens for prompt, tokens in zip(prompts, expected, strict=True)]
+    options: dict[str, Any] = {"max_sequences": 2, "max_step_tokens": 32, "max_draft_tokens": 10}
+    runner = make(tiny_llama, cuda_graphs=True, make_drafter=knowing(texts, VOCAB), **options)
+    _refuse(monkeypatch, "worker_svc.gpu.executor.forward_inputs")
+    core_runner = CoreRunner(make_instance(runner), runner.limits.num_blocks)
+    served = core_runner.serve(_submission(i, prompts[i], 12, params[i]) for i in range(len(prompts)))
+    assert [served[str(place)][0].token_ids for place in range(len(prompts))] == expected
+    assert max(core_runner.num_results) > 2
+
+
 def test_steps_that_no_graph_holds_are_enqueued_kernel_by_kernel(
     make: Make, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,12 +1,21 @@
 """Graphs are captured for sizes that are close to each other, and a batch keeps its tokens when it is padded."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from worker_svc.batch import Batch, SequenceChunk, make_batch
-from worker_svc.gpu.graph_shapes import MAX_LONGER, GraphShape, capture_sizes, token_capture_sizes
+from worker_svc.gpu.graph_shapes import (
+    MAX_LONGER,
+    GraphShape,
+    capture_sizes,
+    draft_shapes,
+    max_padded_sequences,
+    mixed_shapes,
+    token_capture_sizes,
+)
 from worker_svc.gpu.inputs import empty_batch
 
 
@@ -59,7 +68,10 @@ def test_a_padded_batch_has_the_tokens_of_its_sequences_and_none_without_a_row()
     chosen, num_held = random.Random(3), 0
     for _ in range(500):
         batch = _random_batch(chosen)
-        shape = GraphShape.of_mixed(chosen.choice((16, 32, 64, 128)), chosen.choice((1, 4, 12)))
+        size, max_sequences = chosen.choice((16, 32, 64, 128)), chosen.choice((1, 4, 12))
+        shape = GraphShape.of_mixed(size, max_sequences)
+        if chosen.random() < 0.5:
+            shape = GraphShape.of_drafts(size, max_sequences, 5 * max_sequences)
         if not shape.holds(batch):
             continue
         num_held += 1
@@ -106,6 +118,35 @@ def test_sizes_do_not_depend_on_the_batch() -> None:
 )
 def test_a_batch_that_is_too_large_is_not_held(lengths: list[int], num_tokens: int, max_sequences: int) -> None:
     assert not GraphShape.of_mixed(num_tokens, max_sequences).holds(_batch(lengths, [True] * len(lengths)))
+
+
+@pytest.mark.parametrize("max_sequences", [1, 8, 40, 256])
+def test_a_graph_holds_drafts_of_all_sequences(max_sequences: int) -> None:
+    """Of 512 tokens at most, sampled after each."""
+    max_rows = 5 * max_sequences
+    drafts, mixed = draft_shapes(2048, max_sequences, max_rows), mixed_shapes(2048, max_sequences)
+    for num_longer in {1, min(MAX_LONGER, max_sequences), min(MAX_LONGER + 1, max_sequences), max_sequences}:
+        for length in range(2, 6):
+            lengths = [1] * (max_sequences - num_longer) + [length] * num_longer
+            batch = _batch(lengths, [True] * len(lengths))
+            # A draft is sampled after each token, which a prompt's tokens are not.
+            batch = replace(batch, logits_indices=np.arange(sum(lengths)))
+            fitting = [shape for shape in (*drafts, *mixed) if shape.holds(batch)]
+            assert bool(fitting) == (sum(lengths) <= 512), lengths
+
+
+def test_graphs_of_drafts_exist_where_those_of_mixed_steps_do_not_suffice() -> None:
+    assert [shape.num_tokens for shape in draft_shapes(100, 256, 512)] == [100]
+    assert [shape.num_tokens for shape in draft_shapes(100, 20, 100)] == [32, 64, 100]
+    assert draft_shapes(64, 64, 64) == []
+
+
+@pytest.mark.parametrize("max_sequences", [1, 8, 40, 256, 1000])
+def test_no_graph_has_more_sequences_than_memory_is_allocated_for(max_sequences: int) -> None:
+    mixed = mixed_shapes(4096, max_sequences)
+    assert max(shape.num_seqs for shape in mixed) <= max_padded_sequences(max_sequences, has_drafts=False)
+    drafts = draft_shapes(4096, max_sequences, 5 * max_sequences)
+    assert max(shape.num_seqs for shape in drafts) <= max_padded_sequences(max_sequences, has_drafts=True)
 
 
 def test_decodes_are_padded_to_rows_of_one_token() -> None:
