@@ -12,7 +12,7 @@ import google.rpc
 import pytest
 
 from tests.clients.table import make_once
-from tools import optional_tool
+from tools import missing, tool
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "client" / "examples"
@@ -28,6 +28,17 @@ JAVA_LIBRARIES = (
     *("opencensus-*", "perfmark-api", "geronimo-annotation*"),
 )
 
+JAVA_PACKAGES = {
+    "grpc-netty.jar": "libgrpc-java",
+    "protobuf.jar": "libprotobuf-java",
+    "guava.jar": "libguava-java",
+    "gson.jar": "libgoogle-gson-java",
+    "netty-transport.jar": "libnetty-java",
+    "perfmark-api.jar": "libperfmark-java",
+    "geronimo-annotation-1.3-spec.jar": "libgeronimo-annotation-1.3-spec-java",
+}
+"""Debian's packages of the libraries, by a file of each."""
+
 COMPILER = "protobuf-compiler-grpc"
 
 
@@ -38,14 +49,14 @@ def python(address: str, folder: Path) -> Sequence[str | Path]:
 
 def ruby(address: str, folder: Path) -> Sequence[str | Path]:
     """Generates code, and interprets."""
-    optional_tool("ruby", "ruby-grpc")
+    tool("ruby", "ruby-grpc")
     generate("ruby", folder, CONTRACT)
     return ["ruby", "-I", folder, EXAMPLES / "ruby" / "example.rb", address]
 
 
 def node(address: str, folder: Path) -> Sequence[str | Path]:
-    """Installs the packages of the lock file, or skips the test if that fails; nothing is generated."""
-    npm, kept = optional_tool("npm", "nodejs"), ROOT / "build" / "examples" / "node"
+    """Installs the packages of the lock file; nothing is generated. Outside CI, the test is skipped if that fails."""
+    program, npm, kept = tool("node", "nodejs"), tool("npm"), ROOT / "build" / "examples" / "node"
 
     def install() -> None:
         shutil.copytree(EXAMPLES / "node", kept)
@@ -55,17 +66,17 @@ def node(address: str, folder: Path) -> Sequence[str | Path]:
     try:
         make_once(kept, [EXAMPLES / "node" / "package-lock.json"], install)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
-        pytest.skip("the npm registry does not answer")
+        missing("the npm registry does not answer")
     shutil.copytree(EXAMPLES / "node", kept, dirs_exist_ok=True)
-    return ["node", kept / "example.mjs", address, f"{ROOT / 'protos'}:{google_protos()[1]}", SERVICE_CONFIG]
+    return [program, kept / "example.mjs", address, f"{ROOT / 'protos'}:{google_protos()[1]}", SERVICE_CONFIG]
 
 
 def java(address: str, folder: Path) -> Sequence[str | Path]:
     """Generates code, and compiles it."""
-    javac = optional_tool("javac", "default-jdk-headless")
-    if not (JARS / "grpc-netty.jar").exists():
-        optional_tool("grpc-netty.jar", "libgrpc-java")
-    plugin = optional_tool("grpc_java_plugin", "protobuf-compiler-grpc-java-plugin")
+    javac = tool("javac", "default-jdk-headless")
+    if absent := [package for jar, package in JAVA_PACKAGES.items() if not (JARS / jar).exists()]:
+        missing("jars are missing", *absent)
+    plugin = tool("grpc_java_plugin", "protobuf-compiler-grpc-java-plugin")
     generate("java", folder, CONTRACT, *DETAILS, plugin=plugin)
     classpath = ":".join(str(jar) for name in JAVA_LIBRARIES for jar in JARS.glob(f"{name}.jar"))
     sources = [EXAMPLES / "java" / "Example.java", *folder.rglob("*.java")]
@@ -75,14 +86,14 @@ def java(address: str, folder: Path) -> Sequence[str | Path]:
 
 def cpp(address: str, folder: Path) -> Sequence[str | Path]:
     """Generates code, compiles it and links it."""
-    compiler = optional_tool("g++", "g++")
+    compiler = tool("g++")
     flags = subprocess.run(
-        [optional_tool("pkg-config", "pkgconf"), "--cflags", "--libs", "grpc++", "protobuf"],
+        [tool("pkg-config", "pkgconf"), "--cflags", "--libs", "grpc++", "protobuf"],
         capture_output=True,
         text=True,
     )
     if flags.returncode != 0:
-        optional_tool("grpc++.pc", "libgrpc++-dev")
+        missing("there is no grpc++.pc, or no protobuf.pc", "libgrpc++-dev", "libprotobuf-dev")
     generate("cpp", folder, CONTRACT, *DETAILS)
     program = folder / "example"
     sources = [EXAMPLES / "cpp" / "example.cc", *folder.rglob("*.cc")]
@@ -92,12 +103,12 @@ def cpp(address: str, folder: Path) -> Sequence[str | Path]:
 
 def go(address: str, folder: Path) -> Sequence[str | Path]:
     """Generates code, and compiles it with Debian's packages. What is compiled of these is kept."""
-    compiler = optional_tool("go", "golang-go")
+    compiler = tool("go", "golang-go")
     if not (GO_PACKAGES / "src/google.golang.org/grpc").exists():
-        optional_tool("google.golang.org/grpc", "golang-google-grpc-dev")
-    protoc = optional_tool("protoc", COMPILER)
-    optional_tool("protoc-gen-go", "protoc-gen-go-1-5")
-    optional_tool("protoc-gen-go-grpc", "protoc-gen-go-grpc")
+        missing("there is no google.golang.org/grpc", "golang-google-grpc-dev")
+    protoc = tool("protoc", COMPILER)
+    tool("protoc-gen-go", "protoc-gen-go-1-5")
+    tool("protoc-gen-go-grpc", "protoc-gen-go-grpc")
     sources, program = folder / "src", folder / "example"
     sources.mkdir()
     run(protoc, *proto_paths(), f"--go_out={sources}", f"--go-grpc_out={sources}", CONTRACT)
@@ -118,8 +129,8 @@ def google_protos() -> tuple[Path, Path]:
 
 def generate(language: str, folder: Path, *protos: str, plugin: str | None = None) -> None:
     """Generates messages and stubs with Debian's protoc, whose code fits Debian's libraries."""
-    protoc = optional_tool("protoc", COMPILER)
-    plugin = plugin or optional_tool(f"grpc_{language}_plugin", COMPILER)
+    protoc = tool("protoc", COMPILER)
+    plugin = plugin or tool(f"grpc_{language}_plugin", COMPILER)
     out = [f"--{language}_out={folder}", f"--grpc_out={folder}", f"--plugin=protoc-gen-grpc={plugin}"]
     run(protoc, *proto_paths(), *out, *protos)
 

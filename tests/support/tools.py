@@ -10,25 +10,21 @@ import pytest
 _PACKAGES = Path(__file__).parents[2] / ".ci" / "apt.txt"
 
 
-def tool(name: str) -> str:
-    """The path of a program. If it is not installed, the test is skipped; in CI, which installs it, the test fails."""
+def tool(name: str, package: str | None = None) -> str:
+    """The path of a program of a Debian package, which is called as the program if it is not named. If the program is
+    missing, the test is skipped; in CI, which installs it, the test fails."""
     path = shutil.which(name)
     if path is None:
-        missing(f"there is no {name} on the PATH (CI: it belongs in .ci/apt.txt)")
+        missing(f"there is no {name} on the PATH", package or name)
     return path
 
 
-def missing(what: str) -> NoReturn:
-    """Skips the test; in CI, where nothing may be missing, it fails."""
+def missing(what: str, *packages: str) -> NoReturn:
+    """Skips the test. It fails in CI, where nothing may be missing, and where CI would not install the packages."""
+    listed = _PACKAGES.read_text().split()
+    unlisted = [package for package in packages if package not in listed]
+    if unlisted:
+        pytest.fail(f"{what}, and .ci/apt.txt does not name {', '.join(unlisted)}")
     if os.environ.get("CI") == "true":
         pytest.fail(what)
-    pytest.skip(what)
-
-
-def optional_tool(name: str, package: str) -> str:
-    """The path of a program that CI installs if .ci/apt.txt names its Debian package. Where it is missing, the test is
-    skipped; it fails in CI if CI should have it."""
-    path = shutil.which(name)
-    if path is None and package not in _PACKAGES.read_text().split():
-        pytest.skip(f"there is no {name} here (Debian: {package})")
-    return path or tool(name)
+    pytest.skip(f"{what} (Debian: {', '.join(packages)})" if packages else what)
