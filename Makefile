@@ -64,8 +64,12 @@ type: $(STAMP)  ## Check types
 
 protos: $(STAMP)  ## Generate the contracts' code, and build/contracts.binpb, a descriptor set of the public ones
 	$(BIN)/python protos/generate.py
+	$(MAKE) build/contracts.binpb
+
+.PHONY: build/contracts.binpb
+build/contracts.binpb: $(STAMP)
 	@mkdir -p build
-	$(BIN)/buf build $(foreach name,$(PUBLIC_CONTRACTS),--path protos/quire/$(name)) --output build/contracts.binpb
+	$(BIN)/buf build $(foreach name,$(PUBLIC_CONTRACTS),--path protos/quire/$(name)) --output $@
 
 # The baseline of the public contracts: those of the last release, or a state before the first one. They stay compatible with it: lint compares them. Others may change.
 PUBLIC_CONTRACTS := admin inference
