@@ -6,7 +6,7 @@ A backend lays out a step once (`plan`). The result stores and attends in each l
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -92,7 +92,7 @@ class TritonAttention:
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             cache, how = self._caches[layer], self._layers[layer]
-            scales = {"key_scales": cache.key_scales, "value_scales": cache.value_scales}
+            scales: dict[str, Any] = {"key_scales": cache.key_scales, "value_scales": cache.value_scales}
             self._store(key, value, cache.keys, cache.values, slots, **scales)
             return self._attend(
                 query,

@@ -40,6 +40,7 @@ from quire_kernels.logits_epilogue import logits_epilogue
 from quire_kernels.mask_logits import mask_logits
 from quire_kernels.paged_attention import paged_attention
 from quire_kernels.paged_decode import paged_decode
+from quire_kernels.prefill_tiles import PrefillTiles, most_tiles, queries_per_tile
 from quire_kernels.rotary_store import HeadNorm, rotary_store
 from quire_kernels.row_norm import RowNorm, add_row_norm, row_norm
 from quire_kernels.sample import SamplingTensors, sample
@@ -83,6 +84,12 @@ def _cache(heads: Heads, block_size: int, dtype: torch.dtype) -> LayerCache:
 
 
 def _prefill(heads: Heads, dtype: torch.dtype, cache: LayerCache, num_seqs: int = 4, max_query_len: int = 512) -> None:
+    tiles = None
+    if max_query_len > 1:
+        how = heads.num_heads, heads.num_kv_heads, heads.head_dim, dtype, cache.keys.dtype, META
+        queries = queries_per_tile(*how)
+        num_tiles = most_tiles(num_seqs * max_query_len, num_seqs, queries)
+        tiles = PrefillTiles(queries, empty(num_tiles, 2, dtype=torch.int32))
     paged_attention(
         empty(num_seqs * max_query_len, heads.num_heads, heads.head_dim, dtype=dtype),
         cache.keys,
@@ -96,6 +103,7 @@ def _prefill(heads: Heads, dtype: torch.dtype, cache: LayerCache, num_seqs: int 
         soft_cap=heads.soft_cap,
         key_scales=cache.key_scales,
         value_scales=cache.value_scales,
+        tiles=tiles,
     )
 
 

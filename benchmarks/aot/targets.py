@@ -82,7 +82,7 @@ TARGETS = {
         _nvidia(90, 132, 227, 0),  # H100, H200
         _nvidia(100, 148, 227, 64),  # B200
         _nvidia(120, 170, 99, 112),  # RTX 5090
-        Target("gfx942", GPUTarget("hip", "gfx942", 64), 304, 64 * _KIB, 980),  # MI300X
+        Target("gfx942", GPUTarget("hip", "gfx942", 64), 304, 64 * _KIB, 1140),  # MI300X
     )
 }
 

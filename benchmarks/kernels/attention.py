@@ -86,6 +86,7 @@ def prefill(device: torch.device, heads: Heads, num_seqs: int, num_queries: int,
     from quire_kernels.paged_attention import paged_attention
 
     batch = PagedBatch.make(heads, num_seqs, num_queries, context_len, device)
+    tiles = batch.tiles()
 
     def ours() -> object:
         return paged_attention(
@@ -97,6 +98,7 @@ def prefill(device: torch.device, heads: Heads, num_seqs: int, num_queries: int,
             batch.context_lens,
             num_queries,
             batch.scale,
+            tiles=tiles,
         )
 
     shape = _shape(heads, f"{num_seqs} × {num_queries} of {context_len} tokens")

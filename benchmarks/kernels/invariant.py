@@ -36,11 +36,11 @@ def decode(device: torch.device, heads: Heads, num_seqs: int, context_len: int) 
     from quire_kernels.paged_decode import paged_decode
 
     batch = PagedBatch.make(heads, num_seqs, 1, context_len, device)
-    plan = batch.decode_plan()
+    plan, tiles = batch.decode_plan(), batch.tiles()
     pages = (batch.query, batch.key_cache, batch.value_cache, batch.block_tables)
 
     def ours() -> Tensor:
-        return paged_attention(*pages, batch.query_starts, batch.context_lens, 2, batch.scale)
+        return paged_attention(*pages, batch.query_starts, batch.context_lens, 1, batch.scale, tiles=tiles)
 
     def by_splits() -> Tensor:
         return paged_decode(*pages, batch.context_lens, plan, batch.scale)

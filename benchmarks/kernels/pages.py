@@ -8,6 +8,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from quire_kernels.decode_plan import DecodePlan
+    from quire_kernels.prefill_tiles import PrefillTiles
 
 BLOCK_SIZE = 16
 
@@ -102,6 +103,15 @@ class PagedBatch:
             heads.num_heads, heads.num_kv_heads, heads.head_dim, dtype, cache_dtype or dtype, self.query.device
         )
         return DecodePlan.make(splits, self.context_lens.cpu().numpy(), self.query.device)
+
+    def tiles(self) -> "PrefillTiles":
+        """Of the queries in tiles, as a worker plans them."""
+        from quire_kernels.prefill_tiles import PrefillTiles, queries_per_tile
+
+        heads, dtype, device = self.heads, self.query.dtype, self.query.device
+        queries = queries_per_tile(heads.num_heads, heads.num_kv_heads, heads.head_dim, dtype, dtype, device)
+        sequences = self.query_starts.cpu().numpy(), self.context_lens.cpu().numpy()
+        return PrefillTiles.make(*sequences, len(self.query), queries, device)
 
     def gather(self) -> tuple[Tensor, Tensor]:
         """Keys and values [num_seqs, num_kv_heads, context_len, head_dim], copied from the pages into one piece."""

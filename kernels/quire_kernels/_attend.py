@@ -9,12 +9,18 @@ import triton.language as tl
 from torch import Tensor
 
 from quire_kernels._checks import AttentionRule, PagedKV
+from quire_kernels._code_pairs import halve_rows, log_and_inverse, unpack_pairs
 from quire_kernels._device import device_limits
 from quire_kernels._shapes import next_power_of_2
 from quire_kernels.kv_quantization import dequantize
 
 # Below any score. Finite: infinity minus infinity would be NaN for a row that has seen no key yet.
 LOWEST = tl.constexpr(-3e38)
+# Values with smaller scales, of codes of 8 bits, count as if they had this one: its logarithm is finite.
+LEAST_SCALE = tl.constexpr(2.0**-60)
+# The base-2 logarithm of the largest weight of codes of 8 bits. In float16, weights from 2 ** -28 of it on are exact to
+# 11 bits.
+LARGEST_WEIGHT = tl.constexpr(14.0)
 
 
 class Pages(NamedTuple):
@@ -50,7 +56,7 @@ def attend_keys(  # type: ignore[no-untyped-def]
     rule,  # ScoreRule
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    MAX_CODE: tl.constexpr,
+    UNPACKING: tl.constexpr,  # of `_code_pairs`, or None
     TILE_M: tl.constexpr,
     TILE_N: tl.constexpr,
     TILE_D: tl.constexpr,
@@ -59,13 +65,33 @@ def attend_keys(  # type: ignore[no-untyped-def]
 
     Also the base-2 logarithm of each row's sum of exponentials [TILE_M]. A row that sees no key has zeros and the
     logarithm LOWEST.
+
+    Codes of 8 bits are multiplied as they are. A key's scale multiplies its scores. A value's scale s is a part of the
+    exponent: the weight of a value is exp2(score + log2(s) - maximum), where the maximum is of these exponents, so that
+    no weight is too large or too small for 16 bits whatever the scales are. The sum of exponentials takes each weight
+    divided by s.
     """
-    o_dim = tl.arange(0, TILE_D)
-    m_dim = o_dim < HEAD_DIM
-    o_head = kv_head * pages.cache_strides[1]
+    # Of what is loaded: numbers, or pairs of codes
+    IN_PAIRS: tl.constexpr = UNPACKING == "ptx" or UNPACKING == "portable"
+    WIDTH: tl.constexpr = TILE_D // 2 if IN_PAIRS else TILE_D
+    NUM_DIMS: tl.constexpr = HEAD_DIM // 2 if IN_PAIRS else HEAD_DIM
+    IS_INT8: tl.constexpr = pages.key_cache.dtype.element_ty == tl.int8
+    p_keys, p_values = pages.key_cache, pages.value_cache
+    stride_block, stride_head, stride_slot = pages.cache_strides
+    score_scale = rule.scale
+    if IN_PAIRS:
+        p_keys = p_keys.to(tl.pointer_type(tl.int16), bitcast=True)
+        p_values = p_values.to(tl.pointer_type(tl.int16), bitcast=True)
+        stride_block, stride_head, stride_slot = stride_block >> 1, stride_head >> 1, stride_slot >> 1
+        b_query, b_odd_query, b_factor = halve_rows(b_query, TILE_M, TILE_D)
+        score_scale = (b_factor * score_scale)[:, None]
+        b_odd_output = tl.zeros([TILE_M, WIDTH], tl.float32)
+    o_dim = tl.arange(0, WIDTH)
+    m_dim = o_dim < NUM_DIMS
+    o_head = kv_head * stride_head
     b_max = tl.full([TILE_M], LOWEST, tl.float32)
     b_sum = tl.zeros([TILE_M], tl.float32)
-    b_output = tl.zeros([TILE_M, TILE_D], tl.float32)
+    b_output = tl.zeros([TILE_M, WIDTH], tl.float32)
     # Tiles that a window or a split cuts at their beginning, tiles that need no mask, tiles that are cut at their end
     for part in tl.static_range(3):
         if part == 0:
@@ -87,24 +113,38 @@ def attend_keys(  # type: ignore[no-untyped-def]
                 else:
                     b_block = tl.load(pages.table + o_kv // BLOCK_SIZE).to(tl.int64)
                 # [TILE_N], 64 bits: a block's stride spans all layers
-                o_slot = b_block * pages.cache_strides[0] + o_head + o_kv % BLOCK_SIZE * pages.cache_strides[2]
+                o_slot = b_block * stride_block + o_head + o_kv % BLOCK_SIZE * stride_slot
                 o_cache = o_slot[:, None] + o_dim[None, :]
 
-                # [TILE_N, TILE_D]
-                b_key = _load_rows(pages.key_cache + o_cache, m_kv, m_dim, part != 1, HEAD_DIM < TILE_D)
+                # [TILE_N, WIDTH]
+                b_key = _load_rows(p_keys + o_cache, m_kv, m_dim, part != 1, NUM_DIMS < WIDTH)
                 # [TILE_M, TILE_N]
-                b_score = tl.dot(b_query, tl.trans(b_key.to(b_query.dtype)), input_precision="ieee")
+                if not IN_PAIRS:
+                    b_score = tl.dot(b_query, tl.trans(b_key.to(b_query.dtype)), input_precision="ieee")
+                else:
+                    b_even, b_odd = unpack_pairs(b_key, IS_INT8, UNPACKING)
+                    b_score = tl.dot(b_query, tl.trans(b_even))
+                    b_score = tl.dot(b_odd_query, tl.trans(b_odd), b_score)
                 if pages.key_scales is not None:
                     # [TILE_N]
                     o_scale = b_block * pages.scale_strides[0] + kv_head * pages.scale_strides[1] + o_kv % BLOCK_SIZE
                     b_score *= _load_scales(pages.key_scales + o_scale, m_kv, part != 1)[None, :]
                 if rule.soft_cap is not None:
                     # cap * tanh(x / cap), by tanh(y) = 1 - 2 / (exp(2 y) + 1), which is correct at both infinities
-                    b_score = rule.soft_cap - 2.0 * rule.soft_cap / (tl.exp2(b_score * rule.scale) + 1.0)
+                    b_score = rule.soft_cap - 2.0 * rule.soft_cap / (tl.exp2(b_score * score_scale) + 1.0)
                     factor = 1.0
-                else:
+                elif pages.value_scales is None:
                     # Applied after the maximum, so that it is one instruction with the subtraction
                     factor = rule.scale
+                else:
+                    # One instruction with the addition of the values' scales
+                    b_score *= score_scale
+                    factor = 1.0
+                if pages.value_scales is not None:
+                    b_scale = _load_scales(pages.value_scales + o_scale, m_kv, part != 1)
+                    b_scale = tl.maximum(b_scale, LEAST_SCALE, propagate_nan=tl.PropagateNan.ALL)
+                    b_log_scale, b_inverse_scale = log_and_inverse(b_scale, UNPACKING)
+                    b_score += b_log_scale[None, :]
                 if part != 1:
                     m_visible = m_kv[None, :] & (o_kv[None, :] <= b_position[:, None])
                     if rule.window is not None:
@@ -112,27 +152,31 @@ def attend_keys(  # type: ignore[no-untyped-def]
                     b_score = tl.where(m_visible, b_score, float("-inf"))
 
                 # Online softmax, in powers of two
-                b_new_max = tl.maximum(b_max, tl.max(b_score, axis=1) * factor)
+                b_tile_max = tl.max(b_score, axis=1) * factor
+                if pages.value_scales is not None:
+                    b_tile_max -= LARGEST_WEIGHT
+                b_new_max = tl.maximum(b_max, b_tile_max)
                 b_weight = tl.exp2(b_score * factor - b_new_max[:, None])
                 b_decay = tl.exp2(b_max - b_new_max)
                 b_max = b_new_max
-                b_sum = b_sum * b_decay + tl.sum(b_weight, axis=1)
-                if pages.value_scales is not None:
-                    # Times the largest code, or a small weight would be lost in float16; taken out again at the end
-                    b_weight *= (_load_scales(pages.value_scales + o_scale, m_kv, part != 1) * MAX_CODE)[None, :]
-                # [TILE_N, TILE_D]; masked as the keys are, because zero times NaN is NaN
-                b_value = _load_rows(pages.value_cache + o_cache, m_kv, m_dim, part != 1, HEAD_DIM < TILE_D)
-                b_output = tl.dot(
-                    b_weight.to(b_query.dtype),
-                    b_value.to(b_query.dtype),
-                    b_output * b_decay[:, None],
-                    input_precision="ieee",
-                )
+                if pages.value_scales is None:
+                    b_sum = b_sum * b_decay + tl.sum(b_weight, axis=1)
+                else:
+                    b_sum = b_sum * b_decay + tl.sum(b_weight * b_inverse_scale[None, :], axis=1)
+                # [TILE_N, WIDTH]; masked as the keys are, because zero times NaN is NaN
+                b_value = _load_rows(p_values + o_cache, m_kv, m_dim, part != 1, NUM_DIMS < WIDTH)
+                b_weight = b_weight.to(b_query.dtype)
+                if not IN_PAIRS:
+                    b_value = b_value.to(b_query.dtype)
+                    b_output = tl.dot(b_weight, b_value, b_output * b_decay[:, None], input_precision="ieee")
+                else:
+                    b_even, b_odd = unpack_pairs(b_value, IS_INT8, UNPACKING)
+                    b_output = tl.dot(b_weight, b_even, b_output * b_decay[:, None])
+                    b_odd_output = tl.dot(b_weight, b_odd, b_odd_output * b_decay[:, None])
     b_sum = tl.where(b_sum > 0.0, b_sum, 1.0)
-    b_divisor = b_sum
-    if pages.value_scales is not None:
-        b_divisor = b_sum * MAX_CODE
-    return b_output / b_divisor[:, None], b_max + tl.log2(b_sum)
+    if IN_PAIRS:
+        b_output = tl.reshape(tl.join(b_output, b_odd_output), [TILE_M, TILE_D])
+    return b_output / b_sum[:, None], b_max + tl.log2(b_sum)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -223,8 +267,8 @@ def launch_options(
     """
     queries, keys = tile_m * tile_d * dtype.itemsize, tile_n * tile_d * dtype.itemsize
     fits = queries + 3 * 2 * keys + 4096 <= device_limits(device).shared_memory
-    # Codes of 8 bits take registers until they are converted: with the widest heads, 5 stages would spill.
-    if cache_dtype.itemsize == 1 and tile_m > 16 and tile_d > 128:
+    # Codes of 8 bits take registers until they are converted: with many rows, 5 stages would spill.
+    if cache_dtype.itemsize == 1 and tile_m > 16 and tile_d > 64:
         fits = False
     many = tile_m >= 128 or tile_m * tile_d > 64 * 128 or dtype == torch.float32
     return {"num_warps": 8 if many else 4, "num_stages": 5 if fits else 3}

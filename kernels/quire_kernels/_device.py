@@ -13,10 +13,11 @@ class DeviceLimits:
     shared_memory: int  # bytes that one program may use
     registers: int  # of 32 bits, of a multiprocessor
     warp_size: int  # threads
+    runs_ptx: bool  # whether kernels may hold instructions of NVIDIA's GPUs
 
 
-# In Triton's interpreter, launches are those of an H200.
-H200 = DeviceLimits(multiprocessors=132, shared_memory=227 * 1024, registers=64 * 1024, warp_size=32)
+# In Triton's interpreter, launches are those of an H200, without the instructions, which it cannot run.
+H200 = DeviceLimits(multiprocessors=132, shared_memory=227 * 1024, registers=64 * 1024, warp_size=32, runs_ptx=False)
 
 
 @cache
@@ -24,12 +25,14 @@ def device_limits(device: torch.device) -> DeviceLimits:
     """Of a CUDA device; of an H200 for the interpreter's CPU."""
     if device.type == "cpu":
         return H200
-    properties = triton.runtime.driver.active.utils.get_device_properties(device.index)
+    driver = triton.runtime.driver.active
+    properties = driver.utils.get_device_properties(device.index)
     return DeviceLimits(
         properties["multiprocessor_count"],
         properties["max_shared_mem"],
         properties["max_num_regs"],
         properties["warpSize"],
+        driver.get_current_target().backend == "cuda",
     )
 
 

@@ -194,7 +194,7 @@ def resident_programs(
         registers = _FP32_REGISTERS
     else:
         # A window has a loop of its own for the tiles that it cuts.
-        takes_most = cache_dtype.itemsize == 1 or tile_d > 128 or (has_window and tile_d > 64)
+        takes_most = tile_d > 128 or (has_window and tile_d > 64)
         registers = _MOST_REGISTERS if takes_most else _REGISTERS
     threads = options["num_warps"] * limits.warp_size
     return max(

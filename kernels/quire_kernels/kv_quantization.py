@@ -4,7 +4,7 @@ A vector is code × scale, with one float32 scale for each token slot and KV hea
 So a token's scale depends on that token alone: it is known when the token is stored, without calibration; no
 later token changes it (a scale per block would have to re-quantize what the block holds, which may be shared); and the
 same tokens give the same cache however a prompt is cut into chunks. It costs 4 bytes for each head_dim of codes, and
-no product: attention folds the scale of a key into its scores, and that of a value into its weights.
+no product: attention folds the scale of a key into its scores, and that of a value into its weights' exponents.
 """
 
 import torch

@@ -15,17 +15,17 @@ from quire_kernels._attend import (
     score_parameters,
     tile_dims,
     tile_keys,
-    tile_queries,
 )
 from quire_kernels._checks import MAX_HEAD_DIM, AttentionRule, PagedKV, check_attention, check_index, require
+from quire_kernels._code_pairs import unpacking
 from quire_kernels._shapes import next_power_of_2
-from quire_kernels.kv_quantization import MAX_CODES
+from quire_kernels.prefill_tiles import PrefillTiles, most_tiles, prefill_rows
 
 
 @triton.jit(  # type: ignore[untyped-decorator]
     # These differ from step to step: one program must serve them all
     do_not_specialize=["num_seqs", "stride_table"],
-    do_not_specialize_on_alignment=["p_block_tables", "p_query_starts", "p_context_lens"],
+    do_not_specialize_on_alignment=["p_block_tables", "p_query_starts", "p_context_lens", "p_tiles"],
 )
 def _paged_attention_kernel(  # type: ignore[no-untyped-def]
     p_output,
@@ -37,6 +37,7 @@ def _paged_attention_kernel(  # type: ignore[no-untyped-def]
     p_block_tables,
     p_query_starts,
     p_context_lens,
+    p_tiles,
     num_seqs,
     score_scale,
     soft_cap,
@@ -54,7 +55,7 @@ def _paged_attention_kernel(  # type: ignore[no-untyped-def]
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    MAX_CODE: tl.constexpr,
+    UNPACKING: tl.constexpr,
     TILE_M: tl.constexpr,
     TILE_N: tl.constexpr,
     TILE_D: tl.constexpr,
@@ -62,9 +63,13 @@ def _paged_attention_kernel(  # type: ignore[no-untyped-def]
     # The rows of the tile are (query, head of the group) pairs, so that all of them share each page that is loaded.
     QUERIES: tl.constexpr = TILE_M // GROUP
     kv_head = tl.program_id(1)
-    # Backwards: a sequence's last tiles see the most keys, and the longest work starts first
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    sequence, first_query = find_tile(p_query_starts, num_seqs, tile, QUERIES)
+    if p_tiles is not None:
+        sequence = tl.load(p_tiles + tl.program_id(0) * 2)
+        first_query = tl.load(p_tiles + tl.program_id(0) * 2 + 1)
+    else:
+        # Backwards: a sequence's last tiles see the most keys, and the longest work starts first
+        tile = tl.num_programs(0) - 1 - tl.program_id(0)
+        sequence, first_query = find_tile(p_query_starts, num_seqs, tile, QUERIES)
     query_start = tl.load(p_query_starts + sequence)
     num_queries = tl.load(p_query_starts + sequence + 1) - query_start
     if first_query >= num_queries:
@@ -113,7 +118,7 @@ def _paged_attention_kernel(  # type: ignore[no-untyped-def]
         ScoreRule(score_scale, soft_cap, window),
         HEAD_DIM,
         BLOCK_SIZE,
-        MAX_CODE,
+        UNPACKING,
         TILE_M,
         TILE_N,
         TILE_D,
@@ -166,6 +171,7 @@ def paged_attention(
     key_scales: Tensor | None = None,
     value_scales: Tensor | None = None,
     out: Tensor | None = None,
+    tiles: PrefillTiles | None = None,
 ) -> Tensor:
     """Causal attention of each sequence's newest tokens over its pages, which already hold those tokens.
 
@@ -185,13 +191,15 @@ def paged_attention(
         query_starts: int32 [num_seqs + 1], where each sequence begins in `query`, and at last where the last one ends.
         context_lens: int32 [num_seqs], tokens in the cache, those of this step included.
         max_query_len: at least the largest number of queries of a sequence. With 1 a program has fewer rows, which may
-            change a result's last bits; nothing else of a batch does. Pass 2 or more for the same bits always.
+            change a result's last bits; nothing else of a batch does. Pass 2 or more, or tiles, for the same bits
+            always.
         scale: the factor of scores before the softmax.
         window: how many tokens a query sees, itself included; None for all.
         soft_cap: scores s become soft_cap * tanh(s / soft_cap), after the scale and before the mask; None for no cap.
         key_scales, value_scales: float32 [num_blocks, num_kv_heads, block_size], one layer's views, of a cache in 8
             bits (`kv_quantization`).
         out: what to write to, of the shape of `query`; rows that are in no sequence are left as they are.
+        tiles: of these sequences, by `plan_tiles`. Without them each program searches for its own in `query_starts`.
 
     Returns:
         `out`, or else [num_tokens, num_heads, head_dim], contiguous, of the dtype of `query`.
@@ -214,17 +222,28 @@ def paged_attention(
     group = num_heads // num_kv_heads
     tile_d = tile_dims(head_dim)
     how = head_dim, query.dtype, key_cache.dtype, query.device
-    # tl.dot wants 16 rows at least. A decode step needs no more than its group.
-    tile_m = max(16 if max_query_len == 1 else tile_queries(*how), next_power_of_2(group))
-    tile_n = tile_keys(head_dim, query.dtype) if max_query_len == 1 else prefill_tile_keys(tile_m, *how)
+    if max_query_len == 1 and tiles is None:
+        # tl.dot wants 16 rows at least. A decode step needs no more than its group.
+        tile_m, tile_n = max(16, next_power_of_2(group)), tile_keys(head_dim, query.dtype)
+    else:
+        tile_m = prefill_rows(group, *how)
+        tile_n = prefill_tile_keys(tile_m, *how)
+    queries = tile_m // group
+    if tiles is None:
+        num_tiles = most_tiles(num_tokens, num_seqs, queries)
+    else:
+        num_tiles = len(tiles.places)
+        require(tiles.queries == queries, "tiles", f"be made for tiles of {queries} queries")
+        check_index(tiles.places, key_cache, (num_tiles, 2), torch.int32, "tiles.places")
     score_scale, soft_cap = score_parameters(scale, soft_cap)
-    _paged_attention_kernel[(num_tokens // (tile_m // group) + num_seqs, num_kv_heads)](
+    _paged_attention_kernel[(num_tiles, num_kv_heads)](
         out,
         query,
         *kv,
         block_tables,
         query_starts,
         context_lens,
+        None if tiles is None else tiles.places,
         num_seqs,
         score_scale,
         soft_cap,
@@ -238,7 +257,7 @@ def paged_attention(
         GROUP=group,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
-        MAX_CODE=MAX_CODES.get(key_cache.dtype),
+        UNPACKING=unpacking(query, kv, tile_m),
         TILE_M=tile_m,
         TILE_N=tile_n,
         TILE_D=tile_d,
@@ -262,8 +281,9 @@ def paged_attention_reference(
     key_scales: Tensor | None = None,
     value_scales: Tensor | None = None,
     out: Tensor | None = None,
+    tiles: PrefillTiles | None = None,
 ) -> Tensor:
-    """`paged_attention` sequence by sequence in plain torch, in float32 throughout."""
+    """`paged_attention` sequence by sequence in plain torch, in float32 throughout; the tiles have no effect."""
     kv, rule = PagedKV(key_cache, value_cache, key_scales, value_scales), AttentionRule(scale, window, soft_cap)
     out = torch.empty_like(query) if out is None else out
     starts = query_starts.tolist()

@@ -20,8 +20,8 @@ from quire_kernels._attend import (
     tile_dims,
 )
 from quire_kernels._checks import AttentionRule, PagedKV, check_attention, check_index, require
+from quire_kernels._code_pairs import unpacking
 from quire_kernels.decode_plan import DecodePlan, decode_tile
-from quire_kernels.kv_quantization import MAX_CODES
 
 # Parts that are merged at once: a constant, so that nothing but a sequence's own parts decides the order of the sums.
 TILE_PARTS = 16
@@ -61,7 +61,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    MAX_CODE: tl.constexpr,
+    UNPACKING: tl.constexpr,
     TILE_M: tl.constexpr,
     TILE_N: tl.constexpr,
     TILE_D: tl.constexpr,
@@ -114,7 +114,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
             ScoreRule(score_scale, soft_cap, window),
             HEAD_DIM,
             BLOCK_SIZE,
-            MAX_CODE,
+            UNPACKING,
             TILE_M,
             TILE_N,
             TILE_D,
@@ -250,7 +250,7 @@ def paged_decode(
         GROUP=group,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
-        MAX_CODE=MAX_CODES.get(key_cache.dtype),
+        UNPACKING=unpacking(query, kv, tile_m),
         TILE_M=tile_m,
         TILE_N=tile_n,
         TILE_D=tile_d,

@@ -91,6 +91,31 @@ def test_large_scores_do_not_overflow(make_batch: Callable[..., Any], assert_clo
     assert_close(paged_decode(**arguments), paged_decode_reference(**arguments))
 
 
+@pytest.mark.parametrize("cache_dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_scales_of_any_size(
+    make_batch: Callable[..., Any], assert_close: Callable[..., None], dtype: torch.dtype, cache_dtype: torch.dtype
+) -> None:
+    """Values of some keys are 2 ** 24 times those of others, and some are zero; keys grow as values shrink."""
+    batch = make_batch([(1, 300), (1, 65)], (2, 2), dtype=dtype, cache_dtype=cache_dtype)
+    for block in range(len(batch.key_scales)):
+        batch.value_scales[block] *= 2.0 ** (block % 5 * 6 - 12)
+        batch.key_scales[block] *= 2.0 ** (-(block % 5))
+    batch.value_scales[::7] = 0.0
+    arguments = batch.decode_arguments(keys_per_split=128)
+    assert_close(paged_decode(**arguments), paged_decode_reference(**arguments))
+
+
+@pytest.mark.parametrize("exponent", [-30, 20], ids=["small", "large"])
+def test_queries_beyond_float16_beside_codes(
+    make_batch: Callable[..., Any], assert_close: Callable[..., None], exponent: int
+) -> None:
+    """In bfloat16 they may be larger than float16 holds, or smaller."""
+    batch = make_batch([(1, 90), (1, 17)], (2, 2), dtype=torch.bfloat16, cache_dtype=torch.int8)
+    arguments = batch.decode_arguments() | {"query": batch.query * 2.0**exponent, "scale": batch.scale * 2.0**-exponent}
+    assert_close(paged_decode(**arguments), paged_decode_reference(**arguments))
+
+
 @pytest.mark.parametrize("window", [None, 8])
 def test_an_empty_context_gives_zeros(make_batch: Callable[..., Any], window: int | None) -> None:
     batch = make_batch([(1, 20), (1, 31)], window=window)

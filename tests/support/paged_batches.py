@@ -38,6 +38,17 @@ class Batch:
         """Arguments of `paged_attention`."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
+    def tiled_arguments(self) -> dict[str, Any]:
+        """Arguments of `paged_attention`, with tiles as a worker plans them."""
+        from quire_kernels.prefill_tiles import PrefillTiles, queries_per_tile
+
+        num_tokens, num_heads, head_dim = self.query.shape
+        device = self.query.device
+        heads = num_heads, self.key_cache.shape[1], head_dim
+        queries = queries_per_tile(*heads, self.query.dtype, self.key_cache.dtype, device)
+        sequences = self.query_starts.cpu().numpy(), self.context_lens.cpu().numpy()
+        return self.arguments() | {"tiles": PrefillTiles.make(*sequences, num_tokens, queries, device)}
+
     def decode_arguments(self, **changes: Any) -> dict[str, Any]:
         """Arguments of `paged_decode`: each sequence has one query. `changes` are fields of the plan's splits."""
         arguments = self.arguments() | {"plan": self.decode_plan(self.context_lens, **changes)}

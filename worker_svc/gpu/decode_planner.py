@@ -20,6 +20,11 @@ class DecodePlanner:
         """`splits`: how contexts are divided among programs, for each window that layers have."""
         self._splits = splits
 
+    @property
+    def num_arrays(self) -> int:
+        """Of the plans, if there are any."""
+        return _ARRAYS_PER_PLAN * len(self._splits)
+
     def num_bytes(self, num_seqs: int) -> int:
         """The most bytes of the plans of so many sequences."""
         return sum(splits.num_bytes(num_seqs) + _ARRAYS_PER_PLAN * ALIGNMENT for splits in self._splits)
@@ -32,7 +37,9 @@ class DecodePlanner:
         return [array for splits in self._splits for array in splits.plan(contexts)]
 
     def on_device(self, inputs: ForwardInputs) -> dict[int | None, DecodePlan]:
-        """The plans by window, whose arrays are `inputs.plan`; none if nothing was planned."""
-        arrays = inputs.plan
-        plans = zip(self._splits, arrays[0::3], arrays[1::3], arrays[2::3], strict=bool(arrays))
+        """The plans by window, whose arrays are the first of `inputs.plan`; none if nothing was planned."""
+        arrays = inputs.plan[: self.num_arrays]
+        if len(arrays) < self.num_arrays:
+            return {}
+        plans = zip(self._splits, arrays[0::3], arrays[1::3], arrays[2::3], strict=True)
         return {splits.window: DecodePlan(splits, *tensors) for splits, *tensors in plans}

@@ -65,7 +65,7 @@ MUTANTS = {
         "decode_plan.py",
         "_REGISTERS, _MOST_REGISTERS, _FP32_REGISTERS = 168, 255, 80",
         "_REGISTERS, _MOST_REGISTERS, _FP32_REGISTERS = 168, 96, 80",
-        compiling("sm_90", "decode: Llama 3 8B, bf16, KV int8"),
+        compiling("sm_90", "decode: Gemma 2 9B, bf16, KV int8"),
         "programs that wait for others to end",
     ),
     "a single stage": Mutant(
