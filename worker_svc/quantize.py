@@ -52,6 +52,14 @@ class CannotWrite(Exception):  # noqa: N818
 
 
 @dataclass(frozen=True, slots=True)
+class QuantizedModel:
+    """What was written: the linear layers that are in fewer bits, and the bytes of all tensors."""
+
+    num_layers: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Layers:
     """Names of linear layers in the checkpoint."""
 
@@ -61,8 +69,10 @@ class _Layers:
     """Those that are named in `ignore`."""
 
 
-def quantize_model(source: Path, target: Path, scheme: CompressedScheme, report: Callable[[str], None]) -> int:
-    """Writes the model of a directory into a new one, and returns how many linear layers are quantized.
+def quantize_model(
+    source: Path, target: Path, scheme: CompressedScheme, report: Callable[[str], None]
+) -> QuantizedModel:
+    """Writes the model of a directory into a new one.
 
     The head, routers, layers whose inputs are no multiple of the group, and those that are not stored as a tensor
     [outputs, inputs] of their own stay as they are.
@@ -80,12 +90,12 @@ def quantize_model(source: Path, target: Path, scheme: CompressedScheme, report:
     if not layers.quantized:
         raise UnsupportedModel(f"the model in {source} has no linear layer that could be quantized")
     with _unfinished(target) as folder:
-        _write(source, folder, files, layers, partial(compress, scheme=scheme), report)
+        num_bytes = _write(source, folder, files, layers, partial(compress, scheme=scheme), report)
         config = raw_config(source) | {"quantization_config": quantization_config(scheme, layers.left)}
         _write_json(folder / "config.json", config)
         for path in sorted(folder.iterdir(), key=lambda path: path.name == "config.json"):
             path.rename(target / path.name)
-    return len(layers.quantized)
+    return QuantizedModel(len(layers.quantized), num_bytes)
 
 
 @contextmanager
@@ -141,7 +151,8 @@ def _write(
     layers: _Layers,
     make: Compress,
     report: Callable[[str], None],
-) -> None:
+) -> int:
+    """Returns the bytes of the tensors."""
     weight_map: dict[str, str] = {}
     num_bytes = 0
     for number, path in enumerate(files, start=1):
@@ -160,6 +171,7 @@ def _write(
     for path in source.glob("*/config.json"):  # of the modules of an embedding model
         (target / path.parent.name).mkdir()
         shutil.copyfile(path, target / path.parent.name / path.name)
+    return num_bytes
 
 
 def _quantized(path: Path, layers: _Layers, make: Compress) -> Iterator[tuple[str, Tensor]]:
@@ -196,7 +208,7 @@ def _dense_model(model: str | None, revision: str | None, report: Callable[[str]
 
 
 def main() -> None:
-    """Quantizes the model of the arguments, and prints the directory of the result."""
+    """Quantizes the model of the arguments, and prints the directory of the result, or as JSON what was written."""
     parser = argparse.ArgumentParser(
         prog="quire quantize",
         description="Write a model with the weights of its linear layers in fewer bits, as compressed-tensors does.",
@@ -209,6 +221,7 @@ def main() -> None:
         "--group-size", type=int, choices=GROUPS, default=GROUPS[0],
         help="w4a16: inputs with one scale (default: %(default)s)",
     )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
     asked = parser.parse_args()
 
     def report(line: str) -> None:
@@ -217,11 +230,21 @@ def main() -> None:
     try:
         scheme = scheme_named(asked.format, asked.group_size)
         with _dense_model(asked.model or None, asked.revision, report) as source:
-            number = quantize_model(source, asked.out.resolve(), scheme, report)
+            written = quantize_model(source, asked.out.resolve(), scheme, report)
     except (CannotWrite, ModelNotFound, PreparationFailed, UnsupportedModel, OSError, SafetensorError) as error:
         raise SystemExit(f"quire: {error}") from None
-    report(f"{number} linear layers are in {asked.format}")
-    print(asked.out)
+    report(f"{written.num_layers} linear layers are in {asked.format}")
+    if not asked.json:
+        print(asked.out)
+        return
+    result = {
+        "path": str(asked.out.resolve()),
+        "format": asked.format,
+        "group_size": scheme.group,
+        "layers": written.num_layers,
+        "bytes": written.num_bytes,
+    }
+    print(json.dumps(result, indent=2))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from quire_client.cli import options as opt
 from quire_client.cli.services import QUANTIZE, service_command
 
 
@@ -31,9 +32,12 @@ def quantize(
     format_name: Annotated[WeightFormatName, typer.Option("--format", help="bits of weights and of activations")],
     group_size: Annotated[GroupSize, typer.Option(help="w4a16: inputs with one scale")] = GroupSize.OF_32,
     revision: Annotated[str | None, typer.Option(help="branch, tag or commit of the model's hub id")] = None,
+    as_json: opt.Json = False,
 ) -> int:
     """Write a model with its weights in fewer bits, as compressed-tensors stores them."""
     flags = [f"--format={format_name.value}", f"--group-size={group_size.value}"]
     if revision is not None:
         flags.append(f"--revision={revision}")
+    if as_json:
+        flags.append("--json")
     return subprocess.run(service_command(QUANTIZE, *flags, "--", model, out), check=False).returncode

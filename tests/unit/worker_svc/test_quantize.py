@@ -31,7 +31,7 @@ PROMPTS = llama_models.prompts(1, 5, 9, 16, 17, 30, 33, 40)
 
 
 def quantized(source: Path, target: Path, name: str = "w4a16", group: int = 32) -> int:
-    return quantize_model(source, target, scheme_named(name, group), lambda line: None)
+    return quantize_model(source, target, scheme_named(name, group), lambda line: None).num_layers
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -172,6 +172,28 @@ def test_the_command_prints_the_directory(
     assert printed.err == f"quire: {7 * SIZES['num_hidden_layers']} linear layers are in w4a16\n"
     with pytest.raises(SystemExit, match=r"^quire: .*out exists already$"):
         main()
+
+
+@pytest.mark.parametrize(("name", "group"), [("w4a16", 32), ("w8a8", None)])
+def test_a_program_may_read_what_was_written(
+    name: str,
+    group: int | None,
+    save_model: Save,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source, out = save_model(LlamaConfig(**WIDE)), tmp_path / "out"
+    capsys.readouterr()
+    monkeypatch.setattr("sys.argv", ["quantize", str(source), str(out), "--format", name, "--json"])
+    main()
+    assert json.loads(capsys.readouterr().out) == {
+        "path": str(out),
+        "format": name,
+        "group_size": group,
+        "layers": 7 * SIZES["num_hidden_layers"],
+        "bytes": sum(tensor.nbytes for tensor in load_file(out / "model.safetensors").values()),
+    }
 
 
 def test_a_gguf_file_is_dequantized_first(

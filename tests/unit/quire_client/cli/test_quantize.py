@@ -23,9 +23,9 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 def test_it_gives_its_arguments_on(commands: list[list[str]]) -> None:
-    asked = ["quantize", "a model", "out", "--format", "w4a16", "--group-size", "64", "--revision", "main"]
+    asked = ["quantize", "a model", "out", "--format", "w4a16", "--group-size", "64", "--revision", "main", "--json"]
     ended = CliRunner().invoke(app, asked, standalone_mode=False)
-    flags = ["--format=w4a16", "--group-size=64", "--revision=main"]
+    flags = ["--format=w4a16", "--group-size=64", "--revision=main", "--json"]
     assert commands == [["-m", "worker_svc.quantize", *flags, "--", "a model", "out"]]
     assert ended.return_value == 1
 
