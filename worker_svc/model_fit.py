@@ -167,32 +167,43 @@ def _ways(
     need: Callable[..., _Need],
 ) -> Iterator[str]:
     """Settings with which the model would fit, the one that changes least first."""
-    quantization = settings.quantization
-    least = min(num_tokens, _LEAST_TOKENS)
-    weights = need(dtype, quantization, 0).weights
-    if least < num_tokens and need(dtype, quantization, least).all <= free:
-        per_block = need(dtype, quantization, 1).kv
-        num_blocks = (free - weights) // per_block
-        if settings.num_blocks is not None:
-            yield f"QUIRE_NUM_BLOCKS={num_blocks}"
-        else:
-            yield f"QUIRE_MAX_MODEL_LEN={num_blocks * settings.block_size}"
+
+    def way(dtype: torch.dtype, quantization: str, *names: str) -> str | None:
+        """These settings, and one for fewer keys and values where they need it; None: they are not enough."""
+        found = need(dtype, quantization, num_tokens)
+        if found.all > free:
+            if num_tokens <= _LEAST_TOKENS or need(dtype, quantization, _LEAST_TOKENS).all > free:
+                return None
+            num_blocks = (free - found.weights) // need(dtype, quantization, 1).kv
+            found = need(dtype, quantization, num_blocks * settings.block_size)
+            names = *names, _cache_setting(settings, num_blocks)
+        first, *others = names
+        return f"{first}{' with ' if others else ''}{' and '.join(others)} ({_gib(found.all)})"
+
+    quantization, half, in_half = settings.quantization, torch.bfloat16, "QUIRE_DTYPE=bfloat16"
+    ways: list[str | None] = [way(dtype, quantization)] if num_tokens > _LEAST_TOKENS else []
     if cache_dtype is None and device.type == "cuda" and description is not None:
-        found = need(dtype, quantization, num_tokens, cache_dtype=torch.int8)
-        if found.all <= free:
-            yield f"QUIRE_KV_CACHE_DTYPE=int8 ({_gib(found.all)})"
-    half = torch.bfloat16
+        in_8_bits = need(dtype, quantization, num_tokens, cache_dtype=torch.int8).all
+        ways.append(f"QUIRE_KV_CACHE_DTYPE=int8 ({_gib(in_8_bits)})" if in_8_bits <= free else None)
     may_halve = dtype is torch.float32 and (device.type == "cuda" or has_bfloat16())
-    if may_halve and (found := need(half, quantization, least)).all <= free:
-        yield f"QUIRE_DTYPE=bfloat16 ({_gib(found.all)})"
+    if may_halve:
+        ways.append(way(half, quantization, in_half))
     may_quantize = device.type == "cpu" and settings.kernels in ("auto", "compiled")
     if may_quantize and description is not None and unsupported_reason(description, COMPILED) is None:
-        for smaller in SMALLER.get(quantization, ()):
-            for each, name in ((dtype, ""), (half, " with QUIRE_DTYPE=bfloat16")):
-                found = need(each, smaller, least)
-                if found.all <= free and (each is dtype or may_halve):
-                    yield f"QUIRE_QUANTIZATION={smaller}{name} ({_gib(found.all)})"
-                    return
+        smaller = [(name, f"QUIRE_QUANTIZATION={name}") for name in SMALLER.get(quantization, ())]
+        quantized = (
+            way(dtype, name, setting) or (way(half, name, setting, in_half) if may_halve else None)
+            for name, setting in smaller
+        )
+        ways.append(next(filter(None, quantized), None))
+    return filter(None, ways)
+
+
+def _cache_setting(settings: WorkerSettings, num_blocks: int) -> str:
+    """The setting for so many blocks of keys and values."""
+    if settings.num_blocks is not None:
+        return f"QUIRE_NUM_BLOCKS={num_blocks}"
+    return f"QUIRE_MAX_MODEL_LEN={num_blocks * settings.block_size}"
 
 
 def _num_tokens(settings: WorkerSettings, description: ModelDescription | None) -> int:

@@ -1,5 +1,6 @@
 """A model that does not fit is refused before it is loaded, with what would fit."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -120,6 +121,35 @@ def test_the_line_says_what_is_needed_what_there_is_and_what_would_fit(
         assert "int8" not in text
 
 
+@pytest.mark.parametrize(
+    ("share", "args", "least"),
+    [
+        (0.9, ["--num-blocks", "1"], 2),
+        (0.45, ["--num-blocks", "1"], 1),
+        (0.9, ["--num-blocks", "1", "--quantization", "int8"], 1),
+        (2.2, ["--num-blocks", "1000"], 3),
+        (1.2, ["--num-blocks", "1000"], 2),
+        (2.2, ["--max-model-len", "16000"], 3),
+    ],
+)
+def test_the_model_fits_with_each_way_that_the_refusal_names(
+    share: float, args: list[str], least: int, fits: Callable[..., None], tiny_llama: Path
+) -> None:
+    free = share * weights_of(tiny_llama)
+    quantization = "int8" if "int8" in args else "none"
+    free *= read_weight_sizes(tiny_llama).num_bytes(torch.float32, quantization) / weights_of(tiny_llama)
+    with pytest.raises(OutOfMemory) as refused:
+        fits(free, *args)
+    ways = str(refused.value).partition("What would fit: ")[2].split("; ")
+    named = [dict(re.findall(r"QUIRE_(\w+)=(\w+)", way)) for way in ways[:-1]]
+    assert len(named) >= least
+    assert all(named)
+    for settings in named:
+        dtype = getattr(torch, settings.pop("DTYPE", "float32"))
+        flags = [f"--{name.lower().replace('_', '-')}={value}" for name, value in settings.items()]
+        fits(free, *args, *flags, dtype=dtype)
+
+
 @pytest.mark.parametrize(("quantization", "smaller"), [("int8", "w4a16"), ("w8a8", "w4a8"), ("w4a16", None)])
 def test_weights_in_8_bits_may_have_4(
     quantization: str, smaller: str | None, fits: Callable[..., None], tiny_llama: Path
@@ -138,7 +168,7 @@ def test_a_smaller_cache_or_a_shorter_context_is_named_where_it_is_enough(
     assert description is not None
     kv = CacheShape.of(description.layout, 16, torch.float32).block_bytes
     free = weights_of(tiny_llama) + 20 * kv
-    with pytest.raises(OutOfMemory, match="QUIRE_NUM_BLOCKS=20;"):
+    with pytest.raises(OutOfMemory, match=r"What would fit: QUIRE_NUM_BLOCKS=20 \("):
         fits(free, "--num-blocks", "1000")
     fits(free, "--num-blocks", "20")
     with pytest.raises(OutOfMemory, match=r"320|bfloat16"):
