@@ -20,7 +20,7 @@ OUT_OF_MEMORY = (
     "QUIRE_MAX_SEQUENCES; or, for fewer blocks, QUIRE_MEMORY_FRACTION, or on a CPU QUIRE_CPU_KV_BYTES or "
     "QUIRE_SWAP_SPACE"
 )
-"""Why such a sequence fails, for the operator."""
+"""Why such a sequence fails, for the operator: a line of the log."""
 
 Drafts: TypeAlias = Items[Items[int]]
 """Tokens that are computed after the last known one of each sequence, to be accepted where they are sampled too."""
@@ -99,6 +99,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 _TEXTS = ("DefaultCPUAllocator", "std::bad_alloc", "not enough memory", "CUDA out of memory")
 
 
+def note_out_of_memory(sequence_id: int, error: str) -> None:
+    """Logs and counts a sequence that is left out of a step because of an allocator's error."""
+    logger.warning(OUT_OF_MEMORY, extra={"sequence_id": sequence_id, "why": error})
+    count_out_of_memory()
+
+
 def run_within_memory(run: Callable[[StepWork[S]], SamplerOutput], work: StepWork[S]) -> SamplerOutput:
     """The output of `run`, without the sequences that had to be left out. Raises its other errors."""
     output, left_out = _attempt(run, work, lambda: True)
@@ -133,8 +139,7 @@ def _attempt(
             continue
         newest = max(work.batch.sequence_ids)
         left_out.append(newest)
-        logger.warning("memory ran out in a step", extra={"sequence_id": newest, "why": text})
-        count_out_of_memory()
+        note_out_of_memory(newest, text)
         if len(work.batch.sequence_ids) == 1:
             return None, left_out
         work = work.without(newest)

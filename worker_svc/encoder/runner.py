@@ -12,8 +12,7 @@ from worker_svc.block_hashes import BlockHashTable
 from worker_svc.description import WorkerLimits
 from worker_svc.encoder.pooling import Pooler
 from worker_svc.errors import DeviceLost
-from worker_svc.metrics import count_out_of_memory
-from worker_svc.out_of_memory import OUT_OF_MEMORY, is_out_of_memory
+from worker_svc.out_of_memory import OUT_OF_MEMORY, is_out_of_memory, note_out_of_memory
 from worker_svc.step import FailureReason, NewSequence, ScheduledSequence, SequenceResult, Step, StepOutcome
 
 
@@ -130,8 +129,10 @@ class EncoderRunner:
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
-            count_out_of_memory()
-            left.remove(max(left, key=lambda new: new.sequence_id))
+                text = str(error)
+            newest = max(left, key=lambda new: new.sequence_id)
+            note_out_of_memory(newest.sequence_id, text)
+            left.remove(newest)
         return [None] * len(requested)
 
     def _values(self, requested: Sequence[NewSequence]) -> list[list[float]]:

@@ -1,6 +1,9 @@
 """A step for which memory does not suffice fails its newest sequences alone. Allocations fail as those of torch do."""
 
+import json
+import logging
 import random
+import re
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -16,10 +19,12 @@ from quire.scheduler.v1.scheduler_pb2 import Submit
 from runner_driver import make_instance, make_runner
 from runner_steps import new_sequence
 from scheduler_svc.core.events import Failure
+from svc_common.logs import JsonFormatter
 from worker_svc.batch import Batch, SequenceChunk, make_batch
 from worker_svc.encoder.runner import EncoderRunner
 from worker_svc.out_of_memory import OUT_OF_MEMORY, is_out_of_memory
 from worker_svc.runner import Runner
+from worker_svc.settings import WorkerSettings
 from worker_svc.step import FailureReason, NewSequence, SamplingParams, ScheduledSequence, SequenceResult, Step
 
 _IMPOSSIBLE = 2**60  # bytes
@@ -129,6 +134,27 @@ def test_a_step_that_fits_with_no_sequence_fails_all_of_them(kernels: str, tiny_
     assert len(fits.token_ids) == 1
 
 
+def test_a_line_of_the_log_says_what_to_set(tiny_llama: Path, caplog: pytest.LogCaptureFixture) -> None:
+    runner = make_runner(tiny_llama, max_sequences=4)
+    limit_forward(runner, lambda num_tokens: num_tokens > 5)
+    new = [new_sequence(3, [1, 2, 3, 4]), new_sequence(4, [5, 6])]
+    with caplog.at_level(logging.WARNING, "quire.worker"):
+        runner.step(Step([], new, [ScheduledSequence(3, 0, 4, [0]), ScheduledSequence(4, 0, 2, [1])]))
+    _assert_says_what_to_set(caplog, sequence_id=4)
+
+
+def _assert_says_what_to_set(caplog: pytest.LogCaptureFixture, sequence_id: int) -> None:
+    """One line for the sequence, which names settings that the worker has, and the allocator's error."""
+    (record,) = caplog.records
+    line = json.loads(JsonFormatter("worker").format(record))
+    assert line["level"] == "warning"
+    assert line["sequence_id"] == sequence_id
+    assert "DefaultCPUAllocator" in line["why"]
+    named = set(re.findall(r"QUIRE_(\w+)", line["event"]))
+    assert {"MAX_STEP_TOKENS", "MAX_SEQUENCES", "MEMORY_FRACTION", "CPU_KV_BYTES", "SWAP_SPACE"} == named
+    assert {name.lower() for name in named} <= WorkerSettings.model_fields.keys()
+
+
 def _submits() -> list[Submit]:
     """Prompts of which some share a prefix and some are long, some with several sequences, some with sampling."""
     rng = random.Random(3)
@@ -178,7 +204,7 @@ def test_in_a_deployment_others_get_the_same_bits_and_no_block_is_lost(name: str
         assert core_runner.core.totals.preemptions
 
 
-def test_an_encoder_leaves_the_newest_prompt_out(tiny_llama: Path) -> None:
+def test_an_encoder_leaves_the_newest_prompt_out(caplog: pytest.LogCaptureFixture) -> None:
     from worker_svc.description import WorkerLimits
 
     def forward(prompts: Any, num_first: object = None) -> list[torch.Tensor]:
@@ -204,3 +230,4 @@ def test_an_encoder_leaves_the_newest_prompt_out(tiny_llama: Path) -> None:
     ]
     assert results[1].failure == OUT_OF_MEMORY
     assert results[1].failure_reason is FailureReason.OUT_OF_MEMORY
+    _assert_says_what_to_set(caplog, sequence_id=9)
