@@ -1,105 +1,57 @@
 """Load on a deployment whose memory is limited to 10 % more than the model and its KV blocks need.
 
-    python -m tests.acceptance.memory_limit [--seconds 600] [--streams 48]
+    python -m tests.acceptance.memory_limit [--seconds 600] [--streams 48] [--unlimited-seconds 60]
 
 The real model. The streams want more blocks than there are. The limit is that of a cgroup that is made for the
 deployment, where this process may make one: beyond it, the kernel kills. It is set once the deployment has answered
 its first requests, with host blocks for swaps, of 1 GiB, that do not fit below it. Otherwise it is QUIRE_MEMORY_LIMIT
 of the worker, of which nobody kills anything; then the worker's memory is compared with it.
 
-The last line is JSON. Exits with 1 if a process was killed or restarted, if a stream lacks tokens or has others than
-without a limit, if memory was never short, or if it went beyond the limit.
+The same load also runs without the limit, for a shorter time: in the same deployment once the limit is removed, or
+without a cgroup in one of its own, before. Tokens per second and waits for the first token say how much slower the
+limit makes the load.
+
+The last line is JSON; `in_cgroup` says whether the kernel enforced the limit. Exits with 1 if it did not, if a process
+was killed or restarted, if a stream lacks tokens or has others than without a limit, if memory was never short, if it
+went beyond the limit, or if the load has less than a tenth of its tokens per second without the limit.
 """
 
 import argparse
 import asyncio
 import json
-import os
-import random
 import sys
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
 import httpx
 import uvloop
 
 from benchmarks.deployment import SUPERVISOR, Deployment, prepare_model, running_quire, scrape
 from quire_client import AsyncClient
-from worker_svc.host_memory import CGROUPS, PROC
+from tests.acceptance.memory_cgroup import Cgroup, own_cgroup
+from tests.acceptance.memory_load import Load, Pace
 
 _HEADROOM = 1.1
 _FAR_AWAY = 2**40  # bytes: a limit that says only whose memory is read
 _SWAP_GIB = 1.0
 _NUM_BLOCKS = 1024
-_PROMPT, _OUTPUT = (16, 400), (100, 700)
-_NUM_REPEATED = 4  # prompts that are sent again and again, whose tokens are known from before the limit
 _SAMPLE_SECONDS = 0.5
-_LONGER_SECONDS = 120.0  # that a slow machine may take until memory is short
-
-
-@dataclass(frozen=True)
-class Cgroup:
-    """A cgroup of this process's own one."""
-
-    folder: Path
-    is_v2: bool
-
-    def set_limit(self, num_bytes: int) -> None:
-        (self.folder / ("memory.max" if self.is_v2 else "memory.limit_in_bytes")).write_text(str(num_bytes))
-
-    @property
-    def num_killed(self) -> int:
-        """How many processes the kernel has killed here for memory."""
-        text = (self.folder / ("memory.events" if self.is_v2 else "memory.oom_control")).read_text()
-        return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("oom_kill "))
-
-    @property
-    def launcher(self) -> tuple[str, ...]:
-        """A command that runs its arguments here."""
-        return ("sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self.folder / "cgroup.procs"))
-
-
-@contextmanager
-def own_cgroup() -> Iterator[Cgroup | None]:
-    """A new cgroup without a limit, which is removed at the end. None: this process may not make one."""
-    made = _make_cgroup()
-    try:
-        yield made
-    finally:
-        for _ in range(50 if made is not None else 0):
-            with suppress(OSError):
-                made.folder.rmdir()  # type: ignore[union-attr]
-                break
-            time.sleep(0.1)  # its processes are ending
-
-
-def _make_cgroup() -> Cgroup | None:
-    for line in (PROC / "self" / "cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        is_v2 = not controllers
-        if not is_v2 and "memory" not in controllers.split(","):
-            continue
-        folder = (CGROUPS if is_v2 else CGROUPS / "memory") / path.lstrip("/") / f"quire-memory-{os.getpid()}"
-        with suppress(OSError):
-            folder.mkdir()
-            if (folder / ("memory.max" if is_v2 else "memory.limit_in_bytes")).exists():
-                return Cgroup(folder, is_v2)
-            folder.rmdir()
-    return None
+_LEAST_SPEED = 0.1  # of that without a limit: below it, the deployment hardly serves
 
 
 @dataclass
 class Outcome:
     """What happened under the limit."""
 
+    in_cgroup: bool = False  # whether the kernel kills beyond the limit
     limited_by: str = ""
     limit: int = 0
-    streams_ended: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
+    kernel_limit: int | None = None  # of the cgroup, as the kernel reports it
+    processes: int = 0  # that ran in the cgroup
+    limited: Pace | None = None
+    unlimited: Pace | None = None
+    speed: float = 0.0  # tokens per second, of those without the limit
     most_used_share: float = 0.0
     seconds_short: float = 0.0
     seconds_critical: float = 0.0
@@ -107,63 +59,6 @@ class Outcome:
     failed: int = 0  # sequences, because memory ran out in a step
     killed: int = 0
     errors: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Call:
-    """A request, and how many tokens it gets."""
-
-    prompt: list[int]
-    max_tokens: int
-
-    async def send(self, client: AsyncClient) -> list[int]:
-        return [
-            token
-            async for chunk in client.stream(self.prompt, max_tokens=self.max_tokens, ignore_eos=True, temperature=0.0)
-            for token in chunk.token_ids
-        ]
-
-
-class Load:
-    """Streams of random prompts, some of which repeat earlier ones."""
-
-    def __init__(self, client: AsyncClient, vocab_size: int, outcome: Outcome) -> None:
-        self._client, self._outcome = client, outcome
-        self._rng = random.Random(1)
-        self._vocab_size = vocab_size
-        self._repeated = [self._new_call() for _ in range(_NUM_REPEATED)]
-        self._known: list[list[int]] = []
-
-    async def learn(self) -> None:
-        """Sends the prompts that are repeated, while nothing is short."""
-        self._known = [await call.send(self._client) for call in self._repeated]
-
-    async def run(self, num_streams: int, seconds: float) -> None:
-        """So many streams at a time, until memory was short, or for a while longer. Those that run at the end are
-        awaited.
-        """
-        end = time.monotonic() + seconds
-        await asyncio.gather(*(self._stream(end, min(10 * seconds, _LONGER_SECONDS)) for _ in range(num_streams)))
-
-    async def _stream(self, end: float, longer: float) -> None:
-        while time.monotonic() < end + (0.0 if self._outcome.seconds_short else longer):
-            place = self._rng.randrange(8 * _NUM_REPEATED)
-            call = self._repeated[place] if place < _NUM_REPEATED else self._new_call()
-            try:
-                tokens = await call.send(self._client)
-            except Exception as error:
-                self._outcome.errors.append(f"a stream failed: {type(error).__name__}: {error}")
-                return
-            if len(tokens) != call.max_tokens:
-                self._outcome.errors.append(f"a stream has {len(tokens)} of {call.max_tokens} tokens")
-            if place < _NUM_REPEATED and tokens != self._known[place]:
-                self._outcome.errors.append(f"repeated prompt {place} has other tokens than before")
-            self._outcome.streams_ended += 1
-            self._outcome.tokens += len(tokens)
-
-    def _new_call(self) -> Call:
-        length = self._rng.randint(*_PROMPT)
-        return Call([self._rng.randrange(self._vocab_size) for _ in range(length)], self._rng.randint(*_OUTPUT))
 
 
 @dataclass(frozen=True)
@@ -204,25 +99,49 @@ async def _sample(quire: Deployment, outcome: Outcome) -> None:
         await asyncio.sleep(_SAMPLE_SECONDS)
 
 
-async def load(quire: Deployment, cgroup: Cgroup | None, streams: int, seconds: float) -> Outcome:
-    """Sets the limit of the cgroup, if there is one, and sends the load."""
+async def load(
+    quire: Deployment, cgroup: Cgroup | None, streams: int, seconds: float, unlimited_seconds: float
+) -> Outcome:
+    """Sends the load below the limit. Sets the limit of the cgroup, if there is one, and then removes it for the same
+    load without a limit.
+    """
     outcome = Outcome()
     before = scrape(quire.worker_metrics)
     async with AsyncClient(quire.gateway) as client:
-        traffic = Load(client, (await client.models())[0].vocab_size, outcome)
+        vocab_size = (await client.models())[0].vocab_size
+        traffic = Load(client, vocab_size, outcome.errors)
         await traffic.learn()
         if cgroup is not None:
             cgroup.set_limit(limit_for(quire))
             await asyncio.sleep(1.0)  # until the worker has read it
+            outcome.kernel_limit, outcome.processes = cgroup.limit, cgroup.num_processes
         memory = WorkerMemory.now(quire)
         outcome.limited_by, outcome.limit = memory.limited_by, memory.limit
-        print(f"limit {outcome.limit / 2**20:,.0f} MiB", flush=True)
-        sampling, began = asyncio.create_task(_sample(quire, outcome)), time.monotonic()
-        await traffic.run(streams, seconds)
-        outcome.seconds = round(time.monotonic() - began, 1)
+        outcome.in_cgroup = outcome.processes > 0 and outcome.limit == outcome.kernel_limit
+        print(f"limit {outcome.limit / 2**20:,.0f} MiB of {outcome.limited_by}", flush=True)
+        sampling = asyncio.create_task(_sample(quire, outcome))
+        outcome.limited = await traffic.run(streams, seconds, lambda: outcome.seconds_short > 0)
         sampling.cancel()
         with suppress(asyncio.CancelledError):
             await sampling
+        _check(outcome, before, quire, cgroup)
+        if cgroup is not None:
+            cgroup.set_limit(_FAR_AWAY)
+            await asyncio.sleep(1.0)
+            outcome.unlimited = await Load(client, vocab_size, outcome.errors, seed=2).run(streams, unlimited_seconds)
+    return outcome
+
+
+async def load_without_limit(quire: Deployment, streams: int, seconds: float) -> tuple[Pace, list[str]]:
+    """The same load, and what went wrong, in a deployment whose memory suffices."""
+    errors: list[str] = []
+    async with AsyncClient(quire.gateway) as client:
+        load = Load(client, (await client.models())[0].vocab_size, errors, seed=2)
+        return await load.run(streams, seconds), errors
+
+
+def _check(outcome: Outcome, before: Mapping[tuple[str, str], float], quire: Deployment, cgroup: Cgroup | None) -> None:
+    """Notes what else happened under the limit, and what of it is wrong."""
     after = scrape(quire.worker_metrics)
     if after["process_start_time_seconds", ""] != before["process_start_time_seconds", ""]:
         outcome.errors.append("the worker was started again")
@@ -233,21 +152,28 @@ async def load(quire: Deployment, cgroup: Cgroup | None, streams: int, seconds: 
     outcome.killed = cgroup.num_killed if cgroup is not None else 0
     if outcome.killed:
         outcome.errors.append(f"the kernel killed {outcome.killed} processes")
+    if cgroup is not None and not outcome.in_cgroup:
+        outcome.errors.append(f"the worker does not read the limit of {cgroup.folder}")
     if not outcome.seconds_short:
         outcome.errors.append("memory was never short: nothing is shown")
     if outcome.most_used_share > 1:
         outcome.errors.append("memory went beyond the limit")
-    return outcome
 
 
 def measure(
-    streams: int, seconds: float, num_blocks: int = _NUM_BLOCKS, thresholds: Mapping[str, str] | None = None
+    streams: int,
+    seconds: float,
+    unlimited_seconds: float,
+    num_blocks: int = _NUM_BLOCKS,
+    thresholds: Mapping[str, str] | None = None,
 ) -> Outcome:
     """Runs the deployment below its limit, and the load on it. `thresholds` are other settings than the defaults."""
     # Otherwise tokens may depend on how a prompt is split, as on what is cached.
     settings = {"QUIRE_NUM_BLOCKS": str(num_blocks), "QUIRE_DETERMINISTIC": "true", **(thresholds or {})}
     settings["QUIRE_PREEMPTION"] = "swap"  # wherever the host has room, which is beyond the limit
     prepare_model()
+    unlimited: Pace | None = None
+    errors: list[str] = []
     with own_cgroup() as cgroup:
         if cgroup is not None:
             cgroup.set_limit(_FAR_AWAY)
@@ -258,8 +184,33 @@ def measure(
             command = SUPERVISOR
             with running_quire("quire", {**settings, "QUIRE_MEMORY_LIMIT": f"{_FAR_AWAY / 2**30:g}"}) as quire:
                 settings["QUIRE_MEMORY_LIMIT"] = f"{limit_for(quire) / 2**30:.3f}"
+                unlimited, errors = uvloop.run(load_without_limit(quire, streams, unlimited_seconds))
         with running_quire("quire", settings, supervisor=command) as quire:
-            return uvloop.run(load(quire, cgroup, streams, seconds))
+            outcome = uvloop.run(load(quire, cgroup, streams, seconds, unlimited_seconds))
+    outcome.errors += errors
+    outcome.unlimited = outcome.unlimited or unlimited
+    compare(outcome)
+    return outcome
+
+
+def compare(outcome: Outcome) -> None:
+    """Notes how fast the load was beside the same load without the limit."""
+    limited, unlimited = outcome.limited, outcome.unlimited
+    if limited is None or unlimited is None or not unlimited.tokens_per_second:
+        outcome.errors.append("without a limit no tokens came")
+        return
+    outcome.speed = round(limited.tokens_per_second / unlimited.tokens_per_second, 3)
+    if outcome.speed < _LEAST_SPEED:
+        outcome.errors.append(f"below the limit the load has {outcome.speed:.1%} of its speed")
+
+
+def _describe(title: str, pace: Pace | None) -> str:
+    if pace is None:
+        return f"{title}: not measured"
+    return (
+        f"{title}: {pace.tokens_per_second:,.1f} tokens/s over {pace.seconds:.0f} s; first token after "
+        f"{pace.median_wait:.2f} s (median), {pace.longest_wait:.2f} s (most)"
+    )
 
 
 def main() -> None:
@@ -267,8 +218,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=600.0, help="of load, default %(default)s")
     parser.add_argument("--streams", type=int, default=48, help="at a time, default %(default)s")
+    parser.add_argument(
+        "--unlimited-seconds", type=float, default=60.0, help="of load without the limit, default %(default)s"
+    )
     options = parser.parse_args()
-    outcome = measure(options.streams, options.seconds)
+    outcome = measure(options.streams, options.seconds, options.unlimited_seconds)
+    if not outcome.in_cgroup:
+        outcome.errors.append("not within a cgroup with the limit: it is not shown that nothing is killed")
+    print(_describe("below the limit", outcome.limited))
+    print(_describe("without it", outcome.unlimited))
     for error in outcome.errors:
         print(f"error: {error}", flush=True)
     print(json.dumps({**asdict(outcome), "errors": len(outcome.errors)}))
