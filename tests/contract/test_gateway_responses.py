@@ -43,11 +43,19 @@ async def client(quire: Harness) -> AsyncIterator[openai.AsyncOpenAI]:
 
 async def test_a_response_has_its_output_and_what_was_asked(quire: Harness, client: openai.AsyncOpenAI) -> None:
     quire.scheduler.script = answer_with(encoded(HELLO), stop_token_id=EOS, cached_tokens=2)
+    returned: dict[str, Any] = {
+        "metadata": {"a": "b"},
+        "max_tool_calls": 3,
+        "user": "u",
+        "safety_identifier": "s",
+        "prompt_cache_key": "k",
+    }
     response = await client.responses.create(
-        model=MODEL, input="Hi", instructions="Be brief.", metadata={"a": "b"}, temperature=0.5, max_output_tokens=50
+        model=MODEL, input="Hi", instructions="Be brief.", temperature=0.5, max_output_tokens=50, **returned
     )
     assert (response.output_text, response.status, response.object) == (HELLO, "completed", "response")
-    assert (response.instructions, response.metadata, response.temperature) == ("Be brief.", {"a": "b"}, 0.5)
+    assert (response.instructions, response.temperature) == ("Be brief.", 0.5)
+    assert {name: response.to_dict()[name] for name in returned} == returned
     assert (response.max_output_tokens, response.tool_choice, response.store) == (50, "auto", True)  # type: ignore[attr-defined]
     usage = response.usage
     assert usage is not None

@@ -176,11 +176,16 @@ class MessagesBody(BodyModel):
 
     elsewhere: ClassVar = (ChatBody, CompletionBody)
     unserved: ClassVar[Neutral] = {
+        "compaction": (),
         "diagnostics": ({}, {"previous_message_id": None}),
+        "fallbacks": ([],),
         "speed": ("standard",),
+        "thread": (),
     }
     without_effect: ClassVar[Notes] = {
+        "billing_policy": "How to bill.",
         "cache_control": "The prefix cache finds the longest common prefix itself.",
+        "fallback_credit_token": "How to bill.",
         "metadata": "The client's notes.",
         "service_tier": "How to bill.",
     }

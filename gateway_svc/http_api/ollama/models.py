@@ -37,6 +37,7 @@ class OllamaOptions(BodyModel):
     }
     without_effect: ClassVar[Notes] = dict.fromkeys(
         (
+            "embedding_only",
             "f16_kv",
             "logits_all",
             "low_vram",
@@ -134,7 +135,14 @@ class OllamaGenerateBody(OllamaBody):
     """A body of /api/generate."""
 
     elsewhere: ClassVar = (ChatBody, CompletionBody)
-    unserved: ClassVar[Neutral] = {**OllamaBody.unserved, "messages": ([],), "tools": ([],)}
+    unserved: ClassVar[Neutral] = {
+        **OllamaBody.unserved,
+        "height": (0,),
+        "messages": ([],),
+        "steps": (0,),
+        "tools": ([],),
+        "width": (0,),
+    }
 
     prompt: str | None = option("What the user says.")
     system: str | None = option("What comes before the prompt.")

@@ -216,6 +216,19 @@ class ResponseStreamOptions(BodyModel):
     without_effect: ClassVar[Notes] = unsupported_fields.STREAM_OPTIONS
 
 
+class PromptCacheOptions(BodyModel):
+    """Options of the prompt cache."""
+
+    unserved: ClassVar[Neutral] = {
+        "comparison_response_id": (),
+        "prewarm": (False,),
+    }
+    without_effect: ClassVar[Notes] = {
+        "mode": "What is cached: every prefix is.",
+        "ttl": "How long prefixes are cached: as long as there is memory.",
+    }
+
+
 def _metadata(pairs: dict[Any, Any]) -> dict[Any, Any]:
     if len(pairs) > _MAX_METADATA:
         raise misfit(f"must have at most {_MAX_METADATA} entries")
@@ -244,10 +257,10 @@ class ResponsesBody(BodyModel):
         "image": (),
         "n": (1,),
         "previous_input_messages": ([],),
-        "prompt_cache_options": (),
     }
 
     without_effect: ClassVar[Notes] = {
+        "access_programs": "Of which of OpenAI's programs the caller is a part.",
         "prompt_cache_retention": "How long prefixes are cached: as long as there is memory.",
         "service_tier": "The class of service: requests differ by priority.",
     }
@@ -310,6 +323,7 @@ class ResponsesBody(BodyModel):
     user: str | None = option("Who asks; comes back with the response.")
     safety_identifier: str | None = option("Who asks; comes back with the response.")
     prompt_cache_key: str | None = option("Comes back with the response; prefixes are found without it.")
+    prompt_cache_options: PromptCacheOptions | None = option("Options of the prompt cache.")
 
 
 def _includable(one: str) -> str:

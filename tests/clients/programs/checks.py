@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -110,6 +110,13 @@ def error_of(kind: type[Error], call: Callable[[], object]) -> Error:
     except kind as error:
         return error
     raise AssertionError("the request is accepted")
+
+
+def assert_fields(client: str, version: str, types: Mapping[str, Iterable[str]]) -> None:
+    """Asserts that request_fields.json has the fields of the client's types: docs/parameters.md has those."""
+    fields = {"version": version, "types": {name: sorted(names) for name, names in types.items()}}
+    listed = json.loads(Path(__file__).with_name("request_fields.json").read_text())
+    assert listed[client] == fields, f"should be {json.dumps(fields)}"
 
 
 def check(function: Check) -> Check:

@@ -1,10 +1,12 @@
 """The anthropic package: messages, streams, tools, results of tools, numbers of tokens, and errors."""
 
-from typing import Any
+from typing import Any, get_type_hints
 
 import anthropic
+from anthropic.types import message_count_tokens_params, message_create_params
+from anthropic.types.beta import message_create_params as beta_create_params
 
-from checks import BASE_URL, CHAT, MODEL, TOOL, WEATHER, Forecast, WeatherQuery, check, error_of, run
+from checks import BASE_URL, CHAT, MODEL, TOOL, WEATHER, Forecast, WeatherQuery, assert_fields, check, error_of, run
 
 client = anthropic.Anthropic(base_url=BASE_URL.removesuffix("/v1"), api_key="none", max_retries=0)
 FUNCTION = TOOL["function"]
@@ -117,6 +119,18 @@ def an_output_format_gives_an_object() -> None:
     form: Any = {"format": {"type": "json_schema", "schema": Forecast.model_json_schema()}}
     message = client.messages.create(output_config=form, **REQUEST)
     Forecast.model_validate_json(message.content[0].text)
+
+
+@check
+def the_fields_of_requests_are_those_that_the_page_of_parameters_has() -> None:
+    types = {
+        "MessageCreateParams": message_create_params.MessageCreateParamsStreaming,
+        "MessageCountTokensParams": message_count_tokens_params.MessageCountTokensParams,
+        "BetaMessageCreateParams": beta_create_params.MessageCreateParamsStreaming,
+    }
+    headers = {"betas", "user_profile_id", "workspace_id"}  # that are sent as such
+    fields = {name: get_type_hints(kind).keys() - headers for name, kind in types.items()}
+    assert_fields("anthropic", anthropic.__version__, fields)
 
 
 @check

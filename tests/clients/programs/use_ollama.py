@@ -1,10 +1,25 @@
 """The ollama package: chats, streams, tools, results of tools, formats, models, and errors."""
 
+from importlib.metadata import version
 from typing import Any
 
 import ollama
+from ollama import _types
 
-from checks import BASE_URL, CHAT, MODEL, REPEAT, TOOL, WEATHER, Forecast, check, error_of, get_weather, run
+from checks import (
+    BASE_URL,
+    CHAT,
+    MODEL,
+    REPEAT,
+    TOOL,
+    WEATHER,
+    Forecast,
+    assert_fields,
+    check,
+    error_of,
+    get_weather,
+    run,
+)
 
 client = ollama.Client(host=BASE_URL.removesuffix("/v1"))
 OPTIONS: dict[str, Any] = {"temperature": 0, "num_predict": 64, "num_ctx": 2048}
@@ -83,6 +98,18 @@ def models_are_listed_and_described() -> None:
 @check
 def a_model_is_loaded_without_a_prompt() -> None:
     assert client.generate(model=MODEL, keep_alive="5m").done_reason == "load"
+
+
+@check
+def the_fields_of_requests_are_those_that_the_page_of_parameters_has() -> None:
+    types = (
+        _types.ChatRequest,
+        _types.GenerateRequest,
+        _types.Options,
+        _types.EmbedRequest,
+        _types.EmbeddingsRequest,
+    )
+    assert_fields("ollama", version("ollama"), {kind.__name__: kind.model_fields for kind in types})
 
 
 @check

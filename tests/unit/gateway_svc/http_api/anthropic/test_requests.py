@@ -1,5 +1,6 @@
 """Bodies of Anthropic's /v1/messages."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -215,6 +216,20 @@ BLOCK = "messages[0].content[0]"
 )
 def test_other_bodies_are_refused_by_the_field(fields: Any, reason: Reason, field: str) -> None:
     assert refused(**fields) == (reason, field)
+
+
+@pytest.mark.parametrize(("name", "neutral"), MessagesBody.unserved.items())
+def test_fields_that_are_not_served_are_refused_by_name_unless_they_ask_for_nothing(
+    name: str, neutral: Sequence[Any]
+) -> None:
+    assert refused(**{name: "something"}) == (Reason.FEATURE_UNSUPPORTED, name)
+    for value in (None, *neutral):
+        assert read(**{name: value}) == read()
+
+
+@pytest.mark.parametrize("name", MessagesBody.without_effect)
+def test_fields_without_an_effect_are_accepted(name: str) -> None:
+    assert read(**{name: {"any": "value"}}) == read()
 
 
 def test_tokens_are_counted_without_max_tokens() -> None:

@@ -1,5 +1,6 @@
 """Bodies of Ollama's API."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from gateway_svc.http_api.ollama.models import (
     OllamaEmbedBody,
     OllamaEmbeddingsBody,
     OllamaGenerateBody,
+    OllamaOptions,
 )
 from gateway_svc.http_api.ollama.requests import (
     OllamaRequest,
@@ -89,6 +91,44 @@ def test_options_are_sampling_and_stopping() -> None:
     assert path("sampling.repetition_penalty") == "options.repeat_penalty"
     assert (path(Field.STOP, 0), path(Field.MAX_TOKENS)) == ("options.stop[0]", "options.num_predict")
     assert chat(options={"stop": "END"}).prompt.field_path(Field.STOP, 0) == "options.stop"
+
+
+@pytest.mark.parametrize(("name", "neutral"), OllamaOptions.unserved.items())
+def test_options_that_are_not_served_are_refused_unless_they_are_the_default(name: str, neutral: Sequence[Any]) -> None:
+    with pytest.raises(QuireError) as error:
+        chat(options={name: "something"})
+    assert (error.value.reason, error.value.field) == (Reason.FEATURE_UNSUPPORTED, f"options.{name}")
+    for value in (None, *neutral):
+        assert chat(options={name: value}).prompt.unvalidated == chat(options={}).prompt.unvalidated
+
+
+@pytest.mark.parametrize("name", OllamaOptions.without_effect)
+def test_options_without_an_effect_are_accepted(name: str) -> None:
+    assert chat(options={name: {"any": "value"}}).prompt.unvalidated == chat(options={}).prompt.unvalidated
+
+
+@pytest.mark.parametrize(
+    ("read", "name"),
+    [(chat, name) for name in OllamaChatBody.without_effect]
+    + [(generate, name) for name in OllamaGenerateBody.without_effect],
+)
+def test_fields_without_an_effect_are_accepted(read: Any, name: str) -> None:
+    assert read(**{name: {"any": "value"}}).prompt.unvalidated == read().prompt.unvalidated
+
+
+@pytest.mark.parametrize(
+    ("read", "name", "neutral"),
+    [(chat, name, neutral) for name, neutral in OllamaChatBody.unserved.items()]
+    + [(generate, name, neutral) for name, neutral in OllamaGenerateBody.unserved.items()],
+)
+def test_fields_that_are_not_served_are_refused_by_name_unless_they_ask_for_nothing(
+    read: Any, name: str, neutral: Sequence[Any]
+) -> None:
+    with pytest.raises(QuireError) as error:
+        read(**{name: "something"})
+    assert (error.value.reason, error.value.field) == (Reason.FEATURE_UNSUPPORTED, name)
+    for value in (None, *neutral):
+        assert read(**{name: value}).prompt.unvalidated == read().prompt.unvalidated
 
 
 def test_an_answer_is_whole_if_requested() -> None:

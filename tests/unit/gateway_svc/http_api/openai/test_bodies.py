@@ -218,8 +218,14 @@ def test_values_that_ask_for_what_is_not_served(
     assert refused(read, **fields) == (Reason.FEATURE_UNSUPPORTED, name)
 
 
-def test_fields_that_nobody_defines_and_the_user_are_ignored() -> None:
-    assert completion(user="me", metadata={"a": 1}, some_field={"a": [1]}) == completion()
+def test_fields_that_nobody_defines_are_ignored() -> None:
+    assert completion(some_field={"a": [1]}) == completion()
+
+
+@pytest.mark.parametrize("name", unsupported_fields.WITHOUT_EFFECT)
+def test_fields_without_an_effect_are_accepted(name: str) -> None:
+    assert completion(**{name: {"any": "value"}}) == completion()
+    assert chat(**{name: {"any": "value"}}) == chat()
 
 
 @pytest.mark.parametrize(

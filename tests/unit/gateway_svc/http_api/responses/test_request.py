@@ -1,0 +1,88 @@
+"""Bodies of responses as requests to the validator."""
+
+from typing import Any
+
+import pytest
+
+from gateway_svc.chats import ChatMessage, ChatPrompt, ToolChoice, ToolMode
+from gateway_svc.http_api.responses.models import ResponsesBody
+from gateway_svc.http_api.responses.request import ResponseName, ResponseRequest
+from gateway_svc.retention import NONE
+from gateway_svc.unvalidated_request import EndOfText, ResponseMode, UnvalidatedRequest
+from svc_common.errors import QuireError
+
+
+def read(**fields: Any) -> UnvalidatedRequest:
+    request = ResponseRequest.of(ResponsesBody.of({"input": "Hi", **fields}), ResponseName("resp_1"), [])
+    return request.prompt(request.messages).unvalidated
+
+
+def test_parameters_of_sampling_and_stopping() -> None:
+    sampling = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 4,
+        "min_p": 0.1,
+        "typical_p": 0.8,
+        "presence_penalty": 0.2,
+        "frequency_penalty": 0.3,
+        "repetition_penalty": 1.1,
+    }
+    assert read(
+        **sampling,
+        model="m",
+        instructions="Be brief.",
+        seed=3,
+        logit_bias={"5": 2},
+        bad_words=["no"],
+        max_output_tokens=7,
+        min_tokens=2,
+        stop_token_ids=[9],
+        ignore_eos=True,
+        top_logprobs=2,
+        priority=1,
+    ) == UnvalidatedRequest(
+        prompt=ChatPrompt([ChatMessage("system", "Be brief."), ChatMessage("user", "Hi", path="input")]),
+        model="m",
+        sampling=sampling,
+        seed=3,
+        logit_bias={5: 2.0},
+        bad_words=["no"],
+        max_tokens=7,
+        min_tokens=2,
+        stop_token_ids=[9],
+        end_of_text=EndOfText.IGNORED,
+        logprobs=2,
+        request_id="resp_1",
+        priority=1,
+        response_mode=ResponseMode.WHOLE,
+    )
+
+
+def test_options_of_the_chat() -> None:
+    tools = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
+    request = read(
+        tools=tools,
+        tool_choice="required",
+        parallel_tool_calls=False,
+        reasoning={"effort": "low"},
+        chat_template_kwargs={"a": 1},
+    )
+    prompt = request.prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert [tool.name for tool in prompt.tools] == ["f"]
+    assert prompt.tool_choice == ToolChoice(ToolMode.REQUIRED)
+    assert prompt.parallel_tool_calls is False
+    assert (prompt.reasoning_effort, prompt.template_variables) == ("low", '{"a": 1}')
+
+
+def test_a_response_without_storage_has_no_name_and_no_record() -> None:
+    request = read(store=False, stream=True)
+    assert (request.request_id, request.retention, request.response_mode) == (None, NONE, ResponseMode.STREAMED)
+    for fields, name in (
+        ({"background": True, "store": False}, "background"),
+        ({"stream_options": {}}, "stream_options"),
+    ):
+        with pytest.raises(QuireError) as error:
+            read(**fields)
+        assert error.value.field == name
