@@ -1,4 +1,4 @@
-// The openai package of Node: parse, runTools, the stream helpers, and errors.
+// The openai package of Node: chats with parse, runTools and the stream helpers, completions, responses, and errors.
 import assert from "node:assert/strict";
 
 import OpenAI from "openai";
@@ -13,6 +13,7 @@ const oneCall = { ...request, parallel_tool_calls: false }; // a small model rep
 const forecast = zodResponseFormat(Forecast, "forecast");
 const asked = { model: MODEL, input: CHAT[0].content, temperature: 0, max_output_tokens: 128 };
 const text = { format: zodTextFormat(Forecast, "forecast") };
+const POLLED_MS = 120_000;
 
 // The tool as the helpers take it. `asked` gets the arguments of each call.
 function weatherTool(asked = []) {
@@ -90,6 +91,33 @@ check("a_turn_with_a_result_of_a_tool_is_answered", async () => {
   assert.ok(second.choices[0].message.content);
 });
 
+check("a_streamed_chat_has_the_text_of_a_whole_one", async () => {
+  const whole = (await chats.create(request)).choices[0];
+  const texts = [];
+  let finish;
+  for await (const { choices } of await chats.create({ ...request, stream: true })) {
+    texts.push(choices[0].delta.content ?? "");
+    finish = choices[0].finish_reason ?? finish;
+  }
+  assert.ok(texts.length > 2);
+  assert.equal(texts.join(""), whole.message.content);
+  assert.equal(finish, whole.finish_reason);
+});
+
+check("a_streamed_completion_has_the_text_and_the_usage_of_a_whole_one", async () => {
+  const prompt = { model: MODEL, prompt: "One, two, three,", temperature: 0, max_tokens: 32 };
+  const whole = await client.completions.create(prompt);
+  const parts = [];
+  const options = { stream: true, stream_options: { include_usage: true } };
+  for await (const part of await client.completions.create({ ...prompt, ...options })) parts.push(part);
+  const last = parts.pop();
+  assert.ok(parts.length > 2);
+  assert.equal(parts.map(({ choices }) => choices[0].text).join(""), whole.choices[0].text);
+  assert.equal(parts.at(-1).choices[0].finish_reason, whole.choices[0].finish_reason);
+  assert.deepEqual(last.choices, []);
+  assert.equal(last.usage.completion_tokens, whole.usage.completion_tokens);
+});
+
 check("a_response_is_parsed", async () => {
   const response = await client.responses.parse({ ...asked, text });
   Forecast.parse(response.output_parsed);
@@ -118,6 +146,64 @@ check("a_response_in_the_background_is_cancelled_and_deleted", async () => {
   assert.deepEqual(items, [asked.input]);
   await client.responses.delete(id);
   await assert.rejects(client.responses.retrieve(id), OpenAI.NotFoundError);
+});
+
+check("a_response_in_the_background_is_polled_to_its_end", async () => {
+  const whole = await client.responses.create(asked);
+  let response = await client.responses.create({ ...asked, background: true });
+  const limit = performance.now() + POLLED_MS;
+  while (["queued", "in_progress"].includes(response.status)) {
+    assert.ok(performance.now() < limit, response.status);
+    await new Promise((resolve) => setTimeout(resolve, 100));
+    response = await client.responses.retrieve(response.id);
+  }
+  assert.equal(response.status, whole.status);
+  assert.equal(response.output_text, whole.output_text);
+});
+
+check("a_stream_of_the_background_continues_after_its_client_left", async () => {
+  const events = [];
+  for await (const event of await client.responses.create({ ...asked, background: true, stream: true })) {
+    events.push(event);
+    if (events.length === 6) break; // which closes the connection
+  }
+  const { type, response } = events[0];
+  assert.equal(type, "response.created");
+  assert.equal(response.status, "queued");
+  const after = { stream: true, starting_after: events.at(-1).sequence_number };
+  for await (const event of await client.responses.retrieve(response.id, after)) events.push(event);
+  assert.deepEqual(
+    events.map(({ sequence_number }) => sequence_number),
+    events.map((_, index) => index),
+  );
+  assert.match(events.at(-1).type, /^response\.(completed|incomplete)$/);
+  const deltas = events.filter((event) => event.type === "response.output_text.delta").map(({ delta }) => delta);
+  assert.equal(deltas.join(""), (await client.responses.retrieve(response.id)).output_text);
+});
+
+check("errors_have_the_types_of_the_client_and_name_their_field", async () => {
+  const refused = async (call, kind, code, param) =>
+    assert.rejects(call, (error) => {
+      assert.ok(error instanceof kind);
+      assert.deepEqual([error.code, error.param], [code, param]);
+      return true;
+    });
+  for (const stream of [false, true]) {
+    const hot = { stream, temperature: 3 };
+    for (const call of [
+      () => chats.create({ ...request, ...hot }),
+      () => client.completions.create({ model: MODEL, prompt: "a", ...hot }),
+      () => client.responses.create({ ...asked, ...hot }),
+    ]) {
+      await refused(call(), OpenAI.BadRequestError, "invalid_field", "temperature");
+    }
+    const unstored = { ...asked, stream, background: true, store: false };
+    await refused(client.responses.create(unstored), OpenAI.BadRequestError, "invalid_field", "background");
+    const unknown = { ...asked, stream, previous_response_id: `resp_${"0".repeat(48)}` };
+    const missing = client.responses.create(unknown);
+    await refused(missing, OpenAI.NotFoundError, "request_unknown", "previous_response_id");
+  }
+  await assert.rejects(chats.create({ ...request, model: "no-such-model" }), OpenAI.NotFoundError);
 });
 
 check("a_schema_that_cannot_be_compiled_is_a_bad_request", async () => {

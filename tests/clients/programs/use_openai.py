@@ -1,7 +1,8 @@
-"""The openai package: parse, tools, the stream helpers, and errors."""
+"""The openai package: chats with parse, tools and the stream helpers, completions, responses, and errors."""
 
 import json
 import re
+import time
 from typing import Any
 
 import openai
@@ -29,6 +30,7 @@ NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
 TOOLS: Any = [TOOL]
 SHORT: Any = {"temperature": 0, "max_output_tokens": 128}
 ASKED: Any = [{"role": "user", "content": QUESTION}]
+POLLED_SECONDS = 120
 
 
 @check
@@ -227,6 +229,23 @@ def completions_take_a_regex_as_an_extra_field() -> None:
 
 
 @check
+def a_streamed_completion_has_the_text_and_the_usage_of_a_whole_one() -> None:
+    request: Any = {"model": MODEL, "prompt": "One, two, three,", "temperature": 0, "max_tokens": 32}
+    whole = client.completions.create(**request)
+    *parts, last = client.completions.create(stream=True, stream_options={"include_usage": True}, **request)
+    texts = [part.choices[0].text for part in parts]
+    assert len(texts) > 2
+    assert "".join(texts) == whole.choices[0].text
+    assert [part.choices[0].finish_reason for part in parts if part.choices[0].finish_reason] == [
+        whole.choices[0].finish_reason
+    ]
+    assert last.choices == []
+    assert last.usage
+    assert whole.usage
+    assert last.usage.completion_tokens == whole.usage.completion_tokens
+
+
+@check
 def a_response_is_parsed() -> None:
     response = client.responses.parse(model=MODEL, input=QUESTION, text_format=Forecast, **SHORT)
     assert isinstance(response.output_parsed, Forecast)
@@ -277,6 +296,47 @@ def a_response_in_the_background_is_retrieved_cancelled_and_deleted() -> None:
     client.responses.delete(response.id)
     error = error_of(openai.NotFoundError, lambda: client.responses.retrieve(response.id))
     assert error.code == "request_unknown"
+
+
+@check
+def a_response_in_the_background_is_polled_to_its_end() -> None:
+    whole = client.responses.create(model=MODEL, input=QUESTION, **SHORT)
+    response = client.responses.create(model=MODEL, input=QUESTION, background=True, **SHORT)
+    limit = time.monotonic() + POLLED_SECONDS
+    while response.status in ("queued", "in_progress"):
+        assert time.monotonic() < limit, response.status
+        time.sleep(0.1)
+        response = client.responses.retrieve(response.id)
+    assert (response.status, response.output_text) == (whole.status, whole.output_text)
+
+
+@check
+def a_stream_of_the_background_continues_after_its_client_left() -> None:
+    with client.responses.create(model=MODEL, input=QUESTION, background=True, stream=True, **SHORT) as stream:
+        events = [next(stream) for _ in range(6)]
+    first = events[0]
+    assert first.type == "response.created"
+    assert (first.response.status, first.response.background) == ("queued", True)
+    after = events[-1].sequence_number
+    events += client.responses.retrieve(first.response.id, stream=True, starting_after=after)
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    last = events[-1]
+    assert last.type in ("response.completed", "response.incomplete")
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert text == last.response.output_text == client.responses.retrieve(first.response.id).output_text
+
+
+@check
+def responses_have_errors_by_their_fields() -> None:
+    bad: dict[str, Any] = {"background": {"background": True, "store": False}, "temperature": {"temperature": 3}}
+    for stream in (False, True):
+        for param, fields in bad.items():
+            request: Any = {"model": MODEL, "input": QUESTION, "stream": stream, **fields}
+            error = error_of(openai.BadRequestError, lambda request=request: client.responses.create(**request))
+            assert (error.code, error.param) == ("invalid_field", param)
+        unknown: Any = {"previous_response_id": f"resp_{'0' * 48}", "stream": stream}
+        missing = error_of(openai.NotFoundError, lambda unknown=unknown: client.responses.create(input="a", **unknown))
+        assert (missing.code, missing.param) == ("request_unknown", "previous_response_id")
 
 
 @check
