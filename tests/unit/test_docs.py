@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from docs.tools import from_vllm, peers
+from docs.tools import clients, from_vllm, peers
 from docs.tools.figures import FIGURES, FOLDER
 from docs.tools.settings import PAGE, page
 from gateway_svc.http_api.errors import HttpError
 from quire_client.cli.app import app
 from svc_common.errors import QuireError, Reason
 from svc_common.service_roles import MAY_CALL
-from tests.clients.table import CLIENTS
+from tests.clients.record import read_record
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -62,9 +62,9 @@ def test_the_table_of_callers_is_complete() -> None:
     assert {service: {role} for service, role in rows} == inner
 
 
-def test_the_table_of_clients_is_complete() -> None:
-    rows = re.findall(r"^\| (\S+) \| `(\S+)` \| (\S+) \|", (ROOT / "docs/clients.md").read_text(), re.MULTILINE)
-    assert rows == [(client.name, client.package, client.version) for client in CLIENTS]
+def test_the_page_about_clients_has_what_ran() -> None:
+    text = clients.PAGE.read_text()
+    assert text == clients.page(text, read_record()), "run `python -m docs.tools.clients`"
 
 
 def test_the_table_of_commands_is_complete() -> None:
