@@ -29,11 +29,10 @@ def _run(client: Client, entry: Mapping[str, Any] | None) -> str:
         return "**none with this version**"
     if entry["outcome"] == Outcome.SKIPPED:
         return f"**skipped: {entry['reason']}**"
-    checks, failed = entry.get("checks", ()), entry.get("failed", ())
     if entry["outcome"] == Outcome.FAILED:
-        why = ", ".join(f"`{name}`" for name in failed) or entry["reason"]
+        why = ", ".join(f"`{name}`" for name in entry.get("failed", ())) or entry["reason"]
         return f"**failed: {why}**; {version(entry)}"
-    return f"{len(checks)} checks passed; {version(entry)}"
+    return f"{entry['checks']} checks passed; {version(entry)}"
 
 
 def write_page() -> None:

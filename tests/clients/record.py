@@ -22,11 +22,11 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class ClientRun:
-    """A run of a client's program: the names of its checks, and of those that failed."""
+    """A run of a client's program: the number of its checks, and the names of those that failed."""
 
     version: str
     outcome: Outcome
-    checks: tuple[str, ...] = ()
+    checks: int = 0
     failed: tuple[str, ...] = ()
     reason: str | None = None
     """Why it did not run, or did not run to its end."""
