@@ -23,7 +23,7 @@ def page(text: str, record: Mapping[str, Any]) -> str:
     return with_sections(text, {"clients": head + rows})
 
 
-def _run(client: Client, entry: Mapping[str, Any] | None) -> str:
+def _run(client: Client, entry: dict[str, Any] | None) -> str:
     """How the latest run of a client's program ended, and on which code."""
     if entry is None or entry["version"] != client.version:
         return "**none with this version**"

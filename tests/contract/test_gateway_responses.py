@@ -56,7 +56,7 @@ async def test_a_response_has_its_output_and_what_was_asked(quire: Harness, clie
     assert (response.output_text, response.status, response.object) == (HELLO, "completed", "response")
     assert (response.instructions, response.temperature) == ("Be brief.", 0.5)
     assert {name: response.to_dict()[name] for name in returned} == returned
-    assert (response.max_output_tokens, response.tool_choice, response.store) == (50, "auto", True)  # type: ignore[attr-defined]
+    assert (response.max_output_tokens, response.tool_choice, response.store) == (50, "auto", True)
     usage = response.usage
     assert usage is not None
     assert (usage.output_tokens, usage.input_tokens_details.cached_tokens) == (len(encoded(HELLO)) + 1, 2)

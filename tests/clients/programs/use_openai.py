@@ -326,17 +326,20 @@ def a_stream_of_the_background_continues_after_its_client_left() -> None:
     assert text == last.response.output_text == client.responses.retrieve(first.response.id).output_text
 
 
+def _refused(kind: type[openai.APIStatusError], **fields: Any) -> tuple[str | None, str | None]:
+    """Code and field of the error of a response with these fields."""
+    error = error_of(kind, lambda: client.responses.create(model=MODEL, input=QUESTION, **fields))
+    return error.code, error.param
+
+
 @check
 def responses_have_errors_by_their_fields() -> None:
-    bad: dict[str, Any] = {"background": {"background": True, "store": False}, "temperature": {"temperature": 3}}
     for stream in (False, True):
-        for param, fields in bad.items():
-            request: Any = {"model": MODEL, "input": QUESTION, "stream": stream, **fields}
-            error = error_of(openai.BadRequestError, lambda request=request: client.responses.create(**request))
-            assert (error.code, error.param) == ("invalid_field", param)
-        unknown: Any = {"previous_response_id": f"resp_{'0' * 48}", "stream": stream}
-        missing = error_of(openai.NotFoundError, lambda unknown=unknown: client.responses.create(input="a", **unknown))
-        assert (missing.code, missing.param) == ("request_unknown", "previous_response_id")
+        unstored = _refused(openai.BadRequestError, stream=stream, background=True, store=False)
+        assert unstored == ("invalid_field", "background")
+        assert _refused(openai.BadRequestError, stream=stream, temperature=3) == ("invalid_field", "temperature")
+        unknown = _refused(openai.NotFoundError, stream=stream, previous_response_id=f"resp_{'0' * 48}")
+        assert unknown == ("request_unknown", "previous_response_id")
 
 
 @check
