@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks.embeddings.environments import model_directory
 from benchmarks.embeddings.systems import SENTENCE_TRANSFORMERS
-from benchmarks.record import code_hash
+from benchmarks.record import ROOT, code_hash
 from environments import bare_environment
 from svc_common.models import resolve_model
 from tests.peers.results import Applying, keep_outcomes, kept_outcomes, read_outcomes, summary
@@ -87,6 +87,8 @@ class Pytest:
 def _variables(suite: Suite) -> dict[str, str]:
     variables = bare_environment() | {
         "QUIRE_PYTHON": sys.executable,
+        # The environment may have the code of another checkout.
+        "QUIRE_PATHS": os.pathsep.join(str(ROOT / part) for part in ("", "protos", "kernels", "client")),
         "QUIRE_TOKENIZER": str(resolve_model(None).path),
         "HF_HUB_OFFLINE": "1",
     }

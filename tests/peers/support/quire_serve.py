@@ -27,6 +27,7 @@ class QuireServe:
         state, log = folder / "state.json", folder / "log"
         settings = {f"QUIRE_{name}_PORT": "0" for name in _PORTS}
         settings |= {"QUIRE_RUN_DIR": str(folder / "run"), "QUIRE_STATE_FILE": str(state)}
+        settings["PYTHONPATH"] = os.environ["QUIRE_PATHS"]
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("QUIRE_", "OTEL_", "PYTHON"))}
         command = [os.environ["QUIRE_PYTHON"], "-m", "quire_client", "serve", *arguments]
         with log.open("wb") as output:
