@@ -188,7 +188,7 @@ class HttpExchange:
 
     async def _start(self, status: int, content_type: str, headers: Mapping[str, str]) -> None:
         self.status = status
-        ids = dict.fromkeys(self.id_headers, self.request_id) | self._client_id()
+        ids = {**dict.fromkeys(self.id_headers, self.request_id), **self._client_id()}
         every = {"content-type": content_type, **ids, **headers}
         if self.is_durable is not None:
             every["x-request-durable"] = "true" if self.is_durable else "false"
