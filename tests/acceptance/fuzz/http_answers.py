@@ -1,6 +1,7 @@
 """The check of HTTP answers against the OpenAPI document and the documented errors."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -23,6 +24,7 @@ _JSON = "application/json"
 _STREAMS = ("text/event-stream", "application/x-ndjson")
 _CHECKS: tuple[CheckFunction, ...] = (status_code_conformance, content_type_conformance, response_headers_conformance)
 _MAX_SHOWN = 600  # characters
+_EVENT_ID = re.compile(r'^{"event_id":"[^"]+",')  # of server-sent events, which a message has as its first member
 
 
 def _status_by_code() -> Mapping[str, int]:
@@ -65,7 +67,7 @@ class AnswerChecker:
         if INTERNAL_ERROR.search(message):
             yield "a message with an internal error"
         validator = self._validator(f"{case.operation.label} {kind}", described[kind], errors)
-        yield from _problems_of_event(message, "WebSocket", validator)
+        yield from _problems_of_event(_EVENT_ID.sub("{", message) if is_stream else message, "WebSocket", validator)
 
     def _described(self, case: Case[Any], status: str) -> Mapping[str, Any]:
         """What the document says of answers with a status, by their type."""

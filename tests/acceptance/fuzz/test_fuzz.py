@@ -156,6 +156,25 @@ def test_answers_that_are_not_in_the_document_are_found(status: int, kind: str, 
     assert [problem.partition("\n")[0] for problem in found] == problems
 
 
+@pytest.mark.parametrize(
+    ("message", "is_stream", "problems"),
+    [
+        ('{"number": 1}', False, []),
+        ('{"number": 1}', True, []),
+        ('{"event_id":"1","number": 1}', True, []),
+        ('{"error": {"code": "cancelled"}}', False, []),
+        ("{}", False, ["an event of WebSocket has another schema"]),
+        ('{"event_id":"1","other": 1}', True, ["an event of WebSocket has another schema"]),
+        ('{"error": {"code": "internal"}}', True, ["an event of WebSocket has the error internal"]),
+        ("[DONE]", False, ["an event of WebSocket is not JSON"]),
+    ],
+)
+def test_messages_that_are_not_in_the_document_are_found(message: str, is_stream: bool, problems: list[str]) -> None:
+    schema = schemathesis.openapi.from_dict(DOCUMENT, config=schemathesis.Config())
+    found = AnswerChecker(DOCUMENT).problems_of_message(schema["/a"]["GET"].Case(), message, is_stream)
+    assert [problem.partition("\n")[0] for problem in found] == problems
+
+
 class Failed(grpc.RpcError):
     """An error as a stub raises it."""
 
