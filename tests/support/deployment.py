@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,15 @@ class Deployment:
 
     state_file: Path
     log: Path
-    supervisor: "subprocess.Popen[bytes]"
+    start: "Callable[[], subprocess.Popen[bytes]]"
+    """Starts a supervisor with the deployment's settings and data."""
+    supervisors: "list[subprocess.Popen[bytes]]"
+    """Those that were started; only the last one may run."""
+
+    @property
+    def supervisor(self) -> "subprocess.Popen[bytes]":
+        """The one that runs."""
+        return self.supervisors[-1]
 
     @property
     def state(self) -> dict[str, Any]:
@@ -73,6 +81,14 @@ class Deployment:
         """Send a signal to a role's process."""
         os.kill(self.state["roles"][role]["pid"], number)
 
+    async def kill_supervisor(self) -> None:
+        """Kill the supervisor, with which all roles end, and start another one; its addresses differ."""
+        self.supervisor.kill()
+        self.supervisor.wait()
+        self.state_file.unlink()
+        self.supervisors.append(self.start())
+        await asyncio.to_thread(_wait_ready, self)
+
     async def rest(self) -> dict[str, int]:
         """Wait until no sequence runs or waits and no block is used; the blocks by state."""
         end = time.monotonic() + 120
@@ -104,20 +120,22 @@ def deployment(flags: Sequence[str] = (), /, **settings: str | int) -> Iterator[
             for name, value in settings.items()
         }
         log = root / "log"
-        with log.open("wb") as output:
-            supervisor = subprocess.Popen(
-                [*(SERVE if flags else RUN), *flags], env=environment, stdout=output, stderr=output
-            )
-        running = Deployment(root / "state.json", log, supervisor)
+
+        def start() -> "subprocess.Popen[bytes]":
+            with log.open("ab") as output:
+                command = [*(SERVE if flags else RUN), *flags]
+                return subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+
+        running = Deployment(root / "state.json", log, start, [start()])
         try:
             _wait_ready(running)
             yield running
         finally:
-            supervisor.send_signal(signal.SIGTERM)
+            running.supervisor.send_signal(signal.SIGTERM)
             try:
-                code = supervisor.wait(60)
+                code = running.supervisor.wait(60)
             except subprocess.TimeoutExpired:
-                supervisor.kill()
+                running.supervisor.kill()
                 raise AssertionError(f"does not end:\n{log.read_text()[-4000:]}") from None
         assert code == 0, log.read_text()[-4000:]
 
@@ -127,7 +145,9 @@ def _wait_ready(running: Deployment) -> None:
     while time.monotonic() < end:
         if running.supervisor.poll() is not None:
             raise AssertionError(f"ended before it was ready:\n{running.log.read_text()[-4000:]}")
-        if running.state_file.exists() and running.state["ready"] and "quire is ready" in running.log.read_text():
-            return  # what it says with the example call comes after the state
+        # What it says with the example call comes after the state.
+        num_ready = running.log.read_text().count("quire is ready")
+        if running.state_file.exists() and running.state["ready"] and num_ready == len(running.supervisors):
+            return
         time.sleep(0.05)
     raise AssertionError(f"not ready:\n{running.log.read_text()[-4000:]}")
