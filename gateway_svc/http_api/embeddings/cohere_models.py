@@ -22,6 +22,13 @@ class CohereEmbedBody(BodyModel):
 
     model: str | None = option("Name or alias of the model; absent: the first model.")
     texts: Items[str] | None = option("At most 2,048 texts. Each becomes a vector, and none may be empty.")
+    input_type: (
+        Annotated[
+            Literal["search_document", "search_query", "classification", "clustering"],
+            ErrorMessage('must be "search_document", "search_query", "classification" or "clustering"'),
+        ]
+        | None
+    ) = option("What the vectors are for; a text has the same one for all uses.")
     embedding_types: (
         Items[
             Annotated[

@@ -175,7 +175,6 @@ EMBEDDINGS: Neutral = {
 
 COHERE_EMBED: Neutral = {
     "images": ([],),
-    "input_type": (),
     "inputs": ([],),
 }
 

@@ -130,7 +130,7 @@ class ResponseRequest:
             bad_words=body.bad_words or [],
             max_tokens=body.max_output_tokens,
             min_tokens=body.min_tokens,
-            stop=[stop] if isinstance(stop, str) else stop or [],
+            stop=[stop] if isinstance(stop, str) else stop or (),
             stop_token_ids=body.stop_token_ids or [],
             end_of_text=EndOfText.IGNORED if body.ignore_eos else EndOfText.ENDS,
             stop_text=StopText.INCLUDED if body.include_stop_str_in_output else StopText.EXCLUDED,

@@ -61,6 +61,11 @@ def test_an_answer_has_each_form_that_was_asked_for() -> None:
     assert list(embed_answer("e", read(texts=["a"]), embedded)["embeddings"]) == ["float"]
 
 
+@pytest.mark.parametrize("use", ["search_document", "search_query", "classification", "clustering", None])
+def test_a_text_is_the_same_whatever_it_is_for(use: str | None) -> None:
+    assert read(texts=["a"], input_type=use) == read(texts=["a"])
+
+
 def test_bits_need_a_multiple_of_eight_numbers() -> None:
     with pytest.raises(QuireError) as error:
         packed(VECTOR[:6], is_signed=True)
@@ -76,7 +81,7 @@ def test_bits_need_a_multiple_of_eight_numbers() -> None:
         ({"truncate": "MIDDLE"}, Reason.INVALID_FIELD, "truncate"),
         ({"max_tokens": 0}, Reason.INVALID_FIELD, "max_tokens"),
         ({"max_tokens": 5, "truncate": "NONE"}, Reason.INVALID_FIELD, "max_tokens"),
-        ({"input_type": "search_query"}, Reason.FEATURE_UNSUPPORTED, "input_type"),
+        ({"input_type": "image"}, Reason.INVALID_FIELD, "input_type"),
         ({"images": ["a"]}, Reason.FEATURE_UNSUPPORTED, "images"),
         ({"input": "a"}, Reason.FEATURE_UNSUPPORTED, "input"),
     ],

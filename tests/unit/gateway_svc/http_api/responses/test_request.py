@@ -9,6 +9,7 @@ from gateway_svc.http_api.responses.models import ResponsesBody
 from gateway_svc.http_api.responses.request import ResponseName, ResponseRequest
 from gateway_svc.retention import NONE
 from gateway_svc.unvalidated_request import EndOfText, ResponseMode, UnvalidatedRequest
+from gateway_svc.validated_request import SpecialTokens, StopText
 from svc_common.errors import QuireError
 
 
@@ -37,8 +38,12 @@ def test_parameters_of_sampling_and_stopping() -> None:
         bad_words=["no"],
         max_output_tokens=7,
         min_tokens=2,
+        stop=["end"],
+        include_stop_str_in_output=True,
         stop_token_ids=[9],
         ignore_eos=True,
+        skip_special_tokens=False,
+        spaces_between_special_tokens=False,
         top_logprobs=2,
         priority=1,
     ) == UnvalidatedRequest(
@@ -50,11 +55,14 @@ def test_parameters_of_sampling_and_stopping() -> None:
         bad_words=["no"],
         max_tokens=7,
         min_tokens=2,
+        stop=["end"],
+        stop_text=StopText.INCLUDED,
         stop_token_ids=[9],
         end_of_text=EndOfText.IGNORED,
         logprobs=2,
         request_id="resp_1",
         priority=1,
+        special_tokens=SpecialTokens.of(is_kept=True, has_spaces=False),
         response_mode=ResponseMode.WHOLE,
     )
 
