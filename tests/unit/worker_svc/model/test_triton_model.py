@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, OlmoeConfig
 
 import llama_models
 import transformers_models
+from core_runner import CoreRunner, submission
 from llama_models import VOCAB
-from runner_driver import Driver, make_runner
+from runner_driver import Driver, make_instance, make_runner
+from runner_steps import Generate
 from worker_svc.model.architecture import describe
 from worker_svc.model.config import UnsupportedModel, read_config
 from worker_svc.model.description import (
@@ -34,6 +36,13 @@ PROMPTS = [[_rng.randrange(VOCAB) for _ in range(length)] for length in (2, 18)]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NUM_TOKENS = 3
 EVERY_TOKEN = SamplingParams(logprobs=VOCAB)
+_ONE_LAYER = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
+_TINY: dict[str, Any] = {**transformers_models.COMMON, **_ONE_LAYER, "num_key_value_heads": 1}
+PREEMPTED: dict[str, Callable[[], Any]] = {
+    "gemma2": lambda: Gemma2Config(**_TINY, head_dim=16, sliding_window=7, layer_types=["sliding_attention"]),
+    "olmoe": lambda: OlmoeConfig(**_TINY, num_experts=3, num_experts_per_tok=2),
+}
+"""Small, for the interpreter."""
 OTHERS = ("gpt2", "opt", "gpt-neox", "phi3", "phi3-longrope", "gemma2", "gemma3")
 
 
@@ -59,6 +68,26 @@ def test_log_probabilities_are_those_of_transformers(variant: str, save_model: S
         for reported, expected in zip(fused.logprobs[sequence_id], logits.log_softmax(-1), strict=True):
             ours = torch.tensor([value for _, value in sorted(reported.top)])
             assert torch.allclose(ours, expected, atol=2e-4)
+
+
+@pytest.mark.parametrize(("variant", "preemption"), [("gemma2", "swap"), ("gemma2", "recompute"), ("olmoe", "swap")])
+def test_tokens_stay_the_same_with_cached_prefixes_and_preempted(
+    variant: str, preemption: str, save_model: Save, reference: Generate
+) -> None:
+    """A dense model with a window that is shorter than its sequences, and one with experts."""
+    directory = save_model(PREEMPTED[variant]())
+    shared, first, second, *others = llama_models.prompts(9, 1, 6, 7, 7)
+    asked = [*others, [*shared, *first], [*shared, *second]]
+    runner = make_runner(
+        directory, "fused", device=DEVICE, block_size=8, num_blocks=3, num_host_blocks=16, max_sequences=4
+    )
+    core_runner = CoreRunner(make_instance(runner), 3, preemption)
+    served = core_runner.serve(submission(str(place), prompt, 3) for place, prompt in enumerate(asked))
+    assert [served[str(place)][0].token_ids for place in range(len(asked))] == reference(directory, asked, 3)
+    assert core_runner.core.totals.cache_hits > 0
+    assert core_runner.core.totals.preemptions > 0
+    num_returns = sum(one.num_returns for group in served.values() for one in group)
+    assert (num_returns > 0) == (preemption == "swap")
 
 
 def _with_layers(change: Callable[[int, DecoderLayer], DecoderLayer]) -> Change:
