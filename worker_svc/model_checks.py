@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -15,11 +15,12 @@ from svc_common.models import ModelNotFound, ServedModel, find_source, find_toke
 from worker_svc.attention import AttentionKind
 from worker_svc.cache import CacheShape
 from worker_svc.description import context_length_of
+from worker_svc.encoder.backend import EncoderKernels, choose_kernels
 from worker_svc.errors import StartupFailed
 from worker_svc.host_memory import available_memory
 from worker_svc.instance import DeviceNotFound, choose_cache_dtype, choose_device, choose_dtype
 from worker_svc.memory import check_num_blocks, check_swap_space, count_host_blocks
-from worker_svc.model import compiled_encoder, compiled_model, torch_model
+from worker_svc.model import compiled_model, torch_model
 from worker_svc.model.adapters import refuse_adapters
 from worker_svc.model.architecture import AnyDescription, describe_any
 from worker_svc.model.config import UnsupportedModel, raw_config, read_config
@@ -141,7 +142,7 @@ def read_model(settings: WorkerSettings) -> CheckedModel:
     return CheckedModel(served, config, description, computed_by, num_parameters)
 
 
-def backend_of_values(settings: WorkerSettings) -> Literal["compiled", "torch"] | None:
+def backend_of_values(settings: WorkerSettings) -> EncoderKernels | None:
     """What computes the values of prompts; None: the model generates, or its files cannot be read, which `read_model`
     reports. Raises DeviceNotFound.
     """
@@ -153,7 +154,7 @@ def backend_of_values(settings: WorkerSettings) -> Literal["compiled", "torch"] 
         return None
     if not has_values:
         return None
-    return "compiled" if _values_computed_by(settings, description)[1] else "torch"
+    return _values_computed_by(settings, description)[1]
 
 
 def read_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
@@ -230,16 +231,16 @@ def _computed_by(
     return f"transformers' own modules, slower{why}", False
 
 
-def _values_computed_by(settings: WorkerSettings, description: AnyDescription | None) -> tuple[str, bool]:
-    """What computes the values of prompts, and whether that is compiled. Raises DeviceNotFound."""
+def _values_computed_by(settings: WorkerSettings, description: AnyDescription | None) -> tuple[str, EncoderKernels]:
+    """What computes the values of prompts, in words and by its name. Raises DeviceNotFound."""
     device = choose_device(settings.device)
-    is_compiled = device.type == "cpu" and settings.kernels in ("auto", "compiled")
-    if not isinstance(description, EncoderDescription) or not is_compiled:
-        return "torch's operators", False
-    refused = compiled_encoder.unsupported_reason(description, choose_dtype(settings.dtype, device))
-    if refused is None:
-        return "compiled kernels", True
-    return f"torch's operators, since the compiled kernels refuse it: {refused}", False
+    if not isinstance(description, EncoderDescription):
+        return "torch's operators", "torch"
+    kernels, refused = choose_kernels(settings, description, choose_dtype(settings.dtype, device), device)
+    if refused is not None:
+        own = "Triton" if device.type == "cuda" else "compiled"
+        return f"torch's operators, since the {own} kernels refuse it: {refused}", kernels
+    return {"triton": "Triton kernels", "compiled": "compiled kernels", "torch": "torch's operators"}[kernels], kernels
 
 
 def _check_transformers(directory: Path, config: Any) -> None:

@@ -40,7 +40,9 @@ from quire_kernels.logits_epilogue import logits_epilogue
 from quire_kernels.mask_logits import mask_logits
 from quire_kernels.paged_attention import paged_attention
 from quire_kernels.paged_decode import paged_decode
+from quire_kernels.post_norm import post_norm
 from quire_kernels.prefill_tiles import PrefillTiles, most_tiles, queries_per_tile
+from quire_kernels.prompt_attention import prompt_attention
 from quire_kernels.rotary_store import HeadNorm, rotary_store
 from quire_kernels.row_norm import RowNorm, add_row_norm, row_norm
 from quire_kernels.sample import SamplingTensors, sample
@@ -251,6 +253,44 @@ def _layer_cases() -> Iterator[Case]:
     )
 
 
+def _prompts(num_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    """The attention of an encoder."""
+    qkv = empty(512, 3 * num_heads * head_dim, dtype=dtype)
+    prompt_attention(qkv, empty(9, dtype=torch.int32), num_heads)
+
+
+def _encoder_cases() -> Iterator[Case]:
+    for model, num_heads, head_dim, dtype in (
+        ("MiniLM L6", 12, 32, BF16),
+        ("BGE M3", 16, 64, BF16),
+        ("BGE M3", 16, 64, FP16),
+        ("MiniLM L6", 12, 32, FP32),
+        ("BGE M3", 16, 64, FP32),
+        ("heads of 128", 8, 128, BF16),
+        ("heads of 256", 4, 256, BF16),
+        ("heads of 256", 4, 256, FP32),
+    ):
+        yield Case(
+            f"prompts: {model}, {DTYPE_NAMES[dtype]}",
+            partial(_prompts, num_heads, head_dim, dtype),
+            dtype,
+            is_quick=model == "BGE M3",
+        )
+    for width in (384, 1024):
+        norm = _norm(width, is_centered=True)
+        yield Case(
+            f"layer norm of sums: {width}, bf16",
+            partial(post_norm, empty(NUM_TOKENS, width, dtype=FP32), empty(NUM_TOKENS, width), norm, BF16),
+            is_quick=width == 1024,
+        )
+    yield Case(
+        "layer norm of sums: 384, fp32",
+        lambda: post_norm(
+            empty(NUM_TOKENS, 384, dtype=FP32), empty(NUM_TOKENS, 384, dtype=FP32), _norm(384, is_centered=True), FP32
+        ),
+    )
+
+
 def _product(
     inputs: int, outputs: int, dtype: torch.dtype, out: torch.dtype | None = None, *, is_quick: bool = False
 ) -> Case:
@@ -336,6 +376,7 @@ def all_cases() -> list[Case]:
         *latent_cases(),
         *_cache_cases(),
         *_layer_cases(),
+        *_encoder_cases(),
         *_product_cases(),
         *_sampling_cases(),
     ]

@@ -20,6 +20,7 @@ from benchmarks.aot.targets import TARGETS, Target, intercepted_launches
 # Of products of matrices. In float32 they run without tensor cores on NVIDIA's GPUs: those round to 10 bits.
 _MATRIX_KERNELS = (
     "_paged_attention_kernel",
+    "_prompt_attention_kernel",
     "_decode_kernel",
     "_latent_attention_kernel",
     "_latent_decode_kernel",

@@ -1,22 +1,36 @@
-"""A config of every registered family of decoders, in the sizes that transformers has by default, with two layers."""
+"""Every registered family of decoders and encoders, in the sizes that transformers has by default, with two layers."""
 
 from typing import Any
 
-from worker_svc.model.architecture import architecture_names, architecture_of, describe
+from worker_svc.model.architecture import AnyDescription, architecture_names, architecture_of, describe_any
 from worker_svc.model.config import UnsupportedModel
+from worker_svc.model.description import ModelDescription
+from worker_svc.model.encoder_description import EncoderDescription
 
 
 def family_configs(known: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """By model type; those of `known` as they are there. Encoders have none: a GPU serves no encoder by kernels."""
+    """The configs of decoders by model type; those of `known` as they are there."""
     found = {}
     for name in architecture_names():
-        config = known.get(name) or _config_of(name)
-        if config is not None:
-            found[name] = config
+        if name in known:
+            found[name] = known[name]
+        elif (family := _family_of(name)) is not None and isinstance(family[1], ModelDescription):
+            found[name] = family[0]
     return found
 
 
-def _config_of(model_type: str) -> dict[str, Any] | None:
+def encoder_descriptions(known: dict[str, dict[str, Any]]) -> dict[str, EncoderDescription]:
+    """The descriptions of encoders by model type; those of `known` are decoders."""
+    families = {name: _family_of(name) for name in architecture_names() if name not in known}
+    return {
+        name: family[1]
+        for name, family in families.items()
+        if family is not None and isinstance(family[1], EncoderDescription)
+    }
+
+
+def _family_of(model_type: str) -> tuple[dict[str, Any], AnyDescription] | None:
+    """A config and its description; None: transformers has no such type, or its default sizes are not described."""
     # Here, because it takes seconds
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -32,9 +46,7 @@ def _config_of(model_type: str) -> dict[str, Any] | None:
         config.layer_types = config.layer_types[-2:]
     config.architectures = [architecture.class_name]
     try:
-        if describe(config) is None:
-            return None
+        description = describe_any(config)
     except UnsupportedModel as error:
         raise ValueError(f"{model_type}: the default sizes are not supported: {error}") from error
-    raw: dict[str, Any] = config.to_dict()
-    return raw
+    return None if description is None else (config.to_dict(), description)

@@ -5,7 +5,7 @@
 
 Start-up and then random steps run as they would on an H200, but a launch is only recorded. Fails with status 1 if a
 launch after the start-up needs a kernel that none before it needed; the kernels are printed. `all` are all registered
-families of decoders.
+families of decoders, and encoders.
 """
 
 import argparse
@@ -13,9 +13,8 @@ import json
 import os
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,7 +23,9 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from benchmarks.aot.families import family_configs
+from benchmarks.aot.encoding import compiled_while_encoding
+from benchmarks.aot.families import encoder_descriptions, family_configs
+from benchmarks.aot.launches import Launches
 from benchmarks.aot.targets import TARGETS, intercepted_launches
 from benchmarks.gpu.random_model import LLAMA_8B, MetaCheckpoint
 from quire_kernels.block_copy import block_copy
@@ -102,33 +103,6 @@ MODELS: dict[str, dict[str, Any]] = {
 ALL = "all"
 _CACHE_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
 _PROMPTS, _LONGEST_OUTPUT = (1, 2, 3, 15, 16, 17, 100, 600, 1000, 3000), 400
-
-
-@dataclass
-class Launches:
-    """Launches of kernels, by what a kernel is compiled for: types and alignment of arguments, constants, options."""
-
-    num_launches: int = 0
-
-    def __post_init__(self) -> None:
-        self._known: set[tuple[str, ...]] = set()
-        self._new: list[tuple[str, ...]] = []
-
-    def record(self, function: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        """Takes the place of `JITFunction.run`."""
-        self.num_launches += 1
-        binder = function.device_caches[0][-1]
-        bound, specialization, resolved = binder(*args, **options, debug=False, instrumentation_mode="")
-        constants = {parameter.name: bound[parameter.name] for parameter in function.params if parameter.is_constexpr}
-        key = (function.__name__, str(specialization), str(constants), str(resolved))
-        if key not in self._known:
-            self._known.add(key)
-            self._new.append(key)
-
-    def take_new(self) -> list[tuple[str, ...]]:
-        """The kernels that were needed first since the last call."""
-        new, self._new = self._new, []
-        return new
 
 
 class _MetaStaging(Staging):
@@ -286,14 +260,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("TRITON_INTERPRET is 1: the interpreter compiles nothing")
     models = family_configs(MODELS) if options.model == ALL else {options.model: MODELS[options.model]}
     num_bad = 0
-    for name, raw_config in models.items():
-        num_launches, new = compiled_while_serving(
-            raw_config,
-            options.steps,
-            cache_dtype=_CACHE_DTYPES[options.kv],
-            deterministic=options.deterministic,
-            cuda_graphs=not options.no_graphs,
-        )
+
+    def results() -> Iterator[tuple[str, int, list[tuple[str, ...]]]]:
+        for name, raw_config in models.items():
+            yield (
+                name,
+                *compiled_while_serving(
+                    raw_config,
+                    options.steps,
+                    cache_dtype=_CACHE_DTYPES[options.kv],
+                    deterministic=options.deterministic,
+                    cuda_graphs=not options.no_graphs,
+                ),
+            )
+        for name, description in encoder_descriptions(MODELS).items() if options.model == ALL else ():
+            yield name, *compiled_while_encoding(description, options.steps, deterministic=options.deterministic)
+
+    for name, num_launches, new in results():
         for kernel in new:
             print("compiled while serving:", *kernel)
         print(f"{name}: {options.steps} steps, {num_launches} launches, {len(new)} kernels compiled while serving")

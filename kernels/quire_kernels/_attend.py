@@ -117,7 +117,7 @@ def attend_keys(  # type: ignore[no-untyped-def]
                 o_cache = o_slot[:, None] + o_dim[None, :]
 
                 # [TILE_N, WIDTH]
-                b_key = _load_rows(p_keys + o_cache, m_kv, m_dim, part != 1, NUM_DIMS < WIDTH)
+                b_key = load_rows(p_keys + o_cache, m_kv, m_dim, part != 1, NUM_DIMS < WIDTH)
                 # [TILE_M, TILE_N]
                 if not IN_PAIRS:
                     b_score = tl.dot(b_query, tl.trans(b_key.to(b_query.dtype)), input_precision="ieee")
@@ -164,7 +164,7 @@ def attend_keys(  # type: ignore[no-untyped-def]
                 else:
                     b_sum = b_sum * b_decay + tl.sum(b_weight * b_inverse_scale[None, :], axis=1)
                 # [TILE_N, WIDTH]; masked as the keys are, because zero times NaN is NaN
-                b_value = _load_rows(p_values + o_cache, m_kv, m_dim, part != 1, NUM_DIMS < WIDTH)
+                b_value = load_rows(p_values + o_cache, m_kv, m_dim, part != 1, NUM_DIMS < WIDTH)
                 b_weight = b_weight.to(b_query.dtype)
                 if not IN_PAIRS:
                     b_value = b_value.to(b_query.dtype)
@@ -180,7 +180,7 @@ def attend_keys(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _load_rows(p_rows, m_row, m_dim, MASK_ROWS: tl.constexpr, MASK_DIMS: tl.constexpr):  # type: ignore[no-untyped-def]
+def load_rows(p_rows, m_row, m_dim, MASK_ROWS: tl.constexpr, MASK_DIMS: tl.constexpr):  # type: ignore[no-untyped-def]
     """A tile [TILE_N, TILE_D], zero where masked. No mask where none is needed: it costs registers and comparisons."""
     if MASK_ROWS and MASK_DIMS:
         return tl.load(p_rows, mask=m_row[:, None] & m_dim[None, :], other=0.0)

@@ -31,7 +31,7 @@ class RowNorm(NamedTuple):
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _normalize(  # type: ignore[no-untyped-def]
+def normalize(  # type: ignore[no-untyped-def]
     b_rows, p_weight, p_bias, epsilon, o_column, m_column, WIDTH: tl.constexpr, CENTERED: tl.constexpr
 ):
     """The norm of rows [TILE_ROWS, TILE_WIDTH] that are zero where masked."""
@@ -79,14 +79,14 @@ def _row_norm_kernel(  # type: ignore[no-untyped-def]
         o_update = (row * stride_update)[:, None] + o_column[None, :]
         b_update = tl.load(p_update + o_update, mask=m_tile, other=0.0).to(tl.float32)
         if p_update_weight is not None:
-            b_update = _normalize(
+            b_update = normalize(
                 b_update, p_update_weight, p_update_bias, update_epsilon, o_column, m_column, WIDTH, UPDATE_CENTERED
             )
         b_sum = b_inputs + b_update
         tl.store(p_inputs + o_inputs, b_sum, mask=m_tile)
         if not NORM_FIRST:
             b_inputs = b_sum
-    b_output = _normalize(b_inputs, p_weight, p_bias, epsilon, o_column, m_column, WIDTH, CENTERED)
+    b_output = normalize(b_inputs, p_weight, p_bias, epsilon, o_column, m_column, WIDTH, CENTERED)
     o_output = (row * WIDTH)[:, None] + o_column[None, :]
     tl.store(p_output + o_output, b_output.to(p_output.dtype.element_ty), mask=m_tile)
 
@@ -151,16 +151,15 @@ def _launch(
     norm_first: bool,
 ) -> Tensor:
     num_rows, width = inputs.shape
-    _check_norm(norm, "norm", inputs)
+    check_norm(norm, "norm", inputs)
     if update_norm is not None:
-        _check_norm(update_norm, "update_norm", inputs)
+        check_norm(update_norm, "update_norm", inputs)
     require(dtype is None or dtype in FLOAT_DTYPES, "dtype", "be float32, float16 or bfloat16")
     output = torch.empty((num_rows, width), dtype=dtype or norm.weight.dtype, device=inputs.device)
     if output.numel() == 0:
         return output
-    tile_width = next_power_of_2(width)
-    tile_rows = max(1, _TILE // tile_width)
-    _row_norm_kernel[(ceil_div(num_rows, tile_rows),)](
+    tile = norm_tile(width)
+    _row_norm_kernel[(ceil_div(num_rows, tile["TILE_ROWS"]),)](
         output,
         inputs,
         update,
@@ -177,12 +176,17 @@ def _launch(
         CENTERED=norm.is_centered,
         UPDATE_CENTERED=update_norm is not None and update_norm.is_centered,
         NORM_FIRST=norm_first,
-        TILE_ROWS=tile_rows,
-        TILE_WIDTH=tile_width,
-        # Up to 16 elements a thread, as far as a block's threads go
-        num_warps=min(16, max(4, tile_width // 512)),
+        **tile,
     )
     return output
+
+
+def norm_tile(width: int) -> dict[str, int]:
+    """The tile of a program around `normalize`, and its num_warps."""
+    tile_width = next_power_of_2(width)
+    # Up to 16 elements a thread, as far as a block's threads go
+    num_warps = min(16, max(4, tile_width // 512))
+    return {"TILE_ROWS": max(1, _TILE // tile_width), "TILE_WIDTH": tile_width, "num_warps": num_warps}
 
 
 def row_norm_reference(inputs: Tensor, norm: RowNorm, dtype: torch.dtype | None = None) -> Tensor:
@@ -212,7 +216,8 @@ def add_row_norm_reference(
     return row_norm_reference(before, norm, dtype)
 
 
-def _check_norm(norm: RowNorm, argument: str, inputs: Tensor) -> None:
+def check_norm(norm: RowNorm, argument: str, inputs: Tensor) -> None:
+    """The norm's vectors must be of the width of `inputs` and on its device."""
     width = inputs.shape[1]
     for vector, field in ((norm.weight, "weight"), (norm.bias, "bias")):
         if vector is not None:

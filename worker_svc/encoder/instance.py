@@ -5,27 +5,21 @@ from dataclasses import dataclass
 
 import torch
 
-from quire_kernels.cpu.amx import arithmetic_of
-from quire_kernels.cpu.library import BuildFailed
-from quire_kernels.cpu.thread_pool import ThreadPool
 from svc_common.models import tokenizer_fingerprint, tokenizer_setting
 from worker_svc.description import WorkerDescription, WorkerLimits
+from worker_svc.encoder.backend import KERNELS, EncoderBackend, load_backend, torch_arithmetic
 from worker_svc.encoder.pooling import EmbeddingDefaults, EmbeddingPooler, ScorePooler
-from worker_svc.encoder.runner import EncoderForward, EncoderRunner
-from worker_svc.errors import StartupFailed
+from worker_svc.encoder.runner import EncoderRunner
 from worker_svc.fingerprint import model_fingerprint
 from worker_svc.host import available_cpus
 from worker_svc.host_memory import available_memory
-from worker_svc.instance import check_vocabulary, choose_device, choose_dtype, release_device, start_thread_pool
+from worker_svc.instance import check_vocabulary, choose_device, choose_dtype, release_device
 from worker_svc.memory_parts import MemoryAccount
 from worker_svc.model.architecture import AnyDescription
-from worker_svc.model.compiled_encoder import load_compiled_encoder, unsupported_reason
 from worker_svc.model.decoder_states import load_decoder_states, prompt_bytes
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.embedding_files import embedding_defaults
-from worker_svc.model.encoder_description import EncoderDescription
 from worker_svc.model.score_head import load_score_head
-from worker_svc.model.torch_encoder import load_torch_encoder
 from worker_svc.model_fit import check_fits
 from worker_svc.progress import progress
 from worker_svc.settings import WorkerSettings
@@ -40,8 +34,6 @@ _PROMPT_SHARE = 0.25
 # Settings of decoders, with the value that they have where nobody sets them. A deployment may have decoders and
 # encoders with the same settings: other values have no effect here.
 _NEUTRAL = {"attention_backend": "triton", "drafter": "none", "kv_cache_dtype": "auto", "quantization": "none"}
-# The kernels that encoders have.
-_KERNELS = {"cpu": ("auto", "compiled", "torch"), "cuda": ("auto", "torch")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,29 +58,26 @@ def load_encoder(
     """
     device = choose_device(settings.device)
     ignored = [name for name, neutral in _NEUTRAL.items() if getattr(settings, name) != neutral]
-    if settings.kernels not in _KERNELS[device.type]:
+    if settings.kernels not in KERNELS[device.type]:
         ignored.append("kernels")
     for name in ignored:
         report(f"QUIRE_{name.upper()} has no effect on an encoder")
     served = settings.served_model()
     dtype = choose_dtype(settings.dtype, device)
     torch.set_num_threads(settings.num_threads or available_cpus())
-    head, kernels, defaults = None, None, EmbeddingDefaults()
+    head, defaults = None, EmbeddingDefaults()
     check_fits(settings, served.path, None, device, dtype)
     memory = MemoryAccount(device)
     with progress(f"loading {served.name}", report):
         if isinstance(description, ModelDescription):
             defaults = embedding_defaults(served.path, is_decoder=True)
-            encoder: EncoderForward = load_decoder_states(description, served.path, dtype, device)
+            states = load_decoder_states(description, served.path, dtype, device)
+            backend = EncoderBackend(states, torch_arithmetic())
         else:
             head = load_score_head(description, served.path, device)
             if head is None:
                 defaults = embedding_defaults(served.path)
-            kernels = _compiled_kernels(settings, description, dtype, device, report)
-            if kernels is None:
-                encoder = load_torch_encoder(description, served.path, dtype, device)
-            else:
-                encoder = load_compiled_encoder(description, served.path, dtype, kernels)
+            backend = load_backend(settings, description, served.path, dtype, device, report)
     memory.note_weights()
     if served.other_tokenizer is not None:
         check_vocabulary(served.other_tokenizer, description.vocab_size, tokenizer_setting(settings.tokenizer))
@@ -110,14 +99,20 @@ def load_encoder(
     )
     pooler = EmbeddingPooler(defaults) if head is None else ScorePooler(head)
     runner = EncoderRunner(
-        encoder, pooler, limits, deterministic=settings.deterministic, is_batch_invariant=kernels is not None
+        backend.forward,
+        pooler,
+        limits,
+        deterministic=settings.deterministic,
+        is_batch_invariant=backend.is_batch_invariant,
     )
+    # What vectors depend on beside weights and dtype; in deterministic mode to the last bit.
+    arithmetic = f"{defaults!r} {backend.arithmetic}" if settings.deterministic else repr(defaults)
     with progress("warming up", report):
         rate = _measure(runner, pooler.result, step_tokens)
     return EncoderInstance(
         WorkerDescription(
             model=served.name,
-            fingerprint=model_fingerprint(served.path, dtype, arithmetic=_arithmetic(settings, defaults, kernels)),
+            fingerprint=model_fingerprint(served.path, dtype, arithmetic=arithmetic),
             tokenizer_fingerprint=tokenizer_fingerprint(served.tokenizer_path),
             block_bytes=0,
             limits=limits,
@@ -158,38 +153,6 @@ def _free_memory(settings: WorkerSettings, device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return available_memory(settings.memory_limit_bytes)
-
-
-def _compiled_kernels(
-    settings: WorkerSettings,
-    description: EncoderDescription,
-    dtype: torch.dtype,
-    device: torch.device,
-    report: Callable[[str], None],
-) -> ThreadPool | None:
-    """The compiled kernels, if the settings allow them and they support the encoder; None: torch computes it."""
-    if device.type != "cpu" or settings.kernels == "torch":
-        return None
-    refused = unsupported_reason(description, dtype)
-    if refused is None:
-        try:
-            return start_thread_pool(settings, report)
-        except BuildFailed as error:
-            refused = str(error)
-    if settings.kernels == "compiled":
-        raise StartupFailed(f"the compiled kernels cannot be used: {refused}")
-    report(f"torch computes the model, slower than the compiled kernels: {refused}")
-    return None
-
-
-def _arithmetic(settings: WorkerSettings, defaults: EmbeddingDefaults, kernels: ThreadPool | None) -> str:
-    """What vectors depend on besides weights and dtype; in deterministic mode to the last bit."""
-    if not settings.deterministic:
-        return repr(defaults)
-    threads = f"{torch.get_num_threads()} threads"
-    if kernels is not None:
-        threads = arithmetic_of(kernels)
-    return f"{defaults!r} {torch.__version__} {threads} {torch.backends.cpu.get_cpu_capability()}"
 
 
 def _measure(runner: EncoderRunner, result: str, step_tokens: int) -> float:

@@ -4,6 +4,7 @@ from import_graph import read_imports
 
 ABOVE_MODELS = {
     "__main__",
+    "encoder.backend",
     "encoder.instance",
     "fingerprint",
     "gguf_conversion",

@@ -1,12 +1,13 @@
-"""Every registered family of decoders is served on meta tensors."""
+"""Every registered family is served on meta tensors."""
 
-from benchmarks.aot.families import family_configs
+from benchmarks.aot.families import encoder_descriptions, family_configs
 from benchmarks.aot.serving import MODELS
 from worker_svc.model.architecture import architecture_names
 
 
-def test_only_encoders_are_left_out() -> None:
-    configs = family_configs(MODELS)
-    assert set(architecture_names()) - set(configs) == {"bert", "roberta", "xlm_roberta"}
+def test_none_is_left_out() -> None:
+    configs, encoders = family_configs(MODELS), encoder_descriptions(MODELS)
+    assert encoders.keys() == {"bert", "roberta", "xlm_roberta"}
+    assert set(architecture_names()) == configs.keys() | encoders.keys()
     assert configs["deepseek_v2"] is MODELS["deepseek_v2"]
     assert all(config["architectures"] for config in configs.values())

@@ -1,0 +1,88 @@
+"""Which kernels compute an encoder, by device and settings."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import BertConfig
+
+from bert_models import hidden_states, random_prompts, save_bert
+from svc_common.settings import read_settings
+from worker_svc.encoder.backend import EncoderBackend, choose_kernels, load_backend
+from worker_svc.errors import StartupFailed
+from worker_svc.model import triton_encoder
+from worker_svc.model.architecture import describe_any
+from worker_svc.model.description_cache import any_description_of
+from worker_svc.model.encoder_description import EncoderDescription
+from worker_svc.settings import WorkerSettings
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+def description_of(directory: Path) -> EncoderDescription:
+    description = any_description_of(directory)
+    assert isinstance(description, EncoderDescription)
+    return description
+
+
+def settings_of(*args: str) -> WorkerSettings:
+    return read_settings(WorkerSettings, list(args))
+
+
+@pytest.mark.parametrize(
+    ("device", "setting", "num_heads", "expected"),
+    [
+        (GPU, "auto", 4, "triton"),
+        (GPU, "triton", 4, "triton"),
+        (GPU, "compiled", 4, "triton"),  # which has no effect
+        (GPU, "torch", 4, "torch"),
+        (CPU, "auto", 3, "compiled"),
+        (CPU, "compiled", 3, "compiled"),
+        (CPU, "triton", 3, "compiled"),
+        (CPU, "auto", 4, "torch"),  # heads of 12 dimensions
+        (CPU, "torch", 3, "torch"),
+    ],
+)
+def test_the_devices_own_kernels_unless_the_settings_say_otherwise(
+    device: torch.device, setting: str, num_heads: int, expected: str
+) -> None:
+    config = BertConfig(hidden_size=48, num_attention_heads=num_heads, architectures=["BertModel"])
+    description = describe_any(config)
+    assert isinstance(description, EncoderDescription)
+    kernels, refused = choose_kernels(settings_of("--kernels", setting), description, torch.float32, device)
+    assert kernels == expected
+    assert (refused is None) == (expected != "torch" or setting == "torch")
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Loads the encoder of a directory as on a GPU; the kernels are interpreted."""
+    load = triton_encoder.load_triton_encoder
+
+    def load_here(description: EncoderDescription, directory: Path, dtype: torch.dtype, _: Any, **options: Any) -> Any:
+        return load(description, directory, dtype, CPU, **options)
+
+    monkeypatch.setattr(triton_encoder, "load_triton_encoder", load_here)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
+
+    def load_on_gpu(directory: Path, *args: str) -> EncoderBackend:
+        return load_backend(settings_of(*args), description_of(directory), directory, torch.float32, GPU, print)
+
+    return load_on_gpu
+
+
+def test_triton_kernels_compute_an_encoder_on_a_gpu(on_gpu: Any, tmp_path: Path) -> None:
+    model = save_bert(tmp_path, num_hidden_layers=1)
+    (prompt,) = random_prompts([17])
+    backend = on_gpu(tmp_path)
+    torch.testing.assert_close(backend.forward([prompt])[0], hidden_states(model, prompt), rtol=1e-3, atol=1e-3)
+    assert not backend.is_batch_invariant
+    assert "a GPU" in backend.arithmetic
+    assert on_gpu(tmp_path, "--deterministic", "true").is_batch_invariant
+
+
+def test_what_the_kernels_of_the_settings_lack_is_said(on_gpu: Any, tmp_path: Path) -> None:
+    save_bert(tmp_path, hidden_size=264, num_attention_heads=1, num_hidden_layers=1)
+    with pytest.raises(StartupFailed, match="the triton kernels cannot be used: attention of heads of 264 dimensions"):
+        on_gpu(tmp_path, "--kernels", "triton")

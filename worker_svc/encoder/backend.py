@@ -1,0 +1,114 @@
+"""Which kernels compute an encoder: Triton's on a GPU, compiled ones on a CPU, torch's operators where those cannot."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import torch
+
+from quire_kernels.cpu.amx import arithmetic_of
+from quire_kernels.cpu.library import BuildFailed
+from worker_svc.encoder.runner import EncoderForward
+from worker_svc.errors import StartupFailed
+from worker_svc.fingerprint import kernels_digest
+from worker_svc.instance import start_thread_pool
+from worker_svc.model import compiled_encoder
+from worker_svc.model.compiled_encoder import load_compiled_encoder
+from worker_svc.model.encoder_description import EncoderDescription
+from worker_svc.model.torch_encoder import load_torch_encoder
+from worker_svc.settings import WorkerSettings
+
+# QUIRE_KERNELS of encoders, by the device.
+KERNELS = {"cpu": ("auto", "compiled", "torch"), "cuda": ("auto", "triton", "torch")}
+
+EncoderKernels: TypeAlias = Literal["triton", "compiled", "torch"]
+Report: TypeAlias = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderBackend:
+    """A loaded encoder."""
+
+    forward: EncoderForward
+    arithmetic: str
+    """What bits depend on beside weights and dtype."""
+    is_batch_invariant: bool = False
+    """Whether a prompt's bits do not depend on the other prompts of its call."""
+
+
+def choose_kernels(
+    settings: WorkerSettings, description: EncoderDescription, dtype: torch.dtype, device: torch.device
+) -> tuple[EncoderKernels, str | None]:
+    """The fastest kernels that the settings allow and that support an encoder. Where these are torch's operators though
+    the settings allow the device's own kernels, the second value says why.
+    """
+    if settings.kernels == "torch":
+        return "torch", None
+    if device.type == "cuda":
+        # Triton is imported only when it is used.
+        from worker_svc.model import triton_encoder
+
+        refused = triton_encoder.unsupported_reason(description)
+        return ("triton", None) if refused is None else ("torch", refused)
+    refused = compiled_encoder.unsupported_reason(description, dtype)
+    return ("compiled", None) if refused is None else ("torch", refused)
+
+
+def load_backend(
+    settings: WorkerSettings,
+    description: EncoderDescription,
+    directory: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    report: Report,
+) -> EncoderBackend:
+    """Loads the encoder of a directory by the kernels that `choose_kernels` names.
+
+    Raises UnsupportedModel if its tensors do not match, and StartupFailed if the kernels of the settings cannot be
+    used.
+    """
+    kernels, refused = choose_kernels(settings, description, dtype, device)
+    if kernels == "triton":
+        return _load_triton(settings, description, directory, dtype, device)
+    if kernels == "compiled":
+        try:
+            pool = start_thread_pool(settings, report)
+        except BuildFailed as error:
+            refused = str(error)
+        else:
+            encoder = load_compiled_encoder(description, directory, dtype, pool)
+            return EncoderBackend(encoder, _arithmetic_on_cpu(arithmetic_of(pool)), is_batch_invariant=True)
+    if refused is not None:
+        own = "triton" if device.type == "cuda" else "compiled"
+        if settings.kernels == own:
+            raise StartupFailed(f"the {own} kernels cannot be used: {refused}")
+        report(f"torch computes the model, slower than the {own} kernels: {refused}")
+    return EncoderBackend(load_torch_encoder(description, directory, dtype, device), torch_arithmetic())
+
+
+def _load_triton(
+    settings: WorkerSettings,
+    description: EncoderDescription,
+    directory: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> EncoderBackend:
+    import triton
+
+    from worker_svc.model.triton_encoder import load_triton_encoder
+
+    is_deterministic = settings.deterministic
+    encoder = load_triton_encoder(description, directory, dtype, device, deterministic=is_deterministic)
+    name = torch.cuda.get_device_name(device)
+    arithmetic = f"triton {triton.__version__} {torch.__version__} {name} {kernels_digest()}"
+    return EncoderBackend(encoder, arithmetic, is_batch_invariant=is_deterministic)
+
+
+def torch_arithmetic() -> str:
+    """What bits of torch's operators depend on."""
+    return _arithmetic_on_cpu(f"{torch.get_num_threads()} threads")
+
+
+def _arithmetic_on_cpu(how: str) -> str:
+    return f"{torch.__version__} {how} {torch.backends.cpu.get_cpu_capability()}"

@@ -1,0 +1,144 @@
+"""An encoder on a GPU: between two matrix products there is one Triton kernel.
+
+Products are torch's, in the model's dtype, or Quire's own in deterministic mode. The hidden state between layers is
+float32.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from quire_kernels.activation import Activation, plain_activation
+from quire_kernels.embed_tokens import embed_tokens
+from quire_kernels.invariant_linear import invariant_linear
+from quire_kernels.paged_attention import unsupported_heads
+from quire_kernels.post_norm import post_norm
+from quire_kernels.prompt_attention import prompt_attention
+from quire_kernels.row_norm import RowNorm
+from worker_svc.model.config import UnsupportedModel
+from worker_svc.model.description import LinearLayer
+from worker_svc.model.encoder_description import EncoderDescription, EncoderLayer, LayerNorm
+from worker_svc.model.linear_weights import LinearWeights
+from worker_svc.model.weight_format import format_of
+from worker_svc.model.weights import Checkpoint
+
+
+def unsupported_reason(description: EncoderDescription) -> str | None:
+    """Why the Triton kernels do not compute an encoder; None: they do."""
+    return unsupported_heads(description.hidden_size // description.num_heads)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _EncoderProduct:
+    """A linear map [num_tokens, inputs] to [num_tokens, outputs]."""
+
+    weight: Tensor
+    bias: Tensor | None
+    deterministic: bool
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        multiply = invariant_linear if self.deterministic else F.linear
+        return multiply(inputs, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _TritonEncoderLayer:
+    qkv: _EncoderProduct
+    output: _EncoderProduct
+    attention_norm: RowNorm
+    up: _EncoderProduct
+    down: _EncoderProduct
+    mlp_norm: RowNorm
+
+
+class TritonEncoder:
+    """An encoder's weights on its device. For one thread. With `deterministic`, a prompt's bits do not depend on the
+    other prompts of its call.
+    """
+
+    def __init__(self, description: EncoderDescription, checkpoint: Checkpoint, *, deterministic: bool = False) -> None:
+        """Raises UnsupportedModel if the description is not supported, or tensors do not match it."""
+        refused = unsupported_reason(description)
+        if refused is not None:
+            raise UnsupportedModel(f"the Triton kernels do not compute {refused}")
+        self.description = description
+        self.device, self.dtype = checkpoint.device, checkpoint.dtype
+        self._deterministic = deterministic
+        self._activation = Activation(description.activation.value)
+        hidden, first = description.hidden_size, description.first_position
+        self._words = checkpoint.take(description.word_embedding, description.vocab_size, hidden)
+        positions = checkpoint.take(description.position_embedding, first + description.context_length, hidden)[first:]
+        types = checkpoint.take(description.type_embedding, description.num_types, hidden).float()
+        second = types[min(1, description.num_types - 1)]
+        # Of the first type, then of the second; where there is one type, both are the same.
+        self._positions = torch.cat([positions.float() + types[0], positions.float() + second])
+        self._norm = _norm(description.embedding_norm, checkpoint)
+        self._layers = [self._build(layer, checkpoint) for layer in description.layers]
+
+    def __call__(self, prompts: Sequence[Sequence[int]], num_first: Sequence[int] | None = None) -> list[Tensor]:
+        """The last hidden states of each prompt, float32 [num_tokens, hidden_size]. No prompt is empty. `num_first` is
+        how many tokens of each prompt are of the first type, at least one; None: all.
+        """
+        lengths = [len(prompt) for prompt in prompts]
+        tokens = self._upload([token_id for prompt in prompts for token_id in prompt], torch.long)
+        places = torch.cat(list(map(self._places, lengths, lengths if num_first is None else num_first)))
+        starts = self._upload([0, *accumulate(lengths)], torch.int32)
+        # No token is one that was just sampled.
+        hidden = embed_tokens(
+            tokens, tokens, self._words, positions=places.to(self.device), position_embedding=self._positions
+        )
+        normed = post_norm(hidden, None, self._norm, self.dtype)
+        for layer in self._layers:
+            attended = prompt_attention(layer.qkv(normed), starts, self.description.num_heads)
+            normed = post_norm(hidden, layer.output(attended), layer.attention_norm, self.dtype)
+            active = plain_activation(layer.up(normed), self._activation)
+            normed = post_norm(hidden, layer.down(active), layer.mlp_norm, self.dtype)
+        return list(torch.split(hidden, lengths))
+
+    def _places(self, length: int, num_first: int) -> Tensor:
+        """The rows of `_positions` that the tokens of a prompt have."""
+        places = torch.arange(length)
+        places[num_first:] += self.description.context_length
+        return places
+
+    def _upload(self, numbers: list[int], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(numbers, dtype=dtype).to(self.device)
+
+    def _build(self, layer: EncoderLayer, checkpoint: Checkpoint) -> _TritonEncoderLayer:
+        def product(spec: LinearLayer) -> _EncoderProduct:
+            return _EncoderProduct(*LinearWeights(spec, checkpoint).fused(), self._deterministic)
+
+        return _TritonEncoderLayer(
+            product(layer.qkv),
+            product(layer.output),
+            _norm(layer.attention_norm, checkpoint),
+            product(layer.up),
+            product(layer.down),
+            _norm(layer.mlp_norm, checkpoint),
+        )
+
+
+def _norm(spec: LayerNorm, checkpoint: Checkpoint) -> RowNorm:
+    weight, bias = (checkpoint.take(f"{spec.name}.{part}", spec.size) for part in ("weight", "bias"))
+    return RowNorm(weight, spec.eps, bias, is_centered=True)
+
+
+def load_triton_encoder(
+    description: EncoderDescription,
+    directory: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    deterministic: bool = False,
+) -> TritonEncoder:
+    """Loads the encoder of a directory. Raises UnsupportedModel if it is not supported, or its tensors do not match."""
+    with torch.inference_mode(), Checkpoint(directory, format_of(directory), dtype, device) as checkpoint:
+        encoder = TritonEncoder(description, checkpoint, deterministic=deterministic)
+        checkpoint.drop_prefixes(description.unused_prefixes)
+        checkpoint.check_all_taken()
+        return encoder
