@@ -81,7 +81,6 @@ async def test_missing_and_other_tokens_are_found() -> None:
     assert pace.streams_ended > 0
     assert pace.tokens_per_second > 0
     assert pace.median_wait <= pace.longest_wait
-    assert pace.longest_wait > 0
     client.first = 1
     await load.run(4, 0.05)
     assert any("other tokens" in error for error in errors)
