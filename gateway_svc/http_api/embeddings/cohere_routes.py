@@ -4,7 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway_svc.embeddings import DIMENSIONS, EmbeddingInput, UnvalidatedEmbeddings, Vector, input_fields
+from gateway_svc.embeddings import (
+    DIMENSIONS,
+    MAX_INPUTS,
+    EmbeddingInput,
+    UnvalidatedEmbeddings,
+    Vector,
+    input_fields,
+)
 from gateway_svc.field_paths import Field, NamedFields
 from gateway_svc.http_api.calls import EmbeddedInputs, HttpCalls
 from gateway_svc.http_api.embeddings.cohere_models import CohereEmbedAnswer, CohereEmbedBody
@@ -41,6 +48,8 @@ def read_embed(body: CohereEmbedBody, _: str | None = None) -> CohereEmbedReques
     """The texts and options of a body. Raises QuireError."""
     if body.texts is None:
         raise invalid("texts", "must be given")
+    if not 1 <= len(body.texts) <= MAX_INPUTS:  # before there is an object for each
+        raise invalid("texts", f"must hold 1 to {MAX_INPUTS} texts")
     is_refused = body.truncate == "NONE"
     if is_refused and body.max_tokens is not None:
         raise invalid("max_tokens", "must not be beside truncate NONE, which refuses texts beyond the context")

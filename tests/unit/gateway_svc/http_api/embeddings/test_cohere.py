@@ -77,6 +77,8 @@ def test_bits_need_a_multiple_of_eight_numbers() -> None:
     [
         ({"texts": None}, Reason.INVALID_FIELD, "texts"),
         ({"texts": "a"}, Reason.INVALID_FIELD, "texts"),
+        ({"texts": []}, Reason.INVALID_FIELD, "texts"),
+        ({"texts": ["a"] * 2049}, Reason.INVALID_FIELD, "texts"),
         ({"embedding_types": ["int8"]}, Reason.INVALID_FIELD, "embedding_types[0]"),
         ({"truncate": "MIDDLE"}, Reason.INVALID_FIELD, "truncate"),
         ({"max_tokens": 0}, Reason.INVALID_FIELD, "max_tokens"),
