@@ -118,7 +118,8 @@ def takes_post(document: Any, url: str) -> bool:
 
 
 def _answer(response: Response) -> LineAnswer:
-    request_id = response.headers.get("x-request-id")
+    # A proxy's own id comes back in x-request-id.
+    request_id = response.headers.get("x-quire-request-id") or response.headers.get("x-request-id")
     try:
         _parse(response.body)
     except (ValueError, RecursionError):

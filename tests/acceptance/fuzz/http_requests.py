@@ -196,7 +196,9 @@ class HttpFuzzer:
     def _note_response(self, case: Case[Any], response: Response) -> None:
         """Keeps the ids of stored responses for requests that name one."""
         is_made = case.operation.label == "POST /v1/responses" and response.status_code == 200
-        if is_made and len(self._known) < _MAX_KNOWN and (ids := response.headers.get("x-request-id")):
+        # A request may have an x-request-id of its own, which comes back.
+        ids = response.headers.get("x-quire-request-id") or response.headers.get("x-request-id")
+        if is_made and len(self._known) < _MAX_KNOWN and ids:
             self._known.append(ids[0])
 
     def _session(self) -> requests.Session:
