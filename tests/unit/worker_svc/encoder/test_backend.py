@@ -18,6 +18,7 @@ from worker_svc.model.encoder_description import EncoderDescription
 from worker_svc.settings import WorkerSettings
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
+HERE = GPU if torch.cuda.is_available() else CPU
 
 
 def description_of(directory: Path) -> EncoderDescription:
@@ -61,7 +62,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     load = triton_encoder.load_triton_encoder
 
     def load_here(description: EncoderDescription, directory: Path, dtype: torch.dtype, _: Any, **options: Any) -> Any:
-        return load(description, directory, dtype, CPU, **options)
+        return load(description, directory, dtype, HERE, **options)
 
     monkeypatch.setattr(triton_encoder, "load_triton_encoder", load_here)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
@@ -76,7 +77,7 @@ def test_triton_kernels_compute_an_encoder_on_a_gpu(on_gpu: Any, tmp_path: Path)
     model = save_bert(tmp_path, num_hidden_layers=1)
     (prompt,) = random_prompts([17])
     backend = on_gpu(tmp_path)
-    torch.testing.assert_close(backend.forward([prompt])[0], hidden_states(model, prompt), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(backend.forward([prompt])[0].cpu(), hidden_states(model, prompt), rtol=1e-3, atol=1e-3)
     assert not backend.is_batch_invariant
     assert "a GPU" in backend.arithmetic
     assert on_gpu(tmp_path, "--deterministic", "true").is_batch_invariant
