@@ -47,6 +47,13 @@ def kernels_digest() -> str:
     return digest.hexdigest()[:16]
 
 
+def triton_arithmetic(device: torch.device) -> str:
+    """What bits of Quire's GPU kernels depend on, beside what they compute."""
+    import triton  # only where it is used
+
+    return f"triton {triton.__version__} {torch.__version__} {torch.cuda.get_device_name(device)} {kernels_digest()}"
+
+
 def _add_weights(digest: "hashlib._Hash", path: Path) -> None:
     size = path.stat().st_size
     digest.update(size.to_bytes(8, "little"))

@@ -33,7 +33,7 @@ from worker_svc.description import WorkerDescription, WorkerLimits, context_leng
 from worker_svc.drafting import DrafterFactory, find_drafter
 from worker_svc.errors import StartupFailed
 from worker_svc.executor import CudaGraphOptions
-from worker_svc.fingerprint import kernels_digest, model_fingerprint
+from worker_svc.fingerprint import model_fingerprint, triton_arithmetic
 from worker_svc.gpu.device_attention import arithmetic_of_backend, check_attention_backend
 from worker_svc.grammar import GrammarCompiler
 from worker_svc.host import available_cpus, has_bfloat16
@@ -324,11 +324,7 @@ def _arithmetic(
     if isinstance(kernels, CompiledKernels):
         return f"{arithmetic_of(kernels.thread_pool)} {torch.__version__}"
     if device.type == "cuda":
-        import triton
-
-        device_name = torch.cuda.get_device_name(device)
-        attention = arithmetic_of_backend(settings.attention_backend)
-        return f"triton {triton.__version__} {torch.__version__} {device_name} {kernels_digest()}{attention}"
+        return f"{triton_arithmetic(device)}{arithmetic_of_backend(settings.attention_backend)}"
     raise StartupFailed(f"{refusal} with {kernels} kernels on a CPU: only the compiled kernels do")
 
 

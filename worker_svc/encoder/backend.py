@@ -11,7 +11,7 @@ from quire_kernels.cpu.amx import arithmetic_of
 from quire_kernels.cpu.library import BuildFailed
 from worker_svc.encoder.runner import EncoderForward
 from worker_svc.errors import StartupFailed
-from worker_svc.fingerprint import kernels_digest
+from worker_svc.fingerprint import triton_arithmetic
 from worker_svc.instance import start_thread_pool
 from worker_svc.model import compiled_encoder
 from worker_svc.model.compiled_encoder import load_compiled_encoder
@@ -94,15 +94,11 @@ def _load_triton(
     dtype: torch.dtype,
     device: torch.device,
 ) -> EncoderBackend:
-    import triton
-
     from worker_svc.model.triton_encoder import load_triton_encoder
 
     is_deterministic = settings.deterministic
     encoder = load_triton_encoder(description, directory, dtype, device, deterministic=is_deterministic)
-    name = torch.cuda.get_device_name(device)
-    arithmetic = f"triton {triton.__version__} {torch.__version__} {name} {kernels_digest()}"
-    return EncoderBackend(encoder, arithmetic, is_batch_invariant=is_deterministic)
+    return EncoderBackend(encoder, triton_arithmetic(device), is_batch_invariant=is_deterministic)
 
 
 def torch_arithmetic() -> str:

@@ -17,8 +17,8 @@ from quire_kernels.cpu.thread_pool import ThreadPool
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import LinearLayer
 from worker_svc.model.encoder_description import EncoderDescription, EncoderLayer, LayerNorm
+from worker_svc.model.encoder_weights import open_encoder, take_embeddings
 from worker_svc.model.linear_weights import LinearWeights
-from worker_svc.model.weight_format import format_of
 from worker_svc.model.weights import Checkpoint
 
 # Tokens of a block of keys and values in encoder.h.
@@ -50,21 +50,16 @@ class CompiledEncoder:
         self._thread_pool = thread_pool
         self._checkpoint, self._memory = checkpoint, LargePages()
         self._kept: list[object] = []  # whose addresses the library has
-        hidden, first = description.hidden_size, description.first_position
-        words = checkpoint.take(description.word_embedding, description.vocab_size, hidden)
-        positions = checkpoint.take(description.position_embedding, first + description.context_length, hidden)[first:]
-        types = checkpoint.take(description.type_embedding, description.num_types, hidden)
-        # Where there is one type, the second text's is the same.
-        types = types[[0, min(1, description.num_types - 1)]]
+        embeddings = take_embeddings(description, checkpoint)
         arguments = EncoderModelArgs(
-            hidden,
+            description.hidden_size,
             description.layers[0].down.inputs,
             len(description.layers),
             description.num_heads,
             ActivationCode[description.activation.name],
-            self._address(words),
-            self._address(positions.float()),
-            self._address(types.float()),
+            self._address(embeddings.words),
+            self._address(embeddings.positions.float()),
+            self._address(embeddings.types.float()),
             self._norm(description.embedding_norm),
             (EncoderLayerArgs * len(description.layers))(*map(self._layer, description.layers)),
         )
@@ -112,9 +107,5 @@ def load_compiled_encoder(
     description: EncoderDescription, directory: Path, dtype: torch.dtype, thread_pool: ThreadPool
 ) -> CompiledEncoder:
     """Loads the encoder of a directory. Raises UnsupportedModel if it is not supported, or its tensors do not match."""
-    cpu = torch.device("cpu")
-    with torch.inference_mode(), Checkpoint(directory, format_of(directory), dtype, cpu) as checkpoint:
-        encoder = CompiledEncoder(description, checkpoint, thread_pool)
-        checkpoint.drop_prefixes(description.unused_prefixes)
-        checkpoint.check_all_taken()
-        return encoder
+    with open_encoder(description, directory, dtype, torch.device("cpu")) as checkpoint:
+        return CompiledEncoder(description, checkpoint, thread_pool)

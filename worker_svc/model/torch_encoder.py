@@ -10,10 +10,10 @@ from torch import Tensor
 
 from worker_svc.model.description import Activation, LinearLayer
 from worker_svc.model.encoder_description import EncoderDescription, EncoderLayer, LayerNorm
+from worker_svc.model.encoder_weights import open_encoder, take_embeddings, token_places
 from worker_svc.model.linear import Linear, make_linear
 from worker_svc.model.linear_weights import LinearWeights
 from worker_svc.model.prompt_groups import PromptGroup, prompt_groups
-from worker_svc.model.weight_format import format_of
 from worker_svc.model.weights import Checkpoint
 
 
@@ -46,13 +46,8 @@ class TorchEncoder:
         """Raises UnsupportedModel if tensors do not match the description."""
         self.description = description
         self.device, self.dtype = checkpoint.device, checkpoint.dtype
-        hidden = description.hidden_size
-        self._words = checkpoint.take(description.word_embedding, description.vocab_size, hidden)
-        first, context = description.first_position, description.context_length
-        positions = checkpoint.take(description.position_embedding, first + context, hidden)[first:]
-        types = checkpoint.take(description.type_embedding, description.num_types, hidden)
-        # Of the first type, then of the second; where there is one type, both are the same.
-        self._positions = torch.cat([positions + types[0], positions + types[min(1, description.num_types - 1)]])
+        embeddings = take_embeddings(description, checkpoint)
+        self._words, self._positions = embeddings.words, embeddings.of_places(self.dtype)
         self._norm = _Norm(description.embedding_norm, checkpoint)
         self._layers = [_build(layer, description.activation, checkpoint) for layer in description.layers]
 
@@ -63,20 +58,13 @@ class TorchEncoder:
         lengths = [len(prompt) for prompt in prompts]
         flat = [token_id for prompt in prompts for token_id in prompt]
         tokens = torch.tensor(flat, dtype=torch.long, device=self.device)
-        positions = torch.cat(list(map(self._places, lengths, lengths if num_first is None else num_first)))
-        positions = positions.to(self.device)
+        places = token_places(lengths, num_first, self.description.context_length).to(self.device)
         groups = prompt_groups(lengths, self.device)
-        hidden = self._norm(self._words[tokens] + self._positions[positions])
+        hidden = self._norm(self._words[tokens] + self._positions[places])
         for layer in self._layers:
             hidden = layer.attention_norm(layer.output.add(self._attention(layer.qkv(hidden), groups), hidden))
             hidden = layer.mlp_norm(layer.down.add(layer.up(hidden), hidden))
         return list(torch.split(hidden, lengths))
-
-    def _places(self, length: int, num_first: int) -> Tensor:
-        """The rows of `_positions` that the tokens of a prompt have."""
-        places = torch.arange(length)
-        places[num_first:] += self.description.context_length
-        return places
 
     def _attention(self, qkv: Tensor, groups: Sequence[PromptGroup]) -> Tensor:
         """The output [num_tokens, hidden_size] for queries, keys and values [num_tokens, 3 * hidden_size]."""
@@ -95,11 +83,8 @@ def load_torch_encoder(
     description: EncoderDescription, directory: Path, dtype: torch.dtype, device: torch.device
 ) -> TorchEncoder:
     """Loads the encoder of a directory. Raises UnsupportedModel if its tensors do not match."""
-    with torch.inference_mode(), Checkpoint(directory, format_of(directory), dtype, device) as checkpoint:
-        encoder = TorchEncoder(description, checkpoint)
-        checkpoint.drop_prefixes(description.unused_prefixes)
-        checkpoint.check_all_taken()
-        return encoder
+    with open_encoder(description, directory, dtype, device) as checkpoint:
+        return TorchEncoder(description, checkpoint)
 
 
 def _build(layer: EncoderLayer, activation: Activation, checkpoint: Checkpoint) -> _Layer:

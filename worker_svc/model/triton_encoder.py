@@ -23,8 +23,8 @@ from quire_kernels.row_norm import RowNorm
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import LinearLayer
 from worker_svc.model.encoder_description import EncoderDescription, EncoderLayer, LayerNorm
+from worker_svc.model.encoder_weights import open_encoder, take_embeddings, token_places
 from worker_svc.model.linear_weights import LinearWeights
-from worker_svc.model.weight_format import format_of
 from worker_svc.model.weights import Checkpoint
 
 
@@ -70,13 +70,8 @@ class TritonEncoder:
         self.device, self.dtype = checkpoint.device, checkpoint.dtype
         self._deterministic = deterministic
         self._activation = Activation(description.activation.value)
-        hidden, first = description.hidden_size, description.first_position
-        self._words = checkpoint.take(description.word_embedding, description.vocab_size, hidden)
-        positions = checkpoint.take(description.position_embedding, first + description.context_length, hidden)[first:]
-        types = checkpoint.take(description.type_embedding, description.num_types, hidden).float()
-        second = types[min(1, description.num_types - 1)]
-        # Of the first type, then of the second; where there is one type, both are the same.
-        self._positions = torch.cat([positions.float() + types[0], positions.float() + second])
+        embeddings = take_embeddings(description, checkpoint)
+        self._words, self._positions = embeddings.words, embeddings.of_places(torch.float32)
         self._norm = _norm(description.embedding_norm, checkpoint)
         self._layers = [self._build(layer, checkpoint) for layer in description.layers]
 
@@ -86,7 +81,7 @@ class TritonEncoder:
         """
         lengths = [len(prompt) for prompt in prompts]
         tokens = self._upload([token_id for prompt in prompts for token_id in prompt], torch.long)
-        places = torch.cat(list(map(self._places, lengths, lengths if num_first is None else num_first)))
+        places = token_places(lengths, num_first, self.description.context_length)
         starts = self._upload([0, *accumulate(lengths)], torch.int32)
         # No token is one that was just sampled.
         hidden = embed_tokens(
@@ -99,12 +94,6 @@ class TritonEncoder:
             active = plain_activation(layer.up(normed), self._activation)
             normed = post_norm(hidden, layer.down(active), layer.mlp_norm, self.dtype)
         return list(torch.split(hidden, lengths))
-
-    def _places(self, length: int, num_first: int) -> Tensor:
-        """The rows of `_positions` that the tokens of a prompt have."""
-        places = torch.arange(length)
-        places[num_first:] += self.description.context_length
-        return places
 
     def _upload(self, numbers: list[int], dtype: torch.dtype) -> Tensor:
         return torch.tensor(numbers, dtype=dtype).to(self.device)
@@ -137,8 +126,5 @@ def load_triton_encoder(
     deterministic: bool = False,
 ) -> TritonEncoder:
     """Loads the encoder of a directory. Raises UnsupportedModel if it is not supported, or its tensors do not match."""
-    with torch.inference_mode(), Checkpoint(directory, format_of(directory), dtype, device) as checkpoint:
-        encoder = TritonEncoder(description, checkpoint, deterministic=deterministic)
-        checkpoint.drop_prefixes(description.unused_prefixes)
-        checkpoint.check_all_taken()
-        return encoder
+    with open_encoder(description, directory, dtype, device) as checkpoint:
+        return TritonEncoder(description, checkpoint, deterministic=deterministic)
