@@ -25,8 +25,8 @@ inline Floats gelu(Floats x) {
           4.77374494e-2f, -6.41723424e-2f, 1.2855193e-1f})
         slope = multiply_add(slope, u, splat(term));
     const Floats inside = x * multiply_add(slope, x, splat(0.5f));
-    const Floats above = x > END ? x : inside;
-    return x < -END ? Floats{} : above;
+    const Floats above = select(x > END, x, inside);
+    return select(x < -END, Floats{}, above);
 }
 
 // Its approximation x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x**3))) / 2.
@@ -36,7 +36,7 @@ inline Floats gelu_tanh(Floats x) {
 }
 
 // NaN stays.
-inline Floats relu(Floats v) { return v < 0.0f ? Floats{} : v; }
+inline Floats relu(Floats v) { return select(v < 0.0f, Floats{}, v); }
 
 inline Floats activate(Activation activation, Floats v) {
     switch (activation) {

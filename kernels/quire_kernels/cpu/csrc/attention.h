@@ -215,24 +215,24 @@ private:
     // also stores each sum in each step, which takes longer than the products.
     template <int R, int G, bool HALVES, bool FETCH>
     void score_groups(int64_t row, int64_t first) {
-        Sums sums[R][G] = {};
+        Floats sums[R][G] = {};
         const T* query = &query_[row * dim_];
         const T *from[2 * G], *next[2 * G];
         std::copy_n(key_tile_.keys + 2 * first, 2 * G, from);
         std::copy_n(next_key_tile_.keys + 2 * first, 2 * G, next);
         for (int64_t d = 0; d < dim_; d += V) {
-            Factors keys[G];
+            Words keys[G];
 #pragma GCC unroll 4
             for (int g = 0; g < G; ++g) {
                 if constexpr (HALVES)
-                    keys[g] = load_factors(from[2 * g] + d * (LANES / 2), from[2 * g + 1] + d * (LANES / 2));
+                    keys[g] = load_words(from[2 * g] + d * (LANES / 2), from[2 * g + 1] + d * (LANES / 2));
                 else
-                    keys[g] = load_factors(from[2 * g] + d * block_size_);
+                    keys[g] = load<Words>(from[2 * g] + d * block_size_);
                 if constexpr (FETCH) __builtin_prefetch(next[2 * g] + d * block_size_, 0, 2);
             }
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
-                const Factors x = Lane<T>::broadcast(query + r * dim_ + d);
+                const Words x = Lane<T>::broadcast(query + r * dim_ + d);
 #pragma GCC unroll 4
                 for (int g = 0; g < G; ++g) sums[r][g] = Lane<T>::multiply_add(x, keys[g], sums[r][g]);
             }
@@ -263,21 +263,14 @@ private:
         for (int64_t half = 0; half < TILE_KEYS / 8; ++half) key_tile_.values[half] = &shared_values_[half * 8 * value_stride_];
     }
 
-    static Words load_words(const void* low, const void* high) {
-        Words words;
-        std::memcpy(&words, low, sizeof words / 2);
-        std::memcpy(reinterpret_cast<char*>(&words) + sizeof words / 2, high, sizeof words / 2);
-        return words;
-    }
-
     // Sixteen dimensions of one key, or 32 of two: the words of a key hold two dimensions, those of values two keys.
     static void put_values(T* to, const Words* keys) {
         if constexpr (V == 1) {
             store(to, keys[0]);
         } else {
             const Words even = (keys[0] & 0xffffu) | (keys[1] << 16), odd = (keys[0] >> 16) | (keys[1] & 0xffff0000u);
-            store(to, __builtin_shufflevector(even, odd, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23));
-            store(to + LANES * V, __builtin_shufflevector(even, odd, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31));
+            store(to, interleave_low(even, odd));
+            store(to + LANES * V, interleave_high(even, odd));
         }
     }
 
@@ -313,10 +306,10 @@ private:
             }
             if (!ALL) {
                 const Ints key = LANE + g * LANES;
-                x = (key <= static_cast<int32_t>(newest)) & (key >= static_cast<int32_t>(oldest)) ? x : hidden;
+                x = select((key <= static_cast<int32_t>(newest)) & (key >= static_cast<int32_t>(oldest)), x, hidden);
             }
             key_tile[g] = x;
-            top = x > top ? x : top;
+            top = select(x > top, x, top);
         }
         if (any_above(top, base_[row] + HEADROOM)) rebase(row, largest(top));
         // A row may see nothing yet.
@@ -348,12 +341,12 @@ private:
 
     template <int R, int G, bool FETCH>
     void gather_part(int64_t row, int64_t d) {
-        Sums sums[R][G];
+        Floats sums[R][G];
         float* output = &output_[row * dim_ + d];
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-            for (int g = 0; g < G; ++g) sums[r][g] = load_sums(output + r * dim_ + g * LANES);
+            for (int g = 0; g < G; ++g) sums[r][g] = load_floats(output + r * dim_ + g * LANES);
         const T* weights = &weights_[row * TILE_KEYS];
         // Values beyond the context are not read: they may be NaN, and zero times NaN is NaN.
         for (int64_t key = key_tile_.first_key / V * V; key < key_tile_.num_keys; key += V) {
@@ -362,15 +355,15 @@ private:
             uint32_t real = ~0u;
             if (V == 2 && key + 1 >= key_tile_.num_keys) real &= 0x0000ffffu;
             if (V == 2 && key < key_tile_.first_key) real &= 0xffff0000u;
-            Factors values[G];
+            Words values[G];
 #pragma GCC unroll 4
             for (int g = 0; g < G; ++g) {
-                values[g] = load_factors(from + g * LANES * V) & real;
+                values[g] = load<Words>(from + g * LANES * V) & real;
                 if constexpr (FETCH) __builtin_prefetch(next + g * LANES * V, 0, 2);
             }
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
-                const Factors x = Lane<T>::broadcast(weights + r * TILE_KEYS + key);
+                const Words x = Lane<T>::broadcast(weights + r * TILE_KEYS + key);
 #pragma GCC unroll 4
                 for (int g = 0; g < G; ++g) sums[r][g] = Lane<T>::multiply_add(x, values[g], sums[r][g]);
             }

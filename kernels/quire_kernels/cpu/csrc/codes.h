@@ -34,7 +34,6 @@ inline int64_t code_row_bytes(const Matrix& m) {
 // is NaN where a number of its group is not finite.
 template <class F>
 inline void quantize(int64_t inputs, int64_t size, F&& load, Code* to) {
-    typedef int8_t Bytes __attribute__((vector_size(LANES)));
     constexpr float LEAST = 1e-30f;           // of a divisor: the quotient is finite
     const Floats shift = splat(12582912.0f);  // 1.5 * 2**23: adding it rounds to an integer, in the lowest bits
     const Ints integers = (Ints)shift;
@@ -42,8 +41,8 @@ inline void quantize(int64_t inputs, int64_t size, F&& load, Code* to) {
         const int64_t count = std::min(size, inputs - first);
         Floats peaks = {}, poison = {};
         for (int64_t i = 0; i < count; i += LANES) {
-            const Floats x = load(first + i), magnitude = x < 0.0f ? -x : x;
-            peaks = magnitude > peaks ? magnitude : peaks;
+            const Floats x = load(first + i), magnitude = select(x < 0.0f, -x, x);
+            peaks = select(magnitude > peaks, magnitude, peaks);
             poison += x * 0.0f;  // NaN, if x is not finite
         }
         const float peak = largest(peaks), factor = 127.0f / std::max(peak, LEAST);
@@ -51,7 +50,7 @@ inline void quantize(int64_t inputs, int64_t size, F&& load, Code* to) {
         for (int64_t i = 0; i < count; i += LANES) {
             const Ints codes = (Ints)(load(first + i) * factor + shift) - integers;
             sums += codes;
-            store(to + sizeof(CodeGroup) + i, __builtin_convertvector(codes, Bytes));
+            store(to + sizeof(CodeGroup) + i, to_bytes(codes));
         }
         CodeGroup group{peak / 127.0f + total(poison), 0};
         for (int i = 0; i < LANES; ++i) group.sum += sums[i];
@@ -63,10 +62,10 @@ inline void quantize(int64_t inputs, int64_t size, F&& load, Code* to) {
 template <class T>
 inline Floats load_in_order(const Matrix& m, const T* from, int64_t i) {
     if (!m.order) return load_floats(from + i);
-    Floats numbers = {};
+    float numbers[LANES] = {};
     const int count = static_cast<int>(std::min<int64_t>(LANES, m.inputs - i));
     for (int lane = 0; lane < count; ++lane) numbers[lane] = as_float(from[m.order[i + lane]]);
-    return numbers;
+    return load<Floats>(numbers);
 }
 
 // The groups of a step's rows, which are those of one matrix's inputs after the other's.

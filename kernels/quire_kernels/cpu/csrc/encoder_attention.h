@@ -252,12 +252,12 @@ private:
         const Floats hidden = splat(-INFINITY);
         const auto load = [&](int64_t i) {
             const Floats x = load_floats(scores + i);
-            return i + LANES <= length ? x : (LANE < static_cast<int32_t>(length - i) ? x : hidden);
+            return i + LANES <= length ? x : select(LANE < static_cast<int32_t>(length - i), x, hidden);
         };
         Floats top = hidden, sum = {};
         for (int64_t i = 0; i < length; i += LANES) {
             const Floats x = load(i);
-            top = x > top ? x : top;
+            top = select(x > top, x, top);
         }
         const Floats base = splat(largest(top) * factor);
         int64_t i = 0;

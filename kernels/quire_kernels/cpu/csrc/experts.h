@@ -55,7 +55,7 @@ inline float exponentiate(float* scores, int64_t count, float peak) {
     Floats masses = {};
     for (int64_t i = 0; i < count; i += LANES) {
         const Floats mass = exp2((load_floats(scores + i) - peak) * LOG2_E);
-        const Floats known = LANE < static_cast<int32_t>(std::min<int64_t>(LANES, count - i)) ? mass : Floats{};
+        const Floats known = select(LANE < static_cast<int32_t>(std::min<int64_t>(LANES, count - i)), mass, Floats{});
         store(scores + i, known);
         masses += known;
     }

@@ -53,7 +53,7 @@ inline void pack_grouped_bytes(const int8_t* codes, const uint16_t* scales, cons
 // The numbers of input i of those in `words`, of sixteen outputs.
 inline Floats number_in(Words words, int i, Floats scale, Floats minimum) {
     const Ints code = (Ints)((words >> (i * 8)) & 0xff) - CODE_OFFSET;
-    return multiply_add(__builtin_convertvector(code, Floats), scale, minimum);
+    return multiply_add(to_floats(code), scale, minimum);
 }
 
 // Stores the numbers of four inputs and sixteen outputs, which are `words`, in a panel of T, each rounded once.
@@ -94,15 +94,15 @@ template <int M, int LINES, bool MINIMUMS>
         const auto group = [&](int i) { return load<CodeGroup>(rows + i * stride); };
         const uint8_t* words = panel + HEAD;
         const Code* codes = rows + sizeof(CodeGroup);
-        IntSums sums[M][2];
-        for (int i = 0; i < M; ++i) sums[i][0] = sums[i][1] = splat_sums(-CODE_OFFSET * group(i).sum);
+        Ints sums[M][2];
+        for (int i = 0; i < M; ++i) sums[i][0] = sums[i][1] = splat(-CODE_OFFSET * group(i).sum);
         const int64_t steps = ceil_div(std::min(m.group, m.inputs - first), BYTES_IN_WORD);
         for (int64_t k = 0; k < steps; ++k, words += 2 * LINE, codes += BYTES_IN_WORD, next += LINES * LINE) {
-            const Factors left = load_factors(words), right = load_factors(words + LINE);
+            const Words left = load<Words>(words), right = load<Words>(words + LINE);
             for (int line = 0; line < LINES; ++line) __builtin_prefetch(next + line * LINE, 0, 2);
 #pragma GCC unroll 16
             for (int i = 0; i < M; ++i) {
-                const Factors x = Lane<Code>::broadcast(codes + i * stride);
+                const Words x = Lane<Code>::broadcast(codes + i * stride);
                 sums[i][0] = multiply_bytes(left, x, sums[i][0]);
                 sums[i][1] = multiply_bytes(right, x, sums[i][1]);
             }
@@ -112,12 +112,12 @@ template <int M, int LINES, bool MINIMUMS>
         }
         for (int side = 0; side < 2; ++side) {
             const auto* head = reinterpret_cast<const uint16_t*>(panel) + side * LANES;
-            const Sums scale = load_float16_sums(head);
+            const Floats scale = load_float16(head);
             for (int i = 0; i < M; ++i) {
                 const CodeGroup row = group(i);
                 float* total = totals + i * PANEL + side * LANES;
                 if constexpr (MINIMUMS)
-                    add_with_minimum(total, sums[i][side], scale, load_float16_sums(head + PANEL), static_cast<float>(row.sum),
+                    add_with_minimum(total, sums[i][side], scale, load_float16(head + PANEL), static_cast<float>(row.sum),
                                      row.scale);
                 else
                     add_scaled(total, sums[i][side], scale, row.scale);

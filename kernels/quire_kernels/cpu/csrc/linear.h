@@ -36,22 +36,22 @@ inline int64_t panel_bytes(const Matrix& m) {
 // The elements of scratch memory in which a panel of so many inputs is expanded.
 inline int64_t expanded_size(int64_t inputs) { return round_up(inputs, IN_WORD) * PANEL; }
 
-// Sums of M rows and one panel. Prefetches `ahead`, which is multiplied next, LINES lines for each step.
+// Floats of M rows and one panel. Prefetches `ahead`, which is multiplied next, LINES lines for each step.
 template <class T, int M, int LINES>
 [[gnu::always_inline]] inline void multiply_panel(
     const T* rows, int64_t stride, const T* panel, int64_t steps, const void* ahead, float* totals) {
     constexpr int V = Lane<T>::VALUES;
     const char* next = static_cast<const char*>(ahead);
-    Sums sums[M][2] = {};
+    Floats sums[M][2] = {};
     // Rows are addressed from every fifth one: with one address for each, or one for all, GCC keeps some of 12 or 13 rows'
     // addresses in vector registers, and the product takes 7 % longer.
     const T* bases[] = {rows, rows + 5 * stride, rows + 10 * stride};
     for (int64_t k = 0; k < steps; ++k, panel += PANEL * V, next += LINES * LINE) {
-        const Factors left = load_factors(panel), right = load_factors(panel + LANES * V);
+        const Words left = load<Words>(panel), right = load<Words>(panel + LANES * V);
         for (int line = 0; line < LINES; ++line) __builtin_prefetch(next + line * LINE, 0, 2);
 #pragma GCC unroll 16
         for (int m = 0; m < M; ++m) {
-            const Factors x = Lane<T>::broadcast(bases[m / 5] + m % 5 * stride);
+            const Words x = Lane<T>::broadcast(bases[m / 5] + m % 5 * stride);
             sums[m][0] = Lane<T>::multiply_add(x, left, sums[m][0]);
             sums[m][1] = Lane<T>::multiply_add(x, right, sums[m][1]);
         }
@@ -75,16 +75,16 @@ template <int M, int LINES>
     for (int i = 0; i < M * PANEL; i += LANES) store(totals + i, Floats{});
     for (int64_t first = 0; first < m.inputs; first += size, rows += code_group_bytes(size)) {
         const auto group = [&](int i) { return load<CodeGroup>(rows + i * stride); };
-        IntSums sums[M][2];
-        for (int i = 0; i < M; ++i) sums[i][0] = sums[i][1] = splat_sums(-128 * group(i).sum);
+        Ints sums[M][2];
+        for (int i = 0; i < M; ++i) sums[i][0] = sums[i][1] = splat(-128 * group(i).sum);
         const Code* codes = rows + sizeof(CodeGroup);
         const int64_t steps = ceil_div(std::min(size, m.inputs - first), V);
         for (int64_t k = 0; k < steps; ++k, panel += PANEL * V, codes += V, next += LINES * LINE) {
-            const Factors left = load_factors(panel), right = load_factors(panel + LANES * V);
+            const Words left = load<Words>(panel), right = load<Words>(panel + LANES * V);
             for (int line = 0; line < LINES; ++line) __builtin_prefetch(next + line * LINE, 0, 2);
 #pragma GCC unroll 16
             for (int i = 0; i < M; ++i) {
-                const Factors x = Lane<Code>::broadcast(codes + i * stride);
+                const Words x = Lane<Code>::broadcast(codes + i * stride);
                 sums[i][0] = multiply_bytes(left, x, sums[i][0]);
                 sums[i][1] = multiply_bytes(right, x, sums[i][1]);
             }
@@ -94,7 +94,7 @@ template <int M, int LINES>
     }
 }
 
-// Sums [count, PANEL] of at most ROWS rows and one panel, which is expanded where its matrix says so. One function for all
+// Floats [count, PANEL] of at most ROWS rows and one panel, which is expanded where its matrix says so. One function for all
 // products: it is large.
 template <class T, int LINES>
 [[gnu::noinline]] inline void multiply_panel(

@@ -48,7 +48,7 @@ inline void quantize_to_nibbles(const T* from, int64_t count, uint8_t* codes, fl
     const float least = std::min(*low, 0.0f), range = std::max(*high, 0.0f) - least;
     const auto code_of = [&](Floats x, float divisor, float offset) {
         const Floats code = (x / divisor + offset + shift) - shift;
-        return code < 0.0f ? Floats{} : code > LARGEST ? splat(LARGEST) : code;
+        return select(code < 0.0f, Floats{}, select(code > LARGEST, splat(LARGEST), code));
     };
     float best = std::numeric_limits<float>::infinity();
     *scale = std::numeric_limits<float>::quiet_NaN();
@@ -59,7 +59,7 @@ inline void quantize_to_nibbles(const T* from, int64_t count, uint8_t* codes, fl
         Floats errors = {};
         for (int64_t i = 0; i < count; i += LANES) {
             const Floats x = load_floats(numbers + i), error = (code_of(x, divisor, offset) - offset) * divisor - x;
-            errors += LANE < static_cast<int32_t>(std::min<int64_t>(LANES, count - i)) ? error * error : Floats{};
+            errors += select(LANE < static_cast<int32_t>(std::min<int64_t>(LANES, count - i)), error * error, Floats{});
         }
         if (const float sum = total(errors); sum < best) {
             best = sum;
@@ -68,7 +68,7 @@ inline void quantize_to_nibbles(const T* from, int64_t count, uint8_t* codes, fl
         }
     }
     for (int64_t i = 0; i < count; i += LANES) {
-        const Ints found = __builtin_convertvector(code_of(load_floats(numbers + i), *scale, *zero), Ints);
+        const Ints found = to_ints(code_of(load_floats(numbers + i), *scale, *zero));
         for (int64_t lane = 0; lane < std::min<int64_t>(LANES, count - i); ++lane) codes[i + lane] = static_cast<uint8_t>(found[lane]);
     }
 }
@@ -100,7 +100,7 @@ inline void pack_nibbles(const uint8_t* codes, const uint16_t* scales, const uin
 inline void expand_words(Words words, Floats scale, Floats offset, float* to) {
     for (int i = 0; i < IN_WORD; ++i) {
         const Words codes = (words >> (i % 4 * 8 + i / 4 * 4)) & 0xf;
-        store(to + i * PANEL, multiply_add(__builtin_convertvector((Ints)codes, Floats), scale, offset));
+        store(to + i * PANEL, multiply_add(to_floats((Ints)codes), scale, offset));
     }
 }
 
@@ -108,7 +108,7 @@ inline void expand_words(Words words, Floats scale, Floats offset, BFloat16* to)
     for (int i = 0; i < IN_WORD; i += 2) {
         const auto number = [&](int input) {
             const Words codes = (words >> (input % 4 * 8 + input / 4 * 4)) & 0xf;
-            return multiply_add(__builtin_convertvector((Ints)codes, Floats), scale, offset);
+            return multiply_add(to_floats((Ints)codes), scale, offset);
         };
         store(to + i * PANEL, pairs_of(number(i), number(i + 1)));
     }
@@ -141,12 +141,12 @@ template <int M, int LINES, bool MINIMUMS>
     for (int64_t first = 0; first < m.inputs; first += m.group, panel += group_bytes, rows += row_bytes) {
         const uint8_t* words = panel + GROUP_HEAD;
         const Code* codes = rows + sizeof(CodeGroup);
-        IntSums sums[M][2];
-        for (int i = 0; i < M; ++i) sums[i][0] = sums[i][1] = splat_sums(0);
-        const auto multiply = [&](Factors left, Factors right, const Code* from) __attribute__((always_inline)) {
+        Ints sums[M][2];
+        for (int i = 0; i < M; ++i) sums[i][0] = sums[i][1] = splat(0);
+        const auto multiply = [&](Words left, Words right, const Code* from) __attribute__((always_inline)) {
 #pragma GCC unroll 16
             for (int i = 0; i < M; ++i) {
-                const Factors x = Lane<Code>::broadcast(from + i * stride);
+                const Words x = Lane<Code>::broadcast(from + i * stride);
                 sums[i][0] = multiply_nibbles(left, x, sums[i][0]);
                 sums[i][1] = multiply_nibbles(right, x, sums[i][1]);
             }
@@ -154,18 +154,18 @@ template <int M, int LINES, bool MINIMUMS>
         const int64_t steps = ceil_div(std::min(m.group, m.inputs - first), IN_WORD);
         for (int64_t k = 0; k < steps; ++k, words += 2 * LINE, codes += IN_WORD, next += LINES * LINE) {
             for (int line = 0; line < LINES; ++line) __builtin_prefetch(next + line * LINE, 0, 2);
-            multiply(load_factors(words) & LOW_NIBBLES, load_factors(words + LINE) & LOW_NIBBLES, codes);
+            multiply(load<Words>(words) & LOW_NIBBLES, load<Words>(words + LINE) & LOW_NIBBLES, codes);
             // Loaded again: all registers have sums.
             const uint8_t* again = words;
             asm("" : "+r"(again));
-            multiply((load_factors(again) >> 4) & LOW_NIBBLES, (load_factors(again + LINE) >> 4) & LOW_NIBBLES, codes + 4);
+            multiply((load<Words>(again) >> 4) & LOW_NIBBLES, (load<Words>(again + LINE) >> 4) & LOW_NIBBLES, codes + 4);
         }
         if constexpr (LINES > 1) {
             for (int64_t i = 0; i < GROUP_HEAD; i += LINE, next += LINE) __builtin_prefetch(next, 0, 2);
         }
         for (int side = 0; side < 2; ++side) {
             const auto* head = reinterpret_cast<const uint16_t*>(panel) + side * LANES;
-            const Sums scale = load_float16_sums(head), zero = load_float16_sums(head + PANEL);
+            const Floats scale = load_float16(head), zero = load_float16(head + PANEL);
             for (int i = 0; i < M; ++i) {
                 CodeGroup row;
                 std::memcpy(&row, rows + i * stride, sizeof row);

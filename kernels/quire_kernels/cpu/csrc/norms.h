@@ -44,7 +44,7 @@ inline void normalize_layer(const float* from, const Norm& norm, int64_t size, F
         squares = multiply_add(x, x, squares);
     }
     if (whole < size) {
-        const Floats x = LANE < static_cast<int32_t>(size - whole) ? load_floats(from + whole) - mean : Floats{};
+        const Floats x = select(LANE < static_cast<int32_t>(size - whole), load_floats(from + whole) - mean, Floats{});
         squares = multiply_add(x, x, squares);
     }
     const float factor = 1.0f / std::sqrt(total(squares) / static_cast<float>(size) + norm.epsilon);

@@ -33,7 +33,7 @@ inline Argmax find_argmax(const float* logits, int64_t vocab) {
     int64_t i = 0;
     for (; i + LANES <= vocab; i += LANES) {
         const Floats x = load_floats(logits + i);
-        top = x > top ? x : top;
+        top = select(x > top, x, top);
         faults |= ~((SUPPRESSED ? (x <= most) : (x <= most) & (x >= least)));
     }
     float peak = largest(top);
@@ -178,7 +178,7 @@ private:
     int64_t inverse_cdf(float threshold, double number) {
         const auto kept = [&](int64_t i) {
             const Floats x = load_floats(&weights_[i]);
-            return x >= threshold ? x : Floats{};
+            return select(x >= threshold, x, Floats{});
         };
         double end = 0.0;
         for (int64_t group = 0; group < padded_ / GROUP; ++group) {
