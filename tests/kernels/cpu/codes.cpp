@@ -10,7 +10,7 @@ void multiply(const float* rows, int64_t count, int64_t stride, const Matrix& m,
     CodeRows code_rows;
     code_rows.reserve(count, code_row_bytes(m));
     for (int64_t row = 0; row < count; ++row) code_rows.set(row, rows + row * stride, m);
-    const int64_t most = rows_of_tile(m, count);
+    const int64_t most = rows_of_tile<Code>(m, count);
     for (int64_t first = 0; first < count; first += most)
         multiply_panel<Code, 1>(std::min(most, count - first), code_rows.row(first), code_rows.stride(), m, m.panels,
                                 m.panels, sums + first * PANEL);

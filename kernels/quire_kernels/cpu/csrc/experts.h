@@ -230,7 +230,7 @@ private:
     static Piece piece_of(const Matrix& matrix, int64_t range, int64_t num_ranges, int64_t num_rows) {
         const int64_t num_panels = ceil_div(matrix.outputs, PANEL);
         return {TaskGrid::begin(range, num_panels, num_ranges), TaskGrid::begin(range + 1, num_panels, num_ranges), 0, num_rows,
-                matrix.takes_codes() ? rows_of_tile(matrix, num_rows) : Product::tile_rows(matrix, num_rows)};
+                matrix.takes_codes() ? rows_of_tile<Code>(matrix, num_rows) : Product::tile_rows(matrix, num_rows)};
     }
 
     // As multiply_piece() of linear.h, of `rows` or, where the matrix takes them, of their codes, from the row `first` on.

@@ -36,7 +36,7 @@ inline int64_t panel_bytes(const Matrix& m) {
 // The elements of scratch memory in which a panel of so many inputs is expanded.
 inline int64_t expanded_size(int64_t inputs) { return round_up(inputs, IN_WORD) * PANEL; }
 
-// Floats of M rows and one panel. Prefetches `ahead`, which is multiplied next, LINES lines for each step.
+// Sums of M rows and one panel. Prefetches `ahead`, which is multiplied next, LINES lines for each step.
 template <class T, int M, int LINES>
 [[gnu::always_inline]] inline void multiply_panel(
     const T* rows, int64_t stride, const T* panel, int64_t steps, const void* ahead, float* totals) {
@@ -64,6 +64,27 @@ template <class T, int M, int LINES>
         store(totals + m * PANEL + LANES, sums[m][1]);
     }
 }
+
+#ifdef QUIRE_PAIRS
+// As multiply_panel, of half a panel: an output's sum has the same bits.
+template <int M, int LINES>
+[[gnu::always_inline]] inline void multiply_half_panel(
+    const float* rows, int64_t stride, const float* half, int64_t steps, const void* ahead, float* totals) {
+    const char* next = static_cast<const char*>(ahead);
+    Floats sums[M] = {};
+    const float* bases[] = {rows, rows + 3 * stride};
+    for (int64_t k = 0; k < steps; ++k, half += PANEL, next += LINES * LINE) {
+        const Words weights = load<Words>(half);
+        for (int line = 0; line < LINES; ++line) __builtin_prefetch(next + line * LINE, 0, 2);
+#pragma GCC unroll 16
+        for (int m = 0; m < M; ++m)
+            sums[m] = multiply_add(Lane<float>::broadcast(bases[m / 3] + m % 3 * stride), weights, sums[m]);
+        for (auto& base : bases) ++base;
+    }
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) store(totals + m * PANEL, sums[m]);
+}
+#endif
 
 // As multiply_panel, of rows of codes.
 template <int M, int LINES>
@@ -94,7 +115,7 @@ template <int M, int LINES>
     }
 }
 
-// Floats [count, PANEL] of at most ROWS rows and one panel, which is expanded where its matrix says so. One function for all
+// Sums [count, PANEL] of the rows of a tile and one panel, which is expanded where its matrix says so. One function for all
 // products: it is large.
 template <class T, int LINES>
 [[gnu::noinline]] inline void multiply_panel(
@@ -114,9 +135,13 @@ template <class T, int LINES>
         if (matrix.format != Format::W8A8)
             return matrix.has_minimums ? multiply_groups.template operator()<true>() : multiply_groups.template operator()<false>();
     }
-    with_count<ROWS>(static_cast<int>(count), [&]<int M>() {
+    with_count<Lane<T>::MOST_ROWS>(static_cast<int>(count), [&]<int M>() {
         if constexpr (std::is_same_v<T, Code>) {
             multiply_codes<M, LINES>(rows, stride, matrix, static_cast<const Code*>(panel), ahead, totals);
+        } else if constexpr (M > ROWS) {
+            const auto* numbers = static_cast<const T*>(panel);
+            multiply_half_panel<M, LINES>(rows, stride, numbers, matrix.inputs, ahead, totals);
+            multiply_half_panel<M, 0>(rows, stride, numbers + LANES, matrix.inputs, ahead, totals + LANES);
         } else {
             multiply_panel<T, M, LINES>(rows, stride, static_cast<const T*>(panel), panel_steps<T>(matrix), ahead, totals);
         }
@@ -160,7 +185,7 @@ inline void expand_panel(const Matrix& m, const void* panel, T* to) {
     if (m.has_nibbles()) return expand_nibbles(m, static_cast<const uint8_t*>(panel), to);
     if (m.has_grouped_bytes()) return expand_grouped_bytes(m, static_cast<const uint8_t*>(panel), to);
     const auto* codes = static_cast<const int8_t*>(panel);
-    for (int64_t i = 0, count = panel_bytes<T>(m); i < count; i += LANES) store_floats(to + i, floats_of(codes + i));
+    for (int64_t i = 0, count = panel_bytes<T>(m); i < count; i += LANES) store_exact(to + i, floats_of(codes + i));
 }
 
 // A part of a product, which a thread computes in units: a tile of rows and a panel each.
@@ -215,11 +240,12 @@ struct TaskGrid {
     static constexpr int64_t TILES = 8;
 };
 
-// Rows of a tile, where `num_rows` are cut into tiles of about the same size.
+// Rows of T in a tile, where `num_rows` are cut into tiles of about the same size.
+template <class T>
 inline int64_t rows_of_tile(const Matrix& matrix, int64_t num_rows) {
     const int64_t most = matrix.format == Format::W4A8           ? ROWS_OF_NIBBLES
                          : matrix.format == Format::GROUPED_W8A8 ? ROWS_OF_BYTES
-                                                                 : ROWS;
+                                                                 : Lane<T>::MOST_ROWS;
     return std::max<int64_t>(1, ceil_div(num_rows, std::max<int64_t>(1, ceil_div(num_rows, most))));
 }
 
@@ -233,7 +259,7 @@ inline bool multiply_piece(const Matrix& matrix, const Piece& piece, int64_t uni
     const int64_t bytes = panel_bytes<T>(matrix);
     // Computes one unit. Returns whether the piece is still this thread's.
     const auto tile = [&]<int LINES>(int64_t first, int64_t p, const void* panel, const void* ahead) {
-        alignas(LINE) float sums[ROWS * PANEL];
+        alignas(LINE) float sums[Lane<T>::MOST_ROWS * PANEL];
         const int64_t count = std::min(tile_rows, piece.last_row - first);
         multiply_panel<T, LINES>(count, rows + first * stride, stride, matrix, panel, ahead, sums);
         return task_claim.write([&] { finish_panel(matrix, p, first, count, sums, finish); });
@@ -281,7 +307,7 @@ inline void multiply(
     const int64_t bytes = panel_bytes<T>(matrix), num_all = ceil_div(matrix.outputs, PANEL);
     // What the caches hold of a panel.
     const int64_t held = matrix.is_expanded() ? expanded_size(matrix.inputs) * static_cast<int64_t>(sizeof(T)) : bytes;
-    const TaskGrid grid(num_rows, rows_of_tile(matrix, num_rows), num_all, held, pool.size());
+    const TaskGrid grid(num_rows, rows_of_tile<T>(matrix, num_rows), num_all, held, pool.size());
     pool.parallel_for_tasks(num_rows ? grid.num_tasks() : 0, [&](int64_t i, TaskClaim& task_claim) {
         Piece piece = grid.piece(i, num_rows);
         if (!matrix.is_expanded()) {
@@ -333,7 +359,7 @@ struct VectorFactors {
     }
     static int64_t scratch_size(int64_t inputs) { return expanded_size(inputs); }
     static void put(T* row, int64_t column, Floats v) { store_floats(row + column, v); }
-    static int64_t tile_rows(const Matrix& matrix, int64_t num_rows) { return rows_of_tile(matrix, num_rows); }
+    static int64_t tile_rows(const Matrix& matrix, int64_t num_rows) { return rows_of_tile<T>(matrix, num_rows); }
 
     template <class F>
     static bool multiply_piece(const Matrix& matrix, const Piece& piece, int64_t units, const T* rows, int64_t stride,

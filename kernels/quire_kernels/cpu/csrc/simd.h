@@ -101,6 +101,15 @@ inline void convert(float x, float* to) { *to = x; }
 inline void convert(float x, BFloat16* to) { to->bits = round_to_bfloat16(splat(x))[0]; }
 inline void store_floats(float* p, Floats v) { store(p, v); }
 inline void store_floats(BFloat16* p, Floats v) { store(p, round_to_bfloat16(v)); }
+// Numbers that the type has exactly.
+inline void store_exact(float* p, Floats v) { store(p, v); }
+inline void store_exact(BFloat16* p, Floats v) {
+#ifdef __AVX512BF16__
+    store_floats(p, v);
+#else
+    store(p, to_halves((Words)v >> 16));
+#endif
+}
 
 // Pairs of neighbouring numbers: the first of each pair from `low`, the second from `high`.
 inline Words pairs_of(Floats low, Floats high) {
@@ -236,6 +245,19 @@ struct Code {
     uint8_t bits;
 };
 
+// As many rows as fit the registers beside two vectors of the other factor, with two (WIDE: four) sums in each row. Of
+// pairs, the second vector of the other factor is loaded when the first has been used: 3 rows are faster than 2 or 4.
+#if defined(__AVX512F__)
+constexpr int ROWS = 14;
+constexpr int ROWS_WIDE = 6;
+#elif defined(QUIRE_PAIRS)
+constexpr int ROWS = 3;
+constexpr int ROWS_WIDE = 1;
+#else
+constexpr int ROWS = 2;
+constexpr int ROWS_WIDE = 1;
+#endif
+
 // The factors of products: one float, two neighbouring bfloat16, or four neighbouring bytes, in each lane.
 template <class T>
 struct Lane;
@@ -243,6 +265,14 @@ struct Lane;
 template <>
 struct Lane<float> {
     static constexpr int VALUES = 1;
+    // Of a tile of products. Beyond ROWS, the sums of half a panel are computed before those of the other half: a vector of pairs
+    // is then loaded for twice as many rows, which takes 0.7 of the time. Of bfloat16 it would take longer, since a row's
+    // numbers would be taken apart twice.
+#ifdef QUIRE_PAIRS
+    static constexpr int MOST_ROWS = 2 * ROWS;
+#else
+    static constexpr int MOST_ROWS = ROWS;
+#endif
     static Words broadcast(const float* p) {
         uint32_t bits;
         std::memcpy(&bits, p, sizeof bits);
@@ -254,6 +284,7 @@ struct Lane<float> {
 template <>
 struct Lane<BFloat16> {
     static constexpr int VALUES = 2;
+    static constexpr int MOST_ROWS = ROWS;
     static Words broadcast(const BFloat16* p) {
         uint32_t pair;
         std::memcpy(&pair, p, sizeof pair);
@@ -272,25 +303,13 @@ struct Lane<BFloat16> {
 template <>
 struct Lane<Code> {
     static constexpr int VALUES = 4;
+    static constexpr int MOST_ROWS = ROWS;
     static Words broadcast(const Code* p) {
         uint32_t four;
         std::memcpy(&four, p, sizeof four);
         return splat(four);
     }
 };
-
-// As many rows as fit the registers beside two vectors of the other factor, with two (WIDE: four) sums in each row. Of
-// pairs, the second vector of the other factor is loaded when the first has been used: 3 rows are faster than 2 or 4.
-#if defined(__AVX512F__)
-constexpr int ROWS = 14;
-constexpr int ROWS_WIDE = 6;
-#elif defined(QUIRE_PAIRS)
-constexpr int ROWS = 3;
-constexpr int ROWS_WIDE = 1;
-#else
-constexpr int ROWS = 2;
-constexpr int ROWS_WIDE = 1;
-#endif
 
 // Calls f.template operator()<N>() for the N in 1..MOST that equals n.
 template <int MOST, class F>
