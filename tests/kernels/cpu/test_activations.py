@@ -1,8 +1,6 @@
 """Activations against torch in float64, over all that a model computes them of."""
 
 import ctypes
-import shlex
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,19 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, relu, silu
 
-import quire_kernels.cpu.library
-from quire_kernels.cpu.library import find_compiler
-
-_SOURCES = Path(quire_kernels.cpu.library.__file__).with_name("csrc")
-_FLAGS = "-std=c++20 -O3 -march=native -ffp-contract=off -fPIC -shared -Wno-psabi"
+from processor_kinds import KINDS, address, compile_for
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    path = tmp_path_factory.mktemp("activations") / "activations.so"
+# Stated errors are those of fused operations.
+@pytest.fixture(scope="module", params=[kind for kind in KINDS if kind != "none"])
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     source = Path(__file__).with_name("activations.cpp")
-    subprocess.run([*find_compiler(), *shlex.split(_FLAGS), "-I", _SOURCES, source, "-o", path], check=True)
-    return ctypes.CDLL(str(path))
+    return compile_for(request.param, source, tmp_path_factory.mktemp("activations"))
 
 
 def values(end: float) -> Tensor:
@@ -34,7 +27,7 @@ def values(end: float) -> Tensor:
 
 def computed(library: ctypes.CDLL, name: str, x: Tensor) -> Tensor:
     output = torch.empty_like(x)
-    getattr(library, name)(ctypes.c_void_p(x.data_ptr()), ctypes.c_int64(len(x)), ctypes.c_void_p(output.data_ptr()))
+    getattr(library, name)(address(x), ctypes.c_int64(len(x)), address(output))
     return output.double()
 
 

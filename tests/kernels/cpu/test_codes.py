@@ -1,9 +1,6 @@
 """Products in 8 and 4 bits by the instructions of each kind of x86-64 processor, as far as this one has them."""
 
 import ctypes
-import platform
-import shlex
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,37 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-import quire_kernels.cpu.library
 from nibble_weights import bytes_of, rounded, weight_of, with_minimums
-from quire_kernels.cpu.library import find_compiler
+from processor_kinds import KINDS, address, compile_for
 from quire_kernels.cpu.nibbles import NibbleWeight
 
-_SOURCES = Path(quire_kernels.cpu.library.__file__).with_name("csrc")
-_FLAGS = "-std=c++20 -O2 -ffp-contract=off -fPIC -shared -pthread -Wno-psabi"
-# What the compiler may use, and what the processor needs for it
-_KINDS = {
-    "none": ("", ()),
-    "AVX2": ("-mavx2 -mfma", ("avx2", "fma")),
-    "AVX-VNNI": ("-mavx2 -mfma -mavxvnni", ("avx2", "fma", "avx_vnni")),
-    "AVX-512": ("-mavx2 -mfma -mavx512f -mavx512bw", ("avx512f", "avx512bw")),
-    "AVX-512 VNNI": ("-mavx2 -mfma -mavx512f -mavx512bw -mavx512vnni", ("avx512f", "avx512bw", "avx512_vnni")),
-}
 PANEL, GROUP, LANES = 32, 128, 16
 
 
-@pytest.fixture(scope="module", params=_KINDS)
+@pytest.fixture(scope="module", params=KINDS)
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    if platform.machine() != "x86_64":
-        pytest.skip("these instructions are x86-64's")
-    flags, needed = _KINDS[request.param]
-    present = set(Path("/proc/cpuinfo").read_text().split())
-    if missing := [name for name in needed if name not in present]:
-        pytest.skip(f"needs a processor with {', '.join(missing)}")
-    path = tmp_path_factory.mktemp("codes") / "codes.so"
-    source = Path(__file__).with_name("codes.cpp")
-    options = shlex.split(f"{_FLAGS} {flags}")
-    subprocess.run([*find_compiler(), *options, "-I", _SOURCES, source, "-o", path], check=True)
-    return ctypes.CDLL(str(path))
+    return compile_for(request.param, Path(__file__).with_name("codes.cpp"), tmp_path_factory.mktemp("codes"))
 
 
 def _products(library: ctypes.CDLL, rows: Tensor, weights: Tensor) -> Tensor:
@@ -52,12 +28,8 @@ def _products(library: ctypes.CDLL, rows: Tensor, weights: Tensor) -> Tensor:
     panel = panel.view(PANEL, panel.shape[1] // 4, 4).transpose(0, 1).contiguous()
     sums = torch.empty(count, PANEL)
     sizes = map(ctypes.c_int64, (count, inputs, padded.shape[1]))
-    library.products(_address(padded), *sizes, _address(panel), _address(sums))
+    library.products(address(padded), *sizes, address(panel), address(sums))
     return sums
-
-
-def _address(tensor: Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensor.data_ptr())
 
 
 def _rounded(rows: Tensor) -> Tensor:
@@ -96,11 +68,11 @@ def test_products_of_weights_in_4_bits(
     padded = torch.nn.functional.pad(rows, (0, -inputs % LANES)).contiguous()
     sums, numbers = torch.empty(17, PANEL), torch.empty(inputs, PANEL)
     held = weight.codes, weight.scales.half(), weight.zeros.half()
-    addresses = list(map(_address, held))
+    addresses = list(map(address, held))
     sizes = map(ctypes.c_int64, (17, inputs, padded.shape[1]))
     form = ctypes.c_int64(group), ctypes.c_int64(weight.has_minimums)
-    library.products_of_nibbles(_address(padded), *sizes, *addresses, *form, _address(sums))
-    library.expanded_nibbles(ctypes.c_int64(inputs), *addresses, *form, _address(numbers))
+    library.products_of_nibbles(address(padded), *sizes, *addresses, *form, address(sums))
+    library.expanded_nibbles(ctypes.c_int64(inputs), *addresses, *form, address(numbers))
     # With fused multiply-add, a sum with a minimum is rounded once.
     torch.testing.assert_close(numbers.t(), weight.dense(), rtol=0, atol=1e-6 if weight.has_minimums else 0)
     expected = rounded(rows, weight) @ weight.dense().double().t()
@@ -118,10 +90,10 @@ def test_products_of_weights_in_groups_of_8_bits(
     padded = torch.nn.functional.pad(rows, (0, -inputs % LANES)).contiguous()
     sums, numbers = torch.empty(17, PANEL), torch.empty(inputs, PANEL)
     held = weight.codes, weight.scales.half(), None if weight.minimums is None else weight.minimums.half()
-    addresses = [None if each is None else _address(each) for each in held]
+    addresses = [None if each is None else address(each) for each in held]
     sizes = map(ctypes.c_int64, (17, inputs, padded.shape[1]))
     library.products_of_bytes(
-        _address(padded), *sizes, *addresses, ctypes.c_int64(group), _address(sums), _address(numbers)
+        address(padded), *sizes, *addresses, ctypes.c_int64(group), address(sums), address(numbers)
     )
     torch.testing.assert_close(numbers.t(), weight.dense(), rtol=0, atol=1e-5 if minimums else 0)
     expected = rounded(rows, weight) @ weight.dense().double().t()

@@ -1,0 +1,51 @@
+// Operations of lanes.h and simd.h, for test_lanes.py: `count` is a multiple of LANES.
+#include "linear.h"
+
+using namespace quire;
+
+extern "C" {
+
+void to_bfloat16(const float* from, int64_t count, BFloat16* to) {
+    for (int64_t i = 0; i < count; i += LANES) store_floats(to + i, load_floats(from + i));
+}
+void exactly_to_bfloat16(const float* from, int64_t count, BFloat16* to) {
+    for (int64_t i = 0; i < count; i += LANES) store_exact(to + i, load_floats(from + i));
+}
+void from_bfloat16(const BFloat16* from, int64_t count, float* to) {
+    for (int64_t i = 0; i < count; i += LANES) store(to + i, load_floats(from + i));
+}
+void from_float16(const uint16_t* from, int64_t count, float* to) {
+    for (int64_t i = 0; i < count; i += LANES) store(to + i, load_float16(from + i));
+}
+void from_bytes(const int8_t* from, int64_t count, float* to) {
+    for (int64_t i = 0; i < count; i += LANES) store(to + i, floats_of(from + i));
+}
+void to_bytes(const int32_t* from, int64_t count, int8_t* to) {
+    for (int64_t i = 0; i < count; i += LANES) store(to + i, to_bytes(load<Ints>(from + i)));
+}
+// Pairs [2 * count] of neighbours: the first of each from `low`, the second from `high`.
+void pairs(const float* low, const float* high, int64_t count, BFloat16* to) {
+    for (int64_t i = 0; i < count; i += LANES) store(to + 2 * i, pairs_of(load_floats(low + i), load_floats(high + i)));
+}
+void transpose_words(uint32_t* words) {
+    Words rows[LANES];
+    for (int i = 0; i < LANES; ++i) rows[i] = load<Words>(words + i * LANES);
+    transpose(rows);
+    for (int i = 0; i < LANES; ++i) store(words + i * LANES, rows[i]);
+}
+// The largest of sixteen numbers, their sum, whether some is above the bound, and whether some equals it.
+void summarize(const float* from, float bound, float* to) {
+    const Floats v = load_floats(from);
+    to[0] = largest(v);
+    to[1] = total(v);
+    to[2] = any_above(v, bound);
+    to[3] = any(v == bound);
+}
+// Sums [count, PANEL] of rows [count, inputs] and weights [inputs, PANEL].
+void products(const float* rows, int64_t count, int64_t inputs, const float* panel, float* sums) {
+    const Matrix matrix{PANEL, inputs, Format::PLAIN, panel, nullptr, nullptr, 0, nullptr, 0};
+    multiply_panel<float, 1>(count, rows, inputs, matrix, panel, panel, sums);
+}
+int64_t most_rows() { return Lane<float>::MOST_ROWS; }
+
+}  // extern "C"

@@ -1,0 +1,96 @@
+"""Operations of sixteen lanes have the same results by the instructions of each kind of processor."""
+
+import ctypes
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from processor_kinds import KINDS, address, compile_for
+
+LANES, PANEL = 16, 32
+SPECIAL = torch.tensor([0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1 + 2.0**-8, 1 + 3 * 2.0**-8, 1e-40] * 2)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return compile_for(request.param, Path(__file__).with_name("lanes.cpp"), tmp_path_factory.mktemp("lanes"))
+
+
+def converted(library: ctypes.CDLL, name: str, numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    output = torch.empty(len(numbers), dtype=dtype)
+    getattr(library, name)(address(numbers), ctypes.c_int64(len(numbers)), address(output))
+    return output
+
+
+def test_bfloat16(library: ctypes.CDLL) -> None:
+    """Rounded to the nearest, ties to even."""
+    torch.manual_seed(0)
+    numbers = torch.cat([torch.randn(1600) * 10 ** torch.randn(1600), SPECIAL])
+    expected = numbers.bfloat16()
+    found = converted(library, "to_bfloat16", numbers, torch.bfloat16)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    back = converted(library, "from_bfloat16", expected, torch.float32)
+    torch.testing.assert_close(back, expected.float(), rtol=0, atol=0, equal_nan=True)
+    exact = expected[:1600]
+    assert torch.equal(converted(library, "exactly_to_bfloat16", exact.float(), torch.bfloat16), exact)
+
+
+def test_pairs(library: ctypes.CDLL) -> None:
+    low, high = torch.randn(160), torch.randn(160)
+    output = torch.empty(320, dtype=torch.bfloat16)
+    library.pairs(address(low), address(high), ctypes.c_int64(160), address(output))
+    assert torch.equal(output.view(-1, 2), torch.stack([low, high], 1).bfloat16())
+
+
+def test_float16(library: ctypes.CDLL) -> None:
+    """All numbers but those that are not finite: with subnormal ones and both zeros."""
+    every = torch.arange(1 << 16).to(torch.int16).view(torch.float16)
+    finite = every[every.isfinite()]
+    found = converted(library, "from_float16", finite, torch.float32)
+    assert torch.equal(found.view(torch.int32), finite.float().view(torch.int32))
+
+
+def test_bytes(library: ctypes.CDLL) -> None:
+    every = torch.arange(-128, 128)
+    assert converted(library, "from_bytes", every.to(torch.int8), torch.float32).tolist() == every.tolist()
+    assert converted(library, "to_bytes", every.int(), torch.int8).tolist() == every.tolist()
+
+
+def test_transposed_words(library: ctypes.CDLL) -> None:
+    words = torch.arange(LANES * LANES, dtype=torch.int32)
+    expected = words.view(LANES, LANES).t().flatten().tolist()
+    library.transpose_words(address(words))
+    assert words.tolist() == expected
+
+
+@pytest.mark.parametrize("place", range(LANES))
+def test_what_sixteen_lanes_come_to(library: ctypes.CDLL, place: int) -> None:
+    torch.manual_seed(place)
+    numbers, found = torch.rand(LANES), torch.empty(4)
+    numbers[place] = 2.0
+    sums = numbers
+    while len(sums) > 1:  # each lane and the one half a vector away
+        sums = sums[: len(sums) // 2] + sums[len(sums) // 2 :]
+    for bound, above, equal in ((1.5, 1.0, 0.0), (2.0, 0.0, 1.0), (2.5, 0.0, 0.0)):
+        library.summarize(address(numbers), ctypes.c_float(bound), address(found))
+        assert found.tolist() == [2.0, sums.item(), above, equal]
+
+
+@pytest.mark.parametrize("inputs", [1, 15, 576])
+def test_rows_of_a_product_have_the_same_bits_alone(library: ctypes.CDLL, inputs: int) -> None:
+    torch.manual_seed(0)
+    most = library.most_rows()
+    rows, weights = torch.randn(most, inputs), torch.randn(inputs, PANEL)
+
+    def sums_of(part: Tensor) -> Tensor:
+        sums = torch.empty(len(part), PANEL)
+        sizes = ctypes.c_int64(len(part)), ctypes.c_int64(inputs)
+        library.products(address(part), *sizes, address(weights), address(sums))
+        return sums
+
+    alone = torch.cat([sums_of(row[None]) for row in rows])
+    torch.testing.assert_close(alone, rows @ weights, rtol=1e-4, atol=1e-4)
+    for count in range(2, most + 1):
+        assert torch.equal(sums_of(rows[:count]), alone[:count])
