@@ -246,7 +246,11 @@ inline int64_t rows_of_tile(const Matrix& matrix, int64_t num_rows) {
     const int64_t most = matrix.format == Format::W4A8           ? ROWS_OF_NIBBLES
                          : matrix.format == Format::GROUPED_W8A8 ? ROWS_OF_BYTES
                                                                  : Lane<T>::MOST_ROWS;
-    return std::max<int64_t>(1, ceil_div(num_rows, std::max<int64_t>(1, ceil_div(num_rows, most))));
+    const auto rows_with = [&](int64_t limit) { return ceil_div(num_rows, std::max<int64_t>(1, ceil_div(num_rows, limit))); };
+    int64_t rows = rows_with(most);
+    // Four rows of half a panel have too few sums for the latency of an addition.
+    if (most > ROWS && rows == ROWS + 1) rows = rows_with(ROWS);
+    return std::max<int64_t>(1, rows);
 }
 
 // Computes the units of a piece from `units` on: for each of their rows and panels, calls finish(row, panel, left sums, right
