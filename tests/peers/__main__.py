@@ -56,7 +56,7 @@ class Listing:
 class Run:
     """A run of tests by pytest."""
 
-    outcomes: Mapping[str, str]
+    outcomes: dict[str, str]
     """Of each test; a test that pytest did not reach has failed."""
     death: str | None
     """How pytest itself failed."""
@@ -137,7 +137,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--suites", default=",".join(suite.name for suite in SUITES), help="default: %(default)s")
     parser.add_argument("--tests", default="*", help="a pattern of ids; default: all")
-    parser.add_argument("--resume", action="store_true", help="leave out what passed, or was skipped, in earlier runs of the same committed code")
+    resume = "leave out tests that passed, or were skipped, in earlier runs of the same committed code"
+    parser.add_argument("--resume", action="store_true", help=resume)
     options = parser.parse_args()
     by_name = {suite.name: suite for suite in SUITES}
     names = options.suites.split(",")
