@@ -153,8 +153,18 @@ class Chunk:
         return len(self.logprobs) * (1 + len(first.top) + len(first.requested))
 
     def to_proto(self, vocabulary: Vocabulary) -> inference_pb2.Chunk:
-        # Made for each token of a stream: an argument that is empty takes about as long as one that is not.
-        chunk = inference_pb2.Chunk(index=self.index, offset=self.offset, text=self.text, token_ids=self.token_ids)
+        chunk = inference_pb2.Chunk()
+        self.write_to(chunk, vocabulary)
+        return chunk
+
+    def write_to(self, chunk: inference_pb2.Chunk, vocabulary: Vocabulary) -> None:
+        """Sets the fields of an empty chunk of the public contract."""
+        # For each token of a stream, in the response: a chunk of its own would be copied there, and an argument of a
+        # message takes twice as long as a field that is set.
+        chunk.index, chunk.offset = self.index, self.offset
+        chunk.token_ids.extend(self.token_ids)
+        if self.text:
+            chunk.text = self.text
         if self.logprobs:
             chunk.logprobs.extend([logprob.to_proto(vocabulary) for logprob in self.logprobs])
         if self.finish is not None:
@@ -163,7 +173,6 @@ class Chunk:
             chunk.reasoning = self.reasoning
         if self.tool_calls:
             chunk.tool_calls.extend([call.to_proto() for call in self.tool_calls])
-        return chunk
 
     def to_completion(self, vocabulary: Vocabulary) -> inference_pb2.Completion:
         """A chunk that is a whole sequence, in the public contract."""

@@ -116,8 +116,8 @@ class SubscribedGroup(Generic[M]):
             if request.failure is not None:
                 raise request.failure
 
-    async def _change(self) -> None:
-        self._wake.clear()
+    async def _changed(self) -> None:
+        """Waits until a request has changed since `_wake` was cleared. Raises ClientDisconnected."""
         if not self._client_left:
             await self._wake.wait()
         if self._client_left:
@@ -150,7 +150,8 @@ class RequestGroup(SubscribedGroup[RunningRequest]):
     async def accepted(self) -> None:
         """Waits until every request is accepted. Raises the QuireError of one that is not, or ClientDisconnected."""
         while not all(request.is_accepted for request in self.requests):
-            await self._change()
+            self._wake.clear()
+            await self._changed()
         self._raise_failure()
 
     async def next(self) -> list[tuple[int, Chunk]]:
@@ -160,6 +161,11 @@ class RequestGroup(SubscribedGroup[RunningRequest]):
         cancelled and called again without loss.
         """
         while True:
+            if not self._wake.is_set():  # what has not changed is not looked at, for each token of a stream
+                await self._changed()
+            is_over = self._is_over()
+            if not is_over:
+                self._wake.clear()
             chunks = [
                 (prompt_index, chunk)
                 for prompt_index, request in enumerate(self.requests)
@@ -167,10 +173,19 @@ class RequestGroup(SubscribedGroup[RunningRequest]):
             ]
             if chunks:
                 return chunks
-            self._raise_failure()
-            if all(request.is_finished for request in self.requests):
+            if is_over:
+                self._raise_failure()
                 return []
-            await self._change()
+
+    def _is_over(self) -> bool:
+        """Whether no chunks come that are not here: all requests have ended, or the call fails with the error of one.
+        Then the next wait is over at once."""
+        is_over = True
+        for request in self.requests:
+            if request.failure is not None:
+                return True
+            is_over = is_over and request.is_finished
+        return is_over
 
     async def all(self) -> list[tuple[int, Chunk]]:
         """Waits for all chunks. Raises as `next` does."""
@@ -213,7 +228,8 @@ class ValueGroup(SubscribedGroup[RunningValue]):
             self._raise_failure()
             values = [request.value for request in self.requests if request.value is not None]
             if len(values) < len(self.requests):
-                await self._change()
+                self._wake.clear()
+                await self._changed()
                 continue
             if len({request.model_fingerprint for request in self.requests} - {b""}) > 1:
                 raise request_errors.unavailable("the model was replaced meanwhile")

@@ -344,12 +344,12 @@ class RunningRequest:
         log_end(call.request_id, call.tenant, self._model.name if self._model else None, usage, failure)
 
     def _measure(self, sequence: SequenceOutput, num_tokens: int) -> None:
-        now = time.monotonic()
-        self._metrics.tokens.add_tokens(num_tokens)
+        now, metrics = time.monotonic(), self._metrics
+        metrics.tokens.add_tokens(num_tokens)
         if not self._has_tokens:
             self._has_tokens = True
-            self._metrics.first_token_seconds.observe(now - self._arrival_time)
+            metrics.first_token_seconds.observe(now - self._arrival_time)
             self._span.first_token(now - self._arrival_time)
         elif sequence.last_time is not None:
-            self._metrics.tokens.observe_gap((now - sequence.last_time) / num_tokens)
+            metrics.tokens.observe_gap((now - sequence.last_time) / num_tokens)
         sequence.last_time = now

@@ -30,6 +30,7 @@ from quire.inference.v1.inference_pb2_grpc import InferenceServiceServicer
 from svc_common.errors import QuireError, Reason
 
 T = TypeVar("T")
+ChunkResponse = TypeVar("ChunkResponse", inference_pb2.StreamGenerateResponse, inference_pb2.ResumeResponse)
 
 _NUMBERS_OF_LOGPROB = 300  # numbers of a vector that take as long to write as one log-probability
 
@@ -55,13 +56,13 @@ class InferenceServicer(InferenceServiceServicer):
                 await group.accepted()
                 await context.send_initial_metadata(((REQUEST_ID, request_id),))
                 yield inference_pb2.StreamGenerateResponse(acceptance=_acceptance(group.requests[0]))
-                vocabulary, is_first = group.vocabulary, True
+                vocabulary, kind, is_first = group.vocabulary, inference_pb2.StreamGenerateResponse, True
                 while chunks := await group.next():
                     if is_first and (prompt := await self._prompt(call, group.requests[0])) is not None:
                         yield inference_pb2.StreamGenerateResponse(prompt=prompt)
                     is_first = False
-                    for chunk in await self._to_proto(call, [chunk for _, chunk in chunks], vocabulary):
-                        yield inference_pb2.StreamGenerateResponse(chunk=chunk)
+                    for response in await self._responses(call, kind, chunks, vocabulary):
+                        yield response
                 yield inference_pb2.StreamGenerateResponse(usage=group.usage.to_proto())
 
     async def Generate(  # noqa: N802
@@ -100,16 +101,18 @@ class InferenceServicer(InferenceServiceServicer):
                 if (prompt := await self._prompt(call, running)) is not None:
                     yield inference_pb2.ResumeResponse(prompt=prompt)
                 if rendering.is_best_of:
+                    ranked = completed_sequences([chunk for _, chunk in first], rendering)
+                    starts = [resume_positions.get(whole.index, ResumePosition()) for whole in ranked]
                     missing = [
-                        remainder(whole, resume_positions.get(whole.index, ResumePosition()), vocabulary, rendering)
-                        for whole in completed_sequences([chunk for _, chunk in first], rendering)
+                        (0, remainder(whole, start, vocabulary, rendering))
+                        for whole, start in zip(ranked, starts, strict=True)
                     ]
                 else:
-                    missing = [chunk for _, chunk in first]
+                    missing = first
                 while missing:
-                    for part in await self._to_proto(call, missing, vocabulary):
-                        yield inference_pb2.ResumeResponse(chunk=part)
-                    missing = [] if rendering.is_best_of else [chunk for _, chunk in await group.next()]
+                    for response in await self._responses(call, inference_pb2.ResumeResponse, missing, vocabulary):
+                        yield response
+                    missing = [] if rendering.is_best_of else await group.next()
                 yield inference_pb2.ResumeResponse(usage=group.usage.to_proto())
 
     async def Cancel(  # noqa: N802
@@ -200,12 +203,20 @@ class InferenceServicer(InferenceServiceServicer):
         """The prompt of a request that has begun, if it is returned."""
         return await self._calls.render(call, running.rendering.num_logprobs(0), lambda: _prompt(running))
 
-    async def _to_proto(
-        self, call: Call, chunks: Sequence[Chunk], vocabulary: Vocabulary
-    ) -> Sequence[inference_pb2.Chunk]:
-        """Chunks in the public contract: thousands of tokens, where a client resumes or reads slowly."""
-        num_logprobs = sum(chunk.num_logprobs for chunk in chunks)
-        return await self._calls.render(call, num_logprobs, lambda: [chunk.to_proto(vocabulary) for chunk in chunks])
+    async def _responses(
+        self, call: Call, kind: Callable[[], ChunkResponse], chunks: Sequence[tuple[int, Chunk]], vocabulary: Vocabulary
+    ) -> Sequence[ChunkResponse]:
+        """A response for each chunk: thousands of tokens, where a client resumes or reads slowly."""
+
+        def rendered() -> list[ChunkResponse]:
+            responses = []
+            for _, chunk in chunks:
+                responses.append(response := kind())
+                chunk.write_to(response.chunk, vocabulary)
+            return responses
+
+        num_logprobs = sum([chunk.num_logprobs for _, chunk in chunks])
+        return await self._calls.render(call, num_logprobs, rendered) if num_logprobs else rendered()
 
     async def _values(
         self, call: Call, requests: Sequence[ValidatedValue], read: Callable[[Sequence[Vector]], T]

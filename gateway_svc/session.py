@@ -184,9 +184,9 @@ class SchedulerSession:
         self._epoch = response.epoch
         if response.HasField("status"):
             self._handle_status(response.status)
-        dispatch = self._subscriptions.dispatch
+        dispatch, is_waiting = self._subscriptions.dispatch, self.records.is_waiting
         for event in response.events:
-            if not (self.records.is_waiting and self.records.handle(event)):
+            if not (is_waiting and self.records.handle(event)):
                 dispatch(event)
 
     # Models.

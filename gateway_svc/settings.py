@@ -140,8 +140,8 @@ class GatewaySettings(InnerSettings):
     )
     tokens_as_token_ids: bool = Field(
         False,
-        description="whether log-probabilities have token_id:N instead of a token's text where a request does not set "
-        "return_tokens_as_token_ids",
+        description="whether log-probabilities of /v1/chat/completions and /v1/completions have token_id:N instead of "
+        "a token's text where a request does not set return_tokens_as_token_ids",
     )
     max_logprobs: int = Field(
         DEFAULT_MAX_LOGPROBS,

@@ -166,9 +166,7 @@ def _answer(doc: HandlerDoc, schemas: Mapping[Any, Json], about: str) -> Json:
     if doc.event is not None:
         content[doc.event_type] = {"schema": _schema(doc.event, schemas)}
     answer: Json = {"description": about}
-    headers = {REQUEST_ID_HEADER}
-    if doc.body is not None:
-        headers.add(OWN_ID_HEADER)
+    headers = {REQUEST_ID_HEADER, OWN_ID_HEADER}
     if doc.body is not None:
         headers.add(IGNORED_FIELDS_HEADER)
         if "Idempotency-Key" in doc.headers:

@@ -51,13 +51,16 @@ def run_program(command: Sequence[str | Path], server: Server, version: str) -> 
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=PROGRAM_SECONDS)
     except subprocess.TimeoutExpired:
         return ClientRun(version, Outcome.FAILED, reason=f"runs for more than {PROGRAM_SECONDS} s")
-    checks = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"check"')]
+    lines = done.stdout.splitlines()
+    checks = [json.loads(line) for line in lines if line.startswith('{"check":')]
     for check in checks:
         print(f"  {check['check']}: {'passed' if check['passed'] else check['error']}", flush=True)
     failed = tuple(check["check"] for check in checks if not check["passed"])
-    if checks and not failed and done.returncode == 0:
+    ended = [json.loads(line)["checks"] for line in lines if line.startswith('{"checks":')]
+    if checks and ended == [len(checks)] and not failed and done.returncode == 0:
         return ClientRun(version, Outcome.PASSED, len(checks))
-    return ClientRun(version, Outcome.FAILED, len(checks), failed, None if failed else f"exit status {done.returncode}")
+    why = f"exit status {done.returncode}" if done.returncode else f"ended after {len(checks)} checks"
+    return ClientRun(version, Outcome.FAILED, len(checks), failed, None if failed else why)
 
 
 def run_client(client: Client, server: Server) -> ClientRun:

@@ -40,8 +40,9 @@ def program(folder: Path, second: str) -> list[str]:
         ("pass", ClientRun("1.0", Outcome.PASSED, 2)),
         ("assert False, 'why'", ClientRun("1.0", Outcome.FAILED, 2, ("second",))),
         ("sys.exit(1)", ClientRun("1.0", Outcome.FAILED, 1, reason="exit status 1")),
+        ("sys.exit(0)", ClientRun("1.0", Outcome.FAILED, 1, reason="ended after 1 checks")),
     ],
-    ids=["all pass", "one fails", "the program ends early"],
+    ids=["all pass", "one fails", "the program ends early", "the program ends early as if all had passed"],
 )
 def test_a_client_passes_if_all_checks_do(tmp_path: Path, second: str, result: ClientRun) -> None:
     assert run_program(program(tmp_path, second), SERVER, "1.0") == result

@@ -3,12 +3,14 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import openai
 import pytest
 import pytest_asyncio
 from grpc_health.v1 import health_pb2
 
 from encoder_model import make_encoder_directory
 from gateway_harness import Harness, gateway_at, running_gateway, scheduler_model
+from official_client import official_client
 from scripted_scheduler import ScriptedScheduler, serving
 from tiny_model import make_model_directory
 
@@ -44,6 +46,13 @@ def shared(module_gateway: Harness) -> Harness:
     """The module's gateway. Its scheduler has received nothing yet, and has no script."""
     module_gateway.scheduler.reset()
     return module_gateway
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(quire: Harness) -> AsyncIterator[openai.AsyncOpenAI]:
+    """OpenAI's client of a module whose tests and `quire` are in the module's event loop."""
+    async with official_client(quire) as official:
+        yield official
 
 
 @pytest.fixture

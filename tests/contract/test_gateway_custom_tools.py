@@ -13,7 +13,6 @@ from openai.types.responses import ResponseCustomToolCall
 
 from answers_with_calls import make_family_directory
 from gateway_harness import MODEL, Harness, running_gateway
-from official_client import official_client
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire_client import AllowedTools, AsyncClient, Client, CustomTool, FinishReason, Message, Tool
 from responses_api import events_of
@@ -64,13 +63,6 @@ async def quire(family: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncI
     directory = make_family_directory(tmp_path_factory.mktemp("models") / family, family)
     async with running_gateway(directory, 2_000, vocab_size=TOOL_FAMILIES[family].tokenizer.get_vocab_size()) as one:
         yield one
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def client(quire: Harness) -> AsyncIterator[openai.AsyncOpenAI]:
-    """The official client."""
-    async with official_client(quire) as official:
-        yield official
 
 
 def prompt_of(quire: Harness, family: str) -> str:

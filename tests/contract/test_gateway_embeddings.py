@@ -38,6 +38,14 @@ def shared(module_gateway: Harness) -> Harness:
     return module_gateway
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def with_template(encoder_directory: Path) -> AsyncIterator[Harness]:
+    """A gateway whose model has a chat template."""
+    async with running_gateway(encoder_directory, **LIMITS, chat_template=TEMPLATE) as harness:
+        harness.scheduler.script = embed_with(vector_of)
+        yield harness
+
+
 async def test_openais_client_gets_the_vectors(shared: Harness) -> None:
     async with official_client(shared) as client:
         formats: list[dict[str, Any]] = [{}, {"encoding_format": "float"}, {"encoding_format": "base64"}]
@@ -66,6 +74,42 @@ async def test_coheres_route_has_the_same_vectors(shared: Harness) -> None:
     assert answer["meta"]["billed_units"]["input_tokens"] == CONTEXT_LENGTH
     refused = await shared.http.post("/v2/embed", json={"texts": ["a"], "output_dimension": 5})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "output_dimension")
+
+
+CHAT = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "world"}]
+TEMPLATE = (
+    "{% for one in messages %}{{ one.content }} {% if not loop.last or not continue_final_message %}b {% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ end or 'c' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompt"),
+    [
+        ({}, "hello b world b"),
+        ({"add_generation_prompt": True}, "hello b world b c"),
+        ({"add_generation_prompt": True, "chat_template_kwargs": {"end": "d"}}, "hello b world b d"),
+        ({"continue_final_message": True}, "hello b world"),
+        ({"add_special_tokens": True}, "[CLS] hello b world b [SEP]"),
+        ({"truncate_prompt_tokens": 2}, "hello b"),
+        ({"dimensions": 2}, "hello b world b"),
+    ],
+)
+async def test_the_text_of_a_chat_is_embedded(
+    encoder_directory: Path, fields: dict[str, Any], prompt: str, with_template: Harness
+) -> None:
+    answer = (await with_template.http.post("/v1/embeddings", json={"messages": CHAT, **fields})).json()
+    assert answer["usage"]["prompt_tokens"] == len(ids(prompt))
+    (one,) = answer["data"]
+    assert one["embedding"] == vector_of(ids(prompt))[: fields.get("dimensions")]
+
+
+async def test_a_chat_that_cannot_be_embedded_is_refused_by_name(shared: Harness, with_template: Harness) -> None:
+    error = (await shared.http.post("/v1/embeddings", json={"messages": CHAT})).json()["error"]
+    assert (error["code"], error["param"]) == ("feature_unsupported", "messages")
+    long = [{"role": "user", "content": "a " * (CONTEXT_LENGTH + 1)}]
+    error = (await with_template.http.post("/v1/embeddings", json={"messages": long})).json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
 
 
 async def test_the_contract_has_them(shared: Harness) -> None:

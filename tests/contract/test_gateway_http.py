@@ -1,7 +1,6 @@
 """The OpenAI-style API over the wire, with a scripted scheduler; also with OpenAI's client."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
@@ -16,13 +15,6 @@ from tiny_model import CONTEXT_LENGTH, EOS
 
 HELLO = encoded("hello world")
 MESSAGES = [{"role": "user", "content": "hello"}]
-
-
-@pytest.fixture
-async def client(quire: Harness) -> AsyncIterator[openai.AsyncOpenAI]:
-    """The official client."""
-    async with official_client(quire) as official:
-        yield official
 
 
 async def test_a_chat_completion(quire: Harness) -> None:
@@ -133,80 +125,86 @@ async def test_the_seed_of_a_choice_comes_back(quire: Harness) -> None:
     assert body["choices"][0]["seed"] == quire.scheduler.all("submit")[0].sampling.seed
 
 
-async def test_the_official_client_streams_and_counts(quire: Harness, client: openai.AsyncOpenAI) -> None:
-    quire.scheduler.script = answer_with(encoded("hello 😀 world"), stop_token_id=EOS)
-    stream = await client.chat.completions.create(
-        model="tiny",
-        messages=[{"role": "user", "content": "hello"}],
-        stream=True,
-        stream_options={"include_usage": True},
-        extra_body={"ignore_eos": False, "min_tokens": 1, "top_k": 5},
-    )
-    text, usage = "", None
-    async for chunk in stream:
-        text += "".join(choice.delta.content or "" for choice in chunk.choices)
-        usage = chunk.usage or usage
-    assert text == "hello 😀 world"
-    assert usage is not None
-    assert usage.completion_tokens == len(encoded("hello 😀 world")) + 1
+async def test_the_official_client_streams_and_counts(quire: Harness) -> None:
+    async with official_client(quire) as client:
+        quire.scheduler.script = answer_with(encoded("hello 😀 world"), stop_token_id=EOS)
+        stream = await client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "hello"}],
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"ignore_eos": False, "min_tokens": 1, "top_k": 5},
+        )
+        text, usage = "", None
+        async for chunk in stream:
+            text += "".join(choice.delta.content or "" for choice in chunk.choices)
+            usage = chunk.usage or usage
+        assert text == "hello 😀 world"
+        assert usage is not None
+        assert usage.completion_tokens == len(encoded("hello 😀 world")) + 1
 
 
-async def test_the_official_client_reads_logprobs(quire: Harness, client: openai.AsyncOpenAI) -> None:
-    quire.scheduler.script = answer_with(HELLO)
-    chat = await client.chat.completions.create(
-        model="tiny",
-        messages=[{"role": "user", "content": "hello"}],
-        logprobs=True,
-        top_logprobs=2,
-        max_completion_tokens=2,
-    )
-    logprobs = chat.choices[0].logprobs
-    assert logprobs is not None
-    assert [one.token for one in logprobs.content or ()] == ["hello", " world"]
-    assert [len(one.top_logprobs) for one in logprobs.content or ()] == [2, 2]
-    completion = await client.completions.create(model="tiny", prompt="a", logprobs=1, max_tokens=2)
-    legacy = completion.choices[0].logprobs
-    assert legacy is not None
-    assert (legacy.tokens, legacy.token_logprobs, legacy.text_offset) == (["hello", " world"], [-0.5, -0.5], [0, 5])
+async def test_the_official_client_reads_logprobs(quire: Harness) -> None:
+    async with official_client(quire) as client:
+        quire.scheduler.script = answer_with(HELLO)
+        chat = await client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "hello"}],
+            logprobs=True,
+            top_logprobs=2,
+            max_completion_tokens=2,
+        )
+        logprobs = chat.choices[0].logprobs
+        assert logprobs is not None
+        assert [one.token for one in logprobs.content or ()] == ["hello", " world"]
+        assert [len(one.top_logprobs) for one in logprobs.content or ()] == [2, 2]
+        completion = await client.completions.create(model="tiny", prompt="a", logprobs=1, max_tokens=2)
+        legacy = completion.choices[0].logprobs
+        assert legacy is not None
+        assert (legacy.tokens, legacy.token_logprobs, legacy.text_offset) == (["hello", " world"], [-0.5, -0.5], [0, 5])
 
 
-async def test_the_official_client_lists_models(client: openai.AsyncOpenAI) -> None:
-    models = [model async for model in await client.models.list()]
-    assert [model.id for model in models] == ["tiny"]
-    assert (await client.models.retrieve("tiny")).owned_by == "quire"
-    with pytest.raises(openai.NotFoundError):
-        await client.models.retrieve("other")
+async def test_the_official_client_lists_models(quire: Harness) -> None:
+    async with official_client(quire) as client:
+        models = [model async for model in await client.models.list()]
+        assert [model.id for model in models] == ["tiny"]
+        assert (await client.models.retrieve("tiny")).owned_by == "quire"
+        with pytest.raises(openai.NotFoundError):
+            await client.models.retrieve("other")
 
 
-async def test_the_official_client_knows_our_errors(client: openai.AsyncOpenAI) -> None:
-    with pytest.raises(openai.BadRequestError) as error:
-        await client.completions.create(model="tiny", prompt="a", temperature=3)
-    assert (error.value.param, error.value.code, error.value.type) == (
-        "temperature",
-        "invalid_field",
-        "invalid_request_error",
-    )
-    with pytest.raises(openai.NotFoundError) as missing:
-        await client.completions.create(model="gpt", prompt="a")
-    assert missing.value.code == "model_not_found"
+async def test_the_official_client_knows_our_errors(quire: Harness) -> None:
+    async with official_client(quire) as client:
+        with pytest.raises(openai.BadRequestError) as error:
+            await client.completions.create(model="tiny", prompt="a", temperature=3)
+        assert (error.value.param, error.value.code, error.value.type) == (
+            "temperature",
+            "invalid_field",
+            "invalid_request_error",
+        )
+        with pytest.raises(openai.NotFoundError) as missing:
+            await client.completions.create(model="gpt", prompt="a")
+        assert missing.value.code == "model_not_found"
 
 
-async def test_a_failure_in_mid_stream_is_an_event_and_no_done(quire: Harness, client: openai.AsyncOpenAI) -> None:
-    def script(session: Any, submit: scheduler_v1.Submit) -> None:
-        session.accept(submit.key)
-        session.tokens(submit.key, HELLO[:1], 0)
-        session.fail(submit.key, scheduler_v1.FAILURE_REASON_INTERNAL, "secret")
+async def test_a_failure_in_mid_stream_is_an_event_and_no_done(quire: Harness) -> None:
+    async with official_client(quire) as client:
 
-    quire.scheduler.script = script
-    response = await quire.http.post("/v1/completions", json={"prompt": "a", "stream": True})
-    *events, last = events_of(response.text)
-    assert "".join(event["choices"][0]["text"] for event in events) == "hello"
-    assert (last["error"]["type"], last["error"]["code"]) == ("server_error", "internal")
-    assert "secret" not in response.text
-    stream = await client.completions.create(model="tiny", prompt="a", stream=True)
-    with pytest.raises(openai.APIError):
-        async for _ in stream:
-            pass
+        def script(session: Any, submit: scheduler_v1.Submit) -> None:
+            session.accept(submit.key)
+            session.tokens(submit.key, HELLO[:1], 0)
+            session.fail(submit.key, scheduler_v1.FAILURE_REASON_INTERNAL, "secret")
+
+        quire.scheduler.script = script
+        response = await quire.http.post("/v1/completions", json={"prompt": "a", "stream": True})
+        *events, last = events_of(response.text)
+        assert "".join(event["choices"][0]["text"] for event in events) == "hello"
+        assert (last["error"]["type"], last["error"]["code"]) == ("server_error", "internal")
+        assert "secret" not in response.text
+        stream = await client.completions.create(model="tiny", prompt="a", stream=True)
+        with pytest.raises(openai.APIError):
+            async for _ in stream:
+                pass
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -1,14 +1,11 @@
 """Responses that end at a text, and the number of tokens of a response's prompt, with a scripted scheduler."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
 import pytest
-import pytest_asyncio
 
 from gateway_harness import MODEL, Harness, encoded
-from official_client import official_client
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from responses_api import events_of, record, texts_of
 from scripted_scheduler import answer_with, cut_end, length_end
@@ -29,13 +26,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 def quire(shared: Harness) -> Harness:
     """The module's gateway."""
     return shared
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def client(quire: Harness) -> AsyncIterator[openai.AsyncOpenAI]:
-    """The official client, without retries."""
-    async with official_client(quire) as official:
-        yield official
 
 
 @pytest.mark.parametrize(("stop", "is_included", "text"), [("th", False, "hello "), (["x", "th"], True, "hello th")])

@@ -2,20 +2,17 @@
 
 import json
 import threading
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-import pytest_asyncio
 from grpc_health.v1 import health_pb2
 from openai.types.responses import ResponseOutputMessage
 
 from gateway_harness import MODEL, Harness, encoded, gateway_at, running_gateway, scheduler_model
 from gateway_svc.http_api.exchange import HttpExchange
 from gateway_svc.http_api.responses.stored_response import StoredResponse
-from official_client import official_client
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from responses_api import events_of, prompt_of, record, texts_of
 from scripted_scheduler import ScriptedScheduler, answer_with, serving, stop_end
@@ -32,13 +29,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 def quire(shared: Harness) -> Harness:
     """The module's gateway."""
     return shared
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def client(quire: Harness) -> AsyncIterator[openai.AsyncOpenAI]:
-    """The official client, without retries."""
-    async with official_client(quire) as official:
-        yield official
 
 
 async def test_a_response_has_its_output_and_what_was_asked(quire: Harness, client: openai.AsyncOpenAI) -> None:

@@ -1,14 +1,11 @@
 """Conversations, cancelled, deleted and repeated responses, with a scripted scheduler."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
 import pytest
-import pytest_asyncio
 
 from gateway_harness import MODEL, Harness, encoded
-from official_client import official_client
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from responses_api import events_of, prompt_of, record, texts_of
 from scripted_scheduler import answer_with, stop_end
@@ -24,13 +21,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 def quire(shared: Harness) -> Harness:
     """The module's gateway."""
     return shared
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def client(quire: Harness) -> AsyncIterator[openai.AsyncOpenAI]:
-    """The official client, without retries."""
-    async with official_client(quire) as official:
-        yield official
 
 
 async def test_a_conversation_continues_with_the_items_of_the_previous_response(

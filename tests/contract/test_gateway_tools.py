@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import openai
 import pytest
 
 from answers_with_calls import ANSWERS, ARGUMENTS, CUSTOM_TOOL, Answer, format_of, make_family_directory
@@ -47,13 +46,6 @@ async def quire(hermes: Path) -> AsyncIterator[Harness]:
         yield harness
 
 
-@pytest.fixture
-async def client(quire: Harness) -> AsyncIterator[openai.AsyncOpenAI]:
-    """The official client."""
-    async with official_client(quire) as official:
-        yield official
-
-
 def body(**fields: Any) -> dict[str, Any]:
     return {"messages": [USER], "tools": TOOLS, "max_tokens": 200, **fields}
 
@@ -75,9 +67,10 @@ def one_by_one(token_ids: list[int]) -> Any:
     return script
 
 
-async def test_a_call_is_a_part_of_the_message(quire: Harness, client: openai.AsyncOpenAI) -> None:
+async def test_a_call_is_a_part_of_the_message(quire: Harness) -> None:
     quire.scheduler.script = answer_with(ANSWER.token_ids, stop_token_id=EOS)
-    answer = await client.chat.completions.create(model="tiny", messages=[USER], tools=TOOLS, max_tokens=200)
+    async with official_client(quire) as client:
+        answer = await client.chat.completions.create(model="tiny", messages=[USER], tools=TOOLS, max_tokens=200)
     (choice,) = answer.choices
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", ANSWER.text)
     for name in ("reasoning", "reasoning_content"):
@@ -149,14 +142,10 @@ async def test_calls_stream_as_openai_streams_them(quire: Harness) -> None:
     assert choices[-1]["finish_reason"] == "tool_calls"
 
 
-async def test_the_official_clients_helper_assembles_a_stream(quire: Harness, client: openai.AsyncOpenAI) -> None:
+async def test_the_official_clients_helper_assembles_a_stream(quire: Harness) -> None:
     quire.scheduler.script = one_by_one([*TWO_CALLS.token_ids, EOS])
-    async with client.chat.completions.stream(
-        model="tiny",
-        messages=[USER],
-        tools=TOOLS,
-        max_tokens=200,
-    ) as stream:
+    asked: dict[str, Any] = {"model": "tiny", "messages": [USER], "tools": TOOLS, "max_tokens": 200}
+    async with official_client(quire) as client, client.chat.completions.stream(**asked) as stream:
         kinds = {event.type async for event in stream}
         final = await stream.get_final_completion()
     assert {"tool_calls.function.arguments.delta", "tool_calls.function.arguments.done"} <= kinds

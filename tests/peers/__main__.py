@@ -4,11 +4,10 @@
 
 Their tests come from source distributions, each suite with an environment of its own in build/peers. A suite's
 `not_applicable.toml` names the tests that do not apply, with reasons; these are not run. A test whose server refuses a
-flag is skipped with the refusal. With --resume, what an earlier run of the same committed code has passed or skipped is
-not run again.
+flag is skipped with the refusal. A test that was started and has no outcome has failed: pytest died in it or before it.
 
 The last line is JSON: for each suite the numbers of tests that passed, were skipped, were not run and do not apply, and
-the names of those that failed. Exits with 1 if a test failed.
+the names of those that failed. Exits with 1 if a test failed, or pytest did.
 """
 
 import argparse
@@ -30,8 +29,11 @@ from environments import bare_environment
 from svc_common.models import resolve_model
 from tests.peers.results import Applying, keep_outcomes, kept_outcomes, read_outcomes, summary
 from tests.peers.suites import BUILD, SUITES, Suite
+from tests.peers.support.outcome_log import FAILED
 
 TEST_SECONDS = 600
+_LISTED, _RAN = {0, 1, 2}, {0, 1}
+"""pytest's exit statuses when it has listed all tests, some of them in files that it cannot import, and has run all."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,16 @@ class Listing:
 
 
 @dataclass(frozen=True)
+class Run:
+    """A run of tests by pytest."""
+
+    outcomes: dict[str, str]
+    """Of each test; a test that pytest did not reach has failed."""
+    death: str | None
+    """How pytest itself failed."""
+
+
+@dataclass(frozen=True)
 class Pytest:
     """pytest in the environment and the folder of a suite."""
 
@@ -60,23 +72,25 @@ class Pytest:
     variables: Mapping[str, str]
 
     def list_tests(self, paths: Sequence[str]) -> Listing:
-        """The tests in these files and folders."""
+        """The tests in these files and folders. Raises CalledProcessError if pytest does not list them all."""
         command = [*self._command(), "--collect-only", "-q", *paths]
         done = subprocess.run(command, cwd=self.folder, env={**self.variables}, stdout=subprocess.PIPE, text=True)
+        if done.returncode not in _LISTED:
+            done.check_returncode()
         return Listing.parse(done.stdout)
 
-    def outcomes(self, tests: Sequence[str]) -> dict[str, str]:
-        """Runs tests; returns each with its outcome, or with why it was skipped."""
+    def run(self, tests: Sequence[str]) -> Run:
+        """Runs tests."""
         log = self.folder / f"outcomes-{os.getpid()}.jsonl"
         options = ["--timeout", str(TEST_SECONDS), "-q", "--tb=short", "-rf", "-p", "tests.peers.support.outcome_log"]
-        subprocess.run(
+        done = subprocess.run(
             [*self._command(), *options, *self.options, *tests],
             cwd=self.folder,
             env={**self.variables, "QUIRE_OUTCOMES": str(log)},
         )
-        outcomes = read_outcomes(log)
+        outcomes = dict.fromkeys(tests, FAILED) | read_outcomes(log)
         log.unlink(missing_ok=True)
-        return outcomes
+        return Run(outcomes, None if done.returncode in _RAN else f"exit status {done.returncode}")
 
     def _command(self) -> list[str | Path]:
         command: list[str | Path] = [self.python, "-W", "ignore", "-m", "pytest", "-c", os.devnull]
@@ -108,12 +122,14 @@ def run_suite(suite: Suite, chosen: str, *, resumes: bool) -> dict[str, Any]:
     code, kept_in = code_hash(), BUILD / f"{suite.name}-outcomes.json"
     outcomes = kept_outcomes(kept_in, code) if resumes else {}
     tests = [test for test in applying.tests if test not in outcomes and fnmatchcase(test, chosen)]
+    death = None
     if tests:
-        found = pytest.outcomes(tests)
-        outcomes |= found
+        run = pytest.run(tests)
+        outcomes, death = outcomes | run.outcomes, run.death
         # Another run may have kept its own meanwhile.
-        keep_outcomes(kept_in, code, kept_outcomes(kept_in, code) | found)
-    return summary(suite, applying, outcomes, (file for file in listing.broken if suite.reason(f"{file}::") is None))
+        keep_outcomes(kept_in, code, kept_outcomes(kept_in, code) | run.outcomes)
+    not_imported = (file for file in listing.broken if suite.reason(f"{file}::") is None)
+    return summary(suite, applying, outcomes, not_imported, death)
 
 
 def main() -> None:
@@ -121,7 +137,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--suites", default=",".join(suite.name for suite in SUITES), help="default: %(default)s")
     parser.add_argument("--tests", default="*", help="a pattern of ids; default: all")
-    parser.add_argument("--resume", action="store_true", help="leave out what earlier runs of this code have passed")
+    resume = "leave out tests that passed, or were skipped, in earlier runs of the same committed code"
+    parser.add_argument("--resume", action="store_true", help=resume)
     options = parser.parse_args()
     by_name = {suite.name: suite for suite in SUITES}
     names = options.suites.split(",")
@@ -133,6 +150,9 @@ def main() -> None:
         for test in (*result["failed"], *result["not_imported"]):
             has_failed = True
             print(f"{name}: {test} failed")
+        if death := result.get("pytest"):
+            has_failed = True
+            print(f"{name}: pytest failed, {death}")
     print(json.dumps(results), flush=True)
     if not any(result["passed"] or result["failed"] or result["skipped"] for result in results.values()):
         parser.exit(1, f"no test applies and matches {options.tests}\n")

@@ -34,9 +34,11 @@ class Applying:
         return cls(tuple(tests), excluded)
 
 
-def summary(suite: Suite, applying: Applying, outcomes: Outcomes, not_imported: Iterable[str]) -> dict[str, Any]:
-    """The numbers of tests that passed, were skipped and do not apply, and the names of others. A test is skipped where
-    the server refuses a flag that it needs."""
+def summary(
+    suite: Suite, applying: Applying, outcomes: Outcomes, not_imported: Iterable[str], death: str | None
+) -> dict[str, Any]:
+    """The numbers of tests that passed, were skipped and do not apply, the names of others, and how pytest itself
+    failed, if it did. A test is skipped where the server refuses a flag that it needs."""
     known = {test: outcomes[test] for test in applying.tests if test in outcomes}
     skipped: defaultdict[str, list[str]] = defaultdict(list)
     for test, outcome in known.items():
@@ -50,6 +52,7 @@ def summary(suite: Suite, applying: Applying, outcomes: Outcomes, not_imported: 
         "skipped": {why: sorted(tests) for why, tests in sorted(skipped.items())},
         "not_run": len(applying.tests) - len(known),
         "excluded": dict(sorted(applying.excluded.items())),
+        **({} if death is None else {"pytest": death}),
     }
 
 

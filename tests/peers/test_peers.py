@@ -3,7 +3,9 @@ read from pytest's output."""
 
 import importlib
 import json
+import os
 import re
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 
 from svc_common.supervisor.serve import variables_of
-from tests.peers.__main__ import Listing
+from tests.peers.__main__ import Listing, Pytest, Run
 from tests.peers.results import Applying, keep_outcomes, kept_outcomes, read_outcomes, summary
 from tests.peers.suites import SUITES, Suite
 from tests.peers.support import empty_modules, outcome_log
@@ -79,7 +81,7 @@ def test_a_summary_counts_what_ran_and_what_does_not_apply() -> None:
     applying = Applying.of(suite, found)
     a, b, c, d, _ = applying.tests
     outcomes = {a: "passed", b: "failed", c: "refused: --x", d: "refused: --x", "another": "passed"}
-    assert summary(suite, applying, outcomes, ["broken.py"]) == {
+    assert summary(suite, applying, outcomes, ["broken.py"], "exit status 3") == {
         "version": suite.version,
         "passed": 1,
         "failed": [b],
@@ -87,7 +89,42 @@ def test_a_summary_counts_what_ran_and_what_does_not_apply() -> None:
         "skipped": {"refused: --x": [c, d]},
         "not_run": 1,
         "excluded": {"feature": 1},
+        "pytest": "exit status 3",
     }
+    assert "pytest" not in summary(suite, applying, outcomes, [], None)
+
+
+TESTS = """
+import os
+def test_a(): pass
+def test_b(): os._exit({status})
+def test_c(): pass
+"""
+
+
+def suite_of_tests(folder: Path, code: str) -> Pytest:
+    (folder / "stubs.py").touch()
+    (folder / "test_it.py").write_text(code)
+    paths = os.pathsep.join([str(folder), *sys.path])
+    return Pytest(Path(sys.executable), folder, (), os.environ | {"PYTHONPATH": paths})
+
+
+@pytest.mark.parametrize(
+    ("status", "death"), [(0, None), (3, "exit status 3")], ids=["as if all had passed", "with another status"]
+)
+def test_what_a_dying_pytest_does_not_reach_has_failed(tmp_path: Path, status: int, death: str | None) -> None:
+    suite = suite_of_tests(tmp_path, TESTS.format(status=status))
+    tests = [f"test_it.py::test_{name}" for name in "abc"]
+    assert suite.list_tests(["test_it.py"]) == Listing(tests, set())
+    assert suite.run(tests) == Run(dict(zip(tests, ("passed", "failed", "failed"), strict=True)), death)
+
+
+def test_a_pytest_that_dies_lists_no_tests(tmp_path: Path) -> None:
+    suite = suite_of_tests(tmp_path, "def test_a(): pass\nraise ImportError('x')")
+    assert suite.list_tests(["test_it.py"]) == Listing([], {"test_it.py"})
+    suite = suite_of_tests(tmp_path, "import os\ndef test_a(): pass\nos._exit(9)")
+    with pytest.raises(subprocess.CalledProcessError):
+        suite.list_tests(["test_it.py"])
 
 
 def test_a_run_leaves_out_what_passed_on_the_same_code(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from gateway_svc.validated_request import TruncationSide
 
 Json = dict[str, Any]
 
+_IN_BITS = {"binary", "ubinary"}
 _NAMES: Mapping[str, str] = {
     Field.PROMPT: "texts",
     Field.TRUNCATE_PROMPT_TOKENS: "max_tokens",
@@ -55,6 +56,9 @@ def read_embed(body: CohereEmbedBody, _: str | None = None) -> CohereEmbedReques
         raise invalid("max_tokens", "must not be beside truncate NONE, which refuses texts beyond the context")
     if body.max_tokens is not None and body.max_tokens < 1:
         raise invalid("max_tokens", "must be at least 1")
+    types = list(dict.fromkeys(body.embedding_types or ["float"]))
+    if body.output_dimension is not None and body.output_dimension % 8 and not _IN_BITS.isdisjoint(types):
+        raise invalid("output_dimension", "must be a multiple of 8 for the binary forms")
     num_kept = -1 if body.max_tokens is None else body.max_tokens
     others: dict[str, str] = {Field.TRUNCATE_PROMPT_TOKENS: "truncate", DIMENSIONS: "output_dimension"}
     where = [f"texts[{index}]" for index in range(len(body.texts))]
@@ -71,7 +75,7 @@ def read_embed(body: CohereEmbedBody, _: str | None = None) -> CohereEmbedReques
         priority=body.priority,
         retention=read_retention(body.retention),
     )
-    return CohereEmbedRequest(unvalidated, body.texts, list(dict.fromkeys(body.embedding_types or ["float"])))
+    return CohereEmbedRequest(unvalidated, body.texts, types)
 
 
 def packed(vector: Vector, *, is_signed: bool) -> list[int]:

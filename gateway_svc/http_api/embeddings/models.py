@@ -6,9 +6,9 @@ from pydantic import Field
 
 from gateway_svc.embeddings import MAX_DIMENSIONS
 from gateway_svc.http_api.answer_model import AnswerModel
-from gateway_svc.http_api.body_model import BodyModel, ErrorMessage, Neutral, Notes, option
+from gateway_svc.http_api.body_model import BodyModel, ErrorMessage, Items, JsonObject, Neutral, Notes, option
 from gateway_svc.http_api.openai import unsupported_fields
-from gateway_svc.http_api.openai.chat_models import ChatBody
+from gateway_svc.http_api.openai.chat_models import ChatBody, MessageBody
 from gateway_svc.http_api.openai.generation_body import CompletionBody
 from gateway_svc.http_api.openai.prompt_fields import PromptField, RetentionField, SideField
 
@@ -24,6 +24,12 @@ class EmbeddingsBody(BodyModel):
     input: PromptField | None = option(
         "A text, token ids, or a list of at most 2,048 of them. Each becomes a vector, and none may be empty."
     )
+    messages: Items[MessageBody] | None = option(
+        "A chat, in place of input: what the chat template makes of it becomes a vector.", minItems=1
+    )
+    chat_template_kwargs: JsonObject | None = option("Variables for the chat template, at most 16,384 characters.")
+    add_generation_prompt: bool | None = option("Whether the text of a chat ends where an answer begins.", False)
+    continue_final_message: bool | None = option("Whether the text of a chat ends with its last message, open.", False)
     encoding_format: Annotated[Literal["float", "base64"], ErrorMessage('must be "float" or "base64"')] | None = option(
         "How vectors are written: as lists of numbers, or as 32-bit floats, little-endian, in base64.", "float"
     )
@@ -47,7 +53,10 @@ class EmbeddingsBody(BodyModel):
     truncation_side: SideField | None = option(
         "Where truncate_prompt_tokens takes tokens away: at the beginning or at the end of an input.", "right"
     )
-    add_special_tokens: bool | None = option("Whether the tokenizer adds its special tokens to texts.", True)
+    add_special_tokens: bool | None = option(
+        "Whether the tokenizer adds its special tokens: by default to texts, and not to a chat, whose template writes "
+        "them."
+    )
     priority: int | None = option("A higher one goes first.", 0, minimum=-(2**31), maximum=2**31 - 1)
     retention: RetentionField | None = option(
         "How long the records of the inputs are kept: none, until_end, or seconds after their end.", "none"

@@ -84,14 +84,14 @@ def read_chat(body: ChatOptions, messages: Sequence[MessageBody] | None, path: s
     is_legacy = body.functions is not None
     reasoning = _reasoning(body)
     prompt = ChatPrompt(
-        messages=_messages(messages, path),
+        messages=read_messages(messages, path),
         tools=_tools(body),
         tool_choice=_tool_choice(body),
         # A message has one function_call.
         parallel_tool_calls=False if is_legacy else body.parallel_tool_calls,
-        template_variables=_optional_json("chat_template_kwargs", body.chat_template_kwargs),
+        template_variables=optional_json("chat_template_kwargs", body.chat_template_kwargs),
         reasoning_effort=reasoning.effort,
-        prompt_end=_prompt_end(body),
+        prompt_end=prompt_end(body.add_generation_prompt is not False, body.continue_final_message),
         max_reasoning_tokens=reasoning.max_tokens,
         add_special_tokens=bool(body.add_special_tokens),
     )
@@ -133,16 +133,17 @@ def _reasoning(body: ChatOptions) -> _ReasoningLimits:
     return _ReasoningLimits(effort, max_tokens, names)
 
 
-def _prompt_end(body: ChatOptions) -> PromptEnd:
-    has_generation_prompt = body.add_generation_prompt is not False
-    if not body.continue_final_message:
+def prompt_end(has_generation_prompt: bool, continues_message: bool | None) -> PromptEnd:
+    """How the prompt of a chat ends, from add_generation_prompt and continue_final_message. Raises QuireError."""
+    if not continues_message:
         return PromptEnd.ANSWER if has_generation_prompt else PromptEnd.MESSAGE
     if has_generation_prompt:
         raise invalid("continue_final_message", "needs add_generation_prompt to be false")
     return PromptEnd.CONTINUATION
 
 
-def _messages(messages: Sequence[MessageBody], path: str) -> list[ChatMessage]:
+def read_messages(messages: Sequence[MessageBody], path: str) -> list[ChatMessage]:
+    """The messages of a body, which are at `path`. Raises QuireError."""
     read: list[ChatMessage] = []
     for message in messages:
         one = _message(message, len(read), f"{path}[{len(read)}]")
@@ -240,7 +241,7 @@ def client_tool(function: FunctionBody, path: str) -> ClientTool:
     return ClientTool(
         name=function.name,
         description=function.description,
-        parameters=_optional_json(f"{path}.parameters", function.parameters),
+        parameters=optional_json(f"{path}.parameters", function.parameters),
         is_strict=bool(function.strict),
         path=path,
     )
@@ -266,5 +267,6 @@ def _name(tool: NamedTool | NamedCustomTool) -> str:
     return tool.custom.name if isinstance(tool, NamedCustomTool) else tool.function.name
 
 
-def _optional_json(where: str, value: Mapping[str, Any] | None) -> str | None:
+def optional_json(where: str, value: Mapping[str, Any] | None) -> str | None:
+    """The text of an object, which is at `where`, if there is one. Raises QuireError."""
     return None if value is None else json_text(where, value)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from gateway_svc.constraint_checks import check_length
 from gateway_svc.constraints import UnvalidatedConstraint
 from gateway_svc.field_paths import Field
 from gateway_svc.http_api.json_body import invalid
-from gateway_svc.http_api.openai.constraint_models import ConstraintBody
+from gateway_svc.http_api.openai.constraint_models import ConstraintBody, StructuredOutputs
 from svc_common.errors import QuireError, Reason
 
 
@@ -29,7 +29,17 @@ _Given = tuple[str, Any]
 
 def read_constraint(body: ConstraintBody) -> ConstraintField | None:
     """The constraint of a body, or None. Raises QuireError where it has two."""
-    given = [*_response_format(body), *_structured_outputs(body), *_guided(body), *_other_servers(body)]
+    given = [
+        *_response_format(body),
+        *structured_outputs(body.structured_outputs),
+        *_guided(body),
+        *_other_servers(body),
+    ]
+    return only_constraint(given)
+
+
+def only_constraint(given: Sequence[ConstraintField]) -> ConstraintField | None:
+    """The constraint of a body that gives these. Raises QuireError for two."""
     if len(given) > 1:
         raise invalid(given[1].path, f"is given beside {given[0].path}: a request has one constraint")
     return given[0] if given else None
@@ -62,9 +72,8 @@ def _response_format(body: ConstraintBody) -> list[ConstraintField]:
     raise invalid(f"{where}.type", 'must be "text", "json_object" or "json_schema"')
 
 
-def _structured_outputs(body: ConstraintBody) -> list[ConstraintField]:
-    """vLLM's object."""
-    options = body.structured_outputs
+def structured_outputs(options: StructuredOutputs | None) -> list[ConstraintField]:
+    """vLLM's object. Raises QuireError."""
     if options is None:
         return []
     where = "structured_outputs"

@@ -33,7 +33,13 @@ class ResponseEvents:
     def __init__(self, stored: StoredResponse, vocabulary: Vocabulary) -> None:
         self._stored = stored
         namespaces = Namespaces(stored.head["tools"])
-        self._items = OutputItems(stored.id, vocabulary, namespaces, has_logprobs=stored.has_logprobs)
+        self._items = OutputItems(
+            stored.id,
+            vocabulary,
+            namespaces,
+            has_logprobs=stored.has_logprobs and not stored.hides_reasoning,
+            hides_reasoning=stored.hides_reasoning,
+        )
         self._status = ResponseStatus.QUEUED if stored.is_background else ResponseStatus.IN_PROGRESS
         self._usage: Usage | None = None
         self._error: QuireError | None = None

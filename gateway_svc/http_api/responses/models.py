@@ -20,6 +20,7 @@ from gateway_svc.http_api.body_model import (
 )
 from gateway_svc.http_api.openai import unsupported_fields
 from gateway_svc.http_api.openai.chat_models import ChatBody
+from gateway_svc.http_api.openai.constraint_models import StructuredOutputs
 from gateway_svc.http_api.openai.generation_body import CompletionBody, LogitBias
 from gateway_svc.http_api.responses.tool_models import ResponseTool, ToolChoiceField
 
@@ -313,7 +314,9 @@ class ResponsesBody(BodyModel):
     )
     parallel_tool_calls: bool | None = option("Whether an answer may have several calls.", True)
     text: TextOptions | None = option("Options of the text.")
+    structured_outputs: StructuredOutputs | None = option("A constraint, as in vLLM; not beside a text.format.")
     reasoning: ReasoningOptions | None = option("Options of the reasoning.")
+    include_reasoning: bool | None = option("Whether the answer has the model's reasoning.", True)
     chat_template_kwargs: JsonObject | None = option("Variables for the chat template, at most 16,384 characters.")
     truncation: Annotated[Literal["auto", "disabled"], ErrorMessage('must be "auto" or "disabled"')] | None = option(
         "What is done with a conversation that does not fit the context: disabled refuses it, auto leaves out its "

@@ -26,11 +26,20 @@ class OutputItems:
     Events are without their sequence numbers. Items in events are not changed later.
     """
 
-    def __init__(self, response_id: str, vocabulary: Vocabulary, namespaces: Namespaces, *, has_logprobs: bool) -> None:
+    def __init__(
+        self,
+        response_id: str,
+        vocabulary: Vocabulary,
+        namespaces: Namespaces,
+        *,
+        has_logprobs: bool,
+        hides_reasoning: bool = False,
+    ) -> None:
         self._response_id = response_id
         self._namespaces = namespaces
         self._vocabulary = vocabulary
         self._has_logprobs = has_logprobs
+        self._hides_reasoning = hides_reasoning
         self._items: list[Json] = []
         self._open: _OpenItem | None = None
         self._call_index = -1
@@ -51,7 +60,7 @@ class OutputItems:
         for call in chunk.tool_calls:  # more of the call that is open comes before anything else
             if call.index == self._call_index and not call.id:
                 events += self._add_arguments(call)
-        if chunk.reasoning:
+        if chunk.reasoning and not self._hides_reasoning:
             events += self._add_text(_Reasoning, chunk.reasoning, [])
         if self._has_logprobs:
             self._unsent_logprobs += [chat_logprob(one, self._vocabulary) for one in chunk.logprobs]

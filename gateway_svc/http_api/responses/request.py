@@ -11,8 +11,9 @@ from gateway_svc.field_paths import Field, NamedFields
 from gateway_svc.http_api.calls import PromptRequest
 from gateway_svc.http_api.json_body import invalid, json_text
 from gateway_svc.http_api.openai.chat_fields import custom_input
+from gateway_svc.http_api.openai.constraint_fields import ConstraintField, only_constraint, structured_outputs
 from gateway_svc.http_api.responses.conversation import chat_messages, input_items
-from gateway_svc.http_api.responses.models import InputTokensBody, ResponsesBody, TextFormat
+from gateway_svc.http_api.responses.models import InputTokensBody, ResponsesBody, TextOptions
 from gateway_svc.http_api.responses.namespaces import model_name
 from gateway_svc.http_api.responses.output_items import Json
 from gateway_svc.http_api.responses.stored_response import StoredResponse
@@ -54,8 +55,6 @@ _NAMES: Mapping[str, str] = {
     Field.REQUEST_ID: "Idempotency-Key",
     Field.PRIORITY: "priority",
     Field.RETENTION: "store",
-    Field.JSON_SCHEMA: "text.format.schema",
-    Field.JSON_OBJECT: "text.format.type",
 }
 
 
@@ -109,10 +108,8 @@ class ResponseRequest:
     def prompt(self, messages: Sequence[ChatMessage]) -> PromptRequest:
         """The request with these messages for the validator. Raises QuireError."""
         body = self.body
-        reasoning, constraint = body.reasoning, None
-        if body.text is not None and body.text.format is not None:
-            constraint = _constraint(body.text.format)
-        stop = body.stop
+        reasoning, stop = body.reasoning, body.stop
+        constrained = only_constraint([*_text_format(body.text), *structured_outputs(body.structured_outputs)])
         given = {one.name: getattr(body, one.name, None) for one in SAMPLING_FIELDS}
         unvalidated = UnvalidatedRequest(
             prompt=ChatPrompt(
@@ -134,7 +131,7 @@ class ResponseRequest:
             stop_token_ids=body.stop_token_ids or [],
             end_of_text=EndOfText.IGNORED if body.ignore_eos else EndOfText.ENDS,
             stop_text=StopText.INCLUDED if body.include_stop_str_in_output else StopText.EXCLUDED,
-            constraint=constraint,
+            constraint=None if constrained is None else constrained.constraint,
             logprobs=(body.top_logprobs or 0) if self.has_logprobs else None,
             # The scheduler keeps a named request while its client is away, and cancels another one.
             request_id=self.name.id if self.is_stored else None,
@@ -146,7 +143,8 @@ class ResponseRequest:
             response_mode=ResponseMode.STREAMED if body.stream else ResponseMode.WHOLE,
         )
         lone = frozenset[str]({Field.STOP}) if isinstance(stop, str) else frozenset[str]()
-        return PromptRequest(unvalidated, NamedFields(_NAMES, lone))
+        names = _NAMES if constrained is None else {**_NAMES, **constrained.names}
+        return PromptRequest(unvalidated, NamedFields(names, lone))
 
     def stored(self, valid: ValidatedRequest, created_at: int) -> StoredResponse:
         """What is stored with the request; `created_at` is in seconds since 1970."""
@@ -179,7 +177,9 @@ class ResponseRequest:
             "truncation": body.truncation or "disabled",
             "user": body.user,
         }
-        return StoredResponse(head, list(self.history), list(self.input), self.has_logprobs)
+        return StoredResponse(
+            head, list(self.history), list(self.input), self.has_logprobs, body.include_reasoning is False
+        )
 
     def attached(self, valid: ValidatedRequest, stored: StoredResponse) -> ValidatedRequest:
         """The request with what is stored. Raises QuireError."""
@@ -207,16 +207,19 @@ def _is_recorded(valid: ValidatedRequest) -> bool:
     return valid.retention is None or valid.retention.is_recorded
 
 
-def _constraint(form: TextFormat) -> UnvalidatedConstraint | None:
-    match form.type:
-        case "text":
-            return None
-        case "json_object":
-            return UnvalidatedConstraint(Field.JSON_OBJECT)
-    if form.schema_ is None:
-        raise invalid("text.format.schema", "must be given")
-    schema = json_text("text.format.schema", form.schema_)
-    return UnvalidatedConstraint(Field.JSON_SCHEMA, schema, closes_objects=bool(form.strict))
+def _text_format(options: TextOptions | None) -> Iterator[ConstraintField]:
+    form = None if options is None else options.format
+    if form is None or form.type == "text":
+        return
+    path = "text.format.type" if form.type == "json_object" else "text.format.schema"
+    if form.type == "json_object":
+        constraint = UnvalidatedConstraint(Field.JSON_OBJECT)
+    elif form.schema_ is None:
+        raise invalid(path, "must be given")
+    else:
+        text = json_text(path, form.schema_)
+        constraint = UnvalidatedConstraint(Field.JSON_SCHEMA, text, closes_objects=bool(form.strict))
+    yield ConstraintField(constraint, path, {constraint.field: path})
 
 
 def _tools(tools: Sequence[FunctionTool | CustomTool | NamespaceTool]) -> Iterator[ClientTool]:

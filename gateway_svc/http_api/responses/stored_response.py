@@ -19,6 +19,7 @@ class StoredResponse:
     history: list[Json] = field(default_factory=list)
     input: list[Json] = field(default_factory=list)
     has_logprobs: bool = False
+    hides_reasoning: bool = False
 
     @property
     def id(self) -> str:
@@ -30,7 +31,12 @@ class StoredResponse:
 
     def to_bytes(self) -> bytes:
         """JSON. Raises QuireError where a text is not valid Unicode."""
-        fields = {"history": self.history, "input": self.input, "has_logprobs": self.has_logprobs}
+        fields = {
+            "history": self.history,
+            "input": self.input,
+            "has_logprobs": self.has_logprobs,
+            "hides_reasoning": self.hides_reasoning,
+        }
         try:
             return json.dumps({"version": _VERSION, "head": self.head, **fields}, ensure_ascii=False).encode()
         except UnicodeEncodeError:
@@ -51,5 +57,6 @@ class StoredResponse:
                 "input": list() as given,
                 "has_logprobs": bool() as has_logprobs,
             } if version == _VERSION:
-                return cls(head, history, given, has_logprobs)
+                # Records of earlier releases do not have the last one.
+                return cls(head, history, given, has_logprobs, values.get("hides_reasoning") is True)
         return None

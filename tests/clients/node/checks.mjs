@@ -25,7 +25,8 @@ export function check(name, run) {
   checks.push({ name, run });
 }
 
-// Runs the registered checks and prints each result as a line of JSON. Exits with 1 if one failed.
+// Runs the registered checks and prints each result as a line of JSON, and at the end the number of checks. Exits with
+// 1 if one failed.
 export async function run() {
   let passed = true;
   for (const { name, run } of checks) {
@@ -40,5 +41,6 @@ export async function run() {
     result.seconds = Math.round((performance.now() - started) / 100) / 10;
     console.log(JSON.stringify(result));
   }
+  console.log(JSON.stringify({ checks: checks.length }));
   process.exit(passed ? 0 : 1);
 }

@@ -132,7 +132,8 @@ def _finish(outcome: object) -> None:
 
 
 def run() -> NoReturn:
-    """Runs the registered checks and prints each result as a line of JSON. Exits with 1 if one failed."""
+    """Runs the registered checks and prints each result as a line of JSON, and at the end the number of checks. Exits
+    with 1 if one failed."""
     passed = True
     for function in _checks:
         started = time.monotonic()
@@ -143,4 +144,5 @@ def run() -> NoReturn:
             result |= {"passed": False, "error": traceback.format_exc()}
             passed = False
         print(json.dumps(result | {"seconds": round(time.monotonic() - started, 1)}), flush=True)
+    print(json.dumps({"checks": len(_checks)}), flush=True)
     sys.exit(0 if passed else 1)

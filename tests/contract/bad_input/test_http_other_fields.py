@@ -63,9 +63,14 @@ def embeddings() -> Iterator[Case]:
         ({"model": "other"}, UNKNOWN, "model"), ({"model": half}, UNKNOWN, "model"),
         ({"dimension": 5}, INVALID, "dimension"), ({"encoding_fromat": "float"}, INVALID, "encoding_fromat"),
         *(({name: value}, UNSUPPORTED, name) for name, value in {
-            "messages": [{"role": "user", "content": "a"}], "embed_dtype": "float16", "endianness": "big",
-            "padding": "max_length", "input_type": "query", "temperature": 1, "stream": True, "request_id": "a",
+            "embed_dtype": "float16", "endianness": "big", "padding": "max_length", "input_type": "query",
+            "temperature": 1, "stream": True, "request_id": "a",
         }.items()),
+        ({"messages": [{"role": "user", "content": "a"}]}, INVALID, "messages"),
+        *(({"input": None, "messages": messages}, INVALID, field) for messages, field in [
+            ([], "messages"), ([{"role": "root", "content": "a"}], "messages[0].role"),
+            ([{"role": "user"}], "messages[0].content"),
+        ]),
     ]  # fmt: skip
     for fields, code, where in rows:
         yield "embeddings", fields, code, where

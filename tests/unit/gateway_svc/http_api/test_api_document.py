@@ -158,6 +158,11 @@ def test_operations_have_the_headers_that_are_read() -> None:
         assert "x-request-durable" not in DOCUMENT["paths"][path]["post"]["responses"]["200"]["headers"]
 
 
+def test_every_answer_has_the_headers_of_ids() -> None:
+    answers = [one["responses"]["200"] for path in DOCUMENT["paths"].values() for one in path.values()]
+    assert all({"x-request-id", "x-quire-request-id"} <= answer["headers"].keys() for answer in answers)
+
+
 def test_operations_that_stream_have_both_kinds_of_answers() -> None:
     def kinds(path: str, method: str) -> set[str]:
         return set(DOCUMENT["paths"][path][method]["responses"]["200"]["content"])

@@ -83,6 +83,7 @@ def test_bits_need_a_multiple_of_eight_numbers() -> None:
         ({"truncate": "MIDDLE"}, Reason.INVALID_FIELD, "truncate"),
         ({"max_tokens": 0}, Reason.INVALID_FIELD, "max_tokens"),
         ({"max_tokens": 5, "truncate": "NONE"}, Reason.INVALID_FIELD, "max_tokens"),
+        ({"output_dimension": 12, "embedding_types": ["float", "ubinary"]}, Reason.INVALID_FIELD, "output_dimension"),
         ({"input_type": "image"}, Reason.INVALID_FIELD, "input_type"),
         ({"images": ["a"]}, Reason.FEATURE_UNSUPPORTED, "images"),
         ({"input": "a"}, Reason.FEATURE_UNSUPPORTED, "input"),

@@ -51,7 +51,7 @@ def test_the_format_is_float_unless_it_is_requested() -> None:
 
 def test_fields_that_are_not_served_are_refused_by_name_unless_they_ask_for_nothing() -> None:
     asked = {
-        "messages": [], "prompt": "a", "embed_dtype": "float16", "endianness": "big", "padding": "max_length",
+        "prompt": "a", "embed_dtype": "float16", "endianness": "big", "padding": "max_length",
         "mm_processor_kwargs": {"a": 1}, "request_id": "a", "cache_salt": "a", "task": "embed", "chat_template": "a",
         "input_type": "query", "output_dtype": "int8", "truncate": True, "embd_normalize": 1, "late_chunking": True,
         "stream": True, "temperature": 0.5, "n": 2, "inputs": "a",
@@ -80,6 +80,17 @@ def test_fields_that_are_not_served_are_refused_by_name_unless_they_ask_for_noth
         ({"truncation_side": "middle"}, "truncation_side"),
         ({"dimensions": "8"}, "dimensions"),
         ({"normalize": 1}, "normalize"),
+        ({"messages": [{"role": "user", "content": "a"}]}, "messages"),
+        ({"input": None, "messages": [{"role": "user"}]}, "messages[0].content"),
+        (
+            {
+                "input": None,
+                "messages": [{"role": "user", "content": "a"}],
+                "add_generation_prompt": True,
+                "continue_final_message": True,
+            },
+            "continue_final_message",
+        ),
         ({"normalize": True, "use_activation": False}, "use_activation"),
     ],
 )

@@ -1,5 +1,7 @@
 """Items of a conversation become messages of a chat, and come back as items."""
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -126,6 +128,13 @@ def test_what_is_wrong_is_named(given: Any, field: str, reason: Reason) -> None:
 def test_what_is_stored_comes_back() -> None:
     stored = StoredResponse({"id": "resp_1", "background": True}, items_of([USER]), items_of("你好"), has_logprobs=True)
     assert StoredResponse.from_bytes(stored.to_bytes()) == stored
+
+
+def test_what_an_earlier_release_stored_shows_reasoning() -> None:
+    stored = StoredResponse({"id": "resp_1", "background": True}, hides_reasoning=True)
+    values = json.loads(stored.to_bytes())
+    del values["hides_reasoning"]
+    assert StoredResponse.from_bytes(json.dumps(values).encode()) == replace(stored, hides_reasoning=False)
 
 
 @pytest.mark.parametrize("data", [b"", b"items", b"[]", b"{}", b'{"version":2}', b'{"version":1}'])

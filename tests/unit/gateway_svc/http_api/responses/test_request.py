@@ -5,16 +5,24 @@ from typing import Any
 import pytest
 
 from gateway_svc.chats import ChatMessage, ChatPrompt, ToolChoice, ToolMode
+from gateway_svc.constraints import UnvalidatedConstraint
+from gateway_svc.field_paths import Field
 from gateway_svc.http_api.responses.models import ResponsesBody
 from gateway_svc.http_api.responses.request import ResponseName, ResponseRequest
+from gateway_svc.http_api.responses.stored_response import StoredResponse
 from gateway_svc.retention import NONE
 from gateway_svc.unvalidated_request import EndOfText, ResponseMode, UnvalidatedRequest
 from gateway_svc.validated_request import SpecialTokens, StopText
+from gateway_values import make_generation
 from svc_common.errors import QuireError
 
 
+def request_of(**fields: Any) -> ResponseRequest:
+    return ResponseRequest.of(ResponsesBody.of({"input": "Hi", **fields}), ResponseName("resp_1"), [])
+
+
 def read(**fields: Any) -> UnvalidatedRequest:
-    request = ResponseRequest.of(ResponsesBody.of({"input": "Hi", **fields}), ResponseName("resp_1"), [])
+    request = request_of(**fields)
     return request.prompt(request.messages).unvalidated
 
 
@@ -82,6 +90,29 @@ def test_options_of_the_chat() -> None:
     assert prompt.tool_choice == ToolChoice(ToolMode.REQUIRED)
     assert prompt.parallel_tool_calls is False
     assert (prompt.reasoning_effort, prompt.template_variables) == ("low", '{"a": 1}')
+
+
+def test_a_constraint_is_that_of_the_text_or_vllms() -> None:
+    for fields, constraint in (
+        ({"structured_outputs": {"regex": "a+"}}, UnvalidatedConstraint(Field.REGEX, "a+")),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, UnvalidatedConstraint(Field.CHOICE, choices=("a", "b"))),
+        ({"text": {"format": {"type": "json_object"}}}, UnvalidatedConstraint(Field.JSON_OBJECT)),
+        ({"text": {"format": {"type": "text"}}}, None),
+    ):
+        assert read(**fields).constraint == constraint
+    request = request_of(structured_outputs={"json": {}})
+    assert request.prompt(request.messages).field_path(Field.JSON_SCHEMA) == "structured_outputs.json"
+    with pytest.raises(QuireError) as error:
+        read(text={"format": {"type": "json_object"}}, structured_outputs={"regex": "a"})
+    assert error.value.field == "structured_outputs.regex"
+
+
+@pytest.mark.parametrize("value", [True, None, False])
+def test_whether_reasoning_is_shown_is_stored(value: bool | None) -> None:
+    request = request_of(include_reasoning=value)
+    stored = request.stored(make_generation(), 1)
+    assert stored.hides_reasoning is (value is False)
+    assert StoredResponse.from_bytes(stored.to_bytes()) == stored
 
 
 def test_a_response_without_storage_has_no_name_and_no_record() -> None:

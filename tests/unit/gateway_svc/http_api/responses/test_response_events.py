@@ -13,7 +13,7 @@ from gateway_svc.chat_template import TemplateChat
 from gateway_svc.http_api.responses.answer_models import ResponseAnswer, ResponseEvent
 from gateway_svc.http_api.responses.events import ResponseEvents
 from gateway_svc.http_api.responses.stored_response import StoredResponse
-from gateway_svc.output import Usage
+from gateway_svc.output import Chunk, TokenLogprob, Usage
 from gateway_svc.request_errors import cancelled, internal
 from gateway_svc.sequence_output import ResumePosition, SequenceOutput
 from gateway_svc.turn_format import TurnFormat
@@ -59,13 +59,15 @@ def played(
     answer: Answer,
     sizes: list[int],
     *,
+    hides_reasoning: bool = False,
     end: scheduler_v1.SequenceEnd | None = None,
     num_tokens: int | None = None,
     failure: QuireError | None = None,
     **head: Any,
 ) -> tuple[list[Json], Json]:
     """All events of an answer whose tokens arrive in steps of these sizes, and the response after them."""
-    events = ResponseEvents(StoredResponse({**HEAD, **head}), VOCABULARIES[answer.family])
+    stored = StoredResponse({**HEAD, **head}, hides_reasoning=hides_reasoning)
+    events = ResponseEvents(stored, VOCABULARIES[answer.family])
     sequence = sequence_of(answer)
     token_ids = [*answer.token_ids, EOS][:num_tokens]
     found, offset = events.begin(), 0
@@ -138,6 +140,37 @@ def test_events_build_the_response(answer: Answer) -> None:
     )
     assert (response["usage"]["output_tokens_details"]["reasoning_tokens"] > 0) == bool(answer.reasoning)
     Response.model_validate(response)
+
+
+@answers
+def test_reasoning_may_be_left_out_and_counts(answer: Answer) -> None:
+    events, response = played(answer, [], hides_reasoning=True)
+    _, shown = played(answer, [])
+
+    def outputs(items: list[Json]) -> list[Json]:
+        return [{name: value for name, value in item.items() if name != "id"} for item in items]
+
+    assert rebuilt(events) == response["output"]
+    others = [item for item in shown["output"] if item["type"] != "reasoning"]
+    if others:
+        assert outputs(response["output"]) == outputs(others)
+    else:
+        assert [item["type"] for item in response["output"]] == ["message"]
+    assert response["usage"] == shown["usage"]
+
+
+def test_what_would_show_reasoning_is_left_out_with_it() -> None:
+    answer = ANSWERS["reasoning, text and call"]
+    vocabulary = VOCABULARIES[answer.family]
+    chunks = [
+        Chunk(0, 0, reasoning="Hm.", logprobs=[TokenLogprob(answer.token_ids[0], -0.5, (), 0)]),
+        Chunk(0, 1, text="Hi", logprobs=[TokenLogprob(answer.token_ids[1], -0.5, (), 0)]),
+    ]
+    for hides_reasoning, num_logprobs in ((False, 1), (True, 0)):
+        stored = StoredResponse(HEAD, has_logprobs=True, hides_reasoning=hides_reasoning)
+        events = ResponseEvents(stored, vocabulary)
+        deltas = [event for chunk in chunks for event in events.add(chunk, Usage(1, 1)) if "delta" in event]
+        assert len(deltas[-1]["logprobs"]) == num_logprobs
 
 
 @answers

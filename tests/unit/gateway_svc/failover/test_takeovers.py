@@ -1,58 +1,15 @@
 """A scheduler dies in mid-stream and another one takes over: what the gateway sends, and what readers receive."""
 
-import time
-from collections.abc import AsyncIterator
-
 import pytest
 
-from gateway_sessions import MODEL, MODEL_INFO, RecordingReader, SessionClient, dialling, grown, sequence, there
+from gateway_sessions import SessionClient, grown, sequence, there
 from gateway_svc.validated_request import OnDisconnect
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
-from scripted_scheduler import ScriptedScheduler, cut_end, length_end, serving
+from scripted_scheduler import ScriptedScheduler, cut_end, length_end
 from svc_common.errors import Reason
+from takeovers import only_submit, settled, take_over, taken_over
 
-UNKNOWN = scheduler_v1.FAILURE_REASON_UNKNOWN_REQUEST
 DIVERGED = scheduler_v1.FAILURE_REASON_DIVERGED
-
-
-@pytest.fixture
-async def successor() -> AsyncIterator[ScriptedScheduler]:
-    """A standby scheduler, until `take_over`."""
-    async with serving(ScriptedScheduler(MODEL, epoch=2)) as successor:
-        successor.is_leader = False
-        yield successor
-
-
-@pytest.fixture
-async def client(scheduler: ScriptedScheduler, successor: ScriptedScheduler) -> AsyncIterator[SessionClient]:
-    async with dialling(scheduler.address, successor.address) as client:
-        await client.wait_for(MODEL_INFO)
-        yield client
-
-
-async def take_over(scheduler: ScriptedScheduler, successor: ScriptedScheduler) -> None:
-    """Stops the first scheduler and starts the second."""
-    scheduler.is_leader, successor.is_leader = False, True
-    scheduler.session.close()
-    await successor.joined(1)
-
-
-async def settled(scheduler: ScriptedScheduler, request: RecordingReader) -> None:
-    """Waits until the gateway has read all that the scheduler sent."""
-    scheduler.session.tokens("k", [], len(request.sequences[0]))
-    assert await request.next() == ("tokens", [])
-
-
-async def taken_over(
-    client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler, num_durable: int
-) -> RecordingReader:
-    """A request with the tokens 5 and 6, `num_durable` of them in the store, at its second scheduler."""
-    request = await client.running(scheduler)
-    await grown(scheduler, request, 5, 6)
-    scheduler.session.durable("k", num_durable)
-    await settled(scheduler, request)
-    await take_over(scheduler, successor)
-    return request
 
 
 async def test_a_request_continues_at_the_next_scheduler(
@@ -83,61 +40,6 @@ async def test_exactly_the_unflushed_tokens_are_sent(
     tails = {unflushed.index: unflushed for unflushed in (await successor.next("attach")).unflushed}
     assert (tails[0].offset, list(tails[0].token_ids)) == (3, [8])
     assert (tails[1].offset, list(tails[1].token_ids)) == (0, [9])
-
-
-async def test_an_unknown_request_is_submitted_again_with_its_tokens(
-    client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
-) -> None:
-    request = await client.running(scheduler)
-    first = await scheduler_submit(scheduler)
-    await grown(scheduler, request, 5, 6)
-    scheduler.session.durable("k", 1)
-    await settled(scheduler, request)
-    await take_over(scheduler, successor)
-    await successor.next("attach")
-    successor.session.fail("k", UNKNOWN)
-    again = await successor.next("submit")
-    assert again.submission_id == first.submission_id
-    assert (again.was_accepted, again.prompt_cost) == (True, 0)
-    (unflushed,) = again.unflushed
-    assert (unflushed.index, unflushed.offset, list(unflushed.token_ids)) == (0, 0, [5, 6])
-    successor.session.accept("k")
-    successor.session.tokens("k", [7], 2)
-    assert await request.next() == ("tokens", [7])
-
-
-async def test_a_scheduler_is_sent_what_its_predecessor_was_paid_for_the_prompt(
-    client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
-) -> None:
-    request = await client.running(scheduler)
-    assert not (await scheduler_submit(scheduler)).was_accepted
-    paid = scheduler_v1.PromptPaid(num_tokens=17)
-    scheduler.session.send([scheduler_v1.Event(key="k", prompt_paid=paid)])
-    await grown(scheduler, request, 5)
-    await take_over(scheduler, successor)
-    await successor.next("attach")
-    successor.session.fail("k", UNKNOWN)
-    again = await successor.next("submit")
-    assert (again.was_accepted, again.prompt_cost) == (True, 17)
-
-
-async def scheduler_submit(scheduler: ScriptedScheduler) -> scheduler_v1.Submit:
-    (submit,) = scheduler.all("submit")
-    assert isinstance(submit, scheduler_v1.Submit)
-    return submit
-
-
-async def test_an_unknown_request_of_another_gateway_fails(
-    client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
-) -> None:
-    request = client.attach("k")
-    await scheduler.next("attach")
-    scheduler.session.attached(there(), sequence(5))
-    await request.next()
-    await take_over(scheduler, successor)
-    await successor.next("attach")
-    successor.session.fail("k", UNKNOWN)
-    assert (await request.failure()).reason is Reason.CAPACITY_EXHAUSTED
 
 
 async def test_a_request_that_ended_meanwhile_is_failed_as_it_ended(
@@ -235,7 +137,7 @@ async def test_a_stop_match_of_a_request_without_readers_is_sent_again(
     await take_over(scheduler, successor)
     finish = await successor.next("finish")
     assert (finish.key, finish.index, finish.num_tokens) == ("k", 0, 2)
-    assert finish.submission_id == (await scheduler_submit(scheduler)).submission_id
+    assert finish.submission_id == only_submit(scheduler).submission_id
     assert not successor.all("attach")
 
 
@@ -286,20 +188,6 @@ async def test_a_request_without_readers_is_not_attached_again(
     await stays.next()
 
 
-async def test_a_repeated_submission_has_the_time_left(
-    client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
-) -> None:
-    request = client.submit("k", deadline=time.monotonic() + 60)
-    await scheduler.next("submit")
-    scheduler.session.accept("k")
-    await request.next()
-    await take_over(scheduler, successor)
-    await successor.next("attach")
-    successor.session.fail("k", UNKNOWN)
-    again = await successor.next("submit")
-    assert 50 < again.time_left.ToTimedelta().total_seconds() <= 60
-
-
 async def test_a_watermark_of_an_earlier_request_is_ignored(
     client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
 ) -> None:
@@ -312,21 +200,6 @@ async def test_a_watermark_of_an_earlier_request_is_ignored(
     await take_over(scheduler, successor)
     (unflushed,) = (await successor.next("attach")).unflushed
     assert (unflushed.offset, list(unflushed.token_ids)) == (0, [5, 6, 7])
-
-
-async def test_nothing_of_a_repeated_submission_is_durable(
-    client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
-) -> None:
-    request = await taken_over(client, scheduler, successor, num_durable=2)
-    await successor.next("attach")
-    successor.session.fail("k", UNKNOWN)
-    await successor.next("submit")
-    successor.session.accept("k")
-    await settled(successor, request)
-    successor.session.close()
-    await successor.next("attach")
-    (unflushed,) = successor.all("attach")[-1].unflushed
-    assert (unflushed.offset, list(unflushed.token_ids)) == (0, [5, 6])
 
 
 async def test_all_tokens_are_sent_when_the_store_has_lost_some(
@@ -351,22 +224,6 @@ async def test_a_request_that_diverges_twice_fails(
     assert (await request.failure()).reason is Reason.INTERNAL
 
 
-async def test_an_unknown_request_fails_when_its_model_does_not_come_back(
-    client: SessionClient,
-    scheduler: ScriptedScheduler,
-    successor: ScriptedScheduler,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(client.session._subscriptions, "_reconnect_timeout", 0.01)
-    request = await client.running(scheduler)
-    successor.models = ()
-    await take_over(scheduler, successor)
-    await successor.next("attach")
-    successor.session.fail("k", UNKNOWN)
-    assert (await request.failure()).reason is Reason.CAPACITY_EXHAUSTED
-    assert not successor.all("submit")
-
-
 async def test_a_reader_that_left_before_a_takeover_is_reported_to_the_next_scheduler(
     client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
 ) -> None:
@@ -377,42 +234,3 @@ async def test_a_reader_that_left_before_a_takeover_is_reported_to_the_next_sche
     await take_over(scheduler, successor)
     assert (await successor.next("cancel")).submission_id == scheduler.all("submit")[0].submission_id
     await successor.next("submit")
-
-
-async def test_a_joined_request_is_submitted_again_without_the_calls_deadline(
-    client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
-) -> None:
-    request = client.submit("k", deadline=time.monotonic() + 60)
-    await scheduler.next("submit")
-    scheduler.session.attached(there(), sequence(5))
-    await request.next()
-    await take_over(scheduler, successor)
-    await successor.next("attach")
-    successor.session.fail("k", UNKNOWN)
-    again = await successor.next("submit")
-    assert (again.submission_id, again.HasField("time_left")) == ("there", False)
-
-
-@pytest.mark.parametrize("own", [None, scheduler_v1.Retention(seconds=60)], ids=["default", "a minute"])
-@pytest.mark.parametrize(
-    "retention", [None, scheduler_v1.Retention(is_unrecorded=True)], ids=["joins default", "joins none"]
-)
-async def test_a_joined_request_is_submitted_again_with_its_own_retention(
-    client: SessionClient,
-    scheduler: ScriptedScheduler,
-    successor: ScriptedScheduler,
-    own: scheduler_v1.Retention | None,
-    retention: scheduler_v1.Retention | None,
-) -> None:
-    """A request that must not be recorded stays so, whatever a call under the same name asks for."""
-    request, running = client.submit("k", retention=own), there()
-    if retention is not None:
-        running.retention.CopyFrom(retention)
-    await scheduler.next("submit")
-    scheduler.session.attached(running, sequence(5))
-    await request.next()
-    await take_over(scheduler, successor)
-    await successor.next("attach")
-    successor.session.fail("k", UNKNOWN)
-    again = await successor.next("submit")
-    assert (again.retention if again.HasField("retention") else None) == retention
