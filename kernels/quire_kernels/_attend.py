@@ -226,7 +226,7 @@ def tile_queries(head_dim: int, dtype: torch.dtype, cache_dtype: torch.dtype, de
     rows, tile_d = 32 if dtype == torch.float32 else 128, tile_dims(head_dim)
     # Codes of 8 bits take registers until they are converted.
     if cache_dtype.itemsize == 1:
-        rows = min(rows, 128 * 128 // tile_d)
+        rows = min(rows, 16 if dtype == torch.float32 else 128 * 128 // tile_d)
     while 2 * rows * tile_d * dtype.itemsize > device_limits(device).shared_memory:
         rows //= 2
     return rows
