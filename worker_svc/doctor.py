@@ -94,7 +94,7 @@ def check_kernels(context: CheckContext) -> Iterator[Finding]:
         yield ok("torch's operators compute the model's values: no C++ compiler and no Triton are used")
     elif device.type == "cuda":
         yield _run_triton_kernel()
-    elif settings.kernels in ("auto", "compiled"):
+    elif backend == "compiled" or settings.kernels in ("auto", "compiled"):
         # Weights in 8 bits and determinism of generation are the compiled code's; values are made by torch as well.
         needs_code = backend is None and (settings.quantization != "none" or settings.deterministic)
         yield _check_compiled(settings, is_required=settings.kernels == "compiled" or needs_code)

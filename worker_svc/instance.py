@@ -3,7 +3,7 @@
 import gc
 import os
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -175,8 +175,8 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
     prefault = Prefault(cache.blocks, torch.get_num_threads(), room) if device.type == "cpu" else None
     host_blocks = shape.allocate_host(limits.num_host_blocks)
     memory.note_blocks(cache.blocks, host_blocks)
-    runner = _make_runner(model, cache, host_blocks, limits, graphs, settings.swap_rate, make_drafter, grammars)
-    memory.note_graphs()
+    with memory.capture() if device.type == "cuda" and settings.cuda_graphs else nullcontext():
+        runner = _make_runner(model, cache, host_blocks, limits, graphs, settings.swap_rate, make_drafter, grammars)
     with progress("warming up", report):
         warm_up(runner)
         prefill_rate = measure_prefill(runner)

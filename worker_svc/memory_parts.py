@@ -2,6 +2,8 @@
 
 import ctypes
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 
@@ -67,13 +69,16 @@ class MemoryAccount:
         """The blocks of both tiers."""
         self._blocks = (blocks, host_blocks)
 
-    def note_graphs(self) -> None:
-        """All graphs are captured. On a GPU, what torch's allocator then keeps unused is theirs: it counts as allocated
-        during a capture only, and is not given back while the graphs exist.
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        """While the model's graphs are captured on a GPU. What torch's allocator keeps unused afterwards, more than
+        before, is theirs: it counts as allocated during a capture only, and is not given back while the graphs exist.
         """
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
-            self._graphs = _unused_gpu_bytes(self._device)
+        torch.cuda.empty_cache()
+        before = _unused_gpu_bytes(self._device)
+        yield
+        torch.cuda.empty_cache()
+        self._graphs = max(0, _unused_gpu_bytes(self._device) - before)
 
     def close(self) -> None:
         """Refers to no block any more."""

@@ -15,7 +15,7 @@ from svc_common.models import ModelNotFound, ServedModel, find_source, find_toke
 from worker_svc.attention import AttentionKind
 from worker_svc.cache import CacheShape
 from worker_svc.description import context_length_of
-from worker_svc.encoder.backend import EncoderKernels, choose_kernels
+from worker_svc.encoder.backend import EncoderKernels, choose_kernels, own_kernels
 from worker_svc.errors import StartupFailed
 from worker_svc.host_memory import available_memory
 from worker_svc.instance import DeviceNotFound, choose_cache_dtype, choose_device, choose_dtype
@@ -130,7 +130,7 @@ def read_model(settings: WorkerSettings) -> CheckedModel:
     shapes = read_shapes(directory)
     num_parameters = sum(map(prod, shapes.values()))
     if has_values or isinstance(description, EncoderDescription):
-        name, _ = _values_computed_by(settings, description)
+        name = _values_computed_by(settings, description)
         return CheckedModel(served, config, None, f"{name}, as an encoder", num_parameters, has_kv=False)
     computed_by, is_native = _computed_by(settings, directory, config, description)
     if description is not None and is_native:
@@ -154,7 +154,7 @@ def backend_of_values(settings: WorkerSettings) -> EncoderKernels | None:
         return None
     if not has_values:
         return None
-    return _values_computed_by(settings, description)[1]
+    return _kernels_of_values(settings, description, choose_device(settings.device))[0]
 
 
 def read_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
@@ -231,16 +231,28 @@ def _computed_by(
     return f"transformers' own modules, slower{why}", False
 
 
-def _values_computed_by(settings: WorkerSettings, description: AnyDescription | None) -> tuple[str, EncoderKernels]:
-    """What computes the values of prompts, in words and by its name. Raises DeviceNotFound."""
-    device = choose_device(settings.device)
+def _kernels_of_values(
+    settings: WorkerSettings, description: AnyDescription | None, device: torch.device
+) -> tuple[EncoderKernels, str | None]:
+    """As `choose_kernels` says; a decoder's values are computed by torch's operators."""
     if not isinstance(description, EncoderDescription):
-        return "torch's operators", "torch"
-    kernels, refused = choose_kernels(settings, description, choose_dtype(settings.dtype, device), device)
-    if refused is not None:
-        own = "Triton" if device.type == "cuda" else "compiled"
-        return f"torch's operators, since the {own} kernels refuse it: {refused}", kernels
-    return {"triton": "Triton kernels", "compiled": "compiled kernels", "torch": "torch's operators"}[kernels], kernels
+        return "torch", None
+    return choose_kernels(settings, description, choose_dtype(settings.dtype, device), device)
+
+
+def _values_computed_by(settings: WorkerSettings, description: AnyDescription | None) -> str:
+    """What computes the values of prompts. Raises DeviceNotFound, and IncompleteModel where the settings name kernels
+    that refuse the model.
+    """
+    device = choose_device(settings.device)
+    kernels, refused = _kernels_of_values(settings, description, device)
+    names = {"triton": "Triton kernels", "compiled": "compiled kernels", "torch": "torch's operators"}
+    if refused is None:
+        return names[kernels]
+    own = own_kernels(device)
+    if settings.kernels == own:
+        raise IncompleteModel(f"the {own} kernels cannot be used: {refused}", f"set QUIRE_KERNELS to auto, not {own}")
+    return f"{names[kernels]}, since the {names[own]} refuse it: {refused}"
 
 
 def _check_transformers(directory: Path, config: Any) -> None:

@@ -157,7 +157,9 @@ def _attention_cases() -> Iterator[Case]:
     yield from _attention("Gemma 2 9B", FP32)
     for kv in (FP8, INT8):
         yield from _attention("Llama 3 8B", kv=kv, is_quick=True)
-        yield from _attention("Gemma 2 9B", kv=kv)
+        for model in ("SmolLM2 135M", "Pythia 2.8B", "Phi 3 mini", "Gemma 2 9B"):
+            yield from _attention(model, kv=kv)
+    yield from _attention("Llama 3 8B", FP32, kv=INT8)
     for block_size in (32, 64, 128):
         yield from _attention("Llama 3 8B", block_size=block_size)
     llama = MODELS["Llama 3 8B"]
@@ -198,7 +200,7 @@ def _cache_cases() -> Iterator[Case]:
     yield Case("rotary: Llama 3 8B, fp32", lambda: _rotate_and_store(llama, FP32, FP32), FP32)
     for kv in (FP8, INT8):
         name, is_fp8 = DTYPE_NAMES[kv], kv == FP8
-        for model in ("Llama 3 8B", "Qwen3 8B", "Pythia 2.8B"):
+        for model in ("Llama 3 8B", "Qwen3 8B", "Pythia 2.8B", "SmolLM2 135M", "Phi 3 mini", "Gemma 2 9B"):
             yield Case(
                 f"rotary: {model}, bf16, KV {name}",
                 partial(_rotate_and_store, MODELS[model], BF16, kv),

@@ -87,7 +87,7 @@ def _router() -> None:
 def latent_cases() -> Iterator[Case]:
     """All of them, each with a name of its own."""
     settings = [(16, BF16, BF16, 16), (128, BF16, BF16, 16), (16, FP32, FP32, 16), (128, BF16, BF16, 64)]
-    settings += [(128, BF16, FP8, 16), (16, BF16, INT8, 16)]
+    settings += [(128, BF16, FP8, 16), (16, BF16, INT8, 16), (16, FP32, FP8, 16), (16, FP32, INT8, 16)]
     for num_heads, dtype, kv, block_size in settings:
         how = f"{num_heads} heads, {DTYPE_NAMES[dtype]}" + (f", KV {DTYPE_NAMES[kv]}" if kv != dtype else "")
         how += f", blocks of {block_size}" if block_size != 16 else ""
@@ -95,7 +95,9 @@ def latent_cases() -> Iterator[Case]:
             call = partial(_attention, num_heads, dtype, kv, block_size, is_decode=is_decode)
             quick = (dtype, kv, block_size) == (BF16, BF16, 16)
             yield Case(f"latent {kind}: {how}", call, dtype, kv == FP8, quick)
-    for num_heads, dtype, kv in ((128, BF16, BF16), (16, FP32, FP32), (128, BF16, FP8), (128, BF16, INT8)):
+    products = [(128, BF16, BF16), (16, FP32, FP32), (128, BF16, FP8), (128, BF16, INT8)]
+    products += [(16, FP32, FP8), (16, FP32, INT8)]
+    for num_heads, dtype, kv in products:
         how = f"{num_heads} heads, {DTYPE_NAMES[dtype]}" + (f", KV {DTYPE_NAMES[kv]}" if kv != dtype else "")
         call = partial(_products, num_heads, dtype, kv)
         yield Case(f"latent products: {how}", call, dtype, kv == FP8, kv == BF16)

@@ -92,87 +92,90 @@ def attend_keys(  # type: ignore[no-untyped-def]
     b_max = tl.full([TILE_M], LOWEST, tl.float32)
     b_sum = tl.zeros([TILE_M], tl.float32)
     b_output = tl.zeros([TILE_M, WIDTH], tl.float32)
-    # Tiles that a window or a split cuts at their beginning, tiles that need no mask, tiles that are cut at their end
-    for part in tl.static_range(3):
-        if part == 0:
-            begin, end = lowest // TILE_N * TILE_N, tl.minimum(full_begin, highest)
-        elif part == 1:
-            begin, end = full_begin, full_end
+    # What a row sees of the keys [lowest, highest)
+    b_last = tl.minimum(b_position, highest - 1)
+    if rule.window is not None:
+        b_first = tl.maximum(b_position - rule.window + 1, lowest)
+    for start in range(lowest // TILE_N * TILE_N, highest, TILE_N):
+        # [TILE_N]; keys beyond those to read are the nearest of them, so that no load of rows needs a mask. Without
+        # signs, since a division by a power of two is one instruction then
+        o_row = tl.minimum(tl.arange(0, TILE_N), highest - 1 - start)
+        if rule.window is not None:
+            o_row = tl.maximum(o_row, lowest - start)
+        o_row = o_row.to(tl.uint32)
+        o_kv = start + o_row
+        if BLOCK_SIZE % TILE_N == 0:
+            # The tile lies in one page
+            b_block = tl.load(pages.table + start // BLOCK_SIZE)
         else:
-            begin, end = tl.maximum(full_begin, full_end), highest
-        if part > 0 or rule.window is not None:
-            for start in range(begin, end, TILE_N):
-                o_kv = start + tl.arange(0, TILE_N)
-                m_kv = (o_kv >= lowest) & (o_kv < highest)
-                if BLOCK_SIZE % TILE_N == 0:
-                    # The tile lies in one page
-                    b_block = tl.load(pages.table + start // BLOCK_SIZE).to(tl.int64)
-                elif part != 1:
-                    # [TILE_N]
-                    b_block = tl.load(pages.table + o_kv // BLOCK_SIZE, mask=m_kv, other=0).to(tl.int64)
-                else:
-                    b_block = tl.load(pages.table + o_kv // BLOCK_SIZE).to(tl.int64)
-                # [TILE_N], 64 bits: a block's stride spans all layers
-                o_slot = b_block * stride_block + o_head + o_kv % BLOCK_SIZE * stride_slot
-                o_cache = o_slot[:, None] + o_dim[None, :]
+            # [TILE_N]
+            b_block = tl.load(pages.table + o_kv // BLOCK_SIZE)
+        o_slot = o_row % BLOCK_SIZE if TILE_N % BLOCK_SIZE == 0 else o_kv % BLOCK_SIZE
+        # 64 bits: a block's stride spans all layers
+        b_block = b_block.to(tl.uint32).to(tl.int64)
+        # [TILE_N, WIDTH]
+        o_cache = (b_block * stride_block)[:, None] + ((o_slot * stride_slot)[:, None] + (o_head + o_dim)[None, :])
+        b_key = load_rows(p_keys + o_cache, m_dim, NUM_DIMS < WIDTH)
+        # [TILE_M, TILE_N]
+        if not IN_PAIRS:
+            b_score = tl.dot(b_query, tl.trans(b_key.to(b_query.dtype)), input_precision="ieee")
+        else:
+            b_even, b_odd = unpack_pairs(b_key, IS_INT8, UNPACKING)
+            b_score = tl.dot(b_query, tl.trans(b_even))
+            b_score = tl.dot(b_odd_query, tl.trans(b_odd), b_score)
+        if pages.key_scales is not None:
+            # [TILE_N]
+            o_scale = b_block * pages.scale_strides[0] + kv_head * pages.scale_strides[1] + o_slot
+            b_score *= tl.load(pages.key_scales + o_scale)[None, :]
+        if rule.soft_cap is not None:
+            # cap * tanh(x / cap), by tanh(y) = 1 - 2 / (exp(2 y) + 1), which is correct at both infinities
+            b_score = rule.soft_cap - 2.0 * rule.soft_cap / (tl.exp2(b_score * score_scale) + 1.0)
+            factor = 1.0
+        elif pages.value_scales is None:
+            # Applied after the maximum, so that it is one instruction with the subtraction
+            factor = rule.scale
+        else:
+            # One instruction with the addition of the values' scales
+            b_score *= score_scale
+            factor = 1.0
+        if pages.value_scales is not None:
+            b_scale = tl.load(pages.value_scales + o_scale)
+            b_scale = tl.maximum(b_scale, LEAST_SCALE, propagate_nan=tl.PropagateNan.ALL)
+            b_log_scale, b_inverse_scale = log_and_inverse(b_scale, UNPACKING)
+            b_score += b_log_scale[None, :]
+        is_cut = start >= full_end
+        if rule.window is not None:
+            is_cut |= start < full_begin
+        # A branch: a mask of all tiles would be a sixth of a prefill's instructions (ptxas for sm_90)
+        if is_cut:
+            o_key = tl.arange(0, TILE_N)
+            m_visible = o_key[None, :] <= (b_last - start)[:, None]
+            if rule.window is not None:
+                m_visible &= o_key[None, :] >= (b_first - start)[:, None]
+            b_score = tl.where(m_visible, b_score, float("-inf"))
 
-                # [TILE_N, WIDTH]
-                b_key = load_rows(p_keys + o_cache, m_kv, m_dim, part != 1, NUM_DIMS < WIDTH)
-                # [TILE_M, TILE_N]
-                if not IN_PAIRS:
-                    b_score = tl.dot(b_query, tl.trans(b_key.to(b_query.dtype)), input_precision="ieee")
-                else:
-                    b_even, b_odd = unpack_pairs(b_key, IS_INT8, UNPACKING)
-                    b_score = tl.dot(b_query, tl.trans(b_even))
-                    b_score = tl.dot(b_odd_query, tl.trans(b_odd), b_score)
-                if pages.key_scales is not None:
-                    # [TILE_N]
-                    o_scale = b_block * pages.scale_strides[0] + kv_head * pages.scale_strides[1] + o_kv % BLOCK_SIZE
-                    b_score *= _load_scales(pages.key_scales + o_scale, m_kv, part != 1)[None, :]
-                if rule.soft_cap is not None:
-                    # cap * tanh(x / cap), by tanh(y) = 1 - 2 / (exp(2 y) + 1), which is correct at both infinities
-                    b_score = rule.soft_cap - 2.0 * rule.soft_cap / (tl.exp2(b_score * score_scale) + 1.0)
-                    factor = 1.0
-                elif pages.value_scales is None:
-                    # Applied after the maximum, so that it is one instruction with the subtraction
-                    factor = rule.scale
-                else:
-                    # One instruction with the addition of the values' scales
-                    b_score *= score_scale
-                    factor = 1.0
-                if pages.value_scales is not None:
-                    b_scale = _load_scales(pages.value_scales + o_scale, m_kv, part != 1)
-                    b_scale = tl.maximum(b_scale, LEAST_SCALE, propagate_nan=tl.PropagateNan.ALL)
-                    b_log_scale, b_inverse_scale = log_and_inverse(b_scale, UNPACKING)
-                    b_score += b_log_scale[None, :]
-                if part != 1:
-                    m_visible = m_kv[None, :] & (o_kv[None, :] <= b_position[:, None])
-                    if rule.window is not None:
-                        m_visible &= o_kv[None, :] > b_position[:, None] - rule.window
-                    b_score = tl.where(m_visible, b_score, float("-inf"))
-
-                # Online softmax, in powers of two
-                b_tile_max = tl.max(b_score, axis=1) * factor
-                if pages.value_scales is not None:
-                    b_tile_max -= LARGEST_WEIGHT
-                b_new_max = tl.maximum(b_max, b_tile_max)
-                b_weight = tl.exp2(b_score * factor - b_new_max[:, None])
-                b_decay = tl.exp2(b_max - b_new_max)
-                b_max = b_new_max
-                if pages.value_scales is None:
-                    b_sum = b_sum * b_decay + tl.sum(b_weight, axis=1)
-                else:
-                    b_sum = b_sum * b_decay + tl.sum(b_weight * b_inverse_scale[None, :], axis=1)
-                # [TILE_N, WIDTH]; masked as the keys are, because zero times NaN is NaN
-                b_value = load_rows(p_values + o_cache, m_kv, m_dim, part != 1, NUM_DIMS < WIDTH)
-                b_weight = b_weight.to(b_query.dtype)
-                if not IN_PAIRS:
-                    b_value = b_value.to(b_query.dtype)
-                    b_output = tl.dot(b_weight, b_value, b_output * b_decay[:, None], input_precision="ieee")
-                else:
-                    b_even, b_odd = unpack_pairs(b_value, IS_INT8, UNPACKING)
-                    b_output = tl.dot(b_weight, b_even, b_output * b_decay[:, None])
-                    b_odd_output = tl.dot(b_weight, b_odd, b_odd_output * b_decay[:, None])
+        # Online softmax, in powers of two
+        b_tile_max = tl.max(b_score, axis=1) * factor
+        if pages.value_scales is not None:
+            b_tile_max -= LARGEST_WEIGHT
+        b_new_max = tl.maximum(b_max, b_tile_max)
+        b_weight = tl.exp2(b_score * factor - b_new_max[:, None])
+        b_decay = tl.exp2(b_max - b_new_max)
+        b_max = b_new_max
+        if pages.value_scales is None:
+            b_sum = b_sum * b_decay + tl.sum(b_weight, axis=1)
+        else:
+            b_sum = b_sum * b_decay + tl.sum(b_weight * b_inverse_scale[None, :], axis=1)
+        # [TILE_N, WIDTH]
+        b_value = load_rows(p_values + o_cache, m_dim, NUM_DIMS < WIDTH)
+        b_weight = b_weight.to(b_query.dtype)
+        if not IN_PAIRS:
+            b_value = b_value.to(b_query.dtype)
+            b_output = tl.dot(b_weight, b_value, b_output * b_decay[:, None], input_precision="ieee")
+        else:
+            b_even, b_odd = unpack_pairs(b_value, IS_INT8, UNPACKING)
+            b_output = tl.dot(b_weight, b_even, b_output * b_decay[:, None])
+            b_odd_output = tl.dot(b_weight, b_odd, b_odd_output * b_decay[:, None])
     b_sum = tl.where(b_sum > 0.0, b_sum, 1.0)
     if IN_PAIRS:
         b_output = tl.reshape(tl.join(b_output, b_odd_output), [TILE_M, TILE_D])
@@ -180,25 +183,14 @@ def attend_keys(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def load_rows(p_rows, m_row, m_dim, MASK_ROWS: tl.constexpr, MASK_DIMS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A tile [TILE_N, TILE_D], zero where masked. No mask where none is needed: it costs registers and comparisons."""
-    if MASK_ROWS and MASK_DIMS:
-        return tl.load(p_rows, mask=m_row[:, None] & m_dim[None, :], other=0.0)
-    elif MASK_ROWS:  # noqa: RET505  Triton wants each return in a branch of its own
-        return tl.load(p_rows, mask=m_row[:, None], other=0.0)
-    elif MASK_DIMS:
+def load_rows(p_rows, m_dim, MASK_DIMS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A tile of rows [rows, dims], zero where masked. No mask where none is needed: it costs registers and
+    comparisons.
+    """
+    if MASK_DIMS:
         return tl.load(p_rows, mask=m_dim[None, :], other=0.0)
-    else:
+    else:  # noqa: RET505  Triton wants each return in a branch of its own
         return tl.load(p_rows)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _load_scales(p_scales, m_row, MASK_ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """[TILE_N], zero where masked."""
-    if MASK_ROWS:
-        return tl.load(p_scales, mask=m_row, other=0.0)
-    else:  # noqa: RET505
-        return tl.load(p_scales)
 
 
 def score_parameters(scale: float, soft_cap: float | None) -> tuple[float, float | None]:
@@ -234,7 +226,7 @@ def tile_queries(head_dim: int, dtype: torch.dtype, cache_dtype: torch.dtype, de
     rows, tile_d = 32 if dtype == torch.float32 else 128, tile_dims(head_dim)
     # Codes of 8 bits take registers until they are converted.
     if cache_dtype.itemsize == 1:
-        rows = min(rows, 128 * 128 // tile_d)
+        rows = min(rows, 16 if dtype == torch.float32 else 128 * 128 // tile_d)
     while 2 * rows * tile_d * dtype.itemsize > device_limits(device).shared_memory:
         rows //= 2
     return rows

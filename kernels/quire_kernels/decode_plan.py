@@ -156,7 +156,7 @@ def decode_splits(
         programs = INTERPRETED_PROGRAMS
     else:
         programs = device_limits(device).multiprocessors * resident_programs(
-            tile_m, tile_n, tile_d, dtype, cache_dtype, device, has_window=window is not None
+            tile_m, tile_n, tile_d, dtype, cache_dtype, device
         )
     return DecodeSplits(max(1, programs // num_kv_heads), tile_n, window)
 
@@ -174,8 +174,6 @@ def resident_programs(
     dtype: torch.dtype,
     cache_dtype: torch.dtype,
     device: torch.device,
-    *,
-    has_window: bool = False,
 ) -> int:
     """How many programs of the decode kernel a multiprocessor runs at the same time.
 
@@ -190,12 +188,10 @@ def resident_programs(
         + _OTHER_SHARED_BYTES
         + _RESERVED_SHARED_BYTES
     )
-    if dtype == torch.float32:
+    if dtype == torch.float32 and cache_dtype.itemsize > 1:
         registers = _FP32_REGISTERS
     else:
-        # A window has a loop of its own for the tiles that it cuts.
-        takes_most = tile_d > 128 or (has_window and tile_d > 64)
-        registers = _MOST_REGISTERS if takes_most else _REGISTERS
+        registers = _MOST_REGISTERS if tile_d > 128 else _REGISTERS
     threads = options["num_warps"] * limits.warp_size
     return max(
         1,

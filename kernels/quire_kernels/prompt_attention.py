@@ -57,28 +57,27 @@ def _prompt_attention_kernel(  # type: ignore[no-untyped-def]
     b_sum = tl.zeros([TILE_M], tl.float32)
     b_output = tl.zeros([TILE_M, TILE_D], tl.float32)
     full_end = length // TILE_N * TILE_N
-    # Tiles that need no mask, then the one that the prompt's end cuts
-    for is_cut in tl.static_range(2):
-        for first in range(full_end if is_cut else 0, length if is_cut else full_end, TILE_N):
-            o_key = first + tl.arange(0, TILE_N)
-            m_key = o_key < length
-            # [TILE_N, TILE_D]
-            o_kv = (start + o_key).to(tl.int64)[:, None] * stride_qkv + o_column[None, :]
-            b_key = load_rows(p_qkv + WIDTH + o_kv, m_key, m_dim, is_cut == 1, HEAD_DIM < TILE_D)
-            # [TILE_M, TILE_N]
-            b_score = tl.dot(b_query, tl.trans(b_key), input_precision="ieee")
-            if is_cut:
-                b_score = tl.where(m_key[None, :], b_score, float("-inf"))
+    for first in range(0, length, TILE_N):
+        # [TILE_N]; keys beyond the prompt's end are its last one, so that no load of rows needs a mask
+        o_key = start + tl.minimum(first + tl.arange(0, TILE_N), length - 1)
+        # [TILE_N, TILE_D]
+        o_kv = o_key.to(tl.int64)[:, None] * stride_qkv + o_column[None, :]
+        b_key = load_rows(p_qkv + WIDTH + o_kv, m_dim, HEAD_DIM < TILE_D)
+        # [TILE_M, TILE_N]
+        b_score = tl.dot(b_query, tl.trans(b_key), input_precision="ieee")
+        if first >= full_end:
+            m_key = first + tl.arange(0, TILE_N) < length
+            b_score = tl.where(m_key[None, :], b_score, float("-inf"))
 
-            # Online softmax, in powers of two
-            b_new_max = tl.maximum(b_max, tl.max(b_score, axis=1) * score_scale)
-            b_weight = tl.exp2(b_score * score_scale - b_new_max[:, None])
-            b_decay = tl.exp2(b_max - b_new_max)
-            b_max = b_new_max
-            b_sum = b_sum * b_decay + tl.sum(b_weight, axis=1)
-            # [TILE_N, TILE_D]; masked as the keys are, because zero times NaN is NaN
-            b_value = load_rows(p_qkv + 2 * WIDTH + o_kv, m_key, m_dim, is_cut == 1, HEAD_DIM < TILE_D)
-            b_output = tl.dot(b_weight.to(b_query.dtype), b_value, b_output * b_decay[:, None], input_precision="ieee")
+        # Online softmax, in powers of two
+        b_new_max = tl.maximum(b_max, tl.max(b_score, axis=1) * score_scale)
+        b_weight = tl.exp2(b_score * score_scale - b_new_max[:, None])
+        b_decay = tl.exp2(b_max - b_new_max)
+        b_max = b_new_max
+        b_sum = b_sum * b_decay + tl.sum(b_weight, axis=1)
+        # [TILE_N, TILE_D]
+        b_value = load_rows(p_qkv + 2 * WIDTH + o_kv, m_dim, HEAD_DIM < TILE_D)
+        b_output = tl.dot(b_weight.to(b_query.dtype), b_value, b_output * b_decay[:, None], input_precision="ieee")
     # [TILE_M, TILE_D]
     o_out = o_token[:, None] * stride_output + o_column[None, :]
     tl.store(p_output + o_out, (b_output / b_sum[:, None]).to(p_output.dtype.element_ty), mask=m_query)

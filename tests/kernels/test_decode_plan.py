@@ -160,11 +160,10 @@ class TestPrograms:
         cpu = torch.device("cpu")
         assert resident_programs(16, 64, 128, torch.bfloat16, torch.int8, cpu) == 3
 
-    def test_two_fit_where_tiles_that_a_window_cuts_have_a_loop_of_their_own(self) -> None:
+    def test_fewer_fit_where_codes_become_float32(self) -> None:
         cpu = torch.device("cpu")
-        for head_dim, tile_n, fit in ((128, 64, 2), (64, 128, 3)):
-            dtypes = torch.bfloat16, torch.bfloat16
-            assert resident_programs(16, tile_n, head_dim, *dtypes, cpu, has_window=True) == fit
+        for cache_dtype, fit in ((torch.float32, 3), (torch.int8, 1)):
+            assert resident_programs(16, 16, 128, torch.float32, cache_dtype, cpu) == fit
 
     @pytest.mark.parametrize(("num_kv_heads", "num_shares"), [(1, 8), (3, 2), (8, 1), (32, 1)])
     def test_kv_heads_share_the_programs(self, num_kv_heads: int, num_shares: int) -> None:

@@ -37,6 +37,11 @@ class EncoderBackend:
     """Whether a prompt's bits do not depend on the other prompts of its call."""
 
 
+def own_kernels(device: torch.device) -> EncoderKernels:
+    """The kernels that are made for a device, faster than torch's operators."""
+    return "triton" if device.type == "cuda" else "compiled"
+
+
 def choose_kernels(
     settings: WorkerSettings, description: EncoderDescription, dtype: torch.dtype, device: torch.device
 ) -> tuple[EncoderKernels, str | None]:
@@ -80,11 +85,11 @@ def load_backend(
             encoder = load_compiled_encoder(description, directory, dtype, pool)
             return EncoderBackend(encoder, _arithmetic_on_cpu(arithmetic_of(pool)), is_batch_invariant=True)
     if refused is not None:
-        own = "triton" if device.type == "cuda" else "compiled"
+        own = own_kernels(device)
         if settings.kernels == own:
             raise StartupFailed(f"the {own} kernels cannot be used: {refused}")
         report(f"torch computes the model, slower than the {own} kernels: {refused}")
-    return EncoderBackend(load_torch_encoder(description, directory, dtype, device), torch_arithmetic())
+    return EncoderBackend(load_torch_encoder(description, directory, dtype, device), torch_arithmetic(device))
 
 
 def _load_triton(
@@ -101,8 +106,10 @@ def _load_triton(
     return EncoderBackend(encoder, triton_arithmetic(device), is_batch_invariant=is_deterministic)
 
 
-def torch_arithmetic() -> str:
+def torch_arithmetic(device: torch.device) -> str:
     """What bits of torch's operators depend on."""
+    if device.type == "cuda":
+        return f"{torch.__version__} {torch.cuda.get_device_name(device)}"
     return _arithmetic_on_cpu(f"{torch.get_num_threads()} threads")
 
 

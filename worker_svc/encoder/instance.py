@@ -72,7 +72,7 @@ def load_encoder(
         if isinstance(description, ModelDescription):
             defaults = embedding_defaults(served.path, is_decoder=True)
             states = load_decoder_states(description, served.path, dtype, device)
-            backend = EncoderBackend(states, torch_arithmetic())
+            backend = EncoderBackend(states, torch_arithmetic(device))
         else:
             head = load_score_head(description, served.path, device)
             if head is None:

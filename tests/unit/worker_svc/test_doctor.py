@@ -77,6 +77,17 @@ def test_torch_stands_in_for_the_compiled_code_of_an_encoder(tmp_path: Path, mon
 
 
 @no_gpu
+def test_kernels_of_gpus_have_no_effect_on_an_encoder_on_a_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_bert(tmp_path, num_attention_heads=3)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    finding = found("kernels", model=str(tmp_path), kernels="triton")
+    assert (finding.status, "apt-get install g++" in finding.next_step) == (Status.WARNING, True)
+
+
+@no_gpu
 def test_a_compiler_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "false")
     assert "the C++ compiler false failed" in found("kernels", kernel_cache_dir=tmp_path).found

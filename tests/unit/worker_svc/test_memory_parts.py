@@ -106,13 +106,29 @@ def test_what_graphs_use_counts_as_activations(gpu: FakeGpu) -> None:
     account = MemoryAccount(GPU)
     gpu.allocated += 300 * MIB
     account.note_weights()
-    gpu.kept = 25 * MIB
-    gpu.graphs = 60 * MIB
-    account.note_graphs()
+    with account.capture():
+        gpu.kept = 25 * MIB
+        gpu.graphs = 60 * MIB
     gpu.allocated += 40 * MIB
     gpu.kept = 10 * MIB
     parts = account.read()
     assert (parts.activations, parts.fragmentation) == (100 * MIB, 10 * MIB)
+
+
+def test_what_another_models_graphs_use_is_not_this_ones(gpu: FakeGpu) -> None:
+    gpu.graphs = 60 * MIB
+    account = MemoryAccount(GPU)
+    gpu.kept = 25 * MIB
+    with account.capture():
+        gpu.graphs += 20 * MIB
+    assert account.read().activations == 20 * MIB
+
+
+def test_without_graphs_nothing_unused_counts_as_theirs(gpu: FakeGpu) -> None:
+    account = MemoryAccount(GPU)
+    gpu.kept = 25 * MIB
+    parts = account.read()
+    assert (parts.activations, parts.fragmentation) == (0, 25 * MIB)
 
 
 def test_a_processor_has_no_device_of_its_own() -> None:

@@ -218,6 +218,18 @@ def test_what_a_model_computes_is_checked(model: Path, tmp_path: Path) -> None:
     assert (finding.status, "computes scores of pairs" in finding.problem) == (Status.WRONG, True)
 
 
+@pytest.mark.parametrize(("device", "own", "size"), [("cpu", "compiled", 48), ("cuda", "triton", 264)])
+def test_an_encoder_whose_heads_the_kernels_of_the_settings_refuse(
+    device: str, own: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_checks, "choose_device", lambda _: torch.device(device))
+    save_bert(tmp_path, hidden_size=size, num_attention_heads=4 if device == "cpu" else 1)
+    finding = of_model(tmp_path, kernels=own)
+    assert f"the {own} kernels cannot be used: " in finding.problem
+    assert finding.next_step == f"set QUIRE_KERNELS to auto, not {own}"
+    assert "torch's operators, since the" in of_model(tmp_path, kernels="auto").found
+
+
 def test_an_encoder_is_not_quantized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_bert(tmp_path)
     monkeypatch.setattr(model_checks, "available_memory", lambda _=None: 2**34)  # else it changes between two readings

@@ -9,7 +9,7 @@ from transformers import BertConfig
 
 from bert_models import hidden_states, random_prompts, save_bert
 from svc_common.settings import read_settings
-from worker_svc.encoder.backend import EncoderBackend, choose_kernels, load_backend
+from worker_svc.encoder.backend import EncoderBackend, choose_kernels, load_backend, torch_arithmetic
 from worker_svc.errors import StartupFailed
 from worker_svc.model import triton_encoder
 from worker_svc.model.architecture import describe_any
@@ -81,6 +81,12 @@ def test_triton_kernels_compute_an_encoder_on_a_gpu(on_gpu: Any, tmp_path: Path)
     assert not backend.is_batch_invariant
     assert "a GPU" in backend.arithmetic
     assert on_gpu(tmp_path, "--deterministic", "true").is_batch_invariant
+
+
+def test_bits_of_torchs_operators_depend_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
+    assert torch_arithmetic(GPU) == f"{torch.__version__} a GPU"
+    assert f"{torch.get_num_threads()} threads" in torch_arithmetic(CPU)
 
 
 def test_what_the_kernels_of_the_settings_lack_is_said(on_gpu: Any, tmp_path: Path) -> None:
