@@ -3,7 +3,8 @@
     python -m benchmarks.aot [--targets sm_90,gfx942] [--only TEXT] [--quick] [--update] [--output FILE]
 
 Fails with status 1 if a kernel does not compile, uses more shared memory than its target has, spills more registers
-than its target allows, lacks tensor-core instructions or asynchronous copies, or has other inner loops than the table.
+than its target allows, lacks tensor-core instructions or asynchronous copies, or has other inner loops than the table;
+and if there is a kernel that no case launches.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import triton
 
-from benchmarks.aot.compiling import compile_target, faults
+from benchmarks.aot.compiling import compile_target, faults, uncompiled
 from benchmarks.aot.table import read_rows, table_of, write_table
 from benchmarks.aot.targets import TARGETS
 from benchmarks.record import ROOT
@@ -48,8 +49,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Processes of their own: a driver is a global of Triton.
     with ProcessPoolExecutor(min(options.processes, len(names)), mp_context=get_context("spawn")) as pool:
         compiled = [kernel for kernels in pool.map(work, names) for kernel in kernels]
-    table = {} if options.update else read_rows(options.output, triton.__version__)
+    rows = read_rows(options.output, triton.__version__)
+    table = {} if options.update else rows
     num_faults = 0
+    for name in uncompiled([*(kernel.kernel for kernel in compiled), *(kernel for _, _, kernel in rows)]):
+        print(f"{name}: no case launches it")
+        num_faults += 1
     for kernel in compiled:
         for fault in faults(TARGETS[kernel.target], kernel, table):
             print(f"{kernel.target}, {kernel.case}, {kernel.kernel}: {fault}")

@@ -1,17 +1,20 @@
 """Compiles the kernels of cases for a target, and judges what came of it."""
 
+import importlib
 import math
+import pkgutil
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 import triton
-from triton.runtime.jit import JITFunction
+from triton.runtime.jit import JITFunction, KernelInterface
 
+import quire_kernels
 from benchmarks.aot.case import Case
 from benchmarks.aot.cases import all_cases
 from benchmarks.aot.machine_code import Figures, figures_of
@@ -139,6 +142,23 @@ def faults(target: Target, kernel: CompiledKernel, table: dict[tuple[str, str, s
         if now < (1 - TOLERANCE) * usual:
             wrong.append(f"has {now} tensor-core instructions, not {usual}")
     return wrong
+
+
+def kernels_of_tree() -> set[str]:
+    """The names of all kernels in `quire_kernels`."""
+    names = set()
+    for module in pkgutil.iter_modules(quire_kernels.__path__, "quire_kernels."):
+        if not module.ispkg:
+            members = vars(importlib.import_module(module.name)).items()
+            names |= {
+                name for name, value in members if isinstance(value, KernelInterface) and name.endswith("_kernel")
+            }
+    return names
+
+
+def uncompiled(compiled: Iterable[str]) -> list[str]:
+    """The kernels of the tree that are not among those compiled, named as in the table."""
+    return sorted(kernels_of_tree() - {name.partition(" ")[0] for name in compiled})
 
 
 def _reason(error: BaseException) -> str:

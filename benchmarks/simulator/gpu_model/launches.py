@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -50,10 +50,13 @@ class Launch:
 
 @dataclass(frozen=True)
 class StepTrace:
-    """The kernels of one step, and the seconds that Python took to prepare their launches on this machine."""
+    """The kernels of one step, and the seconds that Python took on this machine: to lay the step out, with its tiles of
+    queries and its plan of decodes, and to prepare the launches.
+    """
 
     launches: Sequence[Launch]
-    host_seconds: float
+    layout_seconds: float
+    launch_seconds: float
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -121,23 +124,30 @@ class TracedModel:
         self._recorder.launches = []
         num_rows = len(batch.logits_indices)
         with torch.inference_mode(), intercepted_launches(self._target, self._recorder.record):
-            arrays = token_arrays(batch), layout_arrays(batch), self._forward.attention.plan(batch, count_single(batch))
+            arrays = self._lay_out(batch)
+            layout_seconds = min(_seconds(lambda: self._lay_out(batch)) for _ in range(_TIMED))
             tokens, layout, plan = ([torch.from_numpy(array).to(META) for array in group] for group in arrays)
             inputs = forward_inputs(batch, tokens, layout, plan)
             logits = torch.empty((num_rows, self.limits.vocab_size), device=META)
             sampled = torch.empty(num_rows, dtype=torch.int64, device=META)
-            seconds = min(self._time(inputs, sampled, logits) for _ in range(_TIMED))
+            launch_seconds = min(_seconds(lambda: self._launch(inputs, sampled, logits)) for _ in range(_TIMED))
             with self._recorder:
                 self._recorder.launches = []
-                self._forward(inputs, sampled, logits)
-                sample_greedy(logits, sampled)
-        return StepTrace(tuple(self._recorder.launches), seconds)
+                self._launch(inputs, sampled, logits)
+        return StepTrace(tuple(self._recorder.launches), layout_seconds, launch_seconds)
 
-    def _time(self, inputs: ForwardInputs, sampled: Tensor, logits: Tensor) -> float:
-        began = time.perf_counter()
+    def _lay_out(self, batch: Batch) -> tuple[Sequence[Any], ...]:
+        return token_arrays(batch), layout_arrays(batch), self._forward.attention.plan(batch, count_single(batch))
+
+    def _launch(self, inputs: ForwardInputs, sampled: Tensor, logits: Tensor) -> None:
         self._forward(inputs, sampled, logits)
         sample_greedy(logits, sampled)
-        return time.perf_counter() - began
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
 
 
 def step_of(lengths: Sequence[tuple[int, int]]) -> Batch:

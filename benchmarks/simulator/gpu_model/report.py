@@ -13,8 +13,9 @@ def gpu_model_section(result: dict[str, Any]) -> str:
     origin = hardware["origin"]
     head = (
         f"**Predicted, not measured**: {hardware['name']}, Llama 3 8B in bfloat16; {version(result)}. "
-        f"{origin[:1].upper()}{origin[1:]}. The host's time of steps that are enqueued kernel by kernel is what Python "
-        f"took on one core of {result['machine']['processor']}."
+        f"{origin[:1].upper()}{origin[1:]}. The host's time is, on one core of {result['machine']['processor']}, what "
+        "Python took to lay a step out, with its tiles of queries and its plan of decodes, and to prepare the launches "
+        "of a step that is enqueued kernel by kernel; for a graph, the assumed time of its replay."
     )
     return "\n\n".join([head, *(make(result, None).markdown() for make in tables)])
 

@@ -22,8 +22,6 @@ from quire_kernels.decode_plan import decode_splits
 
 META = torch.device("meta")
 DTYPE = torch.bfloat16
-# The machine code has an innermost loop for tiles that need no mask, and one for those that do.
-_LOOPS = 2
 
 
 @dataclass(frozen=True)
@@ -100,8 +98,10 @@ class AttentionTimes:
         return 4 * pairs * self._shape.num_heads * self._shape.head_dim
 
     def _tile_issue_seconds(self, row: dict[str, Any], num_warps: int) -> float:
-        """That all multiprocessors take together to issue the instructions of a tile."""
-        instructions = row["num_loop_instructions"] / _LOOPS * num_warps
+        """That all multiprocessors take together to issue the instructions of a tile, with those of the mask, which
+        most tiles skip.
+        """
+        instructions = row["num_loop_instructions"] * num_warps
         per_second = self._hardware.issues_per_cycle * self._hardware.cycles_per_second * self._target.multiprocessors
         return float(instructions / per_second)
 
@@ -144,5 +144,5 @@ def step_time(
             moved = launch.num_bytes / hardware.bytes_per_second
             kernels += max(moved, launch.operations / hardware.operations_per_second)
     count = len(trace.launches)
-    host = 2 * hardware.replay_seconds if in_graphs else trace.host_seconds + count * hardware.host_launch_seconds
-    return StepTime(kernels, count * hardware.graph_launch_seconds, host, count)
+    enqueued = 2 * hardware.replay_seconds if in_graphs else trace.launch_seconds + count * hardware.host_launch_seconds
+    return StepTime(kernels, count * hardware.graph_launch_seconds, trace.layout_seconds + enqueued, count)

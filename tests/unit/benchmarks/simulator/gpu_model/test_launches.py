@@ -16,6 +16,7 @@ from benchmarks.gpu.random_model import TINY
 from benchmarks.simulator.gpu_model.launches import TracedModel, step_of
 model = TracedModel(TINY, "sm_90", 8, 16)
 traces = [model.trace(step_of(lengths)) for lengths in ([(1, 20)] * 3, [(1, 20)] * 3 + [(9, 9)])]
+assert all(t.layout_seconds > 0 and t.launch_seconds > 0 for t in traces)
 print(json.dumps([model.weight_bytes, [[(l.name, l.num_bytes, l.operations) for l in t.launches] for t in traces]]))
 """
 

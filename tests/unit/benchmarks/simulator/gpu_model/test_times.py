@@ -44,16 +44,17 @@ def test_operations_count_the_pairs_that_see_each_other(attention: AttentionTime
 def test_a_step_takes_the_larger_of_bytes_and_operations_and_a_pause_for_each_kernel(attention: AttentionTimes) -> None:
     launches = (Launch("linear", 3_000_000, 10), Launch("linear", 10, 10**12), Launch("_decode_kernel", 10**12))
     lengths = [(1, 100)] * 4
-    time = step_time(StepTrace(launches, 1.0), lengths, attention, H100, in_graphs=True)
+    time = step_time(StepTrace(launches, 2e-6, 1.0), lengths, attention, H100, in_graphs=True)
     expected = 3e6 / H100.bytes_per_second + 1e12 / H100.operations_per_second + attention.decode([100] * 4)
     assert time.kernels == pytest.approx(expected)
     assert time.pauses == pytest.approx(3 * H100.graph_launch_seconds)
+    assert time.host == pytest.approx(2e-6 + 2 * H100.replay_seconds)
     assert time.seconds == pytest.approx(time.kernels + time.pauses)
 
 
 def test_a_step_without_graphs_waits_for_the_host(attention: AttentionTimes) -> None:
-    time = step_time(StepTrace((Launch("linear", 10),), 0.5), [(1, 100)], attention, H100, in_graphs=False)
-    assert time.seconds == pytest.approx(0.5 + H100.host_launch_seconds)
+    time = step_time(StepTrace((Launch("linear", 10),), 0.25, 0.5), [(1, 100)], attention, H100, in_graphs=False)
+    assert time.seconds == pytest.approx(0.25 + 0.5 + H100.host_launch_seconds)
 
 
 def test_measured_rates_replace_the_assumed_ones() -> None:
