@@ -21,8 +21,16 @@ LENGTHS = (1, 15, 16, 17, 63, 64, 111, 256)
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Random weights: 6 layers, 12 heads of 32 dimensions."""
     path = tmp_path_factory.mktemp("encoder")
-    sizes = {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6, "num_attention_heads": 12}
-    save_bert(path, pooling=None, max_position_embeddings=512, initializer_range=0.05, **sizes)
+    save_bert(
+        path,
+        pooling=None,
+        hidden_size=384,
+        intermediate_size=1536,
+        num_hidden_layers=6,
+        num_attention_heads=12,
+        max_position_embeddings=512,
+        initializer_range=0.05,
+    )
     return path
 
 
