@@ -76,12 +76,12 @@ def _nvidia(capability: int, multiprocessors: int, shared_kib: int, max_spill_by
 TARGETS = {
     target.name: target
     for target in (
-        _nvidia(80, 108, 163, 320),  # A100
-        _nvidia(86, 84, 99, 64),  # A40, RTX 3090
-        _nvidia(89, 142, 99, 64),  # L40S
+        _nvidia(80, 108, 163, 16),  # A100
+        _nvidia(86, 84, 99, 24),  # A40, RTX 3090
+        _nvidia(89, 142, 99, 24),  # L40S
         _nvidia(90, 132, 227, 0),  # H100, H200
-        _nvidia(100, 148, 227, 64),  # B200
-        _nvidia(120, 170, 99, 112),  # RTX 5090
+        _nvidia(100, 148, 227, 464),  # B200
+        _nvidia(120, 170, 99, 40),  # RTX 5090
         Target("gfx942", GPUTarget("hip", "gfx942", 64), 304, 64 * _KIB, 980),  # MI300X
     )
 }

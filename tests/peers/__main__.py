@@ -32,6 +32,8 @@ from tests.peers.suites import BUILD, SUITES, Suite
 from tests.peers.support.outcome_log import FAILED
 
 TEST_SECONDS = 600
+# Options for all runs of the caller's pytest are not those of these tests.
+_NO_OPTIONS = {"PYTEST_ADDOPTS": ""}
 _LISTED, _RAN = {0, 1, 2}, {0, 1}
 """pytest's exit statuses when it has listed all tests, some of them in files that it cannot import, and has run all."""
 
@@ -74,7 +76,8 @@ class Pytest:
     def list_tests(self, paths: Sequence[str]) -> Listing:
         """The tests in these files and folders. Raises CalledProcessError if pytest does not list them all."""
         command = [*self._command(), "--collect-only", "-q", *paths]
-        done = subprocess.run(command, cwd=self.folder, env={**self.variables}, stdout=subprocess.PIPE, text=True)
+        variables = {**self.variables, **_NO_OPTIONS}
+        done = subprocess.run(command, cwd=self.folder, env=variables, stdout=subprocess.PIPE, text=True)
         if done.returncode not in _LISTED:
             done.check_returncode()
         return Listing.parse(done.stdout)
@@ -86,7 +89,7 @@ class Pytest:
         done = subprocess.run(
             [*self._command(), *options, *self.options, *tests],
             cwd=self.folder,
-            env={**self.variables, "QUIRE_OUTCOMES": str(log)},
+            env={**self.variables, **_NO_OPTIONS, "QUIRE_OUTCOMES": str(log)},
         )
         outcomes = dict.fromkeys(tests, FAILED) | read_outcomes(log)
         log.unlink(missing_ok=True)

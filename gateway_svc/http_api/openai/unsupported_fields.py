@@ -179,6 +179,7 @@ COHERE_EMBED: Neutral = {
 }
 
 _SIMILARITY: Neutral = {
+    "add_special_tokens": (True,),
     "instruct": (),
     "instruction": (),
     "return_embeddings": (False,),
