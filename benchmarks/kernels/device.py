@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from worker_svc.host import has_bfloat16
+
 _CPU_SECONDS = 0.6
 _CPU_ROUNDS = (3, 200)
 
@@ -28,8 +30,9 @@ class Bound(Enum):
 
 @dataclass(frozen=True)
 class DeviceRates:
-    """Measured: `memory` counts bytes read and written, GB/s; `matrix` bfloat16 products, TFLOP/s; `link`, GB/s from
-    the device to pinned host memory, None on a processor."""
+    """Measured: `memory` counts bytes read and written, GB/s; `matrix` products, TFLOP/s, in bfloat16, or in
+    float32 on a processor that has none in bfloat16; `link`, GB/s from the device to pinned host memory, None on a
+    processor."""
 
     memory: float
     matrix: float
@@ -80,5 +83,7 @@ def _link_rate(device: torch.device) -> float:
 
 def _matrix_rate(device: torch.device) -> float:
     size = 8192 if device.type == "cuda" else 2048
-    left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+    # Without instructions for it, torch multiplies bfloat16 tens of times as slowly.
+    dtype = torch.bfloat16 if device.type == "cuda" or has_bfloat16() else torch.float32
+    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     return 2 * size**3 / milliseconds(lambda: torch.mm(left, right), device) / 1e9
