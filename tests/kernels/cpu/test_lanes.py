@@ -10,7 +10,8 @@ from torch import Tensor
 from processor_kinds import KINDS, address, compile_for
 
 LANES, PANEL = 16, 32
-SPECIAL = torch.tensor([0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1 + 2.0**-8, 1 + 3 * 2.0**-8, 1e-40] * 2)
+SPECIAL = torch.tensor([0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1 + 2.0**-8, 1 + 3 * 2.0**-8, 2.0**-126] * 2)
+SUBNORMAL = torch.tensor([1e-40, -1e-40, 1.17e-38, -1.17e-38] * 4)
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -35,6 +36,14 @@ def test_bfloat16(library: ctypes.CDLL) -> None:
     torch.testing.assert_close(back, expected.float(), rtol=0, atol=0, equal_nan=True)
     exact = expected[:1600]
     assert torch.equal(converted(library, "exactly_to_bfloat16", exact.float(), torch.bfloat16), exact)
+
+
+def test_subnormal_bfloat16(library: ctypes.CDLL) -> None:
+    """Rounded, or zero with the sign: the instruction of AVX-512 computes no subnormal numbers."""
+    found = converted(library, "to_bfloat16", SUBNORMAL, torch.bfloat16)
+    rounded = SUBNORMAL.bfloat16()
+    assert all((found == rounded) | (found == 0))
+    assert torch.equal(found.signbit(), SUBNORMAL.signbit())
 
 
 def test_pairs(library: ctypes.CDLL) -> None:
