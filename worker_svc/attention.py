@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from quire_kernels.cpu.amx import has_amx
 from quire_kernels.cpu.attention import CacheLayer, attend, check_compiled_support, store
 from quire_kernels.cpu.linear import MatrixFormat
 from quire_kernels.cpu.thread_pool import ThreadPool
@@ -151,6 +152,7 @@ class CompiledAttention:
     def __init__(self, cache: KVCache, layers: Sequence[LayerAttention], thread_pool: ThreadPool) -> None:
         self._caches = [CacheLayer(cache.values, layer) for layer in range(cache.num_layers)]
         self._layers, self._thread_pool = layers, thread_pool
+        self._use_amx = cache.dtype == torch.bfloat16 and has_amx(thread_pool)
 
     def plan(self, batch: Batch) -> StepAttention:
         slots = torch.from_numpy(batch.slots)
@@ -171,6 +173,7 @@ class CompiledAttention:
                 how.scale,
                 window=how.window,
                 soft_cap=how.soft_cap,
+                use_amx=self._use_amx,
             )
 
         return attend_layer

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from quire_kernels._checks import require
+from quire_kernels.cpu.amx import has_amx
 from quire_kernels.cpu.thread_pool import ThreadPool, type_of
 
 
@@ -117,6 +118,7 @@ def attend(
     *,
     window: int | None = None,
     soft_cap: float | None = None,
+    use_amx: bool = False,
 ) -> Tensor:
     """Causal attention of each sequence's newest tokens over its pages, as in `paged_attention`.
 
@@ -129,6 +131,8 @@ def attend(
         scale: the factor of scores.
         window: a query sees itself and the window - 1 tokens before it; None: all.
         soft_cap: scores become soft_cap * tanh(score / soft_cap); None: no cap.
+        use_amx: whether tile registers compute the products, of bfloat16 on a processor with AMX. Heads whose
+            dimensions are no multiple of 32, and blocks of 8 tokens, are computed in vectors all the same.
 
     Returns:
         [num_tokens, num_heads, head_dim], of the dtype of `query`.
@@ -143,6 +147,9 @@ def attend(
         ("context_lens", context_lens),
     ):
         require(tensor.dtype == torch.int32 and tensor.is_contiguous(), name, "be int32 and contiguous")
+    kind = type_of(layer.cache.dtype)
+    require(not use_amx or query.dtype == torch.bfloat16, "use_amx", "be false for another dtype than bfloat16")
+    require(not use_amx or has_amx(thread_pool), "use_amx", "be false on a processor without AMX")
     num_sequences = len(context_lens)
     require(block_tables.ndim == 2 and len(block_tables) == num_sequences, "block_tables", "be [num_seqs, max_blocks]")
     require(query_starts.shape == (num_sequences + 1,), "query_starts", "be [num_seqs + 1]")
@@ -156,7 +163,8 @@ def attend(
     )
     thread_pool.library.quire_attend(
         thread_pool.handle,
-        type_of(layer.cache.dtype),
+        kind,
+        int(use_amx),
         byref(layer.args()),
         byref(sequences),
         byref(RuleArgs(scale, soft_cap or 0.0, window or 0)),

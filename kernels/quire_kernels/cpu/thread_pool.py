@@ -48,7 +48,7 @@ def _declare(library: Any) -> None:
         ("pack_grouped_bytes", None, pointer, pointer, pointer, pointer, number, pointer),
         ("linear", status, pointer, number, pointer, pointer, number, number, pointer),
         ("store", status, pointer, number, pointer, pointer, number, pointer, number, pointer, number),
-        ("attend", status, pointer, number, pointer, pointer, pointer, number, pointer, pointer),
+        ("attend", status, pointer, number, number, pointer, pointer, pointer, number, pointer, pointer),
         ("argmax", status, pointer, pointer, number, number, number, number, pointer),
         ("mask_logits", status, pointer, pointer, number, number, pointer, pointer, number, number, pointer),
         ("sample", status, pointer, pointer, number, number, pointer, pointer, number, pointer),

@@ -8,11 +8,19 @@ import torch
 from torch import Tensor
 
 import compiled
+from quire_kernels.cpu.amx import has_amx
 from quire_kernels.cpu.attention import CacheLayer, attend, store
 from quire_kernels.paged_attention import paged_attention_reference
 
 BORDERS = [1, 7, 8, 9, 15, 16, 17, 31, 33, 47, 48, 49, 63, 64, 65, 111, 128, 129, 257]
-DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(params=["float32", "bfloat16", "amx"])
+def arithmetic(request: pytest.FixtureRequest) -> tuple[torch.dtype, bool]:
+    """A dtype, and whether AMX computes."""
+    if request.param == "amx" and not has_amx(compiled.thread_pool()):
+        pytest.skip("needs AMX")
+    return (torch.float32 if request.param == "float32" else torch.bfloat16), request.param == "amx"
 
 
 @pytest.fixture
@@ -46,7 +54,6 @@ def attention(batch: Any, **options: Any) -> Tensor:
     )
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("block_size", [8, 16, 32, 128])
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
 @pytest.mark.parametrize("heads", [(1, 1), (1, 8), (3, 3), (8, 4), (32, 1), (1, 49)], ids=str)
@@ -56,13 +63,13 @@ def test_attention_of_every_shape(
     heads: tuple[int, int],
     head_dim: int,
     block_size: int,
-    dtype: torch.dtype,
+    arithmetic: tuple[torch.dtype, bool],
 ) -> None:
+    dtype, use_amx = arithmetic
     batch = make_batch([(1, 17), (1, 64), (33, 70), (1, 1), (5, 129)], heads, head_dim, block_size, dtype)
-    assert_close(attention(batch), paged_attention_reference(**batch.arguments()))
+    assert_close(attention(batch, use_amx=use_amx), paged_attention_reference(**batch.arguments()))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("block_size", [8, 16, 48])
 @pytest.mark.parametrize(
     "sequences",
@@ -79,31 +86,34 @@ def test_attention_around_every_border(
     assert_close: Callable[..., None],
     sequences: list[tuple[int, int]],
     block_size: int,
-    dtype: torch.dtype,
+    arithmetic: tuple[torch.dtype, bool],
 ) -> None:
+    dtype, use_amx = arithmetic
     batch = make_batch(sequences, (2, 3), 64, block_size, dtype)
-    assert_close(attention(batch), paged_attention_reference(**batch.arguments()))
+    assert_close(attention(batch, use_amx=use_amx), paged_attention_reference(**batch.arguments()))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("options", [{"window": 1}, {"window": 20}, {"window": 64}, {"soft_cap": 2.0}], ids=str)
 def test_windows_and_soft_caps(
     make_batch: Callable[..., Any],
     assert_close: Callable[..., None],
     options: dict[str, Any],
-    dtype: torch.dtype,
+    arithmetic: tuple[torch.dtype, bool],
 ) -> None:
+    dtype, use_amx = arithmetic
     batch = make_batch([(1, context) for context in BORDERS] + [(100, 300), (40, 40)], (2, 3), dtype=dtype)
-    assert_close(attention(batch, **options), paged_attention_reference(**(batch.arguments() | options)))
+    assert_close(
+        attention(batch, use_amx=use_amx, **options), paged_attention_reference(**(batch.arguments() | options))
+    )
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_query_gathers_the_same_bits_however_its_sequence_is_cut(
-    make_batch: Callable[..., Any], dtype: torch.dtype
+    make_batch: Callable[..., Any], arithmetic: tuple[torch.dtype, bool]
 ) -> None:
+    dtype, use_amx = arithmetic
     batch = make_batch([(130, 333), (1, 700), (64, 64)], (2, 3), dtype=dtype)
     layer, query = compiled_cache(batch), batch.query.contiguous()
-    together = attention(batch)
+    together = attention(batch, use_amx=use_amx)
     for first, last in ((0, 1), (1, 60), (60, 130)):
         alone = attend(
             compiled.thread_pool(),
@@ -113,6 +123,7 @@ def test_a_query_gathers_the_same_bits_however_its_sequence_is_cut(
             torch.tensor([0, last - first], dtype=torch.int32),
             torch.tensor([333 - 130 + last], dtype=torch.int32),
             batch.scale,
+            use_amx=use_amx,
         )
         assert torch.equal(alone, together[first:last])
 

@@ -10,7 +10,9 @@ from torch import Tensor
 from processor_kinds import KINDS, address, compile_for
 
 LANES, PANEL = 16, 32
-SPECIAL = torch.tensor([0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1 + 2.0**-8, 1 + 3 * 2.0**-8, 2.0**-126] * 2)
+SPECIAL = torch.tensor(
+    [0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1 + 2.0**-8, 1 + 3 * 2.0**-8, 2.0**-126] * 2
+)
 SUBNORMAL = torch.tensor([1e-40, -1e-40, 1.17e-38, -1.17e-38] * 4)
 
 

@@ -4,6 +4,7 @@
 // high and low, low and high, and its relative error is about 2**-16. As in linear.h, a row's bits do not depend on others.
 #pragma once
 
+#include <array>
 #include <type_traits>
 
 #include "linear.h"
@@ -25,21 +26,29 @@ inline bool may_use_amx() {
     return allowed;
 }
 
-// The registers' shapes, for the thread that holds it: all of 16 rows of 64 bytes.
+// The registers of the thread that holds it, in the shapes of products: all of 16 rows of 64 bytes.
 class AmxRegisters {
 public:
-    AmxRegisters() {
+    static constexpr int64_t ROWS = 16;
+
+    AmxRegisters() { load_products(); }
+    AmxRegisters(const AmxRegisters&) = delete;
+    ~AmxRegisters() { _tile_release(); }
+
+    static void load_products() { load({16, 16, 16, 16, 16, 16, 16, 16}, {64, 64, 64, 64, 64, 64, 64, 64}); }
+
+    // Other shapes: rows of each register, and bytes of a row.
+    static void load(const std::array<uint8_t, 8>& rows, const std::array<uint16_t, 8>& row_bytes) {
         struct alignas(64) {
             uint8_t palette = 1, start_row = 0, reserved[14] = {};
             uint16_t row_bytes[16] = {};
             uint8_t rows[16] = {};
         } shapes;
-        std::fill_n(shapes.row_bytes, 8, uint16_t{64});
-        std::fill_n(shapes.rows, 8, uint8_t{16});
+        std::copy(row_bytes.begin(), row_bytes.end(), shapes.row_bytes);
+        std::copy(rows.begin(), rows.end(), shapes.rows);
+        asm volatile("" ::"m"(shapes));  // the compiler does not know that all of it is read
         _tile_loadconfig(&shapes);
     }
-    AmxRegisters(const AmxRegisters&) = delete;
-    ~AmxRegisters() { _tile_release(); }
 };
 
 // Factors of PARTS bfloat16 each. Inputs are in blocks of 32: of each block first the high parts, then the low ones; in rows
@@ -50,8 +59,8 @@ struct AmxFactors {
     using Value = std::conditional_t<PARTS == 1, BFloat16, float>;  // what is rounded to such factors
     using Registers = AmxRegisters;
     static constexpr int64_t ROWS = 32, DEPTH = 32;
-    // Of the panels of a piece, which stay in the second-level cache for all its rows.
-    static constexpr int64_t TASK_BYTES = 1024 * 1024;
+    // Of the panels of a piece, which stay in the second-level cache for all its rows, beside those of the next one.
+    static constexpr int64_t TASK_BYTES = 256 * 1024;
 
     static int64_t width(int64_t columns) { return round_up(columns, DEPTH) * PARTS; }
     static int64_t scratch_size(int64_t inputs) { return expanded_size(round_up(inputs, DEPTH)); }
@@ -71,26 +80,48 @@ struct AmxFactors {
                                Element* scratch, TaskClaim& task_claim, F&& finish) {
         const char* panels = static_cast<const char*>(matrix.panels);
         const int64_t bytes = panel_bytes<Element>(matrix), num_tiles = piece.num_tiles(), num_panels = piece.num_panels();
-        // Computes one unit. Returns whether the piece is still this thread's.
-        const auto tile = [&]<bool FETCH>(int64_t row, int64_t p, const Element* panel) {
-            alignas(LINE) float sums[ROWS * PANEL];
-            const int64_t count = std::min(ROWS, piece.last_row - row);
-            multiply_panel<FETCH>(rows + row * stride, stride, panel, matrix.inputs, count, sums, PANEL);
-            return task_claim.write([&] { finish_panel(matrix, p, row, count, sums, finish); });
+        const auto panel = [&](int64_t p) { return reinterpret_cast<const Element*>(panels + p * bytes); };
+        // While all tiles of a panel are multiplied, the lines of another one are prefetched.
+        const int64_t lines = ceil_div(ceil_div(bytes, LINE), num_tiles * ceil_div(matrix.inputs, DEPTH * PARTS));
+        alignas(LINE) float sums[CHUNK][ROWS * PANEL];
+        // Returns whether the piece is still this thread's.
+        const auto write = [&](int64_t row, int64_t p, const float* from) {
+            return task_claim.write([&] { finish_panel(matrix, p, row, std::min(ROWS, piece.last_row - row), from, finish); });
         };
         if (matrix.is_expanded()) {
             for (int64_t p = piece.first_panel + units / num_tiles; p < piece.last_panel; ++p, units = 0) {
-                expand_panel(matrix, panels + p * bytes, scratch);
-                for (int64_t row = piece.first_row + units % num_tiles * ROWS; row < piece.last_row; row += ROWS)
-                    if (!tile.template operator()<false>(row, p, scratch)) return false;
+                expand_panel(matrix, panel(p), scratch);
+                Ahead ahead{panels + (p + 1) * bytes, panels + (p + 2) * bytes, lines};
+                for (int64_t row = piece.first_row + units % num_tiles * ROWS; row < piece.last_row; row += ROWS) {
+                    multiply_panel<Kept::PANEL>(rows + row * stride, stride, scratch, matrix.inputs, piece.last_row - row, sums[0], PANEL, ahead);
+                    if (!write(row, p, sums[0])) return false;
+                }
             }
             return true;
         }
-        for (int64_t row = piece.first_row + units / num_panels * ROWS; row < piece.last_row; row += ROWS, units = 0)
-            for (int64_t p = piece.first_panel + units % num_panels; p < piece.last_panel; ++p) {
-                const auto* panel = reinterpret_cast<const Element*>(panels + p * bytes);
-                if (!(num_tiles == 1 ? tile.template operator()<true>(row, p, panel) : tile.template operator()<false>(row, p, panel)))
-                    return false;
+        int64_t p = piece.first_panel + units % num_panels;
+        if (num_tiles == 1) {
+            Ahead ahead{panels + p * bytes + PREFETCH_BYTES, panels + piece.last_panel * bytes + PREFETCH_BYTES, lines};
+            for (; p < piece.last_panel; ++p) {
+                multiply_panel<Kept::ROWS>(rows + piece.first_row * stride, stride, panel(p), matrix.inputs,
+                                           piece.last_row - piece.first_row, sums[0], PANEL, ahead);
+                if (!write(piece.first_row, p, sums[0])) return false;
+            }
+            return true;
+        }
+        const int64_t block = round_up(ceil_div(matrix.inputs, ceil_div(matrix.inputs, MOST_INPUTS)), DEPTH * PARTS);
+        Ahead ahead{static_cast<const char*>(piece.next), static_cast<const char*>(piece.next_end), lines};
+        for (int64_t row = piece.first_row + units / num_panels * ROWS; row < piece.last_row; row += ROWS, p = piece.first_panel)
+            for (int64_t count; p < piece.last_panel; p += count) {
+                count = block < matrix.inputs ? std::min(CHUNK, piece.last_panel - p) : 1;
+                for (int64_t input = 0; input < matrix.inputs; input += block) {
+                    const int64_t inputs = std::min(block, matrix.inputs - input);
+                    for (int64_t i = 0; i < count; ++i) {
+                        multiply_panel<Kept::ROWS>(rows + row * stride + input, stride, panel(p + i) + input * PANEL, inputs,
+                                                   piece.last_row - row, sums[i], PANEL, ahead, input > 0);
+                        if (input + inputs == matrix.inputs && !write(row, p + i, sums[i])) return false;
+                    }
+                }
             }
         return true;
     }
@@ -99,68 +130,116 @@ struct AmxFactors {
     template <class F>
     static void multiply(ThreadPool& pool, const Matrix& matrix, const Element* rows, int64_t num_rows, int64_t stride,
                          Element* scratch, F&& finish) {
-        const int64_t panel_bytes = matrix.inputs * PANEL * sizeof(Element), num_all = ceil_div(matrix.outputs, PANEL);
-        const TaskGrid grid(num_rows, ROWS, num_all, panel_bytes, pool.size(), TASK_BYTES);
+        const int64_t expanded = expanded_size(matrix.inputs) * static_cast<int64_t>(sizeof(Element));
+        const TaskGrid grid(num_rows, ROWS, ceil_div(matrix.outputs, PANEL), expanded, pool.size(), TASK_BYTES);
         pool.parallel_for_tasks(num_rows ? grid.num_tasks() : 0, [&](int64_t i, TaskClaim& task_claim) {
-            multiply_piece(matrix, grid.piece(i, num_rows), task_claim.next(), rows, stride, scratch, task_claim, finish);
+            const Piece piece = grid.piece_with_next(i, num_rows, matrix.panels, panel_bytes<Element>(matrix), pool.size());
+            multiply_piece(matrix, piece, task_claim.next(), rows, stride, scratch, task_claim, finish);
         });
     }
 
-    // Sums [32, PANEL] of `count` rows and one panel, at a stride; those of rows beyond are undefined. With FETCH, which is
-    // for panels that are used once, what follows is prefetched.
-    template <bool FETCH>
+    // A stream of memory that is used later, of which each step of a product prefetches so many lines.
+    struct Ahead {
+        const char* next = nullptr;
+        const char* end = nullptr;
+        int64_t lines = 0;
+
+        void prefetch() {
+            if (next >= end) return;
+            for (int64_t i = 0; i < lines; ++i) __builtin_prefetch(next + i * LINE, 0, 1);
+            next += lines * LINE;
+        }
+    };
+
+    // The factor that stays in the first-level cache. The other one, which passes through, is loaded with a hint to evict little.
+    enum class Kept { ROWS, PANEL };
+
+    // Sums [32, PANEL] of `count` rows and one panel, at a stride; those of rows beyond are undefined. Where `is_continued`, they
+    // are added to the sums that are there.
+    template <Kept KEPT>
     static void multiply_panel(const Element* rows, int64_t stride, const Element* panel, int64_t inputs, int64_t count,
-                               float* sums, int64_t sums_stride) {
+                               float* sums, int64_t sums_stride, Ahead& ahead, bool is_continued = false) {
         constexpr int64_t BLOCK = DEPTH * PANEL, HALF = ROWS / 2;
         const int64_t row_bytes = stride * sizeof(Element), line = Lane<Element>::VALUES * PANEL * sizeof(Element);
+        const int64_t sums_bytes = sums_stride * sizeof(float);
+        float* lower = sums + HALF * sums_stride;
         const bool is_full = count > HALF;
         // The compiler does not know that the loads below read memory.
         asm volatile("" ::: "memory");
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-        const auto load_rows = [&](const Element* from) {
-            _tile_loadd(4, from, row_bytes);
-            if (is_full) _tile_loadd(5, from + HALF * stride, row_bytes);
+        if (is_continued) {
+            _tile_loadd(0, sums, sums_bytes);
+            _tile_loadd(1, sums + LANES, sums_bytes);
+            _tile_loadd(2, lower, sums_bytes);
+            _tile_loadd(3, lower + LANES, sums_bytes);
+        } else {
+            _tile_zero(0);
+            _tile_zero(1);
+            _tile_zero(2);
+            _tile_zero(3);
+        }
+        const auto load_upper = [&](const Element* from) {
+            if constexpr (KEPT == Kept::ROWS) _tile_loadd(4, from, row_bytes);
+            else _tile_stream_loadd(4, from, row_bytes);
         };
-        // One half of the panel is loaded while the other is multiplied.
-        const auto multiply_left = [&] {
-            _tile_dpbf16ps(0, 4, 6);
-            if (is_full) _tile_dpbf16ps(2, 5, 6);
+        const auto load_lower = [&](const Element* from) {
+            from += HALF * stride;
+            if constexpr (KEPT == Kept::ROWS) _tile_loadd(5, from, row_bytes);
+            else _tile_stream_loadd(5, from, row_bytes);
+        };
+        const auto load_left = [&](const Element* from) {
+            if constexpr (KEPT == Kept::PANEL) _tile_loadd(6, from, line);
+            else _tile_stream_loadd(6, from, line);
+        };
+        const auto load_right = [&](const Element* from) {
+            from += PANEL;
+            if constexpr (KEPT == Kept::PANEL) _tile_loadd(7, from, line);
+            else _tile_stream_loadd(7, from, line);
         };
         const auto multiply_right = [&] {
             _tile_dpbf16ps(1, 4, 7);
             if (is_full) _tile_dpbf16ps(3, 5, 7);
         };
-        const auto multiply_by = [&](const Element* from) {
-            _tile_loadd(6, from, line);
-            multiply_left();
-            _tile_loadd(7, from + PANEL, line);
+        // Each tile is loaded just before it is used: loads take about as long as products.
+        const auto multiply_by = [&](const Element* half_panels, const Element* new_rows) {
+            load_left(half_panels);
+            if (new_rows) load_upper(new_rows);
+            _tile_dpbf16ps(0, 4, 6);
+            if (is_full) {
+                if (new_rows) load_lower(new_rows);
+                _tile_dpbf16ps(2, 5, 6);
+            }
+            load_right(half_panels);
             multiply_right();
         };
         for (int64_t k = 0; k < inputs; k += PARTS * DEPTH, rows += PARTS * DEPTH, panel += PARTS * BLOCK) {
-            if constexpr (FETCH)
-                for (int64_t i = 0; i < PARTS * BLOCK; i += LINE / sizeof(Element))
-                    __builtin_prefetch(panel + PREFETCH_BYTES / sizeof(Element) + i, 0, 2);
-            load_rows(rows);
-            if constexpr (PARTS == 2) multiply_by(panel + BLOCK);
-            multiply_by(panel);
-            if constexpr (PARTS == 2) {
-                load_rows(rows + DEPTH);
-                multiply_left();
+            ahead.prefetch();
+            if constexpr (PARTS == 1) {
+                multiply_by(panel, rows);
+            } else {
+                multiply_by(panel + BLOCK, rows);
+                multiply_by(panel, nullptr);
+                load_upper(rows + DEPTH);
+                _tile_dpbf16ps(0, 4, 6);
+                if (is_full) {
+                    load_lower(rows + DEPTH);
+                    _tile_dpbf16ps(2, 5, 6);
+                }
                 multiply_right();
             }
         }
-        const int64_t sums_bytes = sums_stride * sizeof(float);
         _tile_stored(0, sums, sums_bytes);
         _tile_stored(1, sums + LANES, sums_bytes);
         if (is_full) {
-            _tile_stored(2, sums + HALF * sums_stride, sums_bytes);
-            _tile_stored(3, sums + HALF * sums_stride + LANES, sums_bytes);
+            _tile_stored(2, lower, sums_bytes);
+            _tile_stored(3, lower + LANES, sums_bytes);
         }
         asm volatile("" ::: "memory");
     }
+
+private:
+    // A product over more inputs than these is added up in blocks, in their order: its bits are the same. The rows of a block stay
+    // in the first-level cache while as many panels pass through.
+    static constexpr int64_t MOST_INPUTS = 640, CHUNK = 4;
 };
 
 #else

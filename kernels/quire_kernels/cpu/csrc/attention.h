@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "amx_attention.h"
 #include "attention_tiles.h"
 #include "buffer.h"
 #include "linear.h"
@@ -15,8 +16,6 @@
 #include "thread_pool.h"
 
 namespace quire {
-
-constexpr int TILE_KEYS = 4 * LANES;
 
 // One layer of the cache: block b at data + b * block_stride, its keys [kv_heads][head_dim][block_size], and at
 // value_offset its values [kv_heads][block_size][head_dim]. Where value_offset is 0, all heads share the keys of one, which
@@ -69,20 +68,21 @@ inline void store_token(const Cache<T>& cache, int64_t slot, int64_t head, const
     for (int64_t d = 0; d < cache.head_dim; ++d) values[d * V] = value[d];
 }
 
-// One thread's work on one tile at a time.
-template <class T>
+// One thread's work on one tile at a time. `Registers` is VectorTiles or AmxTiles, see amx_attention.h.
+template <class T, class Registers = VectorTiles>
 class TileAttention {
 public:
     // `value_dim`: how many dimensions of the values are summed, a multiple of LANES; 0: all.
     TileAttention(int64_t group, int64_t head_dim, int64_t value_dim = 0)
         : group_(group), dim_(head_dim), value_dim_(value_dim ? value_dim : head_dim) {
-        const int64_t rows = queries_per_tile(group) * group;
+        const int64_t rows = queries_per_tile(group) * group + Registers::MOST_PADDING;
         query_.reserve(rows * head_dim);
         output_.reserve(rows * head_dim);
         scores_.reserve(rows * TILE_KEYS);
         weights_.reserve(rows * TILE_KEYS);
         base_.reserve(rows);
         sums_.reserve(rows * LANES);
+        if constexpr (Registers::EXIST) registers_.reserve(round_up(value_dim_, LANES * Lane<T>::VALUES));
         if (value_dim) shared_values_.reserve(TILE_KEYS * round_up(value_dim, LANES * Lane<T>::VALUES));
     }
 
@@ -96,6 +96,12 @@ public:
         const int64_t num_queries = sequences.query_starts[tile.sequence + 1] - sequences.query_starts[tile.sequence];
         const int64_t position = sequences.context_lens[tile.sequence] - num_queries + tile.first;
         const int64_t rows = queries * group_, stride = cache.num_kv_heads * group_ * dim_;
+        // Heads that share keys are computed together. Otherwise each one's rows are padded to whole blocks of them.
+        const int64_t together = cache.is_shared() ? heads : 1, num_rows = together * rows;
+        uses_registers_ = Registers::suit(dim_, cache.block_size);
+        if (uses_registers_) registers_.configure(num_rows);
+        const int64_t apart = uses_registers_ ? Registers::padded(num_rows) : num_rows;  // from one head to the next
+        const auto place = [&](int64_t head) { return head / together * apart + head % together * rows; };
         const int64_t first_head = token * stride + tile.first_head * group_ * dim_;
         block_size_ = cache.block_size;
         value_stride_ = dim_;
@@ -106,27 +112,32 @@ public:
         for (int64_t head = 0; head < heads; ++head)
             for (int64_t q = 0; q < queries; ++q)
                 std::copy_n(query + first_head + q * stride + head * group_ * dim_, group_ * dim_,
-                            &query_[(head * rows + q * group_) * dim_]);
-        std::fill_n(output_.data(), heads * rows * dim_, 0.0f);
-        std::fill_n(sums_.data(), heads * rows * LANES, 0.0f);
-        std::fill_n(base_.data(), heads * rows, -INFINITY);
+                            &query_[(place(head) + q * group_) * dim_]);
+        const int64_t all_rows = heads / together * apart;
+        std::fill_n(output_.data(), all_rows * dim_, 0.0f);
+        std::fill_n(sums_.data(), all_rows * LANES, 0.0f);
+        std::fill_n(base_.data(), all_rows, -INFINITY);
 
         const int32_t* table = sequences.block_tables + tile.sequence * sequences.max_blocks;
         const int64_t end = rule.bidirectional ? sequences.context_lens[tile.sequence] : position + queries;
         const int64_t begin = rule.window ? std::max<int64_t>(0, position - rule.window + 1) : 0;
-        const Range range{begin, end, tile.first_head, tile.last_head};
-        const bool is_owned = is_memory_bound(rows) ? run_tiles<true>(task_claim, cache, table, range, rows, position, rule)
-                                                 : run_tiles<false>(task_claim, cache, table, range, rows, position, rule);
+        const Range range{begin, end, tile.first_head, tile.last_head, together, rows, apart};
+        const bool is_owned = is_memory_bound(rows) ? run_tiles<true>(task_claim, cache, table, range, position, rule)
+                                                    : run_tiles<false>(task_claim, cache, table, range, position, rule);
         if (!is_owned) return;
         task_claim.write_all([&] {
-            for (int64_t row = 0; row < heads * rows; ++row) {
-                const int64_t head = (tile.first_head + row / rows) * group_ + row % group_;
-                const float sum = total(load_floats(&sums_[row * LANES]));
-                for (int64_t d = 0; d < value_dim_; d += LANES)
-                    put(token + row % rows / group_, head * value_dim_ + d, load_floats(&output_[row * dim_ + d]) / sum);
-            }
+            for (int64_t head = 0; head < heads; ++head)
+                for (int64_t i = 0; i < rows; ++i) {
+                    const int64_t row = place(head) + i, number = (tile.first_head + head) * group_ + i % group_;
+                    const float sum = total(load_floats(&sums_[row * LANES]));
+                    for (int64_t d = 0; d < value_dim_; d += LANES)
+                        put(token + i / group_, number * value_dim_ + d, load_floats(&output_[row * dim_ + d]) / sum);
+                }
         });
     }
+
+    // To be called when all tiles of a phase are done.
+    void end_phase() { registers_.restore(); }
 
 private:
     static constexpr int V = Lane<T>::VALUES;
@@ -134,34 +145,41 @@ private:
     static constexpr float HEADROOM = 8.0f;
     static constexpr int64_t DECODE_HEARTBEAT_TILES = 8;  // tiles, a few microseconds' work
 
-    // The keys that some query of a tile sees, begin to end - 1, and its KV heads.
+    // The keys that some query of a tile sees, begin to end - 1, and its KV heads. `together` of them are computed at a time, each
+    // with so many rows; these are `apart` from the next ones.
     struct Range {
-        int64_t begin, end, first_head, last_head;
+        int64_t begin, end, first_head, last_head, together, rows, apart;
     };
 
     // Every tile of keys of the range, unless another thread takes over. With FETCH, the next one is prefetched while one
     // is computed.
     template <bool FETCH>
-    bool run_tiles(TaskClaim& task_claim, const Cache<T>& cache, const int32_t* table, const Range& range, int64_t rows,
-                   int64_t position, const AttentionRule& rule) {
+    bool run_tiles(TaskClaim& task_claim, const Cache<T>& cache, const int32_t* table, const Range& range, int64_t position,
+                   const AttentionRule& rule) {
         const int64_t heads = range.last_head - range.first_head, first = range.begin / TILE_KEYS * TILE_KEYS;
-        // Heads that share keys are computed together.
-        const int64_t together = cache.is_shared() ? heads : 1, num_rows = together * rows;
+        const int64_t together = range.together, num_rows = together * range.rows;
         next_key_tile_ = locate(cache, table, range.first_head, first, range);
         for (int64_t start = first; start < range.end; start += TILE_KEYS) {
             for (int64_t head = 0; head < heads; head += together) {
-                const int64_t top = head * rows;
+                const int64_t top = head / together * range.apart;
                 key_tile_ = next_key_tile_;
                 if (head + together < heads)
                     next_key_tile_ = locate(cache, table, range.first_head + head + 1, start, range);
                 else if (start + TILE_KEYS < range.end)
                     next_key_tile_ = locate(cache, table, range.first_head, start + TILE_KEYS, range);
-                for_rows(num_rows, [&]<int R>(int64_t row) { compute_scores<R, FETCH>(top + row); });
-                for (int64_t first_row = top; first_row < top + num_rows; first_row += rows)
-                    for (int64_t row = 0; row < rows; ++row)
-                        softmax_tile(first_row + row, start, position + row / group_, rule);
+                if (uses_registers_)
+                    registers_.template score<FETCH>(key_tile_, next_key_tile_, &query_[top * dim_], dim_, block_size_, num_rows,
+                                                     &scores_[top * TILE_KEYS]);
+                else
+                    for_rows(num_rows, [&]<int R>(int64_t row) { compute_scores<R, FETCH>(top + row); });
+                for (int64_t row = 0; row < num_rows; ++row)
+                    softmax_tile(top + row, start, position + row % range.rows / group_, rule);
                 if (cache.is_shared()) copy_shared_values();
-                for_rows(num_rows, [&]<int R>(int64_t row) { gather<R, FETCH>(top + row); });
+                if (uses_registers_)
+                    registers_.template gather<FETCH>(key_tile_, next_key_tile_, &weights_[top * TILE_KEYS], num_rows, value_dim_,
+                                                      value_stride_, &output_[top * dim_], dim_);
+                else
+                    for_rows(num_rows, [&]<int R>(int64_t row) { gather<R, FETCH>(top + row); });
             }
             // More often would slow a decode down.
             if ((!FETCH || start / TILE_KEYS % DECODE_HEARTBEAT_TILES == DECODE_HEARTBEAT_TILES - 1) && !task_claim.heartbeat()) return false;
@@ -169,16 +187,9 @@ private:
         return true;
     }
 
-    // Addresses of 64 keys and their values, by halves of groups of 16, since blocks may be of 8 tokens.
-    struct KeyTile {
-        int64_t first_key, num_keys, first_group, num_groups;
-        const T* keys[TILE_KEYS / 8];
-        const T* values[TILE_KEYS / 8];
-    };
-
     // The tile at `start`. Blocks beyond the range are not looked up.
-    KeyTile locate(const Cache<T>& cache, const int32_t* table, int64_t head, int64_t start, const Range& range) const {
-        KeyTile key_tile;
+    KeyTile<T> locate(const Cache<T>& cache, const int32_t* table, int64_t head, int64_t start, const Range& range) const {
+        KeyTile<T> key_tile;
         key_tile.first_key = std::max<int64_t>(0, range.begin - start);
         key_tile.num_keys = std::min<int64_t>(TILE_KEYS, range.end - start);
         key_tile.first_group = key_tile.first_key / LANES;
@@ -380,16 +391,19 @@ private:
     Buffer<T> query_, weights_;
     Buffer<T> shared_values_;  // [TILE_KEYS, value_stride], of the tile, where keys are the values too
     Buffer<float> output_, scores_, base_, sums_;
-    KeyTile key_tile_, next_key_tile_;
+    KeyTile<T> key_tile_, next_key_tile_;
+    bool uses_registers_ = false;  // for the tile of queries
+    Registers registers_;
 };
 
 // To be called by all threads of the pool: attention of every query of the step. `attention` is the thread's own.
-template <class T, class F>
-void attend(ThreadPool& pool, TileAttention<T>& attention, const Cache<T>& cache, const Sequences& sequences,
+template <class T, class Registers, class F>
+void attend(ThreadPool& pool, TileAttention<T, Registers>& attention, const Cache<T>& cache, const Sequences& sequences,
             const std::vector<Tile>& tiles, const AttentionRule& rule, const T* query, F&& put) {
     pool.parallel_for_tasks(static_cast<int64_t>(tiles.size()), [&](int64_t i, TaskClaim& task_claim) {
         attention.run(task_claim, cache, sequences, tiles[i], rule, query, put);
     });
+    attention.end_phase();
 }
 
 }  // namespace quire

@@ -10,6 +10,17 @@
 
 namespace quire {
 
+constexpr int TILE_KEYS = 4 * LANES;
+
+// Addresses of 64 keys and their values, by halves of groups of 16, since blocks may be of 8 tokens. Those from first_key to
+// num_keys - 1 are seen by some query: others may be of other sequences, or NaN.
+template <class T>
+struct KeyTile {
+    int64_t first_key, num_keys, first_group, num_groups;
+    const T* keys[TILE_KEYS / 8];
+    const T* values[TILE_KEYS / 8];
+};
+
 // Queries of a tile, times heads of a group: they share each key that is loaded.
 constexpr int TILE_ROWS = 48;
 

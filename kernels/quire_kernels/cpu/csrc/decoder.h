@@ -8,6 +8,7 @@
 
 #include "activations.h"
 #include "amx.h"
+#include "amx_attention.h"
 #include "attention.h"
 #include "buffer.h"
 #include "experts.h"
@@ -134,7 +135,7 @@ private:
     struct Thread {
         Thread(int64_t group, int64_t head_dim, int64_t value_dim, int64_t scratch)
             : attention(group, head_dim, value_dim), scratch(scratch), heads(2 * head_dim) {}
-        TileAttention<Element> attention;
+        TileAttention<Element, typename TilesOf<Product>::Type> attention;
         Buffer<Element> scratch;
         Buffer<Element> heads;
         LatentRow<Element> latent;

@@ -236,15 +236,16 @@ private:
     void compute(int64_t prompt, int64_t head, int64_t token, int64_t count, Thread& own) const {
         const int64_t length = layout_->lengths()[prompt], padded = padded_keys(prompt), width = Factors::width(padded);
         const int64_t depth = Factors::width(dim_);
+        typename Factors::Ahead no_ahead;
         for (int64_t key = 0; key < padded; key += PANEL)
-            Factors::template multiply_panel<false>(query_of(token, head), query_stride(), keys_of(prompt, head) + key * depth,
-                                                    depth, count, &own.scores[key], padded);
+            Factors::template multiply_panel<Factors::Kept::ROWS>(query_of(token, head), query_stride(), keys_of(prompt, head) + key * depth,
+                                                                  depth, count, &own.scores[key], padded, no_ahead);
         const float factor = LOG2_E / std::sqrt(static_cast<float>(dim_));
         for (int64_t row = 0; row < count; ++row)
             own.sums[row] = weigh(&own.scores[row * padded], length, factor, &own.weights[row * width]);
         for (int64_t d = 0; d < dim_; d += PANEL)
-            Factors::template multiply_panel<false>(own.weights.data(), width, values_of(prompt, head, d), width, count,
-                                                    &own.outputs[d], padded_dim_);
+            Factors::template multiply_panel<Factors::Kept::ROWS>(own.weights.data(), width, values_of(prompt, head, d), width, count,
+                                                                  &own.outputs[d], padded_dim_, no_ahead);
     }
 
     // Weights of scores, 0 beyond the last one, without their division by the sum that is returned.

@@ -159,22 +159,27 @@ int64_t quire_store(void* pool_, Type type, const Cache<void>* shape, const void
     });
 }
 
-// Attention of queries [tokens, kv_heads * group, head_dim] over one layer's cache.
-int64_t quire_attend(void* pool_, Type type, const Cache<void>* shape, const Sequences* sequences,
-                  const AttentionRule* rule, int64_t group, const void* query, void* output) {
+// Attention of queries [tokens, kv_heads * group, head_dim] over one layer's cache; with `use_amx` by its registers.
+int64_t quire_attend(void* pool_, Type type, [[maybe_unused]] int64_t use_amx, const Cache<void>* shape, const Sequences* sequences,
+                     const AttentionRule* rule, int64_t group, const void* query, void* output) {
     return guarded([&] {
         ThreadPool& pool = *static_cast<ThreadPool*>(pool_);
-        with_type(type, [&](auto zero) {
-            using T = decltype(zero);
+        const auto run = [&]<class Product>() {
+            using T = typename Product::Element;
             const Cache<T> cache = shape->of<T>();
             const std::vector<Tile> tiles = split_into_tiles(*sequences, cache.num_kv_heads, group, pool.size());
-            std::deque<TileAttention<T>> attentions;
+            std::deque<TileAttention<T, typename TilesOf<Product>::Type>> attentions;
             for (int i = 0; i < pool.size(); ++i) attentions.emplace_back(group, cache.head_dim);
             pool.run([&](int thread) {
+                const typename Product::Registers registers;
                 attend(pool, attentions[thread], cache, *sequences, tiles, *rule, static_cast<const T*>(query),
                        put_in(static_cast<T*>(output), cache.num_kv_heads * group * cache.head_dim));
             });
-        });
+        };
+#ifdef QUIRE_AMX
+        if (use_amx) return run.template operator()<AmxFactors<1>>();
+#endif
+        type == Type::BFLOAT16 ? run.template operator()<VectorFactors<BFloat16>>() : run.template operator()<VectorFactors<float>>();
     });
 }
 

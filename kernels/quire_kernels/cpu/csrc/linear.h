@@ -225,6 +225,15 @@ struct TaskGrid {
         const int64_t range = task % across, block = task / across;
         return {first_panel(range), first_panel(range + 1), first_row(block), std::min(num_rows, first_row(block + 1)), rows};
     }
+    // The same, with what a thread probably multiplies after it: pieces are handed out in order, so its next one is probably at the
+    // distance of the number of threads, perhaps in the next matrix, which follows in memory.
+    Piece piece_with_next(int64_t task, int64_t num_rows, const void* panels, int64_t panel_bytes, int threads) const {
+        const int64_t next = task % across + threads;
+        Piece piece = this->piece(task, num_rows);
+        piece.next = static_cast<const char*>(panels) + first_panel(next) * panel_bytes;
+        piece.next_end = static_cast<const char*>(panels) + first_panel(next + 1) * panel_bytes;
+        return piece;
+    }
     int64_t first_panel(int64_t range) const { return begin(range, num_panels, across); }
     int64_t first_row(int64_t block) const { return begin(block, num_tiles, down) * rows; }
 
@@ -313,14 +322,8 @@ inline void multiply(
     const int64_t held = matrix.is_expanded() ? expanded_size(matrix.inputs) * static_cast<int64_t>(sizeof(T)) : bytes;
     const TaskGrid grid(num_rows, rows_of_tile<T>(matrix, num_rows), num_all, held, pool.size());
     pool.parallel_for_tasks(num_rows ? grid.num_tasks() : 0, [&](int64_t i, TaskClaim& task_claim) {
-        Piece piece = grid.piece(i, num_rows);
-        if (!matrix.is_expanded()) {
-            // Pieces are handed out in order: this thread's next one is probably at this distance, perhaps in the next
-            // matrix, which follows in memory.
-            const char* panels = static_cast<const char*>(matrix.panels);
-            piece.next = panels + grid.first_panel(i % grid.across + pool.size()) * bytes;
-            piece.next_end = panels + grid.first_panel(i % grid.across + pool.size() + 1) * bytes;
-        }
+        const Piece piece = matrix.is_expanded() ? grid.piece(i, num_rows)
+                                                 : grid.piece_with_next(i, num_rows, matrix.panels, bytes, pool.size());
         multiply_piece(matrix, piece, task_claim.next(), rows, stride, scratch, task_claim, finish);
     });
 }
