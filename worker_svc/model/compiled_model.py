@@ -184,7 +184,7 @@ class _CompiledBuilder:
     def _pack(
         self, matrix_format: MatrixFormat, weight: Tensor, bias: Tensor | None, code_scales: Tensor | None = None
     ) -> PackedMatrix:
-        pack = pack_for_amx if self._use_amx and not matrix_format.takes_codes else pack_matrix
+        pack = pack_for_amx if self._use_amx else pack_matrix
         return pack(
             self._thread_pool,
             weight,

@@ -40,11 +40,10 @@ def pack_for_amx(
     """Lays out a weight [outputs, inputs] of float32 or bfloat16 in blocks of 32 inputs, and a bias [outputs].
 
     Of float32, each block has the values rounded to bfloat16, and then the rest, rounded too; 8 and 4 bits, as in
-    `pack_matrix`, are for bfloat16. Raises ValueError where these, or another dtype, are not possible.
+    `pack_matrix`, are for bfloat16. Formats whose inputs are rounded to 8 bits are laid out as by `pack_matrix`.
+    Raises ValueError where a format, or another dtype, is not possible.
     """
     type_of(weight.dtype)
-    name = matrix_format.name
-    require(not matrix_format.takes_codes, "matrix_format", f"be another than {name}, which AMX does not compute")
     if weight.dtype == torch.float32:
         require(matrix_format is MatrixFormat.PLAIN, "matrix_format", "be PLAIN for float32")
         blocks = pad(weight, (0, -weight.shape[1] % DEPTH)).view(len(weight), -1, DEPTH)
@@ -56,7 +55,7 @@ def pack_for_amx(
         bias,
         matrix_format=matrix_format,
         memory=memory,
-        input_multiple=DEPTH,
+        input_multiple=1 if matrix_format.takes_codes else DEPTH,
         code_scales=code_scales,
     )
 
@@ -67,7 +66,8 @@ def amx_linear(thread_pool: ThreadPool, inputs: Tensor, matrix: PackedMatrix) ->
     require(has_amx(thread_pool), "thread_pool", "be on a processor with AMX")
     rows = pad(inputs.float(), (0, -inputs.shape[1] % DEPTH)).contiguous()
     num_parts = 2 if inputs.dtype == torch.float32 else 1
-    require(num_parts * rows.shape[1] == matrix.inputs, "inputs", "be those of the matrix")
+    num_inputs = inputs.shape[1] if matrix.matrix_format.takes_codes else num_parts * rows.shape[1]
+    require(num_inputs == matrix.inputs, "inputs", "be those of the matrix")
     require(matrix.order is None, "matrix", "have its inputs in order")
     output = torch.empty(len(rows), matrix.outputs)
     thread_pool.library.quire_amx_linear(

@@ -46,7 +46,7 @@ class MatrixFormat(IntEnum):
 
     @property
     def takes_codes(self) -> bool:
-        """Whether inputs are rounded to 8 bits. AMX does not compute such products."""
+        """Whether inputs are rounded to 8 bits."""
         return self in (MatrixFormat.W8A8, MatrixFormat.W4A8, MatrixFormat.GROUPED_W8A8)
 
     @property

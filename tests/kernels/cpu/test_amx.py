@@ -5,7 +5,7 @@ import torch
 
 import compiled
 from quire_kernels.cpu.amx import DEPTH, amx_linear, has_amx, pack_for_amx
-from quire_kernels.cpu.linear import MatrixFormat, pack_nibbles
+from quire_kernels.cpu.linear import MatrixFormat, linear, pack_nibbles
 from quire_kernels.cpu.nibbles import quantize_in_nibbles
 
 pytestmark = pytest.mark.skipif(not has_amx(compiled.thread_pool()), reason="needs AMX")
@@ -57,12 +57,29 @@ def test_products_with_weights_of_4_bits(rows: int, inputs: int, outputs: int) -
     assert torch.equal(amx_linear(pool, x, matrix), amx_linear(pool, x, dense))
 
 
-def test_formats_that_amx_does_not_compute_are_refused() -> None:
+@pytest.mark.parametrize("rows", [1, 7, 8, 16, 17, 33, 64, 200])
+@pytest.mark.parametrize(("inputs", "outputs"), [(48, 97), (64, 32), (192, 33), (576, 960), (1536, 576)])
+def test_products_in_8_bits_have_the_bits_of_those_without_tile_registers(
+    rows: int, inputs: int, outputs: int
+) -> None:
+    torch.manual_seed(0)
+    pool, x = compiled.thread_pool(), torch.randn(rows, inputs).bfloat16()
+    x[:, 5] *= 100
+    weight, bias = torch.randn(outputs, inputs).bfloat16(), torch.randn(outputs)
+    matrix = pack_for_amx(pool, weight, bias, matrix_format=MatrixFormat.W8A8)
+    assert torch.equal(amx_linear(pool, x, matrix), linear(pool, x, matrix))
+
+
+def test_a_number_in_8_bits_that_is_not_finite_reaches_its_row_alone() -> None:
+    pool, x = compiled.thread_pool(), torch.ones(33, 128).bfloat16()
+    x[17, 3] = float("inf")
+    matrix = pack_for_amx(pool, torch.ones(64, 128).bfloat16(), matrix_format=MatrixFormat.W8A8)
+    assert amx_linear(pool, x, matrix).isfinite().all(1).tolist() == [row != 17 for row in range(33)]
+
+
+def test_weights_of_float32_in_8_bits_are_refused() -> None:
     with pytest.raises(ValueError, match="matrix_format: must be PLAIN for float32"):
         pack_for_amx(compiled.thread_pool(), torch.zeros(2, 64), matrix_format=MatrixFormat.INT8)
-    for matrix_format in (MatrixFormat.W8A8, MatrixFormat.W4A8):
-        with pytest.raises(ValueError, match=f"matrix_format: must be another than {matrix_format.name}"):
-            pack_for_amx(compiled.thread_pool(), torch.zeros(2, 64).bfloat16(), matrix_format=matrix_format)
 
 
 def test_inputs_of_another_size_are_refused() -> None:

@@ -51,6 +51,19 @@ public:
     }
 };
 
+// A stream of memory that is used later, of which each step of a product prefetches so many lines.
+struct AmxAhead {
+    const char* next = nullptr;
+    const char* end = nullptr;
+    int64_t lines = 0;
+
+    void prefetch() {
+        if (next >= end) return;
+        for (int64_t i = 0; i < lines; ++i) __builtin_prefetch(next + i * LINE, 0, 1);
+        next += lines * LINE;
+    }
+};
+
 // Factors of PARTS bfloat16 each. Inputs are in blocks of 32: of each block first the high parts, then the low ones; in rows
 // as in panels. Rows are a whole number of blocks, zeros beyond the last input, and may be read up to a multiple of 32.
 template <int PARTS>
@@ -91,7 +104,7 @@ struct AmxFactors {
         if (matrix.is_expanded()) {
             for (int64_t p = piece.first_panel + units / num_tiles; p < piece.last_panel; ++p, units = 0) {
                 expand_panel(matrix, panel(p), scratch);
-                Ahead ahead{panels + (p + 1) * bytes, panels + (p + 2) * bytes, lines};
+                AmxAhead ahead{panels + (p + 1) * bytes, panels + (p + 2) * bytes, lines};
                 for (int64_t row = piece.first_row + units % num_tiles * ROWS; row < piece.last_row; row += ROWS) {
                     multiply_panel<Kept::PANEL>(rows + row * stride, stride, scratch, matrix.inputs, piece.last_row - row, sums[0], PANEL, ahead);
                     if (!write(row, p, sums[0])) return false;
@@ -101,7 +114,7 @@ struct AmxFactors {
         }
         int64_t p = piece.first_panel + units % num_panels;
         if (num_tiles == 1) {
-            Ahead ahead{panels + p * bytes + PREFETCH_BYTES, panels + piece.last_panel * bytes + PREFETCH_BYTES, lines};
+            AmxAhead ahead{panels + p * bytes + PREFETCH_BYTES, panels + piece.last_panel * bytes + PREFETCH_BYTES, lines};
             for (; p < piece.last_panel; ++p) {
                 multiply_panel<Kept::ROWS>(rows + piece.first_row * stride, stride, panel(p), matrix.inputs,
                                            piece.last_row - piece.first_row, sums[0], PANEL, ahead);
@@ -110,7 +123,7 @@ struct AmxFactors {
             return true;
         }
         const int64_t block = round_up(ceil_div(matrix.inputs, ceil_div(matrix.inputs, MOST_INPUTS)), DEPTH * PARTS);
-        Ahead ahead{static_cast<const char*>(piece.next), static_cast<const char*>(piece.next_end), lines};
+        AmxAhead ahead{static_cast<const char*>(piece.next), static_cast<const char*>(piece.next_end), lines};
         for (int64_t row = piece.first_row + units / num_panels * ROWS; row < piece.last_row; row += ROWS, p = piece.first_panel)
             for (int64_t count; p < piece.last_panel; p += count) {
                 count = block < matrix.inputs ? std::min(CHUNK, piece.last_panel - p) : 1;
@@ -138,19 +151,6 @@ struct AmxFactors {
         });
     }
 
-    // A stream of memory that is used later, of which each step of a product prefetches so many lines.
-    struct Ahead {
-        const char* next = nullptr;
-        const char* end = nullptr;
-        int64_t lines = 0;
-
-        void prefetch() {
-            if (next >= end) return;
-            for (int64_t i = 0; i < lines; ++i) __builtin_prefetch(next + i * LINE, 0, 1);
-            next += lines * LINE;
-        }
-    };
-
     // The factor that stays in the first-level cache. The other one, which passes through, is loaded with a hint to evict little.
     enum class Kept { ROWS, PANEL };
 
@@ -158,7 +158,7 @@ struct AmxFactors {
     // are added to the sums that are there.
     template <Kept KEPT>
     static void multiply_panel(const Element* rows, int64_t stride, const Element* panel, int64_t inputs, int64_t count,
-                               float* sums, int64_t sums_stride, Ahead& ahead, bool is_continued = false) {
+                               float* sums, int64_t sums_stride, AmxAhead& ahead, bool is_continued = false) {
         constexpr int64_t BLOCK = DEPTH * PANEL, HALF = ROWS / 2;
         const int64_t row_bytes = stride * sizeof(Element), line = Lane<Element>::VALUES * PANEL * sizeof(Element);
         const int64_t sums_bytes = sums_stride * sizeof(float);

@@ -15,29 +15,33 @@
 
 namespace quire {
 
-// What precedes the codes of a group, of one byte each. Instructions multiply signed bytes by unsigned ones, so codes of weights
-// have an offset, for which the sum of these codes makes up.
+// Of each group of a row. Instructions multiply signed bytes by unsigned ones, so codes of weights have an offset, for which the sum
+// of these codes makes up.
 struct CodeGroup {
     float scale;
     int32_t sum;
 };
 
-inline int64_t code_group_bytes(int64_t size) { return sizeof(CodeGroup) + size; }
-
 // The inputs of a group, of rows that a matrix is multiplied by.
 inline int64_t code_group_of(const Matrix& m) { return m.format == Format::W8A8 ? 128 : m.group; }
-inline int64_t code_row_bytes(const Matrix& m) {
-    return m.takes_codes() ? ceil_div(m.inputs, code_group_of(m)) * code_group_bytes(code_group_of(m)) : 0;
-}
 
-// Writes the groups of a row of `inputs` numbers, of which load(i) has those from i on, zeros up to a multiple of LANES. A scale
-// is NaN where a number of its group is not finite.
+// A row for a matrix is its codes in whole lines, one byte each, then its groups.
+inline int64_t code_bytes(const Matrix& m) { return round_up(m.inputs, LINE); }
+inline int64_t code_row_bytes(const Matrix& m) {
+    return m.takes_codes() ? round_up(code_bytes(m) + ceil_div(m.inputs, code_group_of(m)) * sizeof(CodeGroup), LINE) : 0;
+}
+inline const Code* code_groups(const Matrix& m, const Code* row) { return row + code_bytes(m); }
+
+// Writes a row for a matrix, of which load(i) has the numbers from i on, zeros up to a multiple of LANES. A scale is NaN where a
+// number of its group is not finite.
 template <class F>
-inline void quantize(int64_t inputs, int64_t size, F&& load, Code* to) {
+inline void quantize(const Matrix& m, F&& load, Code* to) {
+    const int64_t inputs = m.inputs, size = code_group_of(m);
+    Code* groups = to + code_bytes(m);
     constexpr float LEAST = 1e-30f;           // of a divisor: the quotient is finite
     const Floats shift = splat(12582912.0f);  // 1.5 * 2**23: adding it rounds to an integer, in the lowest bits
     const Ints integers = (Ints)shift;
-    for (int64_t first = 0; first < inputs; first += size, to += code_group_bytes(size)) {
+    for (int64_t first = 0; first < inputs; first += size, to += size, groups += sizeof(CodeGroup)) {
         const int64_t count = std::min(size, inputs - first);
         Floats peaks = {}, poison = {};
         for (int64_t i = 0; i < count; i += LANES) {
@@ -50,11 +54,11 @@ inline void quantize(int64_t inputs, int64_t size, F&& load, Code* to) {
         for (int64_t i = 0; i < count; i += LANES) {
             const Ints codes = (Ints)(load(first + i) * factor + shift) - integers;
             sums += codes;
-            store(to + sizeof(CodeGroup) + i, to_bytes(codes));
+            store(to + i, to_bytes(codes));
         }
         CodeGroup group{peak / 127.0f + total(poison), 0};
         for (int i = 0; i < LANES; ++i) group.sum += sums[i];
-        store(to, group);
+        store(groups, group);
     }
 }
 
@@ -68,23 +72,23 @@ inline Floats load_in_order(const Matrix& m, const T* from, int64_t i) {
     return load<Floats>(numbers);
 }
 
-// The groups of a step's rows, which are those of one matrix's inputs after the other's.
+// The rows of a step in codes, which are those of one matrix's inputs after the other's.
 class CodeRows {
 public:
     // Memory for rows of at most so many bytes, see code_row_bytes().
     void reserve(int64_t rows, int64_t row_bytes) {
         stride_ = row_bytes;
-        groups_.reserve(rows * stride_);
+        codes_.reserve((rows + TILE) * stride_);
     }
 
     // A row [inputs] for a matrix.
     template <class T>
     void set(int64_t row, const T* from, const Matrix& m) {
-        Code* to = &groups_[row * stride_];
+        Code* to = &codes_[row * stride_];
         if (m.order)
-            quantize(m.inputs, code_group_of(m), [&](int64_t i) { return load_in_order(m, from, i); }, to);
+            quantize(m, [&](int64_t i) { return load_in_order(m, from, i); }, to);
         else
-            quantize(m.inputs, code_group_of(m), [&](int64_t i) { return load_floats(from + i); }, to);
+            quantize(m, [&](int64_t i) { return load_floats(from + i); }, to);
     }
 
     // For all threads of the pool.
@@ -94,12 +98,14 @@ public:
     }
 
     // A row, and the distance to the next one, as products take them.
-    const Code* row(int64_t row) const { return groups_.data() + row * stride_; }
+    const Code* row(int64_t row) const { return codes_.data() + row * stride_; }
     int64_t stride() const { return stride_; }
 
 private:
+    static constexpr int64_t TILE = 32;  // rows that a product may read beyond the last one
+
     int64_t stride_ = 0;
-    Buffer<Code> groups_;
+    Buffer<Code> codes_;
 };
 
 }  // namespace quire

@@ -9,6 +9,7 @@
 #include "activations.h"
 #include "amx.h"
 #include "amx_attention.h"
+#include "amx_codes.h"
 #include "attention.h"
 #include "buffer.h"
 #include "experts.h"
@@ -298,7 +299,7 @@ private:
     template <class F>
     void multiply(const Matrix& matrix, const Buffer<Element>& rows, int64_t stride, int64_t num_rows, Thread& own, F&& finish) {
         if (matrix.takes_codes()) {
-            multiply_in_codes(pool_, matrix, code_rows_, rows.data(), num_rows, stride, finish);
+            multiply_in_codes<Product>(pool_, matrix, code_rows_, rows.data(), num_rows, stride, finish);
             return;
         }
         if (matrix.order) put_in_order(pool_, matrix, rows.data(), num_rows, stride, ordered_.data());

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "activations.h"
+#include "amx_codes.h"
 #include "buffer.h"
 #include "linear.h"
 #include "simd.h"
@@ -175,6 +176,8 @@ public:
     }
 
 private:
+    using Codes = typename CodesOf<Product>::Type;
+
     // The rows of an expert, in the order of experts: a row is a token with one of its experts.
     struct Group {
         int64_t expert, first, last;
@@ -230,7 +233,7 @@ private:
     static Piece piece_of(const Matrix& matrix, int64_t range, int64_t num_ranges, int64_t num_rows) {
         const int64_t num_panels = ceil_div(matrix.outputs, PANEL);
         return {TaskGrid::begin(range, num_panels, num_ranges), TaskGrid::begin(range + 1, num_panels, num_ranges), 0, num_rows,
-                matrix.takes_codes() ? rows_of_tile<Code>(matrix, num_rows) : Product::tile_rows(matrix, num_rows)};
+                matrix.takes_codes() ? Codes::tile_rows(matrix, num_rows) : Product::tile_rows(matrix, num_rows)};
     }
 
     // As multiply_piece() of linear.h, of `rows` or, where the matrix takes them, of their codes, from the row `first` on.
@@ -238,8 +241,7 @@ private:
     bool multiply_piece(const Matrix& matrix, const Piece& piece, int64_t units, const Buffer<Element>& rows, int64_t stride,
                         int64_t first, Element* scratch, TaskClaim& task_claim, F&& finish) {
         if (matrix.takes_codes())
-            return quire::multiply_piece(matrix, piece, units, code_rows_.row(first), code_rows_.stride(),
-                                         static_cast<Code*>(nullptr), task_claim, finish);
+            return Codes::multiply_piece(matrix, piece, units, code_rows_.row(first), code_rows_.stride(), task_claim, finish);
         return Product::multiply_piece(matrix, piece, units, &rows[first * stride], stride, scratch, task_claim, finish);
     }
 
@@ -290,7 +292,7 @@ private:
     template <class F>
     void multiply(const Matrix& matrix, const Element* rows, int64_t num_rows, int64_t stride, Element* scratch, F&& finish) {
         if (matrix.takes_codes())
-            multiply_in_codes(pool_, matrix, code_rows_, rows, num_rows, stride, finish);
+            multiply_in_codes<Product>(pool_, matrix, code_rows_, rows, num_rows, stride, finish);
         else
             Product::multiply(pool_, matrix, rows, num_rows, stride, scratch, finish);
     }

@@ -88,12 +88,13 @@ template <int M, int LINES, bool MINIMUMS>
     const Code* rows, int64_t stride, const Matrix& m, const uint8_t* panel, const void* ahead, float* totals) {
     constexpr int64_t HEAD = (MINIMUMS ? 2 : 1) * PANEL * sizeof(uint16_t);
     const char* next = static_cast<const char*>(ahead);
-    const int64_t group_bytes = HEAD + m.group * PANEL, row_bytes = code_group_bytes(m.group);
+    const int64_t group_bytes = HEAD + m.group * PANEL;
+    const Code* groups = code_groups(m, rows);
     for (int i = 0; i < M * PANEL; i += LANES) store(totals + i, Floats{});
-    for (int64_t first = 0; first < m.inputs; first += m.group, panel += group_bytes, rows += row_bytes) {
-        const auto group = [&](int i) { return load<CodeGroup>(rows + i * stride); };
+    for (int64_t first = 0; first < m.inputs; first += m.group, panel += group_bytes, groups += sizeof(CodeGroup)) {
+        const auto group = [&](int i) { return load<CodeGroup>(groups + i * stride); };
         const uint8_t* words = panel + HEAD;
-        const Code* codes = rows + sizeof(CodeGroup);
+        const Code* codes = rows + first;
         Ints sums[M][2];
         for (int i = 0; i < M; ++i) sums[i][0] = sums[i][1] = splat(-CODE_OFFSET * group(i).sum);
         const int64_t steps = ceil_div(std::min(m.group, m.inputs - first), BYTES_IN_WORD);

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "amx.h"
+#include "amx_codes.h"
 #include "attention.h"
 #include "decoder.h"
 #include "encoder.h"
@@ -125,7 +126,7 @@ int64_t quire_linear(void* pool_, Type type, const Matrix* matrix, const void* i
             if (matrix->takes_codes()) {
                 CodeRows code_rows;
                 code_rows.reserve(rows, code_row_bytes(*matrix));
-                return pool.run([&](int) { multiply_in_codes(pool, *matrix, code_rows, from, rows, stride, put); });
+                return pool.run([&](int) { multiply_in_codes<VectorFactors<T>>(pool, *matrix, code_rows, from, rows, stride, put); });
             }
             const int64_t size = VectorFactors<T>::scratch_size(matrix->inputs);
             Buffer<T> scratch(size * pool.size()), ordered(matrix->order ? rows * stride : 0);
@@ -288,13 +289,25 @@ int64_t quire_decoder_run(void* decoder, const DecoderStep* step) {
 // Whether quire_amx_linear may be called, and quire_encoder_new and quire_decoder_new with `use_amx`: callers check it.
 int64_t quire_has_amx() { return may_use_amx(); }
 
-// As quire_linear, of an input [rows, columns] float32 that is rounded to factors of the type; columns a multiple of 32.
+// As quire_linear, of an input [rows, columns] float32 that is rounded to factors of the type, or to codes where the matrix takes
+// them; columns a multiple of 32.
 int64_t quire_amx_linear([[maybe_unused]] void* pool_, [[maybe_unused]] Type type, [[maybe_unused]] const Matrix* matrix,
                           [[maybe_unused]] const float* input, [[maybe_unused]] int64_t rows,
                           [[maybe_unused]] int64_t columns, [[maybe_unused]] float* output) {
 #ifdef QUIRE_AMX
     return guarded([&] {
         ThreadPool& pool = *static_cast<ThreadPool*>(pool_);
+        const auto put = [&](int64_t row, int64_t panel, Floats left, Floats right) {
+            put_outputs(*matrix, panel, left, right, output + row * matrix->outputs);
+        };
+        if (matrix->takes_codes()) {
+            CodeRows code_rows;
+            code_rows.reserve(rows, code_row_bytes(*matrix));
+            return pool.run([&](int) {
+                const AmxRegisters registers;
+                multiply_in_codes<AmxFactors<1>>(pool, *matrix, code_rows, input, rows, columns, put);
+            });
+        }
         const auto run = [&]<class Product>() {
             const int64_t stride = Product::width(columns), size = Product::scratch_size(columns);
             Buffer<BFloat16> factors(round_up(rows, Product::ROWS) * stride), scratch(size * pool.size());
@@ -303,10 +316,7 @@ int64_t quire_amx_linear([[maybe_unused]] void* pool_, [[maybe_unused]] Type typ
                     Product::put(&factors[row * stride], i, load_floats(input + row * columns + i));
             pool.run([&](int thread) {
                 const typename Product::Registers registers;
-                Product::multiply(pool, *matrix, factors.data(), rows, stride, &scratch[thread * size],
-                                  [&](int64_t row, int64_t panel, Floats left, Floats right) {
-                                      put_outputs(*matrix, panel, left, right, output + row * matrix->outputs);
-                                  });
+                Product::multiply(pool, *matrix, factors.data(), rows, stride, &scratch[thread * size], put);
             });
         };
         type == Type::BFLOAT16 ? run.template operator()<AmxFactors<1>>() : run.template operator()<AmxFactors<2>>();

@@ -94,11 +94,12 @@ template <int M, int LINES>
     const int64_t size = code_group_of(m);
     const char* next = static_cast<const char*>(ahead);
     for (int i = 0; i < M * PANEL; i += LANES) store(totals + i, Floats{});
-    for (int64_t first = 0; first < m.inputs; first += size, rows += code_group_bytes(size)) {
-        const auto group = [&](int i) { return load<CodeGroup>(rows + i * stride); };
+    const Code* groups = code_groups(m, rows);
+    for (int64_t first = 0; first < m.inputs; first += size, groups += sizeof(CodeGroup)) {
+        const auto group = [&](int i) { return load<CodeGroup>(groups + i * stride); };
         Ints sums[M][2];
-        for (int i = 0; i < M; ++i) sums[i][0] = sums[i][1] = splat(-128 * group(i).sum);
-        const Code* codes = rows + sizeof(CodeGroup);
+        for (int i = 0; i < M; ++i) sums[i][0] = sums[i][1] = splat(-CODE_OFFSET * group(i).sum);
+        const Code* codes = rows + first;
         const int64_t steps = ceil_div(std::min(size, m.inputs - first), V);
         for (int64_t k = 0; k < steps; ++k, panel += PANEL * V, codes += V, next += LINES * LINE) {
             const Words left = load<Words>(panel), right = load<Words>(panel + LANES * V);
@@ -326,14 +327,6 @@ inline void multiply(
                                                  : grid.piece_with_next(i, num_rows, matrix.panels, bytes, pool.size());
         multiply_piece(matrix, piece, task_claim.next(), rows, stride, scratch, task_claim, finish);
     });
-}
-
-// As multiply(), of rows that are rounded to codes for a matrix that takes them.
-template <class T, class F>
-inline void multiply_in_codes(
-    ThreadPool& pool, const Matrix& matrix, CodeRows& code_rows, const T* rows, int64_t num_rows, int64_t stride, F&& finish) {
-    code_rows.set_all(pool, num_rows, rows, stride, matrix);
-    multiply(pool, matrix, code_rows.row(0), num_rows, code_rows.stride(), static_cast<Code*>(nullptr), finish);
 }
 
 // For all threads of the pool: rows [num_rows, stride] in the order of a matrix's inputs.

@@ -136,11 +136,12 @@ template <int M, int LINES, bool MINIMUMS>
 [[gnu::always_inline]] inline void multiply_nibbles(
     const Code* rows, int64_t stride, const Matrix& m, const uint8_t* panel, const void* ahead, float* totals) {
     const char* next = static_cast<const char*>(ahead);
-    const int64_t group_bytes = nibble_group_bytes(m.group), row_bytes = code_group_bytes(m.group);
+    const int64_t group_bytes = nibble_group_bytes(m.group);
+    const Code* groups = code_groups(m, rows);
     for (int i = 0; i < M * PANEL; i += LANES) store(totals + i, Floats{});
-    for (int64_t first = 0; first < m.inputs; first += m.group, panel += group_bytes, rows += row_bytes) {
+    for (int64_t first = 0; first < m.inputs; first += m.group, panel += group_bytes, groups += sizeof(CodeGroup)) {
         const uint8_t* words = panel + GROUP_HEAD;
-        const Code* codes = rows + sizeof(CodeGroup);
+        const Code* codes = rows + first;
         Ints sums[M][2];
         for (int i = 0; i < M; ++i) sums[i][0] = sums[i][1] = splat(0);
         const auto multiply = [&](Words left, Words right, const Code* from) __attribute__((always_inline)) {
@@ -168,7 +169,7 @@ template <int M, int LINES, bool MINIMUMS>
             const Floats scale = load_float16(head), zero = load_float16(head + PANEL);
             for (int i = 0; i < M; ++i) {
                 CodeGroup row;
-                std::memcpy(&row, rows + i * stride, sizeof row);
+                std::memcpy(&row, groups + i * stride, sizeof row);
                 float* total = totals + i * PANEL + side * LANES;
                 if constexpr (MINIMUMS)
                     add_with_minimum(total, sums[i][side], scale, zero, static_cast<float>(row.sum), row.scale);
