@@ -51,7 +51,8 @@ public:
     }
 };
 
-// A stream of memory that is used later, of which each step of a product prefetches so many lines.
+// A stream of memory that is used later, of which each call prefetches so many lines. Calls lie between other loads: those that miss
+// the first-level cache wait for the same few buffers.
 struct AmxAhead {
     const char* next = nullptr;
     const char* end = nullptr;
@@ -95,7 +96,7 @@ struct AmxFactors {
         const int64_t bytes = panel_bytes<Element>(matrix), num_tiles = piece.num_tiles(), num_panels = piece.num_panels();
         const auto panel = [&](int64_t p) { return reinterpret_cast<const Element*>(panels + p * bytes); };
         // While all tiles of a panel are multiplied, the lines of another one are prefetched.
-        const int64_t lines = ceil_div(ceil_div(bytes, LINE), num_tiles * ceil_div(matrix.inputs, DEPTH * PARTS));
+        const int64_t lines = ceil_div(ceil_div(bytes, LINE), num_tiles * ceil_div(matrix.inputs, DEPTH * PARTS) * CALLS);
         alignas(LINE) float sums[CHUNK][ROWS * PANEL];
         // Returns whether the piece is still this thread's.
         const auto write = [&](int64_t row, int64_t p, const float* from) {
@@ -202,17 +203,20 @@ struct AmxFactors {
         // Each tile is loaded just before it is used: loads take about as long as products.
         const auto multiply_by = [&](const Element* half_panels, const Element* new_rows) {
             load_left(half_panels);
+            ahead.prefetch();
             if (new_rows) load_upper(new_rows);
             _tile_dpbf16ps(0, 4, 6);
+            ahead.prefetch();
             if (is_full) {
                 if (new_rows) load_lower(new_rows);
                 _tile_dpbf16ps(2, 5, 6);
             }
+            ahead.prefetch();
             load_right(half_panels);
             multiply_right();
+            ahead.prefetch();
         };
         for (int64_t k = 0; k < inputs; k += PARTS * DEPTH, rows += PARTS * DEPTH, panel += PARTS * BLOCK) {
-            ahead.prefetch();
             if constexpr (PARTS == 1) {
                 multiply_by(panel, rows);
             } else {
@@ -240,6 +244,7 @@ private:
     // A product over more inputs than these is added up in blocks, in their order: its bits are the same. The rows of a block stay
     // in the first-level cache while as many panels pass through.
     static constexpr int64_t MOST_INPUTS = 640, CHUNK = 4;
+    static constexpr int64_t CALLS = 4 * PARTS;  // of prefetch() in a step
 };
 
 #else

@@ -30,7 +30,7 @@ struct VectorCodes {
 struct AmxCodes {
     static constexpr int64_t ROWS = 2 * AmxRegisters::ROWS;
     // Fewer rows take no longer in vectors: the panels' loads take as long.
-    static constexpr int64_t LEAST_ROWS = 8;
+    static constexpr int64_t LEAST_ROWS = 12;
 
     static bool suit(const Matrix& matrix, int64_t num_rows) {
         return matrix.format == Format::W8A8 && matrix.inputs % DEPTH == 0 && num_rows >= LEAST_ROWS;
@@ -46,9 +46,10 @@ struct AmxCodes {
         const char* panels = static_cast<const char*>(matrix.panels);
         const int64_t bytes = panel_bytes<Code>(matrix), num_tiles = piece.num_tiles(), num_panels = piece.num_panels();
         int64_t p = piece.first_panel + units % num_panels;
-        AmxAhead ahead{static_cast<const char*>(piece.next), static_cast<const char*>(piece.next_end),
-                       ceil_div(LINES_OF_STEP, num_tiles)};
-        if (num_tiles == 1) ahead = {panels + p * bytes + PREFETCH_BYTES, panels + piece.last_panel * bytes + PREFETCH_BYTES, LINES_OF_STEP};
+        // While all tiles of a panel are multiplied, the lines of another one are prefetched.
+        const int64_t lines = ceil_div(bytes / LINE, num_tiles * ceil_div(matrix.inputs, code_group_of(matrix)) * CALLS);
+        AmxAhead ahead{static_cast<const char*>(piece.next), static_cast<const char*>(piece.next_end), lines};
+        if (num_tiles == 1) ahead = {panels + p * bytes + PREFETCH_BYTES, panels + piece.last_panel * bytes + PREFETCH_BYTES, lines};
         for (int64_t row = piece.first_row + units / num_panels * ROWS; row < piece.last_row; row += ROWS, p = piece.first_panel)
             for (; p < piece.last_panel; ++p) {
                 alignas(LINE) float totals[ROWS * PANEL];
@@ -61,7 +62,7 @@ struct AmxCodes {
 
 private:
     static constexpr int64_t DEPTH = 64;
-    static constexpr int64_t LINES_OF_STEP = DEPTH * PANEL / LINE;
+    static constexpr int64_t CALLS = 12;  // of prefetch() for a group at least
 
     // Sums [32, PANEL] of `count` rows and one panel; those of rows beyond are undefined.
     static void multiply_panel(const Code* rows, int64_t stride, const Matrix& m, const Code* panel, int64_t count, float* totals,
@@ -69,12 +70,12 @@ private:
         alignas(LINE) int32_t sums[2][ROWS * PANEL];
         const int64_t size = code_group_of(m), num_groups = ceil_div(m.inputs, size);
         const Code* groups = code_groups(m, rows);
-        std::fill_n(totals, ROWS * PANEL, 0.0f);
         // While the sums of one group are added to the totals, the processor multiplies the next one.
         for (int64_t g = 0; g <= num_groups; ++g) {
             if (g < num_groups)
                 multiply_group(rows + g * size, stride, panel + g * size * PANEL, std::min(size, m.inputs - g * size), count, sums[g % 2], ahead);
-            if (g > 0) add_group(groups + (g - 1) * sizeof(CodeGroup), stride, count, sums[(g - 1) % 2], totals);
+            if (g == 1) add_group<true>(groups, stride, count, sums[0], totals, ahead);
+            if (g > 1) add_group<false>(groups + (g - 1) * sizeof(CodeGroup), stride, count, sums[(g - 1) % 2], totals, ahead);
         }
     }
 
@@ -87,10 +88,11 @@ private:
         _tile_zero(2);
         _tile_zero(3);
         for (int64_t k = 0; k < inputs; k += DEPTH, rows += DEPTH, panel += DEPTH * PANEL) {
-            ahead.prefetch();
             _tile_stream_loadd(6, panel, PANEL_LINE);
+            ahead.prefetch();
             _tile_loadd(4, rows, stride);
             _tile_dpbsud(0, 4, 6);
+            ahead.prefetch();
             if (is_full) {
                 _tile_loadd(5, rows + HALF * stride, stride);
                 _tile_dpbsud(2, 5, 6);
@@ -98,6 +100,7 @@ private:
             _tile_stream_loadd(7, panel + PANEL_LINE / 2, PANEL_LINE);
             _tile_dpbsud(1, 4, 7);
             if (is_full) _tile_dpbsud(3, 5, 7);
+            ahead.prefetch();
         }
         _tile_stored(0, sums, SUMS_BYTES);
         _tile_stored(1, sums + LANES, SUMS_BYTES);
@@ -108,12 +111,17 @@ private:
         asm volatile("" ::: "memory");
     }
 
-    static void add_group(const Code* groups, int64_t stride, int64_t count, const int32_t* sums, float* totals) {
+    // Adds the sums of a group to the totals, which begin as zeros with IS_FIRST.
+    template <bool IS_FIRST>
+    static void add_group(const Code* groups, int64_t stride, int64_t count, const int32_t* sums, float* totals, AmxAhead& ahead) {
         for (int64_t i = 0; i < count; ++i, groups += stride, sums += PANEL, totals += PANEL) {
             const CodeGroup group = load<CodeGroup>(groups);
             const Ints offset = splat(CODE_OFFSET * group.sum);
-            add_scaled(totals, load<Ints>(sums) - offset, group.scale);
-            add_scaled(totals + LANES, load<Ints>(sums + LANES) - offset, group.scale);
+            for (int side = 0; side < PANEL; side += LANES) {
+                const Floats before = IS_FIRST ? Floats{} : load_floats(totals + side);
+                store(totals + side, multiply_add(to_floats(load<Ints>(sums + side) - offset), splat(group.scale), before));
+            }
+            if (i % 4 == 0) ahead.prefetch();
         }
     }
 };
