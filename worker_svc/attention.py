@@ -152,7 +152,7 @@ class CompiledAttention:
     def __init__(self, cache: KVCache, layers: Sequence[LayerAttention], thread_pool: ThreadPool) -> None:
         self._caches = [CacheLayer(cache.values, layer) for layer in range(cache.num_layers)]
         self._layers, self._thread_pool = layers, thread_pool
-        self._use_amx = cache.dtype == torch.bfloat16 and has_amx(thread_pool)
+        self._use_amx = cache.values.dtype == torch.bfloat16 and has_amx(thread_pool)
 
     def plan(self, batch: Batch) -> StepAttention:
         slots = torch.from_numpy(batch.slots)
