@@ -21,7 +21,7 @@ from tests.peers.support import embedding_checks, empty_modules
 
 EMPTY = (
     *("vllm", "torch", "schemathesis", "hypothesis", "fastapi", "starlette", "openai_harmony", "pybase64", "lm_eval"),
-    *("PIL", "mteb", "safetensors.torch"),
+    *("PIL", "mteb", "safetensors.torch", "model_hosting_container_standards"),
     # Helpers of tests that are not taken.
     *("tests.conftest", "tests.models"),
     # Tests of vLLM's own code, from which a file with others takes names.

@@ -18,7 +18,7 @@ from tests.peers.support.quire_serve import QuireServe
 
 _LEFT_OUT = (
     *("--enable-lora", "--lora-modules", "--max-lora-rank", "--max-cpu-loras"),
-    *("--enable-per-request-metrics", "--reasoning-config"),
+    *("--enable-per-request-metrics", "--reasoning-config", "--hf_overrides"),
 )
 """Flags for what only some tests of a module ask for. These tests do not apply."""
 _MAX_LOGPROBS = 128
