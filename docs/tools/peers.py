@@ -42,7 +42,8 @@ def _results(record: dict[str, Any]) -> str:
         rows.append((f"`{suite.name}`", found["version"], *map(str, numbers)))
     table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
     day, commit = record["date"][:10], (record["commit"] or "unknown")[:12]
-    return f"{table}\nBy {_COMMAND} of {day} on commit {commit}.\n"
+    resumed = "It does not repeat tests that have passed on code that differs in tests and pages only."
+    return f"{table}\nBy {_COMMAND} of {day} on commit {commit}. {resumed}\n"
 
 
 def _flags(summary: dict[str, Any]) -> str:

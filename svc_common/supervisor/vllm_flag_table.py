@@ -269,13 +269,13 @@ _REFUSED: dict[str, str] = {
         "--allowed-headers --h11-max-incomplete-event-size --h11-max-header-count --disable-fastapi-docs "
         "--enable-offline-docs"
     ),
-    "it is not served": (
+    "outputs have no watermark": "--watermark --watermark-config",
+    "Quire has no such feature": (
         "--skip-tokenizer-init --tokens-only --enable-scale-out --fingerprint-mode "
         "--fingerprint-value --cohere-is-reasoning-model --cohere-format --enable-return-routed-experts "
         "--return-sampling-mask --enable-trace-replay --enable-sleep-mode --sleep-mode-backend "
         "--sleep-mode-offload-cudagraph "
-        "--sleep-preserve-parameter-names --enable-cumem-allocator --renderer-num-workers --watermark "
-        "--watermark-config "
+        "--sleep-preserve-parameter-names --enable-cumem-allocator --renderer-num-workers "
         "--kv-transfer-config --kv-events-config --additional-config --aux-output-config --weight-transfer-config "
         "--fail-on-environ-validation"
     ),

@@ -21,7 +21,7 @@ from tests.peers.support import embedding_checks, empty_modules
 
 EMPTY = (
     *("vllm", "torch", "schemathesis", "hypothesis", "fastapi", "starlette", "openai_harmony", "pybase64", "lm_eval"),
-    *("PIL", "mteb", "safetensors.torch"),
+    *("PIL", "mteb", "safetensors.torch", "model_hosting_container_standards"),
     # Helpers of tests that are not taken.
     *("tests.conftest", "tests.models"),
     # Tests of vLLM's own code, from which a file with others takes names.
@@ -59,6 +59,12 @@ class Answer:
         return json.loads(json.dumps(answer), object_hook=made)
 
 
+_VARIABLES = (
+    *("SAGEMAKER_MODEL_PATH", "CUSTOM_SCRIPT_FILENAME"),
+    *("CUSTOM_FASTAPI_PING_HANDLER", "CUSTOM_FASTAPI_INVOCATION_HANDLER"),
+)
+"""Names of variables of SageMaker's toolkit, which a test of a server without them empties."""
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -82,6 +88,7 @@ GIVEN: dict[str, Any] = {
     "current_platform": MagicMock(is_rocm=lambda: False),
     "b64decode": base64.b64decode,
     **dict.fromkeys(("EmbeddingResponse", "RerankResponse", "ScoreResponse"), Answer),
+    **dict.fromkeys(("FastAPIEnvVars", "SageMakerEnvVars"), SimpleNamespace(**{name: name for name in _VARIABLES})),
     # Of vLLM's helpers for tests.
     **{name: getattr(embedding_checks, name) for name in _CHECKS},
     # Of torch and of torch.nn.functional.

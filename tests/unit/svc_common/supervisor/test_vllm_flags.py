@@ -100,6 +100,8 @@ def test_a_runner_and_a_conversion_are_a_task(arguments: list[str], task: str | 
         (["--convert", "classify"], "--convert classify: must be one of auto, none, embed"),
         (["--enable-lora"], "--enable-lora is not served: adapters are not served"),
         (["--lora_modules", "a=b"], "--lora-modules is not served"),
+        (["--watermark-config", "{}"], "--watermark-config is not served: outputs have no watermark"),
+        (["--enable-sleep-mode"], "--enable-sleep-mode is not served: Quire has no such feature"),
         (["-q", "awq"], "--quantization is not served: GPTQ, AWQ, "),
         (["--quantization=fp8"], "--quantization is not served"),
         (["--compilation-config.mode", "3"], "--compilation-config is not served"),

@@ -16,7 +16,10 @@ import openai
 
 from tests.peers.support.quire_serve import QuireServe
 
-_LEFT_OUT = ("--enable-lora", "--lora-modules", "--max-lora-rank", "--max-cpu-loras", "--enable-per-request-metrics")
+_LEFT_OUT = (
+    *("--enable-lora", "--lora-modules", "--max-lora-rank", "--max-cpu-loras"),
+    *("--enable-per-request-metrics", "--reasoning-config", "--hf_overrides"),
+)
 """Flags for what only some tests of a module ask for. These tests do not apply."""
 _MAX_LOGPROBS = 128
 """The most that Quire's `--max-logprobs` allows."""
