@@ -14,8 +14,10 @@ pytestmark = pytest.mark.skipif(not has_amx(compiled.thread_pool()), reason="nee
 TOLERANCES = {torch.float32: 2.0**-15, torch.bfloat16: 2.0**-22}
 
 
-@pytest.mark.parametrize("rows", [0, 1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 200])
-@pytest.mark.parametrize(("inputs", "outputs"), [(2, 1), (48, 97), (49, 31), (384, 1152), (1536, 33)])
+@pytest.mark.parametrize("rows", [0, 1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 200, 600])
+@pytest.mark.parametrize(
+    ("inputs", "outputs"), [(2, 1), (48, 97), (49, 31), (384, 1152), (704, 1152), (1312, 1152), (1536, 33)]
+)
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 def test_products(rows: int, inputs: int, outputs: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
@@ -57,11 +59,9 @@ def test_products_with_weights_of_4_bits(rows: int, inputs: int, outputs: int) -
     assert torch.equal(amx_linear(pool, x, matrix), amx_linear(pool, x, dense))
 
 
-@pytest.mark.parametrize("rows", [1, 7, 8, 16, 17, 33, 64, 200])
+@pytest.mark.parametrize("rows", [1, 11, 12, 13, 16, 17, 33, 64, 200])
 @pytest.mark.parametrize(("inputs", "outputs"), [(48, 97), (64, 32), (192, 33), (576, 960), (1536, 576)])
-def test_products_in_8_bits_have_the_bits_of_those_without_tile_registers(
-    rows: int, inputs: int, outputs: int
-) -> None:
+def test_products_in_8_bits_have_the_bits_of_those_without_tile_registers(rows: int, inputs: int, outputs: int) -> None:
     torch.manual_seed(0)
     pool, x = compiled.thread_pool(), torch.randn(rows, inputs).bfloat16()
     x[:, 5] *= 100

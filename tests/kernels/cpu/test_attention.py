@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import compiled
+import quire_kernels.cpu.attention
 from quire_kernels.cpu.amx import has_amx
 from quire_kernels.cpu.attention import CacheLayer, attend, store
 from quire_kernels.paged_attention import paged_attention_reference
@@ -129,13 +130,27 @@ def test_a_query_gathers_the_same_bits_however_its_sequence_is_cut(
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_the_number_of_threads_changes_nothing(make_batch: Callable[..., Any], size: int) -> None:
-    batch = make_batch([(130, 333), (1, 700), (64, 64)], (2, 3))
+def test_the_number_of_threads_changes_nothing(
+    make_batch: Callable[..., Any], size: int, arithmetic: tuple[torch.dtype, bool]
+) -> None:
+    dtype, use_amx = arithmetic
+    batch = make_batch([(130, 333), (1, 700), (64, 64)], (2, 3), dtype=dtype)
     arguments = (compiled_cache(batch), batch.block_tables, batch.query_starts, batch.context_lens, batch.scale)
     query = batch.query.contiguous()
     assert torch.equal(
-        attend(compiled.thread_pool(size), query, *arguments), attend(compiled.thread_pool(), query, *arguments)
+        attend(compiled.thread_pool(size), query, *arguments, use_amx=use_amx),
+        attend(compiled.thread_pool(), query, *arguments, use_amx=use_amx),
     )
+
+
+def test_amx_is_refused_where_it_cannot_be_used(
+    make_batch: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match="use_amx: must be false for another dtype than bfloat16"):
+        attention(make_batch([(1, 9)], (1, 1)), use_amx=True)
+    monkeypatch.setattr(quire_kernels.cpu.attention, "has_amx", lambda _: False)
+    with pytest.raises(ValueError, match="use_amx: must be false on a processor without AMX"):
+        attention(make_batch([(1, 9)], (1, 1), dtype=torch.bfloat16), use_amx=True)
 
 
 def test_tokens_without_a_slot_are_not_stored() -> None:

@@ -44,9 +44,9 @@ class Weights:
         return len(self.gate)
 
     def packed(self, matrix_format: MatrixFormat = MatrixFormat.PLAIN) -> PackedExperts:
-        pool, takes_codes = compiled.thread_pool(), matrix_format.takes_codes
+        pool = compiled.thread_pool()
         pack = pack_for_amx if self.use_amx else pack_matrix
-        pack_experts = partial(pack_matrix if takes_codes else pack, matrix_format=matrix_format)
+        pack_experts = partial(pack, matrix_format=matrix_format)
 
         def mlp(gate: Tensor, up: Tensor, down: Tensor) -> tuple[PackedMatrix, PackedMatrix]:
             return pack_experts(pool, _interleaved(gate, up)), pack_experts(pool, down)
@@ -279,6 +279,14 @@ def test_a_row_that_is_not_finite_changes_no_other(form: dict[str, Any]) -> None
     assert bool(computed[4].isnan().all())
     others = [0, 1, 2, 3, 5, 6, 7, 8]
     assert torch.equal(computed[others], expected[others])
+
+
+def test_products_in_8_bits_by_tile_registers_are_those_of_vectors() -> None:
+    """Of experts with 12 rows and more. The router's scores are bfloat16's, whose bits differ."""
+    weights = _weights("amx", num_experts=3, hidden=128, width=64)
+    inputs, in_vectors = _inputs(90, weights), replace(weights, use_amx=False)
+    found, expected = (_compute(inputs, each.packed(MatrixFormat.W8A8), each) for each in (weights, in_vectors))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

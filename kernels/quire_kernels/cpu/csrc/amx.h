@@ -9,7 +9,7 @@
 
 #include "linear.h"
 
-#if defined(__AMX_BF16__) && defined(__linux__)
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__linux__)
 #define QUIRE_AMX 1
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -51,9 +51,8 @@ public:
     }
 };
 
-// A stream of memory that is used later, of which each call prefetches so many lines. Calls lie between other loads: those that miss
-// the first-level cache wait for the same few buffers.
-struct AmxAhead {
+// Prefetches `lines` cache lines at each call, up to `end`. Calls are spread between loads, which share the line fill buffers.
+struct PrefetchStream {
     const char* next = nullptr;
     const char* end = nullptr;
     int64_t lines = 0;
@@ -73,8 +72,6 @@ struct AmxFactors {
     using Value = std::conditional_t<PARTS == 1, BFloat16, float>;  // what is rounded to such factors
     using Registers = AmxRegisters;
     static constexpr int64_t ROWS = 32, DEPTH = 32;
-    // Of the panels of a piece, which stay in the second-level cache for all its rows, beside those of the next one.
-    static constexpr int64_t TASK_BYTES = 256 * 1024;
 
     static int64_t width(int64_t columns) { return round_up(columns, DEPTH) * PARTS; }
     static int64_t scratch_size(int64_t inputs) { return expanded_size(round_up(inputs, DEPTH)); }
@@ -97,45 +94,30 @@ struct AmxFactors {
         const auto panel = [&](int64_t p) { return reinterpret_cast<const Element*>(panels + p * bytes); };
         // While all tiles of a panel are multiplied, the lines of another one are prefetched.
         const int64_t lines = ceil_div(ceil_div(bytes, LINE), num_tiles * ceil_div(matrix.inputs, DEPTH * PARTS) * CALLS);
-        alignas(LINE) float sums[CHUNK][ROWS * PANEL];
+        alignas(LINE) float sums[ROWS * PANEL];
         // Returns whether the piece is still this thread's.
-        const auto write = [&](int64_t row, int64_t p, const float* from) {
-            return task_claim.write([&] { finish_panel(matrix, p, row, std::min(ROWS, piece.last_row - row), from, finish); });
+        const auto write = [&](int64_t row, int64_t p) {
+            return task_claim.write([&] { finish_panel(matrix, p, row, std::min(ROWS, piece.last_row - row), sums, finish); });
         };
         if (matrix.is_expanded()) {
             for (int64_t p = piece.first_panel + units / num_tiles; p < piece.last_panel; ++p, units = 0) {
                 expand_panel(matrix, panel(p), scratch);
-                AmxAhead ahead{panels + (p + 1) * bytes, panels + (p + 2) * bytes, lines};
+                PrefetchStream ahead{panels + (p + 1) * bytes, panels + (p + 2) * bytes, lines};
                 for (int64_t row = piece.first_row + units % num_tiles * ROWS; row < piece.last_row; row += ROWS) {
-                    multiply_panel<Kept::PANEL>(rows + row * stride, stride, scratch, matrix.inputs, piece.last_row - row, sums[0], PANEL, ahead);
-                    if (!write(row, p, sums[0])) return false;
+                    multiply_panel<Kept::PANEL>(rows + row * stride, stride, scratch, matrix.inputs, piece.last_row - row, sums, PANEL, ahead);
+                    if (!write(row, p)) return false;
                 }
             }
             return true;
         }
         int64_t p = piece.first_panel + units % num_panels;
-        if (num_tiles == 1) {
-            AmxAhead ahead{panels + p * bytes + PREFETCH_BYTES, panels + piece.last_panel * bytes + PREFETCH_BYTES, lines};
-            for (; p < piece.last_panel; ++p) {
-                multiply_panel<Kept::ROWS>(rows + piece.first_row * stride, stride, panel(p), matrix.inputs,
-                                           piece.last_row - piece.first_row, sums[0], PANEL, ahead);
-                if (!write(piece.first_row, p, sums[0])) return false;
-            }
-            return true;
-        }
-        const int64_t block = round_up(ceil_div(matrix.inputs, ceil_div(matrix.inputs, MOST_INPUTS)), DEPTH * PARTS);
-        AmxAhead ahead{static_cast<const char*>(piece.next), static_cast<const char*>(piece.next_end), lines};
+        // Panels that are used once are read as one stream.
+        PrefetchStream ahead{static_cast<const char*>(piece.next), static_cast<const char*>(piece.next_end), lines};
+        if (num_tiles == 1) ahead = {panels + p * bytes + PREFETCH_BYTES, panels + piece.last_panel * bytes + PREFETCH_BYTES, lines};
         for (int64_t row = piece.first_row + units / num_panels * ROWS; row < piece.last_row; row += ROWS, p = piece.first_panel)
-            for (int64_t count; p < piece.last_panel; p += count) {
-                count = block < matrix.inputs ? std::min(CHUNK, piece.last_panel - p) : 1;
-                for (int64_t input = 0; input < matrix.inputs; input += block) {
-                    const int64_t inputs = std::min(block, matrix.inputs - input);
-                    for (int64_t i = 0; i < count; ++i) {
-                        multiply_panel<Kept::ROWS>(rows + row * stride + input, stride, panel(p + i) + input * PANEL, inputs,
-                                                   piece.last_row - row, sums[i], PANEL, ahead, input > 0);
-                        if (input + inputs == matrix.inputs && !write(row, p + i, sums[i])) return false;
-                    }
-                }
+            for (; p < piece.last_panel; ++p) {
+                multiply_panel<Kept::ROWS>(rows + row * stride, stride, panel(p), matrix.inputs, piece.last_row - row, sums, PANEL, ahead);
+                if (!write(row, p)) return false;
             }
         return true;
     }
@@ -145,7 +127,7 @@ struct AmxFactors {
     static void multiply(ThreadPool& pool, const Matrix& matrix, const Element* rows, int64_t num_rows, int64_t stride,
                          Element* scratch, F&& finish) {
         const int64_t expanded = expanded_size(matrix.inputs) * static_cast<int64_t>(sizeof(Element));
-        const TaskGrid grid(num_rows, ROWS, ceil_div(matrix.outputs, PANEL), expanded, pool.size(), TASK_BYTES);
+        const TaskGrid grid(num_rows, ROWS, ceil_div(matrix.outputs, PANEL), expanded, pool.size(), LEAST_PANELS);
         pool.parallel_for_tasks(num_rows ? grid.num_tasks() : 0, [&](int64_t i, TaskClaim& task_claim) {
             const Piece piece = grid.piece_with_next(i, num_rows, matrix.panels, panel_bytes<Element>(matrix), pool.size());
             multiply_piece(matrix, piece, task_claim.next(), rows, stride, scratch, task_claim, finish);
@@ -155,11 +137,10 @@ struct AmxFactors {
     // The factor that stays in the first-level cache. The other one, which passes through, is loaded with a hint to evict little.
     enum class Kept { ROWS, PANEL };
 
-    // Sums [32, PANEL] of `count` rows and one panel, at a stride; those of rows beyond are undefined. Where `is_continued`, they
-    // are added to the sums that are there.
+    // Sums [32, PANEL] of `count` rows and one panel, at a stride; those of rows beyond are undefined.
     template <Kept KEPT>
     static void multiply_panel(const Element* rows, int64_t stride, const Element* panel, int64_t inputs, int64_t count,
-                               float* sums, int64_t sums_stride, AmxAhead& ahead, bool is_continued = false) {
+                               float* sums, int64_t sums_stride, PrefetchStream& ahead) {
         constexpr int64_t BLOCK = DEPTH * PANEL, HALF = ROWS / 2;
         const int64_t row_bytes = stride * sizeof(Element), line = Lane<Element>::VALUES * PANEL * sizeof(Element);
         const int64_t sums_bytes = sums_stride * sizeof(float);
@@ -167,17 +148,10 @@ struct AmxFactors {
         const bool is_full = count > HALF;
         // The compiler does not know that the loads below read memory.
         asm volatile("" ::: "memory");
-        if (is_continued) {
-            _tile_loadd(0, sums, sums_bytes);
-            _tile_loadd(1, sums + LANES, sums_bytes);
-            _tile_loadd(2, lower, sums_bytes);
-            _tile_loadd(3, lower + LANES, sums_bytes);
-        } else {
-            _tile_zero(0);
-            _tile_zero(1);
-            _tile_zero(2);
-            _tile_zero(3);
-        }
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
         const auto load_upper = [&](const Element* from) {
             if constexpr (KEPT == Kept::ROWS) _tile_loadd(4, from, row_bytes);
             else _tile_stream_loadd(4, from, row_bytes);
@@ -241,9 +215,8 @@ struct AmxFactors {
     }
 
 private:
-    // A product over more inputs than these is added up in blocks, in their order: its bits are the same. The rows of a block stay
-    // in the first-level cache while as many panels pass through.
-    static constexpr int64_t MOST_INPUTS = 640, CHUNK = 4;
+    // Of a piece, also where they are more than fit its share of the second-level cache: rows are loaded once for all of them.
+    static constexpr int64_t LEAST_PANELS = 4;
     static constexpr int64_t CALLS = 4 * PARTS;  // of prefetch() in a step
 };
 

@@ -13,11 +13,11 @@
 namespace quire {
 
 // No tile registers: attention is computed in vectors.
-struct VectorTiles {
-    static constexpr bool EXIST = false;
+struct NoAttentionProducts {
     static constexpr int64_t MOST_PADDING = 0;
     static bool suit(int64_t, int64_t) { return false; }
     static int64_t padded(int64_t rows) { return rows; }
+    void reserve(int64_t) {}
     void configure(int64_t) {}
     void restore() {}
     template <bool FETCH, class... Arguments>
@@ -29,10 +29,9 @@ struct VectorTiles {
 #ifdef QUIRE_AMX
 
 // One thread's registers: 0 to 3 are sums, 4 and 5 queries and weights, 6 and 7 keys and values.
-class AmxTiles {
+class AmxAttentionProducts {
 public:
-    static constexpr bool EXIST = true;
-    // Rows beyond those that tiles of queries have, of two heads at most: more of them have no more than a block each.
+    // Rows of padding: at most two heads of a tile have more than 16 rows, and each is padded by at most 15.
     static constexpr int64_t MOST_PADDING = 2 * AmxRegisters::ROWS;
 
     // Whether they compute heads of these dimensions, in blocks of so many tokens.
@@ -151,8 +150,8 @@ private:
         if constexpr (I == 3) _tile_stored(3, to, stride * 4);
     }
 
-    // Groups with keys that no query sees get values of their own, zeros where these may be NaN: a tile reads whole groups, and zero
-    // times NaN is NaN.
+    // Copies the values of the first and last group, with zeros for keys outside the range. A tile load reads all 16 keys, and 0 × NaN
+    // is NaN.
     void hide_edges(KeyTile<BFloat16>& tile, int64_t value_stride) {
         const int64_t last = tile.num_groups - 1;
         if (tile.first_key % LANES) hide(tile, tile.first_group, value_stride, 0);
@@ -180,16 +179,16 @@ private:
 
 #endif
 
-// The registers for attention beside products by some factors.
+// The attention that goes with a kind of product.
 template <class Product>
-struct TilesOf {
-    using Type = VectorTiles;
+struct AttentionProductsOf {
+    using Type = NoAttentionProducts;
 };
 
 #ifdef QUIRE_AMX
 template <>
-struct TilesOf<AmxFactors<1>> {
-    using Type = AmxTiles;
+struct AttentionProductsOf<AmxFactors<1>> {
+    using Type = AmxAttentionProducts;
 };
 #endif
 

@@ -31,6 +31,8 @@ struct AmxCodes {
     static constexpr int64_t ROWS = 2 * AmxRegisters::ROWS;
     // Fewer rows take no longer in vectors: the panels' loads take as long.
     static constexpr int64_t LEAST_ROWS = 12;
+    // Pieces show by the rows of their tiles how they are computed.
+    static_assert(ROWS > Lane<Code>::MOST_ROWS);
 
     static bool suit(const Matrix& matrix, int64_t num_rows) {
         return matrix.format == Format::W8A8 && matrix.inputs % DEPTH == 0 && num_rows >= LEAST_ROWS;
@@ -48,7 +50,7 @@ struct AmxCodes {
         int64_t p = piece.first_panel + units % num_panels;
         // While all tiles of a panel are multiplied, the lines of another one are prefetched.
         const int64_t lines = ceil_div(bytes / LINE, num_tiles * ceil_div(matrix.inputs, code_group_of(matrix)) * CALLS);
-        AmxAhead ahead{static_cast<const char*>(piece.next), static_cast<const char*>(piece.next_end), lines};
+        PrefetchStream ahead{static_cast<const char*>(piece.next), static_cast<const char*>(piece.next_end), lines};
         if (num_tiles == 1) ahead = {panels + p * bytes + PREFETCH_BYTES, panels + piece.last_panel * bytes + PREFETCH_BYTES, lines};
         for (int64_t row = piece.first_row + units / num_panels * ROWS; row < piece.last_row; row += ROWS, p = piece.first_panel)
             for (; p < piece.last_panel; ++p) {
@@ -62,11 +64,11 @@ struct AmxCodes {
 
 private:
     static constexpr int64_t DEPTH = 64;
-    static constexpr int64_t CALLS = 12;  // of prefetch() for a group at least
+    static constexpr int64_t CALLS = 9;  // of prefetch() for a group, at LEAST_ROWS
 
     // Sums [32, PANEL] of `count` rows and one panel; those of rows beyond are undefined.
     static void multiply_panel(const Code* rows, int64_t stride, const Matrix& m, const Code* panel, int64_t count, float* totals,
-                               AmxAhead& ahead) {
+                               PrefetchStream& ahead) {
         alignas(LINE) int32_t sums[2][ROWS * PANEL];
         const int64_t size = code_group_of(m), num_groups = ceil_div(m.inputs, size);
         const Code* groups = code_groups(m, rows);
@@ -79,7 +81,7 @@ private:
         }
     }
 
-    static void multiply_group(const Code* rows, int64_t stride, const Code* panel, int64_t inputs, int64_t count, int32_t* sums, AmxAhead& ahead) {
+    static void multiply_group(const Code* rows, int64_t stride, const Code* panel, int64_t inputs, int64_t count, int32_t* sums, PrefetchStream& ahead) {
         constexpr int64_t HALF = ROWS / 2, PANEL_LINE = Lane<Code>::VALUES * PANEL, SUMS_BYTES = PANEL * sizeof(int32_t);
         const bool is_full = count > HALF;
         asm volatile("" ::: "memory");
@@ -113,7 +115,7 @@ private:
 
     // Adds the sums of a group to the totals, which begin as zeros with IS_FIRST.
     template <bool IS_FIRST>
-    static void add_group(const Code* groups, int64_t stride, int64_t count, const int32_t* sums, float* totals, AmxAhead& ahead) {
+    static void add_group(const Code* groups, int64_t stride, int64_t count, const int32_t* sums, float* totals, PrefetchStream& ahead) {
         for (int64_t i = 0; i < count; ++i, groups += stride, sums += PANEL, totals += PANEL) {
             const CodeGroup group = load<CodeGroup>(groups);
             const Ints offset = splat(CODE_OFFSET * group.sum);
@@ -128,7 +130,7 @@ private:
 
 #endif
 
-// Those that go with products by some factors.
+// The products of W8A8 that go with a kind of product.
 template <class Product>
 struct CodesOf {
     using Type = VectorCodes;

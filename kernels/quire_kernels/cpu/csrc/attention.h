@@ -68,21 +68,21 @@ inline void store_token(const Cache<T>& cache, int64_t slot, int64_t head, const
     for (int64_t d = 0; d < cache.head_dim; ++d) values[d * V] = value[d];
 }
 
-// One thread's work on one tile at a time. `Registers` is VectorTiles or AmxTiles, see amx_attention.h.
-template <class T, class Registers = VectorTiles>
+// One thread's work on one tile at a time. `Products` is NoAttentionProducts or AmxAttentionProducts.
+template <class T, class Products = NoAttentionProducts>
 class TileAttention {
 public:
     // `value_dim`: how many dimensions of the values are summed, a multiple of LANES; 0: all.
     TileAttention(int64_t group, int64_t head_dim, int64_t value_dim = 0)
         : group_(group), dim_(head_dim), value_dim_(value_dim ? value_dim : head_dim) {
-        const int64_t rows = queries_per_tile(group) * group + Registers::MOST_PADDING;
+        const int64_t rows = queries_per_tile(group) * group + Products::MOST_PADDING;
         query_.reserve(rows * head_dim);
         output_.reserve(rows * head_dim);
         scores_.reserve(rows * TILE_KEYS);
         weights_.reserve(rows * TILE_KEYS);
         base_.reserve(rows);
         sums_.reserve(rows * LANES);
-        if constexpr (Registers::EXIST) registers_.reserve(round_up(value_dim_, LANES * Lane<T>::VALUES));
+        products_.reserve(round_up(value_dim_, LANES * Lane<T>::VALUES));
         if (value_dim) shared_values_.reserve(TILE_KEYS * round_up(value_dim, LANES * Lane<T>::VALUES));
     }
 
@@ -98,9 +98,9 @@ public:
         const int64_t rows = queries * group_, stride = cache.num_kv_heads * group_ * dim_;
         // Heads that share keys are computed together. Otherwise each one's rows are padded to whole blocks of them.
         const int64_t together = cache.is_shared() ? heads : 1, num_rows = together * rows;
-        uses_registers_ = Registers::suit(dim_, cache.block_size);
-        if (uses_registers_) registers_.configure(num_rows);
-        const int64_t apart = uses_registers_ ? Registers::padded(num_rows) : num_rows;  // from one head to the next
+        uses_products_ = Products::suit(dim_, cache.block_size);
+        if (uses_products_) products_.configure(num_rows);
+        const int64_t apart = uses_products_ ? Products::padded(num_rows) : num_rows;  // from one head to the next
         const auto place = [&](int64_t head) { return head / together * apart + head % together * rows; };
         const int64_t first_head = token * stride + tile.first_head * group_ * dim_;
         block_size_ = cache.block_size;
@@ -137,7 +137,7 @@ public:
     }
 
     // To be called when all tiles of a phase are done.
-    void end_phase() { registers_.restore(); }
+    void end_phase() { products_.restore(); }
 
 private:
     static constexpr int V = Lane<T>::VALUES;
@@ -167,16 +167,16 @@ private:
                     next_key_tile_ = locate(cache, table, range.first_head + head + 1, start, range);
                 else if (start + TILE_KEYS < range.end)
                     next_key_tile_ = locate(cache, table, range.first_head, start + TILE_KEYS, range);
-                if (uses_registers_)
-                    registers_.template score<FETCH>(key_tile_, next_key_tile_, &query_[top * dim_], dim_, block_size_, num_rows,
+                if (uses_products_)
+                    products_.template score<FETCH>(key_tile_, next_key_tile_, &query_[top * dim_], dim_, block_size_, num_rows,
                                                      &scores_[top * TILE_KEYS]);
                 else
                     for_rows(num_rows, [&]<int R>(int64_t row) { compute_scores<R, FETCH>(top + row); });
                 for (int64_t row = 0; row < num_rows; ++row)
                     softmax_tile(top + row, start, position + row % range.rows / group_, rule);
                 if (cache.is_shared()) copy_shared_values();
-                if (uses_registers_)
-                    registers_.template gather<FETCH>(key_tile_, next_key_tile_, &weights_[top * TILE_KEYS], num_rows, value_dim_,
+                if (uses_products_)
+                    products_.template gather<FETCH>(key_tile_, next_key_tile_, &weights_[top * TILE_KEYS], num_rows, value_dim_,
                                                       value_stride_, &output_[top * dim_], dim_);
                 else
                     for_rows(num_rows, [&]<int R>(int64_t row) { gather<R, FETCH>(top + row); });
@@ -392,13 +392,13 @@ private:
     Buffer<T> shared_values_;  // [TILE_KEYS, value_stride], of the tile, where keys are the values too
     Buffer<float> output_, scores_, base_, sums_;
     KeyTile<T> key_tile_, next_key_tile_;
-    bool uses_registers_ = false;  // for the tile of queries
-    Registers registers_;
+    bool uses_products_ = false;  // for the tile of queries
+    Products products_;
 };
 
 // To be called by all threads of the pool: attention of every query of the step. `attention` is the thread's own.
-template <class T, class Registers, class F>
-void attend(ThreadPool& pool, TileAttention<T, Registers>& attention, const Cache<T>& cache, const Sequences& sequences,
+template <class T, class Products, class F>
+void attend(ThreadPool& pool, TileAttention<T, Products>& attention, const Cache<T>& cache, const Sequences& sequences,
             const std::vector<Tile>& tiles, const AttentionRule& rule, const T* query, F&& put) {
     pool.parallel_for_tasks(static_cast<int64_t>(tiles.size()), [&](int64_t i, TaskClaim& task_claim) {
         attention.run(task_claim, cache, sequences, tiles[i], rule, query, put);

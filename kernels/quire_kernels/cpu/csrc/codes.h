@@ -15,8 +15,10 @@
 
 namespace quire {
 
-// Of each group of a row. Instructions multiply signed bytes by unsigned ones, so codes of weights have an offset, for which the sum
-// of these codes makes up.
+// Instructions multiply signed bytes by unsigned ones, so codes of weights have an offset.
+constexpr int CODE_OFFSET = 128;
+
+// Of each group of a row. The sum of its codes makes up for that offset.
 struct CodeGroup {
     float scale;
     int32_t sum;

@@ -136,7 +136,7 @@ private:
     struct Thread {
         Thread(int64_t group, int64_t head_dim, int64_t value_dim, int64_t scratch)
             : attention(group, head_dim, value_dim), scratch(scratch), heads(2 * head_dim) {}
-        TileAttention<Element, typename TilesOf<Product>::Type> attention;
+        TileAttention<Element, typename AttentionProductsOf<Product>::Type> attention;
         Buffer<Element> scratch;
         Buffer<Element> heads;
         LatentRow<Element> latent;

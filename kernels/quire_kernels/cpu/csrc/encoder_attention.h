@@ -236,7 +236,7 @@ private:
     void compute(int64_t prompt, int64_t head, int64_t token, int64_t count, Thread& own) const {
         const int64_t length = layout_->lengths()[prompt], padded = padded_keys(prompt), width = Factors::width(padded);
         const int64_t depth = Factors::width(dim_);
-        AmxAhead no_ahead;
+        PrefetchStream no_ahead;
         for (int64_t key = 0; key < padded; key += PANEL)
             Factors::template multiply_panel<Factors::Kept::ROWS>(query_of(token, head), query_stride(), keys_of(prompt, head) + key * depth,
                                                                   depth, count, &own.scores[key], padded, no_ahead);

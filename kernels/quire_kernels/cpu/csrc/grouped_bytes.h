@@ -17,7 +17,6 @@ namespace quire {
 // Of a tile in GROUPED_W8A8, as in W4A8.
 constexpr int ROWS_OF_BYTES = ROWS < 8 ? ROWS : 8;
 constexpr int BYTES_IN_WORD = 4;
-constexpr int CODE_OFFSET = 128;
 
 inline int64_t byte_group_head(const Matrix& m) { return (m.has_minimums ? 2 : 1) * PANEL * sizeof(uint16_t); }
 inline int64_t byte_group_bytes(const Matrix& m) { return byte_group_head(m) + m.group * PANEL; }

@@ -169,7 +169,7 @@ int64_t quire_attend(void* pool_, Type type, [[maybe_unused]] int64_t use_amx, c
             using T = typename Product::Element;
             const Cache<T> cache = shape->of<T>();
             const std::vector<Tile> tiles = split_into_tiles(*sequences, cache.num_kv_heads, group, pool.size());
-            std::deque<TileAttention<T, typename TilesOf<Product>::Type>> attentions;
+            std::deque<TileAttention<T, typename AttentionProductsOf<Product>::Type>> attentions;
             for (int i = 0; i < pool.size(); ++i) attentions.emplace_back(group, cache.head_dim);
             pool.run([&](int thread) {
                 const typename Product::Registers registers;
@@ -286,7 +286,7 @@ int64_t quire_decoder_run(void* decoder, const DecoderStep* step) {
     return guarded([&] { static_cast<AnyDecoder*>(decoder)->run(*step); });
 }
 
-// Whether quire_amx_linear may be called, and quire_encoder_new and quire_decoder_new with `use_amx`: callers check it.
+// Whether quire_amx_linear may be called, and other functions with `use_amx`: callers check it.
 int64_t quire_has_amx() { return may_use_amx(); }
 
 // As quire_linear, of an input [rows, columns] float32 that is rounded to factors of the type, or to codes where the matrix takes

@@ -204,16 +204,16 @@ struct Piece {
 
 // The pieces of a product: `across` ranges of panels times `down` blocks of tiles of rows, of about the same size. A
 // thread reads a piece's panels once for each tile, which stays in its first-level cache; the piece's weights stay in the
-// second-level cache.
+// second-level cache. It may have `least_panels` even where these are larger.
 struct TaskGrid {
     int64_t num_panels, across;
     int64_t num_tiles, down;
     int64_t rows;  // of a tile, the last one's may be fewer
 
     TaskGrid(int64_t num_rows, int64_t tile_rows, int64_t all_panels, int64_t panel_bytes, int threads,
-             int64_t task_bytes = TASK_BYTES)
+             int64_t least_panels = 1)
         : num_panels(all_panels), rows(tile_rows) {
-        const int64_t wanted = TASKS_PER_THREAD * threads, most = std::max<int64_t>(1, task_bytes / panel_bytes);
+        const int64_t wanted = TASKS_PER_THREAD * threads, most = std::max(least_panels, TASK_BYTES / panel_bytes);
         num_tiles = std::max<int64_t>(1, ceil_div(num_rows, rows));
         // With more tiles it pays more to keep one for many panels.
         const int64_t panels = num_tiles < TILES ? std::clamp<int64_t>(num_panels / wanted, 1, most) : most;

@@ -106,6 +106,18 @@ def test_bfloat16_samples_as_float32_where_the_choice_is_clear(save_model: Save)
     assert sum(a == b for a, b in zip(exact, rounded, strict=True)) >= 2
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has other kernels")
+def test_compiled_kernels_attend_in_bfloat16(save_model: Save) -> None:
+    """A chunk has the tokens of whole prompts."""
+    directory = save_model(VARIANTS["mixtral"]())
+    prompts = _prompts(1, 16, 40)
+    whole, in_chunks = (
+        Driver(make_runner(directory, "compiled", dtype=torch.bfloat16, native=False), chunk=chunk).generate(prompts, 1)
+        for chunk in (64, 16)
+    )
+    assert sum(a == b for a, b in zip(whole, in_chunks, strict=True)) >= 2
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="without a GPU the kernels are interpreted")
 def test_triton_kernels_attend_as_each_layer_wants(save_model: Save, reference: Generate) -> None:
     directory = save_model(VARIANTS["gemma2"]())
