@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quire_kernels.cpu.activations import ActivationCode
-from quire_kernels.cpu.amx import DEPTH, has_amx, pack_for_amx
+from quire_kernels.cpu.amx import amx_input_multiple, has_amx, pack_for_amx
 from quire_kernels.cpu.attention import RuleArgs, SequencesArgs, check_compiled_support
 from quire_kernels.cpu.decoder import Decoder, DecoderLayerArgs, DecoderModelArgs, DecoderStepArgs, MlpArgs, RopeArgs
 from quire_kernels.cpu.experts import ExpertScoring, PackedExperts
@@ -176,7 +176,7 @@ class _CompiledBuilder:
         )
 
     def _input_multiple(self, matrix_format: MatrixFormat) -> int:
-        return DEPTH if self._use_amx and not matrix_format.takes_codes else 1
+        return amx_input_multiple(matrix_format) if self._use_amx else 1
 
     def _format_of(self, layer: LinearLayer) -> MatrixFormat:
         return self._default if layer.computed is None else _FORMATS[layer.computed]

@@ -28,6 +28,11 @@ def arithmetic_of(thread_pool: ThreadPool) -> str:
     return f"compiled {thread_pool.library_name} {'with' if has_amx(thread_pool) else 'without'} AMX"
 
 
+def amx_input_multiple(matrix_format: MatrixFormat) -> int:
+    """What the inputs of a matrix are padded to a multiple of."""
+    return 1 if matrix_format.takes_codes else DEPTH
+
+
 def pack_for_amx(
     thread_pool: ThreadPool,
     weight: Tensor,
@@ -55,7 +60,7 @@ def pack_for_amx(
         bias,
         matrix_format=matrix_format,
         memory=memory,
-        input_multiple=1 if matrix_format.takes_codes else DEPTH,
+        input_multiple=amx_input_multiple(matrix_format),
         code_scales=code_scales,
     )
 

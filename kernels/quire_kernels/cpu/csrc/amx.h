@@ -128,8 +128,7 @@ struct AmxFactors {
                          Element* scratch, F&& finish) {
         const int64_t expanded = expanded_size(matrix.inputs) * static_cast<int64_t>(sizeof(Element));
         const TaskGrid grid(num_rows, ROWS, ceil_div(matrix.outputs, PANEL), expanded, pool.size(), LEAST_PANELS);
-        pool.parallel_for_tasks(num_rows ? grid.num_tasks() : 0, [&](int64_t i, TaskClaim& task_claim) {
-            const Piece piece = grid.piece_with_next(i, num_rows, matrix.panels, panel_bytes<Element>(matrix), pool.size());
+        for_pieces(pool, matrix, grid, num_rows, panel_bytes<Element>(matrix), [&](const Piece& piece, TaskClaim& task_claim) {
             multiply_piece(matrix, piece, task_claim.next(), rows, stride, scratch, task_claim, finish);
         });
     }

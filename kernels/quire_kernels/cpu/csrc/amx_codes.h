@@ -151,8 +151,7 @@ inline void multiply_in_codes(
     code_rows.set_all(pool, num_rows, rows, stride, matrix);
     const int64_t bytes = panel_bytes<Code>(matrix);
     const TaskGrid grid(num_rows, Codes::tile_rows(matrix, num_rows), ceil_div(matrix.outputs, PANEL), bytes, pool.size());
-    pool.parallel_for_tasks(num_rows ? grid.num_tasks() : 0, [&](int64_t i, TaskClaim& task_claim) {
-        const Piece piece = grid.piece_with_next(i, num_rows, matrix.panels, bytes, pool.size());
+    for_pieces(pool, matrix, grid, num_rows, bytes, [&](const Piece& piece, TaskClaim& task_claim) {
         Codes::multiply_piece(matrix, piece, task_claim.next(), code_rows.row(0), code_rows.stride(), task_claim, finish);
     });
 }

@@ -314,6 +314,15 @@ inline bool multiply_piece(const Matrix& matrix, const Piece& piece, int64_t uni
     return true;
 }
 
+// For all threads of the thread pool: calls body(piece, claim) for all rows and panels of a product, whose panels have so many
+// bytes.
+template <class F>
+inline void for_pieces(ThreadPool& pool, const Matrix& matrix, const TaskGrid& grid, int64_t num_rows, int64_t panel_bytes, F&& body) {
+    pool.parallel_for_tasks(num_rows ? grid.num_tasks() : 0, [&](int64_t i, TaskClaim& task_claim) {
+        body(grid.piece_with_next(i, num_rows, matrix.panels, panel_bytes, pool.size()), task_claim);
+    });
+}
+
 // For all threads of the thread pool: as multiply_piece(), for all rows and panels.
 template <class T, class F>
 inline void multiply(
@@ -322,9 +331,7 @@ inline void multiply(
     // What the caches hold of a panel.
     const int64_t held = matrix.is_expanded() ? expanded_size(matrix.inputs) * static_cast<int64_t>(sizeof(T)) : bytes;
     const TaskGrid grid(num_rows, rows_of_tile<T>(matrix, num_rows), num_all, held, pool.size());
-    pool.parallel_for_tasks(num_rows ? grid.num_tasks() : 0, [&](int64_t i, TaskClaim& task_claim) {
-        const Piece piece = matrix.is_expanded() ? grid.piece(i, num_rows)
-                                                 : grid.piece_with_next(i, num_rows, matrix.panels, bytes, pool.size());
+    for_pieces(pool, matrix, grid, num_rows, bytes, [&](const Piece& piece, TaskClaim& task_claim) {
         multiply_piece(matrix, piece, task_claim.next(), rows, stride, scratch, task_claim, finish);
     });
 }
