@@ -116,6 +116,11 @@ class Rendering:
         """How many tokens of the prompt have log-probabilities."""
         return 0 if self.prompt_logprobs is None else self.prompt_length - 1
 
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether its tokens have log-probabilities, for the client or to rank sequences."""
+        return self.logprobs is not None or self.is_best_of
+
     def num_logprobs(self, num_tokens: int) -> int:
         """How many log-probabilities an answer with `num_tokens` tokens of output has, those of the prompt included."""
         of_prompt = 0 if self.prompt_logprobs is None else self.num_prompt_logprobs * (1 + self.prompt_logprobs)

@@ -1,12 +1,12 @@
 """The requests of one call, and the call's wait for their output or their values."""
 
-import asyncio
 from collections.abc import Sequence
 from typing import Generic, Protocol, Self, TypeVar
 
 import grpc
 
 from gateway_svc import request_errors
+from gateway_svc.change_signal import ChangeSignal
 from gateway_svc.embeddings import EmbeddingParams, Vector
 from gateway_svc.output import Chunk, Usage
 from gateway_svc.reader import Reader
@@ -61,10 +61,10 @@ M = TypeVar("M", bound=GroupMember)
 class SubscribedGroup(Generic[M]):
     """The requests of one call, one for each of its prompts. The end of the block releases those that still run."""
 
-    def __init__(self, wake: asyncio.Event) -> None:
-        """`wake` is set at each change of a request."""
+    def __init__(self, signal: ChangeSignal) -> None:
+        """`signal` is set at each change of a request."""
         self.requests: list[M] = []
-        self._wake = wake
+        self.signal = signal
         self._client_left = False
         self._attachments: dict[int, Attachment] = {}
         """By the prompt index of the request."""
@@ -103,7 +103,7 @@ class SubscribedGroup(Generic[M]):
     def client_disconnected(self) -> None:
         """Ends any wait with ClientDisconnected."""
         self._client_left = True
-        self._wake.set()
+        self.signal.set()
 
     def _release(self, prompt_index: int, on_disconnect: OnDisconnect) -> None:
         # A request that was not subscribed to must not end the one that has its key.
@@ -117,9 +117,9 @@ class SubscribedGroup(Generic[M]):
                 raise request.failure
 
     async def _changed(self) -> None:
-        """Waits until a request has changed since `_wake` was cleared. Raises ClientDisconnected."""
+        """Waits until a request has changed since `signal` was cleared. Raises ClientDisconnected."""
         if not self._client_left:
-            await self._wake.wait()
+            await self.signal.wait()
         if self._client_left:
             raise ClientDisconnected
 
@@ -150,7 +150,7 @@ class RequestGroup(SubscribedGroup[RunningRequest]):
     async def accepted(self) -> None:
         """Waits until every request is accepted. Raises the QuireError of one that is not, or ClientDisconnected."""
         while not all(request.is_accepted for request in self.requests):
-            self._wake.clear()
+            self.signal.clear()
             await self._changed()
         self._raise_failure()
 
@@ -161,23 +161,27 @@ class RequestGroup(SubscribedGroup[RunningRequest]):
         cancelled and called again without loss.
         """
         while True:
-            if not self._wake.is_set():  # what has not changed is not looked at, for each token of a stream
+            if not self.signal.is_set():  # what has not changed is not looked at, for each token of a stream
                 await self._changed()
-            is_over = self._is_over()
+            is_over = self.is_over
             if not is_over:
-                self._wake.clear()
-            chunks = [
-                (prompt_index, chunk)
-                for prompt_index, request in enumerate(self.requests)
-                for chunk in request.pop_pending()
-            ]
-            if chunks:
+                self.signal.clear()
+            if chunks := self.take():
                 return chunks
             if is_over:
                 self._raise_failure()
                 return []
 
-    def _is_over(self) -> bool:
+    def take(self) -> list[tuple[int, Chunk]]:
+        """The chunks that have come since, each with its prompt index."""
+        return [
+            (prompt_index, chunk)
+            for prompt_index, request in enumerate(self.requests)
+            for chunk in request.pop_pending()
+        ]
+
+    @property
+    def is_over(self) -> bool:
         """Whether no chunks come that are not here: all requests have ended, or the call fails with the error of one.
         Then the next wait is over at once."""
         is_over = True
@@ -199,10 +203,10 @@ class ValueGroup(SubscribedGroup[RunningValue]):
     """The requests of a call for values. They have one span, and one line in the log."""
 
     def __init__(
-        self, wake: asyncio.Event, validated: Sequence[ValidatedValue], tenant: str, span: GenerationSpan
+        self, signal: ChangeSignal, validated: Sequence[ValidatedValue], tenant: str, span: GenerationSpan
     ) -> None:
         """`validated` are all requests of the call."""
-        super().__init__(wake)
+        super().__init__(signal)
         self._validated = validated
         self._tenant = tenant
         self._span = span
@@ -228,7 +232,7 @@ class ValueGroup(SubscribedGroup[RunningValue]):
             self._raise_failure()
             values = [request.value for request in self.requests if request.value is not None]
             if len(values) < len(self.requests):
-                self._wake.clear()
+                self.signal.clear()
                 await self._changed()
                 continue
             if len({request.model_fingerprint for request in self.requests} - {b""}) > 1:

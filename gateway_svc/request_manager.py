@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from opentelemetry.context import Context
 
 from gateway_svc import request_errors
+from gateway_svc.change_signal import ChangeSignal
 from gateway_svc.embedding_validation import validate_embeddings
 from gateway_svc.embeddings import UnvalidatedEmbeddings
 from gateway_svc.field_paths import Field, FieldPath
@@ -203,19 +204,19 @@ class RequestManager:
         """Runs the requests of a call for embeddings or scores until the block ends. Raises QuireError."""
         self.admit()
         self._session.records.check_protocol(max(one.session_protocol for one in values))
-        wake = asyncio.Event()
+        signal = ChangeSignal()
         span = GenerationSpan.of_values(values, call.operation, call.parent)
         # A trace has the first and the last of its prompts in the scheduler and the worker: not thousands of spans, and
         # yet the time from when its first prompt waits until its last one is computed.
         traced = {0: span.traceparent, len(values) - 1: span.traceparent}
         metrics = self.metrics.of_model(values[0].model)
-        with self._until_end(ValueGroup(wake, values, call.tenant.name, span)) as group:
+        with self._until_end(ValueGroup(signal, values, call.tenant.name, span)) as group:
             for first in range(0, len(values), _SUBMITTED_AT_ONCE):
                 requests = []
                 for prompt_index, one in enumerate(values[first : first + _SUBMITTED_AT_ONCE], first):
                     submit = self._submit_of_value(call, prompt_index, one)
                     submit.traceparent = traced.get(prompt_index, "")
-                    requests.append(RunningValue(one, submit, metrics, wake))
+                    requests.append(RunningValue(one, submit, metrics, signal))
                 group.start(requests, self._session, call.deadline)
                 await asyncio.sleep(0)
             call.release_body()
@@ -285,7 +286,7 @@ class RequestManager:
 
     @contextmanager
     def _run_group(self, call: Call, calls: Sequence[tuple[GenerateCall, GenerationSpan]]) -> Iterator[RequestGroup]:
-        wake = asyncio.Event()
+        signal = ChangeSignal()
         requests = [
             RunningRequest(
                 generate_call,
@@ -293,11 +294,11 @@ class RequestManager:
                 metrics=self.metrics,
                 span=span,
                 arrival_time=call.arrival_time,
-                wake=wake,
+                signal=signal,
             )
             for generate_call, span in calls
         ]
-        with self._until_end(RequestGroup(wake)) as group:
+        with self._until_end(RequestGroup(signal)) as group:
             group.start(requests, self._session, call.deadline)
             call.release_body()
             yield group

@@ -1,6 +1,5 @@
 """A request while it runs: the scheduler's tokens become text as they arrive, whether or not the client reads."""
 
-import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -8,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from gateway_svc import request_errors
+from gateway_svc.change_signal import ChangeSignal
 from gateway_svc.field_paths import FieldPath, contract_field_path
 from gateway_svc.metrics import GatewayMetrics, ModelMetrics
 from gateway_svc.model_catalog import CatalogModel, ModelCatalog
@@ -76,9 +76,9 @@ class RunningRequest:
         metrics: GatewayMetrics,
         span: GenerationSpan,
         arrival_time: float,
-        wake: asyncio.Event,
+        signal: ChangeSignal,
     ) -> None:
-        """`arrival_time` is when the client's call arrived, on the monotonic clock; `wake` is set at each change."""
+        """`arrival_time` is when the client's call arrived, on the monotonic clock; `signal` is set at each change."""
         self.generate_call = generate_call
         self.failure: QuireError | None = None
         self.is_durable = False
@@ -89,7 +89,7 @@ class RunningRequest:
         self._gateway_metrics = metrics
         self._span = span
         self._arrival_time = arrival_time
-        self._wake = wake
+        self._signal = signal
         self._phase = _Phase.PENDING
         self._rendering: Rendering | None = None
         self._model: CatalogModel | None = None
@@ -227,7 +227,7 @@ class RunningRequest:
             # The scheduler may not have received the latest acknowledgements, and pause without them.
             for sequence in self._sequences:
                 actions += self._acknowledge(sequence)
-        self._wake.set()
+        self._signal.set()
         return actions
 
     def on_tokens(self, tokens: scheduler_pb2.Tokens) -> Sequence[ReaderAction]:
@@ -240,7 +240,7 @@ class RunningRequest:
         self._end_if_complete()
         if self._has_stops and sequence.num_tokens - sequence.num_acknowledged >= _ACKNOWLEDGE_EVERY:
             actions = [*actions, *self._acknowledge(sequence)]
-        self._wake.set()
+        self._signal.set()
         return actions
 
     def on_prompt_logprobs(self, prompt_logprobs: scheduler_pb2.PromptLogprobs) -> None:
@@ -249,14 +249,14 @@ class RunningRequest:
         if num_known < 0:
             raise ValueError("log-probabilities of the prompt are missing")
         self._prompt_logprobs += prompt_logprobs.tokens[num_known:]
-        self._wake.set()
+        self._signal.set()
 
     def on_failed(self, error: QuireError) -> None:
         """Ends the request without all its tokens."""
         if self._phase is not _Phase.FINISHED:
             self.failure = error
             self._end(error.reason)
-            self._wake.set()
+            self._signal.set()
 
     def unflushed(self, offsets: Mapping[int, int]) -> list[scheduler_pb2.UnflushedTokens]:
         """The tokens of each sequence from its offset on; without an offset, from the beginning."""
@@ -302,7 +302,7 @@ class RunningRequest:
         self._num_open = rendering.num_sequences
         self._has_stops = bool(rendering.stops)
         self._phase = _Phase.RUNNING
-        self._wake.set()
+        self._signal.set()
 
     def _extend(self, sequence: SequenceOutput, tokens: scheduler_pb2.Tokens) -> Sequence[ReaderAction]:
         if sequence.finish is not None or self._phase is not _Phase.RUNNING:

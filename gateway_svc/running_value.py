@@ -1,10 +1,10 @@
 """A request whose result is a value, while it runs: it waits for the value of its prompt."""
 
-import asyncio
 from array import array
 from collections.abc import Mapping, Sequence
 
 from gateway_svc import request_errors
+from gateway_svc.change_signal import ChangeSignal
 from gateway_svc.embeddings import Vector
 from gateway_svc.metrics import ModelMetrics
 from gateway_svc.output import Usage
@@ -22,9 +22,9 @@ class RunningValue:
     """Nobody can read the value later: the request has no name."""
 
     def __init__(
-        self, validated: ValidatedValue, submit: scheduler_pb2.Submit, metrics: ModelMetrics, wake: asyncio.Event
+        self, validated: ValidatedValue, submit: scheduler_pb2.Submit, metrics: ModelMetrics, signal: ChangeSignal
     ) -> None:
-        """`submit` is what is submitted; `wake` is set at each change."""
+        """`submit` is what is submitted; `signal` is set at each change."""
         self.failure: QuireError | None = None
         self.value: Vector | None = None
         """A vector, or a score, which is one number; None: not here yet."""
@@ -33,7 +33,7 @@ class RunningValue:
         self.submit = submit
         self._validated = validated
         self._metrics = metrics
-        self._wake = wake
+        self._signal = signal
         self._is_in_flight = False
         self._cached_tokens = 0
 
@@ -93,7 +93,7 @@ class RunningValue:
             self.on_failed(error)
         else:
             self.value, self.model_fingerprint = numbers, tokens.model_fingerprint
-            self._wake.set()
+            self._signal.set()
         return (Release(None),)
 
     def on_prompt_logprobs(self, prompt_logprobs: scheduler_pb2.PromptLogprobs) -> None:
@@ -103,7 +103,7 @@ class RunningValue:
         """Ends the request without its value."""
         if not self.is_finished:
             self.failure = error
-            self._wake.set()
+            self._signal.set()
 
     def unflushed(self, offsets: Mapping[int, int]) -> list[scheduler_pb2.UnflushedTokens]:
         """None: there are no tokens."""

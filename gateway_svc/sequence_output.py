@@ -69,7 +69,7 @@ class SequenceOutput:
         self._turn = sequence_turn(self._text, index, vocabulary, rendering)
         self._start = start
         self._num_client_tokens = start.num_tokens
-        self._has_logprobs = rendering.logprobs is not None or rendering.is_best_of
+        self._has_logprobs = rendering.has_logprobs
         self._num_top = rendering.logprobs or 0
         self._requested = rendering.logprob_token_ids
         self._omits_output = rendering.omits_output

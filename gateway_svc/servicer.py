@@ -5,6 +5,7 @@ from functools import partial
 from typing import TypeVar
 
 from gateway_svc.chats import ChatPrompt
+from gateway_svc.chunk_sender import ChunkSender
 from gateway_svc.embeddings import UnvalidatedEmbeddings, Vector
 from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import Field, contract_field_path
@@ -13,6 +14,7 @@ from gateway_svc.metrics import CallOutcome
 from gateway_svc.model_catalog import CatalogModel
 from gateway_svc.output import Chunk
 from gateway_svc.ranking import completed_sequences
+from gateway_svc.request_group import RequestGroup
 from gateway_svc.request_manager import Call, RequestManager
 from gateway_svc.running_request import RunningRequest
 from gateway_svc.scores import UnvalidatedScores
@@ -63,6 +65,7 @@ class InferenceServicer(InferenceServiceServicer):
                     is_first = False
                     for response in await self._responses(call, kind, chunks, vocabulary):
                         yield response
+                    await _send_as_they_come(context, group, kind)
                 yield inference_pb2.StreamGenerateResponse(usage=group.usage.to_proto())
 
     async def Generate(  # noqa: N802
@@ -112,7 +115,10 @@ class InferenceServicer(InferenceServiceServicer):
                 while missing:
                     for response in await self._responses(call, inference_pb2.ResumeResponse, missing, vocabulary):
                         yield response
-                    missing = [] if rendering.is_best_of else await group.next()
+                    if rendering.is_best_of:
+                        break
+                    await _send_as_they_come(context, group, inference_pb2.ResumeResponse)
+                    missing = await group.next()
                 yield inference_pb2.ResumeResponse(usage=group.usage.to_proto())
 
     async def Cancel(  # noqa: N802
@@ -209,11 +215,7 @@ class InferenceServicer(InferenceServiceServicer):
         """A response for each chunk: thousands of tokens, where a client resumes or reads slowly."""
 
         def rendered() -> list[ChunkResponse]:
-            responses = []
-            for _, chunk in chunks:
-                responses.append(response := kind())
-                chunk.write_to(response.chunk, vocabulary)
-            return responses
+            return [_response(kind, vocabulary, chunk) for _, chunk in chunks]
 
         num_logprobs = sum([chunk.num_logprobs for _, chunk in chunks])
         return await self._calls.render(call, num_logprobs, rendered) if num_logprobs else rendered()
@@ -249,6 +251,18 @@ class InferenceServicer(InferenceServiceServicer):
         name = request.model if request.HasField("model") else None
         model = self._calls.find_model(name, _plain_field_path, tenant, outcome)
         return model, self._request_manager.model_info(model)
+
+
+async def _send_as_they_come(context: GrpcContext, group: RequestGroup, kind: Callable[[], ChunkResponse]) -> None:
+    """Sends the chunks of a call's requests to their end, unless they have log-probabilities: those take a thread."""
+    if not any(rendering.has_logprobs for rendering in group.renderings):
+        await ChunkSender(context, group, partial(_response, kind, group.vocabulary)).run()
+
+
+def _response(kind: Callable[[], ChunkResponse], vocabulary: Vocabulary, chunk: Chunk) -> ChunkResponse:
+    response = kind()
+    chunk.write_to(response.chunk, vocabulary)
+    return response
 
 
 def _operation(generation: inference_pb2.Generation) -> Operation:

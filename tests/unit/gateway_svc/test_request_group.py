@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import pytest
 
+from gateway_svc.change_signal import ChangeSignal
 from gateway_svc.output import Chunk
 from gateway_svc.request_errors import cancelled
 from gateway_svc.request_group import ClientDisconnected, RequestGroup
@@ -14,12 +15,12 @@ from svc_common.errors import QuireError, Reason
 class FakeRequest:
     """A request whose events a test sends."""
 
-    def __init__(self, wake: asyncio.Event) -> None:
+    def __init__(self, signal: ChangeSignal) -> None:
         self.failure: QuireError | None = None
         self.is_accepted = True
         self.is_finished = False
         self.num_looks = 0
-        self._wake = wake
+        self._signal = signal
         self._pending: list[Chunk] = []
 
     def pop_pending(self) -> list[Chunk]:
@@ -30,16 +31,16 @@ class FakeRequest:
     def send(self, text: str, *, is_last: bool = False) -> None:
         self._pending.append(Chunk(0, 0, text))
         self.is_finished = is_last
-        self._wake.set()
+        self._signal.set()
 
     def fail(self) -> None:
         self.failure, self.is_finished = cancelled(), True
-        self._wake.set()
+        self._signal.set()
 
 
 def group_of(num_requests: int) -> tuple[RequestGroup, list[FakeRequest]]:
-    wake = asyncio.Event()
-    group, requests = RequestGroup(wake), [FakeRequest(wake) for _ in range(num_requests)]
+    signal = ChangeSignal()
+    group, requests = RequestGroup(signal), [FakeRequest(signal) for _ in range(num_requests)]
     group.requests = cast(Any, requests)
     return group, requests
 

@@ -1,10 +1,9 @@
 """The reader of a request whose result is a value."""
 
-import asyncio
-
 import pytest
 from prometheus_client import generate_latest
 
+from gateway_svc.change_signal import ChangeSignal
 from gateway_svc.embeddings import EmbeddingParams, Normalization, Pooling
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.reader import Release
@@ -22,7 +21,7 @@ def running(metrics: GatewayMetrics | None = None, params: ValueParams | None = 
     metrics = metrics or GatewayMetrics(["tiny"])
     params = params or EmbeddingParams(None, Pooling.MEAN, Normalization.L2)
     validated = ValidatedValue("id", "tiny", [5, 6, 7], params, 0, None)
-    value = RunningValue(validated, validated.to_proto(), metrics.of_model("tiny"), asyncio.Event())
+    value = RunningValue(validated, validated.to_proto(), metrics.of_model("tiny"), ChangeSignal())
     value.prepare()
     return value
 
