@@ -162,6 +162,8 @@ class RunningRequest:
         """The output since the previous call, after all that is due of the prompt."""
         if self._rendering is not None and len(self._prompt_logprobs) < self._rendering.num_prompt_logprobs:
             return []
+        if len(self._sequences) == 1:  # for each token of a stream
+            return self._sequences[0].pop_pending()
         return [chunk for sequence in self._sequences for chunk in sequence.pop_pending()]
 
     @property
