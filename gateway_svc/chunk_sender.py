@@ -47,15 +47,16 @@ class ChunkSender(Generic[R]):
             self._changed()  # an error of the last write must not be left in its future
 
     def _changed(self) -> None:
+        if self._is_waited_for:
+            return  # also where the write has ended, and its callback was not called yet
         if self._write is None or self._written.done():
             self._send()
         else:
             self._wait_for_write()
 
     def _wait_for_write(self) -> None:
-        if not self._is_waited_for:
-            self._is_waited_for = True
-            self._written.add_done_callback(self._send_after_write)
+        self._is_waited_for = True
+        self._written.add_done_callback(self._send_after_write)
 
     def _send_after_write(self, _: asyncio.Future[None]) -> None:
         self._is_waited_for = False

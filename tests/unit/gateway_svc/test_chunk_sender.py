@@ -83,6 +83,24 @@ async def test_a_chunk_is_written_before_its_delivery_returns_and_the_next_one_w
     assert await client.group.next() == []
 
 
+async def test_a_chunk_that_comes_between_the_end_of_a_write_and_the_next_turn_of_the_loop_is_written_once() -> None:
+    client = Client()
+    task = await client.start()
+    client.come("a")
+    client.come("b")
+    client.unended.pop().set_result(None)
+    client.come("c")
+    await asyncio.sleep(0)
+    assert client.sent == ["a", "b"]
+    for _ in range(2):
+        await client.end_write()
+        assert not task.done()
+    client.come("d", is_last=True)
+    await client.end_write()
+    await ended(task)
+    assert client.sent == ["a", "b", "c", "d"]
+
+
 async def test_a_request_that_fails_ends_it_after_its_last_chunk_and_the_group_raises_the_error() -> None:
     client = Client()
     task = await client.start()
