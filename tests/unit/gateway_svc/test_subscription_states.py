@@ -237,15 +237,20 @@ class SubscriptionMachine(RuleBasedStateMachine):
                 self.deliver(1)
 
     @precondition(lambda self: self.is_open and self.num_quiet > LULL and self._growing)
-    @rule(forgets=st.booleans(), has_model=st.booleans())
-    def fail_over_with_losses(self, forgets: bool, has_model: bool) -> None:
-        """The store has lost durable tokens or the request; then the next scheduler does not know them."""
+    @rule(forgets=st.booleans(), has_model=st.booleans(), is_lost_too=st.booleans())
+    def fail_over_with_losses(self, forgets: bool, has_model: bool, is_lost_too: bool) -> None:
+        """The store has lost durable tokens or the request; then the next scheduler does not know them. It may have no
+        model for the request before it, too, is lost."""
         self.stream(0, is_flushed=True)
         self.lose(forgets, loses_store=True)
         self.open(has_model, is_store_degraded=False)
         if forgets and not has_model:
             self._settle()
-            self.wait(RECONNECT_SECONDS + 1)
+            if is_lost_too:
+                self.lose(forgets, loses_store=True)
+                self.open(has_model, is_store_degraded=False)
+            else:
+                self.wait(RECONNECT_SECONDS + 1)
         elif forgets:
             while self.scheduler.commands:
                 self.handle_commands(1)
