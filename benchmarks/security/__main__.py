@@ -69,29 +69,33 @@ async def run_streams(
 ) -> StreamFigures:
     """Sends a request for each prompt, and measures `num_tokens` tokens of each stream. Raises BenchmarkFailed.
 
-    Processor time is that of the whole requests: reading it meanwhile would delay streams.
+    Processor time for a token is that of the same time; that for a token with its part of the request, which falls with
+    the number of tokens, is measured from before the requests until after their ends.
     """
-    before = running.processor_seconds()
+    at_first = running.processor_seconds()
     async with running.targets(protocol) as targets:
         requests = [MixRequest(prompt, LEAD_TOKENS + num_tokens + _SPARE_TOKENS) for prompt in prompts]
         calls = [(targets[i % len(targets)], request) for i, request in enumerate(requests)]
         async with Streams(calls) as streams:
             await streams.advance(LEAD_TOKENS)
+            before = await asyncio.to_thread(running.processor_seconds)
             start, num_before = perf_counter(), streams.num_tokens
             await streams.advance(num_tokens)
             end, num_measured = perf_counter(), streams.num_tokens - num_before
+            after = await asyncio.to_thread(running.processor_seconds)
             found = Distribution.of(streams.gaps(start, end))
             num_all = streams.num_tokens
     await wait_until_idle(running)
-    after = running.processor_seconds()
+    at_last = running.processor_seconds()
     if found is None:
         raise BenchmarkFailed(f"{running.variant.title}: no stream had two tokens")
     return StreamFigures(
         found.p50,
         found.p99,
         num_measured / (end - start),
-        (after.gateway - before.gateway) / num_all,
-        (after.scheduler - before.scheduler) / num_all,
+        (after.gateway - before.gateway) / num_measured,
+        (after.scheduler - before.scheduler) / num_measured,
+        (at_last.gateway - at_first.gateway) / num_all,
     )
 
 

@@ -18,7 +18,8 @@ MAX_GATEWAY_MICROSECONDS = 60
 class StreamFigures:
     """One run: inter-token latencies over all streams, in seconds, and tokens per second of all of them together.
 
-    `gateway_cpu` and `scheduler_cpu` are the services' processor time for a token, in seconds.
+    `gateway_cpu` and `scheduler_cpu` are the services' processor time for a token of streams that decode, in seconds.
+    `gateway_request_cpu` is the gateway's for a token with its part of the request's beginning and end.
     """
 
     inter_token_p50: float
@@ -26,6 +27,7 @@ class StreamFigures:
     tokens_per_second: float
     gateway_cpu: float
     scheduler_cpu: float
+    gateway_request_cpu: float
 
     def ratios_to(self, without: "StreamFigures") -> dict[str, float]:
         """By figure, how much worse this is: above 1 is slower."""
@@ -73,6 +75,7 @@ _COLUMNS = {
     "inter_token_p99": ("p99, ms", 1e3, ".1f"),
     "tokens_per_second": ("output tokens/s", 1.0, ",.0f"),
     "gateway_cpu": ("gateway's CPU for a token, µs", 1e6, ".0f"),
+    "gateway_request_cpu": ("with the requests' beginnings and ends, µs", 1e6, ".0f"),
     "scheduler_cpu": ("scheduler's CPU for a token, µs", 1e6, ".0f"),
 }
 """By figure, its title, and how it is written."""

@@ -47,6 +47,11 @@ async def test_both_deployments_get_the_same_new_prompts_and_take_turns(monkeypa
     assert {protocol: len(found) for protocol, found in pairs.items()} == {"gRPC": 2, "HTTP": 2}
     assert all(0 < pair.without.inter_token_p50 <= pair.without.inter_token_p99 for pair in pairs["gRPC"])
     assert all(pair.without.scheduler_cpu == pytest.approx(2 * pair.without.gateway_cpu) for pair in pairs["HTTP"])
+    # Three readings from before the requests until after them, and one between those around the measured tokens.
+    num_decoded = program.NUM_STREAMS * (program.LEAD_TOKENS + 5)
+    for found in pairs["gRPC"]:
+        assert found.with_parts.gateway_request_cpu <= 3 / num_decoded
+        assert found.with_parts.gateway_cpu > found.with_parts.gateway_request_cpu / 3
     assert idle == [title for title, _, _ in runs]
     warm_ups, measured = runs[:4], runs[4:]
     assert [title for title, _, _ in warm_ups] == ["without limits", "with limits"] * 2
@@ -69,7 +74,7 @@ class Measurements:
         self, model: ServedModel, parts: Sequence[Part], num_starts: int, num_pairs: int, num_tokens: int
     ) -> dict[str, list[FigurePair]]:
         self.calls.append(([*parts], num_starts, num_pairs, num_tokens))
-        figures = StreamFigures(0.02, 0.03, 3000.0, 1e-4, 5e-5)
+        figures = StreamFigures(0.02, 0.03, 3000.0, 1e-4, 5e-5, 2e-4)
         return {protocol: [FigurePair(figures, figures)] * num_starts * num_pairs for protocol in Protocol}
 
 
