@@ -240,7 +240,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
     @rule(forgets=st.booleans(), has_model=st.booleans(), is_lost_too=st.booleans())
     def fail_over_with_losses(self, forgets: bool, has_model: bool, is_lost_too: bool) -> None:
         """The store has lost durable tokens or the request; then the next scheduler does not know them. It may have no
-        model for the request before it, too, is lost."""
+        model for the request, and may be lost in its turn."""
         self.stream(0, is_flushed=True)
         self.lose(forgets, loses_store=True)
         self.open(has_model, is_store_degraded=False)
