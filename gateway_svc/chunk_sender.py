@@ -1,7 +1,6 @@
 """Sends chunks to a gRPC client in the turn of the event loop in which their tokens come."""
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
@@ -26,7 +25,8 @@ class ChunkSender(Generic[R]):
         self._context = context
         self._group = group
         self._render = render
-        self._unsent: deque[tuple[int, Chunk]] = deque()
+        self._unsent: list[tuple[int, Chunk]] = []
+        """The last one is sent first."""
         self._write: Coroutine[Any, Any, None] | None = None
         """The latest write, until it is known to have ended: when `_written` is done."""
         loop = asyncio.get_running_loop()
@@ -68,16 +68,15 @@ class ChunkSender(Generic[R]):
             if self._write is not None:
                 self._end_write(self._write)
             while not self._ended.done():
-                unsent, group = self._unsent, self._group
+                unsent = self._unsent or self._group.take()[::-1]
                 if not unsent:
-                    unsent.extend(group.take())
-                if not unsent:
-                    if group.is_over:
+                    if self._group.is_over:
                         self._ended.set_result(None)
                     return
-                _, chunk = unsent.popleft()
+                _, chunk = unsent.pop()
+                self._unsent = unsent
                 if self._has_to_wait(self._context.write(self._render(chunk))):
-                    if unsent or group.is_over:
+                    if unsent or self._group.is_over:
                         self._wait_for_write()
                     return
         except Exception as error:

@@ -46,6 +46,8 @@ class Detokenizer:
             follows, self._follows_added = self._follows_added, text is not None
             if follows and text is not None:
                 return self._decode(text.encode())
+        if not self._pending and (whole := self._vocabulary.whole_text(token_id)) is not None:
+            return whole
         return self._decode(self._vocabulary.piece(token_id))
 
     def flush(self) -> str:

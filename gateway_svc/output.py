@@ -161,7 +161,9 @@ class Chunk:
         """Sets the fields of an empty chunk of the public contract."""
         # For each token of a stream, in the response: a chunk of its own would be copied there, and an argument of a
         # message takes twice as long as a field that is set.
-        chunk.index, chunk.offset = self.index, self.offset
+        if self.index:
+            chunk.index = self.index
+        chunk.offset = self.offset
         chunk.token_ids.extend(self.token_ids)
         if self.text:
             chunk.text = self.text

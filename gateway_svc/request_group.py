@@ -174,6 +174,8 @@ class RequestGroup(SubscribedGroup[RunningRequest]):
 
     def take(self) -> list[tuple[int, Chunk]]:
         """The chunks that have come since, each with its prompt index."""
+        if len(self.requests) == 1:  # for each token of a stream
+            return [(0, chunk) for chunk in self.requests[0].pop_pending()]
         return [
             (prompt_index, chunk)
             for prompt_index, request in enumerate(self.requests)

@@ -237,8 +237,8 @@ class RunningRequest:
         sequence = self._sequences[tokens.index]
         num_before = sequence.num_tokens
         actions = self._extend(sequence, tokens)
-        if self._phase is _Phase.RUNNING and sequence.num_tokens > num_before:
-            self._measure(sequence, sequence.num_tokens - num_before)
+        if (num_new := sequence.num_tokens - num_before) and self._phase is _Phase.RUNNING:
+            self._measure(sequence, num_new)
         self._end_if_complete()
         if self._has_stops and sequence.num_tokens - sequence.num_acknowledged >= _ACKNOWLEDGE_EVERY:
             actions = [*actions, *self._acknowledge(sequence)]
@@ -334,7 +334,7 @@ class RunningRequest:
         return (Release(self.on_disconnect),)
 
     def _end_if_complete(self) -> None:
-        if self._phase is _Phase.RUNNING and not self._num_open:
+        if not self._num_open and self._phase is _Phase.RUNNING:
             self._end(None)
 
     def _end(self, failure: Reason | None) -> None:
@@ -348,10 +348,10 @@ class RunningRequest:
     def _measure(self, sequence: SequenceOutput, num_tokens: int) -> None:
         now, metrics = time.monotonic(), self._metrics
         metrics.tokens.add_tokens(num_tokens)
-        if not self._has_tokens:
+        if sequence.last_time is not None:
+            metrics.tokens.observe_gap((now - sequence.last_time) / num_tokens)
+        elif not self._has_tokens:
             self._has_tokens = True
             metrics.first_token_seconds.observe(now - self._arrival_time)
             self._span.first_token(now - self._arrival_time)
-        elif sequence.last_time is not None:
-            metrics.tokens.observe_gap((now - sequence.last_time) / num_tokens)
         sequence.last_time = now

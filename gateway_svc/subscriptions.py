@@ -184,8 +184,9 @@ class Subscriptions:
             self._fail_all(subscription, error, OnDisconnect.CANCEL)
 
     def _deliver_tokens(self, subscription: Subscription, tokens: scheduler_pb2.Tokens) -> None:
-        if not subscription.submission.model_fingerprint:
-            subscription.submission.model_fingerprint = tokens.model_fingerprint
+        submission = subscription.submission
+        if not submission.model_fingerprint:
+            submission.model_fingerprint = tokens.model_fingerprint
         for subscriber in subscription.subscribers:
             for action in subscriber.reader.on_tokens(tokens):
                 self._carry_out(subscription, subscriber, action)

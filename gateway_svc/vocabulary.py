@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -30,6 +31,7 @@ class Vocabulary:
         self._anchor = tokenizer.encode("a", add_special_tokens=False).ids
         self._anchor_text = self._decode(self._anchor)
         self._pieces: dict[int, bytes] = {}
+        self._whole_texts: dict[int, str | None] = {}
 
     def hidden_ids(self, special: SpecialTokens) -> frozenset[int]:
         """Tokens that contribute no text."""
@@ -45,6 +47,17 @@ class Vocabulary:
                 piece = text.removeprefix(self._anchor_text).encode()
             self._pieces[token_id] = piece
         return piece
+
+    def whole_text(self, token_id: int) -> str | None:
+        """Its piece as text; None where that begins or ends within a character."""
+        try:
+            return self._whole_texts[token_id]
+        except KeyError:
+            text: str | None = None
+            with suppress(UnicodeDecodeError):
+                text = self.piece(token_id).decode()
+            self._whole_texts[token_id] = text
+            return text
 
     def first_piece(self, token_id: int) -> bytes:
         """Bytes of a token that begins a text: some tokenizers leave out its space."""
