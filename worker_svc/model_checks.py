@@ -129,7 +129,7 @@ def read_model(settings: WorkerSettings) -> CheckedModel:
         raise IncompleteModel(str(error), _OTHER_MODEL) from error
     shapes = read_shapes(directory)
     num_parameters = sum(map(prod, shapes.values()))
-    if has_values or isinstance(description, EncoderDescription):
+    if description is not None and (has_values or isinstance(description, EncoderDescription)):
         name = _values_computed_by(settings, description)
         return CheckedModel(served, config, None, f"{name}, as an encoder", num_parameters, has_kv=False)
     computed_by, is_native = _computed_by(settings, directory, config, description)
@@ -152,9 +152,10 @@ def backend_of_values(settings: WorkerSettings) -> EncoderKernels | None:
         has_values = computes_values(directory, description, settings.task)
     except (ModelNotFound, StartupFailed, ImportError, OSError, ValueError):
         return None
-    if not has_values:
+    if description is None or not has_values:
         return None
-    return _kernels_of_values(settings, description, choose_device(settings.device))[0]
+    device = choose_device(settings.device)
+    return choose_kernels(settings, description, choose_dtype(settings.dtype, device), device)[0]
 
 
 def read_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
@@ -209,9 +210,9 @@ def _computed_by(
     device = choose_device(settings.device)
     if description is not None:
         if device.type == "cuda":
-            from worker_svc.model import triton_model
+            from worker_svc.model import triton_body
 
-            computed, name = triton_model.COMPUTED, "Triton kernels"
+            computed, name = triton_body.COMPUTED, "Triton kernels"
         elif settings.kernels == "torch":
             computed, name = torch_model.COMPUTED, "torch's operators"
         else:
@@ -231,21 +232,12 @@ def _computed_by(
     return f"transformers' own modules, slower{why}", False
 
 
-def _kernels_of_values(
-    settings: WorkerSettings, description: AnyDescription | None, device: torch.device
-) -> tuple[EncoderKernels, str | None]:
-    """As `choose_kernels` says; a decoder's values are computed by torch's operators."""
-    if not isinstance(description, EncoderDescription):
-        return "torch", None
-    return choose_kernels(settings, description, choose_dtype(settings.dtype, device), device)
-
-
-def _values_computed_by(settings: WorkerSettings, description: AnyDescription | None) -> str:
+def _values_computed_by(settings: WorkerSettings, description: AnyDescription) -> str:
     """What computes the values of prompts. Raises DeviceNotFound, and IncompleteModel where the settings name kernels
     that refuse the model.
     """
     device = choose_device(settings.device)
-    kernels, refused = _kernels_of_values(settings, description, device)
+    kernels, refused = choose_kernels(settings, description, choose_dtype(settings.dtype, device), device)
     names = {"triton": "Triton kernels", "compiled": "compiled kernels", "torch": "torch's operators"}
     if refused is None:
         return names[kernels]

@@ -6,8 +6,8 @@ import triton.language as tl
 from torch import Tensor
 
 from quire_kernels._checks import FLOAT_DTYPES, require
-from quire_kernels._shapes import ceil_div, check_rows
-from quire_kernels.row_norm import RowNorm, check_norm, norm_tile, normalize, row_norm_reference
+from quire_kernels._shapes import ceil_div
+from quire_kernels.row_norm import RowNorm, check_norm, check_sum, norm_tile, normalize, row_norm_reference
 
 
 @triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
@@ -85,11 +85,7 @@ def post_norm_reference(hidden: Tensor, update: Tensor | None, norm: RowNorm, dt
 
 
 def _check(hidden: Tensor, update: Tensor | None, norm: RowNorm, dtype: torch.dtype) -> None:
-    check_rows(hidden, "hidden", [torch.float32])
+    check_sum(hidden, update)
     require(hidden.is_contiguous(), "hidden", "be contiguous")
     require(dtype in FLOAT_DTYPES, "dtype", "be float32, float16 or bfloat16")
     check_norm(norm, "norm", hidden)
-    if update is not None:
-        check_rows(update, "update")
-        require(update.shape == hidden.shape, "update", "have the shape of hidden")
-        require(update.device == hidden.device, "update", "be on the device of hidden")

@@ -133,11 +133,7 @@ def add_row_norm(
     Raises:
         ValueError: an argument, named, has a wrong shape, dtype, stride or device.
     """
-    check_rows(hidden, "hidden", [torch.float32])
-    if update is not None:
-        check_rows(update, "update")
-        require(update.shape == hidden.shape, "update", "have the shape of hidden")
-        require(update.device == hidden.device, "update", "be on the device of hidden")
+    check_sum(hidden, update)
     return _launch(hidden, update, norm, dtype, update_norm, norm_first=norm_first)
 
 
@@ -214,6 +210,15 @@ def add_row_norm_reference(
     if update is not None:
         hidden += update if update_norm is None else row_norm_reference(update, update_norm, torch.float32)
     return row_norm_reference(before, norm, dtype)
+
+
+def check_sum(hidden: Tensor, update: Tensor | None) -> None:
+    """The residual stream is float32, and the update has its shape."""
+    check_rows(hidden, "hidden", [torch.float32])
+    if update is not None:
+        check_rows(update, "update")
+        require(update.shape == hidden.shape, "update", "have the shape of hidden")
+        require(update.device == hidden.device, "update", "be on the device of hidden")
 
 
 def check_norm(norm: RowNorm, argument: str, inputs: Tensor) -> None:

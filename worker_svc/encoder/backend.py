@@ -1,4 +1,5 @@
-"""Which kernels compute an encoder: Triton's on a GPU, compiled ones on a CPU, torch's operators where those cannot."""
+"""Which kernels compute the values of prompts: Triton's on a GPU, compiled ones of encoders on a CPU, torch's operators
+where those cannot."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,12 +15,15 @@ from worker_svc.errors import StartupFailed
 from worker_svc.fingerprint import triton_arithmetic
 from worker_svc.instance import start_thread_pool
 from worker_svc.model import compiled_encoder
+from worker_svc.model.architecture import AnyDescription
 from worker_svc.model.compiled_encoder import load_compiled_encoder
+from worker_svc.model.decoder_states import load_decoder_states
+from worker_svc.model.description import ModelDescription
 from worker_svc.model.encoder_description import EncoderDescription
 from worker_svc.model.torch_encoder import load_torch_encoder
 from worker_svc.settings import WorkerSettings
 
-# QUIRE_KERNELS of encoders, by the device.
+# QUIRE_KERNELS of models that compute values, by the device.
 KERNELS = {"cpu": ("auto", "compiled", "torch"), "cuda": ("auto", "triton", "torch")}
 
 EncoderKernels: TypeAlias = Literal["triton", "compiled", "torch"]
@@ -28,7 +32,7 @@ Report: TypeAlias = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class EncoderBackend:
-    """A loaded encoder."""
+    """A loaded encoder, or decoder that serves as one."""
 
     forward: EncoderForward
     arithmetic: str
@@ -43,32 +47,42 @@ def own_kernels(device: torch.device) -> EncoderKernels:
 
 
 def choose_kernels(
-    settings: WorkerSettings, description: EncoderDescription, dtype: torch.dtype, device: torch.device
+    settings: WorkerSettings, description: AnyDescription, dtype: torch.dtype, device: torch.device
 ) -> tuple[EncoderKernels, str | None]:
-    """The fastest kernels that the settings allow and that support an encoder. Where these are torch's operators though
+    """The fastest kernels that the settings allow and that support a model. Where these are torch's operators though
     the settings allow the device's own kernels, the second value says why.
     """
     if settings.kernels == "torch":
         return "torch", None
     if device.type == "cuda":
-        # Triton is imported only when it is used.
-        from worker_svc.model import triton_encoder
-
-        refused = triton_encoder.unsupported_reason(description)
+        refused = _refused_by_triton(description)
         return ("triton", None) if refused is None else ("torch", refused)
+    if isinstance(description, ModelDescription):
+        return "torch", None  # the compiled code returns logits of sampled tokens
     refused = compiled_encoder.unsupported_reason(description, dtype)
     return ("compiled", None) if refused is None else ("torch", refused)
 
 
+def _refused_by_triton(description: AnyDescription) -> str | None:
+    # Triton is imported only when it is used.
+    if isinstance(description, ModelDescription):
+        from worker_svc.model.triton_body import refused_part
+
+        return refused_part(description)
+    from worker_svc.model.triton_encoder import unsupported_reason
+
+    return unsupported_reason(description)
+
+
 def load_backend(
     settings: WorkerSettings,
-    description: EncoderDescription,
+    description: AnyDescription,
     directory: Path,
     dtype: torch.dtype,
     device: torch.device,
     report: Report,
 ) -> EncoderBackend:
-    """Loads the encoder of a directory by the kernels that `choose_kernels` names.
+    """Loads the model of a directory by the kernels that `choose_kernels` names.
 
     Raises UnsupportedModel if its tensors do not match, and StartupFailed if the kernels of the settings cannot be
     used.
@@ -76,7 +90,7 @@ def load_backend(
     kernels, refused = choose_kernels(settings, description, dtype, device)
     if kernels == "triton":
         return _load_triton(settings, description, directory, dtype, device)
-    if kernels == "compiled":
+    if kernels == "compiled" and isinstance(description, EncoderDescription):
         try:
             pool = start_thread_pool(settings, report)
         except BuildFailed as error:
@@ -89,21 +103,35 @@ def load_backend(
         if settings.kernels == own:
             raise StartupFailed(f"the {own} kernels cannot be used: {refused}")
         report(f"torch computes the model, slower than the {own} kernels: {refused}")
-    return EncoderBackend(load_torch_encoder(description, directory, dtype, device), torch_arithmetic(device))
+    return EncoderBackend(_load_torch(description, directory, dtype, device), torch_arithmetic(device))
+
+
+def _load_torch(
+    description: AnyDescription, directory: Path, dtype: torch.dtype, device: torch.device
+) -> EncoderForward:
+    if isinstance(description, ModelDescription):
+        return load_decoder_states(description, directory, dtype, device)
+    return load_torch_encoder(description, directory, dtype, device)
 
 
 def _load_triton(
     settings: WorkerSettings,
-    description: EncoderDescription,
+    description: AnyDescription,
     directory: Path,
     dtype: torch.dtype,
     device: torch.device,
 ) -> EncoderBackend:
-    from worker_svc.model.triton_encoder import load_triton_encoder
-
     is_deterministic = settings.deterministic
-    encoder = load_triton_encoder(description, directory, dtype, device, deterministic=is_deterministic)
-    return EncoderBackend(encoder, triton_arithmetic(device), is_batch_invariant=is_deterministic)
+    forward: EncoderForward
+    if isinstance(description, ModelDescription):
+        from worker_svc.model.triton_states import load_triton_states
+
+        forward = load_triton_states(description, directory, dtype, device, deterministic=is_deterministic)
+    else:
+        from worker_svc.model.triton_encoder import load_triton_encoder
+
+        forward = load_triton_encoder(description, directory, dtype, device, deterministic=is_deterministic)
+    return EncoderBackend(forward, triton_arithmetic(device), is_batch_invariant=is_deterministic)
 
 
 def torch_arithmetic(device: torch.device) -> str:

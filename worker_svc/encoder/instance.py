@@ -7,7 +7,7 @@ import torch
 
 from svc_common.models import tokenizer_fingerprint, tokenizer_setting
 from worker_svc.description import WorkerDescription, WorkerLimits
-from worker_svc.encoder.backend import KERNELS, EncoderBackend, load_backend, torch_arithmetic
+from worker_svc.encoder.backend import KERNELS, load_backend
 from worker_svc.encoder.pooling import EmbeddingDefaults, EmbeddingPooler, ScorePooler
 from worker_svc.encoder.runner import EncoderRunner
 from worker_svc.fingerprint import model_fingerprint
@@ -16,7 +16,7 @@ from worker_svc.host_memory import available_memory
 from worker_svc.instance import check_vocabulary, choose_device, choose_dtype, release_device
 from worker_svc.memory_parts import MemoryAccount
 from worker_svc.model.architecture import AnyDescription
-from worker_svc.model.decoder_states import load_decoder_states, prompt_bytes
+from worker_svc.model.decoder_states import prompt_bytes
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.embedding_files import embedding_defaults
 from worker_svc.model.score_head import load_score_head
@@ -71,13 +71,11 @@ def load_encoder(
     with progress(f"loading {served.name}", report):
         if isinstance(description, ModelDescription):
             defaults = embedding_defaults(served.path, is_decoder=True)
-            states = load_decoder_states(description, served.path, dtype, device)
-            backend = EncoderBackend(states, torch_arithmetic(device))
         else:
             head = load_score_head(description, served.path, device)
             if head is None:
                 defaults = embedding_defaults(served.path)
-            backend = load_backend(settings, description, served.path, dtype, device, report)
+        backend = load_backend(settings, description, served.path, dtype, device, report)
     memory.note_weights()
     if served.other_tokenizer is not None:
         check_vocabulary(served.other_tokenizer, description.vocab_size, tokenizer_setting(settings.tokenizer))

@@ -95,14 +95,19 @@ def prompt_bytes(description: ModelDescription, num_tokens: int, dtype: torch.dt
     return num_tokens * (hidden + per_token * dtype.itemsize) + masks
 
 
+def check_causal(directory: Path) -> None:
+    """Raises UnsupportedModel if tokens of a directory's model see later ones."""
+    if raw_config(directory).get("is_causal") is False:
+        raise UnsupportedModel(f"the model in {directory} is a decoder whose attention is not causal: not supported")
+
+
 def load_decoder_states(
     description: ModelDescription, directory: Path, dtype: torch.dtype, device: torch.device
 ) -> DecoderStates:
     """Loads the decoder of a directory without its head. Raises UnsupportedModel if it is not supported, or its tensors
     do not match.
     """
-    if raw_config(directory).get("is_causal") is False:
-        raise UnsupportedModel(f"the model in {directory} is a decoder whose attention is not causal: not supported")
+    check_causal(directory)
     with torch.inference_mode(), Checkpoint(directory, format_of(directory), dtype, device) as checkpoint:
         states = DecoderStates(description, checkpoint)
         checkpoint.check_all_taken()

@@ -41,9 +41,9 @@ def unsupported_natively(description: ModelDescription, kernels: Kernels, device
         computed = compiled_model.COMPUTED
     elif device.type == "cuda":
         # Triton on a CPU is only used on request.
-        from worker_svc.model import triton_model
+        from worker_svc.model import triton_body
 
-        computed = triton_model.COMPUTED
+        computed = triton_body.COMPUTED
     else:
         computed = torch_model.COMPUTED
     return unsupported_reason(description, computed)

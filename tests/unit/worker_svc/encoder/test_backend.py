@@ -5,14 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import BertConfig
+from transformers import AutoModel, BertConfig, LlamaConfig
 
+import llama_models
 from bert_models import hidden_states, random_prompts, save_bert
 from svc_common.settings import read_settings
 from worker_svc.encoder.backend import EncoderBackend, choose_kernels, load_backend, torch_arithmetic
 from worker_svc.errors import StartupFailed
-from worker_svc.model import triton_encoder
+from worker_svc.model import triton_encoder, triton_states
 from worker_svc.model.architecture import describe_any
+from worker_svc.model.description import ModelDescription
 from worker_svc.model.description_cache import any_description_of
 from worker_svc.model.encoder_description import EncoderDescription
 from worker_svc.settings import WorkerSettings
@@ -81,6 +83,45 @@ def test_triton_kernels_compute_an_encoder_on_a_gpu(on_gpu: Any, tmp_path: Path)
     assert not backend.is_batch_invariant
     assert "a GPU" in backend.arithmetic
     assert on_gpu(tmp_path, "--deterministic", "true").is_batch_invariant
+
+
+@pytest.mark.parametrize(
+    ("device", "setting", "head_dim", "expected"),
+    [
+        (GPU, "auto", 16, ("triton", None)),
+        (GPU, "torch", 16, ("torch", None)),
+        (GPU, "auto", 272, ("torch", "attention of heads of 272 dimensions: the most is 256")),
+        (CPU, "auto", 16, ("torch", None)),
+        (CPU, "compiled", 16, ("torch", None)),
+    ],
+)
+def test_kernels_of_a_decoder_that_embeds(
+    device: torch.device, setting: str, head_dim: int, expected: tuple[str, str | None]
+) -> None:
+    description = describe_any(LlamaConfig(**llama_models.SIZES | {"head_dim": head_dim}))
+    assert isinstance(description, ModelDescription)
+    assert choose_kernels(settings_of("--kernels", setting), description, torch.float32, device) == expected
+
+
+@torch.inference_mode()
+def test_triton_kernels_compute_a_decoder_that_embeds_on_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    load = triton_states.load_triton_states
+
+    def load_here(description: ModelDescription, directory: Path, dtype: torch.dtype, _: Any, **options: Any) -> Any:
+        return load(description, directory, dtype, HERE, **options)
+
+    monkeypatch.setattr(triton_states, "load_triton_states", load_here)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
+    llama_models.save_model(tmp_path, llama_models.VARIANTS["qwen3"]())
+    model: Any = AutoModel.from_pretrained(tmp_path, dtype=torch.float32)
+    (prompt,) = llama_models.prompts(17)
+    description = any_description_of(tmp_path)
+    assert isinstance(description, ModelDescription)
+    backend = load_backend(settings_of("--deterministic", "true"), description, tmp_path, torch.float32, GPU, print)
+    expected = model(torch.tensor([prompt])).last_hidden_state[0]
+    torch.testing.assert_close(backend.forward([prompt])[0].cpu(), expected, rtol=1e-3, atol=3e-4)
+    assert backend.is_batch_invariant
+    assert "a GPU" in backend.arithmetic
 
 
 def test_bits_of_torchs_operators_depend_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

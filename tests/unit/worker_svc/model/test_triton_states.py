@@ -1,0 +1,77 @@
+"""Hidden states of a decoder by the Triton kernels are those of transformers for each prompt alone."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModel, LlamaConfig
+
+import latent_models
+import llama_models
+import transformers_models
+from llama_models import prompts, save_model
+from ordered_dots import order_dots
+from worker_svc.model.config import UnsupportedModel
+from worker_svc.model.description import ModelDescription
+from worker_svc.model.description_cache import any_description_of
+from worker_svc.model.triton_states import TritonStates, load_triton_states
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+VARIANTS: dict[str, Callable[[], Any]] = {
+    **{name: llama_models.VARIANTS[name] for name in ("llama", "qwen3", "mistral")},
+    **{
+        name: transformers_models.VARIANTS[name]
+        for name in ("gpt2", "opt", "gpt-neox", "phi3", "gemma2", "gemma3", "olmoe")
+    },
+    "deepseek-v2-lite": latent_models.VARIANTS["deepseek-v2-lite"],
+}
+LENGTHS = (1, 17, 3)
+
+
+def load(directory: Path, *, deterministic: bool = False) -> TritonStates:
+    description = any_description_of(directory)
+    assert isinstance(description, ModelDescription)
+    return load_triton_states(description, directory, torch.float32, DEVICE, deterministic=deterministic)
+
+
+def expected(directory: Path, prompt: list[int]) -> torch.Tensor:
+    """By transformers' model without a head."""
+    model: Any = AutoModel.from_pretrained(directory, dtype=torch.float32)
+    states: torch.Tensor = model(torch.tensor([prompt]), use_cache=False).last_hidden_state[0]
+    return states
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@torch.inference_mode()
+def test_states_are_those_of_transformers(variant: str, tmp_path: Path) -> None:
+    save_model(tmp_path, VARIANTS[variant]())
+    crowd = prompts(*LENGTHS)
+    for prompt, states in zip(crowd, load(tmp_path)(crowd), strict=True):
+        torch.testing.assert_close(states.cpu(), expected(tmp_path, prompt), rtol=1e-3, atol=3e-4)
+
+
+@torch.inference_mode()
+def test_a_prompt_beyond_the_window_in_several_blocks(tmp_path: Path) -> None:
+    save_model(tmp_path, transformers_models.VARIANTS["gemma2"]())
+    (prompt,) = prompts(2 * transformers_models.WINDOW + 1)
+    (states,) = load(tmp_path)([prompt])
+    torch.testing.assert_close(states.cpu(), expected(tmp_path, prompt), rtol=1e-3, atol=3e-4)
+
+
+@torch.inference_mode()
+def test_in_deterministic_mode_a_prompts_bits_do_not_depend_on_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order_dots(monkeypatch)
+    save_model(tmp_path, llama_models.VARIANTS["qwen3"]())
+    states, crowd = load(tmp_path, deterministic=True), prompts(3, 17, 9)
+    together = states(crowd)
+    assert all(torch.equal(states([prompt])[0], one) for prompt, one in zip(crowd, together, strict=True))
+
+
+def test_heads_of_more_than_256_dimensions_are_refused_by_name(tmp_path: Path) -> None:
+    save_model(tmp_path, LlamaConfig(**llama_models.SIZES | {"head_dim": 272}))
+    with pytest.raises(UnsupportedModel, match="attention of heads of 272 dimensions: the most is 256"):
+        load(tmp_path)

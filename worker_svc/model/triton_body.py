@@ -1,0 +1,219 @@
+"""The layers of a described model on a GPU: between two matrix products there is one Triton kernel, or two around
+attention.
+
+Norms are fused with the additions to the residual stream before them. Products are torch's, in the model's dtype, or
+Quire's own in deterministic mode. Their sum, the hidden state between layers, is float32: rounding it after each
+product moves logits by enough to change near choices.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from quire_kernels.activation import Activation, gated_activation, plain_activation
+from quire_kernels.embed_tokens import embed_tokens
+from quire_kernels.invariant_linear import invariant_linear
+from quire_kernels.paged_attention import unsupported_heads
+from quire_kernels.rotary_store import HeadNorm, rotary_store
+from quire_kernels.row_norm import RowNorm, add_row_norm, row_norm
+from worker_svc.cache import LayerCache
+from worker_svc.gpu.device_attention import PlannedAttention
+from worker_svc.gpu.inputs import ForwardInputs
+from worker_svc.model.building import BuiltBody, BuiltLayer, ExpertWeights
+from worker_svc.model.config import UnsupportedModel
+from worker_svc.model.description import MlpKind, ModelDescription, Norm, NormKind
+from worker_svc.model.linear_weights import LinearWeights
+from worker_svc.model.rope import inverse_frequencies, layer_ropes
+from worker_svc.model.support import BY_EVERY_BACKEND, Feature, check_computed, unsupported_reason
+from worker_svc.model.triton_experts import TritonExperts, build_triton_experts
+from worker_svc.model.triton_latent import latent_values, store_latents, unsupported_latents
+
+COMPUTED = BY_EVERY_BACKEND | {Feature.EXPERT_GROUPS, Feature.LATENT_ATTENTION, Feature.SIGMOID_ROUTER}
+
+Multiply: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """A linear map [num_tokens, inputs] to [num_tokens, outputs]."""
+
+    weight: Tensor
+    bias: Tensor | None
+    multiply: Multiply
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        return self.multiply(inputs, self.weight, self.bias)
+
+
+_Layer: TypeAlias = BuiltLayer[_Product, RowNorm, TritonExperts]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rotation:
+    """The rotary positions of layers: float32 [rotated dimensions / 2] radians per position, and a factor."""
+
+    frequencies: Tensor
+    attention_factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class TritonBodyBuilder:
+    """Makes the GPU's weights of layers from a checkpoint's."""
+
+    deterministic: bool
+
+    def linear(self, weights: LinearWeights) -> _Product:
+        return _Product(*weights.fused(), invariant_linear if self.deterministic else F.linear)
+
+    def experts(self, weights: ExpertWeights) -> TritonExperts:
+        return build_triton_experts(weights, deterministic=self.deterministic)
+
+    def norm(self, norm: Norm, weight: Tensor, bias: Tensor | None) -> RowNorm:
+        if norm.weight_offset:
+            # In float32: 16 bits would round the stored weights to the precision of the sum.
+            weight = weight.float() + norm.weight_offset
+        return RowNorm(weight, norm.eps, bias, is_centered=norm.kind is NormKind.LAYER)
+
+
+class TritonBody:
+    """A model's weights up to the last norm, on its device."""
+
+    def __init__(self, description: ModelDescription, built: BuiltBody[_Product, RowNorm, TritonExperts]) -> None:
+        self.dtype = built.embedding.dtype
+        self._embedding, self._positions, self._norm = built.embedding, built.positions, built.norm
+        self._layers = list(zip(built.layers, _rotations(description, built.embedding.device), strict=True))
+        scale = description.embedding_scale
+        self._embedding_scale: float | None = None
+        if scale != 1.0:
+            self._embedding_scale = torch.tensor(scale, dtype=self.dtype).item()
+
+    @property
+    def device(self) -> torch.device:
+        return self._embedding.device
+
+    def __call__(
+        self,
+        inputs: ForwardInputs,
+        sampled: Tensor,
+        caches: Sequence[LayerCache],
+        attend: PlannedAttention,
+        *,
+        stores_only: bool = False,
+    ) -> Tensor:
+        """The states after the last norm of the tokens of `inputs.logits_indices`, or of all [num_rows, hidden_size].
+
+        Keys and values of each layer are stored in its cache before its attention is computed. With `stores_only`
+        nothing follows the last ones, and there are no rows.
+        """
+        hidden = embed_tokens(
+            inputs.token_ids,
+            sampled,
+            self._embedding,
+            scale=self._embedding_scale,
+            positions=inputs.positions,
+            position_embedding=self._positions,
+        )
+        # Normalised by its own norm, if there is one, and added to `hidden` by the next norm
+        update: Tensor | None = None
+        update_norm: RowNorm | None = None
+        for number, ((layer, rotation), cache) in enumerate(zip(self._layers, caches, strict=True)):
+            normed = add_row_norm(hidden, update, layer.attention_norm, self.dtype, update_norm=update_norm)
+            query = _rotate_and_store(layer, rotation, normed, cache, inputs)
+            is_last = number == len(self._layers) - 1
+            if is_last and stores_only:
+                return normed[:0]
+            gathered = attend(number, query)
+            if layer.latent is not None:
+                gathered = latent_values(layer.latent, gathered)
+            # After the last layer's keys and values, only the tokens of `logits_indices` matter.
+            if is_last and inputs.logits_indices is not None:
+                gathered, hidden = (rows.index_select(0, inputs.logits_indices) for rows in (gathered, hidden))
+            normed = add_row_norm(
+                hidden,
+                layer.output(gathered.flatten(1)),
+                layer.mlp_norm,
+                self.dtype,
+                update_norm=layer.post_attention_norm,
+                norm_first=layer.spec.parallel,
+            )
+            update, update_norm = _compute_mlp(layer, normed), layer.post_mlp_norm
+        return add_row_norm(hidden, update, self._norm, self.dtype, update_norm=update_norm)
+
+
+def refused_part(description: ModelDescription) -> str | None:
+    """What of a description the kernels do not compute; None: they compute all of it."""
+    refused = unsupported_reason(description, COMPUTED)
+    if refused is not None:
+        return refused
+    # Rows of the cache of latent attention are wider than heads, and have limits of their own.
+    is_latent = description.layout.keys_hold_values
+    return unsupported_latents(description) if is_latent else unsupported_heads(description.layout.head_dim)
+
+
+def check_description(description: ModelDescription) -> None:
+    """Raises UnsupportedModel, which names what the kernels do not compute."""
+    check_computed("the Triton kernels", description, COMPUTED)
+    if (refused := refused_part(description)) is not None:
+        raise UnsupportedModel(f"the Triton kernels do not compute {refused}")
+
+
+def _rotations(description: ModelDescription, device: torch.device) -> list[_Rotation | None]:
+    """The rotary positions of each layer; layers with the same ones share frequencies."""
+    ropes, head_dim = layer_ropes(description), description.layout.head_dim
+    rotations = [
+        _Rotation(inverse_frequencies(rope, head_dim).to(device), rope.attention_factor) for rope in ropes.distinct
+    ]
+    return [None if index is None else rotations[index] for index in ropes.of_layers]
+
+
+def _rotate_and_store(
+    layer: _Layer, rotation: _Rotation | None, normed: Tensor, cache: LayerCache, inputs: ForwardInputs
+) -> Tensor:
+    """The rotated queries [num_tokens, num_heads, head_dim] of a layer; keys and values are stored in its cache."""
+    qkv = layer.qkv(normed)
+    if layer.latent is not None:
+        assert rotation is not None
+        factor = rotation.attention_factor
+        return store_latents(layer.spec.attention, layer.latent, qkv, rotation.frequencies, factor, cache, inputs)
+    if layer.spec.attention.has_joint_norms:
+        _normalize_jointly(layer, qkv)
+    return rotary_store(
+        qkv,
+        inputs.positions,
+        None if rotation is None else rotation.frequencies,
+        cache.keys,
+        cache.values,
+        inputs.slots,
+        attention_factor=1.0 if rotation is None else rotation.attention_factor,
+        norm=_head_norm(layer),
+        key_scales=cache.key_scales,
+        value_scales=cache.value_scales,
+    )
+
+
+def _head_norm(layer: _Layer) -> HeadNorm | None:
+    query, key = layer.query_norm, layer.key_norm
+    if query is None or key is None or layer.spec.attention.has_joint_norms:
+        return None
+    return HeadNorm(query.weight, key.weight, query.epsilon, key.epsilon)
+
+
+def _normalize_jointly(layer: _Layer, qkv: Tensor) -> None:
+    """Normalises all queries together, and all keys, in place."""
+    queries, keys, _ = layer.spec.attention.qkv.outputs
+    for norm, columns in ((layer.query_norm, slice(0, queries)), (layer.key_norm, slice(queries, queries + keys))):
+        if norm is not None:
+            qkv[:, columns] = row_norm(qkv[:, columns], norm, qkv.dtype)
+
+
+def _compute_mlp(layer: _Layer, normed: Tensor) -> Tensor:
+    """The output of a layer's MLP [num_tokens, hidden_size], which is not yet added to the residual stream."""
+    mlp = layer.mlp
+    if isinstance(mlp, TritonExperts):
+        return mlp(normed)
+    activate = gated_activation if mlp.spec.kind is MlpKind.GATED else plain_activation
+    return mlp.down(activate(mlp.gate_up(normed), Activation(mlp.spec.activation.value)))

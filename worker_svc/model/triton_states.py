@@ -1,0 +1,127 @@
+"""The last hidden states of whole prompts by a decoder on a GPU, as embeddings need them.
+
+The layers are those of `triton_body`. Keys and values are needed until the layer's attention has read them, so all
+layers share the cache of one, which has room for the prompts of the call.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from worker_svc.batch import Batch, SequenceChunk, make_batch
+from worker_svc.cache import CacheShape, LayerCache
+from worker_svc.gpu.attention_backends.triton import TritonDeviceAttention
+from worker_svc.gpu.device_attention import AttentionSetup, DeviceAttention
+from worker_svc.gpu.inputs import ForwardInputs
+from worker_svc.model.building import build_body, drop_head
+from worker_svc.model.decoder_states import check_causal
+from worker_svc.model.description import ModelDescription
+from worker_svc.model.triton_body import TritonBody, TritonBodyBuilder, check_description
+from worker_svc.model.triton_latent import LatentDeviceAttention
+from worker_svc.model.weight_format import format_of
+from worker_svc.model.weights import Checkpoint
+
+_BLOCK_SIZE = 16  # the default of workers, for which the table of compiled kernels has every shape of heads
+
+
+class TritonStates:
+    """A decoder without its head, as the backend of an encoder. For one thread. With `deterministic`, a prompt's bits
+    do not depend on the other prompts of its call.
+    """
+
+    def __init__(self, description: ModelDescription, checkpoint: Checkpoint, *, deterministic: bool = False) -> None:
+        """Raises UnsupportedModel if the description is not supported, or tensors do not match it."""
+        check_description(description)
+        self._description = description
+        self._body = TritonBody(description, build_body(description, checkpoint, TritonBodyBuilder(deterministic)))
+        drop_head(description, checkpoint)
+
+    def __call__(self, prompts: Sequence[Sequence[int]], num_first: Sequence[int] | None = None) -> list[Tensor]:
+        """The hidden states of each prompt after the last norm [num_tokens, hidden_size]. No prompt is empty. A decoder
+        has one type of tokens, so `num_first` has no effect.
+        """
+        batch = _lay_out(prompts)
+        caches = self._allocate_caches(int(batch.block_tables.max()) + 1)
+        attention = self._attention(batch, caches)
+        tokens, upload = self._upload(batch.token_ids), self._upload
+        inputs = ForwardInputs(
+            tokens,
+            upload(batch.positions),
+            upload(batch.slots),
+            upload(batch.block_tables),
+            upload(batch.query_starts),
+            upload(batch.context_lens),
+            logits_indices=None,
+            num_single=0,
+            max_query_len=batch.max_query_len,
+            plan=[upload(array) for array in attention.plan(batch, 0)],
+        )
+        # No token is one that was just sampled.
+        states = self._body(inputs, tokens, caches, attention.attend(inputs))
+        return list(torch.split(states, list(map(len, prompts))))
+
+    def _allocate_caches(self, num_blocks: int) -> list[LayerCache]:
+        """The cache of one layer, for each layer. Zeros: products must not meet a NaN, though nothing of it counts."""
+        layout = self._description.layout
+        shape = CacheShape(
+            1, layout.num_kv_heads, _BLOCK_SIZE, layout.head_dim, self._body.dtype, layout.keys_hold_values
+        )
+        return [shape.allocate(num_blocks, self._body.device).layer(0)] * len(layout.layers)
+
+    def _attention(self, batch: Batch, caches: Sequence[LayerCache]) -> DeviceAttention:
+        heads, layers = self._description.layers[0].attention, self._description.layout.layers
+        setup = AttentionSetup(
+            heads.num_heads,
+            heads.num_kv_heads,
+            heads.head_dim,
+            _BLOCK_SIZE,
+            self._body.dtype,
+            self._body.dtype,
+            self._body.device,
+            layers,
+            len(batch.token_ids),
+            len(batch.context_lens),
+            self._description.context_length,
+            # Prompts of one token are rare, and a plan of their own would give them bits of their own.
+            deterministic=True,
+        )
+        if heads.latent is not None:
+            return LatentDeviceAttention(heads.latent, setup, caches)
+        return TritonDeviceAttention(setup, caches)
+
+    def _upload(self, array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(self._body.device)
+
+
+def _lay_out(prompts: Sequence[Sequence[int]]) -> Batch:
+    """The prompts side by side, each in blocks of its own."""
+    chunks, first = [], 0
+    for prompt in prompts:
+        stop = first - (-len(prompt) // _BLOCK_SIZE)
+        blocks = np.arange(first, stop, dtype=np.int32)
+        chunks.append(SequenceChunk(np.array(prompt, np.int32), 0, blocks, 0, samples=False))
+        first = stop
+    return make_batch(chunks, _BLOCK_SIZE)
+
+
+def load_triton_states(
+    description: ModelDescription,
+    directory: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    deterministic: bool = False,
+) -> TritonStates:
+    """Loads the decoder of a directory without its head. Raises UnsupportedModel if it is not supported, or its tensors
+    do not match.
+    """
+    check_causal(directory)
+    with torch.inference_mode(), Checkpoint(directory, format_of(directory), dtype, device) as checkpoint:
+        states = TritonStates(description, checkpoint, deterministic=deterministic)
+        checkpoint.check_all_taken()
+        return states
