@@ -20,7 +20,7 @@ from worker_svc.errors import StartupFailed
 from worker_svc.host_memory import available_memory
 from worker_svc.instance import DeviceNotFound, choose_cache_dtype, choose_device, choose_dtype
 from worker_svc.memory import check_num_blocks, check_swap_space, count_host_blocks
-from worker_svc.model import compiled_model, torch_model
+from worker_svc.model import compiled_model, decoder_states, torch_model
 from worker_svc.model.adapters import refuse_adapters
 from worker_svc.model.architecture import AnyDescription, describe_any
 from worker_svc.model.config import UnsupportedModel, raw_config, read_config
@@ -238,6 +238,10 @@ def _values_computed_by(settings: WorkerSettings, description: AnyDescription) -
     """
     device = choose_device(settings.device)
     kernels, refused = choose_kernels(settings, description, choose_dtype(settings.dtype, device), device)
+    if kernels == "torch" and isinstance(description, ModelDescription):
+        lacking = unsupported_reason(description, decoder_states.COMPUTED)
+        if lacking is not None:
+            raise IncompleteModel(f"torch's operators do not compute embeddings with {lacking}", _OTHER_MODEL)
     names = {"triton": "Triton kernels", "compiled": "compiled kernels", "torch": "torch's operators"}
     if refused is None:
         return names[kernels]

@@ -3,6 +3,7 @@ where those cannot."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -14,7 +15,7 @@ from worker_svc.encoder.runner import EncoderForward
 from worker_svc.errors import StartupFailed
 from worker_svc.fingerprint import triton_arithmetic
 from worker_svc.instance import start_thread_pool
-from worker_svc.model import compiled_encoder
+from worker_svc.model import compiled_encoder, decoder_states
 from worker_svc.model.architecture import AnyDescription
 from worker_svc.model.compiled_encoder import load_compiled_encoder
 from worker_svc.model.decoder_states import load_decoder_states
@@ -39,6 +40,8 @@ class EncoderBackend:
     """What bits depend on beside weights and dtype."""
     is_batch_invariant: bool = False
     """Whether a prompt's bits do not depend on the other prompts of its call."""
+    prompt_bytes: Callable[[int], int] | None = None
+    """Of a decoder: about how much memory a prompt of so many tokens takes, beside the weights."""
 
 
 def own_kernels(device: torch.device) -> EncoderKernels:
@@ -50,7 +53,7 @@ def choose_kernels(
     settings: WorkerSettings, description: AnyDescription, dtype: torch.dtype, device: torch.device
 ) -> tuple[EncoderKernels, str | None]:
     """The fastest kernels that the settings allow and that support a model. Where these are torch's operators though
-    the settings allow the device's own kernels, the second value says why.
+    the device has kernels of its own for such models and the settings allow them, the second value says why.
     """
     if settings.kernels == "torch":
         return "torch", None
@@ -90,7 +93,8 @@ def load_backend(
     kernels, refused = choose_kernels(settings, description, dtype, device)
     if kernels == "triton":
         return _load_triton(settings, description, directory, dtype, device)
-    if kernels == "compiled" and isinstance(description, EncoderDescription):
+    if kernels == "compiled":
+        assert isinstance(description, EncoderDescription), "the compiled code computes no decoder's states"
         try:
             pool = start_thread_pool(settings, report)
         except BuildFailed as error:
@@ -103,15 +107,11 @@ def load_backend(
         if settings.kernels == own:
             raise StartupFailed(f"the {own} kernels cannot be used: {refused}")
         report(f"torch computes the model, slower than the {own} kernels: {refused}")
-    return EncoderBackend(_load_torch(description, directory, dtype, device), torch_arithmetic(device))
-
-
-def _load_torch(
-    description: AnyDescription, directory: Path, dtype: torch.dtype, device: torch.device
-) -> EncoderForward:
-    if isinstance(description, ModelDescription):
-        return load_decoder_states(description, directory, dtype, device)
-    return load_torch_encoder(description, directory, dtype, device)
+    if isinstance(description, EncoderDescription):
+        return EncoderBackend(load_torch_encoder(description, directory, dtype, device), torch_arithmetic(device))
+    states = load_decoder_states(description, directory, dtype, device)
+    estimate = partial(decoder_states.prompt_bytes, description, dtype=dtype)
+    return EncoderBackend(states, torch_arithmetic(device), prompt_bytes=estimate)
 
 
 def _load_triton(
@@ -122,16 +122,16 @@ def _load_triton(
     device: torch.device,
 ) -> EncoderBackend:
     is_deterministic = settings.deterministic
-    forward: EncoderForward
-    if isinstance(description, ModelDescription):
-        from worker_svc.model.triton_states import load_triton_states
-
-        forward = load_triton_states(description, directory, dtype, device, deterministic=is_deterministic)
-    else:
+    if isinstance(description, EncoderDescription):
         from worker_svc.model.triton_encoder import load_triton_encoder
 
-        forward = load_triton_encoder(description, directory, dtype, device, deterministic=is_deterministic)
-    return EncoderBackend(forward, triton_arithmetic(device), is_batch_invariant=is_deterministic)
+        encoder = load_triton_encoder(description, directory, dtype, device, deterministic=is_deterministic)
+        return EncoderBackend(encoder, triton_arithmetic(device), is_batch_invariant=is_deterministic)
+    from worker_svc.model import triton_states
+
+    states = triton_states.load_triton_states(description, directory, dtype, device, deterministic=is_deterministic)
+    estimate = partial(triton_states.prompt_bytes, description, dtype=dtype)
+    return EncoderBackend(states, triton_arithmetic(device), is_deterministic, estimate)
 
 
 def torch_arithmetic(device: torch.device) -> str:

@@ -16,7 +16,6 @@ from worker_svc.host_memory import available_memory
 from worker_svc.instance import check_vocabulary, choose_device, choose_dtype, release_device
 from worker_svc.memory_parts import MemoryAccount
 from worker_svc.model.architecture import AnyDescription
-from worker_svc.model.decoder_states import prompt_bytes
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.embedding_files import embedding_defaults
 from worker_svc.model.score_head import load_score_head
@@ -58,7 +57,8 @@ def load_encoder(
     """
     device = choose_device(settings.device)
     ignored = [name for name, neutral in _NEUTRAL.items() if getattr(settings, name) != neutral]
-    if settings.kernels not in KERNELS[device.type]:
+    is_decoder = isinstance(description, ModelDescription)
+    if settings.kernels not in KERNELS[device.type] or (is_decoder and settings.kernels == "compiled"):
         ignored.append("kernels")
     for name in ignored:
         report(f"QUIRE_{name.upper()} has no effect on an encoder")
@@ -82,9 +82,9 @@ def load_encoder(
     lengths = (description.context_length, defaults.max_tokens, settings.max_model_len)
     context_length = min(length for length in lengths if length is not None)
     step_tokens, sequences = _BUDGETS[device.type]
-    if isinstance(description, ModelDescription) and settings.max_model_len is None:
+    if backend.prompt_bytes is not None and settings.max_model_len is None:
         free = _free_memory(settings, device)
-        context_length = fitting_context(description, context_length, step_tokens, dtype, free, report)
+        context_length = fitting_context(backend.prompt_bytes, context_length, step_tokens, free, report)
     limits = WorkerLimits(
         vocab_size=description.vocab_size,
         context_length=context_length,
@@ -125,10 +125,9 @@ def load_encoder(
 
 
 def fitting_context(
-    description: ModelDescription,
+    prompt_bytes: Callable[[int], int],
     context_length: int,
     least: int,
-    dtype: torch.dtype,
     free: int,
     report: Callable[[str], None],
 ) -> int:
@@ -137,7 +136,7 @@ def fitting_context(
     A prompt is computed in one step, so its memory grows with its length.
     """
     length = context_length
-    while length // 2 >= least and prompt_bytes(description, length, dtype) > _PROMPT_SHARE * free:
+    while length // 2 >= least and prompt_bytes(length) > _PROMPT_SHARE * free:
         length //= 2
     if length < context_length:
         report(
@@ -154,12 +153,16 @@ def _free_memory(settings: WorkerSettings, device: torch.device) -> int:
 
 
 def _measure(runner: EncoderRunner, result: str, step_tokens: int) -> float:
-    """Tokens per second of a step of so many tokens. The first one, which is not counted, takes memory."""
+    """Tokens per second of a step of so many tokens. The ones before it, which are not counted, take memory and compile
+    kernels: some have other tiles for few tokens.
+    """
     limits = runner.limits
     length = min(limits.context_length, 128)
     count = max(1, min(limits.max_sequences, step_tokens // length))
     new = [NewSequence(number, [0] * length, length, 0, SamplingParams(), result=result) for number in range(count)]
     step = Step([], new, [ScheduledSequence(number, 0, length, []) for number in range(count)])
+    short = NewSequence(count, [0], 1, 0, SamplingParams(), result=result)
+    runner.step(Step([], [short], [ScheduledSequence(count, 0, 1, [])]))
     seconds = [runner.step(step).busy_seconds for _ in range(2)]
     runner.reset()
     return count * length / seconds[-1]

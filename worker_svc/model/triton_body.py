@@ -8,7 +8,7 @@ product moves logits by enough to change near choices.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -21,7 +21,13 @@ from quire_kernels.paged_attention import unsupported_heads
 from quire_kernels.rotary_store import HeadNorm, rotary_store
 from quire_kernels.row_norm import RowNorm, add_row_norm, row_norm
 from worker_svc.cache import LayerCache
-from worker_svc.gpu.device_attention import PlannedAttention
+from worker_svc.gpu.device_attention import (
+    DEFAULT_BACKEND,
+    AttentionSetup,
+    DeviceAttention,
+    PlannedAttention,
+    make_device_attention,
+)
 from worker_svc.gpu.inputs import ForwardInputs
 from worker_svc.model.building import BuiltBody, BuiltLayer, ExpertWeights
 from worker_svc.model.config import UnsupportedModel
@@ -30,7 +36,12 @@ from worker_svc.model.linear_weights import LinearWeights
 from worker_svc.model.rope import inverse_frequencies, layer_ropes
 from worker_svc.model.support import BY_EVERY_BACKEND, Feature, check_computed, unsupported_reason
 from worker_svc.model.triton_experts import TritonExperts, build_triton_experts
-from worker_svc.model.triton_latent import latent_values, store_latents, unsupported_latents
+from worker_svc.model.triton_latent import (
+    LatentDeviceAttention,
+    latent_values,
+    store_latents,
+    unsupported_latents,
+)
 
 COMPUTED = BY_EVERY_BACKEND | {Feature.EXPERT_GROUPS, Feature.LATENT_ATTENTION, Feature.SIGMOID_ROUTER}
 
@@ -77,6 +88,14 @@ class TritonBodyBuilder:
             # In float32: 16 bits would round the stored weights to the precision of the sum.
             weight = weight.float() + norm.weight_offset
         return RowNorm(weight, norm.eps, bias, is_centered=norm.kind is NormKind.LAYER)
+
+
+class AttentionLimits(NamedTuple):
+    """What a step has at most."""
+
+    max_step_tokens: int
+    max_sequences: int
+    context_length: int
 
 
 class TritonBody:
@@ -146,19 +165,48 @@ class TritonBody:
 
 def refused_part(description: ModelDescription) -> str | None:
     """What of a description the kernels do not compute; None: they compute all of it."""
-    refused = unsupported_reason(description, COMPUTED)
-    if refused is not None:
-        return refused
-    # Rows of the cache of latent attention are wider than heads, and have limits of their own.
-    is_latent = description.layout.keys_hold_values
-    return unsupported_latents(description) if is_latent else unsupported_heads(description.layout.head_dim)
+    return unsupported_reason(description, COMPUTED) or _refused_heads(description)
 
 
 def check_description(description: ModelDescription) -> None:
     """Raises UnsupportedModel, which names what the kernels do not compute."""
     check_computed("the Triton kernels", description, COMPUTED)
-    if (refused := refused_part(description)) is not None:
+    if (refused := _refused_heads(description)) is not None:
         raise UnsupportedModel(f"the Triton kernels do not compute {refused}")
+
+
+def make_attention(
+    description: ModelDescription,
+    dtype: torch.dtype,
+    caches: Sequence[LayerCache],
+    limits: AttentionLimits,
+    backend: str = DEFAULT_BACKEND,
+    *,
+    deterministic: bool,
+) -> DeviceAttention:
+    """The attention of all layers. Raises StartupFailed if the backend does not support it."""
+    heads, keys = description.layers[0].attention, caches[0].keys
+    setup = AttentionSetup(
+        heads.num_heads,
+        heads.num_kv_heads,
+        heads.head_dim,
+        keys.shape[2],
+        dtype,
+        keys.dtype,
+        keys.device,
+        description.layout.layers,
+        *limits,
+        deterministic,
+    )
+    if heads.latent is not None:
+        return LatentDeviceAttention(heads.latent, setup, caches)
+    return make_device_attention(backend, setup, caches)
+
+
+def _refused_heads(description: ModelDescription) -> str | None:
+    # Rows of the cache of latent attention are wider than heads, and have limits of their own.
+    is_latent = description.layout.keys_hold_values
+    return unsupported_latents(description) if is_latent else unsupported_heads(description.layout.head_dim)
 
 
 def _rotations(description: ModelDescription, device: torch.device) -> list[_Rotation | None]:

@@ -1,6 +1,5 @@
 """A described model on a GPU, over its KV cache: the layers of `triton_body`, and logits of sampled tokens."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,23 +8,23 @@ from torch import Tensor
 
 from quire_kernels.invariant_linear import invariant_linear
 from quire_kernels.logits_epilogue import logits_epilogue
-from worker_svc.cache import KVCache, LayerCache
+from worker_svc.cache import KVCache
 from worker_svc.description import WorkerLimits
 from worker_svc.executor import CudaGraphOptions, Executor
-from worker_svc.gpu.device_attention import (
-    DEFAULT_BACKEND,
-    AttentionSetup,
-    DeviceAttention,
-    make_device_attention,
-)
+from worker_svc.gpu.device_attention import DEFAULT_BACKEND
 from worker_svc.gpu.executor import DeviceExecutor
 from worker_svc.gpu.inputs import ForwardInputs
 from worker_svc.model.building import build
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.linear_weights import WeightParts
-from worker_svc.model.triton_body import TritonBody, TritonBodyBuilder, check_description
-from worker_svc.model.triton_latent import LatentDeviceAttention
+from worker_svc.model.triton_body import (
+    AttentionLimits,
+    TritonBody,
+    TritonBodyBuilder,
+    check_description,
+    make_attention,
+)
 from worker_svc.model.weight_format import format_of
 from worker_svc.model.weights import Checkpoint
 from worker_svc.model_layout import ModelLayout
@@ -100,7 +99,15 @@ class TritonForward:
     def __init__(self, model: TritonModel, cache: KVCache, limits: WorkerLimits) -> None:
         self._model = model
         self._caches = [cache.layer(layer) for layer in range(cache.num_layers)]
-        self.attention = _make_attention(model, cache, self._caches, limits)
+        most = AttentionLimits(limits.max_step_tokens, limits.max_sequences, limits.context_length)
+        self.attention = make_attention(
+            model.description,
+            model.body.dtype,
+            self._caches,
+            most,
+            model.attention_backend,
+            deterministic=model.deterministic,
+        )
 
     def __call__(self, inputs: ForwardInputs, sampled: Tensor, logits: Tensor) -> None:
         attend, samples = self.attention.attend(inputs), len(logits) > 0
@@ -120,27 +127,3 @@ class TritonForward:
         else:
             torch.mm(normed, head.weight.t(), out_dtype=torch.float32, out=logits)
         logits_epilogue(logits, head.bias, self._model.description.logits_soft_cap)
-
-
-def _make_attention(
-    model: TritonModel, cache: KVCache, caches: Sequence[LayerCache], limits: WorkerLimits
-) -> DeviceAttention:
-    """The attention of all layers. Raises StartupFailed if the backend does not support it."""
-    heads = model.description.layers[0].attention
-    setup = AttentionSetup(
-        heads.num_heads,
-        heads.num_kv_heads,
-        heads.head_dim,
-        cache.block_size,
-        model.body.dtype,
-        cache.values.dtype,
-        cache.device,
-        model.layout.layers,
-        limits.max_step_tokens,
-        limits.max_sequences,
-        limits.context_length,
-        model.deterministic,
-    )
-    if heads.latent is not None:
-        return LatentDeviceAttention(heads.latent, setup, caches)
-    return make_device_attention(model.attention_backend, setup, caches)

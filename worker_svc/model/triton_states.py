@@ -15,14 +15,17 @@ from torch import Tensor
 
 from worker_svc.batch import Batch, SequenceChunk, make_batch
 from worker_svc.cache import CacheShape, LayerCache
-from worker_svc.gpu.attention_backends.triton import TritonDeviceAttention
-from worker_svc.gpu.device_attention import AttentionSetup, DeviceAttention
 from worker_svc.gpu.inputs import ForwardInputs
 from worker_svc.model.building import build_body, drop_head
 from worker_svc.model.decoder_states import check_causal
-from worker_svc.model.description import ModelDescription
-from worker_svc.model.triton_body import TritonBody, TritonBodyBuilder, check_description
-from worker_svc.model.triton_latent import LatentDeviceAttention
+from worker_svc.model.description import ExpertsSpec, ModelDescription
+from worker_svc.model.triton_body import (
+    AttentionLimits,
+    TritonBody,
+    TritonBodyBuilder,
+    check_description,
+    make_attention,
+)
 from worker_svc.model.weight_format import format_of
 from worker_svc.model.weights import Checkpoint
 
@@ -47,7 +50,9 @@ class TritonStates:
         """
         batch = _lay_out(prompts)
         caches = self._allocate_caches(int(batch.block_tables.max()) + 1)
-        attention = self._attention(batch, caches)
+        most = AttentionLimits(len(batch.token_ids), len(prompts), self._description.context_length)
+        # Without the plans of decodes, which a prompt of one token would take, with other bits than in tiles
+        attention = make_attention(self._description, self._body.dtype, caches, most, deterministic=True)
         tokens, upload = self._upload(batch.token_ids), self._upload
         inputs = ForwardInputs(
             tokens,
@@ -66,33 +71,12 @@ class TritonStates:
         return list(torch.split(states, list(map(len, prompts))))
 
     def _allocate_caches(self, num_blocks: int) -> list[LayerCache]:
-        """The cache of one layer, for each layer. Zeros: products must not meet a NaN, though nothing of it counts."""
+        """The cache of one layer, for each layer."""
         layout = self._description.layout
         shape = CacheShape(
             1, layout.num_kv_heads, _BLOCK_SIZE, layout.head_dim, self._body.dtype, layout.keys_hold_values
         )
         return [shape.allocate(num_blocks, self._body.device).layer(0)] * len(layout.layers)
-
-    def _attention(self, batch: Batch, caches: Sequence[LayerCache]) -> DeviceAttention:
-        heads, layers = self._description.layers[0].attention, self._description.layout.layers
-        setup = AttentionSetup(
-            heads.num_heads,
-            heads.num_kv_heads,
-            heads.head_dim,
-            _BLOCK_SIZE,
-            self._body.dtype,
-            self._body.dtype,
-            self._body.device,
-            layers,
-            len(batch.token_ids),
-            len(batch.context_lens),
-            self._description.context_length,
-            # Prompts of one token are rare, and a plan of their own would give them bits of their own.
-            deterministic=True,
-        )
-        if heads.latent is not None:
-            return LatentDeviceAttention(heads.latent, setup, caches)
-        return TritonDeviceAttention(setup, caches)
 
     def _upload(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self._body.device)
@@ -107,6 +91,22 @@ def _lay_out(prompts: Sequence[Sequence[int]]) -> Batch:
         chunks.append(SequenceChunk(np.array(prompt, np.int32), 0, blocks, 0, samples=False))
         first = stop
     return make_batch(chunks, _BLOCK_SIZE)
+
+
+def prompt_bytes(description: ModelDescription, num_tokens: int, dtype: torch.dtype) -> int:
+    """About how much memory the computation of a prompt takes at its peak, beside the weights."""
+    hidden = description.hidden_size
+    per_token = 0
+    for layer in description.layers:
+        attention = layer.attention
+        # Queries and their outputs are there until the layer ends, keys and values until the next layer's.
+        heads = 2 * attention.num_heads * attention.head_dim + 2 * attention.num_kv_heads * attention.head_dim
+        mlp = max(3 * one.width for one in layer.mlps)
+        if isinstance(layer.mlp, ExpertsSpec):
+            mlp += layer.mlp.num_chosen * (mlp + hidden)  # a row for each expert of a token
+        per_token = max(per_token, heads + max(sum(attention.qkv.outputs), mlp))
+    # The sum of the layers is float32.
+    return num_tokens * (3 * 4 * hidden + per_token * dtype.itemsize)
 
 
 def load_triton_states(

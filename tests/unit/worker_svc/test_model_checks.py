@@ -230,6 +230,16 @@ def test_an_encoder_whose_heads_the_kernels_of_the_settings_refuse(
     assert "torch's operators, since the" in of_model(tmp_path, kernels="auto").found
 
 
+def test_what_computes_a_decoder_that_embeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gemma 2 has a soft cap, which torch's attention over whole prompts does not know."""
+    llama_models.save_model(tmp_path, dense_models.VARIANTS["gemma2"]())
+    finding = of_model(tmp_path, task="embed")
+    assert (finding.status, "with a soft cap on attention scores" in finding.problem) == (Status.WRONG, True)
+    monkeypatch.setattr(model_checks, "choose_device", lambda _: torch.device("cuda"))
+    assert "computed by Triton kernels, as an encoder" in of_model(tmp_path, task="embed", dtype="float32").found
+    assert of_model(tmp_path, task="embed", dtype="float32", kernels="torch").status is Status.WRONG
+
+
 def test_an_encoder_is_not_quantized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_bert(tmp_path)
     monkeypatch.setattr(model_checks, "available_memory", lambda _=None: 2**34)  # else it changes between two readings

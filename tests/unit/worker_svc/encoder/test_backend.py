@@ -103,6 +103,14 @@ def test_kernels_of_a_decoder_that_embeds(
     assert choose_kernels(settings_of("--kernels", setting), description, torch.float32, device) == expected
 
 
+def test_a_decoder_that_the_kernels_of_the_settings_do_not_compute_is_refused(tmp_path: Path) -> None:
+    llama_models.save_model(tmp_path, LlamaConfig(**llama_models.SIZES | {"head_dim": 272}))
+    description, settings = any_description_of(tmp_path), settings_of("--kernels", "triton")
+    assert description is not None
+    with pytest.raises(StartupFailed, match="the triton kernels cannot be used: attention of heads of 272 dimensions"):
+        load_backend(settings, description, tmp_path, torch.float32, GPU, print)
+
+
 @torch.inference_mode()
 def test_triton_kernels_compute_a_decoder_that_embeds_on_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     load = triton_states.load_triton_states

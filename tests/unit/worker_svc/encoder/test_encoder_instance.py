@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -263,9 +264,10 @@ def test_the_context_of_a_decoder_that_embeds_fits_in_memory(variant: str, tmp_p
     description = any_description_of(tmp_path)
     assert isinstance(description, ModelDescription)
     reported: list[str] = []
+    estimate = partial(prompt_bytes, description, dtype=torch.float32)
 
     def fitting(free: int) -> int:
-        return fitting_context(description, 65_536, 1_024, torch.float32, free, reported.append)
+        return fitting_context(estimate, 65_536, 1_024, free, reported.append)
 
     needed = 4 * prompt_bytes(description, 65_536, torch.float32)
     assert (fitting(needed), reported) == (65_536, [])

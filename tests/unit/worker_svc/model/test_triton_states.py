@@ -13,10 +13,11 @@ import llama_models
 import transformers_models
 from llama_models import prompts, save_model
 from ordered_dots import order_dots
+from worker_svc.model import decoder_states
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.description_cache import any_description_of
-from worker_svc.model.triton_states import TritonStates, load_triton_states
+from worker_svc.model.triton_states import TritonStates, load_triton_states, prompt_bytes
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 VARIANTS: dict[str, Callable[[], Any]] = {
@@ -52,21 +53,23 @@ def test_states_are_those_of_transformers(variant: str, tmp_path: Path) -> None:
         torch.testing.assert_close(states.cpu(), expected(tmp_path, prompt), rtol=1e-3, atol=3e-4)
 
 
+@pytest.mark.parametrize("variant", ["gemma2", "gemma3"])
 @torch.inference_mode()
-def test_a_prompt_beyond_the_window_in_several_blocks(tmp_path: Path) -> None:
-    save_model(tmp_path, transformers_models.VARIANTS["gemma2"]())
-    (prompt,) = prompts(2 * transformers_models.WINDOW + 1)
-    (states,) = load(tmp_path)([prompt])
-    torch.testing.assert_close(states.cpu(), expected(tmp_path, prompt), rtol=1e-3, atol=3e-4)
+def test_prompts_beyond_the_window_in_several_blocks_each(variant: str, tmp_path: Path) -> None:
+    save_model(tmp_path, VARIANTS[variant]())
+    crowd = prompts(2 * transformers_models.WINDOW + 1, 1, transformers_models.WINDOW + 5)
+    for prompt, states in zip(crowd, load(tmp_path)(crowd), strict=True):
+        torch.testing.assert_close(states.cpu(), expected(tmp_path, prompt), rtol=1e-3, atol=3e-4)
 
 
+@pytest.mark.parametrize("variant", ["qwen3", "olmoe", "deepseek-v2-lite"])
 @torch.inference_mode()
 def test_in_deterministic_mode_a_prompts_bits_do_not_depend_on_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order_dots(monkeypatch)
-    save_model(tmp_path, llama_models.VARIANTS["qwen3"]())
-    states, crowd = load(tmp_path, deterministic=True), prompts(3, 17, 9)
+    save_model(tmp_path, VARIANTS[variant]())
+    states, crowd = load(tmp_path, deterministic=True), prompts(3, 17, 1, 9)
     together = states(crowd)
     assert all(torch.equal(states([prompt])[0], one) for prompt, one in zip(crowd, together, strict=True))
 
@@ -75,3 +78,12 @@ def test_heads_of_more_than_256_dimensions_are_refused_by_name(tmp_path: Path) -
     save_model(tmp_path, LlamaConfig(**llama_models.SIZES | {"head_dim": 272}))
     with pytest.raises(UnsupportedModel, match="attention of heads of 272 dimensions: the most is 256"):
         load(tmp_path)
+
+
+def test_a_window_takes_no_memory(tmp_path: Path) -> None:
+    save_model(tmp_path, transformers_models.VARIANTS["gemma3"]())
+    description = any_description_of(tmp_path)
+    assert isinstance(description, ModelDescription)
+    short, long = (prompt_bytes(description, length, torch.float32) for length in (1_000, 100_000))
+    assert long == 100 * short > 0
+    assert decoder_states.prompt_bytes(description, 100_000, torch.float32) > 100 * short
