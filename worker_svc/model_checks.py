@@ -154,8 +154,7 @@ def backend_of_values(settings: WorkerSettings) -> EncoderKernels | None:
         return None
     if description is None or not has_values:
         return None
-    device = choose_device(settings.device)
-    return choose_kernels(settings, description, choose_dtype(settings.dtype, device), device)[0]
+    return _kernels_of_values(settings, description, choose_device(settings.device))[0]
 
 
 def read_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
@@ -232,12 +231,19 @@ def _computed_by(
     return f"transformers' own modules, slower{why}", False
 
 
+def _kernels_of_values(
+    settings: WorkerSettings, description: AnyDescription, device: torch.device
+) -> tuple[EncoderKernels, str | None]:
+    """As `choose_kernels` says, in the dtype of the settings."""
+    return choose_kernels(settings, description, choose_dtype(settings.dtype, device), device)
+
+
 def _values_computed_by(settings: WorkerSettings, description: AnyDescription) -> str:
     """What computes the values of prompts. Raises DeviceNotFound, and IncompleteModel where the settings name kernels
     that refuse the model.
     """
     device = choose_device(settings.device)
-    kernels, refused = choose_kernels(settings, description, choose_dtype(settings.dtype, device), device)
+    kernels, refused = _kernels_of_values(settings, description, device)
     if kernels == "torch" and isinstance(description, ModelDescription):
         lacking = unsupported_reason(description, decoder_states.COMPUTED)
         if lacking is not None:

@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import Qwen3Config
 
+from described_models import description_of
 from llama_models import prompts, save_model
 from worker_svc.model.decoder_states import load_decoder_states
 from worker_svc.model.description import ModelDescription
-from worker_svc.model.description_cache import any_description_of
 from worker_svc.model.triton_states import TritonStates, load_triton_states
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -35,19 +35,15 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("decoder"), config)
 
 
-def description_of(directory: Path) -> ModelDescription:
-    description = any_description_of(directory)
-    assert isinstance(description, ModelDescription)
-    return description
-
-
 def load(directory: Path, dtype: torch.dtype, *, deterministic: bool = False) -> TritonStates:
-    return load_triton_states(description_of(directory), directory, dtype, CUDA, deterministic=deterministic)
+    description = description_of(directory, ModelDescription)
+    return load_triton_states(description, directory, dtype, CUDA, deterministic=deterministic)
 
 
 def torch_states(directory: Path, dtype: torch.dtype) -> torch.Tensor:
     """All prompts' hidden states [num_tokens, 512] by torch's operators."""
-    return torch.cat(load_decoder_states(description_of(directory), directory, dtype, CUDA)(prompts(*LENGTHS)))
+    states = load_decoder_states(description_of(directory, ModelDescription), directory, dtype, CUDA)
+    return torch.cat(states(prompts(*LENGTHS)))
 
 
 @torch.inference_mode()

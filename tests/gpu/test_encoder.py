@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bert_models import random_prompts, save_bert
-from worker_svc.model.description_cache import any_description_of
+from described_models import description_of
 from worker_svc.model.encoder_description import EncoderDescription
 from worker_svc.model.torch_encoder import load_torch_encoder
 from worker_svc.model.triton_encoder import TritonEncoder, load_triton_encoder
@@ -34,19 +34,15 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def description_of(directory: Path) -> EncoderDescription:
-    description = any_description_of(directory)
-    assert isinstance(description, EncoderDescription)
-    return description
-
-
 def load_triton(directory: Path, dtype: torch.dtype, *, deterministic: bool = False) -> TritonEncoder:
-    return load_triton_encoder(description_of(directory), directory, dtype, CUDA, deterministic=deterministic)
+    description = description_of(directory, EncoderDescription)
+    return load_triton_encoder(description, directory, dtype, CUDA, deterministic=deterministic)
 
 
 def torch_states(directory: Path, dtype: torch.dtype) -> torch.Tensor:
     """All prompts' hidden states [num_tokens, 384] by torch's operators."""
-    return torch.cat(load_torch_encoder(description_of(directory), directory, dtype, CUDA)(random_prompts(LENGTHS)))
+    encoder = load_torch_encoder(description_of(directory, EncoderDescription), directory, dtype, CUDA)
+    return torch.cat(encoder(random_prompts(LENGTHS)))
 
 
 @torch.inference_mode()

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModel, AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 VOCAB = 97
 SIZES: dict[str, Any] = {
@@ -76,6 +76,14 @@ def prompts(*lengths: int) -> list[list[int]]:
     """Random tokens."""
     rng = random.Random(1)
     return [[rng.randrange(VOCAB) for _ in range(length)] for length in lengths]
+
+
+@torch.inference_mode()
+def hidden_states(directory: Path, prompt: list[int]) -> torch.Tensor:
+    """Of one prompt alone, after the last norm [num_tokens, hidden_size], by transformers' model without a head."""
+    model: Any = AutoModel.from_pretrained(directory, dtype=torch.float32)
+    states: torch.Tensor = model(torch.tensor([prompt]), use_cache=False).last_hidden_state[0]
+    return states
 
 
 def generate(directory: Path, prompts: list[list[int]], num_tokens: int, device: str = "cpu") -> list[list[int]]:

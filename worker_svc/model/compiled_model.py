@@ -45,8 +45,7 @@ from worker_svc.model.linear_weights import LinearWeights, WeightParts
 from worker_svc.model.nibble_weights import read_nibbles
 from worker_svc.model.rope import inverse_frequencies, layer_ropes
 from worker_svc.model.support import BY_EVERY_BACKEND, Feature, check_computed
-from worker_svc.model.weight_format import format_of
-from worker_svc.model.weights import Checkpoint
+from worker_svc.model.weights import Checkpoint, open_checkpoint
 from worker_svc.model_layout import ModelLayout
 from worker_svc.page_release import trim_heap
 
@@ -280,9 +279,8 @@ def load_compiled_model(
 ) -> CompiledModel:
     """Loads the model of a directory. Raises UnsupportedModel if it is not supported, or its tensors do not match."""
     cpu = torch.device("cpu")
-    with torch.inference_mode(), Checkpoint(directory, format_of(directory), dtype, cpu) as checkpoint:
+    with open_checkpoint(directory, dtype, cpu) as checkpoint:
         model = CompiledModel(description, checkpoint, kernels.thread_pool, kernels.weights)
-        checkpoint.check_all_taken()
         trim_heap()
         return model
 

@@ -15,8 +15,7 @@ from worker_svc.model.support import Feature, check_computed
 from worker_svc.model.torch_layers import TorchBodyBuilder
 from worker_svc.model.torch_model import COMPUTED as TORCH_COMPUTED
 from worker_svc.model.torch_model import TorchBody
-from worker_svc.model.weight_format import format_of
-from worker_svc.model.weights import Checkpoint
+from worker_svc.model.weights import Checkpoint, open_checkpoint
 from worker_svc.model_layout import LayerAttention
 
 COMPUTED = TORCH_COMPUTED - {Feature.SOFT_CAP}
@@ -108,7 +107,5 @@ def load_decoder_states(
     do not match.
     """
     check_causal(directory)
-    with torch.inference_mode(), Checkpoint(directory, format_of(directory), dtype, device) as checkpoint:
-        states = DecoderStates(description, checkpoint)
-        checkpoint.check_all_taken()
-        return states
+    with open_checkpoint(directory, dtype, device) as checkpoint:
+        return DecoderStates(description, checkpoint)

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from worker_svc.model.encoder_description import EncoderDescription
-from worker_svc.model.weight_format import format_of
-from worker_svc.model.weights import Checkpoint
+from worker_svc.model.weights import Checkpoint, open_checkpoint
 
 
 class EncoderEmbeddings(NamedTuple):
@@ -36,10 +35,9 @@ def open_encoder(
     """The checkpoint of a directory, to build an encoder from. Raises UnsupportedModel at the end if tensors are left
     that the description does not name.
     """
-    with torch.inference_mode(), Checkpoint(directory, format_of(directory), dtype, device) as checkpoint:
+    with open_checkpoint(directory, dtype, device) as checkpoint:
         yield checkpoint
         checkpoint.drop_prefixes(description.unused_prefixes)
-        checkpoint.check_all_taken()
 
 
 def take_embeddings(description: EncoderDescription, checkpoint: Checkpoint) -> EncoderEmbeddings:

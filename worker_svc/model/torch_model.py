@@ -27,8 +27,7 @@ from worker_svc.model.support import BY_EVERY_BACKEND, Feature, check_computed
 from worker_svc.model.torch_experts import TorchExperts
 from worker_svc.model.torch_latent import attend_latent
 from worker_svc.model.torch_layers import TorchBodyBuilder, TorchNorm, add_outputs, attend
-from worker_svc.model.weight_format import format_of
-from worker_svc.model.weights import Checkpoint
+from worker_svc.model.weights import Checkpoint, open_checkpoint
 from worker_svc.model_layout import ModelLayout
 
 COMPUTED = BY_EVERY_BACKEND | {
@@ -165,7 +164,5 @@ def load_torch_model(
 ) -> TorchModel:
     """Loads the model of a directory. Raises UnsupportedModel if it is not supported, or its tensors do not match."""
     cpu = torch.device("cpu")
-    with torch.inference_mode(), Checkpoint(directory, format_of(directory), dtype, cpu) as checkpoint:
-        model = TorchModel(description, checkpoint, kind)
-        checkpoint.check_all_taken()
-        return model
+    with open_checkpoint(directory, dtype, cpu) as checkpoint:
+        return TorchModel(description, checkpoint, kind)

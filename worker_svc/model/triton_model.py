@@ -25,8 +25,7 @@ from worker_svc.model.triton_body import (
     check_description,
     make_attention,
 )
-from worker_svc.model.weight_format import format_of
-from worker_svc.model.weights import Checkpoint
+from worker_svc.model.weights import Checkpoint, open_checkpoint
 from worker_svc.model_layout import ModelLayout
 
 
@@ -87,10 +86,8 @@ def load_triton_model(
     attention_backend: str = DEFAULT_BACKEND,
 ) -> TritonModel:
     """Loads the model of a directory. Raises UnsupportedModel if it is not supported, or its tensors do not match."""
-    with torch.inference_mode(), Checkpoint(directory, format_of(directory), dtype, device) as checkpoint:
-        model = TritonModel(description, checkpoint, deterministic=deterministic, attention_backend=attention_backend)
-        checkpoint.check_all_taken()
-        return model
+    with open_checkpoint(directory, dtype, device) as checkpoint:
+        return TritonModel(description, checkpoint, deterministic=deterministic, attention_backend=attention_backend)
 
 
 class TritonForward:

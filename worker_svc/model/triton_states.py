@@ -5,6 +5,7 @@ layers share the cache of one, which has room for the prompts of the call.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,7 @@ from worker_svc.model.triton_body import (
     check_description,
     make_attention,
 )
-from worker_svc.model.weight_format import format_of
-from worker_svc.model.weights import Checkpoint
+from worker_svc.model.weights import Checkpoint, open_checkpoint
 
 _BLOCK_SIZE = 16  # the default of workers, for which the table of compiled kernels has every shape of heads
 
@@ -72,11 +72,9 @@ class TritonStates:
 
     def _allocate_caches(self, num_blocks: int) -> list[LayerCache]:
         """The cache of one layer, for each layer."""
-        layout = self._description.layout
-        shape = CacheShape(
-            1, layout.num_kv_heads, _BLOCK_SIZE, layout.head_dim, self._body.dtype, layout.keys_hold_values
-        )
-        return [shape.allocate(num_blocks, self._body.device).layer(0)] * len(layout.layers)
+        of_all = CacheShape.of(self._description.layout, _BLOCK_SIZE, self._body.dtype)
+        shared = replace(of_all, num_layers=1).allocate(num_blocks, self._body.device).layer(0)
+        return [shared] * of_all.num_layers
 
     def _upload(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self._body.device)
@@ -121,7 +119,5 @@ def load_triton_states(
     do not match.
     """
     check_causal(directory)
-    with torch.inference_mode(), Checkpoint(directory, format_of(directory), dtype, device) as checkpoint:
-        states = TritonStates(description, checkpoint, deterministic=deterministic)
-        checkpoint.check_all_taken()
-        return states
+    with open_checkpoint(directory, dtype, device) as checkpoint:
+        return TritonStates(description, checkpoint, deterministic=deterministic)

@@ -1,8 +1,8 @@
 """Reads a checkpoint's tensors from safetensors, in one file or in shards."""
 
 import json
-from collections.abc import Collection, Mapping
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,7 +14,7 @@ from torch import Tensor
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.tensor_bytes import TensorBytes
 from worker_svc.model.tensor_names import StoredTensor
-from worker_svc.model.weight_format import WeightFormat, names_read
+from worker_svc.model.weight_format import WeightFormat, format_of, names_read
 
 # In old checkpoints; computed again here.
 _DERIVED = "rotary_emb.inv_freq"
@@ -130,3 +130,13 @@ class Checkpoint:
                 f"the model in {self._directory} has tensors that its architecture does not: {', '.join(left[:3])}"
                 f"{' and others' if len(left) > 3 else ''}"
             )
+
+
+@contextmanager
+def open_checkpoint(directory: Path, dtype: torch.dtype, device: torch.device) -> Iterator[Checkpoint]:
+    """The checkpoint of a directory, to build a model from. Raises UnsupportedModel at the end if tensors are left that
+    nothing has taken.
+    """
+    with torch.inference_mode(), Checkpoint(directory, format_of(directory), dtype, device) as checkpoint:
+        yield checkpoint
+        checkpoint.check_all_taken()

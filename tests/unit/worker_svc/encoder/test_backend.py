@@ -5,28 +5,22 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModel, BertConfig, LlamaConfig
+from transformers import BertConfig, LlamaConfig
 
 import llama_models
 from bert_models import hidden_states, random_prompts, save_bert
+from described_models import description_of
 from svc_common.settings import read_settings
 from worker_svc.encoder.backend import EncoderBackend, choose_kernels, load_backend, torch_arithmetic
 from worker_svc.errors import StartupFailed
 from worker_svc.model import triton_encoder, triton_states
 from worker_svc.model.architecture import describe_any
 from worker_svc.model.description import ModelDescription
-from worker_svc.model.description_cache import any_description_of
 from worker_svc.model.encoder_description import EncoderDescription
 from worker_svc.settings import WorkerSettings
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 HERE = GPU if torch.cuda.is_available() else CPU
-
-
-def description_of(directory: Path) -> EncoderDescription:
-    description = any_description_of(directory)
-    assert isinstance(description, EncoderDescription)
-    return description
 
 
 def settings_of(*args: str) -> WorkerSettings:
@@ -70,7 +64,8 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
 
     def load_on_gpu(directory: Path, *args: str) -> EncoderBackend:
-        return load_backend(settings_of(*args), description_of(directory), directory, torch.float32, GPU, print)
+        description = description_of(directory, EncoderDescription)
+        return load_backend(settings_of(*args), description, directory, torch.float32, GPU, print)
 
     return load_on_gpu
 
@@ -105,8 +100,7 @@ def test_kernels_of_a_decoder_that_embeds(
 
 def test_a_decoder_that_the_kernels_of_the_settings_do_not_compute_is_refused(tmp_path: Path) -> None:
     llama_models.save_model(tmp_path, LlamaConfig(**llama_models.SIZES | {"head_dim": 272}))
-    description, settings = any_description_of(tmp_path), settings_of("--kernels", "triton")
-    assert description is not None
+    description, settings = description_of(tmp_path, ModelDescription), settings_of("--kernels", "triton")
     with pytest.raises(StartupFailed, match="the triton kernels cannot be used: attention of heads of 272 dimensions"):
         load_backend(settings, description, tmp_path, torch.float32, GPU, print)
 
@@ -121,12 +115,10 @@ def test_triton_kernels_compute_a_decoder_that_embeds_on_a_gpu(monkeypatch: pyte
     monkeypatch.setattr(triton_states, "load_triton_states", load_here)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
     llama_models.save_model(tmp_path, llama_models.VARIANTS["qwen3"]())
-    model: Any = AutoModel.from_pretrained(tmp_path, dtype=torch.float32)
     (prompt,) = llama_models.prompts(17)
-    description = any_description_of(tmp_path)
-    assert isinstance(description, ModelDescription)
+    description = description_of(tmp_path, ModelDescription)
     backend = load_backend(settings_of("--deterministic", "true"), description, tmp_path, torch.float32, GPU, print)
-    expected = model(torch.tensor([prompt])).last_hidden_state[0]
+    expected = llama_models.hidden_states(tmp_path, prompt)
     torch.testing.assert_close(backend.forward([prompt])[0].cpu(), expected, rtol=1e-3, atol=3e-4)
     assert backend.is_batch_invariant
     assert "a GPU" in backend.arithmetic

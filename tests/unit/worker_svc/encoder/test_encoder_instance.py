@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModel, PhiConfig
 
 from bert_models import CONTEXT, hidden_states, random_prompts, raw_score, save_bert, save_cross_encoder
+from described_models import description_of
 from encoder_model import WORDS, encoder_tokenizer
 from llama_models import VARIANTS, save_model
 from llama_models import prompts as decoder_prompts
@@ -22,7 +23,6 @@ from worker_svc.errors import StartupFailed
 from worker_svc.load import load_model
 from worker_svc.model.decoder_states import prompt_bytes
 from worker_svc.model.description import ModelDescription
-from worker_svc.model.description_cache import any_description_of
 from worker_svc.settings import WorkerSettings
 from worker_svc.step import NewSequence, PromptComputation, SamplingParams, ScheduledSequence, Step
 from worker_svc.step_runner import StepInstance
@@ -261,8 +261,7 @@ def test_what_a_model_does_not_compute_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("variant", ["llama", "mistral"])
 def test_the_context_of_a_decoder_that_embeds_fits_in_memory(variant: str, tmp_path: Path) -> None:
     save_model(tmp_path, VARIANTS[variant]())
-    description = any_description_of(tmp_path)
-    assert isinstance(description, ModelDescription)
+    description = description_of(tmp_path, ModelDescription)
     reported: list[str] = []
     estimate = partial(prompt_bytes, description, dtype=torch.float32)
 

@@ -13,10 +13,10 @@ from transformers import BertModel
 import compiled
 import worker_svc.model.compiled_encoder
 from bert_models import CONTEXT, hidden_states, random_prompts, save_bert
+from described_models import description_of
 from quire_kernels.cpu.amx import has_amx
 from worker_svc.model.compiled_encoder import CompiledEncoder, load_compiled_encoder
 from worker_svc.model.config import UnsupportedModel
-from worker_svc.model.description_cache import any_description_of
 from worker_svc.model.encoder_description import EncoderDescription
 
 # Heads of 16, and sizes that are no multiples of the kernels' 32.
@@ -31,8 +31,7 @@ LENGTHS = [1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 111, 129, 255, 
 
 
 def load(directory: Path, dtype: torch.dtype = torch.float32, threads: int = 2) -> CompiledEncoder:
-    description = any_description_of(directory)
-    assert isinstance(description, EncoderDescription)
+    description = description_of(directory, EncoderDescription)
     return load_compiled_encoder(description, directory, dtype, compiled.thread_pool(threads))
 
 

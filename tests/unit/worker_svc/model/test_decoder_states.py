@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
 import dense_models
-from llama_models import VARIANTS, prompts, save_model
+from described_models import description_of
+from llama_models import VARIANTS, hidden_states, prompts, save_model
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.decoder_states import DecoderStates, load_decoder_states
 from worker_svc.model.description import ModelDescription
@@ -21,17 +22,8 @@ LENGTHS = [1, 2, 15, 16, 17, 33, 63, 63, 111]
 
 
 def load(directory: Path, dtype: torch.dtype = torch.float32) -> DecoderStates:
-    description = any_description_of(directory)
-    assert isinstance(description, ModelDescription)
+    description = description_of(directory, ModelDescription)
     return load_decoder_states(description, directory, dtype, CPU)
-
-
-@torch.inference_mode()
-def expected(directory: Path, prompt: list[int]) -> torch.Tensor:
-    """By transformers' model without a head."""
-    model: Any = AutoModel.from_pretrained(directory, dtype=torch.float32)
-    states: torch.Tensor = model(torch.tensor([prompt]), use_cache=False).last_hidden_state[0]
-    return states
 
 
 # Attention over whole prompts has no soft caps.
@@ -48,7 +40,7 @@ def test_states_are_those_of_transformers_alone_and_in_a_crowd(variant: str, tmp
     with torch.inference_mode():
         together = states(crowd)
         for number, prompt in enumerate(crowd):
-            transformers = expected(tmp_path, prompt)
+            transformers = hidden_states(tmp_path, prompt)
             torch.testing.assert_close(together[number], transformers, rtol=1e-4, atol=1e-4)
             if number % 4 == 0:
                 torch.testing.assert_close(states([prompt])[0], transformers, rtol=1e-4, atol=1e-4)
@@ -66,7 +58,7 @@ def test_a_checkpoint_without_a_head(variant: str, tmp_path: Path) -> None:
     (prompt,) = prompts(40)
     with torch.inference_mode():
         (states,) = load(tmp_path / "bare")([prompt])
-    torch.testing.assert_close(states, expected(tmp_path / "whole", prompt), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(states, hidden_states(tmp_path / "whole", prompt), rtol=1e-4, atol=1e-4)
 
 
 def test_bfloat16_is_near(tmp_path: Path) -> None:
@@ -74,7 +66,7 @@ def test_bfloat16_is_near(tmp_path: Path) -> None:
     crowd = prompts(5, 40)
     with torch.inference_mode():
         for prompt, states in zip(crowd, load(tmp_path, torch.bfloat16)(crowd), strict=True):
-            similarity = torch.cosine_similarity(states[-1].float(), expected(tmp_path, prompt)[-1], dim=0)
+            similarity = torch.cosine_similarity(states[-1].float(), hidden_states(tmp_path, prompt)[-1], dim=0)
             assert similarity > 0.99
 
 

@@ -18,12 +18,12 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 import latent_models
 import llama_models
 from bert_models import hidden_states, random_prompts, save_bert
+from described_models import description_of
 from llama_models import SIZES
 from quantized_models import Fp8Weight, quantize_fp8, save_quantized
 from quire_kernels.cpu.linear import MatrixFormat
 from runner_driver import Driver, make_runner
 from worker_svc.model.config import UnsupportedModel
-from worker_svc.model.description_cache import any_description_of
 from worker_svc.model.encoder_description import EncoderDescription
 from worker_svc.model.formats.fp8 import FORMAT
 from worker_svc.model.torch_encoder import load_torch_encoder
@@ -172,8 +172,7 @@ def test_an_encoder(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": _config(None)}))
-    description = any_description_of(tmp_path)
-    assert isinstance(description, EncoderDescription)
+    description = description_of(tmp_path, EncoderDescription)
     encoder = load_torch_encoder(description, tmp_path, torch.float32, torch.device("cpu"))
     (prompt,) = random_prompts([30])
     with torch.inference_mode():

@@ -15,6 +15,7 @@ from bert_models import (
     save_cross_encoder,
     save_roberta_cross_encoder,
 )
+from described_models import description_of
 from worker_svc.encoder.pooling import ScorePooler
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description_cache import any_description_of
@@ -27,14 +28,8 @@ CPU = torch.device("cpu")
 IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
 
 
-def description_of(directory: Path) -> EncoderDescription:
-    description = any_description_of(directory)
-    assert isinstance(description, EncoderDescription)
-    return description
-
-
 def activation_of(directory: Path) -> ScoreActivation:
-    head = description_of(directory).score_head
+    head = description_of(directory, EncoderDescription).score_head
     assert head is not None
     return head.activation
 
@@ -42,7 +37,7 @@ def activation_of(directory: Path) -> ScoreActivation:
 @torch.inference_mode()
 def check_scores(directory: Path, model: PreTrainedModel, dtype: torch.dtype, tolerance: float) -> None:
     """Pairs of many lengths, raw and with the sigmoid, alone and in a crowd."""
-    description = description_of(directory)
+    description = description_of(directory, EncoderDescription)
     encoder = load_torch_encoder(description, directory, dtype, CPU)
     head = load_score_head(description, directory, CPU)
     assert head is not None
@@ -116,4 +111,4 @@ def test_other_heads_are_refused_by_name(config: dict[str, Any], named: str, tmp
 
 def test_a_model_without_a_head_has_none(tmp_path: Path) -> None:
     save_bert(tmp_path)
-    assert load_score_head(description_of(tmp_path), tmp_path, CPU) is None
+    assert load_score_head(description_of(tmp_path, EncoderDescription), tmp_path, CPU) is None

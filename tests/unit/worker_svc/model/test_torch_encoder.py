@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from transformers import BertConfig, BertModel
 
 from bert_models import CONTEXT, hidden_states, random_prompts, save_bert, save_roberta
+from described_models import description_of
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description_cache import any_description_of
 from worker_svc.model.encoder_description import EncoderDescription
@@ -19,8 +20,7 @@ CPU = torch.device("cpu")
 
 
 def load(directory: Path, dtype: torch.dtype = torch.float32) -> TorchEncoder:
-    description = any_description_of(directory)
-    assert isinstance(description, EncoderDescription)
+    description = description_of(directory, EncoderDescription)
     return load_torch_encoder(description, directory, dtype, CPU)
 
 

@@ -7,9 +7,9 @@ import torch
 from transformers import BertModel
 
 from bert_models import CONTEXT, hidden_states, random_prompts, save_bert, save_roberta
+from described_models import description_of
 from ordered_dots import order_dots
 from worker_svc.model.config import UnsupportedModel
-from worker_svc.model.description_cache import any_description_of
 from worker_svc.model.encoder_description import EncoderDescription
 from worker_svc.model.triton_encoder import TritonEncoder, load_triton_encoder
 
@@ -18,8 +18,7 @@ LENGTHS = [1, 15, 17, CONTEXT, 33]
 
 
 def load(directory: Path, dtype: torch.dtype = torch.float32, *, deterministic: bool = False) -> TritonEncoder:
-    description = any_description_of(directory)
-    assert isinstance(description, EncoderDescription)
+    description = description_of(directory, EncoderDescription)
     return load_triton_encoder(description, directory, dtype, DEVICE, deterministic=deterministic)
 
 

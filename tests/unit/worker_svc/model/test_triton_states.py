@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModel, LlamaConfig
+from transformers import LlamaConfig
 
 import latent_models
 import llama_models
 import transformers_models
-from llama_models import prompts, save_model
+from described_models import description_of
+from llama_models import hidden_states, prompts, save_model
 from ordered_dots import order_dots
 from worker_svc.model import decoder_states
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import ModelDescription
-from worker_svc.model.description_cache import any_description_of
 from worker_svc.model.triton_states import TritonStates, load_triton_states, prompt_bytes
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -32,16 +32,8 @@ LENGTHS = (1, 17, 3)
 
 
 def load(directory: Path, *, deterministic: bool = False) -> TritonStates:
-    description = any_description_of(directory)
-    assert isinstance(description, ModelDescription)
+    description = description_of(directory, ModelDescription)
     return load_triton_states(description, directory, torch.float32, DEVICE, deterministic=deterministic)
-
-
-def expected(directory: Path, prompt: list[int]) -> torch.Tensor:
-    """By transformers' model without a head."""
-    model: Any = AutoModel.from_pretrained(directory, dtype=torch.float32)
-    states: torch.Tensor = model(torch.tensor([prompt]), use_cache=False).last_hidden_state[0]
-    return states
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -50,7 +42,7 @@ def test_states_are_those_of_transformers(variant: str, tmp_path: Path) -> None:
     save_model(tmp_path, VARIANTS[variant]())
     crowd = prompts(*LENGTHS)
     for prompt, states in zip(crowd, load(tmp_path)(crowd), strict=True):
-        torch.testing.assert_close(states.cpu(), expected(tmp_path, prompt), rtol=1e-3, atol=3e-4)
+        torch.testing.assert_close(states.cpu(), hidden_states(tmp_path, prompt), rtol=1e-3, atol=3e-4)
 
 
 @pytest.mark.parametrize("variant", ["gemma2", "gemma3"])
@@ -59,7 +51,7 @@ def test_prompts_beyond_the_window_in_several_blocks_each(variant: str, tmp_path
     save_model(tmp_path, VARIANTS[variant]())
     crowd = prompts(2 * transformers_models.WINDOW + 1, 1, transformers_models.WINDOW + 5)
     for prompt, states in zip(crowd, load(tmp_path)(crowd), strict=True):
-        torch.testing.assert_close(states.cpu(), expected(tmp_path, prompt), rtol=1e-3, atol=3e-4)
+        torch.testing.assert_close(states.cpu(), hidden_states(tmp_path, prompt), rtol=1e-3, atol=3e-4)
 
 
 @pytest.mark.parametrize("variant", ["qwen3", "olmoe", "deepseek-v2-lite"])
@@ -82,8 +74,7 @@ def test_heads_of_more_than_256_dimensions_are_refused_by_name(tmp_path: Path) -
 
 def test_a_window_takes_no_memory(tmp_path: Path) -> None:
     save_model(tmp_path, transformers_models.VARIANTS["gemma3"]())
-    description = any_description_of(tmp_path)
-    assert isinstance(description, ModelDescription)
+    description = description_of(tmp_path, ModelDescription)
     short, long = (prompt_bytes(description, length, torch.float32) for length in (1_000, 100_000))
     assert long == 100 * short > 0
     assert decoder_states.prompt_bytes(description, 100_000, torch.float32) > 100 * short
