@@ -51,15 +51,23 @@ public:
     }
 };
 
-// Prefetches `lines` cache lines at each call, up to `end`. Calls are spread between loads, which share the line fill buffers.
+// Prefetches `lines` cache lines at each call, up to `end`, and then those of a second range. Calls are spread between loads,
+// which share the line fill buffers.
 struct PrefetchStream {
     const char* next = nullptr;
     const char* end = nullptr;
     int64_t lines = 0;
+    const char* second = nullptr;
+    const char* second_end = nullptr;
 
     void prefetch() {
-        if (next >= end) return;
-        for (int64_t i = 0; i < lines; ++i) __builtin_prefetch(next + i * LINE, 0, 1);
+        if (next >= end) {
+            if (second >= second_end) return;
+            next = second;
+            end = second_end;
+            second = second_end;
+        }
+        for (int64_t i = 0; i < lines; ++i) __builtin_prefetch(next + i * LINE, 0, 2);
         next += lines * LINE;
     }
 };
@@ -74,6 +82,8 @@ struct AmxFactors {
     static constexpr int64_t ROWS = 32, DEPTH = 32;
 
     static int64_t width(int64_t columns) { return round_up(columns, DEPTH) * PARTS; }
+    // Of rows with so many columns: an odd number of lines, since rows at even distances share few sets of a first-level cache.
+    static int64_t stride(int64_t columns) { return width(columns) / LINE_ELEMENTS % 2 ? width(columns) : width(columns) + LINE_ELEMENTS; }
     static int64_t scratch_size(int64_t inputs) { return expanded_size(round_up(inputs, DEPTH)); }
 
     static void put(Element* row, int64_t column, Floats v) {
@@ -85,40 +95,39 @@ struct AmxFactors {
 
     static int64_t tile_rows(const Matrix&, int64_t) { return ROWS; }
 
-    // As multiply_piece() of linear.h.
+    // How many units a piece has.
+    static int64_t num_units(const Matrix& matrix, const Piece& piece) { return piece.num_panels() * num_groups(matrix, piece); }
+
+    // As multiply_piece() of linear.h. A unit is a panel with a group of tiles.
     template <class F>
     static bool multiply_piece(const Matrix& matrix, const Piece& piece, int64_t units, const Element* rows, int64_t stride,
                                Element* scratch, TaskClaim& task_claim, F&& finish) {
+        if (is_stream(matrix, piece)) return multiply_stream(matrix, piece, units, rows, stride, task_claim, finish);
+        // The part of a panel that stays in the first-level cache, while all tiles of a group pass through.
+        const int64_t parts = ceil_div(matrix.inputs, MOST_KEPT), depth = round_up(ceil_div(matrix.inputs, parts), PARTS * DEPTH);
+        const int64_t bytes = panel_bytes<Element>(matrix), groups = num_groups(matrix, piece);
         const char* panels = static_cast<const char*>(matrix.panels);
-        const int64_t bytes = panel_bytes<Element>(matrix), num_tiles = piece.num_tiles(), num_panels = piece.num_panels();
-        const auto panel = [&](int64_t p) { return reinterpret_cast<const Element*>(panels + p * bytes); };
-        // While all tiles of a panel are multiplied, the lines of another one are prefetched.
-        const int64_t lines = ceil_div(ceil_div(bytes, LINE), num_tiles * ceil_div(matrix.inputs, DEPTH * PARTS) * CALLS);
-        alignas(LINE) float sums[ROWS * PANEL];
-        // Returns whether the piece is still this thread's.
-        const auto write = [&](int64_t row, int64_t p) {
-            return task_claim.write([&] { finish_panel(matrix, p, row, std::min(ROWS, piece.last_row - row), sums, finish); });
-        };
-        if (matrix.is_expanded()) {
-            for (int64_t p = piece.first_panel + units / num_tiles; p < piece.last_panel; ++p, units = 0) {
-                expand_panel(matrix, panel(p), scratch);
-                PrefetchStream ahead{panels + (p + 1) * bytes, panels + (p + 2) * bytes, lines};
-                for (int64_t row = piece.first_row + units % num_tiles * ROWS; row < piece.last_row; row += ROWS) {
-                    multiply_panel<Kept::PANEL>(rows + row * stride, stride, scratch, matrix.inputs, piece.last_row - row, sums, PANEL, ahead);
-                    if (!write(row, p)) return false;
-                }
+        // While one part is multiplied by a group, the next one is prefetched; of a panel that is expanded, the whole next one.
+        const int64_t distance = matrix.is_expanded() ? bytes : depth * PANEL * static_cast<int64_t>(sizeof(Element));
+        const int64_t calls = std::min(GROUP, piece.num_tiles()) * ceil_div(matrix.inputs, PARTS * DEPTH) * CALLS;
+        int64_t p = piece.first_panel + units / groups, group = units % groups;
+        PrefetchStream ahead = stream_of(matrix, piece, p, distance, ceil_div(bytes, LINE * calls)), nothing;
+        alignas(LINE) float sums[GROUP * ROWS * PANEL];
+        for (; p < piece.last_panel; ++p, group = 0) {
+            const auto* panel = reinterpret_cast<const Element*>(panels + p * bytes);
+            if (matrix.is_expanded()) {
+                expand_panel(matrix, panel, scratch);
+                panel = scratch;
             }
-            return true;
+            for (; group < groups; ++group) {
+                const int64_t first = piece.first_row + group * GROUP * ROWS, last = std::min(piece.last_row, first + GROUP * ROWS);
+                for (int64_t k = 0; k < matrix.inputs; k += depth)
+                    for (int64_t row = first; row < last; row += ROWS)
+                        multiply_panel<Kept::PANEL>(rows + row * stride + k, stride, panel + k * PANEL, std::min(depth, matrix.inputs - k),
+                                                    last - row, &sums[(row - first) * PANEL], PANEL, group ? nothing : ahead, k > 0);
+                if (!task_claim.write([&] { finish_panel(matrix, p, first, last - first, sums, finish); })) return false;
+            }
         }
-        int64_t p = piece.first_panel + units % num_panels;
-        // Panels that are used once are read as one stream.
-        PrefetchStream ahead{static_cast<const char*>(piece.next), static_cast<const char*>(piece.next_end), lines};
-        if (num_tiles == 1) ahead = {panels + p * bytes + PREFETCH_BYTES, panels + piece.last_panel * bytes + PREFETCH_BYTES, lines};
-        for (int64_t row = piece.first_row + units / num_panels * ROWS; row < piece.last_row; row += ROWS, p = piece.first_panel)
-            for (; p < piece.last_panel; ++p) {
-                multiply_panel<Kept::ROWS>(rows + row * stride, stride, panel(p), matrix.inputs, piece.last_row - row, sums, PANEL, ahead);
-                if (!write(row, p)) return false;
-            }
         return true;
     }
 
@@ -136,10 +145,11 @@ struct AmxFactors {
     // The factor that stays in the first-level cache. The other one, which passes through, is loaded with a hint to evict little.
     enum class Kept { ROWS, PANEL };
 
-    // Sums [32, PANEL] of `count` rows and one panel, at a stride; those of rows beyond are undefined.
+    // Sums [32, PANEL] of `count` rows and one panel, at a stride, or with `adds` what is added to them; those of rows beyond are
+    // undefined.
     template <Kept KEPT>
     static void multiply_panel(const Element* rows, int64_t stride, const Element* panel, int64_t inputs, int64_t count,
-                               float* sums, int64_t sums_stride, PrefetchStream& ahead) {
+                               float* sums, int64_t sums_stride, PrefetchStream& ahead, bool adds = false) {
         constexpr int64_t BLOCK = DEPTH * PANEL, HALF = ROWS / 2;
         const int64_t row_bytes = stride * sizeof(Element), line = Lane<Element>::VALUES * PANEL * sizeof(Element);
         const int64_t sums_bytes = sums_stride * sizeof(float);
@@ -147,10 +157,19 @@ struct AmxFactors {
         const bool is_full = count > HALF;
         // The compiler does not know that the loads below read memory.
         asm volatile("" ::: "memory");
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
+        if (adds) {
+            _tile_loadd(0, sums, sums_bytes);
+            _tile_loadd(1, sums + LANES, sums_bytes);
+            if (is_full) {
+                _tile_loadd(2, lower, sums_bytes);
+                _tile_loadd(3, lower + LANES, sums_bytes);
+            }
+        } else {
+            _tile_zero(0);
+            _tile_zero(1);
+            _tile_zero(2);
+            _tile_zero(3);
+        }
         const auto load_upper = [&](const Element* from) {
             if constexpr (KEPT == Kept::ROWS) _tile_loadd(4, from, row_bytes);
             else _tile_stream_loadd(4, from, row_bytes);
@@ -169,24 +188,26 @@ struct AmxFactors {
             if constexpr (KEPT == Kept::PANEL) _tile_loadd(7, from, line);
             else _tile_stream_loadd(7, from, line);
         };
-        const auto multiply_right = [&] {
+        const auto multiply_upper = [&] {
+            _tile_dpbf16ps(0, 4, 6);
             _tile_dpbf16ps(1, 4, 7);
-            if (is_full) _tile_dpbf16ps(3, 5, 7);
         };
-        // Each tile is loaded just before it is used: loads take about as long as products.
+        const auto multiply_lower = [&] {
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        };
         const auto multiply_by = [&](const Element* half_panels, const Element* new_rows) {
+            if (new_rows) load_upper(new_rows);
             load_left(half_panels);
             ahead.prefetch();
-            if (new_rows) load_upper(new_rows);
-            _tile_dpbf16ps(0, 4, 6);
+            load_right(half_panels);
+            ahead.prefetch();
+            multiply_upper();
             ahead.prefetch();
             if (is_full) {
                 if (new_rows) load_lower(new_rows);
-                _tile_dpbf16ps(2, 5, 6);
+                multiply_lower();
             }
-            ahead.prefetch();
-            load_right(half_panels);
-            multiply_right();
             ahead.prefetch();
         };
         for (int64_t k = 0; k < inputs; k += PARTS * DEPTH, rows += PARTS * DEPTH, panel += PARTS * BLOCK) {
@@ -196,12 +217,11 @@ struct AmxFactors {
                 multiply_by(panel + BLOCK, rows);
                 multiply_by(panel, nullptr);
                 load_upper(rows + DEPTH);
-                _tile_dpbf16ps(0, 4, 6);
+                multiply_upper();
                 if (is_full) {
                     load_lower(rows + DEPTH);
-                    _tile_dpbf16ps(2, 5, 6);
+                    multiply_lower();
                 }
-                multiply_right();
             }
         }
         _tile_stored(0, sums, sums_bytes);
@@ -214,9 +234,44 @@ struct AmxFactors {
     }
 
 private:
+    static constexpr int64_t LINE_ELEMENTS = LINE / sizeof(Element);
     // Of a piece, also where they are more than fit its share of the second-level cache: rows are loaded once for all of them.
     static constexpr int64_t LEAST_PANELS = 4;
     static constexpr int64_t CALLS = 4 * PARTS;  // of prefetch() in a step
+    // Tiles that are multiplied by one part of a panel after the other. Their sums fit the first-level cache beside it.
+    static constexpr int64_t GROUP = 8;
+    static constexpr int64_t MOST_KEPT = 640;  // inputs of a part
+
+    // Whether panels are used once.
+    static bool is_stream(const Matrix& matrix, const Piece& piece) { return piece.num_tiles() == 1 && !matrix.is_expanded(); }
+    static int64_t num_groups(const Matrix& matrix, const Piece& piece) {
+        return is_stream(matrix, piece) ? 1 : ceil_div(piece.num_tiles(), GROUP);
+    }
+
+    // What is read from panel `p` on, `distance` bytes ahead: to the end of the piece, then of what follows it.
+    static PrefetchStream stream_of(const Matrix& matrix, const Piece& piece, int64_t p, int64_t distance, int64_t lines) {
+        const char* panels = static_cast<const char*>(matrix.panels);
+        const char *next = static_cast<const char*>(piece.next), *next_end = static_cast<const char*>(piece.next_end);
+        const int64_t bytes = panel_bytes<Element>(matrix);
+        return {panels + p * bytes + distance, panels + piece.last_panel * bytes, lines, next, std::min(next + distance, next_end)};
+    }
+
+    template <class F>
+    static bool multiply_stream(const Matrix& matrix, const Piece& piece, int64_t units, const Element* rows, int64_t stride,
+                                TaskClaim& task_claim, F&& finish) {
+        const char* panels = static_cast<const char*>(matrix.panels);
+        const int64_t bytes = panel_bytes<Element>(matrix), row = piece.first_row, count = piece.last_row - row;
+        int64_t p = piece.first_panel + units;
+        const int64_t calls = ceil_div(matrix.inputs, PARTS * DEPTH) * CALLS;
+        PrefetchStream ahead = stream_of(matrix, piece, p, PREFETCH_BYTES, ceil_div(bytes, LINE * calls));
+        alignas(LINE) float sums[ROWS * PANEL];
+        for (; p < piece.last_panel; ++p) {
+            multiply_panel<Kept::ROWS>(rows + row * stride, stride, reinterpret_cast<const Element*>(panels + p * bytes), matrix.inputs,
+                                       count, sums, PANEL, ahead);
+            if (!task_claim.write([&] { finish_panel(matrix, p, row, count, sums, finish); })) return false;
+        }
+        return true;
+    }
 };
 
 #else

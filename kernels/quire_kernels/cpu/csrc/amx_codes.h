@@ -15,6 +15,7 @@ namespace quire {
 // Products of rows in codes, in vectors.
 struct VectorCodes {
     static int64_t tile_rows(const Matrix& matrix, int64_t num_rows) { return rows_of_tile<Code>(matrix, num_rows); }
+    static int64_t num_units(const Piece& piece) { return piece.num_panels() * piece.num_tiles(); }
 
     // As multiply_piece() of linear.h.
     template <class F>
@@ -40,6 +41,7 @@ struct AmxCodes {
     static int64_t tile_rows(const Matrix& matrix, int64_t num_rows) {
         return suit(matrix, num_rows) ? ROWS : VectorCodes::tile_rows(matrix, num_rows);
     }
+    static int64_t num_units(const Piece& piece) { return VectorCodes::num_units(piece); }
 
     template <class F>
     static bool multiply_piece(const Matrix& matrix, const Piece& piece, int64_t units, const Code* rows, int64_t stride,

@@ -96,7 +96,7 @@ public:
         for (const DecoderLayer& layer : layers_) {
             for (const Matrix* m : {&layer.qkv, &layer.output, &layer.mlp.gate_up, &layer.mlp.down})
                 include(*m, scratch);
-            act_stride_ = std::max(act_stride_, Product::width(layer.mlp.down.inputs));
+            act_stride_ = std::max(act_stride_, Product::stride(layer.mlp.down.inputs));
             if (layer.experts) mixture_.include(*layer.experts);
             if (!layer.latent) continue;
             latents_.include(*layer.latent);
@@ -112,10 +112,10 @@ public:
             num_pairs_ += rope.num_pairs;
         }
         hidden_stride_ = round_up(model.hidden_size, PANEL);
-        normed_stride_ = Product::width(model.hidden_size);
+        normed_stride_ = Product::stride(model.hidden_size);
         qkv_stride_ = round_up(layers_[0].qkv.outputs, PANEL);
         query_stride_ = model.num_heads * model.head_dim;
-        attended_stride_ = Product::width(layers_[0].output.inputs);
+        attended_stride_ = Product::stride(layers_[0].output.inputs);
         // Rows in order are at the stride of those that they are taken from.
         if (ordered_stride_)
             ordered_stride_ = std::max({ordered_stride_, normed_stride_, attended_stride_, act_stride_, latents_.normed_stride()});
@@ -147,7 +147,7 @@ private:
     // What products with a matrix need beside it.
     void include(const Matrix& matrix, int64_t& scratch) {
         code_row_bytes_ = std::max(code_row_bytes_, code_row_bytes(matrix));
-        if (matrix.order && !matrix.takes_codes()) ordered_stride_ = std::max(ordered_stride_, Product::width(matrix.inputs));
+        if (matrix.order && !matrix.takes_codes()) ordered_stride_ = std::max(ordered_stride_, Product::stride(matrix.inputs));
         if (!matrix.takes_codes()) scratch = std::max(scratch, Product::scratch_size(matrix.inputs));
     }
 

@@ -91,8 +91,8 @@ private:
 
     void reserve() {
         hidden_stride_ = round_up(model_.hidden_size, PANEL);
-        normed_stride_ = Product::width(model_.hidden_size);
-        act_stride_ = Product::width(round_up(model_.intermediate_size, PANEL));
+        normed_stride_ = Product::stride(model_.hidden_size);
+        act_stride_ = Product::stride(round_up(model_.intermediate_size, PANEL));
         const int64_t rows = round_up(layout_.num_tokens(), Product::ROWS);
         hidden_.reserve(rows * hidden_stride_);
         normed_.reserve(rows * normed_stride_);

@@ -115,9 +115,9 @@ public:
     // To be called for every layer, before `reserve`.
     void include(const Experts& experts) {
         score_stride_ = std::max(score_stride_, round_up(experts.router.outputs, PANEL));
-        stride_ = Product::width(experts.router.inputs);
-        act_stride_ = std::max(act_stride_, Product::width(experts.down[0].inputs));
-        if (experts.has_shared()) shared_act_stride_ = std::max(shared_act_stride_, Product::width(experts.shared_down.inputs));
+        stride_ = Product::stride(experts.router.inputs);
+        act_stride_ = std::max(act_stride_, Product::stride(experts.down[0].inputs));
+        if (experts.has_shared()) shared_act_stride_ = std::max(shared_act_stride_, Product::stride(experts.shared_down.inputs));
         num_chosen_ = std::max(num_chosen_, experts.num_chosen);
         num_experts_ = std::max(num_experts_, experts.num_experts);
         for (const Matrix* m : {&experts.router, experts.gate_up, experts.down, &experts.shared_gate_up, &experts.shared_down}) {
@@ -236,6 +236,13 @@ private:
                 matrix.takes_codes() ? Codes::tile_rows(matrix, num_rows) : Product::tile_rows(matrix, num_rows)};
     }
 
+    // What a thread probably multiplies after a piece: a range of another expert's panels.
+    static void set_next(Piece& piece, const Matrix& matrix, int64_t range, int64_t num_ranges) {
+        const int64_t num_panels = ceil_div(matrix.outputs, PANEL), bytes = matrix.takes_codes() ? panel_bytes<Code>(matrix) : panel_bytes<Element>(matrix);
+        piece.next = static_cast<const char*>(matrix.panels) + TaskGrid::begin(range, num_panels, num_ranges) * bytes;
+        piece.next_end = static_cast<const char*>(matrix.panels) + TaskGrid::begin(range + 1, num_panels, num_ranges) * bytes;
+    }
+
     // As multiply_piece() of linear.h, of `rows` or, where the matrix takes them, of their codes, from the row `first` on.
     template <class F>
     bool multiply_piece(const Matrix& matrix, const Piece& piece, int64_t units, const Buffer<Element>& rows, int64_t stride,
@@ -254,7 +261,9 @@ private:
             const Group group = group_at(experts, i / ranges);
             if (group.first >= group.last) return;
             const Matrix& matrix = experts.gate_up[group.expert];
-            const Piece piece = piece_of(matrix, i % ranges, ranges, group.last - group.first);
+            Piece piece = piece_of(matrix, i % ranges, ranges, group.last - group.first);
+            if (const int64_t next = i + pool_.size(); next < num_groups * ranges)
+                set_next(piece, experts.gate_up[group_at(experts, next / ranges).expert], next % ranges, ranges);
             multiply_piece(matrix, piece, task_claim.next(), grouped_, stride_, group.first, scratch, task_claim,
                            [&](int64_t row, int64_t panel, Floats gate, Floats up) {
                                Product::put(&act_[(group.first + row) * act_stride_], panel * LANES,
@@ -272,9 +281,11 @@ private:
             for (int64_t i = 0; i < num_groups; ++i) {
                 const Group group = group_at(experts, i);
                 const Matrix& matrix = experts.down[group.expert];
-                const Piece piece = piece_of(matrix, range, ranges, group.last - group.first);
-                if (units >= piece.num_units()) {
-                    units -= piece.num_units();
+                Piece piece = piece_of(matrix, range, ranges, group.last - group.first);
+                if (i + 1 < num_groups) set_next(piece, experts.down[group_at(experts, i + 1).expert], range, ranges);
+                const int64_t num_units = matrix.takes_codes() ? Codes::num_units(piece) : Product::num_units(matrix, piece);
+                if (units >= num_units) {
+                    units -= num_units;
                     continue;
                 }
                 const bool is_owned = multiply_piece(

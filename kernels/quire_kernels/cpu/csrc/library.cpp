@@ -254,7 +254,7 @@ int64_t quire_experts(void* pool_, Type type, [[maybe_unused]] int64_t use_amx, 
             mixture.include(*experts);
             mixture.reserve(num_rows);
             Buffer<Element> scratch(mixture.scratch_size() * pool.size());
-            const int64_t stride = round_up(experts->router.inputs, PANEL), width = Product::width(stride);
+            const int64_t stride = round_up(experts->router.inputs, PANEL), width = Product::stride(stride);
             // Products read whole tiles of rows.
             Buffer<Element> padded(round_up(num_rows, Product::ROWS) * width);
             for (int64_t row = 0; row < num_rows; ++row)
@@ -309,7 +309,7 @@ int64_t quire_amx_linear([[maybe_unused]] void* pool_, [[maybe_unused]] Type typ
             });
         }
         const auto run = [&]<class Product>() {
-            const int64_t stride = Product::width(columns), size = Product::scratch_size(columns);
+            const int64_t stride = Product::stride(columns), size = Product::scratch_size(columns);
             Buffer<BFloat16> factors(round_up(rows, Product::ROWS) * stride), scratch(size * pool.size());
             for (int64_t row = 0; row < rows; ++row)
                 for (int64_t i = 0; i < columns; i += LANES)
