@@ -166,6 +166,7 @@ class Runner:
             self._swap_tracker.stall_seconds(launched.step_id, swap_results),
             draft_tokens=sum(len(run.draft) for run in drafted),
             accepted_tokens=sum(max(0, len(results[run.schedule_index].token_ids) - 1) for run in drafted),
+            num_left_out=launched.num_left_out,
         )
 
     def _wait_for_drafts_ahead(self, step: Step) -> None:
@@ -184,6 +185,7 @@ class Runner:
         sampling = [run for run in launched.runs if run.samples]
         prompt_logprobs, failed = launched.prompt_logprobs(output, self.limits.max_scored_rows)
         left_out = [run for run in launched.runs if run.sequence_id in output.left_out] if output.left_out else []
+        launched.num_left_out = sum(run.sequence.failure is None for run in left_out)
         for run in left_out:
             run.sequence.failure = run.sequence.failure or OUT_OF_MEMORY
             self._fail_run(run, run.sequence.failure)
