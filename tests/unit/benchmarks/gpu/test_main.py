@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import __main__ as gpu_check
-from benchmarks.gpu.__main__ import PARTS, Part, problems, run_parts
+from benchmarks.gpu.__main__ import PARTS, Part, problems, run_module, run_parts
 
 WRITES = """
 import json, pathlib, sys, time
@@ -45,6 +45,13 @@ def test_a_part_that_takes_too_long_keeps_what_it_has_and_the_next_ones_are_not_
         "incomplete: two",
         "incomplete: three",
     ]
+
+
+def test_a_part_finds_packages_in_the_path(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "packages" / "part_with_package.py").write_text(f"import {module}\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
+    assert run_module(("part_with_package",), 60.0)["complete"]
 
 
 def test_wrong_kernels_and_failed_tests_are_problems() -> None:
