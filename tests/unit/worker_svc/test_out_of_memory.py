@@ -17,7 +17,8 @@ from prometheus_client import REGISTRY
 from core_runner import CoreRunner, submission
 from llama_models import VOCAB
 from quire.scheduler.v1.scheduler_pb2 import Submit
-from runner_driver import make_instance, make_runner
+from runner_driver import make_runner
+from runner_instance import make_instance
 from runner_steps import new_sequence
 from scheduler_svc.core.events import Failure
 from svc_common.logs import JsonFormatter
