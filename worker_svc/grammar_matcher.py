@@ -4,7 +4,7 @@ import hashlib
 import time
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from copy import copy
 from dataclasses import dataclass
 from itertools import takewhile
@@ -26,8 +26,6 @@ from worker_svc.token_masks import TokenMasks
 
 _TOKEN_LIMIT = "max_tokens"  # an attribute of rules
 
-# For which a step waits for the grammars of its new sequences; or of all, if it has no others.
-_MAX_WAIT_SECONDS = 0.005
 # Sequences of a grammar share llguidance's lexer. When that reaches a limit, such as that of its states, it fails for
 # all of them, and they continue with a new one: a sequence once at any token, and once more for each of as many tokens.
 _TOKENS_FOR_LEXER = 64
@@ -169,6 +167,11 @@ class GrammarMatcher:
         return self.is_compiled if self._ahead is None else self._ahead.done()
 
     @property
+    def awaited(self) -> "Future[Any]":
+        """What `prepare` would have a step wait for: the mask that is made ahead, else the compilation."""
+        return self._ahead or self._compiled
+
+    @property
     def mask_ahead(self) -> Mask | None:
         """The mask, if it was made ahead, and without reaching a limit."""
         return None if self._ahead is None else self._ahead.result()
@@ -287,12 +290,6 @@ def _consume(state: LLMatcher, tokens: Sequence[int]) -> bool:
         if not state.consume_token(token):
             return False
     return True
-
-
-def wait_until_ready(matchers: Iterable[GrammarMatcher]) -> None:
-    """Waits for these matchers, for a short time at most: usual grammars are compiled in 1 ms."""
-    awaited: list[Future[Any]] = [matcher._ahead or matcher._compiled for matcher in matchers]
-    wait(awaited, _MAX_WAIT_SECONDS)
 
 
 def _failure(state: LLMatcher) -> MatcherFailure:

@@ -92,6 +92,8 @@ class LaunchedStep:
     started: float
     is_applied: bool = False
     """Whether the sampled tokens are applied to the sequences."""
+    num_left_out: int = 0
+    """Sequences that fail in it because memory ran out; known once it is applied."""
 
     def prompt_logprobs(
         self, output: SamplerOutput, num_rows: int

@@ -65,10 +65,6 @@ def set_memory_parts(parts: "MemoryParts") -> None:
         _device_memory.labels("limit").set(parts.device_limit)
 
 
-def count_out_of_memory() -> None:
-    _out_of_memory.inc()
-
-
 def count_step(outcome: Timed[StepOutcome]) -> None:
     _steps.inc()
     _step_seconds.observe(outcome.busy_seconds)
@@ -79,6 +75,7 @@ def count_step(outcome: Timed[StepOutcome]) -> None:
     _draft_tokens.inc(outcome.value.draft_tokens)
     _accepted_tokens.inc(outcome.value.accepted_tokens)
     _failed_sequences.inc(sum(result.failure is not None for result in outcome.value.sequences))
+    _out_of_memory.inc(outcome.value.num_left_out)
     for swap_result in outcome.value.swap_results:
         direction = swap_result.direction.value
         if swap_result.failure is None:

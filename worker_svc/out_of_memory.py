@@ -9,7 +9,6 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 import torch
 
 from worker_svc.batch import Batch
-from worker_svc.metrics import count_out_of_memory
 from worker_svc.prompt_logprobs import PromptPiece
 from worker_svc.sampler import SamplerOutput
 
@@ -100,9 +99,8 @@ _TEXTS = ("DefaultCPUAllocator", "std::bad_alloc", "not enough memory", "CUDA ou
 
 
 def note_out_of_memory(sequence_id: int, error: str) -> None:
-    """Logs and counts a sequence that is left out of a step because of an allocator's error."""
+    """Logs a sequence that is left out of a step because of an allocator's error."""
     logger.warning(OUT_OF_MEMORY, extra={"sequence_id": sequence_id, "why": error})
-    count_out_of_memory()
 
 
 def run_within_memory(run: Callable[[StepWork[S]], SamplerOutput], work: StepWork[S]) -> SamplerOutput:

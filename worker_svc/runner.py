@@ -12,8 +12,10 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
+from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -24,8 +26,6 @@ from worker_svc.description import WorkerLimits
 from worker_svc.drafting import DrafterFactory, Drafting
 from worker_svc.errors import DeviceLost
 from worker_svc.executor import Executor, SampleHandle
-from worker_svc.grammar import GrammarCompiler
-from worker_svc.grammar_matcher import wait_until_ready
 from worker_svc.launched_step import LaunchedStep, ScheduledRun
 from worker_svc.out_of_memory import OUT_OF_MEMORY
 from worker_svc.sampler import SamplerOutput, num_accepted
@@ -43,6 +43,12 @@ from worker_svc.step import (
 )
 from worker_svc.swap_tracker import SwapTracker
 
+if TYPE_CHECKING:  # it imports llguidance, which sequences without grammars do not need
+    from worker_svc.grammar import GrammarCompiler
+
+# For which a step waits for the grammars of its new sequences; or of all, if it has no others. Usual grammars are
+# compiled in 1 ms.
+_MAX_WAIT_SECONDS = 0.005
 _NO_TOKEN = "there is no token to sample: the logits are not finite, or all tokens are suppressed"
 
 
@@ -59,7 +65,7 @@ class Runner:
         limits: WorkerLimits,
         block_copier: BlockCopier,
         make_drafter: DrafterFactory | None = None,
-        grammars: GrammarCompiler | None = None,
+        grammars: "GrammarCompiler | None" = None,
     ) -> None:
         """`make_drafter` is required if `limits` have draft tokens, `grammars` for sequences with a grammar."""
         self.limits = limits
@@ -166,6 +172,7 @@ class Runner:
             self._swap_tracker.stall_seconds(launched.step_id, swap_results),
             draft_tokens=sum(len(run.draft) for run in drafted),
             accepted_tokens=sum(max(0, len(results[run.schedule_index].token_ids) - 1) for run in drafted),
+            num_left_out=launched.num_left_out,
         )
 
     def _wait_for_drafts_ahead(self, step: Step) -> None:
@@ -184,6 +191,7 @@ class Runner:
         sampling = [run for run in launched.runs if run.samples]
         prompt_logprobs, failed = launched.prompt_logprobs(output, self.limits.max_scored_rows)
         left_out = [run for run in launched.runs if run.sequence_id in output.left_out] if output.left_out else []
+        launched.num_left_out = sum(run.sequence.failure is None for run in left_out)
         for run in left_out:
             run.sequence.failure = run.sequence.failure or OUT_OF_MEMORY
             self._fail_run(run, run.sequence.failure)
@@ -271,7 +279,7 @@ class Runner:
         if not waiting:
             return runs, []
         matchers = [matcher for _, matcher in waiting if matcher.starts_waiting() or len(waiting) == len(runs)]
-        wait_until_ready(matchers)
+        wait([matcher.awaited for matcher in matchers], _MAX_WAIT_SECONDS)
         delayed = [run for run, _ in waiting if not run.sequence.prepare_mask()]
         ids = {run.sequence_id for run in delayed}
         shortened = [run._replace(end=run.end - 1, samples=False) if run.sequence_id in ids else run for run in runs]

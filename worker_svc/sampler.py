@@ -9,17 +9,20 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from copy import copy
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from worker_svc.grammar_matcher import GrammarMatcher
 from worker_svc.penalties import Adjustments, adjust_logits, filter_logits, filtered_rows
 from worker_svc.philox import uniforms
 from worker_svc.step import SamplingParams, TokenLogprobs
 from worker_svc.token_masks import TokenMasks
+
+if TYPE_CHECKING:  # it imports llguidance, which sequences without grammars do not need
+    from worker_svc.grammar_matcher import GrammarMatcher
 
 # Below this a temperature is greedy: in float32 the weight of every other token is 0.
 MIN_TEMPERATURE = 1e-5
@@ -40,7 +43,7 @@ class SamplingState:
         index: int,
         tokens: NDArray[np.int32],
         prompt_length: int,
-        matcher: GrammarMatcher | None = None,
+        matcher: "GrammarMatcher | None" = None,
     ) -> None:
         """`matcher` has the tokens after the prompt already; it belongs to this state from now on."""
         self.params = params

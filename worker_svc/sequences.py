@@ -2,18 +2,20 @@
 
 from collections.abc import Sequence as Items
 from itertools import chain
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from worker_svc.bad_words import bad_words_of
 from worker_svc.description import WorkerLimits
-from worker_svc.grammar import GrammarCompiler
-from worker_svc.grammar_matcher import GrammarMatcher
 from worker_svc.int_list import IntList
 from worker_svc.logit_filters import filters_of
 from worker_svc.sampler import MIN_TEMPERATURE, SamplingState
 from worker_svc.step import DECODER_RESULTS, BlockTableUpdate, NewSequence, ScheduledSequence
+
+if TYPE_CHECKING:  # they import llguidance, which sequences without grammars do not need
+    from worker_svc.grammar import GrammarCompiler
+    from worker_svc.grammar_matcher import GrammarMatcher
 
 
 class InvalidSequence(Exception):  # noqa: N818
@@ -46,7 +48,7 @@ class Sequence:
         "tokens",
     )
 
-    def __init__(self, new: NewSequence, grammars: GrammarCompiler | None = None) -> None:
+    def __init__(self, new: NewSequence, grammars: "GrammarCompiler | None" = None) -> None:
         self.tokens = IntList(new.token_ids)
         self.prompt_length = new.prompt_length
         self.params, self.index = new.sampling, new.index
@@ -77,7 +79,9 @@ class Sequence:
         self.failure: str | None = None
 
     @classmethod
-    def from_new_sequence(cls, new: NewSequence, limits: WorkerLimits, grammars: GrammarCompiler | None = None) -> Self:
+    def from_new_sequence(
+        cls, new: NewSequence, limits: WorkerLimits, grammars: "GrammarCompiler | None" = None
+    ) -> Self:
         """Raises InvalidSequence if `new` is malformed or asks for a result that is not computed here.
 
         Its grammar begins to be compiled. Without `grammars` none is accepted.

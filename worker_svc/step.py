@@ -234,7 +234,8 @@ class StepOutcome:
     Of the computed tokens, `decode_tokens` are the last sampled tokens of their sequences and `prefill_tokens` all
     other known ones; `draft_tokens` are drafts, `accepted_tokens` those of them that were sampled. `swap_results` are
     the swaps of this step and of earlier ones that were found done or failed, each once. `stall_seconds` is the part of
-    the step's time that its own swaps took, if they do not run at the same time.
+    the step's time that its own swaps took, if they do not run at the same time. `num_left_out` sequences failed in
+    this step because memory ran out.
     """
 
     sequences: list[SequenceResult]
@@ -245,3 +246,4 @@ class StepOutcome:
     stall_seconds: float = 0.0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    num_left_out: int = 0

@@ -5,7 +5,8 @@
 In this order: attention, sampling and the tokens of a model against references; the device's rates, attention and its
 peers; decode steps of Llama 3 8B's shape and the host's time of mixed steps; the GPU tests; the other ops. Each part is
 a process with a time limit, and the file is written after each. After 500 s it stops with what it has, and names the
-parts that are missing. Needs torch, triton, transformers, numpy and pytest; the project need not be installed.
+parts that are missing. Needs torch, triton, transformers, numpy, pytest and hypothesis, with what these require; the
+project need not be installed, and what PYTHONPATH names is found.
 
 Exits with 0 if all kernels are right, all tests pass and all parts are complete, 1 if not, 2 without a GPU. Missed
 targets of speed do not change the status. `--dry-run` runs all parts at small sizes, on a CPU too.
@@ -22,7 +23,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.gpu.tests import PYTHON_PATH, run_tests
+from benchmarks.gpu.tests import PYTHON_PATH, module_path, run_tests
 from benchmarks.record import RESULTS, ROOT, describe_gpu, provenance, read_result, write_result
 
 RESULT = RESULTS / "gpu_check.json"
@@ -60,7 +61,7 @@ def run_module(module: Sequence[str], seconds: float, *, interpreted: bool = Fal
     interpreter.
     """
     began = time.monotonic()
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(PYTHON_PATH)}
+    environment = os.environ | {"PYTHONPATH": module_path(PYTHON_PATH)}
     if interpreted:
         environment["TRITON_INTERPRET"] = "1"
     with TemporaryDirectory(prefix="quire-gpu-") as folder:

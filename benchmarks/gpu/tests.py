@@ -23,7 +23,7 @@ FOLDERS = ("tests/kernels", "tests/gpu")
 IGNORED = ("tests/kernels/cpu", "tests/kernels/test_cpu_attention.py", "tests/kernels/aot")
 # Each compiles one kernel at a time; some cases use several gigabytes of device memory.
 MAX_PROCESSES = 12
-COLLECT_SECONDS = 90
+COLLECT_SECONDS = 90.0
 
 # As in pyproject.toml, which pytest must not read here: it asks for plugins that may be missing.
 PYTHON_PATH = [str(ROOT / folder) for folder in ("", "protos", "kernels", "client", "tests/support")]
@@ -34,7 +34,7 @@ def run_tests(seconds: float, folders: Sequence[str] = FOLDERS) -> dict[str, Any
     """Counts of outcomes, and the names of tests that failed. `complete`: every test ended before `seconds` passed."""
     deadline = time.monotonic() + seconds
     present = [folder for folder in folders if (ROOT / folder).is_dir()]
-    names, problem = _collect(present)
+    names, problem = collect(present, min(COLLECT_SECONDS, seconds))
     if problem is not None:
         return {"folders": present, "complete": False, "error": problem}
     with TemporaryDirectory(prefix="quire-gpu-tests-") as folder:
@@ -55,6 +55,28 @@ def run_tests(seconds: float, folders: Sequence[str] = FOLDERS) -> dict[str, Any
         }
 
 
+def module_path(folders: Iterable[str]) -> str:
+    """PYTHONPATH with these folders first. What it has already stays: where nothing can be installed, packages may be
+    there.
+    """
+    return os.pathsep.join([*folders, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
+
+
+def collect(folders: Iterable[str] = FOLDERS, seconds: float = COLLECT_SECONDS) -> tuple[list[str], str | None]:
+    """The names of the tests in these folders; and why there are none, if they could not be collected in time."""
+    ignored = [f"--ignore={ROOT / path}" for path in IGNORED]
+    command = (*_pytest(), "--collect-only", "-q", *ignored, *folders)
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=seconds, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return [], f"the tests were not collected in {seconds:.0f} s"
+    if done.returncode != 0:
+        return [], f"the tests could not be collected:\n{(done.stdout + done.stderr)[-3000:]}"
+    return [line for line in done.stdout.splitlines() if "::" in line], None
+
+
 def outcomes_in(log: str) -> list[tuple[str, str]]:
     """Tests and their outcomes in what `pytest -v` printed."""
     return [(match[1], match[2]) for match in _OUTCOME.finditer(log)]
@@ -63,20 +85,6 @@ def outcomes_in(log: str) -> list[tuple[str, str]]:
 def split_tests(names: Sequence[str], num_groups: int) -> list[list[str]]:
     """The tests in groups of about the same size, none of them empty."""
     return [group for start in range(num_groups) if (group := list(names[start::num_groups]))]
-
-
-def _collect(folders: Iterable[str]) -> tuple[list[str], str | None]:
-    ignored = [f"--ignore={ROOT / path}" for path in IGNORED]
-    command = (*_pytest(), "--collect-only", "-q", *ignored, *folders)
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=COLLECT_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return [], f"the tests were not collected in {COLLECT_SECONDS} s"
-    if done.returncode != 0:
-        return [], f"the tests could not be collected:\n{(done.stdout + done.stderr)[-3000:]}"
-    return [line for line in done.stdout.splitlines() if "::" in line], None
 
 
 def _run_all(names: Sequence[str], folder: Path, deadline: float) -> list[str]:
@@ -113,5 +121,5 @@ def _pytest() -> tuple[str, ...]:
 
 
 def _environment() -> dict[str, str]:
-    settings = {"PYTHONPATH": os.pathsep.join(PYTHON_PATH), "PYTHONUNBUFFERED": "1", "PYTEST_ADDOPTS": ""}
+    settings = {"PYTHONPATH": module_path(PYTHON_PATH), "PYTHONUNBUFFERED": "1", "PYTEST_ADDOPTS": ""}
     return os.environ | settings

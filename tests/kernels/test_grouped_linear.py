@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ordered_dots import order_dots
 from quire_kernels.activation import Activation
-from quire_kernels.group_by_expert import group_by_expert
+from quire_kernels.group_by_expert import group_by_expert, group_by_expert_reference
 from quire_kernels.grouped_linear import choose_tile_rows, grouped_linear, grouped_linear_reference
 
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
@@ -103,7 +103,7 @@ def test_tiles_are_as_large_as_experts_have_rows() -> None:
         ("weight", {"weight": torch.zeros(NUM_EXPERTS, 4, 8).half()}),
         ("weight", {"weight": torch.zeros(NUM_EXPERTS, 4, 7)}),
         ("weight", {"weight": torch.zeros(NUM_EXPERTS, 3, 8), "activation": Activation.SILU}),
-        ("groups", {"groups": group_by_expert(torch.zeros(6, 1, dtype=torch.int32), NUM_EXPERTS, 8)}),
+        ("groups", {"groups": group_by_expert_reference(torch.zeros(6, 1, dtype=torch.int32), NUM_EXPERTS, 8)}),
         ("num_rows", {"num_rows": 7}),
     ],
 )
@@ -111,7 +111,7 @@ def test_a_wrong_argument_is_named(argument: str, change: dict[str, object]) -> 
     arguments: dict[str, object] = {
         "inputs": torch.zeros(6, 8),
         "weight": torch.zeros(NUM_EXPERTS, 4, 8),
-        "groups": group_by_expert(torch.zeros(6, 1, dtype=torch.int32), NUM_EXPERTS, 16),
+        "groups": group_by_expert_reference(torch.zeros(6, 1, dtype=torch.int32), NUM_EXPERTS, 16),
         "num_rows": 6,
     } | change
     with pytest.raises(ValueError, match=f"^{argument}: "):

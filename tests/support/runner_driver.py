@@ -10,7 +10,7 @@ import random
 import sys
 from collections import deque
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,13 +20,10 @@ from worker_svc.attention import AttentionKind, CompiledKernels
 from worker_svc.block_copier import RateLimiter
 from worker_svc.block_copier_factory import make_block_copier
 from worker_svc.cache import CacheShape, KVCache
-from worker_svc.description import WorkerDescription, WorkerLimits
+from worker_svc.description import WorkerLimits
 from worker_svc.drafting import DrafterFactory
 from worker_svc.executor import CudaGraphOptions
-from worker_svc.grammar import GrammarCompiler
-from worker_svc.instance import ModelInstance
 from worker_svc.launched_step import LaunchedStep
-from worker_svc.memory_parts import MemoryAccount
 from worker_svc.model.architecture import describe
 from worker_svc.model.config import read_config
 from worker_svc.model.description import ModelDescription
@@ -34,6 +31,9 @@ from worker_svc.model.loading import load
 from worker_svc.model_layout import ModelLayout
 from worker_svc.runner import Runner
 from worker_svc.step import NewSequence, SamplingParams, ScheduledSequence, Step, TokenLogprobs
+
+if TYPE_CHECKING:  # it imports llguidance, which `make gpu-check` does without
+    from worker_svc.grammar import GrammarCompiler
 
 GREEDY = SamplingParams()
 
@@ -58,7 +58,7 @@ def make_runner(
     native: bool = True,
     make_drafter: DrafterFactory | None = None,
     max_draft_tokens: int = 4,
-    grammars: GrammarCompiler | None = None,
+    grammars: "GrammarCompiler | None" = None,
 ) -> Runner:
     """A runner of the model in a directory, over a cache that is filled with garbage.
 
@@ -89,12 +89,6 @@ def make_runner(
     return Runner(
         executor, limits, make_block_copier(executor, cache, pinned, RateLimiter(None)), make_drafter, grammars
     )
-
-
-def make_instance(runner: Runner) -> ModelInstance:
-    """A runner with a description. Only the limits in it are real; the other fields are placeholders."""
-    description = WorkerDescription("tiny", b"model", b"tokenizer", 1, runner.limits, "float32", "cpu")
-    return ModelInstance(description, runner, MemoryAccount(torch.device("cpu")))
 
 
 def _fill_with_garbage(cache: KVCache) -> None:

@@ -114,7 +114,8 @@ class EncoderRunner:
             )
         ordered = [results[schedule_index] for schedule_index in range(len(step.scheduled))]
         num_tokens = sum(len(new.token_ids) for _, new in requested)
-        return _FinishedStep(StepOutcome(ordered, time.perf_counter() - started, prefill_tokens=num_tokens))
+        seconds, num_left_out = time.perf_counter() - started, sum(value is None for value in values)
+        return _FinishedStep(StepOutcome(ordered, seconds, prefill_tokens=num_tokens, num_left_out=num_left_out))
 
     def finish(self, launched: _FinishedStep) -> StepOutcome:
         return launched.outcome

@@ -1,12 +1,14 @@
 """Masks of a step on a device: matchers follow the tokens that the step before sampled."""
 
 from collections.abc import Sequence as Items
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from worker_svc.grammar_matcher import GrammarMatcher
 from worker_svc.out_of_memory import Drafts
 from worker_svc.sequences import Sequence
 from worker_svc.token_masks import TokenMasks
+
+if TYPE_CHECKING:  # it imports llguidance, which sequences without grammars do not need
+    from worker_svc.grammar_matcher import GrammarMatcher
 
 
 class SampledTokens(Protocol):
@@ -45,7 +47,7 @@ class SequenceMatchers:
             row += 1 + len(draft)
         return matchers[0][1].compiler.start_masks(matchers).result()
 
-    def _catch_up(self, matcher: GrammarMatcher, sequence: Sequence) -> None:
+    def _catch_up(self, matcher: "GrammarMatcher", sequence: Sequence) -> None:
         """Adds the output tokens that the matcher does not have yet."""
         for token in sequence.tokens.values[sequence.prompt_length + matcher.num_tokens :].tolist():
             known = token

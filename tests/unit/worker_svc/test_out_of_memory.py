@@ -12,14 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from prometheus_client import REGISTRY
 
 from core_runner import CoreRunner, submission
 from llama_models import VOCAB
 from quire.scheduler.v1.scheduler_pb2 import Submit
-from runner_driver import make_instance, make_runner
+from runner_driver import make_runner
+from runner_instance import make_instance
 from runner_steps import new_sequence
 from scheduler_svc.core.events import Failure
 from svc_common.logs import JsonFormatter
+from worker_service import Worker, scheduled
+from worker_service import new_sequence as wire_sequence
 from worker_svc.batch import Batch, SequenceChunk, make_batch
 from worker_svc.encoder.runner import EncoderRunner
 from worker_svc.out_of_memory import OUT_OF_MEMORY, is_out_of_memory
@@ -98,18 +102,20 @@ def test_the_newest_sequence_fails_alone(kernels: str, is_ahead: bool, tiny_llam
     )
     second = Step([], [], [ScheduledSequence(sequence_id, length, 1, []) for sequence_id, length in starts.items()])
 
-    def serve(runner: Runner) -> list[dict[int, SequenceResult]]:
+    def serve(runner: Runner) -> tuple[list[dict[int, SequenceResult]], list[int]]:
         if is_ahead:
             launched = [runner.launch(step) for step in (first, second)]
             outcomes = [runner.finish(one) for one in launched]
         else:
             outcomes = [runner.step(step) for step in (first, second)]
-        return [{result.sequence_id: result for result in outcome.sequences} for outcome in outcomes]
+        results = [{result.sequence_id: result for result in outcome.sequences} for outcome in outcomes]
+        return results, [outcome.num_left_out for outcome in outcomes]
 
-    expected = serve(make_runner(tiny_llama, kernels, max_sequences=4))
+    expected, nobody = serve(make_runner(tiny_llama, kernels, max_sequences=4))
     runner = make_runner(tiny_llama, kernels, max_sequences=4)
     failed = limit_forward(runner, lambda num_tokens: num_tokens > 5)
-    found = serve(runner)
+    found, nums_left_out = serve(runner)
+    assert (nobody, nums_left_out) == ([0, 0], [1, 0])
     assert failed in ([9], [9, 9])  # a GPU tries again once
     for step, step_expected in zip(found, expected, strict=True):
         assert step[9].failure == OUT_OF_MEMORY
@@ -127,7 +133,9 @@ def test_a_step_that_fits_with_no_sequence_fails_all_of_them(kernels: str, tiny_
     limit_forward(runner, lambda num_tokens: num_tokens > 2)
     new = [new_sequence(1, [1, 2, 3]), new_sequence(2, [1, 2, 3, 4])]
     step = Step([], new, [ScheduledSequence(1, 0, 3, [0]), ScheduledSequence(2, 0, 2, [1])])
-    one, other = runner.step(step).sequences
+    outcome = runner.step(step)
+    one, other = outcome.sequences
+    assert outcome.num_left_out == 2
     assert one.failure == OUT_OF_MEMORY
     assert other.failure == OUT_OF_MEMORY
     (fits,) = runner.step(Step([1, 2], [new_sequence(3, [5, 6])], [ScheduledSequence(3, 0, 2, [2])])).sequences
@@ -153,6 +161,20 @@ def _assert_says_what_to_set(caplog: pytest.LogCaptureFixture, sequence_id: int)
     named = set(re.findall(r"QUIRE_(\w+)", line["event"]))
     assert {"MAX_STEP_TOKENS", "MAX_SEQUENCES", "MEMORY_FRACTION", "CPU_KV_BYTES", "SWAP_SPACE"} == named
     assert {name.lower() for name in named} <= WorkerSettings.model_fields.keys()
+
+
+async def test_a_metric_counts_those_that_failed(loading_worker: Worker, tiny_llama: Path) -> None:
+    runner = make_runner(tiny_llama, max_sequences=4)
+    limit_forward(runner, lambda num_tokens: num_tokens > 5)
+    loading_worker.service.serve(make_instance(runner))
+    before = REGISTRY.get_sample_value("quire_worker_out_of_memory_total") or 0.0
+    stream = await loading_worker.open()
+    new = [wire_sequence(3, [1, 2, 3, 4]), wire_sequence(4, [5, 6])]
+    await stream.send(1, new_sequences=new, scheduled=scheduled((3, 0, 4, 0), (4, 0, 2, 1)))
+    await stream.send(2)
+    for _ in range(2):  # the first step is counted after its response is sent, and before the second one's
+        await stream.receive()
+    assert REGISTRY.get_sample_value("quire_worker_out_of_memory_total") == before + 1
 
 
 def _submits() -> list[Submit]:
@@ -223,7 +245,9 @@ def test_an_encoder_leaves_the_newest_prompt_out(caplog: pytest.LogCaptureFixtur
     new = [
         NewSequence(number, ids, len(ids), 0, SamplingParams(), result="embedding") for number, ids in prompts.items()
     ]
-    results = runner.step(Step([], new, [ScheduledSequence(number, 0, 2, []) for number in prompts])).sequences
+    outcome = runner.step(Step([], new, [ScheduledSequence(number, 0, 2, []) for number in prompts]))
+    results = outcome.sequences
+    assert outcome.num_left_out == 1
     assert [(result.value, result.failure_reason) for result in results if result.failure is None] == [
         ([3.0], FailureReason.INTERNAL),
         ([11.0], FailureReason.INTERNAL),

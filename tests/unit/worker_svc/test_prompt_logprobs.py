@@ -13,7 +13,8 @@ from drafters import knowing
 from llama_models import VOCAB
 from prompt_scores import reference_scores, run_prompts, scored
 from quire.worker.v1 import worker_pb2 as pb
-from runner_driver import Driver, make_instance, make_runner
+from runner_driver import Driver, make_runner
+from runner_instance import make_instance
 from runner_steps import PROMPTS, new_sequence, run_step
 from worker_svc.batch import Batch
 from worker_svc.executor import HostExecutor, SampleHandle

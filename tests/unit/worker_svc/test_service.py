@@ -12,7 +12,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import REGISTRY
 
 from quire.worker.v1 import worker_pb2 as pb
-from runner_driver import Driver, make_instance, make_runner
+from runner_driver import Driver, make_runner
+from runner_instance import make_instance
 from worker_service import PROMPT, Stream, Worker, new_sequence, scheduled
 from worker_svc.batch import Batch
 from worker_svc.executor import SampleHandle

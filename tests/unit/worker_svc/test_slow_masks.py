@@ -17,7 +17,8 @@ from core_runner import CoreRunner, submission
 from drafters import knowing
 from grammars import CASES, TOKENIZER, VOCAB, config_for_grammars, tiny_grammars
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
-from runner_driver import make_instance, make_runner
+from runner_driver import make_runner
+from runner_instance import make_instance
 from runner_steps import new_sequence, run_step
 from svc_common.grammars import load_grammar_tokenizer
 from tiny_model import EOS

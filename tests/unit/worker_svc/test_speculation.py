@@ -17,7 +17,8 @@ from llama_models import VARIANTS, VOCAB
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
 from quire_kernels.cpu.linear import MatrixFormat
-from runner_driver import make_instance, make_runner
+from runner_driver import make_runner
+from runner_instance import make_instance
 from transformers_models import VARIANTS as OTHERS
 from worker_svc.drafters.ngram import NgramDrafter
 

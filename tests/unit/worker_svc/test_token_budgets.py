@@ -13,7 +13,8 @@ from core_runner import CoreRunner, Served, submission
 from drafters import knowing
 from llama_models import VOCAB
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
-from runner_driver import make_instance, make_runner
+from runner_driver import make_runner
+from runner_instance import make_instance
 from scheduler_svc.core.budgets import Budget, Demand
 from scheduler_svc.core.step import StepPlan
 

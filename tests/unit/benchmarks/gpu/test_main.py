@@ -1,6 +1,8 @@
 """`make gpu-check` runs its parts in order, stops when its time is spent, and says what is wrong or missing."""
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,8 @@ import pytest
 import torch
 
 from benchmarks.gpu import __main__ as gpu_check
-from benchmarks.gpu.__main__ import PARTS, Part, problems, run_parts
+from benchmarks.gpu.__main__ import PARTS, Part, problems, run_module, run_parts
+from benchmarks.record import ROOT
 
 WRITES = """
 import json, pathlib, sys, time
@@ -47,6 +50,13 @@ def test_a_part_that_takes_too_long_keeps_what_it_has_and_the_next_ones_are_not_
     ]
 
 
+def test_a_part_finds_packages_in_the_path(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "packages" / "part_with_package.py").write_text(f"import {module}\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
+    assert run_module(("part_with_package",), 60.0)["complete"]
+
+
 def test_wrong_kernels_and_failed_tests_are_problems() -> None:
     checks = [
         {"name": "right", "holds": True, "error": 0.0},
@@ -77,11 +87,13 @@ def test_without_a_gpu_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is for machines without a GPU")
-def test_a_dry_run_walks_all_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of it but the tests, which are skipped without a GPU."""
+def test_a_dry_run_walks_all_parts(bare_python: Path, tmp_path: Path) -> None:
+    """All of it but the tests, which are skipped without a GPU. It needs no other packages than it says."""
     output = tmp_path / "report.json"
-    monkeypatch.setattr(sys, "argv", ["gpu", "--dry-run", "--output", str(output)])
-    assert gpu_check.main() == 0
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TRITON_INTERPRET")}
+    command = (bare_python, "-m", "benchmarks.gpu", "--dry-run", "--output", output)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     report = json.loads(output.read_text())
     assert all(check["holds"] for check in report["correct"]["checks"])
     assert {case["op"] for case in report["kernels"]["cases"]} == {"paged_decode", "paged_attention"}

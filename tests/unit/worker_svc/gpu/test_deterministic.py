@@ -12,7 +12,8 @@ from core_runner import CoreRunner, submission
 from drafters import knowing
 from llama_models import VARIANTS, VOCAB
 from ordered_dots import order_dots
-from runner_driver import Driver, make_instance, make_runner
+from runner_driver import Driver, make_runner
+from runner_instance import make_instance
 from worker_svc.runner import Runner
 from worker_svc.step import SamplingParams
 

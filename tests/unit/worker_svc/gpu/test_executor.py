@@ -17,7 +17,8 @@ from llama_models import VARIANTS, VOCAB
 from ordered_dots import order_dots
 from prompt_scores import reference_scores, run_prompts, scored
 from quire.scheduler.v1.scheduler_pb2 import Submit
-from runner_driver import GREEDY, Driver, make_instance, make_runner
+from runner_driver import GREEDY, Driver, make_runner
+from runner_instance import make_instance
 from worker_svc.gpu.logprobs import ReportedRows
 from worker_svc.gpu.sample_handle import DeviceSampleHandle
 from worker_svc.runner import Runner

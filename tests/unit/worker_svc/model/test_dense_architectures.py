@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM
 from core_runner import CoreRunner, submission
 from dense_models import NOT_DESCRIBED, ORIGINAL_CONTEXT, VARIANTS
 from llama_models import prompts
-from runner_driver import Driver, make_instance, make_runner
+from runner_driver import Driver, make_runner
+from runner_instance import make_instance
 from transformers_models import CONTEXT, VOCAB
 from worker_svc.model.architecture import describe
 from worker_svc.model.config import read_config

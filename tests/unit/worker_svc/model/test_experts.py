@@ -17,7 +17,8 @@ import transformers_models
 from core_runner import CoreRunner, submission
 from llama_models import prompts
 from quire_kernels.cpu.linear import MatrixFormat
-from runner_driver import Driver, make_instance, make_runner
+from runner_driver import Driver, make_runner
+from runner_instance import make_instance
 from runner_steps import Generate, new_sequence, run_step
 from worker_svc.attention import AttentionKind, CompiledKernels
 from worker_svc.model.architecture import describe

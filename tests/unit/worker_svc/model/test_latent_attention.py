@@ -19,7 +19,8 @@ from drafters import knowing
 from llama_models import prompts
 from ordered_dots import order_dots
 from quire_kernels.cpu.linear import MatrixFormat
-from runner_driver import Driver, make_instance, make_runner
+from runner_driver import Driver, make_runner
+from runner_instance import make_instance
 from runner_steps import Generate, new_sequence, run_step
 from transformers_models import VOCAB
 from worker_svc.attention import AttentionKind, CompiledKernels

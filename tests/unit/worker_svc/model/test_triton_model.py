@@ -14,7 +14,8 @@ import llama_models
 import transformers_models
 from core_runner import CoreRunner, submission
 from llama_models import VOCAB
-from runner_driver import Driver, make_instance, make_runner
+from runner_driver import Driver, make_runner
+from runner_instance import make_instance
 from runner_steps import Generate
 from worker_svc.model.architecture import describe
 from worker_svc.model.config import UnsupportedModel, read_config
