@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-import triton
 from triton.runtime.jit import JITFunction, KernelInterface
 
 import quire_kernels
@@ -116,16 +115,21 @@ def compile_target(name: str, only: str, is_quick: bool) -> list[CompiledKernel]
     return compiled
 
 
-def faults(target: Target, kernel: CompiledKernel, table: dict[tuple[str, str, str], dict[str, Any]]) -> list[str]:
-    """What is wrong with a kernel: by the target's limits, and by its row of the table if it has one."""
+def faults(
+    target: Target, kernel: CompiledKernel, table: dict[tuple[str, str, str], dict[str, Any]], *, of_all: bool
+) -> list[str]:
+    """What is wrong with a kernel: by the target's limits, and by its row of the table, unless that is empty.
+
+    A kernel is that of the first case that launches it, so it must have a row only where it is one `of_all` cases.
+    """
     figures = kernel.figures
     if figures is None:
         return [f"does not compile: {kernel.error}"]
     wrong = []
     if figures.shared_bytes > target.shared_bytes:
         wrong.append(f"uses {figures.shared_bytes} bytes of shared memory of {target.shared_bytes}")
-    if figures.spill_bytes > (limit := target.spill_limit(triton.__version__)):
-        wrong.append(f"spills {figures.spill_bytes} bytes of registers, more than {limit}")
+    if figures.spill_bytes > target.max_spill_bytes:
+        wrong.append(f"spills {figures.spill_bytes} bytes of registers, more than {target.max_spill_bytes}")
     if kernel.num_waiting:
         wrong.append(f"has {kernel.num_waiting} programs that wait for others to end")
     if kernel.multiplies and not figures.num_matrix_instructions:
@@ -133,6 +137,8 @@ def faults(target: Target, kernel: CompiledKernel, table: dict[tuple[str, str, s
     if kernel.multiplies and target.is_nvidia and not figures.num_async_copies:
         wrong.append("has no asynchronous copies")
     row = table.get(kernel.key, {})
+    if of_all and table and not row:
+        wrong.append("has no row in the table, with which it would be compared: --update writes one")
     if (usual := row.get("num_loop_instructions")) is not None:
         now = figures.num_loop_instructions
         if abs(now - usual) > TOLERANCE * usual:

@@ -75,7 +75,7 @@ def _summary(result: dict[str, Any], which: str) -> list[list[str]]:
                 str(len(rows)),
                 f"{max(row['shared_bytes'] for row in rows):,} of {target.shared_bytes:,}",
                 f"{len(spilled)}, {most_spilled:,} B at most" if spilled else "0",
-                f"{target.spill_limit(result['machine']['triton']):,} B",
+                f"{target.max_spill_bytes:,} B",
             ]
         )
     return summary

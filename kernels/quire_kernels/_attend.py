@@ -236,16 +236,18 @@ def prefill_tile_keys(
     tile_m: int, head_dim: int, dtype: torch.dtype, cache_dtype: torch.dtype, device: torch.device
 ) -> int:
     """TILE_N of a prefill with so many rows: up to 128 keys where two tiles of keys, two of values and the queries take
-    three quarters of the device's shared memory at most; else as many as in decodes.
+    three quarters of the device's shared memory at most; else as many as in decodes. Of codes of 8 bits at most 64, or
+    registers would spill.
 
     What a loop does once for each tile then counts half: for Llama's heads it has 23 % fewer instructions for each
-    key (ptxas for sm_90). Codes of 8 bits would spill registers from larger tiles.
+    key (ptxas for sm_90).
     """
     tile_n, tile_d = tile_keys(head_dim, dtype), tile_dims(head_dim)
+    if cache_dtype.itemsize == 1:
+        return min(tile_n, 64)
     more = min(128, 2 * tile_n)
     taken = (tile_m + 2 * 2 * more) * tile_d * dtype.itemsize
-    is_plain = dtype != torch.float32 and cache_dtype.itemsize > 1
-    return more if is_plain and 4 * taken <= 3 * device_limits(device).shared_memory else tile_n
+    return more if dtype != torch.float32 and 4 * taken <= 3 * device_limits(device).shared_memory else tile_n
 
 
 def launch_options(

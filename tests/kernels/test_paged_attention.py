@@ -136,6 +136,7 @@ def test_no_tokens(make_batch: Callable[..., Any]) -> None:
         (96, torch.float16, torch.float16, 128),
         (128, torch.bfloat16, torch.bfloat16, 128),
         (128, torch.bfloat16, torch.int8, 64),
+        (64, torch.bfloat16, torch.int8, 64),
         (128, torch.float32, torch.float32, 16),
         (256, torch.bfloat16, torch.bfloat16, 32),
     ],

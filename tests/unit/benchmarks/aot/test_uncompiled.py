@@ -1,11 +1,13 @@
-"""A kernel that no case launches is named."""
+"""A kernel that no case launches is named, and so is one that the table does not have."""
 
 from pathlib import Path
 
 import pytest
 
-from benchmarks.aot.compiling import kernels_of_tree, uncompiled
+from benchmarks.aot.compiling import CompiledKernel, faults, kernels_of_tree, uncompiled
+from benchmarks.aot.machine_code import Figures
 from benchmarks.aot.table import OLDER_TABLES, TABLE
+from benchmarks.aot.targets import TARGETS
 from benchmarks.record import read_result
 
 
@@ -21,3 +23,15 @@ def test_every_kernel_has_a_row(path: Path) -> None:
     result = read_result(path)
     assert result is not None
     assert uncompiled(row["kernel"] for row in result["kernels"]) == []
+
+
+def test_a_kernel_without_a_row_is_a_fault_where_all_cases_are_compiled() -> None:
+    known, new = (
+        CompiledKernel("sm_90", case, "kernel", False, Figures(32, 0, 0, 0, 0, 9)) for case in ("decode", "new")
+    )
+    table = {known.key: known.row()}
+    assert faults(TARGETS["sm_90"], known, table, of_all=True) == []
+    assert faults(TARGETS["sm_90"], new, table, of_all=False) == []
+    assert faults(TARGETS["sm_90"], new, {}, of_all=True) == []
+    (fault,) = faults(TARGETS["sm_90"], new, table, of_all=True)
+    assert fault.startswith("has no row in the table")
