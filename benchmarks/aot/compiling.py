@@ -118,9 +118,9 @@ def compile_target(name: str, only: str, is_quick: bool) -> list[CompiledKernel]
 def faults(
     target: Target, kernel: CompiledKernel, table: dict[tuple[str, str, str], dict[str, Any]], *, of_all: bool
 ) -> list[str]:
-    """What is wrong with a kernel: by the target's limits, and by its row of the table, unless that is empty.
+    """What is wrong with a kernel: by the target's limits, and by its row of the table, unless that lacks the target.
 
-    A kernel is that of the first case that launches it, so it must have a row only where it is one `of_all` cases.
+    A kernel is listed under the first case that launches it. So only a run `of_all` cases can say that one has no row.
     """
     figures = kernel.figures
     if figures is None:
@@ -137,8 +137,10 @@ def faults(
     if kernel.multiplies and target.is_nvidia and not figures.num_async_copies:
         wrong.append("has no asynchronous copies")
     row = table.get(kernel.key, {})
-    if of_all and table and not row:
+    if of_all and not row and any(name == target.name for name, _, _ in table):
         wrong.append("has no row in the table, with which it would be compared: --update writes one")
+    if (usual := row.get("spill_bytes")) is not None and figures.spill_bytes > usual:
+        wrong.append(f"spills {figures.spill_bytes} bytes of registers, not {usual}")
     if (usual := row.get("num_loop_instructions")) is not None:
         now = figures.num_loop_instructions
         if abs(now - usual) > TOLERANCE * usual:

@@ -17,8 +17,8 @@ def make_environment(folder: Path, names: Collection[str]) -> Path:
     """Makes an environment with these packages in a folder, and returns its Python. They are links to those of the
     test's environment.
 
-    It lacks all that pyproject.toml names and `names` do not, even if one of the packages requires it: with other
-    versions it may not. Raises PackageNotFoundError if one of the packages is missing here.
+    It lacks all that pyproject.toml names and `names` do not, even if one of the packages requires it: other versions
+    of that package may not require it. Raises PackageNotFoundError if one of the packages is missing here.
     """
     venv.EnvBuilder(symlinks=True).create(folder)
     site = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"

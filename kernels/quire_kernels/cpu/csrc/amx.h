@@ -83,7 +83,10 @@ struct AmxFactors {
 
     static int64_t width(int64_t columns) { return round_up(columns, DEPTH) * PARTS; }
     // Of rows with so many columns: an odd number of lines, since rows at even distances share few sets of a first-level cache.
-    static int64_t stride(int64_t columns) { return width(columns) / LINE_ELEMENTS % 2 ? width(columns) : width(columns) + LINE_ELEMENTS; }
+    static int64_t stride(int64_t columns) {
+        const int64_t elements = width(columns);
+        return elements == 0 || elements / LINE_ELEMENTS % 2 ? elements : elements + LINE_ELEMENTS;
+    }
     static int64_t scratch_size(int64_t inputs) { return expanded_size(round_up(inputs, DEPTH)); }
 
     static void put(Element* row, int64_t column, Floats v) {
@@ -95,8 +98,9 @@ struct AmxFactors {
 
     static int64_t tile_rows(const Matrix&, int64_t) { return ROWS; }
 
-    // How many units a piece has.
-    static int64_t num_units(const Matrix& matrix, const Piece& piece) { return piece.num_panels() * num_groups(matrix, piece); }
+    static int64_t num_units(const Matrix& matrix, const Piece& piece) {
+        return piece.num_panels() * (is_stream(matrix, piece) ? 1 : num_groups(matrix, piece));
+    }
 
     // As multiply_piece() of linear.h. A unit is a panel with a group of tiles.
     template <class F>
@@ -105,22 +109,25 @@ struct AmxFactors {
         if (is_stream(matrix, piece)) return multiply_stream(matrix, piece, units, rows, stride, task_claim, finish);
         // The part of a panel that stays in the first-level cache, while all tiles of a group pass through.
         const int64_t parts = ceil_div(matrix.inputs, MOST_KEPT), depth = round_up(ceil_div(matrix.inputs, parts), PARTS * DEPTH);
-        const int64_t bytes = panel_bytes<Element>(matrix), groups = num_groups(matrix, piece);
+        const int64_t bytes = panel_bytes<Element>(matrix), groups = num_groups(matrix, piece), group_rows = group_tiles(matrix) * ROWS;
         const char* panels = static_cast<const char*>(matrix.panels);
-        // While one part is multiplied by a group, the next one is prefetched; of a panel that is expanded, the whole next one.
-        const int64_t distance = matrix.is_expanded() ? bytes : depth * PANEL * static_cast<int64_t>(sizeof(Element));
-        const int64_t calls = std::min(GROUP, piece.num_tiles()) * ceil_div(matrix.inputs, PARTS * DEPTH) * CALLS;
+        // While one part is multiplied by the first group, the next one is prefetched; of a panel that is expanded, the next panel.
+        const int64_t distance = depth * PANEL * static_cast<int64_t>(sizeof(Element));
+        const int64_t calls = std::min(group_tiles(matrix), piece.num_tiles()) * ceil_div(matrix.inputs, PARTS * DEPTH) * CALLS;
+        const int64_t lines = ceil_div(bytes, LINE * calls);
         int64_t p = piece.first_panel + units / groups, group = units % groups;
-        PrefetchStream ahead = stream_of(matrix, piece, p, distance, ceil_div(bytes, LINE * calls)), nothing;
-        alignas(LINE) float sums[GROUP * ROWS * PANEL];
+        PrefetchStream ahead = stream_of(matrix, piece, p, distance, lines), nothing;
+        alignas(LINE) float sums[MOST_TILES * ROWS * PANEL];
         for (; p < piece.last_panel; ++p, group = 0) {
             const auto* panel = reinterpret_cast<const Element*>(panels + p * bytes);
             if (matrix.is_expanded()) {
                 expand_panel(matrix, panel, scratch);
                 panel = scratch;
+                const char* next = p + 1 < piece.last_panel ? panels + (p + 1) * bytes : static_cast<const char*>(piece.next);
+                ahead = {next, next ? next + bytes : nullptr, lines};
             }
             for (; group < groups; ++group) {
-                const int64_t first = piece.first_row + group * GROUP * ROWS, last = std::min(piece.last_row, first + GROUP * ROWS);
+                const int64_t first = piece.first_row + group * group_rows, last = std::min(piece.last_row, first + group_rows);
                 for (int64_t k = 0; k < matrix.inputs; k += depth)
                     for (int64_t row = first; row < last; row += ROWS)
                         multiply_panel<Kept::PANEL>(rows + row * stride + k, stride, panel + k * PANEL, std::min(depth, matrix.inputs - k),
@@ -235,25 +242,32 @@ struct AmxFactors {
 
 private:
     static constexpr int64_t LINE_ELEMENTS = LINE / sizeof(Element);
-    // Of a piece, also where they are more than fit its share of the second-level cache: rows are loaded once for all of them.
+    // Panels of a piece, also where they are more than fit its share of the second-level cache: a claim of fewer would cost too much.
     static constexpr int64_t LEAST_PANELS = 4;
     static constexpr int64_t CALLS = 4 * PARTS;  // of prefetch() in a step
-    // Tiles that are multiplied by one part of a panel after the other. Their sums fit the first-level cache beside it.
-    static constexpr int64_t GROUP = 8;
-    static constexpr int64_t MOST_KEPT = 640;  // inputs of a part
+    // Elements of each row that are multiplied by a panel before the next tile of rows: 40 KiB of the panel.
+    static constexpr int64_t MOST_KEPT = 640;
+    // Tiles of a group. Of many inputs fewer, since other threads wait for a unit of a thread that is descheduled.
+    static constexpr int64_t MOST_TILES = 8, MOST_GROUP_INPUTS = 32 * 1024;
 
-    // Whether panels are used once.
-    static bool is_stream(const Matrix& matrix, const Piece& piece) { return piece.num_tiles() == 1 && !matrix.is_expanded(); }
-    static int64_t num_groups(const Matrix& matrix, const Piece& piece) {
-        return is_stream(matrix, piece) ? 1 : ceil_div(piece.num_tiles(), GROUP);
+    static int64_t group_tiles(const Matrix& matrix) {
+        return std::clamp<int64_t>(MOST_GROUP_INPUTS / std::max<int64_t>(1, matrix.inputs), 1, MOST_TILES);
     }
+    static int64_t num_groups(const Matrix& matrix, const Piece& piece) { return ceil_div(piece.num_tiles(), group_tiles(matrix)); }
+    // Whether each panel is used once.
+    static bool is_stream(const Matrix& matrix, const Piece& piece) { return piece.num_tiles() == 1 && !matrix.is_expanded(); }
 
     // What is read from panel `p` on, `distance` bytes ahead: to the end of the piece, then of what follows it.
     static PrefetchStream stream_of(const Matrix& matrix, const Piece& piece, int64_t p, int64_t distance, int64_t lines) {
         const char* panels = static_cast<const char*>(matrix.panels);
         const char *next = static_cast<const char*>(piece.next), *next_end = static_cast<const char*>(piece.next_end);
         const int64_t bytes = panel_bytes<Element>(matrix);
-        return {panels + p * bytes + distance, panels + piece.last_panel * bytes, lines, next, std::min(next + distance, next_end)};
+        PrefetchStream stream{panels + p * bytes + distance, panels + piece.last_panel * bytes, lines};
+        if (next) {
+            stream.second = next;
+            stream.second_end = std::min(next + distance, next_end);
+        }
+        return stream;
     }
 
     template <class F>

@@ -236,11 +236,14 @@ private:
                 matrix.takes_codes() ? Codes::tile_rows(matrix, num_rows) : Product::tile_rows(matrix, num_rows)};
     }
 
-    // What a thread probably multiplies after a piece: a range of another expert's panels.
-    static void set_next(Piece& piece, const Matrix& matrix, int64_t range, int64_t num_ranges) {
-        const int64_t num_panels = ceil_div(matrix.outputs, PANEL), bytes = matrix.takes_codes() ? panel_bytes<Code>(matrix) : panel_bytes<Element>(matrix);
-        piece.next = static_cast<const char*>(matrix.panels) + TaskGrid::begin(range, num_panels, num_ranges) * bytes;
-        piece.next_end = static_cast<const char*>(matrix.panels) + TaskGrid::begin(range + 1, num_panels, num_ranges) * bytes;
+    // What a thread probably multiplies after a piece: a range of the panels of a group's expert.
+    static void set_next(Piece& piece, const Matrix& matrix, const Group& group, int64_t range, int64_t num_ranges) {
+        if (group.first >= group.last) return;
+        const int64_t num_panels = ceil_div(matrix.outputs, PANEL);
+        const int64_t bytes = matrix.takes_codes() ? panel_bytes<Code>(matrix) : panel_bytes<Element>(matrix);
+        const char* panels = static_cast<const char*>(matrix.panels);
+        piece.next = panels + TaskGrid::begin(range, num_panels, num_ranges) * bytes;
+        piece.next_end = panels + TaskGrid::begin(range + 1, num_panels, num_ranges) * bytes;
     }
 
     // As multiply_piece() of linear.h, of `rows` or, where the matrix takes them, of their codes, from the row `first` on.
@@ -262,8 +265,10 @@ private:
             if (group.first >= group.last) return;
             const Matrix& matrix = experts.gate_up[group.expert];
             Piece piece = piece_of(matrix, i % ranges, ranges, group.last - group.first);
-            if (const int64_t next = i + pool_.size(); next < num_groups * ranges)
-                set_next(piece, experts.gate_up[group_at(experts, next / ranges).expert], next % ranges, ranges);
+            if (const int64_t next = i + pool_.size(); next < num_groups * ranges) {
+                const Group following = group_at(experts, next / ranges);
+                set_next(piece, experts.gate_up[following.expert], following, next % ranges, ranges);
+            }
             multiply_piece(matrix, piece, task_claim.next(), grouped_, stride_, group.first, scratch, task_claim,
                            [&](int64_t row, int64_t panel, Floats gate, Floats up) {
                                Product::put(&act_[(group.first + row) * act_stride_], panel * LANES,
@@ -282,7 +287,10 @@ private:
                 const Group group = group_at(experts, i);
                 const Matrix& matrix = experts.down[group.expert];
                 Piece piece = piece_of(matrix, range, ranges, group.last - group.first);
-                if (i + 1 < num_groups) set_next(piece, experts.down[group_at(experts, i + 1).expert], range, ranges);
+                if (i + 1 < num_groups) {
+                    const Group following = group_at(experts, i + 1);
+                    set_next(piece, experts.down[following.expert], following, range, ranges);
+                }
                 const int64_t num_units = matrix.takes_codes() ? Codes::num_units(piece) : Product::num_units(matrix, piece);
                 if (units >= num_units) {
                     units -= num_units;

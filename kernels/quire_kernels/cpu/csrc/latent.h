@@ -69,9 +69,9 @@ public:
     void include(const Latent& latent) {
         normed_stride_ = Product::stride(latent.query_rank);
         query_stride_ = round_up(num_heads_ * latent.query_dim(), PANEL);
-        plain_width_ = Product::stride(latent.plain_dim);
+        plain_width_ = Product::width(latent.plain_dim);
         plain_stride_ = Product::stride(num_heads_ * plain_width_);
-        gathered_width_ = Product::stride(latent.rank);
+        gathered_width_ = Product::width(latent.rank);
         gathered_stride_ = Product::stride(num_heads_ * gathered_width_);
         summed_dim_ = round_up(latent.rank, LANES);
     }

@@ -254,14 +254,14 @@ int64_t quire_experts(void* pool_, Type type, [[maybe_unused]] int64_t use_amx, 
             mixture.include(*experts);
             mixture.reserve(num_rows);
             Buffer<Element> scratch(mixture.scratch_size() * pool.size());
-            const int64_t stride = round_up(experts->router.inputs, PANEL), width = Product::stride(stride);
+            const int64_t columns = round_up(experts->router.inputs, PANEL), stride = Product::stride(columns);
             // Products read whole tiles of rows.
-            Buffer<Element> padded(round_up(num_rows, Product::ROWS) * width);
+            Buffer<Element> padded(round_up(num_rows, Product::ROWS) * stride);
             for (int64_t row = 0; row < num_rows; ++row)
-                std::copy_n(static_cast<const Element*>(rows) + row * stride, stride, &padded[row * width]);
+                std::copy_n(static_cast<const Element*>(rows) + row * columns, columns, &padded[row * stride]);
             pool.run([&](int thread) {
                 const typename Product::Registers registers;
-                mixture.add(*experts, padded.data(), num_rows, output, stride, false,
+                mixture.add(*experts, padded.data(), num_rows, output, columns, false,
                             &scratch[thread * mixture.scratch_size()]);
             });
         };

@@ -363,6 +363,7 @@ struct VectorFactors {
         const int64_t padded = round_up(columns, PANEL);
         return padded == 0 || padded * static_cast<int64_t>(sizeof(T)) % PAGE ? padded : padded + PANEL;
     }
+    static int64_t width(int64_t columns) { return round_up(columns, PANEL); }
     static int64_t scratch_size(int64_t inputs) { return expanded_size(inputs); }
     static void put(T* row, int64_t column, Floats v) { store_floats(row + column, v); }
     static int64_t tile_rows(const Matrix& matrix, int64_t num_rows) { return rows_of_tile<T>(matrix, num_rows); }

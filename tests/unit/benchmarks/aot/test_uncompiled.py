@@ -1,5 +1,6 @@
 """A kernel that no case launches is named, and so is one that the table does not have."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,5 +34,14 @@ def test_a_kernel_without_a_row_is_a_fault_where_all_cases_are_compiled() -> Non
     assert faults(TARGETS["sm_90"], known, table, of_all=True) == []
     assert faults(TARGETS["sm_90"], new, table, of_all=False) == []
     assert faults(TARGETS["sm_90"], new, {}, of_all=True) == []
+    assert faults(TARGETS["sm_80"], replace(new, target="sm_80"), table, of_all=True) == []
     (fault,) = faults(TARGETS["sm_90"], new, table, of_all=True)
     assert fault.startswith("has no row in the table")
+
+
+def test_a_kernel_that_spills_more_than_its_row_is_a_fault() -> None:
+    kernel = CompiledKernel("gfx942", "decode", "kernel", False, Figures(32, 8, 0, 0, 0, 9))
+    table = {kernel.key: kernel.row()}
+    assert faults(TARGETS["gfx942"], kernel, table, of_all=True) == []
+    worse = replace(kernel, figures=Figures(32, 16, 0, 0, 0, 9))
+    assert faults(TARGETS["gfx942"], worse, table, of_all=True) == ["spills 16 bytes of registers, not 8"]

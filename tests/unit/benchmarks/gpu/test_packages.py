@@ -15,7 +15,7 @@ from benchmarks.gpu.tests import FOLDERS, IGNORED, PYTHON_PATH, collect
 from benchmarks.record import ROOT
 
 IMPORT = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
-# Of the parts and the tests; and what is imported late: on a GPU alone, or by its name.
+# Folders of the parts and the tests, and of modules that are imported late: on a GPU alone, or by their names.
 IMPORTED = (
     *("benchmarks/gpu", "benchmarks/kernels", *FOLDERS, "kernels/quire_kernels", "worker_svc/gpu"),
     *("worker_svc/drafters", "worker_svc/logit_filters", "worker_svc/model/architectures", "worker_svc/model/formats"),
