@@ -72,6 +72,16 @@ struct PrefetchStream {
     }
 };
 
+// What is read from panel `p` of a piece on, `distance` bytes ahead: to the end of the piece, then of what follows it.
+inline PrefetchStream stream_of(const Piece& piece, const char* panels, int64_t panel_bytes, int64_t p, int64_t distance, int64_t lines) {
+    PrefetchStream stream{panels + p * panel_bytes + distance, panels + piece.last_panel * panel_bytes, lines};
+    if (piece.next) {
+        stream.second = static_cast<const char*>(piece.next);
+        stream.second_end = std::min(stream.second + distance, static_cast<const char*>(piece.next_end));
+    }
+    return stream;
+}
+
 // Factors of PARTS bfloat16 each. Inputs are in blocks of 32: of each block first the high parts, then the low ones; in rows
 // as in panels. Rows are a whole number of blocks, zeros beyond the last input, and may be read up to a multiple of 32.
 template <int PARTS>
@@ -99,7 +109,7 @@ struct AmxFactors {
     static int64_t tile_rows(const Matrix&, int64_t) { return ROWS; }
 
     static int64_t num_units(const Matrix& matrix, const Piece& piece) {
-        return piece.num_panels() * (is_stream(matrix, piece) ? 1 : num_groups(matrix, piece));
+        return piece.num_panels() * num_groups(matrix, piece);
     }
 
     // As multiply_piece() of linear.h. A unit is a panel with a group of tiles.
@@ -113,10 +123,9 @@ struct AmxFactors {
         const char* panels = static_cast<const char*>(matrix.panels);
         // While one part is multiplied by the first group, the next one is prefetched; of a panel that is expanded, the next panel.
         const int64_t distance = depth * PANEL * static_cast<int64_t>(sizeof(Element));
-        const int64_t calls = std::min(group_tiles(matrix), piece.num_tiles()) * ceil_div(matrix.inputs, PARTS * DEPTH) * CALLS;
-        const int64_t lines = ceil_div(bytes, LINE * calls);
+        const int64_t lines = lines_of_call(matrix, std::min(group_tiles(matrix), piece.num_tiles()));
         int64_t p = piece.first_panel + units / groups, group = units % groups;
-        PrefetchStream ahead = stream_of(matrix, piece, p, distance, lines), nothing;
+        PrefetchStream ahead = stream_of(piece, panels, bytes, p, distance, lines), nothing;
         alignas(LINE) float sums[MOST_TILES * ROWS * PANEL];
         for (; p < piece.last_panel; ++p, group = 0) {
             const auto* panel = reinterpret_cast<const Element*>(panels + p * bytes);
@@ -242,7 +251,7 @@ struct AmxFactors {
 
 private:
     static constexpr int64_t LINE_ELEMENTS = LINE / sizeof(Element);
-    // Panels of a piece, also where they are more than fit its share of the second-level cache: a claim of fewer would cost too much.
+    // Panels of a piece, also where they are more than fit its share of the second-level cache: with fewer, many rows take longer.
     static constexpr int64_t LEAST_PANELS = 4;
     static constexpr int64_t CALLS = 4 * PARTS;  // of prefetch() in a step
     // Elements of each row that are multiplied by a panel before the next tile of rows: 40 KiB of the panel.
@@ -257,17 +266,9 @@ private:
     // Whether each panel is used once.
     static bool is_stream(const Matrix& matrix, const Piece& piece) { return piece.num_tiles() == 1 && !matrix.is_expanded(); }
 
-    // What is read from panel `p` on, `distance` bytes ahead: to the end of the piece, then of what follows it.
-    static PrefetchStream stream_of(const Matrix& matrix, const Piece& piece, int64_t p, int64_t distance, int64_t lines) {
-        const char* panels = static_cast<const char*>(matrix.panels);
-        const char *next = static_cast<const char*>(piece.next), *next_end = static_cast<const char*>(piece.next_end);
-        const int64_t bytes = panel_bytes<Element>(matrix);
-        PrefetchStream stream{panels + p * bytes + distance, panels + piece.last_panel * bytes, lines};
-        if (next) {
-            stream.second = next;
-            stream.second_end = std::min(next + distance, next_end);
-        }
-        return stream;
+    // Lines of a panel for each call of prefetch(), while so many tiles are multiplied by another one.
+    static int64_t lines_of_call(const Matrix& matrix, int64_t tiles) {
+        return ceil_div(panel_bytes<Element>(matrix), LINE * tiles * ceil_div(matrix.inputs, PARTS * DEPTH) * CALLS);
     }
 
     template <class F>
@@ -276,8 +277,7 @@ private:
         const char* panels = static_cast<const char*>(matrix.panels);
         const int64_t bytes = panel_bytes<Element>(matrix), row = piece.first_row, count = piece.last_row - row;
         int64_t p = piece.first_panel + units;
-        const int64_t calls = ceil_div(matrix.inputs, PARTS * DEPTH) * CALLS;
-        PrefetchStream ahead = stream_of(matrix, piece, p, PREFETCH_BYTES, ceil_div(bytes, LINE * calls));
+        PrefetchStream ahead = stream_of(piece, panels, bytes, p, PREFETCH_BYTES, lines_of_call(matrix, 1));
         alignas(LINE) float sums[ROWS * PANEL];
         for (; p < piece.last_panel; ++p) {
             multiply_panel<Kept::ROWS>(rows + row * stride, stride, reinterpret_cast<const Element*>(panels + p * bytes), matrix.inputs,

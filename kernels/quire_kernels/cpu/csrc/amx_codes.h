@@ -15,7 +15,6 @@ namespace quire {
 // Products of rows in codes, in vectors.
 struct VectorCodes {
     static int64_t tile_rows(const Matrix& matrix, int64_t num_rows) { return rows_of_tile<Code>(matrix, num_rows); }
-    static int64_t num_units(const Piece& piece) { return piece.num_panels() * piece.num_tiles(); }
 
     // As multiply_piece() of linear.h.
     template <class F>
@@ -41,7 +40,6 @@ struct AmxCodes {
     static int64_t tile_rows(const Matrix& matrix, int64_t num_rows) {
         return suit(matrix, num_rows) ? ROWS : VectorCodes::tile_rows(matrix, num_rows);
     }
-    static int64_t num_units(const Piece& piece) { return VectorCodes::num_units(piece); }
 
     template <class F>
     static bool multiply_piece(const Matrix& matrix, const Piece& piece, int64_t units, const Code* rows, int64_t stride,
@@ -53,7 +51,7 @@ struct AmxCodes {
         // While all tiles of a panel are multiplied, the lines of another one are prefetched.
         const int64_t lines = ceil_div(bytes / LINE, num_tiles * ceil_div(matrix.inputs, code_group_of(matrix)) * CALLS);
         PrefetchStream ahead{static_cast<const char*>(piece.next), static_cast<const char*>(piece.next_end), lines};
-        if (num_tiles == 1) ahead = {panels + p * bytes + PREFETCH_BYTES, panels + piece.last_panel * bytes + PREFETCH_BYTES, lines};
+        if (num_tiles == 1) ahead = stream_of(piece, panels, bytes, p, PREFETCH_BYTES, lines);
         for (int64_t row = piece.first_row + units / num_panels * ROWS; row < piece.last_row; row += ROWS, p = piece.first_panel)
             for (; p < piece.last_panel; ++p) {
                 alignas(LINE) float totals[ROWS * PANEL];

@@ -291,7 +291,7 @@ private:
                     const Group following = group_at(experts, i + 1);
                     set_next(piece, experts.down[following.expert], following, range, ranges);
                 }
-                const int64_t num_units = matrix.takes_codes() ? Codes::num_units(piece) : Product::num_units(matrix, piece);
+                const int64_t num_units = matrix.takes_codes() ? piece.num_units() : Product::num_units(matrix, piece);
                 if (units >= num_units) {
                     units -= num_units;
                     continue;

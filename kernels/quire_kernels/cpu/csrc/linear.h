@@ -189,7 +189,7 @@ inline void expand_panel(const Matrix& m, const void* panel, T* to) {
     for (int64_t i = 0, count = panel_bytes<T>(m); i < count; i += LANES) store_exact(to + i, floats_of(codes + i));
 }
 
-// A part of a product, which a thread computes in units: a panel with a tile of rows, or with several.
+// A part of a product, which a thread computes in units: a panel with a tile of rows each, or with several by AmxFactors.
 struct Piece {
     int64_t first_panel, last_panel, first_row, last_row;
     int64_t tile_rows;  // the last tile may have fewer
@@ -199,6 +199,7 @@ struct Piece {
 
     int64_t num_panels() const { return last_panel - first_panel; }
     int64_t num_tiles() const { return ceil_div(last_row - first_row, tile_rows); }
+    int64_t num_units() const { return num_panels() * num_tiles(); }
 };
 
 // The pieces of a product: `across` ranges of panels times `down` blocks of tiles of rows, of about the same size. A
@@ -367,7 +368,7 @@ struct VectorFactors {
     static int64_t scratch_size(int64_t inputs) { return expanded_size(inputs); }
     static void put(T* row, int64_t column, Floats v) { store_floats(row + column, v); }
     static int64_t tile_rows(const Matrix& matrix, int64_t num_rows) { return rows_of_tile<T>(matrix, num_rows); }
-    static int64_t num_units(const Matrix&, const Piece& piece) { return piece.num_panels() * piece.num_tiles(); }
+    static int64_t num_units(const Matrix&, const Piece& piece) { return piece.num_units(); }
 
     template <class F>
     static bool multiply_piece(const Matrix& matrix, const Piece& piece, int64_t units, const T* rows, int64_t stride,
