@@ -35,7 +35,7 @@ def cases_for(device: torch.device, *, dry_run: bool = False) -> Sequence[partia
         return gpu_table.CASES
     from benchmarks.kernels import cpu_table
 
-    return cpu_table.CASES
+    return cpu_table.cases()
 
 
 def main() -> int:

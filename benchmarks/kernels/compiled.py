@@ -9,6 +9,7 @@ from benchmarks.kernels.case import KernelCase, Run
 from benchmarks.kernels.device import Bound
 from benchmarks.kernels.pages import BLOCK_SIZE, Heads, PagedBatch
 from benchmarks.kernels.peers import attention_peers
+from quire_kernels.cpu.amx import amx_linear, has_amx, pack_for_amx
 from quire_kernels.cpu.attention import CacheLayer, attend
 from quire_kernels.cpu.attention import store as store_tokens
 from quire_kernels.cpu.library import load_library
@@ -55,18 +56,32 @@ def store(device: torch.device, heads: Heads, num_tokens: int) -> KernelCase:
     return KernelCase("compiled store", shape, Bound.MEMORY, 4 * keys.nbytes, run)
 
 
-def product(device: torch.device, num_rows: int, outputs: int, inputs: int, matrix_format: MatrixFormat) -> KernelCase:
-    """A product of rows and a weight."""
+def computes_by_amx() -> bool:
+    """Whether this processor has AMX."""
+    return has_amx(_thread_pool())
+
+
+def product(
+    device: torch.device,
+    num_rows: int,
+    outputs: int,
+    inputs: int,
+    matrix_format: MatrixFormat,
+    *,
+    by_amx: bool = False,
+) -> KernelCase:
+    """A product of rows and a weight, by vectors or by AMX."""
     rows = torch.randn(num_rows, inputs, device=device, dtype=torch.bfloat16)
     weight = torch.randn(outputs, inputs, device=device, dtype=torch.bfloat16) * inputs**-0.5
-    matrix = pack_matrix(_thread_pool(), weight, matrix_format=matrix_format)
+    pack, multiply = (pack_for_amx, amx_linear) if by_amx else (pack_matrix, compiled_linear)
+    matrix = pack(_thread_pool(), weight, matrix_format=matrix_format)
     peers: dict[str, Run] = {"torch, bfloat16": lambda: linear(rows, weight)}
     if matrix_format is not MatrixFormat.PLAIN:
         scales = weight.float().abs().amax(1) / 127
         codes = (weight.float() / scales[:, None]).round().to(torch.int8)
         peers["torch, int8"] = lambda: torch._weight_int8pack_mm(rows, codes, scales.to(torch.bfloat16))
-    run = partial(compiled_linear, _thread_pool(), rows, matrix)
-    shape = f"{num_rows} × {inputs} to {outputs}, {_FORMATS[matrix_format]}"
+    run = partial(multiply, _thread_pool(), rows, matrix)
+    shape = f"{num_rows} × {inputs} to {outputs}, {_FORMATS[matrix_format]}{' by AMX' if by_amx else ''}"
     if num_rows <= _FEW_ROWS:
         amount = matrix.panels.nbytes
         return KernelCase("compiled linear", shape, Bound.MEMORY, amount, run, peers)

@@ -29,6 +29,11 @@ _SCALES: Mapping[str, Mapping[int, float]] = {
 }
 
 
+def as_q4_k_m(name: str) -> str:
+    """The type of a matrix as llama.cpp makes Q4_K_M."""
+    return {"token_embd": "Q6_K", "attn_v": "Q6_K", "ffn_down": "Q6_K"}.get(name.rpartition(".")[2], "Q4_K")
+
+
 @dataclass(frozen=True, slots=True)
 class TinyGguf:
     """What a file has: `stored` is the type of a matrix by its name, `norms` that of all vectors."""
@@ -42,6 +47,7 @@ class TinyGguf:
     tied: bool = True
     num_experts: int = 0
     left_out: str = ""
+    context: int = 128
 
     @property
     def head_dim(self) -> int:
@@ -69,7 +75,7 @@ def write_tiny_gguf(path: Path, model: TinyGguf | None = None) -> Path:
     model = TinyGguf() if model is None else model
     writer = gguf.GGUFWriter(path, model.architecture)
     writer.add_block_count(model.layers)
-    writer.add_context_length(128)
+    writer.add_context_length(model.context)
     writer.add_embedding_length(model.hidden)
     writer.add_feed_forward_length(model.intermediate)
     writer.add_head_count(HEADS)

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import compiled
+from nibble_weights import bytes_of, weight_of, with_minimums
 from quire_kernels.cpu.amx import DEPTH, amx_linear, has_amx, pack_for_amx
-from quire_kernels.cpu.linear import MatrixFormat, PackedMatrix, linear, pack_nibbles
+from quire_kernels.cpu.linear import MatrixFormat, PackedMatrix, linear, pack_grouped_bytes, pack_nibbles
 from quire_kernels.cpu.nibbles import quantize_in_nibbles
 
 pytestmark = pytest.mark.skipif(not has_amx(compiled.thread_pool()), reason="needs AMX")
@@ -74,6 +75,27 @@ def test_products_in_8_bits_have_the_bits_of_those_without_tile_registers(rows: 
     x[:, 5] *= 100
     weight, bias = torch.randn(outputs, inputs).bfloat16(), torch.randn(outputs)
     matrix = pack_for_amx(pool, weight, bias, matrix_format=MatrixFormat.W8A8)
+    assert torch.equal(amx_linear(pool, x, matrix), linear(pool, x, matrix))
+
+
+@pytest.mark.parametrize("rows", [1, 12, 16, 17, 33, 64, 200])
+@pytest.mark.parametrize(("inputs", "outputs"), [(128, 97), (384, 64), (1536, 33), (200, 33)])
+@pytest.mark.parametrize("group", [16, 32, 64, 128])
+@pytest.mark.parametrize("minimums", [False, True], ids=["scales", "minimums"])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_products_in_groups_have_the_bits_of_those_without_tile_registers(
+    bits: int, group: int, rows: int, inputs: int, outputs: int, *, minimums: bool
+) -> None:
+    """Inputs that are no multiple of a group are computed without."""
+    torch.manual_seed(0)
+    pool, x = compiled.thread_pool(), torch.randn(rows, inputs).bfloat16()
+    x[:, 5] *= 100
+    if bits == 4:
+        nibbles = with_minimums(outputs, inputs, group) if minimums else weight_of(outputs, inputs, group)
+        matrix = pack_nibbles(pool, nibbles, matrix_format=MatrixFormat.W4A8, dtype=torch.bfloat16)
+    else:
+        weight = bytes_of(outputs, inputs, group, minimums=minimums)
+        matrix = pack_grouped_bytes(pool, weight, matrix_format=MatrixFormat.GROUPED_W8A8, dtype=torch.bfloat16)
     assert torch.equal(amx_linear(pool, x, matrix), linear(pool, x, matrix))
 
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
 #include "buffer.h"
@@ -23,6 +24,10 @@ struct CodeGroup {
     float scale;
     int32_t sum;
 };
+
+// Both in all lanes, by loads from memory: what comes from other registers takes an instruction each.
+inline Floats scale_of(const Code* group) { return splat(load<float>(group + offsetof(CodeGroup, scale))); }
+inline Ints sum_of(const Code* group) { return splat(load<int32_t>(group + offsetof(CodeGroup, sum))); }
 
 // The inputs of a group, of rows that a matrix is multiplied by.
 inline int64_t code_group_of(const Matrix& m) { return m.format == Format::W8A8 ? 128 : m.group; }

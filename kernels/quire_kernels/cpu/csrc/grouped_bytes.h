@@ -91,11 +91,10 @@ template <int M, int LINES, bool MINIMUMS>
     const Code* groups = code_groups(m, rows);
     for (int i = 0; i < M * PANEL; i += LANES) store(totals + i, Floats{});
     for (int64_t first = 0; first < m.inputs; first += m.group, panel += group_bytes, groups += sizeof(CodeGroup)) {
-        const auto group = [&](int i) { return load<CodeGroup>(groups + i * stride); };
         const uint8_t* words = panel + HEAD;
         const Code* codes = rows + first;
         Ints sums[M][2];
-        for (int i = 0; i < M; ++i) sums[i][0] = sums[i][1] = splat(-CODE_OFFSET * group(i).sum);
+        for (int i = 0; i < M; ++i) sums[i][0] = sums[i][1] = -CODE_OFFSET * sum_of(groups + i * stride);
         const int64_t steps = ceil_div(std::min(m.group, m.inputs - first), BYTES_IN_WORD);
         for (int64_t k = 0; k < steps; ++k, words += 2 * LINE, codes += BYTES_IN_WORD, next += LINES * LINE) {
             const Words left = load<Words>(words), right = load<Words>(words + LINE);
@@ -114,13 +113,12 @@ template <int M, int LINES, bool MINIMUMS>
             const auto* head = reinterpret_cast<const uint16_t*>(panel) + side * LANES;
             const Floats scale = load_float16(head);
             for (int i = 0; i < M; ++i) {
-                const CodeGroup row = group(i);
+                const Code* row = groups + i * stride;
                 float* total = totals + i * PANEL + side * LANES;
                 if constexpr (MINIMUMS)
-                    add_with_minimum(total, sums[i][side], scale, load_float16(head + PANEL), static_cast<float>(row.sum),
-                                     row.scale);
+                    add_with_minimum(total, sums[i][side], scale, load_float16(head + PANEL), to_floats(sum_of(row)), scale_of(row));
                 else
-                    add_scaled(total, sums[i][side], scale, row.scale);
+                    add_scaled(total, sums[i][side], scale, scale_of(row));
             }
         }
     }

@@ -119,7 +119,8 @@ inline void store(void* p, Pair<V> v) {
 // The two halves may be apart.
 inline Words load_words(const void* low, const void* high) { return {load<EightWords>(low), load<EightWords>(high)}; }
 
-inline Floats splat(float x) { return {EightFloats{} + x, EightFloats{} + x}; }
+// Zero is subtracted and not added, which would not be left out: it changes the sign of a negative zero.
+inline Floats splat(float x) { return {x - EightFloats{}, x - EightFloats{}}; }
 inline Words splat(uint32_t x) { return {EightWords{} + x, EightWords{} + x}; }
 inline Ints splat(int32_t x) { return {EightInts{} + x, EightInts{} + x}; }
 
@@ -196,7 +197,8 @@ inline Words load_words(const void* low, const void* high) {
     std::memcpy(reinterpret_cast<char*>(&both) + sizeof both / 2, high, sizeof both / 2);
     return both;
 }
-inline Floats splat(float x) { return Floats{} + x; }
+// Zero is subtracted and not added, which would not be left out: it changes the sign of a negative zero.
+inline Floats splat(float x) { return x - Floats{}; }
 inline Words splat(uint32_t x) { return Words{} + x; }
 inline Ints splat(int32_t x) { return Ints{} + x; }
 inline Floats to_floats(Ints v) { return __builtin_convertvector(v, Floats); }

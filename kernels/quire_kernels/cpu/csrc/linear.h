@@ -96,9 +96,8 @@ template <int M, int LINES>
     for (int i = 0; i < M * PANEL; i += LANES) store(totals + i, Floats{});
     const Code* groups = code_groups(m, rows);
     for (int64_t first = 0; first < m.inputs; first += size, groups += sizeof(CodeGroup)) {
-        const auto group = [&](int i) { return load<CodeGroup>(groups + i * stride); };
         Ints sums[M][2];
-        for (int i = 0; i < M; ++i) sums[i][0] = sums[i][1] = splat(-CODE_OFFSET * group(i).sum);
+        for (int i = 0; i < M; ++i) sums[i][0] = sums[i][1] = -CODE_OFFSET * sum_of(groups + i * stride);
         const Code* codes = rows + first;
         const int64_t steps = ceil_div(std::min(size, m.inputs - first), V);
         for (int64_t k = 0; k < steps; ++k, panel += PANEL * V, codes += V, next += LINES * LINE) {
@@ -112,7 +111,7 @@ template <int M, int LINES>
             }
         }
         for (int i = 0; i < M; ++i)
-            for (int side = 0; side < 2; ++side) add_scaled(totals + i * PANEL + side * LANES, sums[i][side], group(i).scale);
+            for (int side = 0; side < 2; ++side) add_scaled(totals + i * PANEL + side * LANES, sums[i][side], scale_of(groups + i * stride));
     }
 }
 

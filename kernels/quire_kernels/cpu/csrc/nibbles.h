@@ -168,13 +168,13 @@ template <int M, int LINES, bool MINIMUMS>
             const auto* head = reinterpret_cast<const uint16_t*>(panel) + side * LANES;
             const Floats scale = load_float16(head), zero = load_float16(head + PANEL);
             for (int i = 0; i < M; ++i) {
-                CodeGroup row;
-                std::memcpy(&row, groups + i * stride, sizeof row);
+                const Code* row = groups + i * stride;
+                const Floats sum = to_floats(sum_of(row));
                 float* total = totals + i * PANEL + side * LANES;
                 if constexpr (MINIMUMS)
-                    add_with_minimum(total, sums[i][side], scale, zero, static_cast<float>(row.sum), row.scale);
+                    add_with_minimum(total, sums[i][side], scale, zero, sum, scale_of(row));
                 else
-                    add_scaled(total, sums[i][side], zero, static_cast<float>(row.sum), scale, row.scale);
+                    add_scaled(total, sums[i][side], zero, sum, scale, scale_of(row));
             }
         }
     }

@@ -192,22 +192,22 @@ inline Ints multiply_nibbles(Words a, Words b, Ints sums) {
 }
 
 // totals += (sums - zero * sum) * scale * factor
-inline void add_scaled(float* totals, Ints sums, Floats zero, float sum, Floats scale, float factor) {
-    const Floats steps = multiply_add(-zero, splat(sum), to_floats(sums));
-    store(totals, multiply_add(steps * scale, splat(factor), load_floats(totals)));
+inline void add_scaled(float* totals, Ints sums, Floats zero, Floats sum, Floats scale, Floats factor) {
+    const Floats steps = multiply_add(-zero, sum, to_floats(sums));
+    store(totals, multiply_add(steps * scale, factor, load_floats(totals)));
 }
 // totals += (sums * scale + minimum * sum) * factor
-inline void add_with_minimum(float* totals, Ints sums, Floats scale, Floats minimum, float sum, float factor) {
+inline void add_with_minimum(float* totals, Ints sums, Floats scale, Floats minimum, Floats sum, Floats factor) {
     const Floats numbers = multiply_add(to_floats(sums), scale, minimum * sum);
-    store(totals, multiply_add(numbers, splat(factor), load_floats(totals)));
+    store(totals, multiply_add(numbers, factor, load_floats(totals)));
 }
 // totals += sums * scale * factor
-inline void add_scaled(float* totals, Ints sums, Floats scale, float factor) {
-    store(totals, multiply_add(to_floats(sums) * scale, splat(factor), load_floats(totals)));
+inline void add_scaled(float* totals, Ints sums, Floats scale, Floats factor) {
+    store(totals, multiply_add(to_floats(sums) * scale, factor, load_floats(totals)));
 }
 // totals += sums * factor
-inline void add_scaled(float* totals, Ints sums, float factor) {
-    store(totals, multiply_add(to_floats(sums), splat(factor), load_floats(totals)));
+inline void add_scaled(float* totals, Ints sums, Floats factor) {
+    store(totals, multiply_add(to_floats(sums), factor, load_floats(totals)));
 }
 
 // Rows become columns: each time, the bits of a word's row and column are rotated by one.

@@ -19,9 +19,11 @@ import worker_svc.model.compiled_model
 from llama_models import SIZES, VARIANTS, VOCAB
 from quire_kernels.cpu.amx import has_amx
 from quire_kernels.cpu.linear import MatrixFormat
+from tiny_gguf import TinyGguf, as_q4_k_m, write_tiny_gguf
 from worker_svc.attention import CompiledKernels
 from worker_svc.batch import SequenceChunk, make_batch
 from worker_svc.cache import CacheShape
+from worker_svc.gguf_conversion import GgufConversion
 from worker_svc.model.architecture import describe
 from worker_svc.model.compiled_model import load_compiled_model
 from worker_svc.model.config import read_config
@@ -99,14 +101,39 @@ class Computation:
 Make = Callable[[int], Computation]
 
 
-@pytest.fixture(params=[f"{config}-{kind}" for config in CONFIGS for kind in ARITHMETICS])
-def make(request: pytest.FixtureRequest, save_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Make:
+# Files of GGUF, whose blocks keep their codes, and the arithmetics that these have
+GGUF_TYPES: dict[str, Callable[[str], str]] = {
+    "gguf Q4_K_M": as_q4_k_m,
+    "gguf Q8_0": lambda _: "Q8_0",
+    "gguf Q4_1": lambda _: "Q4_1",
+}
+GGUF_ARITHMETICS = ("w8a8", "w4a16", "w4a8", "amx+w8a8", "amx+w4a16", "amx+w4a8")
+
+
+def _converted(folder: Path, stored: Callable[[str], str]) -> Path:
+    model = TinyGguf(hidden=256, intermediate=256, stored=stored, context=max(map(len, SEQUENCES)))
+    file = write_tiny_gguf(folder / "tiny.gguf", model)
+    directory = folder / "blocks"
+    directory.mkdir()
+    GgufConversion(file, directory, print).run(keeps_blocks=True)
+    return directory
+
+
+@pytest.fixture(
+    params=[
+        *(f"{config}-{kind}" for config in CONFIGS for kind in ARITHMETICS),
+        *(f"{file}-{kind}" for file in GGUF_TYPES for kind in GGUF_ARITHMETICS),
+    ]
+)
+def make(
+    request: pytest.FixtureRequest, save_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Make:
     config, _, kind = request.param.partition("-")
     dtype, weights, use_amx = ARITHMETICS[kind]
     if use_amx and not has_amx(compiled.thread_pool()):
         pytest.skip("needs AMX")
     monkeypatch.setattr(worker_svc.model.compiled_model, "has_amx", lambda _: use_amx)
-    directory = save_model(CONFIGS[config]())
+    directory = save_model(CONFIGS[config]()) if config in CONFIGS else _converted(tmp_path, GGUF_TYPES[config])
     return lambda num_threads: Computation(directory, dtype, weights, num_threads)
 
 

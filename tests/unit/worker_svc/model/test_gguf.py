@@ -16,7 +16,7 @@ import compiled
 import llama_models
 from quire_kernels.cpu.linear import MatrixFormat, PackedMatrix, linear
 from runner_driver import Driver, make_runner
-from tiny_gguf import TOKENS, TinyGguf, random_blocks, write_tiny_gguf
+from tiny_gguf import TOKENS, TinyGguf, as_q4_k_m, random_blocks, write_tiny_gguf
 from worker_svc.attention import CompiledKernels
 from worker_svc.gguf_conversion import GgufConversion
 from worker_svc.model.architecture import describe
@@ -155,14 +155,9 @@ def test_a_model_is_computed_with_its_own_codes(name: str, asked: MatrixFormat, 
     _assert_held(built.head, meant["model.embed_tokens.weight"], spread)
 
 
-def _medium(name: str) -> str:
-    """As llama.cpp makes Q4_K_M."""
-    return {"token_embd": "Q6_K", "attn_v": "Q6_K", "ffn_down": "Q6_K"}.get(name.rpartition(".")[2], "Q4_K")
-
-
 def _mixed(name: str) -> str:
-    """The same with other types beside them."""
-    return {"ffn_down": "Q5_1", "ffn_up": "F16", "attn_output": "F32"}.get(name.rpartition(".")[2], _medium(name))
+    """The types of Q4_K_M with others beside them."""
+    return {"ffn_down": "Q5_1", "ffn_up": "F16", "attn_output": "F32"}.get(name.rpartition(".")[2], as_q4_k_m(name))
 
 
 def test_types_may_be_mixed(convert: Convert) -> None:
@@ -194,7 +189,7 @@ def _tokens(directory: Path, dtype: torch.dtype, **options: Any) -> list[list[in
 @pytest.mark.parametrize("stored", [*TYPES, "Q4_K_M"])
 def test_tokens_are_those_of_the_dequantized_model(stored: str, convert: Convert) -> None:
     """With scales of 11 bits, and activations in 8 bits, one or two near choices may be others."""
-    blocks, dense = convert(_medium if stored == "Q4_K_M" else lambda _: stored)
+    blocks, dense = convert(as_q4_k_m if stored == "Q4_K_M" else lambda _: stored)
     expected = _tokens(dense, torch.float32)
     assert _tokens(blocks, torch.float32) == expected, "dequantized when it is read"
     kept = _tokens(blocks, torch.float32, weights=MatrixFormat.W4A16)
