@@ -1,4 +1,5 @@
-"""Attention over the paged KV cache: by Triton kernels, or on a CPU by compiled kernels or torch.
+"""Attention over the paged KV cache on a CPU, by compiled kernels or torch; that of a GPU is in
+`worker_svc.gpu.device_attention`.
 
 A backend lays out a step once (`plan`). The result stores and attends in each layer.
 """
@@ -6,7 +7,7 @@ A backend lays out a step once (`plan`). The result stores and attends in each l
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -58,58 +59,20 @@ class AttentionBackend(Protocol):
 
 
 def make_attention(kernels: Kernels, cache: KVCache, layers: Sequence[LayerAttention]) -> AttentionBackend:
-    """A backend over a cache of these layers. Only Triton supports a cache in 8 bits.
+    """A backend over a cache of these layers on a CPU, which is not in 8 bits.
 
     If the compiled kernels do not support the cache's shape, torch is used.
     """
     if len(layers) != cache.num_layers:
         raise ValueError(f"layers: must be those of the cache, {cache.num_layers}, not {len(layers)}")
     if kernels is AttentionKind.TRITON:
-        return TritonAttention(cache, layers)
+        raise ValueError("kernels: must not be Triton's, whose attention is in worker_svc.gpu.device_attention")
     if cache.scales is not None:
         raise ValueError("cache: must not be in 8 bits where the kernels are not Triton's")
     unsupported_reason = check_compiled_support(cache.head_dim, cache.block_size, cache.values.dtype)
     if isinstance(kernels, CompiledKernels) and unsupported_reason is None:
         return CompiledAttention(cache, layers, kernels.thread_pool)
     return TorchAttention(cache, layers)
-
-
-class TritonAttention:
-    """The Triton kernels. On CPU tensors they run in Triton's interpreter (TRITON_INTERPRET=1), for tests."""
-
-    def __init__(self, cache: KVCache, layers: Sequence[LayerAttention]) -> None:
-        from quire_kernels.paged_attention import paged_attention
-        from quire_kernels.store_kv import store_kv
-
-        self._attend, self._store = paged_attention, store_kv
-        self._caches = [cache.layer(layer) for layer in range(cache.num_layers)]
-        self._layers, self._device = layers, cache.device
-
-    def plan(self, batch: Batch) -> StepAttention:
-        slots = torch.from_numpy(batch.slots).to(self._device)
-        block_tables = torch.from_numpy(batch.block_tables).to(self._device)
-        query_starts = torch.from_numpy(batch.query_starts).to(self._device)
-        context_lens = torch.from_numpy(batch.context_lens).to(self._device)
-
-        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            cache, how = self._caches[layer], self._layers[layer]
-            scales: dict[str, Any] = {"key_scales": cache.key_scales, "value_scales": cache.value_scales}
-            self._store(key, value, cache.keys, cache.values, slots, **scales)
-            return self._attend(
-                query,
-                cache.keys,
-                cache.values,
-                block_tables,
-                query_starts,
-                context_lens,
-                batch.max_query_len,
-                how.scale,
-                window=how.window,
-                soft_cap=how.soft_cap,
-                **scales,
-            )
-
-        return attend
 
 
 class TorchAttention:

@@ -121,7 +121,7 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
         model_description = replace(model_description, context_length=limit)
     kernels = _kernels(settings, model_description, dtype, device, report)
     check_attention_backend(settings.attention_backend, device)
-    native = _native(model_description, kernels, device, report)
+    native = _native(model_description, kernels, report)
     arithmetic = _arithmetic(settings, kernels, native, device) if settings.deterministic else ""
     cache_dtype = choose_cache_dtype(settings.kv_cache_dtype, kernels, dtype, device)
     in_8_bits = cache_dtype if cache_dtype.itemsize == 1 else None
@@ -302,12 +302,12 @@ def _kernels(
 
 
 def _native(
-    model_description: ModelDescription | None, kernels: Kernels, device: torch.device, report: Callable[[str], None]
+    model_description: ModelDescription | None, kernels: Kernels, report: Callable[[str], None]
 ) -> ModelDescription | None:
     """The model's description, if the backend of these kernels supports it."""
     if model_description is None:
         return None
-    refused = unsupported_natively(model_description, kernels, device)
+    refused = unsupported_natively(model_description, kernels)
     if refused is not None:
         report(f"transformers' modules compute the model, slower than Quire's kernels: these do not support {refused}")
         return None

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from worker_svc.step import SamplingParams
@@ -12,7 +13,8 @@ class LogitFilter(Protocol):
     """Drops tokens by a sampling parameter other than top-k, top-p and min-p.
 
     It receives the logits after bias, penalties and the filters before it, in the order of their names, and before
-    temperature. It works on tensors of any device and so serves every backend.
+    temperature. It works on tensors of any device and so serves every backend. It should not wait for a device: values
+    of the host get there by `column` and `to_device`.
     """
 
     def applies(self, params: SamplingParams) -> bool:
@@ -29,4 +31,10 @@ class LogitFilter(Protocol):
 
 def column(values: Sequence[float], like: Tensor) -> Tensor:
     """A value for each row of logits: [rows, 1]."""
-    return like.new_tensor(values)[:, None]
+    return to_device(values, like.dtype, like.device)[:, None]
+
+
+def to_device(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The values on a device. The host does not wait until they are there."""
+    tensor = torch.tensor(values, dtype=dtype)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

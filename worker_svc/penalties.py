@@ -15,6 +15,7 @@ from torch import Tensor
 
 from worker_svc.bad_words import bad_words_of
 from worker_svc.int_list import IntList
+from worker_svc.logit_filter import to_device
 from worker_svc.logit_filters import FILTERS, filters_of
 from worker_svc.step import SamplingParams
 
@@ -160,7 +161,7 @@ def filter_logits(
     for one in FILTERS if filtered else ():
         chosen = [(row, params) for row, params in filtered if one.applies(params)]
         if chosen:
-            rows = torch.tensor([row for row, _ in chosen], device=logits.device)
+            rows = to_device([row for row, _ in chosen], torch.int64, logits.device)
             before = logits.index_select(0, rows)
             part = before.clone()
             one(part, [params for _, params in chosen])

@@ -47,7 +47,7 @@ class WorkerSettings(InnerSettings):
     )
     attention_backend: str = Field(
         "triton",
-        description="attention of natively computed models on a GPU: triton, which are Quire's kernels, or the name of "
+        description="attention on a GPU: triton, which are Quire's kernels, or the name of "
         "an entry point quire.attention_backends of an installed package",
     )
     kernel_cache_dir: Annotated[Path | None, BeforeValidator(lambda path: path or None)] = Field(

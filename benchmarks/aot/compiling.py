@@ -137,6 +137,8 @@ def faults(
     if kernel.multiplies and target.is_nvidia and not figures.num_async_copies:
         wrong.append("has no asynchronous copies")
     row = table.get(kernel.key, {})
+    if figures.num_narrow_loads > row.get("num_narrow_loads", 0) and (row or kernel.multiplies):
+        wrong.append(f"has {figures.num_narrow_loads} loads of 16 bits or fewer from global memory")
     if of_all and not row and any(name == target.name for name, _, _ in table):
         wrong.append("has no row in the table, with which it would be compared: --update writes one")
     if (usual := row.get("spill_bytes")) is not None and figures.spill_bytes > usual:

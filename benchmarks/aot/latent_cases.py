@@ -24,9 +24,10 @@ from benchmarks.aot.case import (
 from quire_kernels.choose_experts import Groups, choose_experts
 from quire_kernels.decode_plan import DecodePlan
 from quire_kernels.head_linear import head_linear
-from quire_kernels.latent_attention import latent_attention
+from quire_kernels.latent_attention import latent_attention, latent_queries_per_tile
 from quire_kernels.latent_decode import latent_decode, latent_splits
 from quire_kernels.latent_store import latent_store
+from quire_kernels.prefill_tiles import PrefillTiles, most_tiles
 from quire_kernels.row_norm import RowNorm
 from worker_svc.cache import CacheShape, LayerCache
 
@@ -48,7 +49,10 @@ def _attention(num_heads: int, dtype: torch.dtype, kv: torch.dtype, block_size: 
     contexts = empty(num_seqs, dtype=torch.int32)
     if not is_decode:
         starts = empty(num_seqs + 1, dtype=torch.int32)
-        latent_attention(query, cache.keys, tables, starts, contexts, _RANK, 0.1, key_scales=cache.key_scales)
+        queries = latent_queries_per_tile(num_heads, _RANK, _ROTATED, dtype, kv, META)
+        num_tiles = most_tiles(num_seqs * width, num_seqs, queries)
+        tiles, scales = PrefillTiles(queries, empty(num_tiles, 2, dtype=torch.int32)), cache.key_scales
+        latent_attention(query, cache.keys, tables, starts, contexts, _RANK, 0.1, key_scales=scales, tiles=tiles)
         return
     splits = latent_splits(num_heads, _RANK, _ROTATED, dtype, kv, META)
     plan = DecodePlan.make(splits, np.full(num_seqs, CONTEXT_LENGTH, np.int32), META)

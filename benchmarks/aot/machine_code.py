@@ -23,13 +23,18 @@ _SASS_MATRIX = re.compile(r"\b(?:[HIQ]G?MMA|OMMA|UTC[HIQO]MMA)\b")
 _GCN_MATRIX = re.compile(r"^v_(?:mfma|smfmac)_")
 # Copies from global to shared memory that a thread does not wait for.
 _SASS_ASYNC = re.compile(r"\b(?:LDGSTS|UTMALDG|UBLKCP)\b")
+# Loads of 16 bits or fewer from global memory: rows of numbers in 16 bits have none where their alignment is known.
+_SASS_NARROW = re.compile(r"\bLDG\.\S*[US](?:8|16)\b")
+_GCN_NARROW = re.compile(
+    r"^(?:global|flat|buffer)_load_(?:[us]byte|[us]short|short_d16|[us]byte_d16|[ui](?:8|16)|d16_)"
+)
 _GCN_ASYNC = re.compile(r"^(?:global_load_lds|buffer_load\w*.*\blds\b)")
 
 
 @dataclass(frozen=True)
 class Figures:
     """Registers and spilled bytes are of one thread, shared bytes of one program. `num_loop_instructions` counts the
-    instructions of innermost loops.
+    instructions of innermost loops, `num_narrow_loads` loads of 16 bits or fewer from global memory.
     """
 
     num_registers: int
@@ -38,6 +43,7 @@ class Figures:
     num_matrix_instructions: int
     num_async_copies: int
     num_loop_instructions: int
+    num_narrow_loads: int
 
 
 def figures_of(kernel: Any) -> Figures:
@@ -50,13 +56,13 @@ def figures_of(kernel: Any) -> Figures:
             code, labels = _parse(_output("nvdisasm", "-c", file.name), _SASS_LABEL, _SASS_INSTRUCTION)
         registers = _number(r"\bREG:(\d+)", usage)
         spill = _spilled(_number(r"\bSTACK:(\d+)", usage), kernel.asm["ptx"])
-        matrix, copies, branch = _SASS_MATRIX, _SASS_ASYNC, _SASS_BRANCH
+        matrix, copies, branch, narrow = _SASS_MATRIX, _SASS_ASYNC, _SASS_BRANCH, _SASS_NARROW
     else:
         assembly = kernel.asm["amdgcn"]
         code, labels = _parse(assembly, _GCN_LABEL, _GCN_INSTRUCTION)
         registers = _number(r"\.vgpr_count:\s+(\d+)", assembly)
         spill = 4 * _number(r"\.vgpr_spill_count:\s+(\d+)", assembly)
-        matrix, copies, branch = _GCN_MATRIX, _GCN_ASYNC, _GCN_BRANCH
+        matrix, copies, branch, narrow = _GCN_MATRIX, _GCN_ASYNC, _GCN_BRANCH, _GCN_NARROW
     return Figures(
         registers,
         spill,
@@ -64,6 +70,7 @@ def figures_of(kernel: Any) -> Figures:
         sum(matrix.search(line) is not None for line in code),
         sum(copies.search(line) is not None for line in code),
         sum(end - begin for begin, end in _innermost_loops(code, labels, branch)),
+        sum(narrow.search(line) is not None for line in code),
     )
 
 

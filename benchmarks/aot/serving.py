@@ -5,16 +5,16 @@
 
 Start-up and then random steps run as they would on an H200, but a launch is only recorded. Fails with status 1 if a
 launch after the start-up needs a kernel that none before it needed; the kernels are printed. `all` are all registered
-families of decoders, and encoders.
+families: decoders, also where they compute embeddings, and encoders.
 """
 
 import argparse
 import json
 import os
-import random
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,6 +27,7 @@ from benchmarks.aot.encoding import compiled_while_encoding
 from benchmarks.aot.families import encoder_descriptions, family_configs
 from benchmarks.aot.launches import Launches
 from benchmarks.aot.targets import TARGETS, intercepted_launches
+from benchmarks.aot.traffic import RandomDrafter, RandomTraffic, letter_grammars
 from benchmarks.gpu.random_model import LLAMA_8B, MetaCheckpoint
 from quire_kernels.block_copy import block_copy
 from worker_svc.cache import CacheShape
@@ -36,17 +37,12 @@ from worker_svc.gpu import executor as gpu_executor
 from worker_svc.gpu.staging import Staging, StagingBuffer
 from worker_svc.model.architecture import describe
 from worker_svc.model.config import read_config
+from worker_svc.model.description import ModelDescription
+from worker_svc.model.triton_encoder import TritonEncoder
 from worker_svc.model.triton_model import TritonModel
+from worker_svc.model.triton_states import TritonStates
 from worker_svc.runner import Runner
-from worker_svc.step import (
-    BlockPairs,
-    Direction,
-    NewSequence,
-    SamplingParams,
-    ScheduledSequence,
-    Step,
-    SwapResult,
-)
+from worker_svc.step import BlockPairs, Direction, SwapResult
 from worker_svc.warm_up import measure_prefill, run_largest_step, warm_up
 
 _META = torch.device("meta")
@@ -102,7 +98,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 ALL = "all"
 _CACHE_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
-_PROMPTS, _LONGEST_OUTPUT = (1, 2, 3, 15, 16, 17, 100, 600, 1000, 3000), 400
+_MAX_DRAFT_TOKENS = 4
 
 
 class _MetaStaging(Staging):
@@ -136,70 +132,13 @@ class _MetaCopier:
         pass
 
 
-class RandomTraffic:
-    """Random steps: prompts in chunks of any size, decodes beside them, all kinds of sampling."""
-
-    def __init__(self, limits: WorkerLimits, seed: int) -> None:
-        self._limits, self._random = limits, random.Random(seed)
-        self._lengths: dict[int, tuple[int, int]] = {}  # computed tokens, and those of the prompt
-        self._ends: dict[int, int] = {}
-        self._blocks: dict[int, list[int]] = {}
-        self._free = list(range(limits.num_blocks))
-        self._next_id = 0
-
-    def step(self) -> Step:
-        """The next step; it may be empty."""
-        chosen, finished, scheduled, new = self._random, self._finish(), [], []
-        left, longest = self._limits.max_step_tokens, self._limits.context_length
-        running = list(self._lengths)
-        chosen.shuffle(running)
-        for sequence_id in running if chosen.random() < 0.6 else running[: chosen.randint(0, len(running))]:
-            computed, prompt = self._lengths[sequence_id]
-            size = 1 if computed >= prompt else chosen.choice((1, 2, 15, 16, 17, 100, 512, 2048))
-            if num_tokens := min(size, max(1, prompt - computed), left):
-                scheduled.append(self._schedule(sequence_id, num_tokens))
-                left -= num_tokens
-        while left and len(self._lengths) < self._limits.max_sequences and chosen.random() < 0.5:
-            prompt = chosen.choice([length for length in _PROMPTS if length + _LONGEST_OUTPUT <= longest])
-            sequence_id, self._next_id = self._next_id, self._next_id + 1
-            new.append(NewSequence(sequence_id, [3] * prompt, prompt, 0, self._sampling()))
-            self._lengths[sequence_id], self._blocks[sequence_id] = (0, prompt), []
-            self._ends[sequence_id] = prompt + chosen.randint(5, _LONGEST_OUTPUT)
-            num_tokens = min(prompt, left, chosen.choice((1, 16, 300, 2048)))
-            scheduled.append(self._schedule(sequence_id, num_tokens))
-            left -= num_tokens
-        return Step(finished, new, scheduled)
-
-    def _schedule(self, sequence_id: int, num_tokens: int) -> ScheduledSequence:
-        computed, prompt = self._lengths[sequence_id]
-        self._lengths[sequence_id] = computed + num_tokens, prompt
-        blocks = self._blocks[sequence_id]
-        num_needed = -(-(computed + num_tokens) // self._limits.block_size) - len(blocks)
-        added = [self._free.pop() for _ in range(num_needed)]
-        blocks += added
-        return ScheduledSequence(sequence_id, computed, num_tokens, added)
-
-    def _finish(self) -> list[int]:
-        finished = [one for one, (computed, _) in self._lengths.items() if computed >= self._ends[one]]
-        for sequence_id in finished:
-            del self._lengths[sequence_id], self._ends[sequence_id]
-            self._free += self._blocks.pop(sequence_id)
-        return finished
-
-    def _sampling(self) -> SamplingParams:
-        choice = self._random.choice
-        return SamplingParams(
-            temperature=choice((0.0, 1.0)),
-            top_p=choice((1.0, 0.9)),
-            top_k=choice((0, 1, 40)),
-            min_p=choice((0.0, 0.05)),
-            repetition_penalty=choice((1.0, 1.1)),
-            logprobs=choice((None, None, None, 0, 1, 5, 20)),
-            min_tokens=choice((0, 3)),
-            suppressed_token_ids=(1, 2),
-            logit_bias=dict.fromkeys(range(choice((0, 0, 1, 300, 1500))), 1.0),
-            seed=self._random.getrandbits(63),
-        )
+def _describe(raw_config: dict[str, Any]) -> ModelDescription:
+    with TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(raw_config))
+        description = describe(read_config(Path(folder)))
+    if description is None:
+        raise ValueError("the native modules do not compute this model")
+    return description
 
 
 def compiled_while_serving(
@@ -211,12 +150,8 @@ def compiled_while_serving(
     cuda_graphs: bool = True,
 ) -> tuple[int, list[tuple[str, ...]]]:
     """How many launches the steps made, and the kernels among them that no launch of the start-up needed."""
-    with TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(raw_config))
-        description = describe(read_config(Path(folder)))
-    if description is None:
-        raise ValueError("the native modules do not compute this model")
-    launches = Launches()
+    description = _describe(raw_config)
+    launches, grammars = Launches(), letter_grammars(description.vocab_size)
     with (
         torch.inference_mode(),
         patch.object(gpu_executor, "Staging", _MetaStaging),
@@ -228,10 +163,12 @@ def compiled_while_serving(
         def make_runner(limits: WorkerLimits) -> Runner:
             cache = shape.allocate(limits.num_blocks, _META)
             executor = model.executor(cache, limits, CudaGraphOptions(cuda_graphs))
-            return Runner(executor, limits, _MetaCopier(cache.blocks))
+            return Runner(executor, limits, _MetaCopier(cache.blocks), lambda: RandomDrafter(seed=1), grammars)
 
         layout = model.layout
-        limits = WorkerLimits(layout.vocab_size, layout.context_length, 16, 40_000, 2048, 64)
+        limits = WorkerLimits(
+            layout.vocab_size, layout.context_length, 16, 40_000, 2048, 64, max_draft_tokens=_MAX_DRAFT_TOKENS
+        )
         run_largest_step(limits, make_runner)
         runner = make_runner(limits)
         warm_up(runner)
@@ -240,11 +177,7 @@ def compiled_while_serving(
         num_before = launches.num_launches
         traffic = RandomTraffic(limits, seed=1)
         for _ in range(num_steps):
-            step = traffic.step()
-            outcome = runner.step(step)
-            for result in outcome.sequences:
-                if result.failure is not None:
-                    raise RuntimeError(f"a step failed: {result.failure}")
+            traffic.note(runner.step(traffic.step()))
         return launches.num_launches - num_before, launches.take_new()
 
 
@@ -273,8 +206,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     cuda_graphs=not options.no_graphs,
                 ),
             )
-        for name, description in encoder_descriptions(MODELS).items() if options.model == ALL else ():
-            yield name, *compiled_while_encoding(description, options.steps, deterministic=options.deterministic)
+        if options.model != ALL:
+            return
+        how = {"deterministic": options.deterministic}
+        for name, raw_config in models.items():
+            decoder = _describe(raw_config)
+            make_states = partial(TritonStates, decoder, MetaCheckpoint(), **how)
+            yield f"{name}, embeddings", *compiled_while_encoding(make_states, decoder.context_length, options.steps)
+        for name, description in encoder_descriptions(MODELS).items():
+            make_encoder = partial(TritonEncoder, description, MetaCheckpoint(), **how)
+            yield name, *compiled_while_encoding(make_encoder, description.context_length, options.steps)
 
     for name, num_launches, new in results():
         for kernel in new:

@@ -75,7 +75,7 @@ TARGETS = {
         _nvidia(100, 148, 227, 152),  # B200
         _nvidia(120, 170, 99, 40),  # RTX 5090
         # MI300X; the limit is that of latent attention in float32 over codes of 8 bits
-        Target("gfx942", GPUTarget("hip", "gfx942", 64), 304, 64 * _KIB, 1516),
+        Target("gfx942", GPUTarget("hip", "gfx942", 64), 304, 64 * _KIB, 836),
     )
 }
 

@@ -1,4 +1,4 @@
-"""Compares attention, sampling and some ops with references, and tokens by CUDA graphs with transformers' own.
+"""Compares every op with a reference, and tokens by CUDA graphs with those of transformers.
 
     python -m benchmarks.gpu.correct [--dry-run] [--output FILE]
 
@@ -145,7 +145,7 @@ def _token_difference(device: torch.device, small: bool) -> float:
         directory = default or llama_models.save_model(Path(folder), llama_models.VARIANTS["llama"]())
         torch.backends.cuda.matmul.allow_tf32 = False
         runner = make_runner(
-            directory, "fused", device=device.type, cuda_graphs=True, max_sequences=len(prompts), num_blocks=256
+            directory, "triton", device=device.type, cuda_graphs=True, max_sequences=len(prompts), num_blocks=256
         )
         found = Driver(runner, chunk=8, ahead=1).generate(prompts, num_tokens)
         expected = llama_models.generate(directory, prompts, num_tokens, device.type)
@@ -162,7 +162,10 @@ def _default_model() -> Path | None:
 
 
 def _op_checks(device: torch.device, small: bool) -> Iterator[Check]:
-    """Ops that return tensors beside torch's, as `benchmarks.kernels` measures them. The GPU tests compare all."""
+    """Ops beside torch's, as `benchmarks.kernels` measures them, and the others beside their references. The GPU tests
+    compare all in many more cases.
+    """
+    from benchmarks.gpu.op_calls import op_calls
     from benchmarks.kernels import elementwise, invariant
 
     heads = Heads(2, 2, 64) if small else Heads(8, 4, 128)
@@ -180,6 +183,8 @@ def _op_checks(device: torch.device, small: bool) -> Iterator[Check]:
     }
     for name, (make, bound) in cases.items():
         yield Check(name, partial(_peer_difference, make, device), bound)
+    for call in op_calls(device, _products(device), small=small):
+        yield Check(call.name, call.error, call.bound)
 
 
 def _peer_difference(make: partial[KernelCase], device: torch.device) -> float:

@@ -97,22 +97,7 @@ def attend_keys(  # type: ignore[no-untyped-def]
     if rule.window is not None:
         b_first = tl.maximum(b_position - rule.window + 1, lowest)
     for start in range(lowest // TILE_N * TILE_N, highest, TILE_N):
-        # [TILE_N]; keys beyond those to read are the nearest of them, so that no load of rows needs a mask. Without
-        # signs, since a division by a power of two is one instruction then
-        o_row = tl.minimum(tl.arange(0, TILE_N), highest - 1 - start)
-        if rule.window is not None:
-            o_row = tl.maximum(o_row, lowest - start)
-        o_row = o_row.to(tl.uint32)
-        o_kv = start + o_row
-        if BLOCK_SIZE % TILE_N == 0:
-            # The tile lies in one page
-            b_block = tl.load(pages.table + start // BLOCK_SIZE)
-        else:
-            # [TILE_N]
-            b_block = tl.load(pages.table + o_kv // BLOCK_SIZE)
-        o_slot = o_row % BLOCK_SIZE if TILE_N % BLOCK_SIZE == 0 else o_kv % BLOCK_SIZE
-        # 64 bits: a block's stride spans all layers
-        b_block = b_block.to(tl.uint32).to(tl.int64)
+        b_block, o_slot = rows_of_tile(start, lowest, highest, rule.window, pages.table, BLOCK_SIZE, TILE_N)
         # [TILE_N, WIDTH]
         o_cache = (b_block * stride_block)[:, None] + ((o_slot * stride_slot)[:, None] + (o_head + o_dim)[None, :])
         b_key = load_rows(p_keys + o_cache, m_dim, NUM_DIMS < WIDTH)
@@ -180,6 +165,26 @@ def attend_keys(  # type: ignore[no-untyped-def]
     if IN_PAIRS:
         b_output = tl.reshape(tl.join(b_output, b_odd_output), [TILE_M, TILE_D])
     return b_output / b_sum[:, None], b_max + tl.log2(b_sum)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def rows_of_tile(  # type: ignore[no-untyped-def]
+    start, lowest, highest, window, p_table, BLOCK_SIZE: tl.constexpr, TILE_N: tl.constexpr
+):
+    """The blocks of a tile's keys, of one number where the tile lies in one, and their slots [TILE_N].
+
+    Keys beyond those to read are the nearest of them, so that no load of rows needs a mask.
+    """
+    # Without signs, since a division by a power of two is one instruction then
+    o_row = tl.minimum(tl.arange(0, TILE_N), highest - 1 - start)
+    if window is not None:
+        o_row = tl.maximum(o_row, lowest - start)
+    o_row = o_row.to(tl.uint32)
+    o_kv = start + o_row
+    o_page = start // BLOCK_SIZE if BLOCK_SIZE % TILE_N == 0 else o_kv // BLOCK_SIZE
+    o_slot = o_row % BLOCK_SIZE if TILE_N % BLOCK_SIZE == 0 else o_kv % BLOCK_SIZE
+    # 64 bits: a block's stride spans all layers
+    return tl.load(p_table + o_page).to(tl.uint32).to(tl.int64), o_slot
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire_kernels._attend import LOWEST, attend_reference, tile_dims
+from quire_kernels._attend import LOWEST, attend_reference, load_rows, rows_of_tile, tile_dims
 from quire_kernels._checks import AttentionRule, PagedKV, check_cache, check_heads, check_index, require
 from quire_kernels._device import device_limits
 from quire_kernels._shapes import next_power_of_2
@@ -64,72 +64,43 @@ def attend_latents(  # type: ignore[no-untyped-def]
     b_max = tl.full([TILE_M], LOWEST, tl.float32)
     b_sum = tl.zeros([TILE_M], tl.float32)
     b_output = tl.zeros([TILE_M, TILE_R], tl.float32)
-    # Tiles that need no mask, then tiles that do
-    for part in tl.static_range(2):
-        if part == 0:
-            begin, end = lowest, tl.minimum(full_end, highest)
-        else:
-            begin, end = tl.maximum(full_end, lowest), highest
-        for start in range(begin, end, TILE_N):
-            o_kv = start + tl.arange(0, TILE_N)
-            m_kv = o_kv < highest
-            if BLOCK_SIZE % TILE_N == 0:
-                # The tile lies in one page
-                b_block = tl.load(pages.table + start // BLOCK_SIZE).to(tl.int64)
-            elif part == 1:
-                # [TILE_N]
-                b_block = tl.load(pages.table + o_kv // BLOCK_SIZE, mask=m_kv, other=0).to(tl.int64)
-            else:
-                b_block = tl.load(pages.table + o_kv // BLOCK_SIZE).to(tl.int64)
-            # [TILE_N], 64 bits: a block's stride spans all layers
-            p_row = pages.cache + (b_block * pages.stride_block + o_kv % BLOCK_SIZE * pages.stride_slot)
+    # What a query sees of the rows to read
+    b_last = tl.minimum(b_position, highest - 1)
+    for start in range(lowest, highest, TILE_N):
+        b_block, o_slot = rows_of_tile(start, lowest, highest, None, pages.table, BLOCK_SIZE, TILE_N)
+        p_row = pages.cache + (b_block * pages.stride_block + o_slot * pages.stride_slot)
 
-            # [TILE_N, TILE_P], [TILE_N, TILE_R]
-            b_rotated = _load_rows(
-                p_row[:, None] + RANK + o_rotated[None, :], m_kv, o_rotated < ROTATED, part == 1, ROTATED < TILE_P
-            ).to(b_query.dtype)
-            b_latent = _load_rows(p_row[:, None] + o_rank[None, :], m_kv, o_rank < RANK, part == 1, RANK < TILE_R).to(
-                b_query.dtype
-            )
-            # [TILE_M, TILE_N]
-            b_score = tl.dot(b_rotated_query, tl.trans(b_rotated), input_precision="ieee")
-            b_score = tl.dot(b_query, tl.trans(b_latent), b_score, input_precision="ieee")
-            if pages.scales is not None:
-                # [TILE_N]; one for a row, of its latent vector and its key
-                p_scale = pages.scales + (b_block * pages.stride_scale_block + o_kv % BLOCK_SIZE)
-                b_scale = tl.load(p_scale, mask=m_kv, other=0.0) if part == 1 else tl.load(p_scale)
-                b_score *= b_scale[None, :]
-            if part == 1:
-                b_score = tl.where(m_kv[None, :] & (o_kv[None, :] <= b_position[:, None]), b_score, float("-inf"))
+        # [TILE_N, TILE_P], [TILE_N, TILE_R]
+        b_rotated = load_rows(p_row[:, None] + RANK + o_rotated[None, :], o_rotated < ROTATED, ROTATED < TILE_P)
+        b_rotated = b_rotated.to(b_query.dtype)
+        b_latent = load_rows(p_row[:, None] + o_rank[None, :], o_rank < RANK, RANK < TILE_R).to(b_query.dtype)
+        # [TILE_M, TILE_N]
+        b_score = tl.dot(b_rotated_query, tl.trans(b_rotated), input_precision="ieee")
+        b_score = tl.dot(b_query, tl.trans(b_latent), b_score, input_precision="ieee")
+        if pages.scales is not None:
+            # [TILE_N]; one for a row, of its latent vector and its key
+            b_scale = tl.load(pages.scales + (b_block * pages.stride_scale_block + o_slot))
+            b_score *= b_scale[None, :]
+        # A branch, as in `attend_keys`
+        if start >= full_end:
+            m_visible = tl.arange(0, TILE_N)[None, :] <= (b_last - start)[:, None]
+            b_score = tl.where(m_visible, b_score, float("-inf"))
 
-            # Online softmax, in powers of two
-            b_new_max = tl.maximum(b_max, tl.max(b_score, axis=1) * score_scale)
-            b_weight = tl.exp2(b_score * score_scale - b_new_max[:, None])
-            b_decay = tl.exp2(b_max - b_new_max)
-            b_max = b_new_max
-            b_sum = b_sum * b_decay + tl.sum(b_weight, axis=1)
-            if pages.scales is not None:
-                # Times the largest code, or a small weight would be lost in float16; taken out again at the end
-                b_weight *= (b_scale * MAX_CODE)[None, :]
-            b_output = tl.dot(b_weight.to(b_query.dtype), b_latent, b_output * b_decay[:, None], input_precision="ieee")
+        # Online softmax, in powers of two
+        b_new_max = tl.maximum(b_max, tl.max(b_score, axis=1) * score_scale)
+        b_weight = tl.exp2(b_score * score_scale - b_new_max[:, None])
+        b_decay = tl.exp2(b_max - b_new_max)
+        b_max = b_new_max
+        b_sum = b_sum * b_decay + tl.sum(b_weight, axis=1)
+        if pages.scales is not None:
+            # Times the largest code, or a small weight would be lost in float16; taken out again at the end
+            b_weight *= (b_scale * MAX_CODE)[None, :]
+        b_output = tl.dot(b_weight.to(b_query.dtype), b_latent, b_output * b_decay[:, None], input_precision="ieee")
     b_sum = tl.where(b_sum > 0.0, b_sum, 1.0)
     b_divisor = b_sum
     if pages.scales is not None:
         b_divisor = b_sum * MAX_CODE
     return b_output / b_divisor[:, None], b_max + tl.log2(b_sum)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _load_rows(p_rows, m_row, m_dim, MASK_ROWS: tl.constexpr, MASK_DIMS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A tile [TILE_N, dims], zero where masked: zero times NaN would be NaN."""
-    if MASK_ROWS and MASK_DIMS:
-        return tl.load(p_rows, mask=m_row[:, None] & m_dim[None, :], other=0.0)
-    elif MASK_ROWS:  # noqa: RET505  Triton wants each return in a branch of its own
-        return tl.load(p_rows, mask=m_row[:, None], other=0.0)
-    elif MASK_DIMS:
-        return tl.load(p_rows, mask=m_dim[None, :], other=0.0)
-    else:
-        return tl.load(p_rows)
 
 
 class LatentTile(NamedTuple):
@@ -147,6 +118,11 @@ class LatentTile(NamedTuple):
     """TILE_P"""
     options: dict[str, int]
     """num_warps and num_stages."""
+
+    @property
+    def queries(self) -> int:
+        """Of a sequence in a tile."""
+        return self.rows // self.num_heads
 
     def launch_options(self, query: Tensor, key_cache: Tensor, rank: int) -> dict[str, Any]:
         """The constants of the kernels, and the options of their launch."""

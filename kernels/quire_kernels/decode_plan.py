@@ -30,7 +30,7 @@ SPLIT_GRAIN = 128
 # Upper bounds of what the decode kernel takes on every target, which `make aot` checks: bytes of shared memory besides
 # tiles and queries, and registers of a thread.
 _OTHER_SHARED_BYTES = 2048
-_REGISTERS, _MOST_REGISTERS, _FP32_REGISTERS = 168, 255, 80
+_REGISTERS, _FP32_REGISTERS = 168, 80
 # Of each program on NVIDIA's GPUs, beside its own
 _RESERVED_SHARED_BYTES = 1024
 INTERPRETED_PROGRAMS = 8
@@ -188,10 +188,7 @@ def resident_programs(
         + _OTHER_SHARED_BYTES
         + _RESERVED_SHARED_BYTES
     )
-    if dtype == torch.float32 and cache_dtype.itemsize > 1:
-        registers = _FP32_REGISTERS
-    else:
-        registers = _MOST_REGISTERS if tile_d > 128 else _REGISTERS
+    registers = _FP32_REGISTERS if dtype == torch.float32 and cache_dtype.itemsize > 1 else _REGISTERS
     threads = options["num_warps"] * limits.warp_size
     return max(
         1,

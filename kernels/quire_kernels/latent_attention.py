@@ -13,15 +13,18 @@ from quire_kernels._attend_latent import (
     latent_score_scale,
     latent_tile,
 )
-from quire_kernels._checks import check_index
+from quire_kernels._checks import check_index, require
 from quire_kernels._shapes import ceil_div
-from quire_kernels.paged_attention import find_tile
+from quire_kernels.paged_attention import tile_of_program
+from quire_kernels.prefill_tiles import PrefillTiles, most_tiles
+
+_MOST_ROWS = 32  # of a tile
 
 
 @triton.jit(  # type: ignore[untyped-decorator]
     # These differ from step to step: one program must serve them all
     do_not_specialize=["num_seqs", "stride_table"],
-    do_not_specialize_on_alignment=["p_block_tables", "p_query_starts", "p_context_lens"],
+    do_not_specialize_on_alignment=["p_block_tables", "p_query_starts", "p_context_lens", "p_tiles"],
 )
 def _latent_attention_kernel(  # type: ignore[no-untyped-def]
     p_output,
@@ -31,6 +34,7 @@ def _latent_attention_kernel(  # type: ignore[no-untyped-def]
     p_block_tables,
     p_query_starts,
     p_context_lens,
+    p_tiles,
     num_seqs,
     score_scale,
     stride_output_token,
@@ -54,9 +58,7 @@ def _latent_attention_kernel(  # type: ignore[no-untyped-def]
 ):
     # The rows of the tile are (query, head) pairs, so that all of them share each page that is loaded.
     QUERIES: tl.constexpr = TILE_M // GROUP
-    # Backwards: a sequence's last tiles see the most keys, and the longest work starts first
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    sequence, first_query = find_tile(p_query_starts, num_seqs, tile, QUERIES)
+    sequence, first_query = tile_of_program(p_tiles, p_query_starts, num_seqs, QUERIES)
     query_start = tl.load(p_query_starts + sequence)
     num_queries = tl.load(p_query_starts + sequence + 1) - query_start
     if first_query >= num_queries:
@@ -119,6 +121,7 @@ def latent_attention(
     *,
     key_scales: Tensor | None = None,
     out: Tensor | None = None,
+    tiles: PrefillTiles | None = None,
 ) -> Tensor:
     """Causal attention of each sequence's newest tokens over its pages, which already hold those tokens.
 
@@ -140,6 +143,7 @@ def latent_attention(
         scale: the factor of scores before the softmax.
         key_scales: float32 [num_blocks, 1, block_size], one layer's view, of a cache in 8 bits (`kv_quantization`).
         out: what to write to; rows that are in no sequence are left as they are.
+        tiles: of these sequences, by `plan_tiles`. Without them each program searches for its own in `query_starts`.
 
     Returns:
         `out`, or else [num_tokens, num_heads, rank], contiguous, of the dtype of `query`: weighted means of latent
@@ -156,8 +160,13 @@ def latent_attention(
         out = torch.empty((num_tokens, num_heads, rank), dtype=query.dtype, device=query.device)
     if num_tokens == 0 or num_seqs == 0:
         return out
-    tile = latent_tile(num_heads, 32, rank, width - rank, query.dtype, key_cache.dtype, query.device)
-    num_tiles = num_tokens // (tile.rows // tile.num_heads) + num_seqs
+    tile = latent_tile(num_heads, _MOST_ROWS, rank, width - rank, query.dtype, key_cache.dtype, query.device)
+    if tiles is None:
+        num_tiles = most_tiles(num_tokens, num_seqs, tile.queries)
+    else:
+        num_tiles = len(tiles.places)
+        require(tiles.queries == tile.queries, "tiles", f"be made for tiles of {tile.queries} queries")
+        check_index(tiles.places, key_cache, (num_tiles, 2), torch.int32, "tiles.places")
     _latent_attention_kernel[(num_tiles, ceil_div(num_heads, tile.num_heads))](
         out,
         query,
@@ -166,6 +175,7 @@ def latent_attention(
         block_tables,
         query_starts,
         context_lens,
+        None if tiles is None else tiles.places,
         num_seqs,
         latent_score_scale(scale),
         out.stride(0),
@@ -181,6 +191,13 @@ def latent_attention(
     return out
 
 
+def latent_queries_per_tile(
+    num_heads: int, rank: int, rotated: int, dtype: torch.dtype, cache_dtype: torch.dtype, device: torch.device
+) -> int:
+    """How many queries of a sequence a program computes, for all heads of its tile."""
+    return latent_tile(num_heads, _MOST_ROWS, rank, rotated, dtype, cache_dtype, device).queries
+
+
 def latent_attention_reference(
     query: Tensor,
     key_cache: Tensor,
@@ -192,8 +209,9 @@ def latent_attention_reference(
     *,
     key_scales: Tensor | None = None,
     out: Tensor | None = None,
+    tiles: PrefillTiles | None = None,
 ) -> Tensor:
-    """`latent_attention` sequence by sequence in plain torch, in float32 throughout."""
+    """`latent_attention` sequence by sequence in plain torch, in float32 throughout; the tiles have no effect."""
     out = query.new_empty(*query.shape[:2], rank) if out is None else out
     starts = query_starts.tolist()
     for table, start, end, context_len in zip(block_tables, starts, starts[1:], context_lens.tolist(), strict=False):

@@ -63,13 +63,7 @@ def _paged_attention_kernel(  # type: ignore[no-untyped-def]
     # The rows of the tile are (query, head of the group) pairs, so that all of them share each page that is loaded.
     QUERIES: tl.constexpr = TILE_M // GROUP
     kv_head = tl.program_id(1)
-    if p_tiles is not None:
-        sequence = tl.load(p_tiles + tl.program_id(0) * 2)
-        first_query = tl.load(p_tiles + tl.program_id(0) * 2 + 1)
-    else:
-        # Backwards: a sequence's last tiles see the most keys, and the longest work starts first
-        tile = tl.num_programs(0) - 1 - tl.program_id(0)
-        sequence, first_query = find_tile(p_query_starts, num_seqs, tile, QUERIES)
+    sequence, first_query = tile_of_program(p_tiles, p_query_starts, num_seqs, QUERIES)
     query_start = tl.load(p_query_starts + sequence)
     num_queries = tl.load(p_query_starts + sequence + 1) - query_start
     if first_query >= num_queries:
@@ -126,6 +120,16 @@ def _paged_attention_kernel(  # type: ignore[no-untyped-def]
     # [TILE_M, TILE_D]
     o_out = o_token[:, None] * stride_output_token + o_head[:, None] * stride_output_head + o_dim[None, :]
     tl.store(p_output + o_out, b_output.to(p_output.dtype.element_ty), mask=m_query)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def tile_of_program(p_tiles, p_query_starts, num_seqs, QUERIES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The sequence and the first query of this program's tile, by the list of a step's tiles if there is one."""
+    if p_tiles is not None:
+        return tl.load(p_tiles + tl.program_id(0) * 2), tl.load(p_tiles + tl.program_id(0) * 2 + 1)
+    else:  # noqa: RET505  Triton wants each return in a branch of its own
+        # Backwards: a sequence's last tiles see the most keys, and the longest work starts first
+        return find_tile(p_query_starts, num_seqs, tl.num_programs(0) - 1 - tl.program_id(0), QUERIES)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

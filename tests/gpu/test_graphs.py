@@ -26,7 +26,7 @@ def directory(tmp_path: Path) -> Path:
 
 def _driver(directory: Path, *, cuda_graphs: bool, ahead: int, max_sequences: int = 12) -> Driver:
     runner = make_runner(
-        directory, "fused", device="cuda", cuda_graphs=cuda_graphs, max_sequences=max_sequences, num_blocks=128
+        directory, "triton", device="cuda", cuda_graphs=cuda_graphs, max_sequences=max_sequences, num_blocks=128
     )
     return Driver(runner, chunk=8, ahead=ahead)
 
@@ -54,6 +54,19 @@ def test_graphs_and_steps_launched_ahead_sample_the_tokens_of_eager_steps(ahead:
             assert dict(by_graph.top) == pytest.approx(dict(by_eager.top), abs=1e-4)
 
 
+@pytest.mark.parametrize("variant", ["gpt2", "phi", "gemma2", "mixtral"])
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_modules_of_transformers_have_the_tokens_of_transformers(ahead: int, variant: str, tmp_path: Path) -> None:
+    """By graphs where the modules do not wait for the device."""
+    directory = llama_models.save_model(tmp_path, transformers_models.VARIANTS[variant]())
+    asked = llama_models.prompts(1, 15, 16, 17, 33, 64)
+    runner = make_runner(
+        directory, "triton", device="cuda", cuda_graphs=True, max_sequences=12, num_blocks=128, native=False
+    )
+    expected = llama_models.generate(directory, asked, 24, "cuda")
+    assert Driver(runner, chunk=8, ahead=ahead).generate(asked, 24) == expected
+
+
 @pytest.mark.parametrize("num_sequences", [*capture_sizes(12), 3, 5, 7, 9, 11])
 def test_every_batch_size_decodes_as_transformers_does(num_sequences: int, directory: Path) -> None:
     asked = llama_models.prompts(*range(2, 2 + num_sequences))
@@ -77,7 +90,7 @@ def test_every_architecture_decodes_in_graphs_as_transformers_does(variant: str,
 
 
 def test_rows_that_only_fill_up_write_nothing(directory: Path) -> None:
-    runner = make_runner(directory, "fused", device="cuda", cuda_graphs=True, max_sequences=8, num_blocks=16)
+    runner = make_runner(directory, "triton", device="cuda", cuda_graphs=True, max_sequences=8, num_blocks=16)
     asked = llama_models.prompts(1, 1, 1)
     new = [NewSequence(row, prompt, 1, 0, SamplingParams()) for row, prompt in enumerate(asked)]
     sampled: list[list[int]] = [[], [], []]
@@ -90,7 +103,7 @@ def test_rows_that_only_fill_up_write_nothing(directory: Path) -> None:
 
 
 def test_a_launch_returns_before_the_step_before_it_is_done(directory: Path) -> None:
-    runner = make_runner(directory, "fused", device="cuda", cuda_graphs=True, max_sequences=4)
+    runner = make_runner(directory, "triton", device="cuda", cuda_graphs=True, max_sequences=4)
     (prompt,) = llama_models.prompts(20)
     runner.step(Step([], [NewSequence(1, prompt, 20, 0, SAMPLED)], [ScheduledSequence(1, 0, 20, [0, 1])]))
     for start in (20, 22):  # the first pair compiles what is compiled late

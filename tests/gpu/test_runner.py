@@ -38,6 +38,6 @@ def test_8_bit_keys_and_values_sample_the_tokens_of_full_ones_where_the_choice_i
 ) -> None:
     directory = llama_models.save_model(tmp_path, llama_models.VARIANTS["llama"]())
     asked = llama_models.prompts(1, 15, 16, 17, 33, 64)
-    full = Driver(make_runner(directory, "fused", device="cuda")).generate(asked, 1)
-    runner = make_runner(directory, "fused", device="cuda", cache_dtype=cache_dtype, cuda_graphs=True)
+    full = Driver(make_runner(directory, "triton", device="cuda")).generate(asked, 1)
+    runner = make_runner(directory, "triton", device="cuda", cache_dtype=cache_dtype, cuda_graphs=True)
     assert sum(a == b for a, b in zip(full, Driver(runner).generate(asked, 1), strict=True)) >= len(asked) - 2

@@ -29,7 +29,7 @@ def directory(tmp_path: Path) -> Path:
 
 def _runner(directory: Path, cache_dtype: torch.dtype = torch.float32) -> Runner:
     return make_runner(
-        directory, "fused", device="cuda", num_blocks=16, num_host_blocks=8, max_sequences=4, cache_dtype=cache_dtype
+        directory, "triton", device="cuda", num_blocks=16, num_host_blocks=8, max_sequences=4, cache_dtype=cache_dtype
     )
 
 

@@ -1,5 +1,6 @@
 """Plans of decodes: every key is read once, shares are equal, and shapes depend on nothing but the batch size."""
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -86,16 +87,18 @@ def test_each_item_is_in_one_share_and_each_part_is_merged(contexts: list[int], 
 
 
 @given(CONTEXTS, SPLITS)
-def test_no_share_costs_more_than_an_equal_one_and_the_starts_of_two_items(
+def test_no_share_reads_more_than_an_equal_one_and_costs_more_than_the_starts_of_two_items_beside_it(
     contexts: list[int], splits: DecodeSplits
 ) -> None:
     plan = splits.plan(lengths(contexts))
     items = items_of(plan)
     costs = tiles_of(splits, items) + ITEM_TILES
-    per_share = [int(costs[begin:end].sum()) for begin, end in zip(plan.starts[:-1], plan.starts[1:], strict=True)]
+    per_share = [int(costs[begin:end].sum()) for begin, end in pairwise(plan.starts)]
     whole = int(tiles_of(splits, items).sum()) + ITEM_TILES * len(contexts)
     equal = max(-(-whole // splits.num_shares), ITEM_TILES - -MIN_KEYS_PER_SHARE // splits.tile_keys)
     assert max(per_share) <= equal + 2 * ITEM_TILES
+    tiles = tiles_of(splits, items)
+    assert max(tiles[begin:end].sum() for begin, end in pairwise(plan.starts)) <= equal
 
 
 @given(CONTEXTS, CONTEXTS, SPLITS)

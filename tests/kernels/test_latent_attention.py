@@ -12,8 +12,9 @@ from ordered_dots import order_dots
 from pairwise import pairwise
 from quire_kernels._attend_latent import unsupported_rank
 from quire_kernels.decode_plan import DecodePlan
-from quire_kernels.latent_attention import latent_attention, latent_attention_reference
+from quire_kernels.latent_attention import latent_attention, latent_attention_reference, latent_queries_per_tile
 from quire_kernels.latent_decode import latent_decode, latent_decode_reference, latent_splits
+from quire_kernels.prefill_tiles import PrefillTiles
 
 MakeBatch = Callable[..., Any]
 AssertClose = Callable[[Tensor, Tensor], None]
@@ -49,6 +50,15 @@ def arguments_of(
         "scale": batch.scale,
         "key_scales": batch.key_scales,
     }
+
+
+def tiles_of(arguments: dict[str, Any], queries: int | None = None) -> PrefillTiles:
+    """The tiles of a batch, as a worker plans them; `queries` of each, or as many as the kernel wants."""
+    query, cache, rank = arguments["query"], arguments["key_cache"], arguments["rank"]
+    num_tokens, num_heads, width = query.shape
+    how = num_heads, rank, width - rank, query.dtype, cache.dtype, query.device
+    sequences = arguments["query_starts"].cpu().numpy(), arguments["context_lens"].cpu().numpy()
+    return PrefillTiles.make(*sequences, num_tokens, queries or latent_queries_per_tile(*how), query.device)
 
 
 def decode_arguments_of(arguments: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -97,6 +107,18 @@ def test_a_context_may_be_divided_among_programs(
     arguments = decode_arguments_of(arguments, num_shares=num_shares)
     assert bool((arguments["plan"].merges[:, 2] > 1).any()) == (num_shares > 1)
     assert_close(latent_decode(**arguments), latent_decode_reference(**arguments))
+
+
+@pytest.mark.parametrize("num_heads", [3, 40])
+def test_a_list_of_tiles_changes_no_bit(make_batch: MakeBatch, num_heads: int) -> None:
+    arguments = arguments_of(make_batch, [(1, 20), (40, 53), (3, 30), (12, 12)], num_heads, 24)
+    assert torch.equal(latent_attention(**arguments, tiles=tiles_of(arguments)), latent_attention(**arguments))
+
+
+def test_a_list_of_other_tiles_is_refused(make_batch: MakeBatch) -> None:
+    arguments = arguments_of(make_batch, [(3, 20)], 4, 24)
+    with pytest.raises(ValueError, match=r"^tiles: must be made for tiles of"):
+        latent_attention(**arguments, tiles=tiles_of(arguments, 3))
 
 
 def test_a_context_of_none_gives_zeros(make_batch: MakeBatch) -> None:

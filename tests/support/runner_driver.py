@@ -62,10 +62,10 @@ def make_runner(
 ) -> Runner:
     """A runner of the model in a directory, over a cache that is filled with garbage.
 
-    `kernels` has the values of the setting, and "fused": the Triton kernels as on a GPU, with sampling. The
-    `description` defaults to that of the model's config; without `native`, transformers' own modules compute the model.
-    `weights` is the format of those that the compiled kernels multiply, `attention_backend` computes the attention of
-    "fused". `max_draft_tokens` is the limit of a drafter.
+    `kernels` has the values of the setting; "triton" does on a CPU what it does on a GPU. The `description` defaults to
+    that of the model's config; without `native`, transformers' own modules compute the model. `weights` is the format
+    of those that the compiled kernels multiply, `attention_backend` computes the attention of "triton".
+    `max_draft_tokens` is the limit of a drafter.
     """
     where = torch.device(device)
     described = (description or describe(read_config(directory))) if native else None
@@ -109,15 +109,15 @@ def _load(
     deterministic: bool,
     attention_backend: str,
 ) -> Any:
-    if kernels != "fused":
-        chosen = CompiledKernels(compiled.thread_pool(), weights) if kernels == "compiled" else AttentionKind(kernels)
-        return load(directory, description, dtype, device, chosen)
-    # Triton is imported only when it is used.
-    from worker_svc.model.triton_model import load_triton_model
-
-    assert description is not None
-    return load_triton_model(
-        description, directory, dtype, device, deterministic=deterministic, attention_backend=attention_backend
+    chosen = CompiledKernels(compiled.thread_pool(), weights) if kernels == "compiled" else AttentionKind(kernels)
+    return load(
+        directory,
+        description,
+        dtype,
+        device,
+        chosen,
+        deterministic=deterministic,
+        attention_backend=attention_backend,
     )
 
 

@@ -50,8 +50,9 @@ T = TypeVar("T")
 class DeviceExecutor:
     """An `Executor` of a GPU. On a CPU it does the same through Triton's interpreter, for tests.
 
-    If graphs are enabled, the forward pass runs as a CUDA graph in steps in which each sequence decodes, and in small
-    mixed steps, if the attention backend can. All other steps are enqueued kernel by kernel.
+    If graphs are enabled and the model can be captured, the forward pass runs as a CUDA graph in steps in which each
+    sequence decodes, and in small mixed steps, if the attention backend can. All other steps are enqueued kernel by
+    kernel.
     """
 
     def __init__(
@@ -78,9 +79,11 @@ class DeviceExecutor:
         self._sampler = StepSampler(limits, device, self._staging, self._logits, self._sampled)
         self._graphs = ForwardGraphs(forward, limits, device, self._staging, self._forward_begin)
         self._matchers = SequenceMatchers()
+        if cuda_graphs and forward.graph_problem is not None:
+            _log.info("no step runs as a CUDA graph: %s", forward.graph_problem)
+        elif cuda_graphs and forward.attention.mixed_graph_problem is not None:
+            _log.info("only decodes run as CUDA graphs: %s", forward.attention.mixed_graph_problem)
         if cuda_graphs:
-            if forward.attention.mixed_graph_problem is not None:
-                _log.info("only decodes run as CUDA graphs: %s", forward.attention.mixed_graph_problem)
             self._capture(_capture_for(device), report)
         elif device.type != "cpu":
             self._compile()
@@ -173,8 +176,11 @@ class DeviceExecutor:
 
     @torch.inference_mode()
     def _capture(self, capture: Callable[[Work], Work], report: Callable[[int, int], None]) -> None:
-        """Captures all graphs: of forward passes, then of sampling."""
-        shapes, sizes = self._graphs.shapes, self._sampler.capture_sizes
+        """Captures all graphs: of forward passes, unless they cannot be captured, then of sampling."""
+        if self._forward.graph_problem is not None:
+            self._compile_forward()
+        shapes = self._graphs.shapes if self._forward.graph_problem is None else []
+        sizes = self._sampler.capture_sizes
         done = 0
         for graphs in (
             self._graphs.capture(shapes, capture, self._sampled, self._logits),
@@ -186,13 +192,16 @@ class DeviceExecutor:
 
     @torch.inference_mode()
     def _compile(self) -> None:
-        """Compiles the kernels of decodes, which depend on the number of sequences. Nothing is captured."""
-        for _ in self._graphs.capture(self._graphs.decode_shapes, run_without_capture, self._sampled, self._logits):
-            pass
+        """Compiles the kernels that depend on the number of sequences. Nothing is captured."""
+        self._compile_forward()
         for _ in self._sampler.capture(self._sampler.capture_sizes, run_without_capture):
             pass
-        self._graphs.forget()
         self._sampler.forget()
+
+    def _compile_forward(self) -> None:
+        for _ in self._graphs.capture(self._graphs.decode_shapes, run_without_capture, self._sampled, self._logits):
+            pass
+        self._graphs.forget()
 
 
 def _num_forward_bytes(limits: WorkerLimits, forward: DeviceForward) -> int:

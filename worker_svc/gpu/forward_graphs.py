@@ -20,8 +20,12 @@ from worker_svc.gpu.staging import Staging
 class DeviceForward(Protocol):
     """A model over its own paged cache on the device. For one thread, under `torch.inference_mode`.
 
-    It waits for nothing and allocates with torch, so that it can be captured.
+    It allocates with torch. If it has no graph problem, it waits for nothing, so that it can be captured.
     """
+
+    @property
+    def graph_problem(self) -> str | None:
+        """Why no step can run as a CUDA graph, as a sentence without its stop; None: steps can."""
 
     @property
     def attention(self) -> DeviceAttention:

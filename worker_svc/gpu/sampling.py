@@ -118,8 +118,8 @@ def adjust_and_sample(
     """Samples a token for each row of float32 logits [rows, vocab_size], which it changes, into the first rows of
     `sampled`, which holds the tokens that the last step sampled.
 
-    A row without a token gets -1. Without `filtered` rows, from which logit filters drop tokens, nothing here waits for
-    the device or depends on a value on it, so it can be captured; with masks and bad words it is not, because their
+    A row without a token gets -1. Nothing here waits for the device, unless a logit filter of another package does.
+    With `filtered` rows, from which logit filters drop tokens, masks or bad words it is not captured, because their
     number differs.
     """
     adjust_logits(logits, inputs.entries, inputs.penalties)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from worker_svc.logit_filter import to_device
 from worker_svc.step import SamplingParams
 
 
@@ -16,7 +17,7 @@ class AllowedTokensFilter:
 
     def __call__(self, logits: Tensor, params: Sequence[SamplingParams]) -> None:
         for row, one in zip(logits, params, strict=True):
-            ids = torch.tensor(one.allowed_token_ids, device=logits.device)
+            ids = to_device(one.allowed_token_ids, torch.int64, logits.device)
             allowed = row[ids]
             row.fill_(float("-inf"))
             row[ids] = allowed

@@ -38,15 +38,14 @@ class AttentionHook(Protocol):
 _hook: ContextVar[AttentionHook] = ContextVar("attention hook")
 
 
-def run(model: Any, token_ids: Tensor, positions: Tensor, logits_indices: Tensor, hook: AttentionHook) -> Tensor:
-    """Logits float32 [num_samples, vocab_size] after the tokens [num_tokens] at `logits_indices`; `hook` computes the
-    attention.
+def run(model: Any, token_ids: Tensor, positions: Tensor, logits_indices: Tensor | None, hook: AttentionHook) -> Tensor:
+    """Logits float32 [num_samples, vocab_size] after the tokens [num_tokens] at `logits_indices`, or after all; `hook`
+    computes the attention.
     """
     before = _hook.set(hook)
+    keep = 0 if logits_indices is None else logits_indices  # as transformers says "all"
     try:
-        output = model(
-            input_ids=token_ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=logits_indices
-        )
+        output = model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=keep)
     finally:
         _hook.reset(before)
     logits: Tensor = output.logits[0].float()

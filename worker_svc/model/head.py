@@ -32,7 +32,7 @@ class Head:
     def __call__(self, hidden: Tensor) -> Tensor:
         if hidden.dtype == torch.float32:
             return self._biased(self._linear(hidden))
-        if hidden.is_cuda:
+        if hidden.device.type != "cpu":
             return self._biased(torch.mm(hidden, self._weight.t(), out_dtype=torch.float32))
         products = self._linear(hidden).float()
         largest = None if self._bias is None else products.abs().amax(-1, keepdim=True)

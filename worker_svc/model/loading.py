@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from worker_svc.attention import CompiledKernels, Kernels
+from worker_svc.attention import AttentionKind, CompiledKernels, Kernels
 from worker_svc.cache import KVCache
 from worker_svc.description import WorkerLimits
 from worker_svc.executor import CudaGraphOptions, Executor
@@ -35,12 +35,11 @@ class LoadedModel(Protocol):
         """The executor over a cache of its layout."""
 
 
-def unsupported_natively(description: ModelDescription, kernels: Kernels, device: torch.device) -> str | None:
+def unsupported_natively(description: ModelDescription, kernels: Kernels) -> str | None:
     """What of a description the backend of these kernels does not support; None: it supports all of it."""
     if isinstance(kernels, CompiledKernels):
         computed = compiled_model.COMPUTED
-    elif device.type == "cuda":
-        # Triton on a CPU is only used on request.
+    elif kernels is AttentionKind.TRITON:
         from worker_svc.model import triton_body
 
         computed = triton_body.COMPUTED
@@ -64,7 +63,7 @@ def load(
     Raises UnsupportedModel, which says why it cannot be served.
 
     With `deterministic`, a GPU computes a native model so that a token's bits do not depend on other tokens. Compiled
-    kernels always do; nothing else can. `attention_backend` computes the attention of a native model on a GPU.
+    kernels always do; nothing else can. `attention_backend` computes the attention on a GPU.
     """
     # Unsupported formats and adapters are reported before anything else.
     format_of(directory)
@@ -72,7 +71,7 @@ def load(
     quantization = quantization_of(directory)
     if quantization is not None and quantization.get("kv_cache_scheme") is not None:
         log.info("the model's kv_cache_scheme is not used: QUIRE_KV_CACHE_DTYPE says how the KV cache is stored")
-    unsupported = None if description is None else unsupported_natively(description, kernels, device)
+    unsupported = None if description is None else unsupported_natively(description, kernels)
     if description is None or unsupported is not None:
         if description is not None and is_native_alone(description):
             raise UnsupportedModel(
@@ -84,21 +83,16 @@ def load(
                 f"the model in {directory} has quantized weights, which transformers' modules do not read: only models "
                 "that are computed natively may have them"
             )
-        if attention_backend != DEFAULT_BACKEND:
-            raise UnsupportedModel(
-                f"QUIRE_ATTENTION_BACKEND is {attention_backend}, which is for models that are computed natively: the "
-                f"model in {directory} is computed by transformers' modules"
-            )
         # Its modules take seconds to import.
         from worker_svc.model.transformers_model import load_transformers_model
 
-        return load_transformers_model(read_config(directory), directory, dtype, device, kernels)
+        return load_transformers_model(read_config(directory), directory, dtype, device, kernels, attention_backend)
     if isinstance(kernels, CompiledKernels):
         return load_compiled_model(description, directory, dtype, kernels)
-    if device.type == "cuda":
+    if kernels is AttentionKind.TRITON:
         from worker_svc.model.triton_model import load_triton_model
 
         return load_triton_model(
             description, directory, dtype, device, deterministic=deterministic, attention_backend=attention_backend
         )
-    return load_torch_model(description, directory, dtype, kernels)
+    return load_torch_model(description, directory, dtype)

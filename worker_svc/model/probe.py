@@ -5,6 +5,7 @@ that must agree on a token whose neighbours differ. No architecture is named: a 
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
 
 from worker_svc.model.attention_interface import PAGED, AttentionCall, attention_forward, run
+from worker_svc.model.host_waits import first_host_wait
 from worker_svc.model_layout import LayerAttention, ModelLayout
 
 _DESCRIBED = "quire_described"
@@ -27,6 +29,17 @@ _NEAR_16_BITS = 5e-2
 
 class IncompatibleModel(Exception):  # noqa: N818
     """Why a model cannot run over a paged cache. The text continues "the model"."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundAttention:
+    """How a model attends."""
+
+    layout: ModelLayout
+    places: dict[int, int]
+    """The index in the layout of each of the model's own layer numbers."""
+    num_heads: int
+    """Of the queries of each layer."""
 
 
 def _context_length(config: Any) -> int:
@@ -87,8 +100,8 @@ class _Recorder:
         return call.value.repeat_interleave(call.query.shape[1] // call.key.shape[1], dim=1)
 
 
-def probe(model: Any) -> tuple[ModelLayout, dict[int, int]]:
-    """The layout of a model, and the index in it of each of the model's own layer numbers. Raises IncompatibleModel."""
+def probe(model: Any) -> FoundAttention:
+    """Finds out how a model attends, and has it call the paged attention from now on. Raises IncompatibleModel."""
     config = model.config.get_text_config()
     length = _context_length(config)
     model.set_attn_implementation(_DESCRIBED)
@@ -98,16 +111,24 @@ def probe(model: Any) -> tuple[ModelLayout, dict[int, int]]:
     _check_isolation(model, length)
     if logits.shape[1] != config.vocab_size:
         raise IncompatibleModel(f"has {logits.shape[1]} logits for a vocabulary of {config.vocab_size}")
-    shapes = {tuple(call.key.shape[1:]) for call in recorded}
+    shapes = {(call.query.shape[1], *call.key.shape[1:]) for call in recorded}
     if len(shapes) > 1:
         raise IncompatibleModel(
-            f"has layers of different shapes (KV heads, dimensions): {', '.join(map(str, sorted(shapes)))}"
+            f"has layers of different shapes (heads, KV heads, dimensions): {', '.join(map(str, sorted(shapes)))}"
         )
-    ((num_kv_heads, head_dim),) = shapes
+    ((num_heads, num_kv_heads, head_dim),) = shapes
     layers = tuple(_layer_attention(call) for call in recorded)
     _check_cache(config, recorded, layers, length)
     places = {call.layer: place for place, call in enumerate(recorded)}
-    return ModelLayout(config.vocab_size, length, num_kv_heads, head_dim, layers), places
+    return FoundAttention(ModelLayout(config.vocab_size, length, num_kv_heads, head_dim, layers), places, num_heads)
+
+
+def find_host_wait(model: Any) -> str | None:
+    """What in a step of a model that passed the probe waits for its device, as `first_host_wait` has it."""
+    # Copies to the device are not the model's.
+    tokens, places = (torch.arange(3, device=model.device) for _ in range(2))
+    with torch.inference_mode():
+        return first_host_wait(lambda: run(model, tokens, places, tokens, _Recorder()))
 
 
 def _run(model: Any, token_ids: list[int], positions: list[int]) -> tuple[list[AttentionCall], Tensor]:

@@ -100,16 +100,10 @@ class TorchBody:
 class TorchModel:
     """A causal language model over a paged KV cache. Not thread-safe; run it under `torch.inference_mode`."""
 
-    def __init__(
-        self, description: ModelDescription, checkpoint: Checkpoint, kind: AttentionKind = AttentionKind.TORCH
-    ) -> None:
-        """`kind` is the attention: torch, or interpreted Triton kernels.
-
-        Raises UnsupportedModel if the description is not supported, or tensors do not match it.
-        """
+    def __init__(self, description: ModelDescription, checkpoint: Checkpoint) -> None:
+        """Raises UnsupportedModel if the description is not supported, or tensors do not match it."""
         check_computed("torch's operators", description, COMPUTED)
         self.description = description
-        self._kind = kind
         built = build(description, checkpoint, _TorchBuilder())
         self._body, self._head = TorchBody(description, built), built.head
 
@@ -123,7 +117,7 @@ class TorchModel:
         return self._body.dtype
 
     def executor(self, cache: KVCache, limits: WorkerLimits, graphs: CudaGraphOptions) -> Executor:
-        return HostExecutor(TorchForward(self, make_attention(self._kind, cache, self.layout.layers)))
+        return HostExecutor(TorchForward(self, make_attention(AttentionKind.TORCH, cache, self.layout.layers)))
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: StepAttention, logits_indices: Tensor) -> Tensor:
         """Computes a step's tokens.
@@ -159,10 +153,8 @@ class TorchForward:
         )
 
 
-def load_torch_model(
-    description: ModelDescription, directory: Path, dtype: torch.dtype, kind: AttentionKind = AttentionKind.TORCH
-) -> TorchModel:
+def load_torch_model(description: ModelDescription, directory: Path, dtype: torch.dtype) -> TorchModel:
     """Loads the model of a directory. Raises UnsupportedModel if it is not supported, or its tensors do not match."""
     cpu = torch.device("cpu")
     with open_checkpoint(directory, dtype, cpu) as checkpoint:
-        return TorchModel(description, checkpoint, kind)
+        return TorchModel(description, checkpoint)

@@ -11,12 +11,13 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from quire_kernels.cpu.sample import top_logprobs
-from worker_svc.attention import AttentionBackend, CompiledKernels, Kernels, make_attention
+from worker_svc.attention import AttentionBackend, AttentionKind, CompiledKernels, Kernels, make_attention
 from worker_svc.batch import Batch
 from worker_svc.cache import KVCache
 from worker_svc.compiled_sampler import CompiledSampler
 from worker_svc.description import WorkerLimits
 from worker_svc.executor import CudaGraphOptions, Executor, HostExecutor
+from worker_svc.gpu.device_attention import DEFAULT_BACKEND
 from worker_svc.model.attention_interface import PAGED, AttentionCall, run
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.head import Head
@@ -29,15 +30,25 @@ from worker_svc.out_of_memory import is_out_of_memory
 class TransformersModel:
     """A causal language model of transformers that passed the probe."""
 
-    def __init__(self, model: Any, kernels: Kernels) -> None:
-        """Raises IncompatibleModel."""
-        self._model, self._kernels = model, kernels
-        self.layout: ModelLayout
-        self.layout, self._places = probe(model)
+    def __init__(self, model: Any, kernels: Kernels, attention_backend: str = DEFAULT_BACKEND) -> None:
+        """With Triton's kernels, executors compute attention by the backend of the name `attention_backend`.
+
+        Raises IncompatibleModel.
+        """
+        self._model, self._kernels, self._attention_backend = model, kernels, attention_backend
+        self._found = probe(model)
+
+    @property
+    def layout(self) -> ModelLayout:
+        return self._found.layout
 
     def executor(self, cache: KVCache, limits: WorkerLimits, graphs: CudaGraphOptions) -> Executor:
+        if self._kernels is AttentionKind.TRITON:
+            from worker_svc.model.triton_transformers import make_device_executor
+
+            return make_device_executor(self._model, self._found, cache, limits, graphs, self._attention_backend)
         attention = make_attention(self._kernels, cache, self.layout.layers)
-        forward = TransformersForward(self._model, attention, self._places)
+        forward = TransformersForward(self._model, attention, self._found.places)
         if isinstance(self._kernels, CompiledKernels):
             pool = self._kernels.thread_pool
             return HostExecutor(forward, CompiledSampler(pool), partial(top_logprobs, pool))
@@ -45,7 +56,10 @@ class TransformersModel:
 
 
 class TransformersForward:
-    """The tokens of a step as one sequence, without a cache of transformers; a `worker_svc.forward.Forward`."""
+    """The tokens of a step as one sequence, without a cache of transformers; a `worker_svc.forward.Forward`.
+
+    For a CPU; that of a GPU is in `triton_transformers`.
+    """
 
     def __init__(self, model: Any, attention: AttentionBackend, places: dict[int, int]) -> None:
         self._model, self._attention, self._places = model, attention, places
@@ -57,8 +71,7 @@ class TransformersForward:
             return attention(self._places[call.layer], call.query, call.key, call.value)
 
         token_ids, positions, logits_indices = (
-            torch.from_numpy(values).to(self._model.device)
-            for values in (batch.token_ids, batch.positions, batch.logits_indices)
+            torch.from_numpy(values) for values in (batch.token_ids, batch.positions, batch.logits_indices)
         )
         return run(self._model, token_ids, positions, logits_indices, attend)
 
@@ -78,12 +91,17 @@ class _Float32Logits:
 
 
 def load_transformers_model(
-    config: Any, directory: Path, dtype: torch.dtype, device: torch.device, kernels: Kernels
+    config: Any,
+    directory: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: Kernels,
+    attention_backend: str = DEFAULT_BACKEND,
 ) -> TransformersModel:
     """Loads the model of a directory, given its config. Raises UnsupportedModel, which says why it cannot be served."""
     try:
         check_class(config)
-        return TransformersModel(_load(config, directory, dtype, device), kernels)
+        return TransformersModel(_load(config, directory, dtype, device), kernels, attention_backend)
     except IncompatibleModel as error:
         raise UnsupportedModel(f"the model in {directory} {error}") from None
     except Exception as error:  # a model's class raises anything for values of its config that it does not expect

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from quire_kernels._attend_latent import unsupported_rank
 from quire_kernels.head_linear import head_linear
-from quire_kernels.latent_attention import latent_attention
+from quire_kernels.latent_attention import latent_attention, latent_queries_per_tile
 from quire_kernels.latent_decode import latent_decode, latent_splits
 from quire_kernels.latent_store import latent_store
 from quire_kernels.row_norm import RowNorm, row_norm
 from worker_svc.batch import Batch
 from worker_svc.cache import LayerCache
-from worker_svc.gpu.decode_planner import DecodePlanner
+from worker_svc.gpu.attention_planner import AttentionPlanner
 from worker_svc.gpu.device_attention import Arrays, AttentionSetup, PlannedAttention
 from worker_svc.gpu.inputs import ForwardInputs
 from worker_svc.model.building import BuiltLatent
@@ -67,16 +67,15 @@ class LatentDeviceAttention:
     do not depend on other tokens.
     """
 
+    mixed_graph_problem = None
+
     def __init__(self, latent: LatentSpec, setup: AttentionSetup, caches: Sequence[LayerCache]) -> None:
         self._rank = latent.rank
         self._layers = list(zip(setup.layers, caches, strict=True))
         sizes = setup.num_heads, latent.rank, latent.rotated_dim, setup.dtype, setup.cache_dtype, setup.device
         # Layers with latent attention have no window.
-        self._planner = DecodePlanner([] if setup.deterministic else [latent_splits(*sizes)])
-
-    @property
-    def mixed_graph_problem(self) -> str | None:
-        return None
+        splits = [] if setup.deterministic else [latent_splits(*sizes)]
+        self._planner = AttentionPlanner(splits, latent_queries_per_tile(*sizes), setup.max_step_tokens)
 
     def num_plan_bytes(self, num_seqs: int) -> int:
         return self._planner.num_bytes(num_seqs)
@@ -85,24 +84,20 @@ class LatentDeviceAttention:
         return self._planner.plan(batch, num_single)
 
     def attend(self, inputs: ForwardInputs) -> PlannedAttention:
-        plan = self._planner.on_device(inputs).get(None)
-        single = inputs.num_single if plan is not None else 0
-        # Sliced once, not in each layer
-        tables, contexts = inputs.block_tables, inputs.context_lens
-        decodes = tables[:single], contexts[:single]
-        longer = tables[single:], inputs.query_starts[single:], contexts[single:]
+        step = self._planner.on_device(inputs)
+        num_decodes, plan = step.num_decodes, step.decode_plans.get(None)
 
         def attend(layer: int, query: Tensor) -> Tensor:
             rule, cache = self._layers[layer]
             gathered = query.new_empty(*query.shape[:2], self._rank)
-            scales = cache.key_scales
+            keys, scales = cache.keys, cache.key_scales
             if plan is not None:
-                out = gathered[:single]
-                latent_decode(
-                    query[:single], cache.keys, *decodes, plan, self._rank, rule.scale, key_scales=scales, out=out
+                out, of_decodes = gathered[:num_decodes], query[:num_decodes]
+                latent_decode(of_decodes, keys, *step.decodes, plan, self._rank, rule.scale, key_scales=scales, out=out)
+            if step.tiles is not None:
+                latent_attention(
+                    query, keys, *step.longer, self._rank, rule.scale, key_scales=scales, out=gathered, tiles=step.tiles
                 )
-            if len(longer[0]):
-                latent_attention(query, cache.keys, *longer, self._rank, rule.scale, key_scales=scales, out=gathered)
             return gathered
 
         return attend

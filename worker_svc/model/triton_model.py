@@ -93,6 +93,8 @@ def load_triton_model(
 class TritonForward:
     """A `worker_svc.gpu.forward_graphs.DeviceForward`: the model over its cache."""
 
+    graph_problem = None
+
     def __init__(self, model: TritonModel, cache: KVCache, limits: WorkerLimits) -> None:
         self._model = model
         self._caches = [cache.layer(layer) for layer in range(cache.num_layers)]
@@ -119,8 +121,8 @@ class TritonForward:
         head = self._model.head
         if self._model.deterministic:
             invariant_linear(normed, head.weight, out=logits)
-        elif normed.dtype == torch.float32:
-            torch.mm(normed, head.weight.t(), out=logits)
+        elif normed.dtype == torch.float32 or normed.device.type == "cpu":  # which has no product into float32
+            torch.mm(normed.float(), head.weight.float().t(), out=logits)
         else:
             torch.mm(normed, head.weight.t(), out_dtype=torch.float32, out=logits)
         logits_epilogue(logits, head.bias, self._model.description.logits_soft_cap)

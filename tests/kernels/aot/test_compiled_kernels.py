@@ -63,8 +63,8 @@ MUTANTS = {
     ),
     "more programs than fit": Mutant(
         "decode_plan.py",
-        "_REGISTERS, _MOST_REGISTERS, _FP32_REGISTERS = 168, 255, 80",
-        "_REGISTERS, _MOST_REGISTERS, _FP32_REGISTERS = 168, 96, 80",
+        "_REGISTERS, _FP32_REGISTERS = 168, 80",
+        "_REGISTERS, _FP32_REGISTERS = 96, 80",
         compiling("sm_90", "decode: Gemma 2 9B, bf16, KV int8"),
         "programs that wait for others to end",
     ),
@@ -81,6 +81,13 @@ MUTANTS = {
         '"num_warps": 2',
         compiling("sm_90", "prefill: SmolLM2 135M, bf16"),
         "bytes of registers, more than 0",
+    ),
+    "queries whose alignment is not known": Mutant(
+        "paged_attention.py",
+        '"p_block_tables", "p_query_starts", "p_context_lens", "p_tiles"]',
+        '"p_block_tables", "p_query_starts", "p_context_lens", "p_tiles", "p_query"]',
+        compiling("sm_90", "prefill: Llama 3 8B, bf16"),
+        "loads of 16 bits or fewer from global memory",
     ),
     "more work in a loop": Mutant(
         "_attend.py",

@@ -187,7 +187,7 @@ def test_a_device_samples_what_the_host_does(model: Path, grammars: GrammarCompi
         submit.max_tokens = min(6, submit.max_tokens)
     expected, _ = _serve(asked, model, grammars, "torch")
     options = {"device": device, "cuda_graphs": True, "max_sequences": 2}
-    served, _ = _serve(asked, model, tiny_grammars(), "fused", **options)
+    served, _ = _serve(asked, model, tiny_grammars(), "triton", **options)
     assert _tokens(served) == _tokens(expected)
 
 
@@ -199,7 +199,7 @@ def test_a_device_verifies_drafts(model: Path, grammars: GrammarCompiler) -> Non
     expected, _ = _serve({"date": submit}, model, grammars, "torch")
     drafter = knowing([[5, 6, 7, *expected["date"][0].token_ids]], VOCAB, 3)
     options = {"device": device, "max_sequences": 4, "make_drafter": drafter}
-    served, core_runner = _serve({"date": submit}, model, tiny_grammars(), "fused", **options)
+    served, core_runner = _serve({"date": submit}, model, tiny_grammars(), "triton", **options)
     assert _tokens(served) == _tokens(expected)
     assert sum(core_runner.num_results[count] for count in range(2, 6)) > 0
 
@@ -212,9 +212,9 @@ def compiled(grammars: GrammarCompiler, grammar: str) -> SamplingParams:
     return SamplingParams(grammar=grammar)
 
 
-@pytest.mark.parametrize("kernels", ["compiled", "torch", "fused"])
+@pytest.mark.parametrize("kernels", ["compiled", "torch", "triton"])
 def test_a_grammar_that_fails_ends_its_sequence(kernels: str, model: Path, grammars: GrammarCompiler) -> None:
-    device = "cuda" if kernels == "fused" and torch.cuda.is_available() else "cpu"
+    device = "cuda" if kernels == "triton" and torch.cuda.is_available() else "cpu"
     runner = make_runner(model, kernels, device=device, grammars=grammars, max_sequences=4)
     too_large = compiled(grammars, "start: /" + "a" * MAX_GRAMMAR_BYTES + "/")
     (failed,) = run_step(runner, [new_sequence(1, [5], too_large)], ScheduledSequence(1, 0, 1, [0]))

@@ -23,13 +23,14 @@ NEAR = {torch.int8: 0.05, torch.float8_e4m3fn: 0.25}
 
 
 @pytest.mark.parametrize("cache_dtype", NEAR)
-@pytest.mark.parametrize(("variant", "kernels"), [("llama", "fused"), ("qwen3-window", "fused"), ("llama", "triton")])
+@pytest.mark.parametrize("variant", ["llama", "qwen3-window"])
+@pytest.mark.parametrize("native", [True, False])
 def test_log_probabilities_are_near_those_over_a_full_cache(
-    variant: str, kernels: str, cache_dtype: torch.dtype, save_model: Callable[..., Path]
+    native: bool, variant: str, cache_dtype: torch.dtype, save_model: Callable[..., Path]
 ) -> None:
     directory = save_model(VARIANTS[variant]())
     full = _first_draws(make_runner(directory))
-    small = _first_draws(make_runner(directory, kernels, device=DEVICE, cache_dtype=cache_dtype))
+    small = _first_draws(make_runner(directory, "triton", device=DEVICE, cache_dtype=cache_dtype, native=native))
     differences = [_difference(one, other) for one, other in zip(full, small, strict=True)]
     assert 0 < max(differences) < NEAR[cache_dtype], differences
 
@@ -37,15 +38,15 @@ def test_log_probabilities_are_near_those_over_a_full_cache(
 @pytest.mark.parametrize("cache_dtype", NEAR)
 def test_chunks_and_captured_decodes_see_the_same_codes(cache_dtype: torch.dtype, tiny_llama: Path) -> None:
     options = {"device": DEVICE, "cache_dtype": cache_dtype, "max_sequences": 2}
-    whole = Driver(make_runner(tiny_llama, "fused", **options)).generate(PROMPTS, 6)  # type: ignore[arg-type]
-    runner = make_runner(tiny_llama, "fused", cuda_graphs=True, **options)  # type: ignore[arg-type]
+    whole = Driver(make_runner(tiny_llama, "triton", **options)).generate(PROMPTS, 6)  # type: ignore[arg-type]
+    runner = make_runner(tiny_llama, "triton", cuda_graphs=True, **options)  # type: ignore[arg-type]
     assert Driver(runner, chunk=7, ahead=1).generate(PROMPTS, 6) == whole
 
 
 @pytest.mark.parametrize("cache_dtype", NEAR)
 def test_scales_are_copied_with_their_block(cache_dtype: torch.dtype, tiny_llama: Path) -> None:
     runner = make_runner(
-        tiny_llama, "fused", device=DEVICE, cache_dtype=cache_dtype, num_blocks=8, num_host_blocks=4, max_sequences=2
+        tiny_llama, "triton", device=DEVICE, cache_dtype=cache_dtype, num_blocks=8, num_host_blocks=4, max_sequences=2
     )
     prompt = PROMPTS[1]
     stayed = _token(runner, Step([], [_new(1, prompt)], [ScheduledSequence(1, 0, 21, [0, 1])]))

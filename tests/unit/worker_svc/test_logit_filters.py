@@ -10,6 +10,8 @@ from worker_svc.compiled_sampler import CompiledSampler
 from worker_svc.executor import Sampler
 from worker_svc.logit_filters import FILTERS, filters_of
 from worker_svc.logit_filters.typical_p import TypicalFilter
+from worker_svc.model.host_waits import first_host_wait
+from worker_svc.penalties import filter_logits
 from worker_svc.sampler import SamplingState, sample_tokens
 from worker_svc.step import SamplingParams
 
@@ -48,6 +50,13 @@ def test_typical_tokens_are_those_of_transformers(mass: float, temperature: floa
 def test_a_filter_applies_to_requests_that_set_its_parameter(params: SamplingParams, applies: bool) -> None:
     assert len(FILTERS) >= 1
     assert bool(filters_of(params)) is applies
+
+
+def test_filters_do_not_wait_for_a_device() -> None:
+    params = SamplingParams(temperature=1.0, typical_p=0.5, allowed_token_ids=(3, 9))
+    assert filters_of(params) == FILTERS
+    logits = random_logits(4)
+    assert first_host_wait(lambda: filter_logits(logits, [(0, params), (2, params)])) is None
 
 
 @pytest.mark.parametrize("kind", ["torch", "compiled"])

@@ -89,7 +89,7 @@ def test_a_batch_without_a_sequence_is_that_of_the_others(seed: int) -> None:
         assert np.array_equal(mine, other), name
 
 
-@pytest.mark.parametrize("kernels", ["torch", "compiled", "fused"])
+@pytest.mark.parametrize("kernels", ["torch", "compiled", "triton"])
 @pytest.mark.parametrize("is_ahead", [False, True])
 def test_the_newest_sequence_fails_alone(kernels: str, is_ahead: bool, tiny_llama: Path) -> None:
     """Also if the next step, which continues all of them, was launched already."""
@@ -127,7 +127,7 @@ def test_the_newest_sequence_fails_alone(kernels: str, is_ahead: bool, tiny_llam
     assert again.failure is None
 
 
-@pytest.mark.parametrize("kernels", ["torch", "compiled", "fused"])
+@pytest.mark.parametrize("kernels", ["torch", "compiled", "triton"])
 def test_a_step_that_fits_with_no_sequence_fails_all_of_them(kernels: str, tiny_llama: Path) -> None:
     runner = make_runner(tiny_llama, kernels, max_sequences=4)
     limit_forward(runner, lambda num_tokens: num_tokens > 2)

@@ -92,9 +92,9 @@ def _serve(model: Path, grammars: GrammarCompiler, kernels: str = "compiled", **
         {"num_blocks": 11, "preemption": "swap", "num_host_blocks": 64},
         {"num_blocks": 11, "preemption": "recompute"},
         {"kernels": "torch"},
-        {"kernels": "fused", "device": "cuda" if torch.cuda.is_available() else "cpu", "max_sequences": 4},
+        {"kernels": "triton", "device": "cuda" if torch.cuda.is_available() else "cpu", "max_sequences": 4},
     ],
-    ids=["plain", "in chunks", "few", "swapped", "computed again", "torch", "fused"],
+    ids=["plain", "in chunks", "few", "swapped", "computed again", "torch", "triton"],
 )
 def test_slow_masks_change_no_token(options: dict[str, Any], model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usual, slow = _Counting(), _Counting()

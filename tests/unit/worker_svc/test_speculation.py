@@ -154,18 +154,21 @@ def test_a_drafter_changes_no_token(name: str, kernels: str, tiny_llama: Path) -
         (VARIANTS["qwen3"], "triton"),
         (OTHERS["phi"], "compiled"),
         (OTHERS["phi"], "torch"),
+        (OTHERS["phi"], "triton"),
     ],
-    ids=["window", "triton", "transformers-compiled", "transformers-torch"],
+    ids=["window", "triton", "transformers-compiled", "transformers-torch", "transformers-triton"],
 )
 def test_every_backend_verifies(config: Callable[[], Any], kernels: str, save_model: Callable[..., Path]) -> None:
     directory = save_model(config())
-    asked = [Asked(one.prompt, 12, 1, one.kind) for one in _requests(7, 7)]
+    # The interpreter of Triton's kernels is slow.
+    num_requests, num_tokens, num_drafted = (4, 7, 1) if kernels == "triton" else (7, 12, 5)
+    asked = [Asked(one.prompt, num_tokens, 1, one.kind) for one in _requests(7, num_requests)]
     expected = _alone(asked, directory, kernels)
     make_drafter = knowing(_texts(asked, expected), VOCAB, 7)
     served, core_runner = _serve(asked, directory, kernels, make_drafter=make_drafter)
     for (ours,), (theirs,) in zip(served, expected, strict=True):
         assert ours.token_ids == theirs.token_ids
-    assert sum(core_runner.num_results[count] for count in range(2, MAX_DRAFT_TOKENS + 2)) > 5
+    assert sum(core_runner.num_results[count] for count in range(2, MAX_DRAFT_TOKENS + 2)) > num_drafted
 
 
 @pytest.mark.parametrize("weights", MatrixFormat)

@@ -10,17 +10,18 @@ from torch import Tensor
 from quire_kernels.decode_plan import decode_splits
 from quire_kernels.paged_attention import paged_attention, unsupported_heads
 from quire_kernels.paged_decode import paged_decode
-from quire_kernels.prefill_tiles import PrefillTiles, most_tiles, plan_tiles, queries_per_tile
+from quire_kernels.prefill_tiles import queries_per_tile
 from worker_svc.batch import Batch
 from worker_svc.cache import LayerCache
-from worker_svc.gpu.decode_planner import DecodePlanner
+from worker_svc.gpu.attention_planner import AttentionPlanner
 from worker_svc.gpu.device_attention import Arrays, AttentionSetup, DeviceAttention, PlannedAttention
 from worker_svc.gpu.inputs import ForwardInputs
-from worker_svc.gpu.staging import ALIGNMENT
 
 
 class TritonDeviceAttention:
     """A `DeviceAttention`."""
+
+    mixed_graph_problem = None
 
     def __init__(self, setup: AttentionSetup, caches: Sequence[LayerCache]) -> None:
         self._layers = list(zip(setup.layers, caches, strict=True))
@@ -28,33 +29,18 @@ class TritonDeviceAttention:
         # Tiles have one size, whatever the step holds: a token gets the same bits alone and among others of its
         # sequence. That holds for decodes too if they have no plan.
         windows = [] if setup.deterministic else dict.fromkeys(rule.window for rule in setup.layers)
-        self._planner = DecodePlanner([decode_splits(*heads, window) for window in windows])
-        self._tile_queries, self._max_tokens = queries_per_tile(*heads), setup.max_step_tokens
-
-    @property
-    def mixed_graph_problem(self) -> str | None:
-        return None
+        splits = [decode_splits(*heads, window) for window in windows]
+        self._planner = AttentionPlanner(splits, queries_per_tile(*heads), setup.max_step_tokens)
 
     def num_plan_bytes(self, num_seqs: int) -> int:
-        num_tiles = most_tiles(max(self._max_tokens, num_seqs), num_seqs, self._tile_queries)
-        return self._planner.num_bytes(num_seqs) + 2 * 4 * num_tiles + ALIGNMENT
+        return self._planner.num_bytes(num_seqs)
 
     def plan(self, batch: Batch, num_single: int) -> Arrays:
-        arrays = self._planner.plan(batch, num_single)
-        single = num_single if arrays else 0
-        if single < len(batch.context_lens):
-            sequences = batch.query_starts[single:], batch.context_lens[single:]
-            arrays.append(plan_tiles(*sequences, len(batch.token_ids), self._tile_queries))
-        return arrays
+        return self._planner.plan(batch, num_single)
 
     def attend(self, inputs: ForwardInputs) -> PlannedAttention:
-        plans = self._planner.on_device(inputs)
-        single = inputs.num_single if plans else 0
-        # Sliced once, not in each layer
-        tables, contexts = inputs.block_tables, inputs.context_lens
-        decodes = tables[:single], contexts[:single]
-        longer = tables[single:], inputs.query_starts[single:], contexts[single:]
-        tiles = PrefillTiles(self._tile_queries, inputs.plan[-1]) if len(longer[0]) else None
+        step = self._planner.on_device(inputs)
+        num_decodes, plans = step.num_decodes, step.decode_plans
 
         def attend(layer: int, query: Tensor) -> Tensor:
             rule, cache = self._layers[layer]
@@ -66,13 +52,12 @@ class TritonDeviceAttention:
                 "key_scales": cache.key_scales,
                 "value_scales": cache.value_scales,
             }
-            if single:
-                out, plan = gathered[:single], plans[rule.window]
-                paged_decode(query[:single], *pages, *decodes, plan, rule.scale, **how, out=out)
-            if len(longer[0]):
-                paged_attention(
-                    query, *pages, *longer, inputs.max_query_len, rule.scale, **how, out=gathered, tiles=tiles
-                )
+            if num_decodes:
+                out, plan = gathered[:num_decodes], plans[rule.window]
+                paged_decode(query[:num_decodes], *pages, *step.decodes, plan, rule.scale, **how, out=out)
+            if step.tiles is not None:
+                how |= {"out": gathered, "tiles": step.tiles}
+                paged_attention(query, *pages, *step.longer, inputs.max_query_len, rule.scale, **how)
             return gathered
 
         return attend

@@ -12,7 +12,7 @@ from benchmarks.aot.table import write_table
 
 
 def _kernel(target: str, case: str, num_registers: int) -> CompiledKernel:
-    return CompiledKernel(target, case, "kernel", False, Figures(num_registers, 0, 0, 0, 0, 0))
+    return CompiledKernel(target, case, "kernel", False, Figures(num_registers, 0, 0, 0, 0, 0, 0))
 
 
 def _rows(path: Path) -> set[tuple[str, str, int]]:

@@ -28,7 +28,7 @@ def test_every_kernel_has_a_row(path: Path) -> None:
 
 def test_a_kernel_without_a_row_is_a_fault_where_all_cases_are_compiled() -> None:
     known, new = (
-        CompiledKernel("sm_90", case, "kernel", False, Figures(32, 0, 0, 0, 0, 9)) for case in ("decode", "new")
+        CompiledKernel("sm_90", case, "kernel", False, Figures(32, 0, 0, 0, 0, 9, 0)) for case in ("decode", "new")
     )
     table = {known.key: known.row()}
     assert faults(TARGETS["sm_90"], known, table, of_all=True) == []
@@ -40,8 +40,8 @@ def test_a_kernel_without_a_row_is_a_fault_where_all_cases_are_compiled() -> Non
 
 
 def test_a_kernel_that_spills_more_than_its_row_is_a_fault() -> None:
-    kernel = CompiledKernel("gfx942", "decode", "kernel", False, Figures(32, 8, 0, 0, 0, 9))
+    kernel = CompiledKernel("gfx942", "decode", "kernel", False, Figures(32, 8, 0, 0, 0, 9, 0))
     table = {kernel.key: kernel.row()}
     assert faults(TARGETS["gfx942"], kernel, table, of_all=True) == []
-    worse = replace(kernel, figures=Figures(32, 16, 0, 0, 0, 9))
+    worse = replace(kernel, figures=Figures(32, 16, 0, 0, 0, 9, 0))
     assert faults(TARGETS["gfx942"], worse, table, of_all=True) == ["spills 16 bytes of registers, not 8"]

@@ -42,7 +42,7 @@ def make(request: pytest.FixtureRequest, save_model: Callable[..., Path]) -> Cal
     directory = save_model(MODELS[variant]())
     options = {"dtype": dtype, "max_sequences": 8, "deterministic": True}
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return lambda **more: make_runner(directory, "fused", device=device, cuda_graphs=True, **options, **more)
+    return lambda **more: make_runner(directory, "triton", device=device, cuda_graphs=True, **options, **more)
 
 
 # Without a GPU, kernels are interpreted, slowly. The test below compares the bits of the other dtypes.

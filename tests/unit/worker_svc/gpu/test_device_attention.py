@@ -12,7 +12,7 @@ import reference_backend
 from distributions import install
 from llama_models import VOCAB
 from runner_driver import Driver, make_runner
-from worker_svc.attention import AttentionKind
+from runner_steps import Generate
 from worker_svc.errors import StartupFailed
 from worker_svc.gpu.attention_backends import triton
 from worker_svc.gpu.device_attention import (
@@ -23,7 +23,6 @@ from worker_svc.gpu.device_attention import (
 )
 from worker_svc.gpu.inputs import empty_batch
 from worker_svc.model.config import UnsupportedModel
-from worker_svc.model.loading import load
 from worker_svc.model_layout import LayerAttention
 
 PROMPTS = [[(7 * place + length) % VOCAB for place in range(length)] for length in (9, 1, 17)]
@@ -62,7 +61,7 @@ def test_one_of_another_package_computes_the_attention_of_all_steps(
     _install(monkeypatch, tmp_path / "site")
     runner = make_runner(
         tiny_llama,
-        "fused",
+        "triton",
         device=device.type,
         max_sequences=4,
         cuda_graphs=cuda_graphs,
@@ -104,7 +103,7 @@ def test_steps_with_prompts_run_without_a_graph_where_it_cannot_be_captured(
 ) -> None:
     _install(monkeypatch, tmp_path / "site")
     with caplog.at_level("INFO", logger="worker_svc.gpu.executor"):
-        make_runner(tiny_llama, "fused", max_sequences=2, cuda_graphs=True, attention_backend="reference")
+        make_runner(tiny_llama, "triton", max_sequences=2, cuda_graphs=True, attention_backend="reference")
     (message,) = caplog.messages
     assert message == (
         "only decodes run as CUDA graphs: QUIRE_ATTENTION_BACKEND is reference, which reads contexts on the host"
@@ -118,7 +117,7 @@ def test_an_error_in_a_step_names_it(
     line: str, what: str, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     _install(monkeypatch, tmp_path / "site", SOURCE.replace(line, "raise KeyError('gone')"))
-    runner = make_runner(tiny_llama, "fused", max_sequences=2, attention_backend="reference")
+    runner = make_runner(tiny_llama, "triton", max_sequences=2, attention_backend="reference")
     with pytest.raises(RuntimeError, match=f"^QUIRE_ATTENTION_BACKEND is reference, whose {what} failed: KeyError: "):
         Driver(runner).generate([[1, 2]], 1)
 
@@ -137,19 +136,16 @@ def test_the_version_of_its_library_is_part_of_the_arithmetic(monkeypatch: pytes
     assert arithmetic_of_backend("reference") == f" reference references 1.0 torch {torch.__version__}"
 
 
-def test_modules_of_transformers_have_no_other_backend(tiny_llama: Path) -> None:
-    with pytest.raises(UnsupportedModel, match="QUIRE_ATTENTION_BACKEND is reference, which is for models that are"):
-        load(
-            tiny_llama,
-            None,
-            torch.float32,
-            torch.device("cpu"),
-            AttentionKind.TRITON,
-            attention_backend="reference",
-        )
+def test_it_attends_for_modules_of_transformers(
+    tiny_llama: Path, reference: Generate, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _install(monkeypatch, tmp_path / "site")
+    runner = make_runner(tiny_llama, "triton", max_sequences=4, attention_backend="reference", native=False)
+    assert Driver(runner, chunk=7).generate(PROMPTS, 3) == reference(tiny_llama, PROMPTS, 3)
+    assert sys.modules["installed_backend"].num_calls > 0
 
 
 def test_latent_attention_has_no_other_backend(save_model: Callable[..., Path]) -> None:
     directory = save_model(latent_models.VARIANTS["deepseek-v2"]())
     with pytest.raises(UnsupportedModel, match="do not compute latent attention by QUIRE_ATTENTION_BACKEND reference"):
-        make_runner(directory, "fused", attention_backend="reference")
+        make_runner(directory, "triton", attention_backend="reference")

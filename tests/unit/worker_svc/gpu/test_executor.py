@@ -35,7 +35,7 @@ def make(device: torch.device) -> Callable[..., Runner]:
     """Makes a runner of a model on the device. It holds few sequences, so graphs are captured quickly."""
 
     def make(directory: Path, **options: Any) -> Runner:
-        return make_runner(directory, "fused", device=device.type, **{"max_sequences": 4, **options})
+        return make_runner(directory, "triton", device=device.type, **{"max_sequences": 4, **options})
 
     return make
 

@@ -105,7 +105,7 @@ def test_log_probabilities_are_those_of_transformers_to_the_end_of_the_context(k
 def test_the_triton_kernels_compute_what_torch_does(directory: Path) -> None:
     asked = prompts(2, 18)
     by_torch = Driver(make_runner(directory))
-    ours = Driver(make_runner(directory, "fused", device=DEVICE), chunk=9)
+    ours = Driver(make_runner(directory, "triton", device=DEVICE), chunk=9)
     assert ours.generate(asked, 3, EVERY_LOGPROB) == by_torch.generate(asked, 3, EVERY_LOGPROB)
     for sequence_id in by_torch.logprobs:
         torch.testing.assert_close(_reported(ours, sequence_id), _reported(by_torch, sequence_id), rtol=0, atol=5e-4)

@@ -140,7 +140,7 @@ def test_the_triton_kernels_compute_the_tokens_of_transformers(
 ) -> None:
     asked = [*prompts(2), *PROMPTS[2:4]]
     expected = reference(directory, asked, 4)
-    runner = make_runner(directory, "fused", device=DEVICE, cuda_graphs=cuda_graphs, max_sequences=4)
+    runner = make_runner(directory, "triton", device=DEVICE, cuda_graphs=cuda_graphs, max_sequences=4)
     assert Driver(runner, chunk=9).generate(asked, 4) == expected, "in chunks, beside decodes"
     again = asked[2] + expected[2][:2]
     assert Driver(runner).generate([again], 2) == [expected[2][2:]], "alone, as after a preemption"
@@ -150,7 +150,7 @@ def test_the_triton_kernels_compute_the_logprobs_of_torch(directory: Path) -> No
     tops = []
     for driver in (
         Driver(make_runner(directory)),
-        Driver(make_runner(directory, "fused", device=DEVICE), chunk=9),
+        Driver(make_runner(directory, "triton", device=DEVICE), chunk=9),
     ):
         driver.generate([PROMPTS[3]], 3, SamplingParams(logprobs=VOCAB))
         (reported,) = driver.logprobs.values()
@@ -163,7 +163,7 @@ def test_bits_of_the_triton_kernels_do_not_depend_on_the_batch(
     directory: Path, reference: Generate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order_dots(monkeypatch)
-    runner = make_runner(directory, "fused", device=DEVICE, deterministic=True)
+    runner = make_runner(directory, "triton", device=DEVICE, deterministic=True)
     params = SamplingParams(logprobs=3)
     together = Driver(runner, chunk=11)
     tokens = together.generate(PROMPTS[2:4], 2, params)
@@ -179,7 +179,7 @@ def test_bits_of_the_triton_kernels_do_not_depend_on_the_batch(
     [
         ("compiled", "deepseek-v2", torch.bfloat16),
         ("compiled", "deepseek-v3", torch.float32),
-        ("fused", "deepseek-v2", torch.float32),
+        ("triton", "deepseek-v2", torch.float32),
     ],
     ids=str,
 )
@@ -188,8 +188,8 @@ def test_bits_stay_the_same_with_drafts_prefixes_and_preemptions_together(
 ) -> None:
     order_dots(monkeypatch)
     directory = latent_models.save(save_model, name)
-    device = DEVICE if kernels == "fused" else "cpu"
-    options: dict[str, Any] = {"device": device, "dtype": dtype, "block_size": 8, "deterministic": kernels == "fused"}
+    device = DEVICE if kernels == "triton" else "cpu"
+    options: dict[str, Any] = {"device": device, "dtype": dtype, "block_size": 8, "deterministic": kernels == "triton"}
     shared, *others = prompts(17, 1, 7, 8)
     asked, num_tokens = [*others, *([*shared, *prompt] for prompt in others[:2])], 8
     plain = Driver(make_runner(directory, kernels, **options))
@@ -217,7 +217,7 @@ def test_a_cache_in_8_bits_changes_little(save_model: Save) -> None:
     tops = []
     # The interpreter does not round float8.
     for cache_dtype in (None, torch.int8):
-        driver = Driver(make_runner(directory, "fused", device=DEVICE, cache_dtype=cache_dtype))
+        driver = Driver(make_runner(directory, "triton", device=DEVICE, cache_dtype=cache_dtype))
         driver.generate([PROMPTS[2]], 1, SamplingParams(logprobs=VOCAB))
         ((reported,),) = driver.logprobs.values()
         tops.append(dict(reported.top))
@@ -228,16 +228,12 @@ def test_a_cache_in_8_bits_changes_little(save_model: Save) -> None:
 def test_latent_vectors_of_more_than_512_dimensions_are_refused_by_the_triton_kernels(save_model: Save) -> None:
     directory = save_model(latent_models.with_rank(520))
     with pytest.raises(UnsupportedModel, match="latent vectors of 520 dimensions: the most is 512"):
-        make_runner(directory, "fused", device=DEVICE)
+        make_runner(directory, "triton", device=DEVICE)
 
 
 def test_every_backend_computes_it(description: ModelDescription) -> None:
-    for kernels, device in (
-        (AttentionKind.TORCH, CPU),
-        (CompiledKernels(compiled.thread_pool()), CPU),
-        (AttentionKind.TRITON, torch.device("cuda")),
-    ):
-        assert unsupported_natively(description, kernels, device) is None
+    for kernels in (AttentionKind.TORCH, CompiledKernels(compiled.thread_pool()), AttentionKind.TRITON):
+        assert unsupported_natively(description, kernels) is None
 
 
 @pytest.mark.parametrize("kernels", BACKENDS)
@@ -273,7 +269,7 @@ def test_layers_of_different_query_ranks_are_refused_by_name() -> None:
     assert usual is not None
     assert other is not None
     described = replace(usual, layers=(other.layers[0], *usual.layers[1:]))
-    refused = unsupported_natively(described, CompiledKernels(compiled.thread_pool()), CPU)
+    refused = unsupported_natively(described, CompiledKernels(compiled.thread_pool()))
     assert refused is not None
     assert "different latent attention" in refused
 

@@ -118,13 +118,5 @@ def test_compiled_kernels_attend_in_bfloat16(save_model: Save) -> None:
     assert sum(a == b for a, b in zip(whole, in_chunks, strict=True)) >= 2
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="without a GPU the kernels are interpreted")
-def test_triton_kernels_attend_as_each_layer_wants(save_model: Save, reference: Generate) -> None:
-    directory = save_model(VARIANTS["gemma2"]())
-    prompts = _prompts(1, 16, 30)
-    runner = make_runner(directory, "triton", native=False)
-    assert Driver(runner, chunk=16).generate(prompts, 4) == reference(directory, prompts, 4)
-
-
 def test_it_is_transformers_that_computes(save_model: Save) -> None:
     assert isinstance(_load(save_model(VARIANTS["gpt2"]())), TransformersModel)

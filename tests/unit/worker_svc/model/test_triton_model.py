@@ -1,4 +1,4 @@
-"""The fused kernels compute every native architecture as transformers does, and every feature as torch's operators."""
+"""The Triton kernels compute every native architecture as transformers does, and every feature as torch's operators."""
 
 import random
 from collections.abc import Callable
@@ -50,9 +50,9 @@ OTHERS = ("gpt2", "opt", "gpt-neox", "phi3", "phi3-longrope", "gemma2", "gemma3"
 @pytest.mark.parametrize("variant", llama_models.VARIANTS)
 def test_log_probabilities_are_those_of_the_modules(variant: str, save_model: Save) -> None:
     directory = save_model(llama_models.VARIANTS[variant]())
-    modules, fused = Driver(make_runner(directory)), Driver(make_runner(directory, "fused", device=DEVICE), chunk=9)
-    assert fused.generate(PROMPTS, NUM_TOKENS, EVERY_TOKEN) == modules.generate(PROMPTS, NUM_TOKENS, EVERY_TOKEN)
-    _assert_equal(modules, fused)
+    modules, triton = Driver(make_runner(directory)), Driver(make_runner(directory, "triton", device=DEVICE), chunk=9)
+    assert triton.generate(PROMPTS, NUM_TOKENS, EVERY_TOKEN) == modules.generate(PROMPTS, NUM_TOKENS, EVERY_TOKEN)
+    _assert_equal(modules, triton)
 
 
 @pytest.mark.parametrize("variant", OTHERS)
@@ -61,12 +61,12 @@ def test_log_probabilities_are_those_of_transformers(variant: str, save_model: S
     model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     # Beyond the windows of these models
     prompts = [PROMPTS[0], PROMPTS[1] + PROMPTS[1][:7]]
-    fused = Driver(make_runner(directory, "fused", device=DEVICE), chunk=9)
-    sampled = fused.generate(prompts, NUM_TOKENS, EVERY_TOKEN)
+    triton = Driver(make_runner(directory, "triton", device=DEVICE), chunk=9)
+    sampled = triton.generate(prompts, NUM_TOKENS, EVERY_TOKEN)
     for sequence_id, (prompt, tokens) in enumerate(zip(prompts, sampled, strict=True), start=1):
         with torch.inference_mode():
             logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
-        for reported, expected in zip(fused.logprobs[sequence_id], logits.log_softmax(-1), strict=True):
+        for reported, expected in zip(triton.logprobs[sequence_id], logits.log_softmax(-1), strict=True):
             ours = torch.tensor([value for _, value in sorted(reported.top)])
             assert torch.allclose(ours, expected, atol=2e-4)
 
@@ -80,7 +80,7 @@ def test_tokens_stay_the_same_with_cached_prefixes_and_preempted(
     shared, first, second, *others = llama_models.prompts(9, 1, 6, 7, 7)
     asked = [*others, [*shared, *first], [*shared, *second]]
     runner = make_runner(
-        directory, "fused", device=DEVICE, block_size=8, num_blocks=3, num_host_blocks=16, max_sequences=4
+        directory, "triton", device=DEVICE, block_size=8, num_blocks=3, num_host_blocks=16, max_sequences=4
     )
     core_runner = CoreRunner(make_instance(runner), 3, preemption)
     served = core_runner.serve(submission(str(place), prompt, 3) for place, prompt in enumerate(asked))
@@ -153,14 +153,14 @@ CHANGES: dict[str, Change] = {
 
 
 def _compare(directory: Path, change: Change) -> None:
-    """The fused kernels and torch's operators agree, and what was changed matters."""
+    """The Triton kernels and torch's operators agree, and what was changed matters."""
     described = describe(read_config(directory))
     assert described is not None
     changed = change(described)
     by_torch = Driver(make_runner(directory, description=changed))
-    fused = Driver(make_runner(directory, "fused", device=DEVICE, description=changed), chunk=9)
-    assert fused.generate(PROMPTS, 2, EVERY_TOKEN) == by_torch.generate(PROMPTS, 2, EVERY_TOKEN)
-    _assert_equal(by_torch, fused)
+    triton = Driver(make_runner(directory, "triton", device=DEVICE, description=changed), chunk=9)
+    assert triton.generate(PROMPTS, 2, EVERY_TOKEN) == by_torch.generate(PROMPTS, 2, EVERY_TOKEN)
+    _assert_equal(by_torch, triton)
     unchanged = Driver(make_runner(directory, description=described))
     unchanged.generate(PROMPTS, 1, EVERY_TOKEN)
     first, other = (dict(driver.logprobs[2][0].top) for driver in (by_torch, unchanged))
@@ -177,7 +177,7 @@ def test_norms_of_updates_beside_each_other(save_model: Save) -> None:
     _compare(directory, _with_layers(lambda number, layer: replace(layer, parallel=True)))
 
 
-def test_heads_of_more_than_256_dimensions_are_refused(save_model: Save) -> None:
+def test_heads_of_more_than_256_dimensions_are_retriton(save_model: Save) -> None:
     directory = save_model(LlamaConfig(**llama_models.SIZES | {"head_dim": 272}))
     described = describe(read_config(directory))
     assert described is not None

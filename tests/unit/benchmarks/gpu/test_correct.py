@@ -1,0 +1,49 @@
+"""Every op is compared with a reference, and a wrong one is found."""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+import quire_kernels
+from benchmarks.gpu.correct import OP_ERROR, all_checks
+from benchmarks.gpu.op_calls import OpCall
+
+# Attention and its merge are named by their kind of step; copies between device and host are an op each.
+OTHER_NAMES = {"paged_decode": "decode", "paged_attention": "prefill"}
+
+
+def _ops() -> Iterator[str]:
+    """The functions that have a reference."""
+    for module in pkgutil.iter_modules(quire_kernels.__path__, "quire_kernels."):
+        if not module.ispkg:
+            names = [name for name in vars(importlib.import_module(module.name)) if name.endswith("_reference")]
+            yield from (name.removesuffix("_reference") for name in names if not name.startswith(("_", "attend")))
+
+
+def test_every_op_is_checked() -> None:
+    checks = [check.name for check in all_checks(torch.device("cpu"), small=True)]
+    assert {name for name in _ops() if not any(one.startswith(OTHER_NAMES.get(name, name)) for one in checks)} == set()
+
+
+def _doubled(factor: float) -> Callable[[Tensor], Tensor]:
+    return lambda numbers: numbers * (2.0 * factor)
+
+
+def _double_in_place(factor: float) -> Callable[[Tensor], None]:
+    def double(numbers: Tensor) -> None:
+        numbers *= 2.0 * factor
+
+    return double
+
+
+@pytest.mark.parametrize("make_op", [_doubled, _double_in_place])
+@pytest.mark.parametrize("factor", [1.0, 1.02])
+def test_a_difference_in_a_result_or_an_argument_is_found(
+    factor: float, make_op: Callable[[float], Callable[[Tensor], object]]
+) -> None:
+    call = OpCall("op", make_op(factor), make_op(1.0), lambda: ((torch.randn(9),), {}))
+    assert (call.error() > OP_ERROR) == (factor != 1.0)
