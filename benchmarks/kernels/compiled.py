@@ -30,16 +30,18 @@ _FORMATS = {
 }
 
 
-def attention(device: torch.device, heads: Heads, num_seqs: int, num_queries: int, context_len: int) -> KernelCase:
-    """Attention over the compiled code's cache layout."""
+def attention(
+    device: torch.device, heads: Heads, num_seqs: int, num_queries: int, context_len: int, *, by_amx: bool = False
+) -> KernelCase:
+    """Attention over the compiled code's cache layout, by vectors or by AMX."""
     batch = PagedBatch.make(heads, num_seqs, num_queries, context_len, device)
     layer, slots = _layer(batch)
     keys, values = (tensor.transpose(1, 2).flatten(0, 1).contiguous() for tensor in batch.gather())
     store_tokens(_thread_pool(), keys, values, layer, slots)
     tensors = (batch.block_tables, batch.query_starts, batch.context_lens)
-    run = partial(attend, _thread_pool(), batch.query, layer, *tensors, batch.scale)
+    run = partial(attend, _thread_pool(), batch.query, layer, *tensors, batch.scale, use_amx=by_amx)
     shape = f"{batch.heads.num_kv_heads} × {heads.group} heads of {heads.head_dim}, {num_seqs} × {num_queries} of "
-    shape += f"{context_len} tokens"
+    shape += f"{context_len} tokens{' by AMX' if by_amx else ''}"
     peers = attention_peers(batch, device)
     if num_queries == 1:
         return KernelCase("compiled attend", shape, Bound.MEMORY, batch.kv_bytes, run, peers)

@@ -41,8 +41,16 @@ CASES: tuple[partial[KernelCase], ...] = (
     partial(blocks.swap_blocks, direction=Direction.OUT, num_pairs=256, block_bytes=360 << 10),
     partial(blocks.swap_blocks, direction=Direction.IN, num_pairs=256, block_bytes=360 << 10),
 )
-AMX_CASES: tuple[partial[KernelCase], ...] = tuple(
-    partial(compiled.product, num_rows=num_rows, outputs=16384, inputs=2048, matrix_format=matrix_format, by_amx=True)
-    for num_rows in (1, 32, 256)
-    for matrix_format in (MatrixFormat.PLAIN, MatrixFormat.W8A8, MatrixFormat.W4A8)
+AMX_CASES: tuple[partial[KernelCase], ...] = (
+    partial(compiled.attention, heads=SMOLLM_135M, num_seqs=32, num_queries=1, context_len=512, by_amx=True),
+    partial(compiled.attention, heads=LLAMA_8B, num_seqs=8, num_queries=1, context_len=2048, by_amx=True),
+    partial(compiled.attention, heads=SMOLLM_135M, num_seqs=1, num_queries=512, context_len=512, by_amx=True),
+    partial(compiled.attention, heads=SMOLLM_135M, num_seqs=1, num_queries=256, context_len=1024, by_amx=True),
+    *(
+        partial(
+            compiled.product, num_rows=num_rows, outputs=16384, inputs=2048, matrix_format=matrix_format, by_amx=True
+        )
+        for num_rows in (1, 32, 256)
+        for matrix_format in (MatrixFormat.PLAIN, MatrixFormat.W8A8, MatrixFormat.W4A8)
+    ),
 )
