@@ -180,7 +180,7 @@ $(OLDER_TRITON)/.installed: requirements/aot-triton36.txt $(STAMP)
 		--upgrade --target $(OLDER_TRITON) --requirement $<
 	@touch $@
 
-aot: $(STAMP) $(OLDER_TRITON)/.installed  ## Compile all Triton kernels for seven GPUs that need not be there, in half an hour; TARGETS=sm_90
+aot: $(STAMP) $(OLDER_TRITON)/.installed  ## Compile all Triton kernels for seven GPUs that need not be there, in a quarter of an hour; TARGETS=sm_90
 	$(BIN)/python -m benchmarks.aot $(if $(TARGETS),--targets $(TARGETS))
 	$(if $(filter-out sm_90,$(TARGETS)),,PYTHONPATH=$(OLDER_TRITON) $(BIN)/python -m benchmarks.aot --targets sm_90)
 

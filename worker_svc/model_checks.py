@@ -208,7 +208,7 @@ def _computed_by(
     """What computes the model, and whether that is Quire's own code. Raises IncompleteModel where nothing does."""
     device = choose_device(settings.device)
     if description is not None:
-        if device.type == "cuda":
+        if device.type == "cuda" or settings.kernels == "triton":
             from worker_svc.model import triton_body
 
             computed, name = triton_body.COMPUTED, "Triton kernels"

@@ -175,11 +175,10 @@ def _sample(logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
     """One token for each row by its seed: int64 [rows]."""
     numbers = uniform_numbers(states)
     params = [state.params for state in states]
-    # A CPU handles a few rows at a time, whose intermediate values stay in its cache.
-    size = _CPU_ROWS if logits.device.type == "cpu" else len(params)
+    # A few rows at a time, whose intermediate values stay in the cache
     sampled = []
-    for first in range(0, len(params), size):
-        part = slice(first, first + size)
+    for first in range(0, len(params), _CPU_ROWS):
+        part = slice(first, first + _CPU_ROWS)
         weights = _weights(logits[part], params[part])
         sampled.append(_inverse_cdf(weights, torch.from_numpy(numbers[part]).to(logits.device)))
     return torch.cat(sampled)

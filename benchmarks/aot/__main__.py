@@ -3,8 +3,8 @@
     python -m benchmarks.aot [--targets sm_90,gfx942] [--only TEXT] [--quick] [--update] [--output FILE]
 
 Fails with status 1 if a kernel does not compile, uses more shared memory than its target has, spills more registers
-than its target allows, lacks tensor-core instructions or asynchronous copies, loads single numbers of 16 bits, has
-other inner loops than the table or no row in it; and if there is a kernel that no case launches.
+than its target allows, lacks tensor-core instructions or asynchronous copies, has more loads of single numbers of 16
+bits than in the table, other inner loops, or no row in it; and if there is a kernel that no case launches.
 """
 
 import argparse

@@ -77,6 +77,8 @@ MODELS = {
     "Pythia 2.8B": Heads(32, 32, 80, rotary_dim=20),
     "GPT-2": Heads(12, 12, 64, rotary_dim=0),
 }
+OTHER_HEADS = {"heads of 192": Heads(16, 8, 192), "64 heads for a KV head": Heads(64, 1, 128)}
+"""Shapes that tiles are not made for: fewer dimensions than a power of two, and many heads in a group."""
 
 
 def _cache(heads: Heads, block_size: int, dtype: torch.dtype) -> LayerCache:
@@ -136,7 +138,7 @@ def _attention(
     is_quick: bool = False,
 ) -> Iterator[Case]:
     """Prefill and decode of a model."""
-    heads, kv = MODELS[model], kv or dtype
+    heads, kv = (MODELS | OTHER_HEADS)[model], kv or dtype
     how = f"{model}, {DTYPE_NAMES[dtype]}" + (f", KV {DTYPE_NAMES[kv]}" if kv != dtype else "")
     how += f", blocks of {block_size}" if block_size != 16 else ""
     needs_fp8 = kv == FP8
@@ -155,6 +157,9 @@ def _attention_cases() -> Iterator[Case]:
         yield from _attention(model, FP16)
         yield from _attention(model, FP32, is_quick=model == "Llama 3 8B")
     yield from _attention("Gemma 2 9B", FP32)
+    for model in OTHER_HEADS:
+        yield from _attention(model)
+    yield from _attention("heads of 192", kv=INT8)
     for kv in (FP8, INT8):
         yield from _attention("Llama 3 8B", kv=kv, is_quick=True)
         for model in ("SmolLM2 135M", "Pythia 2.8B", "Phi 3 mini", "Gemma 2 9B"):

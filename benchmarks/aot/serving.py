@@ -5,14 +5,14 @@
 
 Start-up and then random steps run as they would on an H200, but a launch is only recorded. Fails with status 1 if a
 launch after the start-up needs a kernel that none before it needed; the kernels are printed. `all` are all registered
-families: decoders, also where they compute embeddings, and encoders.
+families: decoders, also where they compute embeddings, and encoders; and a model of transformers' own modules.
 """
 
 import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -30,17 +30,20 @@ from benchmarks.aot.targets import TARGETS, intercepted_launches
 from benchmarks.aot.traffic import RandomDrafter, RandomTraffic, letter_grammars
 from benchmarks.gpu.random_model import LLAMA_8B, MetaCheckpoint
 from quire_kernels.block_copy import block_copy
-from worker_svc.cache import CacheShape
+from worker_svc.cache import CacheShape, KVCache
 from worker_svc.description import WorkerLimits
-from worker_svc.executor import CudaGraphOptions, run_inline
+from worker_svc.executor import CudaGraphOptions, Executor, run_inline
 from worker_svc.gpu import executor as gpu_executor
+from worker_svc.gpu.device_attention import DEFAULT_BACKEND
 from worker_svc.gpu.staging import Staging, StagingBuffer
 from worker_svc.model.architecture import describe
 from worker_svc.model.config import read_config
 from worker_svc.model.description import ModelDescription
+from worker_svc.model.loading import LoadedModel
 from worker_svc.model.triton_encoder import TritonEncoder
 from worker_svc.model.triton_model import TritonModel
 from worker_svc.model.triton_states import TritonStates
+from worker_svc.model_layout import ModelLayout
 from worker_svc.runner import Runner
 from worker_svc.step import BlockPairs, Direction, SwapResult
 from worker_svc.warm_up import measure_prefill, run_largest_step, warm_up
@@ -141,23 +144,52 @@ def _describe(raw_config: dict[str, Any]) -> ModelDescription:
     return description
 
 
+class _MetaModules:
+    """A small model of transformers' own modules on meta tensors, with heads of Llama's size."""
+
+    def __init__(self) -> None:
+        from transformers import AutoModelForCausalLM, PhiConfig
+
+        from worker_svc.model.probe import probe
+        from worker_svc.model.transformers_model import load_modules
+
+        config = PhiConfig(
+            hidden_size=1024, intermediate_size=64, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=2,
+            vocab_size=2048, max_position_embeddings=8192,
+        )  # fmt: skip
+        auto: Any = AutoModelForCausalLM
+        with TemporaryDirectory() as folder:
+            auto.from_config(config).save_pretrained(folder)
+            load = partial(load_modules, config, Path(folder))
+            self._found = probe(load(torch.float32, torch.device("cpu")))
+            self._modules = load(torch.bfloat16, _META)
+
+    @property
+    def layout(self) -> ModelLayout:
+        return self._found.layout
+
+    def executor(self, cache: KVCache, limits: WorkerLimits, graphs: CudaGraphOptions) -> Executor:
+        from worker_svc.model.triton_transformers import make_device_executor
+
+        return make_device_executor(self._modules, self._found, cache, limits, graphs, DEFAULT_BACKEND)
+
+
 def compiled_while_serving(
-    raw_config: dict[str, Any],
+    load: Callable[[], LoadedModel],
     num_steps: int,
     *,
     cache_dtype: torch.dtype = torch.bfloat16,
-    deterministic: bool = False,
     cuda_graphs: bool = True,
 ) -> tuple[int, list[tuple[str, ...]]]:
     """How many launches the steps made, and the kernels among them that no launch of the start-up needed."""
-    description = _describe(raw_config)
-    launches, grammars = Launches(), letter_grammars(description.vocab_size)
+    launches = Launches()
     with (
         torch.inference_mode(),
         patch.object(gpu_executor, "Staging", _MetaStaging),
         intercepted_launches(TARGETS["sm_90"], launches.record),
     ):
-        model = TritonModel(description, MetaCheckpoint(), deterministic=deterministic)
+        model = load()
+        grammars = letter_grammars(model.layout.vocab_size)
         shape = CacheShape.of(model.layout, 16, cache_dtype)
 
         def make_runner(limits: WorkerLimits) -> Runner:
@@ -195,20 +227,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     num_bad = 0
 
     def results() -> Iterator[tuple[str, int, list[tuple[str, ...]]]]:
+        how = {"deterministic": options.deterministic}
+        serving: dict[str, Any] = {
+            "cache_dtype": _CACHE_DTYPES[options.kv],
+            "cuda_graphs": not options.no_graphs,
+        }
         for name, raw_config in models.items():
             yield (
                 name,
                 *compiled_while_serving(
-                    raw_config,
-                    options.steps,
-                    cache_dtype=_CACHE_DTYPES[options.kv],
-                    deterministic=options.deterministic,
-                    cuda_graphs=not options.no_graphs,
+                    partial(TritonModel, _describe(raw_config), MetaCheckpoint(), **how), options.steps, **serving
                 ),
             )
         if options.model != ALL:
             return
-        how = {"deterministic": options.deterministic}
+        if not options.deterministic:
+            yield "modules of transformers", *compiled_while_serving(_MetaModules, options.steps, **serving)
         for name, raw_config in models.items():
             decoder = _describe(raw_config)
             make_states = partial(TritonStates, decoder, MetaCheckpoint(), **how)

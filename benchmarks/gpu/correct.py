@@ -85,7 +85,7 @@ def _prefill_error(contexts: tuple[int, ...], heads: tuple[int, int], head_dim: 
 
     arguments: dict[str, Any] = make_batch(
         [(min(context, 1 + (37 * context) % 140), context) for context in contexts], heads, head_dim, **how
-    ).arguments()
+    ).tiled_arguments()
     return _largest_error(paged_attention(**arguments), paged_attention_reference(**arguments))
 
 

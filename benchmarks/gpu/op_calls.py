@@ -1,5 +1,6 @@
 """Calls of the ops that have a reference of the same arguments: `benchmarks.gpu.correct` makes each with both."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
@@ -33,7 +34,10 @@ class OpCall:
         ours, expected = pairs
         if [one.shape for one in ours] != [one.shape for one in expected]:
             raise ValueError("the op and its reference have no results of the same shapes")
-        return max(_relative_error(*pair) for pair in zip(ours, expected, strict=True))
+        # The largest, where one that is no number counts as such
+        return max(
+            (_relative_error(*pair) for pair in zip(ours, expected, strict=True)), key=lambda one: (one != one, one)
+        )
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -50,8 +54,14 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _relative_error(actual: Tensor, expected: Tensor) -> float:
-    ours, theirs = (one.double().nan_to_num() for one in (actual, expected))
-    return float((ours - theirs).norm() / theirs.norm().clamp_min(1e-30))
+    """Of the finite numbers; infinite if others are not the same."""
+    ours, theirs = actual.double(), expected.double()
+    finite = theirs.isfinite()
+    if not torch.equal(ours.isfinite(), finite) or not torch.equal(
+        ours[~finite].nan_to_num(nan=0.0), theirs[~finite].nan_to_num(nan=0.0)
+    ):
+        return math.inf
+    return float((ours[finite] - theirs[finite]).norm() / theirs[finite].norm().clamp_min(1e-30))
 
 
 def op_calls(device: torch.device, dtype: torch.dtype, *, small: bool) -> Iterator[OpCall]:
@@ -132,9 +142,14 @@ def _latent_calls(size: _Sizes) -> Iterator[OpCall]:
     from paged_batches import make_batch
     from quire_kernels.decode_plan import DecodePlan
     from quire_kernels.head_linear import head_linear, head_linear_reference
-    from quire_kernels.latent_attention import latent_attention, latent_attention_reference
+    from quire_kernels.latent_attention import (
+        latent_attention,
+        latent_attention_reference,
+        latent_queries_per_tile,
+    )
     from quire_kernels.latent_decode import latent_decode, latent_decode_reference, latent_splits
     from quire_kernels.latent_store import latent_store, latent_store_reference
+    from quire_kernels.prefill_tiles import PrefillTiles
     from quire_kernels.row_norm import RowNorm
     from worker_svc.cache import CacheShape
 
@@ -146,9 +161,13 @@ def _latent_calls(size: _Sizes) -> Iterator[OpCall]:
         batch = make_batch(
             sequences, (1, num_heads), rank + rotated, dtype=size.dtype, cache_dtype=kv, device=size.device.type
         )
-        named = {"key_scales": batch.key_scales}
+        named: dict[str, Any] = {"key_scales": batch.key_scales}
         if not is_decode:
             layout = batch.block_tables, batch.query_starts, batch.context_lens
+            how = num_heads, rank, rotated, size.dtype, batch.key_cache.dtype, size.device
+            starts, lengths = batch.query_starts.cpu().numpy(), batch.context_lens.cpu().numpy()
+            queries = latent_queries_per_tile(*how)
+            named["tiles"] = PrefillTiles.make(starts, lengths, len(batch.query), queries, size.device)
             return (batch.query, batch.key_cache, *layout, rank, batch.scale), named
         splits = latent_splits(num_heads, rank, rotated, size.dtype, batch.key_cache.dtype, size.device)
         plan = DecodePlan.make(splits, batch.context_lens.cpu().numpy(), size.device)
@@ -206,8 +225,7 @@ def _norm_calls(size: _Sizes) -> Iterator[OpCall]:
         return (hidden, size.normal(size.num_tokens, size.width), norm(is_centered=is_centered), size.dtype), {}
 
     def prompts() -> Arguments:
-        starts = [0, 1, 18, size.num_tokens * 2]
-        qkv = size.normal(starts[-1] if starts[-1] > 18 else 30, 3 * 4 * 64)
+        qkv = size.normal(max(30, 2 * size.num_tokens), 3 * 4 * 64)
         return (qkv, torch.tensor([0, 1, 18, len(qkv)], dtype=torch.int32).to(size.device), 4), {}
 
     def rows() -> Arguments:

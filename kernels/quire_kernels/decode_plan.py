@@ -27,10 +27,11 @@ MIN_KEYS_PER_SHARE = 256
 SPLIT_GRAIN = 128
 """The largest tile of keys: a fixed split is a multiple of it, so that no tile is in two splits."""
 
-# Upper bounds of what the decode kernel takes on every target, which `make aot` checks: bytes of shared memory besides
-# tiles and queries, and registers of a thread.
+# What the decode kernel takes: bytes of shared memory besides tiles and queries, and registers of a thread, usually and
+# at most. Where it takes more, as many programs run nevertheless: `make aot` fails where those of a plan do not all run
+# at once.
 _OTHER_SHARED_BYTES = 2048
-_REGISTERS, _FP32_REGISTERS = 168, 80
+_REGISTERS, _MOST_REGISTERS, _FP32_REGISTERS = 168, 255, 80
 # Of each program on NVIDIA's GPUs, beside its own
 _RESERVED_SHARED_BYTES = 1024
 INTERPRETED_PROGRAMS = 8
@@ -151,12 +152,12 @@ def decode_splits(
     window: int | None = None,
 ) -> DecodeSplits:
     """Splits for as many programs as run on the device at the same time."""
-    tile_m, tile_n, tile_d = decode_tile(num_heads // num_kv_heads, head_dim, dtype)
+    tile_m, tile_n, _ = decode_tile(num_heads // num_kv_heads, head_dim, dtype)
     if device.type == "cpu":
         programs = INTERPRETED_PROGRAMS
     else:
         programs = device_limits(device).multiprocessors * resident_programs(
-            tile_m, tile_n, tile_d, dtype, cache_dtype, device
+            tile_m, tile_n, head_dim, dtype, cache_dtype, device
         )
     return DecodeSplits(max(1, programs // num_kv_heads), tile_n, window)
 
@@ -170,7 +171,7 @@ def decode_tile(group: int, head_dim: int, dtype: torch.dtype) -> tuple[int, int
 def resident_programs(
     tile_m: int,
     tile_n: int,
-    tile_d: int,
+    head_dim: int,
     dtype: torch.dtype,
     cache_dtype: torch.dtype,
     device: torch.device,
@@ -179,6 +180,7 @@ def resident_programs(
 
     If fewer ran than this says, those that wait would take as long again; one too few costs little.
     """
+    tile_d = tile_dims(head_dim)
     limits, options = device_limits(device), launch_options(tile_m, tile_n, tile_d, dtype, cache_dtype, device)
     # Of keys and of values, one tile is used and as many are loaded as there are stages for them.
     num_tiles = 4 if options["num_stages"] == 5 else 2
@@ -188,7 +190,11 @@ def resident_programs(
         + _OTHER_SHARED_BYTES
         + _RESERVED_SHARED_BYTES
     )
-    registers = _FP32_REGISTERS if dtype == torch.float32 and cache_dtype.itemsize > 1 else _REGISTERS
+    if dtype == torch.float32 and cache_dtype.itemsize > 1:
+        registers = _FP32_REGISTERS
+    else:
+        # More for many heads of a group, and for the masks of dimensions that are none.
+        registers = _MOST_REGISTERS if tile_m > 16 or head_dim < tile_d == 256 else _REGISTERS
     threads = options["num_warps"] * limits.warp_size
     return max(
         1,

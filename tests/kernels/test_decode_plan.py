@@ -87,7 +87,7 @@ def test_each_item_is_in_one_share_and_each_part_is_merged(contexts: list[int], 
 
 
 @given(CONTEXTS, SPLITS)
-def test_no_share_reads_more_than_an_equal_one_and_costs_more_than_the_starts_of_two_items_beside_it(
+def test_no_share_reads_more_than_an_equal_one_or_costs_more_by_more_than_the_starts_of_two_items(
     contexts: list[int], splits: DecodeSplits
 ) -> None:
     plan = splits.plan(lengths(contexts))

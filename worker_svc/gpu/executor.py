@@ -80,7 +80,7 @@ class DeviceExecutor:
         self._graphs = ForwardGraphs(forward, limits, device, self._staging, self._forward_begin)
         self._matchers = SequenceMatchers()
         if cuda_graphs and forward.graph_problem is not None:
-            _log.info("no step runs as a CUDA graph: %s", forward.graph_problem)
+            _log.info("only sampling runs as CUDA graphs: %s", forward.graph_problem)
         elif cuda_graphs and forward.attention.mixed_graph_problem is not None:
             _log.info("only decodes run as CUDA graphs: %s", forward.attention.mixed_graph_problem)
         if cuda_graphs:

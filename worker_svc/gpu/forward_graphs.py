@@ -25,7 +25,7 @@ class DeviceForward(Protocol):
 
     @property
     def graph_problem(self) -> str | None:
-        """Why no step can run as a CUDA graph, as a sentence without its stop; None: steps can."""
+        """Why no step can run as a CUDA graph, as a sentence without its period; None: steps can."""
 
     @property
     def attention(self) -> DeviceAttention:

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _COPIES = {"aten::_to_copy", "aten::copy_"}
-# Its tags say that the shape of its result depends on values, which is only so for masks.
+# Their tags say that the shape of a result depends on values, which is only so for masks. Indices on the host are
+# copied.
 _INDEXING = {"aten::index", "aten::index_put_", "aten::index_put", "aten::_index_put_impl_"}
 # Whether an operation of a library beside torch waits inside cannot be seen.
 _NAMESPACES = {"aten", "prim", "prims"}
@@ -31,7 +32,7 @@ def first_host_wait(work: Callable[[], object]) -> str | None:
 
 
 class _WaitFinder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the first operation that waits, and computes all as ever."""
+    """Notes the first operation that waits. Every operation is computed."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -57,7 +58,10 @@ def _waits(func: Any, args: tuple[Any, ...], result: Any) -> bool:
     if func.namespace not in _NAMESPACES:
         return True
     if name in _INDEXING:
-        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+        indices = [index for index in args[1] if index is not None]
+        return any(index.dtype in (torch.bool, torch.uint8) or index.device != args[0].device for index in indices)
+    if name == "aten::lift_fresh":  # a tensor that the host has made of its own values
+        return bool(args[0].device.type not in ("cpu", "meta"))
     if name in _COPIES:
         source = args[1] if name == "aten::copy_" else args[0]
         return isinstance(result, Tensor) and source.device != result.device

@@ -38,8 +38,8 @@ class FoundAttention:
     layout: ModelLayout
     places: dict[int, int]
     """The index in the layout of each of the model's own layer numbers."""
-    num_heads: int
-    """Of the queries of each layer."""
+    num_heads: tuple[int, ...]
+    """Of the queries, of each layer of the layout."""
 
 
 def _context_length(config: Any) -> int:
@@ -111,15 +111,16 @@ def probe(model: Any) -> FoundAttention:
     _check_isolation(model, length)
     if logits.shape[1] != config.vocab_size:
         raise IncompatibleModel(f"has {logits.shape[1]} logits for a vocabulary of {config.vocab_size}")
-    shapes = {(call.query.shape[1], *call.key.shape[1:]) for call in recorded}
+    shapes = {tuple(call.key.shape[1:]) for call in recorded}
     if len(shapes) > 1:
         raise IncompatibleModel(
-            f"has layers of different shapes (heads, KV heads, dimensions): {', '.join(map(str, sorted(shapes)))}"
+            f"has layers of different shapes (KV heads, dimensions): {', '.join(map(str, sorted(shapes)))}"
         )
-    ((num_heads, num_kv_heads, head_dim),) = shapes
+    ((num_kv_heads, head_dim),) = shapes
     layers = tuple(_layer_attention(call) for call in recorded)
     _check_cache(config, recorded, layers, length)
     places = {call.layer: place for place, call in enumerate(recorded)}
+    num_heads = tuple(call.query.shape[1] for call in recorded)
     return FoundAttention(ModelLayout(config.vocab_size, length, num_kv_heads, head_dim, layers), places, num_heads)
 
 

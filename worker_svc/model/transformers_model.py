@@ -37,6 +37,10 @@ class TransformersModel:
         """
         self._model, self._kernels, self._attention_backend = model, kernels, attention_backend
         self._found = probe(model)
+        numbers = sorted(set(self._found.num_heads))
+        if kernels is AttentionKind.TRITON and len(numbers) > 1:
+            heads = ", ".join(map(str, numbers))
+            raise IncompatibleModel(f"has layers of {heads} heads, and a GPU's attention plans those of one number")
 
     @property
     def layout(self) -> ModelLayout:
@@ -101,7 +105,7 @@ def load_transformers_model(
     """Loads the model of a directory, given its config. Raises UnsupportedModel, which says why it cannot be served."""
     try:
         check_class(config)
-        return TransformersModel(_load(config, directory, dtype, device), kernels, attention_backend)
+        return TransformersModel(load_modules(config, directory, dtype, device), kernels, attention_backend)
     except IncompatibleModel as error:
         raise UnsupportedModel(f"the model in {directory} {error}") from None
     except Exception as error:  # a model's class raises anything for values of its config that it does not expect
@@ -130,7 +134,8 @@ def check_class(config: Any) -> None:
         raise IncompatibleModel(f"is of the architecture {named}, whose attention cannot be replaced in transformers")
 
 
-def _load(config: Any, directory: Path, dtype: torch.dtype, device: torch.device) -> Any:
+def load_modules(config: Any, directory: Path, dtype: torch.dtype, device: torch.device) -> Any:
+    """The model of a directory, which calls paged attention. Raises IncompatibleModel, or an error of its class."""
     weight_files(directory)
     # transformers' types are incomplete here.
     auto: Any = AutoModelForCausalLM
@@ -154,8 +159,10 @@ def _load(config: Any, directory: Path, dtype: torch.dtype, device: torch.device
             raise IncompatibleModel(f"{fault} {', '.join(names[:3])}{' and others' if len(names) > 3 else ''}")
     if loading_info["mismatched_keys"]:
         raise IncompatibleModel(f"has tensors of the wrong shape: {sorted(loading_info['mismatched_keys'])[0][0]}")
+    model = model.to(device).eval()
     output = model.get_output_embeddings()
     if dtype != torch.float32 and type(output) is nn.Linear:
-        # A separate attribute: other users of the module still find its weights.
+        # A separate attribute: other users of the module still find its weights. After these are on the device, since
+        # it keeps them.
         vars(output)["forward"] = _Float32Logits(output)
-    return model.to(device).eval()
+    return model

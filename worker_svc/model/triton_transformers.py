@@ -8,12 +8,14 @@ from torch import Tensor
 from quire_kernels.store_kv import store_kv
 from worker_svc.cache import KVCache
 from worker_svc.description import WorkerLimits
+from worker_svc.errors import StartupFailed
 from worker_svc.executor import CudaGraphOptions, Executor
 from worker_svc.gpu.device_attention import AttentionSetup, make_device_attention
 from worker_svc.gpu.executor import DeviceExecutor
 from worker_svc.gpu.inputs import ForwardInputs
 from worker_svc.model.attention_interface import AttentionCall, run
 from worker_svc.model.probe import FoundAttention, find_host_wait
+from worker_svc.out_of_memory import is_out_of_memory
 
 
 def make_device_executor(
@@ -24,9 +26,20 @@ def make_device_executor(
     graphs: CudaGraphOptions,
     attention_backend: str,
 ) -> Executor:
-    """The executor of a model that passed the probe. Raises StartupFailed if the backend does not support it."""
+    """The executor of a model that passed the probe, with one number of heads.
+
+    Raises StartupFailed if the backend does not support it, or its modules cannot be captured as CUDA graphs.
+    """
     forward = TritonTransformersForward(model, found, cache, limits, attention_backend)
-    return DeviceExecutor(forward, limits, cache.device, cuda_graphs=graphs.enabled, report=graphs.report)
+    try:
+        return DeviceExecutor(forward, limits, cache.device, cuda_graphs=graphs.enabled, report=graphs.report)
+    except RuntimeError as error:
+        if not graphs.enabled or forward.graph_problem is not None or is_out_of_memory(error):
+            raise
+        raise StartupFailed(
+            "QUIRE_CUDA_GRAPHS is true, but the modules of transformers that compute this model cannot run as CUDA "
+            f"graphs; set it to false: {error}"
+        ) from error
 
 
 class TritonTransformersForward:
@@ -39,7 +52,7 @@ class TritonTransformersForward:
         self._caches = [cache.layer(layer) for layer in range(cache.num_layers)]
         layout = found.layout
         setup = AttentionSetup(
-            found.num_heads,
+            found.num_heads[0],
             layout.num_kv_heads,
             layout.head_dim,
             cache.block_size,

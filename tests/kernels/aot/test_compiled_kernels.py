@@ -63,8 +63,8 @@ MUTANTS = {
     ),
     "more programs than fit": Mutant(
         "decode_plan.py",
-        "_REGISTERS, _FP32_REGISTERS = 168, 80",
-        "_REGISTERS, _FP32_REGISTERS = 96, 80",
+        "_REGISTERS, _MOST_REGISTERS, _FP32_REGISTERS = 168, 255, 80",
+        "_REGISTERS, _MOST_REGISTERS, _FP32_REGISTERS = 96, 255, 80",
         compiling("sm_90", "decode: Gemma 2 9B, bf16, KV int8"),
         "programs that wait for others to end",
     ),

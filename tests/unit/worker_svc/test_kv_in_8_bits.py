@@ -36,8 +36,11 @@ def test_log_probabilities_are_near_those_over_a_full_cache(
 
 
 @pytest.mark.parametrize("cache_dtype", NEAR)
-def test_chunks_and_captured_decodes_see_the_same_codes(cache_dtype: torch.dtype, tiny_llama: Path) -> None:
-    options = {"device": DEVICE, "cache_dtype": cache_dtype, "max_sequences": 2}
+@pytest.mark.parametrize("native", [True, False])
+def test_chunks_and_captured_decodes_see_the_same_codes(
+    native: bool, cache_dtype: torch.dtype, tiny_llama: Path
+) -> None:
+    options = {"device": DEVICE, "cache_dtype": cache_dtype, "max_sequences": 2, "native": native}
     whole = Driver(make_runner(tiny_llama, "triton", **options)).generate(PROMPTS, 6)  # type: ignore[arg-type]
     runner = make_runner(tiny_llama, "triton", cuda_graphs=True, **options)  # type: ignore[arg-type]
     assert Driver(runner, chunk=7, ahead=1).generate(PROMPTS, 6) == whole

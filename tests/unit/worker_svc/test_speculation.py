@@ -165,7 +165,8 @@ def test_every_backend_verifies(config: Callable[[], Any], kernels: str, save_mo
     asked = [Asked(one.prompt, num_tokens, 1, one.kind) for one in _requests(7, num_requests)]
     expected = _alone(asked, directory, kernels)
     make_drafter = knowing(_texts(asked, expected), VOCAB, 7)
-    served, core_runner = _serve(asked, directory, kernels, make_drafter=make_drafter)
+    graphs = {"cuda_graphs": True} if kernels == "triton" else {}
+    served, core_runner = _serve(asked, directory, kernels, make_drafter=make_drafter, **graphs)
     for (ours,), (theirs,) in zip(served, expected, strict=True):
         assert ours.token_ids == theirs.token_ids
     assert sum(core_runner.num_results[count] for count in range(2, MAX_DRAFT_TOKENS + 2)) > num_drafted

@@ -31,12 +31,17 @@ struct VectorCodes {
 // of a panel are read `depth` inputs at a time, as the registers are shaped.
 struct AmxSums {
     static constexpr int64_t HALF = AmxRegisters::ROWS, ROWS = 2 * HALF, SIZE = ROWS * PANEL;
+    // Fewer rows take no longer in vectors: the panels' loads take as long.
+    static constexpr int64_t LEAST_ROWS = 12;
+
+    // Of prefetch() for the products of a group, and then for each fourth row whose sums are added.
+    static int64_t calls(int64_t inputs, int64_t depth) { return 3 * ceil_div(inputs, depth) + LEAST_ROWS / 4; }
 
     const Code* rows;
     int64_t stride, inputs, depth, count;
 
-    void multiply(const Code* lines, int32_t* sums, PrefetchStream& ahead) const {
-        constexpr int64_t PANEL_LINE = Lane<Code>::VALUES * PANEL, BYTES = PANEL * sizeof(int32_t);
+    void multiply(const Code* lines, PrefetchStream& ahead) const {
+        constexpr int64_t PANEL_LINE = Lane<Code>::VALUES * PANEL;
         const bool is_full = count > HALF;
         const Code* from = rows;
         asm volatile("" ::: "memory");
@@ -59,9 +64,15 @@ struct AmxSums {
             if (is_full) _tile_dpbsud(3, 5, 7);
             ahead.prefetch();
         }
+        asm volatile("" ::: "memory");
+    }
+
+    void store(int32_t* sums) const {
+        constexpr int64_t BYTES = PANEL * sizeof(int32_t);
+        asm volatile("" ::: "memory");
         _tile_stored(0, sums, BYTES);
         _tile_stored(1, sums + LANES, BYTES);
-        if (is_full) {
+        if (count > HALF) {
             _tile_stored(2, sums + HALF * PANEL, BYTES);
             _tile_stored(3, sums + HALF * PANEL + LANES, BYTES);
         }
@@ -78,19 +89,21 @@ struct AmxWholePanels {
 
     // Sums [32, PANEL] of `count` rows and one panel; those of rows beyond are undefined.
     void multiply(const Code* rows, int64_t stride, const char* panel, int64_t count, float* totals, PrefetchStream& ahead) const {
-        alignas(LINE) int32_t sums[2][AmxSums::SIZE];
+        alignas(LINE) int32_t sums[AmxSums::SIZE];
         const int64_t size = code_group_of(matrix);
         const Code* row_groups = code_groups(matrix, rows);
         // While the sums of one group are added to the totals, the processor multiplies the next one.
         for (int64_t g = 0; g <= groups; ++g) {
-            if (g < groups) {
-                const AmxSums group{rows + g * size, stride, std::min(size, matrix.inputs - g * size), DEPTH, count};
-                group.multiply(reinterpret_cast<const Code*>(panel) + g * size * PANEL, sums[g % 2], ahead);
-            }
-            if (g == 1) add_group<true>(row_groups, stride, count, sums[0], totals, ahead);
-            if (g > 1) add_group<false>(row_groups + (g - 1) * sizeof(CodeGroup), stride, count, sums[(g - 1) % 2], totals, ahead);
+            const AmxSums group{rows + g * size, stride, std::min(size, matrix.inputs - g * size), DEPTH, count};
+            if (g < groups) group.multiply(reinterpret_cast<const Code*>(panel) + g * size * PANEL, ahead);
+            if (g == 1) add_group<true>(row_groups, stride, count, sums, totals, ahead);
+            if (g > 1) add_group<false>(row_groups + (g - 1) * sizeof(CodeGroup), stride, count, sums, totals, ahead);
+            if (g < groups) group.store(sums);
         }
     }
+
+    // Of prefetch() for a group, with the fewest rows.
+    int64_t calls() const { return AmxSums::calls(code_group_of(matrix), DEPTH); }
 
     const Matrix& matrix;
     const int64_t groups;
@@ -112,8 +125,8 @@ private:
 };
 
 // W4A8 and GROUPED_W8A8. A group's inputs are the depth of the registers, up to 64: products of fewer inputs take as long, but what
-// is done with the sums of a group takes longer in any case. Of 16 inputs it takes longer than products in vectors, which keep their
-// sums. Codes of 4 bits are unpacked, a group at a time.
+// is done with the sums of a group takes longer in any case. With groups of 16 inputs vectors are faster: their sums need not be
+// stored and loaded again. Codes of 4 bits are unpacked, a group at a time.
 class AmxGroupedPanels {
 public:
     static bool suit(const Matrix& m) {
@@ -140,6 +153,8 @@ public:
                                 : multiply_groups<false, false>(rows, stride, bytes, count, totals, ahead);
     }
 
+    int64_t calls() const { return AmxSums::calls(matrix.group, depth_); }
+
     const Matrix& matrix;
     const int64_t groups;
 
@@ -148,7 +163,7 @@ private:
 
     template <bool NIBBLES, bool MINIMUMS>
     void multiply_groups(const Code* rows, int64_t stride, const uint8_t* panel, int64_t count, float* totals, PrefetchStream& ahead) const {
-        alignas(LINE) int32_t sums[2][AmxSums::SIZE];
+        alignas(LINE) int32_t sums[AmxSums::SIZE];
         alignas(LINE) Code unpacked[2][MOST_INPUTS * PANEL];
         const int64_t size = matrix.group;
         const Code* row_groups = code_groups(matrix, rows);
@@ -157,14 +172,13 @@ private:
         // While the sums of one group are added to the totals, the processor multiplies the next one. Lines that are loaded into
         // registers were written a group before.
         for (int64_t g = 0; g <= groups; ++g, panel += group_bytes_) {
-            if (g < groups) {
-                const AmxSums group{rows + g * size, stride, size, depth_, count};
-                group.multiply(NIBBLES ? unpacked[g % 2] : reinterpret_cast<const Code*>(panel + head_), sums[g % 2], ahead);
-            }
+            const AmxSums group{rows + g * size, stride, size, depth_, count};
+            if (g < groups) group.multiply(NIBBLES ? unpacked[g % 2] : reinterpret_cast<const Code*>(panel + head_), ahead);
             if constexpr (NIBBLES)
                 if (g + 1 < groups) unpack(panel + group_bytes_, unpacked[(g + 1) % 2]);
             if (g > 0)
-                add_group<NIBBLES, MINIMUMS>(panel - group_bytes_, row_groups + (g - 1) * sizeof(CodeGroup), stride, count, sums[(g - 1) % 2], totals, ahead);
+                add_group<NIBBLES, MINIMUMS>(panel - group_bytes_, row_groups + (g - 1) * sizeof(CodeGroup), stride, count, sums, totals, ahead);
+            if (g < groups) group.store(sums);
         }
     }
 
@@ -211,16 +225,14 @@ private:
     int64_t depth_, head_, group_bytes_;
 };
 
-// The same, by registers where these are faster.
+// Products of rows in codes, by AMX where it is faster.
 struct AmxCodes {
     static constexpr int64_t ROWS = AmxSums::ROWS;
-    // Fewer rows take no longer in vectors: the panels' loads take as long.
-    static constexpr int64_t LEAST_ROWS = 12;
     // Pieces show by the rows of their tiles how they are computed.
     static_assert(ROWS > Lane<Code>::MOST_ROWS);
 
     static bool suit(const Matrix& matrix, int64_t num_rows) {
-        return num_rows >= LEAST_ROWS && (AmxWholePanels::suit(matrix) || AmxGroupedPanels::suit(matrix));
+        return num_rows >= AmxSums::LEAST_ROWS && (AmxWholePanels::suit(matrix) || AmxGroupedPanels::suit(matrix));
     }
     static int64_t tile_rows(const Matrix& matrix, int64_t num_rows) {
         return suit(matrix, num_rows) ? ROWS : VectorCodes::tile_rows(matrix, num_rows);
@@ -235,8 +247,6 @@ struct AmxCodes {
     }
 
 private:
-    static constexpr int64_t CALLS = 9;  // of prefetch() for a group, at LEAST_ROWS
-
     template <class Panels, class F>
     static bool multiply_panels(const Panels& product, const Piece& piece, int64_t units, const Code* rows, int64_t stride,
                                 TaskClaim& task_claim, F&& finish) {
@@ -245,7 +255,7 @@ private:
         const int64_t bytes = panel_bytes<Code>(matrix), num_tiles = piece.num_tiles(), num_panels = piece.num_panels();
         int64_t p = piece.first_panel + units % num_panels;
         // While all tiles of a panel are multiplied, the lines of another one are prefetched.
-        const int64_t lines = ceil_div(bytes / LINE, num_tiles * product.groups * CALLS);
+        const int64_t lines = ceil_div(bytes / LINE, num_tiles * product.groups * product.calls());
         PrefetchStream ahead{static_cast<const char*>(piece.next), static_cast<const char*>(piece.next_end), lines};
         if (num_tiles == 1) ahead = stream_of(piece, panels, bytes, p, PREFETCH_BYTES, lines);
         for (int64_t row = piece.first_row + units / num_panels * ROWS; row < piece.last_row; row += ROWS, p = piece.first_panel)

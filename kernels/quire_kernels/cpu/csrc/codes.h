@@ -25,7 +25,7 @@ struct CodeGroup {
     int32_t sum;
 };
 
-// Both in all lanes, by loads from memory: what comes from other registers takes an instruction each.
+// Both, each in all lanes. A load from memory does that; of a number in another register it takes an instruction of its own.
 inline Floats scale_of(const Code* group) { return splat(load<float>(group + offsetof(CodeGroup, scale))); }
 inline Ints sum_of(const Code* group) { return splat(load<int32_t>(group + offsetof(CodeGroup, sum))); }
 

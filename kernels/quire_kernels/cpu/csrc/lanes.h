@@ -119,7 +119,7 @@ inline void store(void* p, Pair<V> v) {
 // The two halves may be apart.
 inline Words load_words(const void* low, const void* high) { return {load<EightWords>(low), load<EightWords>(high)}; }
 
-// Zero is subtracted and not added, which would not be left out: it changes the sign of a negative zero.
+// x - 0 is x for every x, so the compiler leaves it out. x + 0 is not, for -0.
 inline Floats splat(float x) { return {x - EightFloats{}, x - EightFloats{}}; }
 inline Words splat(uint32_t x) { return {EightWords{} + x, EightWords{} + x}; }
 inline Ints splat(int32_t x) { return {EightInts{} + x, EightInts{} + x}; }
@@ -197,7 +197,7 @@ inline Words load_words(const void* low, const void* high) {
     std::memcpy(reinterpret_cast<char*>(&both) + sizeof both / 2, high, sizeof both / 2);
     return both;
 }
-// Zero is subtracted and not added, which would not be left out: it changes the sign of a negative zero.
+// x - 0 is x for every x, so the compiler leaves it out. x + 0 is not, for -0.
 inline Floats splat(float x) { return x - Floats{}; }
 inline Words splat(uint32_t x) { return Words{} + x; }
 inline Ints splat(int32_t x) { return Ints{} + x; }

@@ -2,6 +2,7 @@
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor
 
 import quire_kernels
 from benchmarks.gpu.correct import OP_ERROR, all_checks
-from benchmarks.gpu.op_calls import OpCall
+from benchmarks.gpu.op_calls import Arguments, OpCall
 
 # Attention and its merge are named by their kind of step; copies between device and host are an op each.
 OTHER_NAMES = {"paged_decode": "decode", "paged_attention": "prefill"}
@@ -26,7 +27,8 @@ def _ops() -> Iterator[str]:
 
 def test_every_op_is_checked() -> None:
     checks = [check.name for check in all_checks(torch.device("cpu"), small=True)]
-    assert {name for name in _ops() if not any(one.startswith(OTHER_NAMES.get(name, name)) for one in checks)} == set()
+    names = {re.split(r"[:, ]", check)[0] for check in checks}
+    assert {name for name in _ops() if OTHER_NAMES.get(name, name) not in names} == set()
 
 
 def _doubled(factor: float) -> Callable[[Tensor], Tensor]:
@@ -45,5 +47,19 @@ def _double_in_place(factor: float) -> Callable[[Tensor], None]:
 def test_a_difference_in_a_result_or_an_argument_is_found(
     factor: float, make_op: Callable[[float], Callable[[Tensor], object]]
 ) -> None:
-    call = OpCall("op", make_op(factor), make_op(1.0), lambda: ((torch.randn(9),), {}))
+    numbers = torch.cat([torch.randn(9), torch.tensor([float("-inf"), float("nan")])])
+    call = OpCall("op", make_op(factor), make_op(1.0), lambda: ((numbers.clone(),), {}))
     assert (call.error() > OP_ERROR) == (factor != 1.0)
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan"), 0.0])
+def test_a_number_that_is_not_finite_must_be_the_same(number: float) -> None:
+    def with_number(numbers: Tensor) -> Tensor:
+        return torch.cat([numbers, torch.tensor([number])])
+
+    call = OpCall("op", with_number, lambda numbers: torch.cat([numbers, torch.tensor([float("-inf")])]), _numbers)
+    assert not call.error() <= OP_ERROR
+
+
+def _numbers() -> Arguments:
+    return (torch.randn(9),), {}

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import LlamaConfig
 
 import latent_models
 import reference_backend
 from distributions import install
-from llama_models import VOCAB
+from llama_models import SIZES, VOCAB
 from runner_driver import Driver, make_runner
 from runner_steps import Generate
 from worker_svc.errors import StartupFailed
@@ -108,6 +109,18 @@ def test_steps_with_prompts_run_without_a_graph_where_it_cannot_be_captured(
     assert message == (
         "only decodes run as CUDA graphs: QUIRE_ATTENTION_BACKEND is reference, which reads contexts on the host"
     )
+
+
+def test_modules_that_wait_are_what_is_said_of_graphs_whatever_the_backend(
+    save_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _install(monkeypatch, tmp_path / "site")
+    rope = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0}
+    directory = save_model(LlamaConfig(**SIZES, rope_parameters=rope))
+    with caplog.at_level("INFO", logger="worker_svc.gpu.executor"):
+        make_runner(directory, "triton", max_sequences=2, cuda_graphs=True, attention_backend="reference")
+    (message,) = caplog.messages
+    assert message.startswith("only sampling runs as CUDA graphs: the modules of transformers wait for the device")
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,7 @@ ARITHMETICS = {
     "amx+w4a16": (torch.bfloat16, MatrixFormat.W4A16, True),
     "amx+w4a8": (torch.bfloat16, MatrixFormat.W4A8, True),
     "amx+grouped w8a16": (torch.bfloat16, MatrixFormat.GROUPED_W8A16, True),
+    "amx+grouped w8a8": (torch.bfloat16, MatrixFormat.GROUPED_W8A8, True),
 }
 _RNG = np.random.default_rng(11)
 SEQUENCES = [_RNG.integers(VOCAB, size=length, dtype=np.int32) for length in (1, 15, 16, 17, 40, 63, 64, 65, 130)]

@@ -13,8 +13,9 @@ from llama_models import SIZES
 from runner_driver import Driver, make_runner
 from transformers_models import CONTEXT, VARIANTS, VOCAB
 from worker_svc.attention import AttentionKind
+from worker_svc.model.config import read_config
 from worker_svc.model.loading import LoadedModel, load
-from worker_svc.model.transformers_model import TransformersModel
+from worker_svc.model.transformers_model import TransformersModel, load_modules
 from worker_svc.step import SamplingParams
 
 Save = Callable[..., Path]
@@ -116,6 +117,13 @@ def test_compiled_kernels_attend_in_bfloat16(save_model: Save) -> None:
         for chunk in (64, 16)
     )
     assert sum(a == b for a, b in zip(whole, in_chunks, strict=True)) >= 2
+
+
+def test_the_head_is_on_the_device_of_the_model(save_model: Save) -> None:
+    directory = save_model(VARIANTS["phi"]())
+    model = load_modules(read_config(directory), directory, torch.bfloat16, torch.device("meta"))
+    logits = model.get_output_embeddings()(torch.empty(3, 48, dtype=torch.bfloat16, device="meta"))
+    assert (logits.device.type, logits.dtype, logits.shape) == ("meta", torch.float32, (3, VOCAB))
 
 
 def test_it_is_transformers_that_computes(save_model: Save) -> None:

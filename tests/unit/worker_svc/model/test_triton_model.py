@@ -177,7 +177,7 @@ def test_norms_of_updates_beside_each_other(save_model: Save) -> None:
     _compare(directory, _with_layers(lambda number, layer: replace(layer, parallel=True)))
 
 
-def test_heads_of_more_than_256_dimensions_are_retriton(save_model: Save) -> None:
+def test_heads_of_more_than_256_dimensions_are_refused(save_model: Save) -> None:
     directory = save_model(LlamaConfig(**llama_models.SIZES | {"head_dim": 272}))
     described = describe(read_config(directory))
     assert described is not None
