@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu [--dry-run] [--output FILE]
 
-In this order: attention, sampling and the tokens of a model against references; the device's rates, attention and its
+In this order: all ops and the tokens of a model against references; the device's rates, attention and its
 peers; decode steps of Llama 3 8B's shape and the host's time of mixed steps; the GPU tests; the other ops. Each part is
 a process with a time limit, and the file is written after each. After 500 s it stops with what it has, and names the
 parts that are missing. Needs torch, triton, transformers, numpy, pytest and hypothesis, with what these require; the

@@ -1,10 +1,11 @@
 """Compares every op with a reference, and tokens by CUDA graphs with those of transformers.
 
-    python -m benchmarks.gpu.correct [--dry-run] [--output FILE]
+    python -m benchmarks.gpu.correct [--dry-run] [--only sample] [--processes 4] [--output FILE]
 
 Attention is compared in bfloat16 with keys and values in 16 bits, float8_e4m3fn and int8. The tokens are of the default
 model where its files are on the machine, else of a small random one. The file is written after each check. Exits with 1
-if one fails. With `--dry-run` the sizes are small, and on a CPU Triton's interpreter runs the kernels.
+if one fails. Several processes share the checks, which take most of their time to compile kernels. With `--dry-run` the
+sizes are small, and on a CPU Triton's interpreter runs the kernels.
 """
 
 import argparse
@@ -12,8 +13,10 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -205,23 +208,43 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def _chosen(small: bool, only: str) -> list[Check]:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return [check for check in all_checks(device, small=small) if only in check.name]
+
+
+def _run_check(number: int, small: bool, only: str) -> dict[str, Any]:
+    """The row of one check. For a process of its own."""
+    return _chosen(small, only)[number].run()
+
+
+def _rows(small: bool, only: str, num_processes: int) -> Iterator[dict[str, Any]]:
+    """The rows of all checks, in their order."""
+    checks = _chosen(small, only)
+    if num_processes == 1:
+        yield from (check.run() for check in checks)
+        return
+    with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(partial(_run_check, small=small, only=only), range(len(checks)))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dry-run", action="store_true", help="small sizes, without a GPU too")
+    parser.add_argument("--only", default="", help="checks whose name holds this text")
+    parser.add_argument("--processes", type=int, default=4 if torch.cuda.is_available() else 1)
     parser.add_argument("--output", type=Path, default=RESULTS / "correct_gpu.json")
     options = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.type == "cpu":
+    if not torch.cuda.is_available():
         if not options.dry_run:
             parser.error("torch finds no GPU on this machine: --dry-run")
         os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
     result: dict[str, Any] = {**provenance("torch", "triton", "transformers"), "gpu": describe_gpu(), "checks": []}
-    for check in all_checks(device, small=options.dry_run):
-        row = check.run()
+    for row in _rows(options.dry_run, options.only, options.processes):
         result["checks"].append(row)
         print(f"{row['name']}: {row.get('failure') or row['error']}", file=sys.stderr, flush=True)
         write_result(options.output, result)
-    return 0 if all(row["holds"] for row in result["checks"]) else 1
+    return 0 if result["checks"] and all(row["holds"] for row in result["checks"]) else 1
 
 
 if __name__ == "__main__":

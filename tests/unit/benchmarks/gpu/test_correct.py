@@ -1,9 +1,14 @@
 """Every op is compared with a reference, and a wrong one is found."""
 
 import importlib
+import json
+import os
 import pkgutil
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +17,8 @@ from torch import Tensor
 import quire_kernels
 from benchmarks.gpu.correct import OP_ERROR, all_checks
 from benchmarks.gpu.op_calls import Arguments, OpCall
+from benchmarks.gpu.tests import PYTHON_PATH, module_path
+from benchmarks.record import ROOT
 
 # Attention and its merge are named by their kind of step; copies between device and host are an op each.
 OTHER_NAMES = {"paged_decode": "decode", "paged_attention": "prefill"}
@@ -29,6 +36,15 @@ def test_every_op_is_checked() -> None:
     checks = [check.name for check in all_checks(torch.device("cpu"), small=True)]
     names = {re.split(r"[:, ]", check)[0] for check in checks}
     assert {name for name in _ops() if OTHER_NAMES.get(name, name) not in names} == set()
+
+
+def test_processes_share_the_checks(tmp_path: Path) -> None:
+    output = tmp_path / "correct.json"
+    command = [sys.executable, "-m", "benchmarks.gpu.correct", "--dry-run", "--only", "logits", "--processes", "2"]
+    environment = {**os.environ, "PYTHONPATH": module_path(PYTHON_PATH)}
+    subprocess.run([*command, "--output", output], cwd=ROOT, env=environment, check=True)
+    checks = json.loads(output.read_text())["checks"]
+    assert [check["name"] for check in checks] == ["adjust_logits", "mask_logits", "logits_epilogue"]
 
 
 def _doubled(factor: float) -> Callable[[Tensor], Tensor]:
