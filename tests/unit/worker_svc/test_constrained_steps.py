@@ -179,14 +179,15 @@ def test_circumstances_change_no_token(name: str, drafts: bool, model: Path, gra
         assert sum(core_runner.num_results[count] for count in range(2, 6)) > 5
 
 
-def test_a_device_samples_what_the_host_does(model: Path, grammars: GrammarCompiler) -> None:
-    """Prompts are computed kernel by kernel, decodes by graphs."""
+@pytest.mark.parametrize("native", [True, False])
+def test_a_device_samples_what_the_host_does(native: bool, model: Path, grammars: GrammarCompiler) -> None:
+    """Prompts are computed kernel by kernel, decodes by graphs; also by transformers' own modules."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     asked = {key: submit for key, submit in _requests(5, 6).items() if submit.n == 1}
     for submit in asked.values():
         submit.max_tokens = min(6, submit.max_tokens)
-    expected, _ = _serve(asked, model, grammars, "torch")
-    options = {"device": device, "cuda_graphs": True, "max_sequences": 2}
+    expected, _ = _serve(asked, model, grammars, "torch", native=native)
+    options = {"device": device, "cuda_graphs": True, "max_sequences": 2, "native": native}
     served, _ = _serve(asked, model, tiny_grammars(), "triton", **options)
     assert _tokens(served) == _tokens(expected)
 

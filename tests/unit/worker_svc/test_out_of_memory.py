@@ -127,9 +127,11 @@ def test_the_newest_sequence_fails_alone(kernels: str, is_ahead: bool, tiny_llam
     assert again.failure is None
 
 
-@pytest.mark.parametrize("kernels", ["torch", "compiled", "triton"])
-def test_a_step_that_fits_with_no_sequence_fails_all_of_them(kernels: str, tiny_llama: Path) -> None:
-    runner = make_runner(tiny_llama, kernels, max_sequences=4)
+@pytest.mark.parametrize(
+    ("kernels", "native"), [("torch", True), ("compiled", True), ("triton", True), ("triton", False)]
+)
+def test_a_step_that_fits_with_no_sequence_fails_all_of_them(kernels: str, native: bool, tiny_llama: Path) -> None:
+    runner = make_runner(tiny_llama, kernels, max_sequences=4, native=native)
     limit_forward(runner, lambda num_tokens: num_tokens > 2)
     new = [new_sequence(1, [1, 2, 3]), new_sequence(2, [1, 2, 3, 4])]
     step = Step([], new, [ScheduledSequence(1, 0, 3, [0]), ScheduledSequence(2, 0, 2, [1])])

@@ -159,11 +159,14 @@ def test_the_triton_kernels_compute_the_logprobs_of_torch(directory: Path) -> No
         assert by_triton == pytest.approx(by_torch, abs=2e-4)
 
 
+@pytest.mark.parametrize("cuda_graphs", [False, True])
 def test_bits_of_the_triton_kernels_do_not_depend_on_the_batch(
-    directory: Path, reference: Generate, monkeypatch: pytest.MonkeyPatch
+    cuda_graphs: bool, directory: Path, reference: Generate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order_dots(monkeypatch)
-    runner = make_runner(directory, "triton", device=DEVICE, deterministic=True)
+    runner = make_runner(
+        directory, "triton", device=DEVICE, deterministic=True, cuda_graphs=cuda_graphs, max_sequences=4
+    )
     params = SamplingParams(logprobs=3)
     together = Driver(runner, chunk=11)
     tokens = together.generate(PROMPTS[2:4], 2, params)
