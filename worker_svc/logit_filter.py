@@ -13,8 +13,8 @@ class LogitFilter(Protocol):
     """Drops tokens by a sampling parameter other than top-k, top-p and min-p.
 
     It receives the logits after bias, penalties and the filters before it, in the order of their names, and before
-    temperature. It works on tensors of any device and so serves every backend. It should not wait for a device: values
-    of the host get there by `column` and `to_device`.
+    temperature. It works on tensors of any device and so serves every backend. It must not wait for a device: values of
+    the host get there by `column` and `to_device`.
     """
 
     def applies(self, params: SamplingParams) -> bool:

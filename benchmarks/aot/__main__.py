@@ -56,7 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{name}: no case launches it")
         num_faults += 1
     for kernel in compiled:
-        for fault in faults(TARGETS[kernel.target], kernel, table, of_all=not (options.quick or options.only)):
+        for fault in faults(
+            TARGETS[kernel.target], kernel, table, of_all=not (options.quick or options.only or options.update)
+        ):
             print(f"{kernel.target}, {kernel.case}, {kernel.kernel}: {fault}")
             num_faults += 1
     if options.update:

@@ -5,7 +5,7 @@
 In this order: all ops and the tokens of a model against references; the device's rates, attention and its
 peers; decode steps of Llama 3 8B's shape and the host's time of mixed steps; the GPU tests; the other ops. Each part is
 a process with a time limit, and the file is written after each. After 500 s it stops with what it has, and names the
-parts that are missing. Needs torch, triton, transformers, numpy, pytest and hypothesis, with what these require; the
+parts that are missing. Needs torch, triton, transformers, numpy and pytest, with what these require; the
 project need not be installed, and what PYTHONPATH names is found.
 
 Exits with 0 if all kernels are right, all tests pass and all parts are complete, 1 if not, 2 without a GPU. Missed
@@ -14,10 +14,12 @@ targets of speed do not change the status. `--dry-run` runs all parts at small s
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -66,19 +68,20 @@ def run_module(module: Sequence[str], seconds: float, *, interpreted: bool = Fal
         environment["TRITON_INTERPRET"] = "1"
     with TemporaryDirectory(prefix="quire-gpu-") as folder:
         output, log = Path(folder, "result.json"), Path(folder, "log")
+        command = (sys.executable, "-m", *module, "--output", str(output))
         with log.open("wb") as printed:
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdout=printed, stderr=printed, start_new_session=True
+            )
+            status: int | None = None
             try:
-                status: int | None = subprocess.run(
-                    (sys.executable, "-m", *module, "--output", str(output)),
-                    cwd=ROOT,
-                    env=environment,
-                    stdout=printed,
-                    stderr=printed,
-                    timeout=seconds,
-                    check=False,
-                ).returncode
-            except subprocess.TimeoutExpired:
-                status = None
+                with suppress(subprocess.TimeoutExpired):
+                    status = process.wait(seconds)
+            finally:
+                # With the processes that it has started, which would disturb the next part
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         result = read_result(output) or {}
         result |= {"complete": status == 0, "seconds": round(time.monotonic() - began, 1)}
         if status != 0:

@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
@@ -218,14 +218,23 @@ def _run_check(number: int, small: bool, only: str) -> dict[str, Any]:
     return _chosen(small, only)[number].run()
 
 
-def _rows(small: bool, only: str, num_processes: int) -> Iterator[dict[str, Any]]:
-    """The rows of all checks, in their order."""
+def _rows(small: bool, only: str, num_processes: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The number and the row of each check, as they end."""
     checks = _chosen(small, only)
     if num_processes == 1:
-        yield from (check.run() for check in checks)
+        yield from enumerate(check.run() for check in checks)
         return
     with ProcessPoolExecutor(num_processes, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(partial(_run_check, small=small, only=only), range(len(checks)))
+        numbers = {pool.submit(_run_check, number, small, only): number for number in range(len(checks))}
+        for future in as_completed(numbers):
+            check, error = checks[numbers[future]], future.exception()
+            if error is None:
+                yield numbers[future], future.result()
+            else:  # the process has ended, and with it those of all checks that are left
+                yield (
+                    numbers[future],
+                    {"name": check.name, "bound": check.bound, "failure": repr(error), "holds": False},
+                )
 
 
 def main() -> int:
@@ -240,8 +249,10 @@ def main() -> int:
             parser.error("torch finds no GPU on this machine: --dry-run")
         os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
     result: dict[str, Any] = {**provenance("torch", "triton", "transformers"), "gpu": describe_gpu(), "checks": []}
-    for row in _rows(options.dry_run, options.only, options.processes):
-        result["checks"].append(row)
+    rows: dict[int, dict[str, Any]] = {}
+    for number, row in _rows(options.dry_run, options.only, options.processes):
+        rows[number] = row
+        result["checks"] = [rows[number] for number in sorted(rows)]
         print(f"{row['name']}: {row.get('failure') or row['error']}", file=sys.stderr, flush=True)
         write_result(options.output, result)
     return 0 if result["checks"] and all(row["holds"] for row in result["checks"]) else 1

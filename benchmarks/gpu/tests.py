@@ -19,8 +19,12 @@ from typing import Any
 from benchmarks.record import ROOT
 
 FOLDERS = ("tests/kernels", "tests/gpu")
-# Tests of the CPU backend, which need a C++ compiler, and of kernels that are compiled for other GPUs.
-IGNORED = ("tests/kernels/cpu", "tests/kernels/test_cpu_attention.py", "tests/kernels/aot")
+# Tests of the CPU backend, which need a C++ compiler, of kernels that are compiled for other GPUs, and of plans, which
+# need no GPU, but hypothesis.
+IGNORED = (
+    *("tests/kernels/cpu", "tests/kernels/test_cpu_attention.py"),
+    *("tests/kernels/aot", "tests/kernels/test_decode_plan.py"),
+)
 # Each compiles one kernel at a time; some cases use several gigabytes of device memory.
 MAX_PROCESSES = 12
 COLLECT_SECONDS = 90.0

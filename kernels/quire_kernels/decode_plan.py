@@ -28,8 +28,8 @@ SPLIT_GRAIN = 128
 """The largest tile of keys: a fixed split is a multiple of it, so that no tile is in two splits."""
 
 # What the decode kernel takes: bytes of shared memory besides tiles and queries, and registers of a thread, usually and
-# at most. Where it takes more, as many programs run nevertheless: `make aot` fails where those of a plan do not all run
-# at once.
+# at most. Some kernels take more registers, but shared memory limits these to fewer programs: `make aot` fails where
+# the programs of a plan do not all run at once.
 _OTHER_SHARED_BYTES = 2048
 _REGISTERS, _MOST_REGISTERS, _FP32_REGISTERS = 168, 255, 80
 # Of each program on NVIDIA's GPUs, beside its own
@@ -190,11 +190,11 @@ def resident_programs(
         + _OTHER_SHARED_BYTES
         + _RESERVED_SHARED_BYTES
     )
-    if dtype == torch.float32 and cache_dtype.itemsize > 1:
-        registers = _FP32_REGISTERS
+    if tile_m > 16 or head_dim < tile_d == 256:
+        # More for many heads of a group, and for the masks of the padding from head_dim to TILE_D
+        registers = _MOST_REGISTERS
     else:
-        # More for many heads of a group, and for the masks of dimensions that are none.
-        registers = _MOST_REGISTERS if tile_m > 16 or head_dim < tile_d == 256 else _REGISTERS
+        registers = _FP32_REGISTERS if dtype == torch.float32 and cache_dtype.itemsize > 1 else _REGISTERS
     threads = options["num_warps"] * limits.warp_size
     return max(
         1,

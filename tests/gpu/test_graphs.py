@@ -67,7 +67,8 @@ def test_modules_of_transformers_have_the_tokens_of_transformers(
             directory, "triton", device="cuda", cuda_graphs=True, max_sequences=12, num_blocks=128, native=False
         )
     if variant != "mixtral":  # whose experts may wait, by the version of transformers
-        assert caplog.messages == [], "nothing in these modules waits"
+        messages = [one.message for one in caplog.records if one.name == "worker_svc.gpu.executor"]
+        assert messages == [], "nothing in these modules waits"
     expected = llama_models.generate(directory, asked, 24, "cuda")
     assert Driver(runner, chunk=8, ahead=ahead).generate(asked, 24) == expected
 

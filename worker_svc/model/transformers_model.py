@@ -40,7 +40,9 @@ class TransformersModel:
         numbers = sorted(set(self._found.num_heads))
         if kernels is AttentionKind.TRITON and len(numbers) > 1:
             heads = ", ".join(map(str, numbers))
-            raise IncompatibleModel(f"has layers of {heads} heads, and a GPU's attention plans those of one number")
+            raise IncompatibleModel(
+                f"has layers with different numbers of query heads ({heads}), which is not supported on a GPU"
+            )
 
     @property
     def layout(self) -> ModelLayout:

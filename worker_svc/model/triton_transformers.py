@@ -34,7 +34,8 @@ def make_device_executor(
     try:
         return DeviceExecutor(forward, limits, cache.device, cuda_graphs=graphs.enabled, report=graphs.report)
     except RuntimeError as error:
-        if not graphs.enabled or forward.graph_problem is not None or is_out_of_memory(error):
+        # An error of another kind may be one of the device, or of an attention backend.
+        if "captur" not in str(error) or is_out_of_memory(error):
             raise
         raise StartupFailed(
             "QUIRE_CUDA_GRAPHS is true, but the modules of transformers that compute this model cannot run as CUDA "

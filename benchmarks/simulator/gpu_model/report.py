@@ -17,7 +17,11 @@ def gpu_model_section(result: dict[str, Any]) -> str:
         "Python took to lay a step out, with its tiles of queries and its plan of decodes, and to prepare the launches "
         "of a step that is enqueued kernel by kernel; for a graph, the assumed time of its replay."
     )
-    return "\n\n".join([head, *(make(result, None).markdown() for make in tables)])
+    from benchmarks.gpu.decode import OF_FLOOR  # it loads what a worker does
+
+    missed = [str(row["num_seqs"]) for row in result["steps"] if row["of_floor"] > OF_FLOOR]
+    note = f"A step of {' or '.join(missed)} sequences is predicted to miss its target, {OF_FLOOR} × the floor."
+    return "\n\n".join([head, *(make(result, None).markdown() for make in tables), *([note] if missed else [])])
 
 
 def comparison(predicted: dict[str, Any], measured: dict[str, Any]) -> list[Cells]:

@@ -7,7 +7,7 @@ import pytest
 from few_packages import make_environment
 
 NEEDED = (
-    *("torch", "triton", "transformers", "numpy", "pytest", "hypothesis"),
+    *("torch", "triton", "transformers", "numpy", "pytest"),
     # Of what transformers requires, the packages that Quire names too
     *("huggingface-hub", "safetensors", "tokenizers"),
 )

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import quire_kernels
+from benchmarks.gpu import correct
 from benchmarks.gpu.correct import OP_ERROR, all_checks
 from benchmarks.gpu.op_calls import Arguments, OpCall
 from benchmarks.gpu.tests import PYTHON_PATH, module_path
@@ -47,6 +48,17 @@ def test_processes_share_the_checks(tmp_path: Path) -> None:
     assert [check["name"] for check in checks] == ["adjust_logits", "mask_logits", "logits_epilogue"]
 
 
+def test_a_process_that_ends_leaves_no_check_without_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(correct, "_run_check", _die)
+    rows = dict(correct._rows(True, "logits", 2))
+    assert sorted(rows) == [0, 1, 2]
+    assert all(not row["holds"] and "BrokenProcessPool" in row["failure"] for row in rows.values())
+
+
+def _die(number: int, small: bool, only: str) -> dict[str, object]:
+    os._exit(1)
+
+
 def _doubled(factor: float) -> Callable[[Tensor], Tensor]:
     return lambda numbers: numbers * (2.0 * factor)
 
@@ -74,7 +86,8 @@ def test_a_number_that_is_not_finite_must_be_the_same(number: float) -> None:
         return torch.cat([numbers, torch.tensor([number])])
 
     call = OpCall("op", with_number, lambda numbers: torch.cat([numbers, torch.tensor([float("-inf")])]), _numbers)
-    assert not call.error() <= OP_ERROR
+    with pytest.raises(ValueError, match="numbers that are not finite"):
+        call.error()
 
 
 def _numbers() -> Arguments:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,25 @@ def test_a_part_finds_packages_in_the_path(module: str, tmp_path: Path, monkeypa
     (tmp_path / "packages" / "part_with_package.py").write_text(f"import {module}\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
     assert run_module(("part_with_package",), 60.0)["complete"]
+
+
+def test_processes_of_a_part_end_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid = tmp_path / "pid"
+    (tmp_path / "part_that_waits.py").write_text(
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"open({str(pid)!r}, 'w').write(str(child.pid))\n"
+        "time.sleep(600)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert not run_module(("part_that_waits",), 10.0)["complete"]
+    child = Path("/proc", pid.read_text(), "stat")
+    # Until the system has taken it away, or noted that it has ended
+    for _ in range(100):
+        if not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.1)
+    raise AssertionError("the child is alive")
 
 
 def test_wrong_kernels_and_failed_tests_are_problems() -> None:

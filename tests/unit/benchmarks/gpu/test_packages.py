@@ -1,4 +1,4 @@
-"""`make gpu-check` runs where nothing is but torch, triton, transformers, numpy, pytest and hypothesis, and what these
+"""`make gpu-check` runs where nothing is but torch, triton, transformers, numpy and pytest, and what these
 require.
 """
 

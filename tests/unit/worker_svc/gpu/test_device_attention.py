@@ -105,7 +105,7 @@ def test_steps_with_prompts_run_without_a_graph_where_it_cannot_be_captured(
     _install(monkeypatch, tmp_path / "site")
     with caplog.at_level("INFO", logger="worker_svc.gpu.executor"):
         make_runner(tiny_llama, "triton", max_sequences=2, cuda_graphs=True, attention_backend="reference")
-    (message,) = caplog.messages
+    (message,) = (one.message for one in caplog.records if one.name == "worker_svc.gpu.executor")
     assert message == (
         "only decodes run as CUDA graphs: QUIRE_ATTENTION_BACKEND is reference, which reads contexts on the host"
     )
@@ -119,7 +119,7 @@ def test_modules_that_wait_are_what_is_said_of_graphs_whatever_the_backend(
     directory = save_model(LlamaConfig(**SIZES, rope_parameters=rope))
     with caplog.at_level("INFO", logger="worker_svc.gpu.executor"):
         make_runner(directory, "triton", max_sequences=2, cuda_graphs=True, attention_backend="reference")
-    (message,) = caplog.messages
+    (message,) = (one.message for one in caplog.records if one.name == "worker_svc.gpu.executor")
     assert message.startswith("only sampling runs as CUDA graphs: the modules of transformers wait for the device")
 
 

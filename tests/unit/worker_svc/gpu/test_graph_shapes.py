@@ -31,7 +31,7 @@ from worker_svc.gpu.inputs import empty_batch
         (37, [1, 2, 4, 8, 16, 24, 32, 37]),
     ],
 )
-def test_the_ladder_ends_with_the_largest_batch(max_rows: int, sizes: list[int]) -> None:
+def test_capture_sizes_end_with_the_largest_batch(max_rows: int, sizes: list[int]) -> None:
     assert capture_sizes(max_rows) == sizes
 
 

@@ -1,6 +1,7 @@
 """On a GPU transformers' own modules have plans, graphs and sampling as native models do, and the same tokens."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -17,8 +18,13 @@ from runner_driver import Driver, make_runner
 from runner_instance import make_instance
 from runner_steps import Generate
 from transformers_models import COMMON, VARIANTS
+from worker_svc.errors import StartupFailed
+from worker_svc.gpu import executor
 from worker_svc.gpu.forward_graphs import ForwardGraphs
 from worker_svc.gpu.graph_shapes import GraphShape
+from worker_svc.model import probe, transformers_model
+from worker_svc.model.config import UnsupportedModel
+from worker_svc.model.probe import FoundAttention
 from worker_svc.runner import Runner
 from worker_svc.step import SamplingParams
 
@@ -119,10 +125,43 @@ def test_modules_that_wait_for_the_device_run_without_graphs_and_say_why(
     directory = save_model(LlamaConfig(**SIZES, rope_parameters=rope))
     with caplog.at_level("INFO", logger="worker_svc.gpu.executor"):
         runner = _runner(directory, cuda_graphs=True)
-    (message,) = caplog.messages
+    (message,) = (one.message for one in caplog.records if one.name == "worker_svc.gpu.executor")
     assert message == (
         "only sampling runs as CUDA graphs: the modules of transformers wait for the device in "
         "aten::_local_scalar_dense"
     )
     prompts = PROMPTS[:2]
     assert Driver(runner, chunk=9, ahead=1).generate(prompts, 3) == reference(directory, prompts, 3)
+
+
+def test_layers_with_different_numbers_of_query_heads_are_refused_by_name(
+    save_model: Save, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = save_model(CONFIGS["dense"]())
+
+    def found(model: Any) -> FoundAttention:
+        return replace(probe.probe(model), num_heads=(2, 4))
+
+    monkeypatch.setattr(transformers_model, "probe", found)
+    with pytest.raises(UnsupportedModel, match=r"different numbers of query heads \(2, 4\)"):
+        _runner(directory)
+    make_runner(directory, native=False)
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        ("operation not permitted when stream is capturing", StartupFailed),
+        ("QUIRE_ATTENTION_BACKEND is reference, whose plan failed", RuntimeError),
+    ],
+)
+def test_an_error_of_a_capture_names_the_setting(
+    message: str, error: type[Exception], save_model: Save, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(work: object) -> Any:
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(executor, "_capture_for", lambda device: fail)
+    with pytest.raises(error) as raised:
+        _runner(save_model(CONFIGS["dense"]()), cuda_graphs=True)
+    assert ("QUIRE_CUDA_GRAPHS is true" in str(raised.value)) == (error is StartupFailed)
