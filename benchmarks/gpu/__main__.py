@@ -14,7 +14,6 @@ targets of speed do not change the status. `--dry-run` runs all parts at small s
 
 import argparse
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -25,7 +24,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.gpu.tests import PYTHON_PATH, module_path, run_tests
+from benchmarks.gpu.tests import PYTHON_PATH, end_session, module_path, run_tests
 from benchmarks.record import RESULTS, ROOT, describe_gpu, provenance, read_result, write_result
 
 RESULT = RESULTS / "gpu_check.json"
@@ -78,10 +77,8 @@ def run_module(module: Sequence[str], seconds: float, *, interpreted: bool = Fal
                 with suppress(subprocess.TimeoutExpired):
                     status = process.wait(seconds)
             finally:
-                # With the processes that it has started, which would disturb the next part
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                # What it has started would disturb the next part.
+                end_session(process)
         result = read_result(output) or {}
         result |= {"complete": status == 0, "seconds": round(time.monotonic() - began, 1)}
         if status != 0:

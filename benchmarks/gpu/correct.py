@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.gpu.op_calls import name_of, op_calls
 from benchmarks.kernels.case import KernelCase
 from benchmarks.kernels.pages import Heads
 from benchmarks.record import RESULTS, describe_gpu, provenance, write_result
@@ -68,7 +69,7 @@ def _attention_checks(device: torch.device, small: bool) -> Iterator[Check]:
     heads, head_dim = ((2, 2), 64) if small else ((8, 4), 128)
     contexts = (1, 17, 33) if small else (1, 15, 16, 17, 63, 64, 65, 127, 129, 1000, 4097)
     for cache_dtype in CACHE_DTYPES:
-        name = f"{_name(dtype)}, keys and values in {_name(cache_dtype or dtype)}"
+        name = f"{name_of(dtype)}, keys and values in {name_of(cache_dtype or dtype)}"
         how = {"dtype": dtype, "cache_dtype": cache_dtype, "device": device.type}
         yield Check(f"decode: {name}", partial(_decode_error, contexts, heads, head_dim, how), ATTENTION_ERROR)
         yield Check(f"prefill: {name}", partial(_prefill_error, contexts, heads, head_dim, how), ATTENTION_ERROR)
@@ -168,7 +169,6 @@ def _op_checks(device: torch.device, small: bool) -> Iterator[Check]:
     """Ops beside torch's, as `benchmarks.kernels` measures them, and the others beside their references. The GPU tests
     compare all in many more cases.
     """
-    from benchmarks.gpu.op_calls import op_calls
     from benchmarks.kernels import elementwise, invariant
 
     heads = Heads(2, 2, 64) if small else Heads(8, 4, 128)
@@ -202,10 +202,6 @@ def _peer_difference(make: partial[KernelCase], device: torch.device) -> float:
 def _products(device: torch.device) -> torch.dtype:
     """What products are checked in: the interpreter computes those of bfloat16 wrongly."""
     return torch.float16 if device.type == "cpu" else torch.bfloat16
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _chosen(small: bool, only: str) -> list[Check]:

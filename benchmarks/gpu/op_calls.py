@@ -113,7 +113,7 @@ def _cache_calls(size: _Sizes) -> Iterator[OpCall]:
     for kv in (size.dtype, torch.float8_e4m3fn, torch.int8):
         # Triton's interpreter cuts codes of float8_e4m3fn off, where a GPU rounds.
         bound = 0.1 if kv == torch.float8_e4m3fn and size.device.type == "cpu" else OpCall.bound
-        yield OpCall(f"store_kv in {_name(kv)}", store_kv, store_kv_reference, lambda kv=kv: store(kv), bound)  # type: ignore[misc]
+        yield OpCall(f"store_kv in {name_of(kv)}", store_kv, store_kv_reference, lambda kv=kv: store(kv), bound)  # type: ignore[misc]
 
     def blocks(count: int) -> Tensor:
         return size.ints(256, count, 2048, dtype=torch.uint8)
@@ -173,7 +173,7 @@ def _latent_calls(size: _Sizes) -> Iterator[OpCall]:
         return (batch.query, batch.key_cache, batch.block_tables, batch.context_lens, plan, rank, batch.scale), named
 
     for kv in (None, torch.float8_e4m3fn, torch.int8):
-        name = f"keys in {_name(kv or size.dtype)}"
+        name = f"keys in {name_of(kv or size.dtype)}"
         yield OpCall(
             f"latent_attention, {name}",
             latent_attention,
@@ -328,5 +328,6 @@ def _logit_calls(size: _Sizes) -> Iterator[OpCall]:
     )
 
 
-def _name(dtype: torch.dtype) -> str:
+def name_of(dtype: torch.dtype) -> str:
+    """Without the package."""
     return str(dtype).removeprefix("torch.")

@@ -81,6 +81,13 @@ def collect(folders: Iterable[str] = FOLDERS, seconds: float = COLLECT_SECONDS) 
     return [line for line in done.stdout.splitlines() if "::" in line], None
 
 
+def end_session(process: "subprocess.Popen[bytes]") -> None:
+    """Kills a process that has a session of its own, and all processes that it has started there."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
 def outcomes_in(log: str) -> list[tuple[str, str]]:
     """Tests and their outcomes in what `pytest -v` printed."""
     return [(match[1], match[2]) for match in _OUTCOME.finditer(log)]
@@ -111,9 +118,7 @@ def _run_all(names: Sequence[str], folder: Path, deadline: float) -> list[str]:
                 process.wait(max(0.0, deadline - time.monotonic()))
     finally:
         for process in processes:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            end_session(process)
     return [log.read_text(errors="replace") for log in logs]
 
 

@@ -13,10 +13,10 @@ from quire_kernels._attend_latent import (
     latent_score_scale,
     latent_tile,
 )
-from quire_kernels._checks import check_index, require
+from quire_kernels._checks import check_index
 from quire_kernels._shapes import ceil_div
 from quire_kernels.paged_attention import tile_of_program
-from quire_kernels.prefill_tiles import PrefillTiles, most_tiles
+from quire_kernels.prefill_tiles import PrefillTiles, count_tiles
 
 _MOST_ROWS = 32  # of a tile
 
@@ -161,12 +161,7 @@ def latent_attention(
     if num_tokens == 0 or num_seqs == 0:
         return out
     tile = latent_tile(num_heads, _MOST_ROWS, rank, width - rank, query.dtype, key_cache.dtype, query.device)
-    if tiles is None:
-        num_tiles = most_tiles(num_tokens, num_seqs, tile.queries)
-    else:
-        num_tiles = len(tiles.places)
-        require(tiles.queries == tile.queries, "tiles", f"be made for tiles of {tile.queries} queries")
-        check_index(tiles.places, key_cache, (num_tiles, 2), torch.int32, "tiles.places")
+    num_tiles, places = count_tiles(tiles, tile.queries, num_tokens, num_seqs, key_cache)
     _latent_attention_kernel[(num_tiles, ceil_div(num_heads, tile.num_heads))](
         out,
         query,
@@ -175,7 +170,7 @@ def latent_attention(
         block_tables,
         query_starts,
         context_lens,
-        None if tiles is None else tiles.places,
+        places,
         num_seqs,
         latent_score_scale(scale),
         out.stride(0),

@@ -19,7 +19,7 @@ from quire_kernels._attend import (
 from quire_kernels._checks import MAX_HEAD_DIM, AttentionRule, PagedKV, check_attention, check_index, require
 from quire_kernels._code_pairs import unpacking
 from quire_kernels._shapes import next_power_of_2
-from quire_kernels.prefill_tiles import PrefillTiles, most_tiles, prefill_rows
+from quire_kernels.prefill_tiles import PrefillTiles, count_tiles, prefill_rows
 
 
 @triton.jit(  # type: ignore[untyped-decorator]
@@ -233,12 +233,7 @@ def paged_attention(
         tile_m = prefill_rows(group, *how)
         tile_n = prefill_tile_keys(tile_m, *how)
     queries = tile_m // group
-    if tiles is None:
-        num_tiles = most_tiles(num_tokens, num_seqs, queries)
-    else:
-        num_tiles = len(tiles.places)
-        require(tiles.queries == queries, "tiles", f"be made for tiles of {queries} queries")
-        check_index(tiles.places, key_cache, (num_tiles, 2), torch.int32, "tiles.places")
+    num_tiles, places = count_tiles(tiles, queries, num_tokens, num_seqs, key_cache)
     score_scale, soft_cap = score_parameters(scale, soft_cap)
     _paged_attention_kernel[(num_tiles, num_kv_heads)](
         out,
@@ -247,7 +242,7 @@ def paged_attention(
         block_tables,
         query_starts,
         context_lens,
-        None if tiles is None else tiles.places,
+        places,
         num_seqs,
         score_scale,
         soft_cap,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quire_kernels._attend import tile_queries
+from quire_kernels._checks import check_index, require
 from quire_kernels._shapes import next_power_of_2
 
 Ints = NDArray[np.int32]
@@ -58,6 +59,20 @@ def prefill_rows(group: int, head_dim: int, dtype: torch.dtype, cache_dtype: tor
 def most_tiles(num_tokens: int, num_seqs: int, queries: int) -> int:
     """The most tiles of so many sequences that have so many tokens together."""
     return num_tokens // queries + num_seqs
+
+
+def count_tiles(
+    tiles: PrefillTiles | None, queries: int, num_tokens: int, num_seqs: int, key_cache: Tensor
+) -> tuple[int, Tensor | None]:
+    """How many programs compute tiles of so many queries, and where their places are; without `tiles` as many as could
+    be needed. Raises ValueError if `tiles` are made for others, or are not on the device of `key_cache`.
+    """
+    if tiles is None:
+        return most_tiles(num_tokens, num_seqs, queries), None
+    num_tiles = len(tiles.places)
+    require(tiles.queries == queries, "tiles", f"be made for tiles of {queries} queries")
+    check_index(tiles.places, key_cache, (num_tiles, 2), torch.int32, "tiles.places")
+    return num_tiles, tiles.places
 
 
 def plan_tiles(query_starts: Ints, context_lens: Ints, num_tokens: int, queries: int) -> Ints:

@@ -23,7 +23,7 @@ def first_host_wait(work: Callable[[], object]) -> str | None:
     """The name of the first operation of some work that waits for a device, such as "aten::nonzero"; None if none does.
 
     An operation of a library beside torch counts as one: what it does inside cannot be seen. The work runs once. On a
-    CPU, copies to the host cannot be told from others, and are not found.
+    CPU, copies to the host look like any others, and are not found.
     """
     finder = _WaitFinder()
     with finder:
