@@ -135,12 +135,15 @@ public:
     explicit AmxGroupedPanels(const Matrix& m)
         : matrix(m), groups(m.inputs / m.group), depth_(std::min<int64_t>(m.group, 64)), head_(m.has_nibbles() ? GROUP_HEAD : byte_group_head(m)),
           group_bytes_(m.has_nibbles() ? nibble_group_bytes(m.group) : byte_group_bytes(m)) {
+        if (has_product_shape()) return;
         const auto depth = static_cast<uint16_t>(depth_);
         const auto lines = static_cast<uint8_t>(depth / Lane<Code>::VALUES);
         AmxRegisters::load({16, 16, 16, 16, 16, 16, lines, lines}, {64, 64, 64, 64, depth, depth, 64, 64});
     }
     AmxGroupedPanels(const AmxGroupedPanels&) = delete;
-    ~AmxGroupedPanels() { AmxRegisters::load_products(); }
+    ~AmxGroupedPanels() {
+        if (!has_product_shape()) AmxRegisters::load_products();
+    }
 
     // As that of AmxWholePanels.
     void multiply(const Code* rows, int64_t stride, const char* panel, int64_t count, float* totals, PrefetchStream& ahead) const {
@@ -160,6 +163,9 @@ public:
 
 private:
     static constexpr int64_t MOST_INPUTS = 128;  // of a group
+
+    // Whether the registers have the shape that they need already.
+    bool has_product_shape() const { return depth_ == 64; }
 
     template <bool NIBBLES, bool MINIMUMS>
     void multiply_groups(const Code* rows, int64_t stride, const uint8_t* panel, int64_t count, float* totals, PrefetchStream& ahead) const {
