@@ -1,5 +1,5 @@
 """Deterministic mode: tokens and log-probabilities are bit-identical for a request alone and for one of many, also over
-a worker's death, chunked prefill, speculation and preemption. All of it also with weights and activations in 8 bits."""
+a worker's death, chunked prefill, speculation and preemption. All of it also with integer products, of weights in 8 and in 4 bits."""
 
 import asyncio
 import random
@@ -85,7 +85,7 @@ class Serving:
             return await asyncio.gather(*(self.ask(client, request) for request in REQUESTS))
 
 
-@pytest.fixture(scope="module", params=["none", "w8a8"])
+@pytest.fixture(scope="module", params=["none", "w8a8", "w4a8"])
 def quantization(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

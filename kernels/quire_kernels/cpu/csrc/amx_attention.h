@@ -73,8 +73,7 @@ public:
                 _tile_loadd(4, query + d, dim * 2);
                 for_groups([&]<int G>() {
                     _tile_loadd(6, tile.keys[2 * G] + d * block_size, block_size * 4);
-                    if (FETCH && row == 0)
-                        for (int64_t i = 0; i < DIMS; i += 2) __builtin_prefetch(next.keys[2 * G] + (d + i) * block_size, 0, 2);
+                    if (FETCH && row == 0) prefetch_lines<DIMS / 8>(next.keys, d / 2 + G * DIMS / 8, 2 * block_size);
                     if constexpr (G == 0) _tile_dpbf16ps(0, 4, 6);
                     if constexpr (G == 1) _tile_dpbf16ps(1, 4, 6);
                     if constexpr (G == 2) _tile_dpbf16ps(2, 4, 6);
@@ -104,9 +103,7 @@ public:
                     _tile_loadd(5, weights + g * LANES, TILE_KEYS * 2);
                     for_dims([&]<int I>(int64_t d) {
                         _tile_loadd(7, tile.values[2 * g] + d * 2, value_stride * 4);
-                        if (FETCH && row == 0)
-                            for (int64_t key = 0; key < LANES; key += 2)
-                                __builtin_prefetch(next.values[2 * g + key / 8] + key % 8 * value_stride + d * 2, 0, 2);
+                        if (FETCH && row == 0) prefetch_lines<2>(next.values, (g * value_dim + d) / LANES * 2, 2 * LANES);
                         if constexpr (I == 0) _tile_dpbf16ps(0, 5, 7);
                         if constexpr (I == 1) _tile_dpbf16ps(1, 5, 7);
                         if constexpr (I == 2) _tile_dpbf16ps(2, 5, 7);
@@ -120,6 +117,13 @@ public:
 
 private:
     static constexpr int64_t DIMS = 32;
+
+    // Lines `first` to first + COUNT - 1 of each group of 16 keys. Of all groups in turn: fewer pages at a time take a tenth longer.
+    template <int COUNT>
+    static void prefetch_lines(const BFloat16* const (&groups)[TILE_KEYS / 8], int64_t first, int64_t line_elements) {
+        for (int64_t line = first; line < first + COUNT; ++line)
+            for (int group = 0; group < TILE_KEYS / LANES; ++group) __builtin_prefetch(groups[2 * group] + line * line_elements, 0, 2);
+    }
 
     template <class F>
     static void for_sums(F&& body) {

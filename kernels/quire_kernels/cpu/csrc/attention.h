@@ -86,15 +86,14 @@ public:
         if (value_dim) shared_values_.reserve(TILE_KEYS * round_up(value_dim, LANES * Lane<T>::VALUES));
     }
 
-    // Attention of one tile. `query` is of the whole step, [tokens, heads, head_dim]. Calls put(token, number, values) for
-    // each group of LANES numbers of the tokens' outputs [heads * value_dim].
+    // Attention of one tile. `next` is what this thread probably computes after it, or null. `query` is of the whole step,
+    // [tokens, heads, head_dim]. Calls put(token, number, values) for each group of LANES numbers of the tokens' outputs
+    // [heads * value_dim].
     template <class F>
-    void run(TaskClaim& task_claim, const Cache<T>& cache, const Sequences& sequences, const Tile& tile,
+    void run(TaskClaim& task_claim, const Cache<T>& cache, const Sequences& sequences, const Tile& tile, const Tile* next,
              const AttentionRule& rule, const T* query, F&& put) {
         const int64_t queries = tile.last - tile.first, heads = tile.last_head - tile.first_head;
         const int64_t token = sequences.query_starts[tile.sequence] + tile.first;
-        const int64_t num_queries = sequences.query_starts[tile.sequence + 1] - sequences.query_starts[tile.sequence];
-        const int64_t position = sequences.context_lens[tile.sequence] - num_queries + tile.first;
         const int64_t rows = queries * group_, stride = cache.num_kv_heads * group_ * dim_;
         // Heads that share keys are computed together. Otherwise each one's rows are padded to whole blocks of them.
         const int64_t together = cache.is_shared() ? heads : 1, num_rows = together * rows;
@@ -118,12 +117,14 @@ public:
         std::fill_n(sums_.data(), all_rows * LANES, 0.0f);
         std::fill_n(base_.data(), all_rows, -INFINITY);
 
-        const int32_t* table = sequences.block_tables + tile.sequence * sequences.max_blocks;
-        const int64_t end = rule.bidirectional ? sequences.context_lens[tile.sequence] : position + queries;
-        const int64_t begin = rule.window ? std::max<int64_t>(0, position - rule.window + 1) : 0;
-        const Range range{begin, end, tile.first_head, tile.last_head, together, rows, apart};
-        const bool is_owned = is_memory_bound(rows) ? run_tiles<true>(task_claim, cache, table, range, position, rule)
-                                                    : run_tiles<false>(task_claim, cache, table, range, position, rule);
+        const KeyRange keys = key_range(sequences, tile, rule);
+        // Nothing is prefetched after the last tile of a phase: the same keys again.
+        const Tile& after = next ? *next : tile;
+        const KeyRange keys_after = key_range(sequences, after, rule);
+        after_tile_ = locate(cache, keys_after, after.first_head, keys_after.first_tile());
+        const RowLayout layout{together, rows, apart};
+        const bool is_owned = is_memory_bound(rows) ? run_tiles<true>(task_claim, cache, keys, tile, layout, rule)
+                                                    : run_tiles<false>(task_claim, cache, keys, tile, layout, rule);
         if (!is_owned) return;
         task_claim.write_all([&] {
             for (int64_t head = 0; head < heads; ++head)
@@ -145,41 +146,60 @@ private:
     static constexpr float HEADROOM = 8.0f;
     static constexpr int64_t DECODE_HEARTBEAT_TILES = 8;  // tiles, a few microseconds' work
 
-    // The keys that some query of a tile sees, begin to end - 1, and its KV heads. `together` of them are computed at a time, each
-    // with so many rows; these are `apart` from the next ones.
-    struct Range {
-        int64_t begin, end, first_head, last_head, together, rows, apart;
+    // The keys that some query of a tile sees, begin to end - 1, the blocks of their sequence, and the position of the first query.
+    struct KeyRange {
+        int64_t begin, end, position;
+        const int32_t* table;
+
+        int64_t first_tile() const { return begin / TILE_KEYS * TILE_KEYS; }
+    };
+
+    static KeyRange key_range(const Sequences& sequences, const Tile& tile, const AttentionRule& rule) {
+        const int32_t* starts = sequences.query_starts + tile.sequence;
+        const int64_t context_len = sequences.context_lens[tile.sequence];
+        const int64_t position = context_len - (starts[1] - starts[0]) + tile.first;
+        return {rule.window ? std::max<int64_t>(0, position - rule.window + 1) : 0,
+                rule.bidirectional ? context_len : position + tile.last - tile.first, position,
+                sequences.block_tables + tile.sequence * sequences.max_blocks};
+    }
+
+    // `together` heads are computed at a time, each with so many rows; these are `apart` from the next ones.
+    struct RowLayout {
+        int64_t together, rows, apart;
     };
 
     // Every tile of keys of the range, unless another thread takes over. With FETCH, the next one is prefetched while one
-    // is computed.
+    // is computed: at last the first of what this thread computes after it.
     template <bool FETCH>
-    bool run_tiles(TaskClaim& task_claim, const Cache<T>& cache, const int32_t* table, const Range& range, int64_t position,
+    bool run_tiles(TaskClaim& task_claim, const Cache<T>& cache, const KeyRange& keys, const Tile& tile, const RowLayout& layout,
                    const AttentionRule& rule) {
-        const int64_t heads = range.last_head - range.first_head, first = range.begin / TILE_KEYS * TILE_KEYS;
-        const int64_t together = range.together, num_rows = together * range.rows;
-        next_key_tile_ = locate(cache, table, range.first_head, first, range);
-        for (int64_t start = first; start < range.end; start += TILE_KEYS) {
+        const int64_t heads = tile.last_head - tile.first_head, first = keys.first_tile();
+        const int64_t together = layout.together, num_rows = together * layout.rows;
+        next_key_tile_ = locate(cache, keys, tile.first_head, first);
+        for (int64_t start = first; start < keys.end; start += TILE_KEYS) {
             for (int64_t head = 0; head < heads; head += together) {
-                const int64_t top = head / together * range.apart;
+                const int64_t top = head / together * layout.apart;
                 key_tile_ = next_key_tile_;
                 if (head + together < heads)
-                    next_key_tile_ = locate(cache, table, range.first_head + head + 1, start, range);
-                else if (start + TILE_KEYS < range.end)
-                    next_key_tile_ = locate(cache, table, range.first_head, start + TILE_KEYS, range);
+                    next_key_tile_ = locate(cache, keys, tile.first_head + head + 1, start);
+                else if (start + TILE_KEYS < keys.end)
+                    next_key_tile_ = locate(cache, keys, tile.first_head, start + TILE_KEYS);
+                else
+                    next_key_tile_ = after_tile_;
                 if (uses_products_)
                     products_.template score<FETCH>(key_tile_, next_key_tile_, &query_[top * dim_], dim_, block_size_, num_rows,
                                                      &scores_[top * TILE_KEYS]);
                 else
                     for_rows(num_rows, [&]<int R>(int64_t row) { compute_scores<R, FETCH>(top + row); });
                 for (int64_t row = 0; row < num_rows; ++row)
-                    softmax_tile(top + row, start, position + row % range.rows / group_, rule);
-                if (cache.is_shared()) copy_shared_values();
-                if (uses_products_)
-                    products_.template gather<FETCH>(key_tile_, next_key_tile_, &weights_[top * TILE_KEYS], num_rows, value_dim_,
-                                                      value_stride_, &output_[top * dim_], dim_);
-                else
-                    for_rows(num_rows, [&]<int R>(int64_t row) { gather<R, FETCH>(top + row); });
+                    softmax_tile(top + row, start, keys.position + row % layout.rows / group_, rule);
+                // Shared values are the keys, which are prefetched already.
+                if (cache.is_shared()) {
+                    copy_shared_values();
+                    gather_rows<false>(top, num_rows);
+                } else {
+                    gather_rows<FETCH>(top, num_rows);
+                }
             }
             // More often would slow a decode down.
             if ((!FETCH || start / TILE_KEYS % DECODE_HEARTBEAT_TILES == DECODE_HEARTBEAT_TILES - 1) && !task_claim.heartbeat()) return false;
@@ -188,7 +208,7 @@ private:
     }
 
     // The tile at `start`. Blocks beyond the range are not looked up.
-    KeyTile<T> locate(const Cache<T>& cache, const int32_t* table, int64_t head, int64_t start, const Range& range) const {
+    KeyTile<T> locate(const Cache<T>& cache, const KeyRange& range, int64_t head, int64_t start) const {
         KeyTile<T> key_tile;
         key_tile.first_key = std::max<int64_t>(0, range.begin - start);
         key_tile.num_keys = std::min<int64_t>(TILE_KEYS, range.end - start);
@@ -196,7 +216,7 @@ private:
         key_tile.num_groups = ceil_div(key_tile.num_keys, LANES);
         for (int64_t half = 0; half < TILE_KEYS / 8; ++half) {
             const int64_t key = std::clamp(start + half * 8, range.begin / LANES * LANES, (range.end - 1) / 8 * 8);
-            const int64_t block = table[key / block_size_], offset = key % block_size_;
+            const int64_t block = range.table[key / block_size_], offset = key % block_size_;
             key_tile.keys[half] = cache.keys(block, head) + offset * V;
             key_tile.values[half] = cache.values(block, head) + offset * value_stride_;
         }
@@ -342,6 +362,15 @@ private:
             store(&output_[row * dim_ + d], load_floats(&output_[row * dim_ + d]) * decay);
     }
 
+    template <bool FETCH>
+    void gather_rows(int64_t top, int64_t num_rows) {
+        if (uses_products_)
+            products_.template gather<FETCH>(key_tile_, next_key_tile_, &weights_[top * TILE_KEYS], num_rows, value_dim_, value_stride_,
+                                             &output_[top * dim_], dim_);
+        else
+            for_rows(num_rows, [&]<int R>(int64_t row) { gather<R, FETCH>(top + row); });
+    }
+
     template <int R, bool FETCH>
     void gather(int64_t row) {
         for (int64_t d = 0; d < value_dim_; d += 4 * LANES)
@@ -392,6 +421,7 @@ private:
     Buffer<T> shared_values_;  // [TILE_KEYS, value_stride], of the tile, where keys are the values too
     Buffer<float> output_, scores_, base_, sums_;
     KeyTile<T> key_tile_, next_key_tile_;
+    KeyTile<T> after_tile_;  // the first that this thread probably computes after the tile of queries
     bool uses_products_ = false;  // for the tile of queries
     Products products_;
 };
@@ -401,7 +431,9 @@ template <class T, class Products, class F>
 void attend(ThreadPool& pool, TileAttention<T, Products>& attention, const Cache<T>& cache, const Sequences& sequences,
             const std::vector<Tile>& tiles, const AttentionRule& rule, const T* query, F&& put) {
     pool.parallel_for_tasks(static_cast<int64_t>(tiles.size()), [&](int64_t i, TaskClaim& task_claim) {
-        attention.run(task_claim, cache, sequences, tiles[i], rule, query, put);
+        // Tiles are handed out in order, so a thread's next one is probably at the distance of the number of threads.
+        const size_t next = static_cast<size_t>(i) + pool.size();
+        attention.run(task_claim, cache, sequences, tiles[i], next < tiles.size() ? &tiles[next] : nullptr, rule, query, put);
     });
     attention.end_phase();
 }
