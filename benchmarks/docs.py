@@ -20,6 +20,8 @@ from benchmarks.decode_balance.report import decode_balance_section
 from benchmarks.deterministic import deterministic_section
 from benchmarks.embeddings.report import embeddings_section
 from benchmarks.formats import formats_section
+from benchmarks.gguf.quality import gguf_quality_section
+from benchmarks.gguf.report import gguf_section
 from benchmarks.gpu.report import gpu_section
 from benchmarks.grammars import grammars_section
 from benchmarks.journal.report import journal_section
@@ -122,6 +124,8 @@ PERFORMANCE = (
     Section("kernels", RESULTS / "kernels_cpu.json", "make bench-kernels", kernels_section),
     Section("formats", RESULTS / "formats.json", "make bench-formats", formats_section),
     Section("quality", RESULTS / "quality.json", "make bench-quality", quality_section),
+    Section("gguf", RESULTS / "gguf.json", "make bench-gguf", gguf_section),
+    Section("gguf quality", RESULTS / "gguf_quality.json", "make bench-gguf-quality", gguf_quality_section),
     Section("aot", RESULTS / "aot.json", "python -m benchmarks.aot --update", aot_section),
     Section(
         "decode balance",

@@ -10,7 +10,7 @@ loaded and run as a worker does. Settings are a worker's: QUIRE_MODEL names anot
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -104,14 +104,12 @@ def _run(runner: Runner, step: Step) -> list[float]:
     return [one.logprob for result in results for one in result.logprobs]
 
 
-def measure(name: str, tokens: list[int]) -> dict[str, Any]:
-    """The figures of one format. Raises BenchmarkFailed where the worker cannot serve it."""
-    windows = windows_of(tokens, WINDOW)
+def measure(options: Mapping[str, str], windows: Sequence[Window]) -> dict[str, Any]:
+    """The figures of a worker with these settings. Raises BenchmarkFailed where it cannot serve the model."""
     block_size = 16
-    num_blocks = len(windows) * WINDOW // block_size + 1
-    settings = WorkerSettings.model_validate(
-        FORMATS[name] | {"block_size": block_size, "num_blocks": num_blocks, "max_sequences": max(64, len(windows))}
-    )
+    num_blocks = sum(-(-len(window.tokens) // block_size) for window in windows) + 1
+    limits = {"block_size": block_size, "num_blocks": num_blocks, "max_sequences": max(64, len(windows))}
+    settings = WorkerSettings.model_validate({**options, **limits})
     try:
         instance = load_instance(settings, log)
     except StartupFailed as error:
@@ -156,7 +154,8 @@ def main() -> None:
         model = resolve_model(os.environ.get("QUIRE_MODEL"))
         tokenizer = Tokenizer.from_file(str(model.path / "tokenizer.json"))
         tokens = tokenizer.encode(TEXT.read_text(), add_special_tokens=False).ids[: options.tokens]
-        formats = {name: measure(name, tokens) for name in names}
+        windows = windows_of(tokens, WINDOW)
+        formats = {name: measure(FORMATS[name], windows) for name in names}
     result = {**provenance("torch"), "model": model.name, "window": WINDOW, "formats": formats}
     output = options.output or (RESULT if options.tokens is None else None)
     publish(result, output, {f"{model.name} on {TEXT.name}": quality_table(result)})

@@ -34,7 +34,7 @@ SUBJECTS = {
     "tools": "The tools that make these files, the bill of materials and the audit; in an environment of their own.",
 }
 
-SOURCES = frozenset({"pybars4", "pymeta3", "rouge-score", "sqlitedict", "word2number"})
+SOURCES = frozenset({"llama-cpp-python", "pybars4", "pymeta3", "rouge-score", "sqlitedict", "word2number"})
 """Packages that have no wheels. They have a file of their own, since they are built with what the group's file has."""
 
 _ENTRY = re.compile(r"^(?=\S)", re.MULTILINE)
@@ -68,8 +68,10 @@ def subject(name: str) -> str:
             return f"The client {own} of `make clients`; in an environment of its own."
         case "peer":
             return f"What the tests of {own} need that `make peers` runs; in an environment of its own."
+        case "bench" if own.endswith("-sources"):
+            return f"What benchmarks of {own.removesuffix('-sources')} need that has no wheels."
         case "bench":
-            return f"What {own} needs beside torch for `make bench-embeddings`; in an environment of its own."
+            return f"What benchmarks of {own} need beside torch; in an environment of its own."
         case "aot":
             return "The older Triton by which `make aot` compiles too; in a folder of its own."
     return SUBJECTS[name]

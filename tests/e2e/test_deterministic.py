@@ -1,5 +1,6 @@
 """Deterministic mode: tokens and log-probabilities are bit-identical for a request alone and for one of many, also over
-a worker's death, chunked prefill, speculation and preemption. All of it also with integer products, of weights in 8 and in 4 bits."""
+a worker's death, chunked prefill, speculation and preemption. All of it also with weights in 8 and in 4 bits and
+products of integers."""
 
 import asyncio
 import random
