@@ -14,7 +14,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -83,7 +83,7 @@ class LlamaCpp:
             *("--parallel", str(AT_A_TIME), "--ctx-size", str(AT_A_TIME * CONTEXT_LENGTH)),
         )
         with running(self.title, command) as process:
-            yield process.wait_until(lambda: listening(port), START_SECONDS)
+            yield replace(process.wait_until(lambda: listening(port), START_SECONDS), closes_connections=True)
 
 
 def make_loads(mix: Sequence[MixRequest], num_requests: int) -> list[ServingLoad]:
@@ -120,10 +120,11 @@ def measure_read_rate(path: Path, quantization: str) -> dict[str, Any]:
         read_settings(WorkerSettings, [f"--{name}={value}" for name, value in settings.items()]), log
     )
     # All matrices of the model; a step reads each once.
-    num_bytes = sum(found.panels.nbytes for found in gc.get_objects() if isinstance(found, PackedMatrix))
+    num_bytes = sum(found.panels.nbytes for found in gc.get_objects() if type(found) is PackedMatrix)
     batch = DecodingBatch(instance.runner, [0], [SamplingParams()])
     step = median(batch.seconds() for _ in range(_STEPS))
-    memory = torch.ones(_READ_BYTES // 4)
+    torch.set_num_threads(len(os.sched_getaffinity(0)))  # workers leave torch one thread
+    memory = torch.ones(_READ_BYTES // 8, dtype=torch.int64)
     read = memory.nbytes / milliseconds(memory.sum, torch.device("cpu")) / 1e6
     return {
         "bytes": num_bytes,

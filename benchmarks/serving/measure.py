@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Self
 
 import uvloop
+from aiohttp import ClientSession
 
 from benchmarks.deployment import scrape
 from benchmarks.processes import BenchmarkFailed
@@ -62,18 +63,25 @@ def run_system(system: System, loads: Sequence[ServingLoad]) -> dict[str, Outcom
 
 async def _send(system: System, endpoint: Endpoint, loads: Sequence[ServingLoad]) -> dict[str, Outcome]:
     outcomes: dict[str, Outcome] = {}
-    async with http_client(endpoint.url, None, None) as http:
+    async with _client(endpoint) as http:
         await run_load(OpenAITarget(endpoint.url, http), warm_up(), 1)
     for load in loads:
         before = KvUse.read(endpoint.metrics) if endpoint.metrics else None
         # New connections: servers close idle ones, and most of the last load's are idle.
-        async with http_client(endpoint.url, None, None) as http:
+        async with _client(endpoint) as http:
             sent = await run_load(OpenAITarget(endpoint.url, http), load.requests, load.concurrency)
         figures = Figures.of(check_load(sent, f"{system.title}, {load.title}"))
         wasted = KvUse.read(endpoint.metrics).wasted_since(before) if endpoint.metrics and before else None
         outcomes[load.name] = Outcome(figures, wasted)
         log(f"{system.title}: {load.title}: {figures.output_tokens_per_second:,.1f} output tokens/s")
     return outcomes
+
+
+def _client(endpoint: Endpoint) -> ClientSession:
+    http = http_client(endpoint.url, None, None)
+    if endpoint.closes_connections:
+        http.headers["connection"] = "close"
+    return http
 
 
 def run_static_batches(model: Path, load: ServingLoad) -> dict[str, Outcome]:

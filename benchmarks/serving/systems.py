@@ -32,10 +32,14 @@ print(names[0], version(names[0]))
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server that is ready. `metrics` is where the scheduler's Prometheus page is, host:port, of Quire alone."""
+    """A server that is ready. `metrics` is where the scheduler's Prometheus page is, host:port, of Quire alone.
+
+    `closes_connections`: after each response, without saying so.
+    """
 
     url: str
     metrics: str | None = None
+    closes_connections: bool = False
 
 
 class System(Protocol):
