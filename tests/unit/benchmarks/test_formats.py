@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import llama_models
-from benchmarks.formats import BATCHES, PROMPT, formats_table, measure, targets
+from benchmarks.formats import BATCHES, PROMPT, formats_section, formats_table, measure, targets
 from benchmarks.quality import FORMATS
 from quire_kernels.cpu.linear import MatrixFormat
 from runner_driver import make_runner
@@ -34,3 +34,21 @@ def test_the_target_is_about_formats_that_were_measured() -> None:
     assert [one["holds"] for one in targets([_case(bfloat16=13, w8a8=10)])] == [True]
     assert [one["holds"] for one in targets([_case(bfloat16=12, w8a8=10)])] == [False]
     assert targets([_case(bfloat16=12, int8=10)]) == []
+
+
+def test_the_large_model_has_its_own_table_and_bound() -> None:
+    cases = [_case(bfloat16=13, w8a8=10)]
+    (judged,) = targets(cases, "a large model: ", 1.4)
+    assert (judged["what"].startswith("a large model: decode"), judged["holds"]) == (True, False)
+    result = {
+        "date": "2026-11-26",
+        "commit": None,
+        "machine": {"cores": 2, "processor": "P"},
+        "model": "m",
+        "rounds": 3,
+        "formats": ["bfloat16"],
+        "cases": [_case(bfloat16=12)],
+        "large": {"title": "a large model", "formats": ["bfloat16", "w8a8"], "cases": cases},
+        "targets": [judged],
+    }
+    assert "a large model:\n\n| step, ms | bfloat16 | w8a8 |" in formats_section(result)
