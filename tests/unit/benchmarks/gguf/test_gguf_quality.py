@@ -1,6 +1,6 @@
-"""The stretches that llama.cpp's tool scores."""
+"""The stretches that llama.cpp's tool scores, and what is judged."""
 
-from benchmarks.gguf.quality import stretches_of
+from benchmarks.gguf.quality import stretches_of, targets
 
 
 def test_stretches_are_whole_and_score_255_tokens_each() -> None:
@@ -8,3 +8,9 @@ def test_stretches_are_whole_and_score_255_tokens_each() -> None:
     stretches = stretches_of(tokens)
     assert [stretch.tokens[0] for stretch in stretches] == [0, 512]
     assert [len(stretch.tokens) - stretch.num_given for stretch in stretches] == [255, 255]
+
+
+def test_a_higher_perplexity_misses_the_bound_and_a_lower_one_does_not() -> None:
+    lower, equal, higher = ({"quire": ours, "llama_cpp": 20.0} for ours in (19.0, 20.09, 20.2))
+    assert [one["holds"] for one in targets({"a": lower, "b": equal})] == [True]
+    assert [one["holds"] for one in targets({"a": lower, "b": higher})] == [False]
