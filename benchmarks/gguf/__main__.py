@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks.decoding import LONGEST, DecodingBatch
-from benchmarks.deployment import START_SECONDS, running_quire
+from benchmarks.deployment import START_SECONDS
 from benchmarks.gguf.files import FILES, ComparedFile
 from benchmarks.gguf.llama_cpp import llama_cpp_programs
 from benchmarks.gguf.report import AT_A_TIME, LOADS, gguf_table, read_rates_table, targets
@@ -33,7 +33,7 @@ from benchmarks.record import RESULTS, provenance
 from benchmarks.runner import failures_exit, in_turns, log, make_parser, median_of, publish
 from benchmarks.serving.loads import ServingLoad, renewed
 from benchmarks.serving.measure import Outcome, run_system
-from benchmarks.serving.systems import CONTEXT_LENGTH, Endpoint, System, listening
+from benchmarks.serving.systems import CONTEXT_LENGTH, Endpoint, Quire, System, listening
 from quire_client.bench.mix import MixRequest, read_mix
 from quire_kernels.cpu.linear import PackedMatrix
 from svc_common.settings import read_settings
@@ -47,22 +47,6 @@ RESULT = RESULTS / "gguf.json"
 _STEPS = 60
 # More than four times the largest last-level cache that a part of such a machine has to itself
 _READ_BYTES = 2 * 2**30
-
-
-@dataclass(frozen=True)
-class QuireOnFile:
-    """Quire with a GGUF file, on free ports and with a Redis of its own."""
-
-    path: Path
-    quantization: str
-    name: str = "quire"
-    title: str = "Quire"
-
-    @contextmanager
-    def running(self) -> Iterator[Endpoint]:
-        settings = {"QUIRE_MODEL": str(self.path), "QUIRE_QUANTIZATION": self.quantization}
-        with running_quire(self.title, settings) as deployment:
-            yield Endpoint(f"http://{deployment.http}")
 
 
 @dataclass(frozen=True)
@@ -140,7 +124,8 @@ def measure_file(file: ComparedFile, programs: Path, loads: Sequence[ServingLoad
         path = file.write(Path(folder))
         model = prepare(str(path), log)
         log(f"{file.title}: {path.stat().st_size / 1e6:,.0f} MB")
-        systems: list[System] = [QuireOnFile(path, file.quantization), LlamaCpp(path, programs)]
+        settings = {"QUIRE_MODEL": str(path), "QUIRE_QUANTIZATION": file.quantization}
+        systems: list[System] = [Quire(settings=settings), LlamaCpp(path, programs)]
         return {
             "title": file.title,
             "quantization": file.quantization,

@@ -3,9 +3,9 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -57,14 +57,15 @@ class System(Protocol):
 
 @dataclass(frozen=True)
 class Quire:
-    """Quire as `make run` starts it, on free ports and with a Redis of its own."""
+    """Quire as `make run` starts it, with these settings beside, on free ports and with a Redis of its own."""
 
     name: str = "quire"
     title: str = "Quire"
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     @contextmanager
     def running(self) -> Iterator[Endpoint]:
-        with running_quire(self.title, {}) as deployment:
+        with running_quire(self.title, self.settings) as deployment:
             yield Endpoint(f"http://{deployment.http}", deployment.scheduler_metrics)
 
 
