@@ -56,6 +56,14 @@ def failures_exit(name: str) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def select_named(names: str, known: Mapping[str, T], kind: str) -> dict[str, T]:
+    """Those of a comma-separated list, in its order. Raises BenchmarkFailed for one that is not known."""
+    for name in names.split(","):
+        if name not in known:
+            raise BenchmarkFailed(f"no {kind} named {name!r}: {', '.join(known)}")
+    return {name: known[name] for name in names.split(",")}
+
+
 def in_turns(cases: Sequence[T], num_runs: int) -> Iterator[tuple[int, T]]:
     """Run numbers and cases, `num_runs` times each. Runs start with another case each: other load affects all alike."""
     for run in range(num_runs):

@@ -10,7 +10,7 @@ VLLM_VENV vLLM is left out; a model that vLLM cannot compute is reported with it
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from benchmarks.mix import PATH as MIX
 from benchmarks.offline.runs import QUIRE, OfflineSystem, run_offline, vllm
 from benchmarks.processes import BenchmarkFailed
 from benchmarks.record import RESULTS, provenance
-from benchmarks.runner import failures_exit, in_turns, log, make_parser, publish
+from benchmarks.runner import failures_exit, in_turns, log, make_parser, publish, select_named
 from benchmarks.serving.loads import ServingLoad, renewed
 from benchmarks.serving.measure import run_static_batches
 from benchmarks.serving.systems import Vllm
@@ -116,14 +116,6 @@ def _run_static(model: Path, requests: Sequence[MixRequest]) -> float:
     return run_static_batches(model, load)["mix"].figures.output_tokens_per_second
 
 
-def select(names: str) -> Mapping[str, Shape]:
-    """The shapes of a comma-separated list. Raises BenchmarkFailed for an unknown one."""
-    for name in names.split(","):
-        if name not in SHAPES:
-            raise BenchmarkFailed(f"no shape named {name!r}: {', '.join(SHAPES)}")
-    return {name: SHAPES[name] for name in names.split(",")}
-
-
 def main() -> None:
     parser = make_parser(__doc__, RESULT, ", with vLLM and all shapes")
     parser.add_argument("--shapes", default=",".join(SHAPES), help="default all: %(default)s")
@@ -131,7 +123,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=24, help="of the mix; default 24")
     options = parser.parse_args()
     with failures_exit("architectures"):
-        shapes = select(options.shapes)
+        shapes = select_named(options.shapes, SHAPES, "shape")
         default, version = prepare_model(), None
         if environment := os.environ.get("VLLM_VENV"):
             version = Vllm(default, Path(environment)).version()

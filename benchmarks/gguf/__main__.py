@@ -12,7 +12,7 @@ processor reads memory.
 import gc
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,9 +28,9 @@ from benchmarks.gguf.llama_cpp import llama_cpp_programs
 from benchmarks.gguf.report import AT_A_TIME, LOADS, gguf_table, read_rates_table, targets
 from benchmarks.kernels.device import milliseconds
 from benchmarks.mix import PATH as MIX
-from benchmarks.processes import BenchmarkFailed, running
+from benchmarks.processes import running
 from benchmarks.record import RESULTS, provenance
-from benchmarks.runner import failures_exit, in_turns, log, make_parser, median_of, publish
+from benchmarks.runner import failures_exit, in_turns, log, make_parser, median_of, publish, select_named
 from benchmarks.serving.loads import ServingLoad, renewed
 from benchmarks.serving.measure import Outcome, run_system
 from benchmarks.serving.systems import CONTEXT_LENGTH, Endpoint, Quire, System, listening
@@ -134,14 +134,6 @@ def measure_file(file: ComparedFile, programs: Path, loads: Sequence[ServingLoad
         }
 
 
-def select(names: str) -> Mapping[str, ComparedFile]:
-    """The files of a comma-separated list. Raises BenchmarkFailed for an unknown one."""
-    for name in names.split(","):
-        if name not in FILES:
-            raise BenchmarkFailed(f"no file named {name!r}: {', '.join(FILES)}")
-    return {name: FILES[name] for name in names.split(",")}
-
-
 def main() -> None:
     parser = make_parser(__doc__, RESULT, ", with all files")
     parser.add_argument("--files", default=",".join(FILES), help="default all: %(default)s")
@@ -149,7 +141,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=48, help="of 16 clients; default 48")
     options = parser.parse_args()
     with failures_exit("gguf"):
-        files, programs = select(options.files), llama_cpp_programs()
+        files, programs = select_named(options.files, FILES, "file"), llama_cpp_programs()
         loads = make_loads(read_mix(MIX), options.requests)
         result: dict[str, Any] = {
             **provenance("torch"),

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.architectures.__main__ import ComparedSystem, compared_systems, measure, select
+from benchmarks.architectures.__main__ import ComparedSystem, compared_systems, measure
 from benchmarks.architectures.report import architectures_section, architectures_table, targets
+from benchmarks.architectures.shapes import SHAPES
 from benchmarks.processes import BenchmarkFailed
+from benchmarks.runner import select_named
 from quire_client.bench.mix import MixRequest
 
 
@@ -41,9 +43,9 @@ def test_vllm_takes_part_where_its_environment_is_given() -> None:
 
 
 def test_shapes_are_selected_by_name() -> None:
-    assert list(select("experts,dense")) == ["experts", "dense"]
+    assert list(select_named("experts,dense", SHAPES, "shape")) == ["experts", "dense"]
     with pytest.raises(BenchmarkFailed, match="no shape named 'wide': dense, experts"):
-        select("dense,wide")
+        select_named("dense,wide", SHAPES, "shape")
 
 
 def result(**rates: float) -> dict[str, Any]:
