@@ -8,11 +8,21 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 
+from benchmarks.formats import LARGE_SHAPE
 from benchmarks.runner import log
 from tiny_gguf import random_blocks
 from worker_svc.prepare import fetch_default_gguf
 
-_HIDDEN, _INTERMEDIATE, _LAYERS, _HEADS, _KV_HEADS = 2048, 5632, 22, 32, 4
+_HIDDEN, _INTERMEDIATE, _LAYERS, _HEADS, _KV_HEADS = (
+    LARGE_SHAPE.config[name]
+    for name in (
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+    )
+)
 _CONTEXT = 2048
 
 
