@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 .DEFAULT_GOAL := help
 .PHONY: help install run test chaos acceptance clients peers lint type protos client-wheel release-protos requirements sbom audit aot gpu-check clean
 .PHONY: bench bench-sweep bench-steps bench-pairs bench-pressure bench-recovery bench-journal bench-kernels bench-quality bench-formats
-.PHONY: bench-security bench-deterministic bench-grammars bench-grammar-engines bench-simulator bench-docs bench-continuous-batching bench-sync-client bench-embeddings bench-offline bench-architectures bench-gguf bench-gguf-quality bench-all
+.PHONY: bench-security bench-deterministic bench-grammars bench-grammar-engines bench-simulator bench-docs bench-continuous-batching bench-sync-client bench-embeddings bench-offline bench-architectures bench-gguf bench-gguf-quality bench-loading bench-all
 
 help:  ## List the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -160,6 +160,9 @@ bench-offline: $(STAMP)  ## Compare quire.LLM with vLLM's class, where VLLM_VENV
 
 bench-architectures: $(STAMP)  ## Compare other architectures with transformers, and with vLLM where VLLM_VENV names it
 	$(BIN)/python -m benchmarks.architectures
+
+bench-loading: $(STAMP)  ## Measure the memory that loading takes beside the model
+	$(BIN)/python -m benchmarks.loading
 
 bench-gguf: $(STAMP)  ## Compare GGUF files with llama.cpp's server, which is compiled first
 	@PYTHONPATH=tests/support $(BIN)/python -m benchmarks.gguf

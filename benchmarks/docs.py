@@ -26,6 +26,7 @@ from benchmarks.gpu.report import gpu_section
 from benchmarks.grammars import grammars_section
 from benchmarks.journal.report import journal_section
 from benchmarks.kernels.report import kernels_section
+from benchmarks.loading import loading_section
 from benchmarks.offline.report import offline_section
 from benchmarks.plot import Chart, draw
 from benchmarks.pressure.report import pressure_section
@@ -124,6 +125,7 @@ PERFORMANCE = (
     Section("kernels", RESULTS / "kernels_cpu.json", "make bench-kernels", kernels_section),
     Section("formats", RESULTS / "formats.json", "make bench-formats", formats_section),
     Section("quality", RESULTS / "quality.json", "make bench-quality", quality_section),
+    Section("loading", RESULTS / "loading.json", "make bench-loading", loading_section),
     Section("gguf", RESULTS / "gguf.json", "make bench-gguf", gguf_section),
     Section("gguf quality", RESULTS / "gguf_quality.json", "make bench-gguf-quality", gguf_quality_section),
     Section("aot", RESULTS / "aot.json", "python -m benchmarks.aot --update", aot_section),

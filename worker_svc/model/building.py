@@ -158,14 +158,10 @@ def build(
     else:
         weights = LinearWeights(description.head, checkpoint, shard)
     del stored
-    if weights.has_blocks:
-        # First: what it is unpacked from, and its codes, take memory for a while.
-        head = builder.head(weights)
-        del weights
-        body = _build_body(description, checkpoint, builder, shard, embedding)
-    else:
-        body = _build_body(description, checkpoint, builder, shard, embedding)
-        head = builder.head(weights)
+    # First: what it is made of takes memory for a while.
+    head = builder.head(weights)
+    del weights
+    body = _build_body(description, checkpoint, builder, shard, embedding)
     return BuiltModel(body.embedding, body.positions, body.layers, body.norm, head)
 
 

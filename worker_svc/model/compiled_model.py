@@ -130,6 +130,8 @@ class _CompiledBuilder:
         return self._linear(weights.gate_up, of_expert=True), self._linear(weights.down, of_expert=True)
 
     def _linear(self, weights: LinearWeights, *, of_expert: bool = False) -> PackedMatrix:
+        # What the layer before was made of: of the sizes of layers the C library keeps much.
+        trim_heap()
         layer, matrix_format = weights.layer, self._format_of(weights.layer)
         is_gated = layer.role is LinearRole.GATE_UP and len(weights.outputs) == 2
         join = joined_by_panels if is_gated else torch.cat
@@ -155,8 +157,6 @@ class _CompiledBuilder:
         self, weights: WeightParts, asked: MatrixFormat, join: Callable[[list[Tensor]], Tensor]
     ) -> PackedMatrix:
         """A layer with its own codes, whatever bits are asked of weights. Activations have the bits that are asked."""
-        # What the layer before was unpacked to: of the sizes of layers the C library keeps much.
-        trim_heap()
         held, bias = read_blocks(weights, self._dtype, join)
         if isinstance(held, NibbleWeight):
             matrix_format = MatrixFormat.W4A8 if asked.takes_codes else MatrixFormat.W4A16

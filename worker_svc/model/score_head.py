@@ -35,5 +35,6 @@ def load_score_head(description: EncoderDescription, directory: Path, device: to
     """Loads the head of a directory's model; None: it has none. Raises UnsupportedModel if its tensors do not match."""
     if description.score_head is None:
         return None
-    with torch.inference_mode(), Checkpoint(directory, format_of(directory), torch.float32, device) as checkpoint:
+    with torch.inference_mode():
+        checkpoint = Checkpoint(directory, format_of(directory), torch.float32, device)
         return ScoreHead(description.score_head, description.hidden_size, checkpoint)

@@ -17,7 +17,6 @@ from worker_svc.model.weight_format import (
     block_codes,
     code_scales,
     group_codes,
-    has_blocks,
 )
 from worker_svc.model.weights import Checkpoint
 
@@ -60,10 +59,7 @@ def read_stored(checkpoint: Checkpoint, stored: StoredLinear, inputs: int) -> tu
     """The weight and the bias of a stored layer. Raises UnsupportedModel if its tensors do not match."""
     weight_format = layer_format(stored, inputs, checkpoint.weight_format, checkpoint.names)
     shapes = shapes_of(stored, inputs, weight_format)
-    # Blocks are unpacked, so pages of the file would stay in memory beside what is made of them.
-    is_unpacked = has_blocks(weight_format, stored.name)
-    read = checkpoint.read_bytes if is_unpacked else checkpoint.read
-    tensors = {name: read(name, *shape) for name, shape in shapes.items()}
+    tensors = {name: checkpoint.read(name, *shape) for name, shape in shapes.items()}
     bias = tensors.pop(f"{stored.name}.bias", None)
     if stored.transposed:
         tensors = {name: tensor.t() for name, tensor in tensors.items()}

@@ -16,6 +16,12 @@ class ExpertRows:
     first: int
     end: int
 
+    @property
+    def flat(self) -> range:
+        """The rows in the tensor seen as [experts * rows, inputs]."""
+        before = self.expert * self.whole[1]
+        return range(before + self.first, before + self.end)
+
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:

@@ -2,17 +2,16 @@
 
 import json
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from worker_svc.model.config import UnsupportedModel
-from worker_svc.model.tensor_bytes import TensorBytes
+from worker_svc.model.tensor_file import TensorFile
 from worker_svc.model.tensor_names import StoredTensor
 from worker_svc.model.weight_format import WeightFormat, format_of, names_read
 
@@ -53,24 +52,13 @@ class Checkpoint:
     def __init__(self, directory: Path, weight_format: WeightFormat, dtype: torch.dtype, device: torch.device) -> None:
         self.weight_format, self.dtype, self.device = weight_format, dtype, device
         self._directory = directory
-        self._files: dict[str, tuple[Any, StoredTensor]] = {}
+        self._files: dict[str, tuple[TensorFile, StoredTensor]] = {}
         """By name: the file, and the place in it."""
-        self._bytes: dict[str, TensorBytes] = {}
-        """The files by the names of their tensors."""
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Self:
-        for path in weight_files(self._directory):
-            file = self._stack.enter_context(open_weights(path))
-            read = names_read(self.weight_format, file.keys())
-            self._bytes |= dict.fromkeys(file.keys(), TensorBytes(path))
+        for path in weight_files(directory):
+            with open_weights(path):  # which finds whether it is whole
+                file = TensorFile(path)
+            read = names_read(weight_format, file.names)
             self._files |= {name: (file, StoredTensor(stored)) for name, stored in read.items()}
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
 
     def take(self, name: str, *shape: int) -> Tensor:
         """The tensor of this name, in the model's dtype and on its device. Raises UnsupportedModel as `read` does."""
@@ -81,25 +69,16 @@ class Checkpoint:
         if name not in self._files:
             raise UnsupportedModel(f"the model in {self._directory} has no tensor {name}")
         file, stored = self._files.pop(name)
-        content = file.get_slice(stored.name)
-        found = content.get_shape()
+        found = file.shape(stored.name)
         if not stored.is_stored_as(found, shape):
-            expected = list(stored.whole(shape))
             raise UnsupportedModel(
-                f"the tensor {stored.name} of the model in {self._directory} is {found}, not {expected}"
+                f"the tensor {stored.name} of the model in {self._directory} is {list(found)}, not "
+                f"{list(stored.whole(shape))}"
             )
-        rows = stored.rows
-        tensor: Tensor = file.get_tensor(stored.name) if rows is None else content[rows.expert, rows.first : rows.end]
-        return tensor.view(shape)
-
-    def read_bytes(self, name: str, *shape: int) -> Tensor:
-        """As `read`, of a tensor in uint8, into memory of its own."""
-        place = self._files.get(name)
-        found = self.read(name, *shape)  # which raises where there is none
-        if place is None or place[1].rows is not None or found.dtype != torch.uint8:
-            return found
-        stored = place[1].name
-        return self._bytes[stored].read(stored).view(shape)
+        try:
+            return file.read(stored.name, None if stored.rows is None else stored.rows.flat).view(shape)
+        except ValueError as error:
+            raise UnsupportedModel(f"the model in {self._directory}: {error}") from error
 
     @property
     def names(self) -> Collection[str]:
@@ -137,6 +116,7 @@ def open_checkpoint(directory: Path, dtype: torch.dtype, device: torch.device) -
     """The checkpoint of a directory, to build a model from. Raises UnsupportedModel at the end if tensors are left that
     nothing has taken.
     """
-    with torch.inference_mode(), Checkpoint(directory, format_of(directory), dtype, device) as checkpoint:
+    with torch.inference_mode():
+        checkpoint = Checkpoint(directory, format_of(directory), dtype, device)
         yield checkpoint
         checkpoint.check_all_taken()

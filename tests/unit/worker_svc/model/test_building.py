@@ -123,7 +123,8 @@ def test_a_linear_layer_is_held_at_most_twice(dtype: torch.dtype, directory: Pat
     # What is stored, float32, beside what is made of it
     largest = max(_largest_layer(description, dtype), _largest_layer(description, torch.float32))
     embedding = description.vocab_size * description.hidden_size * dtype.itemsize
-    with _open(directory, dtype) as checkpoint, LiveBytes() as live:
+    checkpoint = _open(directory, dtype)
+    with LiveBytes() as live:
         built = build(description, checkpoint, KeepNothing())
         checkpoint.check_all_taken()
         assert live.now() == built.embedding.nbytes == embedding
@@ -145,7 +146,8 @@ COMPILED = {
 def test_what_a_backend_holds_while_it_loads_is_the_model_and_two_layers(kind: str, directory: Path) -> None:
     description = _describe(directory)
     dtype = torch.float32 if kind in ("torch", "compiled-float32") else torch.bfloat16
-    with _open(directory, dtype) as checkpoint, LiveBytes() as live:
+    checkpoint = _open(directory, dtype)
+    with LiveBytes() as live:
         if kind == "torch":
             model: object = TorchModel(description, checkpoint)
         elif kind == "triton":
@@ -181,9 +183,9 @@ def test_a_tied_head_of_any_format_is_not_read(save_model: Save) -> None:
             tensors[f"{stored.name}.scale"] = torch.ones(sum(stored.outputs), 1)
     tensors["lm_head.weight"] = tensors[description.embedding] + 1
     save_file(tensors, directory / "model.safetensors")
-    with Checkpoint(directory, ScaledFormat(), torch.float32, CPU) as checkpoint:
-        built = build(description, checkpoint, KeepWeights())
-        checkpoint.check_all_taken()
+    checkpoint = Checkpoint(directory, ScaledFormat(), torch.float32, CPU)
+    built = build(description, checkpoint, KeepWeights())
+    checkpoint.check_all_taken()
     assert torch.equal(built.head, built.embedding)
 
 
@@ -195,8 +197,8 @@ def test_two_ranks_make_up_the_model(save_model: Save) -> None:
     description = _describe(directory)
 
     def built(shard: Shard) -> Any:
-        with Checkpoint(directory, format_of(directory), torch.float32, CPU) as checkpoint:
-            return build(description, checkpoint, KeepWeights(), shard)
+        checkpoint = Checkpoint(directory, format_of(directory), torch.float32, CPU)
+        return build(description, checkpoint, KeepWeights(), shard)
 
     whole, *ranks = [built(Shard()), built(Shard(0, 2)), built(Shard(1, 2))]
     assert torch.equal(torch.cat([rank.head for rank in ranks]), whole.head)

@@ -92,14 +92,12 @@ def test_tensors_are_those_that_transformers_saves(directory: Path, description:
 def test_tensors_may_be_of_all_experts_of_a_layer(directory: Path, fused: Path, description: ModelDescription) -> None:
     assert sum(name.endswith("mlp.experts.gate_up_proj") for name in _tensors(fused)) == len(_mixtures(description))
     assert not any("experts.0." in name for name in _tensors(fused))
-    with (
-        Checkpoint(directory, format_of(directory), torch.float32, CPU) as expected,
-        Checkpoint(fused, format_of(fused), torch.float32, CPU) as checkpoint,
-    ):
-        checkpoint.rename(described_names(description, checkpoint.names))
-        for name, tensor in _tensors(directory).items():
-            assert torch.equal(checkpoint.read(name, *tensor.shape), expected.read(name, *tensor.shape)), name
-        checkpoint.check_all_taken()
+    expected = Checkpoint(directory, format_of(directory), torch.float32, CPU)
+    checkpoint = Checkpoint(fused, format_of(fused), torch.float32, CPU)
+    checkpoint.rename(described_names(description, checkpoint.names))
+    for name, tensor in _tensors(directory).items():
+        assert torch.equal(checkpoint.read(name, *tensor.shape), expected.read(name, *tensor.shape)), name
+    checkpoint.check_all_taken()
 
 
 @pytest.mark.parametrize("kernels", ["torch", "compiled"])
@@ -198,7 +196,8 @@ def test_an_expert_computes_the_tokens_that_chose_it(
             built = build_torch_experts(weights)
             return replace(built, experts=list(map(counted, built.experts)))
 
-    with torch.inference_mode(), Checkpoint(directory, format_of(directory), torch.float32, CPU) as checkpoint:
+    with torch.inference_mode():
+        checkpoint = Checkpoint(directory, format_of(directory), torch.float32, CPU)
         layers = build_body(description, checkpoint, Builder()).layers
         mixtures = [layer.mlp for layer in layers if not isinstance(layer.mlp, BuiltMlp)]
         assert mixtures

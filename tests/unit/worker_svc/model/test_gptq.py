@@ -167,8 +167,8 @@ def test_ranks_share_parts_of_a_fused_weight(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": _config(3, 32)}))
 
     def read(layer: LinearLayer, shard: Shard) -> Tensor:
-        with Checkpoint(tmp_path, format_of(tmp_path), torch.float16, torch.device("cpu")) as checkpoint:
-            return LinearWeights(layer, checkpoint, shard).fused()[0]
+        checkpoint = Checkpoint(tmp_path, format_of(tmp_path), torch.float16, torch.device("cpu"))
+        return LinearWeights(layer, checkpoint, shard).fused()[0]
 
     assert torch.equal(read(qkv, Shard()), dense["qkv"])
     second = torch.cat([part.chunk(4)[1] for part in torch.split(dense["qkv"], [32, 16, 16])])

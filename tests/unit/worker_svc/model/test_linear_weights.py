@@ -59,8 +59,8 @@ def read(tensors: dict[str, Tensor], tmp_path: Path) -> Callable[..., tuple[Tens
     def read(
         layer: LinearLayer, shard: Shard = WHOLE, dtype: torch.dtype = torch.float32
     ) -> tuple[Tensor, Tensor | None]:
-        with Checkpoint(tmp_path, DenseFormat(), dtype, torch.device("cpu")) as checkpoint:
-            return LinearWeights(layer, checkpoint, shard).fused()
+        checkpoint = Checkpoint(tmp_path, DenseFormat(), dtype, torch.device("cpu"))
+        return LinearWeights(layer, checkpoint, shard).fused()
 
     return read
 
@@ -120,10 +120,8 @@ class CodeFormat(DenseFormat):
 def test_a_transposed_weight_of_another_format_is_refused_by_name(tensors: dict[str, Tensor], tmp_path: Path) -> None:
     weight = tensors.pop("qkv.weight")
     save_file(tensors | {"qkv.codes": weight, "qkv.scale": weight[:, :1].contiguous()}, tmp_path / "model.safetensors")
-    with (
-        Checkpoint(tmp_path, CodeFormat(), torch.float32, torch.device("cpu")) as checkpoint,
-        pytest.raises(UnsupportedModel, match=r"qkv.weight: .* only dense weights .* has qkv.codes, qkv.scale"),
-    ):
+    checkpoint = Checkpoint(tmp_path, CodeFormat(), torch.float32, torch.device("cpu"))
+    with pytest.raises(UnsupportedModel, match=r"qkv.weight: .* only dense weights .* has qkv.codes, qkv.scale"):
         LinearWeights(_transposed(FUSED), checkpoint).fused()
 
 

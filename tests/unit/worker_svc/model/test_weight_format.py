@@ -144,8 +144,8 @@ def test_packed_weights_are_cut_into_parts_and_ranks_before_they_are_unpacked(tm
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "nibbles", "bits": 4}}))
 
     def read(layer: LinearLayer, shard: Shard) -> torch.Tensor:
-        with Checkpoint(tmp_path, format_of(tmp_path), torch.float32, torch.device("cpu")) as checkpoint:
-            return LinearWeights(layer, checkpoint, shard).fused()[0]
+        checkpoint = Checkpoint(tmp_path, format_of(tmp_path), torch.float32, torch.device("cpu"))
+        return LinearWeights(layer, checkpoint, shard).fused()[0]
 
     assert torch.equal(read(qkv, Shard()), dense["qkv"])
     second = torch.cat([part.chunk(2)[1] for part in torch.split(dense["qkv"], [8, 4, 4])])
