@@ -54,7 +54,7 @@ class RandomCheckpoint(Checkpoint):
     reads a row for each token."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(Path(), DenseFormat(), dtype, device)
+        super().__init__(Path(), DenseFormat(), dtype, device, files=())
         self._generator = torch.Generator(device).manual_seed(0)
         self.num_bytes = 0
 
@@ -73,7 +73,7 @@ class MetaCheckpoint(Checkpoint):
     """A checkpoint with every tensor in bfloat16, without values; `num_bytes` as above."""
 
     def __init__(self) -> None:
-        super().__init__(Path(), DenseFormat(), torch.bfloat16, torch.device("meta"))
+        super().__init__(Path(), DenseFormat(), torch.bfloat16, torch.device("meta"), files=())
         self.num_bytes = 0
 
     def read(self, name: str, *shape: int) -> Tensor:

@@ -49,12 +49,20 @@ def open_weights(path: Path) -> Any:
 class Checkpoint:
     """The tensors of a model directory, each taken once; `dtype` and `device` are those of the model."""
 
-    def __init__(self, directory: Path, weight_format: WeightFormat, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        weight_format: WeightFormat,
+        dtype: torch.dtype,
+        device: torch.device,
+        files: Collection[Path] | None = None,
+    ) -> None:
+        """`files` have the tensors; None: those of the directory. Raises UnsupportedModel if one is not whole."""
         self.weight_format, self.dtype, self.device = weight_format, dtype, device
         self._directory = directory
         self._files: dict[str, tuple[TensorFile, StoredTensor]] = {}
         """By name: the file, and the place in it."""
-        for path in weight_files(directory):
+        for path in weight_files(directory) if files is None else files:
             with open_weights(path):  # which finds whether it is whole
                 file = TensorFile(path)
             read = names_read(weight_format, file.names)
