@@ -10,7 +10,16 @@ def test_stretches_are_whole_and_score_255_tokens_each() -> None:
     assert [len(stretch.tokens) - stretch.num_given for stretch in stretches] == [255, 255]
 
 
+def _of(quire: float = 20.0, quire_bfloat16: float = 20.0) -> dict[str, float]:
+    return {"quire": quire, "llama_cpp": 20.0, "quire_bfloat16": quire_bfloat16, "dequantized": 20.0}
+
+
 def test_a_higher_perplexity_misses_the_bound_and_a_lower_one_does_not() -> None:
-    lower, equal, higher = ({"quire": ours, "llama_cpp": 20.0} for ours in (19.0, 20.09, 20.2))
-    assert [one["holds"] for one in targets({"a": lower, "b": equal})] == [True]
-    assert [one["holds"] for one in targets({"a": lower, "b": higher})] == [False]
+    lower, equal, higher = (_of(quire=ours) for ours in (19.0, 20.09, 20.2))
+    assert [one["holds"] for one in targets({"a": lower, "b": equal})] == [True, True]
+    assert [one["holds"] for one in targets({"a": lower, "b": higher})] == [False, True]
+
+
+def test_a_perplexity_apart_from_that_of_the_formats_own_numbers_misses_the_bound() -> None:
+    for ours, holds in ((19.8, False), (19.95, True), (20.05, True), (20.2, False)):
+        assert [one["holds"] for one in targets({"a": _of(), "b": _of(quire_bfloat16=ours)})] == [True, holds]
