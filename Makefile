@@ -161,7 +161,7 @@ bench-offline: $(STAMP)  ## Compare quire.LLM with vLLM's class, where VLLM_VENV
 bench-architectures: $(STAMP)  ## Compare other architectures with transformers, and with vLLM where VLLM_VENV names it
 	$(BIN)/python -m benchmarks.architectures
 
-bench-loading: $(STAMP)  ## Measure the memory that loading takes beside the model
+bench-loading: $(STAMP)  ## Measure the peak of memory while a model is loaded
 	$(BIN)/python -m benchmarks.loading
 
 bench-gguf: $(STAMP)  ## Compare GGUF files with llama.cpp's server, which is compiled first

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 # less. A GPU needs more to be busy.
 _BUDGETS = {"cpu": (256, 512, 64), "cuda": (2048, 2048, 256)}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_FORMATS = {
+MATRIX_FORMATS = {
     "none": MatrixFormat.PLAIN,
     "int8": MatrixFormat.INT8,
     "w8a8": MatrixFormat.W8A8,
@@ -292,7 +292,7 @@ def _kernels(
         refused = f"{models} support QUIRE_QUANTIZATION" if is_quantized else None
     if refused is None:
         try:
-            return CompiledKernels(start_thread_pool(settings, report), _FORMATS[quantization])
+            return CompiledKernels(start_thread_pool(settings, report), MATRIX_FORMATS[quantization])
         except BuildFailed as error:
             refused = str(error)
     if choice == "compiled" or is_quantized:

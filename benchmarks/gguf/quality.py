@@ -1,11 +1,12 @@
-"""Compares perplexities with llama.cpp's, and gguf's own numbers, on the same GGUF files (`make bench-gguf-quality`).
+"""Compares perplexities with llama.cpp's, and of dequantized weights, for GGUF files (`make bench-gguf-quality`).
 
     python -m benchmarks.gguf.quality [--types Q8_0,Q4_K_M,…] [--output FILE]
 
 llama.cpp's own tool writes the default model in each type, from its file in Q4_1. Both then score the text of
 `benchmarks.quality` as llama.cpp's tool does: in stretches of 512 tokens without overlap, of which the second half
-counts. Quire computes with the codes of the file, with activations in 8 bits, as llama.cpp does, and in bfloat16. The
-reference has the numbers to which gguf, the package of the format's authors, dequantizes the file, all in float32.
+counts. Quire computes with the codes of the file, once with activations in 8 bits, as llama.cpp does, and once with
+activations in bfloat16. The reference for the latter is Quire in float32 on the weights as gguf, the package of the
+format's authors, dequantizes them.
 """
 
 import re
@@ -86,15 +87,15 @@ def _run(*command: str | Path) -> str:
 
 
 def targets(types: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
-    """No type may have a higher perplexity than with llama.cpp, where a lower one is no fault, nor, with activations in
-    bfloat16, another one than with gguf's numbers.
+    """With activations in 8 bits, no perplexity may exceed llama.cpp's by more than the bound; lower is no fault.
+    With activations in bfloat16, none may differ by more from that of the dequantized weights.
     """
     above = max(100 * (one["quire"] / one["llama_cpp"] - 1) for one in types.values())
     apart = max(100 * abs(one["quire_bfloat16"] / one["dequantized"] - 1) for one in types.values())
     return [
         target("perplexity above llama.cpp's, %, the most of all types", above, Sense.AT_MOST, _MOST_PERCENT),
         target(
-            "activations in bfloat16: perplexity apart from that of gguf's numbers, %, the most of all types",
+            "activations in bfloat16: difference from the dequantized weights, %, the most of all types",
             apart,
             Sense.AT_MOST,
             _MOST_PERCENT,
@@ -117,7 +118,8 @@ def gguf_quality_table(result: dict[str, Any]) -> Cells:
         for name, one in result["types"].items()
     ]
     return Cells(
-        ("type", "Quire", "llama.cpp", "difference", "Quire, bfloat16", "gguf's numbers, float32", "difference"), rows
+        ("type", "Quire", "llama.cpp", "against llama.cpp", "Quire, bfloat16", "dequantized", "against dequantized"),
+        rows,
     )
 
 

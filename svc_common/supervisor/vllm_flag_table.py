@@ -279,7 +279,7 @@ _REFUSED: dict[str, str] = {
         "--kv-transfer-config --kv-events-config --additional-config --aux-output-config --weight-transfer-config "
         "--fail-on-environ-validation"
     ),
-    "weights are mapped from safetensors": (
+    "weights are read from safetensors": (
         "--safetensors-load-strategy --safetensors-prefetch-num-threads --safetensors-prefetch-block-size "
         "--model-loader-extra-config --ignore-patterns --pt-load-map-location"
     ),

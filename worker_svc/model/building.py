@@ -158,7 +158,7 @@ def build(
     else:
         weights = LinearWeights(description.head, checkpoint, shard)
     del stored
-    # First: what it is made of takes memory for a while.
+    # The head first: while it is made it takes the most memory beside the model, of which there is nothing yet.
     head = builder.head(weights)
     del weights
     body = _build_body(description, checkpoint, builder, shard, embedding)

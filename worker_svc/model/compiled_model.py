@@ -78,12 +78,15 @@ class _CompiledBuilder:
         self._memory = LargePages()
 
     def linear(self, weights: LinearWeights) -> PackedMatrix:
+        # The C library keeps what the layer before was made of: its tensors are of such sizes.
+        trim_heap()
         return self._linear(weights)
 
     def norm(self, norm: Norm, weight: Tensor, bias: Tensor | None) -> PackedNorm:
         return pack_norm(NormCode[norm.kind.name], weight.float() + norm.weight_offset, bias, norm.eps)
 
     def experts(self, weights: ExpertWeights) -> PackedExperts:
+        trim_heap()
         spec, groups = weights.spec, weights.spec.groups
         router, experts = self._linear(weights.router), [self._mlp(expert) for expert in weights.experts]
         return PackedExperts(
@@ -130,8 +133,6 @@ class _CompiledBuilder:
         return self._linear(weights.gate_up, of_expert=True), self._linear(weights.down, of_expert=True)
 
     def _linear(self, weights: LinearWeights, *, of_expert: bool = False) -> PackedMatrix:
-        # What the layer before was made of: of the sizes of layers the C library keeps much.
-        trim_heap()
         layer, matrix_format = weights.layer, self._format_of(weights.layer)
         is_gated = layer.role is LinearRole.GATE_UP and len(weights.outputs) == 2
         join = joined_by_panels if is_gated else torch.cat
@@ -280,9 +281,7 @@ def load_compiled_model(
     """Loads the model of a directory. Raises UnsupportedModel if it is not supported, or its tensors do not match."""
     cpu = torch.device("cpu")
     with open_checkpoint(directory, dtype, cpu) as checkpoint:
-        model = CompiledModel(description, checkpoint, kernels.thread_pool, kernels.weights)
-        trim_heap()
-        return model
+        return CompiledModel(description, checkpoint, kernels.thread_pool, kernels.weights)
 
 
 class CompiledForward:

@@ -1,10 +1,11 @@
 """The tensors of a file of safetensors, read into memory of their own.
 
-safetensors maps a file into memory, and each page that was read stays in the process until the file is closed: beside a
-model that is laid out anew as it is read, all of the file.
+safetensors maps a file into memory, and each page that was read stays in the process until the file is closed. A model
+is laid out anew as it is read, so the process would take the whole file beside it.
 """
 
 import json
+import weakref
 from collections.abc import Collection
 from math import prod
 from pathlib import Path
@@ -17,29 +18,39 @@ _LENGTH = 8  # bytes of the number before the header, which is the header's leng
 _DTYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
+    "U16": torch.uint16,
+    "U32": torch.uint32,
+    "U64": torch.uint64,
     "I8": torch.int8,
     "I16": torch.int16,
     "I32": torch.int32,
     "I64": torch.int64,
     "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
     "F8_E8M0": torch.float8_e8m0fnu,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
     "F32": torch.float32,
     "F64": torch.float64,
+    "C64": torch.complex64,
 }
 """By their names in the format, https://github.com/huggingface/safetensors#format."""
 
 
 class TensorFile:
-    """Reads tensors of one file, which has been found to be whole."""
+    """Reads tensors of one file, whose header safetensors has found to be valid.
+
+    The file stays open, so that all tensors are of the same one where another is given its name.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(_LENGTH), "little")
-            header: dict[str, Any] = json.loads(file.read(length))
+        """Raises OSError."""
+        self._path, self._file = path, path.open("rb")
+        weakref.finalize(self, self._file.close)
+        length = int.from_bytes(self._file.read(_LENGTH), "little")
+        header: dict[str, Any] = json.loads(self._file.read(length))
         self._begin = _LENGTH + length
         header.pop("__metadata__", None)
         self._header = header
@@ -66,8 +77,7 @@ class TensorFile:
             first, end, shape = first + rows.start * row, first + rows.stop * row, (len(rows), shape[-1])
         data = torch.empty(shape, dtype=dtype)
         assert prod(shape) * dtype.itemsize == end - first
-        with self._path.open("rb") as file:
-            file.seek(self._begin + first)
-            if file.readinto(data.reshape(-1).view(torch.uint8).numpy().data) != end - first:
-                raise OSError(f"{self._path} ends within the tensor {name}")
+        self._file.seek(self._begin + first)
+        if self._file.readinto(data.reshape(-1).view(torch.uint8).numpy().data) != end - first:
+            raise OSError(f"{self._path} ends within the tensor {name}")
         return data

@@ -14,6 +14,7 @@ from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.tensor_file import TensorFile
 from worker_svc.model.tensor_names import StoredTensor
 from worker_svc.model.weight_format import WeightFormat, format_of, names_read
+from worker_svc.page_release import trim_heap
 
 # In old checkpoints; computed again here.
 _DERIVED = "rotary_emb.inv_freq"
@@ -63,7 +64,7 @@ class Checkpoint:
         self._files: dict[str, tuple[TensorFile, StoredTensor]] = {}
         """By name: the file, and the place in it."""
         for path in weight_files(directory) if files is None else files:
-            with open_weights(path):  # which finds whether it is whole
+            with open_weights(path):  # safetensors checks the header and the size of the file
                 file = TensorFile(path)
             read = names_read(weight_format, file.names)
             self._files |= {name: (file, StoredTensor(stored)) for name, stored in read.items()}
@@ -73,7 +74,10 @@ class Checkpoint:
         return self.read(name, *shape).to(self.device, self.dtype)
 
     def read(self, name: str, *shape: int) -> Tensor:
-        """The tensor of this name, as stored. Raises UnsupportedModel if it is missing or has another shape."""
+        """The tensor of this name, as stored, in memory of its own.
+
+        Raises UnsupportedModel if it is missing, has another shape or numbers of an unknown kind, or cannot be read.
+        """
         if name not in self._files:
             raise UnsupportedModel(f"the model in {self._directory} has no tensor {name}")
         file, stored = self._files.pop(name)
@@ -85,8 +89,8 @@ class Checkpoint:
             )
         try:
             return file.read(stored.name, None if stored.rows is None else stored.rows.flat).view(shape)
-        except ValueError as error:
-            raise UnsupportedModel(f"the model in {self._directory}: {error}") from error
+        except (OSError, ValueError) as error:
+            raise UnsupportedModel(f"the model in {self._directory} cannot be read: {error}") from error
 
     @property
     def names(self) -> Collection[str]:
@@ -128,3 +132,4 @@ def open_checkpoint(directory: Path, dtype: torch.dtype, device: torch.device) -
         checkpoint = Checkpoint(directory, format_of(directory), dtype, device)
         yield checkpoint
         checkpoint.check_all_taken()
+    trim_heap()  # of what was read, the C library keeps much

@@ -131,6 +131,25 @@ def test_a_linear_layer_is_held_at_most_twice(dtype: torch.dtype, directory: Pat
     assert largest < live.peak <= embedding + 2 * largest
 
 
+@torch.inference_mode()
+def test_the_head_is_made_first(directory: Path) -> None:
+    """It takes the most memory while it is made, and there is nothing else yet."""
+    made: list[str] = []
+
+    class NotesOrder(KeepNothing):
+        def linear(self, weights: LinearWeights) -> None:
+            made.append("layer")
+            super().linear(weights)
+
+        def head(self, weights: WeightParts) -> None:
+            made.append("head")
+            super().head(weights)
+
+    build(_describe(directory), _open(directory, torch.float32), NotesOrder())
+    assert made.index("head") == 0
+    assert len(made) > NUM_LAYERS
+
+
 COMPILED = {
     "compiled-float32": MatrixFormat.PLAIN,
     "compiled-bfloat16": MatrixFormat.PLAIN,

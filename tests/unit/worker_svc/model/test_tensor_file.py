@@ -3,10 +3,14 @@
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from safetensors.torch import save_file
 
+from worker_svc.model.config import UnsupportedModel
+from worker_svc.model.formats.dense import DenseFormat
 from worker_svc.model.tensor_file import TensorFile
+from worker_svc.model.weights import Checkpoint
 
 
 def test_tensors_are_those_of_the_file(tmp_path: Path) -> None:
@@ -31,18 +35,38 @@ def test_tensors_are_those_of_the_file(tmp_path: Path) -> None:
     assert torch.equal(file.read("c.weight", range(2, 5)), tensors["c.weight"].flatten(0, 1)[2:5])
 
 
-def test_a_file_that_was_cut_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
-    save_file({"a": torch.ones(100)}, path)
+def test_all_numbers_that_safetensors_knows_are_read(tmp_path: Path) -> None:
+    tensors = {name: torch.ones(3, 2).to(dtype) for name, dtype in safetensors.torch._TYPES.items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    file = TensorFile(tmp_path / "model.safetensors")
+    assert {name: file.read(name).dtype for name in tensors} == safetensors.torch._TYPES
+
+
+def test_tensors_are_of_the_file_that_was_opened_where_its_name_goes_to_another(tmp_path: Path) -> None:
+    path, other = tmp_path / "model.safetensors", tmp_path / "other.safetensors"
+    save_file({"a": torch.zeros(100)}, path)
+    save_file({"a": torch.ones(100)}, other, metadata={"made": "later"})
     file = TensorFile(path)
+    other.rename(path)
+    assert not file.read("a").any()
+
+
+def _checkpoint(directory: Path) -> Checkpoint:
+    return Checkpoint(directory, DenseFormat(), torch.float32, torch.device("cpu"))
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.ones(100_000)}, path)
+    checkpoint = _checkpoint(tmp_path)
     path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(OSError, match="ends within the tensor a"):
-        file.read("a")
+    with pytest.raises(UnsupportedModel, match=r"cannot be read: .*model.safetensors ends within the tensor a"):
+        checkpoint.read("a", 100_000)
 
 
 def test_numbers_of_another_kind_are_refused_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
-    save_file({"a": torch.ones(100)}, path)
-    path.write_bytes(path.read_bytes().replace(b'"F32"', b'"F31"'))
-    with pytest.raises(ValueError, match="the tensor a has numbers of the kind F31, which is not supported"):
-        TensorFile(path).read("a")
+    """Of 4 bits, which torch has not."""
+    header = b'{"a":{"dtype":"F4","shape":[16],"data_offsets":[0,8]}} '
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(UnsupportedModel, match="the tensor a has numbers of the kind F4, which is not supported"):
+        _checkpoint(tmp_path).read("a", 16)
