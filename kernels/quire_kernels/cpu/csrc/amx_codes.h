@@ -290,17 +290,23 @@ struct CodesOf<AmxFactors<1>> {
 };
 #endif
 
-// For all threads of the pool: as multiply() of linear.h, of rows that are rounded to codes for a matrix that takes them.
-template <class Product, class T, class F>
-inline void multiply_in_codes(
-    ThreadPool& pool, const Matrix& matrix, CodeRows& code_rows, const T* rows, int64_t num_rows, int64_t stride, F&& finish) {
+// For all threads of the pool: as multiply() of linear.h, of rows in codes for a matrix that takes them.
+template <class Product, class F>
+inline void multiply_code_rows(ThreadPool& pool, const Matrix& matrix, const CodeRows& code_rows, int64_t num_rows, F&& finish) {
     using Codes = typename CodesOf<Product>::Type;
-    code_rows.set_all(pool, num_rows, rows, stride, matrix);
     const int64_t bytes = panel_bytes<Code>(matrix);
     const TaskGrid grid(num_rows, Codes::tile_rows(matrix, num_rows), ceil_div(matrix.outputs, PANEL), bytes, pool.size());
     for_pieces(pool, matrix, grid, num_rows, bytes, [&](const Piece& piece, TaskClaim& task_claim) {
         Codes::multiply_piece(matrix, piece, task_claim.next(), code_rows.row(0), code_rows.stride(), task_claim, finish);
     });
+}
+
+// The same, of rows that are rounded to codes first.
+template <class Product, class T, class F>
+inline void multiply_in_codes(
+    ThreadPool& pool, const Matrix& matrix, CodeRows& code_rows, const T* rows, int64_t num_rows, int64_t stride, F&& finish) {
+    code_rows.set_all(pool, num_rows, rows, stride, matrix);
+    multiply_code_rows<Product>(pool, matrix, code_rows, num_rows, finish);
 }
 
 }  // namespace quire

@@ -175,8 +175,8 @@ private:
         const Norm* post = nullptr;  // see add()
         for (int64_t i = 0; i < model_.num_layers; ++i) {
             const DecoderLayer& layer = layers_[i];
-            norm(post, &layer.attention_norm, rows);
-            multiply(layer.qkv, normed_, normed_stride_, rows, own, [&](int64_t row, int64_t panel, Floats left, Floats right) {
+            norm(post, &layer.attention_norm, rows, &layer.qkv);
+            multiply_normed(layer.qkv, rows, own, [&](int64_t row, int64_t panel, Floats left, Floats right) {
                 float* to = &qkv_[row * qkv_stride_ + panel * PANEL];
                 store(to, left);
                 store(to + LANES, right);
@@ -193,16 +193,17 @@ private:
                 if (!step.num_samples) return;
                 rows = keep_sampled_rows(step);
             }
+            const Mlp* plain = layer.experts ? nullptr : &layer.mlp;
             if (layer.is_parallel) norm(nullptr, &layer.mlp_norm, rows);
             post = add(layer.output, attended_, attended_stride_, layer.post_attention_norm, rows, own);
             if (!layer.is_parallel)
-                norm(post, &layer.mlp_norm, rows);
+                norm(post, &layer.mlp_norm, rows, plain ? &plain->gate_up : nullptr);
             else if (post)
                 norm(post, nullptr, rows);
-            post = layer.experts ? mix(*layer.experts, layer.post_mlp_norm, rows, own)
-                                 : mlp(layer.mlp, layer.post_mlp_norm, rows, own);
+            post = plain ? mlp(*plain, layer.post_mlp_norm, rows, !layer.is_parallel, own)
+                         : mix(*layer.experts, layer.post_mlp_norm, rows, own);
         }
-        norm(post, &model_.norm, rows);
+        norm(post, &model_.norm, rows, &model_.head);
         logits(step, rows, own);
     }
 
@@ -218,14 +219,18 @@ private:
         latents_.after(*layer.latent, rows, attended_.data(), attended_stride_, own.scratch.data());
     }
 
-    // Reads normed_, and adds the result to the hidden states; returns as add().
-    const Norm* mlp(const Mlp& mlp, const Norm& post, int64_t rows, Thread& own) {
+    // Reads normed_, and adds the result to the hidden states; returns as add(). `follows_norm`: nothing was multiplied since norm().
+    const Norm* mlp(const Mlp& mlp, const Norm& post, int64_t rows, bool follows_norm, Thread& own) {
+        const auto multiply_up = [&](auto&& finish) {
+            if (follows_norm) multiply_normed(mlp.gate_up, rows, own, finish);
+            else multiply(mlp.gate_up, normed_, normed_stride_, rows, own, finish);
+        };
         if (mlp.is_gated) {
-            multiply(mlp.gate_up, normed_, normed_stride_, rows, own, [&](int64_t row, int64_t panel, Floats gate, Floats up) {
+            multiply_up([&](int64_t row, int64_t panel, Floats gate, Floats up) {
                 Product::put(&act_[row * act_stride_], panel * LANES, activate(mlp.activation, gate) * up);
             });
         } else {
-            multiply(mlp.gate_up, normed_, normed_stride_, rows, own, [&](int64_t row, int64_t panel, Floats left, Floats right) {
+            multiply_up([&](int64_t row, int64_t panel, Floats left, Floats right) {
                 Element* to = &act_[row * act_stride_];
                 Product::put(to, panel * PANEL, activate(mlp.activation, left));
                 Product::put(to, panel * PANEL + LANES, activate(mlp.activation, right));
@@ -244,7 +249,7 @@ private:
 
     void logits(const DecoderStep& step, int64_t rows, Thread& own) {
         const float cap = model_.logits_soft_cap;
-        multiply(model_.head, normed_, normed_stride_, rows, own, [&](int64_t row, int64_t panel, Floats left, Floats right) {
+        multiply_normed(model_.head, rows, own, [&](int64_t row, int64_t panel, Floats left, Floats right) {
             if (cap != 0.0f) {
                 left = soft_cap(left, cap);
                 right = soft_cap(right, cap);
@@ -284,8 +289,10 @@ private:
         });
     }
 
-    // Adds what add() has left in branch_, where there is a `post`, then computes the norm `next` of the hidden states.
-    void norm(const Norm* post, const Norm* next, int64_t rows) {
+    // Adds what add() has left in branch_, where there is a `post`, then computes the norm `next` of the hidden states, also in codes
+    // where the matrix `used_by`, with which multiply_normed() comes next, takes them.
+    void norm(const Norm* post, const Norm* next, int64_t rows, const Matrix* used_by = nullptr) {
+        const bool in_codes = used_by && used_by->takes_codes();
         pool_.parallel_for_ranges(rows, [&](int64_t row) {
             float* hidden = &hidden_[row * hidden_stride_];
             Element* normed = &normed_[row * normed_stride_];
@@ -293,7 +300,15 @@ private:
                 normalize(&branch_[row * hidden_stride_], *post, model_.hidden_size,
                           [&](int64_t i, Floats v) { store(hidden + i, load_floats(hidden + i) + v); });
             if (next) normalize(hidden, *next, model_.hidden_size, [&](int64_t i, Floats v) { Product::put(normed, i, v); });
+            if (in_codes) code_rows_.set(row, normed, *used_by);
         });
+    }
+
+    // Of what norm() has computed last, for this matrix.
+    template <class F>
+    void multiply_normed(const Matrix& matrix, int64_t rows, Thread& own, F&& finish) {
+        if (matrix.takes_codes()) multiply_code_rows<Product>(pool_, matrix, code_rows_, rows, finish);
+        else multiply(matrix, normed_, normed_stride_, rows, own, finish);
     }
 
     template <class F>

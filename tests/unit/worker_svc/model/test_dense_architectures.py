@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from core_runner import CoreRunner, submission
 from dense_models import NOT_DESCRIBED, ORIGINAL_CONTEXT, VARIANTS
 from llama_models import prompts
+from quire_kernels.cpu.linear import MatrixFormat
 from runner_driver import Driver, make_runner
 from runner_instance import make_instance
 from transformers_models import CONTEXT, VOCAB
@@ -100,6 +101,18 @@ def test_log_probabilities_are_those_of_transformers_to_the_end_of_the_context(k
     (sampled,) = driver.generate([prompt], runner.limits.context_length - len(prompt), EVERY_LOGPROB)
     model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     torch.testing.assert_close(_reported(driver), _logprobs(model, prompt, sampled), rtol=0, atol=5e-4)
+
+
+def test_log_probabilities_in_8_bits_are_close_wherever_the_norms_are(directory: Path) -> None:
+    """Norms write their rows in codes, too, for the product that follows. In parallel layers another one is between."""
+    (prompt,) = prompts(40)
+    reported = {}
+    for weights in (MatrixFormat.PLAIN, MatrixFormat.W8A8):
+        driver = Driver(make_runner(directory, "compiled", weights=weights))
+        driver.generate([prompt], 1, EVERY_LOGPROB)
+        reported[weights] = _reported(driver)
+    plain, coded = reported.values()
+    assert (coded - plain).norm() < 0.2 * (plain - plain.mean()).norm()
 
 
 def test_the_triton_kernels_compute_what_torch_does(directory: Path) -> None:
