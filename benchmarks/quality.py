@@ -108,7 +108,7 @@ def _run(runner: Runner, step: Step) -> list[float]:
 def measure(options: Mapping[str, str], windows: Sequence[Window]) -> dict[str, Any]:
     """The figures of a worker with these settings. Raises BenchmarkFailed where it cannot serve the model."""
     block_size = 16
-    num_blocks = sum(-(-len(window.tokens) // block_size) for window in windows) + 1
+    num_blocks = len(windows) * max(-(-len(window.tokens) // block_size) for window in windows)
     limits = {"block_size": block_size, "num_blocks": num_blocks, "max_sequences": max(64, len(windows))}
     settings = WorkerSettings.model_validate({**options, **limits})
     try:
