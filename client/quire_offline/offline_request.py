@@ -20,7 +20,7 @@ from gateway_svc.tracing import Operation
 from gateway_svc.unvalidated_request import UnvalidatedRequest
 from gateway_svc.validated_request import ValidatedRequest
 from quire_offline.engine_request import OnStart
-from quire_offline.outputs import CompletionOutput, RequestOutput, logprobs_at
+from quire_offline.outputs import ABORTED, CompletionOutput, RequestOutput, logprobs_at
 from quire_offline.sampling_params import SamplingParams
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
@@ -114,13 +114,17 @@ class OfflineRequest:
         return Call(DEFAULT_TENANT, self.operation)
 
     def output(self, *, finished: bool) -> RequestOutput:
-        """The output so far, or all of it."""
-        running = self.running
+        """The output so far, or all of it. One that was aborted has all its sequences, also those without a token."""
+        running, num_sequences = self.running, self.unvalidated.n or 1
         if running is None:
-            return RequestOutput(self.request_id, self.prompt, self.prompt_token_ids, [], finished)
+            indices = range(num_sequences if finished and self.was_aborted else 0)
+            outputs = [CompletionOutput(index, "", [], finish_reason=ABORTED) for index in indices]
+            return RequestOutput(self.request_id, self.prompt, self.prompt_token_ids, outputs, finished)
         rendering, vocabulary, chunks = running.rendering, running.vocabulary, self.chunks[:]
-        is_complete = finished and not self.was_aborted
-        whole = completed_sequences(chunks, rendering) if is_complete else merge_chunks(chunks)
+        if finished and self.was_aborted:
+            whole = merge_chunks([*(Chunk(index, 0) for index in range(num_sequences)), *chunks])
+        else:
+            whole = completed_sequences(chunks, rendering) if finished else merge_chunks(chunks)
         prompt_logprobs = None
         if rendering.prompt_logprobs is not None and chunks and running.prompt is not None:
             prompt_logprobs = [None, *(logprobs_at(one, vocabulary) for one in running.prompt.logprobs)]

@@ -13,6 +13,7 @@ from quire_offline import AsyncLLM, QuireError, RequestOutput, SamplingParams
 LONG = SamplingParams(temperature=0, max_tokens=150, ignore_eos=True)
 # As many as the context holds, six sequences each: still running when a test ends it after its first tokens.
 ENDLESS = SamplingParams(temperature=0.5, max_tokens=240, n=6, ignore_eos=True)
+TWO = SamplingParams(temperature=0.5, max_tokens=240, n=2, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
@@ -71,12 +72,27 @@ async def test_an_abort_ends_the_stream_with_what_there_is(llm: AsyncLLM) -> Non
 
 
 async def test_a_request_that_has_not_begun_is_aborted(llm: AsyncLLM) -> None:
-    reading = asyncio.create_task(read(llm, LONG, "mine"))
+    reading = asyncio.create_task(read(llm, TWO, "mine"))
     await asyncio.sleep(0)
     await llm.abort("mine")
     outputs = await reading
     assert outputs[-1].finished
-    assert all(len(one.token_ids) < 150 for one in outputs[-1].outputs)
+    assert [(one.index, one.finish_reason) for one in outputs[-1].outputs] == [(0, "abort"), (1, "abort")]
+    assert all(len(one.token_ids) < 240 for one in outputs[-1].outputs)
+
+
+async def test_a_request_that_waits_is_aborted(llm: AsyncLLM) -> None:
+    async with aclosing(llm.generate("hello", ENDLESS, "first")) as running:
+        await anext(running)
+        waiting = asyncio.create_task(read(llm, ENDLESS, "second"))
+        core = next(iter(llm._thread.engine._scheduler.models)).core
+        async with asyncio.timeout(20):
+            while not core.num_queued:
+                await asyncio.sleep(0.001)
+        await llm.abort("second")
+        (output,) = await waiting
+        assert [(one.token_ids, one.finish_reason) for one in output.outputs] == [([], "abort")] * 6
+    await until_idle(llm)
 
 
 async def test_a_reader_that_leaves_cancels_its_request(llm: AsyncLLM) -> None:
