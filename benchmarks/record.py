@@ -16,7 +16,7 @@ DIRTY = "-dirty"
 """What ends the name of a commit from which files differ."""
 
 _WRITTEN = ("benchmarks/results/", "docs/")
-_NO_CODE = (*_WRITTEN, "tests/", "CHANGELOG.md", "README.md")
+_NO_CODE = (*_WRITTEN, "tests/", "ARCHITECTURE.md", "CHANGELOG.md", "README.md", "SECURITY.md")
 
 
 def provenance(*packages: str) -> dict[str, Any]:
@@ -30,13 +30,13 @@ def provenance(*packages: str) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit that is measured, marked where files differ from it; None outside a repository.
+    """The commit that is measured, marked where files differ from it or are not in it; None outside a repository.
 
     Results and pages are written one after the other by the measurements themselves, and mark nothing.
     """
     try:
         head = _git("rev-parse", "HEAD").strip()
-        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *(f":!{path}" for path in _WRITTEN))
+        changed = _git("status", "--porcelain", "--", ".", *(f":!{path}" for path in _WRITTEN))
     except (OSError, subprocess.CalledProcessError):
         return None
     return f"{head}{DIRTY}" if changed else head
