@@ -116,6 +116,10 @@ def load_transformers_model(
         raise UnsupportedModel(f"transformers cannot load the model in {directory}: {error!r}") from error
 
 
+# transformers' names of layers that keep states, or combine them with attention.
+_KINDS_WITH_STATES = frozenset({"linear_attention", "conv", "mamba", "recurrent", "hybrid"})
+
+
 def check_class(config: Any) -> None:
     """Raises IncompatibleModel for an architecture that is never served, before its weights are read."""
     named = ", ".join(config.architectures or [config.model_type])
@@ -126,7 +130,9 @@ def check_class(config: Any) -> None:
     model_class: Any = AutoModelForCausalLM._model_mapping.get(type(config), None)
     if model_class is None or config.architectures not in (None, [model_class.__name__]):
         raise IncompatibleModel(f"is of the architecture {named}, which is no causal language model of transformers'")
-    if model_class._is_stateful and not model_class._supports_attention_backend:
+    # Some classes keep states in some of their models alone: then their kinds of layers say so.
+    kinds = {*(getattr(config, "layer_types", None) or ()), *(getattr(config, "layers_block_type", None) or ())}
+    if kinds & _KINDS_WITH_STATES or (model_class._is_stateful and not model_class._supports_attention_backend):
         raise IncompatibleModel(
             f"is a state-space or recurrent model, or a hybrid with such layers, of the architecture {named}; only "
             "models whose layers all attend over keys and values are served"

@@ -14,6 +14,7 @@ from transformers import (
     BloomConfig,
     DeepseekV2Config,
     GptOssConfig,
+    GraniteMoeHybridConfig,
     JambaConfig,
     Lfm2Config,
     Llama4TextConfig,
@@ -21,14 +22,17 @@ from transformers import (
     MambaConfig,
     MiniMaxConfig,
     MistralConfig,
+    RecurrentGemmaConfig,
     RwkvConfig,
     T5Config,
     WhisperConfig,
+    ZayaConfig,
 )
 
 from llama_models import SIZES, VARIANTS
 from transformers_models import VARIANTS as OTHERS
 from worker_svc.attention import AttentionKind
+from worker_svc.model import transformers_model
 from worker_svc.model.architecture import describe
 from worker_svc.model.config import UnsupportedModel, read_config
 from worker_svc.model.loading import LoadedModel, load
@@ -78,13 +82,22 @@ def test_a_window_as_wide_as_the_context_is_none(save_model: Save) -> None:
         (Llama4TextConfig(**SIZES, attention_chunk_size=16), "other tokens than those before"),
         (GptOssConfig(**SIZES, num_local_experts=4), "unsupported attention arguments: s_aux"),
         (DeepseekV2Config(**_SMALL, **_MLA, norm_topk_prob=True), "keys of 32 dimensions and values of 16"),
-        (MiniMaxConfig(**SIZES, num_local_experts=2), "states, convolutions"),
-        (Lfm2Config(**_SMALL, full_attn_idxs=[1]), "states, convolutions"),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
 )
 def test_attention_of_other_kinds_is_refused(config: Any, message: str, save_model: Save) -> None:
     with pytest.raises(UnsupportedModel, match=message):
+        _load(save_model(config))
+
+
+@pytest.mark.parametrize(
+    "config", [MiniMaxConfig(**SIZES, num_local_experts=2), Lfm2Config(**_SMALL, full_attn_idxs=[1])]
+)
+def test_states_that_a_config_does_not_show_are_found(
+    config: Any, save_model: Save, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformers_model, "_KINDS_WITH_STATES", frozenset())
+    with pytest.raises(UnsupportedModel, match="states, convolutions"):
         _load(save_model(config))
 
 
@@ -97,6 +110,11 @@ def test_attention_of_other_kinds_is_refused(config: Any, message: str, save_mod
         (MambaConfig(architectures=["MambaForCausalLM"]), "a state-space or recurrent model, .* MambaForCausalLM;"),
         (RwkvConfig(), "a state-space or recurrent model, .* rwkv;"),
         (JambaConfig(), "a state-space or recurrent model, or a hybrid with such layers, .* jamba;"),
+        (Lfm2Config(**_SMALL, full_attn_idxs=[1]), "a state-space or recurrent model, or a hybrid .* lfm2;"),
+        (MiniMaxConfig(**SIZES, num_local_experts=2), "a state-space or recurrent model, or a hybrid .* minimax;"),
+        (RecurrentGemmaConfig(), "a state-space or recurrent model, or a hybrid .* recurrent_gemma;"),
+        (GraniteMoeHybridConfig(), "a state-space or recurrent model, or a hybrid .* granitemoehybrid;"),
+        (ZayaConfig(), "a state-space or recurrent model, or a hybrid .* zaya;"),
     ],
     ids=lambda value: "" if isinstance(value, str) else value.model_type,
 )
