@@ -73,7 +73,9 @@ class TenantCalls:
             if code != "tenant_quota_exceeded":
                 raise AssertionError(f"{self.tenant}: refused with {code}")
             return answer.status_code, 0
-        return answer.status_code, int(answer.raise_for_status().json()["usage"]["total_tokens"])
+        if answer.is_error:
+            raise AssertionError(f"{self.tenant}: {path} was answered {answer.status_code}: {answer.text}")
+        return answer.status_code, int(answer.json()["usage"]["total_tokens"])
 
 
 @dataclass
