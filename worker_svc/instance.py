@@ -52,6 +52,7 @@ from worker_svc.model.description import ModelDescription
 from worker_svc.model.description_cache import description_of
 from worker_svc.model.loading import LoadedModel, load, unsupported_natively
 from worker_svc.model.support import unsupported_reason
+from worker_svc.model.weights import ReadMeter
 from worker_svc.model_fit import check_fits
 from worker_svc.prefault import BYTES_BEFORE_READY, Prefault
 from worker_svc.progress import progress
@@ -126,8 +127,8 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
     cache_dtype = choose_cache_dtype(settings.kv_cache_dtype, kernels, dtype, device)
     in_8_bits = cache_dtype if cache_dtype.itemsize == 1 else None
     check_fits(settings, served.path, model_description, device, dtype, in_8_bits)
-    memory = MemoryAccount(device)
-    with progress(f"loading {served.name}", report):
+    memory, meter = MemoryAccount(device), ReadMeter()
+    with progress(f"loading {served.name}", report, meter.share):
         model = load(
             served.path,
             native,
@@ -136,6 +137,7 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
             kernels,
             deterministic=settings.deterministic,
             attention_backend=settings.attention_backend,
+            meter=meter,
         )
     memory.note_weights()
     if native is None and isinstance(kernels, CompiledKernels):

@@ -10,10 +10,13 @@ NEXT_SECONDS = 5.0
 
 
 @contextmanager
-def progress(label: str, report: Callable[[str], None]) -> Iterator[None]:
+def progress(
+    label: str, report: Callable[[str], None], share: Callable[[], float | None] = lambda: None
+) -> Iterator[None]:
     """Reports `label` after two seconds, the elapsed time every five seconds, and the end unless the block raises.
 
-    Nothing is reported for what takes less. `report` is called on another thread.
+    Nothing is reported for what takes less. With the time comes the `share` that is done, from 0 to 1; None: unknown.
+    Both functions are called on another thread.
     """
     done = threading.Event()
     started = time.monotonic()
@@ -24,7 +27,9 @@ def progress(label: str, report: Callable[[str], None]) -> Iterator[None]:
         wait = FIRST_SECONDS
         while not done.wait(wait):
             has_reported = True
-            report(f"{label}: {time.monotonic() - started:.0f} s")
+            done_so_far = share()
+            percent = "" if done_so_far is None else f", {done_so_far:.0%}"
+            report(f"{label}: {time.monotonic() - started:.0f} s{percent}")
             wait = NEXT_SECONDS
 
     reporter = threading.Thread(target=report_periodically, name="progress", daemon=True)

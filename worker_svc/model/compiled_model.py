@@ -45,7 +45,7 @@ from worker_svc.model.linear_weights import LinearWeights, WeightParts
 from worker_svc.model.nibble_weights import read_nibbles
 from worker_svc.model.rope import inverse_frequencies, layer_ropes
 from worker_svc.model.support import BY_EVERY_BACKEND, Feature, check_computed
-from worker_svc.model.weights import Checkpoint, open_checkpoint
+from worker_svc.model.weights import Checkpoint, ReadMeter, open_checkpoint
 from worker_svc.model_layout import ModelLayout
 from worker_svc.page_release import trim_heap
 
@@ -276,11 +276,15 @@ class CompiledModel:
 
 
 def load_compiled_model(
-    description: ModelDescription, directory: Path, dtype: torch.dtype, kernels: CompiledKernels
+    description: ModelDescription,
+    directory: Path,
+    dtype: torch.dtype,
+    kernels: CompiledKernels,
+    meter: ReadMeter | None = None,
 ) -> CompiledModel:
     """Loads the model of a directory. Raises UnsupportedModel if it is not supported, or its tensors do not match."""
     cpu = torch.device("cpu")
-    with open_checkpoint(directory, dtype, cpu) as checkpoint:
+    with open_checkpoint(directory, dtype, cpu, meter) as checkpoint:
         return CompiledModel(description, checkpoint, kernels.thread_pool, kernels.weights)
 
 

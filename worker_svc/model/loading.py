@@ -19,6 +19,7 @@ from worker_svc.model.description import ModelDescription
 from worker_svc.model.support import is_native_alone, unsupported_reason
 from worker_svc.model.torch_model import load_torch_model
 from worker_svc.model.weight_format import format_of, quantization_of
+from worker_svc.model.weights import ReadMeter
 from worker_svc.model_layout import ModelLayout
 
 log = logging.getLogger("quire.worker")
@@ -57,13 +58,15 @@ def load(
     *,
     deterministic: bool = False,
     attention_backend: str = DEFAULT_BACKEND,
+    meter: ReadMeter | None = None,
 ) -> LoadedModel:
     """Loads the model of a directory; `description` is its description, or None.
 
     Raises UnsupportedModel, which says why it cannot be served.
 
     With `deterministic`, a GPU computes a native model so that a token's bits do not depend on other tokens. Compiled
-    kernels always do; nothing else can. `attention_backend` computes the attention on a GPU.
+    kernels always do; nothing else can. `attention_backend` computes the attention on a GPU. `meter` shows what has
+    been read of a native model.
     """
     # Unsupported formats and adapters are reported before anything else.
     format_of(directory)
@@ -88,11 +91,17 @@ def load(
 
         return load_transformers_model(read_config(directory), directory, dtype, device, kernels, attention_backend)
     if isinstance(kernels, CompiledKernels):
-        return load_compiled_model(description, directory, dtype, kernels)
+        return load_compiled_model(description, directory, dtype, kernels, meter)
     if kernels is AttentionKind.TRITON:
         from worker_svc.model.triton_model import load_triton_model
 
         return load_triton_model(
-            description, directory, dtype, device, deterministic=deterministic, attention_backend=attention_backend
+            description,
+            directory,
+            dtype,
+            device,
+            deterministic=deterministic,
+            attention_backend=attention_backend,
+            meter=meter,
         )
-    return load_torch_model(description, directory, dtype)
+    return load_torch_model(description, directory, dtype, meter)

@@ -27,7 +27,7 @@ from worker_svc.model.support import BY_EVERY_BACKEND, Feature, check_computed
 from worker_svc.model.torch_experts import TorchExperts
 from worker_svc.model.torch_latent import attend_latent
 from worker_svc.model.torch_layers import TorchBodyBuilder, TorchNorm, add_outputs, attend
-from worker_svc.model.weights import Checkpoint, open_checkpoint
+from worker_svc.model.weights import Checkpoint, ReadMeter, open_checkpoint
 from worker_svc.model_layout import ModelLayout
 
 COMPUTED = BY_EVERY_BACKEND | {
@@ -153,8 +153,10 @@ class TorchForward:
         )
 
 
-def load_torch_model(description: ModelDescription, directory: Path, dtype: torch.dtype) -> TorchModel:
+def load_torch_model(
+    description: ModelDescription, directory: Path, dtype: torch.dtype, meter: ReadMeter | None = None
+) -> TorchModel:
     """Loads the model of a directory. Raises UnsupportedModel if it is not supported, or its tensors do not match."""
     cpu = torch.device("cpu")
-    with open_checkpoint(directory, dtype, cpu) as checkpoint:
+    with open_checkpoint(directory, dtype, cpu, meter) as checkpoint:
         return TorchModel(description, checkpoint)

@@ -25,7 +25,7 @@ from worker_svc.model.triton_body import (
     check_description,
     make_attention,
 )
-from worker_svc.model.weights import Checkpoint, open_checkpoint
+from worker_svc.model.weights import Checkpoint, ReadMeter, open_checkpoint
 from worker_svc.model_layout import ModelLayout
 
 
@@ -84,9 +84,10 @@ def load_triton_model(
     *,
     deterministic: bool = False,
     attention_backend: str = DEFAULT_BACKEND,
+    meter: ReadMeter | None = None,
 ) -> TritonModel:
     """Loads the model of a directory. Raises UnsupportedModel if it is not supported, or its tensors do not match."""
-    with open_checkpoint(directory, dtype, device) as checkpoint:
+    with open_checkpoint(directory, dtype, device, meter) as checkpoint:
         return TritonModel(description, checkpoint, deterministic=deterministic, attention_backend=attention_backend)
 
 

@@ -68,6 +68,13 @@ class Checkpoint:
                 file = TensorFile(path)
             read = names_read(weight_format, file.names)
             self._files |= {name: (file, StoredTensor(stored)) for name, stored in read.items()}
+        self._num_read = 0
+
+    @property
+    def share_read(self) -> float:
+        """The bytes that have been read, of those and the ones that are left. Another thread may call it."""
+        left = sum(file.num_bytes(stored.name, _rows_of(stored)) for file, stored in list(self._files.values()))
+        return self._num_read / max(1, self._num_read + left)
 
     def take(self, name: str, *shape: int) -> Tensor:
         """The tensor of this name, in the model's dtype and on its device. Raises UnsupportedModel as `read` does."""
@@ -88,9 +95,11 @@ class Checkpoint:
                 f"{list(stored.whole(shape))}"
             )
         try:
-            return file.read(stored.name, None if stored.rows is None else stored.rows.flat).view(shape)
+            tensor = file.read(stored.name, _rows_of(stored)).view(shape)
         except (OSError, ValueError) as error:
             raise UnsupportedModel(f"the model in {self._directory} cannot be read: {error}") from error
+        self._num_read += tensor.nbytes
+        return tensor
 
     @property
     def names(self) -> Collection[str]:
@@ -123,13 +132,33 @@ class Checkpoint:
             )
 
 
+def _rows_of(stored: StoredTensor) -> range | None:
+    return None if stored.rows is None else stored.rows.flat
+
+
+class ReadMeter:
+    """Shows how much of a checkpoint has been read, once it is open."""
+
+    def __init__(self) -> None:
+        self.checkpoint: Checkpoint | None = None
+
+    def share(self) -> float | None:
+        """From 0 to 1; None before that. Any thread may call it."""
+        return None if self.checkpoint is None else self.checkpoint.share_read
+
+
 @contextmanager
-def open_checkpoint(directory: Path, dtype: torch.dtype, device: torch.device) -> Iterator[Checkpoint]:
-    """The checkpoint of a directory, to build a model from. Raises UnsupportedModel at the end if tensors are left that
-    nothing has taken.
+def open_checkpoint(
+    directory: Path, dtype: torch.dtype, device: torch.device, meter: ReadMeter | None = None
+) -> Iterator[Checkpoint]:
+    """The checkpoint of a directory, to build a model from; `meter` shows what has been read of it.
+
+    Raises UnsupportedModel at the end if tensors are left that nothing has taken.
     """
     with torch.inference_mode():
         checkpoint = Checkpoint(directory, format_of(directory), dtype, device)
+        if meter is not None:
+            meter.checkpoint = checkpoint
         yield checkpoint
         checkpoint.check_all_taken()
     trim_heap()  # of what was read, the C library keeps much

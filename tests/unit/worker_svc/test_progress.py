@@ -25,6 +25,23 @@ def test_long_work_is_reported_until_it_is_done(monkeypatch: pytest.MonkeyPatch)
     assert "done" in reported[-1]
 
 
+def test_the_share_that_is_done_is_reported_once_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_module, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(progress_module, "NEXT_SECONDS", 0.0)
+    shares: list[float | None] = [0.756, None]
+    reported: list[str] = []
+    twice = threading.Event()
+
+    def report(line: str) -> None:
+        reported.append(line)
+        if not shares:
+            twice.set()
+
+    with progress("loading", report, lambda: shares.pop() if shares else 1.0):
+        assert twice.wait(timeout=30)
+    assert reported[:2] == ["loading: 0 s", "loading: 0 s, 76%"]
+
+
 def test_quick_work_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_module, "FIRST_SECONDS", 3600.0)
     reported: list[str] = []

@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.formats.dense import DenseFormat
 from worker_svc.model.tensor_file import TensorFile
-from worker_svc.model.weights import Checkpoint
+from worker_svc.model.tensor_names import ExpertRows, StoredTensor
+from worker_svc.model.weights import Checkpoint, ReadMeter, open_checkpoint
 
 
 def test_tensors_are_those_of_the_file(tmp_path: Path) -> None:
@@ -53,6 +54,23 @@ def test_tensors_are_of_the_file_that_was_opened_where_its_name_goes_to_another(
 
 def _checkpoint(directory: Path) -> Checkpoint:
     return Checkpoint(directory, DenseFormat(), torch.float32, torch.device("cpu"))
+
+
+def test_the_share_that_has_been_read_is_shown(tmp_path: Path) -> None:
+    meter = ReadMeter()
+    assert meter.share() is None
+    tensors = {"a": torch.zeros(30), "experts": torch.zeros(2, 5, 3), "unused": torch.zeros(100)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    with open_checkpoint(tmp_path, torch.float32, torch.device("cpu"), meter) as checkpoint:
+        assert meter.share() == 0
+        checkpoint.drop("unused")
+        part = StoredTensor("experts", ExpertRows((2, 5, 3), 1, 2, 4))
+        checkpoint.rename({"a": StoredTensor("a"), "part": part})
+        checkpoint.read("a", 30)
+        assert meter.share() == 30 / (30 + 2 * 3)
+        checkpoint.read("part", 2, 3)
+    assert meter.share() == 1
 
 
 def test_a_file_that_is_cut_while_it_is_read_is_named(tmp_path: Path) -> None:
