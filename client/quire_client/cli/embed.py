@@ -13,6 +13,7 @@ from quire_client.cli import options as opt
 from quire_client.cli.input import read_lines
 from quire_client.cli.interruptible import collected
 from quire_client.cli.output import print_json
+from quire_client.embed_requests import EmbedOptions
 from quire_client.errors import QuireError
 from quire_client.results import Embeddings, Usage
 from quire_client.sync import Client
@@ -33,6 +34,25 @@ def embed(
     dimensions: Annotated[
         int | None, typer.Option(help="How many numbers of each vector, from the first on.", show_default="all")
     ] = None,
+    pooling: Annotated[
+        opt.PoolingOption | None,
+        typer.Option(help="How the hidden states of a text's tokens become its vector.", show_default="the model's"),
+    ] = None,
+    normalize: Annotated[
+        bool | None,
+        typer.Option(
+            "--normalize/--no-normalize", help="Divide vectors by their lengths, or not.", show_default="the model's"
+        ),
+    ] = None,
+    truncate_prompt_tokens: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Keep the first N tokens of each text; -1: as many as fit.",
+            show_default="a text that is too long is refused",
+        ),
+    ] = None,
+    priority: Annotated[int | None, typer.Option(help="Higher runs first.")] = None,
     model: opt.Model = None,
     output: opt.Output = opt.OutputFormat.TEXT,
     timeout: opt.Timeout = None,
@@ -46,12 +66,20 @@ def embed(
     if texts and file is not None:
         raise typer.BadParameter("takes the place of TEXT: give one of the two", param_hint="--file")
     is_json = output is opt.OutputFormat.JSON
+    options: EmbedOptions = {
+        "model": model,
+        "dimensions": dimensions,
+        "pooling": None if pooling is None else pooling.value,
+        "normalize": normalize,
+        "truncate_prompt_tokens": truncate_prompt_tokens,
+        "priority": priority,
+    }
     parts: list[Embeddings] = []
     num_sent = 0
     with Client(address, api_key=api_key, timeout=timeout) as client:
         for call in _calls(texts or read_lines(file)):
             try:
-                answer = collected(partial(client.embed, call, model=model, dimensions=dimensions), client)
+                answer = collected(partial(client.embed, call, **options), client)
             except QuireError as error:
                 source = None if texts else str(file or "standard input")
                 raise _located(error, source, num_sent) from error

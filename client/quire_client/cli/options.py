@@ -20,6 +20,12 @@ class OutputFormat(StrEnum):
     JSON = "json"
 
 
+class PoolingOption(StrEnum):
+    MEAN = "mean"
+    CLS = "cls"
+    LAST = "last"
+
+
 class EarlyStoppingOption(StrEnum):
     """When a beam search ends, as early_stopping of transformers."""
 

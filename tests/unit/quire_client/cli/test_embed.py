@@ -10,6 +10,7 @@ import grpc
 import pytest
 from typer.testing import CliRunner, Result
 
+from quire.inference.v1 import inference_pb2 as pb
 from quire_client.cli import embed as command
 from quire_client.cli.app import app, run
 
@@ -29,6 +30,22 @@ async def test_each_text_is_a_line_of_numbers(address: str, service: Any) -> Non
     assert (result.exit_code, result.stdout) == (0, "0 0.5\n1 0.5\n")
     assert texts_of(service) == [["a b", "c"]]
     assert (service.requests[0].model, service.requests[0].dimensions) == ("small", 2)
+
+
+async def test_options_are_those_of_the_request(address: str, service: Any) -> None:
+    options = ["--pooling", "cls", "--no-normalize", "--truncate-prompt-tokens", "-1", "--priority", "3"]
+    assert (await invoke("x", *options)).exit_code == 0
+    assert (await invoke("x")).exit_code == 0
+
+    given, absent = service.requests
+    assert (given.pooling, given.normalize, given.truncate_prompt_tokens, given.priority) == (
+        pb.POOLING_CLS,
+        False,
+        -1,
+        3,
+    )
+    assert not any(absent.HasField(name) for name in ("normalize", "truncate_prompt_tokens", "priority"))
+    assert absent.pooling == pb.POOLING_UNSPECIFIED
 
 
 async def test_numbers_are_the_floats_that_were_sent(address: str, service: Any) -> None:
