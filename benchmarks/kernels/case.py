@@ -10,6 +10,8 @@ import torch
 from benchmarks.kernels.device import Bound, DeviceRates, milliseconds
 
 Run = Callable[[], object]
+BY_AMX = " by AMX"
+"""What ends the shapes of cases that AMX computes."""
 
 
 class SpeedTarget(Enum):
@@ -19,6 +21,8 @@ class SpeedTarget(Enum):
     DECODE = "decode"
     RAGGED_DECODE = "ragged decode"
     PREFILL = "prefill"
+    WIDE_PRODUCT = "wide product"
+    INTEGER_PRODUCT = "integer product"
 
 
 @dataclass(frozen=True)

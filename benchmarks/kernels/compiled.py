@@ -5,7 +5,7 @@ from functools import cache, partial
 import torch
 from torch.nn.functional import linear
 
-from benchmarks.kernels.case import KernelCase, Run
+from benchmarks.kernels.case import BY_AMX, KernelCase, Run, SpeedTarget
 from benchmarks.kernels.device import Bound
 from benchmarks.kernels.pages import BLOCK_SIZE, Heads, PagedBatch
 from benchmarks.kernels.peers import attention_peers
@@ -21,6 +21,13 @@ from svc_common.models import cache_root
 
 # Up to this number of rows, a product is bound by reading the weight.
 _FEW_ROWS = 8
+# With so many a product is judged.
+_MANY_ROWS = 256
+_ASKED_OF_MANY_ROWS = {
+    MatrixFormat.PLAIN: SpeedTarget.WIDE_PRODUCT,
+    MatrixFormat.W8A8: SpeedTarget.INTEGER_PRODUCT,
+    MatrixFormat.W4A8: SpeedTarget.INTEGER_PRODUCT,
+}
 _FORMATS = {
     MatrixFormat.PLAIN: "bfloat16",
     MatrixFormat.INT8: "int8",
@@ -41,7 +48,7 @@ def attention(
     tensors = (batch.block_tables, batch.query_starts, batch.context_lens)
     run = partial(attend, _thread_pool(), batch.query, layer, *tensors, batch.scale, use_amx=by_amx)
     shape = f"{batch.heads.num_kv_heads} × {heads.group} heads of {heads.head_dim}, {num_seqs} × {num_queries} of "
-    shape += f"{context_len} tokens{' by AMX' if by_amx else ''}"
+    shape += f"{context_len} tokens{BY_AMX if by_amx else ''}"
     peers = attention_peers(batch, device)
     if num_queries == 1:
         return KernelCase("compiled attend", shape, Bound.MEMORY, batch.kv_bytes, run, peers)
@@ -83,11 +90,14 @@ def product(
         codes = (weight.float() / scales[:, None]).round().to(torch.int8)
         peers["torch, int8"] = lambda: torch._weight_int8pack_mm(rows, codes, scales.to(torch.bfloat16))
     run = partial(multiply, _thread_pool(), rows, matrix)
-    shape = f"{num_rows} × {inputs} to {outputs}, {_FORMATS[matrix_format]}{' by AMX' if by_amx else ''}"
+    shape = f"{num_rows} × {inputs} to {outputs}, {_FORMATS[matrix_format]}{BY_AMX if by_amx else ''}"
     if num_rows <= _FEW_ROWS:
         amount = matrix.panels.nbytes
         return KernelCase("compiled linear", shape, Bound.MEMORY, amount, run, peers)
-    return KernelCase("compiled linear", shape, Bound.MATRIX, 2 * num_rows * outputs * inputs, run, peers)
+    asked = SpeedTarget.NOTHING
+    if num_rows == _MANY_ROWS:
+        asked = _ASKED_OF_MANY_ROWS.get(matrix_format, SpeedTarget.NOTHING)
+    return KernelCase("compiled linear", shape, Bound.MATRIX, 2 * num_rows * outputs * inputs, run, peers, asked)
 
 
 def greedy(device: torch.device, num_rows: int, vocab_size: int) -> KernelCase:

@@ -52,8 +52,26 @@ def test_prefill_is_compared_with_the_fastest_peer(fastest: float, holds: bool) 
     )
 
 
-def test_there_are_no_targets_on_a_processor() -> None:
+def test_attention_has_no_targets_on_a_processor() -> None:
     assert result(measured("decode", 1.0, 0.1, SDPA=0.1), gpu=None)["targets"] == []
+
+
+@pytest.mark.parametrize(("rate", "holds"), [(1.21, True), (1.19, False)])
+def test_integer_products_are_judged_a_core_by_the_faster_way(rate: float, holds: bool) -> None:
+    cases = [measured("integer product", ms, 0.5) for ms in (3.0, 2.0)]
+    cases[1] |= {"rate": rate, "shape": "integer product by AMX"}
+    (target,) = result(*cases, gpu=None)["targets"]
+    assert (target["what"], target["value"], target["holds"]) == (
+        "op, integer product: GOP/s a core",
+        pytest.approx(1e3 * rate / 2),
+        holds,
+    )
+
+
+def test_wide_products_are_compared_with_torchs() -> None:
+    cases = [measured("wide product", ms, 0.5, torch=1.9) for ms in (2.0, 3.0)]
+    (target,) = result(*cases, gpu=None)["targets"]
+    assert (target["value"], target["holds"]) == (pytest.approx(0.95), False)
 
 
 def test_misses_and_failures_stand_in_the_section() -> None:
