@@ -1,6 +1,6 @@
 """The live requests of one model, and how they end."""
 
-from collections.abc import Callable, Iterable, KeysView
+from collections.abc import Iterable, KeysView
 from collections.abc import Sequence as Seq
 from itertools import chain
 
@@ -12,6 +12,7 @@ from scheduler_svc.core.planning.isolated_runs import IsolatedRuns
 from scheduler_svc.core.policy.waiting import WaitingSequences
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.request import Phase, Request, RestoredSequence, Sequence
+from scheduler_svc.core.sequence_ids import SequenceIds
 
 
 class RequestTable:
@@ -24,12 +25,12 @@ class RequestTable:
         isolated_runs: IsolatedRuns,
         budgets: Budgets,
         searches: dict[str, BeamGroup],
-        new_id: Callable[[], int],
+        ids: SequenceIds,
     ) -> None:
-        """`replicas` is the owner's own list, which grows and shrinks; `new_id` returns ids of sequences."""
+        """`replicas` is the owner's own list, which grows and shrinks."""
         self._budgets = budgets
         self.searches = searches  # of requests with beam search
-        self._new_id = new_id
+        self._ids = ids
         self._replicas = replicas
         self._waiting = waiting
         self._isolated_runs = isolated_runs
@@ -63,7 +64,7 @@ class RequestTable:
     def add(self, request: Request, restored: Seq[RestoredSequence] = ()) -> list[Sequence]:
         """Makes a request's sequences; returns those that have not ended. If all have, the request is not live."""
         sequences = [
-            Sequence(self._new_id(), request, index, self._num_requests, request.prompt)
+            Sequence(self._ids.of_request(self._num_requests), request, index, self._num_requests, request.prompt)
             for index in range(request.n if request.beam is None else 1)
         ]
         self._num_requests += 1

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from itertools import count
 
 from scheduler_svc.core.admission import Admission, AdmissionRefusal, Rates, Sharing
 from scheduler_svc.core.beam_search import BeamGroup, refuse_wide
@@ -33,6 +32,7 @@ from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.request import Phase, Request, RestoredSequence, Sequence
 from scheduler_svc.core.request_table import RequestTable
 from scheduler_svc.core.result_checks import refuse_combination, refuse_kind
+from scheduler_svc.core.sequence_ids import SequenceIds
 from scheduler_svc.core.step import StepOutcome, StepPlan, first_block
 from scheduler_svc.core.totals import Totals
 
@@ -64,12 +64,12 @@ class Scheduler:
         for_new_requests = NewRequestReserve(self.waiting)
         self.capacity = Capacity(limits, self.placement, preemption, for_new_requests)
         searches: dict[str, BeamGroup] = {}
-        new_id = count().__next__
+        ids = SequenceIds()
         self._preemptor = Preemptor(preemption, self.waiting, searches, self.totals)
         self._reclaimer = MemoryReclaimer(self._preemptor, self.waiting)
         by_tenant = sharing is Sharing.BY_TENANT
         turns = PromptTurns(self.waiting, shares_by_tenant=by_tenant)
-        forks = Forks(searches, self.waiting, new_id)
+        forks = Forks(searches, self.waiting, ids)
         self._running = RunningPlanner(limits, preemption, self._preemptor, turns, forks, for_new_requests)
         self.slot_wait = SlotWait(self.replicas, self.waiting, self.capacity, lengths, shares_by_tenant=by_tenant)
         self._fair_preemption = FairPreemption(
@@ -77,7 +77,7 @@ class Scheduler:
         )
         self._admitter = Admitter(self.waiting, self.placement, self.capacity, self._preemptor, self.totals)
         self._isolated_runs = IsolatedRuns(self.poison, self.waiting, self._preemptor)
-        self._requests = RequestTable(self.replicas, self.waiting, self._isolated_runs, self.budgets, searches, new_id)
+        self._requests = RequestTable(self.replicas, self.waiting, self._isolated_runs, self.budgets, searches, ids)
         self._committer = Committer(self._requests, self.waiting, BeamSearches(self._requests), self.totals)
 
     # A step.

@@ -20,7 +20,7 @@ MAY_IMPORT = {
 
 CORE = "scheduler_svc.core"
 CORE_LAYERS: list[set[str]] = [
-    {"results", "lazy_heap", "totals", "account_limits"},
+    {"results", "lazy_heap", "totals", "account_limits", "sequence_ids"},
     {"budgets"},
     {"request"},
     {"step", "events", "replica_shape"},

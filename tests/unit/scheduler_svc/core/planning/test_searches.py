@@ -55,6 +55,20 @@ def undisturbed(max_tokens: int = 60, width: int = WIDTH) -> list[list[int]]:
     return run(bench)
 
 
+def test_beams_are_older_than_the_requests_that_came_after_their_search() -> None:
+    """By their ids: a worker that lacks memory for a step leaves out the sequence with the largest one."""
+    bench = CoreBench(num_blocks=4000)
+    beams = running_search(bench)
+    [other] = bench.submit("other", prompt(3, next(_starts)), 40)
+    before = {beam.id for beam in beams}
+    for _ in range(10):
+        advance(bench)
+        assert max(beam.id for beam in beams) < other.id
+    assert before.isdisjoint({beam.id for beam in beams} - before)
+    assert {beam.id for beam in beams} != before
+    assert len({other.id, *(beam.id for beam in beams)}) == len(beams) + 1
+
+
 # Slots.
 
 
