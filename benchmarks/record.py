@@ -36,7 +36,9 @@ def commit() -> str | None:
     """
     try:
         head = _git("rev-parse", "HEAD").strip()
-        changed = _git("status", "--porcelain", "--", ".", *(f":!{path}" for path in _WRITTEN))
+        changed = _git(
+            "status", "--porcelain", "--untracked-files=normal", "--", ".", *(f":!{path}" for path in _WRITTEN)
+        )
     except (OSError, subprocess.CalledProcessError):
         return None
     return f"{head}{DIRTY}" if changed else head

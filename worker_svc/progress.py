@@ -15,8 +15,8 @@ def progress(
 ) -> Iterator[None]:
     """Reports `label` after two seconds, the elapsed time every five seconds, and the end unless the block raises.
 
-    Nothing is reported for what takes less. With the time comes the `share` that is done, from 0 to 1; None: unknown.
-    Both functions are called on another thread.
+    Nothing is reported for what takes less. Each line has the elapsed time, and the percentage where `share` returns a
+    number from 0 to 1. Both functions are called on another thread.
     """
     done = threading.Event()
     started = time.monotonic()

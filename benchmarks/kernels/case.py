@@ -11,7 +11,7 @@ from benchmarks.kernels.device import Bound, DeviceRates, milliseconds
 
 Run = Callable[[], object]
 BY_AMX = " by AMX"
-"""What ends the shapes of cases that AMX computes."""
+"""Suffix of the shape of a case that AMX computes."""
 
 
 class SpeedTarget(Enum):

@@ -21,9 +21,9 @@ from svc_common.models import cache_root
 
 # Up to this number of rows, a product is bound by reading the weight.
 _FEW_ROWS = 8
-# With so many a product is judged.
+# Products with this many rows have a target.
 _MANY_ROWS = 256
-_ASKED_OF_MANY_ROWS = {
+_TARGETS_OF_MANY_ROWS = {
     MatrixFormat.PLAIN: SpeedTarget.WIDE_PRODUCT,
     MatrixFormat.W8A8: SpeedTarget.INTEGER_PRODUCT,
     MatrixFormat.W4A8: SpeedTarget.INTEGER_PRODUCT,
@@ -96,7 +96,7 @@ def product(
         return KernelCase("compiled linear", shape, Bound.MEMORY, amount, run, peers)
     asked = SpeedTarget.NOTHING
     if num_rows == _MANY_ROWS:
-        asked = _ASKED_OF_MANY_ROWS.get(matrix_format, SpeedTarget.NOTHING)
+        asked = _TARGETS_OF_MANY_ROWS.get(matrix_format, SpeedTarget.NOTHING)
     return KernelCase("compiled linear", shape, Bound.MATRIX, 2 * num_rows * outputs * inputs, run, peers, asked)
 
 

@@ -114,15 +114,18 @@ class OfflineRequest:
         return Call(DEFAULT_TENANT, self.operation)
 
     def output(self, *, finished: bool) -> RequestOutput:
-        """The output so far, or all of it. One that was aborted has all its sequences, also those without a token."""
+        """The output so far, or all of it. One that was aborted has `n` sequences, also those without a token."""
         running, num_sequences = self.running, self.unvalidated.n or 1
         if running is None:
             indices = range(num_sequences if finished and self.was_aborted else 0)
-            outputs = [CompletionOutput(index, "", [], finish_reason=ABORTED) for index in indices]
+            logprobs: dict[str, Any] = {}
+            if self.unvalidated.logprobs is not None:
+                logprobs = {"cumulative_logprob": 0, "logprobs": []}
+            outputs = [CompletionOutput(index, "", [], finish_reason=ABORTED, **logprobs) for index in indices]
             return RequestOutput(self.request_id, self.prompt, self.prompt_token_ids, outputs, finished)
         rendering, vocabulary, chunks = running.rendering, running.vocabulary, self.chunks[:]
         if finished and self.was_aborted:
-            whole = merge_chunks([*(Chunk(index, 0) for index in range(num_sequences)), *chunks])
+            whole = merge_chunks([*(Chunk(index, 0) for index in range(num_sequences)), *chunks])[:num_sequences]
         else:
             whole = completed_sequences(chunks, rendering) if finished else merge_chunks(chunks)
         prompt_logprobs = None

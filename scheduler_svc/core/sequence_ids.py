@@ -2,8 +2,8 @@
 
 from itertools import count
 
-_BITS = 24
-"""Of the part that tells the sequences of a request apart. It begins again after 16 million sequences."""
+_BITS = 32
+"""Low bits: a counter over all sequences."""
 
 
 class SequenceIds:
@@ -17,5 +17,5 @@ class SequenceIds:
         self._count = count()
 
     def of_request(self, arrival: int) -> int:
-        """A new id for a sequence of the request that was the `arrival`-th to come."""
+        """A new id for a sequence of a request; `arrival` is the number of requests that came before it."""
         return arrival << _BITS | next(self._count) % (1 << _BITS)

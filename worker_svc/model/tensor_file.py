@@ -66,7 +66,7 @@ class TensorFile:
         """The size of a tensor, or of `rows` of it as in `read`."""
         first, end = self._header[name]["data_offsets"]
         shape = self.shape(name)
-        return int(end - first) if rows is None else (end - first) * len(rows) // prod(shape[:-1])
+        return int(end - first) if rows is None else (end - first) * len(rows) // max(1, prod(shape[:-1]))
 
     def read(self, name: str, rows: range | None = None) -> Tensor:
         """A tensor, or `rows` of it as [rows, size of the last dimension].

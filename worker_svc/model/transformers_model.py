@@ -117,7 +117,7 @@ def load_transformers_model(
 
 
 # transformers' names of layers that keep states, or combine them with attention.
-_KINDS_WITH_STATES = frozenset({"linear_attention", "conv", "mamba", "recurrent", "hybrid"})
+_KINDS_WITH_STATES = frozenset({"linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding"})
 
 
 def check_class(config: Any) -> None:
@@ -130,7 +130,7 @@ def check_class(config: Any) -> None:
     model_class: Any = AutoModelForCausalLM._model_mapping.get(type(config), None)
     if model_class is None or config.architectures not in (None, [model_class.__name__]):
         raise IncompatibleModel(f"is of the architecture {named}, which is no causal language model of transformers'")
-    # Some classes keep states in some of their models alone: then their kinds of layers say so.
+    # Some classes have both models with states and models without: their kinds of layers decide.
     kinds = {*(getattr(config, "layer_types", None) or ()), *(getattr(config, "layers_block_type", None) or ())}
     if kinds & _KINDS_WITH_STATES or (model_class._is_stateful and not model_class._supports_attention_backend):
         raise IncompatibleModel(

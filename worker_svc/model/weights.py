@@ -68,13 +68,13 @@ class Checkpoint:
                 file = TensorFile(path)
             read = names_read(weight_format, file.names)
             self._files |= {name: (file, StoredTensor(stored)) for name, stored in read.items()}
-        self._num_read = 0
+        self._num_read = self._num_begun = 0
 
     @property
     def share_read(self) -> float:
-        """The bytes that have been read, of those and the ones that are left. Another thread may call it."""
+        """Bytes read, as a share of all bytes to read, from 0 to 1. Another thread may call it."""
         left = sum(file.num_bytes(stored.name, _rows_of(stored)) for file, stored in list(self._files.values()))
-        return self._num_read / max(1, self._num_read + left)
+        return self._num_read / max(1, self._num_begun + left)
 
     def take(self, name: str, *shape: int) -> Tensor:
         """The tensor of this name, in the model's dtype and on its device. Raises UnsupportedModel as `read` does."""
@@ -94,6 +94,7 @@ class Checkpoint:
                 f"the tensor {stored.name} of the model in {self._directory} is {list(found)}, not "
                 f"{list(stored.whole(shape))}"
             )
+        self._num_begun += file.num_bytes(stored.name, _rows_of(stored))
         try:
             tensor = file.read(stored.name, _rows_of(stored)).view(shape)
         except (OSError, ValueError) as error:
@@ -143,8 +144,9 @@ class ReadMeter:
         self.checkpoint: Checkpoint | None = None
 
     def share(self) -> float | None:
-        """From 0 to 1; None before that. Any thread may call it."""
-        return None if self.checkpoint is None else self.checkpoint.share_read
+        """From 0 to 1; None until the checkpoint is open, and once it is closed. Any thread may call it."""
+        checkpoint = self.checkpoint
+        return None if checkpoint is None else checkpoint.share_read
 
 
 @contextmanager
@@ -157,8 +159,11 @@ def open_checkpoint(
     """
     with torch.inference_mode():
         checkpoint = Checkpoint(directory, format_of(directory), dtype, device)
-        if meter is not None:
-            meter.checkpoint = checkpoint
-        yield checkpoint
+        meter = meter or ReadMeter()
+        meter.checkpoint = checkpoint
+        try:
+            yield checkpoint
+        finally:
+            meter.checkpoint = None  # it holds files
         checkpoint.check_all_taken()
     trim_heap()  # of what was read, the C library keeps much

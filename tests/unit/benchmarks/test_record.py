@@ -65,7 +65,7 @@ def test_a_commit_is_marked_where_code_differs_from_it_or_is_not_in_it(repositor
     assert _is_dirty()
 
 
-def test_results_and_pages_change_neither_the_mark_nor_the_hash(repository: Path) -> None:
+def test_results_and_pages_change_no_hash_and_their_files_in_docs_no_mark(repository: Path) -> None:
     before = code_hash()
     for name in ("benchmarks/results/new.json", "docs/page.md", "tests/test_new.py", "ARCHITECTURE.md"):
         (repository / name).parent.mkdir(parents=True, exist_ok=True)

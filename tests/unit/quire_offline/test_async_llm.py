@@ -81,17 +81,31 @@ async def test_a_request_that_has_not_begun_is_aborted(llm: AsyncLLM) -> None:
     assert all(len(one.token_ids) < 240 for one in outputs[-1].outputs)
 
 
-async def test_a_request_that_waits_is_aborted(llm: AsyncLLM) -> None:
-    async with aclosing(llm.generate("hello", ENDLESS, "first")) as running:
-        await anext(running)
-        waiting = asyncio.create_task(read(llm, ENDLESS, "second"))
-        core = next(iter(llm._thread.engine._scheduler.models)).core
-        async with asyncio.timeout(20):
-            while not core.num_queued:
-                await asyncio.sleep(0.001)
-        await llm.abort("second")
-        (output,) = await waiting
-        assert [(one.token_ids, one.finish_reason) for one in output.outputs] == [([], "abort")] * 6
+async def test_a_request_that_waits_is_aborted(model: Path) -> None:
+    params = SamplingParams(temperature=0.5, max_tokens=240, n=2, ignore_eos=True, logprobs=1)
+    async with AsyncLLM(str(model), **SMALL, num_blocks=64, max_sequences=ENDLESS.values["n"]) as llm:
+        async with aclosing(llm.generate("hello", ENDLESS, "first")) as running:
+            await anext(running)
+            waiting = asyncio.create_task(read(llm, params, "second"))
+            async with asyncio.timeout(20):
+                while "second" not in llm._thread.engine._groups:
+                    await asyncio.sleep(0.001)
+            await llm.abort("second")
+            (output,) = await waiting
+        found = [(one.index, one.token_ids, one.logprobs, one.finish_reason) for one in output.outputs]
+        assert found == [(0, [], [], "abort"), (1, [], [], "abort")]
+
+
+async def test_an_aborted_request_of_which_the_best_are_sent_has_as_many(llm: AsyncLLM) -> None:
+    params = SamplingParams(temperature=0.5, max_tokens=240, n=1, best_of=3, ignore_eos=True, seed=1)
+    reading = asyncio.create_task(read(llm, params, "mine"))
+    core = next(iter(llm._thread.engine._scheduler.models)).core
+    async with asyncio.timeout(20):
+        while not core.num_running:
+            await asyncio.sleep(0.001)
+    await llm.abort("mine")
+    output = (await reading)[-1]
+    assert [(one.index, one.finish_reason) for one in output.outputs] == [(0, "abort")]
     await until_idle(llm)
 
 

@@ -1,5 +1,6 @@
 """Long work is reported while it runs and when it is done; quick work is not reported."""
 
+import re
 import threading
 
 import pytest
@@ -39,7 +40,7 @@ def test_the_share_that_is_done_is_reported_once_it_is_known(monkeypatch: pytest
 
     with progress("loading", report, lambda: shares.pop() if shares else 1.0):
         assert twice.wait(timeout=30)
-    assert reported[:2] == ["loading: 0 s", "loading: 0 s, 76%"]
+    assert [re.sub(r"\d+ s", "N s", line) for line in reported[:2]] == ["loading: N s", "loading: N s, 76%"]
 
 
 def test_quick_work_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:

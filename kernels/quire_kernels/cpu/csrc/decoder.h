@@ -193,14 +193,14 @@ private:
                 if (!step.num_samples) return;
                 rows = keep_sampled_rows(step);
             }
-            const Mlp* plain = layer.experts ? nullptr : &layer.mlp;
+            const Mlp* dense = layer.experts ? nullptr : &layer.mlp;
             if (layer.is_parallel) norm(nullptr, &layer.mlp_norm, rows);
             post = add(layer.output, attended_, attended_stride_, layer.post_attention_norm, rows, own);
             if (!layer.is_parallel)
-                norm(post, &layer.mlp_norm, rows, plain ? &plain->gate_up : nullptr);
+                norm(post, &layer.mlp_norm, rows, dense ? &dense->gate_up : nullptr);
             else if (post)
                 norm(post, nullptr, rows);
-            post = plain ? mlp(*plain, layer.post_mlp_norm, rows, !layer.is_parallel, own)
+            post = dense ? mlp(*dense, layer.post_mlp_norm, rows, !layer.is_parallel, own)
                          : mix(*layer.experts, layer.post_mlp_norm, rows, own);
         }
         norm(post, &model_.norm, rows, &model_.head);
@@ -219,10 +219,10 @@ private:
         latents_.after(*layer.latent, rows, attended_.data(), attended_stride_, own.scratch.data());
     }
 
-    // Reads normed_, and adds the result to the hidden states; returns as add(). `follows_norm`: nothing was multiplied since norm().
-    const Norm* mlp(const Mlp& mlp, const Norm& post, int64_t rows, bool follows_norm, Thread& own) {
+    // Reads normed_, and adds the result to the hidden states; returns as add(). `has_codes`: norm() has written the rows for gate_up.
+    const Norm* mlp(const Mlp& mlp, const Norm& post, int64_t rows, bool has_codes, Thread& own) {
         const auto multiply_up = [&](auto&& finish) {
-            if (follows_norm) multiply_normed(mlp.gate_up, rows, own, finish);
+            if (has_codes) multiply_normed(mlp.gate_up, rows, own, finish);
             else multiply(mlp.gate_up, normed_, normed_stride_, rows, own, finish);
         };
         if (mlp.is_gated) {

@@ -104,7 +104,7 @@ def test_log_probabilities_are_those_of_transformers_to_the_end_of_the_context(k
 
 
 def test_log_probabilities_in_8_bits_are_close_wherever_the_norms_are(directory: Path) -> None:
-    """Norms write their rows in codes, too, for the product that follows. In parallel layers another one is between."""
+    """Norms write their rows in codes, too, for the product that follows. In parallel layers another product does."""
     (prompt,) = prompts(40)
     reported = {}
     for weights in (MatrixFormat.PLAIN, MatrixFormat.W8A8):

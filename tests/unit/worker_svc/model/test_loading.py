@@ -114,6 +114,10 @@ def test_states_that_a_config_does_not_show_are_found(
         (MiniMaxConfig(**SIZES, num_local_experts=2), "a state-space or recurrent model, or a hybrid .* minimax;"),
         (RecurrentGemmaConfig(), "a state-space or recurrent model, or a hybrid .* recurrent_gemma;"),
         (GraniteMoeHybridConfig(), "a state-space or recurrent model, or a hybrid .* granitemoehybrid;"),
+        (
+            ZayaConfig(layer_types=["hybrid_sliding"] * 40, sliding_window=8),
+            "a state-space or recurrent model, .* zaya;",
+        ),
         (ZayaConfig(), "a state-space or recurrent model, or a hybrid .* zaya;"),
     ],
     ids=lambda value: "" if isinstance(value, str) else value.model_type,

@@ -70,7 +70,8 @@ def test_the_share_that_has_been_read_is_shown(tmp_path: Path) -> None:
         checkpoint.read("a", 30)
         assert meter.share() == 30 / (30 + 2 * 3)
         checkpoint.read("part", 2, 3)
-    assert meter.share() == 1
+        assert meter.share() == 1
+    assert meter.share() is None
 
 
 def test_a_file_that_is_cut_while_it_is_read_is_named(tmp_path: Path) -> None:
