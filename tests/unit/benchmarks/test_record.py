@@ -1,4 +1,4 @@
-"""Result files are replaced atomically, and read back unchanged."""
+"""Result files are replaced atomically and read back unchanged. They name the commit and the code they are of."""
 
 import subprocess
 from pathlib import Path
@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import record
-from benchmarks.record import DIRTY, code_hash, commit, provenance, read_result, write_result
+from benchmarks.record import provenance, read_result, write_result
+
+FILES = ("gateway_svc/a.py", "benchmarks/results/a.json", "docs/a.md", "tests/a.py", "ARCHITECTURE.md")
 
 
 def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -28,52 +30,77 @@ def test_a_package_that_is_not_installed_is_left_out() -> None:
     assert "no-such-package" not in head["machine"]
 
 
-@pytest.fixture
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with one file of code, and the functions that work in it."""
+def git(folder: Path, *args: str) -> None:
+    identity = ("-c", "user.name=a", "-c", "user.email=a@example.com")
+    subprocess.run(["git", "-C", folder, *identity, *args], check=True, capture_output=True)
+
+
+def commit_file(folder: Path, changed: str, text: str) -> None:
+    path = folder / changed
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    git(folder, "add", ".")
+    git(folder, "commit", "-m", "a")
+
+
+@pytest.mark.parametrize("changed", FILES)
+def test_the_hash_is_of_the_code_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str) -> None:
     monkeypatch.setattr(record, "ROOT", tmp_path)
-    (tmp_path / "code.py").write_text("a = 1\n")
-    _git(tmp_path, "init", "--quiet")
-    _commit_all(tmp_path)
-    return tmp_path
+    git(tmp_path, "init")
+    for file in FILES:
+        commit_file(tmp_path, file, "before")
+    before = record.code_hash()
+
+    commit_file(tmp_path, changed, "after")
+
+    assert before is not None
+    assert (record.code_hash() == before) == (not changed.startswith("gateway_svc"))
 
 
-def _git(directory: Path, *args: str) -> None:
-    author = ["-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
-    subprocess.run(["git", *author, *args], cwd=directory, check=True)
+def test_what_measurements_write_leaves_the_commit_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "ROOT", tmp_path)
+    git(tmp_path, "init")
+    for file in FILES:
+        commit_file(tmp_path, file, "before")
+    before = (record.commit(), record.code_hash())
+
+    for file in ("benchmarks/results/a.json", "docs/a.md"):
+        (tmp_path / file).write_text("measured")
+
+    assert (record.commit(), record.code_hash()) == before
+    (tmp_path / "tests" / "a.py").write_text("after")
+    assert (record.commit() or "").endswith(record.DIRTY)
 
 
-def _commit_all(directory: Path) -> None:
-    _git(directory, "add", "--all")
-    _git(directory, "commit", "--quiet", "--message", "change")
+def test_files_that_differ_from_the_commit_have_no_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "ROOT", tmp_path)
+    assert record.code_hash() is None  # no repository
+    git(tmp_path, "init")
+    commit_file(tmp_path, "a.py", "before")
+
+    (tmp_path / "a.py").write_text("after")
+
+    assert record.code_hash() is None
 
 
-def _is_dirty() -> bool:
-    head = commit()
-    assert head is not None
-    assert (code_hash() is None) == head.endswith(DIRTY)
-    return head.endswith(DIRTY)
+def test_a_file_that_is_not_in_the_commit_marks_it_but_for_results_and_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "ROOT", tmp_path)
+    git(tmp_path, "init")
+    commit_file(tmp_path, "a.py", "before")
+    before = (record.commit(), record.code_hash())
+    assert not (before[0] or record.DIRTY).endswith(record.DIRTY)
+    assert None not in before
 
-
-def test_a_commit_is_marked_where_code_differs_from_it_or_is_not_in_it(repository: Path) -> None:
-    assert not _is_dirty()
-    (repository / "new.py").write_text("b = 2\n")
-    assert _is_dirty()
-    _commit_all(repository)
-    assert not _is_dirty()
-    (repository / "code.py").write_text("a = 2\n")
-    assert _is_dirty()
-
-
-def test_results_and_pages_change_no_hash_and_their_files_in_docs_no_mark(repository: Path) -> None:
-    before = code_hash()
-    for name in ("benchmarks/results/new.json", "docs/page.md", "tests/test_new.py", "ARCHITECTURE.md"):
-        (repository / name).parent.mkdir(parents=True, exist_ok=True)
-        (repository / name).write_text("text\n")
-        if not name.startswith(("benchmarks", "docs")):
-            _commit_all(repository)
-        assert not _is_dirty()
-        assert code_hash() == before
-    (repository / "code.py").write_text("a = 3\n")
-    _commit_all(repository)
-    assert code_hash() != before
+    for file in ("benchmarks/results/new.json", "docs/page.md"):
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).write_text("measured")
+        assert (record.commit(), record.code_hash()) == before
+    (tmp_path / "new.py").write_text("b = 2")
+    assert record.commit() == f"{before[0]}{record.DIRTY}"
+    assert record.code_hash() is None
+    commit_file(tmp_path, "new.py", "b = 2")
+    assert not (record.commit() or "").endswith(record.DIRTY)
+    (tmp_path / "a.py").write_text("after")
+    assert (record.commit() or "").endswith(record.DIRTY)
