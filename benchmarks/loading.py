@@ -27,7 +27,7 @@ from svc_common.models import resolve_model
 from svc_common.settings import read_settings
 from worker_svc.attention import CompiledKernels
 from worker_svc.host import available_cpus
-from worker_svc.instance import MATRIX_FORMATS, choose_dtype, start_thread_pool
+from worker_svc.kernel_choice import MATRIX_FORMATS, choose_dtype, start_thread_pool
 from worker_svc.model.description_cache import description_of
 from worker_svc.model.loading import load
 from worker_svc.prepare import fetch_default_gguf, prepare

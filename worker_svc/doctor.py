@@ -51,7 +51,7 @@ def processor_flags(cpuinfo: Path = _CPUINFO) -> set[str]:
 def check_device(context: CheckContext) -> Iterator[Finding]:
     import torch
 
-    from worker_svc.instance import DeviceNotFound, choose_device, choose_dtype
+    from worker_svc.kernel_choice import DeviceNotFound, choose_device, choose_dtype
 
     settings: WorkerSettings = context.settings
     built = f"torch {torch.__version__}, {f'CUDA {torch.version.cuda}' if torch.version.cuda else 'without CUDA'}"
@@ -81,7 +81,7 @@ def check_kernels(context: CheckContext) -> Iterator[Finding]:
     """The compiler and the directory of compiled kernels on a CPU; a Triton kernel on a GPU; nothing where torch
     computes values.
     """
-    from worker_svc.instance import DeviceNotFound, choose_device
+    from worker_svc.kernel_choice import DeviceNotFound, choose_device
     from worker_svc.model_checks import backend_of_values
 
     settings: WorkerSettings = context.settings

@@ -1,7 +1,6 @@
 """Loads a model, sizes its cache and warms it up: from settings to a runner that is ready for steps."""
 
 import gc
-import os
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -12,20 +11,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from quire_kernels.cpu.amx import arithmetic_of
 from quire_kernels.cpu.attention import check_compiled_support
-from quire_kernels.cpu.library import BuildFailed, load_library
-from quire_kernels.cpu.linear import MatrixFormat
-from quire_kernels.cpu.thread_pool import ThreadPool
 from svc_common.grammars import UnsupportedTokenizer, load_grammar_tokenizer
 from svc_common.models import (
     ServedModel,
-    cache_root,
     eos_token_ids_of,
     tokenizer_fingerprint,
     tokenizer_setting,
 )
-from worker_svc.attention import AttentionKind, CompiledKernels, Kernels
+from worker_svc.attention import AttentionKind, CompiledKernels
 from worker_svc.block_copier import RateLimiter
 from worker_svc.block_copier_factory import make_block_copier
 from worker_svc.cache import CacheShape, KVCache
@@ -33,11 +27,20 @@ from worker_svc.description import WorkerDescription, WorkerLimits, context_leng
 from worker_svc.drafting import DrafterFactory, find_drafter
 from worker_svc.errors import StartupFailed
 from worker_svc.executor import CudaGraphOptions
-from worker_svc.fingerprint import model_fingerprint, triton_arithmetic
-from worker_svc.gpu.device_attention import arithmetic_of_backend, check_attention_backend
+from worker_svc.fingerprint import model_fingerprint
+from worker_svc.gpu.device_attention import check_attention_backend
 from worker_svc.grammar import GrammarCompiler
-from worker_svc.host import available_cpus, has_bfloat16
+from worker_svc.host import available_cpus
 from worker_svc.host_memory import HostMemoryReader
+from worker_svc.kernel_choice import (
+    arithmetic_name,
+    choose_cache_dtype,
+    choose_device,
+    choose_dtype,
+    choose_kernels,
+    choose_native,
+    quantization_of_device,
+)
 from worker_svc.memory import (
     MemoryBudget,
     OutOfMemory,
@@ -47,11 +50,8 @@ from worker_svc.memory import (
     count_host_blocks,
 )
 from worker_svc.memory_parts import MemoryAccount
-from worker_svc.model.compiled_model import COMPUTED as COMPILED
-from worker_svc.model.description import ModelDescription
 from worker_svc.model.description_cache import description_of
-from worker_svc.model.loading import LoadedModel, load, unsupported_natively
-from worker_svc.model.support import unsupported_reason
+from worker_svc.model.loading import LoadedModel, load
 from worker_svc.model.weights import ReadMeter
 from worker_svc.model_fit import check_fits
 from worker_svc.prefault import BYTES_BEFORE_READY, Prefault
@@ -67,21 +67,6 @@ if TYPE_CHECKING:
 # streams wait least, in chunks of 256; beside many decodes, which take long themselves, larger ones delay new streams
 # less. A GPU needs more to be busy.
 _BUDGETS = {"cpu": (256, 512, 64), "cuda": (2048, 2048, 256)}
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-MATRIX_FORMATS = {
-    "none": MatrixFormat.PLAIN,
-    "int8": MatrixFormat.INT8,
-    "w8a8": MatrixFormat.W8A8,
-    "w4a16": MatrixFormat.W4A16,
-    "w4a8": MatrixFormat.W4A8,
-}
-_CACHE_DTYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
-# Compute capability of the first GPUs with float8_e4m3fn: Ada Lovelace.
-_FP8_CAPABILITY = (8, 9)
-
-
-class DeviceNotFound(StartupFailed):
-    """The device that the settings name does not exist. The text is for the operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +105,10 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
         # Checked before the weights are loaded, which takes minutes for a large model.
         limit = context_length_of(settings.max_model_len, model_description.context_length)
         model_description = replace(model_description, context_length=limit)
-    kernels = _kernels(settings, model_description, dtype, device, report)
+    kernels = choose_kernels(settings, model_description, dtype, device, report)
     check_attention_backend(settings.attention_backend, device)
-    native = _native(model_description, kernels, report)
-    arithmetic = _arithmetic(settings, kernels, native, device) if settings.deterministic else ""
+    native = choose_native(model_description, kernels, report)
+    arithmetic = arithmetic_name(settings, kernels, native, device) if settings.deterministic else ""
     cache_dtype = choose_cache_dtype(settings.kv_cache_dtype, kernels, dtype, device)
     in_8_bits = cache_dtype if cache_dtype.itemsize == 1 else None
     check_fits(settings, served.path, model_description, device, dtype, in_8_bits)
@@ -137,6 +122,7 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
             kernels,
             deterministic=settings.deterministic,
             attention_backend=settings.attention_backend,
+            quantization=quantization_of_device(settings.quantization) if kernels is AttentionKind.TRITON else None,
             meter=meter,
         )
     memory.note_weights()
@@ -237,108 +223,6 @@ def _load_grammar_tokenizer(served: ServedModel, vocab_size: int) -> "LLTokenize
     except (OSError, ValueError) as error:
         raise UnsupportedTokenizer(f"the tokenizer's files cannot be read: {error}") from error
     return load_grammar_tokenizer(text, eos_token_ids, vocab_size)
-
-
-def choose_device(choice: str) -> torch.device:
-    has_gpu = torch.cuda.is_available()
-    if choice == "cuda" and not has_gpu:
-        raise DeviceNotFound("QUIRE_DEVICE is cuda, but torch finds no GPU")
-    return torch.device("cuda", 0) if has_gpu and choice != "cpu" else torch.device("cpu")
-
-
-def choose_dtype(choice: str, device: torch.device) -> torch.dtype:
-    if choice != "auto":
-        return _DTYPES[choice]
-    if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    return torch.bfloat16 if has_bfloat16() else torch.float32
-
-
-def start_thread_pool(settings: WorkerSettings, report: Callable[[str], None]) -> ThreadPool:
-    """The threads of the compiled kernels, as many as torch has. Raises BuildFailed."""
-    directory = (settings.kernel_cache_dir or cache_root() / "kernels").expanduser()
-    return ThreadPool(load_library(directory, report), torch.get_num_threads())
-
-
-def _kernels(
-    settings: WorkerSettings,
-    model_description: ModelDescription | None,
-    dtype: torch.dtype,
-    device: torch.device,
-    report: Callable[[str], None],
-) -> Kernels:
-    """The kernels of the settings, or the fastest ones of the device."""
-    choice, quantization = settings.kernels, settings.quantization
-    is_quantized = quantization != "none"
-    on_gpu = device.type == "cuda"
-    if is_quantized and choice in ("torch", "triton"):
-        raise StartupFailed(
-            f"QUIRE_QUANTIZATION is {quantization}, which needs compiled kernels, but QUIRE_KERNELS is {choice}"
-        )
-    if on_gpu and (choice in ("torch", "compiled") or is_quantized):
-        what = f"QUIRE_QUANTIZATION is {quantization}" if is_quantized else f"QUIRE_KERNELS is {choice}"
-        raise DeviceNotFound(f"{what}, which is for CPUs, but the device is a GPU")
-    if choice == "triton" and not on_gpu and os.environ.get("TRITON_INTERPRET") != "1":
-        raise DeviceNotFound("QUIRE_KERNELS is triton, which is for GPUs, but the device is a CPU")
-    if on_gpu or choice == "triton":
-        return AttentionKind.TRITON
-    if choice == "torch":
-        return AttentionKind.TORCH
-    refused: str | None
-    reason = None if model_description is None else unsupported_reason(model_description, COMPILED)
-    if model_description is not None and reason is None:
-        refused = check_compiled_support(model_description.layout.head_dim, settings.block_size, dtype)
-    else:
-        # Of other models they compute the attention if they support its shape; that is known after loading.
-        models = "only models that are computed natively" if reason is None else f"no models with {reason}"
-        refused = f"{models} support QUIRE_QUANTIZATION" if is_quantized else None
-    if refused is None:
-        try:
-            return CompiledKernels(start_thread_pool(settings, report), MATRIX_FORMATS[quantization])
-        except BuildFailed as error:
-            refused = str(error)
-    if choice == "compiled" or is_quantized:
-        raise StartupFailed(f"the compiled kernels cannot be used: {refused}")
-    report(f"torch computes the model, slower than the compiled kernels: {refused}")
-    return AttentionKind.TORCH
-
-
-def _native(
-    model_description: ModelDescription | None, kernels: Kernels, report: Callable[[str], None]
-) -> ModelDescription | None:
-    """The model's description, if the backend of these kernels supports it."""
-    if model_description is None:
-        return None
-    refused = unsupported_natively(model_description, kernels)
-    if refused is not None:
-        report(f"transformers' modules compute the model, slower than Quire's kernels: these do not support {refused}")
-        return None
-    return model_description
-
-
-def _arithmetic(
-    settings: WorkerSettings, kernels: Kernels, native: ModelDescription | None, device: torch.device
-) -> str:
-    """What determines a token's bits in deterministic mode: equal names mean equal bits. Raises StartupFailed."""
-    refusal = "QUIRE_DETERMINISTIC cannot be guaranteed"
-    if native is None:
-        raise StartupFailed(f"{refusal}: only models that are computed natively have kernels that guarantee it")
-    if isinstance(kernels, CompiledKernels):
-        return f"{arithmetic_of(kernels.thread_pool)} {torch.__version__}"
-    if device.type == "cuda":
-        return f"{triton_arithmetic(device)}{arithmetic_of_backend(settings.attention_backend)}"
-    raise StartupFailed(f"{refusal} with {kernels} kernels on a CPU: only the compiled kernels do")
-
-
-def choose_cache_dtype(choice: str, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The dtype of keys and values."""
-    if choice == "auto":
-        return dtype
-    if kernels is not AttentionKind.TRITON:
-        raise StartupFailed(f"QUIRE_KV_CACHE_DTYPE is {choice}, which is for a GPU: on a CPU it must be auto")
-    if choice == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
-        raise StartupFailed("QUIRE_KV_CACHE_DTYPE is fp8, which this GPU does not support: use int8 or auto")
-    return _CACHE_DTYPES[choice]
 
 
 def _make_runner(

@@ -18,13 +18,20 @@ from worker_svc.description import context_length_of
 from worker_svc.encoder.backend import EncoderKernels, choose_kernels, own_kernels
 from worker_svc.errors import StartupFailed
 from worker_svc.host_memory import available_memory
-from worker_svc.instance import DeviceNotFound, choose_cache_dtype, choose_device, choose_dtype
+from worker_svc.kernel_choice import (
+    DeviceNotFound,
+    check_quantization,
+    choose_cache_dtype,
+    choose_device,
+    choose_dtype,
+)
 from worker_svc.memory import check_num_blocks, check_swap_space, count_host_blocks
 from worker_svc.model import compiled_model, decoder_states, torch_model
 from worker_svc.model.adapters import refuse_adapters
 from worker_svc.model.architecture import AnyDescription, describe_any
 from worker_svc.model.config import UnsupportedModel, raw_config, read_config
 from worker_svc.model.description import ModelDescription
+from worker_svc.model.device_formats import COMPUTED as COMPUTED_ON_DEVICE
 from worker_svc.model.embedding_files import embedding_defaults
 from worker_svc.model.encoder_description import EncoderDescription
 from worker_svc.model.formats.dense import DenseFormat
@@ -34,7 +41,7 @@ from worker_svc.model.tensor_names import described_names
 from worker_svc.model.value_models import computes_values
 from worker_svc.model.weight_format import WeightFormat, format_of, names_read
 from worker_svc.model.weights import open_weights, weight_files
-from worker_svc.model_fit import SMALLER, bytes_per_weight
+from worker_svc.model_fit import bytes_per_weight, smaller_quantizations
 from worker_svc.settings import WorkerSettings
 
 _GIB = 2**30
@@ -209,9 +216,7 @@ def _computed_by(
     device = choose_device(settings.device)
     if description is not None:
         if device.type == "cuda" or settings.kernels == "triton":
-            from worker_svc.model import triton_body
-
-            computed, name = triton_body.COMPUTED, "Triton kernels"
+            computed, name = COMPUTED_ON_DEVICE, "Triton kernels"
         elif settings.kernels == "torch":
             computed, name = torch_model.COMPUTED, "torch's operators"
         else:
@@ -318,6 +323,7 @@ def estimate_memory(
             else available_memory(settings.memory_limit_bytes)
         )
         return MemoryEstimate(model.num_parameters * dtype.itemsize, 0, 0, free)
+    check_quantization(settings, model.description, device)
     weights = int(model.num_parameters * bytes_per_weight(settings.quantization, dtype))
     kernels = AttentionKind.TRITON if device.type == "cuda" or settings.kernels == "triton" else AttentionKind.TORCH
     shape = _cache_shape(settings, model, choose_cache_dtype(settings.kv_cache_dtype, kernels, dtype, device))
@@ -352,7 +358,8 @@ def _judge(
 ) -> Finding:
     on_cpu = device.type == "cpu"
     smaller = "use a smaller model or a machine with more memory"
-    if on_cpu and estimate.block and (others := SMALLER.get(settings.quantization)):  # quantization is for decoders
+    others = smaller_quantizations(settings.quantization, device.type)
+    if estimate.block and others:  # quantization is for decoders
         smaller += f", or QUIRE_QUANTIZATION={others[0]}"
     if num_workers * estimate.weights > estimate.free:
         return wrong(found, "the weights do not fit in memory", f"{smaller}; or raise the limit of the container")

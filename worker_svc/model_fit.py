@@ -13,6 +13,7 @@ from worker_svc.host_memory import HostMemoryReader
 from worker_svc.memory import OutOfMemory
 from worker_svc.model.compiled_model import COMPUTED as COMPILED
 from worker_svc.model.description import ModelDescription
+from worker_svc.model.device_formats import COMPUTED as COMPUTED_ON_DEVICE
 from worker_svc.model.formats._gguf_blocks import BlockType
 from worker_svc.model.formats.gguf import BLOCKS, GgufFormat
 from worker_svc.model.support import unsupported_reason
@@ -22,11 +23,11 @@ from worker_svc.settings import WorkerSettings
 
 _GIB = 2**30
 _LEAST_TOKENS = 256  # of the sequence that must fit, where no setting says how long one may be
-_PER_NUMBER = {"int8": 1.0, "w8a8": 1.0, "w4a16": 0.625, "w4a8": 0.625}
+_PER_NUMBER = {"int8": 1.0, "w8a8": 1.0, "w4a16": 0.625, "w4a8": 0.625, "fp8": 1.0}
 """Bytes of a weight, by QUIRE_QUANTIZATION: a group of 32 numbers in 4 bits has 4 bytes more."""
-SMALLER = {"none": ("int8", "w4a16"), "int8": ("w4a16",), "w8a8": ("w4a8",)}
-"""What takes less, by QUIRE_QUANTIZATION."""
-_FORMS = {"int8": "8 bits", "w8a8": "8 bits", "w4a16": "4 bits", "w4a8": "4 bits"}
+_SMALLER = {"none": ("int8", "w4a16"), "int8": ("w4a16",), "w8a8": ("w4a8",)}
+_SMALLER_ON_GPU = _SMALLER | {"w8a8": ("w4a16",), "fp8": ("w4a16",)}
+_FORMS = {"int8": "8 bits", "w8a8": "8 bits", "w4a16": "4 bits", "w4a8": "4 bits", "fp8": "8 bits"}
 _PLAIN = {"F64", "F32", "F16", "BF16"}  # stored numbers that are converted to the dtype of the computation
 _DENSE = ("embed", "kv_b_proj")  # matrices that are not quantized: see `_CompiledBuilder.latent`
 _STORED = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}  # bytes; all others have one
@@ -39,7 +40,7 @@ class WeightSizes:
     matrices: int
     """Numbers of matrices that are quantized, those of experts included."""
     head: int
-    """Numbers of the head. In 4 bits too, it has 8."""
+    """Numbers of the head. Where matrices have 4 bits or 8, it has 8 on a CPU, and those of the dtype on a GPU."""
     others: int
     packed_bytes: int
     """Bytes of what is stored in another form than plain numbers: it is quantized already."""
@@ -48,10 +49,10 @@ class WeightSizes:
     block_bytes: int = 0
     """What they take with their own codes."""
 
-    def num_bytes(self, dtype: torch.dtype, quantization: str = "none") -> int:
-        """The least memory of the weights."""
+    def num_bytes(self, dtype: torch.dtype, quantization: str = "none", device: str = "cpu") -> int:
+        """The least memory of the weights on a device of this type."""
         of_matrices = int(self.matrices * bytes_per_weight(quantization, dtype))
-        of_head = self.head * (1 if quantization in _PER_NUMBER else dtype.itemsize)
+        of_head = self.head * (1 if quantization in _PER_NUMBER and device == "cpu" else dtype.itemsize)
         of_blocks = self.block_bytes if quantization in _PER_NUMBER else self.block_numbers * dtype.itemsize
         return of_matrices + of_head + self.others * dtype.itemsize + self.packed_bytes + of_blocks
 
@@ -59,6 +60,11 @@ class WeightSizes:
 def bytes_per_weight(quantization: str, dtype: torch.dtype) -> float:
     """What a number of a matrix takes, with a value of QUIRE_QUANTIZATION."""
     return _PER_NUMBER.get(quantization, float(dtype.itemsize))
+
+
+def smaller_quantizations(quantization: str, device: str) -> tuple[str, ...]:
+    """Values of QUIRE_QUANTIZATION with which weights take less than with this one, on a device of a type."""
+    return (_SMALLER_ON_GPU if device == "cuda" else _SMALLER).get(quantization, ())
 
 
 def read_weight_sizes(directory: Path) -> WeightSizes:
@@ -137,7 +143,7 @@ def check_fits(
         if description is not None:
             shape = CacheShape.of(description.layout, settings.block_size, cache_dtype or dtype)
             kv = -(-num_tokens // settings.block_size) * shape.block_bytes
-        return _Need(sizes.num_bytes(dtype, quantization), kv)
+        return _Need(sizes.num_bytes(dtype, quantization, device.type), kv)
 
     quantization = settings.quantization
     needed = need(dtype, quantization, num_tokens)
@@ -181,16 +187,18 @@ def _ways(
         return f"{first}{' with ' if others else ''}{' and '.join(others)} ({_gib(found.all)})"
 
     quantization, half, in_half = settings.quantization, torch.bfloat16, "QUIRE_DTYPE=bfloat16"
+    on_gpu = device.type == "cuda"
     ways: list[str | None] = [way(dtype, quantization)] if num_tokens > _LEAST_TOKENS else []
-    if cache_dtype is None and device.type == "cuda" and description is not None:
+    if cache_dtype is None and on_gpu and description is not None:
         in_8_bits = need(dtype, quantization, num_tokens, cache_dtype=torch.int8).all
         ways.append(f"QUIRE_KV_CACHE_DTYPE=int8 ({_gib(in_8_bits)})" if in_8_bits <= free else None)
-    may_halve = dtype is torch.float32 and (device.type == "cuda" or has_bfloat16())
+    may_halve = dtype is torch.float32 and (on_gpu or has_bfloat16())
     if may_halve:
         ways.append(way(half, quantization, in_half))
-    may_quantize = device.type == "cpu" and settings.kernels in ("auto", "compiled")
-    if may_quantize and description is not None and unsupported_reason(description, COMPILED) is None:
-        smaller = [(name, f"QUIRE_QUANTIZATION={name}") for name in SMALLER.get(quantization, ())]
+    computed = COMPUTED_ON_DEVICE if on_gpu else COMPILED
+    may_quantize = on_gpu or settings.kernels in ("auto", "compiled")
+    if may_quantize and description is not None and unsupported_reason(description, computed) is None:
+        smaller = [(name, f"QUIRE_QUANTIZATION={name}") for name in smaller_quantizations(quantization, device.type)]
         quantized = (
             way(dtype, name, setting) or (way(half, name, setting, in_half) if may_halve else None)
             for name, setting in smaller

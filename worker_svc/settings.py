@@ -54,13 +54,14 @@ class WorkerSettings(InnerSettings):
         None, description="writable directory of compiled CPU kernels; unset: `kernels` in QUIRE_CACHE_DIR"
     )
     quantization: Annotated[
-        Literal["none", "int8", "w8a8", "w4a16", "w4a8"],
+        Literal["none", "int8", "w8a8", "w4a16", "w4a8", "fp8"],
         BeforeValidator(lambda name: "int8" if name == "w8a16" else name),
     ] = Field(
         "none",
         description="int8, also called w8a16: weights in 8 bits with a scale for each output; w4a16: in 4 bits with a "
         "scale and a zero point for each group of inputs; w8a8 and w4a8: activations in 8 bits too, and products are "
-        "those of integers; compiled kernels only",
+        "those of integers, w4a8 on a CPU only; fp8: weights and activations in float8_e4m3fn, on a GPU; native models "
+        "only",
     )
     kv_cache_dtype: Literal["auto", "fp8", "int8"] = Field(
         "auto",

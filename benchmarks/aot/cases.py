@@ -25,6 +25,7 @@ from benchmarks.aot.case import (
     empty,
 )
 from benchmarks.aot.latent_cases import latent_cases
+from benchmarks.aot.quantized_cases import quantized_cases
 from quire_kernels.activation import Activation, gated_activation, plain_activation
 from quire_kernels.adjust_logits import LogitEntries, Penalties, adjust_logits
 from quire_kernels.block_copy import block_copy
@@ -385,5 +386,6 @@ def all_cases() -> list[Case]:
         *_layer_cases(),
         *_encoder_cases(),
         *_product_cases(),
+        *quantized_cases(),
         *_sampling_cases(),
     ]

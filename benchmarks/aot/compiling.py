@@ -29,6 +29,8 @@ _MATRIX_KERNELS = (
     "_head_linear_kernel",
     "_invariant_linear_kernel",
     "_grouped_linear_kernel",
+    "_scaled_linear_kernel",
+    "_weight_only_linear_kernel",
 )
 # Each program of these has an equal share of the work, so all must run at the same time.
 _RESIDENT_KERNELS = ("_decode_kernel", "_latent_decode_kernel")

@@ -1,11 +1,12 @@
 """Which kernels would be compiled while a worker serves: the real runner and executor, on meta tensors.
 
     python -m benchmarks.aot.serving [--model llama|qwen3_moe|gemma2|deepseek_v2|all] [--steps 300] [--kv fp8|int8]
-                                     [--deterministic] [--no-graphs]
+                                     [--quantization int8|w8a8|w4a16|fp8] [--deterministic] [--no-graphs]
 
 Start-up and then random steps run as they would on an H200, but a launch is only recorded. Fails with status 1 if a
 launch after the start-up needs a kernel that none before it needed; the kernels are printed. `all` are all registered
-families: decoders, also where they compute embeddings, and encoders; and a model of transformers' own modules.
+families: decoders, also where they compute embeddings, and encoders; and a model of transformers' own modules. With
+`--quantization` they are the decoders alone.
 """
 
 import argparse
@@ -39,6 +40,7 @@ from worker_svc.gpu.staging import Staging, StagingBuffer
 from worker_svc.model.architecture import describe
 from worker_svc.model.config import read_config
 from worker_svc.model.description import ModelDescription
+from worker_svc.model.device_formats import Quantization
 from worker_svc.model.loading import LoadedModel
 from worker_svc.model.triton_encoder import TritonEncoder
 from worker_svc.model.triton_model import TritonModel
@@ -218,6 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", choices=[*MODELS, ALL], default="llama")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--kv", choices=_CACHE_DTYPES, default="bf16", help="data type of keys and values")
+    parser.add_argument("--quantization", choices=list(Quantization), help="of weights; unset: their own data type")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--no-graphs", action="store_true", help="all steps are enqueued kernel by kernel")
     options = parser.parse_args(arguments)
@@ -227,19 +230,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     num_bad = 0
 
     def results() -> Iterator[tuple[str, int, list[tuple[str, ...]]]]:
+        quantization = options.quantization and Quantization(options.quantization)
         how = {"deterministic": options.deterministic}
         serving: dict[str, Any] = {
             "cache_dtype": _CACHE_DTYPES[options.kv],
             "cuda_graphs": not options.no_graphs,
         }
         for name, raw_config in models.items():
-            yield (
-                name,
-                *compiled_while_serving(
-                    partial(TritonModel, _describe(raw_config), MetaCheckpoint(), **how), options.steps, **serving
-                ),
-            )
-        if options.model != ALL:
+            load = partial(TritonModel, _describe(raw_config), MetaCheckpoint(), quantization=quantization, **how)
+            yield name, *compiled_while_serving(load, options.steps, **serving)
+        if options.model != ALL or quantization is not None:
             return
         if not options.deterministic:
             yield "modules of transformers", *compiled_while_serving(_MetaModules, options.steps, **serving)

@@ -24,7 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.op_calls import name_of, op_calls
+from benchmarks.gpu.op_call import name_of
+from benchmarks.gpu.op_calls import op_calls
 from benchmarks.kernels.case import KernelCase
 from benchmarks.kernels.pages import Heads
 from benchmarks.record import RESULTS, describe_gpu, provenance, write_result

@@ -1,101 +1,27 @@
 """Calls of the ops that have a reference of the same arguments: `benchmarks.gpu.correct` makes each with both."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class OpCall:
-    """An op, its reference, and a function that makes the same arguments for each, which both may change."""
-
-    name: str
-    op: Callable[..., Any]
-    reference: Callable[..., Any]
-    make: Callable[[], Arguments]
-    bound: float = 1e-2
-
-    def error(self) -> float:
-        """The largest relative error, by the norm, of a tensor of the results or of the arguments afterwards.
-
-        Raises ValueError where their shapes differ, or numbers that are not finite.
-        """
-        pairs = []
-        for function in (self.op, self.reference):
-            torch.manual_seed(0)
-            positional, named = self.make()
-            result = function(*positional, **named)
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()  # a copy to the host may be on its way
-            pairs.append(list(_tensors((result, positional, named))))
-        ours, expected = pairs
-        if [one.shape for one in ours] != [one.shape for one in expected]:
-            raise ValueError("the op and its reference have no results of the same shapes")
-        return max(_relative_error(*pair) for pair in zip(ours, expected, strict=True))
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif is_dataclass(value):
-        for field in fields(value):
-            yield from _tensors(getattr(value, field.name))
-    elif isinstance(value, tuple | list):
-        for part in value:
-            yield from _tensors(part)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
-
-
-def _relative_error(actual: Tensor, expected: Tensor) -> float:
-    """Of the finite numbers."""
-    ours, theirs = actual.double(), expected.double()
-    finite = theirs.isfinite()
-    if not torch.equal(ours.isfinite(), finite) or not torch.equal(
-        ours[~finite].nan_to_num(nan=0.0), theirs[~finite].nan_to_num(nan=0.0)
-    ):
-        raise ValueError("the op and its reference differ in numbers that are not finite")
-    return float((ours[finite] - theirs[finite]).norm() / theirs[finite].norm().clamp_min(1e-30))
+from benchmarks.gpu.op_call import Arguments, OpCall, Sizes, name_of
+from benchmarks.gpu.quantized_calls import quantized_calls
 
 
 def op_calls(device: torch.device, dtype: torch.dtype, *, small: bool) -> Iterator[OpCall]:
     """One call or more of each op, in `dtype` where it computes in 16 bits."""
-    size = _Sizes(device, dtype, small)
+    size = Sizes(device, dtype, small)
     yield from _cache_calls(size)
     yield from _latent_calls(size)
     yield from _norm_calls(size)
     yield from _expert_calls(size)
+    yield from quantized_calls(size)
     yield from _logit_calls(size)
 
 
-@dataclass(frozen=True)
-class _Sizes:
-    device: torch.device
-    dtype: torch.dtype
-    small: bool
-
-    @property
-    def num_tokens(self) -> int:
-        return 5 if self.small else 70
-
-    @property
-    def width(self) -> int:
-        return 64 if self.small else 2048
-
-    def normal(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """The same numbers on every device."""
-        return torch.randn(shape).to(self.device, dtype or self.dtype)
-
-    def ints(self, most: int, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-        return torch.randint(most, shape).to(self.device, dtype)
-
-
-def _cache_calls(size: _Sizes) -> Iterator[OpCall]:
+def _cache_calls(size: Sizes) -> Iterator[OpCall]:
     from quire_kernels.block_copy import block_copy, block_copy_reference
     from quire_kernels.block_swap import swap_in, swap_in_reference, swap_out, swap_out_reference
     from quire_kernels.store_kv import store_kv, store_kv_reference
@@ -137,7 +63,7 @@ def _cache_calls(size: _Sizes) -> Iterator[OpCall]:
     yield OpCall("swap_in", staged(swap_in), swap_in_reference, swaps)
 
 
-def _latent_calls(size: _Sizes) -> Iterator[OpCall]:
+def _latent_calls(size: Sizes) -> Iterator[OpCall]:
     from paged_batches import make_batch
     from quire_kernels.decode_plan import DecodePlan
     from quire_kernels.head_linear import head_linear, head_linear_reference
@@ -211,7 +137,7 @@ def _latent_calls(size: _Sizes) -> Iterator[OpCall]:
     yield OpCall("head_linear", head_linear, head_linear_reference, heads)
 
 
-def _norm_calls(size: _Sizes) -> Iterator[OpCall]:
+def _norm_calls(size: Sizes) -> Iterator[OpCall]:
     from quire_kernels.post_norm import post_norm, post_norm_reference
     from quire_kernels.prompt_attention import prompt_attention, prompt_attention_reference
     from quire_kernels.row_norm import RowNorm, add_row_norm, add_row_norm_reference, row_norm, row_norm_reference
@@ -237,7 +163,7 @@ def _norm_calls(size: _Sizes) -> Iterator[OpCall]:
     yield OpCall("prompt_attention", prompt_attention, prompt_attention_reference, prompts)
 
 
-def _expert_calls(size: _Sizes) -> Iterator[OpCall]:
+def _expert_calls(size: Sizes) -> Iterator[OpCall]:
     from quire_kernels.activation import Activation
     from quire_kernels.choose_experts import Groups, choose_experts, choose_experts_reference
     from quire_kernels.combine_experts import combine_experts, combine_experts_reference
@@ -292,7 +218,7 @@ def _expert_calls(size: _Sizes) -> Iterator[OpCall]:
     yield OpCall("combine_experts", combine_experts, combine_experts_reference, combined)
 
 
-def _logit_calls(size: _Sizes) -> Iterator[OpCall]:
+def _logit_calls(size: Sizes) -> Iterator[OpCall]:
     from quire_kernels.adjust_logits import LogitEntries, Penalties, adjust_logits, adjust_logits_reference
     from quire_kernels.logits_epilogue import logits_epilogue, logits_epilogue_reference
     from quire_kernels.mask_logits import mask_logits, mask_logits_reference
@@ -326,8 +252,3 @@ def _logit_calls(size: _Sizes) -> Iterator[OpCall]:
         logits_epilogue_reference,
         lambda: ((logits(), size.normal(vocab_size), 30.0), {}),
     )
-
-
-def name_of(dtype: torch.dtype) -> str:
-    """Without the package."""
-    return str(dtype).removeprefix("torch.")

@@ -5,7 +5,7 @@ from functools import partial
 import torch
 
 from benchmarks.decode_balance.contexts import lognormal, one_long
-from benchmarks.kernels import attention, blocks, elementwise, invariant
+from benchmarks.kernels import attention, blocks, elementwise, invariant, quantized
 from benchmarks.kernels.case import KernelCase
 from benchmarks.kernels.pages import GEMMA2_9B, LLAMA_8B
 from worker_svc.step import Direction
@@ -48,6 +48,11 @@ CASES: tuple[partial[KernelCase], ...] = (
     partial(invariant.product, num_rows=64, inputs=4096, outputs=28672),
     partial(invariant.product, num_rows=64, inputs=4096, outputs=4096),
     partial(invariant.product, num_rows=2048, inputs=4096, outputs=28672),
+    *(
+        partial(quantized.product, num_rows=num_rows, inputs=4096, outputs=28672, quantization=quantization)
+        for quantization in ("int8", "w8a8", "w4a16", "fp8")
+        for num_rows in (1, 64, 2048)
+    ),
     partial(invariant.decode, heads=LLAMA_8B, num_seqs=1, context_len=4096),
     partial(invariant.decode, heads=LLAMA_8B, num_seqs=64, context_len=8192),
     partial(invariant.norms, num_rows=64, vocab_size=128256),

@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.kernels import attention, blocks, elementwise, invariant
+from benchmarks.kernels import attention, blocks, elementwise, invariant, quantized
 from benchmarks.kernels.case import KernelCase
 from benchmarks.kernels.pages import Heads
 from worker_svc.step import Direction
@@ -30,6 +30,10 @@ SMALL: dict[str, partial[KernelCase]] = {
     "rotary int8": partial(elementwise.rotary_8bit, heads=HEADS, num_tokens=3, dtype=torch.int8),
     "store int8": partial(elementwise.store_8bit, heads=HEADS, num_tokens=3, dtype=torch.int8),
     "invariant product": partial(invariant.product, num_rows=3, inputs=64, outputs=32),
+    **{
+        f"product in {name}": partial(quantized.product, num_rows=3, inputs=128, outputs=32, quantization=name)
+        for name in ("int8", "w8a8", "w4a16", "fp8")
+    },
     "invariant decode": partial(invariant.decode, heads=HEADS, num_seqs=2, context_len=33),
     "norms": partial(invariant.norms, num_rows=2, vocab_size=300),
     "copy": partial(blocks.copy_blocks, num_pairs=3, block_bytes=64),

@@ -95,7 +95,7 @@ def gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
     Raises:
         ValueError: an argument, named, has a wrong shape, dtype or stride.
     """
-    _check_gate_up(gate_up)
+    check_gate_up(gate_up)
     return _launch(gate_up, activation, gate_up.shape[1] // 2, is_gated=True)
 
 
@@ -127,7 +127,7 @@ def plain_activation_reference(inputs: Tensor, activation: Activation) -> Tensor
 
 def gated_activation_reference(gate_up: Tensor, activation: Activation) -> Tensor:
     """`gated_activation` in plain torch."""
-    _check_gate_up(gate_up)
+    check_gate_up(gate_up)
     gate, up = gate_up.float().chunk(2, -1)
     return (_activate_reference(gate, activation) * up).to(gate_up.dtype)
 
@@ -144,6 +144,7 @@ def _activate_reference(inputs: Tensor, activation: Activation) -> Tensor:
             return F.relu(inputs)
 
 
-def _check_gate_up(gate_up: Tensor) -> None:
+def check_gate_up(gate_up: Tensor) -> None:
+    """The tensor must be [num_tokens, 2 * width]."""
     check_rows(gate_up, "gate_up")
     require(gate_up.shape[1] % 2 == 0, "gate_up", "have an even width: gate and up side by side")

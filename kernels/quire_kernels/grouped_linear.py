@@ -4,6 +4,8 @@ A tile of rows has one expert (`group_by_expert`). An output is one sum over the
 bits depend on the size of tiles, not on the other rows.
 """
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -138,16 +140,12 @@ def grouped_linear_reference(
     """`grouped_linear` in plain torch, tile by tile."""
     outputs = _check(inputs, weight, groups, num_rows, activation)
     out = torch.empty((num_rows, outputs), dtype=inputs.dtype, device=inputs.device)
-    places = groups.order.view(-1, groups.tile_rows)
-    for expert, tile in zip(groups.tile_experts.tolist(), places, strict=True):
-        if expert < 0:
-            continue
-        rows = tile[tile >= 0].long()
-        product = inputs[rows // (num_rows // len(inputs))].float() @ weight[expert].float().t()
-        if activation is not None:
-            product = gated_activation_reference(product, activation)
-        out[rows] = product.to(out.dtype)
-    return out
+
+    def multiply(expert: int, read: Tensor) -> Tensor:
+        product = inputs[read].float() @ weight[expert].float().t()
+        return product if activation is None else gated_activation_reference(product, activation)
+
+    return grouped_products(groups, len(inputs), num_rows, out, multiply)
 
 
 def choose_tile_rows(num_rows: int, num_experts: int, dtype: torch.dtype, *, deterministic: bool) -> int:
@@ -159,6 +157,26 @@ def choose_tile_rows(num_rows: int, num_experts: int, dtype: torch.dtype, *, det
     return _FEW_ROWS if num_rows <= _FEW_ROWS * num_experts else _MANY_ROWS
 
 
+def check_row_groups(groups: ExpertGroups, num_rows: int, inputs: Tensor) -> None:
+    """The groups of so many rows that read these inputs."""
+    require(groups.order.device == inputs.device, "groups", f"be on {inputs.device}")
+    require(groups.tile_rows >= _FEW_ROWS, "groups", f"have tiles of at least {_FEW_ROWS} rows")
+    has_whole = num_rows % len(inputs) == 0 if len(inputs) else num_rows == 0
+    require(has_whole, "num_rows", f"be a multiple of {len(inputs)} inputs")
+
+
+def grouped_products(
+    groups: ExpertGroups, num_inputs: int, num_rows: int, out: Tensor, multiply: Callable[[int, Tensor], Tensor]
+) -> Tensor:
+    """Fills `out` tile by tile, as references do: `multiply` takes an expert and the inputs of its rows, by number."""
+    places = groups.order.view(-1, groups.tile_rows)
+    for expert, tile in zip(groups.tile_experts.tolist(), places, strict=True):
+        if expert >= 0:
+            rows = tile[tile >= 0].long()
+            out[rows] = multiply(expert, rows // (num_rows // num_inputs)).to(out.dtype)
+    return out
+
+
 def _check(inputs: Tensor, weight: Tensor, groups: ExpertGroups, num_rows: int, activation: Activation | None) -> int:
     """The width of the output, if all is well."""
     check_rows(inputs, "inputs")
@@ -166,10 +184,7 @@ def _check(inputs: Tensor, weight: Tensor, groups: ExpertGroups, num_rows: int, 
     require(weight.stride(2) == 1 or weight.shape[2] <= 1, "weight", "be contiguous in its last dimension")
     require(weight.shape[2] == inputs.shape[1], "weight", f"have {inputs.shape[1]} inputs")
     require(weight.device == inputs.device, "weight", f"be on {inputs.device}")
+    check_row_groups(groups, num_rows, inputs)
     require(activation is None or weight.shape[1] % 2 == 0, "weight", "hold gate and up side by side")
-    require(groups.order.device == inputs.device, "groups", f"be on {inputs.device}")
-    require(groups.tile_rows >= _FEW_ROWS, "groups", f"have tiles of at least {_FEW_ROWS} rows")
-    has_whole = num_rows % len(inputs) == 0 if len(inputs) else num_rows == 0
-    require(has_whole, "num_rows", f"be a multiple of {len(inputs)} inputs")
     outputs: int = weight.shape[1]
     return outputs if activation is None else outputs // 2

@@ -84,7 +84,7 @@ def invariant_linear(
         return out
     exact = inputs.dtype == torch.float32
     tile_m, tile_k = (_TILE_ROWS_EXACT, _TILE_INPUTS_EXACT) if exact else (_TILE_ROWS, _TILE_INPUTS)
-    tile_n = _tile_outputs(out_features, device_limits(inputs.device).multiprocessors)
+    tile_n = choose_tile_outputs(out_features, device_limits(inputs.device).multiprocessors)
     _invariant_linear_kernel[(ceil_div(rows, tile_m), ceil_div(out_features, tile_n))](
         out,
         inputs,
@@ -114,7 +114,7 @@ def invariant_linear_reference(
     return product.to(inputs.dtype) if out is None else out.copy_(product)
 
 
-def _tile_outputs(out_features: int, multiprocessors: int) -> int:
+def choose_tile_outputs(out_features: int, multiprocessors: int) -> int:
     """The largest tile of outputs that gives each multiprocessor work with few rows, or else the smallest."""
     return next(
         (tile for tile in _TILES_OUTPUTS if ceil_div(out_features, tile) >= multiprocessors), _TILES_OUTPUTS[-1]

@@ -25,14 +25,20 @@ def scale_shape(cache_shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def quantize_rows(b_rows, MAX_CODE: tl.constexpr, code_dtype: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Codes [rows, dims] and scales [rows] of the rows of a tile. int8 rounds halves up, float8 to even."""
-    b_rows = b_rows.to(tl.float32)
-    b_largest = tl.max(tl.abs(b_rows), axis=1)
-    b_codes = b_rows * (MAX_CODE / tl.maximum(b_largest, TINY))[:, None]
+def encode(b_numbers, b_largest, MAX_CODE: tl.constexpr, code_dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Codes of float32 numbers, the largest of which are `b_largest`. int8 rounds halves up, float8 to even."""
+    b_codes = b_numbers * (MAX_CODE / tl.maximum(b_largest, TINY))
     if code_dtype == tl.int8:
         b_codes = tl.floor(b_codes + 0.5)
-    return b_codes.to(code_dtype), b_largest / MAX_CODE
+    return b_codes.to(code_dtype)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def quantize_rows(b_rows, MAX_CODE: tl.constexpr, code_dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Codes [rows, dims] and scales [rows] of the rows of a tile."""
+    b_rows = b_rows.to(tl.float32)
+    b_largest = tl.max(tl.abs(b_rows), axis=1)
+    return encode(b_rows, b_largest[:, None], MAX_CODE, code_dtype), b_largest / MAX_CODE
 
 
 def quantize(vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

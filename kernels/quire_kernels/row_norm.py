@@ -12,6 +12,8 @@ from torch import Tensor
 
 from quire_kernels._checks import FLOAT_DTYPES, require
 from quire_kernels._shapes import ceil_div, check_rows, check_vector, next_power_of_2
+from quire_kernels.coded_rows import CodedRows, RowCoding, code_rows_reference, empty_codes, store_codes
+from quire_kernels.kv_quantization import MAX_CODES
 
 # Elements that a program holds; narrower rows share one.
 _TILE = 1024
@@ -50,6 +52,7 @@ def normalize(  # type: ignore[no-untyped-def]
 @triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
 def _row_norm_kernel(  # type: ignore[no-untyped-def]
     p_output,
+    p_scales,
     p_inputs,
     p_update,
     p_weight,
@@ -65,13 +68,16 @@ def _row_norm_kernel(  # type: ignore[no-untyped-def]
     CENTERED: tl.constexpr,
     UPDATE_CENTERED: tl.constexpr,
     NORM_FIRST: tl.constexpr,
+    GROUP: tl.constexpr,
+    MAX_CODE: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_WIDTH: tl.constexpr,
 ):
     row = (tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)).to(tl.int64)
+    m_row = row < num_rows
     o_column = tl.arange(0, TILE_WIDTH)
     m_column = o_column < WIDTH
-    m_tile = (row < num_rows)[:, None] & m_column[None, :]
+    m_tile = m_row[:, None] & m_column[None, :]
     o_inputs = (row * stride_inputs)[:, None] + o_column[None, :]
     # [TILE_ROWS, TILE_WIDTH]
     b_inputs = tl.load(p_inputs + o_inputs, mask=m_tile, other=0.0).to(tl.float32)
@@ -87,8 +93,11 @@ def _row_norm_kernel(  # type: ignore[no-untyped-def]
         if not NORM_FIRST:
             b_inputs = b_sum
     b_output = normalize(b_inputs, p_weight, p_bias, epsilon, o_column, m_column, WIDTH, CENTERED)
-    o_output = (row * WIDTH)[:, None] + o_column[None, :]
-    tl.store(p_output + o_output, b_output.to(p_output.dtype.element_ty), mask=m_tile)
+    if p_scales is None:
+        o_output = (row * WIDTH)[:, None] + o_column[None, :]
+        tl.store(p_output + o_output, b_output.to(p_output.dtype.element_ty), mask=m_tile)
+    else:
+        store_codes(b_output, p_output, p_scales, row, m_row, WIDTH, GROUP, MAX_CODE, TILE_ROWS, TILE_WIDTH)
 
 
 def row_norm(inputs: Tensor, norm: RowNorm, dtype: torch.dtype | None = None) -> Tensor:
@@ -106,7 +115,21 @@ def row_norm(inputs: Tensor, norm: RowNorm, dtype: torch.dtype | None = None) ->
         ValueError: an argument, named, has a wrong shape, dtype, stride or device.
     """
     check_rows(inputs, "inputs")
-    return _launch(inputs, None, norm, dtype, None, norm_first=False)
+    output = _empty(inputs, norm, dtype)
+    _launch(output, inputs, None, norm, None, norm_first=False)
+    return output
+
+
+def row_norm_codes(inputs: Tensor, norm: RowNorm, coding: RowCoding) -> CodedRows:
+    """`row_norm` in codes: the norm is not rounded to another dtype before.
+
+    Raises:
+        ValueError: as `row_norm`, and for a wrong coding.
+    """
+    check_rows(inputs, "inputs")
+    rows = empty_codes(len(inputs), inputs.shape[1], coding, inputs.device)
+    _launch(rows.codes, inputs, None, norm, None, norm_first=False, scales=rows.scales, coding=coding)
+    return rows
 
 
 def add_row_norm(
@@ -134,29 +157,61 @@ def add_row_norm(
         ValueError: an argument, named, has a wrong shape, dtype, stride or device.
     """
     check_sum(hidden, update)
-    return _launch(hidden, update, norm, dtype, update_norm, norm_first=norm_first)
+    output = _empty(hidden, norm, dtype)
+    _launch(output, hidden, update, norm, update_norm, norm_first=norm_first)
+    return output
+
+
+def add_row_norm_codes(
+    hidden: Tensor,
+    update: Tensor | None,
+    norm: RowNorm,
+    coding: RowCoding,
+    *,
+    update_norm: RowNorm | None = None,
+    norm_first: bool = False,
+) -> CodedRows:
+    """`add_row_norm` in codes: the norm is not rounded to another dtype before.
+
+    Raises:
+        ValueError: as `add_row_norm`, and for a wrong coding.
+    """
+    check_sum(hidden, update)
+    rows = empty_codes(len(hidden), hidden.shape[1], coding, hidden.device)
+    _launch(rows.codes, hidden, update, norm, update_norm, norm_first=norm_first, scales=rows.scales, coding=coding)
+    return rows
+
+
+def _empty(inputs: Tensor, norm: RowNorm, dtype: torch.dtype | None) -> Tensor:
+    require(dtype is None or dtype in FLOAT_DTYPES, "dtype", "be float32, float16 or bfloat16")
+    return torch.empty(inputs.shape, dtype=dtype or norm.weight.dtype, device=inputs.device)
 
 
 def _launch(
+    output: Tensor,
     inputs: Tensor,
     update: Tensor | None,
     norm: RowNorm,
-    dtype: torch.dtype | None,
     update_norm: RowNorm | None,
     *,
     norm_first: bool,
-) -> Tensor:
+    scales: Tensor | None = None,
+    coding: RowCoding | None = None,
+) -> None:
+    """Fills the output: with `coding` it is codes, and has scales."""
     num_rows, width = inputs.shape
     check_norm(norm, "norm", inputs)
     if update_norm is not None:
         check_norm(update_norm, "update_norm", inputs)
-    require(dtype is None or dtype in FLOAT_DTYPES, "dtype", "be float32, float16 or bfloat16")
-    output = torch.empty((num_rows, width), dtype=dtype or norm.weight.dtype, device=inputs.device)
     if output.numel() == 0:
-        return output
+        return
     tile = norm_tile(width)
+    group = None
+    if coding is not None:
+        group = tile["TILE_WIDTH"] if coding.group is None else min(coding.group, tile["TILE_WIDTH"])
     _row_norm_kernel[(ceil_div(num_rows, tile["TILE_ROWS"]),)](
         output,
+        scales,
         inputs,
         update,
         norm.weight,
@@ -172,9 +227,10 @@ def _launch(
         CENTERED=norm.is_centered,
         UPDATE_CENTERED=update_norm is not None and update_norm.is_centered,
         NORM_FIRST=norm_first,
+        GROUP=group,
+        MAX_CODE=None if coding is None else MAX_CODES[coding.dtype],
         **tile,
     )
-    return output
 
 
 def norm_tile(width: int) -> dict[str, int]:
@@ -210,6 +266,20 @@ def add_row_norm_reference(
     if update is not None:
         hidden += update if update_norm is None else row_norm_reference(update, update_norm, torch.float32)
     return row_norm_reference(before, norm, dtype)
+
+
+def add_row_norm_codes_reference(
+    hidden: Tensor,
+    update: Tensor | None,
+    norm: RowNorm,
+    coding: RowCoding,
+    *,
+    update_norm: RowNorm | None = None,
+    norm_first: bool = False,
+) -> CodedRows:
+    """`add_row_norm_codes` in plain torch."""
+    normed = add_row_norm_reference(hidden, update, norm, torch.float32, update_norm=update_norm, norm_first=norm_first)
+    return code_rows_reference(normed, coding)
 
 
 def check_sum(hidden: Tensor, update: Tensor | None) -> None:

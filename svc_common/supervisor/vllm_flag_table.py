@@ -198,9 +198,9 @@ _REFUSED: dict[str, str] = {
     ),
     "edit a copy of the model's config.json": "--hf-overrides --hf-config-path --disable-sliding-window",
     (
-        "GPTQ, AWQ, compressed-tensors and FP8 are recognised by a model's config.json, and GGUF by its file; on a "
-        "CPU, QUIRE_QUANTIZATION computes weights in 8 bits (int8) or 4 (w4a16), and activations in 8 bits too (w8a8, "
-        "w4a8)"
+        "GPTQ, AWQ, compressed-tensors and FP8 are recognised by a model's config.json, and GGUF by its file; "
+        "QUIRE_QUANTIZATION computes weights in 8 bits (int8) or 4 (w4a16), and activations in 8 bits too (w8a8; w4a8 "
+        "on a CPU, fp8 on a GPU)"
     ): ("--quantization -q --quantization-config --allow-deprecated-quantization"),
     "give `seed` in requests; a request without one draws its own": "--use-fp64-gumbel",
     "set QUIRE_NUM_BLOCKS, or on a CPU QUIRE_CPU_KV_BYTES": "--kv-cache-memory-bytes",

@@ -8,6 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from interpreted_float8 import decoded
+
+
+def _numbers(handle: Any) -> Any:
+    import triton.language as tl
+
+    return decoded(handle.data) if handle.dtype.scalar == tl.float8e4nv else handle.data
+
 
 def order_dots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Applies until the end of the test. With a GPU nothing is interpreted, and nothing is changed."""
@@ -17,8 +25,8 @@ def order_dots(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def create_dot(builder: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
         dtype = d.data.dtype
-        left, right = a.data.astype(dtype), b.data.astype(dtype)
+        left, right = (_numbers(each).astype(dtype) for each in (a, b))
         products = left[:, :, None] * right[None, :, :]
-        return interpreter.TensorHandle(products.sum(axis=1) + d.data, d.dtype.scalar)
+        return interpreter.TensorHandle(products.sum(axis=1, dtype=dtype) + d.data, d.dtype.scalar)
 
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)

@@ -27,6 +27,7 @@ from worker_svc.launched_step import LaunchedStep
 from worker_svc.model.architecture import describe
 from worker_svc.model.config import read_config
 from worker_svc.model.description import ModelDescription
+from worker_svc.model.device_formats import Quantization
 from worker_svc.model.loading import load
 from worker_svc.model_layout import ModelLayout
 from worker_svc.runner import Runner
@@ -59,17 +60,19 @@ def make_runner(
     make_drafter: DrafterFactory | None = None,
     max_draft_tokens: int = 4,
     grammars: "GrammarCompiler | None" = None,
+    quantization: Quantization | None = None,
 ) -> Runner:
     """A runner of the model in a directory, over a cache that is filled with garbage.
 
     `kernels` has the values of the setting; "triton" does on a CPU what it does on a GPU. The `description` defaults to
     that of the model's config; without `native`, transformers' own modules compute the model. `weights` is the format
-    of those that the compiled kernels multiply, `attention_backend` computes the attention of "triton".
+    of those that the compiled kernels multiply, `quantization` that of "triton", whose attention `attention_backend`
+    computes.
     `max_draft_tokens` is the limit of a drafter.
     """
     where = torch.device(device)
     described = (description or describe(read_config(directory))) if native else None
-    model = _load(directory, described, kernels, weights, dtype, where, deterministic, attention_backend)
+    model = _load(directory, described, kernels, weights, dtype, where, deterministic, attention_backend, quantization)
     layout: ModelLayout = model.layout
     shape = CacheShape.of(layout, block_size, cache_dtype or dtype)
     cache, host_blocks = shape.allocate(num_blocks, where), shape.allocate_host(num_host_blocks)
@@ -108,6 +111,7 @@ def _load(
     device: torch.device,
     deterministic: bool,
     attention_backend: str,
+    quantization: Quantization | None,
 ) -> Any:
     chosen = CompiledKernels(compiled.thread_pool(), weights) if kernels == "compiled" else AttentionKind(kernels)
     return load(
@@ -118,6 +122,7 @@ def _load(
         chosen,
         deterministic=deterministic,
         attention_backend=attention_backend,
+        quantization=quantization,
     )
 
 

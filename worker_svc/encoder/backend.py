@@ -14,7 +14,7 @@ from quire_kernels.cpu.library import BuildFailed
 from worker_svc.encoder.runner import EncoderForward
 from worker_svc.errors import StartupFailed
 from worker_svc.fingerprint import triton_arithmetic
-from worker_svc.instance import start_thread_pool
+from worker_svc.kernel_choice import start_thread_pool
 from worker_svc.model import compiled_encoder, decoder_states
 from worker_svc.model.architecture import AnyDescription
 from worker_svc.model.compiled_encoder import load_compiled_encoder

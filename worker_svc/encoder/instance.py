@@ -13,7 +13,8 @@ from worker_svc.encoder.runner import EncoderRunner
 from worker_svc.fingerprint import model_fingerprint
 from worker_svc.host import available_cpus
 from worker_svc.host_memory import available_memory
-from worker_svc.instance import check_vocabulary, choose_device, choose_dtype, release_device
+from worker_svc.instance import check_vocabulary, release_device
+from worker_svc.kernel_choice import choose_device, choose_dtype
 from worker_svc.memory_parts import MemoryAccount
 from worker_svc.model.architecture import AnyDescription
 from worker_svc.model.description import ModelDescription

@@ -25,7 +25,7 @@ from quire_kernels.cpu.linear import (
     pack_matrix,
     pack_nibbles,
 )
-from quire_kernels.cpu.nibbles import NibbleWeight
+from quire_kernels.cpu.nibbles import NibbleWeight, quantize_in_nibbles
 from quire_kernels.cpu.norms import NormArgs, NormCode, PackedNorm, pack_norm
 from quire_kernels.cpu.sample import top_logprobs
 from quire_kernels.cpu.thread_pool import ThreadPool
@@ -125,7 +125,7 @@ class _CompiledBuilder:
         matrix_format = self._format_of(weights.layer)
         if weights.has_blocks and matrix_format is not MatrixFormat.PLAIN:
             return self._blocks(weights, matrix_format, torch.cat)
-        weight, bias = weights.fused()
+        weight, bias = weights.fused(self._dtype_of(weights, matrix_format))
         code_scales = torch.cat(weights.code_scales) if weights.code_scales else None
         return self._pack(_OF_HEADS.get(matrix_format, matrix_format), weight, bias, code_scales)
 
@@ -139,7 +139,8 @@ class _CompiledBuilder:
         if weights.has_blocks and matrix_format is not MatrixFormat.PLAIN:
             return self._blocks(weights, matrix_format, join)
         if matrix_format.has_nibbles:
-            nibbles, bias = read_nibbles(weights, self._thread_pool, self._dtype, join, of_expert=of_expert)
+            quantize = partial(quantize_in_nibbles, self._thread_pool)
+            nibbles, bias = read_nibbles(weights, quantize, self._dtype, join, of_expert=of_expert)
             return pack_nibbles(
                 self._thread_pool,
                 nibbles,
@@ -149,9 +150,10 @@ class _CompiledBuilder:
                 memory=self._memory,
                 input_multiple=self._input_multiple(matrix_format),
             )
+        dtype = self._dtype_of(weights, matrix_format)
         if is_gated:
-            return self._pack(matrix_format, *interleaved(weights, self._dtype))
-        weight, bias = weights.fused()
+            return self._pack(matrix_format, *interleaved(weights, dtype))
+        weight, bias = weights.fused(dtype)
         return self._pack(matrix_format, weight, bias, torch.cat(weights.code_scales))
 
     def _blocks(
@@ -178,6 +180,10 @@ class _CompiledBuilder:
     def _input_multiple(self, matrix_format: MatrixFormat) -> int:
         return amx_input_multiple(matrix_format) if self._use_amx else 1
 
+    def _dtype_of(self, weights: WeightParts, matrix_format: MatrixFormat) -> torch.dtype:
+        """In which the numbers of a layer are read before they are laid out."""
+        return self._dtype if matrix_format is MatrixFormat.PLAIN else weights.code_dtype
+
     def _format_of(self, layer: LinearLayer) -> MatrixFormat:
         return self._default if layer.computed is None else _FORMATS[layer.computed]
 
@@ -192,6 +198,7 @@ class _CompiledBuilder:
             matrix_format=matrix_format,
             memory=self._memory,
             code_scales=code_scales,
+            dtype=self._dtype,
         )
 
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import LinearLayer, SplitDimension, StoredLinear
-from worker_svc.model.formats.dense import DenseWeight
+from worker_svc.model.formats.dense import DenseFormat, DenseWeight
 from worker_svc.model.stored_linear import bias_parts, read_stored, weight_parts
-from worker_svc.model.weight_format import StoredWeight, code_scales, has_blocks
+from worker_svc.model.weight_format import StoredWeight, code_scales, float8_scales, has_blocks
 from worker_svc.model.weights import Checkpoint
 
 Place: TypeAlias = Callable[[int, StoredWeight, Tensor | None], None]
@@ -31,8 +31,13 @@ class WeightParts(Protocol):
     def for_each_part(self, place: Place) -> None:
         """Calls `place` for the parts in order. Each is released before the next stored layer is read."""
 
-    def fused(self) -> tuple[Tensor, Tensor | None]:
-        """The parts side by side, in the model's dtype and on its device: a weight [sum of outputs, inputs] and a bias.
+    @property
+    def code_dtype(self) -> torch.dtype:
+        """The dtype whose numbers can be rounded to codes: bfloat16 has too few bits to find those of a checkpoint."""
+
+    def fused(self, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor | None]:
+        """The parts side by side, on the model's device: a weight [sum of outputs, inputs], of this dtype or else the
+        model's, and a bias of the model's.
 
         A single part is not copied if it has that dtype and device already.
         """
@@ -81,6 +86,18 @@ class LinearWeights:
         """Whether parts offer `block_codes`."""
         self.code_scales: list[Tensor] = []
         """Of each part that has been read, float32 [outputs]: see `CodedWeight`; zeros where there are none."""
+        self.float8_scales: list[Tensor | None] = []
+        """Of each part that has been read, float32 [outputs, groups]: see `Float8Weight`."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The model's."""
+        return self._checkpoint.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The model's."""
+        return self._checkpoint.device
 
     def for_each_part(self, place: Place) -> None:
         number = 0
@@ -88,15 +105,19 @@ class LinearWeights:
             self._hand_over(stored, number, place)
             number += len(stored.outputs)
 
-    def fused(self) -> tuple[Tensor, Tensor | None]:
-        dtype, device = self._checkpoint.dtype, self._checkpoint.device
+    @property
+    def code_dtype(self) -> torch.dtype:
+        return self.dtype if isinstance(self._checkpoint.weight_format, DenseFormat) else torch.float32
+
+    def fused(self, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor | None]:
+        device, dtype = self.device, dtype or self.dtype
         if len(self.outputs) == 1:
             parts: list[tuple[Tensor, Tensor | None]] = []
             self.for_each_part(lambda number, weight, bias: parts.append((weight.dense(), bias)))
             ((weight, bias),) = parts
-            return weight.to(device, dtype).contiguous(), None if bias is None else bias.to(device, dtype)
+            return weight.to(device, dtype).contiguous(), None if bias is None else bias.to(device, self.dtype)
         fused = torch.empty(sum(self.outputs), self.inputs, dtype=dtype, device=device)
-        biases = torch.zeros(len(fused), dtype=dtype, device=device) if self.biased else None
+        biases = torch.zeros(len(fused), dtype=self.dtype, device=device) if self.biased else None
 
         def place(number: int, weight: StoredWeight, bias: Tensor | None) -> None:
             start = sum(self.outputs[:number])
@@ -116,6 +137,7 @@ class LinearWeights:
             rows = part_weight.outputs(share.start, share.stop)
             scales = code_scales(rows)
             self.code_scales.append(torch.zeros(self.outputs[part]) if scales is None else scales)
+            self.float8_scales.append(float8_scales(rows))
             place(part, rows, None if part_bias is None else part_bias[share])
 
     def _read(self, stored: StoredLinear) -> tuple[StoredWeight, Tensor | None]:
@@ -144,5 +166,9 @@ class TiedWeights:
     def for_each_part(self, place: Place) -> None:
         place(0, DenseWeight(self._embedding) if self._stored is None else self._stored, None)
 
-    def fused(self) -> tuple[Tensor, Tensor | None]:
-        return self._embedding, None
+    @property
+    def code_dtype(self) -> torch.dtype:
+        return self._embedding.dtype
+
+    def fused(self, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor | None]:
+        return self._embedding.to(dtype or self._embedding.dtype), None

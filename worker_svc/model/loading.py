@@ -16,6 +16,8 @@ from worker_svc.model.adapters import refuse_adapters
 from worker_svc.model.compiled_model import load_compiled_model
 from worker_svc.model.config import UnsupportedModel, read_config
 from worker_svc.model.description import ModelDescription
+from worker_svc.model.device_formats import COMPUTED as COMPUTED_ON_DEVICE
+from worker_svc.model.device_formats import Quantization
 from worker_svc.model.support import is_native_alone, unsupported_reason
 from worker_svc.model.torch_model import load_torch_model
 from worker_svc.model.weight_format import format_of, quantization_of
@@ -41,9 +43,7 @@ def unsupported_natively(description: ModelDescription, kernels: Kernels) -> str
     if isinstance(kernels, CompiledKernels):
         computed = compiled_model.COMPUTED
     elif kernels is AttentionKind.TRITON:
-        from worker_svc.model import triton_body
-
-        computed = triton_body.COMPUTED
+        computed = COMPUTED_ON_DEVICE
     else:
         computed = torch_model.COMPUTED
     return unsupported_reason(description, computed)
@@ -58,6 +58,7 @@ def load(
     *,
     deterministic: bool = False,
     attention_backend: str = DEFAULT_BACKEND,
+    quantization: Quantization | None = None,
     meter: ReadMeter | None = None,
 ) -> LoadedModel:
     """Loads the model of a directory; `description` is its description, or None.
@@ -65,14 +66,14 @@ def load(
     Raises UnsupportedModel, which says why it cannot be served.
 
     With `deterministic`, a GPU computes a native model so that a token's bits do not depend on other tokens. Compiled
-    kernels always do; nothing else can. `attention_backend` computes the attention on a GPU. `meter` shows what has
-    been read of a native model.
+    kernels always do; nothing else can. `attention_backend` computes the attention on a GPU, and `quantization` is the
+    format of a native model's weights there. `meter` shows what has been read of a native model.
     """
     # Unsupported formats and adapters are reported before anything else.
     format_of(directory)
     refuse_adapters(directory)
-    quantization = quantization_of(directory)
-    if quantization is not None and quantization.get("kv_cache_scheme") is not None:
+    stored = quantization_of(directory)
+    if stored is not None and stored.get("kv_cache_scheme") is not None:
         log.info("the model's kv_cache_scheme is not used: QUIRE_KV_CACHE_DTYPE says how the KV cache is stored")
     unsupported = None if description is None else unsupported_natively(description, kernels)
     if description is None or unsupported is not None:
@@ -81,7 +82,7 @@ def load(
                 f"the {description.architecture} model in {directory} has latent attention, which transformers' "
                 f"modules do not compute over a paged cache, and Quire's kernels do not compute {unsupported}"
             )
-        if quantization is not None:
+        if stored is not None:
             raise UnsupportedModel(
                 f"the model in {directory} has quantized weights, which transformers' modules do not read: only models "
                 "that are computed natively may have them"
@@ -102,6 +103,7 @@ def load(
             device,
             deterministic=deterministic,
             attention_backend=attention_backend,
+            quantization=quantization,
             meter=meter,
         )
     return load_torch_model(description, directory, dtype, meter)

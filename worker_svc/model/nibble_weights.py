@@ -5,21 +5,21 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from quire_kernels.cpu.nibbles import DEFAULT_GROUP, GROUP_SIZES, NibbleWeight, quantize_in_nibbles
-from quire_kernels.cpu.thread_pool import ThreadPool
+from quire_kernels.cpu.nibbles import DEFAULT_GROUP, GROUP_SIZES, NibbleWeight
 from worker_svc.model.linear_weights import LinearWeights
 from worker_svc.model.weight_format import GroupCodes, StoredWeight, group_codes
 
 
 def read_nibbles(
     weights: LinearWeights,
-    thread_pool: ThreadPool,
+    quantize: Callable[[Tensor, int], NibbleWeight],
     dtype: torch.dtype,
     join: Callable[[list[Tensor]], Tensor],
     *,
     of_expert: bool = False,
 ) -> tuple[NibbleWeight, Tensor | None]:
-    """A layer's weight in 4 bits, and its bias; `join` joins the outputs of its parts: tensors [outputs, ...].
+    """A layer's weight in 4 bits, and its bias; `quantize` rounds a part in groups of a size, `join` joins the outputs
+    of parts: tensors [outputs, ...].
 
     Stored codes of at most 4 bits stay what they are. The weight is rounded where it has none, where groups are no
     multiples of 16 inputs, and where parts have their groups in different orders. With `of_expert`, groups have 32
@@ -49,7 +49,7 @@ def read_nibbles(
     def nibbles(part: NibbleWeight | Tensor) -> NibbleWeight:
         if isinstance(part, NibbleWeight):
             return _in_groups(part, group)
-        return quantize_in_nibbles(thread_pool, part if order is None else part[:, order], group)
+        return quantize(part if order is None else part[:, order], group)
 
     made = [nibbles(part) for part in parts]
     joined = NibbleWeight(

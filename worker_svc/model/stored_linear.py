@@ -16,6 +16,7 @@ from worker_svc.model.weight_format import (
     WeightFormat,
     block_codes,
     code_scales,
+    float8_scales,
     group_codes,
 )
 from worker_svc.model.weights import Checkpoint
@@ -113,6 +114,10 @@ class _Ranges:
 
     def code_scales(self) -> Tensor | None:
         found = [scales for weight in self._weights() if (scales := code_scales(weight)) is not None]
+        return torch.cat(found) if found and len(found) == len(self.ranges) else None
+
+    def float8_scales(self) -> Tensor | None:
+        found = [scales for weight in self._weights() if (scales := float8_scales(weight)) is not None]
         return torch.cat(found) if found and len(found) == len(self.ranges) else None
 
     def group_codes(self) -> GroupCodes | None:

@@ -1,25 +1,23 @@
 """The layers of a described model on a GPU: between two matrix products there is one Triton kernel, or two around
 attention.
 
-Norms are fused with the additions to the residual stream before them. Products are torch's, in the model's dtype, or
-Quire's own in deterministic mode. Their sum, the hidden state between layers, is float32: rounding it after each
-product moves logits by enough to change near choices.
+Norms are fused with the additions to the residual stream before them. Where the product that follows takes rows in
+codes, norms and activations write them. The sum of products, the hidden state between layers, is float32: rounding it
+after each product moves logits by enough to change near choices.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from quire_kernels.activation import Activation, gated_activation, plain_activation
+from quire_kernels.activation import Activation
 from quire_kernels.embed_tokens import embed_tokens
-from quire_kernels.invariant_linear import invariant_linear
 from quire_kernels.paged_attention import unsupported_heads
 from quire_kernels.rotary_store import HeadNorm, rotary_store
-from quire_kernels.row_norm import RowNorm, add_row_norm, row_norm
+from quire_kernels.row_norm import RowNorm, add_row_norm, add_row_norm_codes, row_norm
 from worker_svc.cache import LayerCache
 from worker_svc.gpu.device_attention import (
     DEFAULT_BACKEND,
@@ -32,9 +30,10 @@ from worker_svc.gpu.inputs import ForwardInputs
 from worker_svc.model.building import BuiltBody, BuiltLayer, ExpertWeights
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import MlpKind, ModelDescription, Norm, NormKind
+from worker_svc.model.device_formats import COMPUTED, Quantization
 from worker_svc.model.linear_weights import LinearWeights
 from worker_svc.model.rope import inverse_frequencies, layer_ropes
-from worker_svc.model.support import BY_EVERY_BACKEND, Feature, check_computed, unsupported_reason
+from worker_svc.model.support import check_computed, unsupported_reason
 from worker_svc.model.triton_experts import TritonExperts, build_triton_experts
 from worker_svc.model.triton_latent import (
     LatentDeviceAttention,
@@ -42,25 +41,9 @@ from worker_svc.model.triton_latent import (
     store_latents,
     unsupported_latents,
 )
+from worker_svc.model.triton_products import Product, Rows, activated, build_product
 
-COMPUTED = BY_EVERY_BACKEND | {Feature.EXPERT_GROUPS, Feature.LATENT_ATTENTION, Feature.SIGMOID_ROUTER}
-
-Multiply: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class _Product:
-    """A linear map [num_tokens, inputs] to [num_tokens, outputs]."""
-
-    weight: Tensor
-    bias: Tensor | None
-    multiply: Multiply
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        return self.multiply(inputs, self.weight, self.bias)
-
-
-_Layer: TypeAlias = BuiltLayer[_Product, RowNorm, TritonExperts]
+_Layer: TypeAlias = BuiltLayer[Product, RowNorm, TritonExperts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +59,14 @@ class TritonBodyBuilder:
     """Makes the GPU's weights of layers from a checkpoint's."""
 
     deterministic: bool
+    quantization: Quantization | None = None
+    """The format of linear layers; None: the model's dtype."""
 
-    def linear(self, weights: LinearWeights) -> _Product:
-        return _Product(*weights.fused(), invariant_linear if self.deterministic else F.linear)
+    def linear(self, weights: LinearWeights) -> Product:
+        return build_product(weights, self.quantization, deterministic=self.deterministic)
 
     def experts(self, weights: ExpertWeights) -> TritonExperts:
-        return build_triton_experts(weights, deterministic=self.deterministic)
+        return build_triton_experts(weights, self.quantization, deterministic=self.deterministic)
 
     def norm(self, norm: Norm, weight: Tensor, bias: Tensor | None) -> RowNorm:
         if norm.weight_offset:
@@ -101,7 +86,7 @@ class AttentionLimits(NamedTuple):
 class TritonBody:
     """A model's weights up to the last norm, on its device."""
 
-    def __init__(self, description: ModelDescription, built: BuiltBody[_Product, RowNorm, TritonExperts]) -> None:
+    def __init__(self, description: ModelDescription, built: BuiltBody[Product, RowNorm, TritonExperts]) -> None:
         self.dtype = built.embedding.dtype
         self._embedding, self._positions, self._norm = built.embedding, built.positions, built.norm
         self._layers = list(zip(built.layers, _rotations(description, built.embedding.device), strict=True))
@@ -140,27 +125,43 @@ class TritonBody:
         update: Tensor | None = None
         update_norm: RowNorm | None = None
         for number, ((layer, rotation), cache) in enumerate(zip(self._layers, caches, strict=True)):
-            normed = add_row_norm(hidden, update, layer.attention_norm, self.dtype, update_norm=update_norm)
+            normed = self._norm_for(layer.qkv, hidden, update, layer.attention_norm, update_norm)
             query = _rotate_and_store(layer, rotation, normed, cache, inputs)
             is_last = number == len(self._layers) - 1
             if is_last and stores_only:
-                return normed[:0]
+                return hidden[:0]
             gathered = attend(number, query)
             if layer.latent is not None:
                 gathered = latent_values(layer.latent, gathered)
             # After the last layer's keys and values, only the tokens of `logits_indices` matter.
             if is_last and inputs.logits_indices is not None:
                 gathered, hidden = (rows.index_select(0, inputs.logits_indices) for rows in (gathered, hidden))
-            normed = add_row_norm(
+            normed = self._norm_for(
+                layer.mlp if isinstance(layer.mlp, TritonExperts) else layer.mlp.gate_up,
                 hidden,
                 layer.output(gathered.flatten(1)),
                 layer.mlp_norm,
-                self.dtype,
-                update_norm=layer.post_attention_norm,
+                layer.post_attention_norm,
                 norm_first=layer.spec.parallel,
             )
             update, update_norm = _compute_mlp(layer, normed), layer.post_mlp_norm
         return add_row_norm(hidden, update, self._norm, self.dtype, update_norm=update_norm)
+
+    def _norm_for(
+        self,
+        product: Product | TritonExperts,
+        hidden: Tensor,
+        update: Tensor | None,
+        norm: RowNorm,
+        update_norm: RowNorm | None,
+        *,
+        norm_first: bool = False,
+    ) -> Rows:
+        """`add_row_norm`, in codes if the product that follows takes them."""
+        coding = None if isinstance(product, TritonExperts) else product.coding
+        if coding is not None:
+            return add_row_norm_codes(hidden, update, norm, coding, update_norm=update_norm, norm_first=norm_first)
+        return add_row_norm(hidden, update, norm, self.dtype, update_norm=update_norm, norm_first=norm_first)
 
 
 def refused_part(description: ModelDescription) -> str | None:
@@ -219,7 +220,7 @@ def _rotations(description: ModelDescription, device: torch.device) -> list[_Rot
 
 
 def _rotate_and_store(
-    layer: _Layer, rotation: _Rotation | None, normed: Tensor, cache: LayerCache, inputs: ForwardInputs
+    layer: _Layer, rotation: _Rotation | None, normed: Rows, cache: LayerCache, inputs: ForwardInputs
 ) -> Tensor:
     """The rotated queries [num_tokens, num_heads, head_dim] of a layer; keys and values are stored in its cache."""
     qkv = layer.qkv(normed)
@@ -258,10 +259,11 @@ def _normalize_jointly(layer: _Layer, qkv: Tensor) -> None:
             qkv[:, columns] = row_norm(qkv[:, columns], norm, qkv.dtype)
 
 
-def _compute_mlp(layer: _Layer, normed: Tensor) -> Tensor:
+def _compute_mlp(layer: _Layer, normed: Rows) -> Tensor:
     """The output of a layer's MLP [num_tokens, hidden_size], which is not yet added to the residual stream."""
     mlp = layer.mlp
     if isinstance(mlp, TritonExperts):
+        assert isinstance(normed, Tensor)
         return mlp(normed)
-    activate = gated_activation if mlp.spec.kind is MlpKind.GATED else plain_activation
-    return mlp.down(activate(mlp.gate_up(normed), Activation(mlp.spec.activation.value)))
+    activation, is_gated = Activation(mlp.spec.activation.value), mlp.spec.kind is MlpKind.GATED
+    return mlp.down(activated(mlp.gate_up(normed), activation, mlp.down.coding, is_gated=is_gated))

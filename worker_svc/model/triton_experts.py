@@ -2,21 +2,23 @@
 experts can be a captured graph.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from quire_kernels.activation import Activation, gated_activation
+from quire_kernels.activation import Activation
 from quire_kernels.choose_experts import Groups, choose_experts
+from quire_kernels.coded_rows import code_rows
 from quire_kernels.combine_experts import combine_experts
 from quire_kernels.group_by_expert import group_by_expert
-from quire_kernels.grouped_linear import choose_tile_rows, grouped_linear
+from quire_kernels.grouped_linear import choose_tile_rows
 from quire_kernels.invariant_linear import invariant_linear
 from worker_svc.model.building import ExpertWeights
 from worker_svc.model.description import ExpertScores, ExpertsSpec
-from worker_svc.model.linear_weights import LinearWeights
+from worker_svc.model.device_formats import Quantization
+from worker_svc.model.triton_expert_products import ExpertProducts, build_expert_products
+from worker_svc.model.triton_products import Product, activated, build_product
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +28,9 @@ class TritonExperts:
     spec: ExpertsSpec
     router: Tensor
     """[num_experts, or one more for the gate of the shared MLP, hidden_size]"""
-    gate_up: Tensor
-    """[num_experts, 2 * width, hidden_size]"""
-    down: Tensor
-    """[num_experts, hidden_size, width]"""
-    shared_gate_up: Tensor | None
-    shared_down: Tensor | None
+    products: ExpertProducts
+    shared: tuple[Product, Product] | None
+    """Gate and up, and down, of the MLP of all tokens; None: there is none."""
     deterministic: bool
     """Whether a token's bits do not depend on the other tokens."""
     choice_bias: Tensor | None = None
@@ -39,7 +38,7 @@ class TritonExperts:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """The output for `inputs` [num_tokens, hidden_size], in their dtype."""
-        spec, num_experts = self.spec, len(self.gate_up)
+        spec, num_experts = self.spec, self.products.num_experts
         activation = Activation(spec.experts[0].activation.value)
         scores = self._scores(inputs)
         groups = spec.groups
@@ -56,12 +55,15 @@ class TritonExperts:
         num_rows = experts.numel()
         tile_rows = choose_tile_rows(num_rows, num_experts, inputs.dtype, deterministic=self.deterministic)
         by_expert = group_by_expert(experts, num_experts, tile_rows)
-        active = grouped_linear(inputs, self.gate_up, by_expert, num_rows, activation)
-        rows = grouped_linear(active, self.down, by_expert, num_rows)
+        coding = self.products.coding
+        # The router takes them as they are.
+        coded = inputs if coding is None else code_rows(inputs, coding)
+        rows = self.products(coded, by_expert, num_rows, activation)
         shared = shared_gate = None
-        if self.shared_gate_up is not None and self.shared_down is not None:
-            gated = gated_activation(self._product(inputs, self.shared_gate_up), activation)
-            shared = self._product(gated, self.shared_down)
+        if self.shared is not None:
+            gate_up, down = self.shared
+            read = coded if gate_up.coding == coding else inputs
+            shared = down(activated(gate_up(read), activation, down.coding, is_gated=True))
             shared_gate = scores[:, num_experts] if spec.has_shared_gate else None
         return combine_experts(rows, weights, shared, shared_gate)
 
@@ -74,36 +76,18 @@ class TritonExperts:
             return torch.mm(inputs, self.router.t(), out=scores)
         return torch.mm(inputs, self.router.t(), out_dtype=torch.float32, out=scores)
 
-    def _product(self, inputs: Tensor, weight: Tensor) -> Tensor:
-        if self.deterministic:
-            return invariant_linear(inputs, weight)
-        return torch.nn.functional.linear(inputs, weight)
 
-
-def build_triton_experts(weights: ExpertWeights, *, deterministic: bool) -> TritonExperts:
+def build_triton_experts(
+    weights: ExpertWeights, quantization: Quantization | None, *, deterministic: bool
+) -> TritonExperts:
+    """Scores are in the model's dtype. Raises UnsupportedModel where codes of experts are not alike."""
     router, _ = weights.router.fused()
-    shared_gate_up = shared_down = None
+    shared = None
     if weights.shared is not None:
-        shared_gate_up, _ = weights.shared.gate_up.fused()
-        shared_down, _ = weights.shared.down.fused()
-    return TritonExperts(
-        weights.spec,
-        router,
-        _stacked([expert.gate_up for expert in weights.experts]),
-        _stacked([expert.down for expert in weights.experts]),
-        shared_gate_up,
-        shared_down,
-        deterministic,
-        weights.choice_bias,
-    )
-
-
-def _stacked(layers: Sequence[LinearWeights]) -> Tensor:
-    """The weights of equal layers, [num_layers, outputs, inputs]."""
-    first, _ = layers[0].fused()
-    stacked = first.new_empty(len(layers), *first.shape)
-    stacked[0] = first
-    del first
-    for number, layer in enumerate(layers[1:], start=1):
-        stacked[number] = layer.fused()[0]
-    return stacked
+        gate_up, down = (
+            build_product(each, quantization, deterministic=deterministic)
+            for each in (weights.shared.gate_up, weights.shared.down)
+        )
+        shared = gate_up, down
+    products = build_expert_products(weights.experts, quantization)
+    return TritonExperts(weights.spec, router, products, shared, deterministic, weights.choice_bias)

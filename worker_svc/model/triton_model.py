@@ -17,6 +17,7 @@ from worker_svc.gpu.inputs import ForwardInputs
 from worker_svc.model.building import build
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import ModelDescription
+from worker_svc.model.device_formats import Quantization
 from worker_svc.model.linear_weights import WeightParts
 from worker_svc.model.triton_body import (
     AttentionLimits,
@@ -46,7 +47,8 @@ class _TritonBuilder(TritonBodyBuilder):
 
 class TritonModel:
     """A model's weights on its device. With `deterministic`, a token's bits do not depend on other tokens of the
-    step. Executors compute attention by the backend of the name `attention_backend`.
+    step. Executors compute attention by the backend of the name `attention_backend`. `quantization` is the format of
+    layers; the head is in the model's dtype, as it is the embedding often, and matters most for each token.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class TritonModel:
         *,
         deterministic: bool = False,
         attention_backend: str = DEFAULT_BACKEND,
+        quantization: Quantization | None = None,
     ) -> None:
         """Raises UnsupportedModel if the description is not supported, or tensors do not match it."""
         check_description(description)
@@ -64,7 +67,7 @@ class TritonModel:
             raise UnsupportedModel(f"the Triton kernels do not compute {refused}")
         self.description = description
         self.deterministic, self.attention_backend = deterministic, attention_backend
-        built = build(description, checkpoint, _TritonBuilder(deterministic))
+        built = build(description, checkpoint, _TritonBuilder(deterministic, quantization))
         self.body, self.head = TritonBody(description, built), built.head
 
     @property
@@ -84,11 +87,18 @@ def load_triton_model(
     *,
     deterministic: bool = False,
     attention_backend: str = DEFAULT_BACKEND,
+    quantization: Quantization | None = None,
     meter: ReadMeter | None = None,
 ) -> TritonModel:
     """Loads the model of a directory. Raises UnsupportedModel if it is not supported, or its tensors do not match."""
     with open_checkpoint(directory, dtype, device, meter) as checkpoint:
-        return TritonModel(description, checkpoint, deterministic=deterministic, attention_backend=attention_backend)
+        return TritonModel(
+            description,
+            checkpoint,
+            deterministic=deterministic,
+            attention_backend=attention_backend,
+            quantization=quantization,
+        )
 
 
 class TritonForward:

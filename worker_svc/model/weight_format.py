@@ -50,6 +50,26 @@ def code_scales(weight: StoredWeight) -> Tensor | None:
     return weight.code_scales() if isinstance(weight, CodedWeight) else None
 
 
+FLOAT8_GROUP = 128
+"""Inputs that have one scale in products of float8_e4m3fn, where not all have it."""
+
+
+@runtime_checkable
+class Float8Weight(Protocol):
+    """What a `StoredWeight` may offer besides: that its numbers are codes in float8_e4m3fn."""
+
+    def float8_scales(self) -> Tensor | None:
+        """The scales, float32 [outputs, 1], or one for each FLOAT8_GROUP inputs; None: the weight has other ones.
+
+        Numbers that are rounded to float8_e4m3fn with these scales are the stored codes again.
+        """
+
+
+def float8_scales(weight: StoredWeight) -> Tensor | None:
+    """`Float8Weight.float8_scales`; None if the weight offers none."""
+    return weight.float8_scales() if isinstance(weight, Float8Weight) else None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupCodes:
     """The numbers of a weight in at most 4 bits: each is (code - zero) x scale of its group."""

@@ -41,19 +41,22 @@ def pack_for_amx(
     matrix_format: MatrixFormat = MatrixFormat.PLAIN,
     memory: LargePages | None = None,
     code_scales: Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> PackedMatrix:
-    """Lays out a weight [outputs, inputs] of float32 or bfloat16 in blocks of 32 inputs, and a bias [outputs].
+    """Lays out a weight [outputs, inputs] of float32 or bfloat16 in blocks of 32 inputs, and a bias [outputs]. `dtype`
+    is that of the inputs, as in `pack_matrix`.
 
     Of float32, each block has the values rounded to bfloat16, and then the rest, rounded too; 8 and 4 bits, as in
     `pack_matrix`, are for bfloat16. Formats whose inputs are rounded to 8 bits are laid out as by `pack_matrix`.
     Raises ValueError where a format, or another dtype, is not possible.
     """
-    type_of(weight.dtype)
-    if weight.dtype == torch.float32:
+    dtype = dtype or weight.dtype
+    type_of(dtype)
+    if dtype == torch.float32:
         require(matrix_format is MatrixFormat.PLAIN, "matrix_format", "be PLAIN for float32")
         blocks = pad(weight, (0, -weight.shape[1] % DEPTH)).view(len(weight), -1, DEPTH)
         high = blocks.bfloat16()
-        weight = torch.stack([high, (blocks - high.float()).bfloat16()], dim=2).flatten(1)
+        weight, dtype = torch.stack([high, (blocks - high.float()).bfloat16()], dim=2).flatten(1), torch.bfloat16
     return pack_matrix(
         thread_pool,
         weight,
@@ -62,6 +65,7 @@ def pack_for_amx(
         memory=memory,
         input_multiple=amx_input_multiple(matrix_format),
         code_scales=code_scales,
+        dtype=dtype,
     )
 
 

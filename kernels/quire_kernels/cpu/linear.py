@@ -113,8 +113,10 @@ def pack_matrix(
     memory: LargePages | None = None,
     input_multiple: int = 1,
     code_scales: Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> PackedMatrix:
-    """Lays out a weight [outputs, inputs] of float32 or bfloat16, and a bias [outputs], in `memory` if given.
+    """Lays out a weight [outputs, inputs] of float32 or bfloat16, and a bias [outputs], in `memory` if given. `dtype`
+    is that of the inputs: the weight's, or in codes another one.
 
     In 8 bits, values are rounded to 255 steps between the largest of their output and its negative, or to multiples of
     `code_scales`, float32 [outputs], where these are not 0: of weights that were in 8 bits before. In 4 bits they are
@@ -128,7 +130,7 @@ def pack_matrix(
             nibbles,
             bias,
             matrix_format=matrix_format,
-            dtype=weight.dtype,
+            dtype=dtype or weight.dtype,
             memory=memory,
             input_multiple=input_multiple,
         )
@@ -138,15 +140,16 @@ def pack_matrix(
             quantize_in_bytes(weight),
             bias,
             matrix_format=matrix_format,
-            dtype=weight.dtype,
+            dtype=dtype or weight.dtype,
             memory=memory,
             input_multiple=input_multiple,
         )
     outputs, inputs = weight.shape
     padded = -(-inputs // input_multiple) * input_multiple
     is_w8a8 = matrix_format is MatrixFormat.W8A8
-    dtype = weight.dtype
+    dtype = dtype or weight.dtype
     type_of(dtype)
+    require(matrix_format is not MatrixFormat.PLAIN or dtype == weight.dtype, "dtype", "be the weight's in PLAIN")
     values = 4 if is_w8a8 else 1 if dtype == torch.float32 else 2
     scales = None
     if matrix_format is not MatrixFormat.PLAIN:

@@ -9,6 +9,7 @@ ABOVE_MODELS = {
     "fingerprint",
     "gguf_conversion",
     "instance",
+    "kernel_choice",
     "load",
     "prepare",
     "quantize",
@@ -17,7 +18,7 @@ ABOVE_MODELS = {
     "warm_up",
     "wire",
 }
-ABOVE_GPU = {"block_copier_factory", "instance"}
+ABOVE_GPU = {"block_copier_factory", "instance", "kernel_choice"}
 
 
 def test_steps_import_neither_models_nor_the_gpu() -> None:

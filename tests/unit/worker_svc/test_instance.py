@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Callable
-from ctypes import CDLL
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,36 +12,24 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from transformers import LlamaConfig
 
-import latent_models
-from llama_models import SIZES, VARIANTS
-from quire_kernels.cpu.library import load_library
+from llama_models import VARIANTS
+from loaded_worker import load_worker
 from runner_driver import Driver
-from svc_common.models import ModelNotFound, cache_root, tokenizer_fingerprint
+from svc_common.models import ModelNotFound, tokenizer_fingerprint
 from svc_common.settings import read_settings
 from transformers_models import VARIANTS as OTHERS
 from worker_svc.batch import Batch
 from worker_svc.description import WorkerLimits
 from worker_svc.errors import StartupFailed
 from worker_svc.fingerprint import kernels_digest, model_fingerprint
-from worker_svc.instance import ModelInstance, load_instance
-from worker_svc.model import architecture
-from worker_svc.model.architecture import Architecture, describe
 from worker_svc.model.compiled_model import CompiledForward
-from worker_svc.model.config import read_config
-from worker_svc.model.description import KVFormat
 from worker_svc.prefault import Prefault
 from worker_svc.settings import WorkerSettings
 
 
-def _load(directory: Path, *args: str, report: Callable[[str], None] = print) -> ModelInstance:
-    small = ["--num-threads", str(torch.get_num_threads()), "--cpu-kv-bytes", str(2**24)]
-    return load_instance(read_settings(WorkerSettings, ["--model", str(directory), *small, *args]), report)
-
-
 def test_the_cache_uses_its_budget_and_no_more(tiny_llama: Path) -> None:
-    description = _load(tiny_llama, "--cpu-kv-bytes", "1000000", "--dtype", "float32").description
+    description = load_worker(tiny_llama, "--cpu-kv-bytes", "1000000", "--dtype", "float32").description
     assert description.limits.num_blocks == 1000000 // description.block_bytes
 
 
@@ -55,29 +42,29 @@ def test_all_of_it_is_taken_from_the_system_at_once(tiny_llama: Path, monkeypatc
             super().__init__(memory, num_threads, available)
 
     monkeypatch.setattr("worker_svc.instance.Prefault", Watched)
-    description = _load(tiny_llama).description
+    description = load_worker(tiny_llama).description
     assert [cache.nbytes for cache in caches] == [description.limits.num_blocks * description.block_bytes]
 
 
 def test_no_room_for_a_block_is_said_at_start_up(tiny_llama: Path) -> None:
     with pytest.raises(StartupFailed, match="no memory"):
-        _load(tiny_llama, "--cpu-kv-bytes", "1000")
+        load_worker(tiny_llama, "--cpu-kv-bytes", "1000")
 
 
 def test_the_number_of_blocks_can_be_given(tiny_llama: Path) -> None:
-    assert _load(tiny_llama, "--num-blocks", "5").description.limits.num_blocks == 5
+    assert load_worker(tiny_llama, "--num-blocks", "5").description.limits.num_blocks == 5
 
 
 @pytest.mark.parametrize("args", [("--num-blocks", "1"), ("--max-step-tokens", "1"), ("--max-sequences", "1")])
 def test_the_smallest_budgets_start(args: tuple[str, str], tiny_llama: Path) -> None:
-    _load(tiny_llama, *args)
+    load_worker(tiny_llama, *args)
 
 
 @pytest.mark.parametrize("variant", ["llama", "llama-rope-yarn", "mistral-window"])
 def test_the_context_can_be_limited_without_a_change_of_tokens(variant: str, save_model: Callable[..., Path]) -> None:
     directory = save_model(VARIANTS[variant]())
     small = ("--dtype", "float32", "--num-blocks", "8")
-    whole, limited = (_load(directory, *small, *more) for more in ((), ("--max-model-len", "48")))
+    whole, limited = (load_worker(directory, *small, *more) for more in ((), ("--max-model-len", "48")))
     assert (whole.description.limits.context_length, limited.description.limits.context_length) == (256, 48)
     assert limited.description.fingerprint == whole.description.fingerprint
     first, second = (Driver(replica.runner).generate([list(range(1, 31))], 17) for replica in (whole, limited))
@@ -87,7 +74,7 @@ def test_the_context_can_be_limited_without_a_change_of_tokens(variant: str, sav
 
 
 def test_a_model_of_another_family_can_be_limited_too(save_model: Callable[..., Path]) -> None:
-    limits = _load(save_model(OTHERS["phi"]()), "--max-model-len", "40", "--num-blocks", "5").description.limits
+    limits = load_worker(save_model(OTHERS["phi"]()), "--max-model-len", "40", "--num-blocks", "5").description.limits
     assert limits.context_length == 40
 
 
@@ -98,13 +85,13 @@ def test_blocks_are_sized_by_steps_of_the_limited_context(tiny_llama: Path, monk
         profiled.append(limits.context_length)
 
     monkeypatch.setattr("worker_svc.instance.run_largest_step", run)
-    _load(tiny_llama, "--max-model-len", "33")
+    load_worker(tiny_llama, "--max-model-len", "33")
     assert profiled == [33]
 
 
 @pytest.mark.parametrize("length", ["3", "256"])
 def test_the_least_and_the_models_own_context_start(length: str, tiny_llama: Path) -> None:
-    description = _load(tiny_llama, "--max-model-len", length, "--num-blocks", "5").description
+    description = load_worker(tiny_llama, "--max-model-len", length, "--num-blocks", "5").description
     assert description.limits.context_length == int(length)
 
 
@@ -114,42 +101,42 @@ def test_a_longer_context_than_the_models_is_refused_with_both(
 ) -> None:
     directory = save_model((VARIANTS | OTHERS)[model]())
     with pytest.raises(StartupFailed, match=f"QUIRE_MAX_MODEL_LEN is {own + 1}, .* is {own} tokens"):
-        _load(directory, "--max-model-len", str(own + 1))
+        load_worker(directory, "--max-model-len", str(own + 1))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_said_at_start_up(tiny_llama: Path) -> None:
     with pytest.raises(StartupFailed, match="no GPU"):
-        _load(tiny_llama, "--device", "cuda")
+        load_worker(tiny_llama, "--device", "cuda")
 
 
 def test_the_host_has_as_many_blocks_as_its_space_holds(tiny_llama: Path) -> None:
-    description = _load(tiny_llama, "--num-blocks", "5", "--swap-space", "0.001").description
+    description = load_worker(tiny_llama, "--num-blocks", "5", "--swap-space", "0.001").description
     assert description.limits.num_host_blocks == int(0.001 * 2**30) // description.block_bytes > 0
 
 
 def test_rates_are_measured_before_anything_is_served(tiny_llama: Path) -> None:
-    description = _load(tiny_llama, "--num-blocks", "5").description
+    description = load_worker(tiny_llama, "--num-blocks", "5").description
     assert description.limits.num_host_blocks == 5
     assert description.prefill_tokens_per_second > 0
     assert description.swap_bytes_per_second > 0
 
 
 def test_without_host_blocks_there_is_no_rate_of_swaps(tiny_llama: Path) -> None:
-    description = _load(tiny_llama, "--num-blocks", "5", "--swap-space", "0").description
+    description = load_worker(tiny_llama, "--num-blocks", "5", "--swap-space", "0").description
     assert description.limits.num_host_blocks == 0
     assert description.swap_bytes_per_second == 0
 
 
 def test_swaps_that_are_held_back_are_measured_so(tiny_llama: Path) -> None:
-    description = _load(tiny_llama, "--num-blocks", "5", "--swap-rate", "1000000").description
+    description = load_worker(tiny_llama, "--num-blocks", "5", "--swap-rate", "1000000").description
     assert description.swap_bytes_per_second <= 1.01e6
 
 
 @pytest.mark.parametrize("dtype", ["int8", "fp8"])
 def test_keys_and_values_may_be_kept_in_8_bits(dtype: str, tiny_llama: Path) -> None:
     small = ("--kernels", "triton", "--num-blocks", "2", "--max-step-tokens", "4", "--max-sequences", "2")
-    description = _load(tiny_llama, "--kv-cache-dtype", dtype, *small).description
+    description = load_worker(tiny_llama, "--kv-cache-dtype", dtype, *small).description
     # Keys and values, layers, heads, tokens; 64 codes and a scale
     assert description.block_bytes == 2 * 2 * 2 * 16 * (64 + 4)
 
@@ -170,7 +157,7 @@ def test_what_the_machine_cannot_do_is_refused_by_the_settings_name(
     if "--kv-cache-dtype" in args and torch.cuda.is_available():
         args = (*args, "--device", "cpu")
     with pytest.raises(StartupFailed, match=named):
-        _load(tiny_llama, *args)
+        load_worker(tiny_llama, *args)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +190,7 @@ def _tokenizer_directory(path: Path, vocab_size: int) -> Path:
 
 def test_the_fingerprint_of_the_tokenizer_is_that_of_the_settings(tiny_llama: Path, tmp_path: Path) -> None:
     other = _tokenizer_directory(tmp_path / "other", 97)
-    own, replaced = (_load(tiny_llama, "--num-blocks", "5", *more) for more in ((), ("--tokenizer", str(other))))
+    own, replaced = (load_worker(tiny_llama, "--num-blocks", "5", *more) for more in ((), ("--tokenizer", str(other))))
     assert own.description.tokenizer_fingerprint == tokenizer_fingerprint(tiny_llama)
     assert replaced.description.tokenizer_fingerprint == tokenizer_fingerprint(other)
     assert replaced.description.fingerprint == own.description.fingerprint
@@ -212,10 +199,10 @@ def test_the_fingerprint_of_the_tokenizer_is_that_of_the_settings(tiny_llama: Pa
 def test_a_tokenizer_with_ids_beyond_the_models_vocabulary_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
     other = _tokenizer_directory(tmp_path / "other", 98)
     with pytest.raises(StartupFailed, match=r"QUIRE_TOKENIZER: .* up to 97, but the model's vocabulary has 97"):
-        _load(tiny_llama, "--tokenizer", str(other))
+        load_worker(tiny_llama, "--tokenizer", str(other))
     (other / "tokenizer.json").write_text("{}")
     with pytest.raises(StartupFailed, match=r"QUIRE_TOKENIZER: .*tokenizer\.json cannot be used"):
-        _load(tiny_llama, "--tokenizer", str(other))
+        load_worker(tiny_llama, "--tokenizer", str(other))
 
 
 def test_a_revision_of_the_tokenizer_with_ids_beyond_the_vocabulary_is_refused_by_its_name(
@@ -231,21 +218,23 @@ def test_a_revision_of_the_tokenizer_with_ids_beyond_the_vocabulary_is_refused_b
     with pytest.raises(
         StartupFailed, match=r"^QUIRE_TOKENIZER_REVISION: .* up to 97, but the model's vocabulary has 97"
     ):
-        _load(Path("owner/name"), "--tokenizer-revision", "v1")
+        load_worker(Path("owner/name"), "--tokenizer-revision", "v1")
 
 
 def test_a_model_has_the_name_of_the_settings(tiny_llama: Path) -> None:
-    assert _load(tiny_llama, "--num-blocks", "5", "--served-model-name", "mine, alias").description.model == "mine"
+    assert (
+        load_worker(tiny_llama, "--num-blocks", "5", "--served-model-name", "mine, alias").description.model == "mine"
+    )
 
 
 def test_a_revision_of_a_directory_is_refused(tiny_llama: Path) -> None:
     with pytest.raises(ModelNotFound, match="QUIRE_REVISION is v1"):
-        _load(tiny_llama, "--revision", "v1")
+        load_worker(tiny_llama, "--revision", "v1")
 
 
 def test_a_drafter_is_described_and_does_not_change_the_fingerprint(tiny_llama: Path) -> None:
-    plain, drafting = (_load(tiny_llama, "--num-blocks", "5", "--drafter", name) for name in ("none", "ngram"))
-    fewer = _load(tiny_llama, "--num-blocks", "5", "--drafter", "ngram", "--max-draft-tokens", "2")
+    plain, drafting = (load_worker(tiny_llama, "--num-blocks", "5", "--drafter", name) for name in ("none", "ngram"))
+    fewer = load_worker(tiny_llama, "--num-blocks", "5", "--drafter", "ngram", "--max-draft-tokens", "2")
     limits = [instance.description.limits for instance in (plain, drafting, fewer)]
     assert [one.max_draft_tokens for one in limits] == [0, 4, 2]
     assert plain.description.fingerprint == drafting.description.fingerprint
@@ -254,7 +243,7 @@ def test_a_drafter_is_described_and_does_not_change_the_fingerprint(tiny_llama: 
 
 @pytest.mark.parametrize("args", [("--max-step-tokens", "1"), ("--max-sequences", "1"), ("--max-model-len", "3")])
 def test_a_drafter_starts_with_the_smallest_budgets(args: tuple[str, str], tiny_llama: Path) -> None:
-    _load(tiny_llama, "--drafter", "ngram", *args)
+    load_worker(tiny_llama, "--drafter", "ngram", *args)
 
 
 def test_the_memory_of_the_maximum_of_sampled_rows_is_measured(
@@ -268,13 +257,13 @@ def test_the_memory_of_the_maximum_of_sampled_rows_is_measured(
         return forward(model, batch)
 
     monkeypatch.setattr(CompiledForward, "__call__", counting)
-    limits = _load(tiny_llama, "--drafter", "ngram", "--max-sequences", "16").description.limits
+    limits = load_worker(tiny_llama, "--drafter", "ngram", "--max-sequences", "16").description.limits
     assert max(num_rows) == limits.max_sampled_rows == 16 * 5
 
 
 def test_an_unknown_drafter_is_refused(tiny_llama: Path) -> None:
     with pytest.raises(StartupFailed, match="QUIRE_DRAFTER is eagle"):
-        _load(tiny_llama, "--drafter", "eagle")
+        load_worker(tiny_llama, "--drafter", "eagle")
 
 
 def test_equal_models_have_equal_fingerprints(tiny_llama: Path, tmp_path: Path) -> None:
@@ -284,51 +273,16 @@ def test_equal_models_have_equal_fingerprints(tiny_llama: Path, tmp_path: Path) 
 
 
 def test_deterministic_mode_serves_what_the_compiled_kernels_compute(tiny_llama: Path) -> None:
-    plain = _load(tiny_llama, "--num-blocks", "5").description.fingerprint
-    first, second = (_load(tiny_llama, "--num-blocks", "5", "--deterministic", "true") for _ in range(2))
+    plain = load_worker(tiny_llama, "--num-blocks", "5").description.fingerprint
+    first, second = (load_worker(tiny_llama, "--num-blocks", "5", "--deterministic", "true") for _ in range(2))
     assert first.description.fingerprint == second.description.fingerprint != plain
 
 
 def test_a_worker_in_deterministic_mode_reports_the_same_limits(tiny_llama: Path) -> None:
     """So the scheduler plans the same steps. Only the fingerprint differs, and rates, which are measured."""
-    plain, deterministic = (_load(tiny_llama, "--deterministic", each).description for each in ("false", "true"))
+    plain, deterministic = (load_worker(tiny_llama, "--deterministic", each).description for each in ("false", "true"))
     others: dict[str, Any] = {"fingerprint": b"", "swap_bytes_per_second": 0.0, "prefill_tokens_per_second": 0.0}
     assert replace(plain, **others) == replace(deterministic, **others)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("args", [("--kernels", "torch"), ("--kernels", "triton"), ("--dtype", "float16")])
-def test_deterministic_mode_is_refused_if_it_cannot_be_guaranteed(args: tuple[str, ...], tiny_llama: Path) -> None:
-    with pytest.raises(StartupFailed, match="QUIRE_DETERMINISTIC"):
-        _load(tiny_llama, "--deterministic", "true", *args)
-
-
-def test_deterministic_mode_is_refused_for_other_architectures(save_model: Callable[..., Path]) -> None:
-    message = "QUIRE_DETERMINISTIC cannot be guaranteed: only models that are computed natively"
-    with pytest.raises(StartupFailed, match=message):
-        _load(save_model(OTHERS["phi"]()), "--deterministic", "true")
-
-
-def test_a_description_beyond_the_kernels_is_left_to_transformers_and_reported(
-    save_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory = save_model(LlamaConfig(**SIZES))
-    described = describe(read_config(directory))
-    assert described is not None
-    layers = [replace(layer, attention=replace(layer.attention, kv_format=KVFormat.INT8)) for layer in described.layers]
-    beyond = replace(described, layers=tuple(layers))
-    theirs = Architecture(__file__, "LlamaForCausalLM", lambda config: beyond)
-    monkeypatch.setattr(architecture._registry, "find", {"llama": theirs}.get)
-    monkeypatch.setattr(architecture._registry, "origin", {"llama": "theirs 1.0"}.get)
-    reported: list[str] = []
-    assert _load(directory, "--num-blocks", "5", report=reported.append).description.limits.num_blocks == 5
-    assert any(
-        line.startswith("transformers' modules compute") and line.endswith("for each layer") for line in reported
-    )
-    with pytest.raises(StartupFailed, match="QUIRE_DETERMINISTIC cannot be guaranteed"):
-        _load(directory, "--deterministic", "true")
-    with pytest.raises(StartupFailed, match=r"no models with .* for each layer support QUIRE_QUANTIZATION"):
-        _load(directory, "--quantization", "int8")
 
 
 def test_the_digest_of_the_kernels_depends_on_their_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,53 +312,3 @@ def test_dtypes_config_and_weights_change_the_fingerprint(
         model_fingerprint(save_model(VARIANTS["mistral"]()), torch.float32),
     }
     assert len(fingerprints) == 7
-
-
-def test_compiled_kernels_are_kept_in_the_directory_of_the_settings(
-    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept = cache_root() / "kernels"
-    directories: list[Path] = []
-
-    def load_kernels(directory: Path, report: Callable[[str], None]) -> CDLL:
-        directories.append(directory)
-        return load_library(kept, report)  # which compiles them at most once for all tests
-
-    monkeypatch.setattr("worker_svc.instance.load_library", load_kernels)
-    # Models are often on a read-only volume.
-    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "models"))
-    _load(tiny_llama, "--kernels", "compiled", "--kernel-cache-dir", str(tmp_path / "kernels"))
-    _load(tiny_llama, "--kernels", "compiled", "--kernel-cache-dir", "")
-    assert directories == [tmp_path / "kernels", tmp_path / "models" / "kernels"]
-
-
-def test_what_is_quantized_is_a_part_of_the_models_identity(tiny_llama: Path) -> None:
-    identities = {
-        name: _load(tiny_llama, "--quantization", name, "--num-blocks", "5").description.fingerprint
-        for name in ("none", "int8", "w8a16", "w8a8", "w4a16", "w4a8")
-    }
-    assert identities["w8a16"] == identities["int8"]
-    assert len(set(identities.values())) == 5
-    with pytest.raises(StartupFailed, match="QUIRE_QUANTIZATION is w8a8, which needs compiled kernels"):
-        _load(tiny_llama, "--quantization", "w8a8", "--kernels", "torch")
-
-
-def test_latent_attention_is_compiled(save_model: Callable[..., Path]) -> None:
-    directory, reports = save_model(latent_models.VARIANTS["deepseek-v2-lite"]()), list[str]()
-    for args in ((), ("--kernels", "compiled"), ("--quantization", "int8"), ("--kernels", "torch")):
-        loaded = _load(directory, "--dtype", "float32", *args, report=reports.append)
-        # One vector of 24 + 8 numbers for each of 16 tokens in 3 layers
-        assert loaded.description.block_bytes == 3 * 16 * 32 * 4
-    assert not any("torch computes the model" in report for report in reports)
-    _load(directory, "--deterministic", "1")
-
-
-def test_latent_vectors_that_the_compiled_kernels_do_not_support_are_computed_by_torch(
-    save_model: Callable[..., Path],
-) -> None:
-    directory, reports = save_model(latent_models.with_rank(20)), list[str]()
-    _load(directory, "--dtype", "float32", report=reports.append)
-    expected = "slower than the compiled kernels: a head's dimensions must be a multiple of 16"
-    assert any(expected in report for report in reports)
-    with pytest.raises(StartupFailed, match="compiled kernels cannot be used: a head's dimensions"):
-        _load(directory, "--quantization", "int8")

@@ -150,6 +150,18 @@ def test_the_model_fits_with_each_way_that_the_refusal_names(
         fits(free, *args, *flags, dtype=dtype)
 
 
+@pytest.mark.parametrize(
+    ("quantization", "smaller"), [("int8", "w4a16"), ("w8a8", "w4a16"), ("fp8", "w4a16"), ("w4a16", None)]
+)
+def test_weights_in_8_bits_may_have_4_on_a_gpu(
+    quantization: str, smaller: str | None, gpu: Callable[..., None], tiny_llama: Path
+) -> None:
+    free = 0.99 * read_weight_sizes(tiny_llama).num_bytes(torch.float32, quantization, "cuda")
+    with pytest.raises(OutOfMemory) as refused:
+        gpu(free, "--num-blocks", "1", "--quantization", quantization, dtype=torch.float32)
+    assert (f"QUIRE_QUANTIZATION={smaller} (" in str(refused.value)) == (smaller is not None)
+
+
 @pytest.mark.parametrize(("quantization", "smaller"), [("int8", "w4a16"), ("w8a8", "w4a8"), ("w4a16", None)])
 def test_weights_in_8_bits_may_have_4(
     quantization: str, smaller: str | None, fits: Callable[..., None], tiny_llama: Path
@@ -205,7 +217,8 @@ def gpu(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
 def test_weights_larger_than_a_gpu_are_refused_with_what_would_fit(gpu: Callable[..., None], tiny_llama: Path) -> None:
     with pytest.raises(OutOfMemory, match=r"the GPU has 0\.00 GiB free\. .* fit: QUIRE_DTYPE=bfloat16") as refused:
         gpu(0.9 * weights_of(tiny_llama), "--num-blocks", "1", dtype=torch.float32)
-    assert "QUIRE_QUANTIZATION" not in str(refused.value)
+    assert "QUIRE_QUANTIZATION=int8 (" in str(refused.value)
+    gpu(0.9 * weights_of(tiny_llama), "--num-blocks", "1", "--quantization", "int8", dtype=torch.float32)
     with pytest.raises(OutOfMemory, match="What would fit: a model of at most 0 million parameters"):
         gpu(100, dtype=torch.bfloat16)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from worker_svc.model.weight_format import GroupCodes
+from worker_svc.model.weight_format import FLOAT8_GROUP, GroupCodes
 
 _MIDDLE = 8  # of the codes in 4 bits
 
@@ -45,6 +45,16 @@ class ScaledWeight:
     def code_scales(self) -> Tensor | None:
         is_coded = self.codes.dtype == torch.int8 and self.zeros is None and self.scales.shape[1] == 1
         return self.scales[self.rows, 0].float() if is_coded else None
+
+    def float8_scales(self) -> Tensor | None:
+        if self.codes.dtype != torch.float8_e4m3fn:
+            return None
+        of_outputs = self.scales[self.rows].float()
+        if self.scales.shape[1] == 1:
+            return of_outputs
+        firsts = self.columns[::FLOAT8_GROUP]
+        in_groups = firsts.repeat_interleave(FLOAT8_GROUP)[: len(self.columns)]
+        return of_outputs[:, firsts] if torch.equal(in_groups, self.columns) else None
 
     def group_codes(self) -> GroupCodes | None:
         # A format may store codes of fewer bits in bytes, around 0.

@@ -17,7 +17,7 @@ from torch import Tensor
 import quire_kernels
 from benchmarks.gpu import correct
 from benchmarks.gpu.correct import OP_ERROR, all_checks
-from benchmarks.gpu.op_calls import Arguments, OpCall
+from benchmarks.gpu.op_call import Arguments, OpCall
 from benchmarks.gpu.tests import PYTHON_PATH, module_path
 from benchmarks.record import ROOT
 

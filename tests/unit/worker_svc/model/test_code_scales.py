@@ -70,12 +70,13 @@ def test_packed_codes_of_8_bits_around_zero_are_offered(bits: int, zero: int, is
 
 def _restored(matrix: PackedMatrix, inputs: int) -> Tensor:
     """The weight that a matrix holds."""
-    return linear(compiled.thread_pool(), torch.eye(inputs), matrix).t()
+    return linear(compiled.thread_pool(), torch.eye(matrix.inputs, dtype=matrix.dtype)[:inputs], matrix).t()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("is_packed", [True, False], ids=["packed", "in bytes"])
 def test_a_model_is_computed_with_its_own_codes(
-    is_packed: bool, save_model: Callable[..., Path], tmp_path: Path
+    is_packed: bool, dtype: torch.dtype, save_model: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Also where the largest code of an output is not 127."""
     directory = save_model(LlamaConfig(**SIZES))
@@ -96,7 +97,7 @@ def test_a_model_is_computed_with_its_own_codes(
     description = describe(read_config(packed))
     assert description is not None
     kernels = CompiledKernels(compiled.thread_pool(), MatrixFormat.INT8)
-    built = load_compiled_model(description, packed, torch.float32, kernels)._built
+    built = load_compiled_model(description, packed, dtype, kernels)._built
     of_head = stored["lm_head.weight_scale"].flatten().float()
     assert built.head.scales is not None
     assert torch.equal(built.head.scales[: len(of_head)], of_head)

@@ -1,0 +1,139 @@
+"""Calls of the kernels of quantized weights: rows in codes, and products in 8 and 4 bits."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from benchmarks.aot.case import BF16, DTYPE_NAMES, FP8, FP16, FP32, INT8, NUM_ROWS, NUM_TOKENS, Case, empty
+from quire_kernels.activation import Activation
+from quire_kernels.coded_rows import CodedRows, RowCoding, code_activation, code_rows
+from quire_kernels.group_by_expert import group_by_expert
+from quire_kernels.grouped_linear import choose_tile_rows
+from quire_kernels.row_norm import RowNorm, add_row_norm_codes
+from quire_kernels.scaled_linear import GROUP, CodedMatrix, grouped_scaled_linear, scaled_linear
+from quire_kernels.weight_only_linear import (
+    GroupScales,
+    WeightOnlyMatrix,
+    grouped_weight_only_linear,
+    weight_only_linear,
+)
+
+_CODINGS = {"int8": RowCoding(INT8), "fp8": RowCoding(FP8), "fp8 in groups": RowCoding(FP8, GROUP)}
+_FEW_ROWS = 8
+
+
+def _norm(width: int, coding: RowCoding) -> None:
+    hidden, update = empty(NUM_TOKENS, width, dtype=FP32), empty(NUM_TOKENS, width)
+    add_row_norm_codes(hidden, update, RowNorm(empty(width), 1e-5), coding)
+
+
+def _row_cases() -> Iterator[Case]:
+    for name, coding in _CODINGS.items():
+        is_fp8 = coding.dtype == FP8
+        for width in (576, 4096, 8192):
+            call = partial(_norm, width, coding)
+            yield Case(
+                f"add and RMS norm: {width}, in {name}",
+                call,
+                needs_fp8=is_fp8,
+                is_quick=width == 4096 and name != "fp8",
+            )
+        for width, activation in ((14336, Activation.SILU), (10240, Activation.GELU_TANH)):
+            is_gated = activation is Activation.SILU
+            inputs = empty(NUM_TOKENS, width * 2 if is_gated else width)
+            yield Case(
+                f"{'gated ' if is_gated else ''}{activation.value}: {width}, in {name}",
+                partial(code_activation, inputs, activation, coding, is_gated=is_gated),
+                needs_fp8=is_fp8,
+                is_quick=is_gated and name != "int8",
+            )
+        yield Case(f"rows: 4096, in {name}", partial(code_rows, empty(NUM_TOKENS, 4096), coding), needs_fp8=is_fp8)
+
+
+def _scaled(inputs: int, outputs: int, coding: RowCoding, num_rows: int, dtype: torch.dtype) -> None:
+    groups = coding.num_groups(inputs)
+    rows = CodedRows(empty(num_rows, inputs, dtype=coding.dtype), empty(num_rows, groups, dtype=FP32))
+    matrix = CodedMatrix(empty(outputs, inputs, dtype=coding.dtype), empty(groups, outputs, dtype=FP32))
+    scaled_linear(rows, matrix, None, dtype)
+
+
+def _weight_only(
+    inputs: int, outputs: int, bits: int, group: int | None, num_rows: int, dtype: torch.dtype, *, minimums: bool
+) -> None:
+    in_bytes = empty(outputs, inputs, dtype=INT8)
+    codes = in_bytes if bits == 8 else empty(outputs, -(-inputs // 64) * 32, dtype=torch.uint8)
+    rows = empty(num_rows, inputs, dtype=dtype)
+    if group is None:
+        weight_only_linear(rows, WeightOnlyMatrix(codes, inputs, empty(outputs, dtype=FP32)))
+        return
+    values = empty(-(-inputs // group), outputs, dtype=FP16)
+    scales = GroupScales(values, empty(outputs, dtype=FP32))
+    zeros = values if bits == 4 and not minimums else None
+    weight_only_linear(rows, WeightOnlyMatrix(codes, inputs, scales, group, zeros, scales if minimums else None))
+
+
+def _product_cases() -> Iterator[Case]:
+    sizes = {"few rows": _FEW_ROWS, "many rows": NUM_ROWS}
+    for rows, num_rows in sizes.items():
+        for name, coding in _CODINGS.items():
+            for inputs, outputs, dtype in ((4096, 6144, BF16), (576, 960, BF16), (4096, 6144, FP16)):
+                yield Case(
+                    f"product in {name}: {inputs} to {outputs}, {rows}, {DTYPE_NAMES[dtype]}",
+                    partial(_scaled, inputs, outputs, coding, num_rows, dtype),
+                    needs_fp8=coding.dtype == FP8,
+                    is_quick=(inputs, dtype, num_rows) == (4096, BF16, NUM_ROWS),
+                )
+        for bits, group, minimums in ((8, None, False), (8, 32, False), (4, 128, False), (4, 32, False), (4, 32, True)):
+            how = f"{bits} bits" + ("" if group is None else f", groups of {group}")
+            how += " with minimums" if minimums else ""
+            for inputs, outputs, dtype in ((4096, 6144, BF16), (576, 960, BF16), (4096, 6144, FP32)):
+                yield Case(
+                    f"product of weights in {how}: {inputs} to {outputs}, {rows}, {DTYPE_NAMES[dtype]}",
+                    partial(_weight_only, inputs, outputs, bits, group, num_rows, dtype, minimums=minimums),
+                    dtype,
+                    is_quick=(inputs, dtype, num_rows, group) == (4096, BF16, _FEW_ROWS, 32),
+                )
+        for bits in (8, 4):
+            yield Case(
+                f"product of weights in {bits} bits, groups of 16: 4096 to 6144, {rows}, bf16",
+                partial(_weight_only, 4096, 6144, bits, 16, num_rows, BF16, minimums=bits == 4),
+            )
+
+
+def _experts(num_tokens: int, quantization: str) -> None:
+    """The first products of a layer with 128 experts, of which a token has 8."""
+    num_experts, hidden, width, num_rows = 128, 2048, 2 * 768, num_tokens * 8
+    tile_rows = choose_tile_rows(num_rows, num_experts, BF16, deterministic=False)
+    groups = group_by_expert(empty(num_tokens, 8, dtype=torch.int32), num_experts, tile_rows)
+    scales = empty(num_experts, width, dtype=FP32)
+    if quantization in ("w8a8", "fp8"):
+        dtype = INT8 if quantization == "w8a8" else FP8
+        rows = CodedRows(empty(num_tokens, hidden, dtype=dtype), empty(num_tokens, 1, dtype=FP32))
+        matrix = CodedMatrix(empty(num_experts, width, hidden, dtype=dtype), scales[:, None])
+        grouped_scaled_linear(rows, matrix, groups, num_rows, BF16)
+        return
+    only = WeightOnlyMatrix(empty(num_experts, width, hidden, dtype=INT8), hidden, scales)
+    if quantization == "w4a16":
+        values = empty(num_experts, hidden // 32, width, dtype=FP16)
+        codes = empty(num_experts, width, hidden // 2, dtype=torch.uint8)
+        only = WeightOnlyMatrix(codes, hidden, GroupScales(values, scales), 32, values)
+    grouped_weight_only_linear(empty(num_tokens, hidden), only, groups, num_rows)
+
+
+def _expert_cases() -> Iterator[Case]:
+    for quantization in ("int8", "w8a8", "w4a16", "fp8"):
+        for num_tokens in (8, 512):
+            yield Case(
+                f"128 experts in {quantization}, 8 chosen: {num_tokens} tokens, bf16",
+                partial(_experts, num_tokens, quantization),
+                needs_fp8=quantization == "fp8",
+                is_quick=num_tokens == 8 and quantization in ("w8a8", "w4a16"),
+            )
+
+
+def quantized_cases() -> Iterator[Case]:
+    """All of them, each with a name of its own."""
+    yield from _row_cases()
+    yield from _product_cases()
+    yield from _expert_cases()

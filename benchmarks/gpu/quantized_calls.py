@@ -1,0 +1,151 @@
+"""Calls of the ops of quantized weights: rows in codes, and products in 8 and 4 bits, also of experts."""
+
+from collections.abc import Iterator
+
+import torch
+
+from benchmarks.gpu.op_call import Arguments, OpCall, Sizes, name_of
+
+
+def quantized_calls(size: Sizes) -> Iterator[OpCall]:
+    """All of them, each with a name of its own."""
+    from quire_kernels.activation import Activation
+    from quire_kernels.coded_rows import (
+        RowCoding,
+        code_activation,
+        code_activation_reference,
+        code_rows,
+        code_rows_reference,
+    )
+    from quire_kernels.row_norm import RowNorm, add_row_norm_codes, add_row_norm_codes_reference
+    from quire_kernels.scaled_linear import GROUP, CodedMatrix, scaled_linear, scaled_linear_reference
+    from quire_kernels.weight_only_linear import (
+        GroupScales,
+        WeightOnlyMatrix,
+        weight_only_linear,
+        weight_only_linear_reference,
+    )
+
+    width = max(size.width, 2 * GROUP)
+    outputs = 96 if size.small else 2048
+
+    def normed(coding: RowCoding) -> Arguments:
+        hidden, update = size.normal(size.num_tokens, width, dtype=torch.float32), size.normal(size.num_tokens, width)
+        return (hidden, update, RowNorm(size.normal(width), 1e-5), coding), {}
+
+    def product(coding: RowCoding) -> Arguments:
+        rows = code_rows_reference(size.normal(size.num_tokens, width), coding)
+        codes, scales = code_rows_reference(size.normal(outputs, width) * width**-0.5, coding)
+        return (rows, CodedMatrix(codes, scales.t().contiguous()), size.normal(outputs), size.dtype), {}
+
+    for coding in (RowCoding(torch.int8), RowCoding(torch.float8_e4m3fn), RowCoding(torch.float8_e4m3fn, GROUP)):
+        name = name_of(coding.dtype) + ("" if coding.group is None else " in groups")
+        # Triton's interpreter cuts codes of float8_e4m3fn off, where a GPU rounds.
+        bound = 0.1 if coding.dtype == torch.float8_e4m3fn and size.device.type == "cpu" else OpCall.bound
+        yield OpCall(
+            f"code_rows in {name}",
+            code_rows,
+            code_rows_reference,
+            lambda coding=coding: ((size.normal(size.num_tokens, width), coding), {}),  # type: ignore[misc]
+            bound,
+        )
+        yield OpCall(
+            f"code_activation in {name}",
+            code_activation,
+            code_activation_reference,
+            lambda coding=coding: (  # type: ignore[misc]
+                (size.normal(size.num_tokens, 2 * width), Activation.SILU, coding),
+                {"is_gated": True},
+            ),
+            bound,
+        )
+        yield OpCall(
+            f"add_row_norm_codes in {name}",
+            add_row_norm_codes,
+            add_row_norm_codes_reference,
+            lambda coding=coding: normed(coding),  # type: ignore[misc]
+            bound,
+        )
+        yield OpCall(
+            f"scaled_linear in {name}",
+            scaled_linear,
+            scaled_linear_reference,
+            lambda coding=coding: product(coding),  # type: ignore[misc]
+        )
+
+    def weight_only(bits: int, group: int | None) -> Arguments:
+        inputs = size.normal(size.num_tokens, width)
+        if group is None:
+            codes = size.ints(255, outputs, width).sub(127).to(torch.int8)
+            return (inputs, WeightOnlyMatrix(codes, width, torch.rand(outputs).to(size.device) / 127)), {}
+        codes = (
+            size.ints(256, outputs, width // 2, dtype=torch.uint8)
+            if bits == 4
+            else (size.ints(255, outputs, width).sub(127).to(torch.int8))
+        )
+        shape = width // group, outputs
+        scales = GroupScales(torch.rand(shape).to(size.device, torch.float16), torch.ones(outputs).to(size.device))
+        zeros = size.ints(16, *shape, dtype=torch.float16) if bits == 4 else None
+        minimums = None if bits == 4 else scales
+        return (inputs, WeightOnlyMatrix(codes, width, scales, group, zeros, minimums), size.normal(outputs)), {}
+
+    for bits, group in ((8, None), (8, 32), (4, 32), (4, 128)):
+        yield OpCall(
+            f"weight_only_linear, {bits} bits{'' if group is None else f', groups of {group}'}",
+            weight_only_linear,
+            weight_only_linear_reference,
+            lambda bits=bits, group=group: weight_only(bits, group),  # type: ignore[misc]
+        )
+    yield from _expert_calls(size)
+
+
+def _expert_calls(size: Sizes) -> Iterator[OpCall]:
+    from quire_kernels.coded_rows import RowCoding, code_rows_reference
+    from quire_kernels.group_by_expert import ExpertGroups, group_by_expert_reference
+    from quire_kernels.grouped_linear import choose_tile_rows
+    from quire_kernels.scaled_linear import CodedMatrix, grouped_scaled_linear, grouped_scaled_linear_reference
+    from quire_kernels.weight_only_linear import (
+        GroupScales,
+        WeightOnlyMatrix,
+        grouped_weight_only_linear,
+        grouped_weight_only_linear_reference,
+    )
+
+    num_experts, num_chosen, outputs = (4, 2, 96) if size.small else (64, 6, 1536)
+    num_rows = size.num_tokens * num_chosen
+
+    def groups() -> ExpertGroups:
+        experts = torch.rand(size.num_tokens, num_experts).topk(num_chosen).indices.to(size.device, torch.int32)
+        tile_rows = choose_tile_rows(num_rows, num_experts, size.dtype, deterministic=False)
+        return group_by_expert_reference(experts, num_experts, tile_rows)
+
+    def scaled(dtype: torch.dtype) -> Arguments:
+        coding = RowCoding(dtype)
+        rows = code_rows_reference(size.normal(size.num_tokens, size.width), coding)
+        codes, scales = code_rows_reference(size.normal(num_experts * outputs, size.width) * size.width**-0.5, coding)
+        matrix = CodedMatrix(codes.view(num_experts, outputs, -1), scales.view(num_experts, 1, outputs))
+        return (rows, matrix, groups(), num_rows, size.dtype), {}
+
+    for dtype in (torch.int8, torch.float8_e4m3fn):
+        yield OpCall(
+            f"grouped_scaled_linear in {name_of(dtype)}",
+            grouped_scaled_linear,
+            grouped_scaled_linear_reference,
+            lambda dtype=dtype: scaled(dtype),  # type: ignore[misc]
+        )
+
+    def weight_only() -> Arguments:
+        codes = size.ints(256, num_experts, outputs, size.width // 2, dtype=torch.uint8)
+        shape = num_experts, size.width // 32, outputs
+        scales = GroupScales(
+            torch.rand(shape).to(size.device, torch.float16), torch.rand(num_experts, outputs).to(size.device)
+        )
+        matrix = WeightOnlyMatrix(codes, size.width, scales, 32, size.ints(16, *shape, dtype=torch.float16))
+        return (size.normal(size.num_tokens, size.width), matrix, groups(), num_rows), {}
+
+    yield OpCall(
+        "grouped_weight_only_linear, 4 bits",
+        grouped_weight_only_linear,
+        grouped_weight_only_linear_reference,
+        weight_only,
+    )

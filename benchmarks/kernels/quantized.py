@@ -1,0 +1,47 @@
+"""Cases of products of quantized weights, beside torch's in bfloat16, and what codes rows before them."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from benchmarks.kernels.case import KernelCase
+from benchmarks.kernels.device import Bound
+
+
+def product(device: torch.device, num_rows: int, inputs: int, outputs: int, *, quantization: str) -> KernelCase:
+    """A product in a value of QUIRE_QUANTIZATION; rows are coded before."""
+    from quire_kernels.coded_rows import RowCoding, code_rows
+    from quire_kernels.scaled_linear import CodedMatrix, scaled_linear
+    from quire_kernels.weight_only_linear import GroupScales, WeightOnlyMatrix, weight_only_linear
+
+    values = torch.randn(num_rows, inputs, device=device, dtype=torch.bfloat16)
+    weight = torch.randn(outputs, inputs, device=device, dtype=torch.bfloat16) / inputs**0.5
+    codes = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8, device=device)
+    scales = torch.rand(outputs, device=device) / 127
+
+    def plain() -> Tensor:
+        return functional.linear(values, weight)
+
+    if quantization in ("w8a8", "fp8"):
+        dtype = torch.int8 if quantization == "w8a8" else torch.float8_e4m3fn
+        matrix, rows = CodedMatrix(codes.to(dtype), scales[None]), code_rows(values, RowCoding(dtype))
+        num_bytes = codes.nbytes
+
+        def ours() -> Tensor:
+            return scaled_linear(rows, matrix, None, torch.bfloat16)
+    else:
+        only = WeightOnlyMatrix(codes, inputs, scales)
+        if quantization == "w4a16":
+            group = 128
+            of_groups = torch.rand(inputs // group, outputs, device=device).half()
+            nibbles = codes.view(torch.uint8)[:, : inputs // 2].contiguous()
+            only = WeightOnlyMatrix(nibbles, inputs, GroupScales(of_groups, scales), group, of_groups)
+        num_bytes = only.codes.nbytes
+
+        def ours() -> Tensor:
+            return weight_only_linear(values, only)
+
+    name, shape = f"product in {quantization}", f"{num_rows} × {inputs} → {outputs}"
+    if num_rows < 256:  # reading the weight takes longer than multiplying with it
+        return KernelCase(name, shape, Bound.MEMORY, num_bytes, ours, {"torch": plain})
+    return KernelCase(name, shape, Bound.MATRIX, 2 * num_rows * inputs * outputs, ours, {"torch": plain})

@@ -1,0 +1,179 @@
+"""Products with weights in 8 and 4 bits against the reference, at odd sizes; a row has the bits of the product with the
+same numbers in the inputs' dtype, however many rows there are.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from nibble_weights import weight_of, with_minimums
+from ordered_dots import order_dots
+from quire_kernels.cpu.nibbles import NibbleWeight, split_scales
+from quire_kernels.group_by_expert import group_by_expert
+from quire_kernels.invariant_linear import invariant_linear
+from quire_kernels.round_to_nibbles import round_to_nibbles
+from quire_kernels.weight_only_linear import (
+    GROUPS_OF_INPUTS,
+    GroupScales,
+    WeightOnlyMatrix,
+    grouped_weight_only_linear,
+    grouped_weight_only_linear_reference,
+    pack_halves,
+    weight_only_linear,
+    weight_only_linear_reference,
+)
+
+DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
+KINDS = ["int8", "int8 in groups", "int8 with minimums", "4 bits", "4 bits with minimums"]
+
+
+def _scales(of_groups: Tensor, device: str) -> GroupScales:
+    values, factors = split_scales(of_groups)
+    return GroupScales(values.t().contiguous().to(device), factors.to(device))
+
+
+def in_4_bits(weight: NibbleWeight, device: str) -> WeightOnlyMatrix:
+    zeros = None if weight.has_minimums else weight.zeros.half().t().contiguous().to(device)
+    minimums = _scales(weight.zeros, device) if weight.has_minimums else None
+    codes, scales = pack_halves(weight.codes).to(device), _scales(weight.scales, device)
+    return WeightOnlyMatrix(codes, weight.codes.shape[1], scales, weight.group, zeros, minimums)
+
+
+def matrix_of(kind: str, inputs: int, outputs: int, group: int, device: str) -> WeightOnlyMatrix:
+    torch.manual_seed(0)
+    if kind.startswith("4 bits"):
+        make = with_minimums if "minimums" in kind else weight_of
+        return in_4_bits(make(outputs, inputs, group), device)
+    codes = torch.randint(-128, 128, (outputs, inputs), dtype=torch.int8).to(device)
+    if kind == "int8":
+        return WeightOnlyMatrix(codes, inputs, torch.rand(outputs).to(device) / 128)
+    of_groups = torch.rand(outputs, -(-inputs // group)) / 128
+    minimums = _scales(of_groups - 0.5, device) if "minimums" in kind else None
+    return WeightOnlyMatrix(codes, inputs, _scales(of_groups, device), group, None, minimums)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs", "group"),
+    [(1, 1, 1, 32), (2, 15, 17, 16), (16, 64, 65, 32), (17, 300, 97, 128), (65, 576, 129, 64), (3, 100, 500, 16)],
+)
+def test_products(kind: str, dtype: torch.dtype, rows: int, inputs: int, outputs: int, group: int, device: str) -> None:
+    matrix = matrix_of(kind, inputs, outputs, group, device)
+    values, bias = torch.randn(rows, inputs).to(device, dtype), torch.randn(outputs).to(device, dtype)
+    for added in (None, bias):
+        product = weight_only_linear(values, matrix, added)
+        expected = weight_only_linear_reference(values, matrix, added)
+        tolerance = 1e-5 if dtype == torch.float32 else 4e-3
+        torch.testing.assert_close(product, expected, rtol=tolerance, atol=tolerance * inputs**0.5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("group", GROUPS_OF_INPUTS)
+def test_a_row_comes_to_the_bits_of_a_dense_weight_however_many_there_are(
+    kind: str, group: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order_dots(monkeypatch)
+    matrix = matrix_of(kind, 200, 40, group, device)
+    values, bias = torch.randn(70, 200).to(device, torch.float16), torch.randn(40).to(device, torch.float16)
+    together = weight_only_linear(values, matrix, bias, deterministic=True)
+    if matrix.group is not None:
+        dense = invariant_linear(values, matrix.dense().half(), bias)
+        torch.testing.assert_close(together, dense, rtol=1e-3, atol=1e-2)
+    for first, end in ((0, 1), (5, 6), (64, 65), (3, 19), (6, 69)):
+        few = weight_only_linear(values[first:end], matrix, bias, deterministic=True)
+        assert torch.equal(few, together[first:end])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tile_rows", [16, 64])
+@pytest.mark.parametrize(("num_tokens", "inputs", "outputs"), [(1, 15, 34), (17, 300, 34), (35, 64, 130)])
+def test_products_with_the_weights_of_experts(
+    kind: str, tile_rows: int, num_tokens: int, inputs: int, outputs: int, device: str
+) -> None:
+    """Expert 0 has no row, and the scales of experts differ."""
+    experts = torch.tensor([[3, 1 + token % 2] for token in range(num_tokens)], dtype=torch.int32, device=device)
+    groups = group_by_expert(experts, 4, tile_rows)
+    one = matrix_of(kind, inputs, outputs, 32, device)
+    stacked: WeightOnlyMatrix = tree_map(_for_experts, one)
+    for rows_each in (1, 2):
+        values = torch.randn(num_tokens * 2 // rows_each, inputs).to(device)
+        arguments = values, stacked, groups, num_tokens * 2
+        expected = grouped_weight_only_linear_reference(*arguments)
+        torch.testing.assert_close(grouped_weight_only_linear(*arguments), expected, rtol=1e-4, atol=1e-2)
+
+
+def _for_experts(leaf: Any) -> Any:
+    """A tensor for each of four experts: factors in other sizes, codes and their scales in another order."""
+    if not isinstance(leaf, Tensor):
+        return leaf
+    if leaf.dtype == torch.float32:
+        return torch.stack([leaf * (1 + expert) for expert in range(4)])
+    return torch.stack([leaf.roll(expert, 0) for expert in range(4)])
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (3, 31), (5, 64), (40, 200)])
+def test_halves_are_the_same_codes(outputs: int, inputs: int, device: str) -> None:
+    weight = weight_of(outputs, inputs, 32)
+    torch.testing.assert_close(in_4_bits(weight, device).dense().cpu(), weight.dense(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("group", GROUPS_OF_INPUTS)
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (7, 100), (64, 576)])
+def test_weights_are_rounded_as_by_compiled_code(outputs: int, inputs: int, group: int, device: str) -> None:
+    import compiled
+    from quire_kernels.cpu.nibbles import quantize_in_nibbles
+
+    torch.manual_seed(0)
+    weight = torch.randn(outputs, inputs)
+    weight[0, 0] = 0.0
+    expected = quantize_in_nibbles(compiled.thread_pool(), weight, group)
+    actual = round_to_nibbles(weight.to(device), group)
+    # Where two steps have nearly the same error, the order of its sum decides.
+    equal = (actual.scales.cpu() == expected.scales) & (actual.zeros.cpu() == expected.zeros)
+    assert float(equal.float().mean()) > 0.99
+    errors = [float((each.dense() - weight).square().sum()) for each in (_on_host(actual), expected)]
+    assert errors[0] == pytest.approx(errors[1], rel=1e-4)
+
+
+def _on_host(weight: NibbleWeight) -> NibbleWeight:
+    return NibbleWeight(weight.codes.cpu(), weight.scales.cpu(), weight.zeros.cpu(), weight.group)
+
+
+def test_a_weight_that_is_not_finite_has_no_scale(device: str) -> None:
+    weight = torch.ones(2, 64, device=device)
+    weight[1, 40] = torch.nan
+    assert round_to_nibbles(weight, 32).scales.isnan().tolist() == [[False, False], [False, True]]
+
+
+def test_no_rows(device: str) -> None:
+    matrix = matrix_of("4 bits", 64, 8, 32, device)
+    assert weight_only_linear(torch.zeros(0, 64, device=device), matrix).shape == (0, 8)
+
+
+@pytest.mark.parametrize(
+    ("argument", "change"),
+    [
+        ("inputs", {"inputs": torch.zeros(64)}),
+        ("inputs", {"inputs": torch.zeros(3, 65)}),
+        ("bias", {"bias": torch.zeros(9)}),
+        ("weight", {"inputs": 65}),
+        ("weight", {"group": None}),
+        ("weight", {"group": 48}),
+        ("weight", {"group": 64}),
+        ("weight", {"scales": torch.zeros(8)}),
+        ("weight", {"zeros": torch.zeros(2, 8)}),
+        ("weight", {"codes": torch.zeros(8, 32)}),
+    ],
+)
+def test_a_wrong_argument_is_named(argument: str, change: dict[str, Any]) -> None:
+    arguments: dict[str, Any] = {"inputs": torch.zeros(3, 64), "weight": matrix_of("4 bits", 64, 8, 32, "cpu")}
+    if argument == "weight":
+        arguments["weight"] = arguments["weight"]._replace(**change)
+    else:
+        arguments |= change
+    with pytest.raises(ValueError, match=f"^{argument}: "):
+        weight_only_linear(**arguments)

@@ -1,0 +1,188 @@
+"""What computes a model: the device, the dtype, the kernels, the formats of weights and of the KV cache.
+
+Settings name them, or what the machine and the model allow.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+
+import torch
+
+from quire_kernels.cpu.amx import arithmetic_of
+from quire_kernels.cpu.attention import check_compiled_support
+from quire_kernels.cpu.library import BuildFailed, load_library
+from quire_kernels.cpu.linear import MatrixFormat
+from quire_kernels.cpu.thread_pool import ThreadPool
+from svc_common.models import cache_root
+from worker_svc.attention import AttentionKind, CompiledKernels, Kernels
+from worker_svc.errors import StartupFailed
+from worker_svc.fingerprint import triton_arithmetic
+from worker_svc.gpu.device_attention import arithmetic_of_backend
+from worker_svc.host import has_bfloat16
+from worker_svc.model.compiled_model import COMPUTED as COMPILED
+from worker_svc.model.description import ModelDescription
+from worker_svc.model.device_formats import COMPUTED as COMPUTED_ON_DEVICE
+from worker_svc.model.device_formats import Quantization
+from worker_svc.model.loading import unsupported_natively
+from worker_svc.model.support import unsupported_reason
+from worker_svc.settings import WorkerSettings
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+MATRIX_FORMATS = {
+    "none": MatrixFormat.PLAIN,
+    "int8": MatrixFormat.INT8,
+    "w8a8": MatrixFormat.W8A8,
+    "w4a16": MatrixFormat.W4A16,
+    "w4a8": MatrixFormat.W4A8,
+}
+_CACHE_DTYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
+# Compute capability of the first GPUs with float8_e4m3fn: Ada Lovelace.
+_FP8_CAPABILITY = (8, 9)
+
+
+class DeviceNotFound(StartupFailed):
+    """The device that the settings name does not exist. The text is for the operator."""
+
+
+def choose_device(choice: str) -> torch.device:
+    has_gpu = torch.cuda.is_available()
+    if choice == "cuda" and not has_gpu:
+        raise DeviceNotFound("QUIRE_DEVICE is cuda, but torch finds no GPU")
+    return torch.device("cuda", 0) if has_gpu and choice != "cpu" else torch.device("cpu")
+
+
+def choose_dtype(choice: str, device: torch.device) -> torch.dtype:
+    if choice != "auto":
+        return _DTYPES[choice]
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    return torch.bfloat16 if has_bfloat16() else torch.float32
+
+
+def start_thread_pool(settings: WorkerSettings, report: Callable[[str], None]) -> ThreadPool:
+    """The threads of the compiled kernels, as many as torch has. Raises BuildFailed."""
+    directory = (settings.kernel_cache_dir or cache_root() / "kernels").expanduser()
+    return ThreadPool(load_library(directory, report), torch.get_num_threads())
+
+
+def choose_kernels(
+    settings: WorkerSettings,
+    model_description: ModelDescription | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    report: Callable[[str], None],
+) -> Kernels:
+    """The kernels of the settings, or the fastest ones of the device."""
+    choice, quantization = settings.kernels, settings.quantization
+    is_quantized = quantization != "none"
+    on_gpu = device.type == "cuda"
+    if on_gpu and choice in ("torch", "compiled"):
+        raise DeviceNotFound(f"QUIRE_KERNELS is {choice}, which is for CPUs, but the device is a GPU")
+    if choice == "triton" and not on_gpu and os.environ.get("TRITON_INTERPRET") != "1":
+        raise DeviceNotFound("QUIRE_KERNELS is triton, which is for GPUs, but the device is a CPU")
+    check_quantization(settings, model_description, device)
+    if on_gpu or choice == "triton":
+        return AttentionKind.TRITON
+    if choice == "torch":
+        return AttentionKind.TORCH
+    refused: str | None
+    reason = None if model_description is None else unsupported_reason(model_description, COMPILED)
+    if model_description is not None and reason is None:
+        refused = check_compiled_support(model_description.layout.head_dim, settings.block_size, dtype)
+    else:
+        # Of other models they compute the attention if they support its shape; that is known after loading.
+        refused = _not_quantized(reason) if is_quantized else None
+    if refused is None:
+        try:
+            return CompiledKernels(start_thread_pool(settings, report), MATRIX_FORMATS[quantization])
+        except BuildFailed as error:
+            refused = str(error)
+    if choice == "compiled" or is_quantized:
+        raise StartupFailed(f"the compiled kernels cannot be used: {refused}")
+    report(f"torch computes the model, slower than the compiled kernels: {refused}")
+    return AttentionKind.TORCH
+
+
+def quantization_of_device(name: str) -> Quantization | None:
+    """What the Triton kernels compute of a value of QUIRE_QUANTIZATION; None: weights are in the model's dtype."""
+    return None if name == "none" else Quantization(name)
+
+
+def check_quantization(
+    settings: WorkerSettings, model_description: ModelDescription | None, device: torch.device
+) -> None:
+    """Raises StartupFailed, which says why, if the kernels of the settings compute no weights in these formats, or the
+    Triton kernels not those of a model.
+    """
+    quantization = settings.quantization
+    if quantization == "none":
+        return
+    setting = f"QUIRE_QUANTIZATION is {quantization}"
+    if settings.kernels == "torch":
+        raise StartupFailed(f"{setting}, which torch's operators do not compute, but QUIRE_KERNELS is torch")
+    if device.type == "cpu" and settings.kernels != "triton":
+        if quantization not in MATRIX_FORMATS:
+            raise StartupFailed(f"{setting}, which is for a GPU: on a CPU it may be {_either(MATRIX_FORMATS)}")
+        return
+    if quantization not in list(Quantization):
+        raise StartupFailed(f"{setting}, which is for CPUs: on a GPU it may be {_either(['none', *Quantization])}")
+    if Quantization(quantization) is Quantization.FP8 and device.type == "cuda":
+        _check_fp8(device, setting, "int8 or w8a8")
+    reason = None
+    if model_description is not None:
+        reason = unsupported_reason(model_description, COMPUTED_ON_DEVICE)
+    if model_description is None or reason is not None:
+        raise StartupFailed(f"{setting}, but on a GPU {_not_quantized(reason)}")
+
+
+def _not_quantized(reason: str | None) -> str:
+    models = "only models that are computed natively" if reason is None else f"no models with {reason}"
+    return f"{models} support QUIRE_QUANTIZATION"
+
+
+def _check_fp8(device: torch.device, setting: str, others: str) -> None:
+    if torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
+        raise StartupFailed(f"{setting}, which this GPU does not support: use {others}")
+
+
+def _either(names: Iterable[str]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} or {last}"
+
+
+def choose_native(
+    model_description: ModelDescription | None, kernels: Kernels, report: Callable[[str], None]
+) -> ModelDescription | None:
+    """The model's description, if the backend of these kernels supports it."""
+    if model_description is None:
+        return None
+    refused = unsupported_natively(model_description, kernels)
+    if refused is not None:
+        report(f"transformers' modules compute the model, slower than Quire's kernels: these do not support {refused}")
+        return None
+    return model_description
+
+
+def arithmetic_name(
+    settings: WorkerSettings, kernels: Kernels, native: ModelDescription | None, device: torch.device
+) -> str:
+    """What determines a token's bits in deterministic mode: equal names mean equal bits. Raises StartupFailed."""
+    refusal = "QUIRE_DETERMINISTIC cannot be guaranteed"
+    if native is None:
+        raise StartupFailed(f"{refusal}: only models that are computed natively have kernels that guarantee it")
+    if isinstance(kernels, CompiledKernels):
+        return f"{arithmetic_of(kernels.thread_pool)} {torch.__version__}"
+    if device.type == "cuda":
+        return f"{triton_arithmetic(device)}{arithmetic_of_backend(settings.attention_backend)}"
+    raise StartupFailed(f"{refusal} with {kernels} kernels on a CPU: only the compiled kernels do")
+
+
+def choose_cache_dtype(choice: str, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The dtype of keys and values."""
+    if choice == "auto":
+        return dtype
+    if kernels is not AttentionKind.TRITON:
+        raise StartupFailed(f"QUIRE_KV_CACHE_DTYPE is {choice}, which is for a GPU: on a CPU it must be auto")
+    if choice == "fp8" and device.type == "cuda":
+        _check_fp8(device, "QUIRE_KV_CACHE_DTYPE is fp8", "int8 or auto")
+    return _CACHE_DTYPES[choice]

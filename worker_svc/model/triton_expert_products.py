@@ -1,0 +1,146 @@
+"""The products of a layer's experts on a GPU: in the model's dtype, or with weights, and rows too, in codes.
+
+Rows are grouped by expert (`group_by_expert`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from quire_kernels.activation import Activation, gated_activation
+from quire_kernels.coded_rows import CodedRows, RowCoding, code_activation, code_rows
+from quire_kernels.group_by_expert import ExpertGroups
+from quire_kernels.grouped_linear import grouped_linear
+from quire_kernels.scaled_linear import CodedMatrix, grouped_scaled_linear
+from quire_kernels.weight_only_linear import WeightOnlyMatrix, grouped_weight_only_linear
+from worker_svc.model.building import MlpWeights
+from worker_svc.model.config import UnsupportedModel
+from worker_svc.model.device_formats import Quantization
+from worker_svc.model.linear_weights import LinearWeights
+from worker_svc.model.triton_products import Rows, build_matrix
+
+MatrixT = TypeVar("MatrixT", bound=Tensor | CodedMatrix | WeightOnlyMatrix)
+
+
+class ExpertProducts(Protocol):
+    """Gated MLPs of experts."""
+
+    @property
+    def num_experts(self) -> int: ...
+
+    @property
+    def coding(self) -> RowCoding | None:
+        """How the inputs may be coded before; None: they may not."""
+
+    def __call__(self, inputs: Rows, groups: ExpertGroups, num_rows: int, activation: Activation) -> Tensor:
+        """The outputs of all rows [num_rows, outputs]. Row r reads input r // (num_rows / number of inputs)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseExperts:
+    """`ExpertProducts` in the model's dtype."""
+
+    gate_up: Tensor
+    """[num_experts, 2 * width, hidden_size]"""
+    down: Tensor
+    """[num_experts, hidden_size, width]"""
+
+    @property
+    def num_experts(self) -> int:
+        return len(self.gate_up)
+
+    @property
+    def coding(self) -> None:
+        return None
+
+    def __call__(self, inputs: Rows, groups: ExpertGroups, num_rows: int, activation: Activation) -> Tensor:
+        assert isinstance(inputs, Tensor)
+        active = grouped_linear(inputs, self.gate_up, groups, num_rows, activation)
+        return grouped_linear(active, self.down, groups, num_rows)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WeightOnlyExperts:
+    """`ExpertProducts` with weights in codes; each tensor has a first dimension of experts."""
+
+    gate_up: WeightOnlyMatrix
+    down: WeightOnlyMatrix
+
+    @property
+    def num_experts(self) -> int:
+        return len(self.gate_up.codes)
+
+    @property
+    def coding(self) -> None:
+        return None
+
+    def __call__(self, inputs: Rows, groups: ExpertGroups, num_rows: int, activation: Activation) -> Tensor:
+        assert isinstance(inputs, Tensor)
+        gate_up = grouped_weight_only_linear(inputs, self.gate_up, groups, num_rows)
+        return grouped_weight_only_linear(gated_activation(gate_up, activation), self.down, groups, num_rows)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CodedExperts:
+    """`ExpertProducts` of rows in codes with weights in codes; each tensor has a first dimension of experts."""
+
+    gate_up: CodedMatrix
+    down: CodedMatrix
+    dtype: torch.dtype
+
+    @property
+    def num_experts(self) -> int:
+        return len(self.gate_up.codes)
+
+    @property
+    def coding(self) -> RowCoding:
+        return self.gate_up.coding
+
+    def __call__(self, inputs: Rows, groups: ExpertGroups, num_rows: int, activation: Activation) -> Tensor:
+        rows = inputs if isinstance(inputs, CodedRows) else code_rows(inputs, self.coding)
+        gate_up = grouped_scaled_linear(rows, self.gate_up, groups, num_rows, self.dtype)
+        active = code_activation(gate_up, activation, self.down.coding, is_gated=True)
+        return grouped_scaled_linear(active, self.down, groups, num_rows, self.dtype)
+
+
+def build_expert_products(experts: Sequence[MlpWeights], quantization: Quantization | None) -> ExpertProducts:
+    """The experts of a layer, which are alike. Raises UnsupportedModel if their codes are not."""
+    gate_ups, downs = [expert.gate_up for expert in experts], [expert.down for expert in experts]
+    if quantization is None:
+        return DenseExperts(*(_stacked(each, lambda weights: weights.fused()[0]) for each in (gate_ups, downs)))
+
+    def coded(weights: LinearWeights) -> CodedMatrix | WeightOnlyMatrix:
+        return build_matrix(weights, quantization, of_expert=True).matrix
+
+    gate_up, down, dtype = _stacked(gate_ups, coded), _stacked(downs, coded), gate_ups[0].dtype
+    if isinstance(gate_up, CodedMatrix) and isinstance(down, CodedMatrix):
+        return CodedExperts(gate_up, down, dtype)
+    assert isinstance(gate_up, WeightOnlyMatrix)
+    assert isinstance(down, WeightOnlyMatrix)
+    return WeightOnlyExperts(gate_up, down)
+
+
+def _stacked(layers: Sequence[LinearWeights], build: Callable[[LinearWeights], MatrixT]) -> MatrixT:
+    """The tensors of equal layers, each with a first dimension more: one layer is read after the other."""
+    first = build(layers[0])
+    leaves, form = tree_flatten(first)
+    stacked = [leaf.new_empty(len(layers), *leaf.shape) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    for number, layer in enumerate(layers):
+        matrix = build(layer) if number else first
+        found, other = tree_flatten(matrix)
+        if other != form or list(map(_kind, found)) != list(map(_kind, leaves)):
+            name = layer.layer.stored[0].name
+            raise UnsupportedModel(f"{name}: its codes have another form than those of other experts")
+        for into, leaf in zip(stacked, found, strict=True):
+            if isinstance(leaf, Tensor):
+                into[number] = leaf
+    made: MatrixT = tree_unflatten(stacked, form)
+    return made
+
+
+def _kind(leaf: object) -> object:
+    return (leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf
