@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 .DEFAULT_GOAL := help
 .PHONY: help install run test chaos acceptance clients peers lint type protos client-wheel release-protos requirements sbom audit aot gpu-check clean
 .PHONY: bench bench-sweep bench-steps bench-pairs bench-pressure bench-recovery bench-journal bench-kernels bench-quality bench-formats
-.PHONY: bench-security bench-deterministic bench-grammars bench-grammar-engines bench-simulator bench-docs bench-continuous-batching bench-sync-client bench-embeddings bench-offline bench-architectures bench-gguf bench-gguf-quality bench-loading bench-all
+.PHONY: bench-security bench-deterministic bench-grammars bench-grammar-engines bench-simulator bench-docs bench-continuous-batching bench-sync-client bench-embeddings bench-offline bench-openvino bench-architectures bench-gguf bench-gguf-quality bench-loading bench-all
 
 help:  ## List the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -157,6 +157,9 @@ bench-embeddings: $(STAMP)  ## Compare the rate of embeddings with sentence-tran
 
 bench-offline: $(STAMP)  ## Compare quire.LLM with vLLM's class, where VLLM_VENV names its environment
 	$(BIN)/python -m benchmarks.offline
+
+bench-openvino: $(STAMP)  ## Compare quire.LLM with OpenVINO GenAI on the default model's GGUF file
+	$(BIN)/python -m benchmarks.offline.gguf
 
 bench-architectures: $(STAMP)  ## Compare other architectures with transformers, and with vLLM where VLLM_VENV names it
 	$(BIN)/python -m benchmarks.architectures

@@ -27,7 +27,7 @@ from benchmarks.grammars import grammars_section
 from benchmarks.journal.report import journal_section
 from benchmarks.kernels.report import kernels_section
 from benchmarks.loading import loading_section
-from benchmarks.offline.report import offline_section
+from benchmarks.offline.report import gguf_offline_section, offline_section
 from benchmarks.plot import Chart, draw
 from benchmarks.pressure.report import pressure_section
 from benchmarks.quality import quality_section
@@ -113,6 +113,7 @@ PERFORMANCE = (
     Section("sweep", RESULTS / "sweep.json", "VLLM_VENV=ENVIRONMENT make bench-sweep", sweep_section),
     Section("embeddings", RESULTS / "embeddings.json", "make bench-embeddings", embeddings_section),
     Section("offline", RESULTS / "offline.json", "VLLM_VENV=ENVIRONMENT make bench-offline", offline_section),
+    Section("offline gguf", RESULTS / "offline_gguf.json", "make bench-openvino", gguf_offline_section),
     Section(
         "architectures",
         RESULTS / "architectures.json",

@@ -1,6 +1,6 @@
 """The checks of `quire doctor` for a worker's model: files, architecture and memory. No weights are loaded."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -300,7 +300,7 @@ def find_memory_problems(context: CheckContext) -> Iterator[Finding]:
         yield skipped("the model or the device is wrong")
         return
     except StartupFailed as error:
-        yield wrong("settings of KV memory", str(error), "set it to a value that it names, or unset it")
+        yield wrong("settings of weights and KV memory", str(error), "set it to a value that it names, or unset it")
         return
     where = "of the GPU" if device.type == "cuda" else "in the limit of the machine or its container"
     found = (
@@ -308,7 +308,10 @@ def find_memory_problems(context: CheckContext) -> Iterator[Finding]:
         f"weights about {_gib(estimate.weights)}, KV blocks {_gib(estimate.kv)}"
         f"{f', for each of {context.num_processes} workers' if context.num_processes > 1 else ''}"
     )
-    yield _judge(settings, found, estimate, context.num_processes, device)
+    others = smaller_quantizations(settings.quantization, device.type)
+    if not estimate.block or (device.type == "cuda" and model.description is None):
+        others = ()  # it is for decoders, on a GPU for native ones
+    yield _judge(settings, found, estimate, context.num_processes, device, others)
 
 
 def estimate_memory(
@@ -354,12 +357,16 @@ def _cache_shape(settings: WorkerSettings, model: CheckedModel, dtype: torch.dty
 
 
 def _judge(
-    settings: WorkerSettings, found: str, estimate: MemoryEstimate, num_workers: int, device: torch.device
+    settings: WorkerSettings,
+    found: str,
+    estimate: MemoryEstimate,
+    num_workers: int,
+    device: torch.device,
+    others: Sequence[str],
 ) -> Finding:
     on_cpu = device.type == "cpu"
     smaller = "use a smaller model or a machine with more memory"
-    others = smaller_quantizations(settings.quantization, device.type)
-    if estimate.block and others:  # quantization is for decoders
+    if others:
         smaller += f", or QUIRE_QUANTIZATION={others[0]}"
     if num_workers * estimate.weights > estimate.free:
         return wrong(found, "the weights do not fit in memory", f"{smaller}; or raise the limit of the container")

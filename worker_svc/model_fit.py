@@ -48,12 +48,20 @@ class WeightSizes:
     """Numbers of matrices in blocks of GGUF, the head included."""
     block_bytes: int = 0
     """What they take with their own codes."""
+    head_block_numbers: int = 0
+    """Numbers of a head in blocks, among `block_numbers`; 0 where it is the embedding."""
+    head_block_bytes: int = 0
+    """What a head in blocks takes with its own codes, among `block_bytes`, also where it is the embedding."""
 
     def num_bytes(self, dtype: torch.dtype, quantization: str = "none", device: str = "cpu") -> int:
         """The least memory of the weights on a device of this type."""
         of_matrices = int(self.matrices * bytes_per_weight(quantization, dtype))
         of_head = self.head * (1 if quantization in _PER_NUMBER and device == "cpu" else dtype.itemsize)
-        of_blocks = self.block_bytes if quantization in _PER_NUMBER else self.block_numbers * dtype.itemsize
+        of_blocks = self.block_numbers * dtype.itemsize
+        if quantization in _PER_NUMBER:
+            of_blocks = self.block_bytes
+            if device == "cuda":  # where the head is in the dtype
+                of_blocks += self.head_block_numbers * dtype.itemsize - self.head_block_bytes
         return of_matrices + of_head + self.others * dtype.itemsize + self.packed_bytes + of_blocks
 
 
@@ -69,8 +77,8 @@ def smaller_quantizations(quantization: str, device: str) -> tuple[str, ...]:
 
 def read_weight_sizes(directory: Path) -> WeightSizes:
     """The sizes of a model's weights. Raises UnsupportedModel if a file is missing or damaged."""
-    matrices = head = others = packed_bytes = block_numbers = 0
-    block_bytes = 0.0
+    matrices = head = others = packed_bytes = block_numbers = head_block_numbers = 0
+    block_bytes = head_block_bytes = 0.0
     for path in weight_files(directory):
         with open_weights(path) as file:
             names = list(file.keys())
@@ -86,7 +94,11 @@ def read_weight_sizes(directory: Path) -> WeightSizes:
                     # It is dense, and with its own codes the head besides.
                     others += numbers if is_embedding else 0
                     block_numbers += 0 if is_embedding else numbers
-                    block_bytes += 0 if is_embedding and not is_tied else numbers * of.bytes_held
+                    held = 0 if is_embedding and not is_tied else numbers * of.bytes_held
+                    block_bytes += held
+                    if is_embedding or name.startswith("lm_head."):
+                        head_block_bytes += held
+                        head_block_numbers += 0 if is_embedding else numbers
                 elif stored not in _PLAIN:
                     packed_bytes += prod(shape) * _STORED.get(stored, 1)
                 elif name.startswith("lm_head."):
@@ -95,7 +107,16 @@ def read_weight_sizes(directory: Path) -> WeightSizes:
                     matrices += prod(shape)
                 else:
                     others += prod(shape)
-    return WeightSizes(matrices, head, others, packed_bytes, block_numbers, int(block_bytes))
+    return WeightSizes(
+        matrices,
+        head,
+        others,
+        packed_bytes,
+        block_numbers,
+        int(block_bytes),
+        head_block_numbers,
+        int(head_block_bytes),
+    )
 
 
 def _block_types(directory: Path, names: Iterable[str]) -> Mapping[str, BlockType]:

@@ -58,10 +58,10 @@ class WorkerSettings(InnerSettings):
         BeforeValidator(lambda name: "int8" if name == "w8a16" else name),
     ] = Field(
         "none",
-        description="int8, also called w8a16: weights in 8 bits with a scale for each output; w4a16: in 4 bits with a "
-        "scale and a zero point for each group of inputs; w8a8 and w4a8: activations in 8 bits too, and products are "
-        "those of integers, w4a8 on a CPU only; fp8: weights and activations in float8_e4m3fn, on a GPU; native models "
-        "only",
+        description="weights of native models; int8, also called w8a16: 8 bits with a scale for each output; w4a16: 4 "
+        "bits with a scale and a zero point for each group of inputs; w8a8: activations in 8 bits too; w4a8, on a CPU: "
+        "weights in 4 bits and activations in 8; fp8, on a GPU from compute capability 8.9 on: both in float8_e4m3fn; "
+        "not with QUIRE_KERNELS=torch",
     )
     kv_cache_dtype: Literal["auto", "fp8", "int8"] = Field(
         "auto",

@@ -18,7 +18,7 @@ _SHOWN = (
     ("decode: Llama 3 8B, bf16, KV int8", "_decode_kernel"),
     ("invariant product: 4096 to 6144, bf16", "_invariant_linear_kernel"),
     ("product in int8: 4096 to 6144, many rows, bf16", "_scaled_linear_kernel"),
-    ("product in fp8: 4096 to 6144, many rows, bf16", "_scaled_linear_kernel"),
+    ("product in fp8 in groups: 4096 to 6144, many rows, bf16", "_scaled_linear_kernel"),
     ("product of weights in 4 bits, groups of 128: 4096 to 6144, many rows, bf16", "_weight_only_linear_kernel"),
 )
 _FIGURES = {

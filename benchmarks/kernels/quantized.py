@@ -1,4 +1,6 @@
-"""Cases of products of quantized weights, beside torch's in bfloat16, and what codes rows before them."""
+"""Cases of products of quantized weights, beside torch's in bfloat16. Rows are in codes already where they need to be:
+norms and activations write them.
+"""
 
 import torch
 from torch import Tensor

@@ -30,16 +30,18 @@ def generate(package: Any, llm: Any, requests: list[list[Any]]) -> list[list[int
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--package", choices=("quire", "vllm"), required=True)
+    parser.add_argument("--package", choices=("quire", "vllm"), default="quire")
     parser.add_argument("--model", required=True, help="model directory")
     parser.add_argument("--requests", type=Path, required=True, help="file with the requests")
     parser.add_argument("--output", type=Path, required=True, help="file for the result")
     parser.add_argument("--max-sequences", type=int, help="computed at a time; default that of the package")
+    parser.add_argument("--quantization", help="of weights; default: as the package has it")
     options = parser.parse_args()
     requests = json.loads(options.requests.read_bytes())
     package = importlib.import_module(options.package)
-    limits = {} if options.max_sequences is None else {"max_num_seqs": options.max_sequences}
-    llm = package.LLM(model=options.model, dtype="bfloat16", max_model_len=CONTEXT_LENGTH, **limits)
+    given = {"max_num_seqs": options.max_sequences, "quantization": options.quantization}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    llm = package.LLM(model=options.model, dtype="bfloat16", max_model_len=CONTEXT_LENGTH, **chosen)
     generate(package, llm, _WARM_UP)
     began = perf_counter()
     token_ids = generate(package, llm, requests)

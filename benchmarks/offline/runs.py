@@ -5,7 +5,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.processes import BenchmarkFailed, running
@@ -14,16 +14,24 @@ from benchmarks.vllm import vllm_environment
 from quire_client.bench.mix import MixRequest
 
 PROGRAM = Path(__file__).with_name("program.py")
+OPENVINO_PROGRAM = Path(__file__).with_name("openvino_program.py")
 
 
 @dataclass(frozen=True)
 class OfflineSystem:
-    """A package with the class, the Python that has it, and variables of its process."""
+    """A package, the Python that has it, variables of its process, and the program that runs requests with options of
+    its own.
+    """
 
     package: str
     title: str
     python: Path = Path(sys.executable)
     environment: Mapping[str, str] = field(default_factory=dict)
+    program: Path = PROGRAM
+    options: tuple[str, ...] = ()
+
+    def with_options(self, *options: str) -> "OfflineSystem":
+        return replace(self, options=options)
 
 
 @dataclass(frozen=True)
@@ -41,11 +49,13 @@ class OfflineRun:
 
 _TREE = os.pathsep.join(str(ROOT / folder) for folder in ("", "protos", "kernels", "client"))
 QUIRE = OfflineSystem("quire", "quire.LLM", environment={"PYTHONPATH": _TREE})
+"""By default in the dtype of the program."""
 
 
 def vllm(environment: Path) -> OfflineSystem:
     """vLLM's CPU build, in a virtual environment of its own."""
-    return OfflineSystem("vllm", "vllm.LLM, CPU build", environment / "bin" / "python", vllm_environment())
+    python, variables = environment / "bin" / "python", vllm_environment()
+    return OfflineSystem("vllm", "vllm.LLM, CPU build", python, variables, options=("--package", "vllm"))
 
 
 def run_offline(
@@ -58,7 +68,7 @@ def run_offline(
     with tempfile.TemporaryDirectory(prefix="quire-bench-") as folder:
         given, output = Path(folder, "requests.json"), Path(folder, "result.json")
         given.write_text(json.dumps([[request.prompt_token_ids, request.output_tokens] for request in requests]))
-        command = [system.python, PROGRAM, "--package", system.package, "--model", model]
+        command = [system.python, system.program, *system.options, "--model", model]
         command += ["--requests", given, "--output", output]
         if max_sequences is not None:
             command += ["--max-sequences", max_sequences]

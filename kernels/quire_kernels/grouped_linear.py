@@ -141,8 +141,8 @@ def grouped_linear_reference(
     outputs = _check(inputs, weight, groups, num_rows, activation)
     out = torch.empty((num_rows, outputs), dtype=inputs.dtype, device=inputs.device)
 
-    def multiply(expert: int, read: Tensor) -> Tensor:
-        product = inputs[read].float() @ weight[expert].float().t()
+    def multiply(expert: int, input_rows: Tensor) -> Tensor:
+        product = inputs[input_rows].float() @ weight[expert].float().t()
         return product if activation is None else gated_activation_reference(product, activation)
 
     return grouped_products(groups, len(inputs), num_rows, out, multiply)
@@ -168,7 +168,7 @@ def check_row_groups(groups: ExpertGroups, num_rows: int, inputs: Tensor) -> Non
 def grouped_products(
     groups: ExpertGroups, num_inputs: int, num_rows: int, out: Tensor, multiply: Callable[[int, Tensor], Tensor]
 ) -> Tensor:
-    """Fills `out` tile by tile, as references do: `multiply` takes an expert and the inputs of its rows, by number."""
+    """Fills `out` tile by tile, as references do: `multiply` takes an expert and the numbers of its rows' inputs."""
     places = groups.order.view(-1, groups.tile_rows)
     for expert, tile in zip(groups.tile_experts.tolist(), places, strict=True):
         if expert >= 0:

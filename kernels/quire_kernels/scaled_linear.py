@@ -116,9 +116,12 @@ def _scaled_linear_kernel(  # type: ignore[no-untyped-def]
             if IS_INT:
                 b_total = tl.dot(b_codes, tl.trans(b_weight), b_total, out_dtype=tl.int32)
             else:
-                b_total = tl.dot(b_codes, tl.trans(b_weight), b_total, max_num_imprecise_acc=TILE_K)
+                b_total += tl.dot(b_codes, tl.trans(b_weight), max_num_imprecise_acc=TILE_K)
         else:
-            b_part = tl.dot(b_codes, tl.trans(b_weight), out_dtype=sum_dtype).to(tl.float32)
+            if IS_INT:
+                b_part = tl.dot(b_codes, tl.trans(b_weight), out_dtype=tl.int32).to(tl.float32)
+            else:
+                b_part = tl.dot(b_codes, tl.trans(b_weight), max_num_imprecise_acc=TILE_K)
             group = start // TILE_K
             b_row_scales = tl.load(p_row_scale + group, mask=m_row, other=0.0)
             b_scales = tl.load(p_weight_scales + group * OUTPUTS + o_output, mask=m_output, other=0.0)
@@ -253,7 +256,7 @@ def grouped_scaled_linear_reference(
         len(numbers),
         num_rows,
         out,
-        lambda expert, read: numbers[read] @ weight.of_expert(expert).dense().t(),
+        lambda expert, input_rows: numbers[input_rows] @ weight.of_expert(expert).dense().t(),
     )
 
 
@@ -273,6 +276,7 @@ def _torch_multiplies(rows: CodedRows, weight: CodedMatrix, dtype: torch.dtype) 
     outputs, inputs = weight.codes.shape
     return (
         rows.codes.device.type == "cuda"
+        and torch.version.hip is None  # there float8 has other numbers
         and rows.codes.dtype == torch.float8_e4m3fn
         and dtype == torch.bfloat16
         and len(weight.scales) == 1

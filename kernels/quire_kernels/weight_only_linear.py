@@ -1,7 +1,7 @@
 """Matrix products with weights in 8 or 4 bits, and inputs as they are: codes become numbers of the inputs' dtype in the
 registers of the multiprocessor that multiplies them. Also with the weights of the rows' experts (`group_by_expert`).
 
-An output is one sum over the inputs in tiles of their order, as in `invariant_linear`.
+An output is one sum over the inputs in tiles of their order.
 """
 
 from typing import NamedTuple
@@ -15,14 +15,13 @@ from torch import Tensor
 from quire_kernels._checks import FLOAT_DTYPES, require
 from quire_kernels._device import device_limits, pipeline_stages
 from quire_kernels._shapes import ceil_div, check_rows, check_vector
+from quire_kernels.cpu.nibbles import GROUP_SIZES
 from quire_kernels.group_by_expert import ExpertGroups
 from quire_kernels.grouped_linear import check_row_groups, choose_tile_rows, grouped_products
 from quire_kernels.invariant_linear import choose_tile_outputs
 
 # Two halves of 32 inputs: of 4 bits, a byte has an input of the first half, and above it that of the second.
 _TILE_INPUTS, _HALF = 64, 32
-GROUPS_OF_INPUTS = (16, 32, 64, 128)
-"""Inputs that may have one scale."""
 
 
 class GroupScales(NamedTuple):
@@ -49,7 +48,7 @@ class WeightOnlyMatrix(NamedTuple):
     scales: Tensor | GroupScales
     """float32 [outputs], or those of groups."""
     group: int | None = None
-    """How many neighbouring inputs have one scale, one of GROUPS_OF_INPUTS; the last group may have fewer."""
+    """How many neighbouring inputs have one scale, one of GROUP_SIZES; the last group may have fewer."""
     zeros: Tensor | None = None
     """float16 [groups, outputs]."""
     minimums: GroupScales | None = None
@@ -94,7 +93,7 @@ def _unpacked(packed: Tensor, inputs: int) -> Tensor:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _numbers(  # type: ignore[no-untyped-def]
+def _dequantized(  # type: ignore[no-untyped-def]
     b_numbers,
     p_scales,
     p_zeros,
@@ -201,7 +200,7 @@ def _weight_only_linear_kernel(  # type: ignore[no-untyped-def]
                 b_codes = tl.load(p_column + o_input[None, :], mask=m_output[:, None] & m_input[None, :], other=0)
             b_weight = b_codes.to(tl.float32)
             if GROUP is not None:
-                b_weight = _numbers(
+                b_weight = _dequantized(
                     b_weight,
                     p_scales,
                     p_zeros,
@@ -337,7 +336,7 @@ def grouped_weight_only_linear_reference(
         len(inputs),
         num_rows,
         out,
-        lambda expert, read: weight_only_linear_reference(inputs[read], weight.of_expert(expert)),
+        lambda expert, input_rows: weight_only_linear_reference(inputs[input_rows], weight.of_expert(expert)),
     )
 
 
@@ -361,7 +360,7 @@ def _check(inputs: Tensor, weight: WeightOnlyMatrix, bias: Tensor | None) -> Non
     in_groups = isinstance(weight.scales, GroupScales)
     require((weight.group is not None) == in_groups, "weight", "have scales of groups, and their size, or neither")
     if isinstance(weight.scales, GroupScales) and weight.group is not None:
-        require(weight.group in GROUPS_OF_INPUTS, "weight", f"have groups of {GROUPS_OF_INPUTS} inputs")
+        require(weight.group in GROUP_SIZES, "weight", f"have groups of {GROUP_SIZES} inputs")
         num_groups = ceil_div(weight.inputs, weight.group)
         _check_groups(weight.scales, num_groups, outputs, device)
         if weight.minimums is not None:

@@ -1,5 +1,5 @@
-"""Products with weights in 8 and 4 bits against the reference, at odd sizes; a row has the bits of the product with the
-same numbers in the inputs' dtype, however many rows there are.
+"""Products with weights in 8 and 4 bits against the reference, at odd sizes; the bits of a row do not depend on other
+rows.
 """
 
 from typing import Any
@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+import quire_kernels.weight_only_linear as weight_only_linear_module
 from nibble_weights import weight_of, with_minimums
 from ordered_dots import order_dots
-from quire_kernels.cpu.nibbles import NibbleWeight, split_scales
+from quire_kernels.cpu.nibbles import GROUP_SIZES, NibbleWeight, split_scales
 from quire_kernels.group_by_expert import group_by_expert
 from quire_kernels.invariant_linear import invariant_linear
 from quire_kernels.round_to_nibbles import round_to_nibbles
 from quire_kernels.weight_only_linear import (
-    GROUPS_OF_INPUTS,
     GroupScales,
     WeightOnlyMatrix,
     grouped_weight_only_linear,
@@ -72,8 +72,8 @@ def test_products(kind: str, dtype: torch.dtype, rows: int, inputs: int, outputs
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("group", GROUPS_OF_INPUTS)
-def test_a_row_comes_to_the_bits_of_a_dense_weight_however_many_there_are(
+@pytest.mark.parametrize("group", GROUP_SIZES)
+def test_a_row_comes_to_the_same_bits_however_many_there_are(
     kind: str, group: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order_dots(monkeypatch)
@@ -121,7 +121,7 @@ def test_halves_are_the_same_codes(outputs: int, inputs: int, device: str) -> No
     torch.testing.assert_close(in_4_bits(weight, device).dense().cpu(), weight.dense(), rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("group", GROUPS_OF_INPUTS)
+@pytest.mark.parametrize("group", GROUP_SIZES)
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (7, 100), (64, 576)])
 def test_weights_are_rounded_as_by_compiled_code(outputs: int, inputs: int, group: int, device: str) -> None:
     import compiled
@@ -147,6 +147,19 @@ def test_a_weight_that_is_not_finite_has_no_scale(device: str) -> None:
     weight = torch.ones(2, 64, device=device)
     weight[1, 40] = torch.nan
     assert round_to_nibbles(weight, 32).scales.isnan().tolist() == [[False, False], [False, True]]
+
+
+@pytest.mark.parametrize(("dtype", "few", "always"), [(torch.float16, 16, 64), (torch.float32, 32, 32)], ids=str)
+def test_tiles_do_not_depend_on_rows_in_deterministic_mode(
+    dtype: torch.dtype, few: int, always: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix, tiles = matrix_of("4 bits", 64, 8, 32, device), list[int]()
+    monkeypatch.setattr(weight_only_linear_module, "_launch", lambda *arguments: tiles.append(arguments[-1]))
+    for num_rows in (1, 16, 17, 70):
+        for deterministic in (False, True):
+            values = torch.zeros(num_rows, 64, device=device, dtype=dtype)
+            weight_only_linear(values, matrix, deterministic=deterministic)
+    assert tiles == [few, always, few, always, always, always, always, always]
 
 
 def test_no_rows(device: str) -> None:

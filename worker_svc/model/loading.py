@@ -69,6 +69,8 @@ def load(
     kernels always do; nothing else can. `attention_backend` computes the attention on a GPU, and `quantization` is the
     format of a native model's weights there. `meter` shows what has been read of a native model.
     """
+    if quantization is not None and kernels is not AttentionKind.TRITON:
+        raise ValueError("quantization: must be None where the kernels are not Triton's")
     # Unsupported formats and adapters are reported before anything else.
     format_of(directory)
     refuse_adapters(directory)

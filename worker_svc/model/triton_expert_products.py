@@ -119,9 +119,10 @@ def build_expert_products(experts: Sequence[MlpWeights], quantization: Quantizat
     gate_up, down, dtype = _stacked(gate_ups, coded), _stacked(downs, coded), gate_ups[0].dtype
     if isinstance(gate_up, CodedMatrix) and isinstance(down, CodedMatrix):
         return CodedExperts(gate_up, down, dtype)
-    assert isinstance(gate_up, WeightOnlyMatrix)
-    assert isinstance(down, WeightOnlyMatrix)
-    return WeightOnlyExperts(gate_up, down)
+    if isinstance(gate_up, WeightOnlyMatrix) and isinstance(down, WeightOnlyMatrix):
+        return WeightOnlyExperts(gate_up, down)
+    name = downs[0].layer.stored[0].name
+    raise UnsupportedModel(f"{name}: its codes have another form than those of gate and up")
 
 
 def _stacked(layers: Sequence[LinearWeights], build: Callable[[LinearWeights], MatrixT]) -> MatrixT:

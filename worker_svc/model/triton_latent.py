@@ -4,8 +4,7 @@ A layer's queries are one tensor [num_tokens, num_heads, rank + rotated dimensio
 first dimensions of each head, the rotation the last ones.
 """
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from quire_kernels.head_linear import head_linear
 from quire_kernels.latent_attention import latent_attention, latent_queries_per_tile
 from quire_kernels.latent_decode import latent_decode, latent_splits
 from quire_kernels.latent_store import latent_store
-from quire_kernels.row_norm import RowNorm, row_norm
+from quire_kernels.row_norm import RowNorm, row_norm, row_norm_codes
 from worker_svc.batch import Batch
 from worker_svc.cache import LayerCache
 from worker_svc.gpu.attention_planner import AttentionPlanner
@@ -23,13 +22,12 @@ from worker_svc.gpu.device_attention import Arrays, AttentionSetup, PlannedAtten
 from worker_svc.gpu.inputs import ForwardInputs
 from worker_svc.model.building import BuiltLatent
 from worker_svc.model.description import AttentionSpec, LatentSpec, ModelDescription
-
-ProductT = TypeVar("ProductT", bound=Callable[[Tensor], Tensor])
+from worker_svc.model.triton_products import Product
 
 
 def store_latents(
     spec: AttentionSpec,
-    latent: BuiltLatent[ProductT, RowNorm],
+    latent: BuiltLatent[Product, RowNorm],
     projected: Tensor,
     frequencies: Tensor,
     attention_factor: float,
@@ -39,7 +37,9 @@ def store_latents(
     """The queries of a layer, given what `spec.qkv` returned; latent vectors and rotated keys go to its cache."""
     queries, compressed = torch.split(projected, list(spec.qkv.outputs), -1)
     if latent.query_norm is not None and latent.query_up is not None:
-        queries = latent.query_up(row_norm(queries, latent.query_norm, queries.dtype))
+        coding, norm = latent.query_up.coding, latent.query_norm
+        normed = row_norm(queries, norm, queries.dtype) if coding is None else row_norm_codes(queries, norm, coding)
+        queries = latent.query_up(normed)
     heads = queries.view(len(queries), spec.num_heads, latent.spec.query_dim)
     plain, rank = latent.spec.plain_dim, latent.spec.rank
     query = heads.new_empty(len(heads), spec.num_heads, spec.head_dim)
@@ -103,7 +103,7 @@ class LatentDeviceAttention:
         return attend
 
 
-def latent_values(latent: BuiltLatent[ProductT, RowNorm], gathered: Tensor) -> Tensor:
+def latent_values(latent: BuiltLatent[Product, RowNorm], gathered: Tensor) -> Tensor:
     """The values of all heads [num_tokens, num_heads, value_dim], of the sums of latent vectors."""
     return head_linear(gathered, latent.kv_up[:, latent.spec.plain_dim :])
 

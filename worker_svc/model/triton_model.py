@@ -48,7 +48,7 @@ class _TritonBuilder(TritonBodyBuilder):
 class TritonModel:
     """A model's weights on its device. With `deterministic`, a token's bits do not depend on other tokens of the
     step. Executors compute attention by the backend of the name `attention_backend`. `quantization` is the format of
-    layers; the head is in the model's dtype, as it is the embedding often, and matters most for each token.
+    layers; the head is in the model's dtype, because it is often the embedding and errors in it affect every token.
     """
 
     def __init__(

@@ -18,12 +18,13 @@ from quire_kernels.cpu.nibbles import NibbleWeight, split_scales
 from quire_kernels.invariant_linear import invariant_linear
 from quire_kernels.kv_quantization import MAX_CODES
 from quire_kernels.round_to_nibbles import round_to_nibbles
-from quire_kernels.scaled_linear import GROUP, CodedMatrix, scaled_linear
+from quire_kernels.scaled_linear import CodedMatrix, scaled_linear
 from quire_kernels.weight_only_linear import GroupScales, WeightOnlyMatrix, pack_halves, weight_only_linear
 from worker_svc.model.block_weights import read_blocks
 from worker_svc.model.device_formats import Quantization
 from worker_svc.model.linear_weights import LinearWeights
 from worker_svc.model.nibble_weights import read_nibbles
+from worker_svc.model.weight_format import FLOAT8_GROUP
 
 Rows: TypeAlias = Tensor | CodedRows
 # Outputs whose numbers are in float32 at once.
@@ -136,7 +137,8 @@ def build_matrix(weights: LinearWeights, quantization: Quantization, *, of_exper
     if weights.has_blocks:
         # Codes of a GGUF file are kept, whatever bits are asked. Their groups are too small for products of codes.
         held, bias = read_blocks(weights, dtype, join)
-        return BuiltMatrix(_of_nibbles(held) if isinstance(held, NibbleWeight) else _of_bytes(held), in_dtype(bias))
+        matrix = _of_nibbles(held, device) if isinstance(held, NibbleWeight) else _of_bytes(held, device)
+        return BuiltMatrix(matrix, in_dtype(bias))
     if quantization is Quantization.W4A16:
 
         def rounded(part: Tensor, group: int) -> NibbleWeight:
@@ -144,33 +146,34 @@ def build_matrix(weights: LinearWeights, quantization: Quantization, *, of_exper
 
         nibbles, bias = read_nibbles(weights, rounded, dtype, join, of_expert=of_expert)
         order = None if nibbles.order is None else nibbles.order.to(device)
-        return BuiltMatrix(_of_nibbles(nibbles), in_dtype(bias), order)
+        return BuiltMatrix(_of_nibbles(nibbles, device), in_dtype(bias), order)
     weight, bias = weights.fused(weights.code_dtype)
     if quantization is Quantization.FP8:
-        return BuiltMatrix(_in_float8(weight, weights.outputs, weights.float8_scales), bias)
-    codes = _in_int8(weight, torch.cat(weights.code_scales).to(device))
+        return BuiltMatrix(_round_to_float8(weight, weights.outputs, weights.float8_scales), bias)
+    codes = _round_to_int8(weight, torch.cat(weights.code_scales))
     if quantization is Quantization.W8A8:
         return BuiltMatrix(codes, bias)
     return BuiltMatrix(WeightOnlyMatrix(codes.codes, codes.codes.shape[1], codes.scales[0]), bias)
 
 
-def _in_int8(weight: Tensor, stored: Tensor) -> CodedMatrix:
+def _round_to_int8(weight: Tensor, stored: Tensor) -> CodedMatrix:
     """Rounded with the scales that a checkpoint has, which finds its codes; where it has none, with those of the
     largest number of each output.
     """
-    largest = weight.abs().amax(1).float()
-    scales = torch.where(stored != 0, stored, largest / MAX_CODES[torch.int8])
+    scales, has_all = stored.to(weight.device), bool((stored != 0).all())
+    if not has_all:
+        scales = torch.where(scales != 0, scales, _largest(weight) / MAX_CODES[torch.int8])
     return _rounded(weight, scales[:, None], torch.int8)
 
 
-def _in_float8(weight: Tensor, widths: Sequence[int], stored: Sequence[Tensor | None]) -> CodedMatrix:
-    """As `_in_int8`. `stored` are scales [outputs, 1 or groups] of parts of the outputs, of these widths."""
+def _round_to_float8(weight: Tensor, widths: Sequence[int], stored: Sequence[Tensor | None]) -> CodedMatrix:
+    """As `_round_to_int8`. `stored` are scales [outputs, 1 or groups] of parts of the outputs, of these widths."""
     num_groups = max(1 if scales is None else scales.shape[1] for scales in stored)
-    largest = weight.abs().amax(1, keepdim=True).float() / MAX_CODES[torch.float8_e4m3fn]
-    parts = [
-        (of_part if scales is None else scales.to(weight.device)).expand(-1, num_groups)
-        for of_part, scales in zip(torch.split(largest, list(widths)), stored, strict=True)
-    ]
+    parts = []
+    for part, scales in zip(torch.split(weight, list(widths)), stored, strict=True):
+        if scales is None:
+            scales = _largest(part)[:, None] / MAX_CODES[torch.float8_e4m3fn]
+        parts.append(scales.to(weight.device).expand(-1, num_groups))
     return _rounded(weight, torch.cat(parts), torch.float8_e4m3fn)
 
 
@@ -183,25 +186,34 @@ def _rounded(weight: Tensor, scales: Tensor, dtype: torch.dtype) -> CodedMatrix:
         rows = slice(first, first + _OUTPUTS)
         of_numbers = divisors[rows]
         if scales.shape[1] > 1:
-            of_numbers = of_numbers.repeat_interleave(GROUP, 1)[:, : weight.shape[1]]
+            of_numbers = of_numbers.repeat_interleave(FLOAT8_GROUP, 1)[:, : weight.shape[1]]
         numbers = weight[rows].float() / of_numbers
         codes[rows] = (numbers.round() if dtype == torch.int8 else numbers).clamp(least, most).to(dtype)
     return CodedMatrix(codes, scales.t().contiguous())
 
 
-def _of_nibbles(weight: NibbleWeight) -> WeightOnlyMatrix:
-    minimums = _scales(weight.zeros) if weight.has_minimums else None
-    zeros = None if weight.has_minimums else weight.zeros.half().t().contiguous()
-    codes = pack_halves(weight.codes)
-    return WeightOnlyMatrix(codes, weight.codes.shape[1], _scales(weight.scales), weight.group, zeros, minimums)
+def _largest(weight: Tensor) -> Tensor:
+    """The largest number of each output, float32 [outputs]."""
+    largest = torch.empty(len(weight), device=weight.device)
+    for first in range(0, len(weight), _OUTPUTS):
+        rows = slice(first, first + _OUTPUTS)
+        largest[rows] = weight[rows].abs().amax(1)
+    return largest
 
 
-def _of_bytes(weight: ByteWeight) -> WeightOnlyMatrix:
-    minimums = None if weight.minimums is None else _scales(weight.minimums)
-    scales = _scales(weight.scales)
-    return WeightOnlyMatrix(weight.codes, weight.codes.shape[1], scales, weight.group, None, minimums)
+def _of_nibbles(weight: NibbleWeight, device: torch.device) -> WeightOnlyMatrix:
+    minimums = _scales(weight.zeros, device) if weight.has_minimums else None
+    zeros = None if weight.has_minimums else weight.zeros.to(device).half().t().contiguous()
+    codes, scales = pack_halves(weight.codes.to(device)), _scales(weight.scales, device)
+    return WeightOnlyMatrix(codes, weight.codes.shape[1], scales, weight.group, zeros, minimums)
 
 
-def _scales(of_groups: Tensor) -> GroupScales:
-    values, factors = split_scales(of_groups)
+def _of_bytes(weight: ByteWeight, device: torch.device) -> WeightOnlyMatrix:
+    minimums = None if weight.minimums is None else _scales(weight.minimums, device)
+    codes, scales = weight.codes.to(device), _scales(weight.scales, device)
+    return WeightOnlyMatrix(codes, weight.codes.shape[1], scales, weight.group, None, minimums)
+
+
+def _scales(of_groups: Tensor, device: torch.device) -> GroupScales:
+    values, factors = split_scales(of_groups.to(device))
     return GroupScales(values.t().contiguous(), factors)

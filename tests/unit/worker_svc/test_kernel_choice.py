@@ -160,13 +160,12 @@ def test_fp8_is_refused_on_a_cpu(tiny_llama: Path) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_worker_of_a_gpu_serves_quantized_weights(tiny_llama: Path) -> None:
     """By Triton's interpreter."""
-    identities, first = set(), []
+    identities = set()
     for quantization in ("none", Quantization.W8A8, Quantization.W4A16):
         loaded = load_worker(
             tiny_llama, "--kernels", "triton", "--dtype", "float32", "--num-blocks", "8", "--max-step-tokens", "32",
             "--max-sequences", "2", "--quantization", quantization,
         )  # fmt: skip
         identities.add(loaded.description.fingerprint)
-        first.append(Driver(loaded.runner).generate([[1] * 20], 1)[0][0])
+        assert len(Driver(loaded.runner).generate([[1] * 20], 1)[0]) == 1
     assert len(identities) == 3
-    assert len(set(first)) <= 2  # a small model has near choices

@@ -81,6 +81,8 @@ def test_blocks_are_counted_as_they_are_computed(tmp_path: Path, *, tied: bool) 
     assert sizes.num_bytes(torch.bfloat16) == 2 * (embedding * (1 if tied else 2) + layers + norms)
     held = layers * 5 // 8 + embedding * 17 // 16
     assert sizes.num_bytes(torch.bfloat16, "w4a8") == 2 * (embedding + norms) + held
+    on_gpu = 2 * (embedding * (1 if tied else 2) + norms) + layers * 5 // 8
+    assert sizes.num_bytes(torch.bfloat16, "w4a16", "cuda") == on_gpu
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,8 @@ REQUESTS = [MixRequest((5, 6), 3), MixRequest((7,), 2)]
 def system(tmp_path: Path) -> OfflineSystem:
     """A package with the interface, under vLLM's name."""
     (tmp_path / "vllm.py").write_text(PACKAGE)
-    return OfflineSystem("vllm", "scripted", Path(sys.executable), {"PYTHONPATH": str(tmp_path)})
+    options = "--package", "vllm"
+    return OfflineSystem("vllm", "scripted", Path(sys.executable), {"PYTHONPATH": str(tmp_path)}, options=options)
 
 
 def test_a_run_has_the_tokens_and_the_time_of_one_call(system: OfflineSystem) -> None:
@@ -60,9 +62,21 @@ def test_a_run_may_limit_the_sequences_at_a_time(system: OfflineSystem) -> None:
     [("vllm", "short", "outputs of other lengths"), ("quire", "/nowhere/at/all", "scripted ended with status 1")],
 )
 def test_a_run_that_fails_says_why(package: str, model: str, text: str, system: OfflineSystem) -> None:
-    failing = OfflineSystem(package, "scripted", system.python, system.environment)
+    failing = replace(system, package=package, options=("--package", package))
     with pytest.raises(BenchmarkFailed, match=text):
         run_offline(failing, Path(model), REQUESTS)
+
+
+def test_a_system_has_a_program_and_options_of_its_own(system: OfflineSystem, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import json, sys\n"
+        "options = dict(zip(sys.argv[1::2], sys.argv[2::2]))\n"
+        "ids = [[int(options['--first'])] * count for _, count in json.load(open(options['--requests']))]\n"
+        "json.dump({'seconds': 1.0, 'token_ids': ids}, open(options['--output'], 'w'))\n"
+    )
+    chosen = replace(system, program=program).with_options("--first", "4")
+    assert run_offline(chosen, Path("model"), REQUESTS).token_ids == [[4, 4, 4], [4, 4]]
 
 
 def test_vllm_is_that_of_an_environment() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from compressed_tensors import compressors, quantization
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -235,11 +236,8 @@ def test_any_part_of_any_weight_is_what_its_codes_mean(
     ("layout", "fields"), [(layout, fields) for layout, fields in VARIANTS if not fields["actorder"]]
 )
 def test_it_is_what_the_package_compresses_and_decompresses(layout: str, fields: dict[str, Any]) -> None:
-    """Where compressed-tensors is installed, of version 0.20.0."""
-    quantization = pytest.importorskip("compressed_tensors.quantization")
-    compressors = pytest.importorskip("compressed_tensors.compressors")
     scheme = quantization.QuantizationScheme(targets=["Linear"], weights=fields)
-    compressor = compressors.BaseCompressor.get_value_from_registry(layout)
+    compressor: Any = compressors.BaseCompressor.get_value_from_registry(layout)
     outputs, inputs = 72, 96
     weight = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(0))
     groups = inputs // (fields["group_size"] or inputs)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from transformers import DeepseekV2Config, LlamaConfig, OlmoeConfig
 
 import latent_models
@@ -21,7 +22,7 @@ from interpreted_float8 import round_float8
 from llama_models import SIZES, VOCAB
 from ordered_dots import order_dots
 from quantized_models import Quantize, in_act_order, in_order, quantize, quantize_fp8, save_quantized
-from quire_kernels.coded_rows import CodedRows, code_rows
+from quire_kernels.coded_rows import code_rows_reference
 from quire_kernels.scaled_linear import CodedMatrix
 from runner_driver import Driver, make_runner
 from runner_instance import make_instance
@@ -83,7 +84,7 @@ class Decoded:
         self._weight = self._weight if order is None else self._weight[:, order.argsort()]
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        rows = inputs if self._coding is None else code_rows(inputs, self._coding).decoded(self._coding.group)
+        rows = inputs if self._coding is None else code_rows_reference(inputs, self._coding).decoded(self._coding.group)
         return torch.nn.functional.linear(rows, self._weight, self._bias)
 
     def add(self, inputs: Tensor, residual: Tensor) -> Tensor:
@@ -256,20 +257,15 @@ class _Given:
         return self._weight, None
 
 
+@pytest.mark.parametrize("preemption", ["swap", "recompute"])
 @pytest.mark.parametrize(
-    ("quantization", "preemption"),
-    [
-        (Quantization.W8A8, "swap"),
-        (Quantization.W8A8, "recompute"),
-        (Quantization.W4A16, "swap"),
-        (Quantization.FP8, "recompute"),
-    ],
+    ("config", "quantization"), [*(("dense", each) for each in Quantization), ("experts", Quantization.W8A8)]
 )
 def test_tokens_stay_the_same_with_cached_prefixes_preempted_and_by_n(
-    quantization: Quantization, preemption: str, save_model: Save, monkeypatch: pytest.MonkeyPatch
+    config: str, quantization: Quantization, preemption: str, save_model: Save, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order_dots(monkeypatch)
-    directory = save_model(SMALL["dense"]())
+    directory = save_model(SMALL[config]())
     how: dict[str, Any] = {"device": DEVICE, "quantization": quantization, "deterministic": True}
     make = partial(make_runner, directory, "triton", block_size=8, **how)
     shared, first, second, *others = llama_models.prompts(9, 1, 6, 7, 7)
@@ -319,6 +315,33 @@ def test_captured_graphs_sample_the_same_tokens(quantization: Quantization, conf
     assert Driver(make_runner(directory, "triton", cuda_graphs=True, **how), ahead=1).generate(PROMPTS, 4) == plain
 
 
+@pytest.mark.parametrize("quantization", Quantization)
+@pytest.mark.parametrize("stored", ["dense", "experts", "GGUF"])
+def test_all_weights_are_on_the_models_device(
+    stored: str, quantization: Quantization, save_model: Save, tmp_path: Path
+) -> None:
+    """A device without memory stands for a GPU."""
+    if stored == "GGUF":
+        file = write_tiny_gguf(tmp_path / "tiny.gguf", TinyGguf(hidden=256, intermediate=256, stored=as_q4_k_m))
+        directory = tmp_path / "blocks"
+        directory.mkdir()
+        GgufConversion(file, directory, print).run(keeps_blocks=True)
+    else:
+        directory = save_model(SMALL[stored]())
+    description = describe(read_config(directory))
+    assert description is not None
+    meta = torch.device("meta")
+    model = load_triton_model(description, directory, torch.bfloat16, meta, quantization=quantization)
+    (layer, _), *_ = model.body._layers
+    mlp: Any = layer.mlp
+    of_mlp = [mlp.products.gate_up, mlp.products.down] if stored == "experts" else [mlp.gate_up.weight, mlp.down.weight]
+    products: list[Any] = [layer.qkv, layer.output]
+    leaves = tree_leaves([*(each.weight for each in products), *of_mlp, *(each.bias for each in products)])
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    assert len(tensors) >= 8
+    assert {tensor.device for tensor in tensors} == {meta}
+
+
 def test_the_head_stays_in_the_models_dtype(save_model: Save) -> None:
     model = _load(save_model(llama_models.VARIANTS["llama"]()), Quantization.W4A16, torch.bfloat16)
     assert model.head.weight.dtype == torch.bfloat16
@@ -329,4 +352,3 @@ def test_dense_products_take_no_codes(save_model: Save) -> None:
     product = build_product(weights, None, deterministic=False)  # type: ignore[arg-type]
     assert isinstance(product, DenseProduct)
     assert product.coding is None
-    assert not isinstance(torch.ones(1), CodedRows)
