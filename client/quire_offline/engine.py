@@ -30,8 +30,11 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.engine import EngineSettings, SchedulerEngine
 from scheduler_svc.sessions import SchedulerServicer
 from scheduler_svc.worker_link import WorkerLink
+from svc_common.doctor.prepared import is_prepared
 from svc_common.errors import QuireError, Reason
 from svc_common.identity import Outbound
+from svc_common.models import ModelNotFound
+from svc_common.preparation import PreparationFailed
 from svc_common.records import RECORD_TTL_SECONDS
 from worker_svc.description import WorkerDescription
 from worker_svc.device_thread import DeviceThread
@@ -40,6 +43,7 @@ from worker_svc.host_memory import HostMemoryReader
 from worker_svc.load import load_model
 from worker_svc.memory_monitor import MemoryMonitor, PressureLevels
 from worker_svc.service import WorkerService
+from worker_svc.settings import WorkerSettings
 from worker_svc.step_runner import StepInstance
 
 logger = logging.getLogger("quire.offline")
@@ -108,9 +112,10 @@ class OfflineEngine:
 
     @classmethod
     async def start(cls, settings: OfflineSettings) -> "OfflineEngine":
-        """Loads the model, in seconds to minutes. Raises ModelNotFound, InvalidModelFiles, BadSetting and
-        StartupFailed.
+        """Loads the model, in seconds to minutes; one that is not there yet is downloaded or converted first. Raises
+        ModelNotFound, InvalidModelFiles, BadSetting and StartupFailed.
         """
+        await asyncio.to_thread(_prepare, settings.worker)
         catalog = ModelCatalog.load([settings.model], settings.max_logprobs)
         engine = cls(settings, catalog, DeviceThread())
         try:
@@ -247,3 +252,18 @@ class OfflineEngine:
 
 async def _no_later_term(above: int) -> int:
     raise AssertionError(f"a worker of this process has seen epoch {above}")
+
+
+def _prepare(settings: WorkerSettings) -> None:
+    """Downloads or converts the model and the tokenizer, unless they are there. Raises StartupFailed."""
+    model, *others = settings.model, settings.revision, settings.tokenizer, settings.tokenizer_revision
+    try:
+        if is_prepared(model, *others, with_weights=True):
+            return
+        from worker_svc.prepare import prepare  # its modules take seconds to import
+
+        prepare(model, logger.info, *others)
+    except ModelNotFound:
+        return  # the catalog says so, by the name of the setting
+    except PreparationFailed as error:
+        raise StartupFailed(str(error)) from error
