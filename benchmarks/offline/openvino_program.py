@@ -2,8 +2,9 @@
 
     python benchmarks/offline/openvino_program.py --model FILE.gguf --requests FILE --output FILE
 
-Requests and output are those of `program.py`. Data types, threads and the tokens of a step are OpenVINO's own defaults:
-on a processor with bfloat16 it computes in that, with keys and values in 8 bits.
+Requests and output are those of `program.py`. Data types and threads are OpenVINO's own defaults: on a processor with
+bfloat16 it computes in that, with keys and values in 8 bits. Steps have more tokens than by default, which gives more
+output.
 """
 
 import argparse
@@ -14,6 +15,7 @@ from time import perf_counter
 from typing import Any
 
 _CACHE_GIB = 4  # of keys and values: room for all requests
+_STEP_TOKENS = 1024
 _WARM_UP = [[list(range(1_000, 1_032)), 8], [list(range(2_000, 2_300)), 8]]
 
 
@@ -28,7 +30,7 @@ def main() -> None:
 
     openvino, openvino_genai = map(importlib.import_module, ("openvino", "openvino_genai"))
     scheduling = openvino_genai.SchedulerConfig()
-    scheduling.cache_size = _CACHE_GIB
+    scheduling.cache_size, scheduling.max_num_batched_tokens = _CACHE_GIB, _STEP_TOKENS
     if options.max_sequences is not None:
         scheduling.max_num_seqs = options.max_sequences
     pipeline = openvino_genai.ContinuousBatchingPipeline(options.model, scheduling, "CPU")
