@@ -6,12 +6,13 @@ from functools import partial
 import torch
 
 from benchmarks.aot.case import BF16, DTYPE_NAMES, FP8, FP16, FP32, INT8, NUM_ROWS, NUM_TOKENS, Case, empty
+from quire_kernels._shapes import SCALED_GROUP
 from quire_kernels.activation import Activation
 from quire_kernels.coded_rows import CodedRows, RowCoding, code_activation, code_rows
 from quire_kernels.group_by_expert import group_by_expert
 from quire_kernels.grouped_linear import choose_tile_rows
 from quire_kernels.row_norm import RowNorm, add_row_norm_codes
-from quire_kernels.scaled_linear import GROUP, CodedMatrix, grouped_scaled_linear, scaled_linear
+from quire_kernels.scaled_linear import CodedMatrix, grouped_scaled_linear, scaled_linear
 from quire_kernels.weight_only_linear import (
     GroupScales,
     WeightOnlyMatrix,
@@ -19,7 +20,7 @@ from quire_kernels.weight_only_linear import (
     weight_only_linear,
 )
 
-_CODINGS = {"int8": RowCoding(INT8), "fp8": RowCoding(FP8), "fp8 in groups": RowCoding(FP8, GROUP)}
+_CODINGS = {"int8": RowCoding(INT8), "fp8": RowCoding(FP8), "fp8 in groups": RowCoding(FP8, SCALED_GROUP)}
 _FEW_ROWS = 8
 
 

@@ -9,6 +9,7 @@ from benchmarks.gpu.op_call import Arguments, OpCall, Sizes, name_of
 
 def quantized_calls(size: Sizes) -> Iterator[OpCall]:
     """All of them, each with a name of its own."""
+    from quire_kernels._shapes import SCALED_GROUP
     from quire_kernels.activation import Activation
     from quire_kernels.coded_rows import (
         RowCoding,
@@ -18,7 +19,7 @@ def quantized_calls(size: Sizes) -> Iterator[OpCall]:
         code_rows_reference,
     )
     from quire_kernels.row_norm import RowNorm, add_row_norm_codes, add_row_norm_codes_reference
-    from quire_kernels.scaled_linear import GROUP, CodedMatrix, scaled_linear, scaled_linear_reference
+    from quire_kernels.scaled_linear import CodedMatrix, scaled_linear, scaled_linear_reference
     from quire_kernels.weight_only_linear import (
         GroupScales,
         WeightOnlyMatrix,
@@ -26,7 +27,7 @@ def quantized_calls(size: Sizes) -> Iterator[OpCall]:
         weight_only_linear_reference,
     )
 
-    width = max(size.width, 2 * GROUP)
+    width = max(size.width, 2 * SCALED_GROUP)
     outputs = 96 if size.small else 2048
 
     def normed(coding: RowCoding) -> Arguments:
@@ -38,7 +39,7 @@ def quantized_calls(size: Sizes) -> Iterator[OpCall]:
         codes, scales = code_rows_reference(size.normal(outputs, width) * width**-0.5, coding)
         return (rows, CodedMatrix(codes, scales.t().contiguous()), size.normal(outputs), size.dtype), {}
 
-    for coding in (RowCoding(torch.int8), RowCoding(torch.float8_e4m3fn), RowCoding(torch.float8_e4m3fn, GROUP)):
+    for coding in (RowCoding(torch.int8), RowCoding(torch.float8_e4m3fn), RowCoding(torch.float8_e4m3fn, SCALED_GROUP)):
         name = name_of(coding.dtype) + ("" if coding.group is None else " in groups")
         # Triton's interpreter cuts codes of float8_e4m3fn off, where a GPU rounds.
         bound = 0.1 if coding.dtype == torch.float8_e4m3fn and size.device.type == "cpu" else OpCall.bound

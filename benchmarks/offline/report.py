@@ -52,7 +52,7 @@ def gguf_offline_section(result: dict[str, Any]) -> str:
     """The section of docs/performance.md."""
     head = (
         f"{result['file']}; eight requests of the mix one at a time, then {result['num_requests']} in one call. Quire "
-        f"in {result['quantization']}, OpenVINO GenAI {result['openvino-genai']} with steps of up to 1,024 tokens; medians "
-        f"of {result['num_runs']}; {origin(result)}."
+        f"in {result['quantization']}, OpenVINO GenAI {result['openvino-genai']} with steps of up to 1,024 tokens; "
+        f"medians of {result['num_runs']}; {origin(result)}."
     )
     return f"{head}\n\n{gguf_offline_table(result).markdown()}"

@@ -18,6 +18,9 @@ def ceil_div(number: int, divisor: int) -> int:
     return -(-number // divisor)
 
 
+SCALED_GROUP = 128
+"""Inputs that have one scale in products of codes of 8 bits, where not all have it."""
+
 # Messages are made where a check fails only: every launch comes through here.
 
 

@@ -16,12 +16,30 @@ from quire_kernels._device import pipeline_stages
 from quire_kernels._shapes import ceil_div, check_rows
 from quire_kernels.activation import Activation, activate, gated_activation_reference
 from quire_kernels.group_by_expert import ExpertGroups
+from quire_kernels.invariant_linear import store_products
 
 # The rows of tiles: the fewest that matrix instructions take, and as many as one of Hopper's takes. There are two sizes
 # only, so that the first steps of a worker compile the kernels of both.
 _FEW_ROWS, _MANY_ROWS = 16, 64
 # The only one in float32, whose products run without tensor cores.
 _TILE_ROWS_EXACT = 32
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def tile_of_rows(p_order, p_tile_experts, num_rows, TILE_M: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The rows of a program's tile [TILE_M], whether each is one, and their expert: less than 0 where the tile is not
+    used. Without `p_order`, rows are in order, and of no expert.
+    """
+    tile = tl.program_id(0)
+    if p_order is None:
+        o_row = (tile * TILE_M + tl.arange(0, TILE_M)).to(tl.int64)
+        m_row = o_row < num_rows
+        expert = tl.zeros([], tl.int64)
+    else:
+        o_row = tl.load(p_order + tile * TILE_M + tl.arange(0, TILE_M)).to(tl.int64)
+        m_row = o_row >= 0
+        expert = tl.load(p_tile_experts + tile).to(tl.int64)
+    return o_row, m_row, expert
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -44,13 +62,9 @@ def _grouped_linear_kernel(  # type: ignore[no-untyped-def]
     TILE_K: tl.constexpr,
 ):
     # Tiles of rows are neighbours in a launch, so that each tile of an expert's weight comes from memory once
-    tile = tl.program_id(0)
-    expert = tl.load(p_tile_experts + tile).to(tl.int64)
+    o_row, m_row, expert = tile_of_rows(p_order, p_tile_experts, 0, TILE_M)
     if expert < 0:
         return
-    # [TILE_M]
-    o_row = tl.load(p_order + tile * TILE_M + tl.arange(0, TILE_M)).to(tl.int64)
-    m_row = o_row >= 0
     o_output = tl.program_id(1) * TILE_N + tl.arange(0, TILE_N)
     m_output = o_output < OUTPUTS
     p_row = p_inputs + (o_row // ROWS_PER_INPUT)[:, None] * stride_inputs
@@ -71,9 +85,7 @@ def _grouped_linear_kernel(  # type: ignore[no-untyped-def]
             b_up = tl.dot(b_inputs, tl.trans(b_weight), b_up, input_precision="ieee")
     if ACTIVATION is not None:
         b_sum = activate(b_sum, ACTIVATION) * b_up
-    # [TILE_M, TILE_N]
-    p_out = p_output + o_row[:, None] * stride_output + o_output[None, :]
-    tl.store(p_out, b_sum.to(p_output.dtype.element_ty), mask=m_row[:, None] & m_output[None, :])
+    store_products(b_sum, p_output, None, o_row, m_row, o_output, m_output, stride_output)
 
 
 def grouped_linear(

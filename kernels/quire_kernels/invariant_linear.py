@@ -20,6 +20,17 @@ _TILE_INPUTS, _TILE_INPUTS_EXACT = 64, 32
 _TILES_OUTPUTS = (128, 64, 32)
 
 
+@triton.jit
+def store_products(  # type: ignore[no-untyped-def]
+    b_sum, p_output, p_bias, o_row, m_row, o_output, m_output, stride_output
+):
+    """Stores a tile of float32 sums [rows, outputs] with their bias, if there is one, in the dtype of the output."""
+    if p_bias is not None:
+        b_sum += tl.load(p_bias + o_output, mask=m_output, other=0.0).to(tl.float32)[None, :]
+    o_out = o_row[:, None] * stride_output + o_output[None, :]
+    tl.store(p_output + o_out, b_sum.to(p_output.dtype.element_ty), mask=m_row[:, None] & m_output[None, :])
+
+
 @triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
 def _invariant_linear_kernel(  # type: ignore[no-untyped-def]
     p_output,
@@ -52,11 +63,7 @@ def _invariant_linear_kernel(  # type: ignore[no-untyped-def]
         # [TILE_N, TILE_K]
         b_weight = tl.load(p_column + o_input[None, :], mask=m_output[:, None] & m_input[None, :], other=0.0)
         b_sum = tl.dot(b_inputs, tl.trans(b_weight), b_sum, input_precision="ieee")
-    if p_bias is not None:
-        b_sum += tl.load(p_bias + o_output, mask=m_output, other=0.0).to(tl.float32)[None, :]
-    # [TILE_M, TILE_N]
-    o_out = o_row[:, None] * stride_output + o_output[None, :]
-    tl.store(p_output + o_out, b_sum.to(p_output.dtype.element_ty), mask=m_row[:, None] & m_output[None, :])
+    store_products(b_sum, p_output, p_bias, o_row, m_row, o_output, m_output, stride_output)
 
 
 def invariant_linear(

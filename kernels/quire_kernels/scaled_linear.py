@@ -16,15 +16,13 @@ from torch import Tensor
 
 from quire_kernels._checks import FLOAT_DTYPES, QUANTIZED_DTYPES, require
 from quire_kernels._device import device_limits, pipeline_stages
-from quire_kernels._shapes import ceil_div, check_rows, check_vector
+from quire_kernels._shapes import SCALED_GROUP, ceil_div, check_rows, check_vector
 from quire_kernels.coded_rows import CodedRows, RowCoding
 from quire_kernels.group_by_expert import ExpertGroups
-from quire_kernels.grouped_linear import check_row_groups, choose_tile_rows, grouped_products
-from quire_kernels.invariant_linear import choose_tile_outputs
+from quire_kernels.grouped_linear import check_row_groups, choose_tile_rows, grouped_products, tile_of_rows
+from quire_kernels.invariant_linear import choose_tile_outputs, store_products
 
-_TILE_INPUTS = 128
-GROUP = 128
-"""Inputs that have one scale, where not all have it."""
+_TILE_INPUTS = SCALED_GROUP
 # torch's products of float8 take whole units of these many inputs and outputs.
 _TORCH_UNIT = 16
 
@@ -35,8 +33,8 @@ class CodedMatrix(NamedTuple):
     codes: Tensor
     """int8 or float8_e4m3fn [outputs, inputs], last dimension contiguous; of experts [experts, outputs, inputs]."""
     scales: Tensor
-    """float32 [groups, outputs], contiguous: one group, or one for each GROUP inputs; of experts [experts, groups,
-    outputs].
+    """float32 [groups, outputs], contiguous: one group, or one for each SCALED_GROUP inputs; of experts [experts,
+    groups, outputs].
     """
 
     @property
@@ -46,7 +44,7 @@ class CodedMatrix(NamedTuple):
     @property
     def coding(self) -> RowCoding:
         """How the rows that it is multiplied with are coded."""
-        return RowCoding(self.codes.dtype, None if self.num_groups == 1 else GROUP)
+        return RowCoding(self.codes.dtype, None if self.num_groups == 1 else SCALED_GROUP)
 
     def of_expert(self, expert: int) -> "CodedMatrix":
         return CodedMatrix(self.codes[expert], self.scales[expert])
@@ -55,7 +53,7 @@ class CodedMatrix(NamedTuple):
         """The numbers, float32 [outputs, inputs]."""
         if self.num_groups == 1:
             return self.codes.float() * self.scales.t()
-        return self.codes.float() * self.scales.t().repeat_interleave(GROUP, 1)[:, : self.codes.shape[1]]
+        return self.codes.float() * self.scales.t().repeat_interleave(SCALED_GROUP, 1)[:, : self.codes.shape[1]]
 
 
 @triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
@@ -84,17 +82,9 @@ def _scaled_linear_kernel(  # type: ignore[no-untyped-def]
 ):
     """With more than one group, TILE_K inputs are a group."""
     # Tiles of rows are neighbours in a launch, so that each tile of the weight comes from memory once
-    tile = tl.program_id(0)
-    expert = tl.zeros([], tl.int64)
-    if p_order is None:
-        o_row = (tile * TILE_M + tl.arange(0, TILE_M)).to(tl.int64)
-        m_row = o_row < num_rows
-    else:
-        expert += tl.load(p_tile_experts + tile)
-        if expert < 0:
-            return
-        o_row = tl.load(p_order + tile * TILE_M + tl.arange(0, TILE_M)).to(tl.int64)
-        m_row = o_row >= 0
+    o_row, m_row, expert = tile_of_rows(p_order, p_tile_experts, num_rows, TILE_M)
+    if expert < 0:
+        return
     o_output = tl.program_id(1) * TILE_N + tl.arange(0, TILE_N)
     m_output = o_output < OUTPUTS
     o_read = o_row // ROWS_PER_INPUT
@@ -130,11 +120,7 @@ def _scaled_linear_kernel(  # type: ignore[no-untyped-def]
         b_row_scales = tl.load(p_row_scale, mask=m_row, other=0.0)
         b_scales = tl.load(p_weight_scales + o_output, mask=m_output, other=0.0)
         b_sum = b_total.to(tl.float32) * b_row_scales[:, None] * b_scales[None, :]
-    if p_bias is not None:
-        b_sum += tl.load(p_bias + o_output, mask=m_output, other=0.0).to(tl.float32)[None, :]
-    # [TILE_M, TILE_N]
-    o_out = o_row[:, None] * stride_output + o_output[None, :]
-    tl.store(p_output + o_out, b_sum.to(p_output.dtype.element_ty), mask=m_row[:, None] & m_output[None, :])
+    store_products(b_sum, p_output, p_bias, o_row, m_row, o_output, m_output, stride_output)
 
 
 def scaled_linear(
@@ -289,7 +275,11 @@ def _check(rows: CodedRows, weight: CodedMatrix, bias: Tensor | None, dtype: tor
     check_rows(weight.codes, "weight", QUANTIZED_DTYPES)
     (outputs, inputs), device = weight.codes.shape, weight.codes.device
     num_groups = len(weight.scales)
-    require(num_groups in (1, ceil_div(inputs, GROUP)), "weight", f"have a scale for each {GROUP} inputs, or for all")
+    require(
+        num_groups in (1, ceil_div(inputs, SCALED_GROUP)),
+        "weight",
+        f"have a scale for each {SCALED_GROUP} inputs, or for all",
+    )
     _check_scales(weight.scales, "weight", (num_groups, outputs), device)
     check_rows(rows.codes, "rows", [weight.codes.dtype])
     require(rows.codes.device == device, "rows", f"be on {device}")

@@ -17,8 +17,8 @@ from quire_kernels._device import device_limits, pipeline_stages
 from quire_kernels._shapes import ceil_div, check_rows, check_vector
 from quire_kernels.cpu.nibbles import GROUP_SIZES
 from quire_kernels.group_by_expert import ExpertGroups
-from quire_kernels.grouped_linear import check_row_groups, choose_tile_rows, grouped_products
-from quire_kernels.invariant_linear import choose_tile_outputs
+from quire_kernels.grouped_linear import check_row_groups, choose_tile_rows, grouped_products, tile_of_rows
+from quire_kernels.invariant_linear import choose_tile_outputs, store_products
 
 # Two halves of 32 inputs: of 4 bits, a byte has an input of the first half, and above it that of the second.
 _TILE_INPUTS, _HALF = 64, 32
@@ -52,6 +52,10 @@ class WeightOnlyMatrix(NamedTuple):
     zeros: Tensor | None = None
     """float16 [groups, outputs]."""
     minimums: GroupScales | None = None
+
+    @property
+    def coding(self) -> None:
+        """Rows that it is multiplied with are not coded."""
 
     def of_expert(self, expert: int) -> "WeightOnlyMatrix":
         def one(scales: GroupScales) -> GroupScales:
@@ -155,17 +159,9 @@ def _weight_only_linear_kernel(  # type: ignore[no-untyped-def]
     HALF: tl.constexpr,
 ):
     # Tiles of rows are neighbours in a launch, so that each tile of the weight comes from memory once
-    tile = tl.program_id(0)
-    expert = tl.zeros([], tl.int64)
-    if p_order is None:
-        o_row = (tile * TILE_M + tl.arange(0, TILE_M)).to(tl.int64)
-        m_row = o_row < num_rows
-    else:
-        expert += tl.load(p_tile_experts + tile)
-        if expert < 0:
-            return
-        o_row = tl.load(p_order + tile * TILE_M + tl.arange(0, TILE_M)).to(tl.int64)
-        m_row = o_row >= 0
+    o_row, m_row, expert = tile_of_rows(p_order, p_tile_experts, num_rows, TILE_M)
+    if expert < 0:
+        return
     o_output = tl.program_id(1) * TILE_N + tl.arange(0, TILE_N)
     m_output = o_output < OUTPUTS
     p_row = p_inputs + (o_row // ROWS_PER_INPUT)[:, None] * stride_inputs
@@ -218,11 +214,7 @@ def _weight_only_linear_kernel(  # type: ignore[no-untyped-def]
             b_sum = tl.dot(b_inputs, tl.trans(b_weight.to(b_inputs.dtype)), b_sum, input_precision="ieee")
     if GROUP is None:
         b_sum *= b_factors[None, :]
-    if p_bias is not None:
-        b_sum += tl.load(p_bias + o_output, mask=m_output, other=0.0).to(tl.float32)[None, :]
-    # [TILE_M, TILE_N]
-    o_out = o_row[:, None] * stride_output + o_output[None, :]
-    tl.store(p_output + o_out, b_sum.to(p_output.dtype.element_ty), mask=m_row[:, None] & m_output[None, :])
+    store_products(b_sum, p_output, p_bias, o_row, m_row, o_output, m_output, stride_output)
 
 
 def weight_only_linear(

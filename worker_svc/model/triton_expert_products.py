@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from quire_kernels.activation import Activation, gated_activation
-from quire_kernels.coded_rows import CodedRows, RowCoding, code_activation, code_rows
+from quire_kernels.activation import Activation
+from quire_kernels.coded_rows import CodedRows, RowCoding
 from quire_kernels.group_by_expert import ExpertGroups
 from quire_kernels.grouped_linear import grouped_linear
 from quire_kernels.scaled_linear import CodedMatrix, grouped_scaled_linear
@@ -21,7 +21,7 @@ from worker_svc.model.building import MlpWeights
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.device_formats import Quantization
 from worker_svc.model.linear_weights import LinearWeights
-from worker_svc.model.triton_products import Rows, build_matrix
+from worker_svc.model.triton_products import Rows, activated, build_matrix
 
 MatrixT = TypeVar("MatrixT", bound=Tensor | CodedMatrix | WeightOnlyMatrix)
 
@@ -34,7 +34,7 @@ class ExpertProducts(Protocol):
 
     @property
     def coding(self) -> RowCoding | None:
-        """How the inputs may be coded before; None: they may not."""
+        """How the inputs are coded; None: they are not."""
 
     def __call__(self, inputs: Rows, groups: ExpertGroups, num_rows: int, activation: Activation) -> Tensor:
         """The outputs of all rows [num_rows, outputs]. Row r reads input r // (num_rows / number of inputs)."""
@@ -64,32 +64,13 @@ class DenseExperts:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WeightOnlyExperts:
-    """`ExpertProducts` with weights in codes; each tensor has a first dimension of experts."""
+class QuantizedExperts:
+    """`ExpertProducts` with weights in codes, and rows where their product takes them; each tensor of a weight has a
+    first dimension of experts.
+    """
 
-    gate_up: WeightOnlyMatrix
-    down: WeightOnlyMatrix
-
-    @property
-    def num_experts(self) -> int:
-        return len(self.gate_up.codes)
-
-    @property
-    def coding(self) -> None:
-        return None
-
-    def __call__(self, inputs: Rows, groups: ExpertGroups, num_rows: int, activation: Activation) -> Tensor:
-        assert isinstance(inputs, Tensor)
-        gate_up = grouped_weight_only_linear(inputs, self.gate_up, groups, num_rows)
-        return grouped_weight_only_linear(gated_activation(gate_up, activation), self.down, groups, num_rows)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CodedExperts:
-    """`ExpertProducts` of rows in codes with weights in codes; each tensor has a first dimension of experts."""
-
-    gate_up: CodedMatrix
-    down: CodedMatrix
+    gate_up: CodedMatrix | WeightOnlyMatrix
+    down: CodedMatrix | WeightOnlyMatrix
     dtype: torch.dtype
 
     @property
@@ -97,14 +78,22 @@ class CodedExperts:
         return len(self.gate_up.codes)
 
     @property
-    def coding(self) -> RowCoding:
+    def coding(self) -> RowCoding | None:
         return self.gate_up.coding
 
     def __call__(self, inputs: Rows, groups: ExpertGroups, num_rows: int, activation: Activation) -> Tensor:
-        rows = inputs if isinstance(inputs, CodedRows) else code_rows(inputs, self.coding)
-        gate_up = grouped_scaled_linear(rows, self.gate_up, groups, num_rows, self.dtype)
-        active = code_activation(gate_up, activation, self.down.coding, is_gated=True)
-        return grouped_scaled_linear(active, self.down, groups, num_rows, self.dtype)
+        gate_up = self._multiply(inputs, self.gate_up, groups, num_rows)
+        active = activated(gate_up, activation, self.down.coding, is_gated=True)
+        return self._multiply(active, self.down, groups, num_rows)
+
+    def _multiply(
+        self, rows: Rows, weight: CodedMatrix | WeightOnlyMatrix, groups: ExpertGroups, num_rows: int
+    ) -> Tensor:
+        if isinstance(weight, CodedMatrix):
+            assert isinstance(rows, CodedRows)
+            return grouped_scaled_linear(rows, weight, groups, num_rows, self.dtype)
+        assert isinstance(rows, Tensor)
+        return grouped_weight_only_linear(rows, weight, groups, num_rows)
 
 
 def build_expert_products(experts: Sequence[MlpWeights], quantization: Quantization | None) -> ExpertProducts:
@@ -116,13 +105,7 @@ def build_expert_products(experts: Sequence[MlpWeights], quantization: Quantizat
     def coded(weights: LinearWeights) -> CodedMatrix | WeightOnlyMatrix:
         return build_matrix(weights, quantization, of_expert=True).matrix
 
-    gate_up, down, dtype = _stacked(gate_ups, coded), _stacked(downs, coded), gate_ups[0].dtype
-    if isinstance(gate_up, CodedMatrix) and isinstance(down, CodedMatrix):
-        return CodedExperts(gate_up, down, dtype)
-    if isinstance(gate_up, WeightOnlyMatrix) and isinstance(down, WeightOnlyMatrix):
-        return WeightOnlyExperts(gate_up, down)
-    name = downs[0].layer.stored[0].name
-    raise UnsupportedModel(f"{name}: its codes have another form than those of gate and up")
+    return QuantizedExperts(_stacked(gate_ups, coded), _stacked(downs, coded), gate_ups[0].dtype)
 
 
 def _stacked(layers: Sequence[LinearWeights], build: Callable[[LinearWeights], MatrixT]) -> MatrixT:

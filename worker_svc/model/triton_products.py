@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from quire_kernels._shapes import SCALED_GROUP
 from quire_kernels.activation import Activation, gated_activation, plain_activation
 from quire_kernels.coded_rows import CodedRows, RowCoding, code_activation, code_rows
 from quire_kernels.cpu.grouped_bytes import ByteWeight
@@ -24,7 +25,6 @@ from worker_svc.model.block_weights import read_blocks
 from worker_svc.model.device_formats import Quantization
 from worker_svc.model.linear_weights import LinearWeights
 from worker_svc.model.nibble_weights import read_nibbles
-from worker_svc.model.weight_format import FLOAT8_GROUP
 
 Rows: TypeAlias = Tensor | CodedRows
 # Outputs whose numbers are in float32 at once.
@@ -186,7 +186,7 @@ def _rounded(weight: Tensor, scales: Tensor, dtype: torch.dtype) -> CodedMatrix:
         rows = slice(first, first + _OUTPUTS)
         of_numbers = divisors[rows]
         if scales.shape[1] > 1:
-            of_numbers = of_numbers.repeat_interleave(FLOAT8_GROUP, 1)[:, : weight.shape[1]]
+            of_numbers = of_numbers.repeat_interleave(SCALED_GROUP, 1)[:, : weight.shape[1]]
         numbers = weight[rows].float() / of_numbers
         codes[rows] = (numbers.round() if dtype == torch.int8 else numbers).clamp(least, most).to(dtype)
     return CodedMatrix(codes, scales.t().contiguous())

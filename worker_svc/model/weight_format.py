@@ -50,16 +50,12 @@ def code_scales(weight: StoredWeight) -> Tensor | None:
     return weight.code_scales() if isinstance(weight, CodedWeight) else None
 
 
-FLOAT8_GROUP = 128
-"""Inputs that have one scale in products of float8_e4m3fn, where not all have it."""
-
-
 @runtime_checkable
 class Float8Weight(Protocol):
     """What a `StoredWeight` may offer besides: that its numbers are codes in float8_e4m3fn."""
 
     def float8_scales(self) -> Tensor | None:
-        """The scales, float32 [outputs, 1], or one for each FLOAT8_GROUP inputs; None: the weight has other ones.
+        """The scales, float32 [outputs, 1], or one for each SCALED_GROUP inputs; None: the weight has other ones.
 
         Numbers that are rounded to float8_e4m3fn with these scales are the stored codes again.
         """

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from worker_svc.model.weight_format import FLOAT8_GROUP, GroupCodes
+from quire_kernels._shapes import SCALED_GROUP
+from worker_svc.model.weight_format import GroupCodes
 
 _MIDDLE = 8  # of the codes in 4 bits
 
@@ -52,8 +53,8 @@ class ScaledWeight:
         of_outputs = self.scales[self.rows].float()
         if self.scales.shape[1] == 1:
             return of_outputs
-        firsts = self.columns[::FLOAT8_GROUP]
-        in_groups = firsts.repeat_interleave(FLOAT8_GROUP)[: len(self.columns)]
+        firsts = self.columns[::SCALED_GROUP]
+        in_groups = firsts.repeat_interleave(SCALED_GROUP)[: len(self.columns)]
         return of_outputs[:, firsts] if torch.equal(in_groups, self.columns) else None
 
     def group_codes(self) -> GroupCodes | None:
