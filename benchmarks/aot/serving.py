@@ -109,7 +109,7 @@ _MAX_DRAFT_TOKENS = 4
 class _MetaStaging(Staging):
     """What comes back from the device is zero: the first token is sampled always."""
 
-    def fetch(self, buffer: StagingBuffer, tensors: Sequence[Tensor]) -> Tensor:
+    def fetch(self, buffer: StagingBuffer, tensors: Sequence[Tensor], packed: Tensor | None = None) -> Tensor:
         return torch.zeros(sum(tensor.nbytes for tensor in tensors), dtype=torch.uint8)
 
     def upload(self, array: Any) -> Tensor:

@@ -100,7 +100,6 @@ class DeviceExecutor:
         """After memory ran out: frees what torch keeps. Whether the step can be launched again."""
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-        # Sampling overwrites the tokens that the step's placeholders refer to.
         return not self._has_sampled
 
     def _launch(self, work: StepWork[Sequence]) -> DeviceSampleHandle:
@@ -122,21 +121,27 @@ class DeviceExecutor:
         forward, logprob_rows = self._lay_out(buffer, work.batch, len(rows), reported.rows)
 
         forward()
-        self._has_sampled = True
-        # Before sampling, which changes the logits.
-        raw = self._logits.index_select(0, logprob_rows) if len(reported.rows) else None
-        masks = None
+        logprobs, masks, packed = None, None, None
+        if len(reported.rows):
+            # Before sampling, which changes the logits.
+            logprobs = reported.prepare(self._logits.index_select(0, logprob_rows), self._staging.upload)
+        if logprobs is not None or scored:
+            num_bytes = self._sampled.itemsize * len(rows) + reported.num_bytes
+            packed = self._staging.reserve(buffer, num_bytes + sum(of_piece.num_bytes for of_piece, _ in scored))
         if rows.is_constrained:
             # The device computes the forward pass while the host makes the masks.
             of_rows = self._matchers.masks(rows.whole, rows.drafts)
             masks = DeviceMasks(self._staging.upload(of_rows.rows), self._staging.upload(of_rows.bits))
         sample(masks)
+        # Nothing is allocated from here on: the tokens that the step's placeholders refer to are overwritten, so it
+        # could not be launched again.
+        self._has_sampled = True
         parts = [self._sampled[: len(rows)]]
-        if raw is not None:
-            parts += reported.compute(raw, self._sampled.index_select(0, logprob_rows), self._staging.upload)
+        if logprobs is not None:
+            parts += logprobs.complete(self._sampled, logprob_rows)
         for _, values_and_ids in scored:
             parts += values_and_ids
-        outputs = self._staging.fetch(buffer, parts)
+        outputs = self._staging.fetch(buffer, parts, packed)
         return outputs, len(rows), reported, [of_piece for of_piece, _ in scored]
 
     def can_verify(self, params: SamplingParams) -> bool:
@@ -155,7 +160,7 @@ class DeviceExecutor:
         logits = self._logits[:num_rows]
         self._forward(forward_inputs(piece.batch, tokens, layout, plan), self._sampled, logits)
         reported = ReportedRows(range(num_rows), [piece.num_top] * num_rows, [()] * num_rows, self._limits.vocab_size)
-        return reported, reported.compute(logits, upload(piece.next_tokens), upload)
+        return reported, reported.prepare(logits, upload).complete(upload(piece.next_tokens))
 
     def _plan(self, batch: Batch) -> Arrays:
         return self._forward.attention.plan(batch, count_single(batch))

@@ -1,6 +1,7 @@
 """Log-probabilities of tokens, computed on the device."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,18 +38,18 @@ class ReportedRows:
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes `compute` returns."""
+        """How many bytes of values and ids there are."""
         return 4 * len(self.rows) * (1 + 2 * self._num_top + self._num_requested)
 
-    def compute(self, logits: Tensor, tokens: Tensor, upload: Callable[[NDArray[Any]], Tensor]) -> list[Tensor]:
-        """From the model's own logits and the tokens int64 of these rows: values and ids, for `unpack`."""
+    def prepare(self, logits: Tensor, upload: Callable[[NDArray[Any]], Tensor]) -> "RowLogprobs":
+        """From the model's own logits of these rows: values and ids for `unpack`, but for those of the rows' tokens."""
         requested = None
         if self._num_requested:
             padded = np.zeros((len(self.rows), self._num_requested), np.int64)
             for row, token_ids in zip(padded, self._requested, strict=True):
                 row[: len(token_ids)] = token_ids
             requested = upload(padded)
-        return list(compute_logprobs(logits, tokens, self._num_top, requested))
+        return prepare_logprobs(logits, self._num_top, requested)
 
     def unpack(self, memory: NDArray[np.uint8]) -> list[TokenLogprobs]:
         """From the `num_bytes` bytes of what was computed."""
@@ -59,22 +60,47 @@ class ReportedRows:
         return to_token_logprobs(values, ids, self._counts, list(map(len, self._requested)))
 
 
-def compute_logprobs(
-    logits: Tensor, tokens: Tensor, count: int, requested: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """From the model's own logits [rows, vocab_size]: those of each row's token [rows], of its top `count` tokens, and
-    of its `requested` tokens int64 [rows, others].
+@dataclass(frozen=True, slots=True)
+class RowLogprobs:
+    """Log-probabilities of rows, all but those of the rows' own tokens, which may not be sampled yet."""
 
-    Returns float32 [rows, 1 + count + others], in that order, and the top tokens int32 [rows, count]. Of equal logits
-    the lower token id comes first, so that neither `count` nor the other rows matter. The values of a token of -1 mean
-    nothing.
+    values: Tensor
+    """float32 [rows, 1 + count + others]: of the row's token, of the top tokens, of requested tokens."""
+    top_tokens: Tensor
+    """int32 [rows, count]"""
+    logits: Tensor
+    norms: Tensor
+    tokens: Tensor
+    """int64 [rows, 1]; with `of_tokens`, memory for `complete`, which allocates none."""
+    of_tokens: Tensor
+
+    def complete(self, tokens: Tensor, rows: Tensor | None = None) -> list[Tensor]:
+        """Values and top tokens, with the values of the rows' tokens; with `rows`, each row's place in `tokens`.
+
+        Those of a token of -1 mean nothing.
+        """
+        if rows is None:
+            self.tokens.copy_(tokens[:, None])
+        else:
+            torch.index_select(tokens, 0, rows, out=self.tokens.view(-1))
+        torch.gather(self.logits, 1, self.tokens.clamp_(min=0), out=self.of_tokens)
+        torch.sub(self.of_tokens, self.norms, out=self.values[:, :1])
+        return [self.values, self.top_tokens]
+
+
+def prepare_logprobs(logits: Tensor, count: int, requested: Tensor | None = None) -> RowLogprobs:
+    """From the model's own logits [rows, vocab_size]: of each row's top `count` tokens, and of its `requested` tokens
+    int64 [rows, others].
+
+    Of equal logits the lower token id comes first, so that neither `count` nor the other rows matter.
     """
-    norms = log_norms(logits)[:, None]
-    ids = _LOW - (_keys(logits).topk(count).values & _LOW) if count else tokens.new_empty(len(logits), 0)
-    chosen = [tokens.clamp(min=0)[:, None], ids]
-    if requested is not None:
-        chosen.append(requested)
-    return logits.gather(-1, torch.cat(chosen, 1)) - norms, ids.int()
+    norms, num_rows = log_norms(logits)[:, None], len(logits)
+    tokens = torch.empty((num_rows, 1), dtype=torch.int64, device=logits.device)
+    ids = _LOW - (_keys(logits).topk(count).values & _LOW) if count else tokens[:, :0]
+    chosen = ids if requested is None else torch.cat([ids, requested], 1)
+    values = logits.new_empty(num_rows, 1 + chosen.shape[1])
+    torch.sub(logits.gather(-1, chosen), norms, out=values[:, 1:])
+    return RowLogprobs(values, ids.int(), logits, norms, tokens, logits.new_empty(num_rows, 1))
 
 
 def _keys(logits: Tensor) -> Tensor:

@@ -52,5 +52,9 @@ class PenaltySlots:
         prompt, generated = tokens[: sequence.prompt_length], tokens[sequence.prompt_length :]
         if (generated < 0).any():
             raise RuntimeError("a sequence lost its token counts while it had a promised token")
-        fill_token_counts(self.token_counts, slot, self._upload(prompt), self._upload(generated))
+        try:
+            fill_token_counts(self.token_counts, slot, self._upload(prompt), self._upload(generated))
+        except BaseException:
+            self._free.append(slot)  # memory may run out
+            raise
         return slot

@@ -123,16 +123,21 @@ class Staging:
         self._on_device[begin:end].copy_(buffer.inputs[begin:end], non_blocking=True)
         return tensors
 
-    def fetch(self, buffer: StagingBuffer, tensors: Sequence[Tensor]) -> Tensor:
+    def reserve(self, buffer: StagingBuffer, num_bytes: int) -> Tensor:
+        """Memory for so many bytes of outputs on the host, and on the device, for `fetch` of several tensors."""
+        if len(buffer.outputs) < num_bytes:
+            buffer.outputs = pinned(num_bytes, self._device)
+        return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+
+    def fetch(self, buffer: StagingBuffer, tensors: Sequence[Tensor], packed: Tensor | None = None) -> Tensor:
         """Starts copying tensors back, as the last operation of the buffer's step. Returns their bytes on the host,
         concatenated.
 
-        The bytes are valid after the `done` that the end of the buffer's context records, until the buffer is reused.
+        Allocates nothing: `packed` is what `reserve` returned for their bytes; one tensor that fits needs none. The
+        bytes are valid after the `done` that the end of the buffer's context records, until the buffer is reused.
         """
         flat = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors]
-        packed = flat[0] if len(flat) == 1 else torch.cat(flat)
-        if len(buffer.outputs) < len(packed):
-            buffer.outputs = pinned(len(packed), self._device)
+        packed = flat[0] if packed is None else torch.cat(flat, out=packed)
         outputs = buffer.outputs[: len(packed)]
         outputs.copy_(packed, non_blocking=True)
         return outputs

@@ -4,15 +4,18 @@ import json
 import logging
 import random
 import re
+import sys
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from prometheus_client import REGISTRY
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from core_runner import CoreRunner, submission
 from llama_models import VOCAB
@@ -125,6 +128,107 @@ def test_the_newest_sequence_fails_alone(kernels: str, is_ahead: bool, tiny_llam
     # Its id is free again once the scheduler has ended it.
     (again,) = runner.step(Step([9], [new_sequence(9, [1])], [ScheduledSequence(9, 0, 1, [20])])).sequences
     assert again.failure is None
+
+
+class FailingAllocation(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Fails one of torch's allocations after each forward pass over so many rows of logits."""
+
+    def __init__(self, runner: Runner, number: int, num_rows: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        executor: Any = runner._executor
+        self._executor, self._forward = executor, executor._forward
+        self._number, self._num_rows = number, num_rows
+        self._num_done: int | None = None
+        self.num_allocations = self.num_failed = 0
+
+    def __enter__(self) -> Any:
+        self._executor._forward = self
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._executor._forward = self._forward
+
+    def __call__(self, inputs: Any, sampled: torch.Tensor, logits: torch.Tensor) -> None:
+        self._num_done = None
+        self._forward(inputs, sampled, logits)
+        self._num_done = 0 if len(logits) == self._num_rows else None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._forward, name)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Neither a view, nor done in place or into memory of the caller's
+        allocates = any(returned.alias_info is None for returned in func._schema.returns)
+        if allocates and self._num_done is not None and not _is_interpreted():
+            self._num_done += 1
+            self.num_allocations = max(self.num_allocations, self._num_done)
+            if self._num_done == self._number:
+                self.num_failed += 1
+                raise torch.OutOfMemoryError("CUDA out of memory")
+        return func(*args, **kwargs or {})
+
+
+def _is_interpreted() -> bool:
+    """Whether Triton's interpreter calls, which copies arguments of kernels."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and not frame.f_code.co_filename.endswith("triton/runtime/interpreter.py"):
+        frame = frame.f_back
+    return frame is not None
+
+
+def test_memory_may_run_out_wherever_a_step_allocates_after_its_forward_pass(tiny_llama: Path) -> None:
+    """While a step before it runs, whose tokens the step continues."""
+    params = {
+        1: SamplingParams(logprobs=2),
+        2: SamplingParams(temperature=1.0, seed=5, frequency_penalty=0.4, logprobs=1, logprob_token_ids=(3,)),
+        9: SamplingParams(temperature=1.0, seed=6, repetition_penalty=1.2, bad_words=((7,), (4, 5)), typical_p=0.9),
+    }
+    prompts = {1: [1, 2, 3], 2: [4, 5, 6, 7], 9: [8, 9]}
+
+    def step(place: int) -> Step:
+        new = [new_sequence(number, prompts[number], params[number]) for number in params] if not place else []
+        return Step(
+            [],
+            new,
+            [
+                ScheduledSequence(
+                    number,
+                    0 if new else len(prompts[number]) + place - 1,
+                    len(prompts[number]) if new else 1,
+                    [number] if new else [],
+                )
+                for number in params
+            ],
+        )
+
+    def serve(runner: Runner, fails_at: int) -> tuple[list[dict[int, SequenceResult]], FailingAllocation]:
+        launched = [runner.launch(step(0))]
+        failing = FailingAllocation(runner, fails_at, len(params))
+        with failing:
+            launched.append(runner.launch(step(1)))
+        outcomes = [runner.finish(launched[0])]
+        launched.append(runner.launch(step(2)))
+        outcomes += [runner.finish(one) for one in launched[1:]]
+        runner.step(Step(list(params), [], []))
+        return [{one.sequence_id: one for one in outcome.sequences} for outcome in outcomes], failing
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    runner = make_runner(tiny_llama, "triton", max_sequences=4, device=device)
+    serve(runner, 0)  # what is allocated once
+    expected, counted = serve(runner, 0)
+    last = counted.num_allocations
+    assert last > 20
+    for number in (*range(1, last, 9), last - 1, last):
+        found, failing = serve(runner, number)
+        assert failing.num_failed == 2  # it is tried again with all sequences first
+        assert found[1][9].failure_reason is FailureReason.OUT_OF_MEMORY
+        for mine, theirs in zip(found, expected, strict=True):
+            for other in (1, 2):
+                assert mine[other].token_ids == theirs[other].token_ids
+                ours, alone = (one[other].logprobs[0] for one in (mine, theirs))
+                assert ours.logprob == pytest.approx(alone.logprob, abs=1e-4)
+                assert dict(ours.top) == pytest.approx(dict(alone.top), abs=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,8 @@ def test_results_of_two_steps_are_there_at_the_same_time(staging: Staging, devic
     for step in range(2):
         tokens = torch.tensor([step, step + 10], device=device)
         with staging.next_buffer() as buffer:
-            fetched.append(staging.fetch(buffer, [tokens, torch.tensor([[0.5 + step]], device=device)]))
+            packed = staging.reserve(buffer, 20)
+            fetched.append(staging.fetch(buffer, [tokens, torch.tensor([[0.5 + step]], device=device)], packed))
         buffer.done.synchronize()
     for step, memory in enumerate(fetched):
         assert memory[:16].view(torch.int64).tolist() == [step, step + 10]
