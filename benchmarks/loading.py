@@ -36,7 +36,10 @@ from worker_svc.settings import WorkerSettings
 RESULT = RESULTS / "loading.json"
 _GGUF = "gguf"
 _TITLES = {_GGUF: "w4a16, of the file in Q4_1"}
-CASES: dict[str, dict[str, str]] = {**FORMATS, _GGUF: {"dtype": "bfloat16", "quantization": "w4a16"}}
+CASES: dict[str, dict[str, str]] = {
+    **{name: settings for name, settings in FORMATS.items() if "kv_cache_dtype" not in settings},
+    _GGUF: {"dtype": "bfloat16", "quantization": "w4a16"},
+}
 _MOST = 1.2
 
 

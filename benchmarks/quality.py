@@ -41,6 +41,8 @@ FORMATS: dict[str, dict[str, str]] = {
     "w8a8": {"dtype": "bfloat16", "quantization": "w8a8"},
     "w4a16": {"dtype": "bfloat16", "quantization": "w4a16"},
     "w4a8": {"dtype": "bfloat16", "quantization": "w4a8"},
+    "bfloat16+int8-kv": {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
+    "w8a8+int8-kv": {"dtype": "bfloat16", "quantization": "w8a8", "kv_cache_dtype": "int8"},
 }
 # The most that a request may add to a logit: the token is sampled whatever its logit is. Log-probabilities are
 # of the model's own logits.

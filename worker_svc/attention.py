@@ -58,20 +58,22 @@ class AttentionBackend(Protocol):
         """The attention of one batch."""
 
 
-def make_attention(kernels: Kernels, cache: KVCache, layers: Sequence[LayerAttention]) -> AttentionBackend:
-    """A backend over a cache of these layers on a CPU, which is not in 8 bits.
+def make_attention(
+    kernels: Kernels, cache: KVCache, layers: Sequence[LayerAttention], dtype: torch.dtype
+) -> AttentionBackend:
+    """A backend over a cache of these layers on a CPU, of a model that computes in `dtype`.
 
-    If the compiled kernels do not support the cache's shape, torch is used.
+    If the compiled kernels do not support the cache's shape, torch is used, which supports no cache in 8 bits.
     """
     if len(layers) != cache.num_layers:
         raise ValueError(f"layers: must be those of the cache, {cache.num_layers}, not {len(layers)}")
     if kernels is AttentionKind.TRITON:
         raise ValueError("kernels: must not be Triton's, whose attention is in worker_svc.gpu.device_attention")
-    if cache.scales is not None:
-        raise ValueError("cache: must not be in 8 bits where the kernels are not Triton's")
-    unsupported_reason = check_compiled_support(cache.head_dim, cache.block_size, cache.values.dtype)
+    unsupported_reason = check_compiled_support(cache.head_dim, cache.block_size, dtype)
     if isinstance(kernels, CompiledKernels) and unsupported_reason is None:
-        return CompiledAttention(cache, layers, kernels.thread_pool)
+        return CompiledAttention(cache, layers, kernels.thread_pool, dtype)
+    if cache.scales is not None:
+        raise ValueError("cache: must not be in 8 bits where torch computes the attention")
     return TorchAttention(cache, layers)
 
 
@@ -112,10 +114,12 @@ class TorchAttention:
 class CompiledAttention:
     """The compiled kernels on a CPU, for models whose other parts are torch's."""
 
-    def __init__(self, cache: KVCache, layers: Sequence[LayerAttention], thread_pool: ThreadPool) -> None:
-        self._caches = [CacheLayer(cache.values, layer) for layer in range(cache.num_layers)]
+    def __init__(
+        self, cache: KVCache, layers: Sequence[LayerAttention], thread_pool: ThreadPool, dtype: torch.dtype
+    ) -> None:
+        self._caches = [CacheLayer(cache.values, layer, cache.scales) for layer in range(cache.num_layers)]
         self._layers, self._thread_pool = layers, thread_pool
-        self._use_amx = cache.values.dtype == torch.bfloat16 and has_amx(thread_pool)
+        self._use_amx = dtype == torch.bfloat16 and has_amx(thread_pool)
 
     def plan(self, batch: Batch) -> StepAttention:
         slots = torch.from_numpy(batch.slots)

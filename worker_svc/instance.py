@@ -39,6 +39,7 @@ from worker_svc.kernel_choice import (
     choose_dtype,
     choose_kernels,
     choose_native,
+    kernel_name,
     quantization_of_device,
 )
 from worker_svc.memory import (
@@ -67,6 +68,9 @@ if TYPE_CHECKING:
 # streams wait least, in chunks of 256; beside many decodes, which take long themselves, larger ones delay new streams
 # less. A GPU needs more to be busy.
 _BUDGETS = {"cpu": (256, 512, 64), "cuda": (2048, 2048, 256)}
+# On a CPU there may be more sequences where the KV memory has so many tokens for each. On a GPU a row takes memory for
+# each token of the vocabulary, and graphs for its size.
+_TOKENS_OF_SEQUENCE, _MOST_SEQUENCES = 2048, 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +113,7 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
     check_attention_backend(settings.attention_backend, device)
     native = choose_native(model_description, kernels, report)
     arithmetic = arithmetic_name(settings, kernels, native, device) if settings.deterministic else ""
-    cache_dtype = choose_cache_dtype(settings.kv_cache_dtype, kernels, dtype, device)
+    cache_dtype = choose_cache_dtype(settings.kv_cache_dtype, kernel_name(kernels), dtype, device)
     in_8_bits = cache_dtype if cache_dtype.itemsize == 1 else None
     check_fits(settings, served.path, model_description, device, dtype, in_8_bits)
     memory, meter = MemoryAccount(device), ReadMeter()
@@ -128,7 +132,7 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
     memory.note_weights()
     if native is None and isinstance(kernels, CompiledKernels):
         refused = check_compiled_support(model.layout.head_dim, settings.block_size, dtype)
-        if refused is not None and settings.kernels == "compiled":
+        if refused is not None and (settings.kernels == "compiled" or in_8_bits is not None):
             raise StartupFailed(f"the compiled kernels cannot be used: {refused}")
         if refused is not None:
             report(f"torch computes the attention, slower than the compiled kernels: {refused}")
@@ -153,6 +157,8 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
     )
     with progress("measuring memory", report):
         limits = replace(limits, num_blocks=_num_blocks(settings, model, device, shape, limits))
+        if settings.max_sequences is None and device.type == "cpu":
+            limits = replace(limits, max_sequences=sequences_of(limits))
         num_host_blocks = count_host_blocks(
             shape.block_bytes, limits.num_blocks, settings.swap_space, device, settings.memory_limit_bytes
         )
@@ -213,6 +219,12 @@ def check_vocabulary(tokenizer: Path, vocab_size: int, setting: str) -> None:
         raise StartupFailed(
             f"{setting}: {tokenizer} has token ids up to {highest}, but the model's vocabulary has {vocab_size}"
         )
+
+
+def sequences_of(limits: WorkerLimits) -> int:
+    """How many sequences a step may hold with so many blocks, on a CPU: at least those of the limits."""
+    wanted = limits.num_blocks * limits.block_size // _TOKENS_OF_SEQUENCE
+    return max(limits.max_sequences, min(wanted, _MOST_SEQUENCES))
 
 
 def _load_grammar_tokenizer(served: ServedModel, vocab_size: int) -> "LLTokenizer":

@@ -177,12 +177,19 @@ def arithmetic_name(
     raise StartupFailed(f"{refusal} with {kernels} kernels on a CPU: only the compiled kernels do")
 
 
-def choose_cache_dtype(choice: str, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The dtype of keys and values."""
+def kernel_name(kernels: Kernels) -> str:
+    """As QUIRE_KERNELS has it."""
+    return "compiled" if isinstance(kernels, CompiledKernels) else kernels.value
+
+
+def choose_cache_dtype(choice: str, kernels: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The dtype of keys and values, with the kernels of a `kernel_name`."""
     if choice == "auto":
         return dtype
-    if kernels is not AttentionKind.TRITON:
-        raise StartupFailed(f"QUIRE_KV_CACHE_DTYPE is {choice}, which is for a GPU: on a CPU it must be auto")
+    if kernels == "torch":
+        raise StartupFailed(f"QUIRE_KV_CACHE_DTYPE is {choice}, which torch's kernels do not support: it must be auto")
+    if kernels == "compiled" and choice == "fp8":
+        raise StartupFailed("QUIRE_KV_CACHE_DTYPE is fp8, which is for a GPU: on a CPU it must be int8 or auto")
     if choice == "fp8" and device.type == "cuda":
         _check_fp8(device, "QUIRE_KV_CACHE_DTYPE is fp8", "int8 or auto")
     return _CACHE_DTYPES[choice]

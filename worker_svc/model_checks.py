@@ -12,7 +12,6 @@ from quire_kernels.cpu.attention import check_compiled_support
 from svc_common.doctor.findings import CheckContext, Finding, ok, skipped, warning, wrong
 from svc_common.doctor.prepared import is_prepared, next_step_for
 from svc_common.models import ModelNotFound, ServedModel, find_source, find_tokenizer
-from worker_svc.attention import AttentionKind
 from worker_svc.cache import CacheShape
 from worker_svc.description import context_length_of
 from worker_svc.encoder.backend import EncoderKernels, choose_kernels, own_kernels
@@ -328,7 +327,9 @@ def estimate_memory(
         return MemoryEstimate(model.num_parameters * dtype.itemsize, 0, 0, free)
     check_quantization(settings, model.description, device)
     weights = int(model.num_parameters * bytes_per_weight(settings.quantization, dtype))
-    kernels = AttentionKind.TRITON if device.type == "cuda" or settings.kernels == "triton" else AttentionKind.TORCH
+    kernels = "compiled" if settings.kernels == "auto" else settings.kernels
+    if device.type == "cuda":
+        kernels = "triton"
     shape = _cache_shape(settings, model, choose_cache_dtype(settings.kv_cache_dtype, kernels, dtype, device))
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)

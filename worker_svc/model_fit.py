@@ -210,15 +210,15 @@ def _ways(
     quantization, half, in_half = settings.quantization, torch.bfloat16, "QUIRE_DTYPE=bfloat16"
     on_gpu = device.type == "cuda"
     ways: list[str | None] = [way(dtype, quantization)] if num_tokens > _LEAST_TOKENS else []
-    if cache_dtype is None and on_gpu and description is not None:
+    has_compiled = settings.kernels in ("auto", "compiled")
+    if cache_dtype is None and description is not None and (on_gpu or has_compiled):
         in_8_bits = need(dtype, quantization, num_tokens, cache_dtype=torch.int8).all
         ways.append(f"QUIRE_KV_CACHE_DTYPE=int8 ({_gib(in_8_bits)})" if in_8_bits <= free else None)
     may_halve = dtype is torch.float32 and (on_gpu or has_bfloat16())
     if may_halve:
         ways.append(way(half, quantization, in_half))
     computed = COMPUTED_ON_DEVICE if on_gpu else COMPILED
-    may_quantize = on_gpu or settings.kernels in ("auto", "compiled")
-    if may_quantize and description is not None and unsupported_reason(description, computed) is None:
+    if (on_gpu or has_compiled) and description is not None and unsupported_reason(description, computed) is None:
         smaller = [(name, f"QUIRE_QUANTIZATION={name}") for name in smaller_quantizations(quantization, device.type)]
         quantized = (
             way(dtype, name, setting) or (way(half, name, setting, in_half) if may_halve else None)

@@ -65,8 +65,8 @@ class WorkerSettings(InnerSettings):
     )
     kv_cache_dtype: Literal["auto", "fp8", "int8"] = Field(
         "auto",
-        description="data type of keys and values; auto: as the computation; fp8 and int8: 8 bits with a scale for "
-        "each vector, triton kernels only",
+        description="data type of keys and values; auto: as the computation; int8, and on a GPU fp8: 8 bits with "
+        "a scale for each vector; not with QUIRE_KERNELS=torch",
     )
     cuda_graphs: bool = Field(True, description="on a GPU, capture steps of up to 512 tokens as CUDA graphs")
     block_size: int = Field(16, ge=8, le=128, description="tokens in one KV block")
@@ -78,7 +78,10 @@ class WorkerSettings(InnerSettings):
         "many decodes",
     )
     max_sequences: int | None = Field(
-        None, ge=1, description="sequences that one step may hold; unset: 256 on a GPU, 64 on a CPU"
+        None,
+        ge=1,
+        description="sequences that one step may hold; unset: 256 on a GPU; on a CPU one for each "
+        "2,048 tokens of KV memory, from 64 to 256",
     )
     memory_fraction: float | None = Field(
         None,

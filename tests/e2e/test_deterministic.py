@@ -1,6 +1,6 @@
 """Deterministic mode: tokens and log-probabilities are bit-identical for a request alone and for one of many, also over
 a worker's death, chunked prefill, speculation and preemption. All of it also with weights in 8 and in 4 bits and
-products of integers."""
+products of integers, and with keys and values in 8 bits."""
 
 import asyncio
 import random
@@ -86,14 +86,21 @@ class Serving:
             return await asyncio.gather(*(self.ask(client, request) for request in REQUESTS))
 
 
-@pytest.fixture(scope="module", params=["none", "w8a8", "w4a8"])
-def quantization(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+SETTINGS: dict[str, dict[str, str]] = {
+    "as it is": {},
+    "w8a8": {"quantization": "w8a8"},
+    "w4a8, kv int8": {"quantization": "w4a8", "kv_cache_dtype": "int8"},
+}
+
+
+@pytest.fixture(scope="module", params=SETTINGS)
+def settings(request: pytest.FixtureRequest) -> dict[str, str]:
+    return SETTINGS[request.param]
 
 
 @pytest.fixture(scope="module")
-def running(model: Path, quantization: str) -> Iterator[Deployment]:
-    with deployment(deterministic=1, quantization=quantization, num_blocks=2 * WANTED) as started:
+def running(model: Path, settings: dict[str, str]) -> Iterator[Deployment]:
+    with deployment(deterministic=1, **settings, num_blocks=2 * WANTED) as started:
         yield started
 
 
@@ -116,19 +123,19 @@ async def test_with_a_worker_killed_in_the_middle(running: Deployment, expected:
     assert await answers == expected
 
 
-async def test_in_chunks_of_32(quantization: str, expected: list[TokenBits]) -> None:
-    with deployment(deterministic=1, quantization=quantization, max_step_tokens=32) as chunked:
+async def test_in_chunks_of_32(settings: dict[str, str], expected: list[TokenBits]) -> None:
+    with deployment(deterministic=1, **settings, max_step_tokens=32) as chunked:
         assert await Serving(chunked).crowd() == expected
 
 
-async def test_with_a_drafter(quantization: str, expected: list[TokenBits]) -> None:
-    with deployment(deterministic=1, quantization=quantization, drafter="ngram", num_blocks=WANTED) as drafting:
+async def test_with_a_drafter(settings: dict[str, str], expected: list[TokenBits]) -> None:
+    with deployment(deterministic=1, **settings, drafter="ngram", num_blocks=WANTED) as drafting:
         assert await Serving(drafting).crowd() == expected
         assert drafting.metrics("worker_metrics")["quire_worker_accepted_draft_tokens_total"] > 0
 
 
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
-async def test_with_a_sixth_of_the_blocks(quantization: str, preemption: str, expected: list[TokenBits]) -> None:
-    with deployment(deterministic=1, quantization=quantization, num_blocks=SCARCE, preemption=preemption) as scarce:
+async def test_with_a_sixth_of_the_blocks(settings: dict[str, str], preemption: str, expected: list[TokenBits]) -> None:
+    with deployment(deterministic=1, **settings, num_blocks=SCARCE, preemption=preemption) as scarce:
         async for answers in until_preempted(scarce, preemption, Serving(scarce).crowd):
             assert answers == expected

@@ -34,7 +34,7 @@ def read_blocks(
     if len(parts) == 1:
         join = _only  # without a copy
     coded = [part for part in parts if isinstance(part, BlockCodes)]
-    group = min((part.group for part in coded), default=BYTE_GROUP_SIZES[-1])
+    group = min((part.group for part in coded), default=BYTE_GROUP_SIZES[-1])  # sizes are multiples of each other
     joined: NibbleWeight | ByteWeight
     if len(coded) == len(parts) and all(part.bits <= _NIBBLE for part in coded):
         joined = _joined_nibbles([_in_groups(part, group) for part in coded], join)

@@ -20,7 +20,7 @@ from worker_svc.model.description import (
     StoredLinear,
 )
 from worker_svc.model.linear_weights import WHOLE, LinearWeights, Shard, TiedWeights, WeightParts
-from worker_svc.model.stored_linear import read_stored
+from worker_svc.model.stored_linear import layer_format, read_stored
 from worker_svc.model.tensor_names import described_names
 from worker_svc.model.weight_format import StoredWeight, has_blocks
 from worker_svc.model.weights import Checkpoint
@@ -169,9 +169,10 @@ def _read_embedding(description: ModelDescription, checkpoint: Checkpoint) -> tu
     """The embedding in the model's dtype and on its device, and what it was made of, if that was not dense."""
     vocabulary, hidden = description.vocab_size, description.hidden_size
     layer = description.embedding.removesuffix(".weight")
-    if not has_blocks(checkpoint.weight_format, layer):
+    of = StoredLinear(layer, (vocabulary,))
+    if not has_blocks(layer_format(of, hidden, checkpoint.weight_format, checkpoint.names), layer):
         return checkpoint.take(description.embedding, vocabulary, hidden).contiguous(), None
-    stored, _ = read_stored(checkpoint, StoredLinear(layer, (vocabulary,)), hidden)
+    stored, _ = read_stored(checkpoint, of, hidden)
     embedding = torch.empty(vocabulary, hidden, dtype=checkpoint.dtype, device=checkpoint.device)
     for start in range(0, vocabulary, _ROWS):
         stop = min(start + _ROWS, vocabulary)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire_kernels.cpu.activations import ActivationCode
 from quire_kernels.cpu.amx import amx_input_multiple, has_amx, pack_for_amx
-from quire_kernels.cpu.attention import RuleArgs, SequencesArgs, check_compiled_support
+from quire_kernels.cpu.attention import RuleArgs, SequencesArgs, block_stride, check_compiled_support
 from quire_kernels.cpu.decoder import Decoder, DecoderLayerArgs, DecoderModelArgs, DecoderStepArgs, MlpArgs, RopeArgs
 from quire_kernels.cpu.experts import ExpertScoring, PackedExperts
 from quire_kernels.cpu.large_pages import LargePages
@@ -65,6 +65,8 @@ _FORMATS = {
     ComputedFormat.W4A16: MatrixFormat.W4A16,
     ComputedFormat.W4A8: MatrixFormat.W4A8,
 }
+# Of a layer whose codes have 4 bits in the checkpoint, which are kept.
+_IN_NIBBLES = {MatrixFormat.INT8: MatrixFormat.W4A16, MatrixFormat.W8A8: MatrixFormat.W4A8}
 # A head in 4 bits would cost more quality than all layers, and often is the embedding too.
 _OF_HEADS = {MatrixFormat.W4A16: MatrixFormat.INT8, MatrixFormat.W4A8: MatrixFormat.W8A8}
 
@@ -134,6 +136,8 @@ class _CompiledBuilder:
 
     def _linear(self, weights: LinearWeights, *, of_expert: bool = False) -> PackedMatrix:
         layer, matrix_format = weights.layer, self._format_of(weights.layer)
+        if weights.has_groups:
+            matrix_format = _IN_NIBBLES.get(matrix_format, matrix_format)
         is_gated = layer.role is LinearRole.GATE_UP and len(weights.outputs) == 2
         join = joined_by_panels if is_gated else torch.cat
         if weights.has_blocks and matrix_format is not MatrixFormat.PLAIN:
@@ -246,19 +250,15 @@ class CompiledModel:
         return self.description.layout
 
     def executor(self, cache: KVCache, limits: WorkerLimits, graphs: CudaGraphOptions) -> Executor:
-        forward = self.over(cache.values)
+        forward = self.over(cache)
         sampler = CompiledSampler(self.thread_pool, forward.argmax)
         return HostThreadExecutor(forward, sampler, partial(top_logprobs, self.thread_pool))
 
-    def over(self, cache: Tensor) -> "CompiledForward":
-        """The model over a cache [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]; 1 in place of 2 for
-        latent vectors.
-
-        Raises UnsupportedModel if the kernels do not support a cache of this shape.
-        """
+    def over(self, cache: KVCache) -> "CompiledForward":
+        """The model over a cache. Raises UnsupportedModel if the kernels do not support one of this shape."""
         description, built = self.description, self._built
         attention = description.layers[0].attention
-        refused = check_compiled_support(attention.head_dim, cache.shape[4], cache.dtype)
+        refused = check_compiled_support(attention.head_dim, cache.block_size, self.dtype)
         if refused is not None:
             raise UnsupportedModel(f"the compiled kernels cannot be used: {refused}")
         arguments = DecoderModelArgs(
@@ -274,8 +274,10 @@ class CompiledModel:
             built.embedding.data_ptr(),
             torch.tensor(description.embedding_scale, dtype=self.dtype).item(),
             None if built.positions is None else built.positions.data_ptr(),
-            cache.data_ptr(),
-            cache.shape[4],
+            cache.values.data_ptr(),
+            None if cache.scales is None else cache.scales.data_ptr(),
+            block_stride(cache.values),
+            cache.block_size,
             len(self._ropes),
             self._ropes,
         )
@@ -298,13 +300,13 @@ def load_compiled_model(
 class CompiledForward:
     """A `Forward`: the compiled model over its cache."""
 
-    def __init__(self, model: CompiledModel, cache: Tensor, arguments: DecoderModelArgs) -> None:
+    def __init__(self, model: CompiledModel, cache: KVCache, arguments: DecoderModelArgs) -> None:
         self._model, self._cache = model, cache
         self._logits = torch.empty(0, model.description.vocab_size)
         self._argmax: NDArray[np.int64] = np.empty(0, np.int64)
         # The pool's threads compute. torch's own threads would spin and compete with them.
         torch.set_num_threads(1)
-        self._decoder = Decoder(model.thread_pool, cache.dtype, arguments, use_amx=model.use_amx)
+        self._decoder = Decoder(model.thread_pool, model.dtype, arguments, use_amx=model.use_amx)
 
     def __call__(self, batch: Batch) -> Tensor:
         logits = self._logits_of(len(batch.logits_indices))

@@ -10,8 +10,8 @@ from torch import Tensor
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import LinearLayer, SplitDimension, StoredLinear
 from worker_svc.model.formats.dense import DenseFormat, DenseWeight
-from worker_svc.model.stored_linear import bias_parts, read_stored, weight_parts
-from worker_svc.model.weight_format import StoredWeight, code_scales, float8_scales, has_blocks
+from worker_svc.model.stored_linear import bias_parts, layer_format, read_stored, weight_parts
+from worker_svc.model.weight_format import StoredWeight, code_scales, float8_scales, has_blocks, has_groups
 from worker_svc.model.weights import Checkpoint
 
 Place: TypeAlias = Callable[[int, StoredWeight, Tensor | None], None]
@@ -27,6 +27,7 @@ class WeightParts(Protocol):
     biased: bool
     code_scales: list[Tensor]
     has_blocks: bool
+    has_groups: bool
 
     def for_each_part(self, place: Place) -> None:
         """Calls `place` for the parts in order. Each is released before the next stored layer is read."""
@@ -82,8 +83,14 @@ class LinearWeights:
         """The width of each part on this rank."""
         # Where ranks share inputs, their products are added up: the bias is in one of them.
         self.biased = layer.biased and (not split_inputs or shard.rank == 0)
-        self.has_blocks = any(has_blocks(checkpoint.weight_format, stored.name) for stored in layer.stored)
+        formats = [
+            (layer_format(stored, layer.inputs, checkpoint.weight_format, checkpoint.names), stored.name)
+            for stored in layer.stored
+        ]
+        self.has_blocks = any(has_blocks(weight_format, name) for weight_format, name in formats)
         """Whether parts offer `block_codes`."""
+        self.has_groups = all(has_groups(weight_format, name) for weight_format, name in formats)
+        """Whether all parts offer `group_codes`."""
         self.code_scales: list[Tensor] = []
         """Of each part that has been read, float32 [outputs]: see `CodedWeight`; zeros where there are none."""
         self.float8_scales: list[Tensor | None] = []
@@ -161,6 +168,7 @@ class TiedWeights:
         self.biased = False
         self.code_scales: list[Tensor] = []
         self.has_blocks = stored is not None
+        self.has_groups = False
         self._embedding, self._stored = embedding, stored
 
     def for_each_part(self, place: Place) -> None:

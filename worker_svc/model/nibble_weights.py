@@ -7,7 +7,7 @@ from torch import Tensor
 
 from quire_kernels.cpu.nibbles import DEFAULT_GROUP, GROUP_SIZES, NibbleWeight
 from worker_svc.model.linear_weights import LinearWeights
-from worker_svc.model.weight_format import GroupCodes, StoredWeight, group_codes
+from worker_svc.model.weight_format import GroupCodes, StoredWeight, equal_groups, group_codes
 
 
 def read_nibbles(
@@ -75,12 +75,12 @@ def _kept(codes: GroupCodes) -> NibbleWeight | None:
     """Stored codes in groups that a product may have; None: their groups are others."""
     for order in (None, codes.groups.argsort(stable=True)):
         groups = codes.groups if order is None else codes.groups[order]
-        for size in reversed(GROUP_SIZES):
+        size = equal_groups(groups, reversed(GROUP_SIZES))
+        if size is not None:
             firsts = groups[::size]
-            if torch.equal(firsts.repeat_interleave(size)[: len(groups)], groups):
-                columns = codes.codes if order is None else codes.codes[:, order]
-                scales, zeros = codes.scales[:, firsts].float(), codes.zeros[:, firsts].float()
-                return NibbleWeight(columns, scales, zeros, size, order)
+            columns = codes.codes if order is None else codes.codes[:, order]
+            scales, zeros = codes.scales[:, firsts].float(), codes.zeros[:, firsts].float()
+            return NibbleWeight(columns, scales, zeros, size, order)
     return None
 
 

@@ -135,12 +135,13 @@ class _Ranges:
         found = [codes for weight in self._weights() if (codes := block_codes(weight)) is not None]
         if not found or len(found) < len(self.ranges):
             return None
-        least = [each.minimums for each in found if each.minimums is not None]
+        least = [torch.zeros_like(each.scales) if each.minimums is None else each.minimums for each in found]
+        has_minimums = any(each.minimums is not None for each in found)
         return replace(
             found[0],
             codes=torch.cat([each.codes for each in found]),
             scales=torch.cat([each.scales for each in found]),
-            minimums=torch.cat(least) if least else None,
+            minimums=torch.cat(least) if has_minimums else None,
         )
 
     def _weights(self) -> Iterator[StoredWeight]:

@@ -117,7 +117,10 @@ class TorchModel:
         return self._body.dtype
 
     def executor(self, cache: KVCache, limits: WorkerLimits, graphs: CudaGraphOptions) -> Executor:
-        return HostExecutor(TorchForward(self, make_attention(AttentionKind.TORCH, cache, self.layout.layers)))
+        return HostExecutor(TorchForward(self, self._attention(cache)))
+
+    def _attention(self, cache: KVCache) -> AttentionBackend:
+        return make_attention(AttentionKind.TORCH, cache, self.layout.layers, self.dtype)
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: StepAttention, logits_indices: Tensor) -> Tensor:
         """Computes a step's tokens.

@@ -135,11 +135,11 @@ def build_matrix(weights: LinearWeights, quantization: Quantization, *, of_exper
         return None if bias is None else bias.to(device, dtype)
 
     if weights.has_blocks:
-        # Codes of a GGUF file are kept, whatever bits are asked. Their groups are too small for products of codes.
+        # Codes in groups are kept, whatever bits are asked. Most groups are too small for products of codes.
         held, bias = read_blocks(weights, dtype, join)
         matrix = _of_nibbles(held, device) if isinstance(held, NibbleWeight) else _of_bytes(held, device)
         return BuiltMatrix(matrix, in_dtype(bias))
-    if quantization is Quantization.W4A16:
+    if quantization is Quantization.W4A16 or (quantization is Quantization.INT8 and weights.has_groups):
 
         def rounded(part: Tensor, group: int) -> NibbleWeight:
             return round_to_nibbles(part.to(device), group)

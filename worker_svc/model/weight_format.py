@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from worker_svc.model import formats
@@ -153,6 +154,29 @@ class BlockFormat(Protocol):
 def has_blocks(weight_format: WeightFormat, layer: str) -> bool:
     """`BlockFormat.has_blocks`; False if the format has no such layers."""
     return isinstance(weight_format, BlockFormat) and weight_format.has_blocks(layer)
+
+
+@runtime_checkable
+class GroupFormat(Protocol):
+    """What a `WeightFormat` may offer besides: layers whose weights are `GroupCodedWeight`."""
+
+    def has_groups(self, layer: str) -> bool:
+        """Whether a layer's weight has group codes."""
+
+
+def has_groups(weight_format: WeightFormat, layer: str) -> bool:
+    """`GroupFormat.has_groups`; False if the format has no such layers."""
+    return isinstance(weight_format, GroupFormat) and weight_format.has_groups(layer)
+
+
+def equal_groups(groups: Tensor, sizes: Iterable[int]) -> int | None:
+    """The first of these sizes that all groups of neighbouring inputs are multiples of, of the group of each input;
+    None: there is none.
+    """
+    for size in sizes:
+        if torch.equal(groups[::size].repeat_interleave(size)[: len(groups)], groups):
+            return size
+    return None
 
 
 def names_read(weight_format: WeightFormat, stored: Iterable[str]) -> dict[str, str]:

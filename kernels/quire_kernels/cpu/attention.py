@@ -1,7 +1,8 @@
 """Attention over the paged cache, in place.
 
 The cache is laid out for it: in a block, keys lie dimension by dimension, values token by token, and of bfloat16 always
-two side by side (`csrc/attention.h`). Only the compiled ops read and write it.
+two side by side (`csrc/attention.h`). Only the compiled ops read and write it. In 8 bits it has codes in that order,
+and a scale for each key and value, as in `quire_kernels.kv_quantization`.
 """
 
 from ctypes import Structure, byref, c_float, c_int64, c_void_p
@@ -25,6 +26,7 @@ class CacheArgs(Structure):
         ("num_kv_heads", c_int64),
         ("block_size", c_int64),
         ("head_dim", c_int64),
+        ("scales", c_void_p),
     )
 
 
@@ -51,7 +53,7 @@ _LANES = 16
 
 
 def check_compiled_support(head_dim: int, block_size: int, dtype: torch.dtype) -> str | None:
-    """Why the compiled kernels do not support a cache, or None."""
+    """Why the compiled kernels do not support a cache, or None. `dtype`: of the computation."""
     if dtype not in (torch.float32, torch.bfloat16):
         return f"they compute in float32 and bfloat16, not {str(dtype).removeprefix('torch.')}"
     if head_dim % _LANES:
@@ -71,16 +73,35 @@ class CacheLayer:
 
     cache: Tensor
     layer: int
+    scales: Tensor | None = None
+    """float32 [num_blocks, num_layers, 2, num_kv_heads, block_size], where the cache is int8; its blocks are as many
+    bytes apart as the cache's.
+    """
 
-    def args(self) -> CacheArgs:
-        """The library's structure, valid as long as this object."""
+    def args(self, dtype: torch.dtype) -> CacheArgs:
+        """The library's structure, valid as long as this object. `dtype`: of the computation."""
         _, _, _, num_kv_heads, block_size, head_dim = self.cache.shape
-        unsupported_reason = check_compiled_support(head_dim, block_size, self.cache.dtype)
+        unsupported_reason = check_compiled_support(head_dim, block_size, dtype)
         require(unsupported_reason is None, "cache", f"be one that the compiled kernels take: {unsupported_reason}")
-        require(self.cache.is_contiguous(), "cache", "be contiguous")
-        half = num_kv_heads * block_size * head_dim
+        require(self.cache.dtype == (dtype if self.scales is None else torch.int8), "cache", "be of the right dtype")
+        require(self.cache[0].is_contiguous(), "cache", "be contiguous in each block")
+        half, stride = num_kv_heads * block_size * head_dim, block_stride(self.cache)
         data = self.cache.data_ptr() + self.layer * 2 * half * self.cache.element_size()
-        return CacheArgs(data, self.cache.stride(0), half, num_kv_heads, block_size, head_dim)
+        if self.scales is None:
+            return CacheArgs(data, stride, half, num_kv_heads, block_size, head_dim, None)
+        require(self.scales.shape == self.cache.shape[:-1], "scales", "be one of each vector of the cache")
+        require(
+            self.scales.dtype == torch.float32 and self.scales[0].is_contiguous(), "scales", "be float32, contiguous"
+        )
+        are_aligned = len(self.scales) == 1 or block_stride(self.scales) == stride
+        require(are_aligned, "scales", "be in blocks as far apart as those of the cache")
+        scales = self.scales.data_ptr() + self.layer * 2 * num_kv_heads * block_size * self.scales.element_size()
+        return CacheArgs(data, stride, half, num_kv_heads, block_size, head_dim, scales)
+
+
+def block_stride(tensor: Tensor) -> int:
+    """Bytes from one block of a cache, or of its scales, to the next."""
+    return tensor.stride(0) * tensor.element_size()
 
 
 def store(thread_pool: ThreadPool, key: Tensor, value: Tensor, layer: CacheLayer, slots: Tensor) -> None:
@@ -88,16 +109,16 @@ def store(thread_pool: ThreadPool, key: Tensor, value: Tensor, layer: CacheLayer
 
     Each token's heads are contiguous; `slots` int64 [num_tokens], -1 for a token that is not stored.
     """
-    kind = type_of(layer.cache.dtype)
     for name, tensor in (("key", key), ("value", value)):
         _check_tokens(name, tensor, layer, layer.cache.shape[3])
+    require(value.dtype == key.dtype, "value", "have the dtype of key")
     require(len(value) == len(key), "value", "be of as many tokens as key")
     is_list = slots.dtype == torch.int64 and slots.shape == (len(key),) and slots.is_contiguous()
     require(is_list, "slots", "be int64 [num_tokens], contiguous")
     thread_pool.library.quire_store(
         thread_pool.handle,
-        kind,
-        byref(layer.args()),
+        type_of(key.dtype),
+        byref(layer.args(key.dtype)),
         key.data_ptr(),
         key.stride(0),
         value.data_ptr(),
@@ -123,7 +144,7 @@ def attend(
     """Causal attention of each sequence's newest tokens over its pages, as in `paged_attention`.
 
     A query's result does not depend on how its sequence was cut into steps, or on what else is in the step. Factors
-    are rounded to the cache's dtype, the weights of the softmax among them; sums are float32.
+    are rounded to the dtype of `query`, the weights of the softmax among them; sums are float32.
 
     Args:
         query: [num_tokens, num_heads, head_dim], contiguous.
@@ -147,7 +168,7 @@ def attend(
         ("context_lens", context_lens),
     ):
         require(tensor.dtype == torch.int32 and tensor.is_contiguous(), name, "be int32 and contiguous")
-    kind = type_of(layer.cache.dtype)
+    kind = type_of(query.dtype)
     require(not use_amx or query.dtype == torch.bfloat16, "use_amx", "be false for another dtype than bfloat16")
     require(not use_amx or has_amx(thread_pool), "use_amx", "be false on a processor without AMX")
     num_sequences = len(context_lens)
@@ -165,7 +186,7 @@ def attend(
         thread_pool.handle,
         kind,
         int(use_amx),
-        byref(layer.args()),
+        byref(layer.args(query.dtype)),
         byref(sequences),
         byref(RuleArgs(scale, soft_cap or 0.0, window or 0)),
         query.shape[1] // num_kv_heads,
@@ -183,4 +204,4 @@ def _check_tokens(name: str, tensor: Tensor, layer: CacheLayer, num_heads: int) 
     # The stride of a single head is arbitrary.
     is_contiguous = tensor.stride(2) == 1 and (num_heads == 1 or tensor.stride(1) == head_dim)
     require(is_contiguous, name, "be contiguous in each token")
-    require(tensor.dtype == layer.cache.dtype, name, "have the dtype of the cache")
+    require(layer.scales is not None or tensor.dtype == layer.cache.dtype, name, "have the dtype of the cache")

@@ -67,6 +67,8 @@ class DecoderModelArgs(Structure):
         ("embedding_scale", c_float),
         ("positions", c_void_p),
         ("cache", c_void_p),
+        ("cache_scales", c_void_p),
+        ("cache_stride", c_int64),
         ("block_size", c_int64),
         ("num_ropes", c_int64),
         ("ropes", POINTER(RopeArgs)),
@@ -99,7 +101,7 @@ class Decoder:
     def __init__(
         self, thread_pool: ThreadPool, dtype: torch.dtype, arguments: DecoderModelArgs, *, use_amx: bool
     ) -> None:
-        """`dtype`: of weights, embedding and cache. With `use_amx`, which is for bfloat16, matrices are packed by
+        """`dtype`: of weights, embedding and products. With `use_amx`, which is for bfloat16, matrices are packed by
         `pack_for_amx`, else by `pack_matrix`.
 
         Raises ValueError for another dtype, or `use_amx` on a processor without AMX.

@@ -1,6 +1,8 @@
 """The compiled attention against the reference. Cache slots that no query may read hold invalid values."""
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,48 +13,80 @@ import compiled
 import quire_kernels.cpu.attention
 from quire_kernels.cpu.amx import has_amx
 from quire_kernels.cpu.attention import CacheLayer, attend, store
+from quire_kernels.kv_quantization import quantize
 from quire_kernels.paged_attention import paged_attention_reference
+from worker_svc.cache import CacheShape
 
 BORDERS = [1, 7, 8, 9, 15, 16, 17, 31, 33, 47, 48, 49, 63, 64, 65, 111, 128, 129, 257]
 
 
-@pytest.fixture(params=["float32", "bfloat16", "amx"])
-def arithmetic(request: pytest.FixtureRequest) -> tuple[torch.dtype, bool]:
-    """A dtype, and whether AMX computes."""
-    if request.param == "amx" and not has_amx(compiled.thread_pool()):
+@dataclass(frozen=True)
+class Arithmetic:
+    """What computes, and whether the cache is in 8 bits."""
+
+    dtype: torch.dtype
+    use_amx: bool
+    in_8_bits: bool
+
+    def cache(self, batch: Any) -> CacheLayer:
+        """The batch's cache in the layout of the compiled ops, in the second of three layers, NaN elsewhere."""
+        num_blocks, num_kv_heads, block_size, head_dim = batch.key_cache.shape
+        shape = CacheShape(3, num_kv_heads, block_size, head_dim, torch.int8 if self.in_8_bits else self.dtype)
+        cache = shape.allocate(num_blocks, torch.device("cpu"))
+        if cache.scales is None:
+            cache.values.fill_(math.nan)
+        else:
+            cache.values.fill_(127)
+            cache.scales.fill_(math.nan)
+        layer = CacheLayer(cache.values, 1, cache.scales)
+        for table, context in zip(batch.block_tables, batch.context_lens.tolist(), strict=True):
+            position = torch.arange(context)
+            blocks, offsets = table[position // block_size].long(), position % block_size
+            key, value = batch.key_cache[blocks, :, offsets], batch.value_cache[blocks, :, offsets]
+            store(compiled.thread_pool(), key, value, layer, blocks * block_size + offsets)
+        return layer
+
+    def attention(self, batch: Any, **options: Any) -> Tensor:
+        return attend(
+            compiled.thread_pool(),
+            batch.query.contiguous(),
+            self.cache(batch),
+            batch.block_tables,
+            batch.query_starts,
+            batch.context_lens,
+            batch.scale,
+            use_amx=self.use_amx,
+            **options,
+        )
+
+    def reference(self, batch: Any, **options: Any) -> Tensor:
+        """In 8 bits of the numbers that codes mean, in the precision of the others."""
+        arguments = batch.arguments() | options
+        if self.in_8_bits:
+            arguments |= {name: _numbers_of_codes(arguments[name]) for name in ("key_cache", "value_cache")}
+            arguments["query"] = batch.query.float()
+        return paged_attention_reference(**arguments).to(self.dtype)
+
+
+def _numbers_of_codes(vectors: Tensor) -> Tensor:
+    """What is stored of vectors in 8 bits. Halves are rounded to even."""
+    vectors = vectors.float()
+    largest = vectors.abs().amax(-1, keepdim=True)
+    most = torch.full_like(largest, 127)  # a number / a tensor would be rounded twice
+    return (vectors * (most / largest.clamp(min=1e-30))).round() * (largest / 127)
+
+
+@pytest.fixture(params=["float32", "bfloat16", "amx", "float32, 8 bits", "bfloat16, 8 bits", "amx, 8 bits"])
+def arithmetic(request: pytest.FixtureRequest) -> Arithmetic:
+    name, _, bits = request.param.partition(", ")
+    if name == "amx" and not has_amx(compiled.thread_pool()):
         pytest.skip("needs AMX")
-    return (torch.float32 if request.param == "float32" else torch.bfloat16), request.param == "amx"
+    return Arithmetic(torch.float32 if name == "float32" else torch.bfloat16, name == "amx", bool(bits))
 
 
 @pytest.fixture
 def device() -> str:
     return "cpu"
-
-
-def compiled_cache(batch: Any) -> CacheLayer:
-    """The batch's cache in the layout of the compiled ops, in the second of three layers, NaN elsewhere."""
-    num_blocks, num_kv_heads, block_size, head_dim = batch.key_cache.shape
-    cache = torch.full((num_blocks, 3, 2, num_kv_heads, block_size, head_dim), float("nan"), dtype=batch.query.dtype)
-    layer = CacheLayer(cache, 1)
-    for table, context in zip(batch.block_tables, batch.context_lens.tolist(), strict=True):
-        position = torch.arange(context)
-        blocks, offsets = table[position // block_size].long(), position % block_size
-        key, value = batch.key_cache[blocks, :, offsets], batch.value_cache[blocks, :, offsets]
-        store(compiled.thread_pool(), key, value, layer, blocks * block_size + offsets)
-    return layer
-
-
-def attention(batch: Any, **options: Any) -> Tensor:
-    return attend(
-        compiled.thread_pool(),
-        batch.query.contiguous(),
-        compiled_cache(batch),
-        batch.block_tables,
-        batch.query_starts,
-        batch.context_lens,
-        batch.scale,
-        **options,
-    )
 
 
 @pytest.mark.parametrize("block_size", [8, 16, 32, 128])
@@ -64,11 +98,10 @@ def test_attention_of_every_shape(
     heads: tuple[int, int],
     head_dim: int,
     block_size: int,
-    arithmetic: tuple[torch.dtype, bool],
+    arithmetic: Arithmetic,
 ) -> None:
-    dtype, use_amx = arithmetic
-    batch = make_batch([(1, 17), (1, 64), (33, 70), (1, 1), (5, 129)], heads, head_dim, block_size, dtype)
-    assert_close(attention(batch, use_amx=use_amx), paged_attention_reference(**batch.arguments()))
+    batch = make_batch([(1, 17), (1, 64), (33, 70), (1, 1), (5, 129)], heads, head_dim, block_size, arithmetic.dtype)
+    assert_close(arithmetic.attention(batch), arithmetic.reference(batch))
 
 
 @pytest.mark.parametrize("block_size", [8, 16, 48])
@@ -87,11 +120,10 @@ def test_attention_around_every_border(
     assert_close: Callable[..., None],
     sequences: list[tuple[int, int]],
     block_size: int,
-    arithmetic: tuple[torch.dtype, bool],
+    arithmetic: Arithmetic,
 ) -> None:
-    dtype, use_amx = arithmetic
-    batch = make_batch(sequences, (2, 3), 64, block_size, dtype)
-    assert_close(attention(batch, use_amx=use_amx), paged_attention_reference(**batch.arguments()))
+    batch = make_batch(sequences, (2, 3), 64, block_size, arithmetic.dtype)
+    assert_close(arithmetic.attention(batch), arithmetic.reference(batch))
 
 
 @pytest.mark.parametrize("options", [{"window": 1}, {"window": 20}, {"window": 64}, {"soft_cap": 2.0}], ids=str)
@@ -99,22 +131,18 @@ def test_windows_and_soft_caps(
     make_batch: Callable[..., Any],
     assert_close: Callable[..., None],
     options: dict[str, Any],
-    arithmetic: tuple[torch.dtype, bool],
+    arithmetic: Arithmetic,
 ) -> None:
-    dtype, use_amx = arithmetic
-    batch = make_batch([(1, context) for context in BORDERS] + [(100, 300), (40, 40)], (2, 3), dtype=dtype)
-    assert_close(
-        attention(batch, use_amx=use_amx, **options), paged_attention_reference(**(batch.arguments() | options))
-    )
+    batch = make_batch([(1, context) for context in BORDERS] + [(100, 300), (40, 40)], (2, 3), dtype=arithmetic.dtype)
+    assert_close(arithmetic.attention(batch, **options), arithmetic.reference(batch, **options))
 
 
 def test_a_query_gathers_the_same_bits_however_its_sequence_is_cut(
-    make_batch: Callable[..., Any], arithmetic: tuple[torch.dtype, bool]
+    make_batch: Callable[..., Any], arithmetic: Arithmetic
 ) -> None:
-    dtype, use_amx = arithmetic
-    batch = make_batch([(130, 333), (1, 700), (64, 64)], (2, 3), dtype=dtype)
-    layer, query = compiled_cache(batch), batch.query.contiguous()
-    together = attention(batch, use_amx=use_amx)
+    batch = make_batch([(130, 333), (1, 700), (64, 64)], (2, 3), dtype=arithmetic.dtype)
+    layer, query = arithmetic.cache(batch), batch.query.contiguous()
+    together = arithmetic.attention(batch)
     for first, last in ((0, 1), (1, 60), (60, 130)):
         alone = attend(
             compiled.thread_pool(),
@@ -124,22 +152,21 @@ def test_a_query_gathers_the_same_bits_however_its_sequence_is_cut(
             torch.tensor([0, last - first], dtype=torch.int32),
             torch.tensor([333 - 130 + last], dtype=torch.int32),
             batch.scale,
-            use_amx=use_amx,
+            use_amx=arithmetic.use_amx,
         )
         assert torch.equal(alone, together[first:last])
 
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_the_number_of_threads_changes_nothing(
-    make_batch: Callable[..., Any], size: int, arithmetic: tuple[torch.dtype, bool]
+    make_batch: Callable[..., Any], size: int, arithmetic: Arithmetic
 ) -> None:
-    dtype, use_amx = arithmetic
-    batch = make_batch([(130, 333), (1, 700), (64, 64)], (2, 3), dtype=dtype)
-    arguments = (compiled_cache(batch), batch.block_tables, batch.query_starts, batch.context_lens, batch.scale)
+    batch = make_batch([(130, 333), (1, 700), (64, 64)], (2, 3), dtype=arithmetic.dtype)
+    arguments = (arithmetic.cache(batch), batch.block_tables, batch.query_starts, batch.context_lens, batch.scale)
     query = batch.query.contiguous()
     assert torch.equal(
-        attend(compiled.thread_pool(size), query, *arguments, use_amx=use_amx),
-        attend(compiled.thread_pool(), query, *arguments, use_amx=use_amx),
+        attend(compiled.thread_pool(size), query, *arguments, use_amx=arithmetic.use_amx),
+        attend(compiled.thread_pool(), query, *arguments, use_amx=arithmetic.use_amx),
     )
 
 
@@ -147,10 +174,39 @@ def test_amx_is_refused_where_it_cannot_be_used(
     make_batch: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ValueError, match="use_amx: must be false for another dtype than bfloat16"):
-        attention(make_batch([(1, 9)], (1, 1)), use_amx=True)
+        Arithmetic(torch.float32, use_amx=True, in_8_bits=False).attention(make_batch([(1, 9)], (1, 1)))
     monkeypatch.setattr(quire_kernels.cpu.attention, "has_amx", lambda _: False)
+    batch = make_batch([(1, 9)], (1, 1), dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="use_amx: must be false on a processor without AMX"):
-        attention(make_batch([(1, 9)], (1, 1), dtype=torch.bfloat16), use_amx=True)
+        Arithmetic(torch.bfloat16, use_amx=True, in_8_bits=False).attention(batch)
+
+
+def test_what_is_stored_in_8_bits_is_what_triton_stores() -> None:
+    torch.manual_seed(0)
+    key, value = torch.randn(20, 3, 64), torch.randn(20, 3, 64) * torch.tensor([0.0, 1e-3, 1e3])[:, None]
+    cache = CacheShape(2, 3, 16, 64, torch.int8).allocate(4, torch.device("cpu"))
+    store(compiled.thread_pool(), key, value, CacheLayer(cache.values, 1, cache.scales), torch.arange(20))
+    assert cache.scales is not None
+    stored = cache.values[:2, 1].view(2, 2, 3, 16 * 64)
+    for number, vectors in enumerate((key, value)):
+        codes, scales = quantize(vectors, torch.int8)
+        torch.testing.assert_close(cache.scales[:2, 1, number].transpose(1, 2).flatten(0, 1)[:20], scales)
+        # A block's codes are in an order of their own.
+        for head in range(3):
+            assert stored[0, number, head].sort().values.equal(codes[:16, head].flatten().sort().values)
+    assert not cache.values[:, 0].any()
+    assert not cache.scales[:, 0].any()
+
+
+def test_a_number_that_is_not_finite_poisons_its_own_vector() -> None:
+    key = torch.ones(3, 1, 64)
+    key[1, 0, 5] = math.inf
+    cache = CacheShape(1, 1, 16, 64, torch.int8).allocate(1, torch.device("cpu"))
+    layer, slots = CacheLayer(cache.values, 0, cache.scales), torch.arange(3)
+    store(compiled.thread_pool(), key, torch.ones(3, 1, 64), layer, slots)
+    assert cache.scales is not None
+    assert cache.scales[0, 0, 0, 0, :3].isnan().tolist() == [False, True, False]
+    assert not cache.scales[0, 0, 1].isnan().any()
 
 
 def test_tokens_without_a_slot_are_not_stored() -> None:
@@ -171,7 +227,7 @@ def test_tokens_without_a_slot_are_not_stored() -> None:
 )
 def test_a_cache_that_it_cannot_read_is_refused_by_name(shape: tuple[int, ...], name: str) -> None:
     with pytest.raises(ValueError, match=name):
-        CacheLayer(torch.zeros(shape), 0).args()
+        CacheLayer(torch.zeros(shape), 0).args(torch.float32)
 
 
 def test_arguments_of_a_wrong_kind_are_refused_by_name() -> None:

@@ -12,7 +12,7 @@ import compiled
 import quire_kernels.cpu.decoder
 from quire_kernels.cpu.activations import ActivationCode
 from quire_kernels.cpu.amx import has_amx, pack_for_amx
-from quire_kernels.cpu.attention import RuleArgs, SequencesArgs
+from quire_kernels.cpu.attention import RuleArgs, SequencesArgs, block_stride
 from quire_kernels.cpu.decoder import Decoder, DecoderLayerArgs, DecoderModelArgs, DecoderStepArgs, MlpArgs, RopeArgs
 from quire_kernels.cpu.linear import MatrixArgs, pack_matrix
 from quire_kernels.cpu.norms import NormArgs, NormCode, pack_norm
@@ -152,7 +152,7 @@ class Compiled:
             *(self._norm(model.norm), self._matrix(model.head, model.head_bias), model.logits_soft_cap),
             *(model.embedding.data_ptr(), model.embedding_scale),
             None if model.positions is None else model.positions.data_ptr(),
-            *(cache.data_ptr(), BLOCK_SIZE, len(ropes), ropes),
+            *(cache.data_ptr(), None, block_stride(cache), BLOCK_SIZE, len(ropes), ropes),
         )
         self._kept += [model, cache, ropes]
         self._decoder = Decoder(compiled.thread_pool(), dtype, arguments, use_amx=use_amx)

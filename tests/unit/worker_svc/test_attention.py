@@ -37,7 +37,7 @@ def test_each_layer_attends_in_its_own_way() -> None:
     torch.manual_seed(0)
     cache = torch.randn(15, len(LAYERS), 2, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM)
     batch = _step(cache)
-    attention = make_attention(AttentionKind.TORCH, KVCache.over(cache), LAYERS).plan(batch)
+    attention = make_attention(AttentionKind.TORCH, KVCache.over(cache), LAYERS, torch.float32).plan(batch)
     outputs = []
     for layer, how in enumerate(LAYERS):
         query, key, value = (
@@ -67,10 +67,10 @@ def test_each_layer_attends_in_its_own_way() -> None:
 def test_layers_must_be_those_of_the_cache() -> None:
     cache = torch.zeros(2, 3, 2, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM)
     with pytest.raises(ValueError, match=r"^layers: .* 3, not 2"):
-        make_attention(AttentionKind.TORCH, KVCache.over(cache), LAYERS[:2])
+        make_attention(AttentionKind.TORCH, KVCache.over(cache), LAYERS[:2], torch.float32)
 
 
-def test_only_triton_reads_a_cache_in_8_bits() -> None:
+def test_torchs_attention_reads_no_cache_in_8_bits() -> None:
     cache = CacheShape(2, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, torch.int8).allocate(3, torch.device("cpu"))
-    with pytest.raises(ValueError, match=r"^cache: .* Triton"):
-        make_attention(AttentionKind.TORCH, cache, LAYERS[:2])
+    with pytest.raises(ValueError, match=r"^cache: .* 8 bits .* torch"):
+        make_attention(AttentionKind.TORCH, cache, LAYERS[:2], torch.float32)

@@ -133,9 +133,9 @@ def test_swaps_that_are_held_back_are_measured_so(tiny_llama: Path) -> None:
     assert description.swap_bytes_per_second <= 1.01e6
 
 
-@pytest.mark.parametrize("dtype", ["int8", "fp8"])
-def test_keys_and_values_may_be_kept_in_8_bits(dtype: str, tiny_llama: Path) -> None:
-    small = ("--kernels", "triton", "--num-blocks", "2", "--max-step-tokens", "4", "--max-sequences", "2")
+@pytest.mark.parametrize(("dtype", "kernels"), [("int8", "triton"), ("fp8", "triton"), ("int8", "compiled")])
+def test_keys_and_values_may_be_kept_in_8_bits(dtype: str, kernels: str, tiny_llama: Path) -> None:
+    small = ("--kernels", kernels, "--num-blocks", "2", "--max-step-tokens", "4", "--max-sequences", "2")
     description = load_worker(tiny_llama, "--kv-cache-dtype", dtype, *small).description
     # Keys and values, layers, heads, tokens; 64 codes and a scale
     assert description.block_bytes == 2 * 2 * 2 * 16 * (64 + 4)
@@ -147,8 +147,8 @@ def test_keys_and_values_may_be_kept_in_8_bits(dtype: str, tiny_llama: Path) -> 
         (("--swap-space", "1000000"), "QUIRE_SWAP_SPACE"),
         (("--swap-space", "0.0000001"), "QUIRE_SWAP_SPACE"),
         (("--num-blocks", "1000000000"), "QUIRE_NUM_BLOCKS"),
-        (("--kv-cache-dtype", "int8"), "QUIRE_KV_CACHE_DTYPE"),
-        (("--kv-cache-dtype", "fp8", "--kernels", "torch"), "QUIRE_KV_CACHE_DTYPE"),
+        (("--kv-cache-dtype", "fp8"), "QUIRE_KV_CACHE_DTYPE is fp8, which is for a GPU"),
+        (("--kv-cache-dtype", "int8", "--kernels", "torch"), "QUIRE_KV_CACHE_DTYPE is int8, which torch's kernels"),
     ],
 )
 def test_what_the_machine_cannot_do_is_refused_by_the_settings_name(

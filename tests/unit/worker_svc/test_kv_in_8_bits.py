@@ -3,7 +3,9 @@
 import random
 import statistics
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,35 +24,49 @@ ALL = SamplingParams(logprobs=VOCAB)
 NEAR = {torch.int8: 0.05, torch.float8_e4m3fn: 0.25}
 
 
-@pytest.mark.parametrize("cache_dtype", NEAR)
+@dataclass(frozen=True)
+class Backend:
+    """What computes, and what its cache holds."""
+
+    kernels: str
+    cache_dtype: torch.dtype
+
+    def runner(self, directory: Path, **options: Any) -> Runner:
+        """A runner, on a GPU if there is one and the kernels are for it."""
+        device = DEVICE if self.kernels == "triton" else "cpu"
+        return make_runner(directory, self.kernels, device=device, cache_dtype=self.cache_dtype, **options)
+
+
+@pytest.fixture(
+    params=[Backend("triton", torch.int8), Backend("triton", torch.float8_e4m3fn), Backend("compiled", torch.int8)],
+    ids=["triton int8", "triton fp8", "compiled int8"],
+)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    chosen: Backend = request.param
+    return chosen
+
+
 @pytest.mark.parametrize("variant", ["llama", "qwen3-window"])
 @pytest.mark.parametrize("native", [True, False])
 def test_log_probabilities_are_near_those_over_a_full_cache(
-    native: bool, variant: str, cache_dtype: torch.dtype, save_model: Callable[..., Path]
+    native: bool, variant: str, backend: Backend, save_model: Callable[..., Path]
 ) -> None:
     directory = save_model(VARIANTS[variant]())
     full = _first_draws(make_runner(directory))
-    small = _first_draws(make_runner(directory, "triton", device=DEVICE, cache_dtype=cache_dtype, native=native))
+    small = _first_draws(backend.runner(directory, native=native))
     differences = [_difference(one, other) for one, other in zip(full, small, strict=True)]
-    assert 0 < max(differences) < NEAR[cache_dtype], differences
+    assert 0 < max(differences) < NEAR[backend.cache_dtype], differences
 
 
-@pytest.mark.parametrize("cache_dtype", NEAR)
 @pytest.mark.parametrize("native", [True, False])
-def test_chunks_and_captured_decodes_see_the_same_codes(
-    native: bool, cache_dtype: torch.dtype, tiny_llama: Path
-) -> None:
-    options = {"device": DEVICE, "cache_dtype": cache_dtype, "max_sequences": 2, "native": native}
-    whole = Driver(make_runner(tiny_llama, "triton", **options)).generate(PROMPTS, 6)  # type: ignore[arg-type]
-    runner = make_runner(tiny_llama, "triton", cuda_graphs=True, **options)  # type: ignore[arg-type]
+def test_chunks_and_captured_decodes_see_the_same_codes(native: bool, backend: Backend, tiny_llama: Path) -> None:
+    whole = Driver(backend.runner(tiny_llama, max_sequences=2, native=native)).generate(PROMPTS, 6)
+    runner = backend.runner(tiny_llama, max_sequences=2, native=native, cuda_graphs=True)
     assert Driver(runner, chunk=7, ahead=1).generate(PROMPTS, 6) == whole
 
 
-@pytest.mark.parametrize("cache_dtype", NEAR)
-def test_scales_are_copied_with_their_block(cache_dtype: torch.dtype, tiny_llama: Path) -> None:
-    runner = make_runner(
-        tiny_llama, "triton", device=DEVICE, cache_dtype=cache_dtype, num_blocks=8, num_host_blocks=4, max_sequences=2
-    )
+def test_scales_are_copied_with_their_block(backend: Backend, tiny_llama: Path) -> None:
+    runner = backend.runner(tiny_llama, num_blocks=8, num_host_blocks=4, max_sequences=2)
     prompt = PROMPTS[1]
     stayed = _token(runner, Step([], [_new(1, prompt)], [ScheduledSequence(1, 0, 21, [0, 1])]))
     runner.step(Step([], [], [], BlockOps(swap_out=[(0, 3), (1, 1)])))

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from quire_kernels.cpu.grouped_bytes import BYTE_GROUP_SIZES
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.formats._packing import codes_in_words, unpack
-from worker_svc.model.weight_format import GroupCodes
+from worker_svc.model.weight_format import BlockCodes, GroupCodes, equal_groups
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,6 +90,15 @@ class GroupedWeight:
         if self.codes.bits > _NIBBLE:
             return None
         return GroupCodes(self.codes.unpack().t(), self.zeros.t(), self.scales.t(), self.groups)
+
+    def block_codes(self) -> BlockCodes | None:
+        size = equal_groups(self.groups, reversed(BYTE_GROUP_SIZES))
+        if self.codes.bits <= _NIBBLE or size is None:
+            return None
+        firsts = self.groups[::size]
+        scales, zeros = self.scales[firsts].t().float(), self.zeros[firsts].t()
+        minimums = None if bool((zeros == _ZERO).all()) else (_ZERO - zeros.float()) * scales
+        return BlockCodes(self.codes.unpack().t().contiguous(), 8, _ZERO, scales, minimums, size)
 
 
 def require_dtype(name: str, tensor: Tensor, *dtypes: torch.dtype) -> None:

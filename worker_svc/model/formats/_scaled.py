@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 from quire_kernels._shapes import SCALED_GROUP
-from worker_svc.model.weight_format import GroupCodes
+from quire_kernels.cpu.grouped_bytes import BYTE_GROUP_SIZES
+from worker_svc.model.weight_format import BlockCodes, GroupCodes, equal_groups
 
 _MIDDLE = 8  # of the codes in 4 bits
+_SIGN = 0x80  # the bit of codes in 8 bits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,6 +69,16 @@ class ScaledWeight:
         scales = self.scales[self.rows]
         zeros = torch.full(scales.shape, _MIDDLE) if self.zeros is None else self.zeros[self.rows] + _MIDDLE
         return GroupCodes((self.codes + _MIDDLE).view(torch.uint8), zeros, scales, self.columns)
+
+    def block_codes(self) -> BlockCodes | None:
+        size = equal_groups(self.columns, reversed(BYTE_GROUP_SIZES))
+        if self.codes.dtype != torch.int8 or size is None:
+            return None
+        firsts = self.columns[::size]
+        scales = self.scales[self.rows][:, firsts].float()
+        minimums = None if self.zeros is None else -self.zeros[self.rows][:, firsts].float() * scales
+        codes = self.codes.view(torch.uint8) ^ _SIGN  # 128 more
+        return BlockCodes(codes, 8, _SIGN, scales, minimums, size)
 
     def _of_numbers(self, of_blocks: Tensor) -> Tensor:
         """The value of each number's block; one column where all inputs have the same."""

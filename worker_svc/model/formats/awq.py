@@ -61,6 +61,9 @@ class AwqFormat:
             PackedCodes.whole(words, _BITS, 1, _ORDER), unpack(zeros, _BITS, 1, _ORDER), scales, groups
         )
 
+    def has_groups(self, layer: str) -> bool:
+        return True
+
 
 def _make(quantization: Mapping[str, Any]) -> AwqFormat:
     fields = Fields(quantization)

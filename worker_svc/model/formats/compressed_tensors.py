@@ -33,6 +33,7 @@ _TYPES = {
 # The layout of packed codes of 3, 5, 6 and 7 bits differs between versions of the package.
 _PACKED_BITS = (2, 4, 8)
 _IN_BYTES_BITS = range(2, 9)
+_NIBBLE = 4  # bits
 _MIXED = "mixed-precision"
 _REGEX = "re:"
 _LINEAR = "Linear"
@@ -99,6 +100,15 @@ class CompressedTensorsFormat:
         require_dtype(f"{layer}.weight_scale", scales, *SCALE_DTYPES)
         read = _packed_weight if scheme.is_packed else _weight_in_bytes
         return read(layer, scheme, tensors, scales)
+
+    def has_groups(self, layer: str) -> bool:
+        scheme = self._scheme_of(layer)
+        return scheme is not None and not scheme.is_float and scheme.bits <= _NIBBLE
+
+    def has_blocks(self, layer: str) -> bool:
+        scheme = self._scheme_of(layer)
+        in_groups = scheme is not None and not scheme.is_float and scheme.strategy == "group"
+        return in_groups and not self.has_groups(layer)
 
     def _scheme_of(self, layer: str) -> _LayerScheme | None:
         """None: no group has the layer."""

@@ -78,6 +78,13 @@ class GptqFormat:
         points = unpack(zeros, bits, 1).add_(self._zero_offset).bitwise_and_((1 << bits) - 1)
         return GroupedWeight(PackedCodes.whole(words, bits, 0), points, scales, groups.long())
 
+    def has_groups(self, layer: str) -> bool:
+        return self._scheme_of(layer).bits < 8
+
+    def has_blocks(self, layer: str) -> bool:
+        scheme = self._scheme_of(layer)
+        return scheme.bits == 8 and scheme.group_size is not None
+
     def _scheme_of(self, layer: str) -> _Scheme:
         return next((scheme for pattern, scheme in self._dynamic if pattern.match(layer)), self._scheme)
 

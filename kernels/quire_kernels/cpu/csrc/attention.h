@@ -3,44 +3,25 @@
 // In a block, keys are stored dimension by dimension and values token by token (bfloat16: in pairs), in the order in
 // which the products below read them. A query's result is a sum over tiles of 64 keys in their order, however its
 // sequence was cut into steps.
+//
+// In 8 bits, codes are in that order too. A tile of them is decoded once for all its queries; scores are multiplied by
+// the keys' scales, and weights by the values'. So what is stored loses precision, and the products do not.
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
 #include "amx_attention.h"
 #include "attention_tiles.h"
 #include "buffer.h"
+#include "code_tiles.h"
+#include "kv_cache.h"
 #include "linear.h"
 #include "simd.h"
 #include "thread_pool.h"
 
 namespace quire {
-
-// One layer of the cache: block b at data + b * block_stride, its keys [kv_heads][head_dim][block_size], and at
-// value_offset its values [kv_heads][block_size][head_dim]. Where value_offset is 0, all heads share the keys of one, which
-// are the values too.
-template <class T>
-struct Cache {
-    T* data;
-    int64_t block_stride;
-    int64_t value_offset;
-    int64_t num_kv_heads;
-    int64_t block_size;
-    int64_t head_dim;
-
-    // The same with another element type: C has no templates.
-    template <class U>
-    Cache<U> of() const {
-        return {static_cast<U*>(data), block_stride, value_offset, num_kv_heads, block_size, head_dim};
-    }
-
-    bool is_shared() const { return value_offset == 0; }
-    T* keys(int64_t block, int64_t head) const {
-        return data + block * block_stride + (is_shared() ? 0 : head * block_size * head_dim);
-    }
-    T* values(int64_t block, int64_t head) const { return keys(block, head) + value_offset; }
-};
 
 struct AttentionRule {
     float scale;
@@ -48,25 +29,6 @@ struct AttentionRule {
     int64_t window;  // 0: none
     int64_t bidirectional;  // whether queries also see the tokens after them; without a window
 };
-
-// Stores a token's key [head_dim] of one head in its slot.
-template <class T>
-inline void store_key(const Cache<T>& cache, int64_t slot, int64_t head, const T* key) {
-    constexpr int V = Lane<T>::VALUES;
-    T* keys = cache.keys(slot / cache.block_size, head) + slot % cache.block_size * V;
-    for (int64_t d = 0; d < cache.head_dim; d += V)
-        for (int v = 0; v < V; ++v) keys[d * cache.block_size + v] = key[d + v];
-}
-
-// Stores a token's key and value [head_dim] of one head in its slot.
-template <class T>
-inline void store_token(const Cache<T>& cache, int64_t slot, int64_t head, const T* key, const T* value) {
-    constexpr int V = Lane<T>::VALUES;
-    const int64_t block = slot / cache.block_size, offset = slot % cache.block_size;
-    store_key(cache, slot, head, key);
-    T* values = cache.values(block, head) + offset / V * V * cache.head_dim + offset % V;
-    for (int64_t d = 0; d < cache.head_dim; ++d) values[d * V] = value[d];
-}
 
 // One thread's work on one tile at a time. `Products` is NoAttentionProducts or AmxAttentionProducts.
 template <class T, class Products = NoAttentionProducts>
@@ -83,6 +45,7 @@ public:
         base_.reserve(rows);
         sums_.reserve(rows * LANES);
         products_.reserve(round_up(value_dim_, LANES * Lane<T>::VALUES));
+        decoded_.reserve(head_dim, !value_dim);
         if (value_dim) shared_values_.reserve(TILE_KEYS * round_up(value_dim, LANES * Lane<T>::VALUES));
     }
 
@@ -90,19 +53,20 @@ public:
     // [tokens, heads, head_dim]. Calls put(token, number, values) for each group of LANES numbers of the tokens' outputs
     // [heads * value_dim].
     template <class F>
-    void run(TaskClaim& task_claim, const Cache<T>& cache, const Sequences& sequences, const Tile& tile, const Tile* next,
+    void run(TaskClaim& task_claim, const Cache& cache, const Sequences& sequences, const Tile& tile, const Tile* next,
              const AttentionRule& rule, const T* query, F&& put) {
         const int64_t queries = tile.last - tile.first, heads = tile.last_head - tile.first_head;
         const int64_t token = sequences.query_starts[tile.sequence] + tile.first;
         const int64_t rows = queries * group_, stride = cache.num_kv_heads * group_ * dim_;
         // Heads that share keys are computed together. Otherwise each one's rows are padded to whole blocks of them.
         const int64_t together = cache.is_shared() ? heads : 1, num_rows = together * rows;
-        uses_products_ = Products::suit(dim_, cache.block_size);
+        has_codes_ = cache.has_codes();
+        block_size_ = has_codes_ ? DecodedTile<T>::BLOCK_SIZE : cache.block_size;
+        uses_products_ = Products::suit(dim_, block_size_);
         if (uses_products_) products_.configure(num_rows);
         const int64_t apart = uses_products_ ? Products::padded(num_rows) : num_rows;  // from one head to the next
         const auto place = [&](int64_t head) { return head / together * apart + head % together * rows; };
         const int64_t first_head = token * stride + tile.first_head * group_ * dim_;
-        block_size_ = cache.block_size;
         value_stride_ = dim_;
         if (cache.is_shared()) {
             value_stride_ = round_up(value_dim_, LANES * V);
@@ -121,11 +85,13 @@ public:
         // Nothing is prefetched after the last tile of a phase: the same keys again.
         const Tile& after = next ? *next : tile;
         const KeyRange keys_after = key_range(sequences, after, rule);
-        after_tile_ = locate(cache, keys_after, after.first_head, keys_after.first_tile());
         const RowLayout layout{together, rows, apart};
-        const bool is_owned = is_memory_bound(rows) ? run_tiles<true>(task_claim, cache, keys, tile, layout, rule)
-                                                    : run_tiles<false>(task_claim, cache, keys, tile, layout, rule);
-        if (!is_owned) return;
+        const auto run_stored = [&]<class Stored>() {
+            const auto after_tile = locate<Stored>(cache, keys_after, after.first_head, keys_after.first_tile());
+            return is_memory_bound(rows) ? run_tiles<true>(task_claim, cache, keys, tile, after_tile, layout, rule)
+                                         : run_tiles<false>(task_claim, cache, keys, tile, after_tile, layout, rule);
+        };
+        if (!(has_codes_ ? run_stored.template operator()<CodeTile>() : run_stored.template operator()<KeyTile<T>>())) return;
         task_claim.write_all([&] {
             for (int64_t head = 0; head < heads; ++head)
                 for (int64_t i = 0; i < rows; ++i) {
@@ -169,36 +135,45 @@ private:
     };
 
     // Every tile of keys of the range, unless another thread takes over. With FETCH, the next one is prefetched while one
-    // is computed: at last the first of what this thread computes after it.
-    template <bool FETCH>
-    bool run_tiles(TaskClaim& task_claim, const Cache<T>& cache, const KeyRange& keys, const Tile& tile, const RowLayout& layout,
-                   const AttentionRule& rule) {
+    // is computed: at last `after`, the first of what this thread probably computes after it. `Stored`: KeyTile<T> or CodeTile.
+    template <bool FETCH, class Stored>
+    bool run_tiles(TaskClaim& task_claim, const Cache& cache, const KeyRange& keys, const Tile& tile, const Stored& after,
+                   const RowLayout& layout, const AttentionRule& rule) {
+        constexpr bool HAS_CODES = std::is_same_v<Stored, CodeTile>;
+        // Codes are prefetched while others are decoded.
+        constexpr bool FETCH_NUMBERS = FETCH && !HAS_CODES;
         const int64_t heads = tile.last_head - tile.first_head, first = keys.first_tile();
         const int64_t together = layout.together, num_rows = together * layout.rows;
-        next_key_tile_ = locate(cache, keys, tile.first_head, first);
+        Stored next = locate<Stored>(cache, keys, tile.first_head, first);
         for (int64_t start = first; start < keys.end; start += TILE_KEYS) {
             for (int64_t head = 0; head < heads; head += together) {
                 const int64_t top = head / together * layout.apart;
-                key_tile_ = next_key_tile_;
+                const Stored stored = next;
                 if (head + together < heads)
-                    next_key_tile_ = locate(cache, keys, tile.first_head + head + 1, start);
+                    next = locate<Stored>(cache, keys, tile.first_head + head + 1, start);
                 else if (start + TILE_KEYS < keys.end)
-                    next_key_tile_ = locate(cache, keys, tile.first_head, start + TILE_KEYS);
+                    next = locate<Stored>(cache, keys, tile.first_head, start + TILE_KEYS);
                 else
-                    next_key_tile_ = after_tile_;
+                    next = after;
+                if constexpr (HAS_CODES) {
+                    key_tile_ = next_key_tile_ = decoded_.template decode<FETCH>(stored, next, cache);
+                } else {
+                    key_tile_ = stored;
+                    next_key_tile_ = next;
+                }
                 if (uses_products_)
-                    products_.template score<FETCH>(key_tile_, next_key_tile_, &query_[top * dim_], dim_, block_size_, num_rows,
-                                                     &scores_[top * TILE_KEYS]);
+                    products_.template score<FETCH_NUMBERS>(key_tile_, next_key_tile_, &query_[top * dim_], dim_, block_size_, num_rows,
+                                                            &scores_[top * TILE_KEYS]);
                 else
-                    for_rows(num_rows, [&]<int R>(int64_t row) { compute_scores<R, FETCH>(top + row); });
+                    for_rows(num_rows, [&]<int R>(int64_t row) { compute_scores<R, FETCH_NUMBERS>(top + row); });
                 for (int64_t row = 0; row < num_rows; ++row)
-                    softmax_tile(top + row, start, keys.position + row % layout.rows / group_, rule);
+                    softmax_tile<HAS_CODES>(top + row, start, keys.position + row % layout.rows / group_, rule);
                 // Shared values are the keys, which are prefetched already.
                 if (cache.is_shared()) {
                     copy_shared_values();
                     gather_rows<false>(top, num_rows);
                 } else {
-                    gather_rows<FETCH>(top, num_rows);
+                    gather_rows<FETCH_NUMBERS>(top, num_rows);
                 }
             }
             // More often would slow a decode down.
@@ -208,17 +183,24 @@ private:
     }
 
     // The tile at `start`. Blocks beyond the range are not looked up.
-    KeyTile<T> locate(const Cache<T>& cache, const KeyRange& range, int64_t head, int64_t start) const {
-        KeyTile<T> key_tile;
+    template <class Stored>
+    static Stored locate(const Cache& cache, const KeyRange& range, int64_t head, int64_t start) {
+        constexpr bool HAS_CODES = std::is_same_v<Stored, CodeTile>;
+        using Number = std::conditional_t<HAS_CODES, int8_t, T>;
+        Stored key_tile;
         key_tile.first_key = std::max<int64_t>(0, range.begin - start);
         key_tile.num_keys = std::min<int64_t>(TILE_KEYS, range.end - start);
         key_tile.first_group = key_tile.first_key / LANES;
         key_tile.num_groups = ceil_div(key_tile.num_keys, LANES);
         for (int64_t half = 0; half < TILE_KEYS / 8; ++half) {
             const int64_t key = std::clamp(start + half * 8, range.begin / LANES * LANES, (range.end - 1) / 8 * 8);
-            const int64_t block = range.table[key / block_size_], offset = key % block_size_;
-            key_tile.keys[half] = cache.keys(block, head) + offset * V;
-            key_tile.values[half] = cache.values(block, head) + offset * value_stride_;
+            const int64_t block = range.table[key / cache.block_size], offset = key % cache.block_size;
+            key_tile.keys[half] = cache.keys<Number>(block, head) + offset * V;
+            key_tile.values[half] = cache.values<Number>(block, head) + offset * cache.head_dim;
+            if constexpr (HAS_CODES) {
+                key_tile.key_scales[half] = cache.key_scales(block, head) + offset;
+                key_tile.value_scales[half] = cache.value_scales(block, head) + offset;
+            }
         }
         return key_tile;
     }
@@ -307,18 +289,19 @@ private:
 
     // Online softmax, in powers of two: scores become weights. The output so far is rescaled only where a score exceeds
     // the base by more than HEADROOM: until then weights may exceed 1, without loss of precision.
+    template <bool HAS_CODES>
     void softmax_tile(int64_t row, int64_t start, int64_t position, const AttentionRule& rule) {
         const int64_t last = key_tile_.num_keys - 1, newest = rule.bidirectional ? last : std::min(position - start, last);
         const int64_t oldest = rule.window ? std::max(key_tile_.first_key, position - rule.window + 1 - start) : 0;
         if (newest == TILE_KEYS - 1 && oldest <= 0)
-            softmax_tile<true>(row, newest, oldest, rule);
+            softmax_keys<HAS_CODES, true>(row, newest, oldest, rule);
         else
-            softmax_tile<false>(row, newest, oldest, rule);
+            softmax_keys<HAS_CODES, false>(row, newest, oldest, rule);
     }
 
     // With ALL, the row sees every key of the tile.
-    template <bool ALL>
-    void softmax_tile(int64_t row, int64_t newest, int64_t oldest, const AttentionRule& rule) {
+    template <bool HAS_CODES, bool ALL>
+    void softmax_keys(int64_t row, int64_t newest, int64_t oldest, const AttentionRule& rule) {
         const float* scores = &scores_[row * TILE_KEYS];
         const Floats hidden = splat(-INFINITY);
         Floats key_tile[GROUPS], top = hidden;
@@ -328,6 +311,7 @@ private:
                 continue;
             }
             Floats x = load_floats(scores + g * LANES);
+            if constexpr (HAS_CODES) x *= load_floats(decoded_.key_scales + g * LANES);
             if (rule.soft_cap != 0.0f) {
                 // tanh(y) = 1 - 2 / (1 + e**2y)
                 const Floats e = exp2(x * rule.scale * (2.0f * LOG2_E / rule.soft_cap));
@@ -349,7 +333,8 @@ private:
         for (int g = 0; g < GROUPS; ++g) {
             const Floats weight = exp2(key_tile[g] - base);
             added += weight;
-            store_floats(&weights_[row * TILE_KEYS + g * LANES], weight);
+            const Floats factor = HAS_CODES ? weight * load_floats(decoded_.value_scales + g * LANES) : weight;
+            store_floats(&weights_[row * TILE_KEYS + g * LANES], factor);
         }
         store(&sums_[row * LANES], added);
     }
@@ -421,14 +406,15 @@ private:
     Buffer<T> shared_values_;  // [TILE_KEYS, value_stride], of the tile, where keys are the values too
     Buffer<float> output_, scores_, base_, sums_;
     KeyTile<T> key_tile_, next_key_tile_;
-    KeyTile<T> after_tile_;  // the first that this thread probably computes after the tile of queries
+    DecodedTile<T> decoded_;
+    bool has_codes_ = false;      // of the cache of the tile of queries
     bool uses_products_ = false;  // for the tile of queries
     Products products_;
 };
 
 // To be called by all threads of the pool: attention of every query of the step. `attention` is the thread's own.
 template <class T, class Products, class F>
-void attend(ThreadPool& pool, TileAttention<T, Products>& attention, const Cache<T>& cache, const Sequences& sequences,
+void attend(ThreadPool& pool, TileAttention<T, Products>& attention, const Cache& cache, const Sequences& sequences,
             const std::vector<Tile>& tiles, const AttentionRule& rule, const T* query, F&& put) {
     pool.parallel_for_tasks(static_cast<int64_t>(tiles.size()), [&](int64_t i, TaskClaim& task_claim) {
         // Tiles are handed out in order, so a thread's next one is probably at the distance of the number of threads.

@@ -21,6 +21,12 @@ struct KeyTile {
     const T* values[TILE_KEYS / 8];
 };
 
+// The same of a cache in 8 bits.
+struct CodeTile : KeyTile<int8_t> {
+    const float* key_scales[TILE_KEYS / 8];
+    const float* value_scales[TILE_KEYS / 8];
+};
+
 // Queries of a tile, times heads of a group: they share each key that is loaded.
 constexpr int TILE_ROWS = 48;
 

@@ -1,4 +1,4 @@
-// Activations in 8 bits, for products with weights in 8 bits (W8A8, GROUPED_W8A8) or 4 (W4A8).
+// Numbers in 8 bits: activations, for products with weights in 8 bits (W8A8, GROUPED_W8A8) or 4 (W4A8); keys and values.
 //
 // The numbers of a row are in groups, each with a scale of its own: a row often has a few numbers much larger than all others,
 // whose scale would leave these few steps. Products of a group are added in int32, which is exact, and groups as floats, in
@@ -39,33 +39,39 @@ inline int64_t code_row_bytes(const Matrix& m) {
 }
 inline const Code* code_groups(const Matrix& m, const Code* row) { return row + code_bytes(m); }
 
-// Writes a row for a matrix, of which load(i) has the numbers from i on, zeros up to a multiple of LANES. A scale is NaN where a
-// number of its group is not finite.
+// Codes of `count` numbers, of which load(i) has LANES from i on, zeros beyond the last one. Calls put(i, codes) for each LANES of
+// them. The scale is NaN where a number is not finite.
+template <class L, class P>
+inline CodeGroup quantize_group(int64_t count, L&& load, P&& put) {
+    constexpr float LEAST = 1e-30f;           // of a divisor: the quotient is finite
+    const Floats shift = splat(12582912.0f);  // 1.5 * 2**23: adding it rounds to an integer, in the lowest bits
+    const Ints integers = (Ints)shift;
+    Floats peaks = {}, poison = {};
+    for (int64_t i = 0; i < count; i += LANES) {
+        const Floats x = load(i), magnitude = select(x < 0.0f, -x, x);
+        peaks = select(magnitude > peaks, magnitude, peaks);
+        poison += x * 0.0f;  // NaN, if x is not finite
+    }
+    const float peak = largest(peaks), factor = 127.0f / std::max(peak, LEAST);
+    Ints sums = {};
+    for (int64_t i = 0; i < count; i += LANES) {
+        const Ints codes = (Ints)(load(i) * factor + shift) - integers;
+        sums += codes;
+        put(i, to_bytes(codes));
+    }
+    CodeGroup group{peak / 127.0f + total(poison), 0};
+    for (int i = 0; i < LANES; ++i) group.sum += sums[i];
+    return group;
+}
+
+// Writes a row for a matrix, of which load(i) has the numbers from i on, zeros up to a multiple of LANES.
 template <class F>
 inline void quantize(const Matrix& m, F&& load, Code* to) {
     const int64_t inputs = m.inputs, size = code_group_of(m);
     Code* groups = to + code_bytes(m);
-    constexpr float LEAST = 1e-30f;           // of a divisor: the quotient is finite
-    const Floats shift = splat(12582912.0f);  // 1.5 * 2**23: adding it rounds to an integer, in the lowest bits
-    const Ints integers = (Ints)shift;
     for (int64_t first = 0; first < inputs; first += size, to += size, groups += sizeof(CodeGroup)) {
-        const int64_t count = std::min(size, inputs - first);
-        Floats peaks = {}, poison = {};
-        for (int64_t i = 0; i < count; i += LANES) {
-            const Floats x = load(first + i), magnitude = select(x < 0.0f, -x, x);
-            peaks = select(magnitude > peaks, magnitude, peaks);
-            poison += x * 0.0f;  // NaN, if x is not finite
-        }
-        const float peak = largest(peaks), factor = 127.0f / std::max(peak, LEAST);
-        Ints sums = {};
-        for (int64_t i = 0; i < count; i += LANES) {
-            const Ints codes = (Ints)(load(first + i) * factor + shift) - integers;
-            sums += codes;
-            store(to + i, to_bytes(codes));
-        }
-        CodeGroup group{peak / 127.0f + total(poison), 0};
-        for (int i = 0; i < LANES; ++i) group.sum += sums[i];
-        store(groups, group);
+        const auto load_group = [&](int64_t i) { return load(first + i); };
+        store(groups, quantize_group(std::min(size, inputs - first), load_group, [&](int64_t i, Bytes codes) { store(to + i, codes); }));
     }
 }
 

@@ -58,7 +58,9 @@ struct DecoderModel {
     const void* embedding;  // [vocab, hidden]
     float embedding_scale;
     const void* positions;  // [context, hidden], added to the embedding; or null
-    void* cache;            // [num_blocks, num_layers, 2, num_kv_heads, block_size * head_dim]; without the 2 of latent vectors
+    char* cache;            // blocks of [num_layers, 2, num_kv_heads, block_size * head_dim]; without the 2 of latent vectors
+    char* cache_scales;     // of the first block [num_layers, 2, num_kv_heads, block_size], where the cache has codes; or null
+    int64_t cache_stride;   // bytes from one block to the next, also of scales
     int64_t block_size;
     int64_t num_ropes;
     const Rope* ropes;
@@ -181,7 +183,7 @@ private:
                 store(to, left);
                 store(to + LANES, right);
             });
-            const Cache<Element> cache = layer_cache(i);
+            const Cache cache = layer_cache(i);
             if (layer.latent) attend_to_latents(step, layer, cache, own);
             else {
                 rotate_and_store(step, layer, cache, own);
@@ -208,7 +210,7 @@ private:
     }
 
     // From qkv_ to the values of all heads in attended_.
-    void attend_to_latents(const DecoderStep& step, const DecoderLayer& layer, const Cache<Element>& cache, Thread& own) {
+    void attend_to_latents(const DecoderStep& step, const DecoderLayer& layer, const Cache& cache, Thread& own) {
         const int64_t pair = first_pairs_[layer.rope], rows = step.num_tokens;
         latents_.before(*layer.latent, {rows, &cosines_[pair], &sines_[pair], num_pairs_, step.slots, query_.data()},
                         qkv_.data(), qkv_stride_, cache, own.latent, own.scratch.data(),
@@ -262,11 +264,17 @@ private:
         });
     }
 
-    Cache<Element> layer_cache(int64_t layer) const {
-        const bool is_latent = layers_[0].latent;
-        const int64_t half = model_.num_kv_heads * model_.block_size * model_.head_dim, size = is_latent ? half : 2 * half;
-        Element* data = static_cast<Element*>(model_.cache) + layer * size;
-        return {data, model_.num_layers * size, is_latent ? 0 : half, num_kv_heads_, model_.block_size, model_.head_dim};
+    Cache layer_cache(int64_t layer) const {
+        const bool is_latent = layers_[0].latent, has_codes = model_.cache_scales;
+        const int64_t vectors = model_.num_kv_heads * model_.block_size, half = vectors * model_.head_dim, kinds = is_latent ? 1 : 2;
+        const int64_t number_bytes = has_codes ? 1 : sizeof(Element), scale_bytes = sizeof(float);
+        return {model_.cache + layer * kinds * half * number_bytes,
+                model_.cache_stride,
+                is_latent ? 0 : half,
+                num_kv_heads_,
+                model_.block_size,
+                model_.head_dim,
+                has_codes ? model_.cache_scales + layer * kinds * vectors * scale_bytes : nullptr};
     }
 
     // Embeddings, and the angles of their positions.
@@ -345,7 +353,7 @@ private:
     }
 
     // Rotates queries and keys, and stores keys and values.
-    void rotate_and_store(const DecoderStep& step, const DecoderLayer& layer, const Cache<Element>& cache, Thread& own) {
+    void rotate_and_store(const DecoderStep& step, const DecoderLayer& layer, const Cache& cache, Thread& own) {
         const int64_t dim = model_.head_dim, num_turned = model_.num_heads + model_.num_kv_heads;
         const int64_t num_pairs = layer.rope < 0 ? 0 : ropes_[layer.rope].num_pairs;
         const int64_t first_pair = layer.rope < 0 ? 0 : first_pairs_[layer.rope];

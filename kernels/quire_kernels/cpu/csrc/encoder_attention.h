@@ -82,11 +82,9 @@ public:
         T part[LANES];
         store_floats(part, values);
         if (projection == Projection::KEY) {
-            T* to = cache().keys(block, head) + d * BLOCK + offset * V;
-            for (int i = 0; i < LANES; ++i) to[i / V * V * BLOCK + i % V] = part[i];
+            put_key<V>(cache().template keys<T>(block, head) + d * BLOCK + offset * V, part, LANES, BLOCK);
         } else {
-            T* to = cache().values(block, head) + offset / V * V * dim_ + d * V + offset % V;
-            for (int i = 0; i < LANES; ++i) to[i * V] = part[i];
+            put_value<V>(cache().template values<T>(block, head) + offset / V * V * dim_ + d * V + offset % V, part, LANES);
         }
     }
 
@@ -103,9 +101,9 @@ private:
     Sequences sequences() const {
         return {layout_->num_prompts(), max_blocks_, tables_.data(), layout_->starts(), layout_->lengths()};
     }
-    Cache<T> cache() const {
-        const int64_t half = BLOCK * heads_ * dim_;
-        return {cache_.data(), 2 * half, half, heads_, BLOCK, dim_};
+    Cache cache() const {
+        const int64_t half = BLOCK * heads_ * dim_, bytes = 2 * half * sizeof(T);
+        return {reinterpret_cast<char*>(cache_.data()), bytes, half, heads_, BLOCK, dim_, nullptr};
     }
 
     const int64_t heads_, dim_;

@@ -93,7 +93,7 @@ public:
     // For all threads of the pool: the queries of `tokens`, whose latent vectors are stored, of rows `qkv` at a stride. `multiply`
     // is as the decoder's.
     template <class M>
-    void before(const Latent& latent, const Tokens& tokens, const float* qkv, int64_t stride, const Cache<Element>& cache,
+    void before(const Latent& latent, const Tokens& tokens, const float* qkv, int64_t stride, const Cache& cache,
                 LatentRow<Element>& own, Element* scratch, M&& multiply) {
         const float *queries = qkv, *latents = qkv + num_heads_ * latent.query_dim();
         int64_t query_stride = stride;
@@ -172,7 +172,7 @@ private:
     }
 
     void store_latent(const Latent& latent, const float* from, const float* cosines, const float* sines,
-                      const Cache<Element>& cache, int64_t slot, LatentRow<Element>& own) {
+                      const Cache& cache, int64_t slot, LatentRow<Element>& own) {
         normalize_part(from, latent.kv_norm, latent.rank, own.row.data());
         turn(latent, from + latent.rank, cosines, sines, own.turned.data());
         std::copy_n(own.turned.data(), latent.rotated_dim, &own.row[latent.rank]);

@@ -140,20 +140,19 @@ int64_t quire_linear(void* pool_, Type type, const Matrix* matrix, const void* i
 }
 
 // Stores keys and values [tokens, kv_heads, head_dim], the rows at strides, in the slots of one layer's cache.
-int64_t quire_store(void* pool_, Type type, const Cache<void>* shape, const void* key, int64_t key_stride,
+int64_t quire_store(void* pool_, Type type, const Cache* cache, const void* key, int64_t key_stride,
                  const void* value, int64_t value_stride, const int64_t* slots, int64_t tokens) {
     return guarded([&] {
         ThreadPool& pool = *static_cast<ThreadPool*>(pool_);
         with_type(type, [&](auto zero) {
             using T = decltype(zero);
-            const Cache<T> cache = shape->of<T>();
             pool.run([&](int) {
                 pool.parallel_for_ranges(tokens, [&](int64_t token) {
                     if (slots[token] < 0) return;
-                    for (int64_t head = 0; head < cache.num_kv_heads; ++head)
-                        store_token(cache, slots[token], head,
-                                    static_cast<const T*>(key) + token * key_stride + head * cache.head_dim,
-                                    static_cast<const T*>(value) + token * value_stride + head * cache.head_dim);
+                    for (int64_t head = 0; head < cache->num_kv_heads; ++head)
+                        store_token(*cache, slots[token], head,
+                                    static_cast<const T*>(key) + token * key_stride + head * cache->head_dim,
+                                    static_cast<const T*>(value) + token * value_stride + head * cache->head_dim);
                 });
             });
         });
@@ -161,20 +160,19 @@ int64_t quire_store(void* pool_, Type type, const Cache<void>* shape, const void
 }
 
 // Attention of queries [tokens, kv_heads * group, head_dim] over one layer's cache; with `use_amx` by its registers.
-int64_t quire_attend(void* pool_, Type type, [[maybe_unused]] int64_t use_amx, const Cache<void>* shape, const Sequences* sequences,
+int64_t quire_attend(void* pool_, Type type, [[maybe_unused]] int64_t use_amx, const Cache* cache, const Sequences* sequences,
                      const AttentionRule* rule, int64_t group, const void* query, void* output) {
     return guarded([&] {
         ThreadPool& pool = *static_cast<ThreadPool*>(pool_);
         const auto run = [&]<class Product>() {
             using T = typename Product::Element;
-            const Cache<T> cache = shape->of<T>();
-            const std::vector<Tile> tiles = split_into_tiles(*sequences, cache.num_kv_heads, group, pool.size());
+            const std::vector<Tile> tiles = split_into_tiles(*sequences, cache->num_kv_heads, group, pool.size());
             std::deque<TileAttention<T, typename AttentionProductsOf<Product>::Type>> attentions;
-            for (int i = 0; i < pool.size(); ++i) attentions.emplace_back(group, cache.head_dim);
+            for (int i = 0; i < pool.size(); ++i) attentions.emplace_back(group, cache->head_dim);
             pool.run([&](int thread) {
                 const typename Product::Registers registers;
-                attend(pool, attentions[thread], cache, *sequences, tiles, *rule, static_cast<const T*>(query),
-                       put_in(static_cast<T*>(output), cache.num_kv_heads * group * cache.head_dim));
+                attend(pool, attentions[thread], *cache, *sequences, tiles, *rule, static_cast<const T*>(query),
+                       put_in(static_cast<T*>(output), cache->num_kv_heads * group * cache->head_dim));
             });
         };
 #ifdef QUIRE_AMX

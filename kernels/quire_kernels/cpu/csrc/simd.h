@@ -111,6 +111,44 @@ inline void store_exact(BFloat16* p, Floats v) {
 #endif
 }
 
+// Numbers of 64 codes.
+inline void store_line(float* to, const int8_t* codes) {
+    for (int i = 0; i < 4 * LANES; i += LANES) store(to + i, to_floats(load<Bytes>(codes + i)));
+}
+#if defined(__AVX512VBMI__) && defined(__AVX512BW__)
+// The lower or upper byte of the integers 0 to 127 in bfloat16.
+struct alignas(64) ExactBytes {
+    uint8_t bytes[128];
+    constexpr explicit ExactBytes(bool is_upper) : bytes() {
+        for (int i = 1; i < 128; ++i) {
+            int exponent = 0;
+            while (i >> (exponent + 1)) ++exponent;
+            const int bits = (127 + exponent) << 7 | ((i << (7 - exponent)) & 0x7f);
+            bytes[i] = static_cast<uint8_t>(is_upper ? bits >> 8 : bits);
+        }
+    }
+};
+inline constexpr ExactBytes LOWER_BYTES{false}, UPPER_BYTES{true};
+
+// A byte of a number depends on the code alone: two look-ups take fewer instructions than two conversions.
+inline void store_line(BFloat16* to, const int8_t* codes) {
+    // Bytes are interleaved in each 128 bits, so the first half of the codes goes to the lower halves of these.
+    const __m512i order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
+    const __m512i ordered = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(codes)), sizes = _mm512_abs_epi8(ordered);
+    const auto look_up = [&](const ExactBytes& table) {
+        return _mm512_permutex2var_epi8(_mm512_load_si512(table.bytes), sizes, _mm512_load_si512(table.bytes + 64));
+    };
+    const __m512i lower = look_up(LOWER_BYTES);
+    const __m512i upper = _mm512_or_si512(look_up(UPPER_BYTES), _mm512_and_si512(ordered, _mm512_set1_epi8(-128)));
+    _mm512_storeu_si512(to, _mm512_unpacklo_epi8(lower, upper));
+    _mm512_storeu_si512(to + 2 * LANES, _mm512_unpackhi_epi8(lower, upper));
+}
+#else
+inline void store_line(BFloat16* to, const int8_t* codes) {
+    for (int i = 0; i < 4 * LANES; i += LANES) store_exact(to + i, to_floats(load<Bytes>(codes + i)));
+}
+#endif
+
 // Pairs of neighbouring numbers: the first of each pair from `low`, the second from `high`.
 inline Words pairs_of(Floats low, Floats high) {
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)

@@ -16,7 +16,6 @@ from transformers import LlamaConfig
 import llama_models
 from llama_models import SIZES
 from quantized_models import in_order, quantize, save_quantized
-from quire_kernels.cpu.linear import MatrixFormat
 from runner_driver import Driver, make_runner
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.formats.awq import FORMAT
@@ -54,14 +53,6 @@ def test_a_model_computes_what_its_codes_mean(
         directory, tmp_path / "packed", _awq(group_size), quantization_config=_config(group_size, version="GEMM")
     )
     assert Driver(make_runner(packed, kernels)).generate(PROMPTS, 12) == reference(directory, PROMPTS, 12)
-
-
-def test_it_is_quantized_again_to_int8_as_its_dense_weights_are(save_model: Save, tmp_path: Path) -> None:
-    directory = save_model(LlamaConfig(**WIDE))
-    packed = save_quantized(directory, tmp_path / "packed", _awq(32), quantization_config=_config(32))
-    runners = [make_runner(each, "compiled", weights=MatrixFormat.INT8) for each in (packed, directory)]
-    of_codes, of_dense = [Driver(runner).generate(PROMPTS, 12) for runner in runners]
-    assert of_codes == of_dense
 
 
 def test_layers_that_were_left_dense(save_model: Save, reference: Reference, tmp_path: Path) -> None:

@@ -75,19 +75,21 @@ def _longer(variant: str) -> Any:
 class Computation:
     """A model with a zero cache, in which each sequence has its own blocks."""
 
-    def __init__(self, directory: Path, dtype: torch.dtype, weights: MatrixFormat, num_threads: int) -> None:
+    def __init__(
+        self, directory: Path, dtype: torch.dtype, weights: MatrixFormat, cache_dtype: torch.dtype, num_threads: int
+    ) -> None:
         description = describe(read_config(directory))
         assert description is not None
         self._model = load_compiled_model(
             description, directory, dtype, CompiledKernels(compiled.thread_pool(num_threads), weights)
         )
         blocks_each = -(-max(map(len, SEQUENCES)) // BLOCK)
-        self.cache = CacheShape.of(description.layout, BLOCK, dtype).allocate(
+        self.cache = CacheShape.of(description.layout, BLOCK, cache_dtype).allocate(
             blocks_each * len(SEQUENCES), torch.device("cpu")
         )
-        self.cache.values.zero_()
+        self.cache.blocks.zero_()
         self._blocks = np.arange(blocks_each * len(SEQUENCES), dtype=np.int32).reshape(len(SEQUENCES), -1)
-        self.forward = self._model.over(self.cache.values)
+        self.forward = self._model.over(self.cache)
 
     @torch.inference_mode()
     def run(self, parts: list[tuple[int, int, int]]) -> list[Tensor]:
@@ -102,6 +104,12 @@ class Computation:
 Make = Callable[[int], Computation]
 
 
+# A cache in 8 bits
+CODED_CACHES = [
+    f"{config}-{kind}, 8 bits"
+    for config in ("llama", "window", "gemma2")
+    for kind in ("float32", "bfloat16", "amx+w8a8")
+]
 # Files of GGUF, whose blocks keep their codes, and the arithmetics that these have
 GGUF_TYPES: dict[str, Callable[[str], str]] = {
     "gguf Q4_K_M": as_q4_k_m,
@@ -123,6 +131,7 @@ def _converted(folder: Path, stored: Callable[[str], str]) -> Path:
 @pytest.fixture(
     params=[
         *(f"{config}-{kind}" for config in CONFIGS for kind in ARITHMETICS),
+        *CODED_CACHES,
         *(f"{file}-{kind}" for file in GGUF_TYPES for kind in GGUF_ARITHMETICS),
     ]
 )
@@ -130,12 +139,14 @@ def make(
     request: pytest.FixtureRequest, save_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Make:
     config, _, kind = request.param.partition("-")
+    kind, _, coded_cache = kind.partition(", ")
     dtype, weights, use_amx = ARITHMETICS[kind]
     if use_amx and not has_amx(compiled.thread_pool()):
         pytest.skip("needs AMX")
     monkeypatch.setattr(worker_svc.model.compiled_model, "has_amx", lambda _: use_amx)
     directory = save_model(CONFIGS[config]()) if config in CONFIGS else _converted(tmp_path, GGUF_TYPES[config])
-    return lambda num_threads: Computation(directory, dtype, weights, num_threads)
+    cache_dtype = torch.int8 if coded_cache else dtype
+    return lambda num_threads: Computation(directory, dtype, weights, cache_dtype, num_threads)
 
 
 def bits(numbers: Tensor) -> Tensor:
@@ -150,7 +161,7 @@ def alone(computation: Computation) -> list[Tensor]:
 def assert_same(computation: Computation, scores: list[Tensor], expected: Computation, by: list[Tensor]) -> None:
     for ours, theirs in zip(scores, by, strict=True):
         assert torch.equal(bits(ours), bits(theirs))
-    assert torch.equal(bits(computation.cache.values), bits(expected.cache.values))
+    assert torch.equal(computation.cache.blocks, expected.cache.blocks)
 
 
 @pytest.mark.parametrize("num_threads", [2, 3])

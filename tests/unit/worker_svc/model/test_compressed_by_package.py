@@ -2,7 +2,6 @@
 what the package reads.
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import llama_models
+from compressed_files import decompressed
 from llama_models import SIZES
 from runner_driver import Driver, make_runner
 from worker_svc.compressed_writer import scheme_named
@@ -113,15 +113,8 @@ def test_a_model_computes_what_the_package_decompresses(checkpoint: tuple[Path, 
 def test_the_package_reads_what_is_written(name: str, save_model: Save, tmp_path: Path) -> None:
     source, target = save_model(LlamaConfig(**WIDE)), tmp_path / "out"
     quantize_model(source, target, scheme_named(name, 32), lambda line: None)
-    described = json.loads((target / "config.json").read_text())["quantization_config"]
-    model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-    apply_quantization_config(model, QuantizationConfig.model_validate(described))
-    compressor: Any = ModelCompressor.from_pretrained_model(model)
-    compressor.compress_model(model)
     written, ours = load_file(target / "model.safetensors"), format_of(target)
-    model.load_state_dict(written)
-    compressor.decompress_model(model)
-    for layer, module in model.named_modules():
+    for layer, module in decompressed(source, target).named_modules():
         if layer.endswith("_proj"):
             weight: Tensor = module.weight.data
             stored = {each: written[each] for each in ours.tensors(layer, *weight.shape)}

@@ -134,10 +134,8 @@ def test_a_model_computes_what_its_codes_mean(
     assert Driver(make_runner(packed, kernels)).generate(PROMPTS, 12) == reference(directory, PROMPTS, 12)
 
 
-@pytest.mark.parametrize(("layout", "fields"), [VARIANTS[1], VARIANTS[12]], ids=["packed", "fp8"])
-def test_it_is_quantized_again_to_int8_as_its_dense_weights_are(
-    layout: str, fields: dict[str, Any], save_model: Save, tmp_path: Path
-) -> None:
+def test_codes_of_fp8_are_quantized_again_to_int8_as_dense_weights_are(save_model: Save, tmp_path: Path) -> None:
+    layout, fields = VARIANTS[12]
     directory = save_model(LlamaConfig(**WIDE))
     config = _config(layout, _group(fields))
     packed = save_quantized(directory, tmp_path / "packed", _quantized(fields, layout), quantization_config=config)

@@ -116,9 +116,11 @@ def test_log_probabilities_in_8_bits_are_close_wherever_the_norms_are(directory:
 
 
 def test_the_triton_kernels_compute_what_torch_does(directory: Path) -> None:
+    """Prompts kernel by kernel, decodes by graphs."""
     asked = prompts(2, 18)
     by_torch = Driver(make_runner(directory))
-    ours = Driver(make_runner(directory, "triton", device=DEVICE), chunk=9)
+    limits: dict[str, Any] = {"max_sequences": 2, "max_step_tokens": 18}
+    ours = Driver(make_runner(directory, "triton", device=DEVICE, cuda_graphs=True, **limits), chunk=9)
     assert ours.generate(asked, 3, EVERY_LOGPROB) == by_torch.generate(asked, 3, EVERY_LOGPROB)
     for sequence_id in by_torch.logprobs:
         torch.testing.assert_close(_reported(ours, sequence_id), _reported(by_torch, sequence_id), rtol=0, atol=5e-4)

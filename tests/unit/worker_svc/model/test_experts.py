@@ -162,9 +162,11 @@ def test_tokens_stay_the_same_with_cached_prefixes_and_preempted(
 
 
 def test_the_triton_kernels_compute_what_torch_does(directory: Path) -> None:
+    """Prompts kernel by kernel, decodes by graphs."""
     asked, every = prompts(2, 18), SamplingParams(logprobs=transformers_models.VOCAB)
     by_torch = Driver(make_runner(directory))
-    ours = Driver(make_runner(directory, "triton", device=DEVICE), chunk=9)
+    limits: dict[str, Any] = {"max_sequences": 2, "max_step_tokens": 18}
+    ours = Driver(make_runner(directory, "triton", device=DEVICE, cuda_graphs=True, **limits), chunk=9)
     assert ours.generate(asked, 3, every) == by_torch.generate(asked, 3, every)
     for sequence_id, expected in by_torch.logprobs.items():
         for reported, by_modules in zip(ours.logprobs[sequence_id], expected, strict=True):

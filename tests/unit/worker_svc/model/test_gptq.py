@@ -17,7 +17,6 @@ from transformers import LlamaConfig
 import llama_models
 from llama_models import SIZES
 from quantized_models import in_act_order, in_order, quantize, save_quantized
-from quire_kernels.cpu.linear import MatrixFormat
 from runner_driver import Driver, make_runner
 from worker_svc.fingerprint import model_fingerprint
 from worker_svc.model.config import UnsupportedModel
@@ -74,15 +73,6 @@ def test_a_model_computes_what_its_codes_mean(
     quantized = _gptq(bits, group_size, sym=sym, act_order=act_order, v2=v2, head=head)
     packed = save_quantized(directory, tmp_path / "packed", quantized, quantization_config=config)
     assert Driver(make_runner(packed, kernels)).generate(PROMPTS, 12) == reference(directory, PROMPTS, 12)
-
-
-def test_it_is_quantized_again_to_int8_as_its_dense_weights_are(save_model: Save, tmp_path: Path) -> None:
-    directory = save_model(LlamaConfig(**WIDE))
-    quantized = _gptq(4, 32, sym=False, act_order=True, v2=False)
-    packed = save_quantized(directory, tmp_path / "packed", quantized, quantization_config=_config(4, 32))
-    runners = [make_runner(each, "compiled", weights=MatrixFormat.INT8) for each in (packed, directory)]
-    of_codes, of_dense = [Driver(runner).generate(PROMPTS, 12) for runner in runners]
-    assert of_codes == of_dense
 
 
 def test_layers_that_were_left_dense_or_quantized_otherwise(

@@ -215,12 +215,14 @@ def test_bits_stay_the_same_with_drafts_prefixes_and_preemptions_together(
     assert (num_returns > 0) == (preemption == "swap")
 
 
-def test_a_cache_in_8_bits_changes_little(save_model: Save) -> None:
+@pytest.mark.parametrize("kernels", ["triton", "compiled"])
+def test_a_cache_in_8_bits_changes_little(kernels: str, save_model: Save) -> None:
     directory = latent_models.save(save_model, "deepseek-v2-lite")
     tops = []
     # The interpreter does not round float8.
     for cache_dtype in (None, torch.int8):
-        driver = Driver(make_runner(directory, "triton", device=DEVICE, cache_dtype=cache_dtype))
+        device = DEVICE if kernels == "triton" else "cpu"
+        driver = Driver(make_runner(directory, kernels, device=device, cache_dtype=cache_dtype))
         driver.generate([PROMPTS[2]], 1, SamplingParams(logprobs=VOCAB))
         ((reported,),) = driver.logprobs.values()
         tops.append(dict(reported.top))

@@ -245,7 +245,7 @@ def test_a_weight_of_zeros_and_one_that_is_not_finite(save_model: Save) -> None:
 class _Given:
     """Weights of one part, as `LinearWeights` has them."""
 
-    has_blocks = False
+    has_blocks = has_groups = False
     dtype = code_dtype = torch.float32
     outputs = (4,)
 

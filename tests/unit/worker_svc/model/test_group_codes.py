@@ -1,0 +1,114 @@
+"""Codes of groups of inputs are kept on a processor, in the bits that they have, whatever bits are asked of weights."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import LlamaConfig
+
+import compiled
+from llama_models import SIZES
+from quantized_models import QuantizedWeight, in_act_order, in_order, quantize, save_quantized
+from quire_kernels.cpu.linear import MatrixFormat, PackedMatrix, linear
+from worker_svc.attention import CompiledKernels
+from worker_svc.model.architecture import describe
+from worker_svc.model.compiled_model import load_compiled_model
+from worker_svc.model.config import read_config
+
+Save = Callable[..., Path]
+Store = Callable[[str, QuantizedWeight], dict[str, Tensor]]
+
+WIDE = {**SIZES, "vocab_size": 128, "hidden_size": 192, "intermediate_size": 256}
+
+
+def _gptq(bits: int, group_size: int, **others: Any) -> dict[str, Any]:
+    return {"quant_method": "gptq", "bits": bits, "group_size": group_size, **others}
+
+
+def _compressed(layout: str, bits: int, group_size: int, *, sym: bool) -> dict[str, Any]:
+    fields = {"num_bits": bits, "type": "int", "symmetric": sym, "strategy": "group", "group_size": group_size}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": layout,
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": fields}},
+    }
+
+
+def _saved(directory: Path, packed: Path, config: dict[str, Any], group_size: int, *, sym: bool) -> Path:
+    """The model with all layers but the head in groups; with `dynamic`, layer 1 in 8 bits."""
+
+    def stored(layer: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor] | None:
+        if layer == "lm_head":
+            return None
+        is_gptq = config["quant_method"] == "gptq"
+        fields = config if is_gptq else config["config_groups"]["group_0"]["weights"]
+        bits = 8 if ".layers.1." in layer and "dynamic" in config else fields["bits" if is_gptq else "num_bits"]
+        groups = in_act_order if config.get("desc_act") else in_order
+        numbers = quantize(weight, bits, groups(weight.shape[1], group_size), sym=sym)
+        if is_gptq:
+            return numbers.gptq(layer), numbers.dense()
+        store = numbers.packed if config["format"] == "pack-quantized" else numbers.in_bytes
+        return store(layer, sym=sym), numbers.dense()
+
+    return save_quantized(directory, packed, stored, quantization_config=config)
+
+
+CONFIGS: dict[str, tuple[dict[str, Any], int, bool]] = {
+    "gptq, 8 bits in groups of 32": (_gptq(8, 32), 32, True),
+    "gptq, 8 bits in groups of 128": (_gptq(8, 128), 128, False),
+    "gptq, 4 bits": (_gptq(4, 64), 64, False),
+    "gptq, 4 bits, act-order": (_gptq(4, 32, desc_act=True), 32, True),
+    "gptq, 4 and 8 bits": (_gptq(4, 32, dynamic={r"+:model\.layers\.1\.": {"bits": 8}}), 32, True),
+    "packed, 8 bits": (_compressed("pack-quantized", 8, 64, sym=False), 64, False),
+    "packed, 4 bits": (_compressed("pack-quantized", 4, 32, sym=False), 32, False),
+    "in bytes, 8 bits": (_compressed("int-quantized", 8, 32, sym=True), 32, True),
+    "in bytes, 8 bits with zero points": (_compressed("int-quantized", 8, 16, sym=False), 16, False),
+}
+
+
+@pytest.mark.parametrize("asked", [MatrixFormat.INT8, MatrixFormat.W8A8, MatrixFormat.W4A16, MatrixFormat.W4A8])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_model_is_computed_with_its_own_codes(
+    name: str, asked: MatrixFormat, save_model: Save, tmp_path: Path
+) -> None:
+    config, group_size, sym = CONFIGS[name]
+    directory = save_model(LlamaConfig(**WIDE))
+    packed = _saved(directory, tmp_path / "packed", config, group_size, sym=sym)
+    meant = load_file(directory / "model.safetensors")
+    description = describe(read_config(packed))
+    assert description is not None
+    kernels = CompiledKernels(compiled.thread_pool(), asked)
+    built = load_compiled_model(description, packed, torch.float32, kernels)._built
+    for number, layer in enumerate(built.layers):
+        bits = 8 if "8 bits" in name and ("4 and" not in name or number == 1) else 4
+        nibbles = MatrixFormat.W4A8 if asked.takes_codes else MatrixFormat.W4A16
+        grouped = MatrixFormat.GROUPED_W8A8 if asked.takes_codes else MatrixFormat.GROUPED_W8A16
+        assert layer.qkv.matrix_format is (grouped if bits == 8 else nibbles)
+        if not asked.takes_codes:
+            dense = torch.cat([meant[f"model.layers.{number}.self_attn.{part}_proj.weight"] for part in "qkv"])
+            # `dense` is rounded to float16, and zero points are rounded to 11 bits where they become minimums.
+            torch.testing.assert_close(_held(layer.qkv), dense, rtol=1e-3, atol=2e-4 * float(dense.abs().max()))
+    asked_of_head = {MatrixFormat.W4A16: MatrixFormat.INT8, MatrixFormat.W4A8: MatrixFormat.W8A8}
+    assert built.head.matrix_format is asked_of_head.get(asked, asked), "it is dense"
+
+
+def test_groups_of_8_bits_in_another_order_are_rounded_again(save_model: Save, tmp_path: Path) -> None:
+    directory = save_model(LlamaConfig(**WIDE))
+    packed = _saved(directory, tmp_path / "packed", _gptq(8, 32, desc_act=True), 32, sym=True)
+    meant = load_file(directory / "model.safetensors")
+    description = describe(read_config(packed))
+    assert description is not None
+    kernels = CompiledKernels(compiled.thread_pool(), MatrixFormat.INT8)
+    qkv = load_compiled_model(description, packed, torch.float32, kernels)._built.layers[0].qkv
+    dense = torch.cat([meant[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qkv"])
+    assert qkv.matrix_format is MatrixFormat.GROUPED_W8A16
+    assert 0 < (_held(qkv) - dense).abs().max() < dense.abs().max() / 100
+
+
+def _held(matrix: PackedMatrix) -> Tensor:
+    """The weight that a matrix holds."""
+    return linear(compiled.thread_pool(), torch.eye(matrix.inputs, dtype=matrix.dtype), matrix).t()
