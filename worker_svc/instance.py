@@ -68,8 +68,8 @@ if TYPE_CHECKING:
 # streams wait least, in chunks of 256; beside many decodes, which take long themselves, larger ones delay new streams
 # less. A GPU needs more to be busy.
 _BUDGETS = {"cpu": (256, 512, 64), "cuda": (2048, 2048, 256)}
-# On a CPU there may be more sequences where the KV memory has so many tokens for each. On a GPU a row takes memory for
-# each token of the vocabulary, and graphs for its size.
+# On a CPU a step may hold one sequence for each of so many tokens of KV memory, at least those above and at most 256.
+# On a GPU a row takes memory for each token of the vocabulary, and graphs for its size.
 _TOKENS_OF_SEQUENCE, _MOST_SEQUENCES = 2048, 256
 
 
@@ -132,7 +132,12 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
     memory.note_weights()
     if native is None and isinstance(kernels, CompiledKernels):
         refused = check_compiled_support(model.layout.head_dim, settings.block_size, dtype)
-        if refused is not None and (settings.kernels == "compiled" or in_8_bits is not None):
+        if refused is not None and in_8_bits is not None:
+            raise StartupFailed(
+                f"QUIRE_KV_CACHE_DTYPE is {settings.kv_cache_dtype}, for which the compiled kernels cannot be used: "
+                f"{refused}. It must be auto"
+            )
+        if refused is not None and settings.kernels == "compiled":
             raise StartupFailed(f"the compiled kernels cannot be used: {refused}")
         if refused is not None:
             report(f"torch computes the attention, slower than the compiled kernels: {refused}")
@@ -156,9 +161,11 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
         usual_step_tokens=settings.max_step_tokens or usual_step_tokens,
     )
     with progress("measuring memory", report):
-        limits = replace(limits, num_blocks=_num_blocks(settings, model, device, shape, limits))
-        if settings.max_sequences is None and device.type == "cpu":
-            limits = replace(limits, max_sequences=sequences_of(limits))
+        may_grow = settings.max_sequences is None and device.type == "cpu"
+        largest = replace(limits, max_sequences=_MOST_SEQUENCES) if may_grow else limits
+        limits = replace(limits, num_blocks=_num_blocks(settings, model, device, shape, largest))
+        if may_grow:
+            limits = replace(limits, max_sequences=_sequences_of(limits))
         num_host_blocks = count_host_blocks(
             shape.block_bytes, limits.num_blocks, settings.swap_space, device, settings.memory_limit_bytes
         )
@@ -221,7 +228,7 @@ def check_vocabulary(tokenizer: Path, vocab_size: int, setting: str) -> None:
         )
 
 
-def sequences_of(limits: WorkerLimits) -> int:
+def _sequences_of(limits: WorkerLimits) -> int:
     """How many sequences a step may hold with so many blocks, on a CPU: at least those of the limits."""
     wanted = limits.num_blocks * limits.block_size // _TOKENS_OF_SEQUENCE
     return max(limits.max_sequences, min(wanted, _MOST_SEQUENCES))

@@ -15,7 +15,7 @@ _NIBBLE = 4  # bits
 
 
 def read_blocks(
-    weights: WeightParts, dtype: torch.dtype, join: Callable[[list[Tensor]], Tensor]
+    weights: WeightParts, join: Callable[[list[Tensor]], Tensor]
 ) -> tuple[NibbleWeight | ByteWeight, Tensor | None]:
     """A layer's weight with its own codes, and its bias; `join` joins the outputs of its parts: tensors [outputs, ...].
 
@@ -27,7 +27,7 @@ def read_blocks(
 
     def place(part: int, weight: StoredWeight, bias: Tensor | None) -> None:
         codes = block_codes(weight)
-        parts.append(weight.dense().to(dtype) if codes is None else codes)
+        parts.append(weight.dense().to(weights.code_dtype) if codes is None else codes)
         biases.append(torch.zeros(weights.outputs[part]) if bias is None else bias.float())
 
     weights.for_each_part(place)

@@ -65,6 +65,7 @@ _FORMATS = {
     ComputedFormat.W4A16: MatrixFormat.W4A16,
     ComputedFormat.W4A8: MatrixFormat.W4A8,
 }
+_NIBBLE = 4  # bits
 # Of a layer whose codes have 4 bits in the checkpoint, which are kept.
 _IN_NIBBLES = {MatrixFormat.INT8: MatrixFormat.W4A16, MatrixFormat.W8A8: MatrixFormat.W4A8}
 # A head in 4 bits would cost more quality than all layers, and often is the embedding too.
@@ -136,23 +137,29 @@ class _CompiledBuilder:
 
     def _linear(self, weights: LinearWeights, *, of_expert: bool = False) -> PackedMatrix:
         layer, matrix_format = weights.layer, self._format_of(weights.layer)
-        if weights.has_groups:
-            matrix_format = _IN_NIBBLES.get(matrix_format, matrix_format)
+        # Codes of experts are kept in blocks alone, which all experts of a layer have: their products share rows.
+        bits = () if of_expert or matrix_format is MatrixFormat.PLAIN else weights.group_bits
+        in_nibbles = all(each is not None and each <= _NIBBLE for each in bits)
+        kept = _IN_NIBBLES.get(matrix_format) if bits and in_nibbles else None
         is_gated = layer.role is LinearRole.GATE_UP and len(weights.outputs) == 2
         join = joined_by_panels if is_gated else torch.cat
-        if weights.has_blocks and matrix_format is not MatrixFormat.PLAIN:
+        has_bytes = any(each is not None and each > _NIBBLE for each in bits)
+        if has_bytes or (weights.has_blocks and matrix_format is not MatrixFormat.PLAIN):
             return self._blocks(weights, matrix_format, join)
-        if matrix_format.has_nibbles:
-            quantize = partial(quantize_in_nibbles, self._thread_pool)
-            nibbles, bias = read_nibbles(weights, quantize, self._dtype, join, of_expert=of_expert)
+        if kept is not None or matrix_format.has_nibbles:
+            quantize = partial(quantize_in_nibbles, self._thread_pool) if kept is None else None
+            dtype = self._dtype if kept is None else weights.code_dtype
+            held, bias = read_nibbles(weights, quantize, dtype, join, of_expert=of_expert)
+            if isinstance(held, Tensor):
+                return self._pack(matrix_format, held, bias)
             return pack_nibbles(
                 self._thread_pool,
-                nibbles,
+                held,
                 bias,
-                matrix_format=matrix_format,
+                matrix_format=kept or matrix_format,
                 dtype=self._dtype,
                 memory=self._memory,
-                input_multiple=self._input_multiple(matrix_format),
+                input_multiple=self._input_multiple(kept or matrix_format),
             )
         dtype = self._dtype_of(weights, matrix_format)
         if is_gated:
@@ -164,7 +171,7 @@ class _CompiledBuilder:
         self, weights: WeightParts, asked: MatrixFormat, join: Callable[[list[Tensor]], Tensor]
     ) -> PackedMatrix:
         """A layer with its own codes, whatever bits are asked of weights. Activations have the bits that are asked."""
-        held, bias = read_blocks(weights, self._dtype, join)
+        held, bias = read_blocks(weights, join)
         if isinstance(held, NibbleWeight):
             matrix_format = MatrixFormat.W4A8 if asked.takes_codes else MatrixFormat.W4A16
             pack: Callable[..., PackedMatrix] = pack_nibbles

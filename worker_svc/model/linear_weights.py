@@ -11,7 +11,7 @@ from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import LinearLayer, SplitDimension, StoredLinear
 from worker_svc.model.formats.dense import DenseFormat, DenseWeight
 from worker_svc.model.stored_linear import bias_parts, layer_format, read_stored, weight_parts
-from worker_svc.model.weight_format import StoredWeight, code_scales, float8_scales, has_blocks, has_groups
+from worker_svc.model.weight_format import StoredWeight, code_scales, float8_scales, group_bits, has_blocks
 from worker_svc.model.weights import Checkpoint
 
 Place: TypeAlias = Callable[[int, StoredWeight, Tensor | None], None]
@@ -27,7 +27,7 @@ class WeightParts(Protocol):
     biased: bool
     code_scales: list[Tensor]
     has_blocks: bool
-    has_groups: bool
+    group_bits: tuple[int | None, ...]
 
     def for_each_part(self, place: Place) -> None:
         """Calls `place` for the parts in order. Each is released before the next stored layer is read."""
@@ -88,9 +88,9 @@ class LinearWeights:
             for stored in layer.stored
         ]
         self.has_blocks = any(has_blocks(weight_format, name) for weight_format, name in formats)
-        """Whether parts offer `block_codes`."""
-        self.has_groups = all(has_groups(weight_format, name) for weight_format, name in formats)
-        """Whether all parts offer `group_codes`."""
+        """Whether stored layers are in blocks."""
+        self.group_bits = tuple(group_bits(weight_format, name) for weight_format, name in formats)
+        """Of each stored layer, see `GroupFormat`."""
         self.code_scales: list[Tensor] = []
         """Of each part that has been read, float32 [outputs]: see `CodedWeight`; zeros where there are none."""
         self.float8_scales: list[Tensor | None] = []
@@ -168,7 +168,7 @@ class TiedWeights:
         self.biased = False
         self.code_scales: list[Tensor] = []
         self.has_blocks = stored is not None
-        self.has_groups = False
+        self.group_bits: tuple[int | None, ...] = (None,)
         self._embedding, self._stored = embedding, stored
 
     def for_each_part(self, place: Place) -> None:

@@ -12,14 +12,14 @@ from worker_svc.model.weight_format import GroupCodes, StoredWeight, equal_group
 
 def read_nibbles(
     weights: LinearWeights,
-    quantize: Callable[[Tensor, int], NibbleWeight],
+    quantize: Callable[[Tensor, int], NibbleWeight] | None,
     dtype: torch.dtype,
     join: Callable[[list[Tensor]], Tensor],
     *,
     of_expert: bool = False,
-) -> tuple[NibbleWeight, Tensor | None]:
+) -> tuple[NibbleWeight | Tensor, Tensor | None]:
     """A layer's weight in 4 bits, and its bias; `quantize` rounds a part in groups of a size, `join` joins the outputs
-    of parts: tensors [outputs, ...].
+    of parts: tensors [outputs, ...]. Without `quantize`, the numbers [outputs, inputs] where a part had to be rounded.
 
     Stored codes of at most 4 bits stay what they are. The weight is rounded where it has none, where groups are no
     multiples of 16 inputs, and where parts have their groups in different orders. With `of_expert`, groups have 32
@@ -43,12 +43,16 @@ def read_nibbles(
     if any(not _same(order, orders[0]) for order in orders):
         parts = [part.dense().to(dtype) if isinstance(part, NibbleWeight) else part for part in parts]
         coded, orders = [], []
+    if quantize is None and len(coded) < len(parts):
+        numbers = [part.dense().to(dtype) if isinstance(part, NibbleWeight) else part for part in parts]
+        return join(numbers), _joined_bias(weights, biases, join)
     group = min(DEFAULT_GROUP if of_expert else part.group for part in coded) if coded else DEFAULT_GROUP
     order = orders[0] if orders else None
 
     def nibbles(part: NibbleWeight | Tensor) -> NibbleWeight:
         if isinstance(part, NibbleWeight):
             return _in_groups(part, group)
+        assert quantize is not None
         return quantize(part if order is None else part[:, order], group)
 
     made = [nibbles(part) for part in parts]

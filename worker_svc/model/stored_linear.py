@@ -135,13 +135,15 @@ class _Ranges:
         found = [codes for weight in self._weights() if (codes := block_codes(weight)) is not None]
         if not found or len(found) < len(self.ranges):
             return None
-        least = [torch.zeros_like(each.scales) if each.minimums is None else each.minimums for each in found]
-        has_minimums = any(each.minimums is not None for each in found)
+        least = None
+        if any(each.minimums is not None for each in found):
+            of_each = [torch.zeros_like(each.scales) if each.minimums is None else each.minimums for each in found]
+            least = torch.cat(of_each)
         return replace(
             found[0],
             codes=torch.cat([each.codes for each in found]),
             scales=torch.cat([each.scales for each in found]),
-            minimums=torch.cat(least) if has_minimums else None,
+            minimums=least,
         )
 
     def _weights(self) -> Iterator[StoredWeight]:

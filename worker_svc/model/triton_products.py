@@ -27,6 +27,7 @@ from worker_svc.model.linear_weights import LinearWeights
 from worker_svc.model.nibble_weights import read_nibbles
 
 Rows: TypeAlias = Tensor | CodedRows
+_NIBBLE = 4  # bits
 # Outputs whose numbers are in float32 at once.
 _OUTPUTS = 4096
 
@@ -134,20 +135,26 @@ def build_matrix(weights: LinearWeights, quantization: Quantization, *, of_exper
     def in_dtype(bias: Tensor | None) -> Tensor | None:
         return None if bias is None else bias.to(device, dtype)
 
-    if weights.has_blocks:
-        # Codes in groups are kept, whatever bits are asked. Most groups are too small for products of codes.
-        held, bias = read_blocks(weights, dtype, join)
+    bits = () if of_expert else weights.group_bits
+    if weights.has_blocks or any(each is not None and each > _NIBBLE for each in bits):
+        # Codes are kept, whatever bits are asked, in groups of 16 or 32: too small for products of codes.
+        held, bias = read_blocks(weights, join)
         matrix = _of_nibbles(held, device) if isinstance(held, NibbleWeight) else _of_bytes(held, device)
         return BuiltMatrix(matrix, in_dtype(bias))
-    if quantization is Quantization.W4A16 or (quantization is Quantization.INT8 and weights.has_groups):
+    if quantization is Quantization.W4A16:
 
         def rounded(part: Tensor, group: int) -> NibbleWeight:
             return round_to_nibbles(part.to(device), group)
 
-        nibbles, bias = read_nibbles(weights, rounded, dtype, join, of_expert=of_expert)
-        order = None if nibbles.order is None else nibbles.order.to(device)
-        return BuiltMatrix(_of_nibbles(nibbles, device), in_dtype(bias), order)
-    weight, bias = weights.fused(weights.code_dtype)
+        weight, bias = read_nibbles(weights, rounded, dtype, join, of_expert=of_expert)
+    elif quantization is Quantization.INT8 and bits and all(each is not None and each <= _NIBBLE for each in bits):
+        weight, bias = read_nibbles(weights, None, weights.code_dtype, join)
+    else:
+        weight, bias = weights.fused(weights.code_dtype)
+    bias = in_dtype(bias)
+    if isinstance(weight, NibbleWeight):
+        order = None if weight.order is None else weight.order.to(device)
+        return BuiltMatrix(_of_nibbles(weight, device), bias, order)
     if quantization is Quantization.FP8:
         return BuiltMatrix(_round_to_float8(weight, weights.outputs, weights.float8_scales), bias)
     codes = _round_to_int8(weight, torch.cat(weights.code_scales))

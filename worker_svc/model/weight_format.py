@@ -158,15 +158,17 @@ def has_blocks(weight_format: WeightFormat, layer: str) -> bool:
 
 @runtime_checkable
 class GroupFormat(Protocol):
-    """What a `WeightFormat` may offer besides: layers whose weights are `GroupCodedWeight`."""
+    """What a `WeightFormat` may offer besides: layers whose codes are kept, if they are no experts: in up to 4 bits of
+    a `GroupCodedWeight`, in 8 of a `BlockCodedWeight`.
+    """
 
-    def has_groups(self, layer: str) -> bool:
-        """Whether a layer's weight has group codes."""
+    def group_bits(self, layer: str) -> int | None:
+        """The bits of a layer's codes; None: it has none in groups, or of 8 bits one group for each output."""
 
 
-def has_groups(weight_format: WeightFormat, layer: str) -> bool:
-    """`GroupFormat.has_groups`; False if the format has no such layers."""
-    return isinstance(weight_format, GroupFormat) and weight_format.has_groups(layer)
+def group_bits(weight_format: WeightFormat, layer: str) -> int | None:
+    """`GroupFormat.group_bits`; None if the format has no such layers."""
+    return weight_format.group_bits(layer) if isinstance(weight_format, GroupFormat) else None
 
 
 def equal_groups(groups: Tensor, sizes: Iterable[int]) -> int | None:

@@ -1,7 +1,7 @@
 """Attention over the paged cache, in place.
 
 The cache is laid out for it: in a block, keys lie dimension by dimension, values token by token, and of bfloat16 always
-two side by side (`csrc/attention.h`). Only the compiled ops read and write it. In 8 bits it has codes in that order,
+two side by side (`csrc/kv_cache.h`). Only the compiled ops read and write it. In 8 bits it has codes in that order,
 and a scale for each key and value, as in `quire_kernels.kv_quantization`.
 """
 
@@ -17,7 +17,7 @@ from quire_kernels.cpu.thread_pool import ThreadPool, type_of
 
 
 class CacheArgs(Structure):
-    """`Cache` of attention.h."""
+    """`Cache` of kv_cache.h."""
 
     _fields_ = (
         ("data", c_void_p),
@@ -83,7 +83,8 @@ class CacheLayer:
         _, _, _, num_kv_heads, block_size, head_dim = self.cache.shape
         unsupported_reason = check_compiled_support(head_dim, block_size, dtype)
         require(unsupported_reason is None, "cache", f"be one that the compiled kernels take: {unsupported_reason}")
-        require(self.cache.dtype == (dtype if self.scales is None else torch.int8), "cache", "be of the right dtype")
+        expected = dtype if self.scales is None else torch.int8
+        require(self.cache.dtype == expected, "cache", f"be {expected}")
         require(self.cache[0].is_contiguous(), "cache", "be contiguous in each block")
         half, stride = num_kv_heads * block_size * head_dim, block_stride(self.cache)
         data = self.cache.data_ptr() + self.layer * 2 * half * self.cache.element_size()

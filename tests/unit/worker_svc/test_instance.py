@@ -122,6 +122,23 @@ def test_rates_are_measured_before_anything_is_served(tiny_llama: Path) -> None:
     assert description.swap_bytes_per_second > 0
 
 
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (("--num-blocks", "5"), 64),
+        (("--num-blocks", "12800"), 100),
+        (("--num-blocks", "40000"), 256),
+        (("--num-blocks", "12800", "--max-sequences", "8"), 8),
+    ],
+    ids=str,
+)
+def test_a_step_holds_more_sequences_where_the_kv_memory_has_room(
+    args: tuple[str, ...], expected: int, tiny_llama: Path
+) -> None:
+    limits = load_worker(tiny_llama, "--device", "cpu", "--swap-space", "0", *args).description.limits
+    assert limits.max_sequences == expected
+
+
 def test_without_host_blocks_there_is_no_rate_of_swaps(tiny_llama: Path) -> None:
     description = load_worker(tiny_llama, "--num-blocks", "5", "--swap-space", "0").description
     assert description.limits.num_host_blocks == 0

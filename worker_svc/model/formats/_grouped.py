@@ -93,12 +93,12 @@ class GroupedWeight:
 
     def block_codes(self) -> BlockCodes | None:
         size = equal_groups(self.groups, reversed(BYTE_GROUP_SIZES))
-        if self.codes.bits <= _NIBBLE or size is None:
+        if size is None:
             return None
-        firsts = self.groups[::size]
+        firsts, middle = self.groups[::size], 1 << self.codes.bits - 1
         scales, zeros = self.scales[firsts].t().float(), self.zeros[firsts].t()
-        minimums = None if bool((zeros == _ZERO).all()) else (_ZERO - zeros.float()) * scales
-        return BlockCodes(self.codes.unpack().t().contiguous(), 8, _ZERO, scales, minimums, size)
+        minimums = None if bool((zeros == middle).all()) else (middle - zeros.float()) * scales
+        return BlockCodes(self.codes.unpack().t().contiguous(), 8, middle, scales, minimums, size)
 
 
 def require_dtype(name: str, tensor: Tensor, *dtypes: torch.dtype) -> None:

@@ -61,8 +61,8 @@ class AwqFormat:
             PackedCodes.whole(words, _BITS, 1, _ORDER), unpack(zeros, _BITS, 1, _ORDER), scales, groups
         )
 
-    def has_groups(self, layer: str) -> bool:
-        return True
+    def group_bits(self, layer: str) -> int:
+        return _BITS
 
 
 def _make(quantization: Mapping[str, Any]) -> AwqFormat:

@@ -101,14 +101,12 @@ class CompressedTensorsFormat:
         read = _packed_weight if scheme.is_packed else _weight_in_bytes
         return read(layer, scheme, tensors, scales)
 
-    def has_groups(self, layer: str) -> bool:
+    def group_bits(self, layer: str) -> int | None:
         scheme = self._scheme_of(layer)
-        return scheme is not None and not scheme.is_float and scheme.bits <= _NIBBLE
-
-    def has_blocks(self, layer: str) -> bool:
-        scheme = self._scheme_of(layer)
-        in_groups = scheme is not None and not scheme.is_float and scheme.strategy == "group"
-        return in_groups and not self.has_groups(layer)
+        if scheme is None or scheme.is_float:
+            return None
+        in_groups = scheme.strategy == "group" and scheme.block[1] is not None
+        return scheme.bits if in_groups or scheme.bits <= _NIBBLE else None
 
     def _scheme_of(self, layer: str) -> _LayerScheme | None:
         """None: no group has the layer."""

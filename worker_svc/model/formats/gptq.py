@@ -78,12 +78,9 @@ class GptqFormat:
         points = unpack(zeros, bits, 1).add_(self._zero_offset).bitwise_and_((1 << bits) - 1)
         return GroupedWeight(PackedCodes.whole(words, bits, 0), points, scales, groups.long())
 
-    def has_groups(self, layer: str) -> bool:
-        return self._scheme_of(layer).bits < 8
-
-    def has_blocks(self, layer: str) -> bool:
+    def group_bits(self, layer: str) -> int | None:
         scheme = self._scheme_of(layer)
-        return scheme.bits == 8 and scheme.group_size is not None
+        return None if scheme.bits == 8 and scheme.group_size is None else scheme.bits
 
     def _scheme_of(self, layer: str) -> _Scheme:
         return next((scheme for pattern, scheme in self._dynamic if pattern.match(layer)), self._scheme)

@@ -4,7 +4,7 @@
 // which the products below read them. A query's result is a sum over tiles of 64 keys in their order, however its
 // sequence was cut into steps.
 //
-// In 8 bits, codes are in that order too. A tile of them is decoded once for all its queries; scores are multiplied by
+// In 8 bits, codes are in that order too. A tile of keys is decoded once for a tile of queries; scores are multiplied by
 // the keys' scales, and weights by the values'. So what is stored loses precision, and the products do not.
 #pragma once
 
@@ -45,7 +45,6 @@ public:
         base_.reserve(rows);
         sums_.reserve(rows * LANES);
         products_.reserve(round_up(value_dim_, LANES * Lane<T>::VALUES));
-        decoded_.reserve(head_dim, !value_dim);
         if (value_dim) shared_values_.reserve(TILE_KEYS * round_up(value_dim, LANES * Lane<T>::VALUES));
     }
 
@@ -61,6 +60,7 @@ public:
         // Heads that share keys are computed together. Otherwise each one's rows are padded to whole blocks of them.
         const int64_t together = cache.is_shared() ? heads : 1, num_rows = together * rows;
         has_codes_ = cache.has_codes();
+        if (has_codes_) decoded_.reserve(dim_, !cache.is_shared());
         block_size_ = has_codes_ ? DecodedTile<T>::BLOCK_SIZE : cache.block_size;
         uses_products_ = Products::suit(dim_, block_size_);
         if (uses_products_) products_.configure(num_rows);
@@ -376,7 +376,8 @@ private:
         // Values beyond the context are not read: they may be NaN, and zero times NaN is NaN.
         for (int64_t key = key_tile_.first_key / V * V; key < key_tile_.num_keys; key += V) {
             const T* from = key_tile_.values[key / 8] + key % 8 * value_stride_ + d * V;
-            const T* next = next_key_tile_.values[key / 8] + key % 8 * value_stride_ + d * V;
+            const T* next = nullptr;
+            if constexpr (FETCH) next = next_key_tile_.values[key / 8] + key % 8 * value_stride_ + d * V;
             uint32_t real = ~0u;
             if (V == 2 && key + 1 >= key_tile_.num_keys) real &= 0x0000ffffu;
             if (V == 2 && key < key_tile_.first_key) real &= 0xffff0000u;

@@ -109,6 +109,55 @@ def test_groups_of_8_bits_in_another_order_are_rounded_again(save_model: Save, t
     assert 0 < (_held(qkv) - dense).abs().max() < dense.abs().max() / 100
 
 
+def test_codes_of_4_bits_that_cannot_be_kept_are_rounded_to_the_bits_that_are_asked(
+    save_model: Save, tmp_path: Path
+) -> None:
+    """Here groups are of 24 inputs. Rounded to 4 bits again, they would lose much."""
+    directory = save_model(LlamaConfig(**WIDE | {"intermediate_size": 264}))
+    packed = _saved(directory, tmp_path / "packed", _gptq(4, 24), 24, sym=True)
+    meant = load_file(directory / "model.safetensors")
+    description = describe(read_config(packed))
+    assert description is not None
+    kernels = CompiledKernels(compiled.thread_pool(), MatrixFormat.INT8)
+    qkv = load_compiled_model(description, packed, torch.float32, kernels)._built.layers[0].qkv
+    dense = torch.cat([meant[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qkv"])
+    assert qkv.matrix_format is MatrixFormat.INT8
+    assert 0 < (_held(qkv) - dense).abs().max() < dense.abs().max() / 100
+
+
+def _qkv(packed: Path, asked: MatrixFormat, dtype: torch.dtype = torch.float32) -> PackedMatrix:
+    """Of the first layer."""
+    description = describe(read_config(packed))
+    assert description is not None
+    kernels = CompiledKernels(compiled.thread_pool(), asked)
+    return load_compiled_model(description, packed, dtype, kernels)._built.layers[0].qkv
+
+
+def test_a_product_of_parts_in_4_and_8_bits_has_the_numbers_of_both(save_model: Save, tmp_path: Path) -> None:
+    directory = save_model(LlamaConfig(**WIDE))
+    dynamic = {r"+:.*v_proj": {"bits": 8}}
+
+    def stored(layer: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor] | None:
+        if layer == "lm_head":
+            return None
+        bits = 8 if layer.endswith("v_proj") else 4
+        numbers = quantize(weight, bits, in_order(weight.shape[1], 32), sym=False)
+        return numbers.gptq(layer), numbers.dense()
+
+    packed = save_quantized(directory, tmp_path / "packed", stored, quantization_config=_gptq(4, 32, dynamic=dynamic))
+    meant = load_file(directory / "model.safetensors")
+    qkv = _qkv(packed, MatrixFormat.INT8)
+    dense = torch.cat([meant[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qkv"])
+    assert qkv.matrix_format is MatrixFormat.GROUPED_W8A16
+    torch.testing.assert_close(_held(qkv), dense, rtol=1e-3, atol=2e-4 * float(dense.abs().max()))
+
+
+def test_one_group_of_8_bits_is_a_scale_for_each_output(save_model: Save, tmp_path: Path) -> None:
+    directory = save_model(LlamaConfig(**WIDE))
+    packed = _saved(directory, tmp_path / "packed", _compressed("pack-quantized", 8, -1, sym=True), -1, sym=True)
+    assert _qkv(packed, MatrixFormat.W8A8).matrix_format is MatrixFormat.W8A8
+
+
 def _held(matrix: PackedMatrix) -> Tensor:
     """The weight that a matrix holds."""
     return linear(compiled.thread_pool(), torch.eye(matrix.inputs, dtype=matrix.dtype), matrix).t()

@@ -245,7 +245,8 @@ def test_a_weight_of_zeros_and_one_that_is_not_finite(save_model: Save) -> None:
 class _Given:
     """Weights of one part, as `LinearWeights` has them."""
 
-    has_blocks = has_groups = False
+    has_blocks = False
+    group_bits = (None,)
     dtype = code_dtype = torch.float32
     outputs = (4,)
 
