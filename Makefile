@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 .DEFAULT_GOAL := help
 .PHONY: help install run test chaos acceptance clients peers lint type protos client-wheel release-protos requirements sbom audit aot gpu-check clean
 .PHONY: bench bench-sweep bench-steps bench-pairs bench-pressure bench-recovery bench-journal bench-kernels bench-quality bench-formats
-.PHONY: bench-security bench-deterministic bench-grammars bench-grammar-engines bench-simulator bench-docs bench-continuous-batching bench-sync-client bench-embeddings bench-offline bench-openvino bench-architectures bench-gguf bench-gguf-quality bench-loading bench-all
+.PHONY: bench-security bench-deterministic bench-grammars bench-grammar-engines bench-simulator bench-docs bench-continuous-batching bench-sync-client bench-embeddings bench-offline bench-openvino bench-architectures bench-gguf bench-gguf-quality bench-checkpoints bench-loading bench-all
 
 help:  ## List the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -172,6 +172,9 @@ bench-gguf: $(STAMP)  ## Compare GGUF files with llama.cpp's server, which is co
 
 bench-gguf-quality: $(STAMP)  ## Compare the perplexity of GGUF files with llama.cpp's
 	$(BIN)/python -m benchmarks.gguf.quality
+
+bench-checkpoints: $(STAMP)  ## Compare the perplexity of GPTQ, AWQ and compressed-tensors checkpoints with that of their tools
+	$(BIN)/python -m benchmarks.checkpoints
 
 bench-simulator: $(STAMP)  ## Judge scheduling policies on modelled workers
 	$(BIN)/python -m benchmarks.simulator

@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks.aot.report import aot_section
 from benchmarks.architectures.report import architectures_section
+from benchmarks.checkpoints.report import checkpoints_section
 from benchmarks.decode_balance.report import decode_balance_section
 from benchmarks.deterministic import deterministic_section
 from benchmarks.embeddings.report import embeddings_section
@@ -129,6 +130,7 @@ PERFORMANCE = (
     Section("loading", RESULTS / "loading.json", "make bench-loading", loading_section),
     Section("gguf", RESULTS / "gguf.json", "make bench-gguf", gguf_section),
     Section("gguf quality", RESULTS / "gguf_quality.json", "make bench-gguf-quality", gguf_quality_section),
+    Section("checkpoints", RESULTS / "checkpoints.json", "make bench-checkpoints", checkpoints_section),
     Section("aot", RESULTS / "aot.json", "python -m benchmarks.aot --update", aot_section),
     Section(
         "decode balance",

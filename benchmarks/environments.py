@@ -19,7 +19,8 @@ def python_with(name: str) -> Path:
 
 
 def version_of(name: str, package: str) -> str:
-    """The version that requirements/bench-NAME.txt pins."""
-    pins = (ROOT / "requirements" / f"bench-{name}.txt").read_text()
+    """The version that requirements/bench-NAME.txt pins, or bench-NAME-sources.txt."""
+    files = (ROOT / "requirements" / f"bench-{name}{part}.txt" for part in ("", "-sources"))
+    pins = "".join(path.read_text() for path in files if path.exists())
     (version,) = re.findall(rf"^{re.escape(package)}==(\S+)", pins, re.MULTILINE)
     return str(version)

@@ -34,7 +34,12 @@ SUBJECTS = {
     "tools": "The tools that make these files, the bill of materials and the audit; in an environment of their own.",
 }
 
-SOURCES = frozenset({"llama-cpp-python", "pybars4", "pymeta3", "rouge-score", "sqlitedict", "word2number"})
+SOURCES = frozenset(
+    {
+        *("defuser", "device-smi", "gptqmodel", "llama-cpp-python", "logbar", "pybars4", "pymeta3", "pypcre"),
+        *("rouge-score", "sqlitedict", "tokenicer", "word2number"),
+    }
+)
 """Packages that have no wheels. They have a file of their own, since they are built with what the group's file has."""
 
 _ENTRY = re.compile(r"^(?=\S)", re.MULTILINE)
@@ -42,9 +47,16 @@ _TORCH = re.compile(r"torch==|(nvidia|cuda)-")
 
 
 def entries(text: str) -> dict[str, str]:
-    """A requirements file's entries by name: each the requirement's line and its hashes' lines."""
-    found = (entry for entry in _ENTRY.split(text) if re.match(r"\w", entry))
-    return {entry.partition("==")[0]: entry for entry in found}
+    """A requirements file's entries by name: each the requirement's line and its hashes' lines.
+
+    A package that has other versions for other Pythons has a requirement for each, which are one entry.
+    """
+    found: dict[str, str] = {}
+    for entry in _ENTRY.split(text):
+        if re.match(r"\w", entry):
+            name = entry.partition("==")[0]
+            found[name] = found.get(name, "") + entry
+    return found
 
 
 def version(entry: str) -> str:
