@@ -65,7 +65,6 @@ _FORMATS = {
     ComputedFormat.W4A16: MatrixFormat.W4A16,
     ComputedFormat.W4A8: MatrixFormat.W4A8,
 }
-_NIBBLE = 4  # bits
 # Of a layer whose codes have 4 bits in the checkpoint, which are kept.
 _IN_NIBBLES = {MatrixFormat.INT8: MatrixFormat.W4A16, MatrixFormat.W8A8: MatrixFormat.W4A8}
 # A head in 4 bits would cost more quality than all layers, and often is the embedding too.
@@ -138,13 +137,11 @@ class _CompiledBuilder:
     def _linear(self, weights: LinearWeights, *, of_expert: bool = False) -> PackedMatrix:
         layer, matrix_format = weights.layer, self._format_of(weights.layer)
         # Codes of experts are kept in blocks alone, which all experts of a layer have: their products share rows.
-        bits = () if of_expert or matrix_format is MatrixFormat.PLAIN else weights.group_bits
-        in_nibbles = all(each is not None and each <= _NIBBLE for each in bits)
-        kept = _IN_NIBBLES.get(matrix_format) if bits and in_nibbles else None
+        kept = _IN_NIBBLES.get(matrix_format) if weights.has_nibbles and not of_expert else None
         is_gated = layer.role is LinearRole.GATE_UP and len(weights.outputs) == 2
         join = joined_by_panels if is_gated else torch.cat
-        has_bytes = any(each is not None and each > _NIBBLE for each in bits)
-        if has_bytes or (weights.has_blocks and matrix_format is not MatrixFormat.PLAIN):
+        keeps_bytes = weights.has_blocks or (weights.has_bytes and not of_expert)
+        if keeps_bytes and matrix_format is not MatrixFormat.PLAIN:
             return self._blocks(weights, matrix_format, join)
         if kept is not None or matrix_format.has_nibbles:
             quantize = partial(quantize_in_nibbles, self._thread_pool) if kept is None else None

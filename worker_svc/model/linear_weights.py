@@ -14,6 +14,8 @@ from worker_svc.model.stored_linear import bias_parts, layer_format, read_stored
 from worker_svc.model.weight_format import StoredWeight, code_scales, float8_scales, group_bits, has_blocks
 from worker_svc.model.weights import Checkpoint
 
+_NIBBLE = 4  # bits
+
 Place: TypeAlias = Callable[[int, StoredWeight, Tensor | None], None]
 """Takes a part: its number, its weight [outputs, inputs] as it is stored, and its bias [outputs]."""
 
@@ -27,7 +29,6 @@ class WeightParts(Protocol):
     biased: bool
     code_scales: list[Tensor]
     has_blocks: bool
-    group_bits: tuple[int | None, ...]
 
     def for_each_part(self, place: Place) -> None:
         """Calls `place` for the parts in order. Each is released before the next stored layer is read."""
@@ -89,8 +90,11 @@ class LinearWeights:
         ]
         self.has_blocks = any(has_blocks(weight_format, name) for weight_format, name in formats)
         """Whether stored layers are in blocks."""
-        self.group_bits = tuple(group_bits(weight_format, name) for weight_format, name in formats)
-        """Of each stored layer, see `GroupFormat`."""
+        bits = [group_bits(weight_format, name) for weight_format, name in formats]
+        self.has_nibbles = all(each is not None and each <= _NIBBLE for each in bits)
+        """Whether all stored layers have codes of `GroupFormat` in at most 4 bits."""
+        self.has_bytes = any(each is not None and each > _NIBBLE for each in bits)
+        """Whether a stored layer has codes of `GroupFormat` in more."""
         self.code_scales: list[Tensor] = []
         """Of each part that has been read, float32 [outputs]: see `CodedWeight`; zeros where there are none."""
         self.float8_scales: list[Tensor | None] = []
@@ -168,7 +172,6 @@ class TiedWeights:
         self.biased = False
         self.code_scales: list[Tensor] = []
         self.has_blocks = stored is not None
-        self.group_bits: tuple[int | None, ...] = (None,)
         self._embedding, self._stored = embedding, stored
 
     def for_each_part(self, place: Place) -> None:

@@ -27,7 +27,6 @@ from worker_svc.model.linear_weights import LinearWeights
 from worker_svc.model.nibble_weights import read_nibbles
 
 Rows: TypeAlias = Tensor | CodedRows
-_NIBBLE = 4  # bits
 # Outputs whose numbers are in float32 at once.
 _OUTPUTS = 4096
 
@@ -135,8 +134,7 @@ def build_matrix(weights: LinearWeights, quantization: Quantization, *, of_exper
     def in_dtype(bias: Tensor | None) -> Tensor | None:
         return None if bias is None else bias.to(device, dtype)
 
-    bits = () if of_expert else weights.group_bits
-    if weights.has_blocks or any(each is not None and each > _NIBBLE for each in bits):
+    if weights.has_blocks or (weights.has_bytes and not of_expert):
         # Codes are kept, whatever bits are asked, in groups of 16 or 32: too small for products of codes.
         held, bias = read_blocks(weights, join)
         matrix = _of_nibbles(held, device) if isinstance(held, NibbleWeight) else _of_bytes(held, device)
@@ -147,7 +145,7 @@ def build_matrix(weights: LinearWeights, quantization: Quantization, *, of_exper
             return round_to_nibbles(part.to(device), group)
 
         weight, bias = read_nibbles(weights, rounded, dtype, join, of_expert=of_expert)
-    elif quantization is Quantization.INT8 and bits and all(each is not None and each <= _NIBBLE for each in bits):
+    elif quantization is Quantization.INT8 and weights.has_nibbles and not of_expert:
         weight, bias = read_nibbles(weights, None, weights.code_dtype, join)
     else:
         weight, bias = weights.fused(weights.code_dtype)

@@ -13,9 +13,12 @@ from transformers import LlamaConfig
 import compiled
 from llama_models import SIZES
 from quantized_models import QuantizedWeight, in_act_order, in_order, quantize, save_quantized
+from quire_kernels.cpu.experts import PackedExperts
 from quire_kernels.cpu.linear import MatrixFormat, PackedMatrix, linear
+from quire_kernels.cpu.norms import PackedNorm
 from worker_svc.attention import CompiledKernels
 from worker_svc.model.architecture import describe
+from worker_svc.model.building import BuiltModel
 from worker_svc.model.compiled_model import load_compiled_model
 from worker_svc.model.config import read_config
 
@@ -57,6 +60,20 @@ def _saved(directory: Path, packed: Path, config: dict[str, Any], group_size: in
     return save_quantized(directory, packed, stored, quantization_config=config)
 
 
+def _built(packed: Path, asked: MatrixFormat) -> BuiltModel[PackedMatrix, PackedNorm, PackedExperts, PackedMatrix]:
+    """The model as the compiled kernels compute it, in float32."""
+    description = describe(read_config(packed))
+    assert description is not None
+    kernels = CompiledKernels(compiled.thread_pool(), asked)
+    return load_compiled_model(description, packed, torch.float32, kernels)._built
+
+
+def _dense_qkv(directory: Path, layer: int) -> Tensor:
+    """What the codes of a layer's queries, keys and values mean."""
+    meant = load_file(directory / "model.safetensors")
+    return torch.cat([meant[f"model.layers.{layer}.self_attn.{part}_proj.weight"] for part in "qkv"])
+
+
 CONFIGS: dict[str, tuple[dict[str, Any], int, bool]] = {
     "gptq, 8 bits in groups of 32": (_gptq(8, 32), 32, True),
     "gptq, 8 bits in groups of 128": (_gptq(8, 128), 128, False),
@@ -78,18 +95,14 @@ def test_a_model_is_computed_with_its_own_codes(
     config, group_size, sym = CONFIGS[name]
     directory = save_model(LlamaConfig(**WIDE))
     packed = _saved(directory, tmp_path / "packed", config, group_size, sym=sym)
-    meant = load_file(directory / "model.safetensors")
-    description = describe(read_config(packed))
-    assert description is not None
-    kernels = CompiledKernels(compiled.thread_pool(), asked)
-    built = load_compiled_model(description, packed, torch.float32, kernels)._built
+    built = _built(packed, asked)
     for number, layer in enumerate(built.layers):
         bits = 8 if "8 bits" in name and ("4 and" not in name or number == 1) else 4
         nibbles = MatrixFormat.W4A8 if asked.takes_codes else MatrixFormat.W4A16
         grouped = MatrixFormat.GROUPED_W8A8 if asked.takes_codes else MatrixFormat.GROUPED_W8A16
         assert layer.qkv.matrix_format is (grouped if bits == 8 else nibbles)
         if not asked.takes_codes:
-            dense = torch.cat([meant[f"model.layers.{number}.self_attn.{part}_proj.weight"] for part in "qkv"])
+            dense = _dense_qkv(directory, number)
             # `dense` is rounded to float16, and zero points are rounded to 11 bits where they become minimums.
             torch.testing.assert_close(_held(layer.qkv), dense, rtol=1e-3, atol=2e-4 * float(dense.abs().max()))
     asked_of_head = {MatrixFormat.W4A16: MatrixFormat.INT8, MatrixFormat.W4A8: MatrixFormat.W8A8}
@@ -99,12 +112,7 @@ def test_a_model_is_computed_with_its_own_codes(
 def test_groups_of_8_bits_in_another_order_are_rounded_again(save_model: Save, tmp_path: Path) -> None:
     directory = save_model(LlamaConfig(**WIDE))
     packed = _saved(directory, tmp_path / "packed", _gptq(8, 32, desc_act=True), 32, sym=True)
-    meant = load_file(directory / "model.safetensors")
-    description = describe(read_config(packed))
-    assert description is not None
-    kernels = CompiledKernels(compiled.thread_pool(), MatrixFormat.INT8)
-    qkv = load_compiled_model(description, packed, torch.float32, kernels)._built.layers[0].qkv
-    dense = torch.cat([meant[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qkv"])
+    qkv, dense = _built(packed, MatrixFormat.INT8).layers[0].qkv, _dense_qkv(directory, 0)
     assert qkv.matrix_format is MatrixFormat.GROUPED_W8A16
     assert 0 < (_held(qkv) - dense).abs().max() < dense.abs().max() / 100
 
@@ -115,22 +123,9 @@ def test_codes_of_4_bits_that_cannot_be_kept_are_rounded_to_the_bits_that_are_as
     """Here groups are of 24 inputs. Rounded to 4 bits again, they would lose much."""
     directory = save_model(LlamaConfig(**WIDE | {"intermediate_size": 264}))
     packed = _saved(directory, tmp_path / "packed", _gptq(4, 24), 24, sym=True)
-    meant = load_file(directory / "model.safetensors")
-    description = describe(read_config(packed))
-    assert description is not None
-    kernels = CompiledKernels(compiled.thread_pool(), MatrixFormat.INT8)
-    qkv = load_compiled_model(description, packed, torch.float32, kernels)._built.layers[0].qkv
-    dense = torch.cat([meant[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qkv"])
+    qkv, dense = _built(packed, MatrixFormat.INT8).layers[0].qkv, _dense_qkv(directory, 0)
     assert qkv.matrix_format is MatrixFormat.INT8
     assert 0 < (_held(qkv) - dense).abs().max() < dense.abs().max() / 100
-
-
-def _qkv(packed: Path, asked: MatrixFormat, dtype: torch.dtype = torch.float32) -> PackedMatrix:
-    """Of the first layer."""
-    description = describe(read_config(packed))
-    assert description is not None
-    kernels = CompiledKernels(compiled.thread_pool(), asked)
-    return load_compiled_model(description, packed, dtype, kernels)._built.layers[0].qkv
 
 
 def test_a_product_of_parts_in_4_and_8_bits_has_the_numbers_of_both(save_model: Save, tmp_path: Path) -> None:
@@ -145,9 +140,7 @@ def test_a_product_of_parts_in_4_and_8_bits_has_the_numbers_of_both(save_model: 
         return numbers.gptq(layer), numbers.dense()
 
     packed = save_quantized(directory, tmp_path / "packed", stored, quantization_config=_gptq(4, 32, dynamic=dynamic))
-    meant = load_file(directory / "model.safetensors")
-    qkv = _qkv(packed, MatrixFormat.INT8)
-    dense = torch.cat([meant[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qkv"])
+    qkv, dense = _built(packed, MatrixFormat.INT8).layers[0].qkv, _dense_qkv(directory, 0)
     assert qkv.matrix_format is MatrixFormat.GROUPED_W8A16
     torch.testing.assert_close(_held(qkv), dense, rtol=1e-3, atol=2e-4 * float(dense.abs().max()))
 
@@ -155,7 +148,7 @@ def test_a_product_of_parts_in_4_and_8_bits_has_the_numbers_of_both(save_model: 
 def test_one_group_of_8_bits_is_a_scale_for_each_output(save_model: Save, tmp_path: Path) -> None:
     directory = save_model(LlamaConfig(**WIDE))
     packed = _saved(directory, tmp_path / "packed", _compressed("pack-quantized", 8, -1, sym=True), -1, sym=True)
-    assert _qkv(packed, MatrixFormat.W8A8).matrix_format is MatrixFormat.W8A8
+    assert _built(packed, MatrixFormat.W8A8).layers[0].qkv.matrix_format is MatrixFormat.W8A8
 
 
 def _held(matrix: PackedMatrix) -> Tensor:

@@ -245,8 +245,7 @@ def test_a_weight_of_zeros_and_one_that_is_not_finite(save_model: Save) -> None:
 class _Given:
     """Weights of one part, as `LinearWeights` has them."""
 
-    has_blocks = False
-    group_bits = (None,)
+    has_blocks = has_nibbles = has_bytes = False
     dtype = code_dtype = torch.float32
     outputs = (4,)
 
