@@ -9,16 +9,13 @@ from benchmarks.aot.case import BF16, DTYPE_NAMES, FP8, FP16, FP32, INT8, NUM_RO
 from quire_kernels._shapes import SCALED_GROUP
 from quire_kernels.activation import Activation
 from quire_kernels.coded_rows import CodedRows, RowCoding, code_activation, code_rows
+from quire_kernels.dequantize_weight import dequantize_weight
 from quire_kernels.group_by_expert import group_by_expert
 from quire_kernels.grouped_linear import choose_tile_rows
 from quire_kernels.row_norm import RowNorm, add_row_norm_codes
 from quire_kernels.scaled_linear import CodedMatrix, grouped_scaled_linear, scaled_linear
-from quire_kernels.weight_only_linear import (
-    GroupScales,
-    WeightOnlyMatrix,
-    grouped_weight_only_linear,
-    weight_only_linear,
-)
+from quire_kernels.weight_only_linear import grouped_weight_only_linear, weight_only_linear
+from quire_kernels.weight_only_matrix import WeightOnlyMatrix, num_words
 
 _CODINGS = {"int8": RowCoding(INT8), "fp8": RowCoding(FP8), "fp8 in groups": RowCoding(FP8, SCALED_GROUP)}
 _FEW_ROWS = 8
@@ -62,16 +59,18 @@ def _scaled(inputs: int, outputs: int, coding: RowCoding, num_rows: int, dtype: 
 def _weight_only(
     inputs: int, outputs: int, bits: int, group: int | None, num_rows: int, dtype: torch.dtype, *, minimums: bool
 ) -> None:
-    in_bytes = empty(outputs, inputs, dtype=INT8)
-    codes = in_bytes if bits == 8 else empty(outputs, -(-inputs // 64) * 32, dtype=torch.uint8)
-    rows = empty(num_rows, inputs, dtype=dtype)
+    rows, weight = empty(num_rows, inputs, dtype=dtype), _only(inputs, outputs, bits, group, minimums=minimums)
+    # Otherwise torch multiplies many rows.
+    weight_only_linear(rows, weight, deterministic=num_rows > _FEW_ROWS)
+
+
+def _only(inputs: int, outputs: int, bits: int, group: int | None, *, minimums: bool = False) -> WeightOnlyMatrix:
+    words = empty(outputs, num_words(inputs, bits), dtype=torch.int32)
     if group is None:
-        weight_only_linear(rows, WeightOnlyMatrix(codes, inputs, empty(outputs, dtype=FP32)))
-        return
-    values = empty(-(-inputs // group), outputs, dtype=FP16)
-    scales = GroupScales(values, empty(outputs, dtype=FP32))
-    zeros = values if bits == 4 and not minimums else None
-    weight_only_linear(rows, WeightOnlyMatrix(codes, inputs, scales, group, zeros, scales if minimums else None))
+        return WeightOnlyMatrix(words, bits, inputs, empty(outputs, dtype=FP32))
+    factors = empty(outputs, dtype=FP32)
+    pairs = empty(-(-inputs // group), outputs, dtype=torch.int32)
+    return WeightOnlyMatrix(words, bits, inputs, factors, group, pairs, factors if minimums else None)
 
 
 def _product_cases() -> Iterator[Case]:
@@ -102,6 +101,17 @@ def _product_cases() -> Iterator[Case]:
             )
 
 
+def _dequantize_cases() -> Iterator[Case]:
+    for bits, group, minimums in ((8, None, False), (8, 32, True), (4, 32, False), (4, 128, False), (4, 16, True)):
+        how = f"{bits} bits" + ("" if group is None else f", groups of {group}")
+        weight = _only(4096, 6144, bits, group, minimums=minimums)
+        yield Case(
+            f"numbers of weights in {how}{' with minimums' if minimums else ''}: 4096 to 6144, bf16",
+            partial(dequantize_weight, weight, BF16),
+            is_quick=group == 32,
+        )
+
+
 def _experts(num_tokens: int, quantization: str) -> None:
     """The first products of a layer with 128 experts, of which a token has 8."""
     num_experts, hidden, width, num_rows = 128, 2048, 2 * 768, num_tokens * 8
@@ -114,11 +124,13 @@ def _experts(num_tokens: int, quantization: str) -> None:
         matrix = CodedMatrix(empty(num_experts, width, hidden, dtype=dtype), scales[:, None])
         grouped_scaled_linear(rows, matrix, groups, num_rows, BF16)
         return
-    only = WeightOnlyMatrix(empty(num_experts, width, hidden, dtype=INT8), hidden, scales)
+    bits = 4 if quantization == "w4a16" else 8
+    words = empty(num_experts, width, num_words(hidden, bits), dtype=torch.int32)
+    only = WeightOnlyMatrix(words, bits, hidden, scales)
     if quantization == "w4a16":
-        values = empty(num_experts, hidden // 32, width, dtype=FP16)
-        codes = empty(num_experts, width, hidden // 2, dtype=torch.uint8)
-        only = WeightOnlyMatrix(codes, hidden, GroupScales(values, scales), 32, values)
+        only = WeightOnlyMatrix(
+            words, bits, hidden, scales, 32, empty(num_experts, hidden // 32, width, dtype=torch.int32)
+        )
     grouped_weight_only_linear(empty(num_tokens, hidden), only, groups, num_rows)
 
 
@@ -137,4 +149,5 @@ def quantized_cases() -> Iterator[Case]:
     """All of them, each with a name of its own."""
     yield from _row_cases()
     yield from _product_cases()
+    yield from _dequantize_cases()
     yield from _expert_cases()

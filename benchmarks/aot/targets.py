@@ -68,12 +68,12 @@ def _nvidia(capability: int, multiprocessors: int, shared_kib: int, max_spill_by
 TARGETS = {
     target.name: target
     for target in (
-        _nvidia(80, 108, 163, 16),  # A100
-        _nvidia(86, 84, 99, 24),  # A40, RTX 3090
-        _nvidia(89, 142, 99, 24),  # L40S
+        _nvidia(80, 108, 163, 24),  # A100
+        _nvidia(86, 84, 99, 40),  # A40, RTX 3090
+        _nvidia(89, 142, 99, 40),  # L40S
         _nvidia(90, 132, 227, 0),  # H100, H200
         _nvidia(100, 148, 227, 152),  # B200
-        _nvidia(120, 170, 99, 40),  # RTX 5090
+        _nvidia(120, 170, 99, 64),  # RTX 5090
         # MI300X; the limit is that of latent attention in float32 over codes of 8 bits
         Target("gfx942", GPUTarget("hip", "gfx942", 64), 304, 64 * _KIB, 836),
     )

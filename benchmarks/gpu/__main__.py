@@ -2,11 +2,11 @@
 
     python -m benchmarks.gpu [--dry-run] [--output FILE]
 
-In this order: all ops and the tokens of a model against references; the device's rates, attention and its
-peers; decode steps of Llama 3 8B's shape and the host's time of mixed steps; the GPU tests; the other ops. Each part is
-a process with a time limit, and the file is written after each. After 500 s it stops with what it has, and names the
-parts that are missing. Needs torch, triton, transformers, numpy and pytest, with what these require; the
-project need not be installed, and what PYTHONPATH names is found.
+In this order: all ops and the tokens of a model against references; decode steps of Llama 3 8B's shape and the host's
+time of mixed steps; ops beside their peers, attention last; the GPU tests. Each part is a process with a time limit,
+and the file is written after each. After 500 s it stops with what it has, and names the parts that are missing. Needs
+torch, triton, transformers, numpy and pytest, with what these require; the project need not be installed, and what
+PYTHONPATH names is found.
 
 Exits with 0 if all kernels are right, all tests pass and all parts are complete, 1 if not, 2 without a GPU. Missed
 targets of speed do not change the status. `--dry-run` runs all parts at small sizes, on a CPU too.
@@ -48,12 +48,12 @@ class Part:
 
 PARTS = (
     Part("correct", 60.0, ("benchmarks.gpu.correct",)),
+    Part("decode", 120.0, ("benchmarks.gpu.decode",)),
+    Part("ops", 60.0, ("benchmarks.kernels", "--skip", "paged_", "--skip-peers", "compile")),
     Part("kernels", 110.0, ("benchmarks.kernels", "--only", "paged_", "--skip-peers", "compile,Flex")),
     # FlexAttention is compiled for each shape: for prompts only.
     Part("flex", 50.0, ("benchmarks.kernels", "--only", "paged_attention", "--skip-peers", "compile,SDPA,flash,Flash")),
-    Part("decode", 120.0, ("benchmarks.gpu.decode",)),
     Part(TESTS, 320.0),
-    Part("ops", 60.0, ("benchmarks.kernels", "--skip", "paged_", "--skip-peers", "compile")),
 )
 
 

@@ -6,8 +6,8 @@ host's time for steps of decodes beside a prompt.
 A decode step reads all weights and all keys and values once: no step is faster than these bytes at the device's own
 copy rate. `of_floor` is a step's time divided by that. A step's time is the wall time from one step to the next,
 each launched while the one before it runs, with its result on the host. `idle_share` is the part of it in which no
-kernel runs. `host_ms` of a mixed step is the time in which the host lays it out and enqueues it. With `--dry-run` the
-model is small; on a CPU it needs TRITON_INTERPRET=1.
+kernel runs; `kernels` are those that take longest, in milliseconds of a step. `host_ms` of a mixed step is the time in
+which the host lays it out and enqueues it. With `--dry-run` the model is small; on a CPU it needs TRITON_INTERPRET=1.
 """
 
 import argparse
@@ -34,6 +34,8 @@ from worker_svc.step import NewSequence, SamplingParams, ScheduledSequence, Step
 BLOCK_SIZE = 16
 MAX_STEP_TOKENS = 2048
 OF_FLOOR, IDLE_SHARE = 1.25, 0.03
+# That the result names, of those that a step takes longest for
+_NUM_KERNELS = 12
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ def measure(model: RandomModel, num_seqs: int, copy_rate: float, sizes: Sizes) -
         "floor_ms": floor * 1e3,
         "of_floor": seconds / floor,
         "tokens_per_second": num_seqs / seconds,
-        "idle_share": _idle_share(decoding, seconds, sizes.profiled_steps) if model.device.type == "cuda" else None,
+        **_device_use(decoding, seconds, sizes.profiled_steps, model.device),
     }
 
 
@@ -183,8 +185,10 @@ def measure_mixed(model: RandomModel, sizes: Sizes) -> list[dict[str, Any]]:
     return rows
 
 
-def _idle_share(decoding: DecodeLoop, seconds: float, num_steps: int) -> float:
-    """The share of a step of `seconds` in which no kernel runs."""
+def _device_use(decoding: DecodeLoop, seconds: float, num_steps: int, device: torch.device) -> dict[str, Any]:
+    """The share of a step of `seconds` in which no kernel runs, and the kernels that take most of the rest."""
+    if device.type != "cuda":
+        return {"idle_share": None, "kernels": []}
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
@@ -192,8 +196,15 @@ def _idle_share(decoding: DecodeLoop, seconds: float, num_steps: int) -> float:
         torch.cuda.synchronize()
     # An event of the host carries the times of the kernels that it launched too.
     kernels = [event for event in profiler.key_averages() if event.device_type.name == "CUDA"]
-    busy: float = sum(event.self_device_time_total for event in kernels) / 1e6 / num_steps
-    return 1 - busy / seconds
+    milliseconds = {event.key: event.self_device_time_total / 1e3 / num_steps for event in kernels}
+    longest = sorted(kernels, key=lambda event: -event.self_device_time_total)[:_NUM_KERNELS]
+    return {
+        "idle_share": 1 - sum(milliseconds.values()) / 1e3 / seconds,
+        "kernels": [
+            {"name": event.key[:120], "ms": milliseconds[event.key], "calls": event.count / num_steps}
+            for event in longest
+        ],
+    }
 
 
 def judge(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -18,14 +18,11 @@ def quantized_calls(size: Sizes) -> Iterator[OpCall]:
         code_rows,
         code_rows_reference,
     )
+    from quire_kernels.dequantize_weight import dequantize_weight, dequantize_weight_reference
     from quire_kernels.row_norm import RowNorm, add_row_norm_codes, add_row_norm_codes_reference
     from quire_kernels.scaled_linear import CodedMatrix, scaled_linear, scaled_linear_reference
-    from quire_kernels.weight_only_linear import (
-        GroupScales,
-        WeightOnlyMatrix,
-        weight_only_linear,
-        weight_only_linear_reference,
-    )
+    from quire_kernels.weight_only_linear import weight_only_linear, weight_only_linear_reference
+    from quire_kernels.weight_only_matrix import GroupScales, WeightOnlyMatrix, pack_codes
 
     width = max(size.width, 2 * SCALED_GROUP)
     outputs = 96 if size.small else 2048
@@ -76,19 +73,15 @@ def quantized_calls(size: Sizes) -> Iterator[OpCall]:
 
     def weight_only(bits: int, group: int | None) -> Arguments:
         inputs = size.normal(size.num_tokens, width)
+        words = pack_codes(size.ints(2**bits, outputs, width), bits)
         if group is None:
-            codes = size.ints(255, outputs, width).sub(127).to(torch.int8)
-            return (inputs, WeightOnlyMatrix(codes, width, torch.rand(outputs).to(size.device) / 127)), {}
-        codes = (
-            size.ints(256, outputs, width // 2, dtype=torch.uint8)
-            if bits == 4
-            else (size.ints(255, outputs, width).sub(127).to(torch.int8))
-        )
+            return (inputs, WeightOnlyMatrix(words, bits, width, torch.rand(outputs).to(size.device) / 127)), {}
         shape = width // group, outputs
         scales = GroupScales(torch.rand(shape).to(size.device, torch.float16), torch.ones(outputs).to(size.device))
         zeros = size.ints(16, *shape, dtype=torch.float16) if bits == 4 else None
         minimums = None if bits == 4 else scales
-        return (inputs, WeightOnlyMatrix(codes, width, scales, group, zeros, minimums), size.normal(outputs)), {}
+        matrix = WeightOnlyMatrix.in_groups(words, bits, width, group, scales, zeros, minimums)
+        return (inputs, matrix, size.normal(outputs)), {}
 
     for bits, group in ((8, None), (8, 32), (4, 32), (4, 128)):
         yield OpCall(
@@ -96,6 +89,12 @@ def quantized_calls(size: Sizes) -> Iterator[OpCall]:
             weight_only_linear,
             weight_only_linear_reference,
             lambda bits=bits, group=group: weight_only(bits, group),  # type: ignore[misc]
+        )
+        yield OpCall(
+            f"dequantize_weight, {bits} bits{'' if group is None else f', groups of {group}'}",
+            dequantize_weight,
+            dequantize_weight_reference,
+            lambda bits=bits, group=group: ((weight_only(bits, group)[0][1], size.dtype), {}),  # type: ignore[misc]
         )
     yield from _expert_calls(size)
 
@@ -105,12 +104,8 @@ def _expert_calls(size: Sizes) -> Iterator[OpCall]:
     from quire_kernels.group_by_expert import ExpertGroups, group_by_expert_reference
     from quire_kernels.grouped_linear import choose_tile_rows
     from quire_kernels.scaled_linear import CodedMatrix, grouped_scaled_linear, grouped_scaled_linear_reference
-    from quire_kernels.weight_only_linear import (
-        GroupScales,
-        WeightOnlyMatrix,
-        grouped_weight_only_linear,
-        grouped_weight_only_linear_reference,
-    )
+    from quire_kernels.weight_only_linear import grouped_weight_only_linear, grouped_weight_only_linear_reference
+    from quire_kernels.weight_only_matrix import GroupScales, WeightOnlyMatrix, pack_codes
 
     num_experts, num_chosen, outputs = (4, 2, 96) if size.small else (64, 6, 1536)
     num_rows = size.num_tokens * num_chosen
@@ -136,12 +131,13 @@ def _expert_calls(size: Sizes) -> Iterator[OpCall]:
         )
 
     def weight_only() -> Arguments:
-        codes = size.ints(256, num_experts, outputs, size.width // 2, dtype=torch.uint8)
+        words = pack_codes(size.ints(16, num_experts * outputs, size.width), 4).view(num_experts, outputs, -1)
         shape = num_experts, size.width // 32, outputs
         scales = GroupScales(
             torch.rand(shape).to(size.device, torch.float16), torch.rand(num_experts, outputs).to(size.device)
         )
-        matrix = WeightOnlyMatrix(codes, size.width, scales, 32, size.ints(16, *shape, dtype=torch.float16))
+        zeros = size.ints(16, *shape, dtype=torch.float16)
+        matrix = WeightOnlyMatrix.in_groups(words, 4, size.width, 32, scales, zeros)
         return (size.normal(size.num_tokens, size.width), matrix, groups(), num_rows), {}
 
     yield OpCall(

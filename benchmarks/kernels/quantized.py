@@ -13,8 +13,10 @@ from benchmarks.kernels.device import Bound
 def product(device: torch.device, num_rows: int, inputs: int, outputs: int, *, quantization: str) -> KernelCase:
     """A product in a value of QUIRE_QUANTIZATION; rows are coded before."""
     from quire_kernels.coded_rows import RowCoding, code_rows
+    from quire_kernels.cpu.nibbles import DEFAULT_GROUP
     from quire_kernels.scaled_linear import CodedMatrix, scaled_linear
-    from quire_kernels.weight_only_linear import GroupScales, WeightOnlyMatrix, weight_only_linear
+    from quire_kernels.weight_only_linear import weight_only_linear
+    from quire_kernels.weight_only_matrix import GroupScales, WeightOnlyMatrix, pack_codes
 
     values = torch.randn(num_rows, inputs, device=device, dtype=torch.bfloat16)
     weight = torch.randn(outputs, inputs, device=device, dtype=torch.bfloat16) / inputs**0.5
@@ -32,13 +34,14 @@ def product(device: torch.device, num_rows: int, inputs: int, outputs: int, *, q
         def ours() -> Tensor:
             return scaled_linear(rows, matrix, None, torch.bfloat16)
     else:
-        only = WeightOnlyMatrix(codes, inputs, scales)
         if quantization == "w4a16":
-            group = 128
-            of_groups = torch.rand(inputs // group, outputs, device=device).half()
-            nibbles = codes.view(torch.uint8)[:, : inputs // 2].contiguous()
-            only = WeightOnlyMatrix(nibbles, inputs, GroupScales(of_groups, scales), group, of_groups)
-        num_bytes = only.codes.nbytes
+            size = inputs // DEFAULT_GROUP, outputs
+            of_groups = GroupScales(torch.rand(size, device=device).half(), scales)
+            zeros = torch.randint(16, size, device=device).half()
+            only = WeightOnlyMatrix.in_groups(pack_codes(codes, 4), 4, inputs, DEFAULT_GROUP, of_groups, zeros)
+        else:
+            only = WeightOnlyMatrix(pack_codes(codes, 8), 8, inputs, scales)
+        num_bytes = only.words.nbytes
 
         def ours() -> Tensor:
             return weight_only_linear(values, only)

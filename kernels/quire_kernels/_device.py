@@ -26,7 +26,8 @@ def device_limits(device: torch.device) -> DeviceLimits:
     if device.type == "cpu":
         return H200
     driver = triton.runtime.driver.active
-    properties = driver.utils.get_device_properties(device.index)
+    index = torch.cuda.current_device() if device.type == "cuda" and device.index is None else device.index
+    properties = driver.utils.get_device_properties(index)
     return DeviceLimits(
         properties["multiprocessor_count"],
         properties["max_shared_mem"],

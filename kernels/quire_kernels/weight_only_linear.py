@@ -1,10 +1,9 @@
-"""Matrix products with weights in 8 or 4 bits, and inputs as they are: codes become numbers of the inputs' dtype in the
-registers of the multiprocessor that multiplies them. Also with the weights of the rows' experts (`group_by_expert`).
+"""Matrix products with weights in codes of 8 or 4 bits, and inputs as they are: codes become numbers of the inputs'
+dtype in the registers of the multiprocessor that multiplies them. Also with the weights of the rows' experts
+(`group_by_expert`).
 
-An output is one sum over the inputs in tiles of their order.
+Where there are many rows, the weight's numbers are written to memory first, and multiplied by torch.
 """
-
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -13,208 +12,133 @@ import triton.language as tl
 from torch import Tensor
 
 from quire_kernels._checks import FLOAT_DTYPES, require
-from quire_kernels._device import device_limits, pipeline_stages
+from quire_kernels._code_words import WORDS, word_codes, word_numbers
+from quire_kernels._device import device_limits
 from quire_kernels._shapes import ceil_div, check_rows, check_vector
-from quire_kernels.cpu.nibbles import GROUP_SIZES
+from quire_kernels._split_sums import MOST_TILES, add_splits, arrivals, choose_splits
+from quire_kernels.dequantize_weight import dequantize_weight, group_numbers, split_pairs
 from quire_kernels.group_by_expert import ExpertGroups
 from quire_kernels.grouped_linear import check_row_groups, choose_tile_rows, grouped_products, tile_of_rows
-from quire_kernels.invariant_linear import choose_tile_outputs, store_products
+from quire_kernels.invariant_linear import store_products
+from quire_kernels.weight_only_matrix import WeightOnlyMatrix
 
-# Two halves of 32 inputs: of 4 bits, a byte has an input of the first half, and above it that of the second.
-_TILE_INPUTS, _HALF = 64, 32
-
-
-class GroupScales(NamedTuple):
-    """Numbers of groups: each is a float16 times a power of two of its output, so that small ones keep their bits."""
-
-    values: Tensor
-    """float16 [groups, outputs]."""
-    factors: Tensor
-    """float32 [outputs]."""
-
-    def dense(self) -> Tensor:
-        """float32 [groups, outputs]."""
-        return self.values.float() * self.factors
-
-
-class WeightOnlyMatrix(NamedTuple):
-    """A weight [outputs, inputs] in codes. A number is code x scale of its output; in groups of inputs it is
-    (code - zero) x scale of its group, or code x scale + minimum. Of experts, each tensor has a first dimension more.
-    """
-
-    codes: Tensor
-    """int8 [outputs, inputs]; or uint8 [outputs, inputs / 2, rounded up to 32]: 4 bits, as `pack_halves` has them."""
-    inputs: int
-    scales: Tensor | GroupScales
-    """float32 [outputs], or those of groups."""
-    group: int | None = None
-    """How many neighbouring inputs have one scale, one of GROUP_SIZES; the last group may have fewer."""
-    zeros: Tensor | None = None
-    """float16 [groups, outputs]."""
-    minimums: GroupScales | None = None
-
-    @property
-    def coding(self) -> None:
-        """Rows that it is multiplied with are not coded."""
-
-    def of_expert(self, expert: int) -> "WeightOnlyMatrix":
-        def one(scales: GroupScales) -> GroupScales:
-            return GroupScales(scales.values[expert], scales.factors[expert])
-
-        return WeightOnlyMatrix(
-            self.codes[expert],
-            self.inputs,
-            one(self.scales) if isinstance(self.scales, GroupScales) else self.scales[expert],
-            self.group,
-            None if self.zeros is None else self.zeros[expert],
-            None if self.minimums is None else one(self.minimums),
-        )
-
-    def dense(self) -> Tensor:
-        """The numbers, float32 [outputs, inputs]."""
-        codes = self.codes.float() if self.codes.dtype == torch.int8 else _unpacked(self.codes, self.inputs).float()
-        if not isinstance(self.scales, GroupScales):
-            return codes * self.scales[:, None]
-        groups = torch.arange(self.inputs, device=codes.device) // (self.group or self.inputs)
-        if self.zeros is not None:
-            codes = codes - self.zeros.float()[groups].t()
-        numbers = codes * self.scales.dense()[groups].t()
-        return numbers if self.minimums is None else numbers + self.minimums.dense()[groups].t()
-
-
-def pack_halves(codes: Tensor) -> Tensor:
-    """Codes of 4 bits, uint8 [outputs, inputs], two in a byte: input i of each 64 has the low bits of byte i, input
-    32 + i the high ones. Returns uint8 [outputs, 32 for each 64 inputs]; what is missing of them is 0.
-    """
-    outputs, inputs = codes.shape
-    padded = F.pad(codes, (0, -inputs % _TILE_INPUTS)).view(outputs, -1, 2, _HALF)
-    return (padded[:, :, 0] | padded[:, :, 1] << 4).flatten(1).contiguous()
-
-
-def _unpacked(packed: Tensor, inputs: int) -> Tensor:
-    halves = packed.view(len(packed), -1, _HALF)
-    return torch.stack((halves & 15, halves >> 4), 2).flatten(1)[:, :inputs]
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _dequantized(  # type: ignore[no-untyped-def]
-    b_numbers,
-    p_scales,
-    p_zeros,
-    p_minimums,
-    b_factors,
-    b_minimum_factors,
-    first,
-    o_output,
-    m_output,
-    OUTPUTS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    GROUP: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
-    """float32 numbers [outputs, WIDTH] of the codes of inputs `first` and following, which have groups."""
-    # The inputs of a half are of one group, or of a few; those of the last half may be beyond the last group.
-    if GROUP >= WIDTH:
-        group = first // GROUP
-        o_group = group * OUTPUTS + o_output[:, None]
-        m_group = m_output[:, None] & (group < GROUPS)
-    else:
-        group = (first + tl.arange(0, WIDTH)) // GROUP
-        o_group = group[None, :] * OUTPUTS + o_output[:, None]
-        m_group = m_output[:, None] & (group < GROUPS)[None, :]
-    if p_zeros is not None:
-        b_numbers -= tl.load(p_zeros + o_group, mask=m_group, other=0.0).to(tl.float32)
-    b_numbers *= tl.load(p_scales + o_group, mask=m_group, other=0.0).to(tl.float32) * b_factors[:, None]
-    if p_minimums is not None:
-        b_numbers += tl.load(p_minimums + o_group, mask=m_group, other=0.0).to(tl.float32) * b_minimum_factors[:, None]
-    return b_numbers
+# The fewest outputs that Hopper's tensor cores take at once, so that many programs share the weight; and fewer in
+# float32, whose products take more registers, and where shared memory is small.
+_TILE_OUTPUTS, _NARROW_TILE_OUTPUTS = 64, 32
+# The rows of a tile up to which four warps hold its sums, and those of a group, beside the codes; eight hold more.
+_FEW_ROWS = 16
+# Rows beyond which it takes less time to write the weight's numbers and multiply those (H200, 4096 to 28672).
+_MOST_ROWS = {4: 64, 8: 128}
 
 
 @triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
 def _weight_only_linear_kernel(  # type: ignore[no-untyped-def]
     p_output,
     p_inputs,
-    p_codes,
+    p_words,
     p_factors,
-    p_scales,
-    p_zeros,
-    p_minimums,
+    p_pairs,
     p_minimum_factors,
     p_bias,
     p_order,
     p_tile_experts,
+    p_parts,
+    p_arrivals,
     num_rows,
     stride_output,
     stride_inputs,
     stride_expert,
-    stride_codes,
+    stride_words,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
     ROWS_PER_INPUT: tl.constexpr,
     GROUPS: tl.constexpr,
     GROUP: tl.constexpr,
-    IN_4_BITS: tl.constexpr,
+    BITS: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    RUNS_PTX: tl.constexpr,
+    SPLITS: tl.constexpr,
     TILE_M: tl.constexpr,
     TILE_N: tl.constexpr,
-    HALF: tl.constexpr,
+    WORDS: tl.constexpr,
 ):
+    """The weight is the left operand, which tensor cores take from registers, where its codes become numbers: sums are
+    [TILE_N, TILE_M].
+    """
     # Tiles of rows are neighbours in a launch, so that each tile of the weight comes from memory once
     o_row, m_row, expert = tile_of_rows(p_order, p_tile_experts, num_rows, TILE_M)
     if expert < 0:
         return
     o_output = tl.program_id(1) * TILE_N + tl.arange(0, TILE_N)
     m_output = o_output < OUTPUTS
-    p_row = p_inputs + (o_row // ROWS_PER_INPUT)[:, None] * stride_inputs
-    p_column = p_codes + expert * stride_expert + o_output.to(tl.int64)[:, None] * stride_codes
+    dtype: tl.constexpr = p_inputs.dtype.element_ty
+    o_word = tl.arange(0, WORDS)
+    p_row = p_inputs + (o_row // ROWS_PER_INPUT)[None, :] * stride_inputs
+    p_column = p_words + expert * stride_expert + o_output.to(tl.int64)[:, None] * stride_words + o_word[None, :]
     p_factors += expert * OUTPUTS
     if GROUP is not None:
-        p_scales += expert * GROUPS * OUTPUTS
-    if p_zeros is not None:
-        p_zeros += expert * GROUPS * OUTPUTS
-    if p_minimums is not None:
-        p_minimums += expert * GROUPS * OUTPUTS
-        p_minimum_factors += expert * OUTPUTS
-    o_half = tl.arange(0, HALF)
+        p_pairs += expert * GROUPS * OUTPUTS
     b_factors = tl.load(p_factors + o_output, mask=m_output, other=0.0)
-    b_minimum_factors = b_factors
-    if p_minimums is not None:
+    b_minimum_factors = None
+    if p_minimum_factors is not None:
+        p_minimum_factors += expert * OUTPUTS
         b_minimum_factors = tl.load(p_minimum_factors + o_output, mask=m_output, other=0.0)
-    b_sum = tl.zeros([TILE_M, TILE_N], tl.float32)
-    for start in range(0, INPUTS, 2 * HALF):
-        if IN_4_BITS:
-            # [TILE_N, HALF]
-            b_pairs = tl.load(p_column + start // 2 + o_half[None, :], mask=m_output[:, None], other=0)
-        for half in tl.static_range(2):
-            first = start + half * HALF
-            o_input = first + o_half
-            m_input = o_input < INPUTS
-            # [TILE_M, HALF]
-            b_inputs = tl.load(p_row + o_input[None, :], mask=m_row[:, None] & m_input[None, :], other=0.0)
-            if IN_4_BITS:
-                b_codes = (b_pairs >> 4) if half == 1 else (b_pairs & 15)
+    # A block of words has a plane for each code of a word, of as many neighbouring inputs as it has words.
+    PLANES: tl.constexpr = 32 // BITS
+    PLANES_OF_GROUP: tl.constexpr = 1 if GROUP is None else (GROUP + WORDS - 1) // WORDS
+    BLOCKS: tl.constexpr = (INPUTS + PLANES * WORDS - 1) // (PLANES * WORDS)
+    BLOCKS_EACH: tl.constexpr = (BLOCKS + SPLITS - 1) // SPLITS
+    first_block = tl.program_id(2) * BLOCKS_EACH
+    b_sum = tl.zeros([TILE_N, TILE_M], tl.float32)
+    for block in range(first_block, tl.minimum(first_block + BLOCKS_EACH, BLOCKS)):
+        # [TILE_N, WORDS]
+        b_words = tl.load(p_column + block * WORDS, mask=m_output[:, None], other=0)
+        b_part = b_sum
+        b_input_sum = tl.zeros([TILE_M], tl.float32)
+        for plane in tl.static_range(PLANES):
+            first = (block * PLANES + plane) * WORDS
+            o_input = first + o_word
+            # [WORDS, TILE_M]
+            b_inputs = tl.load(p_row + o_input[:, None], mask=m_row[None, :] & (o_input < INPUTS)[:, None], other=0.0)
+            if GROUP is None:
+                b_numbers = word_numbers(b_words, None, plane, BITS, dtype, RUNS_PTX)
+                b_sum = tl.dot(b_numbers, b_inputs, b_sum, input_precision="ieee")
+            elif GROUP >= WORDS:
+                # Zero points are taken from codes, scales and minimums are those of a group's sums.
+                if plane % PLANES_OF_GROUP == 0:
+                    group = first // GROUP
+                    b_pairs = tl.load(p_pairs + group * OUTPUTS + o_output, mask=m_output & (group < GROUPS), other=0)
+                    b_scales, b_seconds = split_pairs(b_pairs)
+                    b_part = tl.zeros([TILE_N, TILE_M], tl.float32)
+                    b_input_sum = tl.zeros([TILE_M], tl.float32)
+                b_numbers = word_numbers(b_words, b_seconds if HAS_ZEROS else None, plane, BITS, dtype, RUNS_PTX)
+                b_part = tl.dot(b_numbers, b_inputs, b_part, input_precision="ieee")
+                if b_minimum_factors is not None:
+                    b_input_sum += tl.sum(b_inputs.to(tl.float32), axis=0)
+                if plane % PLANES_OF_GROUP == PLANES_OF_GROUP - 1:
+                    b_sum += b_part * (b_scales * b_factors)[:, None]
+                    if b_minimum_factors is not None:
+                        b_sum += (b_seconds * b_minimum_factors)[:, None] * b_input_sum[None, :]
             else:
-                b_codes = tl.load(p_column + o_input[None, :], mask=m_output[:, None] & m_input[None, :], other=0)
-            b_weight = b_codes.to(tl.float32)
-            if GROUP is not None:
-                b_weight = _dequantized(
-                    b_weight,
-                    p_scales,
-                    p_zeros,
-                    p_minimums,
-                    b_factors,
-                    b_minimum_factors,
-                    first,
-                    o_output,
-                    m_output,
-                    OUTPUTS,
-                    GROUPS,
-                    GROUP,
-                    HALF,
+                o_group = (o_input // GROUP)[None, :] * OUTPUTS + o_output[:, None]
+                m_group = m_output[:, None] & (o_input < INPUTS)[None, :]
+                b_pairs = tl.load(p_pairs + o_group, mask=m_group, other=0)
+                b_numbers = group_numbers(
+                    word_codes(b_words, plane, BITS),
+                    b_pairs,
+                    b_factors[:, None],
+                    None if b_minimum_factors is None else b_minimum_factors[:, None],
+                    HAS_ZEROS,
                 )
-            b_sum = tl.dot(b_inputs, tl.trans(b_weight.to(b_inputs.dtype)), b_sum, input_precision="ieee")
+                b_sum = tl.dot(b_numbers.to(dtype), b_inputs, b_sum, input_precision="ieee")
+    if SPLITS > 1:
+        tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+        b_sum, is_last = add_splits(b_sum, p_parts, p_arrivals, tile, tl.program_id(2), SPLITS, TILE_N, TILE_M)
+        if not is_last:
+            return
     if GROUP is None:
-        b_sum *= b_factors[None, :]
-    store_products(b_sum, p_output, p_bias, o_row, m_row, o_output, m_output, stride_output)
+        b_sum *= b_factors[:, None]
+    store_products(tl.trans(b_sum), p_output, p_bias, o_row, m_row, o_output, m_output, stride_output)
 
 
 def weight_only_linear(
@@ -222,8 +146,8 @@ def weight_only_linear(
 ) -> Tensor:
     """`inputs` times the weight's transpose, and the bias added; sums are float32 and rounded once.
 
-    Numbers of groups are rounded to the dtype of `inputs` before they are multiplied. Codes with one scale for each
-    output are multiplied as they are, and their sums scaled.
+    Codes are multiplied as they are, and sums of groups are scaled. Numbers in groups of 16, and all numbers where
+    there are many rows, are rounded to the dtype of `inputs` before they are multiplied.
 
     Args:
         inputs: [rows, inputs], last dimension contiguous.
@@ -237,7 +161,9 @@ def weight_only_linear(
         ValueError: an argument, named, has a wrong shape, dtype, stride or device.
     """
     _check(inputs, weight, bias)
-    num_rows, outputs = len(inputs), len(weight.codes)
+    num_rows, outputs = len(inputs), len(weight.words)
+    if num_rows > _MOST_ROWS[weight.bits] and not deterministic and inputs.dtype != torch.float32:
+        return F.linear(inputs, dequantize_weight(weight, inputs.dtype), bias)
     out = torch.empty((num_rows, outputs), dtype=inputs.dtype, device=inputs.device)
     if out.numel() == 0:
         return out
@@ -248,7 +174,7 @@ def weight_only_linear(
 
 
 def grouped_weight_only_linear(inputs: Tensor, weight: WeightOnlyMatrix, groups: ExpertGroups, num_rows: int) -> Tensor:
-    """Each row times the transpose of its expert's weight, as `weight_only_linear` multiplies.
+    """Each row times the transpose of its expert's weight, as `weight_only_linear` multiplies a few.
 
     Args:
         inputs: [num_inputs, inputs], last dimension contiguous. Row r reads input r // (num_rows / num_inputs).
@@ -276,45 +202,76 @@ def _launch(
     groups: ExpertGroups | None,
     tile_rows: int,
 ) -> None:
-    num_rows, outputs = out.shape
-    num_tiles = ceil_div(num_rows, tile_rows) if groups is None else len(groups.tile_experts)
-    tile_n = choose_tile_outputs(outputs, device_limits(out.device).multiprocessors)
-    in_groups = isinstance(weight.scales, GroupScales)
-    _weight_only_linear_kernel[(num_tiles, ceil_div(outputs, tile_n))](
-        out,
-        inputs,
-        weight.codes,
-        weight.scales.factors if isinstance(weight.scales, GroupScales) else weight.scales,
-        weight.scales.values if isinstance(weight.scales, GroupScales) else None,
-        weight.zeros,
-        None if weight.minimums is None else weight.minimums.values,
-        None if weight.minimums is None else weight.minimums.factors,
-        bias,
-        None if groups is None else groups.order,
-        None if groups is None else groups.tile_experts,
-        num_rows,
-        out.stride(0),
-        inputs.stride(0),
-        0 if groups is None else weight.codes.stride(0),
-        weight.codes.stride(-2),
-        OUTPUTS=outputs,
-        INPUTS=weight.inputs,
-        ROWS_PER_INPUT=num_rows // len(inputs),
-        GROUPS=ceil_div(weight.inputs, weight.group) if in_groups and weight.group is not None else 1,
-        GROUP=weight.group,
-        IN_4_BITS=weight.codes.dtype == torch.uint8,
-        TILE_M=tile_rows,
-        TILE_N=tile_n,
-        HALF=_HALF,
-        num_warps=4,
-        num_stages=pipeline_stages((tile_rows * inputs.dtype.itemsize + tile_n) * _TILE_INPUTS, out.device),
-    )
+    outputs, limits = out.shape[1], device_limits(out.device)
+    tile_n, num_stages = _choose_tile(weight, inputs.dtype, tile_rows, limits.shared_memory)
+    num_columns = ceil_div(outputs, tile_n)
+    # Not by the number of rows, so that they come to the same bits in any
+    splits = 1
+    if groups is None:
+        splits = choose_splits(num_columns, weight.words.shape[-1] // WORDS, limits.multiprocessors)
+    most_rows = MOST_TILES // num_columns * tile_rows if splits > 1 else len(out)
+    for first in range(0, len(out), most_rows):
+        some, read = (out, inputs) if groups is not None else (out[first : first + most_rows], inputs[first:])
+        num_rows = len(some)
+        num_tiles = ceil_div(num_rows, tile_rows) if groups is None else len(groups.tile_experts)
+        parts = arrived = None
+        if splits > 1:
+            size = num_tiles * num_columns * splits * tile_rows * tile_n
+            parts, arrived = torch.empty(size, dtype=torch.float32, device=out.device), arrivals(out.device)
+        _weight_only_linear_kernel[(num_tiles, num_columns, splits)](
+            some,
+            read,
+            weight.words,
+            weight.scales,
+            weight.pairs,
+            weight.minimum_factors,
+            bias,
+            None if groups is None else groups.order,
+            None if groups is None else groups.tile_experts,
+            parts,
+            arrived,
+            num_rows,
+            out.stride(0),
+            inputs.stride(0),
+            0 if groups is None else weight.words.stride(0),
+            weight.words.stride(-2),
+            OUTPUTS=outputs,
+            INPUTS=weight.inputs,
+            ROWS_PER_INPUT=1 if groups is None else num_rows // len(inputs),
+            GROUPS=weight.num_groups,
+            GROUP=weight.group,
+            BITS=weight.bits,
+            HAS_ZEROS=weight.has_zeros,
+            RUNS_PTX=limits.runs_ptx,
+            SPLITS=splits,
+            TILE_M=tile_rows,
+            TILE_N=tile_n,
+            WORDS=WORDS,
+            num_warps=4 if tile_rows <= _FEW_ROWS else 8,
+            num_stages=num_stages,
+        )
+
+
+def _choose_tile(weight: WeightOnlyMatrix, dtype: torch.dtype, tile_rows: int, shared_memory: int) -> tuple[int, int]:
+    """The outputs of a tile, and num_stages of the loop over blocks: all but one have a block in shared memory."""
+    # These also have pairs for each few codes there, since the numbers that are multiplied come from both.
+    has_small_groups = weight.group is not None and weight.group < WORDS
+
+    def fitting(tile_n: int) -> int:
+        plane_bytes = tile_rows * dtype.itemsize + 4 * tile_n * has_small_groups
+        return shared_memory // (WORDS * (4 * tile_n + 32 // weight.bits * plane_bytes))
+
+    is_narrow = dtype == torch.float32 or (has_small_groups and fitting(_TILE_OUTPUTS) == 0)
+    tile_n = _NARROW_TILE_OUTPUTS if is_narrow else _TILE_OUTPUTS
+    return tile_n, min(2 if has_small_groups else 3, 1 + fitting(tile_n))
 
 
 def weight_only_linear_reference(inputs: Tensor, weight: WeightOnlyMatrix, bias: Tensor | None = None) -> Tensor:
     """`weight_only_linear` in plain torch."""
     _check(inputs, weight, bias)
-    numbers = weight.dense() if weight.group is None else weight.dense().to(inputs.dtype).float()
+    numbers = weight.dense()
+    if weight.group is not None and weight.group < WORDS:
+        numbers = numbers.to(inputs.dtype).float()
     return F.linear(inputs.float(), numbers, None if bias is None else bias.float()).to(inputs.dtype)
 
 
@@ -334,45 +291,17 @@ def grouped_weight_only_linear_reference(
 
 def _grouped_output(inputs: Tensor, weight: WeightOnlyMatrix, groups: ExpertGroups, num_rows: int) -> Tensor:
     """Memory for the result, if all is well."""
-    require(weight.codes.ndim == 3 and len(weight.codes) > 0, "weight", "be of experts")
+    require(weight.words.ndim == 3 and len(weight.words) > 0, "weight", "be of experts")
     _check(inputs, weight.of_expert(0), None)
     check_row_groups(groups, num_rows, inputs)
-    return torch.empty((num_rows, weight.codes.shape[1]), dtype=inputs.dtype, device=inputs.device)
+    return torch.empty((num_rows, weight.words.shape[1]), dtype=inputs.dtype, device=inputs.device)
 
 
 def _check(inputs: Tensor, weight: WeightOnlyMatrix, bias: Tensor | None) -> None:
     check_rows(inputs, "inputs", FLOAT_DTYPES)
-    check_rows(weight.codes, "weight", [torch.int8, torch.uint8])
-    device, (outputs, width) = weight.codes.device, weight.codes.shape
-    in_4_bits = weight.codes.dtype == torch.uint8
-    needed = ceil_div(weight.inputs, _TILE_INPUTS) * _HALF if in_4_bits else weight.inputs
-    require(width == needed, "weight", f"have codes [{outputs}, {needed}], not {list(weight.codes.shape)}")
+    weight.check()
+    device, outputs = weight.words.device, len(weight.words)
     require(inputs.device == device, "inputs", f"be on {device}")
     require(inputs.shape[1] == weight.inputs, "inputs", f"be {weight.inputs} wide")
-    in_groups = isinstance(weight.scales, GroupScales)
-    require((weight.group is not None) == in_groups, "weight", "have scales of groups, and their size, or neither")
-    if isinstance(weight.scales, GroupScales) and weight.group is not None:
-        require(weight.group in GROUP_SIZES, "weight", f"have groups of {GROUP_SIZES} inputs")
-        num_groups = ceil_div(weight.inputs, weight.group)
-        _check_groups(weight.scales, num_groups, outputs, device)
-        if weight.minimums is not None:
-            _check_groups(weight.minimums, num_groups, outputs, device)
-        if weight.zeros is not None:
-            _check_values(weight.zeros, num_groups, outputs, device)
-    else:
-        assert isinstance(weight.scales, Tensor)
-        require(not in_4_bits, "weight", "have groups where codes have 4 bits")
-        require(weight.zeros is None and weight.minimums is None, "weight", "have groups where it has zero points")
-        check_vector(weight.scales, "weight", outputs, torch.float32, device)
     if bias is not None:
         check_vector(bias, "bias", outputs, inputs.dtype, device)
-
-
-def _check_groups(scales: GroupScales, num_groups: int, outputs: int, device: torch.device) -> None:
-    _check_values(scales.values, num_groups, outputs, device)
-    check_vector(scales.factors, "weight", outputs, torch.float32, device)
-
-
-def _check_values(values: Tensor, num_groups: int, outputs: int, device: torch.device) -> None:
-    fits = values.shape == (num_groups, outputs) and values.dtype == torch.float16 and values.is_contiguous()
-    require(fits and values.device == device, "weight", f"have float16 [{num_groups}, {outputs}] of its groups")

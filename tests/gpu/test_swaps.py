@@ -84,7 +84,8 @@ def test_a_swap_out_waits_for_the_writes_before_it_and_none_behind() -> None:
     blocks = torch.zeros(4, 1 << 20, dtype=torch.uint8, device=device)
     host_blocks = torch.zeros(4, 1 << 20, dtype=torch.uint8).pin_memory()
     block_copier = StreamBlockCopier(blocks, host_blocks, CudaCopyStream(device), RateLimiter(None))
-    block_copier.swap(0, Direction.OUT, [(3, 3)]).result(60)
+    # Blocks that are scattered, as below: compiles what gathers them
+    block_copier.swap(0, Direction.OUT, [(1, 2), (3, 3)]).result(60)
     torch.cuda._sleep(LONG // 4)  # type: ignore[no-untyped-call]
     blocks.fill_(5)
     swapped = block_copier.swap(1, Direction.OUT, [(0, 0), (2, 1)])

@@ -219,14 +219,15 @@ def test_no_tokens(make_arguments: Callable[..., Arguments]) -> None:
         ("frequencies", lambda frequencies: frequencies[:0]),
         ("slots", lambda slots: slots[1:]),
         ("value_cache", lambda cache: cache.contiguous()),
-        ("norm.query_weight", lambda _: HeadNorm(torch.ones(63), torch.ones(64), 1e-6, 1e-6)),
-        ("norm.key_weight", lambda _: HeadNorm(torch.ones(64), torch.ones(64).long(), 1e-6, 1e-6)),
+        ("norm.query_weight", lambda norm: norm._replace(query_weight=torch.ones(63))),
+        ("norm.key_weight", lambda norm: norm._replace(key_weight=norm.key_weight.long())),
     ],
 )
 def test_a_wrong_argument_is_named(
-    make_arguments: Callable[..., Arguments], argument: str, change: Callable[[Any], Any]
+    make_arguments: Callable[..., Arguments], argument: str, change: Callable[[Any], Any], device: str
 ) -> None:
-    arguments = make_arguments()
+    ones = torch.ones(64, device=device)
+    arguments = make_arguments(norm=HeadNorm(ones, ones, 1e-6, 1e-6))
     name = argument.split(".")[0]
     arguments[name] = change(arguments.get(name))
     with pytest.raises(ValueError, match=f"^{argument}: "):

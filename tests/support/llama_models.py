@@ -88,7 +88,8 @@ def hidden_states(directory: Path, prompt: list[int]) -> torch.Tensor:
 
 def generate(directory: Path, prompts: list[list[int]], num_tokens: int, device: str = "cpu") -> list[list[int]]:
     """Greedy continuations by transformers' own generate in float32, one prompt at a time."""
-    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    # Eager: attention by torch's SDPA leaves Gemma 2's cap of scores out in some versions of transformers.
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
     model.to(device)
     return [
         model.generate(

@@ -16,7 +16,8 @@ from quire_kernels.coded_rows import CodedRows, RowCoding
 from quire_kernels.group_by_expert import ExpertGroups
 from quire_kernels.grouped_linear import grouped_linear
 from quire_kernels.scaled_linear import CodedMatrix, grouped_scaled_linear
-from quire_kernels.weight_only_linear import WeightOnlyMatrix, grouped_weight_only_linear
+from quire_kernels.weight_only_linear import grouped_weight_only_linear
+from quire_kernels.weight_only_matrix import WeightOnlyMatrix
 from worker_svc.model.building import MlpWeights
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.device_formats import Quantization
@@ -75,7 +76,7 @@ class QuantizedExperts:
 
     @property
     def num_experts(self) -> int:
-        return len(self.gate_up.codes)
+        return len(self.gate_up.scales)
 
     @property
     def coding(self) -> RowCoding | None:

@@ -20,7 +20,8 @@ from quire_kernels.invariant_linear import invariant_linear
 from quire_kernels.kv_quantization import MAX_CODES
 from quire_kernels.round_to_nibbles import round_to_nibbles
 from quire_kernels.scaled_linear import CodedMatrix, scaled_linear
-from quire_kernels.weight_only_linear import GroupScales, WeightOnlyMatrix, pack_halves, weight_only_linear
+from quire_kernels.weight_only_linear import weight_only_linear
+from quire_kernels.weight_only_matrix import MOST_ZERO, GroupScales, WeightOnlyMatrix, pack_codes
 from worker_svc.model.block_weights import read_blocks
 from worker_svc.model.device_formats import Quantization
 from worker_svc.model.linear_weights import LinearWeights
@@ -158,7 +159,7 @@ def build_matrix(weights: LinearWeights, quantization: Quantization, *, of_exper
     codes = _round_to_int8(weight, torch.cat(weights.code_scales))
     if quantization is Quantization.W8A8:
         return BuiltMatrix(codes, bias)
-    return BuiltMatrix(WeightOnlyMatrix(codes.codes, codes.codes.shape[1], codes.scales[0]), bias)
+    return BuiltMatrix(WeightOnlyMatrix(pack_codes(codes.codes, 8), 8, codes.codes.shape[1], codes.scales[0]), bias)
 
 
 def _round_to_int8(weight: Tensor, stored: Tensor) -> CodedMatrix:
@@ -207,16 +208,22 @@ def _largest(weight: Tensor) -> Tensor:
 
 
 def _of_nibbles(weight: NibbleWeight, device: torch.device) -> WeightOnlyMatrix:
+    weight = weight if _has_whole_zeros(weight) else weight.with_minimums()
     minimums = _scales(weight.zeros, device) if weight.has_minimums else None
     zeros = None if weight.has_minimums else weight.zeros.to(device).half().t().contiguous()
-    codes, scales = pack_halves(weight.codes.to(device)), _scales(weight.scales, device)
-    return WeightOnlyMatrix(codes, weight.codes.shape[1], scales, weight.group, zeros, minimums)
+    words, scales = pack_codes(weight.codes.to(device), 4), _scales(weight.scales, device)
+    return WeightOnlyMatrix.in_groups(words, 4, weight.codes.shape[1], weight.group, scales, zeros, minimums)
+
+
+def _has_whole_zeros(weight: NibbleWeight) -> bool:
+    zeros = weight.zeros
+    return weight.has_minimums or bool(((zeros == zeros.round()) & (zeros.abs() <= MOST_ZERO) | zeros.isnan()).all())
 
 
 def _of_bytes(weight: ByteWeight, device: torch.device) -> WeightOnlyMatrix:
     minimums = None if weight.minimums is None else _scales(weight.minimums, device)
-    codes, scales = weight.codes.to(device), _scales(weight.scales, device)
-    return WeightOnlyMatrix(codes, weight.codes.shape[1], scales, weight.group, None, minimums)
+    words, scales = pack_codes(weight.codes.to(device), 8), _scales(weight.scales, device)
+    return WeightOnlyMatrix.in_groups(words, 8, weight.codes.shape[1], weight.group, scales, None, minimums)
 
 
 def _scales(of_groups: Tensor, device: torch.device) -> GroupScales:

@@ -8,7 +8,6 @@ from torch import Tensor
 from quire_kernels.store_kv import store_kv
 from worker_svc.cache import KVCache
 from worker_svc.description import WorkerLimits
-from worker_svc.errors import StartupFailed
 from worker_svc.executor import CudaGraphOptions, Executor
 from worker_svc.gpu.device_attention import AttentionSetup, make_device_attention
 from worker_svc.gpu.executor import DeviceExecutor
@@ -28,19 +27,22 @@ def make_device_executor(
 ) -> Executor:
     """The executor of a model that passed the probe, with one number of heads.
 
-    Raises StartupFailed if the backend does not support it, or its modules cannot be captured as CUDA graphs.
+    Raises StartupFailed if the backend does not support it.
     """
     forward = TritonTransformersForward(model, found, cache, limits, attention_backend)
-    try:
+
+    def make() -> Executor:
         return DeviceExecutor(forward, limits, cache.device, cuda_graphs=graphs.enabled, report=graphs.report)
+
+    try:
+        return make()
     except RuntimeError as error:
         # An error of another kind may be one of the device, or of an attention backend.
         if "captur" not in str(error) or is_out_of_memory(error):
             raise
-        raise StartupFailed(
-            "QUIRE_CUDA_GRAPHS is true, but the modules of transformers that compute this model cannot run as CUDA "
-            f"graphs; set it to false: {error}"
-        ) from error
+        # Only a device knows: the same modules may wait on a GPU, and in one dtype only.
+        forward.graph_problem = f"the modules of transformers cannot be captured: {error}"
+    return make()
 
 
 class TritonTransformersForward:
