@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire_kernels._checks import FLOAT_DTYPES, require
 from quire_kernels._code_words import WORDS, word_codes, word_numbers
-from quire_kernels._device import device_limits
+from quire_kernels._device import DeviceLimits, device_limits
 from quire_kernels._shapes import ceil_div, check_rows, check_vector
 from quire_kernels._split_sums import MOST_TILES, add_splits, arrivals, choose_splits
 from quire_kernels.dequantize_weight import dequantize_weight, group_numbers, split_pairs
@@ -22,10 +22,10 @@ from quire_kernels.grouped_linear import check_row_groups, choose_tile_rows, gro
 from quire_kernels.invariant_linear import store_products
 from quire_kernels.weight_only_matrix import WeightOnlyMatrix
 
-# The fewest outputs that Hopper's tensor cores take at once, so that many programs share the weight; and fewer in
+# The fewest outputs that four warps multiply at once on Hopper, so that many programs share the weight; and fewer in
 # float32, whose products take more registers, and where shared memory is small.
 _TILE_OUTPUTS, _NARROW_TILE_OUTPUTS = 64, 32
-# The rows of a tile up to which four warps hold its sums, and those of a group, beside the codes; eight hold more.
+# With more rows, eight warps hold the sums; on Hopper of twice as many outputs, so that each four have other codes.
 _FEW_ROWS = 16
 # Rows beyond which it takes less time to write the weight's numbers and multiply those (H200, 4096 to 28672).
 _MOST_ROWS = {4: 64, 8: 128}
@@ -203,7 +203,7 @@ def _launch(
     tile_rows: int,
 ) -> None:
     outputs, limits = out.shape[1], device_limits(out.device)
-    tile_n, num_stages = _choose_tile(weight, inputs.dtype, tile_rows, limits.shared_memory)
+    tile_n, num_warps, num_stages = _choose_tile(weight, inputs.dtype, tile_rows, limits)
     num_columns = ceil_div(outputs, tile_n)
     # Not by the number of rows, so that they come to the same bits in any
     splits = 1
@@ -247,23 +247,28 @@ def _launch(
             TILE_M=tile_rows,
             TILE_N=tile_n,
             WORDS=WORDS,
-            num_warps=4 if tile_rows <= _FEW_ROWS else 8,
+            num_warps=num_warps,
             num_stages=num_stages,
         )
 
 
-def _choose_tile(weight: WeightOnlyMatrix, dtype: torch.dtype, tile_rows: int, shared_memory: int) -> tuple[int, int]:
-    """The outputs of a tile, and num_stages of the loop over blocks: all but one have a block in shared memory."""
+def _choose_tile(
+    weight: WeightOnlyMatrix, dtype: torch.dtype, tile_rows: int, limits: DeviceLimits
+) -> tuple[int, int, int]:
+    """The outputs of a tile, num_warps, and num_stages of the loop over blocks: all but one have a block in shared
+    memory.
+    """
     # These also have pairs for each few codes there, since the numbers that are multiplied come from both.
     has_small_groups = weight.group is not None and weight.group < WORDS
 
     def fitting(tile_n: int) -> int:
         plane_bytes = tile_rows * dtype.itemsize + 4 * tile_n * has_small_groups
-        return shared_memory // (WORDS * (4 * tile_n + 32 // weight.bits * plane_bytes))
+        return limits.shared_memory // (WORDS * (4 * tile_n + 32 // weight.bits * plane_bytes))
 
-    is_narrow = dtype == torch.float32 or (has_small_groups and fitting(_TILE_OUTPUTS) == 0)
-    tile_n = _NARROW_TILE_OUTPUTS if is_narrow else _TILE_OUTPUTS
-    return tile_n, min(2 if has_small_groups else 3, 1 + fitting(tile_n))
+    wide, num_warps = (_TILE_OUTPUTS, 4) if tile_rows <= _FEW_ROWS else (_TILE_OUTPUTS * (1 + limits.is_hopper), 8)
+    is_narrow = dtype == torch.float32 or fitting(wide) == 0
+    tile_n = _NARROW_TILE_OUTPUTS if is_narrow else wide
+    return tile_n, num_warps, min(2 if has_small_groups else 3, 1 + fitting(tile_n))
 
 
 def weight_only_linear_reference(inputs: Tensor, weight: WeightOnlyMatrix, bias: Tensor | None = None) -> Tensor:
