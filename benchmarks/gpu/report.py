@@ -44,7 +44,8 @@ def gpu_section(result: dict[str, Any]) -> str:
         f"{result['gpu']['name']}. {num_right} of {len(checks)} comparisons of kernels and tokens hold. "
         f"Of {tests.get('num_tests', 0)} tests: {counts or 'none ran'}{whole}."
     ]
-    for name, section in (("kernels", kernels_section), ("decode", _decode_section)):
+    parts += [f"- {remark}" for remark in result.get("remarks", ())]
+    for name, section in (("decode", _decode_section), ("kernels", kernels_section), ("ops", kernels_section)):
         part = result[name]
         parts.append(
             section(part) if part.get("cases") else f"No {name}: {part.get('error', 'nothing')}".split("\n")[0]

@@ -217,7 +217,9 @@ def _of_nibbles(weight: NibbleWeight, device: torch.device) -> WeightOnlyMatrix:
 
 def _has_whole_zeros(weight: NibbleWeight) -> bool:
     zeros = weight.zeros
-    return weight.has_minimums or bool(((zeros == zeros.round()) & (zeros.abs() <= MOST_ZERO) | zeros.isnan()).all())
+    if weight.has_minimums or zeros.is_meta:  # without numbers
+        return True
+    return bool(((zeros == zeros.round()) & (zeros.abs() <= MOST_ZERO) | zeros.isnan()).all())
 
 
 def _of_bytes(weight: ByteWeight, device: torch.device) -> WeightOnlyMatrix:

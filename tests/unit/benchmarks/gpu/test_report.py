@@ -23,6 +23,7 @@ def report(**parts: Any) -> dict[str, Any]:
         "correct": {"checks": checks},
         "tests": TESTS,
         "kernels": {"error": "took more than 130 s\nlog"},
+        "ops": {"error": "not begun: 500 s were over"},
     }
     mixed = [{"num_decodes": 32, "chunk": 480, "num_tokens": 512, "host_ms": 0.5, "ms": 9.25}]
     return made | {"decode": {"weight_bytes": 15e9, "cases": [CASE], "mixed": mixed}} | parts
@@ -34,7 +35,12 @@ def test_tests_and_decoding_are_reported_and_a_failed_part_is_named() -> None:
     assert "A GPU. 1 of 2 comparisons of kernels and tokens hold. Of 3 tests: 2 passed, 1 skipped." in section
     assert "| 64 | 1,024 | 6.00 | 5.00 | 1.20 | 10,667 | 2.0% |" in section
     assert "No kernels: took more than 130 s" in section
+    assert "No ops: not begun" in section
     assert "log" not in section
+
+
+def test_remarks_are_said() -> None:
+    assert "- Tests are of another commit." in gpu_section(report(remarks=["Tests are of another commit."]))
 
 
 def test_tests_that_were_not_run_are_reported() -> None:
