@@ -143,7 +143,7 @@ def test_products_with_the_weights_of_experts(
         arguments = rows, matrix, groups, num_tokens * 2, torch.float32
         expected = grouped_scaled_linear_reference(*arguments)
         positive = CodedRows(absolute(rows.codes), rows.scales), CodedMatrix(absolute(matrix.codes), matrix.scales)
-        magnitudes = grouped_scaled_linear_reference(*positive, *arguments[2:])
+        magnitudes = grouped_scaled_linear_reference(*positive, groups, num_tokens * 2, torch.float32)
         bound = 1e-3 + 1e-4 * expected.abs()
         assert_products(grouped_scaled_linear(*arguments), expected, bound, magnitudes, coding, device)
 
