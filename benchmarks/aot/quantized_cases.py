@@ -65,10 +65,9 @@ def _weight_only(
 
 
 def _only(inputs: int, outputs: int, bits: int, group: int | None, *, minimums: bool = False) -> WeightOnlyMatrix:
-    words = empty(outputs, num_words(inputs, bits), dtype=torch.int32)
+    words, factors = empty(outputs, num_words(inputs, bits), dtype=torch.int32), empty(outputs, dtype=FP32)
     if group is None:
-        return WeightOnlyMatrix(words, bits, inputs, empty(outputs, dtype=FP32))
-    factors = empty(outputs, dtype=FP32)
+        return WeightOnlyMatrix(words, bits, inputs, factors)
     pairs = empty(-(-inputs // group), outputs, dtype=torch.int32)
     return WeightOnlyMatrix(words, bits, inputs, factors, group, pairs, factors if minimums else None)
 

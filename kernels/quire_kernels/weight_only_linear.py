@@ -211,7 +211,7 @@ def _launch(
         splits = choose_splits(num_columns, weight.words.shape[-1] // WORDS, limits.multiprocessors)
     most_rows = MOST_TILES // num_columns * tile_rows if splits > 1 else len(out)
     for first in range(0, len(out), most_rows):
-        some, read = (out, inputs) if groups is not None else (out[first : first + most_rows], inputs[first:])
+        some, read = out[first : first + most_rows], inputs[first:]
         num_rows = len(some)
         num_tiles = ceil_div(num_rows, tile_rows) if groups is None else len(groups.tile_experts)
         parts = arrived = None

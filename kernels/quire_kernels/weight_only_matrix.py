@@ -148,6 +148,8 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
 def _unpacked(words: Tensor, bits: int, inputs: int) -> Tensor:
     """int32 [outputs, inputs]."""
     blocks = words.view(len(words), -1, WORDS)
-    planes = [(blocks << (_WORD_BITS - bits * (1 + plane))) >> (_WORD_BITS - bits) for plane in range(32 // bits)]
+    # A shift to the left and one back leave a code's sign.
+    above = _WORD_BITS - bits
+    planes = [(blocks << (above - bits * plane)) >> above for plane in range(_WORD_BITS // bits)]
     codes = torch.stack(planes, 2).flatten(1)[:, :inputs]
     return codes if bits == 8 else codes & 15
