@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from quire_kernels.cpu.attention import check_compiled_support
 from svc_common.grammars import UnsupportedTokenizer, load_grammar_tokenizer
 from svc_common.models import (
     ServedModel,
@@ -34,6 +33,7 @@ from worker_svc.host import available_cpus
 from worker_svc.host_memory import HostMemoryReader
 from worker_svc.kernel_choice import (
     arithmetic_name,
+    check_attention_shape,
     choose_cache_dtype,
     choose_device,
     choose_dtype,
@@ -131,14 +131,7 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
         )
     memory.note_weights()
     if native is None and isinstance(kernels, CompiledKernels):
-        refused = check_compiled_support(model.layout.head_dim, settings.block_size, dtype)
-        if refused is not None and in_8_bits is not None:
-            raise StartupFailed(
-                f"QUIRE_KV_CACHE_DTYPE is {settings.kv_cache_dtype}, for which the compiled kernels cannot be used: "
-                f"{refused}. It must be auto"
-            )
-        if refused is not None and settings.kernels == "compiled":
-            raise StartupFailed(f"the compiled kernels cannot be used: {refused}")
+        refused = check_attention_shape(settings, model.layout.head_dim, dtype)
         if refused is not None:
             report(f"torch computes the attention, slower than the compiled kernels: {refused}")
     if served.other_tokenizer is not None:

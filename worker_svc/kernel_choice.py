@@ -74,7 +74,6 @@ def choose_kernels(
 ) -> Kernels:
     """The kernels of the settings, or the fastest ones of the device."""
     choice, quantization = settings.kernels, settings.quantization
-    is_quantized = quantization != "none"
     on_gpu = device.type == "cuda"
     if on_gpu and choice in ("torch", "compiled"):
         raise DeviceNotFound(f"QUIRE_KERNELS is {choice}, which is for CPUs, but the device is a GPU")
@@ -85,22 +84,62 @@ def choose_kernels(
         return AttentionKind.TRITON
     if choice == "torch":
         return AttentionKind.TORCH
-    refused: str | None
-    reason = None if model_description is None else unsupported_reason(model_description, COMPILED)
-    if model_description is not None and reason is None:
-        refused = check_compiled_support(model_description.layout.head_dim, settings.block_size, dtype)
-    else:
-        # Of other models they compute the attention if they support its shape; that is known after loading.
-        refused = _not_quantized(reason) if is_quantized else None
+    refused = _refused_by_compiled(settings, model_description, dtype)
     if refused is None:
         try:
             return CompiledKernels(start_thread_pool(settings, report), MATRIX_FORMATS[quantization])
         except BuildFailed as error:
             refused = str(error)
-    if choice == "compiled" or is_quantized:
-        raise StartupFailed(f"the compiled kernels cannot be used: {refused}")
+    _require_torch_allowed(settings, refused)
     report(f"torch computes the model, slower than the compiled kernels: {refused}")
     return AttentionKind.TORCH
+
+
+def expected_kernels(
+    settings: WorkerSettings, model_description: ModelDescription | None, dtype: torch.dtype, device: torch.device
+) -> str:
+    """The `kernel_name` of what `choose_kernels` chooses where kernels can be compiled. Raises StartupFailed."""
+    if device.type == "cuda" or settings.kernels == "triton":
+        return AttentionKind.TRITON.value
+    if settings.kernels == "torch":
+        return AttentionKind.TORCH.value
+    refused = _refused_by_compiled(settings, model_description, dtype)
+    if refused is None:
+        return "compiled"
+    _require_torch_allowed(settings, refused)
+    return AttentionKind.TORCH.value
+
+
+def _refused_by_compiled(
+    settings: WorkerSettings, model_description: ModelDescription | None, dtype: torch.dtype
+) -> str | None:
+    """Why the compiled kernels do not compute a model, as far as this is known before it is loaded; None: they do."""
+    reason = None if model_description is None else unsupported_reason(model_description, COMPILED)
+    if model_description is not None and reason is None:
+        return check_compiled_support(model_description.layout.head_dim, settings.block_size, dtype)
+    # Of other models they compute the attention if they support its shape: see `check_attention_shape`.
+    return _not_quantized(reason) if settings.quantization != "none" else None
+
+
+def _require_torch_allowed(settings: WorkerSettings, refused: str) -> None:
+    """Raises StartupFailed if settings need the compiled kernels, which cannot be used."""
+    if settings.kernels == "compiled" or settings.quantization != "none":
+        raise StartupFailed(f"the compiled kernels cannot be used: {refused}")
+
+
+def check_attention_shape(settings: WorkerSettings, head_dim: int, dtype: torch.dtype) -> str | None:
+    """Why the compiled kernels do not compute the attention of a model that transformers' modules compute, so that
+    torch does; None: they do. Raises StartupFailed if settings need them.
+    """
+    refused = check_compiled_support(head_dim, settings.block_size, dtype)
+    if refused is not None and settings.kv_cache_dtype != "auto":
+        raise StartupFailed(
+            f"QUIRE_KV_CACHE_DTYPE is {settings.kv_cache_dtype}, for which the compiled kernels cannot be used: "
+            f"{refused}. It must be auto"
+        )
+    if refused is not None:
+        _require_torch_allowed(settings, refused)
+    return refused
 
 
 def quantization_of_device(name: str) -> Quantization | None:

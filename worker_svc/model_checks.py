@@ -1,6 +1,6 @@
 """The checks of `quire doctor` for a worker's model: files, architecture and memory. No weights are loaded."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -19,10 +19,12 @@ from worker_svc.errors import StartupFailed
 from worker_svc.host_memory import available_memory
 from worker_svc.kernel_choice import (
     DeviceNotFound,
+    check_attention_shape,
     check_quantization,
     choose_cache_dtype,
     choose_device,
     choose_dtype,
+    expected_kernels,
 )
 from worker_svc.memory import check_num_blocks, check_swap_space, count_host_blocks
 from worker_svc.model import compiled_model, decoder_states, torch_model
@@ -40,12 +42,21 @@ from worker_svc.model.tensor_names import described_names
 from worker_svc.model.value_models import computes_values
 from worker_svc.model.weight_format import WeightFormat, format_of, names_read
 from worker_svc.model.weights import open_weights, weight_files
-from worker_svc.model_fit import bytes_per_weight, smaller_quantizations
+from worker_svc.model_fit import kept_bytes, smaller_quantizations
 from worker_svc.settings import WorkerSettings
 
 _GIB = 2**30
 _COPY_AGAIN = "copy or download the model's files again, all of them, or set QUIRE_MODEL to another model"
 _OTHER_MODEL = "set QUIRE_MODEL to a model of a supported architecture; docs/design/models.md lists them"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensors:
+    """The tensors of a decoder that Quire's kernels compute."""
+
+    weight_format: WeightFormat
+    names: Collection[str]
+    """As the model's description has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +72,8 @@ class CheckedModel:
     num_parameters: int
     has_kv: bool = True
     """False: an encoder, which keeps no keys and values."""
+    stored: StoredTensors | None = None
+    """None: an encoder, or transformers' own modules compute it."""
 
 
 class IncompleteModel(Exception):  # noqa: N818
@@ -139,13 +152,14 @@ def read_model(settings: WorkerSettings) -> CheckedModel:
         name = _values_computed_by(settings, description)
         return CheckedModel(served, config, None, f"{name}, as an encoder", num_parameters, has_kv=False)
     computed_by, is_native = _computed_by(settings, directory, config, description)
+    stored = None
     if description is not None and is_native:
         try:
-            _check_tensors(directory, description, weight_format, shapes)
+            stored = StoredTensors(weight_format, _check_tensors(directory, description, weight_format, shapes))
         except UnsupportedModel as error:
             raise IncompleteModel(str(error), _OTHER_MODEL) from error
         num_parameters = _num_parameters(description)
-    return CheckedModel(served, config, description, computed_by, num_parameters)
+    return CheckedModel(served, config, description, computed_by, num_parameters, stored=stored)
 
 
 def backend_of_values(settings: WorkerSettings) -> EncoderKernels | None:
@@ -177,7 +191,10 @@ def read_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
 
 def _check_tensors(
     directory: Path, model: ModelDescription, weight_format: WeightFormat, shapes: dict[str, tuple[int, ...]]
-) -> None:
+) -> Collection[str]:
+    """The names of the tensors, as the description has them. Raises IncompleteModel if one is missing or of another
+    shape.
+    """
     stored_names = names_read(weight_format, shapes)
     places = described_names(model, stored_names.keys())
     expected = dict(model.shapes)
@@ -196,6 +213,7 @@ def _check_tensors(
             found, whole = list(shapes[stored_name]), list(place.whole(shape))
             problem = f"the tensor {stored_name} of the model in {directory} is {found}, not {whole}"
             raise IncompleteModel(problem, _COPY_AGAIN)
+    return places.keys()
 
 
 def _num_parameters(model: ModelDescription) -> int:
@@ -326,11 +344,15 @@ def estimate_memory(
         )
         return MemoryEstimate(model.num_parameters * dtype.itemsize, 0, 0, free)
     check_quantization(settings, model.description, device)
-    weights = int(model.num_parameters * bytes_per_weight(settings.quantization, dtype))
-    kernels = "compiled" if settings.kernels == "auto" else settings.kernels
-    if device.type == "cuda":
-        kernels = "triton"
+    kernels = expected_kernels(settings, model.description, dtype, device)
     shape = _cache_shape(settings, model, choose_cache_dtype(settings.kv_cache_dtype, kernels, dtype, device))
+    weights = model.num_parameters * dtype.itemsize
+    if model.description is not None and model.stored is not None:
+        stored = model.stored
+        quantization = settings.quantization
+        weights = kept_bytes(model.description, stored.weight_format, stored.names, dtype, quantization, kernels)
+    elif kernels == "compiled":
+        check_attention_shape(settings, shape.head_dim, dtype)
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         kv = int(total * (settings.memory_fraction or 0.9)) - (total - free) - weights

@@ -1,23 +1,31 @@
 """Whether a model fits into memory, seen before its weights are loaded; and if it does not, what would fit."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
 import torch
 
+from quire_kernels.cpu.attention import check_compiled_support
+from quire_kernels.cpu.grouped_bytes import BYTE_GROUP_SIZES
+from quire_kernels.cpu.nibbles import DEFAULT_GROUP
 from worker_svc.cache import CacheShape
 from worker_svc.host import has_bfloat16
 from worker_svc.host_memory import HostMemoryReader
+from worker_svc.kernel_choice import MATRIX_FORMATS
 from worker_svc.memory import OutOfMemory
+from worker_svc.model.block_weights import joined_form
 from worker_svc.model.compiled_model import COMPUTED as COMPILED
-from worker_svc.model.description import ModelDescription
+from worker_svc.model.compiled_model import IN_NIBBLES
+from worker_svc.model.description import ExpertsSpec, LinearLayer, LinearRole, ModelDescription, StoredLinear
 from worker_svc.model.device_formats import COMPUTED as COMPUTED_ON_DEVICE
+from worker_svc.model.device_formats import Quantization
 from worker_svc.model.formats._gguf_blocks import BlockType
 from worker_svc.model.formats.gguf import BLOCKS, GgufFormat
+from worker_svc.model.stored_linear import StoredCodes
 from worker_svc.model.support import unsupported_reason
-from worker_svc.model.weight_format import format_of
+from worker_svc.model.weight_format import CodeForm, WeightFormat, format_of
 from worker_svc.model.weights import open_weights, weight_files
 from worker_svc.settings import WorkerSettings
 
@@ -94,7 +102,7 @@ def read_weight_sizes(directory: Path) -> WeightSizes:
                     # It is dense, and with its own codes the head besides.
                     others += numbers if is_embedding else 0
                     block_numbers += 0 if is_embedding else numbers
-                    held = 0 if is_embedding and not is_tied else numbers * of.bytes_held
+                    held = 0 if is_embedding and not is_tied else numbers * joined_form([of]).bytes_held
                     block_bytes += held
                     if is_embedding or name.startswith("lm_head."):
                         head_block_bytes += held
@@ -127,6 +135,72 @@ def _block_types(directory: Path, names: Iterable[str]) -> Mapping[str, BlockTyp
         return {}
     layers = {name: name.removesuffix(BLOCKS) for name in stored}
     return {name: weight_format.type_of(layer) for name, layer in layers.items() if weight_format.has_blocks(layer)}
+
+
+def kept_bytes(
+    description: ModelDescription,
+    weight_format: WeightFormat,
+    names: Collection[str],
+    dtype: torch.dtype,
+    quantization: str,
+    kernels: str,
+) -> int:
+    """What the weights of a model take that Quire's kernels of a `kernel_name` compute, with the codes that they keep
+    of a checkpoint. `names` are those of its tensors, as the description has them.
+
+    All groups of 4 bits are taken to have 32 inputs, and all stored groups to be such that a product can have them.
+    """
+    experts: set[LinearLayer] = set()
+    in_model_dtype: set[LinearLayer] = set()
+    for layer in description.layers:
+        if (latent := layer.attention.latent) is not None:
+            in_model_dtype.add(latent.kv_up)
+        if isinstance(layer.mlp, ExpertsSpec):
+            # A shared MLP is one more expert on a processor, and a layer as all others on a GPU.
+            mlps = layer.mlp.mlps if kernels == "compiled" else layer.mlp.experts
+            experts |= {linear for mlp in mlps for linear in (mlp.gate_up, mlp.down)}
+
+    def of_number(linear: LinearLayer) -> float:
+        asked = quantization if linear.computed is None else linear.computed.value
+        is_head = linear.role is LinearRole.HEAD
+        if asked not in _PER_NUMBER or linear in in_model_dtype or (is_head and kernels == "triton"):
+            return dtype.itemsize
+        codes, of_expert = StoredCodes.of(linear, weight_format, names), linear in experts
+        if codes.has_blocks if is_head else codes.keeps_blocks(of_expert=of_expert):
+            return _blocks_form(linear, weight_format).bytes_held
+        if is_head:
+            return 1.0
+        if codes.keeps_nibbles(of_expert=of_expert) and _keeps_nibbles(asked, kernels):
+            return CodeForm(4, DEFAULT_GROUP).bytes_held
+        return _PER_NUMBER[asked]
+
+    of_tables = sum(map(prod, description.shapes.values())) * dtype.itemsize
+    linear_layers = _laid_out(description, kernels)
+    return of_tables + int(sum(of_number(linear) * linear.inputs * sum(linear.outputs) for linear in linear_layers))
+
+
+def _laid_out(description: ModelDescription, kernels: str) -> Iterator[LinearLayer]:
+    """The layers that take memory beside the embedding. Only the compiled kernels have another copy of it as a head."""
+    *layers, head = description.linear_layers
+    yield from layers
+    if not description.tied_embeddings:
+        yield head
+    elif kernels == "compiled":
+        yield replace(head, stored=(StoredLinear(description.embedding.removesuffix(".weight"), head.outputs),))
+
+
+def _blocks_form(layer: LinearLayer, weight_format: WeightFormat) -> CodeForm:
+    """The form of a layer that `read_blocks` reads."""
+    if not isinstance(weight_format, GgufFormat):
+        return CodeForm(8, BYTE_GROUP_SIZES[-1])
+    names = [stored.name for stored in layer.stored]
+    return joined_form([weight_format.type_of(name) if weight_format.has_blocks(name) else None for name in names])
+
+
+def _keeps_nibbles(quantization: str, kernels: str) -> bool:
+    if kernels == "triton":
+        return Quantization(quantization).keeps_nibbles
+    return MATRIX_FORMATS[quantization] in IN_NIBBLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +284,9 @@ def _ways(
     quantization, half, in_half = settings.quantization, torch.bfloat16, "QUIRE_DTYPE=bfloat16"
     on_gpu = device.type == "cuda"
     ways: list[str | None] = [way(dtype, quantization)] if num_tokens > _LEAST_TOKENS else []
-    has_compiled = settings.kernels in ("auto", "compiled")
+    has_compiled = settings.kernels in ("auto", "compiled") and (
+        description is None or check_compiled_support(description.layout.head_dim, settings.block_size, dtype) is None
+    )
     if cache_dtype is None and description is not None and (on_gpu or has_compiled):
         in_8_bits = need(dtype, quantization, num_tokens, cache_dtype=torch.int8).all
         ways.append(f"QUIRE_KV_CACHE_DTYPE=int8 ({_gib(in_8_bits)})" if in_8_bits <= free else None)

@@ -1,7 +1,8 @@
 """The parts of a linear layer with codes that products keep: those of at most 4 bits in 4 bits, others in 8."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -9,9 +10,27 @@ from torch import Tensor
 from quire_kernels.cpu.grouped_bytes import BYTE_GROUP_SIZES, ByteWeight, quantize_in_bytes
 from quire_kernels.cpu.nibbles import NibbleWeight
 from worker_svc.model.linear_weights import WeightParts
-from worker_svc.model.weight_format import BlockCodes, StoredWeight, block_codes
+from worker_svc.model.weight_format import BlockCodes, CodeForm, StoredWeight, block_codes
 
 _NIBBLE = 4  # bits
+
+
+class Codes(Protocol):
+    """Codes of a part, or what is known of them before they are read."""
+
+    @property
+    def bits(self) -> int: ...
+
+    @property
+    def group(self) -> int: ...
+
+
+def joined_form(parts: Sequence[Codes | None]) -> CodeForm:
+    """The form that the parts of a product have together. None: a part without block codes."""
+    coded = [part for part in parts if part is not None]
+    in_nibbles = len(coded) == len(parts) and all(part.bits <= _NIBBLE for part in coded)
+    # Sizes of groups are multiples of each other.
+    return CodeForm(4 if in_nibbles else 8, min((part.group for part in coded), default=BYTE_GROUP_SIZES[-1]))
 
 
 def read_blocks(
@@ -33,11 +52,10 @@ def read_blocks(
     weights.for_each_part(place)
     if len(parts) == 1:
         join = _only  # without a copy
-    coded = [part for part in parts if isinstance(part, BlockCodes)]
-    group = min((part.group for part in coded), default=BYTE_GROUP_SIZES[-1])  # sizes are multiples of each other
+    bits, group = joined_form([part if isinstance(part, BlockCodes) else None for part in parts])
     joined: NibbleWeight | ByteWeight
-    if len(coded) == len(parts) and all(part.bits <= _NIBBLE for part in coded):
-        joined = _joined_nibbles([_in_groups(part, group) for part in coded], join)
+    if bits == _NIBBLE:
+        joined = _joined_nibbles([_in_groups(part, group) for part in parts if isinstance(part, BlockCodes)], join)
     else:
         joined = _joined_bytes([_bytes_of(part, group) for part in parts], join)
     return joined, join(biases) if weights.biased else None

@@ -65,8 +65,8 @@ _FORMATS = {
     ComputedFormat.W4A16: MatrixFormat.W4A16,
     ComputedFormat.W4A8: MatrixFormat.W4A8,
 }
-# Of a layer whose codes have 4 bits in the checkpoint, which are kept.
-_IN_NIBBLES = {MatrixFormat.INT8: MatrixFormat.W4A16, MatrixFormat.W8A8: MatrixFormat.W4A8}
+IN_NIBBLES = {MatrixFormat.INT8: MatrixFormat.W4A16, MatrixFormat.W8A8: MatrixFormat.W4A8}
+"""The formats of layers whose codes have 4 bits in the checkpoint, which are kept, by those that are asked."""
 # A head in 4 bits would cost more quality than all layers, and often is the embedding too.
 _OF_HEADS = {MatrixFormat.W4A16: MatrixFormat.INT8, MatrixFormat.W4A8: MatrixFormat.W8A8}
 
@@ -125,7 +125,7 @@ class _CompiledBuilder:
 
     def head(self, weights: WeightParts) -> PackedMatrix:
         matrix_format = self._format_of(weights.layer)
-        if weights.has_blocks and matrix_format is not MatrixFormat.PLAIN:
+        if weights.codes.has_blocks and matrix_format is not MatrixFormat.PLAIN:
             return self._blocks(weights, matrix_format, torch.cat)
         weight, bias = weights.fused(self._dtype_of(weights, matrix_format))
         code_scales = torch.cat(weights.code_scales) if weights.code_scales else None
@@ -136,12 +136,10 @@ class _CompiledBuilder:
 
     def _linear(self, weights: LinearWeights, *, of_expert: bool = False) -> PackedMatrix:
         layer, matrix_format = weights.layer, self._format_of(weights.layer)
-        # Codes of experts are kept in blocks alone, which all experts of a layer have: their products share rows.
-        kept = _IN_NIBBLES.get(matrix_format) if weights.has_nibbles and not of_expert else None
+        kept = IN_NIBBLES.get(matrix_format) if weights.codes.keeps_nibbles(of_expert=of_expert) else None
         is_gated = layer.role is LinearRole.GATE_UP and len(weights.outputs) == 2
         join = joined_by_panels if is_gated else torch.cat
-        keeps_bytes = weights.has_blocks or (weights.has_bytes and not of_expert)
-        if keeps_bytes and matrix_format is not MatrixFormat.PLAIN:
+        if weights.codes.keeps_blocks(of_expert=of_expert) and matrix_format is not MatrixFormat.PLAIN:
             return self._blocks(weights, matrix_format, join)
         if kept is not None or matrix_format.has_nibbles:
             quantize = partial(quantize_in_nibbles, self._thread_pool) if kept is None else None

@@ -21,3 +21,8 @@ class Quantization(StrEnum):
     """Weights and rows in float8_e4m3fn: a scale for each output and each row, or for their groups of 128 inputs where
     a checkpoint has scales of blocks.
     """
+
+    @property
+    def keeps_nibbles(self) -> bool:
+        """Whether layers whose codes have 4 bits in the checkpoint keep them, though 8 are asked."""
+        return self is Quantization.INT8

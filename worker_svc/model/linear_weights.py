@@ -10,11 +10,9 @@ from torch import Tensor
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import LinearLayer, SplitDimension, StoredLinear
 from worker_svc.model.formats.dense import DenseFormat, DenseWeight
-from worker_svc.model.stored_linear import bias_parts, layer_format, read_stored, weight_parts
-from worker_svc.model.weight_format import StoredWeight, code_scales, float8_scales, group_bits, has_blocks
+from worker_svc.model.stored_linear import StoredCodes, bias_parts, read_stored, weight_parts
+from worker_svc.model.weight_format import StoredWeight, code_scales, float8_scales
 from worker_svc.model.weights import Checkpoint
-
-_NIBBLE = 4  # bits
 
 Place: TypeAlias = Callable[[int, StoredWeight, Tensor | None], None]
 """Takes a part: its number, its weight [outputs, inputs] as it is stored, and its bias [outputs]."""
@@ -28,7 +26,7 @@ class WeightParts(Protocol):
     outputs: tuple[int, ...]
     biased: bool
     code_scales: list[Tensor]
-    has_blocks: bool
+    codes: StoredCodes
 
     def for_each_part(self, place: Place) -> None:
         """Calls `place` for the parts in order. Each is released before the next stored layer is read."""
@@ -84,17 +82,7 @@ class LinearWeights:
         """The width of each part on this rank."""
         # Where ranks share inputs, their products are added up: the bias is in one of them.
         self.biased = layer.biased and (not split_inputs or shard.rank == 0)
-        formats = [
-            (layer_format(stored, layer.inputs, checkpoint.weight_format, checkpoint.names), stored.name)
-            for stored in layer.stored
-        ]
-        self.has_blocks = any(has_blocks(weight_format, name) for weight_format, name in formats)
-        """Whether stored layers are in blocks."""
-        bits = [group_bits(weight_format, name) for weight_format, name in formats]
-        self.has_nibbles = all(each is not None and each <= _NIBBLE for each in bits)
-        """Whether all stored layers have codes of `GroupFormat` in at most 4 bits."""
-        self.has_bytes = any(each is not None and each > _NIBBLE for each in bits)
-        """Whether a stored layer has codes of `GroupFormat` in more."""
+        self.codes = StoredCodes.of(layer, checkpoint.weight_format, checkpoint.names)
         self.code_scales: list[Tensor] = []
         """Of each part that has been read, float32 [outputs]: see `CodedWeight`; zeros where there are none."""
         self.float8_scales: list[Tensor | None] = []
@@ -171,7 +159,7 @@ class TiedWeights:
         self.outputs: tuple[int, ...] = (len(embedding),)
         self.biased = False
         self.code_scales: list[Tensor] = []
-        self.has_blocks = stored is not None
+        self.codes = StoredCodes(has_blocks=stored is not None)
         self._embedding, self._stored = embedding, stored
 
     def for_each_part(self, place: Place) -> None:

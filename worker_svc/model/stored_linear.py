@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from worker_svc.model.config import UnsupportedModel
-from worker_svc.model.description import StoredLinear
+from worker_svc.model.description import LinearLayer, StoredLinear
 from worker_svc.model.formats.dense import DenseFormat
 from worker_svc.model.weight_format import (
     BlockCodes,
@@ -17,11 +17,14 @@ from worker_svc.model.weight_format import (
     block_codes,
     code_scales,
     float8_scales,
+    group_bits,
     group_codes,
+    has_blocks,
 )
 from worker_svc.model.weights import Checkpoint
 
 _DENSE = DenseFormat()
+_NIBBLE = 4  # bits
 
 
 def layer_format(
@@ -36,6 +39,40 @@ def layer_format(
     others = weight_format.tensors(stored.name, sum(stored.outputs), inputs).keys() - {name}
     is_left = name in names and not any(other in names for other in others)
     return _DENSE if others and is_left else weight_format
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCodes:
+    """The codes that a checkpoint has of a linear layer, as its format says before a tensor is read."""
+
+    has_blocks: bool = False
+    """Whether stored layers are in blocks."""
+    has_nibbles: bool = False
+    """Whether all stored layers have codes of `GroupFormat` in at most 4 bits."""
+    has_bytes: bool = False
+    """Whether a stored layer has codes of `GroupFormat` in more."""
+
+    @classmethod
+    def of(cls, layer: LinearLayer, weight_format: WeightFormat, names: Collection[str]) -> "StoredCodes":
+        """Those of a checkpoint in a format, with tensors of these names."""
+        formats = [(layer_format(stored, layer.inputs, weight_format, names), stored.name) for stored in layer.stored]
+        bits = [group_bits(of_layer, name) for of_layer, name in formats]
+        return cls(
+            any(has_blocks(of_layer, name) for of_layer, name in formats),
+            all(each is not None and each <= _NIBBLE for each in bits),
+            any(each is not None and each > _NIBBLE for each in bits),
+        )
+
+    def keeps_blocks(self, *, of_expert: bool) -> bool:
+        """Whether a product keeps them as `read_blocks` reads them, with any value of QUIRE_QUANTIZATION but none.
+
+        Experts keep codes of blocks alone, which all experts of a layer have: their products share rows.
+        """
+        return self.has_blocks or (self.has_bytes and not of_expert)
+
+    def keeps_nibbles(self, *, of_expert: bool) -> bool:
+        """Whether a product that may have 8 bits keeps them as `read_nibbles` reads them."""
+        return self.has_nibbles and not of_expert
 
 
 def shapes_of(stored: StoredLinear, inputs: int, weight_format: WeightFormat) -> dict[str, tuple[int, ...]]:

@@ -135,7 +135,7 @@ def build_matrix(weights: LinearWeights, quantization: Quantization, *, of_exper
     def in_dtype(bias: Tensor | None) -> Tensor | None:
         return None if bias is None else bias.to(device, dtype)
 
-    if weights.has_blocks or (weights.has_bytes and not of_expert):
+    if weights.codes.keeps_blocks(of_expert=of_expert):
         # Codes are kept, whatever bits are asked, in groups of 16 or 32: too small for products of codes.
         held, bias = read_blocks(weights, join)
         matrix = _of_nibbles(held, device) if isinstance(held, NibbleWeight) else _of_bytes(held, device)
@@ -146,7 +146,7 @@ def build_matrix(weights: LinearWeights, quantization: Quantization, *, of_exper
             return round_to_nibbles(part.to(device), group)
 
         weight, bias = read_nibbles(weights, rounded, dtype, join, of_expert=of_expert)
-    elif quantization is Quantization.INT8 and weights.has_nibbles and not of_expert:
+    elif quantization.keeps_nibbles and weights.codes.keeps_nibbles(of_expert=of_expert):
         weight, bias = read_nibbles(weights, None, weights.code_dtype, join)
     else:
         weight, bias = weights.fused(weights.code_dtype)

@@ -8,7 +8,7 @@ of them that can be cut into parts and ranks before it is unpacked.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -92,6 +92,20 @@ class GroupCodedWeight(Protocol):
 def group_codes(weight: StoredWeight) -> GroupCodes | None:
     """`GroupCodedWeight.group_codes`; None if the weight offers none."""
     return weight.group_codes() if isinstance(weight, GroupCodedWeight) else None
+
+
+class CodeForm(NamedTuple):
+    """The form in which a product keeps codes."""
+
+    bits: int
+    """4 or 8."""
+    group: int
+    """How many neighbouring inputs are a group."""
+
+    @property
+    def bytes_held(self) -> float:
+        """What a number takes at least, with its part of a scale, and in 4 bits of a zero point, in float16."""
+        return 0.5 + 4 / self.group if self.bits == 4 else 1 + 2 / self.group
 
 
 @dataclass(frozen=True, slots=True, eq=False)

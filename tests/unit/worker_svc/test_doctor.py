@@ -106,6 +106,13 @@ def test_the_sources_are_parsed_and_nothing_is_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@no_gpu
+def test_keys_and_values_in_8_bits_that_the_compiled_kernels_refuse(tiny_llama: Path) -> None:
+    assert found("memory", model=str(tiny_llama), kv_cache_dtype="int8").status is Status.OK
+    finding = found("memory", model=str(tiny_llama), kv_cache_dtype="int8", block_size=24)
+    assert (finding.status, "QUIRE_KV_CACHE_DTYPE is int8" in finding.problem) == (Status.WRONG, True)
+
+
 def test_a_drafter_that_is_not_installed() -> None:
     assert found("drafter").status is Status.OK
     assert found("drafter", drafter="ngram").status is Status.OK

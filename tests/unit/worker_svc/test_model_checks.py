@@ -16,9 +16,11 @@ import latent_models
 import llama_models
 import transformers_models
 from bert_models import save_bert, save_cross_encoder
+from loaded_worker import load_worker
 from quantized_models import in_order, quantize, quantize_fp8, save_quantized
 from svc_common.doctor.findings import CheckContext, Finding, Status
 from worker_svc import model_checks
+from worker_svc.errors import StartupFailed
 from worker_svc.settings import WorkerSettings
 
 MIB = 2**20
@@ -264,6 +266,58 @@ def test_memory(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "QUIRE_NUM_BLOCKS" in of_memory(model, num_blocks=2**40).problem
     monkeypatch.setattr(model_checks, "available_memory", lambda _=None: MIB // 8)
     assert of_memory(model).problem == "the weights do not fit in memory"
+
+
+def test_memory_of_codes_that_are_kept(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 4 bits that are asked, groups of 8 bits take 8."""
+
+    def quantized(layer: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor] | None:
+        if layer == "lm_head":
+            return None
+        codes = quantize(weight, 8, in_order(weight.shape[1], 16), sym=True)
+        return codes.gptq(layer), codes.dense()
+
+    config = {"quant_method": "gptq", "bits": 8, "group_size": 16}
+    packed = save_quantized(model, tmp_path / "packed", quantized, quantization_config=config)
+    monkeypatch.setattr(model_checks, "available_memory", lambda _=None: 2**34)
+
+    def weights_of(directory: Path, quantization: Any) -> int:
+        arguments: dict[str, Any] = {"model": str(directory), "device": "cpu", "quantization": quantization}
+        settings = WorkerSettings(**arguments)
+        checked = model_checks.read_model(settings)
+        return model_checks.estimate_memory(settings, checked, torch.device("cpu"), 1).weights
+
+    assert weights_of(packed, "w4a16") == weights_of(packed, "int8") > weights_of(model, "w4a16")
+    assert weights_of(packed, "none") == weights_of(model, "none")
+
+
+@pytest.mark.parametrize(
+    ("variant", "settings", "reason"),
+    [
+        ("phi", {}, "QUIRE_KV_CACHE_DTYPE is int8, for which the compiled kernels cannot be used: a head's dimensions"),
+        ("llama", {"block_size": 24}, "QUIRE_KV_CACHE_DTYPE is int8, which torch's kernels do not support"),
+        ("llama", {"block_size": 24, "kernels": "compiled"}, "the compiled kernels cannot be used: the block size"),
+        ("llama", {"kernels": "torch"}, "QUIRE_KV_CACHE_DTYPE is int8, which torch's kernels do not support"),
+    ],
+)
+def test_keys_and_values_in_8_bits_are_refused_in_the_words_of_the_worker(
+    variant: str, settings: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    config = {"phi": narrow_phi, "llama": llama_models.VARIANTS["llama"]}[variant]()
+    llama_models.save_model(tmp_path, config)
+    args = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    with pytest.raises(StartupFailed) as refused:
+        load_worker(tmp_path, "--device", "cpu", "--kv-cache-dtype", "int8", *args)
+    finding = of_memory(tmp_path, kv_cache_dtype="int8", **settings)
+    assert (finding.status, finding.problem) == (Status.WRONG, str(refused.value))
+    assert finding.problem.startswith(reason)
+
+
+def narrow_phi() -> Any:
+    """A model that transformers' modules compute, with heads of 8 dimensions."""
+    config = transformers_models.VARIANTS["phi"]()
+    config.update({"num_attention_heads": 6, "num_key_value_heads": 6})
+    return config
 
 
 def test_several_workers_share_the_memory(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,26 +1,40 @@
 """A model that does not fit is refused before it is loaded, with what would fit."""
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
+from transformers import LlamaConfig, OlmoeConfig
 
+import compiled
+from llama_models import SIZES
+from quantized_models import in_order, quantize, save_quantized
+from quire_kernels.cpu.experts import PackedExperts
 from svc_common.settings import read_settings
 from tiny_gguf import TOKENS, TinyGguf, write_tiny_gguf
 from worker_svc import model_fit
+from worker_svc.attention import CompiledKernels
 from worker_svc.cache import CacheShape
+from worker_svc.kernel_choice import MATRIX_FORMATS
 from worker_svc.load import load_model
 from worker_svc.memory import OutOfMemory
 from worker_svc.model.architecture import describe
 from worker_svc.model.attention_description import KVFormat
+from worker_svc.model.compiled_model import load_compiled_model
 from worker_svc.model.config import UnsupportedModel, read_config
 from worker_svc.model.description import ModelDescription
-from worker_svc.model_fit import check_fits, read_weight_sizes
+from worker_svc.model.device_formats import Quantization
+from worker_svc.model.weight_format import WeightFormat, format_of
+from worker_svc.model_checks import read_shapes
+from worker_svc.model_fit import check_fits, kept_bytes, read_weight_sizes
 from worker_svc.prepare import convert_gguf
 from worker_svc.settings import WorkerSettings
 
@@ -35,11 +49,15 @@ def fits(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
     monkeypatch.setattr(model_fit, "has_bfloat16", lambda: True)
 
     def check(
-        free: float, *args: str, dtype: torch.dtype = torch.float32, changed: ModelDescription | None = None
+        free: float,
+        *args: str,
+        dtype: torch.dtype = torch.float32,
+        cache_dtype: torch.dtype | None = None,
+        changed: ModelDescription | None = None,
     ) -> None:
         monkeypatch.setattr(model_fit, "_free", lambda *_: (int(free), "the container (cgroup v2)"))
         settings = read_settings(WorkerSettings, ["--model", str(tiny_llama), *args])
-        check_fits(settings, tiny_llama, changed or description, CPU, dtype)
+        check_fits(settings, tiny_llama, changed or description, CPU, dtype, cache_dtype)
 
     return check
 
@@ -201,6 +219,123 @@ def test_weights_in_8_bits_are_named_only_where_the_compiled_kernels_compute_the
         fits(0.9 * weights_of(tiny_llama), "--num-blocks", "1", changed=unsupported)
     assert "QUIRE_DTYPE=bfloat16" in str(refused.value)
     assert "QUIRE_QUANTIZATION" not in str(refused.value)
+
+
+def test_keys_and_values_in_8_bits_are_counted_as_such_on_a_processor(
+    fits: Callable[..., None], tiny_llama: Path
+) -> None:
+    description = describe(read_config(tiny_llama))
+    assert description is not None
+    free = weights_of(tiny_llama) + 16 * CacheShape.of(description.layout, 16, torch.int8).block_bytes
+    blocks, in_8_bits = ("--num-blocks", "16"), {"cache_dtype": torch.int8}
+    with pytest.raises(OutOfMemory, match=r"QUIRE_KV_CACHE_DTYPE=int8 \("):
+        fits(free, *blocks)
+    fits(free, *blocks, "--kv-cache-dtype", "int8", **in_8_bits)
+    with pytest.raises(OutOfMemory) as refused:
+        fits(free - 1, *blocks, "--kv-cache-dtype", "int8", **in_8_bits)
+    assert "QUIRE_KV_CACHE_DTYPE" not in str(refused.value)
+
+
+def test_keys_and_values_in_8_bits_are_named_only_where_kernels_compute_them(
+    fits: Callable[..., None], tiny_llama: Path
+) -> None:
+    """The compiled kernels do not support blocks of 24 tokens."""
+    free = 1.01 * weights_of(tiny_llama)
+    for args in (("--block-size", "24"), ("--kernels", "torch")):
+        with pytest.raises(OutOfMemory) as refused:
+            fits(free, "--num-blocks", "1000", *args)
+        assert "QUIRE_KV_CACHE_DTYPE" not in str(refused.value)
+
+
+WIDE: dict[str, Any] = {
+    **{name: size for name, size in SIZES.items() if name != "head_dim"},
+    "vocab_size": 128,
+    "hidden_size": 192,
+    "intermediate_size": 256,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+}
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "w8a8", "w4a16", "w4a8"])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("family", ["llama", "llama, tied", "olmoe"])
+def test_codes_of_a_checkpoint_are_counted_as_they_are_kept(
+    family: str, bits: int, quantization: str, save_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    """4 bits where 8 are asked, and 8 where 4 are asked; but experts as it is asked."""
+    if family == "olmoe":
+        directory = save_model(OlmoeConfig(**WIDE, num_experts=4, num_experts_per_tok=2))
+    else:
+        directory = save_model(LlamaConfig(**WIDE, tie_word_embeddings="tied" in family))
+
+    def stored(layer: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor] | None:
+        if layer == "lm_head":
+            return None
+        codes = quantize(weight, bits, in_order(weight.shape[1], 32), sym=True)
+        return codes.gptq(layer), codes.dense()
+
+    config = {"quant_method": "gptq", "bits": bits, "group_size": 32}
+    packed = save_quantized(directory, tmp_path / "packed", stored, quantization_config=config)
+    _assert_counted(packed, quantization, rel=0.05)  # the router has 4 outputs of 32
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "head of its own"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "w4a16"])
+def test_blocks_are_counted_as_they_are_kept(quantization: str, tmp_path: Path, *, tied: bool) -> None:
+    def stored(name: str) -> str:
+        return "Q4_0" if name.startswith("blk") else "Q8_0"
+
+    convert_gguf(write_tiny_gguf(tmp_path / "tiny.gguf", TinyGguf(stored=stored, tied=tied)), tmp_path, print)
+    _assert_counted(tmp_path, quantization, rel=0.05)
+
+
+def _assert_counted(directory: Path, quantization: str, rel: float) -> None:
+    """Compares the estimate with the matrices that the compiled kernels have, and with the embedding."""
+    description = describe(read_config(directory))
+    assert isinstance(description, ModelDescription)
+    kernels = CompiledKernels(compiled.thread_pool(), MATRIX_FORMATS[quantization])
+    built = load_compiled_model(description, directory, torch.float32, kernels)._built
+    matrices = [built.head]
+    for layer in built.layers:
+        matrices += [layer.qkv, layer.output]
+        if isinstance(layer.mlp, PackedExperts):
+            matrices += [layer.mlp.router, *layer.mlp.gate_up, *layer.mlp.down]
+        else:
+            matrices += [layer.mlp.gate_up, layer.mlp.down]
+    held = built.embedding.nbytes + sum(matrix.panels.nbytes for matrix in matrices)
+    weight_format, names = format_of(directory), read_shapes(directory)
+    counted = kept_bytes(description, weight_format, names, torch.float32, quantization, "compiled")
+    assert counted == pytest.approx(held, rel=rel)
+
+
+def test_a_gpu_keeps_codes_of_4_bits_with_int8_alone(save_model: Callable[..., Path], tmp_path: Path) -> None:
+    directory = save_model(LlamaConfig(**WIDE))
+    description = describe(read_config(directory))
+    assert isinstance(description, ModelDescription)
+    numbers = {
+        name: sum(layer.inputs * sum(layer.outputs) for layer in layers)
+        for name, layers in {
+            "layers": [each for each in description.linear_layers if each is not description.head],
+            "head": [description.head],
+        }.items()
+    }
+    in_dtype = 4 * (numbers["head"] + sum(map(prod, description.shapes.values())))
+    gptq = {bits: format_of_gptq(bits, tmp_path / str(bits)) for bits in (4, 8)}
+
+    def of_layers(bits: int, quantization: str) -> float:
+        counted = kept_bytes(description, gptq[bits], (), torch.float32, quantization, "triton")
+        return (counted - in_dtype) / numbers["layers"]
+
+    assert [of_layers(4, each) for each in ("int8", "w4a16", "w8a8", "fp8")] == [0.625, 0.625, 1, 1]
+    assert {of_layers(8, each) for each in Quantization} == {1.0625}
+
+
+def format_of_gptq(bits: int, directory: Path) -> WeightFormat:
+    directory.mkdir()
+    config = {"quantization_config": {"quant_method": "gptq", "bits": bits, "group_size": 32}}
+    (directory / "config.json").write_text(json.dumps(config))
+    return format_of(directory)
 
 
 @pytest.fixture

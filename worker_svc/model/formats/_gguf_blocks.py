@@ -31,11 +31,6 @@ class BlockType:
     zero: int
     decode: Decode
 
-    @property
-    def bytes_held(self) -> float:
-        """What a number takes at least in a product that keeps its code: see `block_weights`."""
-        return 0.5 + 4 / self.group if self.bits <= 4 else 1 + 2 / self.group
-
     def row_bytes(self, inputs: int) -> int:
         """What an output of so many inputs takes; they are whole blocks."""
         return inputs // self.numbers * self.num_bytes

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import LlamaConfig
+from transformers import LlamaConfig, OlmoeConfig
 
 import compiled
 from llama_models import SIZES
@@ -26,10 +26,21 @@ Save = Callable[..., Path]
 Store = Callable[[str, QuantizedWeight], dict[str, Tensor]]
 
 WIDE = {**SIZES, "vocab_size": 128, "hidden_size": 192, "intermediate_size": 256}
+EXPERTS: dict[str, Any] = {
+    **{name: size for name, size in WIDE.items() if name != "head_dim"},
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+}
 
 
 def _gptq(bits: int, group_size: int, **others: Any) -> dict[str, Any]:
     return {"quant_method": "gptq", "bits": bits, "group_size": group_size, **others}
+
+
+def _awq(group_size: int) -> dict[str, Any]:
+    return {"quant_method": "awq", "bits": 4, "group_size": group_size}
 
 
 def _compressed(layout: str, bits: int, group_size: int, *, sym: bool) -> dict[str, Any]:
@@ -47,13 +58,14 @@ def _saved(directory: Path, packed: Path, config: dict[str, Any], group_size: in
     def stored(layer: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor] | None:
         if layer == "lm_head":
             return None
-        is_gptq = config["quant_method"] == "gptq"
-        fields = config if is_gptq else config["config_groups"]["group_0"]["weights"]
-        bits = 8 if ".layers.1." in layer and "dynamic" in config else fields["bits" if is_gptq else "num_bits"]
+        method = config["quant_method"]
+        bits = config["bits"] if "bits" in config else config["config_groups"]["group_0"]["weights"]["num_bits"]
+        if ".layers.1." in layer and "dynamic" in config:
+            bits = 8
         groups = in_act_order if config.get("desc_act") else in_order
         numbers = quantize(weight, bits, groups(weight.shape[1], group_size), sym=sym)
-        if is_gptq:
-            return numbers.gptq(layer), numbers.dense()
+        if method in ("gptq", "awq"):
+            return (numbers.gptq if method == "gptq" else numbers.awq)(layer), numbers.dense()
         store = numbers.packed if config["format"] == "pack-quantized" else numbers.in_bytes
         return store(layer, sym=sym), numbers.dense()
 
@@ -80,6 +92,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], int, bool]] = {
     "gptq, 4 bits": (_gptq(4, 64), 64, False),
     "gptq, 4 bits, act-order": (_gptq(4, 32, desc_act=True), 32, True),
     "gptq, 4 and 8 bits": (_gptq(4, 32, dynamic={r"+:model\.layers\.1\.": {"bits": 8}}), 32, True),
+    "awq": (_awq(64), 64, False),
     "packed, 8 bits": (_compressed("pack-quantized", 8, 64, sym=False), 64, False),
     "packed, 4 bits": (_compressed("pack-quantized", 4, 32, sym=False), 32, False),
     "in bytes, 8 bits": (_compressed("int-quantized", 8, 32, sym=True), 32, True),
@@ -107,6 +120,27 @@ def test_a_model_is_computed_with_its_own_codes(
             torch.testing.assert_close(_held(layer.qkv), dense, rtol=1e-3, atol=2e-4 * float(dense.abs().max()))
     asked_of_head = {MatrixFormat.W4A16: MatrixFormat.INT8, MatrixFormat.W4A8: MatrixFormat.W8A8}
     assert built.head.matrix_format is asked_of_head.get(asked, asked), "it is dense"
+
+
+@pytest.mark.parametrize(
+    ("bits", "asked", "of_attention"),
+    [
+        (4, MatrixFormat.INT8, MatrixFormat.W4A16),
+        (4, MatrixFormat.W8A8, MatrixFormat.W4A8),
+        (8, MatrixFormat.INT8, MatrixFormat.GROUPED_W8A16),
+        (8, MatrixFormat.W4A8, MatrixFormat.GROUPED_W8A8),
+    ],
+)
+def test_experts_have_the_bits_that_are_asked(
+    bits: int, asked: MatrixFormat, of_attention: MatrixFormat, save_model: Save, tmp_path: Path
+) -> None:
+    """Their products share rows, so they are all alike; the other layers keep their codes."""
+    directory = save_model(OlmoeConfig(**EXPERTS))
+    packed = _saved(directory, tmp_path / "packed", _gptq(bits, 32), 32, sym=True)
+    for layer in _built(packed, asked).layers:
+        assert layer.qkv.matrix_format is of_attention
+        assert isinstance(layer.mlp, PackedExperts)
+        assert {each.matrix_format for each in (*layer.mlp.gate_up, *layer.mlp.down)} == {asked}
 
 
 def test_groups_of_8_bits_in_another_order_are_rounded_again(save_model: Save, tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from worker_svc.model.building import BuiltMlp
 from worker_svc.model.config import read_config
 from worker_svc.model.device_formats import Quantization
 from worker_svc.model.linear_weights import LinearWeights
+from worker_svc.model.stored_linear import StoredCodes
 from worker_svc.model.torch_layers import TorchBodyBuilder
 from worker_svc.model.triton_model import TritonModel, load_triton_model
 from worker_svc.model.triton_products import CodedProduct, DenseProduct, WeightOnlyProduct, build_product
@@ -245,7 +246,7 @@ def test_a_weight_of_zeros_and_one_that_is_not_finite(save_model: Save) -> None:
 class _Given:
     """Weights of one part, as `LinearWeights` has them."""
 
-    has_blocks = has_nibbles = has_bytes = False
+    codes = StoredCodes()
     dtype = code_dtype = torch.float32
     outputs = (4,)
 
