@@ -42,8 +42,8 @@ TRITON_NUM_TEXTS, TRITON_LENGTH = (NUM_TEXTS, LENGTH) if HAS_GPU else (2, 30)
 # Tokens of a text that are computed in one step, and beyond windows; tokens of a prompt, and those after it.
 CHUNK, NUM_GIVEN, NUM_DECODED = 19, 8, 3
 BOUND = 1e-3
-# How much farther than transformers' the perplexity of the Triton kernels may be above that in float32. It was nearer for
-# almost all architectures, and 1.13 times as far at most.
+# How much farther than transformers' the perplexity of the Triton kernels may be above that in float32. For almost all
+# architectures it was nearer, and 1.13 times as far at most.
 EXCESS = 1.5
 # Random routers with sigmoids choose among nearly equal weights, so rounding changes the choice. The hidden states of
 # transformers are rounded too, and its perplexity is up to 0.4 % above that in float32: ours must not be farther away.
