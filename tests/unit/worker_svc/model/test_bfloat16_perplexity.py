@@ -3,7 +3,8 @@
 The text is sampled from the model in float32, so the model in float32 has the lowest perplexity of it. The weights are
 random, and small enough that rounding does not decide which tokens are likely.
 
-Triton's interpreter takes a second for 40 tokens, or three: few texts are scored there, by all their next tokens.
+The Triton kernels run on a GPU. Without one they run in Triton's interpreter, at 20 to 60 tokens per second: the texts
+are then few and short.
 """
 
 import math
@@ -39,12 +40,11 @@ HAS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if HAS_GPU else "cpu"
 NUM_TEXTS, LENGTH = 32, 90
 TRITON_NUM_TEXTS, TRITON_LENGTH = (NUM_TEXTS, LENGTH) if HAS_GPU else (2, 30)
-# Tokens of a text that are computed in one step, and beyond windows; tokens of a prompt, and those after it.
+# The Triton kernels compute prompts in chunks of CHUNK tokens, and decode NUM_DECODED tokens after NUM_GIVEN.
 CHUNK, NUM_GIVEN, NUM_DECODED = 19, 8, 3
 BOUND = 1e-3
-# How much farther than transformers' the perplexity of the Triton kernels may be above that in float32. For almost all
-# architectures it was nearer, and 1.13 times as far at most.
-EXCESS = 1.5
+# The largest divergence of the Triton kernels from float32, as a multiple of that of transformers in bfloat16.
+DIVERGENCE_BOUND = 1.5
 # Random routers with sigmoids choose among nearly equal weights, so rounding changes the choice. The hidden states of
 # transformers are rounded too, and its perplexity is up to 0.4 % above that in float32: ours must not be farther away.
 # Of few decodes, chance decides who meets such a choice: theirs are not compared.
@@ -70,10 +70,12 @@ def test_perplexity_in_bfloat16(name: str, save_model: Callable[..., Path]) -> N
 def test_perplexity_by_the_triton_kernels(
     name: str, save_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rounding changes the log-probability of a token by 0.005 or so, of the mean of 60 tokens by more than half of
-    BOUND. So each place is scored by all tokens that may be next, weighted by their probabilities in float32: that is
-    the mean over all texts, without the noise of sampling them. Float32 has the lowest such perplexity, and how far
-    another is above it grows with the square of the errors of logits.
+    """Perplexity is the expected one of the next tokens, which float32 gives their probabilities.
+
+    In bfloat16 the log-probability of a token is off by about 0.006: the mean of 60 sampled tokens has a standard error
+    of 0.0008, too near to BOUND. The expectation has no such noise. It exceeds that of float32 by the Kullback-Leibler
+    divergence from it. That is about 1e-5 for dense models, far below BOUND, so the median divergence is also compared
+    with that of transformers. A median, because rounding may choose other experts for a few tokens.
     """
     round_bfloat16(monkeypatch)
     directory = _save(name, save_model)
@@ -93,17 +95,21 @@ def test_perplexity_by_the_triton_kernels(
     driver, given = Driver(runner), texts[:, :NUM_GIVEN]
     sampled = driver.generate(given.tolist(), NUM_DECODED, SamplingParams(logprobs=VOCAB))
     of_decodes = torch.stack([_every(logprobs) for logprobs in driver.logprobs.values()])
-    for ours, tokens, first in (
+    of_ours, of_theirs = [], []
+    for logprobs, tokens, first in (
         (of_prompts, texts, 0),
         (of_decodes, torch.cat([given, torch.tensor(sampled)], 1), NUM_GIVEN - 1),
     ):
-        of_exact, theirs = (_all_logprobs(model, tokens)[:, first:] for model in (exact, rounded))
-        lowest, by_theirs, by_ours = (_expected_perplexity(of_exact, each) for each in (of_exact, theirs, ours))
-        if name not in ROUNDING_CHOOSES_EXPERTS:
-            assert abs(by_ours / by_theirs - 1) < BOUND
-        elif first > 0:
-            continue
-        assert by_ours - lowest < EXCESS * (by_theirs - lowest)
+        of_exact, of_rounded = (_all_logprobs(model, tokens)[:, first:] for model in (exact, rounded))
+        of_ours.append(_divergences(of_exact, logprobs))
+        of_theirs.append(_divergences(of_exact, of_rounded))
+        assert of_ours[-1].median() < DIVERGENCE_BOUND * of_theirs[-1].median()
+    ours, theirs = (float(torch.cat(each).mean()) for each in (of_ours, of_theirs))
+    if name in ROUNDING_CHOOSES_EXPERTS:
+        # Of so few tokens, the number that get other experts is random.
+        assert math.expm1(ours) < max(BOUND, DIVERGENCE_BOUND * math.expm1(theirs))
+    else:
+        assert abs(math.expm1(ours - theirs)) < BOUND
 
 
 def _save(name: str, save_model: Callable[..., Path]) -> Path:
@@ -151,6 +157,6 @@ def _every(logprobs: list[TokenLogprobs]) -> Tensor:
     return torch.tensor([[value for _, value in sorted(one.top)] for one in logprobs])
 
 
-def _expected_perplexity(of_exact: Tensor, logprobs: Tensor) -> float:
-    """Of tokens that are sampled at each place with the probabilities in float32."""
-    return math.exp(-float((of_exact.double().exp() * logprobs.double()).sum(-1).mean()))
+def _divergences(of_exact: Tensor, logprobs: Tensor) -> Tensor:
+    """Kullback-Leibler divergence from the probabilities in float32, at each place, in nats [num_places]."""
+    return (of_exact.double().exp() * (of_exact.double() - logprobs.double())).sum(-1).flatten()
