@@ -80,17 +80,15 @@ def choose_kernels(
     if choice == "triton" and not on_gpu and os.environ.get("TRITON_INTERPRET") != "1":
         raise DeviceNotFound("QUIRE_KERNELS is triton, which is for GPUs, but the device is a CPU")
     check_quantization(settings, model_description, device)
-    if on_gpu or choice == "triton":
-        return AttentionKind.TRITON
-    if choice == "torch":
-        return AttentionKind.TORCH
-    refused = _refused_by_compiled(settings, model_description, dtype)
-    if refused is None:
+    kind, refused = _choose_before_compiling(settings, model_description, dtype, device)
+    if kind is None:
         try:
             return CompiledKernels(start_thread_pool(settings, report), MATRIX_FORMATS[quantization])
         except BuildFailed as error:
             refused = str(error)
-    _require_torch_allowed(settings, refused)
+            _require_torch_allowed(settings, refused)
+    elif refused is None:
+        return kind
     report(f"torch computes the model, slower than the compiled kernels: {refused}")
     return AttentionKind.TORCH
 
@@ -99,15 +97,26 @@ def expected_kernels(
     settings: WorkerSettings, model_description: ModelDescription | None, dtype: torch.dtype, device: torch.device
 ) -> str:
     """The `kernel_name` of what `choose_kernels` chooses where kernels can be compiled. Raises StartupFailed."""
+    kind, _ = _choose_before_compiling(settings, model_description, dtype, device)
+    return "compiled" if kind is None else kind.value
+
+
+def _choose_before_compiling(
+    settings: WorkerSettings, model_description: ModelDescription | None, dtype: torch.dtype, device: torch.device
+) -> tuple[AttentionKind | None, str | None]:
+    """What computes a model, None: kernels that are compiled first; and why torch does, where these were wanted.
+
+    Raises StartupFailed if settings need what is refused.
+    """
     if device.type == "cuda" or settings.kernels == "triton":
-        return AttentionKind.TRITON.value
+        return AttentionKind.TRITON, None
     if settings.kernels == "torch":
-        return AttentionKind.TORCH.value
+        return AttentionKind.TORCH, None
     refused = _refused_by_compiled(settings, model_description, dtype)
     if refused is None:
-        return "compiled"
+        return None, None
     _require_torch_allowed(settings, refused)
-    return AttentionKind.TORCH.value
+    return AttentionKind.TORCH, refused
 
 
 def _refused_by_compiled(

@@ -346,13 +346,13 @@ def estimate_memory(
     check_quantization(settings, model.description, device)
     kernels = expected_kernels(settings, model.description, dtype, device)
     shape = _cache_shape(settings, model, choose_cache_dtype(settings.kv_cache_dtype, kernels, dtype, device))
-    weights = model.num_parameters * dtype.itemsize
-    if model.description is not None and model.stored is not None:
-        stored = model.stored
+    if model.description is not None and (stored := model.stored) is not None:
         quantization = settings.quantization
         weights = kept_bytes(model.description, stored.weight_format, stored.names, dtype, quantization, kernels)
-    elif kernels == "compiled":
-        check_attention_shape(settings, shape.head_dim, dtype)
+    else:
+        weights = model.num_parameters * dtype.itemsize
+        if kernels == "compiled":
+            check_attention_shape(settings, shape.head_dim, dtype)
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         kv = int(total * (settings.memory_fraction or 0.9)) - (total - free) - weights

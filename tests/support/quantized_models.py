@@ -170,6 +170,11 @@ def awq_words(codes: Ints) -> Tensor:
     return torch.from_numpy(np.asarray(words).astype(np.uint32).view(np.int32))
 
 
+def with_dense_head(quantize: Quantize) -> Quantize:
+    """Leaves the head as it is."""
+    return lambda layer, weight: None if layer == "lm_head" else quantize(layer, weight)
+
+
 def save_quantized(directory: Path, packed: Path, quantize: Quantize, **config: Any) -> Path:
     """Quantizes a model: `packed` gets the model with the tensors of `quantize` and with `config` in its config.json,
     `directory` the weights that they mean. Returns `packed`.

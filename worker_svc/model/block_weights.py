@@ -30,7 +30,7 @@ def joined_form(parts: Sequence[Codes | None]) -> CodeForm:
     coded = [part for part in parts if part is not None]
     in_nibbles = len(coded) == len(parts) and all(part.bits <= _NIBBLE for part in coded)
     # Sizes of groups are multiples of each other.
-    return CodeForm(4 if in_nibbles else 8, min((part.group for part in coded), default=BYTE_GROUP_SIZES[-1]))
+    return CodeForm(_NIBBLE if in_nibbles else 8, min((part.group for part in coded), default=BYTE_GROUP_SIZES[-1]))
 
 
 def read_blocks(

@@ -17,7 +17,7 @@ import llama_models
 import transformers_models
 from bert_models import save_bert, save_cross_encoder
 from loaded_worker import load_worker
-from quantized_models import in_order, quantize, quantize_fp8, save_quantized
+from quantized_models import in_order, quantize, quantize_fp8, save_quantized, with_dense_head
 from svc_common.doctor.findings import CheckContext, Finding, Status
 from worker_svc import model_checks
 from worker_svc.errors import StartupFailed
@@ -61,14 +61,12 @@ def test_a_complete_model(model: Path) -> None:
 
 
 def test_a_quantized_model_with_a_dense_head(model: Path, tmp_path: Path) -> None:
-    def quantized(layer: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor] | None:
-        if layer == "lm_head":
-            return None
+    def quantized(layer: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         codes = quantize(weight, 4, in_order(weight.shape[1], 16), sym=False)
         return codes.awq(layer), codes.dense()
 
     config = {"quant_method": "awq", "bits": 4, "group_size": 16}
-    packed = save_quantized(model, tmp_path / "packed", quantized, quantization_config=config)
+    packed = save_quantized(model, tmp_path / "packed", with_dense_head(quantized), quantization_config=config)
     assert of_model(packed).status is Status.OK
     assert num_parameters_of(packed) == num_parameters_of(model)
     change_config(packed, quantization_config=config | {"group_size": 8})
@@ -76,15 +74,13 @@ def test_a_quantized_model_with_a_dense_head(model: Path, tmp_path: Path) -> Non
 
 
 def test_a_model_in_fp8_with_scales_of_activations(model: Path, tmp_path: Path) -> None:
-    def quantized(layer: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor] | None:
-        if layer == "lm_head":
-            return None
+    def quantized(layer: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         made, one = quantize_fp8(weight, None), torch.ones(())
         scale = {f"{layer}.weight_scale_inv": made.scales[0, 0].clone(), f"{layer}.activation_scale": one}
         return {f"{layer}.weight": made.codes, **scale}, made.dense()
 
     config = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
-    packed = save_quantized(model, tmp_path / "packed", quantized, quantization_config=config)
+    packed = save_quantized(model, tmp_path / "packed", with_dense_head(quantized), quantization_config=config)
     assert of_model(packed).status is Status.OK
     change_config(packed, quantization_config=config | {"weight_block_size": [16, 16]})
     assert "weight_scale_inv of the model" in of_model(packed).problem
@@ -271,14 +267,12 @@ def test_memory(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_memory_of_codes_that_are_kept(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With 4 bits that are asked, groups of 8 bits take 8."""
 
-    def quantized(layer: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor] | None:
-        if layer == "lm_head":
-            return None
+    def quantized(layer: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         codes = quantize(weight, 8, in_order(weight.shape[1], 16), sym=True)
         return codes.gptq(layer), codes.dense()
 
     config = {"quant_method": "gptq", "bits": 8, "group_size": 16}
-    packed = save_quantized(model, tmp_path / "packed", quantized, quantization_config=config)
+    packed = save_quantized(model, tmp_path / "packed", with_dense_head(quantized), quantization_config=config)
     monkeypatch.setattr(model_checks, "available_memory", lambda _=None: 2**34)
 
     def weights_of(directory: Path, quantization: Any) -> int:
