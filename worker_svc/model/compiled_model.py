@@ -40,9 +40,9 @@ from worker_svc.model.block_weights import read_blocks
 from worker_svc.model.building import BuiltLatent, BuiltLayer, BuiltMlp, ExpertWeights, MlpWeights, build
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import ComputedFormat, LinearLayer, LinearRole, MlpKind, ModelDescription, Norm
-from worker_svc.model.gated_panels import interleaved, joined_by_panels
 from worker_svc.model.linear_weights import LinearWeights, WeightParts
 from worker_svc.model.nibble_weights import read_nibbles
+from worker_svc.model.panel_order import can_pair_halves, interleaved, joined_by_half_heads, joined_by_panels
 from worker_svc.model.rope import inverse_frequencies, layer_ropes
 from worker_svc.model.support import BY_EVERY_BACKEND, Feature, check_computed
 from worker_svc.model.weights import Checkpoint, ReadMeter, open_checkpoint
@@ -138,7 +138,10 @@ class _CompiledBuilder:
         layer, matrix_format = weights.layer, self._format_of(weights.layer)
         kept = IN_NIBBLES.get(matrix_format) if weights.codes.keeps_nibbles(of_expert=of_expert) else None
         is_gated = layer.role is LinearRole.GATE_UP and len(weights.outputs) == 2
-        join = joined_by_panels if is_gated else torch.cat
+        join: Callable[[list[Tensor]], Tensor] = joined_by_panels if is_gated else torch.cat
+        head_dim = layer.split_unit if layer.role is LinearRole.QKV else 1
+        if can_pair_halves(head_dim):
+            join = partial(joined_by_half_heads, head_dim)
         if weights.codes.keeps_blocks(of_expert=of_expert) and matrix_format is not MatrixFormat.PLAIN:
             return self._blocks(weights, matrix_format, join)
         if kept is not None or matrix_format.has_nibbles:
@@ -160,7 +163,9 @@ class _CompiledBuilder:
         if is_gated:
             return self._pack(matrix_format, *interleaved(weights, dtype))
         weight, bias = weights.fused(dtype)
-        return self._pack(matrix_format, weight, bias, torch.cat(weights.code_scales))
+        if join is not torch.cat:
+            weight, bias = join([weight]), None if bias is None else join([bias])
+        return self._pack(matrix_format, weight, bias, join(weights.code_scales))
 
     def _blocks(
         self, weights: WeightParts, asked: MatrixFormat, join: Callable[[list[Tensor]], Tensor]
@@ -282,6 +287,7 @@ class CompiledModel:
             cache.block_size,
             len(self._ropes),
             self._ropes,
+            int(attention.latent is None and can_pair_halves(attention.head_dim)),
         )
         return CompiledForward(self, cache, arguments)
 

@@ -72,6 +72,7 @@ class DecoderModelArgs(Structure):
         ("block_size", c_int64),
         ("num_ropes", c_int64),
         ("ropes", POINTER(RopeArgs)),
+        ("has_paired_halves", c_int64),
     )
 
 

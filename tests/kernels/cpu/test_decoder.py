@@ -12,13 +12,15 @@ import compiled
 import quire_kernels.cpu.decoder
 from quire_kernels.cpu.activations import ActivationCode
 from quire_kernels.cpu.amx import has_amx, pack_for_amx
-from quire_kernels.cpu.attention import RuleArgs, SequencesArgs, block_stride
+from quire_kernels.cpu.attention import RuleArgs, SequencesArgs
 from quire_kernels.cpu.decoder import Decoder, DecoderLayerArgs, DecoderModelArgs, DecoderStepArgs, MlpArgs, RopeArgs
 from quire_kernels.cpu.linear import MatrixArgs, pack_matrix
 from quire_kernels.cpu.norms import NormArgs, NormCode, pack_norm
 
 # No size is a multiple of 32, nor are all of 16.
 HIDDEN, HEADS, KV_HEADS, DIM, WIDTH, VOCAB, CONTEXT = 54, 6, 2, 16, 83, 101, 80
+# Heads of whole panels, whose halves are paired.
+WHOLE_DIMS = [32, 64, 96]
 BLOCK_SIZE = 16
 LENGTH = 70
 ACTIVATIONS: dict[ActivationCode, Callable[[Tensor], Tensor]] = {
@@ -46,7 +48,8 @@ class RandomNorm:
 
 
 class RandomLayer:
-    def __init__(self) -> None:
+    def __init__(self, dim: int) -> None:
+        self.dim = dim
         self.attention_norm, self.mlp_norm = RandomNorm(HIDDEN), RandomNorm(HIDDEN)
         self.query_norm: RandomNorm | None = None
         self.key_norm: RandomNorm | None = None
@@ -56,8 +59,8 @@ class RandomLayer:
         self.activation = ActivationCode.SILU
         self.is_gated, self.is_parallel, self.has_joint_norms = True, False, False
         self.resize(WIDTH)
-        self.qkv = weight((HEADS + 2 * KV_HEADS) * DIM, HIDDEN)
-        self.output = weight(HIDDEN, HEADS * DIM)
+        self.qkv = weight((HEADS + 2 * KV_HEADS) * dim, HIDDEN)
+        self.output = weight(HIDDEN, HEADS * dim)
 
     def resize(self, width: int) -> None:
         """Sets the MLP's width."""
@@ -70,10 +73,11 @@ class RandomLayer:
 
 
 class RandomDecoder:
-    def __init__(self) -> None:
+    def __init__(self, dim: int = DIM) -> None:
         torch.manual_seed(0)
-        self.layers = [RandomLayer(), RandomLayer()]
-        self.ropes = [(torch.logspace(0, -3, DIM // 2), 1.0)]
+        self.dim = dim
+        self.layers = [RandomLayer(dim), RandomLayer(dim)]
+        self.ropes = [(torch.logspace(0, -3, dim // 2), 1.0)]
         self.norm = RandomNorm(HIDDEN)
         self.embedding, self.embedding_scale = torch.randn(VOCAB, HIDDEN), 1.0
         self.positions: Tensor | None = None
@@ -104,7 +108,7 @@ class RandomDecoder:
         return self.logits_soft_cap * (logits / self.logits_soft_cap).tanh() if self.logits_soft_cap else logits
 
     def _attend(self, layer: RandomLayer, x: Tensor) -> Tensor:
-        heads = linear(x, layer.qkv.double()).view(len(x), -1, DIM).transpose(0, 1)
+        heads = linear(x, layer.qkv.double()).view(len(x), -1, self.dim).transpose(0, 1)
         query, key, value = torch.split(heads, [HEADS, KV_HEADS, KV_HEADS])
         query, key = (
             self._normalized(layer, norm, states) for norm, states in ((layer.query_norm, query), (layer.key_norm, key))
@@ -119,13 +123,13 @@ class RandomDecoder:
             return states
         if not layer.has_joint_norms:
             return norm(states)
-        return norm(states.transpose(0, 1).flatten(1)).view(-1, len(states), DIM).transpose(0, 1)
+        return norm(states.transpose(0, 1).flatten(1)).view(-1, len(states), self.dim).transpose(0, 1)
 
     def _rotate(self, rope: int, states: Tensor) -> Tensor:
         frequencies, factor = self.ropes[rope]
         pairs = len(frequencies)
         angles = torch.arange(states.shape[1])[:, None] * frequencies.double()
-        left, right, rest = torch.split(states, [pairs, pairs, DIM - 2 * pairs], -1)
+        left, right, rest = torch.split(states, [pairs, pairs, self.dim - 2 * pairs], -1)
         cosine, sine = angles.cos() * factor, angles.sin() * factor
         return torch.cat([left * cosine - right * sine, right * cosine + left * sine, rest], -1)
 
@@ -135,24 +139,38 @@ def weight(outputs: int, inputs: int) -> Tensor:
 
 
 class Compiled:
-    """A model's compiled forward pass, over a cache for one sequence."""
+    """A model's compiled forward pass, over a cache for one sequence: of numbers, or of codes in 8 bits."""
 
-    def __init__(self, model: RandomDecoder, dtype: torch.dtype, use_amx: bool) -> None:
+    def __init__(
+        self,
+        model: RandomDecoder,
+        dtype: torch.dtype,
+        use_amx: bool,
+        *,
+        pairs_halves: bool = False,
+        has_codes: bool = False,
+    ) -> None:
         self._kept: list[object] = []
         self._pack = pack_for_amx if use_amx else pack_matrix
+        self._pairs_halves = pairs_halves
         num_blocks = -(-CONTEXT // BLOCK_SIZE)
         self._table = torch.arange(num_blocks, dtype=torch.int32)
-        cache = torch.zeros(num_blocks, len(model.layers), 2, KV_HEADS, BLOCK_SIZE, DIM, dtype=dtype)
+        vectors = len(model.layers) * 2 * KV_HEADS * BLOCK_SIZE
+        code_bytes = vectors * model.dim
+        scale_bytes = vectors * torch.float32.itemsize
+        block_bytes = code_bytes + scale_bytes if has_codes else code_bytes * dtype.itemsize
+        cache = torch.zeros(num_blocks, block_bytes, dtype=torch.uint8)
         layers = (DecoderLayerArgs * len(model.layers))(*map(self._layer, model.layers))
         ropes = (RopeArgs * len(model.ropes))(
             *(RopeArgs(frequencies.data_ptr(), len(frequencies), factor) for frequencies, factor in model.ropes)
         )
         arguments = DecoderModelArgs(
-            *(HIDDEN, len(model.layers), HEADS, KV_HEADS, DIM, layers),
+            *(HIDDEN, len(model.layers), HEADS, KV_HEADS, model.dim, layers),
             *(self._norm(model.norm), self._matrix(model.head, model.head_bias), model.logits_soft_cap),
             *(model.embedding.data_ptr(), model.embedding_scale),
             None if model.positions is None else model.positions.data_ptr(),
-            *(cache.data_ptr(), None, block_stride(cache), BLOCK_SIZE, len(ropes), ropes),
+            *(cache.data_ptr(), cache.data_ptr() + code_bytes if has_codes else None, block_bytes, BLOCK_SIZE),
+            *(len(ropes), ropes, pairs_halves),
         )
         self._kept += [model, cache, ropes]
         self._decoder = Decoder(compiled.thread_pool(), dtype, arguments, use_amx=use_amx)
@@ -198,15 +216,22 @@ class Compiled:
             self._norm(layer.post_attention_norm),
             self._norm(layer.mlp_norm),
             self._norm(layer.post_mlp_norm),
-            self._matrix(layer.qkv),
+            self._matrix(_by_half_heads(layer.qkv, layer.dim) if self._pairs_halves else layer.qkv),
             self._matrix(layer.output),
-            RuleArgs(DIM**-0.5),
+            RuleArgs(layer.dim**-0.5),
             -1 if layer.rope is None else layer.rope,
             MlpArgs(self._matrix(first), self._matrix(layer.down), layer.activation, layer.is_gated),
             None,
             layer.is_parallel,
             layer.has_joint_norms,
         )
+
+
+def _by_half_heads(weight: Tensor, dim: int) -> Tensor:
+    """Outputs as DecoderModel::has_paired_halves has them."""
+    first = torch.arange(0, len(weight), dim)[:, None, None] + torch.arange(0, dim // 2, 16)[:, None]
+    panels = torch.stack([first, first + dim // 2], 2) + torch.arange(16)
+    return weight[panels.flatten()]
 
 
 Change = Callable[[RandomDecoder], None]
@@ -225,17 +250,17 @@ def epsilons(model: RandomDecoder) -> None:
 
 def head_norms(model: RandomDecoder) -> None:
     for layer in model.layers:
-        layer.query_norm, layer.key_norm = RandomNorm(DIM), RandomNorm(DIM)
+        layer.query_norm, layer.key_norm = RandomNorm(model.dim), RandomNorm(model.dim)
 
 
 def one_head_norm(model: RandomDecoder) -> None:
-    model.layers[0].query_norm = RandomNorm(DIM, NormCode.LAYER)
-    model.layers[1].key_norm = RandomNorm(DIM)
+    model.layers[0].query_norm = RandomNorm(model.dim, NormCode.LAYER)
+    model.layers[1].key_norm = RandomNorm(model.dim)
 
 
 def joint_norms(model: RandomDecoder) -> None:
     for layer in model.layers:
-        layer.query_norm, layer.key_norm = RandomNorm(HEADS * DIM), RandomNorm(KV_HEADS * DIM)
+        layer.query_norm, layer.key_norm = RandomNorm(HEADS * model.dim), RandomNorm(KV_HEADS * model.dim)
         layer.has_joint_norms = True
 
 
@@ -260,7 +285,7 @@ def one_layer_without_positions(model: RandomDecoder) -> None:
 
 
 def two_ropes(model: RandomDecoder) -> None:
-    model.ropes.append((torch.logspace(0, -2, DIM // 2), 1.3))
+    model.ropes.append((torch.logspace(0, -2, model.dim // 2), 1.3))
     model.layers[0].rope = 1
 
 
@@ -375,6 +400,42 @@ def test_a_row_has_the_same_bits_in_steps_of_any_size(arithmetic: tuple[torch.dt
         in_parts = Compiled(model, dtype, use_amx)
         parts = [in_parts.logits(part, first * size) for first, part in enumerate(torch.split(tokens, size))]
         assert torch.equal(torch.cat(parts), whole)
+
+
+@pytest.mark.parametrize("dim", WHOLE_DIMS)
+@pytest.mark.parametrize(
+    "change", [no_positions, one_layer_without_positions, two_ropes, partial_rotation, one_head_norm, joint_norms]
+)
+@torch.inference_mode()
+def test_paired_halves_change_no_bit(change: Change, dim: int, arithmetic: tuple[torch.dtype, bool]) -> None:
+    dtype, use_amx = arithmetic
+    model = RandomDecoder(dim)
+    change(model)
+    model.round_to(dtype)
+    tokens = torch.arange(LENGTH) * 7 % VOCAB
+    expected = Compiled(model, dtype, use_amx).logits(tokens)
+    difference = expected.double() - model.logits(tokens)
+    assert difference.norm() < (1e-5 if dtype == torch.float32 else 3e-2) * expected.norm()
+    for size in (LENGTH, 33, 1):
+        paired = Compiled(model, dtype, use_amx, pairs_halves=True)
+        parts = [paired.logits(part, first * size) for first, part in enumerate(torch.split(tokens, size))]
+        assert torch.equal(torch.cat(parts), expected)
+
+
+@pytest.mark.parametrize("dim", WHOLE_DIMS)
+@torch.inference_mode()
+def test_paired_halves_change_no_bit_of_a_cache_in_codes(dim: int, arithmetic: tuple[torch.dtype, bool]) -> None:
+    dtype, use_amx = arithmetic
+    model = RandomDecoder(dim)
+    model.round_to(dtype)
+    tokens = torch.arange(LENGTH) * 7 % VOCAB
+    expected, found = (
+        Compiled(model, dtype, use_amx, pairs_halves=pairs_halves, has_codes=True).logits(tokens)
+        for pairs_halves in (False, True)
+    )
+    assert torch.equal(found, expected)
+    difference = expected.double() - model.logits(tokens)
+    assert difference.norm() < 5e-2 * expected.norm()
 
 
 @torch.inference_mode()

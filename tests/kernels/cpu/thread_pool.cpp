@@ -100,9 +100,28 @@ const char* more_units_than_counted() {
     return nullptr;
 }
 
+// Ranges begin only where they may, and all calls are made once.
+const char* ranges() {
+    constexpr int64_t MANY = 1000;
+    for (const int64_t count : {int64_t{0}, int64_t{1}, int64_t{7}, MANY})
+        for (const int64_t step : {int64_t{1}, int64_t{3}, int64_t{40}, 2 * MANY}) {
+            ThreadPool pool(3);
+            std::vector<std::atomic<int>> calls(MANY);
+            std::vector<int> by(MANY);
+            pool.run([&](int thread) {
+                pool.parallel_for_ranges(count, [&](int64_t i) { return i % step == 0; }, [&](int64_t i) { ++calls[i], by[i] = thread; });
+            });
+            for (int64_t i = 0; i < MANY; ++i) {
+                if (calls[i] != (i < count)) return "a call in ranges was not made once";
+                if (0 < i && i < count && i % step && by[i] != by[i - 1]) return "a range began where it may not";
+            }
+        }
+    return nullptr;
+}
+
 }  // namespace
 
 int main() {
-    for (const auto test : {tile_taken_over, whole_task_taken_over, oversubscribed, more_units_than_counted})
+    for (const auto test : {tile_taken_over, whole_task_taken_over, oversubscribed, more_units_than_counted, ranges})
         if (const char* wrong = test()) return std::puts(wrong), 1;
 }

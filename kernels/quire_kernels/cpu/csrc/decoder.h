@@ -38,7 +38,7 @@ struct DecoderLayer {
     Norm post_attention_norm;  // of what is added to the hidden states
     Norm mlp_norm;
     Norm post_mlp_norm;
-    Matrix qkv;  // queries, keys, values
+    Matrix qkv;  // queries, keys, values; see also DecoderModel::has_paired_halves
     Matrix output;
     AttentionRule rule;
     int64_t rope;  // which one of the model's; -1: none
@@ -64,6 +64,7 @@ struct DecoderModel {
     int64_t block_size;
     int64_t num_ropes;
     const Rope* ropes;
+    int64_t has_paired_halves;  // whether a panel of qkv has sixteen outputs of the first half of a head, then the same of the second
 };
 
 struct DecoderStep {
@@ -116,6 +117,7 @@ public:
         hidden_stride_ = round_up(model.hidden_size, PANEL);
         normed_stride_ = Product::stride(model.hidden_size);
         qkv_stride_ = round_up(layers_[0].qkv.outputs, PANEL);
+        for (int64_t panel = 0; panel * PANEL < qkv_stride_; ++panel) places_.push_back(place_of(panel));
         query_stride_ = model.num_heads * model.head_dim;
         attended_stride_ = Product::stride(layers_[0].output.inputs);
         // Rows in order are at the stride of those that they are taken from.
@@ -126,6 +128,7 @@ public:
     void run(const DecoderStep& step) override {
         reserve(step.num_tokens);
         tiles_ = split_into_tiles(step.sequences, num_kv_heads_, group(), pool_.size());
+        locate_slots(step.slots, step.num_tokens, model_.block_size, slots_);
         pool_.run([&](int thread) {
             const typename Product::Registers registers;
             run(step, *threads_[thread]);
@@ -143,6 +146,19 @@ private:
         Buffer<Element> heads;
         LatentRow<Element> latent;
     };
+
+    // Where the outputs of a panel of qkv are in its rows: `left` and the LANES - 1 after it, `right` and those after it. With
+    // has_paired_halves, also of which head they are, and from which of its dimensions and of its second half's on.
+    struct PanelPlace {
+        int64_t left, right, head, dimension;
+    };
+
+    PanelPlace place_of(int64_t panel) const {
+        const int64_t first = panel * PANEL, dim = model_.head_dim;
+        if (!model_.has_paired_halves) return {first, first + LANES, 0, 0};
+        const int64_t head = first / dim, dimension = first % dim / 2, left = head * dim + dimension;
+        return {left, left + dim / 2, head, dimension};
+    }
 
     int64_t group() const { return model_.num_heads / num_kv_heads_; }
 
@@ -178,15 +194,17 @@ private:
         for (int64_t i = 0; i < model_.num_layers; ++i) {
             const DecoderLayer& layer = layers_[i];
             norm(post, &layer.attention_norm, rows, &layer.qkv);
-            multiply_normed(layer.qkv, rows, own, [&](int64_t row, int64_t panel, Floats left, Floats right) {
-                float* to = &qkv_[row * qkv_stride_ + panel * PANEL];
-                store(to, left);
-                store(to + LANES, right);
-            });
             const Cache cache = layer_cache(i);
-            if (layer.latent) attend_to_latents(step, layer, cache, own);
-            else {
-                rotate_and_store(step, layer, cache, own);
+            if (layer.latent) {
+                multiply_qkv(layer, rows, own);
+                attend_to_latents(step, layer, cache, own);
+            } else {
+                if (rotates_in_product(layer)) {
+                    multiply_and_rotate(layer, cache, rows, own);
+                } else {
+                    multiply_qkv(layer, rows, own);
+                    rotate_and_store(step, layer, cache, own);
+                }
                 attend(pool_, own.attention, cache, step.sequences, tiles_, layer.rule, query_.data(),
                        put_in(attended_.data(), attended_stride_));
             }
@@ -212,7 +230,7 @@ private:
     // From qkv_ to the values of all heads in attended_.
     void attend_to_latents(const DecoderStep& step, const DecoderLayer& layer, const Cache& cache, Thread& own) {
         const int64_t pair = first_pairs_[layer.rope], rows = step.num_tokens;
-        latents_.before(*layer.latent, {rows, &cosines_[pair], &sines_[pair], num_pairs_, step.slots, query_.data()},
+        latents_.before(*layer.latent, {rows, &cosines_[pair], &sines_[pair], num_pairs_, slots_.data(), query_.data()},
                         qkv_.data(), qkv_stride_, cache, own.latent, own.scratch.data(),
                         [&](const Matrix& matrix, const Buffer<Element>& from, int64_t stride, auto&& finish) {
                             multiply(matrix, from, stride, rows, own, finish);
@@ -352,12 +370,60 @@ private:
         if (norm.exists()) normalize(heads, norm, size, [&](int64_t i, Floats v) { store(heads + i, v); });
     }
 
+    // From normed_ to qkv_.
+    void multiply_qkv(const DecoderLayer& layer, int64_t rows, Thread& own) {
+        multiply_normed(layer.qkv, rows, own, [&](int64_t row, int64_t panel, Floats left, Floats right) {
+            float* to = &qkv_[row * qkv_stride_];
+            const PanelPlace& place = places_[panel];
+            store(to + place.left, left);
+            store(to + place.right, right);
+        });
+    }
+
+    // Whether a panel has all that its outputs become.
+    bool rotates_in_product(const DecoderLayer& layer) const {
+        const bool is_whole = layer.rope < 0 || 2 * ropes_[layer.rope].num_pairs == model_.head_dim;
+        return model_.has_paired_halves && is_whole && !layer.query_norm.exists() && !layer.key_norm.exists() && !model_.cache_scales;
+    }
+
+    // As multiply_qkv() and rotate_and_store(), without a pass through memory in float32.
+    void multiply_and_rotate(const DecoderLayer& layer, const Cache& cache, int64_t rows, Thread& own) {
+        const int64_t num_heads = model_.num_heads, first_value = num_heads + model_.num_kv_heads, half = model_.head_dim / 2;
+        const int64_t num_rotated = layer.rope < 0 ? 0 : first_value, first_pair = layer.rope < 0 ? 0 : first_pairs_[layer.rope];
+        multiply_normed(layer.qkv, rows, own, [&](int64_t row, int64_t panel, Floats left, Floats right) {
+            const PanelPlace& place = places_[panel];
+            if (place.head < num_rotated) {
+                const int64_t pair = row * num_pairs_ + first_pair + place.dimension;
+                const Floats cosine = load_floats(&cosines_[pair]), sine = load_floats(&sines_[pair]), turned = left * cosine - right * sine;
+                right = right * cosine + left * sine;
+                left = turned;
+            }
+            if (place.head < num_heads) {
+                Element* query = &query_[row * query_stride_];
+                store_floats(query + place.left, left);
+                store_floats(query + place.right, right);
+                return;
+            }
+            if (!slots_[row].exists()) return;
+            Element numbers[PANEL];
+            store_floats(numbers, left);
+            store_floats(numbers + LANES, right);
+            for (int side = 0; side < 2; ++side) {
+                const int64_t dimension = place.dimension + side * half;
+                if (place.head < first_value)
+                    store_key_part(cache, slots_[row], place.head - num_heads, dimension, numbers + side * LANES, LANES);
+                else
+                    store_value_part(cache, slots_[row], place.head - first_value, dimension, numbers + side * LANES, LANES);
+            }
+        });
+    }
+
     // Rotates queries and keys, and stores keys and values.
     void rotate_and_store(const DecoderStep& step, const DecoderLayer& layer, const Cache& cache, Thread& own) {
         const int64_t dim = model_.head_dim, num_turned = model_.num_heads + model_.num_kv_heads;
         const int64_t num_pairs = layer.rope < 0 ? 0 : ropes_[layer.rope].num_pairs;
         const int64_t first_pair = layer.rope < 0 ? 0 : first_pairs_[layer.rope];
-        pool_.parallel_for_ranges(step.num_tokens, [&](int64_t token) {
+        pool_.parallel_for_ranges(step.num_tokens, [&](int64_t i) { return begins_lines(slots_.data(), i); }, [&](int64_t token) {
             float* from = &qkv_[token * qkv_stride_];
             Element* query = &query_[token * query_stride_];
             const float* cosines = &cosines_[token * num_pairs_ + first_pair];
@@ -372,7 +438,7 @@ private:
                 rotate(head, cosines, sines, num_pairs);
             }
             for (int64_t i = 0; i < query_stride_; i += LANES) store_floats(query + i, load_floats(from + i));
-            if (step.slots[token] < 0) return;
+            if (!slots_[token].exists()) return;
             Element* key = own.heads.data();
             Element* value = key + dim;
             for (int64_t head = 0; head < model_.num_kv_heads; ++head) {
@@ -380,7 +446,7 @@ private:
                     store_floats(key + i, load_floats(from + (model_.num_heads + head) * dim + i));
                     store_floats(value + i, load_floats(from + (num_turned + head) * dim + i));
                 }
-                store_token(cache, step.slots[token], head, key, value);
+                store_token(cache, slots_[token], head, key, value);
             }
         });
     }
@@ -406,6 +472,8 @@ private:
     std::vector<int64_t> first_pairs_;  // of each rope, in a token's angles
     std::vector<std::unique_ptr<Thread>> threads_;
     std::vector<Tile> tiles_;
+    std::vector<Slot> slots_;  // of the step's tokens
+    std::vector<PanelPlace> places_;
     ExpertMixture<Product> mixture_;
     LatentProducts<Product> latents_;
     const int64_t num_kv_heads_;  // as attention takes them

@@ -60,7 +60,7 @@ public:
         int64_t count;
         const float *cosines, *sines;
         int64_t angle_stride;
-        const int64_t* slots;  // -1: not stored
+        const Slot* slots;
         Element* query;
     };
 
@@ -112,7 +112,7 @@ public:
             query_stride = query_stride_;
             latents = qkv + latent.query_rank;
         }
-        pool_.parallel_for_ranges(tokens.count, [&](int64_t token) {
+        pool_.parallel_for_ranges(tokens.count, [&](int64_t i) { return begins_lines(tokens.slots, i); }, [&](int64_t token) {
             const float* cosines = tokens.cosines + token * tokens.angle_stride;
             const float* sines = tokens.sines + token * tokens.angle_stride;
             for (int64_t head = 0; head < num_heads_; ++head) {
@@ -125,7 +125,7 @@ public:
                 for (int64_t i = 0; i < latent.rotated_dim; i += LANES)
                     store_part(to + i, load_floats(&own.turned[i]), latent.rotated_dim - i);
             }
-            if (tokens.slots[token] >= 0) store_latent(latent, latents + token * stride, cosines, sines, cache, tokens.slots[token], own);
+            if (tokens.slots[token].exists()) store_latent(latent, latents + token * stride, cosines, sines, cache, tokens.slots[token], own);
         });
         multiply_heads(latent.key_up, plain_, plain_width_, plain_stride_, tokens.count, scratch,
                        [&](int64_t head, int64_t token, int64_t column, Floats v) {
@@ -172,7 +172,7 @@ private:
     }
 
     void store_latent(const Latent& latent, const float* from, const float* cosines, const float* sines,
-                      const Cache& cache, int64_t slot, LatentRow<Element>& own) {
+                      const Cache& cache, Slot slot, LatentRow<Element>& own) {
         normalize_part(from, latent.kv_norm, latent.rank, own.row.data());
         turn(latent, from + latent.rank, cosines, sines, own.turned.data());
         std::copy_n(own.turned.data(), latent.rotated_dim, &own.row[latent.rank]);

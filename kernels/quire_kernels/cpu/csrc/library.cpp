@@ -144,13 +144,15 @@ int64_t quire_store(void* pool_, Type type, const Cache* cache, const void* key,
                  const void* value, int64_t value_stride, const int64_t* slots, int64_t tokens) {
     return guarded([&] {
         ThreadPool& pool = *static_cast<ThreadPool*>(pool_);
+        std::vector<Slot> located;
+        locate_slots(slots, tokens, cache->block_size, located);
         with_type(type, [&](auto zero) {
             using T = decltype(zero);
             pool.run([&](int) {
-                pool.parallel_for_ranges(tokens, [&](int64_t token) {
-                    if (slots[token] < 0) return;
+                pool.parallel_for_ranges(tokens, [&](int64_t i) { return begins_lines(located.data(), i); }, [&](int64_t token) {
+                    if (!located[token].exists()) return;
                     for (int64_t head = 0; head < cache->num_kv_heads; ++head)
-                        store_token(*cache, slots[token], head,
+                        store_token(*cache, located[token], head,
                                     static_cast<const T*>(key) + token * key_stride + head * cache->head_dim,
                                     static_cast<const T*>(value) + token * value_stride + head * cache->head_dim);
                 });

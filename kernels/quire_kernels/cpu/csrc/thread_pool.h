@@ -179,12 +179,22 @@ public:
         wait_until_past(phase_, me.phase);
     }
 
-    // As share, for calls too small to be handed out one by one, or whose neighbours write to the same cache lines.
+    // As parallel_for, for calls too small to be handed out one by one, or whose neighbours write to the same cache lines.
     template <class F>
     void parallel_for_ranges(int64_t count, F&& body) {
+        parallel_for_ranges(count, [](int64_t) { return true; }, body);
+    }
+
+    // The same, in ranges that begin with the first call or one for which can_begin(i).
+    template <class B, class F>
+    void parallel_for_ranges(int64_t count, B&& can_begin, F&& body) {
         const int64_t length = std::clamp<int64_t>(count / (RANGES_PER_THREAD * size_), 1, MAX_RANGE_LENGTH);
-        parallel_for((count + length - 1) / length, [&](int64_t run) {
-            for (int64_t i = run * length; i < std::min(count, (run + 1) * length); ++i) body(i);
+        const auto begin = [&](int64_t i) {
+            while (0 < i && i < count && !can_begin(i)) ++i;
+            return std::min(i, count);
+        };
+        parallel_for((count + length - 1) / length, [&](int64_t range) {
+            for (int64_t i = begin(range * length), end = begin((range + 1) * length); i < end; ++i) body(i);
         });
     }
 

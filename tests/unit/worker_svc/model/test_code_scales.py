@@ -1,6 +1,7 @@
 """Weights that are stored in 8 bits with a scale for each output are multiplied as they are stored."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from worker_svc.model.config import read_config
 from worker_svc.model.formats._grouped import GroupedWeight, PackedCodes
 from worker_svc.model.formats._scaled import ScaledWeight, blocks
 from worker_svc.model.formats.dense import DenseWeight
+from worker_svc.model.panel_order import joined_by_half_heads
 from worker_svc.model.stored_linear import _Ranges
 from worker_svc.model.weight_format import code_scales
 
@@ -103,10 +105,11 @@ def test_a_model_is_computed_with_its_own_codes(
     assert torch.equal(built.head.scales[: len(of_head)], of_head)
     first = built.layers[0]
     name = "model.layers.0.self_attn."
-    own = torch.cat([stored[f"{name}{part}_proj.weight_scale"].flatten().float() for part in "qkv"])
+    join = partial(joined_by_half_heads, SIZES["head_dim"])
+    own = join([stored[f"{name}{part}_proj.weight_scale"].flatten().float() for part in "qkv"])
     assert first.qkv.scales is not None
     assert torch.equal(first.qkv.scales[: len(own)], own)
-    dense = torch.cat([meant[f"{name}{part}_proj.weight"] for part in "qkv"])
+    dense = join([meant[f"{name}{part}_proj.weight"] for part in "qkv"])
     codes = dense / own[:, None]
     assert (codes.round() - codes).abs().max() < 0.1
     assert codes.abs().amax(1).min() < 127.5 < codes.abs().amax(1).max(), "some have -128, as those around zero may"

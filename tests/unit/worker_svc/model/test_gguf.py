@@ -16,7 +16,7 @@ import compiled
 import llama_models
 from quire_kernels.cpu.linear import MatrixFormat, PackedMatrix, linear
 from runner_driver import Driver, make_runner
-from tiny_gguf import TOKENS, TinyGguf, as_q4_k_m, random_blocks, write_tiny_gguf
+from tiny_gguf import KV_HEADS, TOKENS, TinyGguf, as_q4_k_m, random_blocks, write_tiny_gguf
 from worker_svc.attention import CompiledKernels
 from worker_svc.gguf_conversion import GgufConversion
 from worker_svc.model.architecture import describe
@@ -25,6 +25,7 @@ from worker_svc.model.compiled_model import load_compiled_model
 from worker_svc.model.config import UnsupportedModel, read_config
 from worker_svc.model.formats._gguf_blocks import BLOCK_TYPES
 from worker_svc.model.formats.gguf import FORMAT, BlockWeight
+from worker_svc.model.panel_order import joined_by_half_heads
 
 TYPES = list(BLOCK_TYPES)
 # Of which a scale or a minimum has more bits than products keep.
@@ -146,13 +147,18 @@ def test_a_model_is_computed_with_its_own_codes(name: str, asked: MatrixFormat, 
         return
     # A scale times a code, or a minimum, is off by 2**-12 of itself at most. Those of K blocks here are below 0.6.
     spread = 1.2 if name in SCALED_SCALES else 1e-3
-    parts = [meant[f"model.layers.1.self_attn.{part}_proj.weight"] for part in "qkv"]
-    _assert_held(layer.qkv, torch.cat(parts), spread)
+    _assert_held(layer.qkv, _of_heads(meant, 1), spread)
     _assert_held(layer.output, meant["model.layers.1.self_attn.o_proj.weight"], spread)
     parts = [meant[f"model.layers.1.mlp.{part}_proj.weight"] for part in ("gate", "up")]
     _assert_held(layer.mlp.gate_up, torch.cat(parts), spread, is_gated=True)
     _assert_held(layer.mlp.down, meant["model.layers.1.mlp.down_proj.weight"], spread)
     _assert_held(built.head, meant["model.embed_tokens.weight"], spread)
+
+
+def _of_heads(meant: dict[str, Tensor], layer: int) -> Tensor:
+    """A layer's queries, keys and values, in the order of the compiled code."""
+    parts = [meant[f"model.layers.{layer}.self_attn.{part}_proj.weight"] for part in "qkv"]
+    return joined_by_half_heads(len(parts[1]) // KV_HEADS, parts)
 
 
 def _mixed(name: str) -> str:
@@ -167,7 +173,7 @@ def test_types_may_be_mixed(convert: Convert) -> None:
     layer = built.layers[0]
     assert layer.qkv.matrix_format is MatrixFormat.GROUPED_W8A16
     assert (layer.qkv.group, layer.qkv.has_minimums) == (16, True)
-    _assert_held(layer.qkv, torch.cat([meant[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qkv"]), 1.2)
+    _assert_held(layer.qkv, _of_heads(meant, 0), 1.2)
     assert (built.head.group, built.head.has_minimums) == (16, False)
     _assert_held(built.head, meant["model.embed_tokens.weight"], 1.2)
     _assert_held(layer.mlp.down, meant["model.layers.0.mlp.down_proj.weight"], 1e-3)

@@ -21,10 +21,12 @@ from worker_svc.model.architecture import describe
 from worker_svc.model.building import BuiltModel
 from worker_svc.model.compiled_model import load_compiled_model
 from worker_svc.model.config import read_config
+from worker_svc.model.panel_order import joined_by_half_heads
 
 Save = Callable[..., Path]
 Store = Callable[[str, QuantizedWeight], dict[str, Tensor]]
 
+HEAD_DIM: int = SIZES["head_dim"]
 WIDE = {**SIZES, "vocab_size": 128, "hidden_size": 192, "intermediate_size": 256}
 EXPERTS: dict[str, Any] = {
     **{name: size for name, size in WIDE.items() if name != "head_dim"},
@@ -81,9 +83,11 @@ def _built(packed: Path, asked: MatrixFormat) -> BuiltModel[PackedMatrix, Packed
 
 
 def _dense_qkv(directory: Path, layer: int) -> Tensor:
-    """What the codes of a layer's queries, keys and values mean."""
+    """What the codes of a layer's queries, keys and values mean, in the order of the compiled code."""
     meant = load_file(directory / "model.safetensors")
-    return torch.cat([meant[f"model.layers.{layer}.self_attn.{part}_proj.weight"] for part in "qkv"])
+    return joined_by_half_heads(
+        HEAD_DIM, [meant[f"model.layers.{layer}.self_attn.{part}_proj.weight"] for part in "qkv"]
+    )
 
 
 CONFIGS: dict[str, tuple[dict[str, Any], int, bool]] = {

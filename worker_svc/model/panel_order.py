@@ -1,4 +1,6 @@
-"""Gate and up of an MLP as one weight for the compiled code, which computes sixteen outputs of each in a panel."""
+"""Orders of outputs for the compiled code, in which a panel has what is computed together: sixteen outputs of the gate
+and of up of an MLP, or of the halves of a head, which are rotated against each other.
+"""
 
 import torch
 from torch import Tensor
@@ -7,7 +9,7 @@ from quire_kernels.cpu.linear import PANEL
 from worker_svc.model.linear_weights import LinearWeights
 from worker_svc.model.weight_format import StoredWeight
 
-# What a panel takes of gate and of up.
+# What a panel takes of gate and of up, or of a half.
 _LANES = PANEL // 2
 
 
@@ -48,3 +50,17 @@ def _copy_by_panels(part: Tensor, panels: Tensor) -> None:
     rest = part[num_full * _LANES :]
     if len(rest):
         panels[num_full, : len(rest)].copy_(rest)
+
+
+def can_pair_halves(head_dim: int) -> bool:
+    """Whether heads of so many dimensions are whole panels, so that `joined_by_half_heads` can be used."""
+    return head_dim % PANEL == 0
+
+
+def joined_by_half_heads(head_dim: int, parts: list[Tensor]) -> Tensor:
+    """Tensors [outputs, ...] of queries, keys and values side by side: of each head sixteen outputs of its first half,
+    then the same of its second half, and so on.
+    """
+    joined = torch.cat(parts)
+    halves = joined.view(-1, 2, head_dim // PANEL, _LANES, *joined.shape[1:])
+    return halves.transpose(1, 2).reshape(joined.shape)
