@@ -1,6 +1,8 @@
 // Pieces that are taken over: run by test_thread_pool.py. Ends with 0 where all is as it should be, else says what is not.
 #include <atomic>
+#include <chrono>
 #include <cstdio>
+#include <thread>
 #include <vector>
 
 #include "thread_pool.h"
@@ -84,6 +86,69 @@ const char* oversubscribed() {
     return is_wrong ? "a unit was written twice, or in another's phase" : nullptr;
 }
 
+// An idle thread comes while a unit is written, again and again: nobody else writes meanwhile, and each unit is written once.
+const char* requested_while_writing() {
+    constexpr int ROUNDS = 100;
+    ThreadPool pool(2);
+    std::atomic<int> written[UNITS] = {}, num_writing{0};
+    std::atomic<bool> is_wrong{false};
+    pool.run([&](int) {
+        for (int round = 0; round < ROUNDS; ++round)
+            pool.parallel_for_tasks(1, [&](int64_t, TaskClaim& task_claim) {
+                for (int64_t unit = task_claim.next(); unit < UNITS; ++unit) {
+                    const bool is_owned = task_claim.write([&] {
+                        if (num_writing++) is_wrong = true;
+                        if (unit % 2) std::this_thread::sleep_for(std::chrono::microseconds(300));
+                        ++written[unit];
+                        --num_writing;
+                    });
+                    if (!is_owned) return;
+                    if (unit == 2) std::this_thread::sleep_for(std::chrono::microseconds(10 * (round % 40)));
+                }
+            });
+    });
+    for (const auto& times : written)
+        if (times != ROUNDS) return "a unit was not written once";
+    return is_wrong ? "two threads wrote at once" : nullptr;
+}
+
+// Tiles of all kinds, on more threads than processors, which sleep now and then between two small units: tiles are taken over, also
+// back by a thread that has lost them, while others end theirs and claim new ones.
+const char* small_units_with_delays() {
+    constexpr int PHASES = 1500, TASKS = 24, MANY = 64, BURST = 4;
+    ThreadPool pool(8);
+    std::vector<std::atomic<int>> written(TASKS * MANY);
+    std::atomic<bool> is_wrong{false};
+    std::atomic<int> num_claims{0};
+    std::atomic<uint32_t> steps{0};
+    const auto step = [&] {
+        if ((steps.fetch_add(1, std::memory_order_relaxed) + 1) % 2048 == 0) std::this_thread::sleep_for(std::chrono::microseconds(400));
+    };
+    pool.run([&](int) {
+        for (int phase = 0; phase < PHASES; ++phase)
+            pool.parallel_for_tasks(TASKS, [&](int64_t task, TaskClaim& task_claim) {
+                ++num_claims;
+                const auto put = [&](int64_t first, int64_t count) {
+                    for (int64_t unit = first; unit < first + count; ++unit) is_wrong = written[task * MANY + unit]++ != phase || is_wrong;
+                };
+                if (task % 3 == 0) {
+                    for (int heartbeat = 0; heartbeat < MANY; ++heartbeat, step())
+                        if (!task_claim.heartbeat()) return;
+                    task_claim.write_all([&] { put(0, MANY); });
+                    return;
+                }
+                const int64_t count = task % 3 == 1 ? 1 : BURST;
+                task_claim.set_burst(count);
+                for (int64_t unit = task_claim.next(); unit < MANY; unit += count, step())
+                    if (!task_claim.write([&] { put(unit, count); }, count)) return;
+            });
+    });
+    for (const auto& times : written)
+        if (times != PHASES) return "a small unit was left out";
+    if (num_claims == PHASES * TASKS) return "no tile was taken over";
+    return is_wrong ? "a small unit was written twice, or in another's phase" : nullptr;
+}
+
 // More units than can be counted: they are all written.
 const char* more_units_than_counted() {
     constexpr int64_t MANY = 70000;
@@ -122,6 +187,7 @@ const char* ranges() {
 }  // namespace
 
 int main() {
-    for (const auto test : {tile_taken_over, whole_task_taken_over, oversubscribed, more_units_than_counted, ranges})
+    for (const auto test : {tile_taken_over, whole_task_taken_over, oversubscribed, requested_while_writing, small_units_with_delays,
+                            more_units_than_counted, ranges})
         if (const char* wrong = test()) return std::puts(wrong), 1;
 }

@@ -5,9 +5,16 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <thread>
 #include <vector>
+
+#if defined(__linux__)
+#include <linux/membarrier.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace quire {
 
@@ -25,9 +32,50 @@ struct alignas(64) PaddedAtomic {
     std::atomic<V> value{0};
 };
 
+// An asymmetric fence: of two threads that each write and then read, one with light() and one with heavy() between, at least one
+// reads what the other wrote. light() then costs nothing: heavy() makes the system issue a fence on all threads of the process
+// (membarrier). Where the system refuses that, both are fences.
+class AsymmetricFence {
+#if defined(__linux__) && !defined(QUIRE_NO_MEMBARRIER)
+    static bool membarrier(int command) { return syscall(SYS_membarrier, command, 0, 0) == 0; }
+    static bool fence_all() { return membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED); }
+    static bool register_process() { return membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) && fence_all(); }
+#else
+    static bool fence_all() { return false; }
+    static bool register_process() { return false; }
+#endif
+
+public:
+    // Decided as the library is loaded, so that it is the same for all threads.
+    inline static const bool LIGHT_IS_FREE = register_process();
+
+    static void light() {
+        if (LIGHT_IS_FREE) std::atomic_signal_fence(std::memory_order_seq_cst);
+        else std::atomic_thread_fence(std::memory_order_seq_cst);
+    }
+    static void heavy() {
+        std::atomic_thread_fence(std::memory_order_seq_cst);
+        // A filter of system calls that is installed later may refuse it: results would be wrong without.
+        if (LIGHT_IS_FREE && !fence_all()) std::abort();
+    }
+};
+
 // A thread's claim on a tile, which is done in units, in their order. Each unit is computed in private memory and then
 // written. Between two writes another thread may take over the rest of the tile; the first thread's current result is then
 // discarded. Others may overwrite its inputs by then, but no memory is freed before `run` ends.
+//
+// Units may be small, so a write has no locked instruction. A thread's slot has the state of its claim, which it alone writes, and
+// the claim's number:
+// - The owner stores that it writes, and then loads the number. Another thread changes the number, as a request, and then loads the
+//   state. An asymmetric fence stands between the two in both threads: so the owner finds the request before it writes, or the other
+//   thread finds the state of that write or a later one. It withdraws its request where the owner is writing.
+// - Else it turns the request into a take-over, from the state that it has loaded. An owner that finds a request rejects it, and only
+//   then writes. Both exchange the same value, so one of them fails, and the loaded state was the last one.
+// - A third thread leaves a claim alone that has a request or is taken over.
+// - Each claim of a slot, and each rejection, has a new number, in 64 bits. So an exchange by a thread that has seen an earlier claim
+//   fails, even where that was of the same tile.
+// - A state is cleared before the next claim's number is stored, and set after it. So a state that is loaded after a number is of that
+//   claim or of a later one; and if the number can still be exchanged, of that claim.
 class TaskClaim {
 public:
     TaskClaim(const TaskClaim&) = delete;
@@ -35,16 +83,19 @@ public:
     // The first unit that is not done.
     int64_t next() const { return static_cast<int64_t>(state_ >> UNIT_SHIFT & MAX_UNITS); }
 
-    // Writes a unit, unless another thread took over: then this thread must leave the tile.
+    // Shows that units are written so many at a time, each soon after the one before: a longer time passes before the first.
+    void set_burst(int64_t units) { burst_ = units; }
+
+    // Writes one unit or more, unless another thread took over: then this thread must leave the tile.
     template <class F>
-    bool write(F&& unit) {
+    [[gnu::always_inline]] bool write(F&& units, int64_t count = 1) {
         if (!begin_writing()) return false;
-        unit();
-        advance();
+        units();
+        advance(count);
         return true;
     }
 
-    // As write, for a tile that is written as a whole, after any number of calls of `beat`.
+    // As write, for a tile that is written as a whole, after any number of calls of `heartbeat`.
     template <class F>
     void write_all(F&& task) {
         if (!begin_writing()) return;
@@ -55,48 +106,91 @@ public:
     // Shows that the thread makes progress. Returns whether the tile is still its own; a thread that takes over starts again.
     bool heartbeat() {
         if (!begin_writing()) return false;
-        advance();
+        advance(1);
         return true;
     }
 
 private:
     friend class ThreadPool;
 
+    struct alignas(64) Slot {
+        std::atomic<uint64_t> state{0};   // 0: no claim
+        std::atomic<uint64_t> number{0};  // a multiple of NEXT; plus REQUESTED or TAKEN
+    };
+
     // phase (24 bits) · tile (22) · next unit (16) · is being written (1) · is claimed (1)
     static constexpr int UNIT_SHIFT = 2, TASK_SHIFT = 18, PHASE_SHIFT = 40;
     static constexpr uint64_t OWNED = 1, WRITING = 2, MAX_TASKS = (1 << 22) - 1;
     static constexpr int64_t MAX_UNITS = (1 << 16) - 1;
+    static constexpr uint64_t REQUESTED = 1, TAKEN = 2, NEXT = 4;
 
     static uint64_t of(uint32_t phase, int64_t task) {
         return static_cast<uint64_t>(phase) << PHASE_SHIFT | static_cast<uint64_t>(task) << TASK_SHIFT | OWNED;
     }
+    static bool can_take_over(uint64_t seen) { return (seen & (OWNED | WRITING)) == OWNED; }
     static bool can_take_over(uint64_t seen, uint32_t phase) {
-        return (seen & (OWNED | WRITING)) == OWNED && seen >> PHASE_SHIFT == of(phase, 0) >> PHASE_SHIFT;
+        return can_take_over(seen) && seen >> PHASE_SHIFT == of(phase, 0) >> PHASE_SHIFT;
     }
 
-    // Of a new tile, or of the rest of one that another thread claims.
-    TaskClaim(std::atomic<uint64_t>& slot, uint64_t value) : slot_(slot), state_(value) {
-        slot_.store(state_, std::memory_order_release);
+    // Takes over the claim of that number. Returns the state to go on from, or 0: the claim is another's, or its owner writes.
+    static uint64_t take_over(Slot& slot, uint64_t number) {
+        if (number % NEXT || !exchange(slot, number, number | REQUESTED)) return 0;
+        AsymmetricFence::heavy();
+        const uint64_t state = slot.state.load(std::memory_order_acquire);
+        const bool takes = can_take_over(state);
+        return exchange(slot, number | REQUESTED, takes ? number | TAKEN : number) && takes ? state : 0;
+    }
+    static bool exchange(Slot& slot, uint64_t from, uint64_t to) {
+        return slot.number.compare_exchange_strong(from, to, std::memory_order_acq_rel);
+    }
+
+    // Of a new tile, or of the rest of one that another thread claimed.
+    TaskClaim(Slot& slot, uint64_t state)
+        : slot_(slot), state_(state), number_((slot.number.load(std::memory_order_relaxed) | (NEXT - 1)) + 1) {
+        slot_.number.store(number_, std::memory_order_release);
+        slot_.state.store(state_, std::memory_order_release);
     }
 
     int64_t task() const { return static_cast<int64_t>(state_ >> TASK_SHIFT & MAX_TASKS); }
-    bool end() { return change(0); }
 
-    bool begin_writing() { return state_ & WRITING || change(state_ | WRITING); }
-    void advance() {
+    // Returns whether the tile was this thread's up to here.
+    bool end() {
+        if (!begin_writing()) return false;
+        slot_.state.store(0, std::memory_order_release);
+        return true;
+    }
+
+    [[gnu::always_inline]] bool begin_writing() {
+        if (state_ & WRITING) return true;
+        slot_.state.store(state_ | WRITING, std::memory_order_relaxed);
+        AsymmetricFence::light();
+        return slot_.number.load(std::memory_order_acquire) == number_ || reject_request();
+    }
+
+    // Returns false where it is too late.
+    [[gnu::noinline]] bool reject_request() {
+        uint64_t seen = number_ | REQUESTED;
+        if (slot_.number.compare_exchange_strong(seen, number_ + NEXT, std::memory_order_acq_rel)) {
+            number_ += NEXT;
+        } else if (seen != number_) {
+            slot_.state.store(0, std::memory_order_release);
+            return false;
+        }
+        return true;
+    }
+
+    void advance(int64_t units) {
         if (state_ & WRITING) return;
-        state_ += 1ull << UNIT_SHIFT;
         // Beyond the largest number of units no thread can take over: the tile is written to its end.
-        if (next() == MAX_UNITS) state_ |= WRITING;
-        slot_.store(state_, std::memory_order_release);
-    }
-    bool change(uint64_t to) {
-        uint64_t from = state_;
-        return slot_.compare_exchange_strong(from, to, std::memory_order_acq_rel);
+        if (next() + units >= MAX_UNITS) state_ |= WRITING;
+        else state_ += static_cast<uint64_t>(units) << UNIT_SHIFT;
+        slot_.state.store(state_, std::memory_order_release);
     }
 
-    std::atomic<uint64_t>& slot_;
-    uint64_t state_;  // the slot's content while the tile is this thread's and no unit is being written
+    Slot& slot_;
+    uint64_t state_;  // the slot's while the tile is this thread's and no unit is being written
+    uint64_t number_;
+    int64_t burst_ = 1;
 };
 
 // The calling thread is one of the pool. A phase is over when its tiles are done, by any thread: a descheduled or sleeping
@@ -117,7 +211,7 @@ public:
     int size() const { return size_; }
 
     // Runs work(thread) on this thread and on the others as they wake, and returns when all have left it. Each must call
-    // `share` and its variants the same number of times, with the same counts.
+    // `parallel_for` and its variants the same number of times, with the same counts.
     void run(const std::function<void(int)>& work) {
         work_ = &work;
         first_phase_ = phase_.value.load(std::memory_order_relaxed);
@@ -143,7 +237,7 @@ public:
         wait_until_past(phase_, phase);
     }
 
-    // As share, for fewer than four million tiles that are done in units: calls body(i, claim), which does those from
+    // As parallel_for, for fewer than four million tiles that are done in units: calls body(i, claim), which does those from
     // claim.next() on. A thread without a tile takes over that of a descheduled one.
     template <class F>
     void parallel_for_tasks(int64_t count, F&& body) {
@@ -152,12 +246,13 @@ public:
         ++thread_state().phase;
         auto take_over_timeout = INITIAL_TAKE_OVER_TIMEOUT;
         const auto work_on = [&](uint64_t value) {
-            TaskClaim task_claim(slots_[me.thread].value, value);
+            TaskClaim task_claim(slots_[me.thread], value);
             const auto began = Clock::now();
             const int64_t first = task_claim.next();
             body(task_claim.task(), task_claim);
             if (!task_claim.end()) return false;
-            const auto unit = (Clock::now() - began) / std::max<int64_t>(1, task_claim.next() - first);
+            // The time between writes, at most: of a burst of units.
+            const auto unit = (Clock::now() - began) / std::max<int64_t>(1, (task_claim.next() - first) / task_claim.burst_);
             take_over_timeout = std::max<Clock::duration>(take_over_timeout == INITIAL_TAKE_OVER_TIMEOUT ? TAKE_OVER_TIMEOUT : take_over_timeout, 2 * unit);
             return is_last(me.phase, count);
         };
@@ -165,13 +260,16 @@ public:
             if (work_on(TaskClaim::of(me.phase, i))) return;
         for (int num_scans = 0; num_scans < SPINS && !is_over(me.phase); ++num_scans) {
             for (int other = 0; other < size_; ++other) {
-                uint64_t seen = slots_[other].value.load(std::memory_order_acquire);
+                TaskClaim::Slot& slot = slots_[other];
+                const uint64_t number = slot.number.load(std::memory_order_acquire), seen = slot.state.load(std::memory_order_acquire);
                 if (other == me.thread || !TaskClaim::can_take_over(seen, me.phase)) continue;
                 // A running thread would make progress soon.
                 const auto until = Clock::now() + take_over_timeout;
-                while (slots_[other].value.load(std::memory_order_acquire) == seen && Clock::now() < until) cpu_pause();
-                if (!slots_[other].value.compare_exchange_strong(seen, 0, std::memory_order_acq_rel)) continue;
-                if (work_on(seen)) return;
+                while (slot.state.load(std::memory_order_acquire) == seen && Clock::now() < until) cpu_pause();
+                if (slot.state.load(std::memory_order_acquire) != seen) continue;
+                const uint64_t rest = TaskClaim::take_over(slot, number);
+                if (!rest) continue;
+                if (work_on(rest)) return;
                 num_scans = 0;
             }
             cpu_pause();
@@ -280,7 +378,7 @@ private:
     PaddedAtomic<uint64_t> claim_;
     PaddedAtomic<int64_t> done_;
     // The tile that each thread claims.
-    std::vector<PaddedAtomic<uint64_t>> slots_;
+    std::vector<TaskClaim::Slot> slots_;
     std::vector<std::thread> threads_;
 };
 
