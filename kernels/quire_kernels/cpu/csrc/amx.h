@@ -117,10 +117,8 @@ struct AmxFactors {
                                Element* scratch, TaskClaim& task_claim, F&& finish) {
         // Each panel is used once.
         if (piece.num_tiles() == 1 && !matrix.is_expanded())
-            return multiply_tiles<Kept::ROWS, true>(matrix, piece, units, rows, stride, scratch, task_claim, finish);
-        if (piece.num_tiles() <= MOST_OVERLAPPED)
-            return multiply_tiles<Kept::PANEL, true>(matrix, piece, units, rows, stride, scratch, task_claim, finish);
-        return multiply_tiles<Kept::PANEL, false>(matrix, piece, units, rows, stride, scratch, task_claim, finish);
+            return multiply_tiles<Kept::ROWS>(matrix, piece, units, rows, stride, scratch, task_claim, finish);
+        return multiply_tiles<Kept::PANEL>(matrix, piece, units, rows, stride, scratch, task_claim, finish);
     }
 
     // As multiply() of linear.h.
@@ -237,14 +235,22 @@ private:
     static constexpr int64_t CALLS = 4 * PARTS;  // of prefetch() in a step
     // Elements of each row that are multiplied by a panel before the next tile of rows: 40 KiB of the panel.
     static constexpr int64_t MOST_KEPT = 640;
+    // Elements of a row, and of all rows of a piece, up to which whole panels are multiplied: both then stay in the second-level cache, and
+    // adding up parts would take longer.
+    static constexpr int64_t MOST_WHOLE = 2048, MOST_WHOLE_ROWS = 320 * 1024;
     // Tiles of a group. Of many inputs fewer, since other threads wait for the units of a thread that is descheduled.
     static constexpr int64_t MOST_TILES = 8, MOST_GROUP_INPUTS = 32 * 1024;
-    // Tiles of a piece whose results are written between products. On two cores of an Intel Xeon four to six take up to 4 % longer so.
-    static constexpr int64_t MOST_OVERLAPPED = 3;
     static constexpr int64_t UNIT_ROWS = 2, TILE_UNITS = ROWS / UNIT_ROWS;
 
     static int64_t group_tiles(const Matrix& matrix) {
         return std::clamp<int64_t>(MOST_GROUP_INPUTS / std::max<int64_t>(1, matrix.inputs), 1, MOST_TILES);
+    }
+
+    // Parts of a panel. One part stays in the first-level cache, while all tiles of a group pass through.
+    static int64_t num_parts(const Matrix& matrix, const Piece& piece) {
+        const int64_t elements = matrix.inputs * PARTS;
+        if (elements <= MOST_WHOLE && (piece.last_row - piece.first_row) * elements <= MOST_WHOLE_ROWS) return 1;
+        return ceil_div(matrix.inputs, MOST_KEPT);
     }
 
     // Lines of a panel for each call of prefetch(), while so many tiles are multiplied by another one.
@@ -276,17 +282,15 @@ private:
         void write_all() { write(units); }
     };
 
-    // With OVERLAPS, results are computed and written between the products of the next tiles, if units are claimed for free. Many
-    // tiles have more results than the second-level cache holds, and such writes delay the products' loads.
-    template <Kept KEPT, bool OVERLAPS, class F>
+    // Results are computed and written between the products of the next tiles, if units are claimed for free.
+    template <Kept KEPT, class F>
     static bool multiply_tiles(const Matrix& matrix, const Piece& piece, int64_t units, const Element* rows, int64_t stride,
                                Element* scratch, TaskClaim& task_claim, F&& finish) {
-        // The part of a panel that stays in the first-level cache, while all tiles of a group pass through.
-        const int64_t parts = KEPT == Kept::ROWS ? 1 : ceil_div(matrix.inputs, MOST_KEPT);
+        const int64_t parts = KEPT == Kept::ROWS ? 1 : num_parts(matrix, piece);
         const int64_t depth = round_up(ceil_div(matrix.inputs, parts), PARTS * DEPTH);
         const int64_t bytes = panel_bytes<Element>(matrix), tiles = piece.num_tiles(), most_tiles = group_tiles(matrix);
         // Tiles of a group. One leaves more of the first-level cache for others, where no part is added to its sums.
-        const int64_t together = OVERLAPS && parts == 1 ? 1 : most_tiles;
+        const int64_t together = parts == 1 ? 1 : most_tiles;
         const char* panels = static_cast<const char*>(matrix.panels);
         // While one part is multiplied by the first tiles, the next one is prefetched; of a panel that is expanded, the next panel.
         const int64_t distance = KEPT == Kept::ROWS ? PREFETCH_BYTES : depth * PANEL * static_cast<int64_t>(sizeof(Element));
@@ -312,7 +316,7 @@ private:
                         multiply_panel<KEPT>(rows + row * stride + k, stride, panel + k * PANEL, std::min(depth, matrix.inputs - k),
                                              last - row, &sums[(row - first) * PANEL], PANEL, tile < prefetching ? ahead : nothing, k > 0,
                                              [&] {
-                                                 if (OVERLAPS && AsymmetricFence::LIGHT_IS_FREE) unfinished.write(1);
+                                                 if (AsymmetricFence::LIGHT_IS_FREE) unfinished.write(1);
                                              });
                 unfinished.write_all();
                 if (!unfinished.is_owned) return false;
@@ -322,7 +326,7 @@ private:
                 unfinished.units = ceil_div(last - first, ROWS) * TILE_UNITS - skipped;
                 unfinished.sums = sums + skipped * UNIT_ROWS * PANEL;
                 skipped = 0;
-                if constexpr (OVERLAPS) std::swap(sums, others);
+                if (AsymmetricFence::LIGHT_IS_FREE) std::swap(sums, others);
                 else unfinished.write_all();
             }
         }
