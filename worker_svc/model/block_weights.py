@@ -50,7 +50,7 @@ def read_blocks(
         biases.append(torch.zeros(weights.outputs[part]) if bias is None else bias.float())
 
     weights.for_each_part(place)
-    if len(parts) == 1:
+    if len(parts) == 1 and join is torch.cat:
         join = _only  # without a copy
     bits, group = joined_form([part if isinstance(part, BlockCodes) else None for part in parts])
     joined: NibbleWeight | ByteWeight

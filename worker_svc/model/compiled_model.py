@@ -139,9 +139,8 @@ class _CompiledBuilder:
         kept = IN_NIBBLES.get(matrix_format) if weights.codes.keeps_nibbles(of_expert=of_expert) else None
         is_gated = layer.role is LinearRole.GATE_UP and len(weights.outputs) == 2
         join: Callable[[list[Tensor]], Tensor] = joined_by_panels if is_gated else torch.cat
-        head_dim = layer.split_unit if layer.role is LinearRole.QKV else 1
-        if can_pair_halves(head_dim):
-            join = partial(joined_by_half_heads, head_dim)
+        if _pairs_halves(layer):
+            join = partial(joined_by_half_heads, layer.split_unit)
         if weights.codes.keeps_blocks(of_expert=of_expert) and matrix_format is not MatrixFormat.PLAIN:
             return self._blocks(weights, matrix_format, join)
         if kept is not None or matrix_format.has_nibbles:
@@ -211,6 +210,11 @@ class _CompiledBuilder:
             code_scales=code_scales,
             dtype=self._dtype,
         )
+
+
+def _pairs_halves(layer: LinearLayer) -> bool:
+    """Whether the outputs of a layer are those of heads whose halves are paired. Latent vectors have no heads."""
+    return layer.role is LinearRole.QKV and can_pair_halves(layer.split_unit)
 
 
 class CompiledModel:
@@ -287,7 +291,7 @@ class CompiledModel:
             cache.block_size,
             len(self._ropes),
             self._ropes,
-            int(attention.latent is None and can_pair_halves(attention.head_dim)),
+            int(_pairs_halves(attention.qkv)),
         )
         return CompiledForward(self, cache, arguments)
 

@@ -20,7 +20,7 @@ from quire_kernels.cpu.norms import NormArgs, NormCode, pack_norm
 # No size is a multiple of 32, nor are all of 16.
 HIDDEN, HEADS, KV_HEADS, DIM, WIDTH, VOCAB, CONTEXT = 54, 6, 2, 16, 83, 101, 80
 # Heads of whole panels, whose halves are paired.
-WHOLE_DIMS = [32, 64, 96]
+WHOLE_DIMS = [32, 96, 128]
 BLOCK_SIZE = 16
 LENGTH = 70
 ACTIVATIONS: dict[ActivationCode, Callable[[Tensor], Tensor]] = {
@@ -149,13 +149,14 @@ class Compiled:
         *,
         pairs_halves: bool = False,
         has_codes: bool = False,
+        block_size: int = BLOCK_SIZE,
     ) -> None:
         self._kept: list[object] = []
         self._pack = pack_for_amx if use_amx else pack_matrix
         self._pairs_halves = pairs_halves
-        num_blocks = -(-CONTEXT // BLOCK_SIZE)
+        num_blocks = -(-CONTEXT // block_size)
         self._table = torch.arange(num_blocks, dtype=torch.int32)
-        vectors = len(model.layers) * 2 * KV_HEADS * BLOCK_SIZE
+        vectors = len(model.layers) * 2 * KV_HEADS * block_size
         code_bytes = vectors * model.dim
         scale_bytes = vectors * torch.float32.itemsize
         block_bytes = code_bytes + scale_bytes if has_codes else code_bytes * dtype.itemsize
@@ -169,22 +170,25 @@ class Compiled:
             *(self._norm(model.norm), self._matrix(model.head, model.head_bias), model.logits_soft_cap),
             *(model.embedding.data_ptr(), model.embedding_scale),
             None if model.positions is None else model.positions.data_ptr(),
-            *(cache.data_ptr(), cache.data_ptr() + code_bytes if has_codes else None, block_bytes, BLOCK_SIZE),
+            *(cache.data_ptr(), cache.data_ptr() + code_bytes if has_codes else None, block_bytes, block_size),
             *(len(ropes), ropes, pairs_halves),
         )
         self._kept += [model, cache, ropes]
         self._decoder = Decoder(compiled.thread_pool(), dtype, arguments, use_amx=use_amx)
 
-    def logits(self, tokens: Tensor, first: int = 0) -> Tensor:
-        """The logits behind each of these tokens, which are those from position `first` on: float32 [tokens, VOCAB]."""
+    def logits(self, tokens: Tensor, first: int = 0, num_unstored: int = 0) -> Tensor:
+        """The logits behind each of these tokens, which are those from position `first` on, float32 [tokens, VOCAB]; the
+        first `num_unstored` of them are in the cache already.
+        """
         positions = torch.arange(first, first + len(tokens))
+        slots = torch.where(positions < first + num_unstored, -1, positions)
         starts = torch.tensor([0, len(tokens)], dtype=torch.int32)
         context = torch.tensor([first + len(tokens)], dtype=torch.int32)
         logits, argmax, rows = torch.empty(len(tokens), VOCAB), torch.empty_like(tokens), torch.arange(len(tokens))
         sequences = SequencesArgs(1, len(self._table), self._table.data_ptr(), starts.data_ptr(), context.data_ptr())
         self._decoder(
             DecoderStepArgs(
-                *(len(tokens), tokens.data_ptr(), positions.data_ptr(), positions.data_ptr(), sequences),
+                *(len(tokens), tokens.data_ptr(), slots.data_ptr(), positions.data_ptr(), sequences),
                 *(len(tokens), rows.data_ptr(), logits.data_ptr(), VOCAB, argmax.data_ptr()),
             )
         )
@@ -420,6 +424,26 @@ def test_paired_halves_change_no_bit(change: Change, dim: int, arithmetic: tuple
         paired = Compiled(model, dtype, use_amx, pairs_halves=True)
         parts = [paired.logits(part, first * size) for first, part in enumerate(torch.split(tokens, size))]
         assert torch.equal(torch.cat(parts), expected)
+        # Tokens that are computed again, and are not stored.
+        assert torch.equal(paired.logits(tokens[30:], 30, 27), expected[30:])
+
+
+@pytest.mark.parametrize("block_size", [8, 32])
+@torch.inference_mode()
+def test_paired_halves_change_no_bit_in_blocks_of_other_sizes(
+    block_size: int, arithmetic: tuple[torch.dtype, bool]
+) -> None:
+    dtype, use_amx = arithmetic
+    model = RandomDecoder(64)
+    model.round_to(dtype)
+    tokens = torch.arange(LENGTH) * 7 % VOCAB
+    expected, found = (
+        Compiled(model, dtype, use_amx, pairs_halves=pairs_halves, block_size=block_size).logits(tokens)
+        for pairs_halves in (False, True)
+    )
+    assert torch.equal(found, expected)
+    difference = expected.double() - model.logits(tokens)
+    assert difference.norm() < (1e-5 if dtype == torch.float32 else 3e-2) * expected.norm()
 
 
 @pytest.mark.parametrize("dim", WHOLE_DIMS)

@@ -248,8 +248,8 @@ private:
 
     // Parts of a panel. One part stays in the first-level cache, while all tiles of a group pass through.
     static int64_t num_parts(const Matrix& matrix, const Piece& piece) {
-        const int64_t elements = matrix.inputs * PARTS;
-        if (elements <= MOST_WHOLE && (piece.last_row - piece.first_row) * elements <= MOST_WHOLE_ROWS) return 1;
+        // With two factors for each number there is more to multiply for each one that is loaded: parts are faster.
+        if (PARTS == 1 && matrix.inputs <= MOST_WHOLE && (piece.last_row - piece.first_row) * matrix.inputs <= MOST_WHOLE_ROWS) return 1;
         return ceil_div(matrix.inputs, MOST_KEPT);
     }
 
@@ -289,7 +289,7 @@ private:
         const int64_t parts = KEPT == Kept::ROWS ? 1 : num_parts(matrix, piece);
         const int64_t depth = round_up(ceil_div(matrix.inputs, parts), PARTS * DEPTH);
         const int64_t bytes = panel_bytes<Element>(matrix), tiles = piece.num_tiles(), most_tiles = group_tiles(matrix);
-        // Tiles of a group. One leaves more of the first-level cache for others, where no part is added to its sums.
+        // Tiles whose products are computed before any result is written. One leaves more of the first-level cache for others, where no part is added to its sums.
         const int64_t together = parts == 1 ? 1 : most_tiles;
         const char* panels = static_cast<const char*>(matrix.panels);
         // While one part is multiplied by the first tiles, the next one is prefetched; of a panel that is expanded, the next panel.
@@ -300,7 +300,7 @@ private:
         alignas(LINE) float buffers[2][MOST_TILES * ROWS * PANEL];
         float *sums = buffers[0], *others = buffers[1];
         Unfinished<std::remove_reference_t<F>> unfinished{matrix, task_claim, finish};
-        task_claim.set_burst(together * TILE_UNITS);
+        task_claim.set_burst(std::min(together, tiles) * TILE_UNITS);
         for (; p < piece.last_panel; ++p, tile = 0) {
             const auto* panel = reinterpret_cast<const Element*>(panels + p * bytes);
             if (matrix.is_expanded()) {

@@ -70,11 +70,11 @@ inline void locate_slots(const int64_t* slots, int64_t count, int64_t block_size
     for (int64_t i = 0; i < count; ++i) located.emplace_back(slots[i], block_size);
 }
 
-// Whether a token, not the first, is stored in other cache lines than the one before it: then two threads can store them at the
-// same time without waiting for each other.
+// Whether a token, not the first, is not stored in the cache lines of the one before it: then two threads can store them at the same
+// time without waiting for each other.
 inline bool begins_lines(const Slot* slots, int64_t token) {
     const Slot slot = slots[token], before = slots[token - 1];
-    return slot.block != before.block || slot.offset / LANES != before.offset / LANES;
+    return !slot.exists() || slot.block != before.block || slot.offset / LANES != before.offset / LANES;
 }
 
 // Stores numbers of a token's key of one head, those from dimension `first` on, in a cache without codes.

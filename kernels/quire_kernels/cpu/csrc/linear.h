@@ -188,7 +188,7 @@ inline void expand_panel(const Matrix& m, const void* panel, T* to) {
     for (int64_t i = 0, count = panel_bytes<T>(m); i < count; i += LANES) store_exact(to + i, floats_of(codes + i));
 }
 
-// A part of a product, which a thread computes in units: a panel with a tile of rows each, or with several by AmxFactors.
+// A part of a product, which a thread computes in units: a panel with a tile of rows each, by AmxFactors with two rows of it.
 struct Piece {
     int64_t first_panel, last_panel, first_row, last_row;
     int64_t tile_rows;  // the last tile may have fewer

@@ -5,7 +5,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <cstdlib>
 #include <functional>
 #include <thread>
 #include <vector>
@@ -34,7 +33,7 @@ struct alignas(64) PaddedAtomic {
 
 // An asymmetric fence: of two threads that each write and then read, one with light() and one with heavy() between, at least one
 // reads what the other wrote. light() then costs nothing: heavy() makes the system issue a fence on all threads of the process
-// (membarrier). Where the system refuses that, both are fences.
+// (membarrier). Where it does not do that, both are fences.
 class AsymmetricFence {
 #if defined(__linux__) && !defined(QUIRE_NO_MEMBARRIER)
     static bool membarrier(int command) { return syscall(SYS_membarrier, command, 0, 0) == 0; }
@@ -53,10 +52,10 @@ public:
         if (LIGHT_IS_FREE) std::atomic_signal_fence(std::memory_order_seq_cst);
         else std::atomic_thread_fence(std::memory_order_seq_cst);
     }
-    static void heavy() {
+    // Returns false where the system cannot do it now: then nothing is known of the other thread.
+    static bool heavy() {
         std::atomic_thread_fence(std::memory_order_seq_cst);
-        // A filter of system calls that is installed later may refuse it: results would be wrong without.
-        if (LIGHT_IS_FREE && !fence_all()) std::abort();
+        return !LIGHT_IS_FREE || fence_all();
     }
 };
 
@@ -64,15 +63,16 @@ public:
 // written. Between two writes another thread may take over the rest of the tile; the first thread's current result is then
 // discarded. Others may overwrite its inputs by then, but no memory is freed before `run` ends.
 //
-// Units may be small, so a write has no locked instruction. A thread's slot has the state of its claim, which it alone writes, and
+// Units may be small, so a write has no locked instruction. A thread's board has the state of its claim, which it alone writes, and
 // the claim's number:
 // - The owner stores that it writes, and then loads the number. Another thread changes the number, as a request, and then loads the
 //   state. An asymmetric fence stands between the two in both threads: so the owner finds the request before it writes, or the other
-//   thread finds the state of that write or a later one. It withdraws its request where the owner is writing.
-// - Else it turns the request into a take-over, from the state that it has loaded. An owner that finds a request rejects it, and only
-//   then writes. Both exchange the same value, so one of them fails, and the loaded state was the last one.
+//   thread finds the state of that write or a later one.
+// - The other thread withdraws its request where the owner is writing. Else it turns the request into a take-over, from the state that
+//   it has loaded. An owner that finds a request rejects it, and only then writes. Both exchange the same value, so one of them
+//   fails, and the loaded state was the last one.
 // - A third thread leaves a claim alone that has a request or is taken over.
-// - Each claim of a slot, and each rejection, has a new number, in 64 bits. So an exchange by a thread that has seen an earlier claim
+// - Each claim on a board, and each rejection, has a new number, in 64 bits. So an exchange by a thread that has seen an earlier claim
 //   fails, even where that was of the same tile.
 // - A state is cleared before the next claim's number is stored, and set after it. So a state that is loaded after a number is of that
 //   claim or of a later one; and if the number can still be exchanged, of that claim.
@@ -113,7 +113,8 @@ public:
 private:
     friend class ThreadPool;
 
-    struct alignas(64) Slot {
+    // Where a thread shows its claim.
+    struct alignas(64) Board {
         std::atomic<uint64_t> state{0};   // 0: no claim
         std::atomic<uint64_t> number{0};  // a multiple of NEXT; plus REQUESTED or TAKEN
     };
@@ -121,7 +122,7 @@ private:
     // phase (24 bits) · tile (22) · next unit (16) · is being written (1) · is claimed (1)
     static constexpr int UNIT_SHIFT = 2, TASK_SHIFT = 18, PHASE_SHIFT = 40;
     static constexpr uint64_t OWNED = 1, WRITING = 2, MAX_TASKS = (1 << 22) - 1;
-    static constexpr int64_t MAX_UNITS = (1 << 16) - 1;
+    static constexpr int64_t MAX_UNITS = (1 << 16) - 1;  // more are written, but not taken over
     static constexpr uint64_t REQUESTED = 1, TAKEN = 2, NEXT = 4;
 
     static uint64_t of(uint32_t phase, int64_t task) {
@@ -133,22 +134,22 @@ private:
     }
 
     // Takes over the claim of that number. Returns the state to go on from, or 0: the claim is another's, or its owner writes.
-    static uint64_t take_over(Slot& slot, uint64_t number) {
-        if (number % NEXT || !exchange(slot, number, number | REQUESTED)) return 0;
-        AsymmetricFence::heavy();
-        const uint64_t state = slot.state.load(std::memory_order_acquire);
-        const bool takes = can_take_over(state);
-        return exchange(slot, number | REQUESTED, takes ? number | TAKEN : number) && takes ? state : 0;
+    static uint64_t take_over(Board& board, uint64_t number) {
+        if (number % NEXT || !exchange(board, number, number | REQUESTED)) return 0;
+        const bool is_ordered = AsymmetricFence::heavy();
+        const uint64_t state = board.state.load(std::memory_order_acquire);
+        const bool takes = is_ordered && can_take_over(state);
+        return exchange(board, number | REQUESTED, takes ? number | TAKEN : number) && takes ? state : 0;
     }
-    static bool exchange(Slot& slot, uint64_t from, uint64_t to) {
-        return slot.number.compare_exchange_strong(from, to, std::memory_order_acq_rel);
+    static bool exchange(Board& board, uint64_t from, uint64_t to) {
+        return board.number.compare_exchange_strong(from, to, std::memory_order_acq_rel);
     }
 
     // Of a new tile, or of the rest of one that another thread claimed.
-    TaskClaim(Slot& slot, uint64_t state)
-        : slot_(slot), state_(state), number_((slot.number.load(std::memory_order_relaxed) | (NEXT - 1)) + 1) {
-        slot_.number.store(number_, std::memory_order_release);
-        slot_.state.store(state_, std::memory_order_release);
+    TaskClaim(Board& board, uint64_t state)
+        : board_(board), state_(state), number_((board.number.load(std::memory_order_relaxed) | (NEXT - 1)) + 1) {
+        board_.number.store(number_, std::memory_order_release);
+        board_.state.store(state_, std::memory_order_release);
     }
 
     int64_t task() const { return static_cast<int64_t>(state_ >> TASK_SHIFT & MAX_TASKS); }
@@ -156,24 +157,24 @@ private:
     // Returns whether the tile was this thread's up to here.
     bool end() {
         if (!begin_writing()) return false;
-        slot_.state.store(0, std::memory_order_release);
+        board_.state.store(0, std::memory_order_release);
         return true;
     }
 
     [[gnu::always_inline]] bool begin_writing() {
         if (state_ & WRITING) return true;
-        slot_.state.store(state_ | WRITING, std::memory_order_relaxed);
+        board_.state.store(state_ | WRITING, std::memory_order_relaxed);
         AsymmetricFence::light();
-        return slot_.number.load(std::memory_order_acquire) == number_ || reject_request();
+        return board_.number.load(std::memory_order_acquire) == number_ || reject_request();
     }
 
     // Returns false where it is too late.
     [[gnu::noinline]] bool reject_request() {
         uint64_t seen = number_ | REQUESTED;
-        if (slot_.number.compare_exchange_strong(seen, number_ + NEXT, std::memory_order_acq_rel)) {
+        if (board_.number.compare_exchange_strong(seen, number_ + NEXT, std::memory_order_acq_rel)) {
             number_ += NEXT;
         } else if (seen != number_) {
-            slot_.state.store(0, std::memory_order_release);
+            board_.state.store(0, std::memory_order_release);
             return false;
         }
         return true;
@@ -184,11 +185,11 @@ private:
         // Beyond the largest number of units no thread can take over: the tile is written to its end.
         if (next() + units >= MAX_UNITS) state_ |= WRITING;
         else state_ += static_cast<uint64_t>(units) << UNIT_SHIFT;
-        slot_.state.store(state_, std::memory_order_release);
+        board_.state.store(state_, std::memory_order_release);
     }
 
-    Slot& slot_;
-    uint64_t state_;  // the slot's while the tile is this thread's and no unit is being written
+    Board& board_;
+    uint64_t state_;  // the board's while the tile is this thread's and no unit is being written
     uint64_t number_;
     int64_t burst_ = 1;
 };
@@ -197,7 +198,7 @@ private:
 // thread is not waited for unless it claims a tile that no other can take over. It skips finished phases when it is back.
 class ThreadPool {
 public:
-    explicit ThreadPool(int size) : size_(size), slots_(size) {
+    explicit ThreadPool(int size) : size_(size), boards_(size) {
         try {
             for (int i = 1; i < size; ++i) threads_.emplace_back([this, i] { worker_loop(i); });
         } catch (...) {
@@ -246,7 +247,7 @@ public:
         ++thread_state().phase;
         auto take_over_timeout = INITIAL_TAKE_OVER_TIMEOUT;
         const auto work_on = [&](uint64_t value) {
-            TaskClaim task_claim(slots_[me.thread], value);
+            TaskClaim task_claim(boards_[me.thread], value);
             const auto began = Clock::now();
             const int64_t first = task_claim.next();
             body(task_claim.task(), task_claim);
@@ -260,14 +261,15 @@ public:
             if (work_on(TaskClaim::of(me.phase, i))) return;
         for (int num_scans = 0; num_scans < SPINS && !is_over(me.phase); ++num_scans) {
             for (int other = 0; other < size_; ++other) {
-                TaskClaim::Slot& slot = slots_[other];
-                const uint64_t number = slot.number.load(std::memory_order_acquire), seen = slot.state.load(std::memory_order_acquire);
-                if (other == me.thread || !TaskClaim::can_take_over(seen, me.phase)) continue;
+                TaskClaim::Board& board = boards_[other];
+                const uint64_t number = board.number.load(std::memory_order_acquire), seen = board.state.load(std::memory_order_acquire);
+                // The board of a claim that is taken over stays as it is until its owner is back.
+                if (other == me.thread || number % TaskClaim::NEXT || !TaskClaim::can_take_over(seen, me.phase)) continue;
                 // A running thread would make progress soon.
                 const auto until = Clock::now() + take_over_timeout;
-                while (slot.state.load(std::memory_order_acquire) == seen && Clock::now() < until) cpu_pause();
-                if (slot.state.load(std::memory_order_acquire) != seen) continue;
-                const uint64_t rest = TaskClaim::take_over(slot, number);
+                while (board.state.load(std::memory_order_acquire) == seen && !is_over(me.phase) && Clock::now() < until) cpu_pause();
+                if (board.state.load(std::memory_order_acquire) != seen) continue;
+                const uint64_t rest = TaskClaim::take_over(board, number);
                 if (!rest) continue;
                 if (work_on(rest)) return;
                 num_scans = 0;
@@ -283,12 +285,13 @@ public:
         parallel_for_ranges(count, [](int64_t) { return true; }, body);
     }
 
-    // The same, in ranges that begin with the first call or one for which can_begin(i).
+    // The same, in ranges that begin with the first call or one for which can_begin(i), if there are enough calls for all threads.
     template <class B, class F>
     void parallel_for_ranges(int64_t count, B&& can_begin, F&& body) {
         const int64_t length = std::clamp<int64_t>(count / (RANGES_PER_THREAD * size_), 1, MAX_RANGE_LENGTH);
+        const bool has_enough = count >= 2 * MAX_RANGE_LENGTH * size_;
         const auto begin = [&](int64_t i) {
-            while (0 < i && i < count && !can_begin(i)) ++i;
+            while (has_enough && 0 < i && i < count && !can_begin(i)) ++i;
             return std::min(i, count);
         };
         parallel_for((count + length - 1) / length, [&](int64_t range) {
@@ -378,7 +381,7 @@ private:
     PaddedAtomic<uint64_t> claim_;
     PaddedAtomic<int64_t> done_;
     // The tile that each thread claims.
-    std::vector<TaskClaim::Slot> slots_;
+    std::vector<TaskClaim::Board> boards_;
     std::vector<std::thread> threads_;
 };
 
