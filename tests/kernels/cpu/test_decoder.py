@@ -177,8 +177,9 @@ class Compiled:
         self._decoder = Decoder(compiled.thread_pool(), dtype, arguments, use_amx=use_amx)
 
     def logits(self, tokens: Tensor, first: int = 0, num_unstored: int = 0) -> Tensor:
-        """The logits behind each of these tokens, which are those from position `first` on, float32 [tokens, VOCAB]; the
-        first `num_unstored` of them are in the cache already.
+        """The logits behind each of these tokens, which are those from position `first` on: float32 [tokens, VOCAB].
+
+        The first `num_unstored` tokens are in the cache already.
         """
         positions = torch.arange(first, first + len(tokens))
         slots = torch.where(positions < first + num_unstored, -1, positions)
