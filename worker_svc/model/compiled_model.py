@@ -42,7 +42,13 @@ from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import ComputedFormat, LinearLayer, LinearRole, MlpKind, ModelDescription, Norm
 from worker_svc.model.linear_weights import LinearWeights, WeightParts
 from worker_svc.model.nibble_weights import read_nibbles
-from worker_svc.model.panel_order import can_pair_halves, interleaved, joined_by_half_heads, joined_by_panels
+from worker_svc.model.panel_order import (
+    can_pair_halves,
+    interleaved,
+    joined_by_half_heads,
+    joined_by_panels,
+    paired_halves,
+)
 from worker_svc.model.rope import inverse_frequencies, layer_ropes
 from worker_svc.model.support import BY_EVERY_BACKEND, Feature, check_computed
 from worker_svc.model.weights import Checkpoint, ReadMeter, open_checkpoint
@@ -161,10 +167,10 @@ class _CompiledBuilder:
         dtype = self._dtype_of(weights, matrix_format)
         if is_gated:
             return self._pack(matrix_format, *interleaved(weights, dtype))
+        if _pairs_halves(layer):
+            return self._pack(matrix_format, *paired_halves(weights, dtype, layer.split_unit))
         weight, bias = weights.fused(dtype)
-        if join is not torch.cat:
-            weight, bias = join([weight]), None if bias is None else join([bias])
-        return self._pack(matrix_format, weight, bias, join(weights.code_scales))
+        return self._pack(matrix_format, weight, bias, torch.cat(weights.code_scales))
 
     def _blocks(
         self, weights: WeightParts, asked: MatrixFormat, join: Callable[[list[Tensor]], Tensor]

@@ -57,10 +57,35 @@ def can_pair_halves(head_dim: int) -> bool:
     return head_dim % PANEL == 0
 
 
-def joined_by_half_heads(head_dim: int, parts: list[Tensor]) -> Tensor:
-    """Tensors [outputs, ...] of queries, keys and values side by side: of each head sixteen outputs of its first half,
-    then the same of its second half, and so on.
+def paired_halves(weights: LinearWeights, dtype: torch.dtype, head_dim: int) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Queries, keys and values side by side: of each head sixteen outputs of its first half, then the same of its
+    second half, and so on.
+
+    The same of the bias, and of the scales of codes.
     """
-    joined = torch.cat(parts)
-    halves = joined.view(-1, 2, head_dim // PANEL, _LANES, *joined.shape[1:])
-    return halves.transpose(1, 2).reshape(joined.shape)
+    joined = torch.empty(sum(weights.outputs), weights.inputs, dtype=dtype)
+    biases = torch.zeros(len(joined), dtype=dtype) if weights.biased else None
+
+    def place(part: int, weight: StoredWeight, bias: Tensor | None) -> None:
+        start = sum(weights.outputs[:part])
+        rows = slice(start, start + weights.outputs[part])
+        _copy_by_half_heads(head_dim, weight.dense(), joined[rows])
+        if biases is not None and bias is not None:
+            _copy_by_half_heads(head_dim, bias, biases[rows])
+
+    weights.for_each_part(place)
+    return joined, biases, joined_by_half_heads(head_dim, weights.code_scales)
+
+
+def joined_by_half_heads(head_dim: int, parts: list[Tensor]) -> Tensor:
+    """As `paired_halves`, of one kind of tensors [outputs, ...] of queries, keys and values."""
+    joined = parts[0].new_empty(sum(map(len, parts)), *parts[0].shape[1:])
+    for part, rows in zip(parts, torch.split(joined, [len(part) for part in parts]), strict=True):
+        _copy_by_half_heads(head_dim, part, rows)
+    return joined
+
+
+def _copy_by_half_heads(head_dim: int, part: Tensor, to: Tensor) -> None:
+    panels = head_dim // PANEL
+    halves = part.view(-1, 2, panels, _LANES, *part.shape[1:])
+    to.view(-1, panels, 2, _LANES, *to.shape[1:]).copy_(halves.transpose(1, 2))
