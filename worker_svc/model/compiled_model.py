@@ -42,13 +42,7 @@ from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import ComputedFormat, LinearLayer, LinearRole, MlpKind, ModelDescription, Norm
 from worker_svc.model.linear_weights import LinearWeights, WeightParts
 from worker_svc.model.nibble_weights import read_nibbles
-from worker_svc.model.panel_order import (
-    can_pair_halves,
-    interleaved,
-    joined_by_half_heads,
-    joined_by_panels,
-    paired_halves,
-)
+from worker_svc.model.panel_order import GateAndUp, HalfHeads, PanelOrder, join, read_joined
 from worker_svc.model.rope import inverse_frequencies, layer_ropes
 from worker_svc.model.support import BY_EVERY_BACKEND, Feature, check_computed
 from worker_svc.model.weights import Checkpoint, ReadMeter, open_checkpoint
@@ -141,18 +135,16 @@ class _CompiledBuilder:
         return self._linear(weights.gate_up, of_expert=True), self._linear(weights.down, of_expert=True)
 
     def _linear(self, weights: LinearWeights, *, of_expert: bool = False) -> PackedMatrix:
-        layer, matrix_format = weights.layer, self._format_of(weights.layer)
+        matrix_format = self._format_of(weights.layer)
         kept = IN_NIBBLES.get(matrix_format) if weights.codes.keeps_nibbles(of_expert=of_expert) else None
-        is_gated = layer.role is LinearRole.GATE_UP and len(weights.outputs) == 2
-        join: Callable[[list[Tensor]], Tensor] = joined_by_panels if is_gated else torch.cat
-        if _pairs_halves(layer):
-            join = partial(joined_by_half_heads, layer.split_unit)
+        order = _order_of(weights)
+        join_parts = torch.cat if order is None else partial(join, order)
         if weights.codes.keeps_blocks(of_expert=of_expert) and matrix_format is not MatrixFormat.PLAIN:
-            return self._blocks(weights, matrix_format, join)
+            return self._blocks(weights, matrix_format, join_parts)
         if kept is not None or matrix_format.has_nibbles:
             quantize = partial(quantize_in_nibbles, self._thread_pool) if kept is None else None
             dtype = self._dtype if kept is None else weights.code_dtype
-            held, bias = read_nibbles(weights, quantize, dtype, join, of_expert=of_expert)
+            held, bias = read_nibbles(weights, quantize, dtype, join_parts, of_expert=of_expert)
             if isinstance(held, Tensor):
                 return self._pack(matrix_format, held, bias)
             return pack_nibbles(
@@ -165,10 +157,8 @@ class _CompiledBuilder:
                 input_multiple=self._input_multiple(kept or matrix_format),
             )
         dtype = self._dtype_of(weights, matrix_format)
-        if is_gated:
-            return self._pack(matrix_format, *interleaved(weights, dtype))
-        if _pairs_halves(layer):
-            return self._pack(matrix_format, *paired_halves(weights, dtype, layer.split_unit))
+        if order is not None:
+            return self._pack(matrix_format, *read_joined(order, weights, dtype))
         weight, bias = weights.fused(dtype)
         return self._pack(matrix_format, weight, bias, torch.cat(weights.code_scales))
 
@@ -220,7 +210,15 @@ class _CompiledBuilder:
 
 def _pairs_halves(layer: LinearLayer) -> bool:
     """Whether the outputs of a layer are those of heads whose halves are paired. Latent vectors have no heads."""
-    return layer.role is LinearRole.QKV and can_pair_halves(layer.split_unit)
+    return layer.role is LinearRole.QKV and HalfHeads.suits(layer.split_unit)
+
+
+def _order_of(weights: LinearWeights) -> PanelOrder | None:
+    """None: the parts side by side."""
+    layer, outputs = weights.layer, weights.outputs
+    if layer.role is LinearRole.GATE_UP and len(outputs) == 2:
+        return GateAndUp(outputs[0])
+    return HalfHeads(outputs, layer.split_unit) if _pairs_halves(layer) else None
 
 
 class CompiledModel:

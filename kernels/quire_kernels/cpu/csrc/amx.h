@@ -246,7 +246,7 @@ private:
         return std::clamp<int64_t>(MOST_GROUP_INPUTS / std::max<int64_t>(1, matrix.inputs), 1, MOST_TILES);
     }
 
-    // Parts of a panel. One part stays in the first-level cache, while all tiles of a group pass through.
+    // Parts of a panel. Each stays in a cache while all tiles of a group pass through: the first-level one, where there are several.
     static int64_t num_parts(const Matrix& matrix, const Piece& piece) {
         // With two factors for each number there is more to multiply for each one that is loaded: parts are faster.
         if (PARTS == 1 && matrix.inputs <= MOST_WHOLE && (piece.last_row - piece.first_row) * matrix.inputs <= MOST_WHOLE_ROWS) return 1;
@@ -289,7 +289,8 @@ private:
         const int64_t parts = KEPT == Kept::ROWS ? 1 : num_parts(matrix, piece);
         const int64_t depth = round_up(ceil_div(matrix.inputs, parts), PARTS * DEPTH);
         const int64_t bytes = panel_bytes<Element>(matrix), tiles = piece.num_tiles(), most_tiles = group_tiles(matrix);
-        // Tiles whose products are computed before any result is written. One leaves more of the first-level cache for others, where no part is added to its sums.
+        // Tiles whose products are computed before any result is written. One leaves more of the first-level cache for others, where no
+        // part is added to its sums.
         const int64_t together = parts == 1 ? 1 : most_tiles;
         const char* panels = static_cast<const char*>(matrix.panels);
         // While one part is multiplied by the first tiles, the next one is prefetched; of a panel that is expanded, the next panel.

@@ -133,9 +133,9 @@ private:
         return can_take_over(seen) && seen >> PHASE_SHIFT == of(phase, 0) >> PHASE_SHIFT;
     }
 
-    // Takes over the claim of that number. Returns the state to go on from, or 0: the claim is another's, or its owner writes.
+    // Takes over the claim of that number, which had no request. Returns the state to go on from, or 0: the claim is another's, or its owner writes.
     static uint64_t take_over(Board& board, uint64_t number) {
-        if (number % NEXT || !exchange(board, number, number | REQUESTED)) return 0;
+        if (!exchange(board, number, number | REQUESTED)) return 0;
         const bool is_ordered = AsymmetricFence::heavy();
         const uint64_t state = board.state.load(std::memory_order_acquire);
         const bool takes = is_ordered && can_take_over(state);

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 import compiled
+from joined_heads import joined_heads
 from llama_models import SIZES
 from quantized_models import in_order, quantize, save_quantized
 from quire_kernels.cpu.linear import MatrixFormat, PackedMatrix, linear
@@ -21,7 +22,6 @@ from worker_svc.model.config import read_config
 from worker_svc.model.formats._grouped import GroupedWeight, PackedCodes
 from worker_svc.model.formats._scaled import ScaledWeight, blocks
 from worker_svc.model.formats.dense import DenseWeight
-from worker_svc.model.panel_order import joined_by_half_heads
 from worker_svc.model.stored_linear import _Ranges
 from worker_svc.model.weight_format import code_scales
 
@@ -105,11 +105,11 @@ def test_a_model_is_computed_with_its_own_codes(
     assert torch.equal(built.head.scales[: len(of_head)], of_head)
     first = built.layers[0]
     name = "model.layers.0.self_attn."
-    join = partial(joined_by_half_heads, SIZES["head_dim"])
-    own = join([stored[f"{name}{part}_proj.weight_scale"].flatten().float() for part in "qkv"])
+    heads = partial(joined_heads, head_dim=SIZES["head_dim"])
+    own = heads([stored[f"{name}{part}_proj.weight_scale"].flatten().float() for part in "qkv"])
     assert first.qkv.scales is not None
     assert torch.equal(first.qkv.scales[: len(own)], own)
-    dense = join([meant[f"{name}{part}_proj.weight"] for part in "qkv"])
+    dense = heads([meant[f"{name}{part}_proj.weight"] for part in "qkv"])
     codes = dense / own[:, None]
     assert (codes.round() - codes).abs().max() < 0.1
     assert codes.abs().amax(1).min() < 127.5 < codes.abs().amax(1).max(), "some have -128, as those around zero may"

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import compiled
 import llama_models
+from joined_heads import joined_heads
 from quire_kernels.cpu.linear import MatrixFormat, PackedMatrix, linear
 from runner_driver import Driver, make_runner
 from tiny_gguf import KV_HEADS, TOKENS, TinyGguf, as_q4_k_m, random_blocks, write_tiny_gguf
@@ -25,7 +26,6 @@ from worker_svc.model.compiled_model import load_compiled_model
 from worker_svc.model.config import UnsupportedModel, read_config
 from worker_svc.model.formats._gguf_blocks import BLOCK_TYPES
 from worker_svc.model.formats.gguf import FORMAT, BlockWeight
-from worker_svc.model.panel_order import joined_by_half_heads
 
 TYPES = list(BLOCK_TYPES)
 # Of which a scale or a minimum has more bits than products keep.
@@ -158,7 +158,7 @@ def test_a_model_is_computed_with_its_own_codes(name: str, asked: MatrixFormat, 
 def _of_heads(meant: dict[str, Tensor], layer: int) -> Tensor:
     """A layer's queries, keys and values, in the order of the compiled code."""
     parts = [meant[f"model.layers.{layer}.self_attn.{part}_proj.weight"] for part in "qkv"]
-    return joined_by_half_heads(len(parts[1]) // KV_HEADS, parts)
+    return joined_heads(parts, len(parts[1]) // KV_HEADS)
 
 
 def _mixed(name: str) -> str:

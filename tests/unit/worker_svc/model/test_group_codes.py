@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import LlamaConfig, OlmoeConfig
 
 import compiled
+from joined_heads import joined_heads
 from llama_models import SIZES
 from quantized_models import QuantizedWeight, in_act_order, in_order, quantize, save_quantized
 from quire_kernels.cpu.experts import PackedExperts
@@ -21,7 +22,6 @@ from worker_svc.model.architecture import describe
 from worker_svc.model.building import BuiltModel
 from worker_svc.model.compiled_model import load_compiled_model
 from worker_svc.model.config import read_config
-from worker_svc.model.panel_order import joined_by_half_heads
 
 Save = Callable[..., Path]
 Store = Callable[[str, QuantizedWeight], dict[str, Tensor]]
@@ -85,9 +85,7 @@ def _built(packed: Path, asked: MatrixFormat) -> BuiltModel[PackedMatrix, Packed
 def _dense_qkv(directory: Path, layer: int) -> Tensor:
     """What the codes of a layer's queries, keys and values mean, in the order of the compiled code."""
     meant = load_file(directory / "model.safetensors")
-    return joined_by_half_heads(
-        HEAD_DIM, [meant[f"model.layers.{layer}.self_attn.{part}_proj.weight"] for part in "qkv"]
-    )
+    return joined_heads([meant[f"model.layers.{layer}.self_attn.{part}_proj.weight"] for part in "qkv"], HEAD_DIM)
 
 
 CONFIGS: dict[str, tuple[dict[str, Any], int, bool]] = {

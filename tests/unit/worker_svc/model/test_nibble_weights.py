@@ -12,6 +12,7 @@ from transformers import LlamaConfig
 
 import compiled
 import llama_models
+from joined_heads import joined_heads
 from llama_models import SIZES
 from quantized_models import in_act_order, in_order, quantize, save_quantized
 from quire_kernels.cpu.linear import MatrixFormat, PackedMatrix, linear
@@ -25,7 +26,6 @@ from worker_svc.model.formats._grouped import GroupedWeight, PackedCodes
 from worker_svc.model.formats._scaled import ScaledWeight, blocks
 from worker_svc.model.formats.dense import DenseWeight
 from worker_svc.model.nibble_weights import _in_groups, _kept
-from worker_svc.model.panel_order import joined_by_half_heads
 from worker_svc.model.stored_linear import _Ranges
 from worker_svc.model.weight_format import GroupCodes, group_codes
 
@@ -183,7 +183,7 @@ def test_a_model_is_computed_with_its_own_codes(
         if matrix is layer.mlp.gate_up:
             panels = held.view(-1, 2, 16, width)
             held = torch.cat([panels[:, part].flatten(0, 1)[: len(weights[0])] for part in range(2)])
-        dense = joined_by_half_heads(WIDE["head_dim"], weights) if matrix is layer.qkv else torch.cat(weights)
+        dense = joined_heads(weights, WIDE["head_dim"]) if matrix is layer.qkv else torch.cat(weights)
         is_kept = len(parts) == 1 or order != "of each layer" or is_ordered
         assert (matrix.order is None) == (is_ordered or not is_kept)
         # Numbers that are rounded anew are off by half a step of theirs.
