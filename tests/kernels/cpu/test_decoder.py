@@ -1,12 +1,11 @@
 """The compiled forward pass of decoders against torch in float64: random models of two layers, a feature at a time."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, layer_norm, linear, pad, relu, rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import pad
 
 import compiled
 import quire_kernels.cpu.decoder
@@ -17,126 +16,12 @@ from quire_kernels.cpu.attention import RuleArgs, SequencesArgs
 from quire_kernels.cpu.decoder import Decoder, DecoderLayerArgs, DecoderModelArgs, DecoderStepArgs, MlpArgs, RopeArgs
 from quire_kernels.cpu.linear import MatrixArgs, pack_matrix
 from quire_kernels.cpu.norms import NormArgs, NormCode, pack_norm
+from random_decoder import CONTEXT, HEADS, HIDDEN, KV_HEADS, VOCAB, RandomDecoder, RandomLayer, RandomNorm
 
-# No size is a multiple of 32, nor are all of 16.
-HIDDEN, HEADS, KV_HEADS, DIM, WIDTH, VOCAB, CONTEXT = 54, 6, 2, 16, 83, 101, 80
 # Heads of whole panels, whose halves are paired.
 WHOLE_DIMS = [32, 96, 128]
 BLOCK_SIZE = 16
 LENGTH = 70
-ACTIVATIONS: dict[ActivationCode, Callable[[Tensor], Tensor]] = {
-    ActivationCode.GELU: gelu,
-    ActivationCode.GELU_TANH: lambda x: gelu(x, approximate="tanh"),
-    ActivationCode.SILU: silu,
-    ActivationCode.RELU: relu,
-}
-
-
-@dataclass
-class RandomNorm:
-    size: int
-    kind: NormCode = NormCode.RMS
-    epsilon: float = 1e-5
-
-    def __post_init__(self) -> None:
-        self.weight = 1 + torch.randn(self.size) / 4
-        self.bias = torch.randn(self.size) / 4 if self.kind is NormCode.LAYER else None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if self.bias is None:
-            return rms_norm(x, (self.size,), self.weight.double(), self.epsilon)
-        return layer_norm(x, (self.size,), self.weight.double(), self.bias.double(), self.epsilon)
-
-
-class RandomLayer:
-    def __init__(self, dim: int) -> None:
-        self.dim = dim
-        self.attention_norm, self.mlp_norm = RandomNorm(HIDDEN), RandomNorm(HIDDEN)
-        self.query_norm: RandomNorm | None = None
-        self.key_norm: RandomNorm | None = None
-        self.post_attention_norm: RandomNorm | None = None
-        self.post_mlp_norm: RandomNorm | None = None
-        self.rope: int | None = 0
-        self.activation = ActivationCode.SILU
-        self.is_gated, self.is_parallel, self.has_joint_norms = True, False, False
-        self.resize(WIDTH)
-        self.qkv = weight((HEADS + 2 * KV_HEADS) * dim, HIDDEN)
-        self.output = weight(HIDDEN, HEADS * dim)
-
-    def resize(self, width: int) -> None:
-        """Sets the MLP's width."""
-        self.gate, self.up, self.down = weight(width, HIDDEN), weight(width, HIDDEN), weight(HIDDEN, width)
-
-    def act(self, x: Tensor) -> Tensor:
-        act = ACTIVATIONS[self.activation]
-        up = linear(x, self.up.double())
-        return act(linear(x, self.gate.double())) * up if self.is_gated else act(up)
-
-
-class RandomDecoder:
-    def __init__(self, dim: int = DIM) -> None:
-        torch.manual_seed(0)
-        self.dim = dim
-        self.layers = [RandomLayer(dim), RandomLayer(dim)]
-        self.ropes = [(torch.logspace(0, -3, dim // 2), 1.0)]
-        self.norm = RandomNorm(HIDDEN)
-        self.embedding, self.embedding_scale = torch.randn(VOCAB, HIDDEN), 1.0
-        self.positions: Tensor | None = None
-        self.head = weight(VOCAB, HIDDEN)
-        self.head_bias: Tensor | None = None
-        self.logits_soft_cap = 0.0
-
-    def round_to(self, dtype: torch.dtype) -> None:
-        """Rounds all that has the model's dtype."""
-        for layer in self.layers:
-            for name in ("qkv", "output", "gate", "up", "down"):
-                setattr(layer, name, getattr(layer, name).to(dtype))
-        self.embedding, self.head = self.embedding.to(dtype), self.head.to(dtype)
-        self.positions = None if self.positions is None else self.positions.to(dtype)
-
-    def logits(self, tokens: Tensor) -> Tensor:
-        """The logits behind each of these tokens, float64 [tokens, VOCAB]."""
-        x = self.embedding[tokens].double() * self.embedding_scale
-        if self.positions is not None:
-            x = x + self.positions[: len(tokens)].double()
-        for layer in self.layers:
-            added = linear(self._attend(layer, layer.attention_norm(x)), layer.output.double())
-            added = layer.post_attention_norm(added) if layer.post_attention_norm else added
-            seen = x if layer.is_parallel else x + added
-            widened = linear(layer.act(layer.mlp_norm(seen)), layer.down.double())
-            x = x + added + (layer.post_mlp_norm(widened) if layer.post_mlp_norm else widened)
-        logits = linear(self.norm(x), self.head.double(), None if self.head_bias is None else self.head_bias.double())
-        return self.logits_soft_cap * (logits / self.logits_soft_cap).tanh() if self.logits_soft_cap else logits
-
-    def _attend(self, layer: RandomLayer, x: Tensor) -> Tensor:
-        heads = linear(x, layer.qkv.double()).view(len(x), -1, self.dim).transpose(0, 1)
-        query, key, value = torch.split(heads, [HEADS, KV_HEADS, KV_HEADS])
-        query, key = (
-            self._normalized(layer, norm, states) for norm, states in ((layer.query_norm, query), (layer.key_norm, key))
-        )
-        if layer.rope is not None:
-            query, key = (self._rotate(layer.rope, states) for states in (query, key))
-        attended = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
-        return attended.transpose(0, 1).flatten(1)
-
-    def _normalized(self, layer: RandomLayer, norm: RandomNorm | None, states: Tensor) -> Tensor:
-        if norm is None:
-            return states
-        if not layer.has_joint_norms:
-            return norm(states)
-        return norm(states.transpose(0, 1).flatten(1)).view(-1, len(states), self.dim).transpose(0, 1)
-
-    def _rotate(self, rope: int, states: Tensor) -> Tensor:
-        frequencies, factor = self.ropes[rope]
-        pairs = len(frequencies)
-        angles = torch.arange(states.shape[1])[:, None] * frequencies.double()
-        left, right, rest = torch.split(states, [pairs, pairs, self.dim - 2 * pairs], -1)
-        cosine, sine = angles.cos() * factor, angles.sin() * factor
-        return torch.cat([left * cosine - right * sine, right * cosine + left * sine, rest], -1)
-
-
-def weight(outputs: int, inputs: int) -> Tensor:
-    return torch.randn(outputs, inputs) * float(inputs**-0.5)
 
 
 class Compiled:
