@@ -164,12 +164,14 @@ class OfflineEngine:
         """Runs all requests of a call at once. `on_progress` is called on this loop with a request that has more of its
         result, and at its end.
 
+        Those that may have most tokens are queued first: one that begins last and is long would run alone in the end.
+
         Raises the QuireError of the first one that is not valid or fails; the others end then.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
-                for index, request in enumerate(requests):
-                    # One after another, so that they are queued in their order. Those before this one run meanwhile.
+                for index, request in sorted(enumerate(requests), key=lambda item: -item[1].max_tokens):
+                    # One after another, so that they are queued in this order. Those before this one run meanwhile.
                     with nullcontext() if request.has_numbered_fields else noting_prompt(index, len(requests)):
                         await self._validate(request)
                     tasks.create_task(self._run(request, on_progress))

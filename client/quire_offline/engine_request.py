@@ -22,6 +22,10 @@ class EngineRequest(Protocol):
         """How many prompts of its call it has."""
 
     @property
+    def max_tokens(self) -> float:
+        """How many tokens each of its sequences may have at most, as far as its parameters say; else infinity."""
+
+    @property
     def has_numbered_fields(self) -> bool:
         """Whether the fields of its errors say which prompt of the call they are about."""
 

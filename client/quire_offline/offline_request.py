@@ -1,5 +1,6 @@
 """One prompt of a call: read as a body of the HTTP API, then run by the engine, which appends its output."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from numbers import Integral
@@ -77,6 +78,11 @@ class OfflineRequest:
     @property
     def num_prompts(self) -> int:
         return 1
+
+    @property
+    def max_tokens(self) -> float:
+        limits = (self.unvalidated.max_tokens, self.unvalidated.default_max_tokens, math.inf)
+        return next(limit for limit in limits if limit is not None)
 
     @property
     def has_numbered_fields(self) -> bool:

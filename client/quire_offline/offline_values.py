@@ -55,6 +55,10 @@ class OfflineValues(ABC):
     def num_prompts(self) -> int: ...
 
     @property
+    def max_tokens(self) -> float:
+        return 0
+
+    @property
     @abstractmethod
     def has_numbered_fields(self) -> bool: ...
 

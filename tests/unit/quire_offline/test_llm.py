@@ -1,5 +1,6 @@
 """Outputs of lists of prompts: the tokens of transformers, in any crowd, and every kind of parameter."""
 
+import itertools
 import json
 import random
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from transformers import AutoModelForCausalLM
 from llama_models import generate
 from offline_model import NUM_TOKENS
 from quire_offline import LLM, QuireError, RequestOutput, SamplingParams, StructuredOutputsParams
+from quire_offline.calls import read_chats, read_prompts
+from quire_offline.offline_request import OfflineRequest
 from tiny_model import tiny_tokenizer
 
 LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 95, 96, 97, 111, 127, 128)
@@ -194,6 +197,20 @@ def test_a_thousand_prompts_are_answered_in_order(llm: LLM) -> None:
     given = prompts(*(1 + number % 7 for number in range(1_000)))
     outputs = llm.generate(given, SamplingParams(max_tokens=1))
     assert [output.prompt_token_ids for output in outputs] == given
+
+
+def test_the_longest_outputs_begin_first(load: Callable[..., LLM]) -> None:
+    llm = load(max_num_seqs=2)
+    params = [SamplingParams(max_tokens=limit, ignore_eos=True) for limit in (3, 3, 3, 12)]
+    chat = [{"role": "user", "content": "hello"}]
+    ids = map(str, itertools.count())
+    requests = [*read_prompts(ids, prompts(5, 5, 5, 5), params), *read_chats(ids, chat, SamplingParams(stop=["."]), {})]
+    begun: list[OfflineRequest] = []
+    llm._thread.run(
+        llm._thread.engine.run_all(requests, lambda request: begun.append(request) if request not in begun else None)
+    )
+    *short, long, unlimited = requests
+    assert begun == [unlimited, long, *short]
 
 
 def test_no_prompts_have_no_outputs(llm: LLM) -> None:
