@@ -75,11 +75,15 @@ class AsyncLLM:
         prompts: Prompt | Sequence[Prompt],
         *,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        request_id: str | None = None,
         priority: Sequence[int] | None = None,
     ) -> list[EmbeddingRequestOutput]:
-        """The vector of each prompt, as `LLM.embed`. A call that is cancelled cancels its prompts."""
+        """The vector of each prompt, as `LLM.embed`. A call that is cancelled cancels its prompts.
+
+        `request_id` names the call for `abort`, after which it raises QuireError CANCELLED.
+        """
         requests = read_embeddings(_ids(), prompts, pooling_params, priority)
-        await self._run_all(requests)
+        await self._run_call(request_id, requests)
         return [request.output() for request in requests]
 
     async def score(
@@ -88,16 +92,23 @@ class AsyncLLM:
         text_2: Texts,
         *,
         pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
         priority: int | None = None,
     ) -> list[ScoringRequestOutput]:
-        """The score of each pair, as `LLM.score`. A call that is cancelled cancels its pairs."""
+        """The score of each pair, as `LLM.score`. A call that is cancelled cancels its pairs.
+
+        `request_id`: as in `embed`.
+        """
         requests = read_scores(_ids(), text_1, text_2, pooling_params, priority)
-        await self._run_all(requests)
+        await self._run_call(request_id, requests)
         # Many cosines take long.
         return await asyncio.to_thread(lambda: [output for request in requests for output in request.outputs()])
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        """Ends requests, if they run: their last outputs are what they have so far, with finish_reason "abort"."""
+        """Ends requests, if they run: their last outputs are what they have so far, with finish_reason "abort".
+
+        Calls of `embed` and `score` have none: they raise QuireError CANCELLED.
+        """
         ids = [request_id] if isinstance(request_id, str) else list(request_id)
         engine = self._thread.engine
 
@@ -139,10 +150,10 @@ class AsyncLLM:
             if not future.done():
                 cancel()
 
-    async def _run_all(self, requests: Sequence[R]) -> None:
+    async def _run_call(self, request_id: str | None, requests: Sequence[R]) -> None:
         engine = self._thread.engine
         with client_errors():
-            await self._thread.wait_for(engine.run_all(requests, lambda _: None))
+            await self._thread.wait_for(engine.run_call(next(_ids(request_id)), requests))
 
 
 def _ids(first: str | None = None) -> Iterator[str]:

@@ -94,6 +94,7 @@ class OfflineEngine:
         """What runs the requests of any protocol."""
         self._requests: dict[str, EngineRequest] = {}  # those of `run`, by id
         self._groups: dict[str, SubscribedGroup[Any]] = {}  # of requests that have begun, by id
+        self._calls: dict[str, asyncio.Task[None]] = {}  # those of `run_call`, by id
         self._tasks: list[asyncio.Task[None]] = []
         self._failure: QuireError | None = None
         self._instance: StepInstance | None = None
@@ -181,10 +182,26 @@ class OfflineEngine:
             return
         raise first
 
+    async def run_call(self, request_id: str, requests: Sequence[R]) -> None:
+        """Runs all requests of a call whose result is known only as a whole, as `run_all`. No other request or call
+        that runs may have its id. Raises QuireError CANCELLED where `abort` ended it.
+        """
+        self._require_free(request_id)
+        work = self._calls[request_id] = asyncio.create_task(self.run_all(requests, lambda _: None))
+        try:
+            await asyncio.wait([work])
+        finally:
+            del self._calls[request_id]
+            if not work.done():
+                work.cancel()
+                await asyncio.gather(work, return_exceptions=True)
+        if work.cancelled():
+            raise QuireError(Reason.CANCELLED, "the request was aborted")
+        work.result()
+
     async def run(self, request: R, on_progress: Callable[[R], None]) -> None:
-        """Runs one request, which `abort` may end. As `run_all`; no other request that runs may have its id."""
-        if request.request_id in self._requests:
-            raise QuireError(Reason.INVALID_FIELD, "is the id of a request that runs", field="request_id")
+        """Runs one request, which `abort` may end. As `run_all`; no other request or call that runs may have its id."""
+        self._require_free(request.request_id)
         self._requests[request.request_id] = request
         try:
             await self._validate(request)
@@ -193,12 +210,19 @@ class OfflineEngine:
             del self._requests[request.request_id]
 
     def abort(self, request_id: str) -> None:
-        """Ends a request, if it runs. Its output so far is its answer."""
+        """Ends a request, if it runs: its output so far is its answer; or a call, which has none then."""
         group = self._groups.get(request_id)
-        if group is not None:
+        if request_id in self._calls:
+            self._calls[request_id].cancel()
+        elif group is not None:
             group.give_up(QuireError(Reason.CANCELLED, "the request was aborted"))
         elif request_id in self._requests:  # it has not begun
             self._requests[request_id].was_aborted = True
+
+    def _require_free(self, request_id: str) -> None:
+        """Raises QuireError where something that runs has this id."""
+        if request_id in self._requests or request_id in self._calls:
+            raise QuireError(Reason.INVALID_FIELD, "is the id of a request that runs", field="request_id")
 
     async def _validate(self, request: EngineRequest) -> None:
         """Raises QuireError."""

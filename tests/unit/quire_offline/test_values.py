@@ -232,6 +232,26 @@ async def test_calls_of_asyncio_run_at_once_and_are_cancelled(bert: tuple[Path, 
         await running
 
 
+async def test_calls_of_asyncio_are_aborted_by_their_id(bert: tuple[Path, BertModel]) -> None:
+    async with AsyncLLM(str(bert[0]), **ENCODER) as llm:
+        core = next(iter(llm._thread.engine._scheduler.models)).core
+        texts = [f"hello {number}" for number in range(20_000)]
+        for call in (llm.embed(texts, request_id="mine"), llm.score("hello", texts, request_id="mine")):
+            long = asyncio.create_task(call)
+            async with asyncio.timeout(20):
+                while not core.num_running:
+                    await asyncio.sleep(0.01)
+                with pytest.raises(QuireError) as raised:
+                    await llm.embed("hello", request_id="mine")
+                assert raised.value.field == "request_id"
+                await llm.abort(["mine", "unknown"])
+                with pytest.raises(QuireError, match="the request was aborted"):
+                    await long
+                while core.num_running or core.num_queued:
+                    await asyncio.sleep(0.01)
+        assert len(await llm.embed(["hello", "world"], request_id="mine")) == 2
+
+
 async def test_a_chat_of_asyncio_is_answered_as_a_chat(model: Path, llm: LLM) -> None:
     messages = [{"role": "user", "content": "hello"}]
     (expected,) = llm.chat(messages)
