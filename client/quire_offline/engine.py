@@ -189,15 +189,14 @@ class OfflineEngine:
         self._require_free(request_id)
         work = self._calls[request_id] = asyncio.create_task(self.run_all(requests, lambda _: None))
         try:
-            await asyncio.wait([work])
+            await work
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is None or caller.cancelling():
+                raise
+            raise _aborted() from None
         finally:
             del self._calls[request_id]
-            if not work.done():
-                work.cancel()
-                await asyncio.gather(work, return_exceptions=True)
-        if work.cancelled():
-            raise QuireError(Reason.CANCELLED, "the request was aborted")
-        work.result()
 
     async def run(self, request: R, on_progress: Callable[[R], None]) -> None:
         """Runs one request, which `abort` may end. As `run_all`; no other request or call that runs may have its id."""
@@ -211,11 +210,10 @@ class OfflineEngine:
 
     def abort(self, request_id: str) -> None:
         """Ends a request, if it runs: its output so far is its answer; or a call, which has none then."""
-        group = self._groups.get(request_id)
-        if request_id in self._calls:
-            self._calls[request_id].cancel()
-        elif group is not None:
-            group.give_up(QuireError(Reason.CANCELLED, "the request was aborted"))
+        if (call := self._calls.get(request_id)) is not None:
+            call.cancel()
+        elif (group := self._groups.get(request_id)) is not None:
+            group.give_up(_aborted())
         elif request_id in self._requests:  # it has not begun
             self._requests[request_id].was_aborted = True
 
@@ -274,6 +272,10 @@ class OfflineEngine:
         self._changed.set()
         for group in list(self._groups.values()):
             group.give_up(error)
+
+
+def _aborted() -> QuireError:
+    return QuireError(Reason.CANCELLED, "the request was aborted")
 
 
 async def _no_later_term(above: int) -> int:

@@ -163,10 +163,10 @@ class _CompiledBuilder:
         return self._pack(matrix_format, weight, bias, torch.cat(weights.code_scales))
 
     def _blocks(
-        self, weights: WeightParts, asked: MatrixFormat, join: Callable[[list[Tensor]], Tensor]
+        self, weights: WeightParts, asked: MatrixFormat, join_parts: Callable[[list[Tensor]], Tensor]
     ) -> PackedMatrix:
         """A layer with its own codes, whatever bits are asked of weights. Activations have the bits that are asked."""
-        held, bias = read_blocks(weights, join)
+        held, bias = read_blocks(weights, join_parts)
         if isinstance(held, NibbleWeight):
             matrix_format = MatrixFormat.W4A8 if asked.takes_codes else MatrixFormat.W4A16
             pack: Callable[..., PackedMatrix] = pack_nibbles
