@@ -1,4 +1,5 @@
-"""The worker's checks of `quire doctor`: processor, device, kernels, and in `model_checks` model and memory.
+"""The worker's checks of `quire doctor`: processor, device and kernels. Those of model and memory are in `model_checks`
+and `memory_checks`.
 
 svc_common/doctor loads this module by its name. Packages are imported in the checks that need them.
 """
@@ -159,7 +160,7 @@ def check_model(context: CheckContext) -> Iterator[Finding]:
 
 
 def check_memory(context: CheckContext) -> Iterator[Finding]:
-    from worker_svc.model_checks import find_memory_problems
+    from worker_svc.memory_checks import find_memory_problems
 
     yield from find_memory_problems(context)
 

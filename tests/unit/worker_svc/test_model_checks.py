@@ -19,7 +19,7 @@ from bert_models import save_bert, save_cross_encoder
 from loaded_worker import load_worker
 from quantized_models import in_order, quantize, quantize_fp8, save_quantized, with_dense_head
 from svc_common.doctor.findings import CheckContext, Finding, Status
-from worker_svc import model_checks
+from worker_svc import memory_checks, model_checks
 from worker_svc.errors import StartupFailed
 from worker_svc.settings import WorkerSettings
 
@@ -44,7 +44,7 @@ def num_parameters_of(model: Path, **settings: Any) -> int:
 
 def of_memory(model: Path, num_processes: int = 1, **settings: Any) -> Finding:
     context = CheckContext(WorkerSettings(model=str(model), device="cpu", **settings), num_processes=num_processes)
-    (finding,) = model_checks.find_memory_problems(context)
+    (finding,) = memory_checks.find_memory_problems(context)
     return finding
 
 
@@ -240,9 +240,9 @@ def test_what_computes_a_decoder_that_embeds(tmp_path: Path, monkeypatch: pytest
 
 def test_an_encoder_is_not_quantized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_bert(tmp_path)
-    monkeypatch.setattr(model_checks, "available_memory", lambda _=None: 2**34)  # else it changes between two readings
+    monkeypatch.setattr(memory_checks, "available_memory", lambda _=None: 2**34)  # else it changes between two readings
     assert of_memory(tmp_path).found == of_memory(tmp_path, quantization="int8").found
-    monkeypatch.setattr(model_checks, "available_memory", lambda _=None: 1000)
+    monkeypatch.setattr(memory_checks, "available_memory", lambda _=None: 1000)
     finding = of_memory(tmp_path)
     assert (finding.problem, "int8" in finding.next_step) == ("the weights do not fit in memory", False)
 
@@ -260,7 +260,7 @@ def test_memory(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (more.status, "QUIRE_CPU_KV_BYTES" in more.problem) == (Status.WARNING, True)
     assert "QUIRE_SWAP_SPACE" in of_memory(model, swap_space=2**20).problem
     assert "QUIRE_NUM_BLOCKS" in of_memory(model, num_blocks=2**40).problem
-    monkeypatch.setattr(model_checks, "available_memory", lambda _=None: MIB // 8)
+    monkeypatch.setattr(memory_checks, "available_memory", lambda _=None: MIB // 8)
     assert of_memory(model).problem == "the weights do not fit in memory"
 
 
@@ -273,13 +273,13 @@ def test_memory_of_codes_that_are_kept(tmp_path: Path, model: Path, monkeypatch:
 
     config = {"quant_method": "gptq", "bits": 8, "group_size": 16}
     packed = save_quantized(model, tmp_path / "packed", with_dense_head(quantized), quantization_config=config)
-    monkeypatch.setattr(model_checks, "available_memory", lambda _=None: 2**34)
+    monkeypatch.setattr(memory_checks, "available_memory", lambda _=None: 2**34)
 
     def weights_of(directory: Path, quantization: Any) -> int:
         arguments: dict[str, Any] = {"model": str(directory), "device": "cpu", "quantization": quantization}
         settings = WorkerSettings(**arguments)
         checked = model_checks.read_model(settings)
-        return model_checks.estimate_memory(settings, checked, torch.device("cpu"), 1).weights
+        return memory_checks.estimate_memory(settings, checked, torch.device("cpu"), 1).weights
 
     assert weights_of(packed, "w4a16") == weights_of(packed, "int8") > weights_of(model, "w4a16")
     assert weights_of(packed, "none") == weights_of(model, "none")
@@ -315,7 +315,7 @@ def narrow_phi() -> Any:
 
 
 def test_several_workers_share_the_memory(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_checks, "available_memory", lambda _=None: 100 * MIB)
+    monkeypatch.setattr(memory_checks, "available_memory", lambda _=None: 100 * MIB)
     assert of_memory(model).status is Status.OK
     finding = of_memory(model, num_processes=4)
     assert (finding.status, "set QUIRE_CPU_KV_BYTES to " in finding.next_step) == (Status.WARNING, True)
