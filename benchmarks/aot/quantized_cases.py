@@ -18,7 +18,7 @@ from quire_kernels.weight_only_linear import grouped_weight_only_linear, weight_
 from quire_kernels.weight_only_matrix import WeightOnlyMatrix, num_words
 
 _CODINGS = {"int8": RowCoding(INT8), "fp8": RowCoding(FP8), "fp8 in groups": RowCoding(FP8, SCALED_GROUP)}
-_FEW_ROWS = 8
+_FEW_ROWS, _MEDIUM_ROWS = 8, 32
 
 
 def _norm(width: int, coding: RowCoding) -> None:
@@ -61,7 +61,7 @@ def _weight_only(
 ) -> None:
     rows, weight = empty(num_rows, inputs, dtype=dtype), _only(inputs, outputs, bits, group, minimums=minimums)
     # Otherwise torch multiplies many rows.
-    weight_only_linear(rows, weight, deterministic=num_rows > _FEW_ROWS)
+    weight_only_linear(rows, weight, deterministic=num_rows > _MEDIUM_ROWS)
 
 
 def _only(inputs: int, outputs: int, bits: int, group: int | None, *, minimums: bool = False) -> WeightOnlyMatrix:
@@ -92,6 +92,11 @@ def _product_cases() -> Iterator[Case]:
                     partial(_weight_only, inputs, outputs, bits, group, num_rows, dtype, minimums=minimums),
                     dtype,
                     is_quick=(inputs, dtype, num_rows, group) == (4096, BF16, _FEW_ROWS, 32),
+                )
+            if num_rows == _FEW_ROWS:
+                yield Case(
+                    f"product of weights in {how}: 4096 to 6144, {_MEDIUM_ROWS} rows, bf16",
+                    partial(_weight_only, 4096, 6144, bits, group, _MEDIUM_ROWS, BF16, minimums=minimums),
                 )
         for bits in (8, 4):
             yield Case(

@@ -71,7 +71,8 @@ TARGETS = {
         _nvidia(80, 108, 163, 24),  # A100
         _nvidia(86, 84, 99, 40),  # A40, RTX 3090
         _nvidia(89, 142, 99, 40),  # L40S
-        _nvidia(90, 132, 227, 0),  # H100, H200
+        # H100, H200; the limit is that of 64 rows by weights in groups of 32: a tile that spills none takes longer
+        _nvidia(90, 132, 227, 528),
         _nvidia(100, 148, 227, 152),  # B200
         _nvidia(120, 170, 99, 64),  # RTX 5090
         # MI300X; the limit is that of latent attention in float32 over codes of 8 bits

@@ -50,8 +50,13 @@ CASES: tuple[partial[KernelCase], ...] = (
     partial(invariant.product, num_rows=2048, inputs=4096, outputs=28672),
     *(
         partial(quantized.product, num_rows=num_rows, inputs=4096, outputs=28672, quantization=quantization)
-        for quantization in ("int8", "w8a8", "w4a16", "fp8")
+        for quantization in ("int8", "w8a8", "fp8")
         for num_rows in (1, 64, 2048)
+    ),
+    *(
+        partial(quantized.product, num_rows=num_rows, inputs=4096, outputs=28672, quantization="w4a16", group=group)
+        for group in (32, 128)
+        for num_rows in (1, 16, 32, 64, 2048)
     ),
     partial(invariant.decode, heads=LLAMA_8B, num_seqs=1, context_len=4096),
     partial(invariant.decode, heads=LLAMA_8B, num_seqs=64, context_len=8192),

@@ -14,7 +14,7 @@ from torch import Tensor
 from quire_kernels._checks import FLOAT_DTYPES, require
 from quire_kernels._code_words import WORDS, word_codes, word_numbers
 from quire_kernels._device import DeviceLimits, device_limits
-from quire_kernels._shapes import ceil_div, check_rows, check_vector
+from quire_kernels._shapes import ceil_div, check_rows, check_vector, next_power_of_2
 from quire_kernels._split_sums import MOST_TILES, add_splits, arrivals, choose_splits
 from quire_kernels.dequantize_weight import dequantize_weight, group_numbers, split_pairs
 from quire_kernels.group_by_expert import ExpertGroups
@@ -22,13 +22,19 @@ from quire_kernels.grouped_linear import check_row_groups, choose_tile_rows, gro
 from quire_kernels.invariant_linear import store_products
 from quire_kernels.weight_only_matrix import WeightOnlyMatrix
 
-# The fewest outputs that four warps multiply at once on Hopper, so that many programs share the weight; and fewer in
-# float32, whose products take more registers, and where shared memory is small.
-_TILE_OUTPUTS, _NARROW_TILE_OUTPUTS = 64, 32
-# With more rows, eight warps hold the sums; on Hopper of twice as many outputs, so that each four have other codes.
-_FEW_ROWS = 16
+_FEW_ROWS, _MANY_ROWS = 16, 64
+# Outputs of a tile, and its warps, of few rows and of more
+_TILES = (64, 4), (64, 8)
+# On Hopper warps of twice as many outputs wait less for sums: two alone, or four together, which multiply 64 outputs at
+# once. Sums of many rows take more registers than there are then, which pays only where each plane has a sum.
+_HOPPER_TILES = (64, 2), (128, 4)
+_HOPPER_TILE_OF_MANY_ROWS = 128, 8
+# Of a multiprocessor: more of them are worth more than blocks that are loaded ahead.
+_HOPPER_WARPS = 12
+# In float32, whose products take more registers; as many outputs where shared memory is small.
+_EXACT_TILE = 32, 8
 # Rows beyond which it takes less time to write the weight's numbers and multiply those (H200, 4096 to 28672).
-_MOST_ROWS = {4: 64, 8: 128}
+_MOST_ROWS = 128
 
 
 @triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
@@ -162,13 +168,14 @@ def weight_only_linear(
     """
     _check(inputs, weight, bias)
     num_rows, outputs = len(inputs), len(weight.words)
-    if num_rows > _MOST_ROWS[weight.bits] and not deterministic and inputs.dtype != torch.float32:
+    if num_rows > _MOST_ROWS and not deterministic and inputs.dtype != torch.float32:
         return F.linear(inputs, dequantize_weight(weight, inputs.dtype), bias)
     out = torch.empty((num_rows, outputs), dtype=inputs.dtype, device=inputs.device)
     if out.numel() == 0:
         return out
-    # As in `grouped_linear`
     tile_rows = choose_tile_rows(num_rows, 1, inputs.dtype, deterministic=deterministic)
+    if device_limits(inputs.device).is_hopper and inputs.dtype != torch.float32 and not deterministic:
+        tile_rows = min(max(_FEW_ROWS, next_power_of_2(num_rows)), _MANY_ROWS)
     _launch(out, inputs, weight, bias, None, tile_rows)
     return out
 
@@ -261,14 +268,28 @@ def _choose_tile(
     # These also have pairs for each few codes there, since the numbers that are multiplied come from both.
     has_small_groups = weight.group is not None and weight.group < WORDS
 
-    def fitting(tile_n: int) -> int:
+    def fitting(shared_memory: int) -> int:
         plane_bytes = tile_rows * dtype.itemsize + 4 * tile_n * has_small_groups
-        return limits.shared_memory // (WORDS * (4 * tile_n + 32 // weight.bits * plane_bytes))
+        return shared_memory // (WORDS * (4 * tile_n + 32 // weight.bits * plane_bytes))
 
-    wide, num_warps = (_TILE_OUTPUTS, 4) if tile_rows <= _FEW_ROWS else (_TILE_OUTPUTS * (1 + limits.is_hopper), 8)
-    is_narrow = dtype == torch.float32 or fitting(wide) == 0
-    tile_n = _NARROW_TILE_OUTPUTS if is_narrow else wide
-    return tile_n, num_warps, min(2 if has_small_groups else 3, 1 + fitting(tile_n))
+    if dtype == torch.float32:
+        tile_n, num_warps = _EXACT_TILE
+    elif not limits.is_hopper:
+        tile_n, num_warps = _TILES[tile_rows > _FEW_ROWS]
+    elif tile_rows < _MANY_ROWS or _has_sums_of_planes(weight):
+        tile_n, num_warps = _HOPPER_TILES[tile_rows > _FEW_ROWS]
+    else:
+        tile_n, num_warps = _HOPPER_TILE_OF_MANY_ROWS
+    if not fitting(limits.shared_memory):
+        tile_n = _EXACT_TILE[0]
+    share = min(1.0, num_warps / _HOPPER_WARPS) if limits.is_hopper else 1.0
+    num_ahead = max(fitting(int(share * limits.shared_memory)), min(1, fitting(limits.shared_memory)))
+    return tile_n, num_warps, 1 + min(1 if has_small_groups else 2, num_ahead)
+
+
+def _has_sums_of_planes(weight: WeightOnlyMatrix) -> bool:
+    """Whether sums of a plane or two are scaled, and nothing else is held for them."""
+    return weight.has_zeros and weight.group is not None and WORDS <= weight.group <= 2 * WORDS
 
 
 def weight_only_linear_reference(inputs: Tensor, weight: WeightOnlyMatrix, bias: Tensor | None = None) -> Tensor:

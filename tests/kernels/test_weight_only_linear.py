@@ -31,7 +31,10 @@ DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_avail
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs", "group"),
-    [(1, 1, 1, 32), (2, 15, 17, 16), (16, 64, 65, 32), (17, 300, 97, 128), (65, 576, 129, 64), (3, 100, 500, 16)],
+    [
+        *((1, 1, 1, 32), (2, 15, 17, 16), (16, 64, 65, 32), (17, 300, 97, 128), (65, 300, 129, 64), (3, 100, 500, 16)),
+        (130, 576, 129, 64),  # torch multiplies
+    ],
 )
 def test_products(kind: str, dtype: torch.dtype, rows: int, inputs: int, outputs: int, group: int, device: str) -> None:
     matrix = matrix_of(kind, inputs, outputs, group, device)
@@ -39,9 +42,11 @@ def test_products(kind: str, dtype: torch.dtype, rows: int, inputs: int, outputs
     for added in (None, bias):
         product = weight_only_linear(values, matrix, added)
         expected = weight_only_linear_reference(values, matrix, added)
-        # bfloat16 has 8 bits, so that two roundings of one number differ by 2 ** -7.
-        tolerance = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 1e-2}[dtype]
-        torch.testing.assert_close(product, expected, rtol=tolerance, atol=tolerance * inputs**0.5)
+        # bfloat16 has 8 bits, so that two roundings of one number differ by 2 ** -7. torch also rounds the weight's
+        # numbers, and on a GPU sums of parts of the inputs, which may be larger than the whole sum.
+        tolerance = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}[dtype]
+        size = max(1.0, float(matrix.dense().square().mean().sqrt())) * inputs**0.5
+        torch.testing.assert_close(product, expected, rtol=tolerance, atol=tolerance * size)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -121,17 +126,19 @@ def test_a_weight_that_is_not_finite_has_no_scale(device: str) -> None:
     assert round_to_nibbles(weight, 32).scales.isnan().tolist() == [[False, False], [False, True]]
 
 
-@pytest.mark.parametrize(("dtype", "few", "always"), [(torch.float16, 16, 64), (torch.float32, 32, 32)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "by_rows", "always"), [(torch.float16, [16, 16, 32, 64], 64), (torch.float32, [32] * 4, 32)], ids=str
+)
 def test_tiles_do_not_depend_on_rows_in_deterministic_mode(
-    dtype: torch.dtype, few: int, always: int, device: str, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, by_rows: list[int], always: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     matrix, tiles = matrix_of("4 bits", 64, 8, 32, device), list[int]()
     monkeypatch.setattr(weight_only_linear_module, "_launch", lambda *arguments: tiles.append(arguments[-1]))
-    for num_rows in (1, 16, 17, 64):
-        for deterministic in (False, True):
+    for deterministic in (False, True):
+        for num_rows in (1, 16, 17, 64):
             values = torch.zeros(num_rows, 64, device=device, dtype=dtype)
             weight_only_linear(values, matrix, deterministic=deterministic)
-    assert tiles == [few, always, few, always, always, always, always, always]
+    assert tiles == [*by_rows, *[always] * 4]
 
 
 def test_no_rows(device: str) -> None:

@@ -80,7 +80,7 @@ MUTANTS = {
         '"num_warps": 8 if many else 4',
         '"num_warps": 2',
         compiling("sm_90", "prefill: SmolLM2 135M, bf16"),
-        "bytes of registers, more than 0",
+        "bytes of registers, not 0",
     ),
     "queries whose alignment is not known": Mutant(
         "paged_attention.py",

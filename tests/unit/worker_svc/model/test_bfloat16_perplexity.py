@@ -1,64 +1,42 @@
 """Perplexity in bfloat16 is that of transformers' modules in bfloat16, for each architecture that is computed natively.
 
-The text is sampled from the model in float32, so the model in float32 has the lowest perplexity of it. The weights are
-random, and small enough that rounding does not decide which tokens are likely.
-
-The Triton kernels run on a GPU. Without one they run in Triton's interpreter, at 20 to 60 tokens per second: the texts
-are then few and short.
+On a GPU, tests/gpu has the Triton kernels at the size of the others. Their interpreter computes 20 to 60 tokens per
+second: its texts are few and short.
 """
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import AutoModelForCausalLM
 
-import dense_models
-import latent_models
-import llama_models
-import transformers_models
 from benchmarks.quality import Window, score
+from bfloat16_perplexity import (
+    BOUND,
+    ROUNDING_CHOOSES_EXPERTS,
+    VARIANTS,
+    check_triton_kernels,
+    load,
+    perplexity,
+    sample,
+    save_variant,
+)
 from interpreted_bfloat16 import round_bfloat16
-from prompt_scores import run_prompts, scored
-from runner_driver import Driver, make_runner
-from transformers_models import VOCAB
-from worker_svc.step import SamplingParams, TokenLogprobs
+from runner_driver import make_runner
 
-VARIANTS: dict[str, Callable[[], Any]] = {
-    **{name: llama_models.VARIANTS[name] for name in ("llama", "qwen3")},
-    **dense_models.VARIANTS,
-    **{name: make for name, make in transformers_models.VARIANTS.items() if name.endswith("moe")},
-    "mixtral": transformers_models.VARIANTS["mixtral"],
-    **latent_models.VARIANTS,
-}
-HAS_GPU = torch.cuda.is_available()
-DEVICE = "cuda" if HAS_GPU else "cpu"
 NUM_TEXTS, LENGTH = 32, 90
-TRITON_NUM_TEXTS, TRITON_LENGTH = (NUM_TEXTS, LENGTH) if HAS_GPU else (2, 30)
-# The Triton kernels compute prompts in chunks of CHUNK tokens, and decode NUM_DECODED tokens after NUM_GIVEN.
-CHUNK, NUM_GIVEN, NUM_DECODED = 19, 8, 3
-BOUND = 1e-3
-# The largest divergence of the Triton kernels from float32, as a multiple of that of transformers in bfloat16.
-DIVERGENCE_BOUND = 1.5
-# Random routers with sigmoids choose among nearly equal weights, so rounding changes the choice. The hidden states of
-# transformers are rounded too, and its perplexity is up to 0.4 % above that in float32: ours must not be farther away.
-# Of few decodes, chance decides who meets such a choice: theirs are not compared.
-ROUNDING_CHOOSES_EXPERTS = {"deepseek-v3", "deepseek-v3-plain"}
+INTERPRETED_TEXTS, INTERPRETED_LENGTH = 2, 30
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_perplexity_in_bfloat16(name: str, save_model: Callable[..., Path]) -> None:
-    directory = _save(name, save_model)
-    exact, rounded = (_load(directory, dtype) for dtype in (torch.float32, torch.bfloat16))
-    texts = _sample(exact, NUM_TEXTS, LENGTH)
-    of_exact, theirs = (_perplexity(model, texts) for model in (exact, rounded))
-    for kernels, device in (("torch", "cpu"), ("compiled", "cpu"), *[("triton", "cuda")] * HAS_GPU):
-        runner = make_runner(directory, kernels, device=device, dtype=torch.bfloat16, num_blocks=8 * NUM_TEXTS)
+def test_perplexity_in_bfloat16(name: str, tmp_path: Path) -> None:
+    directory = save_variant(name, tmp_path)
+    exact, rounded = (load(directory, dtype) for dtype in (torch.float32, torch.bfloat16))
+    texts = sample(exact, NUM_TEXTS, LENGTH)
+    of_exact, theirs = (perplexity(model, texts) for model in (exact, rounded))
+    for kernels in ("torch", "compiled"):
+        runner = make_runner(directory, kernels, dtype=torch.bfloat16, num_blocks=8 * NUM_TEXTS)
         ours = math.exp(-fmean(score(runner, [Window(text, 1) for text in texts.tolist()])))
         if name in ROUNDING_CHOOSES_EXPERTS:
             assert abs(ours / of_exact - 1) < max(BOUND, theirs / of_exact - 1), kernels
@@ -67,96 +45,6 @@ def test_perplexity_in_bfloat16(name: str, save_model: Callable[..., Path]) -> N
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_perplexity_by_the_triton_kernels(
-    name: str, save_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Perplexity is the expected one of the next tokens, which float32 gives their probabilities.
-
-    In bfloat16 the log-probability of a token is off by about 0.006: the mean of 60 sampled tokens has a standard error
-    of 0.0008, too near to BOUND. The expectation has no such noise. It exceeds that of float32 by the Kullback-Leibler
-    divergence from it. That is about 1e-5 for dense models, far below BOUND, so the median divergence is also compared
-    with that of transformers. A median, because rounding may choose other experts for a few tokens.
-    """
+def test_perplexity_by_the_triton_kernels(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     round_bfloat16(monkeypatch)
-    directory = _save(name, save_model)
-    exact, rounded = (_load(directory, dtype) for dtype in (torch.float32, torch.bfloat16))
-    texts = _sample(exact, TRITON_NUM_TEXTS, TRITON_LENGTH)
-    runner = make_runner(
-        directory,
-        "triton",
-        device=DEVICE,
-        dtype=torch.bfloat16,
-        num_blocks=8 * TRITON_NUM_TEXTS,
-        max_step_tokens=CHUNK * TRITON_NUM_TEXTS,
-        max_sequences=TRITON_NUM_TEXTS,
-    )
-    new = [scored(place, text, VOCAB) for place, text in enumerate(texts.tolist())]
-    of_prompts = torch.stack([_every(logprobs) for logprobs, _ in run_prompts(runner, new, CHUNK)])
-    driver, given = Driver(runner), texts[:, :NUM_GIVEN]
-    sampled = driver.generate(given.tolist(), NUM_DECODED, SamplingParams(logprobs=VOCAB))
-    of_decodes = torch.stack([_every(logprobs) for logprobs in driver.logprobs.values()])
-    of_ours, of_theirs = [], []
-    for logprobs, tokens, first in (
-        (of_prompts, texts, 0),
-        (of_decodes, torch.cat([given, torch.tensor(sampled)], 1), NUM_GIVEN - 1),
-    ):
-        of_exact, of_rounded = (_all_logprobs(model, tokens)[:, first:] for model in (exact, rounded))
-        of_ours.append(_divergences(of_exact, logprobs))
-        of_theirs.append(_divergences(of_exact, of_rounded))
-        assert of_ours[-1].median() < DIVERGENCE_BOUND * of_theirs[-1].median()
-    ours, theirs = (float(torch.cat(each).mean()) for each in (of_ours, of_theirs))
-    if name in ROUNDING_CHOOSES_EXPERTS:
-        # Of so few tokens, the number that get other experts is random.
-        assert math.expm1(ours) < max(BOUND, DIVERGENCE_BOUND * math.expm1(theirs))
-    else:
-        assert abs(math.expm1(ours - theirs)) < BOUND
-
-
-def _save(name: str, save_model: Callable[..., Path]) -> Path:
-    config = VARIANTS[name]()
-    for attribute in ("initializer_range", "init_std"):
-        if hasattr(config, attribute):
-            setattr(config, attribute, 0.3 * getattr(config, attribute))
-    return save_model(config)
-
-
-def _load(directory: Path, dtype: torch.dtype) -> Any:
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
-
-
-def _sample(model: Any, num_texts: int, length: int) -> Tensor:
-    """Token ids [num_texts, length]."""
-    torch.manual_seed(1)
-    first = torch.randint(1, VOCAB, (num_texts, 1))
-    with torch.inference_mode():
-        texts: Tensor = model.generate(
-            first,
-            attention_mask=torch.ones_like(first),
-            do_sample=True,
-            top_k=0,
-            max_new_tokens=length - 1,
-            pad_token_id=0,
-        )
-    assert texts.shape == (num_texts, length)
-    return texts
-
-
-def _perplexity(model: Any, texts: Tensor) -> float:
-    return math.exp(-float(_all_logprobs(model, texts).gather(-1, texts[:, 1:, None]).mean()))
-
-
-def _all_logprobs(model: Any, texts: Tensor) -> Tensor:
-    """After each token but the last [num_texts, length - 1, VOCAB]."""
-    with torch.inference_mode():
-        logprobs: Tensor = model(texts).logits[:, :-1].float().log_softmax(-1)
-    return logprobs
-
-
-def _every(logprobs: list[TokenLogprobs]) -> Tensor:
-    """Those of all tokens, at each place [num_places, VOCAB]."""
-    return torch.tensor([[value for _, value in sorted(one.top)] for one in logprobs])
-
-
-def _divergences(of_exact: Tensor, logprobs: Tensor) -> Tensor:
-    """Kullback-Leibler divergence from the probabilities in float32, at each place, in nats [num_places]."""
-    return (of_exact.double().exp() * (of_exact.double() - logprobs.double())).sum(-1).flatten()
+    check_triton_kernels(name, save_variant(name, tmp_path), "cpu", INTERPRETED_TEXTS, INTERPRETED_LENGTH)
