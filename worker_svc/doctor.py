@@ -82,7 +82,7 @@ def check_kernels(context: CheckContext) -> Iterator[Finding]:
     """The compiler and the directory of compiled kernels on a CPU; a Triton kernel on a GPU; nothing where torch
     computes values.
     """
-    from worker_svc.kernel_choice import DeviceNotFound, choose_device
+    from worker_svc.kernel_choice import DeviceNotFound, check_kernels_of_device, choose_device
     from worker_svc.model_checks import backend_of_values
 
     settings: WorkerSettings = context.settings
@@ -91,6 +91,12 @@ def check_kernels(context: CheckContext) -> Iterator[Finding]:
     except DeviceNotFound:  # the check before this one reports it
         return
     backend = backend_of_values(settings)
+    if backend is None:
+        try:
+            check_kernels_of_device(settings.kernels, device)
+        except DeviceNotFound as error:
+            yield wrong("none that generates tokens", str(error), "set QUIRE_KERNELS=auto, or QUIRE_DEVICE")
+            return
     if backend == "torch":
         yield ok("torch's operators compute the model's values: no C++ compiler and no Triton are used")
     elif device.type == "cuda":

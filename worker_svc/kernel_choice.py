@@ -65,6 +65,15 @@ def start_thread_pool(settings: WorkerSettings, report: Callable[[str], None]) -
     return ThreadPool(load_library(directory, report), torch.get_num_threads())
 
 
+def check_kernels_of_device(choice: str, device: torch.device) -> None:
+    """Raises DeviceNotFound where QUIRE_KERNELS names kernels that do not generate tokens on the device."""
+    on_gpu = device.type == "cuda"
+    if on_gpu and choice in ("torch", "compiled"):
+        raise DeviceNotFound(f"QUIRE_KERNELS is {choice}, which is for CPUs, but the device is a GPU")
+    if choice == "triton" and not on_gpu and os.environ.get("TRITON_INTERPRET") != "1":
+        raise DeviceNotFound("QUIRE_KERNELS is triton, which is for GPUs, but the device is a CPU")
+
+
 def choose_kernels(
     settings: WorkerSettings,
     model_description: ModelDescription | None,
@@ -73,17 +82,12 @@ def choose_kernels(
     report: Callable[[str], None],
 ) -> Kernels:
     """The kernels of the settings, or the fastest ones of the device."""
-    choice, quantization = settings.kernels, settings.quantization
-    on_gpu = device.type == "cuda"
-    if on_gpu and choice in ("torch", "compiled"):
-        raise DeviceNotFound(f"QUIRE_KERNELS is {choice}, which is for CPUs, but the device is a GPU")
-    if choice == "triton" and not on_gpu and os.environ.get("TRITON_INTERPRET") != "1":
-        raise DeviceNotFound("QUIRE_KERNELS is triton, which is for GPUs, but the device is a CPU")
+    check_kernels_of_device(settings.kernels, device)
     check_quantization(settings, model_description, device)
     kind, refused = _choose_before_compiling(settings, model_description, dtype, device)
     if kind is None:
         try:
-            return CompiledKernels(start_thread_pool(settings, report), MATRIX_FORMATS[quantization])
+            return CompiledKernels(start_thread_pool(settings, report), MATRIX_FORMATS[settings.quantization])
         except BuildFailed as error:
             refused = str(error)
             _require_torch_allowed(settings, refused)

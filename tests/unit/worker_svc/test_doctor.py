@@ -60,6 +60,20 @@ def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: 
     assert found("kernels", kernels="torch").status is Status.OK
 
 
+@no_gpu
+def test_kernels_of_another_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    finding = found("kernels", kernels="triton")
+    assert (finding.status, "the device is a CPU" in finding.problem) == (Status.WRONG, True)
+    monkeypatch.setattr("worker_svc.kernel_choice.choose_device", lambda _: torch.device("cuda"))
+    for kernels in ("torch", "compiled"):
+        finding = found("kernels", kernels=kernels)
+        assert (finding.status, "the device is a GPU" in finding.problem) == (Status.WRONG, True)
+    # torch computes the values of encoders on any device.
+    save_bert(tmp_path)
+    assert found("kernels", kernels="torch", model=str(tmp_path)).status is Status.OK
+
+
 def test_an_encoder_needs_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_bert(tmp_path)
     monkeypatch.setenv("PATH", "")
