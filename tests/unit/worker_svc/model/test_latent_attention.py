@@ -215,14 +215,24 @@ def test_bits_stay_the_same_with_drafts_prefixes_and_preemptions_together(
     assert (num_returns > 0) == (preemption == "swap")
 
 
-@pytest.mark.parametrize("kernels", ["triton", "compiled"])
-def test_a_cache_in_8_bits_changes_little(kernels: str, save_model: Save) -> None:
+@pytest.mark.parametrize(
+    ("kernels", "dtype", "block_size"),
+    [
+        ("triton", torch.float32, 16),
+        *(("compiled", dtype, size) for dtype in (torch.float32, torch.bfloat16) for size in (8, 16, 32)),
+    ],
+    ids=str,
+)
+def test_a_cache_in_8_bits_changes_little(kernels: str, dtype: torch.dtype, block_size: int, save_model: Save) -> None:
     directory = latent_models.save(save_model, "deepseek-v2-lite")
     tops = []
     # The interpreter does not round float8.
     for cache_dtype in (None, torch.int8):
         device = DEVICE if kernels == "triton" else "cpu"
-        driver = Driver(make_runner(directory, kernels, device=device, cache_dtype=cache_dtype))
+        runner = make_runner(
+            directory, kernels, device=device, dtype=dtype, block_size=block_size, cache_dtype=cache_dtype
+        )
+        driver = Driver(runner)
         driver.generate([PROMPTS[2]], 1, SamplingParams(logprobs=VOCAB))
         ((reported,),) = driver.logprobs.values()
         tops.append(dict(reported.top))
@@ -287,8 +297,11 @@ def test_the_compiled_kernels_compute_blocks_of_any_size(block_size: int, direct
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_bits_of_the_compiled_kernels_do_not_depend_on_the_batch(directory: Path, dtype: torch.dtype) -> None:
-    runner = make_runner(directory, "compiled", dtype=dtype)
+@pytest.mark.parametrize(("cache_dtype", "block_size"), [(None, 16), (torch.int8, 8), (torch.int8, 16)], ids=str)
+def test_bits_of_the_compiled_kernels_do_not_depend_on_the_batch(
+    directory: Path, dtype: torch.dtype, cache_dtype: torch.dtype | None, block_size: int
+) -> None:
+    runner = make_runner(directory, "compiled", dtype=dtype, cache_dtype=cache_dtype, block_size=block_size)
     params = SamplingParams(logprobs=VOCAB)
     together, alone = Driver(runner, chunk=11), Driver(runner)
     together.generate(PROMPTS, 4, params)
