@@ -24,6 +24,7 @@ from ordered_dots import order_dots
 from quantized_models import Quantize, in_act_order, in_order, quantize, quantize_fp8, save_quantized
 from quire_kernels.coded_rows import code_rows_reference
 from quire_kernels.scaled_linear import CodedMatrix
+from quire_kernels.weight_only_matrix import WeightOnlyMatrix
 from runner_driver import Driver, make_runner
 from runner_instance import make_instance
 from tiny_gguf import TinyGguf, as_q4_k_m, write_tiny_gguf
@@ -156,6 +157,16 @@ def _gptq(bits: int, group: int, *, in_act_order_of: int | None = None) -> Quant
     return quantized
 
 
+def _compressed(group: int, *, sym: bool) -> Quantize:
+    def quantized(layer: str, weight: Tensor) -> Any:
+        if layer == "lm_head":
+            return None
+        made = quantize(weight, 8, in_order(weight.shape[1], group), sym=sym)
+        return made.packed(layer, sym=sym), made.dense()
+
+    return quantized
+
+
 def _fp8(block: tuple[int, int] | None) -> Quantize:
     def quantized(layer: str, weight: Tensor) -> Any:
         if layer == "lm_head":
@@ -171,6 +182,15 @@ def _of_gptq(bits: int, group: int, *, act_order: bool = False) -> dict[str, Any
     return {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": act_order}
 
 
+def _of_compressed(group: int, *, sym: bool) -> dict[str, Any]:
+    fields = {"num_bits": 8, "type": "int", "symmetric": sym, "strategy": "group", "group_size": group}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": fields}},
+    }
+
+
 def _of_fp8(block: tuple[int, int] | None) -> dict[str, Any]:
     return {"quant_method": "fp8", "weight_block_size": None if block is None else list(block)}
 
@@ -182,6 +202,13 @@ KEPT = {
     ),
     "int8 of GPTQ": (Quantization.INT8, _gptq(8, -1), _of_gptq(8, -1)),
     "w8a8 of GPTQ": (Quantization.W8A8, _gptq(8, -1), _of_gptq(8, -1)),
+    "w8a8 of groups of GPTQ": (Quantization.W8A8, _gptq(8, 32), _of_gptq(8, 32)),
+    "w4a16 of groups of 8 bits of compressed-tensors": (
+        Quantization.W4A16, _compressed(64, sym=True), _of_compressed(64, sym=True),
+    ),
+    "fp8 of groups of 8 bits of compressed-tensors with zero points": (
+        Quantization.FP8, _compressed(32, sym=False), _of_compressed(32, sym=False),
+    ),
     "fp8 of one scale": (Quantization.FP8, _fp8(None), _of_fp8(None)),
     "fp8 of blocks": (Quantization.FP8, _fp8((128, 128)), _of_fp8((128, 128))),
     "fp8 of small blocks of outputs": (Quantization.FP8, _fp8((32, 128)), _of_fp8((32, 128))),
@@ -200,7 +227,12 @@ def test_codes_of_a_checkpoint_are_kept(case: str, dtype: torch.dtype, save_mode
         order = getattr(product, "order", None)
         assert (order is not None) == ("act-order" in case)
         dense = dense if order is None else dense[:, order.argsort()]
-        torch.testing.assert_close(dense, meant, rtol=1e-3, atol=1e-6)
+        # Zero points of 8 bits become minimums, of 11 bits.
+        close = 2e-4 * float(meant.abs().max()) if "zero points" in case else 1e-6
+        torch.testing.assert_close(dense, meant, rtol=1e-3, atol=close)
+    if "groups" in case:
+        assert isinstance(product.weight, WeightOnlyMatrix)
+        assert (product.weight.bits, product.weight.group) == (8, 32)
     if case == "fp8 of blocks":
         assert isinstance(product.weight, CodedMatrix)
         assert len(product.weight.scales) == 2
