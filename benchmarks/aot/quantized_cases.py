@@ -21,6 +21,14 @@ _CODINGS = {"int8": RowCoding(INT8), "fp8": RowCoding(FP8), "fp8 in groups": Row
 _FEW_ROWS, _MEDIUM_ROWS = 8, 32
 
 
+# Bits, inputs of a group, and whether groups have minimums
+_WEIGHTS = ((8, None, False), (8, 32, False), (4, 128, False), (4, 32, False), (4, 32, True))
+
+
+def _how(bits: int, group: int | None, *, minimums: bool) -> str:
+    return f"{bits} bits{'' if group is None else f', groups of {group}'}{' with minimums' if minimums else ''}"
+
+
 def _norm(width: int, coding: RowCoding) -> None:
     hidden, update = empty(NUM_TOKENS, width, dtype=FP32), empty(NUM_TOKENS, width)
     add_row_norm_codes(hidden, update, RowNorm(empty(width), 1e-5), coding)
@@ -83,20 +91,14 @@ def _product_cases() -> Iterator[Case]:
                     needs_fp8=coding.dtype == FP8,
                     is_quick=(inputs, dtype, num_rows) == (4096, BF16, NUM_ROWS),
                 )
-        for bits, group, minimums in ((8, None, False), (8, 32, False), (4, 128, False), (4, 32, False), (4, 32, True)):
-            how = f"{bits} bits" + ("" if group is None else f", groups of {group}")
-            how += " with minimums" if minimums else ""
+        for bits, group, minimums in _WEIGHTS:
+            how = _how(bits, group, minimums=minimums)
             for inputs, outputs, dtype in ((4096, 6144, BF16), (576, 960, BF16), (4096, 6144, FP32)):
                 yield Case(
                     f"product of weights in {how}: {inputs} to {outputs}, {rows}, {DTYPE_NAMES[dtype]}",
                     partial(_weight_only, inputs, outputs, bits, group, num_rows, dtype, minimums=minimums),
                     dtype,
                     is_quick=(inputs, dtype, num_rows, group) == (4096, BF16, _FEW_ROWS, 32),
-                )
-            if num_rows == _FEW_ROWS:
-                yield Case(
-                    f"product of weights in {how}: 4096 to 6144, {_MEDIUM_ROWS} rows, bf16",
-                    partial(_weight_only, 4096, 6144, bits, group, _MEDIUM_ROWS, BF16, minimums=minimums),
                 )
         for bits in (8, 4):
             yield Case(
@@ -105,12 +107,19 @@ def _product_cases() -> Iterator[Case]:
             )
 
 
+def _medium_cases() -> Iterator[Case]:
+    for bits, group, minimums in _WEIGHTS:
+        yield Case(
+            f"product of weights in {_how(bits, group, minimums=minimums)}: 4096 to 6144, {_MEDIUM_ROWS} rows, bf16",
+            partial(_weight_only, 4096, 6144, bits, group, _MEDIUM_ROWS, BF16, minimums=minimums),
+        )
+
+
 def _dequantize_cases() -> Iterator[Case]:
     for bits, group, minimums in ((8, None, False), (8, 32, True), (4, 32, False), (4, 128, False), (4, 16, True)):
-        how = f"{bits} bits" + ("" if group is None else f", groups of {group}")
         weight = _only(4096, 6144, bits, group, minimums=minimums)
         yield Case(
-            f"numbers of weights in {how}{' with minimums' if minimums else ''}: 4096 to 6144, bf16",
+            f"numbers of weights in {_how(bits, group, minimums=minimums)}: 4096 to 6144, bf16",
             partial(dequantize_weight, weight, BF16),
             is_quick=group == 32,
         )
@@ -153,5 +162,6 @@ def quantized_cases() -> Iterator[Case]:
     """All of them, each with a name of its own."""
     yield from _row_cases()
     yield from _product_cases()
+    yield from _medium_cases()
     yield from _dequantize_cases()
     yield from _expert_cases()

@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,9 +26,8 @@ IGNORED = (
     *("tests/kernels/aot", "tests/kernels/test_decode_plan.py"),
 )
 # Each compiles one kernel at a time; some cases use several gigabytes of device memory.
-MAX_PROCESSES = 12
+MAX_PROCESSES = 15
 COLLECT_SECONDS = 90.0
-_NEIGHBOURS = 8
 
 # As in pyproject.toml, which pytest must not read here: it asks for plugins that may be missing.
 PYTHON_PATH = [str(ROOT / folder) for folder in ("", "protos", "kernels", "client", "tests/support")]
@@ -96,12 +94,8 @@ def outcomes_in(log: str) -> list[tuple[str, str]]:
 
 
 def split_tests(names: Sequence[str], num_groups: int) -> list[list[str]]:
-    """The tests in groups of about the same size, none of them empty. Neighbours stay together, since they often launch
-    the same kernels: others would compile these at the same time.
-    """
-    run_size = max(1, min(_NEIGHBOURS, len(names) // num_groups))
-    runs = [names[first : first + run_size] for first in range(0, len(names), run_size)]
-    return [list(chain(*group)) for start in range(num_groups) if (group := runs[start::num_groups])]
+    """The tests in groups of about the same size, none of them empty."""
+    return [group for start in range(num_groups) if (group := list(names[start::num_groups]))]
 
 
 def _run_all(names: Sequence[str], folder: Path, deadline: float) -> list[str]:

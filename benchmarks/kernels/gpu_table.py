@@ -56,7 +56,12 @@ CASES: tuple[partial[KernelCase], ...] = (
     *(
         partial(quantized.product, num_rows=num_rows, inputs=4096, outputs=28672, quantization="w4a16", group=group)
         for group in (32, 128)
-        for num_rows in (1, 16, 32, 64, 2048)
+        for num_rows in (1, 16, 32, 64, 128, 2048)
+    ),
+    *(
+        partial(quantized.product, num_rows=num_rows, inputs=inputs, outputs=4096, quantization="w4a16")
+        for inputs in (4096, 14336)
+        for num_rows in (1, 64)
     ),
     partial(invariant.decode, heads=LLAMA_8B, num_seqs=1, context_len=4096),
     partial(invariant.decode, heads=LLAMA_8B, num_seqs=64, context_len=8192),

@@ -23,18 +23,21 @@ from quire_kernels.invariant_linear import store_products
 from quire_kernels.weight_only_matrix import WeightOnlyMatrix
 
 _FEW_ROWS, _MANY_ROWS = 16, 64
-# Outputs of a tile, and its warps, of few rows and of more
+# Outputs of a tile, and its warps, up to 16 rows and of more rows
 _TILES = (64, 4), (64, 8)
-# On Hopper warps of twice as many outputs wait less for sums: two alone, or four together, which multiply 64 outputs at
-# once. Sums of many rows take more registers than there are then, which pays only where each plane has a sum.
+# On Hopper, warps that multiply more outputs each wait less for their sums (H200, Triton 3.6, 4096 to 28672).
 _HOPPER_TILES = (64, 2), (128, 4)
+# With 64 rows, four warps would spill registers. And in groups of less than 32 inputs nothing else was measured.
 _HOPPER_TILE_OF_MANY_ROWS = 128, 8
-# Of a multiprocessor: more of them are worth more than blocks that are loaded ahead.
-_HOPPER_WARPS = 12
-# In float32, whose products take more registers; as many outputs where shared memory is small.
+_HOPPER_TILES_OF_SMALL_GROUPS = (64, 4), (128, 8)
+# With blocks loaded ahead: only here is one faster than two, and four warps than eight although they spill.
+_HOPPER_TILE_OF_MANY_SUMS = 128, 4, 2
+# In float32, whose products take more registers
 _EXACT_TILE = 32, 8
+# Where shared memory is small
+_NARROW_OUTPUTS = 32
 # Rows beyond which it takes less time to write the weight's numbers and multiply those (H200, 4096 to 28672).
-_MOST_ROWS = 128
+_MOST_ROWS = {4: 64, 8: 128}
 
 
 @triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
@@ -168,15 +171,12 @@ def weight_only_linear(
     """
     _check(inputs, weight, bias)
     num_rows, outputs = len(inputs), len(weight.words)
-    if num_rows > _MOST_ROWS and not deterministic and inputs.dtype != torch.float32:
+    if num_rows > _MOST_ROWS[weight.bits] and not deterministic and inputs.dtype != torch.float32:
         return F.linear(inputs, dequantize_weight(weight, inputs.dtype), bias)
     out = torch.empty((num_rows, outputs), dtype=inputs.dtype, device=inputs.device)
     if out.numel() == 0:
         return out
-    tile_rows = choose_tile_rows(num_rows, 1, inputs.dtype, deterministic=deterministic)
-    if device_limits(inputs.device).is_hopper and inputs.dtype != torch.float32 and not deterministic:
-        tile_rows = min(max(_FEW_ROWS, next_power_of_2(num_rows)), _MANY_ROWS)
-    _launch(out, inputs, weight, bias, None, tile_rows)
+    _launch(out, inputs, weight, bias, None, _choose_tile_rows(num_rows, inputs, deterministic=deterministic))
     return out
 
 
@@ -212,7 +212,7 @@ def _launch(
     outputs, limits = out.shape[1], device_limits(out.device)
     tile_n, num_warps, num_stages = _choose_tile(weight, inputs.dtype, tile_rows, limits)
     num_columns = ceil_div(outputs, tile_n)
-    # Not by the number of rows, so that they come to the same bits in any
+    # Not by the number of rows, so that in tiles of one size they come to the same bits
     splits = 1
     if groups is None:
         splits = choose_splits(num_columns, weight.words.shape[-1] // WORDS, limits.multiprocessors)
@@ -259,6 +259,12 @@ def _launch(
         )
 
 
+def _choose_tile_rows(num_rows: int, inputs: Tensor, *, deterministic: bool) -> int:
+    if deterministic or inputs.dtype == torch.float32 or not device_limits(inputs.device).is_hopper:
+        return choose_tile_rows(num_rows, 1, inputs.dtype, deterministic=deterministic)
+    return min(max(_FEW_ROWS, next_power_of_2(num_rows)), _MANY_ROWS)
+
+
 def _choose_tile(
     weight: WeightOnlyMatrix, dtype: torch.dtype, tile_rows: int, limits: DeviceLimits
 ) -> tuple[int, int, int]:
@@ -268,28 +274,26 @@ def _choose_tile(
     # These also have pairs for each few codes there, since the numbers that are multiplied come from both.
     has_small_groups = weight.group is not None and weight.group < WORDS
 
-    def fitting(shared_memory: int) -> int:
+    def fitting(tile_n: int) -> int:
         plane_bytes = tile_rows * dtype.itemsize + 4 * tile_n * has_small_groups
-        return shared_memory // (WORDS * (4 * tile_n + 32 // weight.bits * plane_bytes))
+        return limits.shared_memory // (WORDS * (4 * tile_n + 32 // weight.bits * plane_bytes))
 
+    has_more_rows = tile_rows > _FEW_ROWS
     if dtype == torch.float32:
         tile_n, num_warps = _EXACT_TILE
     elif not limits.is_hopper:
-        tile_n, num_warps = _TILES[tile_rows > _FEW_ROWS]
-    elif tile_rows < _MANY_ROWS or _has_sums_of_planes(weight):
-        tile_n, num_warps = _HOPPER_TILES[tile_rows > _FEW_ROWS]
+        tile_n, num_warps = _TILES[has_more_rows]
+    elif has_small_groups:
+        tile_n, num_warps = _HOPPER_TILES_OF_SMALL_GROUPS[has_more_rows]
+    elif tile_rows < _MANY_ROWS:
+        tile_n, num_warps = _HOPPER_TILES[has_more_rows]
+    elif weight.has_zeros and weight.group in (WORDS, 2 * WORDS):
+        return _HOPPER_TILE_OF_MANY_SUMS
     else:
         tile_n, num_warps = _HOPPER_TILE_OF_MANY_ROWS
-    if not fitting(limits.shared_memory):
-        tile_n = _EXACT_TILE[0]
-    share = min(1.0, num_warps / _HOPPER_WARPS) if limits.is_hopper else 1.0
-    num_ahead = max(fitting(int(share * limits.shared_memory)), min(1, fitting(limits.shared_memory)))
-    return tile_n, num_warps, 1 + min(1 if has_small_groups else 2, num_ahead)
-
-
-def _has_sums_of_planes(weight: WeightOnlyMatrix) -> bool:
-    """Whether sums of a plane or two are scaled, and nothing else is held for them."""
-    return weight.has_zeros and weight.group is not None and WORDS <= weight.group <= 2 * WORDS
+    if not fitting(tile_n):
+        tile_n = _NARROW_OUTPUTS
+    return tile_n, num_warps, 1 + min(1 if has_small_groups else 2, fitting(tile_n))
 
 
 def weight_only_linear_reference(inputs: Tensor, weight: WeightOnlyMatrix, bias: Tensor | None = None) -> Tensor:

@@ -11,7 +11,7 @@ from weight_only_matrices import KINDS, matrix_of
 @pytest.mark.parametrize(
     ("num_tiles", "num_blocks", "splits"),
     [
-        (448, 16, 1),  # enough programs without
+        (132, 16, 1),  # enough programs without
         (64, 16, 8),
         (64, 8, 4),  # two blocks for each at least
         (64, 3, 1),

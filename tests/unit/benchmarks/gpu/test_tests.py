@@ -55,7 +55,6 @@ def test_outcomes_are_read_as_they_come() -> None:
 def test_all_are_dealt_and_no_hand_is_empty() -> None:
     assert split_tests(["a", "b", "c"], 2) == [["a", "c"], ["b"]]
     assert split_tests(["a"], 8) == [["a"]]
-    assert split_tests("abcdefghijklmnopqrstu", 2) == [list("abcdefghqrstu"), list("ijklmnop")]
 
 
 def test_one_that_crashes_loses_nothing_of_the_others(folder: Path) -> None:
