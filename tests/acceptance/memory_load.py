@@ -62,7 +62,7 @@ class Load:
 
     async def learn(self) -> None:
         """Sends the prompts that are repeated, while nothing is short. Later ones must have the same tokens."""
-        self._known = [await call.send(self._client) for call in self._repeated]
+        self._known = await asyncio.gather(*(call.send(self._client) for call in self._repeated))
 
     async def run(self, num_streams: int, seconds: float, is_shown: Callable[[], bool] = lambda: True) -> Pace:
         """So many streams at a time for so long, and for a while longer until `is_shown`. Those that run at the end are
