@@ -170,6 +170,16 @@ def awq_words(codes: Ints) -> Tensor:
     return torch.from_numpy(np.asarray(words).astype(np.uint32).view(np.int32))
 
 
+def compressed_config(layout: str, bits: int, group_size: int, *, sym: bool) -> dict[str, Any]:
+    """The quantization_config of compressed-tensors, of all linear layers in groups of inputs."""
+    fields = {"num_bits": bits, "type": "int", "symmetric": sym, "strategy": "group", "group_size": group_size}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": layout,
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": fields}},
+    }
+
+
 def with_dense_head(quantize: Quantize) -> Quantize:
     """Leaves the head as it is."""
     return lambda layer, weight: None if layer == "lm_head" else quantize(layer, weight)

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, OlmoeConfig
 import compiled
 from joined_heads import joined_heads
 from llama_models import SIZES
-from quantized_models import QuantizedWeight, in_act_order, in_order, quantize, save_quantized
+from quantized_models import QuantizedWeight, compressed_config, in_act_order, in_order, quantize, save_quantized
 from quire_kernels.cpu.experts import PackedExperts
 from quire_kernels.cpu.linear import MatrixFormat, PackedMatrix, linear
 from quire_kernels.cpu.norms import PackedNorm
@@ -43,15 +43,6 @@ def _gptq(bits: int, group_size: int, **others: Any) -> dict[str, Any]:
 
 def _awq(group_size: int) -> dict[str, Any]:
     return {"quant_method": "awq", "bits": 4, "group_size": group_size}
-
-
-def _compressed(layout: str, bits: int, group_size: int, *, sym: bool) -> dict[str, Any]:
-    fields = {"num_bits": bits, "type": "int", "symmetric": sym, "strategy": "group", "group_size": group_size}
-    return {
-        "quant_method": "compressed-tensors",
-        "format": layout,
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": fields}},
-    }
 
 
 def _saved(directory: Path, packed: Path, config: dict[str, Any], group_size: int, *, sym: bool) -> Path:
@@ -95,10 +86,10 @@ CONFIGS: dict[str, tuple[dict[str, Any], int, bool]] = {
     "gptq, 4 bits, act-order": (_gptq(4, 32, desc_act=True), 32, True),
     "gptq, 4 and 8 bits": (_gptq(4, 32, dynamic={r"+:model\.layers\.1\.": {"bits": 8}}), 32, True),
     "awq": (_awq(64), 64, False),
-    "packed, 8 bits": (_compressed("pack-quantized", 8, 64, sym=False), 64, False),
-    "packed, 4 bits": (_compressed("pack-quantized", 4, 32, sym=False), 32, False),
-    "in bytes, 8 bits": (_compressed("int-quantized", 8, 32, sym=True), 32, True),
-    "in bytes, 8 bits with zero points": (_compressed("int-quantized", 8, 16, sym=False), 16, False),
+    "packed, 8 bits": (compressed_config("pack-quantized", 8, 64, sym=False), 64, False),
+    "packed, 4 bits": (compressed_config("pack-quantized", 4, 32, sym=False), 32, False),
+    "in bytes, 8 bits": (compressed_config("int-quantized", 8, 32, sym=True), 32, True),
+    "in bytes, 8 bits with zero points": (compressed_config("int-quantized", 8, 16, sym=False), 16, False),
 }
 
 
@@ -183,7 +174,7 @@ def test_a_product_of_parts_in_4_and_8_bits_has_the_numbers_of_both(save_model: 
 
 def test_one_group_of_8_bits_is_a_scale_for_each_output(save_model: Save, tmp_path: Path) -> None:
     directory = save_model(LlamaConfig(**WIDE))
-    packed = _saved(directory, tmp_path / "packed", _compressed("pack-quantized", 8, -1, sym=True), -1, sym=True)
+    packed = _saved(directory, tmp_path / "packed", compressed_config("pack-quantized", 8, -1, sym=True), -1, sym=True)
     assert _built(packed, MatrixFormat.W8A8).layers[0].qkv.matrix_format is MatrixFormat.W8A8
 
 

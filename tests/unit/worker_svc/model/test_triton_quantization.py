@@ -21,7 +21,16 @@ from core_runner import CoreRunner, submission
 from interpreted_float8 import round_float8
 from llama_models import SIZES, VOCAB
 from ordered_dots import order_dots
-from quantized_models import Quantize, in_act_order, in_order, quantize, quantize_fp8, save_quantized
+from quantized_models import (
+    Quantize,
+    compressed_config,
+    in_act_order,
+    in_order,
+    quantize,
+    quantize_fp8,
+    save_quantized,
+    with_dense_head,
+)
 from quire_kernels.coded_rows import code_rows_reference
 from quire_kernels.scaled_linear import CodedMatrix
 from quire_kernels.weight_only_matrix import WeightOnlyMatrix
@@ -147,48 +156,33 @@ def _meant(directory: Path, names: str) -> Tensor:
 
 def _gptq(bits: int, group: int, *, in_act_order_of: int | None = None) -> Quantize:
     def quantized(layer: str, weight: Tensor) -> Any:
-        if layer == "lm_head":
-            return None
         inputs = weight.shape[1]
         groups = in_order(inputs, group) if in_act_order_of is None else in_act_order(inputs, group, in_act_order_of)
         made = quantize(weight, bits, groups, sym=bits == 8)
         return made.gptq(layer), made.dense()
 
-    return quantized
+    return with_dense_head(quantized)
 
 
 def _compressed(group: int, *, sym: bool) -> Quantize:
     def quantized(layer: str, weight: Tensor) -> Any:
-        if layer == "lm_head":
-            return None
         made = quantize(weight, 8, in_order(weight.shape[1], group), sym=sym)
         return made.packed(layer, sym=sym), made.dense()
 
-    return quantized
+    return with_dense_head(quantized)
 
 
 def _fp8(block: tuple[int, int] | None) -> Quantize:
     def quantized(layer: str, weight: Tensor) -> Any:
-        if layer == "lm_head":
-            return None
         made = quantize_fp8(weight, block)
         return {f"{layer}.weight": made.codes, f"{layer}.weight_scale": made.scales.view(-1) if block is None
                 else made.scales}, made.dense()  # fmt: skip
 
-    return quantized
+    return with_dense_head(quantized)
 
 
 def _of_gptq(bits: int, group: int, *, act_order: bool = False) -> dict[str, Any]:
     return {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": act_order}
-
-
-def _of_compressed(group: int, *, sym: bool) -> dict[str, Any]:
-    fields = {"num_bits": 8, "type": "int", "symmetric": sym, "strategy": "group", "group_size": group}
-    return {
-        "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": fields}},
-    }
 
 
 def _of_fp8(block: tuple[int, int] | None) -> dict[str, Any]:
@@ -204,10 +198,10 @@ KEPT = {
     "w8a8 of GPTQ": (Quantization.W8A8, _gptq(8, -1), _of_gptq(8, -1)),
     "w8a8 of groups of GPTQ": (Quantization.W8A8, _gptq(8, 32), _of_gptq(8, 32)),
     "w4a16 of groups of 8 bits of compressed-tensors": (
-        Quantization.W4A16, _compressed(64, sym=True), _of_compressed(64, sym=True),
+        Quantization.W4A16, _compressed(64, sym=True), compressed_config("pack-quantized", 8, 64, sym=True),
     ),
     "fp8 of groups of 8 bits of compressed-tensors with zero points": (
-        Quantization.FP8, _compressed(32, sym=False), _of_compressed(32, sym=False),
+        Quantization.FP8, _compressed(32, sym=False), compressed_config("pack-quantized", 8, 32, sym=False),
     ),
     "fp8 of one scale": (Quantization.FP8, _fp8(None), _of_fp8(None)),
     "fp8 of blocks": (Quantization.FP8, _fp8((128, 128)), _of_fp8((128, 128))),
