@@ -79,8 +79,8 @@ def check_device(context: CheckContext) -> Iterator[Finding]:
 
 
 def check_kernels(context: CheckContext) -> Iterator[Finding]:
-    """The compiler and the directory of compiled kernels on a CPU; a Triton kernel on a GPU; nothing where torch
-    computes values.
+    """Whether the settings' kernels are the device's; the compiler and the directory of compiled kernels on a CPU; a
+    Triton kernel on a GPU; nothing where torch computes values.
     """
     from worker_svc.kernel_choice import DeviceNotFound, check_kernels_of_device, choose_device
     from worker_svc.model_checks import backend_of_values

@@ -19,8 +19,6 @@ from quire_kernels.weight_only_matrix import WeightOnlyMatrix, num_words
 
 _CODINGS = {"int8": RowCoding(INT8), "fp8": RowCoding(FP8), "fp8 in groups": RowCoding(FP8, SCALED_GROUP)}
 _FEW_ROWS, _MEDIUM_ROWS = 8, 32
-
-
 # Bits, inputs of a group, and whether groups have minimums
 _WEIGHTS = ((8, None, False), (8, 32, False), (4, 128, False), (4, 32, False), (4, 32, True))
 

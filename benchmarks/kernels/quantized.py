@@ -11,14 +11,16 @@ from benchmarks.kernels.device import Bound
 
 
 def product(
-    device: torch.device, num_rows: int, inputs: int, outputs: int, *, quantization: str, group: int = 32
+    device: torch.device, num_rows: int, inputs: int, outputs: int, *, quantization: str, group: int | None = None
 ) -> KernelCase:
-    """A product in a value of QUIRE_QUANTIZATION, w4a16 in groups of so many inputs; rows are coded before."""
+    """A product in a value of QUIRE_QUANTIZATION, w4a16 in groups of `group` inputs; rows are coded before."""
     from quire_kernels.coded_rows import RowCoding, code_rows
+    from quire_kernels.cpu.nibbles import DEFAULT_GROUP
     from quire_kernels.scaled_linear import CodedMatrix, scaled_linear
     from quire_kernels.weight_only_linear import weight_only_linear
     from quire_kernels.weight_only_matrix import GroupScales, WeightOnlyMatrix, pack_codes
 
+    group = group or DEFAULT_GROUP
     values = torch.randn(num_rows, inputs, device=device, dtype=torch.bfloat16)
     codes = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8, device=device)
     scales = torch.rand(outputs, device=device) / 127

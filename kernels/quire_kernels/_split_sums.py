@@ -43,9 +43,9 @@ def choose_splits(num_tiles: int, num_blocks: int, multiprocessors: int) -> int:
     """How many programs, a power of two, share the sums of each of so many tiles of outputs over so many blocks of
     inputs. Tiles that occupy all multiprocessors are not split: that took a fifth longer (H200, 4096 to 28672).
     """
-    splits = 1
     if num_tiles >= multiprocessors:
-        return splits
+        return 1
+    splits = 1
     while (
         splits < _MOST_SPLITS
         and splits * num_tiles < _PROGRAMS * multiprocessors
