@@ -23,7 +23,9 @@ class CompiledSampler:
     """Samples with a thread pool, one row per thread at a time."""
 
     def __init__(self, thread_pool: ThreadPool, find_argmax: Argmax | None = None) -> None:
-        """`find_argmax` replaces the kernel of that name if the caller has computed the argmax already."""
+        """`find_argmax` replaces the kernel of that name if the caller has computed the argmax already. Then rows of
+        logits whose state takes the argmax are not read.
+        """
         self._thread_pool = thread_pool
         self._argmax = find_argmax or partial(argmax, thread_pool)
 

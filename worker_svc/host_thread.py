@@ -27,8 +27,17 @@ class HostThreadExecutor:
     For a forward pass with threads of its own that releases the GIL. Torch computes on one thread.
     """
 
-    def __init__(self, forward: Forward, sampler: Sampler, top_logprobs: TopLogprobs = top_logprobs_by_torch) -> None:
+    def __init__(
+        self,
+        forward: Forward,
+        sampler: Sampler,
+        top_logprobs: TopLogprobs = top_logprobs_by_torch,
+        *,
+        finds_argmax: bool = False,
+    ) -> None:
+        """With `finds_argmax` the sampler takes the argmax from the forward pass, which may leave out other logits."""
         self._forward, self._sampler, self._top_logprobs = forward, sampler, top_logprobs
+        self._finds_argmax = finds_argmax
         self._thread = ThreadPoolExecutor(1, "host", initializer=torch.set_num_threads, initargs=(1,))
         # The tokens of the last step that ran, which placeholders refer to. Used by the thread only.
         self._sampled: NDArray[np.int64] = np.empty(0, np.int64)
@@ -64,7 +73,7 @@ class HostThreadExecutor:
         return output
 
     def _compute(self, work: StepWork[SamplingState]) -> SamplerOutput:
-        return compute(self._forward, self._sampler, *work, self._top_logprobs)
+        return compute(self._forward, self._sampler, *work, self._top_logprobs, finds_argmax=self._finds_argmax)
 
 
 class HostThreadSampleHandle:

@@ -76,6 +76,16 @@ class SamplingState:
         """Whether the top token is taken."""
         return self.params.temperature < MIN_TEMPERATURE
 
+    @property
+    def takes_argmax(self) -> bool:
+        """Whether nothing is needed of the model's next logits but which token has the largest."""
+        return (
+            self.is_greedy
+            and self.params.logprobs is None
+            and self.matcher is None
+            and not self.adjustments.changes_logits
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class SamplerOutput:

@@ -267,7 +267,7 @@ class CompiledModel:
     def executor(self, cache: KVCache, limits: WorkerLimits, graphs: CudaGraphOptions) -> Executor:
         forward = self.over(cache)
         sampler = CompiledSampler(self.thread_pool, forward.argmax)
-        return HostThreadExecutor(forward, sampler, partial(top_logprobs, self.thread_pool))
+        return HostThreadExecutor(forward, sampler, partial(top_logprobs, self.thread_pool), finds_argmax=True)
 
     def over(self, cache: KVCache) -> "CompiledForward":
         """The model over a cache. Raises UnsupportedModel if the kernels do not support one of this shape."""
@@ -343,6 +343,7 @@ class CompiledForward:
             batch.logits_indices.ctypes.data,
             logits.data_ptr(),
             logits.shape[1],
+            None if batch.needs_logits is None else batch.needs_logits.ctypes.data,
             self._argmax.ctypes.data,
         )
         self._decoder(step)

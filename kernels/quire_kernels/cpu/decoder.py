@@ -89,6 +89,7 @@ class DecoderStepArgs(Structure):
         ("logits_indices", c_void_p),
         ("logits", c_void_p),
         ("logits_stride", c_int64),
+        ("needs_logits", c_void_p),
         ("argmax", c_void_p),
     )
 
@@ -115,7 +116,10 @@ class Decoder:
         )
 
     def __call__(self, step: DecoderStepArgs) -> None:
-        """Computes a step, and writes keys, values, logits and their argmax to its addresses and the cache."""
+        """Computes a step, and writes keys, values, logits and their argmax to its addresses and the cache.
+
+        Of `needs_logits`, the rows of logits that are 0 are not written.
+        """
         self._thread_pool.library.quire_decoder_run(self._handle, byref(step))
 
     def __del__(self) -> None:

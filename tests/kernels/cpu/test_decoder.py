@@ -67,20 +67,29 @@ class Compiled:
 
         The first `num_unstored` tokens are in the cache already.
         """
+        logits, argmax = self.compute(tokens, first, num_unstored)
+        assert torch.equal(argmax, torch.where(logits.isfinite().all(-1), logits.argmax(-1), -1))
+        return logits
+
+    def compute(
+        self, tokens: Tensor, first: int = 0, num_unstored: int = 0, needs_logits: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """As `logits`, and their argmax int64 [tokens]. Rows that `needs_logits`, bool [tokens], leaves out are NaN."""
         positions = torch.arange(first, first + len(tokens))
         slots = torch.where(positions < first + num_unstored, -1, positions)
         starts = torch.tensor([0, len(tokens)], dtype=torch.int32)
         context = torch.tensor([first + len(tokens)], dtype=torch.int32)
-        logits, argmax, rows = torch.empty(len(tokens), VOCAB), torch.empty_like(tokens), torch.arange(len(tokens))
+        logits = torch.full((len(tokens), VOCAB), float("nan"))
+        argmax, rows = torch.empty_like(tokens), torch.arange(len(tokens))
         sequences = SequencesArgs(1, len(self._table), self._table.data_ptr(), starts.data_ptr(), context.data_ptr())
         self._decoder(
             DecoderStepArgs(
                 *(len(tokens), tokens.data_ptr(), slots.data_ptr(), positions.data_ptr(), sequences),
-                *(len(tokens), rows.data_ptr(), logits.data_ptr(), VOCAB, argmax.data_ptr()),
+                *(len(tokens), rows.data_ptr(), logits.data_ptr(), VOCAB),
+                *(None if needs_logits is None else needs_logits.data_ptr(), argmax.data_ptr()),
             )
         )
-        assert torch.equal(argmax, torch.where(logits.isfinite().all(-1), logits.argmax(-1), -1))
-        return logits
+        return logits, argmax
 
     def logits_in_steps(self, tokens: Tensor, size: int) -> Tensor:
         """The logits behind each token of a prompt, computed in steps of so many."""
@@ -341,6 +350,26 @@ def test_a_row_that_is_not_finite_leaves_no_trace(arithmetic: tuple[torch.dtype,
     expected = decoder.logits(tokens)
     assert bool(decoder.logits(torch.zeros(40, dtype=torch.int64)).isnan().all())
     assert torch.equal(decoder.logits(tokens), expected)
+
+
+@pytest.mark.parametrize("length", [1, 16, 17, LENGTH])
+@torch.inference_mode()
+def test_the_largest_logits_are_found_where_none_are_written(length: int, arithmetic: tuple[torch.dtype, bool]) -> None:
+    dtype, use_amx = arithmetic
+    model = RandomDecoder()
+    # Equal logits in one panel and in several, of which the first counts.
+    for token in (5, 20, 40, VOCAB - 1):
+        model.head[token] = 3 * model.head[33]
+    model.head[50] = -model.head[5]
+    model.round_to(dtype)
+    decoder = Compiled(model, dtype, use_amx)
+    tokens = torch.randint(VOCAB, (length,))
+    logits = decoder.logits(tokens)
+    needs_logits = torch.arange(length) % 3 == 1
+    written, argmax = decoder.compute(tokens, needs_logits=needs_logits)
+    assert torch.equal(argmax, logits.argmax(-1))
+    assert torch.equal(written[needs_logits], logits[needs_logits])
+    assert written[~needs_logits].isnan().all()
 
 
 def test_amx_is_refused_where_it_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,10 @@
 """Compiled sampling and log-probabilities depend only on the row, to the last bit."""
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
+import pytest
 import torch
 
 import compiled
@@ -49,3 +53,29 @@ def test_log_probabilities_are_those_of_the_logits_as_they_came() -> None:
         assert reported is not None
         assert abs(reported.logprob - float(expected[row, token])) < 1e-5
         assert [t for t, _ in reported.top] == expected[row].topk(count).indices.tolist()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"temperature": 0.7},
+        {"logprobs": 0},
+        {"logit_bias": {3: -50.0}},
+        {"presence_penalty": 1.9},
+        {"min_tokens": 20, "suppressed_token_ids": (3,)},
+        {"bad_words": ((3,),)},
+        {"allowed_token_ids": (1, 2)},
+        {"typical_p": 0.5, "temperature": 1.0},
+    ],
+    ids=lambda change: next(iter(change), "greedy"),
+)
+def test_rows_that_take_the_argmax_need_no_logits(change: dict[str, Any]) -> None:
+    params = replace(SamplingParams(temperature=0.0), **change)
+    state = SamplingState(params, 0, np.array([3, 3], np.int32), 1)
+    assert state.takes_argmax == (not change)
+    logits = torch.zeros(1, 50)
+    logits[0, 3] = 1.0
+    sampler = CompiledSampler(compiled.thread_pool(), lambda _: np.array([3]))
+    seen = torch.full_like(logits, float("nan")) if state.takes_argmax else logits.clone()
+    assert sampler(seen, [state]) == CompiledSampler(compiled.thread_pool())(logits, [state])

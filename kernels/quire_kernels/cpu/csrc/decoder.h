@@ -16,8 +16,8 @@
 #include "latent.h"
 #include "linear.h"
 #include "norms.h"
+#include "panel_peaks.h"
 #include "rotary.h"
-#include "sample.h"
 #include "simd.h"
 #include "thread_pool.h"
 
@@ -77,7 +77,8 @@ struct DecoderStep {
     const int64_t* logits_indices;
     float* logits;  // [num_samples, logits_stride]
     int64_t logits_stride;
-    int64_t* argmax;  // [num_samples], of each row of logits, see `Argmax`
+    const uint8_t* needs_logits;  // [num_samples], whether these logits are written; null: all are
+    int64_t* argmax;  // [num_samples], see find_argmax<false>()
 };
 
 class AnyDecoder {
@@ -127,6 +128,7 @@ public:
 
     void run(const DecoderStep& step) override {
         reserve(step.num_tokens);
+        peaks_.reserve(ceil_div(model_.head.outputs, PANEL), step.num_samples);
         tiles_ = split_into_tiles(step.sequences, num_kv_heads_, group(), pool_.size());
         locate_slots(step.slots, step.num_tokens, model_.block_size, slots_);
         pool_.run([&](int thread) {
@@ -274,12 +276,11 @@ private:
                 left = soft_cap(left, cap);
                 right = soft_cap(right, cap);
             }
-            put_outputs(model_.head, panel, left, right, step.logits + row * step.logits_stride);
+            if (!step.needs_logits || step.needs_logits[row])
+                put_outputs(model_.head, panel, left, right, step.logits + row * step.logits_stride);
+            peaks_.put(row, panel, model_.head.outputs - panel * PANEL, left, right);
         });
-        // While they are in the caches and all threads awake: most requests need nothing else.
-        pool_.parallel_for(rows, [&](int64_t row) {
-            step.argmax[row] = find_argmax<false>(step.logits + row * step.logits_stride, model_.head.outputs).token;
-        });
+        pool_.parallel_for(peaks_.num_groups(), [&](int64_t group) { peaks_.find_argmax(group, rows, step.argmax); });
     }
 
     Cache layer_cache(int64_t layer) const {
@@ -478,6 +479,7 @@ private:
     LatentProducts<Product> latents_;
     const int64_t num_kv_heads_;  // as attention takes them
     CodeRows code_rows_;
+    PanelPeaks peaks_;
     int64_t code_row_bytes_ = 0;   // the most of a matrix that takes codes
     int64_t ordered_stride_ = 0;   // the most of another one that has an order
     int64_t num_pairs_ = 0;
