@@ -18,14 +18,14 @@ using Results = std::vector<float>;  // [rows, OUTPUTS]
 
 // The results of a product from a unit on, -1 where nothing is written. `wrong` is set where a result is written twice.
 template <int PARTS>
-Results multiply_from(ThreadPool& pool, const Matrix& matrix, const Piece& piece, int64_t unit, const std::vector<BFloat16>& rows,
-                      int64_t stride, bool& wrong) {
+Results multiply_from(ThreadPool& pool, const Matrix& matrix, const Piece& piece, int64_t unit, const FactorRows<const BFloat16>& rows,
+                      bool& wrong) {
     Results results(piece.last_row * OUTPUTS, -1.0f);
     std::vector<BFloat16> scratch(AmxFactors<PARTS>::scratch_size(matrix.inputs));
     pool.run([&](int) {
         const AmxRegisters registers;
         pool.parallel_for_tasks(1, [&](int64_t, TaskClaim& claim) {
-            AmxFactors<PARTS>::multiply_piece(matrix, piece, unit, rows.data(), stride, scratch.data(), claim,
+            AmxFactors<PARTS>::multiply_piece(matrix, piece, unit, rows, scratch.data(), claim,
                                               [&](int64_t row, int64_t panel, Floats left, Floats right) {
                 float* to = &results[row * OUTPUTS + panel * PANEL];
                 wrong = wrong || *to != -1.0f;
@@ -43,11 +43,12 @@ const char* parts_of_a_product(int64_t inputs, int64_t num_rows, Format format) 
     std::mt19937 random(1);
     std::uniform_real_distribution<float> numbers(0.5f, 1.0f);
     const int64_t stride = AmxFactors<PARTS>::stride(inputs / PARTS), num_tiles = ceil_div(num_rows, int64_t{32});
-    std::vector<BFloat16> rows(round_up(num_rows, 32) * stride), panels(OUTPUTS * inputs + PANEL);
+    std::vector<BFloat16> numbers_of_rows(round_up(num_rows, 32) * stride), panels(OUTPUTS * inputs + PANEL);
     const auto fill = [&](std::vector<BFloat16>& to) {
         for (size_t i = 0; i + LANES <= to.size(); i += LANES) store_floats(to.data() + i, splat(numbers(random)));
     };
-    fill(rows);
+    fill(numbers_of_rows);
+    const FactorRows<const BFloat16> rows{numbers_of_rows.data(), stride};
     std::vector<int8_t> codes(OUTPUTS * inputs);
     for (int8_t& code : codes) code = static_cast<int8_t>(1 + random() % 100);
     fill(panels);
@@ -63,11 +64,18 @@ const char* parts_of_a_product(int64_t inputs, int64_t num_rows, Format format) 
     if (units != 3 * num_tiles * of_tile) return "a unit is not two rows of a tile and a panel";
     ThreadPool pool(1);
     bool wrong = false;
-    const Results whole = multiply_from<PARTS>(pool, matrix, piece, 0, rows, stride, wrong);
+    const Results whole = multiply_from<PARTS>(pool, matrix, piece, 0, rows, wrong);
     for (const float x : whole)
         if (!(x > 0.0f)) return "a result was not written";
+    if constexpr (AmxFactors<PARTS>::TAKES_TILES) {
+        std::vector<BFloat16> in_tiles(numbers_of_rows.size());
+        const FactorRows<BFloat16> tiles{in_tiles.data(), stride, true};
+        for (int64_t row = 0; row < num_rows; ++row)
+            for (int64_t column = 0; column < inputs; column += LANES) std::copy_n(rows.at(row, column), LANES, tiles.at(row, column));
+        if (multiply_from<PARTS>(pool, matrix, piece, 0, {tiles.data, stride, true}, wrong) != whole) return "rows in tiles have other results";
+    }
     for (int64_t unit = 0; unit <= units; unit += unit % 7 == 3 ? 5 : 1) {
-        const Results part = multiply_from<PARTS>(pool, matrix, piece, unit, rows, stride, wrong);
+        const Results part = multiply_from<PARTS>(pool, matrix, piece, unit, rows, wrong);
         for (int64_t row = 0; row < num_rows; ++row)
             for (int64_t output = 0; output < OUTPUTS; ++output) {
                 const int64_t of_row = (output / PANEL * num_tiles + row / 32) * of_tile + row % 32 / UNIT_ROWS;

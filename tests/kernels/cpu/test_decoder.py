@@ -225,6 +225,12 @@ def widths(model: RandomDecoder) -> None:
     model.layers[1].is_gated = False
 
 
+def whole_panels(model: RandomDecoder) -> None:
+    model.layers[0].resize(96)
+    model.layers[1].resize(64)
+    model.layers[1].is_gated = False
+
+
 def rows_of_whole_pages(model: RandomDecoder) -> None:
     model.layers[0].resize(1024)
     model.layers[1].resize(2048)
@@ -243,7 +249,7 @@ CHANGES: dict[str, Change] = {
     **{change.__name__: change for change in (
         layer_norms, epsilons, head_norms, one_head_norm, joint_norms, post_norms, one_post_norm, no_positions,
         one_layer_without_positions, two_ropes, partial_rotation, position_embedding, embedding_scale, parallel,
-        one_parallel_layer_with_post_norms, widths, rows_of_whole_pages, head_bias, logits_soft_cap,
+        one_parallel_layer_with_post_norms, widths, whole_panels, rows_of_whole_pages, head_bias, logits_soft_cap,
     )},
     **{
         f"{'gated' if is_gated else 'plain'}-{code.name.lower()}": activation(code, is_gated)
@@ -286,11 +292,12 @@ def test_logits_are_those_of_torch(name: str, arithmetic: tuple[torch.dtype, boo
         assert (plain.logits(tokens) - expected).norm() > 3 * tolerance * expected.norm()
 
 
+@pytest.mark.parametrize("resize", [widths, whole_panels])
 @torch.inference_mode()
-def test_a_row_has_the_same_bits_in_steps_of_any_size(arithmetic: tuple[torch.dtype, bool]) -> None:
+def test_a_row_has_the_same_bits_in_steps_of_any_size(resize: Change, arithmetic: tuple[torch.dtype, bool]) -> None:
     dtype, use_amx = arithmetic
     model = RandomDecoder()
-    for change in (layer_norms, one_post_norm, two_ropes, widths):
+    for change in (layer_norms, one_post_norm, two_ropes, resize):
         change(model)
     model.round_to(dtype)
     tokens = torch.arange(LENGTH) * 7 % VOCAB

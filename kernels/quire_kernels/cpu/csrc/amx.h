@@ -91,6 +91,7 @@ struct AmxFactors {
     using Value = std::conditional_t<PARTS == 1, BFloat16, float>;  // what is rounded to such factors
     using Registers = AmxRegisters;
     static constexpr int64_t ROWS = 32, DEPTH = 32;
+    static constexpr bool TAKES_TILES = PARTS == 1;  // of rows
 
     static int64_t width(int64_t columns) { return round_up(columns, DEPTH) * PARTS; }
     // Of rows with so many columns: an odd number of lines, since rows at even distances share few sets of a first-level cache.
@@ -113,22 +114,22 @@ struct AmxFactors {
 
     // As multiply_piece() of linear.h. A unit is two rows of a tile and a panel.
     template <class F>
-    static bool multiply_piece(const Matrix& matrix, const Piece& piece, int64_t units, const Element* rows, int64_t stride,
+    static bool multiply_piece(const Matrix& matrix, const Piece& piece, int64_t units, const FactorRows<const Element>& rows,
                                Element* scratch, TaskClaim& task_claim, F&& finish) {
         // Each panel is used once.
         if (piece.num_tiles() == 1 && !matrix.is_expanded())
-            return multiply_tiles<Kept::ROWS>(matrix, piece, units, rows, stride, scratch, task_claim, finish);
-        return multiply_tiles<Kept::PANEL>(matrix, piece, units, rows, stride, scratch, task_claim, finish);
+            return multiply_tiles<Kept::ROWS>(matrix, piece, units, rows, scratch, task_claim, finish);
+        return multiply_tiles<Kept::PANEL>(matrix, piece, units, rows, scratch, task_claim, finish);
     }
 
     // As multiply() of linear.h.
     template <class F>
-    static void multiply(ThreadPool& pool, const Matrix& matrix, const Element* rows, int64_t num_rows, int64_t stride,
+    static void multiply(ThreadPool& pool, const Matrix& matrix, const FactorRows<const Element>& rows, int64_t num_rows,
                          Element* scratch, F&& finish) {
         const int64_t expanded = expanded_size(matrix.inputs) * static_cast<int64_t>(sizeof(Element));
         const TaskGrid grid(num_rows, ROWS, ceil_div(matrix.outputs, PANEL), expanded, pool.size(), LEAST_PANELS);
         for_pieces(pool, matrix, grid, num_rows, panel_bytes<Element>(matrix), [&](const Piece& piece, TaskClaim& task_claim) {
-            multiply_piece(matrix, piece, task_claim.next(), rows, stride, scratch, task_claim, finish);
+            multiply_piece(matrix, piece, task_claim.next(), rows, scratch, task_claim, finish);
         });
     }
 
@@ -139,13 +140,15 @@ struct AmxFactors {
     // The factor that stays in the first-level cache. The other one, which passes through, is loaded with a hint to evict little.
     enum class Kept { ROWS, PANEL };
 
-    // Sums [32, PANEL] of `count` rows and one panel, at a stride, or with `adds` what is added to them; those of rows beyond are
+    // Sums [32, PANEL] of the first `count` rows and one panel, at a stride, or with `adds` what is added to them; those of rows beyond are
     // undefined. Calls between() after the products of each 32 inputs: while the tile registers multiply, it takes little time.
     template <Kept KEPT, class Between = Nothing>
-    static void multiply_panel(const Element* rows, int64_t stride, const Element* panel, int64_t inputs, int64_t count,
-                               float* sums, int64_t sums_stride, PrefetchStream& ahead, bool adds = false, Between between = {}) {
+    static void multiply_panel(const FactorRows<const Element>& factors, const Element* panel, int64_t inputs, int64_t count, float* sums,
+                               int64_t sums_stride, PrefetchStream& ahead, bool adds = false, Between between = {}) {
         constexpr int64_t BLOCK = DEPTH * PANEL, HALF = ROWS / 2;
-        const int64_t row_bytes = stride * sizeof(Element), line = Lane<Element>::VALUES * PANEL * sizeof(Element);
+        const Element* rows = factors.data;
+        const int64_t step = factors.tile_step();
+        const int64_t row_bytes = factors.row_step() * sizeof(Element), line = Lane<Element>::VALUES * PANEL * sizeof(Element);
         const int64_t sums_bytes = sums_stride * sizeof(float);
         float* lower = sums + HALF * sums_stride;
         const bool is_full = count > HALF;
@@ -169,7 +172,7 @@ struct AmxFactors {
             else _tile_stream_loadd(4, from, row_bytes);
         };
         const auto load_lower = [&](const Element* from) {
-            from += HALF * stride;
+            from += HALF * factors.stride;
             if constexpr (KEPT == Kept::ROWS) _tile_loadd(5, from, row_bytes);
             else _tile_stream_loadd(5, from, row_bytes);
         };
@@ -204,7 +207,7 @@ struct AmxFactors {
             }
             ahead.prefetch();
         };
-        for (int64_t k = 0; k < inputs; k += PARTS * DEPTH, rows += PARTS * DEPTH, panel += PARTS * BLOCK) {
+        for (int64_t k = 0; k < inputs; k += PARTS * DEPTH, rows += PARTS * step, panel += PARTS * BLOCK) {
             if constexpr (PARTS == 1) {
                 multiply_by(panel, rows);
             } else {
@@ -284,7 +287,7 @@ private:
 
     // Results are computed and written between the products of the next tiles, if units are claimed for free.
     template <Kept KEPT, class F>
-    static bool multiply_tiles(const Matrix& matrix, const Piece& piece, int64_t units, const Element* rows, int64_t stride,
+    static bool multiply_tiles(const Matrix& matrix, const Piece& piece, int64_t units, const FactorRows<const Element>& rows,
                                Element* scratch, TaskClaim& task_claim, F&& finish) {
         const int64_t parts = KEPT == Kept::ROWS ? 1 : num_parts(matrix, piece);
         const int64_t depth = round_up(ceil_div(matrix.inputs, parts), PARTS * DEPTH);
@@ -314,7 +317,7 @@ private:
                 const int64_t first = piece.first_row + tile * ROWS, last = std::min(piece.last_row, first + together * ROWS);
                 for (int64_t k = 0; k < matrix.inputs; k += depth)
                     for (int64_t row = first; row < last; row += ROWS)
-                        multiply_panel<KEPT>(rows + row * stride + k, stride, panel + k * PANEL, std::min(depth, matrix.inputs - k),
+                        multiply_panel<KEPT>(rows.from(row, k), panel + k * PANEL, std::min(depth, matrix.inputs - k),
                                              last - row, &sums[(row - first) * PANEL], PANEL, tile < prefetching ? ahead : nothing, k > 0,
                                              [&] {
                                                  if (AsymmetricFence::LIGHT_IS_FREE) unfinished.write(1);

@@ -94,7 +94,8 @@ public:
     Decoder(const DecoderModel& model, ThreadPool& pool)
         : model_(model), pool_(pool), layers_(model.layers, model.layers + model.num_layers),
           ropes_(model.ropes, model.ropes + model.num_ropes), mixture_(pool), latents_(pool, model.num_heads),
-          num_kv_heads_(layers_[0].latent ? model.num_heads / latent_group(model.num_heads) : model.num_kv_heads) {
+          num_kv_heads_(layers_[0].latent ? model.num_heads / latent_group(model.num_heads) : model.num_kv_heads),
+          has_act_tiles_(takes_act_tiles()) {
         int64_t scratch = 0;
         include(model.head, scratch);
         for (const DecoderLayer& layer : layers_) {
@@ -164,6 +165,16 @@ private:
 
     int64_t group() const { return model_.num_heads / num_kv_heads_; }
 
+    FactorRows<Element> normed_rows() const { return {normed_.data(), normed_stride_}; }
+
+    // Whether all layers can have the inputs of `down` in tiles. Columns of padding would be those of other layers.
+    bool takes_act_tiles() const {
+        return Product::TAKES_TILES && std::all_of(layers_.begin(), layers_.end(), [](const DecoderLayer& layer) {
+            const Matrix& down = layer.mlp.down;
+            return layer.experts || (!down.takes_codes() && !down.order && down.inputs % PANEL == 0);
+        });
+    }
+
     // What products with a matrix need beside it.
     void include(const Matrix& matrix, int64_t& scratch) {
         code_row_bytes_ = std::max(code_row_bytes_, code_row_bytes(matrix));
@@ -217,7 +228,7 @@ private:
             }
             const Mlp* dense = layer.experts ? nullptr : &layer.mlp;
             if (layer.is_parallel) norm(nullptr, &layer.mlp_norm, rows);
-            post = add(layer.output, attended_, attended_stride_, layer.post_attention_norm, rows, own);
+            post = add(layer.output, {attended_.data(), attended_stride_}, layer.post_attention_norm, rows, own);
             if (!layer.is_parallel)
                 norm(post, &layer.mlp_norm, rows, dense ? &dense->gate_up : nullptr);
             else if (post)
@@ -235,7 +246,7 @@ private:
         latents_.before(*layer.latent, {rows, &cosines_[pair], &sines_[pair], num_pairs_, slots_.data(), query_.data()},
                         qkv_.data(), qkv_stride_, cache, own.latent, own.scratch.data(),
                         [&](const Matrix& matrix, const Buffer<Element>& from, int64_t stride, auto&& finish) {
-                            multiply(matrix, from, stride, rows, own, finish);
+                            multiply(matrix, {from.data(), stride}, rows, own, finish);
                         });
         attend(pool_, own.attention, cache, step.sequences, tiles_, layer.rule, query_.data(), latents_.put_gathered());
         latents_.after(*layer.latent, rows, attended_.data(), attended_stride_, own.scratch.data());
@@ -245,20 +256,20 @@ private:
     const Norm* mlp(const Mlp& mlp, const Norm& post, int64_t rows, bool has_codes, Thread& own) {
         const auto multiply_up = [&](auto&& finish) {
             if (has_codes) multiply_normed(mlp.gate_up, rows, own, finish);
-            else multiply(mlp.gate_up, normed_, normed_stride_, rows, own, finish);
+            else multiply(mlp.gate_up, normed_rows(), rows, own, finish);
         };
+        const FactorRows<Element> act{act_.data(), act_stride_, has_act_tiles_};
         if (mlp.is_gated) {
             multiply_up([&](int64_t row, int64_t panel, Floats gate, Floats up) {
-                Product::put(&act_[row * act_stride_], panel * LANES, activate(mlp.activation, gate) * up);
+                store_floats(act.at(row, panel * LANES), activate(mlp.activation, gate) * up);
             });
         } else {
             multiply_up([&](int64_t row, int64_t panel, Floats left, Floats right) {
-                Element* to = &act_[row * act_stride_];
-                Product::put(to, panel * PANEL, activate(mlp.activation, left));
-                Product::put(to, panel * PANEL + LANES, activate(mlp.activation, right));
+                store_floats(act.at(row, panel * PANEL), activate(mlp.activation, left));
+                store_floats(act.at(row, panel * PANEL + LANES), activate(mlp.activation, right));
             });
         }
-        return add(mlp.down, act_, act_stride_, post, rows, own);
+        return add(mlp.down, act, post, rows, own);
     }
 
     // As mlp().
@@ -335,26 +346,26 @@ private:
     template <class F>
     void multiply_normed(const Matrix& matrix, int64_t rows, Thread& own, F&& finish) {
         if (matrix.takes_codes()) multiply_code_rows<Product>(pool_, matrix, code_rows_, rows, finish);
-        else multiply(matrix, normed_, normed_stride_, rows, own, finish);
+        else multiply(matrix, normed_rows(), rows, own, finish);
     }
 
     template <class F>
-    void multiply(const Matrix& matrix, const Buffer<Element>& rows, int64_t stride, int64_t num_rows, Thread& own, F&& finish) {
+    void multiply(const Matrix& matrix, const FactorRows<Element>& rows, int64_t num_rows, Thread& own, F&& finish) {
         if (matrix.takes_codes()) {
-            multiply_in_codes<Product>(pool_, matrix, code_rows_, rows.data(), num_rows, stride, finish);
+            multiply_in_codes<Product>(pool_, matrix, code_rows_, rows.data, num_rows, rows.stride, finish);
             return;
         }
-        if (matrix.order) put_in_order(pool_, matrix, rows.data(), num_rows, stride, ordered_.data());
-        const Buffer<Element>& ordered = matrix.order ? ordered_ : rows;
-        Product::multiply(pool_, matrix, ordered.data(), num_rows, stride, own.scratch.data(), finish);
+        if (matrix.order) put_in_order(pool_, matrix, rows.data, num_rows, rows.stride, ordered_.data());
+        const Element* ordered = matrix.order ? ordered_.data() : rows.data;
+        Product::multiply(pool_, matrix, {ordered, rows.stride, rows.in_tiles}, num_rows, own.scratch.data(), finish);
     }
 
     // Adds a product to the hidden states. Where it has a norm `post`, which needs whole rows, it is left in branch_, and the
     // norm is returned; else null.
-    const Norm* add(const Matrix& matrix, const Buffer<Element>& from, int64_t stride, const Norm& post, int64_t rows, Thread& own) {
+    const Norm* add(const Matrix& matrix, const FactorRows<Element>& from, const Norm& post, int64_t rows, Thread& own) {
         const bool has_norm = post.exists();
         float* sums = has_norm ? branch_.data() : hidden_.data();
-        multiply(matrix, from, stride, rows, own, [&](int64_t row, int64_t panel, Floats left, Floats right) {
+        multiply(matrix, from, rows, own, [&](int64_t row, int64_t panel, Floats left, Floats right) {
             float* to = sums + row * hidden_stride_ + panel * PANEL;
             if (!has_norm) {
                 left += load_floats(to);
@@ -478,6 +489,7 @@ private:
     ExpertMixture<Product> mixture_;
     LatentProducts<Product> latents_;
     const int64_t num_kv_heads_;  // as attention takes them
+    const bool has_act_tiles_;    // see FactorRows
     CodeRows code_rows_;
     PanelPeaks peaks_;
     int64_t code_row_bytes_ = 0;   // the most of a matrix that takes codes

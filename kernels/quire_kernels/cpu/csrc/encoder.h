@@ -146,7 +146,7 @@ private:
 
     template <class F>
     void multiply(const Matrix& matrix, const Buffer<Element>& rows, int64_t stride, int thread, F&& finish) {
-        Product::multiply(pool_, matrix, rows.data(), layout_.num_tokens(), stride, scratches_[thread]->data(), finish);
+        Product::multiply(pool_, matrix, {rows.data(), stride}, layout_.num_tokens(), scratches_[thread]->data(), finish);
     }
 
     void add(const Matrix& matrix, const Buffer<Element>& from, int64_t stride, int thread) {

@@ -236,13 +236,13 @@ private:
         const int64_t depth = Factors::width(dim_);
         PrefetchStream no_ahead;
         for (int64_t key = 0; key < padded; key += PANEL)
-            Factors::template multiply_panel<Factors::Kept::ROWS>(query_of(token, head), query_stride(), keys_of(prompt, head) + key * depth,
+            Factors::template multiply_panel<Factors::Kept::ROWS>({query_of(token, head), query_stride()}, keys_of(prompt, head) + key * depth,
                                                                   depth, count, &own.scores[key], padded, no_ahead);
         const float factor = LOG2_E / std::sqrt(static_cast<float>(dim_));
         for (int64_t row = 0; row < count; ++row)
             own.sums[row] = weigh(&own.scores[row * padded], length, factor, &own.weights[row * width]);
         for (int64_t d = 0; d < dim_; d += PANEL)
-            Factors::template multiply_panel<Factors::Kept::ROWS>(own.weights.data(), width, values_of(prompt, head, d), width, count,
+            Factors::template multiply_panel<Factors::Kept::ROWS>({own.weights.data(), width}, values_of(prompt, head, d), width, count,
                                                                   &own.outputs[d], padded_dim_, no_ahead);
     }
 

@@ -252,7 +252,7 @@ private:
                         int64_t first, Element* scratch, TaskClaim& task_claim, F&& finish) {
         if (matrix.takes_codes())
             return Codes::multiply_piece(matrix, piece, units, code_rows_.row(first), code_rows_.stride(), task_claim, finish);
-        return Product::multiply_piece(matrix, piece, units, &rows[first * stride], stride, scratch, task_claim, finish);
+        return Product::multiply_piece(matrix, piece, units, {&rows[first * stride], stride}, scratch, task_claim, finish);
     }
 
     // Each piece is of one expert: at one token all threads share the products of its experts.
@@ -313,7 +313,7 @@ private:
         if (matrix.takes_codes())
             multiply_in_codes<Product>(pool_, matrix, code_rows_, rows, num_rows, stride, finish);
         else
-            Product::multiply(pool_, matrix, rows, num_rows, stride, scratch, finish);
+            Product::multiply(pool_, matrix, {rows, stride}, num_rows, scratch, finish);
     }
 
     void add_shared(const Experts& experts, const Element* from, int64_t num_tokens, float* to, int64_t to_stride, Element* scratch) {

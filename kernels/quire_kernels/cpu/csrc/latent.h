@@ -191,7 +191,7 @@ private:
             const int64_t head = i / ranges, range = i % ranges;
             const Piece piece{TaskGrid::begin(range, num_panels, ranges), TaskGrid::begin(range + 1, num_panels, ranges), 0,
                               num_rows, Product::tile_rows(matrices[head], num_rows)};
-            Product::multiply_piece(matrices[head], piece, task_claim.next(), &rows[head * width], stride, scratch,
+            Product::multiply_piece(matrices[head], piece, task_claim.next(), {&rows[head * width], stride}, scratch,
                                     task_claim, [&](int64_t row, int64_t panel, Floats left, Floats right) {
                                         finish(head, row, panel * PANEL, left);
                                         finish(head, row, panel * PANEL + LANES, right);

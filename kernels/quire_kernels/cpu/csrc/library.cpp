@@ -316,7 +316,7 @@ int64_t quire_amx_linear([[maybe_unused]] void* pool_, [[maybe_unused]] Type typ
                     Product::put(&factors[row * stride], i, load_floats(input + row * columns + i));
             pool.run([&](int thread) {
                 const typename Product::Registers registers;
-                Product::multiply(pool, *matrix, factors.data(), rows, stride, &scratch[thread * size], put);
+                Product::multiply(pool, *matrix, {factors.data(), stride}, rows, &scratch[thread * size], put);
             });
         };
         type == Type::BFLOAT16 ? run.template operator()<AmxFactors<1>>() : run.template operator()<AmxFactors<2>>();

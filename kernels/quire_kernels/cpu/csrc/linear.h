@@ -188,6 +188,31 @@ inline void expand_panel(const Matrix& m, const void* panel, T* to) {
     for (int64_t i = 0, count = panel_bytes<T>(m); i < count; i += LANES) store_exact(to + i, floats_of(codes + i));
 }
 
+// Rows that are multiplied by a matrix. In tiles, what AMX loads together is in neighbouring lines: of each 16 rows the first 32 columns,
+// row by row, then the next 32.
+template <class T>
+struct FactorRows {
+    static constexpr int64_t TILE_ROWS = 16, TILE_COLUMNS = 32;
+
+    T* data;
+    int64_t stride;  // the elements of a row, with padding
+    bool in_tiles = false;
+
+    // Of LANES columns.
+    T* at(int64_t row, int64_t column) const {
+        return in_tiles ? tile(row, column) + row % TILE_ROWS * TILE_COLUMNS + column % TILE_COLUMNS : data + row * stride + column;
+    }
+    // The first element of these rows and columns on, where a tile begins.
+    T* tile(int64_t row, int64_t column) const {
+        return data + (in_tiles ? row / TILE_ROWS * TILE_ROWS * stride + column / TILE_COLUMNS * TILE_COLUMNS * TILE_ROWS : row * stride + column);
+    }
+    // From a row of a tile to the next one, and from a tile of a row to the next one.
+    int64_t row_step() const { return in_tiles ? TILE_COLUMNS : stride; }
+    int64_t tile_step() const { return in_tiles ? TILE_COLUMNS * TILE_ROWS : TILE_COLUMNS; }
+
+    FactorRows from(int64_t row, int64_t column = 0) const { return {tile(row, column), stride, in_tiles}; }
+};
+
 // A part of a product, which a thread computes in units: a panel with a tile of rows each, by AmxFactors with two rows of it.
 struct Piece {
     int64_t first_panel, last_panel, first_row, last_row;
@@ -204,14 +229,17 @@ struct Piece {
 // The pieces of a product: `across` ranges of panels times `down` blocks of tiles of rows, of about the same size. A
 // thread reads a piece's panels once for each tile, which stays in its first-level cache; the piece's weights stay in the
 // second-level cache. It may have `least_panels` even where these are larger.
+//
+// The ranges of panels of each thread are neighbours, so that two threads seldom write neighbouring cache lines of a row.
 struct TaskGrid {
     int64_t num_panels, across;
     int64_t num_tiles, down;
     int64_t rows;  // of a tile, the last one's may be fewer
+    int threads;
 
     TaskGrid(int64_t num_rows, int64_t tile_rows, int64_t all_panels, int64_t panel_bytes, int threads,
              int64_t least_panels = 1)
-        : num_panels(all_panels), rows(tile_rows) {
+        : num_panels(all_panels), rows(tile_rows), threads(threads) {
         const int64_t wanted = TASKS_PER_THREAD * threads, most = std::max(least_panels, TASK_BYTES / panel_bytes);
         num_tiles = std::max<int64_t>(1, ceil_div(num_rows, rows));
         // With more tiles it pays more to keep one for many panels.
@@ -222,17 +250,21 @@ struct TaskGrid {
 
     int64_t num_tasks() const { return across * down; }
     Piece piece(int64_t task, int64_t num_rows) const {
-        const int64_t range = task % across, block = task / across;
+        const int64_t range = range_of(task), block = task / across;
         return {first_panel(range), first_panel(range + 1), first_row(block), std::min(num_rows, first_row(block + 1)), rows};
     }
     // The same, with what a thread probably multiplies after it: pieces are handed out in order, so its next one is probably at the
     // distance of the number of threads, perhaps in the next matrix, which follows in memory.
-    Piece piece_with_next(int64_t task, int64_t num_rows, const void* panels, int64_t panel_bytes, int threads) const {
-        const int64_t next = task % across + threads;
+    Piece piece_with_next(int64_t task, int64_t num_rows, const void* panels, int64_t panel_bytes) const {
+        const int64_t index = task % across + threads, next = index < across ? range_of(index) : index;
         Piece piece = this->piece(task, num_rows);
         piece.next = static_cast<const char*>(panels) + first_panel(next) * panel_bytes;
         piece.next_end = static_cast<const char*>(panels) + first_panel(next + 1) * panel_bytes;
         return piece;
+    }
+    int64_t range_of(int64_t task) const {
+        const int64_t index = task % across;
+        return across % threads ? index : index % threads * (across / threads) + index / threads;
     }
     int64_t first_panel(int64_t range) const { return begin(range, num_panels, across); }
     int64_t first_row(int64_t block) const { return begin(block, num_tiles, down) * rows; }
@@ -318,7 +350,7 @@ inline bool multiply_piece(const Matrix& matrix, const Piece& piece, int64_t uni
 template <class F>
 inline void for_pieces(ThreadPool& pool, const Matrix& matrix, const TaskGrid& grid, int64_t num_rows, int64_t panel_bytes, F&& body) {
     pool.parallel_for_tasks(num_rows ? grid.num_tasks() : 0, [&](int64_t i, TaskClaim& task_claim) {
-        body(grid.piece_with_next(i, num_rows, matrix.panels, panel_bytes, pool.size()), task_claim);
+        body(grid.piece_with_next(i, num_rows, matrix.panels, panel_bytes), task_claim);
     });
 }
 
@@ -356,6 +388,7 @@ struct VectorFactors {
         Registers() {}  // none are reserved
     };
     static constexpr int64_t ROWS = 1;
+    static constexpr bool TAKES_TILES = false;  // of rows
 
     // Rows at a distance of a page are all in the same set of a first-level cache, which holds fewer of them than a tile has:
     // the product takes 1.3 times as long.
@@ -370,15 +403,15 @@ struct VectorFactors {
     static int64_t num_units(const Matrix&, const Piece& piece) { return piece.num_units(); }
 
     template <class F>
-    static bool multiply_piece(const Matrix& matrix, const Piece& piece, int64_t units, const T* rows, int64_t stride,
-                               T* scratch, TaskClaim& task_claim, F&& finish) {
-        return quire::multiply_piece(matrix, piece, units, rows, stride, scratch, task_claim, finish);
+    static bool multiply_piece(const Matrix& matrix, const Piece& piece, int64_t units, const FactorRows<const T>& rows, T* scratch,
+                               TaskClaim& task_claim, F&& finish) {
+        return quire::multiply_piece(matrix, piece, units, rows.data, rows.stride, scratch, task_claim, finish);
     }
 
     template <class F>
-    static void multiply(ThreadPool& pool, const Matrix& matrix, const T* rows, int64_t num_rows, int64_t stride,
-                         T* scratch, F&& finish) {
-        quire::multiply(pool, matrix, rows, num_rows, stride, scratch, finish);
+    static void multiply(ThreadPool& pool, const Matrix& matrix, const FactorRows<const T>& rows, int64_t num_rows, T* scratch,
+                         F&& finish) {
+        quire::multiply(pool, matrix, rows.data, num_rows, rows.stride, scratch, finish);
     }
 };
 
