@@ -22,6 +22,8 @@ struct NoAttentionProducts {
     void restore() {}
     template <bool FETCH, class... Arguments>
     void score(Arguments&&...) {}
+    template <class... Arguments>
+    static void prefetch_first_values(Arguments&&...) {}
     template <bool FETCH, class... Arguments>
     void gather(Arguments&&...) {}
 };
@@ -85,6 +87,9 @@ public:
         asm volatile("" ::: "memory");
     }
 
+    // What gather() leaves out. To be called before the softmax, so that lines keep coming from memory meanwhile.
+    static void prefetch_first_values(const KeyTile<BFloat16>& next) { prefetch_lines<FIRST_LINES>(next.values, 0, 2 * LANES); }
+
     // Adds values times weights [num_rows, TILE_KEYS] to output [num_rows, output_stride].
     template <bool FETCH>
     void gather(KeyTile<BFloat16>& tile, const KeyTile<BFloat16>& next, const BFloat16* weights, int64_t num_rows, int64_t value_dim,
@@ -103,7 +108,8 @@ public:
                     _tile_loadd(5, weights + g * LANES, TILE_KEYS * 2);
                     for_dims([&]<int I>(int64_t d) {
                         _tile_loadd(7, tile.values[2 * g] + d * 2, value_stride * 4);
-                        if (FETCH && row == 0) prefetch_lines<2>(next.values, (g * value_dim + d) / LANES * 2, 2 * LANES);
+                        const int64_t line = (g * value_dim + d) / LANES * 2;
+                        if (FETCH && row == 0 && line >= FIRST_LINES) prefetch_lines<2>(next.values, line, 2 * LANES);
                         if constexpr (I == 0) _tile_dpbf16ps(0, 5, 7);
                         if constexpr (I == 1) _tile_dpbf16ps(1, 5, 7);
                         if constexpr (I == 2) _tile_dpbf16ps(2, 5, 7);
@@ -117,6 +123,7 @@ public:
 
 private:
     static constexpr int64_t DIMS = 32;
+    static constexpr int64_t FIRST_LINES = 6;  // of the values of each group
 
     // Lines `first` to first + COUNT - 1 of each group of 16 keys. Of all groups in turn: fewer pages at a time take a tenth longer.
     template <int COUNT>

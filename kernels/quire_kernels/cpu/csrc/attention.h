@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "amx_attention.h"
@@ -24,7 +25,7 @@
 namespace quire {
 
 struct AttentionRule {
-    float scale;
+    float scale;     // above 0
     float soft_cap;  // 0: none
     int64_t window;  // 0: none
     int64_t bidirectional;  // whether queries also see the tokens after them; without a window
@@ -143,7 +144,7 @@ private:
         // Codes are prefetched while others are decoded.
         constexpr bool FETCH_NUMBERS = FETCH && !HAS_CODES;
         const int64_t heads = tile.last_head - tile.first_head, first = keys.first_tile();
-        const int64_t together = layout.together, num_rows = together * layout.rows;
+        const int64_t together = layout.together, num_rows = together * layout.rows, queries = layout.rows / group_;
         Stored next = locate<Stored>(cache, keys, tile.first_head, first);
         for (int64_t start = first; start < keys.end; start += TILE_KEYS) {
             for (int64_t head = 0; head < heads; head += together) {
@@ -166,8 +167,9 @@ private:
                                                             &scores_[top * TILE_KEYS]);
                 else
                     for_rows(num_rows, [&]<int R>(int64_t row) { compute_scores<R, FETCH_NUMBERS>(top + row); });
-                for (int64_t row = 0; row < num_rows; ++row)
-                    softmax_tile<HAS_CODES>(top + row, start, keys.position + row % layout.rows / group_, rule);
+                if (FETCH_NUMBERS && uses_products_ && !cache.is_shared()) Products::prefetch_first_values(next_key_tile_);
+                for (int64_t row = top; row < top + num_rows; row += layout.rows)
+                    for (int64_t q = 0; q < queries; ++q) softmax_tile<HAS_CODES>(row + q * group_, start, keys.position + q, rule);
                 // Shared values are the keys, which are prefetched already.
                 if (cache.is_shared()) {
                     copy_shared_values();
@@ -192,9 +194,16 @@ private:
         key_tile.num_keys = std::min<int64_t>(TILE_KEYS, range.end - start);
         key_tile.first_group = key_tile.first_key / LANES;
         key_tile.num_groups = ceil_div(key_tile.num_keys, LANES);
+        // Divisions take long, so there is one for all halves.
+        const int64_t oldest = std::max(start, range.begin / LANES * LANES), newest = (range.end - 1) / 8 * 8;
+        int64_t index = oldest / cache.block_size, offset = oldest - index * cache.block_size;
         for (int64_t half = 0; half < TILE_KEYS / 8; ++half) {
-            const int64_t key = std::clamp(start + half * 8, range.begin / LANES * LANES, (range.end - 1) / 8 * 8);
-            const int64_t block = range.table[key / cache.block_size], offset = key % cache.block_size;
+            const int64_t key = start + half * 8;
+            if (key > oldest && key <= newest && (offset += 8) == cache.block_size) {
+                offset = 0;
+                ++index;
+            }
+            const int64_t block = range.table[index];
             key_tile.keys[half] = cache.keys<Number>(block, head) + offset * V;
             key_tile.values[half] = cache.values<Number>(block, head) + offset * cache.head_dim;
             if constexpr (HAS_CODES) {
@@ -287,16 +296,16 @@ private:
         }
     }
 
-    // Online softmax, in powers of two: scores become weights. The output so far is rescaled only where a score exceeds
+    // Online softmax of a query's rows, in powers of two: scores become weights. The output so far is rescaled only where a score exceeds
     // the base by more than HEADROOM: until then weights may exceed 1, without loss of precision.
     template <bool HAS_CODES>
     void softmax_tile(int64_t row, int64_t start, int64_t position, const AttentionRule& rule) {
         const int64_t last = key_tile_.num_keys - 1, newest = rule.bidirectional ? last : std::min(position - start, last);
         const int64_t oldest = rule.window ? std::max(key_tile_.first_key, position - rule.window + 1 - start) : 0;
         if (newest == TILE_KEYS - 1 && oldest <= 0)
-            softmax_keys<HAS_CODES, true>(row, newest, oldest, rule);
+            for (int64_t i = 0; i < group_; ++i) softmax_keys<HAS_CODES, true>(row + i, newest, oldest, rule);
         else
-            softmax_keys<HAS_CODES, false>(row, newest, oldest, rule);
+            for (int64_t i = 0; i < group_; ++i) softmax_keys<HAS_CODES, false>(row + i, newest, oldest, rule);
     }
 
     // With ALL, the row sees every key of the tile.
@@ -315,9 +324,7 @@ private:
             if (rule.soft_cap != 0.0f) {
                 // tanh(y) = 1 - 2 / (1 + e**2y)
                 const Floats e = exp2(x * rule.scale * (2.0f * LOG2_E / rule.soft_cap));
-                x = rule.soft_cap * LOG2_E * (1.0f - 2.0f / (1.0f + e));
-            } else {
-                x *= rule.scale * LOG2_E;
+                x = 1.0f - 2.0f / (1.0f + e);
             }
             if (!ALL) {
                 const Ints key = LANE + g * LANES;
@@ -326,22 +333,25 @@ private:
             key_tile[g] = x;
             top = select(x > top, x, top);
         }
-        if (any_above(top, base_[row] + HEADROOM)) rebase(row, largest(top));
+        // To powers of two; above 0, so the largest stays the largest.
+        const float factor = LOG2_E * (rule.soft_cap != 0.0f ? rule.soft_cap : rule.scale);
+        if (any_above(top * factor, base_[row] + HEADROOM)) rebase(row, largest(top) * factor);
         // A row may see nothing yet.
         const float base = base_[row] == -INFINITY ? 0.0f : base_[row];
         Floats added = load_floats(&sums_[row * LANES]);
         for (int g = 0; g < GROUPS; ++g) {
-            const Floats weight = exp2(key_tile[g] - base);
+            const Floats weight = exp2(multiply_add(key_tile[g], splat(factor), splat(-base)));
             added += weight;
-            const Floats factor = HAS_CODES ? weight * load_floats(decoded_.value_scales + g * LANES) : weight;
-            store_floats(&weights_[row * TILE_KEYS + g * LANES], factor);
+            const Floats stored = HAS_CODES ? weight * load_floats(decoded_.value_scales + g * LANES) : weight;
+            store_floats(&weights_[row * TILE_KEYS + g * LANES], stored);
         }
         store(&sums_[row * LANES], added);
     }
 
     void rebase(int64_t row, float base) {
-        const float decay = exp2(splat(base_[row] - base))[0];
-        base_[row] = base;
+        const float before = std::exchange(base_[row], base);
+        if (before == -INFINITY) return;  // nothing is summed yet
+        const float decay = exp2(splat(before - base))[0];
         store(&sums_[row * LANES], load_floats(&sums_[row * LANES]) * decay);
         for (int64_t d = 0; d < value_dim_; d += LANES)
             store(&output_[row * dim_ + d], load_floats(&output_[row * dim_ + d]) * decay);
