@@ -47,9 +47,7 @@ class Batch:
     sequence_ids: Sequence[int] = ()
     """Of its sequences; the newest has the highest one. Empty: not known."""
     needs_logits: NDArray[np.bool_] | None = None
-    """[num_rows], rows of logits that are read. A forward pass that finds the argmax itself may leave others undefined.
-    None: all are read.
-    """
+    """[num_rows], rows of logits that are read; others may be undefined. None: all are read."""
 
     def rows_of(self, index: int) -> NDArray[np.bool_]:
         """[num_rows], whether a row of logits is of this sequence."""

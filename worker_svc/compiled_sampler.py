@@ -23,8 +23,8 @@ class CompiledSampler:
     """Samples with a thread pool, one row per thread at a time."""
 
     def __init__(self, thread_pool: ThreadPool, find_argmax: Argmax | None = None) -> None:
-        """`find_argmax` replaces the kernel of that name if the caller has computed the argmax already. Then rows of
-        logits whose state takes the argmax are not read.
+        """`find_argmax` replaces the kernel of that name if the caller has computed the argmax already. Then only the
+        logits of rows whose state needs them are read.
         """
         self._thread_pool = thread_pool
         self._argmax = find_argmax or partial(argmax, thread_pool)

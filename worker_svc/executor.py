@@ -90,20 +90,21 @@ def compute(
     pieces: Items[PromptPiece] = (),
     top_logprobs: TopLogprobs = top_logprobs_by_torch,
     *,
-    finds_argmax: bool = False,
+    forward_finds_argmax: bool = False,
 ) -> SamplerOutput:
     """Computes a step on the host and samples for each of `batch.logits_indices` by the state of its sequence.
 
     The accepted tokens are added to the states. A row after a draft token samples as if that token had been sampled,
     so an accepted row has the token that it would have without a draft. Masks of grammars are made while the forward
-    pass runs. With `finds_argmax` the sampler takes the argmax from the forward pass, which may leave out logits.
+    pass runs. With `forward_finds_argmax` the sampler takes the argmax from the forward pass, which then writes only
+    the rows of `Batch.needs_logits`.
     """
     prompt_logprobs = score_prompts(forward, top_logprobs, pieces) if pieces else ()
     rows = list(states) if not drafts else []
     for state, draft in zip(states, drafts, strict=True) if drafts else ():
         rows += state.ahead(draft)
-    if finds_argmax:
-        batch = replace(batch, needs_logits=np.array([not row.takes_argmax for row in rows], bool))
+    if forward_finds_argmax:
+        batch = replace(batch, needs_logits=np.array([row.needs_logits for row in rows], bool))
     masks = start_masks(rows)
     try:
         logits = forward(batch)

@@ -13,6 +13,6 @@ class Forward(Protocol):
     def __call__(self, batch: Batch) -> Tensor:
         """Computes a step's tokens and stores their keys and values in their slots.
 
-        Returns the logits float32 [num_samples, vocab_size] that follow the tokens at `batch.logits_indices`. The next
-        call may overwrite them.
+        Returns the logits float32 [num_samples, vocab_size] that follow the tokens at `batch.logits_indices`. Rows that
+        `batch.needs_logits` leaves out are undefined. The next call may overwrite them.
         """

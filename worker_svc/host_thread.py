@@ -33,11 +33,13 @@ class HostThreadExecutor:
         sampler: Sampler,
         top_logprobs: TopLogprobs = top_logprobs_by_torch,
         *,
-        finds_argmax: bool = False,
+        forward_finds_argmax: bool = False,
     ) -> None:
-        """With `finds_argmax` the sampler takes the argmax from the forward pass, which may leave out other logits."""
+        """With `forward_finds_argmax` the sampler takes the argmax from the forward pass, which then writes only the
+        rows of `Batch.needs_logits`.
+        """
         self._forward, self._sampler, self._top_logprobs = forward, sampler, top_logprobs
-        self._finds_argmax = finds_argmax
+        self._forward_finds_argmax = forward_finds_argmax
         self._thread = ThreadPoolExecutor(1, "host", initializer=torch.set_num_threads, initargs=(1,))
         # The tokens of the last step that ran, which placeholders refer to. Used by the thread only.
         self._sampled: NDArray[np.int64] = np.empty(0, np.int64)
@@ -73,7 +75,9 @@ class HostThreadExecutor:
         return output
 
     def _compute(self, work: StepWork[SamplingState]) -> SamplerOutput:
-        return compute(self._forward, self._sampler, *work, self._top_logprobs, finds_argmax=self._finds_argmax)
+        return compute(
+            self._forward, self._sampler, *work, self._top_logprobs, forward_finds_argmax=self._forward_finds_argmax
+        )
 
 
 class HostThreadSampleHandle:

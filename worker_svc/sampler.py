@@ -77,13 +77,13 @@ class SamplingState:
         return self.params.temperature < MIN_TEMPERATURE
 
     @property
-    def takes_argmax(self) -> bool:
-        """Whether nothing is needed of the model's next logits but which token has the largest."""
+    def needs_logits(self) -> bool:
+        """Whether more is needed of the model's next logits than which token has the largest."""
         return (
-            self.is_greedy
-            and self.params.logprobs is None
-            and self.matcher is None
-            and not self.adjustments.changes_logits
+            not self.is_greedy
+            or self.params.logprobs is not None
+            or self.matcher is not None
+            or self.adjustments.changes_logits
         )
 
 

@@ -92,7 +92,7 @@ class AttentionSpec:
     num_kv_heads: int
     head_dim: int
     scale: float
-    """What scores are multiplied by."""
+    """What scores are multiplied by, above 0."""
     qkv: LinearLayer
     output: LinearLayer
     rope: RopeConfig | None
@@ -100,7 +100,7 @@ class AttentionSpec:
     window: int | None = None
     """How many keys up to its own a query sees; None: all."""
     soft_cap: float | None = None
-    """Scores s become c * tanh(s / c); None: they stay."""
+    """Scores s become c * tanh(s / c), with c above 0; None: they stay."""
     query_norm: Norm | None = None
     key_norm: Norm | None = None
     """Of each head, or of all heads together, before rotation."""
@@ -113,6 +113,8 @@ class AttentionSpec:
 
     def __post_init__(self) -> None:
         require(self.num_heads % self.num_kv_heads == 0, "num_heads", f"a multiple of {self.num_kv_heads} KV heads")
+        require(self.scale > 0, "scale", "above 0")
+        require(self.soft_cap is None or self.soft_cap > 0, "soft_cap", "above 0")
         if self.latent is not None:
             self._check_latent(self.latent)
             return

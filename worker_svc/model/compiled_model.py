@@ -267,7 +267,7 @@ class CompiledModel:
     def executor(self, cache: KVCache, limits: WorkerLimits, graphs: CudaGraphOptions) -> Executor:
         forward = self.over(cache)
         sampler = CompiledSampler(self.thread_pool, forward.argmax)
-        return HostThreadExecutor(forward, sampler, partial(top_logprobs, self.thread_pool), finds_argmax=True)
+        return HostThreadExecutor(forward, sampler, partial(top_logprobs, self.thread_pool), forward_finds_argmax=True)
 
     def over(self, cache: KVCache) -> "CompiledForward":
         """The model over a cache. Raises UnsupportedModel if the kernels do not support one of this shape."""

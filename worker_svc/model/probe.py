@@ -194,6 +194,8 @@ def _layer_attention(call: AttentionCall) -> LayerAttention:
     window = int(call.mask)
     if window == _OTHER:
         raise IncompatibleModel("attends to other tokens than those before, or a window of them")
+    if not all(factor is None or factor > 0 for factor in (scale, soft_cap)):
+        raise IncompatibleModel(f"scales attention by {scale}, with a cap of {soft_cap}: both must be above 0")
     return LayerAttention(
         scale=call.query.shape[2] ** -0.5 if scale is None else float(scale),
         window=None if window == _NO_WINDOW else window,

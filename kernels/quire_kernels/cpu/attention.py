@@ -150,9 +150,9 @@ def attend(
     Args:
         query: [num_tokens, num_heads, head_dim], contiguous.
         block_tables, query_starts, context_lens: int32, see `paged_attention`.
-        scale: the factor of scores.
+        scale: the factor of scores, above 0.
         window: a query sees itself and the window - 1 tokens before it; None: all.
-        soft_cap: scores become soft_cap * tanh(score / soft_cap); None: no cap.
+        soft_cap: scores become soft_cap * tanh(score / soft_cap), above 0; None: no cap.
         use_amx: whether tile registers compute the products, of bfloat16 on a processor with AMX. Heads whose
             dimensions are no multiple of 32, and blocks of 8 tokens, are computed in vectors all the same.
 
@@ -169,6 +169,8 @@ def attend(
         ("context_lens", context_lens),
     ):
         require(tensor.dtype == torch.int32 and tensor.is_contiguous(), name, "be int32 and contiguous")
+    require(scale > 0, "scale", "be above 0")
+    require(soft_cap is None or soft_cap > 0, "soft_cap", "be above 0")
     kind = type_of(query.dtype)
     require(not use_amx or query.dtype == torch.bfloat16, "use_amx", "be false for another dtype than bfloat16")
     require(not use_amx or has_amx(thread_pool), "use_amx", "be false on a processor without AMX")

@@ -118,7 +118,7 @@ class Decoder:
     def __call__(self, step: DecoderStepArgs) -> None:
         """Computes a step, and writes keys, values, logits and their argmax to its addresses and the cache.
 
-        Of `needs_logits`, the rows of logits that are 0 are not written.
+        A row whose `needs_logits` is 0 has an argmax and no logits.
         """
         self._thread_pool.library.quire_decoder_run(self._handle, byref(step))
 

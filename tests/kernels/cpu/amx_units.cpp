@@ -67,15 +67,16 @@ const char* parts_of_a_product(int64_t inputs, int64_t num_rows, Format format) 
     const Results whole = multiply_from<PARTS>(pool, matrix, piece, 0, rows, wrong);
     for (const float x : whole)
         if (!(x > 0.0f)) return "a result was not written";
-    if constexpr (AmxFactors<PARTS>::TAKES_TILES) {
-        std::vector<BFloat16> in_tiles(numbers_of_rows.size());
-        const FactorRows<BFloat16> tiles{in_tiles.data(), stride, true};
-        for (int64_t row = 0; row < num_rows; ++row)
-            for (int64_t column = 0; column < inputs; column += LANES) std::copy_n(rows.at(row, column), LANES, tiles.at(row, column));
-        if (multiply_from<PARTS>(pool, matrix, piece, 0, {tiles.data, stride, true}, wrong) != whole) return "rows in tiles have other results";
-    }
+    std::vector<BFloat16> numbers_in_tiles(numbers_of_rows.size());
+    const FactorRows<BFloat16> in_tiles{numbers_in_tiles.data(), stride, true};
+    for (int64_t row = 0; row < num_rows; ++row)
+        for (int64_t column = 0; column < inputs / PARTS; column += LANES)
+            std::copy_n(rows.at(row, column), LANES, in_tiles.at(row, column));
     for (int64_t unit = 0; unit <= units; unit += unit % 7 == 3 ? 5 : 1) {
         const Results part = multiply_from<PARTS>(pool, matrix, piece, unit, rows, wrong);
+        if constexpr (AmxFactors<PARTS>::TAKES_TILES)
+            if (multiply_from<PARTS>(pool, matrix, piece, unit, {in_tiles.data, stride, true}, wrong) != part)
+                return "rows in tiles have other results";
         for (int64_t row = 0; row < num_rows; ++row)
             for (int64_t output = 0; output < OUTPUTS; ++output) {
                 const int64_t of_row = (output / PANEL * num_tiles + row / 32) * of_tile + row % 32 / UNIT_ROWS;

@@ -1,5 +1,6 @@
 """The compiled forward pass of decoders against torch in float64: random models of two layers, a feature at a time."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -377,6 +378,30 @@ def test_the_largest_logits_are_found_where_none_are_written(length: int, arithm
     assert torch.equal(argmax, logits.argmax(-1))
     assert torch.equal(written[needs_logits], logits[needs_logits])
     assert written[~needs_logits].isnan().all()
+
+
+@torch.inference_mode()
+def test_padding_of_a_panel_is_never_the_largest(arithmetic: tuple[torch.dtype, bool]) -> None:
+    dtype, use_amx = arithmetic
+    model = RandomDecoder()
+    model.head_bias = torch.full((VOCAB,), -100.0)
+    model.round_to(dtype)
+    assert Compiled(model, dtype, use_amx).logits(torch.arange(20)).max() < 0
+
+
+@pytest.mark.parametrize("place", [0, 15, 16, 31, VOCAB - 1])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@torch.inference_mode()
+def test_one_logit_that_is_not_finite_leaves_no_argmax(
+    value: float, place: int, arithmetic: tuple[torch.dtype, bool]
+) -> None:
+    dtype, use_amx = arithmetic
+    model = RandomDecoder()
+    model.head_bias = torch.zeros(VOCAB)
+    model.head_bias[place] = value
+    model.round_to(dtype)
+    _, argmax = Compiled(model, dtype, use_amx).compute(torch.arange(3))
+    assert argmax.tolist() == [-1, -1, -1]
 
 
 def test_amx_is_refused_where_it_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:

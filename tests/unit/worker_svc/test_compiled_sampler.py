@@ -70,12 +70,12 @@ def test_log_probabilities_are_those_of_the_logits_as_they_came() -> None:
     ],
     ids=lambda change: next(iter(change), "greedy"),
 )
-def test_rows_that_take_the_argmax_need_no_logits(change: dict[str, Any]) -> None:
+def test_only_rows_that_need_logits_are_read(change: dict[str, Any]) -> None:
     params = replace(SamplingParams(temperature=0.0), **change)
     state = SamplingState(params, 0, np.array([3, 3], np.int32), 1)
-    assert state.takes_argmax == (not change)
+    assert state.needs_logits == bool(change)
     logits = torch.zeros(1, 50)
     logits[0, 3] = 1.0
     sampler = CompiledSampler(compiled.thread_pool(), lambda _: np.array([3]))
-    seen = torch.full_like(logits, float("nan")) if state.takes_argmax else logits.clone()
+    seen = logits.clone() if state.needs_logits else torch.full_like(logits, float("nan"))
     assert sampler(seen, [state]) == CompiledSampler(compiled.thread_pool())(logits, [state])

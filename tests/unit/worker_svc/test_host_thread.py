@@ -1,12 +1,16 @@
 """With steps on a thread of their own, the next step may be launched before a token is known."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+import compiled
 from worker_svc.batch import Batch, SequenceChunk, make_batch
+from worker_svc.compiled_sampler import CompiledSampler
+from worker_svc.executor import HostExecutor
 from worker_svc.host_thread import HostThreadExecutor
 from worker_svc.sampler import SamplerOutput, sample_tokens
 from worker_svc.sequences import Sequence
@@ -29,6 +33,27 @@ class Successor:
         logits = torch.nn.functional.one_hot((last + 1) % VOCAB, VOCAB).float()
         logits[last == 4] = float("nan")
         return logits
+
+
+class ArgmaxFinder:
+    """A model that finds the argmax itself, and makes other logits than those that are needed NaN."""
+
+    def __init__(self) -> None:
+        self.needs_logits: list[list[bool]] = []
+        self._argmax = np.empty(0, np.int64)
+
+    def __call__(self, batch: Batch) -> torch.Tensor:
+        assert batch.needs_logits is not None
+        self.needs_logits.append(batch.needs_logits.tolist())
+        if len(batch.context_lens) > 4:
+            raise MemoryError
+        logits = torch.cos(torch.arange(VOCAB) * torch.from_numpy(1.0 + batch.token_ids[batch.logits_indices])[:, None])
+        self._argmax = logits.argmax(-1).numpy()
+        logits[torch.from_numpy(~batch.needs_logits)] = float("nan")
+        return logits.float()
+
+    def argmax(self, _: torch.Tensor) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        return self._argmax.copy()
 
 
 def _batch(*tokens: int) -> Batch:
@@ -87,3 +112,51 @@ def test_other_work_is_done_between_the_steps_that_it_was_asked_for_between() ->
     second.wait()
     assert between.done()
     assert seen == [True]
+
+
+GREEDY = SamplingParams()
+PLANS = {
+    "greedy": ([GREEDY, GREEDY], [], [[False, False]]),
+    "one samples": ([GREEDY, SamplingParams(temperature=1.0, seed=3)], [], [[False, True]]),
+    # Of four rows of its draft the first two are before the least number of tokens.
+    "a draft crosses min_tokens": (
+        [SamplingParams(min_tokens=2, suppressed_token_ids=(0,)), GREEDY],
+        [[1, 2, 3], []],
+        [[True, True, False, False, False]],
+    ),
+    "memory runs out": (
+        [GREEDY, SamplingParams(logprobs=1), GREEDY, SamplingParams(temperature=1.0, seed=3), GREEDY],
+        [],
+        [[False, True, False, True, False], [False, True, False, True]],
+    ),
+    "nothing samples": ([], [], [[]]),
+}
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_forward_pass_that_finds_the_argmax_returns_the_logits_that_are_needed(plan: str) -> None:
+    params, drafts, needed = PLANS[plan]
+    sequences = [Sequence(NewSequence(place, [place], 1, 0, each)) for place, each in enumerate(params)]
+    block = np.zeros(1, np.int32)
+    chunks = [
+        SequenceChunk(np.array([place, *draft], np.int32), 0, block, 0, True, len(draft))
+        for place, draft in enumerate(drafts or [[] for _ in params])
+    ] or [SequenceChunk(np.array([1], np.int32), 0, block, 0, False)]
+    batch = make_batch(chunks, 8, range(len(chunks)))
+    model, pool = ArgmaxFinder(), compiled.thread_pool()
+    sampler = CompiledSampler(pool, model.argmax)
+    found = HostThreadExecutor(model, sampler, forward_finds_argmax=True).launch(batch, sequences, drafts).result()
+    assert model.needs_logits == needed
+    if plan == "memory runs out":
+        assert (found.tokens.pop(), found.logprobs.pop(), found.left_out) == (None, None, [4])
+        chunks, sequences = chunks[:4], sequences[:4]
+    sequences = [
+        Sequence(NewSequence(place, [place], 1, 0, each)) for place, each in enumerate(params[: len(sequences)])
+    ]
+
+    def whole(batch: Batch) -> torch.Tensor:
+        return model(replace(batch, needs_logits=np.ones(len(batch.logits_indices), bool)))
+
+    executor = HostExecutor(whole, CompiledSampler(pool))
+    expected = executor.launch(make_batch(chunks, 8), sequences, drafts).result()
+    assert (found.tokens, found.logprobs) == (expected.tokens, expected.logprobs)

@@ -91,7 +91,7 @@ struct AmxFactors {
     using Value = std::conditional_t<PARTS == 1, BFloat16, float>;  // what is rounded to such factors
     using Registers = AmxRegisters;
     static constexpr int64_t ROWS = 32, DEPTH = 32;
-    static constexpr bool TAKES_TILES = PARTS == 1;  // of rows
+    static constexpr bool TAKES_TILES = PARTS == 1;  // whether rows may be in tiles
 
     static int64_t width(int64_t columns) { return round_up(columns, DEPTH) * PARTS; }
     // Of rows with so many columns: an odd number of lines, since rows at even distances share few sets of a first-level cache.
@@ -146,6 +146,8 @@ struct AmxFactors {
     static void multiply_panel(const FactorRows<const Element>& factors, const Element* panel, int64_t inputs, int64_t count, float* sums,
                                int64_t sums_stride, PrefetchStream& ahead, bool adds = false, Between between = {}) {
         constexpr int64_t BLOCK = DEPTH * PANEL, HALF = ROWS / 2;
+        using Rows = FactorRows<const Element>;
+        static_assert(HALF == Rows::TILE_ROWS && DEPTH == Rows::TILE_COLUMNS);
         const Element* rows = factors.data;
         const int64_t step = factors.tile_step();
         const int64_t row_bytes = factors.row_step() * sizeof(Element), line = Lane<Element>::VALUES * PANEL * sizeof(Element);

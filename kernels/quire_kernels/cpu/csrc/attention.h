@@ -194,7 +194,7 @@ private:
         key_tile.num_keys = std::min<int64_t>(TILE_KEYS, range.end - start);
         key_tile.first_group = key_tile.first_key / LANES;
         key_tile.num_groups = ceil_div(key_tile.num_keys, LANES);
-        // Divisions take long, so there is one for all halves.
+        // One division for all halves: divisions take long.
         const int64_t oldest = std::max(start, range.begin / LANES * LANES), newest = (range.end - 1) / 8 * 8;
         int64_t index = oldest / cache.block_size, offset = oldest - index * cache.block_size;
         for (int64_t half = 0; half < TILE_KEYS / 8; ++half) {
@@ -296,8 +296,8 @@ private:
         }
     }
 
-    // Online softmax of a query's rows, in powers of two: scores become weights. The output so far is rescaled only where a score exceeds
-    // the base by more than HEADROOM: until then weights may exceed 1, without loss of precision.
+    // Online softmax of a query's rows, in powers of two: scores become weights. The output so far is rescaled only where a score
+    // exceeds the base by more than HEADROOM: until then weights may exceed 1, without loss of precision.
     template <bool HAS_CODES>
     void softmax_tile(int64_t row, int64_t start, int64_t position, const AttentionRule& rule) {
         const int64_t last = key_tile_.num_keys - 1, newest = rule.bidirectional ? last : std::min(position - start, last);
@@ -333,7 +333,7 @@ private:
             key_tile[g] = x;
             top = select(x > top, x, top);
         }
-        // To powers of two; above 0, so the largest stays the largest.
+        // Scores times this are exponents of 2. It is above 0, so the largest score has the largest exponent.
         const float factor = LOG2_E * (rule.soft_cap != 0.0f ? rule.soft_cap : rule.scale);
         if (any_above(top * factor, base_[row] + HEADROOM)) rebase(row, largest(top) * factor);
         // A row may see nothing yet.

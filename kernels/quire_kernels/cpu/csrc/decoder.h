@@ -3,7 +3,9 @@
 // Hidden states between layers, norms, rotation, scores and sums are float32; factors of products are of the model's type.
 #pragma once
 
+#include <algorithm>
 #include <memory>
+#include <type_traits>
 #include <vector>
 
 #include "activations.h"
@@ -140,6 +142,7 @@ public:
 
 private:
     using Element = typename Product::Element;
+    static_assert(std::is_same_v<Element, typename Product::Value>);  // rows of one number for each column
 
     struct Thread {
         Thread(int64_t group, int64_t head_dim, int64_t value_dim, int64_t scratch)
@@ -167,11 +170,12 @@ private:
 
     FactorRows<Element> normed_rows() const { return {normed_.data(), normed_stride_}; }
 
-    // Whether all layers can have the inputs of `down` in tiles. Columns of padding would be those of other layers.
+    // Whether the inputs of `down` are in tiles, in all layers or in none: columns past a layer's own would hold another layer's numbers
+    // in the other layout.
     bool takes_act_tiles() const {
         return Product::TAKES_TILES && std::all_of(layers_.begin(), layers_.end(), [](const DecoderLayer& layer) {
             const Matrix& down = layer.mlp.down;
-            return layer.experts || (!down.takes_codes() && !down.order && down.inputs % PANEL == 0);
+            return layer.experts || (!down.takes_codes() && !down.order);
         });
     }
 

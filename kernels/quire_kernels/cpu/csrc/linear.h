@@ -202,7 +202,7 @@ struct FactorRows {
     T* at(int64_t row, int64_t column) const {
         return in_tiles ? tile(row, column) + row % TILE_ROWS * TILE_COLUMNS + column % TILE_COLUMNS : data + row * stride + column;
     }
-    // The first element of these rows and columns on, where a tile begins.
+    // The first element of the tile that has this row and column; without tiles, this element.
     T* tile(int64_t row, int64_t column) const {
         return data + (in_tiles ? row / TILE_ROWS * TILE_ROWS * stride + column / TILE_COLUMNS * TILE_COLUMNS * TILE_ROWS : row * stride + column);
     }
@@ -230,7 +230,8 @@ struct Piece {
 // thread reads a piece's panels once for each tile, which stays in its first-level cache; the piece's weights stay in the
 // second-level cache. It may have `least_panels` even where these are larger.
 //
-// The ranges of panels of each thread are neighbours, so that two threads seldom write neighbouring cache lines of a row.
+// With several tiles, where the ranges can be dealt out evenly, those of a thread are neighbours while threads keep in step: two threads
+// seldom write neighbouring cache lines of a row then.
 struct TaskGrid {
     int64_t num_panels, across;
     int64_t num_tiles, down;
@@ -264,7 +265,9 @@ struct TaskGrid {
     }
     int64_t range_of(int64_t task) const {
         const int64_t index = task % across;
-        return across % threads ? index : index % threads * (across / threads) + index / threads;
+        // One tile takes as long as its panels are read: what is read next is known in this order, also in the next matrix.
+        if (num_tiles == 1 || across % threads) return index;
+        return index % threads * (across / threads) + index / threads;
     }
     int64_t first_panel(int64_t range) const { return begin(range, num_panels, across); }
     int64_t first_row(int64_t block) const { return begin(block, num_tiles, down) * rows; }
@@ -388,7 +391,7 @@ struct VectorFactors {
         Registers() {}  // none are reserved
     };
     static constexpr int64_t ROWS = 1;
-    static constexpr bool TAKES_TILES = false;  // of rows
+    static constexpr bool TAKES_TILES = false;  // whether rows may be in tiles
 
     // Rows at a distance of a page are all in the same set of a first-level cache, which holds fewer of them than a tile has:
     // the product takes 1.3 times as long.

@@ -20,7 +20,8 @@ public:
         tokens_.reserve(panels * stride_);
     }
 
-    // Of a panel, of which the first `count` outputs are logits. Different threads may call it for different panels and rows.
+    // Of a panel, of which the first `count` outputs are logits: all of them, if `count` is PANEL or more. Several threads may call it,
+    // each for other panels and rows.
     void put(int64_t row, int64_t panel, int64_t count, Floats left, Floats right) {
         const float most = std::numeric_limits<float>::max();
         if (count < PANEL) {
