@@ -1,5 +1,6 @@
-// Operations of lanes.h and simd.h, for test_lanes.py: `count` is a multiple of LANES.
+// Operations of lanes.h and simd.h, and what is made of them alone, for test_lanes.py: `count` is a multiple of LANES.
 #include "linear.h"
+#include "panel_peaks.h"
 
 using namespace quire;
 
@@ -23,6 +24,13 @@ void from_bytes(const int8_t* from, int64_t count, float* to) {
 void to_bytes(const int32_t* from, int64_t count, int8_t* to) {
     for (int64_t i = 0; i < count; i += LANES) store(to + i, to_bytes(load<Ints>(from + i)));
 }
+// The same numbers in both types; `count` is a multiple of 64.
+void lines_of_bytes(const int8_t* from, int64_t count, float* floats, BFloat16* halves) {
+    for (int64_t i = 0; i < count; i += 4 * LANES) {
+        store_line(floats + i, from + i);
+        store_line(halves + i, from + i);
+    }
+}
 // Pairs [2 * count] of neighbours: the first of each from `low`, the second from `high`.
 void pairs(const float* low, const float* high, int64_t count, BFloat16* to) {
     for (int64_t i = 0; i < count; i += LANES) store(to + 2 * i, pairs_of(load_floats(low + i), load_floats(high + i)));
@@ -40,6 +48,18 @@ void summarize(const float* from, float bound, float* to) {
     to[1] = total(v);
     to[2] = any_above(v, bound);
     to[3] = any(v == bound);
+}
+// The argmax of each row of logits [rows, vocab], from panels that begin every PANEL logits; a multiple of PANEL is readable.
+void argmax_of_panels(const float* logits, int64_t rows, int64_t vocab, int64_t stride, int64_t* tokens) {
+    PanelPeaks peaks;
+    const int64_t panels = ceil_div(vocab, PANEL);
+    peaks.reserve(panels, rows);
+    for (int64_t panel = 0; panel < panels; ++panel)
+        for (int64_t row = 0; row < rows; ++row) {
+            const float* from = logits + row * stride + panel * PANEL;
+            peaks.put(row, panel, vocab - panel * PANEL, load_floats(from), load_floats(from + LANES));
+        }
+    for (int64_t group = 0; group < peaks.num_groups(); ++group) peaks.find_argmax(group, rows, tokens);
 }
 // Sums [count, PANEL] of rows [count, inputs] and weights [inputs, PANEL].
 void products(const float* rows, int64_t count, int64_t inputs, const float* panel, float* sums) {

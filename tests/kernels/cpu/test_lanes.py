@@ -69,6 +69,31 @@ def test_bytes(library: ctypes.CDLL) -> None:
     assert converted(library, "to_bytes", every.int(), torch.int8).tolist() == every.tolist()
 
 
+def test_lines_of_bytes(library: ctypes.CDLL) -> None:
+    """All codes of keys and values: -127 to 127."""
+    codes = torch.arange(-127, 129).clamp(max=127).to(torch.int8)
+    floats, halves = torch.empty(len(codes)), torch.empty(len(codes), dtype=torch.bfloat16)
+    library.lines_of_bytes(address(codes), ctypes.c_int64(len(codes)), address(floats), address(halves))
+    assert torch.equal(floats, codes.float())
+    assert torch.equal(halves, codes.bfloat16())
+
+
+@pytest.mark.parametrize("vocab", [1, 16, 31, 32, 33, 101])
+@pytest.mark.parametrize("rows", [1, 16, 35])
+def test_the_argmax_of_panels(library: ctypes.CDLL, rows: int, vocab: int) -> None:
+    """The first of equal logits; none where one is not finite. What is beyond the vocabulary does not count."""
+    torch.manual_seed(vocab)
+    # Few values, so that several logits are the largest.
+    logits = torch.randint(-9, -4, (rows, vocab)).float()
+    for row, value in zip(range(0, rows, 3), (float("nan"), float("inf"), float("-inf")) * rows, strict=False):
+        logits[row, torch.randint(vocab, ())] = value
+    padded = torch.nn.functional.pad(logits, (0, -vocab % PANEL), value=float("nan"))
+    tokens = torch.empty(rows, dtype=torch.int64)
+    sizes = (ctypes.c_int64(size) for size in (rows, vocab, padded.shape[1]))
+    library.argmax_of_panels(address(padded), *sizes, address(tokens))
+    assert torch.equal(tokens, torch.where(logits.isfinite().all(-1), logits.argmax(-1), -1))
+
+
 def test_transposed_words(library: ctypes.CDLL) -> None:
     words = torch.arange(LANES * LANES, dtype=torch.int32)
     expected = words.view(LANES, LANES).t().flatten().tolist()
