@@ -80,7 +80,7 @@ struct DecoderStep {
     float* logits;  // [num_samples, logits_stride]
     int64_t logits_stride;
     const uint8_t* needs_logits;  // [num_samples], whether these logits are written; null: all are
-    int64_t* argmax;  // [num_samples], see find_argmax<false>()
+    int64_t* argmax;  // [num_samples], as find_argmax<false>() of sample.h
 };
 
 class AnyDecoder {

@@ -200,17 +200,16 @@ struct FactorRows {
 
     // Of LANES columns.
     T* at(int64_t row, int64_t column) const {
-        return in_tiles ? tile(row, column) + row % TILE_ROWS * TILE_COLUMNS + column % TILE_COLUMNS : data + row * stride + column;
-    }
-    // The first element of the tile that has this row and column; without tiles, this element.
-    T* tile(int64_t row, int64_t column) const {
-        return data + (in_tiles ? row / TILE_ROWS * TILE_ROWS * stride + column / TILE_COLUMNS * TILE_COLUMNS * TILE_ROWS : row * stride + column);
+        if (!in_tiles) return data + row * stride + column;
+        return data + row / TILE_ROWS * TILE_ROWS * stride + column / TILE_COLUMNS * tile_step() + row % TILE_ROWS * TILE_COLUMNS +
+               column % TILE_COLUMNS;
     }
     // From a row of a tile to the next one, and from a tile of a row to the next one.
     int64_t row_step() const { return in_tiles ? TILE_COLUMNS : stride; }
     int64_t tile_step() const { return in_tiles ? TILE_COLUMNS * TILE_ROWS : TILE_COLUMNS; }
 
-    FactorRows from(int64_t row, int64_t column = 0) const { return {tile(row, column), stride, in_tiles}; }
+    // From this row and column on, where a tile begins.
+    FactorRows from(int64_t row, int64_t column) const { return {at(row, column), stride, in_tiles}; }
 };
 
 // A part of a product, which a thread computes in units: a panel with a tile of rows each, by AmxFactors with two rows of it.

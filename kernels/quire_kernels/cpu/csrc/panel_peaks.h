@@ -40,7 +40,7 @@ public:
 
     int64_t num_groups() const { return stride_ / LANES; }
 
-    // Of LANES rows from group * LANES on: as find_argmax<false>(). `tokens` are those of row 0 on.
+    // Of LANES rows from group * LANES on: as find_argmax<false>() of sample.h. `tokens` are those of row 0 on.
     void find_argmax(int64_t group, int64_t rows, int64_t* tokens) const {
         const int64_t first = group * LANES;
         Floats top = splat(-INFINITY);
