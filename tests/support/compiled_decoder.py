@@ -1,0 +1,123 @@
+"""A random decoder's compiled forward pass, for tests."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+import compiled
+from joined_heads import joined_heads
+from quire_kernels.cpu.amx import pack_for_amx
+from quire_kernels.cpu.attention import RuleArgs, SequencesArgs
+from quire_kernels.cpu.decoder import Decoder, DecoderLayerArgs, DecoderModelArgs, DecoderStepArgs, MlpArgs, RopeArgs
+from quire_kernels.cpu.linear import MatrixArgs, pack_matrix
+from quire_kernels.cpu.norms import NormArgs, pack_norm
+from random_decoder import CONTEXT, HEADS, HIDDEN, KV_HEADS, VOCAB, RandomDecoder, RandomLayer, RandomNorm
+
+BLOCK_SIZE = 16
+
+
+class Compiled:
+    """A model's compiled forward pass, over a cache for one sequence: of numbers, or of codes in 8 bits."""
+
+    def __init__(
+        self,
+        model: RandomDecoder,
+        dtype: torch.dtype,
+        use_amx: bool,
+        *,
+        pairs_halves: bool = False,
+        has_codes: bool = False,
+        block_size: int = BLOCK_SIZE,
+    ) -> None:
+        self._kept: list[object] = []
+        self._pack = pack_for_amx if use_amx else pack_matrix
+        self._pairs_halves = pairs_halves
+        num_blocks = -(-CONTEXT // block_size)
+        self._table = torch.arange(num_blocks, dtype=torch.int32)
+        vectors = len(model.layers) * 2 * KV_HEADS * block_size
+        code_bytes = vectors * model.dim
+        scale_bytes = vectors * torch.float32.itemsize
+        block_bytes = code_bytes + scale_bytes if has_codes else code_bytes * dtype.itemsize
+        cache = torch.zeros(num_blocks, block_bytes, dtype=torch.uint8)
+        layers = (DecoderLayerArgs * len(model.layers))(*map(self._layer, model.layers))
+        ropes = (RopeArgs * len(model.ropes))(
+            *(RopeArgs(frequencies.data_ptr(), len(frequencies), factor) for frequencies, factor in model.ropes)
+        )
+        arguments = DecoderModelArgs(
+            *(HIDDEN, len(model.layers), HEADS, KV_HEADS, model.dim, layers),
+            *(self._norm(model.norm), self._matrix(model.head, model.head_bias), model.logits_soft_cap),
+            *(model.embedding.data_ptr(), model.embedding_scale),
+            None if model.positions is None else model.positions.data_ptr(),
+            *(cache.data_ptr(), cache.data_ptr() + code_bytes if has_codes else None, block_bytes, block_size),
+            *(len(ropes), ropes, pairs_halves),
+        )
+        self._kept += [model, cache, ropes]
+        self._decoder = Decoder(compiled.thread_pool(), dtype, arguments, use_amx=use_amx)
+
+    def logits(self, tokens: Tensor, first: int = 0, num_unstored: int = 0) -> Tensor:
+        """The logits behind each of these tokens, which are those from position `first` on: float32 [tokens, VOCAB].
+
+        The first `num_unstored` tokens are in the cache already.
+        """
+        logits, argmax = self.compute(tokens, first, num_unstored)
+        assert torch.equal(argmax, torch.where(logits.isfinite().all(-1), logits.argmax(-1), -1))
+        return logits
+
+    def compute(
+        self, tokens: Tensor, first: int = 0, num_unstored: int = 0, needs_logits: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """As `logits`, and their argmax int64 [tokens]. Rows that `needs_logits`, bool [tokens], leaves out are NaN."""
+        positions = torch.arange(first, first + len(tokens))
+        slots = torch.where(positions < first + num_unstored, -1, positions)
+        starts = torch.tensor([0, len(tokens)], dtype=torch.int32)
+        context = torch.tensor([first + len(tokens)], dtype=torch.int32)
+        logits = torch.full((len(tokens), VOCAB), float("nan"))
+        argmax, rows = torch.empty_like(tokens), torch.arange(len(tokens))
+        sequences = SequencesArgs(1, len(self._table), self._table.data_ptr(), starts.data_ptr(), context.data_ptr())
+        self._decoder(
+            DecoderStepArgs(
+                *(len(tokens), tokens.data_ptr(), slots.data_ptr(), positions.data_ptr(), sequences),
+                *(len(tokens), rows.data_ptr(), logits.data_ptr(), VOCAB),
+                *(None if needs_logits is None else needs_logits.data_ptr(), argmax.data_ptr()),
+            )
+        )
+        return logits, argmax
+
+    def logits_in_steps(self, tokens: Tensor, size: int) -> Tensor:
+        """The logits behind each token of a prompt, computed in steps of so many."""
+        return torch.cat([self.logits(part, step * size) for step, part in enumerate(torch.split(tokens, size))])
+
+    def _matrix(self, weight: Tensor, bias: Tensor | None = None) -> MatrixArgs:
+        matrix = self._pack(compiled.thread_pool(), weight, bias)
+        self._kept.append(matrix)
+        return matrix.args()
+
+    def _norm(self, norm: RandomNorm | None) -> NormArgs:
+        if norm is None:
+            return NormArgs()
+        packed = pack_norm(norm.kind, norm.weight, norm.bias, norm.epsilon)
+        self._kept.append(packed)
+        return packed.args()
+
+    def _layer(self, layer: RandomLayer) -> DecoderLayerArgs:
+        first = layer.up
+        if layer.is_gated:
+            rows = (0, 0, 0, -len(layer.up) % 32)
+            parts = [pad(part, rows).view(-1, 16, HIDDEN) for part in (layer.gate, layer.up)]
+            first = torch.stack(parts, 1).flatten(0, 2)
+        return DecoderLayerArgs(
+            self._norm(layer.attention_norm),
+            self._norm(layer.query_norm),
+            self._norm(layer.key_norm),
+            self._norm(layer.post_attention_norm),
+            self._norm(layer.mlp_norm),
+            self._norm(layer.post_mlp_norm),
+            self._matrix(joined_heads([layer.qkv], layer.dim) if self._pairs_halves else layer.qkv),
+            self._matrix(layer.output),
+            RuleArgs(layer.dim**-0.5),
+            -1 if layer.rope is None else layer.rope,
+            MlpArgs(self._matrix(first), self._matrix(layer.down), layer.activation, layer.is_gated),
+            None,
+            layer.is_parallel,
+            layer.has_joint_norms,
+        )
