@@ -1,5 +1,6 @@
 """A sequence whose masks take long delays itself alone, and has the tokens that it has otherwise."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -44,6 +45,12 @@ def _make_all_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every mask but the first ones of a worker takes long."""
     monkeypatch.setattr(slow_masks, "_STEP_SECONDS", 0.0)
     monkeypatch.setattr(slow_masks, "_SLOW_SECONDS", 0.0)
+
+
+def _make_none_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No mask takes long, however busy the machine is."""
+    monkeypatch.setattr(slow_masks, "_STEP_SECONDS", math.inf)
+    monkeypatch.setattr(slow_masks, "_SLOW_SECONDS", math.inf)
 
 
 class _Counting(GrammarCompiler):
@@ -233,6 +240,7 @@ def test_only_the_grammars_that_a_step_waited_for_are_slow() -> None:
 
 
 def test_a_grammar_whose_first_mask_takes_too_long_is_slow_before_any_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    _make_none_slow(monkeypatch)
     grammars = tiny_grammars()
     quick = grammars.matcher('start: "b"')
     assert quick.advance() is not None  # it is compiled
@@ -292,8 +300,11 @@ def test_many_tokens_to_be_matched_do_not_make_a_grammar_slow(num_pending: int, 
     assert pace.turn >= 0.05
 
 
-def test_a_mask_that_is_being_made_is_not_waited_for_when_its_grammar_is_quick_again() -> None:
+def test_a_mask_that_is_being_made_is_not_waited_for_when_its_grammar_is_quick_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Nor is its matcher used for drafts."""
+    _make_none_slow(monkeypatch)
     grammars = tiny_grammars()
     held = threading.Event()
     matchers = [grammars.matcher(AMBIGUOUS) for _ in range(2)]
@@ -313,6 +324,7 @@ def test_a_mask_that_is_being_made_is_not_waited_for_when_its_grammar_is_quick_a
 
 
 def test_a_sequence_that_continues_is_slow_until_its_first_mask_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    _make_none_slow(monkeypatch)
     grammars = tiny_grammars()
     assert grammars.matcher(AMBIGUOUS).advance() is not None  # it is compiled
     (letter,) = TOKENIZER.encode("a").ids
