@@ -119,6 +119,17 @@ def make_batch(chunks: Sequence[SequenceChunk], block_size: int, sequence_ids: S
     )
 
 
+def lay_out_prompts(prompts: Sequence[Sequence[int]], block_size: int) -> Batch:
+    """Whole prompts side by side, each in blocks of its own, from the first one on. No prompt is empty."""
+    chunks, first = [], 0
+    for prompt in prompts:
+        stop = first - (-len(prompt) // block_size)
+        blocks = np.arange(first, stop, dtype=np.int32)
+        chunks.append(SequenceChunk(np.array(prompt, np.int32), 0, blocks, 0, samples=False))
+        first = stop
+    return make_batch(chunks, block_size)
+
+
 def _with_rows_before(last_rows: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Each row, preceded by as many rows as its count says."""
     num_rows = counts + 1

@@ -4,7 +4,7 @@ A block is one contiguous piece over all layers, with its scales if it is in 8 b
 copy of its bytes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -87,6 +87,13 @@ class CacheShape:
     def of(cls, layout: ModelLayout, block_size: int, dtype: torch.dtype) -> "CacheShape":
         """The layout for a model."""
         return cls(len(layout.layers), layout.num_kv_heads, block_size, layout.head_dim, dtype, layout.keys_hold_values)
+
+    @classmethod
+    def of_one_layer(cls, layout: ModelLayout, block_size: int, dtype: torch.dtype) -> "CacheShape":
+        """The layout for any one layer of a model, which all layers may take in turn for prompts that end with their
+        step.
+        """
+        return replace(cls.of(layout, block_size, dtype), num_layers=1)
 
     @property
     def block_bytes(self) -> int:

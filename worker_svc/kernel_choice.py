@@ -19,7 +19,7 @@ from worker_svc.errors import StartupFailed
 from worker_svc.fingerprint import triton_arithmetic
 from worker_svc.gpu.device_attention import arithmetic_of_backend
 from worker_svc.host import has_bfloat16
-from worker_svc.model.compiled_model import COMPUTED as COMPILED
+from worker_svc.model.compiled_body import COMPUTED as COMPILED
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.device_formats import COMPUTED as COMPUTED_ON_DEVICE
 from worker_svc.model.device_formats import Quantization

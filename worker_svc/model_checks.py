@@ -20,7 +20,7 @@ from worker_svc.kernel_choice import (
     choose_device,
     choose_dtype,
 )
-from worker_svc.model import compiled_model, decoder_states, torch_model
+from worker_svc.model import compiled_body, decoder_states, torch_model
 from worker_svc.model.adapters import refuse_adapters
 from worker_svc.model.architecture import AnyDescription, describe_any
 from worker_svc.model.config import UnsupportedModel, raw_config, read_config
@@ -231,7 +231,7 @@ def _computed_by(
         else:
             dtype = choose_dtype(settings.dtype, device)
             refused = check_compiled_support(description.layout.head_dim, settings.block_size, dtype)
-            computed, fast = compiled_model.COMPUTED, "compiled kernels"
+            computed, fast = compiled_body.COMPUTED, "compiled kernels"
             name = fast if refused is None else f"torch's operators, since the compiled kernels refuse it: {refused}"
         if (unsupported := unsupported_reason(description, computed)) is None:
             return name, True

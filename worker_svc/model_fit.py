@@ -16,8 +16,8 @@ from worker_svc.host_memory import HostMemoryReader
 from worker_svc.kernel_choice import MATRIX_FORMATS
 from worker_svc.memory import OutOfMemory
 from worker_svc.model.block_weights import joined_form
-from worker_svc.model.compiled_model import COMPUTED as COMPILED
-from worker_svc.model.compiled_model import IN_NIBBLES
+from worker_svc.model.compiled_body import COMPUTED as COMPILED
+from worker_svc.model.compiled_builder import IN_NIBBLES
 from worker_svc.model.description import ExpertsSpec, LinearLayer, LinearRole, ModelDescription, StoredLinear
 from worker_svc.model.device_formats import COMPUTED as COMPUTED_ON_DEVICE
 from worker_svc.model.device_formats import Quantization

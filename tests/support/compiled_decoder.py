@@ -48,7 +48,7 @@ class Compiled:
             *(self._norm(model.norm), self._matrix(model.head, model.head_bias), model.logits_soft_cap),
             *(model.embedding.data_ptr(), model.embedding_scale),
             None if model.positions is None else model.positions.data_ptr(),
-            *(cache.data_ptr(), cache.data_ptr() + code_bytes if has_codes else None, block_bytes, block_size),
+            *(cache.data_ptr(), cache.data_ptr() + code_bytes if has_codes else None, block_bytes, block_size, False),
             *(len(ropes), ropes, pairs_halves),
         )
         self._kept += [model, cache, ropes]

@@ -81,7 +81,8 @@ def prompts(*lengths: int) -> list[list[int]]:
 @torch.inference_mode()
 def hidden_states(directory: Path, prompt: list[int]) -> torch.Tensor:
     """Of one prompt alone, after the last norm [num_tokens, hidden_size], by transformers' model without a head."""
-    model: Any = AutoModel.from_pretrained(directory, dtype=torch.float32)
+    # Eager: see `generate`.
+    model: Any = AutoModel.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
     states: torch.Tensor = model(torch.tensor([prompt]), use_cache=False).last_hidden_state[0]
     return states
 

@@ -1,5 +1,5 @@
-"""Which kernels compute the values of prompts: Triton's on a GPU, compiled ones of encoders on a CPU, torch's operators
-where those cannot."""
+"""Which kernels compute the values of prompts: Triton's on a GPU, compiled ones on a CPU, torch's operators where those
+cannot."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,13 +11,15 @@ import torch
 
 from quire_kernels.cpu.amx import arithmetic_of
 from quire_kernels.cpu.library import BuildFailed
+from quire_kernels.cpu.thread_pool import ThreadPool
 from worker_svc.encoder.runner import EncoderForward
 from worker_svc.errors import StartupFailed
 from worker_svc.fingerprint import triton_arithmetic
 from worker_svc.kernel_choice import start_thread_pool
-from worker_svc.model import compiled_encoder, decoder_states
+from worker_svc.model import compiled_encoder, compiled_states, decoder_states
 from worker_svc.model.architecture import AnyDescription
 from worker_svc.model.compiled_encoder import load_compiled_encoder
+from worker_svc.model.compiled_states import load_compiled_states
 from worker_svc.model.decoder_states import load_decoder_states
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.encoder_description import EncoderDescription
@@ -61,8 +63,9 @@ def choose_kernels(
         refused = _refused_by_triton(description)
         return ("triton", None) if refused is None else ("torch", refused)
     if isinstance(description, ModelDescription):
-        return "torch", None  # the compiled code returns logits of sampled tokens
-    refused = compiled_encoder.unsupported_reason(description, dtype)
+        refused = compiled_states.unsupported_reason(description, dtype)
+    else:
+        refused = compiled_encoder.unsupported_reason(description, dtype)
     return ("compiled", None) if refused is None else ("torch", refused)
 
 
@@ -94,14 +97,12 @@ def load_backend(
     if kernels == "triton":
         return _load_triton(settings, description, directory, dtype, device)
     if kernels == "compiled":
-        assert isinstance(description, EncoderDescription), "the compiled code computes no decoder's states"
         try:
             pool = start_thread_pool(settings, report)
         except BuildFailed as error:
             refused = str(error)
         else:
-            encoder = load_compiled_encoder(description, directory, dtype, pool)
-            return EncoderBackend(encoder, _arithmetic_on_cpu(arithmetic_of(pool)), is_batch_invariant=True)
+            return _load_compiled(description, directory, dtype, pool)
     if refused is not None:
         own = own_kernels(device)
         if settings.kernels == own:
@@ -112,6 +113,18 @@ def load_backend(
     states = load_decoder_states(description, directory, dtype, device)
     estimate = partial(decoder_states.prompt_bytes, description, dtype=dtype)
     return EncoderBackend(states, torch_arithmetic(device), prompt_bytes=estimate)
+
+
+def _load_compiled(
+    description: AnyDescription, directory: Path, dtype: torch.dtype, pool: ThreadPool
+) -> EncoderBackend:
+    arithmetic = _arithmetic_on_cpu(arithmetic_of(pool))
+    if isinstance(description, EncoderDescription):
+        encoder = load_compiled_encoder(description, directory, dtype, pool)
+        return EncoderBackend(encoder, arithmetic, is_batch_invariant=True)
+    states = load_compiled_states(description, directory, dtype, pool)
+    estimate = partial(compiled_states.prompt_bytes, description, dtype=dtype)
+    return EncoderBackend(states, arithmetic, is_batch_invariant=True, prompt_bytes=estimate)
 
 
 def _load_triton(

@@ -58,8 +58,7 @@ def load_encoder(
     """
     device = choose_device(settings.device)
     ignored = [name for name, neutral in _NEUTRAL.items() if getattr(settings, name) != neutral]
-    is_decoder = isinstance(description, ModelDescription)
-    if settings.kernels not in KERNELS[device.type] or (is_decoder and settings.kernels == "compiled"):
+    if settings.kernels not in KERNELS[device.type]:
         ignored.append("kernels")
     for name in ignored:
         report(f"QUIRE_{name.upper()} has no effect on an encoder")

@@ -11,7 +11,7 @@ from worker_svc.cache import KVCache
 from worker_svc.description import WorkerLimits
 from worker_svc.executor import CudaGraphOptions, Executor
 from worker_svc.gpu.device_attention import DEFAULT_BACKEND
-from worker_svc.model import compiled_model, torch_model
+from worker_svc.model import compiled_body, torch_model
 from worker_svc.model.adapters import refuse_adapters
 from worker_svc.model.compiled_model import load_compiled_model
 from worker_svc.model.config import UnsupportedModel, read_config
@@ -41,7 +41,7 @@ class LoadedModel(Protocol):
 def unsupported_natively(description: ModelDescription, kernels: Kernels) -> str | None:
     """What of a description the backend of these kernels does not support; None: it supports all of it."""
     if isinstance(kernels, CompiledKernels):
-        computed = compiled_model.COMPUTED
+        computed = compiled_body.COMPUTED
     elif kernels is AttentionKind.TRITON:
         computed = COMPUTED_ON_DEVICE
     else:

@@ -5,16 +5,14 @@ layers share the cache of one, which has room for the prompts of the call.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from worker_svc.batch import Batch, SequenceChunk, make_batch
+from worker_svc.batch import lay_out_prompts
 from worker_svc.cache import CacheShape, LayerCache
 from worker_svc.gpu.inputs import ForwardInputs
 from worker_svc.model.building import build_body, drop_head
@@ -48,7 +46,7 @@ class TritonStates:
         """The hidden states of each prompt after the last norm [num_tokens, hidden_size]. No prompt is empty. A decoder
         has one type of tokens, so `num_first` has no effect.
         """
-        batch = _lay_out(prompts)
+        batch = lay_out_prompts(prompts, _BLOCK_SIZE)
         caches = self._allocate_caches(int(batch.block_tables.max()) + 1)
         most = AttentionLimits(len(batch.token_ids), len(prompts), self._description.context_length)
         # Without the plans of decodes, which a prompt of one token would take, with other bits than in tiles
@@ -72,23 +70,12 @@ class TritonStates:
 
     def _allocate_caches(self, num_blocks: int) -> list[LayerCache]:
         """The cache of one layer, for each layer."""
-        of_all = CacheShape.of(self._description.layout, _BLOCK_SIZE, self._body.dtype)
-        shared = replace(of_all, num_layers=1).allocate(num_blocks, self._body.device).layer(0)
-        return [shared] * of_all.num_layers
+        layout = self._description.layout
+        shared = CacheShape.of_one_layer(layout, _BLOCK_SIZE, self._body.dtype).allocate(num_blocks, self._body.device)
+        return [shared.layer(0)] * len(layout.layers)
 
     def _upload(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self._body.device)
-
-
-def _lay_out(prompts: Sequence[Sequence[int]]) -> Batch:
-    """The prompts side by side, each in blocks of its own."""
-    chunks, first = [], 0
-    for prompt in prompts:
-        stop = first - (-len(prompt) // _BLOCK_SIZE)
-        blocks = np.arange(first, stop, dtype=np.int32)
-        chunks.append(SequenceChunk(np.array(prompt, np.int32), 0, blocks, 0, samples=False))
-        first = stop
-    return make_batch(chunks, _BLOCK_SIZE)
 
 
 def prompt_bytes(description: ModelDescription, num_tokens: int, dtype: torch.dtype) -> int:

@@ -70,6 +70,7 @@ class DecoderModelArgs(Structure):
         ("cache_scales", c_void_p),
         ("cache_stride", c_int64),
         ("block_size", c_int64),
+        ("shares_cache", c_int64),
         ("num_ropes", c_int64),
         ("ropes", POINTER(RopeArgs)),
         ("has_paired_halves", c_int64),
@@ -91,6 +92,8 @@ class DecoderStepArgs(Structure):
         ("logits_stride", c_int64),
         ("needs_logits", c_void_p),
         ("argmax", c_void_p),
+        ("states", c_void_p),
+        ("states_stride", c_int64),
     )
 
 
@@ -116,7 +119,8 @@ class Decoder:
         )
 
     def __call__(self, step: DecoderStepArgs) -> None:
-        """Computes a step, and writes keys, values, logits and their argmax to its addresses and the cache.
+        """Computes a step, and writes keys and values to the cache, and logits and their argmax to its addresses, or
+        states if it has an address for them.
 
         A row whose `needs_logits` is 0 has an argmax and no logits.
         """

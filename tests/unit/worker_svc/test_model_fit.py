@@ -295,7 +295,7 @@ def _assert_counted(directory: Path, quantization: str, rel: float) -> None:
     description = describe(read_config(directory))
     assert isinstance(description, ModelDescription)
     kernels = CompiledKernels(compiled.thread_pool(), MATRIX_FORMATS[quantization])
-    built = load_compiled_model(description, directory, torch.float32, kernels)._built
+    built = load_compiled_model(description, directory, torch.float32, kernels).built
     matrices = [built.head]
     for layer in built.layers:
         matrices += [layer.qkv, layer.output]

@@ -55,7 +55,7 @@ struct DecoderModel {
     int64_t hidden_size, num_layers, num_heads, num_kv_heads, head_dim;
     const DecoderLayer* layers;
     Norm norm;
-    Matrix head;
+    Matrix head;            // all zeros, if no step has logits
     float logits_soft_cap;  // 0: none
     const void* embedding;  // [vocab, hidden]
     float embedding_scale;
@@ -64,6 +64,7 @@ struct DecoderModel {
     char* cache_scales;     // of the first block [num_layers, 2, num_kv_heads, block_size], where the cache has codes; or null
     int64_t cache_stride;   // bytes from one block to the next, also of scales
     int64_t block_size;
+    int64_t shares_cache;   // whether blocks have one layer, which all layers take in turn: steps begin their sequences, and end them
     int64_t num_ropes;
     const Rope* ropes;
     int64_t has_paired_halves;  // whether a panel of qkv has sixteen outputs of the first half of a head, then the same of the second
@@ -81,6 +82,8 @@ struct DecoderStep {
     int64_t logits_stride;
     const uint8_t* needs_logits;  // [num_samples], whether these logits are written; null: all are
     int64_t* argmax;  // [num_samples], as find_argmax<false>() of sample.h
+    float* states;    // [num_samples, states_stride], after the last norm, in place of logits and argmax; or null
+    int64_t states_stride;  // a multiple of LANES
 };
 
 class AnyDecoder {
@@ -240,6 +243,11 @@ private:
             post = dense ? mlp(*dense, layer.post_mlp_norm, rows, !layer.is_parallel, own)
                          : mix(*layer.experts, layer.post_mlp_norm, rows, own);
         }
+        if (step.states) {
+            if (post) norm(post, nullptr, rows);
+            put_states(step, rows);
+            return;
+        }
         norm(post, &model_.norm, rows, &model_.head);
         logits(step, rows, own);
     }
@@ -298,7 +306,15 @@ private:
         pool_.parallel_for(peaks_.num_groups(), [&](int64_t group) { peaks_.find_argmax(group, rows, step.argmax); });
     }
 
+    void put_states(const DecoderStep& step, int64_t rows) {
+        pool_.parallel_for_ranges(rows, [&](int64_t row) {
+            float* states = step.states + row * step.states_stride;
+            normalize(&hidden_[row * hidden_stride_], model_.norm, model_.hidden_size, [&](int64_t i, Floats v) { store(states + i, v); });
+        });
+    }
+
     Cache layer_cache(int64_t layer) const {
+        if (model_.shares_cache) layer = 0;
         const bool is_latent = layers_[0].latent, has_codes = model_.cache_scales;
         const int64_t vectors = model_.num_kv_heads * model_.block_size, half = vectors * model_.head_dim, kinds = is_latent ? 1 : 2;
         const int64_t number_bytes = has_codes ? 1 : sizeof(Element), scale_bytes = sizeof(float);

@@ -86,8 +86,9 @@ def test_triton_kernels_compute_an_encoder_on_a_gpu(on_gpu: Any, tmp_path: Path)
         (GPU, "auto", 16, ("triton", None)),
         (GPU, "torch", 16, ("torch", None)),
         (GPU, "auto", 272, ("torch", "attention of heads of 272 dimensions: the most is 256")),
-        (CPU, "auto", 16, ("torch", None)),
-        (CPU, "compiled", 16, ("torch", None)),
+        (CPU, "auto", 16, ("compiled", None)),
+        (CPU, "compiled", 16, ("compiled", None)),
+        (CPU, "torch", 16, ("torch", None)),
     ],
 )
 def test_kernels_of_a_decoder_that_embeds(
@@ -103,6 +104,22 @@ def test_a_decoder_that_the_kernels_of_the_settings_do_not_compute_is_refused(tm
     description, settings = description_of(tmp_path, ModelDescription), settings_of("--kernels", "triton")
     with pytest.raises(StartupFailed, match="the triton kernels cannot be used: attention of heads of 272 dimensions"):
         load_backend(settings, description, tmp_path, torch.float32, GPU, print)
+
+
+@torch.inference_mode()
+def test_compiled_kernels_compute_a_decoder_that_embeds(tmp_path: Path) -> None:
+    llama_models.save_model(tmp_path, llama_models.VARIANTS["qwen3"]())
+    (prompt,) = llama_models.prompts(17)
+    description = description_of(tmp_path, ModelDescription)
+    backend = load_backend(settings_of(), description, tmp_path, torch.float32, CPU, print)
+    expected = llama_models.hidden_states(tmp_path, prompt)
+    torch.testing.assert_close(backend.forward([prompt])[0], expected, rtol=1e-4, atol=1e-4)
+    assert backend.is_batch_invariant
+    assert backend.prompt_bytes is not None
+    llama_models.save_model(tmp_path / "heads", LlamaConfig(**llama_models.SIZES | {"head_dim": 12}))
+    description, settings = description_of(tmp_path / "heads", ModelDescription), settings_of("--kernels", "compiled")
+    with pytest.raises(StartupFailed, match=r"the compiled kernels cannot be used: .*12"):
+        load_backend(settings, description, tmp_path / "heads", torch.float32, CPU, print)
 
 
 @torch.inference_mode()

@@ -15,7 +15,7 @@ from transformers import LlamaConfig
 
 import compiled
 import transformers_models
-import worker_svc.model.compiled_model
+import worker_svc.model.compiled_builder
 from llama_models import SIZES, VARIANTS, VOCAB
 from quire_kernels.cpu.amx import has_amx
 from quire_kernels.cpu.linear import MatrixFormat
@@ -143,7 +143,7 @@ def make(
     dtype, weights, use_amx = ARITHMETICS[kind]
     if use_amx and not has_amx(compiled.thread_pool()):
         pytest.skip("needs AMX")
-    monkeypatch.setattr(worker_svc.model.compiled_model, "has_amx", lambda _: use_amx)
+    monkeypatch.setattr(worker_svc.model.compiled_builder, "has_amx", lambda _: use_amx)
     directory = save_model(CONFIGS[config]()) if config in CONFIGS else _converted(tmp_path, GGUF_TYPES[config])
     cache_dtype = torch.int8 if coded_cache else dtype
     return lambda num_threads: Computation(directory, dtype, weights, cache_dtype, num_threads)

@@ -99,7 +99,7 @@ def test_a_model_is_computed_with_its_own_codes(
     description = describe(read_config(packed))
     assert description is not None
     kernels = CompiledKernels(compiled.thread_pool(), MatrixFormat.INT8)
-    built = load_compiled_model(description, packed, dtype, kernels)._built
+    built = load_compiled_model(description, packed, dtype, kernels).built
     of_head = stored["lm_head.weight_scale"].flatten().float()
     assert built.head.scales is not None
     assert torch.equal(built.head.scales[: len(of_head)], of_head)

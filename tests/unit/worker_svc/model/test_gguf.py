@@ -103,7 +103,7 @@ def _built(directory: Path, weights: MatrixFormat, dtype: torch.dtype = torch.fl
     description = describe(read_config(directory))
     assert description is not None
     kernels = CompiledKernels(compiled.thread_pool(), weights)
-    return load_compiled_model(description, directory, dtype, kernels)._built
+    return load_compiled_model(description, directory, dtype, kernels).built
 
 
 def _restored(matrix: PackedMatrix) -> Tensor:

@@ -70,7 +70,7 @@ def _built(packed: Path, asked: MatrixFormat) -> BuiltModel[PackedMatrix, Packed
     description = describe(read_config(packed))
     assert description is not None
     kernels = CompiledKernels(compiled.thread_pool(), asked)
-    return load_compiled_model(description, packed, torch.float32, kernels)._built
+    return load_compiled_model(description, packed, torch.float32, kernels).built
 
 
 def _dense_qkv(directory: Path, layer: int) -> Tensor:

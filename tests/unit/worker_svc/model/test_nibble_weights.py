@@ -167,7 +167,7 @@ def test_a_model_is_computed_with_its_own_codes(
         quantization_config=_config(group_size, act_order=order != "none"),
     )  # fmt: skip
     meant = load_file(directory / "model.safetensors")
-    layer = _load(packed, MatrixFormat.W4A16)._built.layers[1]
+    layer = _load(packed, MatrixFormat.W4A16).built.layers[1]
     assert isinstance(layer.mlp, BuiltMlp)
     is_ordered = order == "none" or group_size == -1
     for matrix, parts in (
@@ -211,6 +211,6 @@ def test_tokens_are_mostly_those_of_the_unpacked_model(
 def test_the_head_has_8_bits(save_model: Save) -> None:
     directory = save_model(LlamaConfig(**WIDE))
     for weights, head in ((MatrixFormat.W4A16, MatrixFormat.INT8), (MatrixFormat.W4A8, MatrixFormat.W8A8)):
-        built = _load(directory, weights)._built
+        built = _load(directory, weights).built
         assert built.head.matrix_format is head
         assert built.layers[0].qkv.matrix_format is weights

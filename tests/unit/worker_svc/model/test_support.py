@@ -200,7 +200,7 @@ def test_weights_in_fewer_bits_are_each_layers_own(
 ) -> None:
     mixed = _with_first(description, _computed(computed))
     kernels = CompiledKernels(compiled.thread_pool())
-    first, second = load_compiled_model(mixed, tiny_llama, torch.float32, kernels)._built.layers
+    first, second = load_compiled_model(mixed, tiny_llama, torch.float32, kernels).built.layers
     quantized = [layer.qkv.scales is not None for layer in (first, second)]
     mlps = [layer.mlp for layer in (first, second) if isinstance(layer.mlp, BuiltMlp)]
     quantized += [mlp.down.scales is not None for mlp in mlps]

@@ -1,0 +1,103 @@
+"""The last hidden states of whole prompts by a decoder's compiled code on a CPU, as embeddings need them.
+
+The layers are those of `compiled_body`. Keys and values are needed until the layer's attention has read them, so all
+layers share the cache of one.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire_kernels.cpu.attention import check_compiled_support
+from quire_kernels.cpu.decoder import Decoder, DecoderStepArgs
+from quire_kernels.cpu.thread_pool import ThreadPool
+from worker_svc.batch import lay_out_prompts
+from worker_svc.cache import CacheShape, KVCache
+from worker_svc.model.building import build_body, drop_head
+from worker_svc.model.compiled_body import COMPUTED, CompiledBody, token_args
+from worker_svc.model.compiled_builder import CompiledBuilder
+from worker_svc.model.config import UnsupportedModel
+from worker_svc.model.decoder_states import check_causal
+from worker_svc.model.description import ExpertsSpec, ModelDescription
+from worker_svc.model.support import unsupported_reason as lacking
+from worker_svc.model.weights import Checkpoint, open_checkpoint
+
+BLOCK_SIZE = 16
+"""Tokens in a block of keys and values."""
+# Rows of states are whole vectors of the compiled code.
+_ROW_MULTIPLE = 32
+_CPU = torch.device("cpu")
+
+
+def unsupported_reason(description: ModelDescription, dtype: torch.dtype) -> str | None:
+    """Why the compiled kernels do not compute a decoder's states; None: they do."""
+    reason = lacking(description, COMPUTED)
+    return reason or check_compiled_support(description.layout.head_dim, BLOCK_SIZE, dtype)
+
+
+class CompiledStates:
+    """A decoder without its head, as the backend of an encoder. For one thread.
+
+    A prompt's bits do not depend on the other prompts of its call.
+    """
+
+    def __init__(self, description: ModelDescription, checkpoint: Checkpoint, thread_pool: ThreadPool) -> None:
+        """Raises UnsupportedModel if the description is not supported, or tensors do not match it."""
+        refused = unsupported_reason(description, checkpoint.dtype)
+        if refused is not None:
+            raise UnsupportedModel(f"the compiled kernels cannot be used: {refused}")
+        builder = CompiledBuilder(thread_pool, checkpoint.dtype)
+        self._body = CompiledBody(description, build_body(description, checkpoint, builder), builder)
+        drop_head(description, checkpoint)
+        self._cache, self._decoder = self._with_blocks(1)
+
+    def __call__(self, prompts: Sequence[Sequence[int]], num_first: Sequence[int] | None = None) -> list[Tensor]:
+        """The hidden states of each prompt after the last norm, float32 [num_tokens, hidden_size]. No prompt is empty.
+        A decoder has one type of tokens, so `num_first` has no effect.
+        """
+        batch = lay_out_prompts(prompts, BLOCK_SIZE)
+        num_blocks = int(batch.block_tables.max()) + 1
+        if num_blocks > len(self._cache.blocks):
+            self._cache, self._decoder = self._with_blocks(num_blocks)
+        hidden_size, rows = self._body.description.hidden_size, np.arange(len(batch.token_ids))
+        states = torch.empty(len(rows), -(-hidden_size // _ROW_MULTIPLE) * _ROW_MULTIPLE)
+        step = DecoderStepArgs(*token_args(batch), len(rows), rows.ctypes.data)
+        step.states, step.states_stride = states.data_ptr(), states.shape[1]
+        self._decoder(step)
+        return list(torch.split(states[:, :hidden_size], list(map(len, prompts))))
+
+    def _with_blocks(self, num_blocks: int) -> tuple[KVCache, Decoder]:
+        """A cache of so many blocks, and the decoder over it."""
+        layout = self._body.description.layout
+        cache = CacheShape.of_one_layer(layout, BLOCK_SIZE, self._body.dtype).allocate(num_blocks, _CPU)
+        return cache, self._body.over(cache, head=None)
+
+
+def prompt_bytes(description: ModelDescription, num_tokens: int, dtype: torch.dtype) -> int:
+    """About how much memory the computation of a prompt takes at its peak, beside the weights."""
+    hidden, per_token = description.hidden_size, 0
+    for layer in description.layers:
+        attention = layer.attention
+        qkv = sum(attention.qkv.outputs)
+        # Queries, keys and values as they are multiplied, in float32; rotated; and what queries have attended to.
+        heads = 4 * qkv + dtype.itemsize * (qkv + attention.output.inputs)
+        width = max(one.width for one in layer.mlps)
+        if isinstance(layer.mlp, ExpertsSpec):
+            width = layer.mlp.num_chosen * (width + hidden)  # a row for each expert of a token
+        per_token = max(per_token, heads + dtype.itemsize * width)
+    # The sums of the layers, what a layer adds, the states that are returned, and the inputs of products.
+    return num_tokens * ((3 * 4 + dtype.itemsize) * hidden + per_token)
+
+
+def load_compiled_states(
+    description: ModelDescription, directory: Path, dtype: torch.dtype, thread_pool: ThreadPool
+) -> CompiledStates:
+    """Loads the decoder of a directory without its head. Raises UnsupportedModel if it is not supported, or its tensors
+    do not match.
+    """
+    check_causal(directory)
+    with open_checkpoint(directory, dtype, _CPU) as checkpoint:
+        return CompiledStates(description, checkpoint, thread_pool)
