@@ -131,7 +131,7 @@ def read_model(settings: WorkerSettings) -> CheckedModel:
         config = read_config(directory)
         description = describe_any(config)
         has_values = computes_values(directory, description, settings.task)
-        has_head = isinstance(description, EncoderDescription) and description.score_head is not None
+        has_head = description is not None and description.score_head is not None
         if has_values and not has_head:
             embedding_defaults(directory)
         elif isinstance(description, ModelDescription) and not has_values:

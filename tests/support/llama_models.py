@@ -52,10 +52,10 @@ VARIANTS: dict[str, Callable[[], Any]] = {
 }
 
 
-def save_model(directory: Path, config: Any, **options: Any) -> Path:
-    """Write a random model of a config, biases and norms random too."""
+def save_model(directory: Path, config: Any, kind: Any = AutoModelForCausalLM, **options: Any) -> Path:
+    """Write a random model of a config, biases and norms random too; `kind` is one of transformers' classes of them."""
     torch.manual_seed(0)
-    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+    model = kind.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias") or "norm" in name or ".ln_" in name:

@@ -56,7 +56,8 @@ def test_an_architecture_took_what_the_list_says(row: Row) -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.module.stem)
 def test_an_architecture_has_configs_and_a_test_that_uses_them(row: Row) -> None:
-    named = re.search(r'Architecture\(__file__, "(\w+?)(?:ForCausalLM|LMHeadModel|Model)"', row.module.read_text())
+    pattern = r'Architecture(?:\.of_decoders)?\(__file__, "(\w+?)(?:ForCausalLM|Model)?"'
+    named = re.search(pattern, row.module.read_text())
     assert named is not None
     configs = (ROOT / "tests/support" / row.configs).read_text()
     assert re.search(rf"\b{named[1]}\w*Config\(", configs), f"no {named[1]}Config in {row.configs}"

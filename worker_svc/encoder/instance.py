@@ -65,16 +65,13 @@ def load_encoder(
     served = settings.served_model()
     dtype = choose_dtype(settings.dtype, device)
     torch.set_num_threads(settings.num_threads or available_cpus())
-    head, defaults = None, EmbeddingDefaults()
+    defaults = EmbeddingDefaults()
     check_fits(settings, served.path, None, device, dtype)
     memory = MemoryAccount(device)
     with progress(f"loading {served.name}", report):
-        if isinstance(description, ModelDescription):
-            defaults = embedding_defaults(served.path, is_decoder=True)
-        else:
-            head = load_score_head(description, served.path, device)
-            if head is None:
-                defaults = embedding_defaults(served.path)
+        head = load_score_head(description, served.path, device)
+        if head is None:
+            defaults = embedding_defaults(served.path, is_decoder=isinstance(description, ModelDescription))
         backend = load_backend(settings, description, served.path, dtype, device, report)
     memory.note_weights()
     if served.other_tokenizer is not None:

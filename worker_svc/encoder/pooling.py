@@ -24,10 +24,10 @@ class Pooler(Protocol):
 
 
 class PairScorer(Protocol):
-    """The head of a cross-encoder."""
+    """The head of a model that scores pairs of texts."""
 
-    def outputs(self, states: Tensor) -> Tensor:
-        """The outputs [num_prompts] for the first tokens' hidden states [num_prompts, hidden_size]."""
+    def outputs(self, hidden: Sequence[Tensor]) -> Tensor:
+        """The outputs [num_prompts] for the hidden states [num_tokens, hidden_size] of each prompt."""
 
     def activate(self, outputs: Tensor) -> Tensor:
         """The scores of outputs."""
@@ -63,7 +63,7 @@ class ScorePooler:
         self._head = head
 
     def __call__(self, hidden: Sequence[Tensor], sequences: Sequence[NewSequence]) -> list[list[float]]:
-        outputs = self._head.outputs(torch.stack([states[0] for states in hidden]))
+        outputs = self._head.outputs(hidden)
         both = torch.stack([self._head.activate(outputs), outputs]).tolist()
         scores = zip(*both, strict=True)
         return [

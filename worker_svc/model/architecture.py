@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from worker_svc.model import architectures
 from worker_svc.model.config import UnsupportedModel
+from worker_svc.model.describe_score_head import has_score_head, with_score_head
 from worker_svc.model.description import InvalidDescription, ModelDescription
 from worker_svc.model.encoder_description import EncoderDescription
 from worker_svc.plugins import Registry
@@ -26,6 +27,20 @@ class Architecture:
     """The description, given transformers' config; None if a description cannot hold it."""
     other_class_names: tuple[str, ...] = ()
     """Further classes that `describe` supports. It reads which one it is from `architectures` of the config."""
+
+    @classmethod
+    def of_decoders(
+        cls,
+        source: str,
+        name: str,
+        describe: Callable[[Any], ModelDescription | None],
+        generating: str | None = None,
+    ) -> "Architecture":
+        """Of the classes `name`ForCausalLM, or the one `generating`, `name`Model and `name`ForSequenceClassification,
+        whose head `describe_any` describes.
+        """
+        others = (f"{name}Model", f"{name}ForSequenceClassification")
+        return cls(source, generating or f"{name}ForCausalLM", describe, others)
 
     def describes(self, config: Any) -> bool:
         """Whether a config names no class, or one of these."""
@@ -82,15 +97,18 @@ def describe_any(config: Any) -> AnyDescription | None:
     """The description of a decoder or an encoder, given transformers' config; None: only transformers' own modules
     compute the model.
 
-    Raises UnsupportedModel if the sizes of the config contradict each other, and StartupFailed if the architecture
-    fails.
+    Raises UnsupportedModel if the sizes of the config contradict each other, or its head is not supported, and
+    StartupFailed if the architecture fails.
     """
     architecture = architecture_of(config.model_type)
     if architecture is None or not architecture.describes(config):
         return None
     with _registry.running(config.model_type):
         try:
-            return architecture.describe(config)
+            description = architecture.describe(config)
+            if isinstance(description, ModelDescription) and has_score_head(config):
+                return with_score_head(description, config)
+            return description
         except InvalidDescription as error:
             raise UnsupportedModel(
                 f"the sizes of this {config.model_type} model do not fit each other: {error}"

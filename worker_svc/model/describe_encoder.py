@@ -2,22 +2,15 @@
 
 from typing import Any
 
-from worker_svc.model.config import UnsupportedModel
+from worker_svc.model.describe_score_head import describe_score_head, has_score_head
 from worker_svc.model.description import Activation, LinearLayer, LinearRole, SplitDimension, StoredLinear
-from worker_svc.model.encoder_description import (
-    EncoderDescription,
-    EncoderLayer,
-    LayerNorm,
-    ScoreActivation,
-    ScoreHeadSpec,
-)
+from worker_svc.model.encoder_description import EncoderDescription, EncoderLayer, LayerNorm
 
 _ACTIVATIONS = {
     "gelu": Activation.GELU,
     "gelu_new": Activation.GELU_TANH,
     "gelu_pytorch_tanh": Activation.GELU_TANH,
 }
-_SCORE_ACTIVATIONS = {"Identity": ScoreActivation.NONE, "Sigmoid": ScoreActivation.SIGMOID}
 
 
 def describe_encoder(
@@ -30,9 +23,10 @@ def describe_encoder(
 
     Raises UnsupportedModel for a head with several labels, or another activation than these can have.
     """
+    dense, output = score_head
     if config.hidden_act not in _ACTIVATIONS or getattr(config, "is_decoder", False):
         return None
-    has_head = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
+    has_head = has_score_head(config)
     prefix = f"{base}." if has_head else ""
     hidden, eps = config.hidden_size, config.layer_norm_eps
     return EncoderDescription(
@@ -55,7 +49,7 @@ def describe_encoder(
             f"{prefix}embeddings.position_ids",
             *(["classifier."] if has_head else []),
         ),
-        score_head=_score_head(config, *score_head) if has_head else None,
+        score_head=describe_score_head(config, output, dense) if has_head else None,
     )
 
 
@@ -87,29 +81,3 @@ def _layer(config: Any, prefix: str) -> EncoderLayer:
         down=linear(LinearRole.DOWN, [f"{prefix}.output.dense"], width, hidden, by_inputs),
         mlp_norm=LayerNorm(f"{prefix}.output.LayerNorm", hidden, eps),
     )
-
-
-def _score_head(config: Any, dense: str, output: str) -> ScoreHeadSpec:
-    if config.num_labels != 1:
-        raise UnsupportedModel(
-            f"this {config.model_type} model has a head of {config.num_labels} labels; only cross-encoders, which have "
-            "one, are supported"
-        )
-    return ScoreHeadSpec(dense, output, _score_activation(config))
-
-
-def _score_activation(config: Any) -> ScoreActivation:
-    """As sentence-transformers chooses it for one label: what config.json names, otherwise a sigmoid."""
-    named = (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
-    named = named or getattr(config, "sbert_ce_default_activation_function", None)
-    if named is None:
-        # As vLLM: transformers trains such a model with the mean squared error of its output.
-        is_regression = getattr(config, "problem_type", None) == "regression"
-        return ScoreActivation.NONE if is_regression else ScoreActivation.SIGMOID
-    package, _, name = str(named).rpartition(".")
-    if not package.startswith("torch.nn") or name not in _SCORE_ACTIVATIONS:
-        raise UnsupportedModel(
-            f"config.json names the activation function {named} of a cross-encoder; only torch.nn.Identity and "
-            "torch.nn.Sigmoid are supported"
-        )
-    return _SCORE_ACTIVATIONS[name]

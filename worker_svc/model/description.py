@@ -19,6 +19,7 @@ from worker_svc.model.linear_description import (
     StoredLinear,
     require,
 )
+from worker_svc.model.score_head_description import ScoreHeadSpec
 from worker_svc.model_layout import LayerAttention, ModelLayout
 
 __all__ = [
@@ -222,6 +223,8 @@ class ModelDescription:
     """Last parts of the names of tensors that some checkpoints have and that are computed here, such as masks."""
     unused_prefixes: tuple[str, ...] = ()
     """First parts of the names of tensors that some checkpoints have and that have no effect here."""
+    score_head: ScoreHeadSpec | None = None
+    """Of a model that scores pairs of texts and has no logits; None: it generates, or computes embeddings."""
 
     def __post_init__(self) -> None:
         """Backends use these sizes without further checks."""

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 
 from worker_svc.model.description import Activation, LinearLayer, require
+from worker_svc.model.score_head_description import ScoreHeadSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,25 +26,6 @@ class EncoderLayer:
     up: LinearLayer
     down: LinearLayer
     mlp_norm: LayerNorm
-
-
-class ScoreActivation(StrEnum):
-    """The function after a head's last product."""
-
-    NONE = "none"
-    SIGMOID = "sigmoid"
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreHeadSpec:
-    """The head of a cross-encoder: score = activation(output(tanh(dense(x)))), of the first token's hidden state x.
-
-    `dense` [hidden_size, hidden_size] and `output` [1, hidden_size] are linear layers of the checkpoint, with biases.
-    """
-
-    dense: str
-    output: str
-    activation: ScoreActivation
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,14 @@
-"""The head of a cross-encoder: the hidden state of a prompt's first token to its score."""
+"""The head of a model that scores pairs of texts: the hidden state of one token to the score of a prompt."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from worker_svc.model.encoder_description import EncoderDescription, ScoreActivation, ScoreHeadSpec
+from worker_svc.model.architecture import AnyDescription
+from worker_svc.model.score_head_description import ScoreActivation, ScoreHeadSpec
 from worker_svc.model.weight_format import format_of
 from worker_svc.model.weights import Checkpoint
 
@@ -16,22 +18,28 @@ class ScoreHead:
 
     def __init__(self, spec: ScoreHeadSpec, hidden_size: int, checkpoint: Checkpoint) -> None:
         """Raises UnsupportedModel if tensors do not match the description."""
-        self._activation = spec.activation
-        self._dense, self._output = (
-            (checkpoint.take(f"{name}.weight", width, hidden_size), checkpoint.take(f"{name}.bias", width))
-            for name, width in ((spec.dense, hidden_size), (spec.output, 1))
-        )
+        self._spec = spec
 
-    def outputs(self, states: Tensor) -> Tensor:
-        """The outputs [num_prompts] for the first tokens' hidden states [num_prompts, hidden_size]."""
-        return F.linear(F.linear(states.float(), *self._dense).tanh(), *self._output)[:, 0]
+        def layer(name: str, width: int) -> tuple[Tensor, Tensor | None]:
+            weight = checkpoint.take(f"{name}.weight", width, hidden_size)
+            return weight, checkpoint.take(f"{name}.bias", width) if spec.bias else None
+
+        self._dense = None if spec.dense is None else layer(spec.dense, hidden_size)
+        self._output = layer(spec.output, 1)
+
+    def outputs(self, hidden: Sequence[Tensor]) -> Tensor:
+        """The outputs [num_prompts] for the hidden states [num_tokens, hidden_size] of each prompt."""
+        states = torch.stack([one[-1 if self._spec.of_last_token else 0] for one in hidden]).float()
+        if self._dense is not None:
+            states = F.linear(states, *self._dense).tanh()
+        return F.linear(states, *self._output)[:, 0]
 
     def activate(self, outputs: Tensor) -> Tensor:
         """The scores of outputs."""
-        return outputs.sigmoid() if self._activation is ScoreActivation.SIGMOID else outputs
+        return outputs.sigmoid() if self._spec.activation is ScoreActivation.SIGMOID else outputs
 
 
-def load_score_head(description: EncoderDescription, directory: Path, device: torch.device) -> ScoreHead | None:
+def load_score_head(description: AnyDescription, directory: Path, device: torch.device) -> ScoreHead | None:
     """Loads the head of a directory's model; None: it has none. Raises UnsupportedModel if its tensors do not match."""
     if description.score_head is None:
         return None

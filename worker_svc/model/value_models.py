@@ -1,4 +1,4 @@
-"""Which models compute values of prompts, instead of tokens: encoders, and decoders that serve as embedding models."""
+"""Which models compute values of prompts, instead of tokens: encoders, and decoders that embed or score."""
 
 from pathlib import Path
 
@@ -13,7 +13,8 @@ def computes_values(directory: Path, description: AnyDescription | None, chosen:
 
     Raises UnsupportedModel if it does not compute what is chosen, and ModelNotFound as `task_of` does.
     """
-    if not isinstance(description, EncoderDescription):
+    has_head = description is not None and description.score_head is not None
+    if not has_head and not isinstance(description, EncoderDescription):
         task = task_of(directory, chosen)
         if task is ModelTask.GENERATE:
             return False
@@ -22,10 +23,11 @@ def computes_values(directory: Path, description: AnyDescription | None, chosen:
             names = ", ".join(architecture_names())
             raise UnsupportedModel(
                 f"the model in {directory} is not one whose {values} are computed; architectures are {names}, and "
-                "scores are computed by encoders with a head of one output"
+                "scores are computed by those with a head of one output"
             )
         return True
-    computed = "embeddings" if description.score_head is None else "scores of pairs of texts"
-    if chosen == "generate" or (chosen == "embed" and description.score_head is not None):
+    assert description is not None
+    computed = "scores of pairs of texts" if has_head else "embeddings"
+    if chosen == "generate" or (chosen == "embed" and has_head):
         raise UnsupportedModel(f"QUIRE_TASK is {chosen}, but this {description.architecture} model computes {computed}")
     return True

@@ -30,4 +30,4 @@ def _describe(config: Any) -> ModelDescription | None:
     return dense and with_experts(dense, experts, range(config.first_k_dense_replace, config.num_hidden_layers))
 
 
-ARCHITECTURE = Architecture(__file__, "DeepseekV2ForCausalLM", _describe, ("DeepseekV2Model",))
+ARCHITECTURE = Architecture.of_decoders(__file__, "DeepseekV2", _describe)

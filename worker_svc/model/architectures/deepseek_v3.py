@@ -35,4 +35,4 @@ def _describe(config: Any) -> ModelDescription | None:
     return replace(mixed, unused_prefixes=unused)
 
 
-ARCHITECTURE = Architecture(__file__, "DeepseekV3ForCausalLM", _describe, ("DeepseekV3Model",))
+ARCHITECTURE = Architecture.of_decoders(__file__, "DeepseekV3", _describe)

@@ -51,4 +51,4 @@ def _describe(config: Any) -> ModelDescription | None:
     )
 
 
-ARCHITECTURE = Architecture(__file__, "GPT2LMHeadModel", _describe, ("GPT2Model",))
+ARCHITECTURE = Architecture.of_decoders(__file__, "GPT2", _describe, generating="GPT2LMHeadModel")

@@ -47,4 +47,4 @@ def _describe(config: Any) -> ModelDescription | None:
     )
 
 
-ARCHITECTURE = Architecture(__file__, "GPTNeoXForCausalLM", _describe, ("GPTNeoXModel",))
+ARCHITECTURE = Architecture.of_decoders(__file__, "GPTNeoX", _describe)

@@ -3,4 +3,4 @@
 from worker_svc.model.architecture import Architecture
 from worker_svc.model.describe_decoder import describe_decoder
 
-ARCHITECTURE = Architecture(__file__, "MistralForCausalLM", describe_decoder, ("MistralModel",))
+ARCHITECTURE = Architecture.of_decoders(__file__, "Mistral", describe_decoder)

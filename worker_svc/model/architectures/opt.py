@@ -50,4 +50,4 @@ def _describe(config: Any) -> ModelDescription | None:
     )
 
 
-ARCHITECTURE = Architecture(__file__, "OPTForCausalLM", _describe, ("OPTModel",))
+ARCHITECTURE = Architecture.of_decoders(__file__, "OPT", _describe)

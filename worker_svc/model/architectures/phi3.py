@@ -27,4 +27,4 @@ def _fused(linear: LinearLayer, name: str) -> LinearLayer:
     return replace(linear, stored=(StoredLinear(f"{prefix}.{name}", linear.outputs),))
 
 
-ARCHITECTURE = Architecture(__file__, "Phi3ForCausalLM", _describe, ("Phi3Model",))
+ARCHITECTURE = Architecture.of_decoders(__file__, "Phi3", _describe)

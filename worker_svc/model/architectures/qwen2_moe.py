@@ -20,4 +20,4 @@ def _describe(config: Any) -> ModelDescription | None:
     return dense and with_experts(dense, experts, sparse_layers(config))
 
 
-ARCHITECTURE = Architecture(__file__, "Qwen2MoeForCausalLM", _describe)
+ARCHITECTURE = Architecture.of_decoders(__file__, "Qwen2Moe", _describe)

@@ -17,4 +17,4 @@ def _describe(config: Any) -> ModelDescription | None:
     return dense and with_experts(dense, experts, sparse_layers(config))
 
 
-ARCHITECTURE = Architecture(__file__, "Qwen3MoeForCausalLM", _describe)
+ARCHITECTURE = Architecture.of_decoders(__file__, "Qwen3Moe", _describe)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModel, PhiConfig
+from transformers import AutoModel, AutoModelForSequenceClassification, PhiConfig
 
 from bert_models import CONTEXT, hidden_states, random_prompts, raw_score, save_bert, save_cross_encoder
 from described_models import description_of
@@ -237,6 +237,9 @@ def test_a_decoder_generates_if_the_operator_says_so(tmp_path: Path) -> None:
 def test_what_a_model_does_not_compute_is_refused(tmp_path: Path) -> None:
     save_bert(tmp_path / "bert")
     save_cross_encoder(tmp_path / "cross-encoder")
+    scoring = VARIANTS["qwen3"]()
+    scoring.num_labels = 1
+    save_model(tmp_path / "decoder", scoring, AutoModelForSequenceClassification)
     (tmp_path / "other").mkdir()
     PhiConfig(architectures=["PhiForCausalLM"]).save_pretrained(tmp_path / "other")
     (tmp_path / "other" / "tokenizer.json").write_text("{}")
@@ -245,6 +248,8 @@ def test_what_a_model_does_not_compute_is_refused(tmp_path: Path) -> None:
         ("bert", "generate", "this bert model computes embeddings"),
         ("cross-encoder", "generate", "computes scores of pairs of texts"),
         ("cross-encoder", "embed", "computes scores of pairs of texts"),
+        ("decoder", "generate", "this qwen3 model computes scores of pairs of texts"),
+        ("decoder", "embed", "this qwen3 model computes scores of pairs of texts"),
         ("other", "embed", "not one whose embeddings are computed; architectures are bert, deepseek_v2"),
         ("other", "pooling", "not one whose embeddings are computed"),
     ):
@@ -254,6 +259,8 @@ def test_what_a_model_does_not_compute_is_refused(tmp_path: Path) -> None:
         ("bert", "embed", "embedding"),
         ("bert", "pooling", "embedding"),
         ("cross-encoder", "pooling", "score"),
+        ("decoder", "pooling", "score"),
+        ("decoder", "auto", "score"),
     ):
         assert load(tmp_path / model, "--task", task).description.results.keys() == {result}
 

@@ -81,7 +81,7 @@ def test_tensors_are_those_of_transformers(variant: str) -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        LlamaConfig(**SIZES, architectures=["LlamaForSequenceClassification"]),
+        LlamaConfig(**SIZES, architectures=["LlamaForTokenClassification"]),
         LlamaConfig(**SIZES, hidden_act="tanh"),
         LlamaConfig(**SIZES, rope_parameters={"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0}),
         MistralConfig(**SIZES, architectures=["LlamaForCausalLM"]),

@@ -1,12 +1,16 @@
 """Scores of cross-encoders are those of transformers, with the activation that config.json names."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
+import compiled
+import llama_models
+import transformers_models
 from bert_models import (
     CONTEXT,
     random_prompts,
@@ -16,15 +20,25 @@ from bert_models import (
     save_roberta_cross_encoder,
 )
 from described_models import description_of
+from llama_models import prompts as decoder_prompts
+from llama_models import save_model
 from worker_svc.encoder.pooling import ScorePooler
+from worker_svc.model.compiled_states import load_compiled_states
 from worker_svc.model.config import UnsupportedModel
+from worker_svc.model.description import ModelDescription
 from worker_svc.model.description_cache import any_description_of
-from worker_svc.model.encoder_description import EncoderDescription, ScoreActivation
+from worker_svc.model.encoder_description import EncoderDescription
 from worker_svc.model.score_head import load_score_head
+from worker_svc.model.score_head_description import ScoreActivation
 from worker_svc.model.torch_encoder import load_torch_encoder
 from worker_svc.step import NewSequence, SamplingParams, ScoreParams
 
 CPU = torch.device("cpu")
+# What they read, and the head's place, is the same for all of them.
+DECODERS: dict[str, Callable[[], Any]] = {
+    **{name: llama_models.VARIANTS[name] for name in ("llama", "qwen3")},
+    **{name: transformers_models.VARIANTS[name] for name in ("gemma2", "gemma3", "phi3", "gpt2", "opt", "mixtral")},
+}
 IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
 
 
@@ -73,6 +87,43 @@ def test_scores_of_xlm_roberta(tmp_path: Path) -> None:
 
 def test_scores_in_bfloat16_are_near(tmp_path: Path) -> None:
     check_scores(tmp_path, save_cross_encoder(tmp_path), torch.bfloat16, 0.3)
+
+
+def save_decoder_with_head(variant: str, directory: Path, **config: Any) -> None:
+    """A random decoder with a head of one label, which other options of its config may change."""
+    whole = DECODERS[variant]()
+    whole.update({"num_labels": 1, **config})
+    save_model(directory, whole, AutoModelForSequenceClassification)
+
+
+@pytest.mark.parametrize("variant", DECODERS)
+@torch.inference_mode()
+def test_scores_of_decoders(variant: str, tmp_path: Path) -> None:
+    save_decoder_with_head(variant, tmp_path)
+    description = description_of(tmp_path, ModelDescription)
+    states = load_compiled_states(description, tmp_path, torch.float32, compiled.thread_pool())
+    head = load_score_head(description, tmp_path, CPU)
+    assert head is not None
+    model: Any = AutoModelForSequenceClassification.from_pretrained(tmp_path, attn_implementation="eager")
+    crowd = decoder_prompts(1, 2, 16, 17, 63)
+    expected = [float(model(torch.tensor([prompt]), use_cache=False).logits) for prompt in crowd]
+    assert max(expected) - min(expected) > 0.1
+    outputs = head.outputs(states(crowd))
+    assert outputs.tolist() == pytest.approx(expected, abs=1e-3)
+    assert head.activate(outputs).tolist() == outputs.sigmoid().tolist()
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"num_labels": 2}, "2 labels"),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Tanh"}}, "Tanh"),
+    ],
+)
+def test_other_heads_of_decoders_are_refused_by_name(config: dict[str, Any], named: str, tmp_path: Path) -> None:
+    save_decoder_with_head("qwen3", tmp_path, **config)
+    with pytest.raises(UnsupportedModel, match=named):
+        any_description_of(tmp_path)
 
 
 @pytest.mark.parametrize(

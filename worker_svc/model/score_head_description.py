@@ -1,0 +1,28 @@
+"""The head of a model that scores pairs of texts, as plain values."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class ScoreActivation(StrEnum):
+    """The function after a head's last product."""
+
+    NONE = "none"
+    SIGMOID = "sigmoid"
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreHeadSpec:
+    """A head: score = activation(output(tanh(dense(x)))), without `dense` activation(output(x)), of one token's hidden
+    state x.
+
+    `dense` [hidden_size, hidden_size] and `output` [1, hidden_size] are linear layers of the checkpoint.
+    """
+
+    output: str
+    activation: ScoreActivation
+    dense: str | None = None
+    bias: bool = True
+    """Whether these layers have biases."""
+    of_last_token: bool = False
+    """Whether x is the state of a prompt's last token, else of its first one."""
