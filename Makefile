@@ -154,6 +154,7 @@ bench-quality: $(STAMP)  ## Measure the perplexity of formats of weights
 
 bench-embeddings: $(STAMP)  ## Compare the rate of embeddings with sentence-transformers and infinity-emb
 	$(BIN)/python -m benchmarks.embeddings
+	$(BIN)/python -m benchmarks.embeddings --model decoder
 
 bench-offline: $(STAMP)  ## Compare quire.LLM with vLLM's class, where VLLM_VENV names its environment
 	$(BIN)/python -m benchmarks.offline

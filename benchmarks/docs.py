@@ -113,6 +113,12 @@ PERFORMANCE = (
     ),
     Section("sweep", RESULTS / "sweep.json", "VLLM_VENV=ENVIRONMENT make bench-sweep", sweep_section),
     Section("embeddings", RESULTS / "embeddings.json", "make bench-embeddings", embeddings_section),
+    Section(
+        "embeddings of a decoder",
+        RESULTS / "embeddings_of_decoder.json",
+        "make bench-embeddings",
+        embeddings_section,
+    ),
     Section("offline", RESULTS / "offline.json", "VLLM_VENV=ENVIRONMENT make bench-offline", offline_section),
     Section("offline gguf", RESULTS / "offline_gguf.json", "make bench-openvino", gguf_offline_section),
     Section(

@@ -1,8 +1,9 @@
 """Measures the rate of embeddings beside sentence-transformers and infinity-emb (`make bench-embeddings`).
 
-    python -m benchmarks.embeddings [--runs 3] [--scale 1.0] [--systems quire-float32,infinity] [--output FILE]
+    python -m benchmarks.embeddings [--model encoder] [--runs 3] [--scale 1.0] [--systems quire-float32] [--output FILE]
 
-The model is all-MiniLM-L6-v2. Texts are short, of about 16 tokens, or long, of about 200. A batch of 1, 8 or 32 of
+The model is all-MiniLM-L6-v2, an encoder, or the default model, a decoder, which embeds by its last token. Texts are
+short, of about 16 tokens, or long, of about 200. A batch of 1, 8 or 32 of
 them is one request or call, and the next one is sent when it is answered; beside that, 32 clients send single texts
 to the servers. Quire is measured as both, a server and a library. Systems take turns, and each is started for each
 run. Packages are pinned, in environments in build/benchmarks, made on first use.
@@ -14,15 +15,16 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from benchmarks.embeddings.environments import model_directory
+from benchmarks.embeddings.environments import DECODER, ENCODER
 from benchmarks.embeddings.report import embeddings_table, targets
-from benchmarks.embeddings.systems import SYSTEMS, EmbeddingSystem, RunningSystem
+from benchmarks.embeddings.systems import SYSTEMS, SYSTEMS_WITH_DECODER, EmbeddingSystem, RunningSystem
 from benchmarks.environments import python_with, version_of
 from benchmarks.record import RESULTS, provenance
 from benchmarks.runner import failures_exit, in_turns, log, make_parser, publish
 from benchmarks.texts import write_text
 
 RESULT = RESULTS / "embeddings.json"
+DECODER_RESULT = RESULTS / "embeddings_of_decoder.json"
 _WORDS = {"short": (4, 9), "long": (160, 180)}
 """Of a text; tokens are more, and each text has an opening beside them."""
 
@@ -88,41 +90,44 @@ def summarize(rates: dict[tuple[str, str], list[float]], systems: Sequence[Embed
 
 def main() -> None:
     parser = make_parser(__doc__, RESULT, ", if all systems are measured")
-    names = ",".join(system.name for system in SYSTEMS)
-    parser.add_argument("--systems", default=names, help="default: %(default)s")
+    parser.add_argument("--model", choices=("encoder", "decoder"), default="encoder", help="default: %(default)s")
+    parser.add_argument("--systems", help="by their names; default: all that have the model")
     parser.add_argument("--runs", type=int, default=3, help="runs of each system; default %(default)s")
     parser.add_argument(
-        "--scale", type=float, default=1.0, help="factor of the numbers of batches; default %(default)s"
+        "--scale", type=float, help="factor of the numbers of batches; default 1 with the encoder, 0.1 with the decoder"
     )
     options = parser.parse_args()
-    known = {system.name: system for system in SYSTEMS}
-    wanted = options.systems.split(",")
+    is_encoder = options.model == "encoder"
+    model, path = (ENCODER, RESULT) if is_encoder else (DECODER, DECODER_RESULT)
+    known = {system.name: system for system in (SYSTEMS if is_encoder else SYSTEMS_WITH_DECODER)}
+    wanted = options.systems.split(",") if options.systems else list(known)
+    scale = options.scale or model.scale
     if unknown := [name for name in wanted if name not in known]:
         parser.error(f"argument --systems: no system named {unknown[0]!r}")
     systems = [known[name] for name in wanted]
     with failures_exit("embeddings"):
         # Made before anything is measured.
-        model_directory()
+        model.directory()
         if "infinity" in wanted:
             python_with("infinity")
         rates: dict[tuple[str, str], list[float]] = {}
         for run, system in in_turns(systems, options.runs):
             with system.running() as running:
-                for load, rate in measure(system, running, run, options.scale):
+                for load, rate in measure(system, running, run, scale):
                     rates.setdefault((load.name, system.name), []).append(rate)
         result: dict[str, Any] = {
             **provenance("torch", "transformers"),
             "runs": options.runs,
-            "scale": options.scale,
+            "scale": scale,
             "versions": {
                 "sentence-transformers": version_of("sentence-transformers", "sentence-transformers"),
-                "infinity-emb": version_of("infinity", "infinity-emb"),
+                **({"infinity-emb": version_of("infinity", "infinity-emb")} if is_encoder else {}),
             },
             "systems": {system.name: system.title for system in systems},
             "cases": summarize(rates, systems),
         }
         result["targets"] = targets(result)
-    output = options.output or (RESULT if options.systems == names else None)
+    output = options.output or (path if wanted == list(known) else None)
     publish(result, output, {"Texts per second": embeddings_table(result)})
 
 

@@ -1,8 +1,8 @@
 """Computes texts by a library, in its own process and without a server.
 
-    python encode.py {sentence-transformers,quire} MODEL_DIRECTORY
+    python encode.py {sentence-transformers,quire} {float32,bfloat16} MODEL_DIRECTORY
 
-It runs in an environment of that library: the other one need not be there. Both compute in float32.
+It runs in an environment of that library: the other one need not be there.
 
 Prints a line of JSON with the library's version once the model is loaded. Then, for each line of JSON on standard input
 {"batches": [[text, ...], ...]}, one with the seconds of each batch and the vectors of the last: {"seconds", "vectors"}.
@@ -19,17 +19,20 @@ Encode = Callable[[list[str]], list[Any]]
 """Returns the vector of each text."""
 
 
-def sentence_transformers(directory: str) -> Encode:
+def sentence_transformers(directory: str, dtype: str) -> Encode:
+    import torch
     from sentence_transformers import SentenceTransformer
 
-    model = SentenceTransformer(directory, device="cpu")
+    model = SentenceTransformer(directory, device="cpu", model_kwargs={"torch_dtype": getattr(torch, dtype)})
+    if model.tokenizer.pad_token is None:
+        model.tokenizer.pad_token = model.tokenizer.eos_token
     return lambda texts: list(model.encode(texts, show_progress_bar=False))
 
 
-def quire(directory: str) -> Encode:
+def quire(directory: str, dtype: str) -> Encode:
     from quire import LLM
 
-    llm = LLM(directory, dtype="float32")
+    llm = LLM(directory, dtype=dtype)
     return lambda texts: [output.outputs.embedding for output in llm.embed(texts, use_tqdm=False)]
 
 
@@ -37,8 +40,8 @@ LIBRARIES = {"sentence-transformers": sentence_transformers, "quire": quire}
 
 
 def main() -> None:
-    library, directory = sys.argv[1:]
-    encode = LIBRARIES[library](directory)
+    library, dtype, directory = sys.argv[1:]
+    encode = LIBRARIES[library](directory, dtype)
     encode(["hello"])
     print(json.dumps({"version": version(library)}), flush=True)
     for line in sys.stdin:

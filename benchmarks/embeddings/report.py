@@ -7,8 +7,12 @@ from benchmarks.report import Cells, Sense, origin, target, target_list
 _PAIRS = (
     ("quire-library", "sentence-transformers", "Quire in process over sentence-transformers"),
     ("quire-float32", "infinity", "Quire's server over infinity-emb's"),
+    *(
+        (f"quire-library-{dtype}", f"sentence-transformers-{dtype}", f"Quire over sentence-transformers, {dtype}")
+        for dtype in ("float32", "bfloat16")
+    ),
 )
-"""Like beside like, all in float32: libraries in a program's own process, and servers."""
+"""Like beside like, in the same dtype: libraries in a program's own process, and servers."""
 _LEAST_RATIO = 1.5
 
 
@@ -29,13 +33,14 @@ def targets(result: dict[str, Any]) -> list[dict[str, Any]]:
 def embeddings_table(result: dict[str, Any]) -> Cells:
     """A row for each load, with the ratios beside it."""
     names = list(result["systems"])
+    pairs = [pair for pair in _PAIRS if {*pair[:2]} <= {*names}]
     rows = []
     for case in result["cases"]:
         rates = case["texts_per_second"]
         cells = [f"{rates[name]:,.0f}" if name in rates else "–" for name in names]
-        ratios = [_ratio(rates, ours, theirs) for ours, theirs, _ in _PAIRS]
+        ratios = [_ratio(rates, ours, theirs) for ours, theirs, _ in pairs]
         rows.append([case["load"], *cells, *("–" if ratio is None else f"{ratio:.2f}" for ratio in ratios)])
-    return Cells(("texts", *result["systems"].values(), *(title for _, _, title in _PAIRS)), rows)
+    return Cells(("texts", *result["systems"].values(), *(title for _, _, title in pairs)), rows)
 
 
 def embeddings_section(result: dict[str, Any]) -> str:

@@ -7,14 +7,20 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import httpx
 
 from benchmarks.deployment import START_SECONDS, running_quire
-from benchmarks.embeddings.environments import model_directory, sentence_transformers_python
+from benchmarks.embeddings.environments import (
+    DECODER,
+    ENCODER,
+    EmbeddingModel,
+    model_directory,
+    sentence_transformers_python,
+)
 from benchmarks.environments import python_with
 from benchmarks.processes import BenchmarkFailed, running
 from svc_common.supervisor.addresses import free_port
@@ -163,10 +169,17 @@ class Library:
     package: str
     python: Callable[[], Path]
     is_server: bool = False
+    model: EmbeddingModel = ENCODER
+    dtype: str = "float32"
+
+    def in_dtype(self, dtype: str, model: EmbeddingModel) -> "Library":
+        """The same one with another model, in a dtype that its name has."""
+        title = self.title.replace(self.dtype, dtype)
+        return replace(self, name=f"{self.name}-{dtype}", title=title, model=model, dtype=dtype)
 
     def command(self) -> tuple[Path | str, ...]:
         """The command of its process. Raises BenchmarkFailed."""
-        return self.python(), Path(__file__).with_name("encode.py"), self.package, model_directory()
+        return self.python(), Path(__file__).with_name("encode.py"), self.package, self.dtype, self.model.directory()
 
     @contextmanager
     def running(self) -> Iterator[RunningLibrary]:
@@ -193,10 +206,14 @@ SENTENCE_TRANSFORMERS = Library(
     sentence_transformers_python,
 )
 
+_LIBRARIES = (QUIRE_LIBRARY, SENTENCE_TRANSFORMERS)
 SYSTEMS: tuple[EmbeddingSystem, ...] = (
     QUIRE_LIBRARY,
     SENTENCE_TRANSFORMERS,
     QuireServer("float32"),
     QuireServer("bfloat16"),
     InfinityServer(),
+)
+SYSTEMS_WITH_DECODER: tuple[EmbeddingSystem, ...] = tuple(
+    library.in_dtype(dtype, DECODER) for dtype in ("float32", "bfloat16") for library in _LIBRARIES
 )
