@@ -172,7 +172,7 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
     with memory.capture() if device.type == "cuda" and settings.cuda_graphs else nullcontext():
         runner = _make_runner(model, cache, host_blocks, limits, graphs, settings.swap_rate, make_drafter, grammars)
     with progress("warming up", report):
-        warm_up(runner)
+        warm_up(runner, device.type)
         prefill_rate = measure_prefill(runner)
         swap_rate = measure_swaps(runner, shape.block_bytes, settings.swap_rate)
         without_grammars = grammars.warm_up()
@@ -276,7 +276,7 @@ def _num_blocks(
         return _make_runner(model, cache, host_blocks, needed, graphs, make_drafter=RepeatingDrafter)
 
     def profile() -> Runner:
-        return run_largest_step(limits, make_runner)
+        return run_largest_step(limits, make_runner, device.type)
 
     num_blocks = count_blocks(shape.block_bytes, budget, device, profile)
     if num_blocks == 0:

@@ -18,6 +18,11 @@ _MEASURED_SECONDS = 0.1
 
 _USUAL = SamplingParams(temperature=1.0, top_p=0.9, top_k=1000, repetition_penalty=1.1, logprobs=20)
 _COSTLIEST = replace(_USUAL, typical_p=0.9)
+# Of steps whose peak is not measured.
+_PLAIN = SamplingParams(temperature=1.0)
+
+# Triton compiles a kernel again if a size is 1 or becomes a multiple of 16.
+_COUNTS_OF_SEQUENCES = {"cuda": (1, 3, 16, 17), "cpu": (3,)}
 
 
 class RepeatingDrafter:
@@ -28,24 +33,30 @@ class RepeatingDrafter:
         return [int(tokens[-1])] * max_tokens
 
 
-def run_largest_step(limits: WorkerLimits, make_runner: Callable[[WorkerLimits], Runner]) -> Runner:
-    """Runs a step with the maximum of tokens and sequences, each with the costliest kind of sampling; one with the most
-    rows of logits of a prompt; and with a drafter, one with the maximum of sampled rows.
+def run_largest_step(limits: WorkerLimits, make_runner: Callable[[WorkerLimits], Runner], device_type: str) -> Runner:
+    """Runs a step with the maximum of tokens and sequences; one with the most rows of logits of a prompt; and with a
+    drafter, one with the maximum of sampled rows.
+
+    On a GPU, where the peak is measured, all rows have the costliest kind of sampling. On a CPU, where what is kept is
+    measured, that would take seconds and change nothing: what it takes is given back.
 
     `make_runner` receives limits with the blocks that this needs; its drafter guesses as much as allowed. Returns the
     runner.
     """
+    sampling = _COSTLIEST if device_type == "cuda" else _PLAIN
     num_sequences = min(limits.max_sequences, limits.max_step_tokens)
     share, more = divmod(limits.max_step_tokens, num_sequences)
     lengths = [min(share + (row < more), limits.context_length - 1) for row in range(num_sequences)]
-    steps = [_prefill(lengths, limits.block_size, _COSTLIEST)]
+    steps = [_prefill(lengths, limits.block_size, sampling)]
     length = min(limits.max_scored_rows + 1, limits.max_step_tokens, limits.context_length - 1)
-    steps.append(_prefill([length], limits.block_size, _COSTLIEST, result="prompt_logprobs"))
+    steps.append(
+        _prefill([length], limits.block_size, replace(sampling, logprobs=_USUAL.logprobs), result="prompt_logprobs")
+    )
     num_drafted = min(limits.max_draft_tokens, limits.max_step_tokens - 1, limits.context_length - 2)
     if num_drafted > 0:
         num_sequences = min(limits.max_sequences, limits.max_step_tokens // (1 + num_drafted))
         # A GPU verifies no draft of a sequence with penalties.
-        params = replace(_COSTLIEST, repetition_penalty=1.0)
+        params = replace(sampling, repetition_penalty=1.0)
         steps.append(_prefill([1] * num_sequences, limits.block_size, params, num_drafted))
     runner = make_runner(replace(limits, num_blocks=max(map(_num_blocks, steps))))
     for step in steps:
@@ -54,15 +65,15 @@ def run_largest_step(limits: WorkerLimits, make_runner: Callable[[WorkerLimits],
     return runner
 
 
-def warm_up(runner: Runner) -> None:
+def warm_up(runner: Runner, device_type: str) -> None:
     """Compile and load what the first steps need: steps with a prompt and steps that sample after it, for one and for
     more sequences.
-
-    Triton compiles a kernel again if a size is 1 or becomes a multiple of 16.
     """
     limits = runner.limits
     length = _longest_prompt(limits)
-    for num_sequences in sorted({min(count, limits.max_sequences, length) for count in (1, 3, 16, 17)}):
+    for num_sequences in sorted(
+        {min(count, limits.max_sequences, length) for count in _COUNTS_OF_SEQUENCES[device_type]}
+    ):
         share = length // num_sequences
         step = _prefill([share] * num_sequences, limits.block_size)
         if _num_blocks(step) > limits.num_blocks:

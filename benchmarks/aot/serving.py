@@ -203,9 +203,9 @@ def compiled_while_serving(
         limits = WorkerLimits(
             layout.vocab_size, layout.context_length, 16, 40_000, 2048, 64, max_draft_tokens=_MAX_DRAFT_TOKENS
         )
-        run_largest_step(limits, make_runner)
+        run_largest_step(limits, make_runner, "cuda")
         runner = make_runner(limits)
-        warm_up(runner)
+        warm_up(runner, "cuda")
         measure_prefill(runner)
         launches.take_new()
         num_before = launches.num_launches

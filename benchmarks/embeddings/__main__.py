@@ -76,7 +76,7 @@ def measure(system: EmbeddingSystem, running: RunningSystem, run: int, scale: fl
 
 
 def summarize(rates: dict[tuple[str, str], list[float]], systems: Sequence[EmbeddingSystem]) -> list[dict[str, Any]]:
-    """The medians of each load, by system."""
+    """The medians of each load that one of the systems had, by system."""
     return [
         {
             "load": load.name,
@@ -85,6 +85,7 @@ def summarize(rates: dict[tuple[str, str], list[float]], systems: Sequence[Embed
             },
         }
         for load in LOADS
+        if any((load.name, system.name) in rates for system in systems)
     ]
 
 

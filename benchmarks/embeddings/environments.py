@@ -57,5 +57,6 @@ def _decoder_directory() -> Path:
     (target / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
     return target
 
+
 ENCODER = EmbeddingModel("all-MiniLM-L6-v2", model_directory, 1.0)
 DECODER = EmbeddingModel("the default model", _decoder_directory, 0.1)

@@ -161,8 +161,9 @@ def pack_matrix(
     steps = -(-padded // values)
     size = -(-outputs // PANEL) * steps * PANEL * values
     panels = _panels(size, weight.dtype, memory)
+    width = weight.element_size()
     thread_pool.library.quire_pack(
-        weight.data_ptr(), outputs, inputs, weight.element_size(), values, steps, panels.data_ptr()
+        thread_pool.handle, weight.data_ptr(), outputs, inputs * width, values * width, steps, panels.data_ptr()
     )
     return PackedMatrix(outputs, padded, dtype, matrix_format, panels, scales, _biases(bias))
 
@@ -208,6 +209,7 @@ def pack_nibbles(
         weight.has_minimums,
     )
     thread_pool.library.quire_pack_nibbles(
+        thread_pool.handle,
         codes.data_ptr(),
         scales.data_ptr(),
         zeros.data_ptr(),
@@ -254,7 +256,13 @@ def pack_grouped_bytes(
         has_minimums=minimums is not None,
     )
     thread_pool.library.quire_pack_grouped_bytes(
-        codes.data_ptr(), scales.data_ptr(), _address(minimums), byref(matrix.args()), inputs, panels.data_ptr()
+        thread_pool.handle,
+        codes.data_ptr(),
+        scales.data_ptr(),
+        _address(minimums),
+        byref(matrix.args()),
+        inputs,
+        panels.data_ptr(),
     )
     return matrix
 

@@ -42,10 +42,10 @@ def _declare(library: Any) -> None:
     for name, result, *arguments in (
         ("thread_pool_new", pointer, number),
         ("thread_pool_delete", None, pointer),
-        ("pack", None, pointer, number, number, number, number, number, pointer),
+        ("pack", status, pointer, pointer, number, number, number, number, pointer),
         ("quantize_nibbles", status, pointer, number, pointer, number, number, number, pointer, pointer, pointer),
-        ("pack_nibbles", None, pointer, pointer, pointer, pointer, number, pointer),
-        ("pack_grouped_bytes", None, pointer, pointer, pointer, pointer, number, pointer),
+        ("pack_nibbles", status, pointer, pointer, pointer, pointer, pointer, number, pointer),
+        ("pack_grouped_bytes", status, pointer, pointer, pointer, pointer, pointer, number, pointer),
         ("linear", status, pointer, number, pointer, pointer, number, number, pointer),
         ("store", status, pointer, number, pointer, pointer, number, pointer, number, pointer, number),
         ("attend", status, pointer, number, number, pointer, pointer, pointer, number, pointer, pointer),

@@ -28,7 +28,7 @@ extern "C" void products_of_nibbles(const float* rows, int64_t count, int64_t in
                                     const uint16_t* scales, const uint16_t* zeros, int64_t group, int64_t has_minimums, float* sums) {
     Matrix m{PANEL, inputs, Format::W4A8, nullptr, nullptr, nullptr, group, nullptr, has_minimums};
     Buffer<uint8_t> panel(nibble_panel_bytes(m));
-    pack_nibbles(codes, scales, zeros, m, inputs, panel.data());
+    pack_nibbles(codes, scales, zeros, m, inputs, 0, panel.data());
     m.panels = panel.data();
     multiply(rows, count, stride, m, sums);
 }
@@ -39,7 +39,7 @@ extern "C" void products_of_bytes(const float* rows, int64_t count, int64_t inpu
                                   const uint16_t* scales, const uint16_t* minimums, int64_t group, float* sums, float* numbers) {
     Matrix m{PANEL, inputs, Format::GROUPED_W8A8, nullptr, nullptr, nullptr, group, nullptr, minimums != nullptr};
     Buffer<uint8_t> panel(byte_panel_bytes(m));
-    pack_grouped_bytes(codes, scales, minimums, m, inputs, panel.data());
+    pack_grouped_bytes(codes, scales, minimums, m, inputs, 0, panel.data());
     m.panels = panel.data();
     multiply(rows, count, stride, m, sums);
     m.format = Format::GROUPED_W8A16;
@@ -51,6 +51,6 @@ extern "C" void expanded_nibbles(int64_t inputs, const uint8_t* codes, const uin
                                  int64_t has_minimums, float* numbers) {
     const Matrix m{PANEL, inputs, Format::W4A16, nullptr, nullptr, nullptr, group, nullptr, has_minimums};
     Buffer<uint8_t> panel(nibble_panel_bytes(m));
-    pack_nibbles(codes, scales, zeros, m, inputs, panel.data());
+    pack_nibbles(codes, scales, zeros, m, inputs, 0, panel.data());
     expand_panel(m, panel.data(), numbers);
 }

@@ -81,7 +81,7 @@ def test_a_model_of_another_family_can_be_limited_too(save_model: Callable[..., 
 def test_blocks_are_sized_by_steps_of_the_limited_context(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     profiled: list[int] = []
 
-    def run(limits: WorkerLimits, make_runner: object) -> None:
+    def run(limits: WorkerLimits, make_runner: object, device_type: str) -> None:
         profiled.append(limits.context_length)
 
     monkeypatch.setattr("worker_svc.instance.run_largest_step", run)

@@ -82,6 +82,7 @@ def test_memory_is_measured_with_the_most_rows_of_logits(tiny_llama: Path, monke
     run_largest_step(
         limits,
         lambda needed: make_runner(tiny_llama, max_sequences=2, max_step_tokens=100, num_blocks=needed.num_blocks),
+        "cpu",
     )
     assert sizes == [limits.max_scored_rows] == [64]
 

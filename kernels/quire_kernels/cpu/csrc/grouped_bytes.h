@@ -22,21 +22,21 @@ inline int64_t byte_group_head(const Matrix& m) { return (m.has_minimums ? 2 : 1
 inline int64_t byte_group_bytes(const Matrix& m) { return byte_group_head(m) + m.group * PANEL; }
 inline int64_t byte_panel_bytes(const Matrix& m) { return ceil_div(m.inputs, m.group) * byte_group_bytes(m); }
 
-// Lays out codes [outputs, inputs], and scales and minimums [outputs, groups] in float16. Beyond the last input and output, codes
-// and scales are zeros.
+// Lays out a panel of codes [outputs, inputs], and of scales and minimums [outputs, groups] in float16. Beyond the last input and
+// output, codes and scales are zeros.
 inline void pack_grouped_bytes(const int8_t* codes, const uint16_t* scales, const uint16_t* minimums, const Matrix& m,
-                               int64_t num_real, uint8_t* panels) {
-    const int64_t num_groups = ceil_div(num_real, m.group), panel_bytes = byte_panel_bytes(m), head_bytes = byte_group_head(m);
-    for (int64_t panel = 0; panel < ceil_div(m.outputs, PANEL); ++panel)
-        for (int64_t first = 0; first < m.inputs; first += m.group) {
-            uint8_t* group = panels + panel * panel_bytes + first / m.group * byte_group_bytes(m);
-            std::fill_n(group, head_bytes, uint8_t{0});
-            std::fill_n(group + head_bytes, m.group * PANEL, uint8_t{CODE_OFFSET});
-        }
-    for (int64_t output = 0; output < m.outputs; ++output) {
-        const int64_t lane = output % PANEL;
+                               int64_t num_real, int64_t panel, uint8_t* panels) {
+    const int64_t num_groups = ceil_div(num_real, m.group), head_bytes = byte_group_head(m), first_output = panel * PANEL;
+    uint8_t* to = panels + panel * byte_panel_bytes(m);
+    for (int64_t first = 0; first < m.inputs; first += m.group) {
+        uint8_t* group = to + first / m.group * byte_group_bytes(m);
+        std::fill_n(group, head_bytes, uint8_t{0});
+        std::fill_n(group + head_bytes, m.group * PANEL, uint8_t{CODE_OFFSET});
+    }
+    for (int64_t output = first_output; output < std::min<int64_t>(m.outputs, first_output + PANEL); ++output) {
+        const int64_t lane = output - first_output;
         for (int64_t i = 0; i < num_groups; ++i) {
-            uint8_t* group = panels + output / PANEL * panel_bytes + i * byte_group_bytes(m);
+            uint8_t* group = to + i * byte_group_bytes(m);
             auto* head = reinterpret_cast<uint16_t*>(group);
             head[lane] = scales[output * num_groups + i];
             if (m.has_minimums) head[PANEL + lane] = minimums[output * num_groups + i];

@@ -3,6 +3,7 @@
 // where memory or threads run out: all that may fail so is done before the pool's threads start.
 
 #include <cstdlib>
+#include <cstring>
 #include <deque>
 #include <memory>
 
@@ -44,18 +45,24 @@ void* create(F&& f) noexcept {
     return guarded([&] { object = f(); }) ? nullptr : object;
 }
 
-// Lays out a weight [outputs, inputs] of elements E in panels of `steps`, each of which holds `values` inputs.
-template <class E>
-void pack(const E* weight, int64_t outputs, int64_t inputs, int64_t values, int64_t steps, E* panels) {
-    const int64_t padded = round_up(outputs, PANEL);
-    for (int64_t output = 0; output < padded; ++output) {
-        E* panel = panels + output / PANEL * PANEL * steps * values;
-        for (int64_t input = 0; input < steps * values; ++input) {
-            const bool real = output < outputs && input < inputs;
-            panel[(input / values * PANEL + output % PANEL) * values + input % values] =
-                real ? weight[output * inputs + input] : E{};
-        }
-    }
+// Lays out one panel: of each of its `outputs` rows, `row_bytes` long, in each step the next UNIT bytes. Beyond them it has zeros.
+template <size_t UNIT>
+void pack_panel(const char* rows, int64_t outputs, int64_t row_bytes, int64_t steps, char* panel) {
+    const int64_t whole_steps = row_bytes / UNIT;
+    std::fill_n(panel, steps * PANEL * UNIT, char{});
+    for (int64_t step = 0; step < whole_steps; ++step)
+        for (int64_t output = 0; output < outputs; ++output)
+            std::memcpy(panel + (step * PANEL + output) * UNIT, rows + output * row_bytes + step * UNIT, UNIT);
+    for (int64_t output = 0; output < outputs; ++output)
+        std::copy_n(rows + output * row_bytes + whole_steps * UNIT, row_bytes - whole_steps * UNIT,
+                    panel + (whole_steps * PANEL + output) * UNIT);
+}
+
+// Calls f for each panel of so many outputs, on all threads.
+template <class F>
+int64_t in_panels(void* pool, int64_t outputs, F&& f) noexcept {
+    ThreadPool& threads = *static_cast<ThreadPool*>(pool);
+    return guarded([&] { threads.run([&](int) { threads.parallel_for_ranges(ceil_div(outputs, PANEL), f); }); });
 }
 
 }  // namespace
@@ -67,15 +74,14 @@ void* quire_thread_pool_new(int64_t size) {
 }
 void quire_thread_pool_delete(void* pool) { delete static_cast<ThreadPool*>(pool); }
 
-// Panels of a weight, with zeros beyond the last input. An element is of `width` bytes, 1, 2 or 4; a panel has `steps`, each
-// of which holds `values` inputs.
-void quire_pack(const void* weight, int64_t outputs, int64_t inputs, int64_t width, int64_t values, int64_t steps, void* panels) {
-    const auto as = [&]<class E>() { pack(static_cast<const E*>(weight), outputs, inputs, values, steps, static_cast<E*>(panels)); };
-    switch (width) {
-        case 1: return as.operator()<int8_t>();
-        case 2: return as.operator()<int16_t>();
-        default: return as.operator()<int32_t>();
-    }
+// Panels of a weight [outputs, row_bytes], with zeros beyond the last input. A panel has `steps`, each of which holds `unit` bytes of
+// an output, 1, 2 or 4.
+int64_t quire_pack(void* pool, const char* weight, int64_t outputs, int64_t row_bytes, int64_t unit, int64_t steps, char* panels) {
+    return in_panels(pool, outputs, [&](int64_t panel) {
+        const int64_t first = panel * PANEL, count = std::min<int64_t>(PANEL, outputs - first);
+        const auto pack = unit == 1 ? pack_panel<1> : unit == 2 ? pack_panel<2> : pack_panel<4>;
+        pack(weight + first * row_bytes, count, row_bytes, steps, panels + first * steps * unit);
+    });
 }
 
 // Codes uint8 [outputs, inputs], scales and zero points float32 [outputs, groups] of a weight [outputs, inputs] of the type.
@@ -100,15 +106,16 @@ int64_t quire_quantize_nibbles(void* pool_, Type type, const void* weight, int64
 }
 
 // Panels of a matrix in W4, of codes uint8 [outputs, inputs], and scales and zero points [outputs, groups] in float16.
-void quire_pack_nibbles(const uint8_t* codes, const uint16_t* scales, const uint16_t* zeros, const Matrix* matrix, int64_t inputs,
-                        uint8_t* panels) {
-    pack_nibbles(codes, scales, zeros, *matrix, inputs, panels);
+int64_t quire_pack_nibbles(void* pool, const uint8_t* codes, const uint16_t* scales, const uint16_t* zeros, const Matrix* matrix,
+                           int64_t inputs, uint8_t* panels) {
+    return in_panels(pool, matrix->outputs, [&](int64_t panel) { pack_nibbles(codes, scales, zeros, *matrix, inputs, panel, panels); });
 }
 
 // Panels of a matrix in grouped W8, of codes int8 [outputs, inputs], and scales [outputs, groups] in float16; minimums too, or null.
-void quire_pack_grouped_bytes(const int8_t* codes, const uint16_t* scales, const uint16_t* minimums, const Matrix* matrix,
-                              int64_t inputs, uint8_t* panels) {
-    pack_grouped_bytes(codes, scales, minimums, *matrix, inputs, panels);
+int64_t quire_pack_grouped_bytes(void* pool, const int8_t* codes, const uint16_t* scales, const uint16_t* minimums, const Matrix* matrix,
+                                 int64_t inputs, uint8_t* panels) {
+    return in_panels(pool, matrix->outputs,
+                     [&](int64_t panel) { pack_grouped_bytes(codes, scales, minimums, *matrix, inputs, panel, panels); });
 }
 
 // output [rows, outputs] float32 = input [rows, stride] of the type, of which [rows, inputs] count, zeros beside them up to a

@@ -73,16 +73,17 @@ inline void quantize_to_nibbles(const T* from, int64_t count, uint8_t* codes, fl
     }
 }
 
-// Lays out codes [outputs, inputs], and scales and zero points [outputs, groups] in float16. Beyond the last input and output,
-// codes and scales are zeros.
+// Lays out a panel of codes [outputs, inputs], and of scales and zero points [outputs, groups] in float16. Beyond the last input and
+// output, codes and scales are zeros.
 inline void pack_nibbles(const uint8_t* codes, const uint16_t* scales, const uint16_t* zeros, const Matrix& m, int64_t num_real,
-                         uint8_t* panels) {
-    const int64_t num_groups = ceil_div(num_real, m.group), panel_bytes = nibble_panel_bytes(m);
-    std::fill_n(panels, ceil_div(m.outputs, PANEL) * panel_bytes, uint8_t{0});
-    for (int64_t output = 0; output < m.outputs; ++output) {
-        const int64_t lane = output % PANEL;
+                         int64_t panel, uint8_t* panels) {
+    const int64_t num_groups = ceil_div(num_real, m.group), panel_bytes = nibble_panel_bytes(m), first_output = panel * PANEL;
+    uint8_t* to = panels + panel * panel_bytes;
+    std::fill_n(to, panel_bytes, uint8_t{0});
+    for (int64_t output = first_output; output < std::min<int64_t>(m.outputs, first_output + PANEL); ++output) {
+        const int64_t lane = output - first_output;
         for (int64_t i = 0; i < num_groups; ++i) {
-            uint8_t* group = panels + output / PANEL * panel_bytes + i * nibble_group_bytes(m.group);
+            uint8_t* group = to + i * nibble_group_bytes(m.group);
             auto* head = reinterpret_cast<uint16_t*>(group);
             head[lane] = scales[output * num_groups + i];
             head[PANEL + lane] = zeros[output * num_groups + i];
