@@ -49,7 +49,7 @@ class CatalogModel:
             task = task_of(served.path, settings.task)
             if task is ModelTask.SCORE:
                 _ = tokenizer.pair_template  # raises where there is none
-            if task is ModelTask.EMBED:
+            if task is not ModelTask.GENERATE:
                 tokenizer.check_end_of_text()
         except (BadSetting, InvalidModelFiles, ModelNotFound) as error:
             raise type(error)(settings.locate(error)) from error

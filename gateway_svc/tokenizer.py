@@ -130,7 +130,7 @@ class ModelTokenizer:
 
     def check_end_of_text(self) -> None:
         """Raises InvalidModelFiles if tokenizer_config.json wants an end-of-text token behind each text, of which
-        decoders make vectors, and tokenizer.json does not add one.
+        decoders make vectors and scores, and tokenizer.json does not add one.
         """
         eos = self.config.get("eos_token")
         text = eos.get("content") if isinstance(eos, dict) else eos

@@ -90,9 +90,7 @@ class CacheShape:
 
     @classmethod
     def of_one_layer(cls, layout: ModelLayout, block_size: int, dtype: torch.dtype) -> "CacheShape":
-        """The layout for any one layer of a model, which all layers may take in turn for prompts that end with their
-        step.
-        """
+        """The layout for one layer of a model, which each layer may overwrite where a step has whole sequences."""
         return replace(cls.of(layout, block_size, dtype), num_layers=1)
 
     @property

@@ -37,7 +37,7 @@ _SMALLER = {"none": ("int8", "w4a16"), "int8": ("w4a16",), "w8a8": ("w4a8",)}
 _SMALLER_ON_GPU = _SMALLER | {"w8a8": ("w4a16",), "fp8": ("w4a16",)}
 _FORMS = {"int8": "8 bits", "w8a8": "8 bits", "w4a16": "4 bits", "w4a8": "4 bits", "fp8": "8 bits"}
 _PLAIN = {"F64", "F32", "F16", "BF16"}  # stored numbers that are converted to the dtype of the computation
-_DENSE = ("embed", "kv_b_proj")  # matrices that are not quantized: see `_CompiledBuilder.latent`
+_DENSE = ("embed", "kv_b_proj")  # matrices that are not quantized: see `CompiledBuilder.latent`
 _STORED = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}  # bytes; all others have one
 
 

@@ -74,7 +74,7 @@ def quantize_model(
 ) -> QuantizedModel:
     """Writes the model of a directory into a new one.
 
-    The head, routers, layers whose inputs are no multiple of the group, and those that are not stored as a tensor
+    Heads, routers, layers whose inputs are no multiple of the group, and those that are not stored as a tensor
     [outputs, inputs] of their own stay as they are.
 
     Raises UnsupportedModel for a model that cannot be quantized, and CannotWrite if the target is not empty or another
@@ -130,8 +130,12 @@ def _layers_of(description: ModelDescription, files: list[Path], scheme: Compres
         with open_weights(path) as file:
             stored.update(file.keys())
     places = described_names(description, stored)
-    quantized, left = {}, []
+    quantized, left = dict[str, int](), list[str]()
+    if description.score_head is not None:
+        left += filter(None, (description.score_head.dense, description.score_head.output))
     for layer in description.linear_layers:
+        if layer is description.head and description.score_head is not None:
+            continue  # it has none for logits
         is_kept = layer.role in (LinearRole.HEAD, LinearRole.ROUTER) or not scheme.takes(layer.inputs)
         for linear in layer.stored:
             place = places.get(f"{linear.name}{_WEIGHT}")

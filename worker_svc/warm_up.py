@@ -18,10 +18,10 @@ _MEASURED_SECONDS = 0.1
 
 _USUAL = SamplingParams(temperature=1.0, top_p=0.9, top_k=1000, repetition_penalty=1.1, logprobs=20)
 _COSTLIEST = replace(_USUAL, typical_p=0.9)
-# Of steps whose peak is not measured.
 _PLAIN = SamplingParams(temperature=1.0)
 
-# Triton compiles a kernel again if a size is 1 or becomes a multiple of 16.
+# Triton compiles a kernel again if a size is 1 or becomes a multiple of 16. On a CPU nothing is compiled: one step
+# takes the memory that later ones use again.
 _COUNTS_OF_SEQUENCES = {"cuda": (1, 3, 16, 17), "cpu": (3,)}
 
 
@@ -66,8 +66,8 @@ def run_largest_step(limits: WorkerLimits, make_runner: Callable[[WorkerLimits],
 
 
 def warm_up(runner: Runner, device_type: str) -> None:
-    """Compile and load what the first steps need: steps with a prompt and steps that sample after it, for one and for
-    more sequences.
+    """Compile and load what the first steps need: steps with a prompt and steps that sample after it, for as many
+    sequences as the device needs.
     """
     limits = runner.limits
     length = _longest_prompt(limits)

@@ -3,10 +3,10 @@
     python -m benchmarks.embeddings [--model encoder] [--runs 3] [--scale 1.0] [--systems quire-float32] [--output FILE]
 
 The model is all-MiniLM-L6-v2, an encoder, or the default model, a decoder, which embeds by its last token. Texts are
-short, of about 16 tokens, or long, of about 200. A batch of 1, 8 or 32 of
-them is one request or call, and the next one is sent when it is answered; beside that, 32 clients send single texts
-to the servers. Quire is measured as both, a server and a library. Systems take turns, and each is started for each
-run. Packages are pinned, in environments in build/benchmarks, made on first use.
+short, of about 16 tokens, or long, of about 200. A batch of 1, 8 or 32 of them is one request or call, and the next one
+is sent when it is answered. Libraries are measured in processes of their own. With the encoder, Quire's server is
+measured beside infinity-emb's too, and 32 clients send single texts to both. Systems take turns, and each is started
+for each run. Packages are pinned, in environments in build/benchmarks, made on first use.
 """
 
 import random

@@ -19,7 +19,6 @@ _TYPES = "sentence_transformers.models"  # of the modules in modules.json
 class EmbeddingModel:
     """A model that embeds. `scale` is that of the loads by default: a larger model has fewer texts."""
 
-    title: str
     directory: Callable[[], Path]
     """Finds or makes it. Raises BenchmarkFailed."""
     scale: float
@@ -42,6 +41,8 @@ def model_directory() -> Path:
 def _decoder_directory() -> Path:
     """The default model as sentence-transformers would publish it: the vector is the last token's state, normalised."""
     source, target = prepare_model().path, ROOT / "build" / "benchmarks" / "decoder-that-embeds"
+    if (target / "1_Pooling" / "config.json").exists():  # what is written last
+        return target
     shutil.rmtree(target, ignore_errors=True)
     (target / "1_Pooling").mkdir(parents=True)
     for file in source.iterdir():
@@ -58,5 +59,5 @@ def _decoder_directory() -> Path:
     return target
 
 
-ENCODER = EmbeddingModel("all-MiniLM-L6-v2", model_directory, 1.0)
-DECODER = EmbeddingModel("the default model", _decoder_directory, 0.1)
+ENCODER = EmbeddingModel(model_directory, 1.0)
+DECODER = EmbeddingModel(_decoder_directory, 0.1)

@@ -208,8 +208,7 @@ SENTENCE_TRANSFORMERS = Library(
 
 _LIBRARIES = (QUIRE_LIBRARY, SENTENCE_TRANSFORMERS)
 SYSTEMS: tuple[EmbeddingSystem, ...] = (
-    QUIRE_LIBRARY,
-    SENTENCE_TRANSFORMERS,
+    *_LIBRARIES,
     QuireServer("float32"),
     QuireServer("bfloat16"),
     InfinityServer(),

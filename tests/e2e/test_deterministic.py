@@ -1,10 +1,11 @@
 """Deterministic mode: tokens and log-probabilities are bit-identical for a request alone and for one of many, also over
 a worker's death, chunked prefill, speculation and preemption. All of it also with weights in 8 and in 4 bits and
-products of integers, and with keys and values in 8 bits."""
+products of integers, and with keys and values in 8 bits, for half as many requests."""
 
 import asyncio
 import random
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,6 @@ from until_preempted import until_preempted
 NUM_REQUESTS, NUM_TOKENS = 80, 14
 MAX_PROMPT = 44
 BLOCK = 16
-MAX_SEQUENCES = 64  # of a step, on a CPU
-# Blocks for the longest sequences of a full step, and a sixth of them
-WANTED = MAX_SEQUENCES * -(-(MAX_PROMPT + NUM_TOKENS) // BLOCK)
-SCARCE = WANTED // 6
 
 
 @dataclass(frozen=True)
@@ -75,67 +72,85 @@ class Serving:
         assert len(answer) == NUM_TOKENS
         return answer
 
-    async def alone(self) -> list[TokenBits]:
-        """Runs the requests one after another."""
+    async def alone(self, requests: list[Request]) -> list[TokenBits]:
+        """Runs requests one after another."""
         async with AsyncClient(self._running.grpc) as client:
-            return [await self.ask(client, request) for request in REQUESTS]
+            return [await self.ask(client, request) for request in requests]
 
-    async def crowd(self) -> list[TokenBits]:
-        """Runs all requests at once."""
+    async def crowd(self, requests: list[Request]) -> list[TokenBits]:
+        """Runs requests all at once."""
         async with AsyncClient(self._running.grpc) as client:
-            return await asyncio.gather(*(self.ask(client, request) for request in REQUESTS))
+            return await asyncio.gather(*(self.ask(client, request) for request in requests))
 
 
-SETTINGS: dict[str, dict[str, str]] = {
-    "as it is": {},
-    "w8a8": {"quantization": "w8a8"},
-    "w4a8, kv int8": {"quantization": "w4a8", "kv_cache_dtype": "int8"},
+@dataclass(frozen=True)
+class Case:
+    """Settings of a deployment, and what it is sent: more requests than fit into a step."""
+
+    settings: dict[str, str | int]
+    requests: list[Request]
+    max_sequences: int
+
+    @property
+    def wanted(self) -> int:
+        """Blocks for the longest sequences of a full step."""
+        return self.max_sequences * -(-(MAX_PROMPT + NUM_TOKENS) // BLOCK)
+
+    def deployment(self, **others: str | int) -> AbstractContextManager[Deployment]:
+        """One with these settings and others."""
+        return deployment(deterministic=1, max_sequences=self.max_sequences, **self.settings, **others)
+
+
+CASES = {
+    "as it is": Case({}, REQUESTS, 64),
+    "w8a8": Case({"quantization": "w8a8"}, REQUESTS[: NUM_REQUESTS // 2], 32),
+    "w4a8, kv int8": Case({"quantization": "w4a8", "kv_cache_dtype": "int8"}, REQUESTS[: NUM_REQUESTS // 2], 32),
 }
 
 
-@pytest.fixture(scope="module", params=SETTINGS)
-def settings(request: pytest.FixtureRequest) -> dict[str, str]:
-    return SETTINGS[request.param]
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    return CASES[request.param]
 
 
 @pytest.fixture(scope="module")
-def running(model: Path, settings: dict[str, str]) -> Iterator[Deployment]:
-    with deployment(deterministic=1, **settings, num_blocks=2 * WANTED) as started:
+def running(model: Path, case: Case) -> Iterator[Deployment]:
+    with case.deployment(num_blocks=2 * case.wanted) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
-def expected(running: Deployment) -> list[TokenBits]:
-    return asyncio.run(Serving(running).alone())
+def expected(running: Deployment, case: Case) -> list[TokenBits]:
+    return asyncio.run(Serving(running).alone(case.requests))
 
 
-async def test_in_a_crowd(running: Deployment, expected: list[TokenBits]) -> None:
-    assert await Serving(running).crowd() == expected
+async def test_in_a_crowd(running: Deployment, case: Case, expected: list[TokenBits]) -> None:
+    assert await Serving(running).crowd(case.requests) == expected
 
 
-async def test_with_a_worker_killed_in_the_middle(running: Deployment, expected: list[TokenBits]) -> None:
+async def test_with_a_worker_killed_in_the_middle(running: Deployment, case: Case, expected: list[TokenBits]) -> None:
     serving = Serving(running)
-    answers = asyncio.create_task(serving.crowd())
-    while serving.num_tokens < NUM_REQUESTS * NUM_TOKENS // 3:
+    answers = asyncio.create_task(serving.crowd(case.requests))
+    while serving.num_tokens < len(case.requests) * NUM_TOKENS // 3:
         await asyncio.sleep(0.01)
         assert not answers.done()
     running.kill("worker")
     assert await answers == expected
 
 
-async def test_in_chunks_of_32(settings: dict[str, str], expected: list[TokenBits]) -> None:
-    with deployment(deterministic=1, **settings, max_step_tokens=32) as chunked:
-        assert await Serving(chunked).crowd() == expected
+async def test_in_chunks_of_32(case: Case, expected: list[TokenBits]) -> None:
+    with case.deployment(max_step_tokens=32) as chunked:
+        assert await Serving(chunked).crowd(case.requests) == expected
 
 
-async def test_with_a_drafter(settings: dict[str, str], expected: list[TokenBits]) -> None:
-    with deployment(deterministic=1, **settings, drafter="ngram", num_blocks=WANTED) as drafting:
-        assert await Serving(drafting).crowd() == expected
+async def test_with_a_drafter(case: Case, expected: list[TokenBits]) -> None:
+    with case.deployment(drafter="ngram", num_blocks=case.wanted) as drafting:
+        assert await Serving(drafting).crowd(case.requests) == expected
         assert drafting.metrics("worker_metrics")["quire_worker_accepted_draft_tokens_total"] > 0
 
 
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
-async def test_with_a_sixth_of_the_blocks(settings: dict[str, str], preemption: str, expected: list[TokenBits]) -> None:
-    with deployment(deterministic=1, **settings, num_blocks=SCARCE, preemption=preemption) as scarce:
-        async for answers in until_preempted(scarce, preemption, Serving(scarce).crowd):
+async def test_with_a_sixth_of_the_blocks(case: Case, preemption: str, expected: list[TokenBits]) -> None:
+    with case.deployment(num_blocks=case.wanted // 6, preemption=preemption) as scarce:
+        async for answers in until_preempted(scarce, preemption, lambda: Serving(scarce).crowd(case.requests)):
             assert answers == expected

@@ -26,8 +26,8 @@ class Pooler(Protocol):
 class PairScorer(Protocol):
     """The head of a model that scores pairs of texts."""
 
-    def outputs(self, hidden: Sequence[Tensor]) -> Tensor:
-        """The outputs [num_prompts] for the hidden states [num_tokens, hidden_size] of each prompt."""
+    def outputs(self, hidden: Sequence[Tensor], prompts: Sequence[Sequence[int]]) -> Tensor:
+        """The outputs [num_prompts] for the hidden states [num_tokens, hidden_size] and the tokens of each prompt."""
 
     def activate(self, outputs: Tensor) -> Tensor:
         """The scores of outputs."""
@@ -63,7 +63,7 @@ class ScorePooler:
         self._head = head
 
     def __call__(self, hidden: Sequence[Tensor], sequences: Sequence[NewSequence]) -> list[list[float]]:
-        outputs = self._head.outputs(hidden)
+        outputs = self._head.outputs(hidden, [new.token_ids for new in sequences])
         both = torch.stack([self._head.activate(outputs), outputs]).tolist()
         scores = zip(*both, strict=True)
         return [

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from worker_svc.model import architectures
 from worker_svc.model.config import UnsupportedModel
-from worker_svc.model.describe_score_head import has_score_head, with_score_head
+from worker_svc.model.describe_score_head import with_score_head
 from worker_svc.model.description import InvalidDescription, ModelDescription
 from worker_svc.model.encoder_description import EncoderDescription
 from worker_svc.plugins import Registry
@@ -29,18 +29,18 @@ class Architecture:
     """Further classes that `describe` supports. It reads which one it is from `architectures` of the config."""
 
     @classmethod
-    def of_decoders(
+    def of_decoder(
         cls,
         source: str,
         name: str,
         describe: Callable[[Any], ModelDescription | None],
-        generating: str | None = None,
+        generating_class: str | None = None,
     ) -> "Architecture":
-        """Of the classes `name`ForCausalLM, or the one `generating`, `name`Model and `name`ForSequenceClassification,
-        whose head `describe_any` describes.
+        """A decoder with the classes `name`ForCausalLM or `generating_class`, `name`Model, and
+        `name`ForSequenceClassification, whose head `describe_any` describes.
         """
         others = (f"{name}Model", f"{name}ForSequenceClassification")
-        return cls(source, generating or f"{name}ForCausalLM", describe, others)
+        return cls(source, generating_class or f"{name}ForCausalLM", describe, others)
 
     def describes(self, config: Any) -> bool:
         """Whether a config names no class, or one of these."""
@@ -106,9 +106,7 @@ def describe_any(config: Any) -> AnyDescription | None:
     with _registry.running(config.model_type):
         try:
             description = architecture.describe(config)
-            if isinstance(description, ModelDescription) and has_score_head(config):
-                return with_score_head(description, config)
-            return description
+            return with_score_head(description, config) if isinstance(description, ModelDescription) else description
         except InvalidDescription as error:
             raise UnsupportedModel(
                 f"the sizes of this {config.model_type} model do not fit each other: {error}"

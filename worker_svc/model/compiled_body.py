@@ -41,7 +41,7 @@ class CompiledBody:
         builder: CompiledBuilder,
     ) -> None:
         """`built`: by `builder`, of `description`."""
-        self.description, self.built = description, built
+        self.description, self._built = description, built
         self.thread_pool, self.dtype, self._use_amx = builder.thread_pool, builder.dtype, builder.use_amx
         ropes = layer_ropes(description)
         head_dim = description.layout.head_dim
@@ -61,12 +61,12 @@ class CompiledBody:
         self._layers = (DecoderLayerArgs * len(layers))(*map(_layer_args, layers, self._latents, ropes.of_layers))
 
     def over(self, cache: KVCache, head: PackedMatrix | None) -> Decoder:
-        """The decoder over a cache: of all layers, or of one that they take in turn, which then has no keys and values
-        of earlier steps. Without a head it computes states only. The caller keeps cache and head.
+        """The decoder over a cache of all layers, or of one, which each layer overwrites: then a step must have whole
+        sequences. Without a head it computes states only. The caller keeps cache and head.
 
         Raises UnsupportedModel if the kernels do not support a cache of this shape.
         """
-        description, built = self.description, self.built
+        description, built = self.description, self._built
         attention = description.layers[0].attention
         refused = check_compiled_support(attention.head_dim, cache.block_size, self.dtype)
         if refused is not None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from quire_kernels.cpu.attention import check_compiled_support
 from quire_kernels.cpu.decoder import Decoder, DecoderStepArgs
+from quire_kernels.cpu.linear import PANEL
 from quire_kernels.cpu.thread_pool import ThreadPool
 from worker_svc.batch import lay_out_prompts
 from worker_svc.cache import CacheShape, KVCache
@@ -25,17 +26,14 @@ from worker_svc.model.description import ExpertsSpec, ModelDescription
 from worker_svc.model.support import unsupported_reason as lacking
 from worker_svc.model.weights import Checkpoint, open_checkpoint
 
-BLOCK_SIZE = 16
-"""Tokens in a block of keys and values."""
-# Rows of states are whole vectors of the compiled code.
-_ROW_MULTIPLE = 32
+_BLOCK_SIZE = 16  # tokens in a block of keys and values
 _CPU = torch.device("cpu")
 
 
 def unsupported_reason(description: ModelDescription, dtype: torch.dtype) -> str | None:
     """Why the compiled kernels do not compute a decoder's states; None: they do."""
     reason = lacking(description, COMPUTED)
-    return reason or check_compiled_support(description.layout.head_dim, BLOCK_SIZE, dtype)
+    return reason or check_compiled_support(description.layout.head_dim, _BLOCK_SIZE, dtype)
 
 
 class CompiledStates:
@@ -58,21 +56,28 @@ class CompiledStates:
         """The hidden states of each prompt after the last norm, float32 [num_tokens, hidden_size]. No prompt is empty.
         A decoder has one type of tokens, so `num_first` has no effect.
         """
-        batch = lay_out_prompts(prompts, BLOCK_SIZE)
-        num_blocks = int(batch.block_tables.max()) + 1
-        if num_blocks > len(self._cache.blocks):
-            self._cache, self._decoder = self._with_blocks(num_blocks)
+        batch = lay_out_prompts(prompts, _BLOCK_SIZE)
+        num_blocks, num_allocated = int(batch.block_tables.max()) + 1, len(self._cache.blocks)
+        if num_blocks > num_allocated:
+            # By half at least: the decoder over another cache allocates all of its own memory again.
+            self._cache, self._decoder = self._with_blocks(max(num_blocks, num_allocated * 3 // 2))
         hidden_size, rows = self._body.description.hidden_size, np.arange(len(batch.token_ids))
-        states = torch.empty(len(rows), -(-hidden_size // _ROW_MULTIPLE) * _ROW_MULTIPLE)
-        step = DecoderStepArgs(*token_args(batch), len(rows), rows.ctypes.data)
-        step.states, step.states_stride = states.data_ptr(), states.shape[1]
-        self._decoder(step)
+        states = torch.empty(len(rows), -(-hidden_size // PANEL) * PANEL)  # whole vectors
+        self._decoder(
+            DecoderStepArgs(
+                *token_args(batch),
+                num_samples=len(rows),
+                logits_indices=rows.ctypes.data,
+                states=states.data_ptr(),
+                states_stride=states.shape[1],
+            )
+        )
         return list(torch.split(states[:, :hidden_size], list(map(len, prompts))))
 
     def _with_blocks(self, num_blocks: int) -> tuple[KVCache, Decoder]:
         """A cache of so many blocks, and the decoder over it."""
         layout = self._body.description.layout
-        cache = CacheShape.of_one_layer(layout, BLOCK_SIZE, self._body.dtype).allocate(num_blocks, _CPU)
+        cache = CacheShape.of_one_layer(layout, _BLOCK_SIZE, self._body.dtype).allocate(num_blocks, _CPU)
         return cache, self._body.over(cache, head=None)
 
 
@@ -84,6 +89,11 @@ def prompt_bytes(description: ModelDescription, num_tokens: int, dtype: torch.dt
         qkv = sum(attention.qkv.outputs)
         # Queries, keys and values as they are multiplied, in float32; rotated; and what queries have attended to.
         heads = 4 * qkv + dtype.itemsize * (qkv + attention.output.inputs)
+        latent = attention.latent
+        if latent is not None:
+            # Of each head: its query as it is compared, before and after that; in float32 if it is of a latent one.
+            heads += dtype.itemsize * attention.num_heads * (2 * latent.rank + latent.rotated_dim + latent.plain_dim)
+            heads += 0 if latent.query_up is None else 4 * attention.num_heads * latent.query_dim
         width = max(one.width for one in layer.mlps)
         if isinstance(layer.mlp, ExpertsSpec):
             width = layer.mlp.num_chosen * (width + hidden)  # a row for each expert of a token

@@ -17,8 +17,8 @@ def has_score_head(config: Any) -> bool:
     return any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
 
 
-def describe_score_head(config: Any, output: str, dense: str | None = None, **options: bool) -> ScoreHeadSpec:
-    """The head; `options` are those of `ScoreHeadSpec`.
+def describe_score_head(config: Any, output: str, dense: str | None = None) -> ScoreHeadSpec:
+    """The head of an encoder, whose layers have biases.
 
     Raises UnsupportedModel if it has several labels, or another activation than these can have.
     """
@@ -27,14 +27,20 @@ def describe_score_head(config: Any, output: str, dense: str | None = None, **op
             f"this {config.model_type} model has a head of {config.num_labels} labels; only cross-encoders, which have "
             "one, are supported"
         )
-    return ScoreHeadSpec(output, _activation(config), dense, **options)
+    return ScoreHeadSpec(output, _activation(config), dense)
 
 
 def with_score_head(description: ModelDescription, config: Any) -> ModelDescription:
-    """A decoder with the head in place of the one for logits. Raises UnsupportedModel as `describe_score_head` does."""
-    head = describe_score_head(config, _OF_DECODERS, bias=False, of_last_token=True)
-    unused = (*description.unused_prefixes, f"{_OF_DECODERS}.")  # by the layers
-    return replace(description, score_head=head, unused_prefixes=unused)
+    """A decoder with the head that its config names, in place of the one for logits; the same one if it has a head
+    already, or its config names none. Raises UnsupportedModel as `describe_score_head` does.
+    """
+    if description.score_head is not None or not has_score_head(config):
+        return description
+    head = replace(
+        describe_score_head(config, _OF_DECODERS), bias=False, of_last_token=True, passed_over=config.pad_token_id
+    )
+    # The layers do not use it; `score_head.py` reads it.
+    return replace(description, score_head=head, unused_prefixes=(*description.unused_prefixes, f"{_OF_DECODERS}."))
 
 
 def _activation(config: Any) -> ScoreActivation:

@@ -51,7 +51,8 @@ def _origin(directory: Path) -> str:
     # Their source may use other files of their package.
     digest.update(origin_of(model_type).encode())
     package = Path(__file__).parent
-    for source in sorted((*package.glob("describe_*.py"), *package.glob("*description.py"))):
+    described_by = (*package.glob("describe_*.py"), *package.glob("*description.py"), package / "architecture.py")
+    for source in sorted(described_by):
         digest.update(source.read_bytes())
     digest.update(source_of(model_type))
     return digest.hexdigest()

@@ -8,7 +8,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from worker_svc.model.architecture import AnyDescription
+from worker_svc.model.description import StoredLinear
 from worker_svc.model.score_head_description import ScoreActivation, ScoreHeadSpec
+from worker_svc.model.stored_linear import read_stored
 from worker_svc.model.weight_format import format_of
 from worker_svc.model.weights import Checkpoint
 
@@ -21,18 +23,25 @@ class ScoreHead:
         self._spec = spec
 
         def layer(name: str, width: int) -> tuple[Tensor, Tensor | None]:
-            weight = checkpoint.take(f"{name}.weight", width, hidden_size)
-            return weight, checkpoint.take(f"{name}.bias", width) if spec.bias else None
+            weight, bias = read_stored(checkpoint, StoredLinear(name, (width,), bias=spec.bias), hidden_size)
+            device = checkpoint.device
+            return weight.dense().to(device).float(), None if bias is None else bias.to(device).float()
 
         self._dense = None if spec.dense is None else layer(spec.dense, hidden_size)
         self._output = layer(spec.output, 1)
 
-    def outputs(self, hidden: Sequence[Tensor]) -> Tensor:
-        """The outputs [num_prompts] for the hidden states [num_tokens, hidden_size] of each prompt."""
-        states = torch.stack([one[-1 if self._spec.of_last_token else 0] for one in hidden]).float()
+    def outputs(self, hidden: Sequence[Tensor], prompts: Sequence[Sequence[int]]) -> Tensor:
+        """The outputs [num_prompts] for the hidden states [num_tokens, hidden_size] and the tokens of each prompt."""
+        states = torch.stack([one[self._place(prompt)] for one, prompt in zip(hidden, prompts, strict=True)]).float()
         if self._dense is not None:
             states = F.linear(states, *self._dense).tanh()
         return F.linear(states, *self._output)[:, 0]
+
+    def _place(self, prompt: Sequence[int]) -> int:
+        """Of the token whose state is read: as transformers, the first one of a prompt that is all padding."""
+        if not self._spec.of_last_token:
+            return 0
+        return max((place for place, token in enumerate(prompt) if token != self._spec.passed_over), default=0)
 
     def activate(self, outputs: Tensor) -> Tensor:
         """The scores of outputs."""

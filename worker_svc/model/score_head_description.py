@@ -26,3 +26,5 @@ class ScoreHeadSpec:
     """Whether these layers have biases."""
     of_last_token: bool = False
     """Whether x is the state of a prompt's last token, else of its first one."""
+    passed_over: int | None = None
+    """Where x is that of the last token: of the last one that is not this token, of padding."""

@@ -5,7 +5,7 @@ from pathlib import Path
 from svc_common.models import ModelTask, task_of
 from worker_svc.model.architecture import AnyDescription, architecture_names
 from worker_svc.model.config import UnsupportedModel
-from worker_svc.model.encoder_description import EncoderDescription
+from worker_svc.model.description import ModelDescription
 
 
 def computes_values(directory: Path, description: AnyDescription | None, chosen: str) -> bool:
@@ -13,8 +13,7 @@ def computes_values(directory: Path, description: AnyDescription | None, chosen:
 
     Raises UnsupportedModel if it does not compute what is chosen, and ModelNotFound as `task_of` does.
     """
-    has_head = description is not None and description.score_head is not None
-    if not has_head and not isinstance(description, EncoderDescription):
+    if description is None or (description.score_head is None and isinstance(description, ModelDescription)):
         task = task_of(directory, chosen)
         if task is ModelTask.GENERATE:
             return False
@@ -26,8 +25,7 @@ def computes_values(directory: Path, description: AnyDescription | None, chosen:
                 "scores are computed by those with a head of one output"
             )
         return True
-    assert description is not None
-    computed = "scores of pairs of texts" if has_head else "embeddings"
-    if chosen == "generate" or (chosen == "embed" and has_head):
+    computed = "embeddings" if description.score_head is None else "scores of pairs of texts"
+    if chosen == "generate" or (chosen == "embed" and description.score_head is not None):
         raise UnsupportedModel(f"QUIRE_TASK is {chosen}, but this {description.architecture} model computes {computed}")
     return True

@@ -14,10 +14,16 @@ _LINE = 64
 
 
 def zeros_in_large_pages(num_bytes: int) -> Tensor:
-    """Zeros, uint8 [num_bytes], in a mapping of their own, taken from the system only as they are first written."""
+    """Zeros, uint8 [num_bytes], in a mapping of their own, taken from the system only as they are first written.
+
+    Raises MemoryError if the system refuses them.
+    """
     if not num_bytes:
         return torch.empty(0, dtype=torch.uint8)
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"the system refuses {num_bytes:,} bytes: {error.strerror}") from error
     # Not every system has them.
     with suppress(AttributeError, OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)

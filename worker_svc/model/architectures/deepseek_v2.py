@@ -30,4 +30,4 @@ def _describe(config: Any) -> ModelDescription | None:
     return dense and with_experts(dense, experts, range(config.first_k_dense_replace, config.num_hidden_layers))
 
 
-ARCHITECTURE = Architecture.of_decoders(__file__, "DeepseekV2", _describe)
+ARCHITECTURE = Architecture.of_decoder(__file__, "DeepseekV2", _describe)

@@ -35,4 +35,4 @@ def _describe(config: Any) -> ModelDescription | None:
     return replace(mixed, unused_prefixes=unused)
 
 
-ARCHITECTURE = Architecture.of_decoders(__file__, "DeepseekV3", _describe)
+ARCHITECTURE = Architecture.of_decoder(__file__, "DeepseekV3", _describe)

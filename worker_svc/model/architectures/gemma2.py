@@ -11,4 +11,4 @@ def _describe(config: Any) -> ModelDescription | None:
     return describe_gemma(config, soft_cap=config.attn_logit_softcapping)
 
 
-ARCHITECTURE = Architecture.of_decoders(__file__, "Gemma2", _describe)
+ARCHITECTURE = Architecture.of_decoder(__file__, "Gemma2", _describe)

@@ -12,4 +12,4 @@ def _describe(config: Any) -> ModelDescription | None:
     return describe_gemma(config, qk_norm=True)
 
 
-ARCHITECTURE = Architecture.of_decoders(__file__, "Gemma3Text", _describe, generating="Gemma3ForCausalLM")
+ARCHITECTURE = Architecture.of_decoder(__file__, "Gemma3Text", _describe, generating_class="Gemma3ForCausalLM")

@@ -51,4 +51,4 @@ def _describe(config: Any) -> ModelDescription | None:
     )
 
 
-ARCHITECTURE = Architecture.of_decoders(__file__, "GPT2", _describe, generating="GPT2LMHeadModel")
+ARCHITECTURE = Architecture.of_decoder(__file__, "GPT2", _describe, generating_class="GPT2LMHeadModel")

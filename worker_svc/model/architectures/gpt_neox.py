@@ -47,4 +47,4 @@ def _describe(config: Any) -> ModelDescription | None:
     )
 
 
-ARCHITECTURE = Architecture.of_decoders(__file__, "GPTNeoX", _describe)
+ARCHITECTURE = Architecture.of_decoder(__file__, "GPTNeoX", _describe)

@@ -12,4 +12,4 @@ def _describe(config: Any) -> ModelDescription | None:
     return describe_decoder(config, qkv_bias=bias, output_bias=bias, mlp_bias=config.mlp_bias)
 
 
-ARCHITECTURE = Architecture.of_decoders(__file__, "Llama", _describe)
+ARCHITECTURE = Architecture.of_decoder(__file__, "Llama", _describe)

@@ -3,4 +3,4 @@
 from worker_svc.model.architecture import Architecture
 from worker_svc.model.describe_decoder import describe_decoder
 
-ARCHITECTURE = Architecture.of_decoders(__file__, "Mistral", describe_decoder)
+ARCHITECTURE = Architecture.of_decoder(__file__, "Mistral", describe_decoder)

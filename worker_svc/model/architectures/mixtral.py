@@ -21,4 +21,4 @@ def _describe(config: Any) -> ModelDescription | None:
     return dense and with_experts(dense, experts)
 
 
-ARCHITECTURE = Architecture.of_decoders(__file__, "Mixtral", _describe)
+ARCHITECTURE = Architecture.of_decoder(__file__, "Mixtral", _describe)

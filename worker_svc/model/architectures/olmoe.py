@@ -35,4 +35,4 @@ def _layer(layer: DecoderLayer) -> DecoderLayer:
     )
 
 
-ARCHITECTURE = Architecture(__file__, "OlmoeForCausalLM", _describe)
+ARCHITECTURE = Architecture(__file__, "OlmoeForCausalLM", _describe, ("OlmoeModel",))

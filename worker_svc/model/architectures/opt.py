@@ -50,4 +50,4 @@ def _describe(config: Any) -> ModelDescription | None:
     )
 
 
-ARCHITECTURE = Architecture.of_decoders(__file__, "OPT", _describe)
+ARCHITECTURE = Architecture.of_decoder(__file__, "OPT", _describe)

@@ -27,4 +27,4 @@ def _fused(linear: LinearLayer, name: str) -> LinearLayer:
     return replace(linear, stored=(StoredLinear(f"{prefix}.{name}", linear.outputs),))
 
 
-ARCHITECTURE = Architecture.of_decoders(__file__, "Phi3", _describe)
+ARCHITECTURE = Architecture.of_decoder(__file__, "Phi3", _describe)

@@ -5,4 +5,4 @@ from functools import partial
 from worker_svc.model.architecture import Architecture
 from worker_svc.model.describe_decoder import describe_decoder
 
-ARCHITECTURE = Architecture.of_decoders(__file__, "Qwen2", partial(describe_decoder, qkv_bias=True))
+ARCHITECTURE = Architecture.of_decoder(__file__, "Qwen2", partial(describe_decoder, qkv_bias=True))

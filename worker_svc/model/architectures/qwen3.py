@@ -12,4 +12,4 @@ def _describe(config: Any) -> ModelDescription | None:
     return describe_decoder(config, qkv_bias=bias, output_bias=bias, qk_norm=True)
 
 
-ARCHITECTURE = Architecture.of_decoders(__file__, "Qwen3", _describe)
+ARCHITECTURE = Architecture.of_decoder(__file__, "Qwen3", _describe)

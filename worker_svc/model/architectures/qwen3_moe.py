@@ -17,4 +17,4 @@ def _describe(config: Any) -> ModelDescription | None:
     return dense and with_experts(dense, experts, sparse_layers(config))
 
 
-ARCHITECTURE = Architecture.of_decoders(__file__, "Qwen3Moe", _describe)
+ARCHITECTURE = Architecture.of_decoder(__file__, "Qwen3Moe", _describe)

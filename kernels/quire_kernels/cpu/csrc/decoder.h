@@ -64,7 +64,7 @@ struct DecoderModel {
     char* cache_scales;     // of the first block [num_layers, 2, num_kv_heads, block_size], where the cache has codes; or null
     int64_t cache_stride;   // bytes from one block to the next, also of scales
     int64_t block_size;
-    int64_t shares_cache;   // whether blocks have one layer, which all layers take in turn: steps begin their sequences, and end them
+    int64_t shares_cache;   // whether blocks have one layer, which each layer overwrites: then a step must have whole sequences
     int64_t num_ropes;
     const Rope* ropes;
     int64_t has_paired_halves;  // whether a panel of qkv has sixteen outputs of the first half of a head, then the same of the second

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig
 
@@ -17,7 +18,7 @@ from llama_models import SIZES, VARIANTS
 from runner_driver import Driver, make_runner
 from worker_svc.errors import StartupFailed
 from worker_svc.fingerprint import model_fingerprint
-from worker_svc.model.architecture import architecture_of, describe, origin_of
+from worker_svc.model.architecture import architecture_names, architecture_of, describe, origin_of
 from worker_svc.model.config import UnsupportedModel, read_config
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.description_cache import description_of
@@ -90,6 +91,14 @@ def test_tensors_are_those_of_transformers(variant: str) -> None:
 )
 def test_what_a_description_cannot_hold_is_not_described(config: Any) -> None:
     assert describe(config) is None
+
+
+def test_the_classes_of_each_architecture_are_those_of_transformers() -> None:
+    for name in architecture_names():
+        architecture = architecture_of(name)
+        assert architecture is not None
+        for class_name in (architecture.class_name, *architecture.other_class_names):
+            assert hasattr(transformers, class_name), class_name
 
 
 def test_sizes_that_do_not_fit_each_other_are_refused() -> None:

@@ -1,11 +1,14 @@
 """Hidden states of a decoder by compiled code are those of transformers for each prompt alone."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import AutoModel, LlamaConfig
 
 import compiled
 import dense_models
@@ -79,9 +82,48 @@ def test_what_is_not_computed_is_refused_by_name(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-@pytest.mark.parametrize("variant", ["llama", "gemma3", "olmoe"])
-def test_the_memory_of_a_prompt_grows_with_its_length(variant: str, tmp_path: Path) -> None:
-    save_model(tmp_path, VARIANTS[variant]())
-    description = description_of(tmp_path, ModelDescription)
-    short, long = (prompt_bytes(description, length, torch.float32) for length in (1_000, 100_000))
-    assert long == 100 * short > 0
+@pytest.mark.parametrize("variant", ["mixtral", "qwen2-moe", "qwen3-moe-mixed", "olmoe", "deepseek-v2-lite"])
+@torch.inference_mode()
+def test_a_checkpoint_without_a_head(variant: str, tmp_path: Path) -> None:
+    save_model(tmp_path / "whole", VARIANTS[variant]())
+    AutoModel.from_pretrained(tmp_path / "whole", dtype=torch.float32).save_pretrained(tmp_path / "bare")
+    (prompt,) = prompts(40)
+    (states,) = load(tmp_path / "bare")([prompt])
+    torch.testing.assert_close(states, hidden_states(tmp_path / "whole", prompt), rtol=1e-4, atol=1e-4)
+
+
+_MEASURED = """
+import sys
+from pathlib import Path
+import torch
+import compiled
+from described_models import description_of
+from worker_svc.model.compiled_states import load_compiled_states
+from worker_svc.model.description import ModelDescription
+directory = Path(sys.argv[1])
+states = load_compiled_states(
+    description_of(directory, ModelDescription), directory, torch.float32, compiled.thread_pool()
+)
+
+def memory():
+    return int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0]) * 1024
+
+with torch.inference_mode():
+    states([[1] * 16])
+    before = memory()
+    kept = states([[1] * int(sys.argv[2])])
+    print(memory() - before)
+"""
+
+
+@pytest.mark.parametrize("variant", ["llama", "gpt2", "olmoe", "deepseek-v2-lite", "deepseek-v3"])
+def test_the_memory_of_a_prompt_is_known_about(variant: str, tmp_path: Path) -> None:
+    """Measured in a process of its own."""
+    num_tokens, config = 8_000, VARIANTS[variant]()
+    config.max_position_embeddings = num_tokens
+    save_model(tmp_path, config)
+    estimate = prompt_bytes(description_of(tmp_path, ModelDescription), num_tokens, torch.float32)
+    command = (sys.executable, "-c", _MEASURED, str(tmp_path), str(num_tokens))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    measured = int(subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout)
+    assert 0.5 * measured < estimate < 2 * measured

@@ -1,14 +1,17 @@
 """Scores of cross-encoders are those of transformers, with the activation that config.json names."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 import compiled
+import latent_models
 import llama_models
 import transformers_models
 from bert_models import (
@@ -20,8 +23,9 @@ from bert_models import (
     save_roberta_cross_encoder,
 )
 from described_models import description_of
+from llama_models import hidden_states, save_model
 from llama_models import prompts as decoder_prompts
-from llama_models import save_model
+from worker_svc.compressed_writer import scheme_named
 from worker_svc.encoder.pooling import ScorePooler
 from worker_svc.model.compiled_states import load_compiled_states
 from worker_svc.model.config import UnsupportedModel
@@ -31,13 +35,18 @@ from worker_svc.model.encoder_description import EncoderDescription
 from worker_svc.model.score_head import load_score_head
 from worker_svc.model.score_head_description import ScoreActivation
 from worker_svc.model.torch_encoder import load_torch_encoder
+from worker_svc.quantize import quantize_model
 from worker_svc.step import NewSequence, SamplingParams, ScoreParams
 
 CPU = torch.device("cpu")
 # What they read, and the head's place, is the same for all of them.
 DECODERS: dict[str, Callable[[], Any]] = {
-    **{name: llama_models.VARIANTS[name] for name in ("llama", "qwen3")},
-    **{name: transformers_models.VARIANTS[name] for name in ("gemma2", "gemma3", "phi3", "gpt2", "opt", "mixtral")},
+    **{name: llama_models.VARIANTS[name] for name in ("llama", "llama-tied-biased", "qwen3")},
+    **{
+        name: transformers_models.VARIANTS[name]
+        for name in ("gemma2", "gemma3", "phi3", "gpt2", "gpt-neox", "opt", "mixtral", "qwen2-moe")
+    },
+    "deepseek-v2-lite": latent_models.VARIANTS["deepseek-v2-lite"],
 }
 IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
 
@@ -108,9 +117,46 @@ def test_scores_of_decoders(variant: str, tmp_path: Path) -> None:
     crowd = decoder_prompts(1, 2, 16, 17, 63)
     expected = [float(model(torch.tensor([prompt]), use_cache=False).logits) for prompt in crowd]
     assert max(expected) - min(expected) > 0.1
-    outputs = head.outputs(states(crowd))
+    outputs = head.outputs(states(crowd), crowd)
     assert outputs.tolist() == pytest.approx(expected, abs=1e-3)
     assert head.activate(outputs).tolist() == outputs.sigmoid().tolist()
+
+
+@torch.inference_mode()
+def test_padding_at_the_end_of_a_prompt_is_passed_over(tmp_path: Path) -> None:
+    """As where a tokenizer adds that token behind each text."""
+    save_decoder_with_head("qwen3", tmp_path, pad_token_id=7)
+    head = load_score_head(description_of(tmp_path, ModelDescription), tmp_path, CPU)
+    assert head is not None
+    model: Any = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    for prompt in ([5, 9, 3], [5, 9, 7], [5, 7, 7, 7], [7, 7], [7, 5]):
+        expected = float(model(torch.tensor([prompt]), use_cache=False).logits)
+        assert head.outputs([hidden_states(tmp_path, prompt)], [prompt]).tolist() == pytest.approx([expected], abs=1e-3)
+
+
+@torch.inference_mode()
+def test_a_head_in_the_format_of_the_other_layers(tmp_path: Path) -> None:
+    """compressed-tensors stores it so unless its config leaves it out."""
+    save_decoder_with_head("qwen3", tmp_path / "dense")
+    quantize_model(tmp_path / "dense", tmp_path / "coded", scheme_named("w8a8", 128), print)
+    config = json.loads((tmp_path / "coded" / "config.json").read_text())
+    assert config["quantization_config"]["ignore"] == ["score"]
+    tensors = load_file(tmp_path / "coded" / "model.safetensors")
+    weight = tensors.pop("score.weight")
+    scale = weight.abs().amax() / 127
+    tensors["score.weight"] = (weight / scale).round().to(torch.int8)
+    tensors["score.weight_scale"] = scale.reshape(1, 1)
+    config["quantization_config"]["ignore"] = []
+    save_file(tensors, tmp_path / "coded" / "model.safetensors")
+    (tmp_path / "coded" / "config.json").write_text(json.dumps(config))
+    states, prompt = torch.randn(5, weight.shape[1]), [1, 2, 3, 4, 5]
+    outputs = []
+    for directory in (tmp_path / "dense", tmp_path / "coded"):
+        head = load_score_head(description_of(directory, ModelDescription), directory, CPU)
+        assert head is not None
+        outputs += head.outputs([states], [prompt]).tolist()
+    assert outputs[0] == pytest.approx(outputs[1], rel=0.02)
+    assert outputs[0] != outputs[1]
 
 
 @pytest.mark.parametrize(
