@@ -88,16 +88,17 @@ class CompiledForward:
     def __call__(self, batch: Batch) -> Tensor:
         logits = self._logits_of(len(batch.logits_indices))
         self._argmax = np.empty(len(logits), np.int64)
-        step = DecoderStepArgs(
-            *token_args(batch),
-            len(batch.logits_indices),
-            batch.logits_indices.ctypes.data,
-            logits.data_ptr(),
-            logits.shape[1],
-            None if batch.needs_logits is None else batch.needs_logits.ctypes.data,
-            self._argmax.ctypes.data,
+        self._decoder(
+            DecoderStepArgs(
+                *token_args(batch),
+                num_samples=len(logits),
+                logits_indices=batch.logits_indices.ctypes.data,
+                logits=logits.data_ptr(),
+                logits_stride=logits.shape[1],
+                needs_logits=None if batch.needs_logits is None else batch.needs_logits.ctypes.data,
+                argmax=self._argmax.ctypes.data,
+            )
         )
-        self._decoder(step)
         return logits
 
     def argmax(self, logits: Tensor) -> NDArray[np.int64]:

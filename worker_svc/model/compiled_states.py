@@ -17,13 +17,12 @@ from quire_kernels.cpu.linear import PANEL
 from quire_kernels.cpu.thread_pool import ThreadPool
 from worker_svc.batch import lay_out_prompts
 from worker_svc.cache import CacheShape, KVCache
+from worker_svc.model import support
 from worker_svc.model.building import build_body, drop_head
 from worker_svc.model.compiled_body import COMPUTED, CompiledBody, token_args
 from worker_svc.model.compiled_builder import CompiledBuilder
-from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.decoder_states import check_causal
 from worker_svc.model.description import ExpertsSpec, ModelDescription
-from worker_svc.model.support import unsupported_reason as lacking
 from worker_svc.model.weights import Checkpoint, open_checkpoint
 
 _BLOCK_SIZE = 16  # tokens in a block of keys and values
@@ -32,7 +31,7 @@ _CPU = torch.device("cpu")
 
 def unsupported_reason(description: ModelDescription, dtype: torch.dtype) -> str | None:
     """Why the compiled kernels do not compute a decoder's states; None: they do."""
-    reason = lacking(description, COMPUTED)
+    reason = support.unsupported_reason(description, COMPUTED)
     return reason or check_compiled_support(description.layout.head_dim, _BLOCK_SIZE, dtype)
 
 
@@ -44,9 +43,7 @@ class CompiledStates:
 
     def __init__(self, description: ModelDescription, checkpoint: Checkpoint, thread_pool: ThreadPool) -> None:
         """Raises UnsupportedModel if the description is not supported, or tensors do not match it."""
-        refused = unsupported_reason(description, checkpoint.dtype)
-        if refused is not None:
-            raise UnsupportedModel(f"the compiled kernels cannot be used: {refused}")
+        support.check_computed("the compiled kernels", description, COMPUTED)
         builder = CompiledBuilder(thread_pool, checkpoint.dtype)
         self._body = CompiledBody(description, build_body(description, checkpoint, builder), builder)
         drop_head(description, checkpoint)

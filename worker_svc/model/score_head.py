@@ -41,7 +41,7 @@ class ScoreHead:
         """Of the token whose state is read: as transformers, the first one of a prompt that is all padding."""
         if not self._spec.of_last_token:
             return 0
-        return max((place for place, token in enumerate(prompt) if token != self._spec.passed_over), default=0)
+        return next((place for place in reversed(range(len(prompt))) if prompt[place] != self._spec.passed_over), 0)
 
     def activate(self, outputs: Tensor) -> Tensor:
         """The scores of outputs."""
