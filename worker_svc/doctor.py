@@ -52,7 +52,7 @@ def processor_flags(cpuinfo: Path = _CPUINFO) -> set[str]:
 def check_device(context: CheckContext) -> Iterator[Finding]:
     import torch
 
-    from worker_svc.kernel_choice import DeviceNotFound, choose_device, choose_dtype
+    from worker_svc.kernel_choice import DeviceNotFound, choose_device
 
     settings: WorkerSettings = context.settings
     built = f"torch {torch.__version__}, {f'CUDA {torch.version.cuda}' if torch.version.cuda else 'without CUDA'}"
@@ -66,16 +66,15 @@ def check_device(context: CheckContext) -> Iterator[Finding]:
         )
         yield wrong(built, str(error), step)
         return
-    dtype = str(choose_dtype(settings.dtype, device)).removeprefix("torch.")
     if device.type == "cuda":
         gpu = torch.cuda.get_device_properties(device)
         capability = f"{gpu.major}.{gpu.minor}"
         memory = f"{gpu.total_memory / 2**30:.0f} GiB"
-        yield ok(f"{gpu.name}, {memory}, compute capability {capability}; {built}; {dtype}")
+        yield ok(f"{gpu.name}, {memory}, compute capability {capability}; {built}")
     elif has_driver and settings.device == "auto":
         yield warning(built, "there is an NVIDIA driver, but torch finds no GPU: the CPU computes", install)
     else:
-        yield ok(f"CPU; {built}; {dtype}")
+        yield ok(f"CPU; {built}")
 
 
 def check_kernels(context: CheckContext) -> Iterator[Finding]:

@@ -13,13 +13,28 @@ def available_cpus(cgroup: Path = _CGROUP) -> int:
     return cpus if quota is None else max(1, min(cpus, int(quota)))
 
 
-def has_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def has_bfloat16(cpuinfo: Path = _CPUINFO) -> bool:
     """Whether the CPU has bfloat16 multiplication."""
+    return bool({"avx512_bf16", "amx_bf16", "bf16"} & _cpu_flags(cpuinfo))
+
+
+def expands_bfloat16(cpuinfo: Path = _CPUINFO) -> bool:
+    """Whether the compiled kernels multiply bfloat16 as fast as float32, as floats: with AVX2, where there is no
+    AVX-512.
+    """
+    flags = _cpu_flags(cpuinfo)
+    return {"avx2", "fma"} <= flags and "avx512f" not in flags
+
+
+def _cpu_flags(cpuinfo: Path) -> set[str]:
     try:
-        flags = next(line for line in cpuinfo.read_text().splitlines() if line.startswith(("flags", "Features")))
-    except (OSError, StopIteration):
-        return False
-    return bool({"avx512_bf16", "amx_bf16", "bf16"} & set(flags.split()))
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return set()
+    return set(next((line for line in lines if line.startswith(("flags", "Features"))), "").split())
 
 
 def _cpu_quota(cgroup: Path) -> float | None:

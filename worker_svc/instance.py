@@ -35,8 +35,8 @@ from worker_svc.kernel_choice import (
     arithmetic_name,
     check_attention_shape,
     choose_cache_dtype,
+    choose_decoder_dtype,
     choose_device,
-    choose_dtype,
     choose_kernels,
     choose_native,
     kernel_name,
@@ -102,9 +102,9 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
     make_drafter = None if settings.drafter == "none" else find_drafter(settings.drafter)
     served = settings.served_model()
     device = choose_device(settings.device)
-    dtype = choose_dtype(settings.dtype, device)
     torch.set_num_threads(settings.num_threads or available_cpus())
     model_description = description_of(served.path)
+    dtype = choose_decoder_dtype(settings, model_description, device)
     if model_description is not None:
         # Checked before the weights are loaded, which takes minutes for a large model.
         limit = context_length_of(settings.max_model_len, model_description.context_length)

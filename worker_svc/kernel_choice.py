@@ -18,7 +18,7 @@ from worker_svc.attention import AttentionKind, CompiledKernels, Kernels
 from worker_svc.errors import StartupFailed
 from worker_svc.fingerprint import triton_arithmetic
 from worker_svc.gpu.device_attention import arithmetic_of_backend
-from worker_svc.host import has_bfloat16
+from worker_svc.host import expands_bfloat16, has_bfloat16
 from worker_svc.model.compiled_body import COMPUTED as COMPILED
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.device_formats import COMPUTED as COMPUTED_ON_DEVICE
@@ -52,11 +52,28 @@ def choose_device(choice: str) -> torch.device:
 
 
 def choose_dtype(choice: str, device: torch.device) -> torch.dtype:
+    """The dtype that the settings name, or the fastest one of the device by any kernels."""
     if choice != "auto":
         return _DTYPES[choice]
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     return torch.bfloat16 if has_bfloat16() else torch.float32
+
+
+def choose_decoder_dtype(
+    settings: WorkerSettings, model_description: ModelDescription | None, device: torch.device
+) -> torch.dtype:
+    """As `choose_dtype`; on a CPU by the kernels that compute a decoder, of this description if it has one."""
+    dtype = choose_dtype(settings.dtype, device)
+    if settings.dtype != "auto" or device.type != "cpu" or not expands_bfloat16():
+        return dtype
+    # Weights and KV of half the size are read in half the time. torch's operators take five times as long.
+    is_compiled = (
+        settings.kernels in ("auto", "compiled")
+        and model_description is not None
+        and _refused_by_compiled(settings, model_description, torch.bfloat16) is None
+    )
+    return torch.bfloat16 if is_compiled else dtype
 
 
 def start_thread_pool(settings: WorkerSettings, report: Callable[[str], None]) -> ThreadPool:

@@ -16,7 +16,6 @@ from worker_svc.kernel_choice import (
     check_quantization,
     choose_cache_dtype,
     choose_device,
-    choose_dtype,
     expected_kernels,
 )
 from worker_svc.memory import check_num_blocks, check_swap_space, count_host_blocks
@@ -73,7 +72,7 @@ def estimate_memory(
     settings: WorkerSettings, model: CheckedModel, device: torch.device, num_workers: int
 ) -> MemoryEstimate:
     """What `worker_svc.memory` would measure, without the peak of a step. Raises StartupFailed."""
-    dtype = choose_dtype(settings.dtype, device)
+    dtype = model.dtype(settings, device)
     if not model.has_kv:
         free = (
             torch.cuda.mem_get_info(device)[0]

@@ -17,6 +17,7 @@ from worker_svc.encoder.backend import EncoderKernels, choose_kernels, own_kerne
 from worker_svc.errors import StartupFailed
 from worker_svc.kernel_choice import (
     DeviceNotFound,
+    choose_decoder_dtype,
     choose_device,
     choose_dtype,
 )
@@ -66,6 +67,12 @@ class CheckedModel:
     stored: StoredTensors | None = None
     """None: an encoder, or transformers' own modules compute it."""
 
+    def dtype(self, settings: WorkerSettings, device: torch.device) -> torch.dtype:
+        """In which a worker would compute it."""
+        if not self.has_kv:
+            return choose_dtype(settings.dtype, device)
+        return choose_decoder_dtype(settings, self.description, device)
+
 
 class IncompleteModel(Exception):  # noqa: N818
     """A model with missing, damaged or unsupported files."""
@@ -92,7 +99,8 @@ def find_model_problems(context: CheckContext) -> Iterator[Finding]:
         yield skipped(str(error))
     else:
         size = f"{model.num_parameters / 1e6:,.0f} million parameters"
-        yield ok(f"{model.served.name}: {model.config.model_type}, {size}, computed by {model.computed_by}")
+        dtype = str(model.dtype(settings, choose_device(settings.device))).removeprefix("torch.")
+        yield ok(f"{model.served.name}: {model.config.model_type}, {size}, {dtype}, computed by {model.computed_by}")
 
 
 def _not_pinned(settings: WorkerSettings) -> Iterator[Finding]:
@@ -229,7 +237,7 @@ def _computed_by(
         elif settings.kernels == "torch":
             computed, name = torch_model.COMPUTED, "torch's operators"
         else:
-            dtype = choose_dtype(settings.dtype, device)
+            dtype = choose_decoder_dtype(settings, description, device)
             refused = check_compiled_support(description.layout.head_dim, settings.block_size, dtype)
             computed, fast = compiled_body.COMPUTED, "compiled kernels"
             name = fast if refused is None else f"torch's operators, since the compiled kernels refuse it: {refused}"

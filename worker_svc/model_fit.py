@@ -11,7 +11,7 @@ from quire_kernels.cpu.attention import check_compiled_support
 from quire_kernels.cpu.grouped_bytes import BYTE_GROUP_SIZES
 from quire_kernels.cpu.nibbles import DEFAULT_GROUP
 from worker_svc.cache import CacheShape
-from worker_svc.host import has_bfloat16
+from worker_svc.host import expands_bfloat16, has_bfloat16
 from worker_svc.host_memory import HostMemoryReader
 from worker_svc.kernel_choice import MATRIX_FORMATS
 from worker_svc.memory import OutOfMemory
@@ -290,7 +290,7 @@ def _ways(
     if cache_dtype is None and description is not None and (on_gpu or has_compiled):
         in_8_bits = need(dtype, quantization, num_tokens, cache_dtype=torch.int8).all
         ways.append(f"QUIRE_KV_CACHE_DTYPE=int8 ({_gib(in_8_bits)})" if in_8_bits <= free else None)
-    may_halve = dtype is torch.float32 and (on_gpu or has_bfloat16())
+    may_halve = dtype is torch.float32 and (on_gpu or has_bfloat16() or (has_compiled and expands_bfloat16()))
     if may_halve:
         ways.append(way(half, quantization, in_half))
     computed = COMPUTED_ON_DEVICE if on_gpu else COMPILED

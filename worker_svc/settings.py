@@ -35,7 +35,7 @@ class WorkerSettings(InnerSettings):
         None, ge=3, description="tokens of a sequence, prompt and output together; unset: the model's context length"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="data type of the computation; auto: bfloat16 if the device supports it, else float32"
+        "auto", description="data type of the computation; auto: bfloat16 where that is fast, else float32"
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="device of the model; auto: a GPU if there is one"

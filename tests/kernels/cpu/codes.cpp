@@ -12,7 +12,7 @@ void multiply(const float* rows, int64_t count, int64_t stride, const Matrix& m,
     for (int64_t row = 0; row < count; ++row) code_rows.set(row, rows + row * stride, m);
     const int64_t most = rows_of_tile<Code>(m, count);
     for (int64_t first = 0; first < count; first += most)
-        multiply_panel<Code, 1>(std::min(most, count - first), code_rows.row(first), code_rows.stride(), m, m.panels,
+        multiply_panel<Code, 1>({std::min(most, count - first), code_rows.row(first), code_rows.stride(), m.inputs, nullptr}, m, m.panels,
                                 m.panels, sums + first * PANEL);
 }
 

@@ -1,8 +1,20 @@
 // Operations of lanes.h and simd.h, and what is made of them alone, for test_lanes.py: `count` is a multiple of LANES.
+#include "buffer.h"
 #include "linear.h"
 #include "panel_peaks.h"
 
 using namespace quire;
+
+namespace {
+
+template <class T>
+void multiply(const T* rows, int64_t count, int64_t inputs, int64_t stride, const T* panel, float* sums) {
+    const Matrix matrix{PANEL, inputs, Format::PLAIN, panel, nullptr, nullptr, 0, nullptr, 0};
+    Buffer<T> scratch(VectorFactors<T>::scratch_size(inputs));
+    multiply_panel<T, 1>({count, rows, stride, inputs, scratch.data()}, matrix, panel, panel, sums);
+}
+
+}  // namespace
 
 extern "C" {
 
@@ -61,10 +73,12 @@ void argmax_of_panels(const float* logits, int64_t rows, int64_t vocab, int64_t 
         }
     for (int64_t group = 0; group < peaks.num_groups(); ++group) peaks.find_argmax(group, rows, tokens);
 }
-// Sums [count, PANEL] of rows [count, inputs] and weights [inputs, PANEL].
-void products(const float* rows, int64_t count, int64_t inputs, const float* panel, float* sums) {
-    const Matrix matrix{PANEL, inputs, Format::PLAIN, panel, nullptr, nullptr, 0, nullptr, 0};
-    multiply_panel<float, 1>(count, rows, inputs, matrix, panel, panel, sums);
+// Sums [count, PANEL] of rows [count, stride] and weights [inputs, PANEL], packed.
+void products(const float* rows, int64_t count, int64_t inputs, int64_t stride, const float* panel, float* sums) {
+    multiply<float>(rows, count, inputs, stride, panel, sums);
+}
+void products_of_bfloat16(const BFloat16* rows, int64_t count, int64_t inputs, int64_t stride, const BFloat16* panel, float* sums) {
+    multiply<BFloat16>(rows, count, inputs, stride, panel, sums);
 }
 int64_t most_rows() { return Lane<float>::MOST_ROWS; }
 

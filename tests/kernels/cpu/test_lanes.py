@@ -114,19 +114,25 @@ def test_what_sixteen_lanes_come_to(library: ctypes.CDLL, place: int) -> None:
         assert found.tolist() == [2.0, sums.item(), above, equal]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("inputs", [1, 15, 576])
-def test_rows_of_a_product_have_the_same_bits_alone(library: ctypes.CDLL, inputs: int) -> None:
+def test_rows_of_a_product_have_the_same_bits_alone(library: ctypes.CDLL, inputs: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     most = library.most_rows()
-    rows, weights = torch.randn(most, inputs), torch.randn(inputs, PANEL)
+    rows, weights = torch.randn(most, inputs).to(dtype), torch.randn(inputs, PANEL).to(dtype)
+    is_float = dtype == torch.float32
+    values = 1 if is_float else 2  # of an output that are neighbours
+    panel = torch.nn.functional.pad(weights, (0, 0, 0, -inputs % values)).view(-1, values, PANEL).mT.contiguous()
+    padded = torch.nn.functional.pad(rows, (0, -inputs % PANEL))
+    products = library.products if is_float else library.products_of_bfloat16
 
     def sums_of(part: Tensor) -> Tensor:
         sums = torch.empty(len(part), PANEL)
-        sizes = ctypes.c_int64(len(part)), ctypes.c_int64(inputs)
-        library.products(address(part), *sizes, address(weights), address(sums))
+        sizes = ctypes.c_int64(len(part)), ctypes.c_int64(inputs), ctypes.c_int64(part.shape[1])
+        products(address(part), *sizes, address(panel), address(sums))
         return sums
 
-    alone = torch.cat([sums_of(row[None]) for row in rows])
-    torch.testing.assert_close(alone, rows @ weights, rtol=1e-4, atol=1e-4)
+    alone = torch.cat([sums_of(row[None]) for row in padded])
+    torch.testing.assert_close(alone, rows.float() @ weights.float(), rtol=1e-4, atol=1e-4)
     for count in range(2, most + 1):
-        assert torch.equal(sums_of(rows[:count]), alone[:count])
+        assert torch.equal(sums_of(padded[:count]), alone[:count])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from worker_svc.host import available_cpus, has_bfloat16
+from worker_svc.host import available_cpus, expands_bfloat16, has_bfloat16
 
 
 def _write(root: Path, files: dict[str, object]) -> Path:
@@ -47,3 +47,14 @@ def test_bfloat16_is_what_the_processor_says(text: str, expected: bool, tmp_path
     path = tmp_path / "cpuinfo"
     path.write_text(f"model : bf16\n{text}\n")
     assert has_bfloat16(path) is expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [("avx2 fma", True), ("avx2", False), ("fma avx512f avx2", False), ("avx2x fma", False)],
+)
+def test_bfloat16_is_expanded_with_avx2_alone(flags: str, expected: bool, tmp_path: Path) -> None:
+    path = tmp_path / "cpuinfo"
+    assert not expands_bfloat16(path)
+    path.write_text(f"model : fma\nflags : {flags}\n")
+    assert expands_bfloat16(path) is expected

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from ctypes import CDLL
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +18,10 @@ from runner_driver import Driver
 from svc_common.models import cache_root
 from svc_common.settings import read_settings
 from transformers_models import VARIANTS as OTHERS
+from worker_svc import kernel_choice
 from worker_svc.attention import AttentionKind
 from worker_svc.errors import StartupFailed
-from worker_svc.kernel_choice import choose_kernels, quantization_of_device
+from worker_svc.kernel_choice import choose_decoder_dtype, choose_kernels, quantization_of_device
 from worker_svc.model import architecture
 from worker_svc.model.architecture import Architecture, describe
 from worker_svc.model.config import read_config
@@ -169,3 +171,30 @@ def test_a_worker_of_a_gpu_serves_quantized_weights(tiny_llama: Path) -> None:
         identities.add(loaded.description.fingerprint)
         assert len(Driver(loaded.runner).generate([[1] * 20], 1)[0]) == 1
     assert len(identities) == 3
+
+
+@pytest.mark.parametrize(
+    ("expands", "settings", "described", "expected"),
+    [
+        (True, {}, True, torch.bfloat16),
+        (False, {}, True, torch.float32),
+        (True, {}, False, torch.float32),
+        (True, {"kernels": "torch"}, True, torch.float32),
+        (True, {"block_size": 12}, True, torch.float32),
+        (True, {"dtype": "float32"}, True, torch.float32),
+    ],
+)
+def test_decoders_are_in_bfloat16_where_compiled_kernels_expand_it(
+    expands: bool,
+    settings: dict[str, Any],
+    described: bool,
+    expected: torch.dtype,
+    tiny_llama: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Others, which torch's operators compute, are in float32 on a CPU that does not multiply bfloat16."""
+    monkeypatch.setattr(kernel_choice, "has_bfloat16", lambda: False)
+    monkeypatch.setattr(kernel_choice, "expands_bfloat16", lambda: expands)
+    description = describe(read_config(tiny_llama)) if described else None
+    chosen = WorkerSettings(model=str(tiny_llama), **settings)
+    assert choose_decoder_dtype(chosen, description, torch.device("cpu")) is expected

@@ -75,8 +75,8 @@ public:
         // Rows of the work space: head by head, query by query, by the heads of a group
         for (int64_t head = 0; head < heads; ++head)
             for (int64_t q = 0; q < queries; ++q)
-                std::copy_n(query + first_head + q * stride + head * group_ * dim_, group_ * dim_,
-                            &query_[(place(head) + q * group_) * dim_]);
+                copy_numbers(query + first_head + q * stride + head * group_ * dim_, group_ * dim_,
+                             &query_[(place(head) + q * group_) * dim_]);
         const int64_t all_rows = heads / together * apart;
         std::fill_n(output_.data(), all_rows * dim_, 0.0f);
         std::fill_n(sums_.data(), all_rows * LANES, 0.0f);
@@ -108,6 +108,7 @@ public:
     void end_phase() { products_.restore(); }
 
 private:
+    using Row = typename Lane<T>::Row;
     static constexpr int V = Lane<T>::VALUES;
     static constexpr int GROUPS = TILE_KEYS / LANES;
     static constexpr float HEADROOM = 8.0f;
@@ -227,7 +228,8 @@ private:
         if (block_size_ == LANES / 2) {
             for (int64_t g = key_tile_.first_group; g < key_tile_.num_groups; ++g) score_groups<R, 1, true, FETCH>(row, g);
         } else if (key_tile_.first_group == 0 && key_tile_.num_groups == GROUPS) {
-            score_groups<R, GROUPS, false, FETCH>(row, 0);
+            constexpr int G = groups_beside(R);
+            for (int64_t g = 0; g < GROUPS; g += G) score_groups<R, G, false, FETCH>(row, g);
         } else {
             for (int64_t g = key_tile_.first_group; g < key_tile_.num_groups; ++g) score_groups<R, 1, false, FETCH>(row, g);
         }
@@ -238,7 +240,7 @@ private:
     template <int R, int G, bool HALVES, bool FETCH>
     void score_groups(int64_t row, int64_t first) {
         Floats sums[R][G] = {};
-        const T* query = &query_[row * dim_];
+        const Row* query = &query_[row * dim_];
         const T *from[2 * G], *next[2 * G];
         std::copy_n(key_tile_.keys + 2 * first, 2 * G, from);
         std::copy_n(next_key_tile_.keys + 2 * first, 2 * G, next);
@@ -252,12 +254,7 @@ private:
                     keys[g] = load<Words>(from[2 * g] + d * block_size_);
                 if constexpr (FETCH) __builtin_prefetch(next[2 * g] + d * block_size_, 0, 2);
             }
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) {
-                const Words x = Lane<T>::broadcast(query + r * dim_ + d);
-#pragma GCC unroll 4
-                for (int g = 0; g < G; ++g) sums[r][g] = Lane<T>::multiply_add(x, keys[g], sums[r][g]);
-            }
+            add_products<R, G>(query + d, dim_, keys, sums);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
@@ -368,10 +365,36 @@ private:
 
     template <int R, bool FETCH>
     void gather(int64_t row) {
-        for (int64_t d = 0; d < value_dim_; d += 4 * LANES)
-            with_count<4>(std::min<int64_t>(4, (value_dim_ - d) / LANES), [&]<int G>() {
+        constexpr int MOST = groups_beside(R);
+        for (int64_t d = 0; d < value_dim_; d += MOST * LANES)
+            with_count<MOST>(std::min<int64_t>(MOST, (value_dim_ - d) / LANES), [&]<int G>() {
                 gather_part<R, G, FETCH>(row, d);
             });
+    }
+
+    // Adds the products of R rows and G vectors.
+    template <int R, int G>
+    [[gnu::always_inline]] static void add_products(const Row* rows, int64_t stride, const Words (&vectors)[G], Floats (&sums)[R][G]) {
+        using Factor = Lane<Row>;
+#pragma GCC unroll 2
+        for (int place = 0; place < V / Factor::VALUES; ++place) {
+            Words parts[G];
+#pragma GCC unroll 4
+            for (int g = 0; g < G; ++g) parts[g] = Lane<T>::part(vectors[g], place);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) {
+                const Words x = Factor::broadcast(rows + r * stride + place);
+#pragma GCC unroll 4
+                for (int g = 0; g < G; ++g) sums[r][g] = Factor::multiply_add(x, parts[g], sums[r][g]);
+            }
+        }
+    }
+
+    static void copy_numbers(const T* from, int64_t count, Row* to) {
+        if constexpr (std::is_same_v<Row, T>)
+            std::copy_n(from, count, to);
+        else
+            for (int64_t i = 0; i < count; i += LANES) store(to + i, load_floats(from + i));
     }
 
     template <int R, int G, bool FETCH>
@@ -382,7 +405,7 @@ private:
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
             for (int g = 0; g < G; ++g) sums[r][g] = load_floats(output + r * dim_ + g * LANES);
-        const T* weights = &weights_[row * TILE_KEYS];
+        const Row* weights = &weights_[row * TILE_KEYS];
         // Values beyond the context are not read: they may be NaN, and zero times NaN is NaN.
         for (int64_t key = key_tile_.first_key / V * V; key < key_tile_.num_keys; key += V) {
             const T* from = key_tile_.values[key / 8] + key % 8 * value_stride_ + d * V;
@@ -397,12 +420,7 @@ private:
                 values[g] = load<Words>(from + g * LANES * V) & real;
                 if constexpr (FETCH) __builtin_prefetch(next + g * LANES * V, 0, 2);
             }
-#pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) {
-                const Words x = Lane<T>::broadcast(weights + r * TILE_KEYS + key);
-#pragma GCC unroll 4
-                for (int g = 0; g < G; ++g) sums[r][g] = Lane<T>::multiply_add(x, values[g], sums[r][g]);
-            }
+            add_products<R, G>(weights + key, TILE_KEYS, values, sums);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
@@ -413,7 +431,7 @@ private:
     const int64_t group_, dim_, value_dim_;
     int64_t block_size_ = 0;
     int64_t value_stride_ = 0;  // from one key's values to the next one's
-    Buffer<T> query_, weights_;
+    Buffer<Row> query_, weights_;
     Buffer<T> shared_values_;  // [TILE_KEYS, value_stride], of the tile, where keys are the values too
     Buffer<float> output_, scores_, base_, sums_;
     KeyTile<T> key_tile_, next_key_tile_;

@@ -225,7 +225,7 @@ private:
     // In how many ranges of panels a matrix is multiplied: about `wanted`, and more where a range would not fit the cache.
     int64_t num_ranges(const Matrix& matrix, int64_t wanted) const {
         const int64_t num_panels = ceil_div(matrix.outputs, PANEL);
-        const int64_t panel_bytes = Product::scratch_size(matrix.inputs) * sizeof(Element);
+        const int64_t panel_bytes = expanded_size(matrix.inputs) * sizeof(Element);
         const int64_t most = std::max<int64_t>(1, TaskGrid::TASK_BYTES / panel_bytes);
         return ceil_div(num_panels, std::clamp<int64_t>(num_panels / wanted, 1, most));
     }

@@ -65,21 +65,62 @@ template <class T, int M, int LINES>
     }
 }
 
+// The rows of a tile. More than ROWS rows are multiplied as floats: bfloat16 is taken apart once for all panels.
+template <class T>
+struct TileRows {
+    int64_t count;
+    const T* data;
+    int64_t stride;
+    const float* numbers = nullptr;
+    int64_t number_stride = 0;
+
+    // `scratch` as VectorFactors::scratch_size() says.
+    TileRows(int64_t count, const T* data, int64_t stride, [[maybe_unused]] int64_t inputs, [[maybe_unused]] T* scratch)
+        : count(count), data(data), stride(stride) {
+        if constexpr (std::is_same_v<T, float>) {
+            numbers = data;
+            number_stride = stride;
+        } else if constexpr (HAVE_NUMBERS) {
+            if (count <= ROWS) return;
+            auto* to = reinterpret_cast<float*>(scratch + expanded_size(inputs));
+            numbers = to;
+            number_stride = number_stride_of(inputs);
+            for (int64_t row = 0; row < count; ++row)
+                for (int64_t i = 0; i < inputs; i += LANES) store(to + row * number_stride + i, load_floats(data + row * stride + i));
+        }
+    }
+
+    // The elements of scratch memory for numbers.
+    static int64_t number_size(int64_t inputs) {
+        return HAVE_NUMBERS ? Lane<T>::MOST_ROWS * number_stride_of(inputs) * static_cast<int64_t>(sizeof(float) / sizeof(T)) : 0;
+    }
+
+private:
+    static constexpr bool HAVE_NUMBERS = std::is_same_v<T, BFloat16> && Lane<T>::MOST_ROWS > ROWS;
+    // Not a multiple of a page, see VectorFactors::stride().
+    static int64_t number_stride_of(int64_t inputs) { return round_up(inputs, PANEL) + LANES; }
+};
+
 #ifdef QUIRE_PAIRS
 // As multiply_panel, of half a panel: an output's sum has the same bits.
-template <int M, int LINES>
+template <class T, int M, int LINES>
 [[gnu::always_inline]] inline void multiply_half_panel(
-    const float* rows, int64_t stride, const float* half, int64_t steps, const void* ahead, float* totals) {
+    const float* numbers, int64_t stride, const T* half, int64_t steps, const void* ahead, float* totals) {
+    constexpr int V = Lane<T>::VALUES;
     const char* next = static_cast<const char*>(ahead);
     Floats sums[M] = {};
-    const float* bases[] = {rows, rows + 3 * stride};
-    for (int64_t k = 0; k < steps; ++k, half += PANEL, next += LINES * LINE) {
+    const float* bases[] = {numbers, numbers + 3 * stride};
+    for (int64_t k = 0; k < steps; ++k, half += PANEL * V, next += LINES * LINE) {
         const Words weights = load<Words>(half);
         for (int line = 0; line < LINES; ++line) __builtin_prefetch(next + line * LINE, 0, 2);
+#pragma GCC unroll 2
+        for (int place = 0; place < V; ++place) {
+            const Words part = Lane<T>::part(weights, place);
 #pragma GCC unroll 16
-        for (int m = 0; m < M; ++m)
-            sums[m] = multiply_add(Lane<float>::broadcast(bases[m / 3] + m % 3 * stride), weights, sums[m]);
-        for (auto& base : bases) ++base;
+            for (int m = 0; m < M; ++m)
+                sums[m] = multiply_add(Lane<float>::broadcast(bases[m / 3] + m % 3 * stride + place), part, sums[m]);
+        }
+        for (auto& base : bases) base += V;
     }
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m) store(totals + m * PANEL, sums[m]);
@@ -119,29 +160,33 @@ template <int M, int LINES>
 // products: it is large.
 template <class T, int LINES>
 [[gnu::noinline]] inline void multiply_panel(
-    int64_t count, const T* rows, int64_t stride, const Matrix& matrix, const void* panel, const void* ahead, float* totals) {
+    const TileRows<T>& tile, const Matrix& matrix, const void* panel, const void* ahead, float* totals) {
+    const T* rows = tile.data;
+    const int64_t stride = tile.stride;
+    const auto count = static_cast<int>(tile.count);
     if constexpr (std::is_same_v<T, Code>) {
         const auto* bytes = static_cast<const uint8_t*>(panel);
         const auto multiply_groups = [&]<bool MINIMUMS>() {
             if (matrix.has_nibbles())
-                with_count<ROWS_OF_NIBBLES>(static_cast<int>(count), [&]<int M>() {
+                with_count<ROWS_OF_NIBBLES>(count, [&]<int M>() {
                     multiply_nibbles<M, LINES, MINIMUMS>(rows, stride, matrix, bytes, ahead, totals);
                 });
             else
-                with_count<ROWS_OF_BYTES>(static_cast<int>(count), [&]<int M>() {
+                with_count<ROWS_OF_BYTES>(count, [&]<int M>() {
                     multiply_grouped_bytes<M, LINES, MINIMUMS>(rows, stride, matrix, bytes, ahead, totals);
                 });
         };
         if (matrix.format != Format::W8A8)
             return matrix.has_minimums ? multiply_groups.template operator()<true>() : multiply_groups.template operator()<false>();
     }
-    with_count<Lane<T>::MOST_ROWS>(static_cast<int>(count), [&]<int M>() {
+    with_count<Lane<T>::MOST_ROWS>(count, [&]<int M>() {
         if constexpr (std::is_same_v<T, Code>) {
             multiply_codes<M, LINES>(rows, stride, matrix, static_cast<const Code*>(panel), ahead, totals);
         } else if constexpr (M > ROWS) {
-            const auto* numbers = static_cast<const T*>(panel);
-            multiply_half_panel<M, LINES>(rows, stride, numbers, matrix.inputs, ahead, totals);
-            multiply_half_panel<M, 0>(rows, stride, numbers + LANES, matrix.inputs, ahead, totals + LANES);
+            const auto* left = static_cast<const T*>(panel);
+            const int64_t steps = panel_steps<T>(matrix);
+            multiply_half_panel<T, M, LINES>(tile.numbers, tile.number_stride, left, steps, ahead, totals);
+            multiply_half_panel<T, M, 0>(tile.numbers, tile.number_stride, left + LANES * Lane<T>::VALUES, steps, ahead, totals + LANES);
         } else {
             multiply_panel<T, M, LINES>(rows, stride, static_cast<const T*>(panel), panel_steps<T>(matrix), ahead, totals);
         }
@@ -297,36 +342,40 @@ inline int64_t rows_of_tile(const Matrix& matrix, int64_t num_rows) {
 }
 
 // Computes the units of a piece from `units` on: for each of their rows and panels, calls finish(row, panel, left sums, right
-// sums). `scratch` is this thread's own, of the size of an expanded panel. Returns whether the piece is still this thread's.
+// sums). `scratch` is this thread's own, see VectorFactors::scratch_size(). Returns whether the piece is still this thread's.
 template <class T, class F>
 inline bool multiply_piece(const Matrix& matrix, const Piece& piece, int64_t units, const T* rows, int64_t stride, T* scratch,
                            TaskClaim& task_claim, F&& finish) {
     const int64_t num_tiles = piece.num_tiles(), num_panels = piece.num_panels(), tile_rows = piece.tile_rows;
     const char* panels = static_cast<const char*>(matrix.panels);
     const int64_t bytes = panel_bytes<T>(matrix);
+    const auto rows_of_unit = [&](int64_t first) {
+        return TileRows<T>(std::min(tile_rows, piece.last_row - first), rows + first * stride, stride, matrix.inputs, scratch);
+    };
     // Computes one unit. Returns whether the piece is still this thread's.
-    const auto tile = [&]<int LINES>(int64_t first, int64_t p, const void* panel, const void* ahead) {
+    const auto multiply_unit = [&]<int LINES>(const TileRows<T>& tile, int64_t first, int64_t p, const void* panel, const void* ahead) {
         alignas(LINE) float sums[Lane<T>::MOST_ROWS * PANEL];
-        const int64_t count = std::min(tile_rows, piece.last_row - first);
-        multiply_panel<T, LINES>(count, rows + first * stride, stride, matrix, panel, ahead, sums);
-        return task_claim.write([&] { finish_panel(matrix, p, first, count, sums, finish); });
+        multiply_panel<T, LINES>(tile, matrix, panel, ahead, sums);
+        return task_claim.write([&] { finish_panel(matrix, p, first, tile.count, sums, finish); });
     };
     if constexpr (!std::is_same_v<T, Code>) {
         if (matrix.is_expanded()) {
             for (int64_t p = piece.first_panel + units / num_tiles; p < piece.last_panel; ++p, units = 0) {
                 const char* packed = panels + p * bytes;
                 expand_panel(matrix, packed, scratch);
-                for (int64_t row = piece.first_row + units % num_tiles * tile_rows; row < piece.last_row; row += tile_rows)
-                    if (!tile.template operator()<1>(row, p, scratch, packed + bytes)) return false;
+                for (int64_t row = piece.first_row + units % num_tiles * tile_rows; row < piece.last_row; row += tile_rows) {
+                    if (!multiply_unit.template operator()<1>(rows_of_unit(row), row, p, scratch, packed + bytes)) return false;
+                }
             }
             return true;
         }
     }
     if (num_tiles == 1) {
+        const TileRows<T> tile = rows_of_unit(piece.first_row);
         // The only use of the panel, which takes less time than loading it.
         for (int64_t p = piece.first_panel + units; p < piece.last_panel; ++p) {
             const char* panel = panels + p * bytes;
-            if (!tile.template operator()<2>(piece.first_row, p, panel, panel + PREFETCH_BYTES)) return false;
+            if (!multiply_unit.template operator()<2>(tile, piece.first_row, p, panel, panel + PREFETCH_BYTES)) return false;
         }
         return true;
     }
@@ -334,13 +383,14 @@ inline bool multiply_piece(const Matrix& matrix, const Piece& piece, int64_t uni
     const int64_t prefetched = (matrix.has_nibbles() ? ceil_div(matrix.inputs, IN_WORD) : panel_steps<T>(matrix)) * LINE;
     const auto* next = static_cast<const char*>(piece.next);
     for (int64_t row = piece.first_row + units / num_panels * tile_rows; row < piece.last_row; row += tile_rows, units = 0) {
+        const TileRows<T> tile = rows_of_unit(row);
         for (int64_t p = piece.first_panel + units % num_panels; p < piece.last_panel; ++p) {
             const bool turns = p == piece.last_panel - 1 && row + tile_rows < piece.last_row;
             const bool fetches = !turns && next < piece.next_end;
             const void* ahead = turns     ? static_cast<const void*>(rows + (row + tile_rows) * stride)
                                 : fetches ? next
                                           : static_cast<const void*>(rows + row * stride);
-            if (!tile.template operator()<1>(row, p, panels + p * bytes, ahead)) return false;
+            if (!multiply_unit.template operator()<1>(tile, row, p, panels + p * bytes, ahead)) return false;
             if (fetches) next += prefetched;
         }
     }
@@ -399,7 +449,7 @@ struct VectorFactors {
         return padded == 0 || padded * static_cast<int64_t>(sizeof(T)) % PAGE ? padded : padded + PANEL;
     }
     static int64_t width(int64_t columns) { return round_up(columns, PANEL); }
-    static int64_t scratch_size(int64_t inputs) { return expanded_size(inputs); }
+    static int64_t scratch_size(int64_t inputs) { return expanded_size(inputs) + TileRows<T>::number_size(inputs); }
     static void put(T* row, int64_t column, Floats v) { store_floats(row + column, v); }
     static int64_t tile_rows(const Matrix& matrix, int64_t num_rows) { return rows_of_tile<T>(matrix, num_rows); }
     static int64_t num_units(const Matrix&, const Piece& piece) { return piece.num_units(); }

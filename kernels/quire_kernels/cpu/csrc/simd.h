@@ -283,46 +283,54 @@ struct Code {
     uint8_t bits;
 };
 
-// As many rows as fit the registers beside two vectors of the other factor, with two (WIDE: four) sums in each row. Of
+// As many rows as fit the registers beside two vectors of the other factor, with two (WIDE: groups_beside()) sums in each row. Of
 // pairs, the second vector of the other factor is loaded when the first has been used: 3 rows are faster than 2 or 4.
 #if defined(__AVX512F__)
 constexpr int ROWS = 14;
 constexpr int ROWS_WIDE = 6;
+constexpr int groups_beside(int) { return 4; }
 #elif defined(QUIRE_PAIRS)
 constexpr int ROWS = 3;
-constexpr int ROWS_WIDE = 1;
+constexpr int ROWS_WIDE = 6;
+constexpr int groups_beside(int rows) { return rows > 3 ? 1 : rows > 1 ? 2 : 4; }
 #else
 constexpr int ROWS = 2;
 constexpr int ROWS_WIDE = 1;
+constexpr int groups_beside(int) { return 4; }
 #endif
 
-// The factors of products: one float, two neighbouring bfloat16, or four neighbouring bytes, in each lane.
+// The most rows of a tile of products of floats or bfloat16. Beyond ROWS, the sums of half a panel are computed before those of the
+// other half: a vector of pairs is then loaded, and of bfloat16 taken apart, for twice as many rows.
+#ifdef QUIRE_PAIRS
+constexpr int MOST_NUMBER_ROWS = 2 * ROWS;
+#else
+constexpr int MOST_NUMBER_ROWS = ROWS;
+#endif
+
+// The factors of products: one float, two neighbouring bfloat16, or four neighbouring bytes, in each lane. Where bfloat16 is taken apart
+// for a product, rows that many lanes are multiplied by are kept as floats, their type `Row`.
 template <class T>
 struct Lane;
 
 template <>
 struct Lane<float> {
     static constexpr int VALUES = 1;
-    // Of a tile of products. Beyond ROWS, the sums of half a panel are computed before those of the other half: a vector of pairs
-    // is then loaded for twice as many rows, which takes 0.7 of the time. Of bfloat16 it would take longer, since a row's
-    // numbers would be taken apart twice.
-#ifdef QUIRE_PAIRS
-    static constexpr int MOST_ROWS = 2 * ROWS;
-#else
-    static constexpr int MOST_ROWS = ROWS;
-#endif
+    static constexpr int MOST_ROWS = MOST_NUMBER_ROWS;
     static Words broadcast(const float* p) {
         uint32_t bits;
         std::memcpy(&bits, p, sizeof bits);
         return splat(bits);
     }
     static Floats multiply_add(Words a, Words b, Floats sums) { return quire::multiply_add(a, b, sums); }
+    using Row = float;
+    // Lanes of the numbers at a place.
+    static Words part(Words lanes, int) { return lanes; }
 };
 
 template <>
 struct Lane<BFloat16> {
     static constexpr int VALUES = 2;
-    static constexpr int MOST_ROWS = ROWS;
+    static constexpr int MOST_ROWS = MOST_NUMBER_ROWS;
     static Words broadcast(const BFloat16* p) {
         uint32_t pair;
         std::memcpy(&pair, p, sizeof pair);
@@ -336,6 +344,13 @@ struct Lane<BFloat16> {
         return quire::multiply_add(a & 0xffff0000u, b & 0xffff0000u, sums);
 #endif
     }
+#ifdef QUIRE_PAIRS
+    using Row = float;
+    static Words part(Words lanes, int place) { return place ? lanes & 0xffff0000u : lanes << 16; }
+#else
+    using Row = BFloat16;
+    static Words part(Words lanes, int) { return lanes; }
+#endif
 };
 
 template <>
