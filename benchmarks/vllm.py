@@ -2,6 +2,8 @@
 
 import os
 
+from worker_svc.host import has_bfloat16
+
 
 def vllm_environment() -> dict[str, str]:
     """Variables of its process: memory for its cache, and all cores that this process may use.
@@ -10,3 +12,10 @@ def vllm_environment() -> dict[str, str]:
     """
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     return {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": cores}
+
+
+def vllm_dtype() -> str:
+    """The dtype in which it is faster: torch's products of bfloat16, which it calls, take five times as long as those of
+    float32 on a processor without such instructions.
+    """
+    return "bfloat16" if has_bfloat16() else "float32"

@@ -2,7 +2,8 @@
 
     VLLM_VENV=ENVIRONMENT python -m benchmarks.offline [--runs 3] [--requests 192] [--output FILE]
 
-Both compute the requests of the mix in one call, in bfloat16, greedy, with end-of-text ignored. The systems take turns,
+Both compute the requests of the mix in one call, in bfloat16, greedy, with end-of-text ignored; vLLM in float32 where
+that is faster. The systems take turns,
 each in a new process for each run; the figures are medians. Without VLLM_VENV only Quire is measured.
 """
 

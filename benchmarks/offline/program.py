@@ -2,8 +2,8 @@
 
     python benchmarks/offline/program.py --package vllm --model DIRECTORY --requests FILE --output FILE
 
-Requests are a JSON array of [prompt token ids, output tokens]. They are computed in one call, in bfloat16, greedy, with
-end-of-text ignored, after two that warm up. The output is one JSON object: `seconds` of the call, and `token_ids` of
+Requests are a JSON array of [prompt token ids, output tokens]. They are computed in one call, greedy, with end-of-text
+ignored, after two that warm up. The output is one JSON object: `seconds` of the call, and `token_ids` of
 each output.
 """
 
@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="model directory")
     parser.add_argument("--requests", type=Path, required=True, help="file with the requests")
     parser.add_argument("--output", type=Path, required=True, help="file for the result")
+    parser.add_argument("--dtype", default="bfloat16", help="default bfloat16")
     parser.add_argument("--max-sequences", type=int, help="computed at a time; default that of the package")
     parser.add_argument("--quantization", help="of weights; default: as the package has it")
     options = parser.parse_args()
@@ -41,7 +42,7 @@ def main() -> None:
     package = importlib.import_module(options.package)
     given = {"max_num_seqs": options.max_sequences, "quantization": options.quantization}
     chosen = {name: value for name, value in given.items() if value is not None}
-    llm = package.LLM(model=options.model, dtype="bfloat16", max_model_len=CONTEXT_LENGTH, **chosen)
+    llm = package.LLM(model=options.model, dtype=options.dtype, max_model_len=CONTEXT_LENGTH, **chosen)
     generate(package, llm, _WARM_UP)
     began = perf_counter()
     token_ids = generate(package, llm, requests)

@@ -14,7 +14,7 @@ import httpx
 from benchmarks.deployment import START_SECONDS, running_quire
 from benchmarks.processes import BenchmarkFailed, running
 from benchmarks.runner import log
-from benchmarks.vllm import vllm_environment
+from benchmarks.vllm import vllm_dtype, vllm_environment
 from svc_common.models import ServedModel
 from svc_common.supervisor.addresses import free_port
 
@@ -84,7 +84,7 @@ class Vllm:
         port = free_port()
         command = (
             *(str(self.environment / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"),
-            *("--model", str(self.model.path), "--served-model-name", self.model.name, "--dtype", "bfloat16"),
+            *("--model", str(self.model.path), "--served-model-name", self.model.name, "--dtype", vllm_dtype()),
             *("--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(CONTEXT_LENGTH)),
             *(() if self.step_tokens is None else ("--max-num-batched-tokens", str(self.step_tokens))),
         )
