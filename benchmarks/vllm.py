@@ -15,7 +15,7 @@ def vllm_environment() -> dict[str, str]:
 
 
 def vllm_dtype() -> str:
-    """The dtype in which it is faster: torch's products of bfloat16, which it calls, take five times as long as those of
-    float32 on a processor without such instructions.
+    """The dtype in which it is faster: it calls torch's products, and without instructions for bfloat16 these take five
+    times as long as those of float32.
     """
     return "bfloat16" if has_bfloat16() else "float32"
