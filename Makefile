@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 .DEFAULT_GOAL := help
 .PHONY: help install run test chaos acceptance clients peers lint type protos client-wheel release-protos requirements sbom audit aot gpu-check clean
 .PHONY: bench bench-sweep bench-steps bench-pairs bench-pressure bench-recovery bench-journal bench-kernels bench-quality bench-formats
-.PHONY: bench-security bench-deterministic bench-grammars bench-grammar-engines bench-simulator bench-docs bench-continuous-batching bench-sync-client bench-embeddings bench-offline bench-openvino bench-architectures bench-gguf bench-gguf-quality bench-checkpoints bench-loading bench-all
+.PHONY: bench-security bench-deterministic bench-grammars bench-grammar-engines bench-simulator bench-docs bench-continuous-batching bench-sync-client bench-embeddings bench-offline bench-offline-avx2 bench-openvino bench-architectures bench-gguf bench-gguf-quality bench-checkpoints bench-loading bench-all
 
 help:  ## List the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -158,6 +158,9 @@ bench-embeddings: $(STAMP)  ## Compare the rate of embeddings with sentence-tran
 
 bench-offline: $(STAMP)  ## Compare quire.LLM with vLLM's class, where VLLM_VENV names its environment
 	$(BIN)/python -m benchmarks.offline
+
+bench-offline-avx2: $(STAMP)  ## The same on a processor with AVX2 and no AVX-512, with half the requests
+	$(BIN)/python -m benchmarks.offline --requests 96 --output benchmarks/results/offline_avx2.json
 
 bench-openvino: $(STAMP)  ## Compare quire.LLM with OpenVINO GenAI on the default model's GGUF file
 	$(BIN)/python -m benchmarks.offline.gguf

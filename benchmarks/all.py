@@ -18,16 +18,20 @@ from benchmarks.docs import PAGES, Section
 from benchmarks.docs import main as write_pages
 from benchmarks.record import ROOT, code_hash, read_result
 from benchmarks.runner import log
+from worker_svc.host import expands_bfloat16
 
 _VLLM = "VLLM_VENV=ENVIRONMENT"
-_ON_A_GPU = "gpu"
+_ON_A_GPU, _WITH_AVX2_ALONE = "gpu", "offline avx2"
 
 
 def outdated(code: str) -> Iterator[Section]:
-    """The sections whose results are of other code than this, in the order of the pages."""
+    """The sections whose results are of other code than this, in the order of the pages, and that this processor can
+    measure.
+    """
+    left_out = {_ON_A_GPU} if expands_bfloat16() else {_ON_A_GPU, _WITH_AVX2_ALONE}
     for page in PAGES:
         for section in page.sections:
-            if section.name != _ON_A_GPU and (read_result(section.result) or {}).get("code") != code:
+            if section.name not in left_out and (read_result(section.result) or {}).get("code") != code:
                 yield section
 
 
@@ -35,7 +39,9 @@ def command_of(section: Section) -> list[str] | None:
     """The command that measures a section; None: it needs vLLM, and VLLM_VENV names no environment."""
     words = shlex.split(section.command)
     if words[0] == _VLLM:
-        return words[1:] if os.environ.get("VLLM_VENV") else None
+        if not os.environ.get("VLLM_VENV"):
+            return None
+        words = words[1:]
     return [sys.executable, *words[1:]] if words[0] == "python" else words
 
 

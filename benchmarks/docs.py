@@ -120,6 +120,12 @@ PERFORMANCE = (
         embeddings_section,
     ),
     Section("offline", RESULTS / "offline.json", "VLLM_VENV=ENVIRONMENT make bench-offline", offline_section),
+    Section(
+        "offline avx2",
+        RESULTS / "offline_avx2.json",
+        "VLLM_VENV=ENVIRONMENT make bench-offline-avx2",
+        offline_section,
+    ),
     Section("offline gguf", RESULTS / "offline_gguf.json", "make bench-openvino", gguf_offline_section),
     Section(
         "architectures",

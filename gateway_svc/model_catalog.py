@@ -8,9 +8,11 @@ from gateway_svc.generation_config import load_generation_defaults
 from gateway_svc.grammar_checker import GrammarChecker
 from gateway_svc.message_formats.description import MessageFormat
 from gateway_svc.message_formats.formats import REASONING_FORMAT_NAMES, TOOL_FORMAT_NAMES, choose_format
+from gateway_svc.pair_chats import pair_form
 from gateway_svc.sampling_fields import DEFAULT_MAX_LOGPROBS
 from gateway_svc.settings import BadSetting
 from gateway_svc.tenant import DEFAULT_TENANT, Tenant
+from gateway_svc.text_pairs import PairForm
 from gateway_svc.tokenizer import InvalidModelFiles, ModelTokenizer
 from gateway_svc.tool_forms import ToolForms
 from gateway_svc.unvalidated_request import GenerationDefaults
@@ -34,6 +36,8 @@ class CatalogModel:
     message_format: MessageFormat = MessageFormat()  # noqa: RUF009
     task: ModelTask = ModelTask.GENERATE
     """What its workers compute, by its files."""
+    pairs: PairForm | None = None
+    """How it takes pairs of texts, if its workers compute their scores."""
 
     @classmethod
     def load(cls, settings: ModelSettings, max_logprobs: int = DEFAULT_MAX_LOGPROBS) -> "CatalogModel":
@@ -47,8 +51,7 @@ class CatalogModel:
             tokenizer = ModelTokenizer.load(served.path, served.other_tokenizer, template)
             message_format = _message_format(settings, tokenizer)
             task = task_of(served.path, settings.task)
-            if task is ModelTask.SCORE:
-                _ = tokenizer.pair_template  # raises where there is none
+            pairs = pair_form(tokenizer, served.path) if task is ModelTask.SCORE else None
             if task is not ModelTask.GENERATE:
                 tokenizer.check_end_of_text()
         except (BadSetting, InvalidModelFiles, ModelNotFound) as error:
@@ -57,7 +60,7 @@ class CatalogModel:
         grammars = GrammarChecker(served.tokenizer_path / "tokenizer.json", tokenizer.eos_token_ids)
         validator = Validator(tokenizer, defaults, settings.chat_roles, grammars, message_format, max_logprobs)
         names = (served.name, served.aliases)
-        return cls(*names, fingerprint, tokenizer, defaults, validator, grammars, message_format, task)
+        return cls(*names, fingerprint, tokenizer, defaults, validator, grammars, message_format, task, pairs)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -169,7 +169,7 @@ class RequestManager:
             limited,
             model.tokenizer,
             info,
-            model.task,
+            model.pairs,
             request_id=request_id,
             retention=retention,
             tenant=call.tenant.name,

@@ -1,41 +1,40 @@
 """The validator of calls for scores of both protocols: pairs of texts become requests for the scheduler, or an error
 names the field as the client spelled it."""
 
-import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 
+from gateway_svc.chat_template import ChatTemplateError
 from gateway_svc.embedding_validation import validate_embeddings
 from gateway_svc.embeddings import EmbeddingInput, Vector
 from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import Field
 from gateway_svc.retention import Retention
 from gateway_svc.scores import ScoreParams, UnvalidatedScores, ValidatedScores
-from gateway_svc.text_pairs import PairText
+from gateway_svc.text_pairs import PairForm, PairText
 from gateway_svc.text_truncation import Truncation, beyond_context, check_text, check_text_limit
 from gateway_svc.tokenizer import ModelTokenizer, TextToEncode
 from gateway_svc.unvalidated_request import TextPrompt
 from gateway_svc.validated_request import ModelInfo
 from gateway_svc.validated_value import ValidatedValue
-from svc_common.models import ModelTask
 
 
 async def validate_scores(
     unvalidated: UnvalidatedScores,
     tokenizer: ModelTokenizer,
     model: ModelInfo,
-    task: ModelTask,
+    pairs: PairForm | None,
     *,
     request_id: str,
     retention: Retention | None,
     tenant: str,
 ) -> ValidatedScores:
-    """The valid requests of a call: for a cross-encoder one for each pair, for another model one for each text. Equal
-    ones are one request. The tokenizer's threads are shared by `tenant`.
+    """The valid requests of a call: for a cross-encoder, which takes pairs in this form, one for each pair; for another
+    model, None, one for each text. Equal ones are one request. The tokenizer's threads are shared by `tenant`.
 
     Raises QuireError. The cheapest checks come first.
     """
-    if task is not ModelTask.SCORE:
+    if pairs is None:
         # Of a model that computes no embeddings either, the scheduler refuses them.
         requests = await validate_embeddings(
             unvalidated.embeddings, tokenizer, model, request_id=request_id, retention=retention, tenant=tenant
@@ -43,8 +42,7 @@ async def validate_scores(
         return ValidatedScores(requests, unvalidated.pairs.pairs, unvalidated.pairs.cosines)
     check = FieldChecker(unvalidated.field_path)
     priority = check.integer(Field.PRIORITY, unvalidated.priority, 0, -(2**31), 2**31 - 1)
-    template = tokenizer.pair_template
-    num_special = template.num_special
+    num_special = pairs.num_special
     # Beside the special tokens at least one of each text is kept.
     truncation = Truncation.of(
         unvalidated.truncate_prompt_tokens, unvalidated.truncation_side, 2 + num_special, model, check
@@ -60,12 +58,15 @@ async def validate_scores(
     for first, second in unvalidated.pairs.pairs:
         if places.setdefault((first, second), len(requests)) < len(requests):
             continue
-        encoded = template.join(texts[first], texts[second], truncation.num_kept, truncation.side)
+        try:
+            encoded = await pairs.join(texts[first], texts[second], truncation.num_kept, truncation.side, tenant)
+        except ChatTemplateError as error:
+            of_second = FieldChecker(inputs[second].field_path)
+            raise of_second.invalid(Field.TEXT, "the chat template of the model rejects it") from error
         if (num_tokens := len(encoded.token_ids)) > model.context_length:
             longer = first if texts[first].num_tokens > texts[second].num_tokens else second
             tokens = f"with the other text of its pair {num_tokens} tokens"
             raise beyond_context(Field.TEXT, tokens, model, FieldChecker(inputs[longer].field_path))
-        await asyncio.sleep(0)  # to join many long pairs takes tens of milliseconds
         requests.append(
             ValidatedValue(
                 request_id,
@@ -93,7 +94,8 @@ async def _encode(
     encoded = tokenizer.encode_texts([TextToEncode(_text(one), add_special_tokens=False) for one in inputs], tenant)
     async with aclosing(encoded):
         for one in inputs:
-            text = PairText.of(await anext(encoded), one.max_text_tokens, truncation.num_kept, truncation.side)
+            token_ids, limit = await anext(encoded), one.max_text_tokens
+            text = PairText.of(_text(one), token_ids, limit, truncation.num_kept, truncation.side)
             if len(text.token_ids) > model.context_length:
                 raise beyond_context(Field.TEXT, f"{len(text.token_ids)} tokens", model, FieldChecker(one.field_path))
             texts.append(text)

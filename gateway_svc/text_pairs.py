@@ -1,7 +1,9 @@
 """Pairs of texts as one prompt: each text is tokenized once, however many pairs it is in."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from tokenizers import Tokenizer
 
@@ -12,17 +14,24 @@ from gateway_svc.validated_request import TruncationSide
 class PairText:
     """A text of pairs: the tokens that pairs may keep of it, without special tokens.
 
-    `num_tokens` is how many it has; where a call cuts pairs, there may be fewer `token_ids`.
+    `num_tokens` is how many of its `num_all` its own limit leaves; where a call cuts pairs, there may be fewer
+    `token_ids`.
     """
 
+    text: str
     token_ids: Sequence[int]
     num_tokens: int
+    num_all: int
 
     @classmethod
-    def of(cls, token_ids: Sequence[int], limit: int | None, num_kept: int | None, side: TruncationSide) -> "PairText":
+    def of(
+        cls, text: str, token_ids: Sequence[int], limit: int | None, num_kept: int | None, side: TruncationSide
+    ) -> "PairText":
         """Cuts a text to its own limit, and drops what no pair of `num_kept` tokens keeps; None: no limit."""
-        num_tokens = len(token_ids) if limit is None else min(len(token_ids), limit)
-        return cls(_cut(token_ids, num_tokens if num_kept is None else min(num_tokens, num_kept), side), num_tokens)
+        num_all = len(token_ids)
+        num_tokens = num_all if limit is None else min(num_all, limit)
+        kept = _cut(token_ids, num_tokens if num_kept is None else min(num_tokens, num_kept), side)
+        return cls(text, kept, num_tokens, num_all)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +42,26 @@ class EncodedPair:
     num_first_tokens: int
 
 
+class PairForm(Protocol):
+    """How a model takes a pair of texts as one prompt."""
+
+    @property
+    def num_special(self) -> int:
+        """How many tokens a pair has beside those of its texts."""
+
+    async def join(
+        self, first: PairText, second: PairText, num_kept: int | None, side: TruncationSide, tenant: str
+    ) -> EncodedPair:
+        """A pair as one prompt. Its texts are cut at `side` to `num_kept` tokens in all, the longer one first; None:
+        they are not cut. Work in threads is of `tenant`.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class PairTemplate:
-    """The special tokens around the first and the second text of a pair, and the first token of the type 1."""
+    """A `PairForm`: the special tokens around the first and the second text of a pair, and the first token of the type
+    1.
+    """
 
     before: tuple[int, ...]
     between: tuple[int, ...]
@@ -73,16 +99,17 @@ class PairTemplate:
 
     @property
     def num_special(self) -> int:
-        """How many special tokens a pair has."""
+        """As `PairForm` says."""
         return len(self.before) + len(self.between) + len(self.after)
 
-    def join(self, first: PairText, second: PairText, num_kept: int | None, side: TruncationSide) -> EncodedPair:
-        """A pair as one prompt. Its texts are cut at `side` to `num_kept` tokens in all, the longer one first; None:
-        they are not cut.
-        """
+    async def join(
+        self, first: PairText, second: PairText, num_kept: int | None, side: TruncationSide, tenant: str
+    ) -> EncodedPair:
+        """As `PairForm` says."""
+        await asyncio.sleep(0)  # to join many long pairs takes tens of milliseconds
         lengths = [first.num_tokens, second.num_tokens]
         if num_kept is not None:
-            lengths = _truncate_longest(first.num_tokens, second.num_tokens, num_kept - self.num_special)
+            lengths = truncate_longest(first.num_tokens, second.num_tokens, num_kept - self.num_special)
         kept = [_cut(one.token_ids, length, side) for one, length in zip((first, second), lengths, strict=True)]
         num_first = sum(length for length, kind in zip(lengths, self.types, strict=True) if kind == 0)
         return EncodedPair(
@@ -95,7 +122,7 @@ def _cut(token_ids: Sequence[int], length: int, side: TruncationSide) -> Sequenc
     return token_ids[len(token_ids) - length :] if side is TruncationSide.LEFT else token_ids[:length]
 
 
-def _truncate_longest(first: int, second: int, room: int) -> list[int]:
+def truncate_longest(first: int, second: int, room: int) -> list[int]:
     """How many tokens two texts keep of these, `room` in all: the longer one loses tokens until both have as many, then
     both do. As `longest_first` of transformers.
     """

@@ -197,6 +197,14 @@ class ModelTokenizer:
         """
         return await self._threads.run(tenant, lambda: self._encode_chat(chat, max_tokens))
 
+    def encode_chat_at_once(self, chat: TemplateChat) -> list[int]:
+        """As `encode_chat`, on the calling thread."""
+        return self._encode_chat(chat, None)
+
+    async def cut_text(self, text: str, num_kept: int, side: TruncationSide, tenant: str = DEFAULT_TENANT_NAME) -> str:
+        """The part of a text that has at most `num_kept` of its tokens; those at `side` are dropped."""
+        return await self._threads.run(tenant, lambda: self._cut_text(text, num_kept, side))
+
     async def decode(self, token_ids: Sequence[int], special: SpecialTokens, tenant: str = DEFAULT_TENANT_NAME) -> str:
         hide = special is SpecialTokens.HIDDEN
         return await self._threads.run(tenant, lambda: self._tokenizer.decode(token_ids, skip_special_tokens=hide))
@@ -241,6 +249,17 @@ class ModelTokenizer:
         rendered = self._chat_encoder.template.render(chat)
         self._check_length(rendered, max_tokens)
         return self._chat_encoder.encode(chat, rendered)
+
+    def _cut_text(self, text: str, num_kept: int, side: TruncationSide) -> str:
+        offsets = self._tokenizer.encode_batch([text], add_special_tokens=False)[0].offsets
+        if num_kept >= len(offsets):
+            return text
+        if num_kept <= 0:
+            return ""
+        # A character whose tokens are not all kept is dropped.
+        if side is TruncationSide.LEFT:
+            return text[max(offsets[-num_kept][0], offsets[-num_kept - 1][1]) :]
+        return text[: min(offsets[num_kept - 1][1], offsets[num_kept][0])]
 
     def _check_length(self, text: str, max_tokens: int | None) -> None:
         if max_tokens is not None and not self.may_have(text, max_tokens):

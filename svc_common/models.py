@@ -5,11 +5,11 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
@@ -282,7 +282,8 @@ def task_of(directory: Path, chosen: str = AUTO_TASK) -> ModelTask:
 
     One of a class without a head, such as BertModel, embeds, and so does one whose modules.json, which
     sentence-transformers writes, has a pooling. One for the classification of sequences is a cross-encoder, which
-    scores. Any other model generates, as does one whose config.json cannot be read.
+    scores, and so does one whose modules.json makes scores of logits. Any other model generates, as does one whose
+    config.json cannot be read.
 
     Raises ModelNotFound for a modules.json of another form.
     """
@@ -296,24 +297,36 @@ def task_of(directory: Path, chosen: str = AUTO_TASK) -> ModelTask:
     names = [str(one) for one in classes] if isinstance(classes, list) else []
     if names and all(name.endswith("ForSequenceClassification") for name in names):
         return ModelTask.SCORE
+    kinds = [module_kind(module) for module in read_modules(directory)]
+    if "LogitScore" in kinds:
+        return ModelTask.SCORE
     if chosen == POOLING_TASK:
         return ModelTask.EMBED
     if names and all(name.endswith("Model") and "LMHead" not in name for name in names):
         return ModelTask.EMBED
-    return ModelTask.EMBED if _has_pooling(directory) else ModelTask.GENERATE
+    return ModelTask.EMBED if "Pooling" in kinds else ModelTask.GENERATE
 
 
-def _has_pooling(directory: Path) -> bool:
+def read_modules(directory: Path) -> list[dict[str, Any]]:
+    """The modules of a model, as sentence-transformers writes them; none without its modules.json.
+
+    Raises ModelNotFound where it has another form.
+    """
     path = directory / "modules.json"
     if not path.is_file():
-        return False
+        return []
     try:
         modules = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ModelNotFound(f"{path} cannot be read: {error}") from error
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise ModelNotFound(f"{path} is not a list of objects, as sentence-transformers writes it")
-    return any(str(module.get("type")).rpartition(".")[2] == "Pooling" for module in modules)
+    return modules
+
+
+def module_kind(module: Mapping[str, Any]) -> str:
+    """The class of a module, without the Python module that has it."""
+    return str(module.get("type", "")).rpartition(".")[2]
 
 
 def _gguf_directory(path: Path) -> Path:

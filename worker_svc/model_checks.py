@@ -30,6 +30,7 @@ from worker_svc.model.device_formats import COMPUTED as COMPUTED_ON_DEVICE
 from worker_svc.model.embedding_files import embedding_defaults
 from worker_svc.model.encoder_description import EncoderDescription
 from worker_svc.model.formats.dense import DenseFormat
+from worker_svc.model.score_files import with_score_files
 from worker_svc.model.stored_linear import layer_format, shapes_of
 from worker_svc.model.support import is_native_alone, unsupported_reason
 from worker_svc.model.tensor_names import described_names
@@ -137,7 +138,7 @@ def read_model(settings: WorkerSettings) -> CheckedModel:
         weight_format = format_of(directory)
         refuse_adapters(directory)
         config = read_config(directory)
-        description = describe_any(config)
+        description = with_score_files(describe_any(config), directory, settings.task)
         has_values = computes_values(directory, description, settings.task)
         has_head = description is not None and description.score_head is not None
         if has_values and not has_head:
@@ -168,7 +169,7 @@ def backend_of_values(settings: WorkerSettings) -> EncoderKernels | None:
     """
     try:
         directory = settings.served_model().path
-        description = describe_any(read_config(directory))
+        description = with_score_files(describe_any(read_config(directory)), directory, settings.task)
         has_values = computes_values(directory, description, settings.task)
     except (ModelNotFound, StartupFailed, ImportError, OSError, ValueError):
         return None

@@ -17,15 +17,24 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 from torch.nn.functional import normalize
-from transformers import AutoModel, BertForSequenceClassification, BertModel, Qwen3Config
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BertForSequenceClassification,
+    BertModel,
+    Qwen3Config,
+)
 
 from bert_models import CONTEXT, hidden_states, random_prompts, raw_score, save_bert, save_cross_encoder
 from deployment import Deployment, deployment
 from llama_models import SIZES, save_servable
 from quire_client import AsyncClient, QuireError
+from reranker_files import write_reranker_files
 from tiny_model import tiny_tokenizer
 
 TIMEOUT = 120  # seconds
+ANSWERS = 5, 9  # tokens that say yes and no
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +64,8 @@ def running(
     sizes = SIZES | {"max_position_embeddings": 4096, "vocab_size": tiny_tokenizer().get_vocab_size()}
     llm = save_servable(models / "llm", Qwen3Config(**sizes), tiny_tokenizer())
     save_servable(models / "decoder", Qwen3Config(**sizes), tiny_tokenizer())
+    save_servable(models / "reranker", Qwen3Config(**sizes), tiny_tokenizer())
+    write_reranker_files(models / "reranker", *ANSWERS)
     file = models / "models.toml"
     file.write_text(
         f"""
@@ -70,6 +81,8 @@ def running(
         [[models]]
         model = "decoder"
         task = "embed"
+        [[models]]
+        model = "reranker"
         """
     )
     # Settings that only the LLM can follow.
@@ -83,7 +96,8 @@ async def client(running: Deployment) -> Any:
     """A client, once all models are ready."""
     async with AsyncClient(running.grpc) as client:
         async with asyncio.timeout(TIMEOUT):
-            while {model.name for model in await client.models()} != {"llm", "bert", "cross-encoder", "decoder"}:
+            names = {"llm", "bert", "cross-encoder", "decoder", "reranker"}
+            while {model.name for model in await client.models()} != names:
                 await asyncio.sleep(0.05)
         yield client
 
@@ -181,6 +195,33 @@ async def test_scores_of_a_cross_encoder_beside_streams(
         [found.scores[index] for index in best], abs=1e-4
     )
     assert len((await stream).token_ids) == 100
+    await running.rest()
+
+
+async def test_scores_of_a_decoder_that_answers(client: AsyncClient, running: Deployment, models: Path) -> None:
+    """The score is what the model says of the pair, as its chat template writes it; also in one step with others, and
+    where a document is cut.
+    """
+    query, documents = "who?", ["me", "you and " * 20, "<|im_end|>"]
+    model: Any = AutoModelForCausalLM.from_pretrained(models / "reranker", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(models / "reranker")
+
+    def expected(document: str) -> float:
+        messages = [{"role": "query", "content": query}, {"role": "document", "content": document}]
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        with torch.inference_mode():
+            logits = model(tokenizer(text, return_tensors="pt").input_ids).logits[0, -1]
+        return float((logits[ANSWERS[0]] - logits[ANSWERS[1]]).sigmoid())
+
+    found = await client.score(query, documents, model="reranker")
+    assert found.scores[:2] == pytest.approx([expected(document) for document in documents[:2]], abs=1e-3)
+    assert found.scores[2] != pytest.approx(expected(documents[2]), abs=1e-4), "a control token of a text is text"
+    cut = await client.score(query, documents[1], model="reranker", max_tokens_per_document=8)
+    assert cut.scores == pytest.approx([expected("you and ")], abs=1e-3)
+    for call in (client.generate("hello", model="reranker"), client.embed("hello", model="reranker")):
+        with pytest.raises(QuireError) as raised:
+            await call
+        assert raised.value.reason == "FEATURE_UNSUPPORTED"
     await running.rest()
 
 

@@ -51,10 +51,15 @@ def _activation(config: Any) -> ScoreActivation:
         # As vLLM: transformers trains such a model with the mean squared error of its output.
         is_regression = getattr(config, "problem_type", None) == "regression"
         return ScoreActivation.NONE if is_regression else ScoreActivation.SIGMOID
+    return named_activation(named, "config.json")
+
+
+def named_activation(named: object, file: str) -> ScoreActivation:
+    """The activation function that a file names. Raises UnsupportedModel for another one than these can be."""
     package, _, name = str(named).rpartition(".")
     if not package.startswith("torch.nn") or name not in _ACTIVATIONS:
         raise UnsupportedModel(
-            f"config.json names the activation function {named} of a cross-encoder; only torch.nn.Identity and "
+            f"{file} names the activation function {named} of a cross-encoder; only torch.nn.Identity and "
             "torch.nn.Sigmoid are supported"
         )
     return _ACTIVATIONS[name]

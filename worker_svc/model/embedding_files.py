@@ -1,11 +1,12 @@
 """How a model's embeddings are made, by the files that sentence-transformers writes."""
 
-import json
 from pathlib import Path
 from typing import Any
 
+from svc_common.models import module_kind
 from worker_svc.encoder.pooling import EmbeddingDefaults
 from worker_svc.model.config import UnsupportedModel
+from worker_svc.model.sentence_files import module_config, read_json
 from worker_svc.step import Pooling
 
 # By their names in the pooling's config: switches of their own, or values of `pooling_mode`.
@@ -25,28 +26,24 @@ def embedding_defaults(directory: Path, *, is_decoder: bool = False) -> Embeddin
 
     Raises UnsupportedModel where they name what is not computed here.
     """
-    modules = _read(directory / "modules.json", [])
+    modules: list[Any] = read_json(directory / "modules.json", [])
     pooling, normalizes = Pooling.MEAN, False
     if is_decoder and not modules:
         pooling, normalizes = Pooling.LAST, True
     for module in modules:
         if not isinstance(module, dict):
             raise UnsupportedModel(f"{directory / 'modules.json'} has another form than expected")
-        match str(module.get("type", "")).rpartition(".")[2]:
+        match module_kind(module):
             case "Transformer":
                 pass
             case "Pooling":
-                folder = Path(str(module.get("path", "")))
-                if folder.is_absolute() or ".." in folder.parts:
-                    raise UnsupportedModel(
-                        f"{directory / 'modules.json'} names a folder outside of the model: {folder}"
-                    )
-                pooling = _pooling(_read(directory / folder / "config.json", {}), directory)
+                pooling = _pooling(module_config(directory, module), directory)
             case "Normalize":
                 normalizes = True
             case other:
                 raise UnsupportedModel(f"the model in {directory} has a module {other} in modules.json: not supported")
-    limit = _read(directory / "sentence_bert_config.json", {}).get("max_seq_length")
+    config: dict[str, Any] = read_json(directory / "sentence_bert_config.json", {})
+    limit = config.get("max_seq_length")
     return EmbeddingDefaults(pooling, normalizes, limit if isinstance(limit, int) and limit > 0 else None)
 
 
@@ -61,16 +58,3 @@ def _pooling(config: dict[str, Any], directory: Path) -> Pooling:
             f"the model in {directory} pools by {named}; only one of mean, cls and last is supported"
         )
     return _MODES[modes[0]]
-
-
-def _read(path: Path, default: Any) -> Any:
-    """A JSON file of the type of `default`, which stands for a file that is missing. Raises UnsupportedModel."""
-    try:
-        value = json.loads(path.read_text())
-    except FileNotFoundError:
-        return default
-    except (OSError, ValueError) as error:
-        raise UnsupportedModel(f"{path} cannot be read: {error}") from error
-    if not isinstance(value, type(default)):
-        raise UnsupportedModel(f"{path} has another form than expected")
-    return value

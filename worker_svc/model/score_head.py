@@ -8,9 +8,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from worker_svc.model.architecture import AnyDescription
-from worker_svc.model.description import StoredLinear
+from worker_svc.model.description import ModelDescription, StoredLinear
 from worker_svc.model.score_head_description import ScoreActivation, ScoreHeadSpec
 from worker_svc.model.stored_linear import read_stored
+from worker_svc.model.tensor_names import described_names
 from worker_svc.model.weight_format import format_of
 from worker_svc.model.weights import Checkpoint
 
@@ -18,9 +19,10 @@ from worker_svc.model.weights import Checkpoint
 class ScoreHead:
     """A head's weights, in float32: they are few."""
 
-    def __init__(self, spec: ScoreHeadSpec, hidden_size: int, checkpoint: Checkpoint) -> None:
+    def __init__(self, spec: ScoreHeadSpec, description: AnyDescription, checkpoint: Checkpoint) -> None:
         """Raises UnsupportedModel if tensors do not match the description."""
-        self._spec = spec
+        self._spec, hidden_size = spec, description.hidden_size
+        self._soft_cap = None
 
         def layer(name: str, width: int) -> tuple[Tensor, Tensor | None]:
             weight, bias = read_stored(checkpoint, StoredLinear(name, (width,), bias=spec.bias), hidden_size)
@@ -28,14 +30,22 @@ class ScoreHead:
             return weight.dense().to(device).float(), None if bias is None else bias.to(device).float()
 
         self._dense = None if spec.dense is None else layer(spec.dense, hidden_size)
-        self._output = layer(spec.output, 1)
+        if spec.tokens:
+            assert isinstance(description, ModelDescription), "encoders have no logits"
+            self._output = _of_tokens(spec.tokens, description, checkpoint)
+            self._soft_cap = description.logits_soft_cap
+        else:
+            self._output = layer(spec.output, 1)
 
     def outputs(self, hidden: Sequence[Tensor], prompts: Sequence[Sequence[int]]) -> Tensor:
         """The outputs [num_prompts] for the hidden states [num_tokens, hidden_size] and the tokens of each prompt."""
         states = torch.stack([one[self._place(prompt)] for one, prompt in zip(hidden, prompts, strict=True)]).float()
         if self._dense is not None:
             states = F.linear(states, *self._dense).tanh()
-        return F.linear(states, *self._output)[:, 0]
+        outputs = F.linear(states, *self._output)
+        if self._soft_cap is not None:
+            outputs = self._soft_cap * (outputs / self._soft_cap).tanh()
+        return outputs[:, 0] if outputs.shape[1] == 1 else outputs[:, 0] - outputs[:, 1]
 
     def _place(self, prompt: Sequence[int]) -> int:
         """Of the token whose state is read: as transformers, the first one of a prompt that is all padding."""
@@ -54,4 +64,18 @@ def load_score_head(description: AnyDescription, directory: Path, device: torch.
         return None
     with torch.inference_mode():
         checkpoint = Checkpoint(directory, format_of(directory), torch.float32, device)
-        return ScoreHead(description.score_head, description.hidden_size, checkpoint)
+        return ScoreHead(description.score_head, description, checkpoint)
+
+
+def _of_tokens(
+    tokens: Sequence[int], description: ModelDescription, checkpoint: Checkpoint
+) -> tuple[Tensor, Tensor | None]:
+    """The rows of a decoder's head for logits that are those of tokens, and their biases."""
+    checkpoint.rename(described_names(description, checkpoint.names))
+    stored, vocab_size = description.head.stored[0], description.vocab_size
+    if description.tied_embeddings:
+        stored = StoredLinear(description.embedding.removesuffix(".weight"), (vocab_size,))
+    weight, bias = read_stored(checkpoint, stored, description.hidden_size)
+    rows = torch.cat([weight.outputs(token, token + 1).dense() for token in tokens])
+    device = checkpoint.device
+    return rows.to(device).float(), None if bias is None else bias[list(tokens)].to(device).float()

@@ -28,3 +28,7 @@ class ScoreHeadSpec:
     """Whether x is the state of a prompt's last token, else of its first one."""
     passed_over: int | None = None
     """Where x is that of the last token: of the last one that is not this token, of padding."""
+    tokens: tuple[int, ...] = ()
+    """Of a decoder that answers with a token: `output` is its head for logits, and output(x) the logit of the first of
+    these tokens, less that of the second one if there are two. Empty: `output` has one output.
+    """

@@ -22,7 +22,7 @@ def computes_values(directory: Path, description: AnyDescription | None, chosen:
             names = ", ".join(architecture_names())
             raise UnsupportedModel(
                 f"the model in {directory} is not one whose {values} are computed; architectures are {names}, and "
-                "scores are computed by those with a head of one output"
+                "scores are computed by those with a head of one output, or with a LogitScore in modules.json"
             )
         return True
     computed = "embeddings" if description.score_head is None else "scores of pairs of texts"

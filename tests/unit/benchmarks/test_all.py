@@ -23,12 +23,21 @@ def test_only_results_of_other_code_are_outdated(tmp_path: Path, monkeypatch: py
     assert [one.name for one in bench_all.outdated("this")] == ["older", "absent"]
 
 
+@pytest.mark.parametrize("is_such", [True, False])
+def test_what_only_some_processors_measure(is_such: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sections = tuple(section(tmp_path, name) for name in ("any", "offline avx2"))
+    monkeypatch.setattr(bench_all, "PAGES", (Page(tmp_path, sections, ()),))
+    monkeypatch.setattr(bench_all, "expands_bfloat16", lambda: is_such)
+    assert len(list(bench_all.outdated("this"))) == 1 + is_such
+
+
 @pytest.mark.parametrize(
     ("command", "environment", "expected"),
     [
         ("make bench-a", None, ["make", "bench-a"]),
         ("VLLM_VENV=ENVIRONMENT make bench", "/venv", ["make", "bench"]),
         ("VLLM_VENV=ENVIRONMENT make bench", None, None),
+        ("VLLM_VENV=ENVIRONMENT python -m benchmarks.a", "/venv", [sys.executable, "-m", "benchmarks.a"]),
         ("python -m benchmarks.simulator flood", None, [sys.executable, "-m", "benchmarks.simulator", "flood"]),
     ],
 )

@@ -59,8 +59,9 @@ async def validated(
     task: ModelTask = ModelTask.SCORE,
     model: ModelInfo = MODEL,
 ) -> ValidatedScores:
+    pairs = tokenizer.pair_template if task is ModelTask.SCORE else None
     return await validate_scores(
-        unvalidated, tokenizer, model, task, request_id="own-id", retention=unvalidated.retention, tenant="default"
+        unvalidated, tokenizer, model, pairs, request_id="own-id", retention=unvalidated.retention, tenant="default"
     )
 
 

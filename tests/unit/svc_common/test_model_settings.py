@@ -272,9 +272,12 @@ def test_the_class_of_a_model_is_its_task(config: str, expected: ModelTask, tmp_
         (["Transformer", "Pooling"], "generate", ModelTask.GENERATE),
         ([], "embed", ModelTask.EMBED),
         ([], "pooling", ModelTask.EMBED),
+        (["Transformer", "LogitScore"], "auto", ModelTask.SCORE),
+        (["Transformer", "LogitScore"], "pooling", ModelTask.SCORE),
+        (["Transformer", "LogitScore"], "generate", ModelTask.GENERATE),
     ],
 )
-def test_a_pooling_makes_a_decoder_one_that_embeds(
+def test_modules_make_a_decoder_one_that_embeds_or_scores(
     modules: list[str], chosen: str, expected: ModelTask, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
 import compiled
 import latent_models
@@ -25,6 +25,7 @@ from bert_models import (
 from described_models import description_of
 from llama_models import hidden_states, save_model
 from llama_models import prompts as decoder_prompts
+from reranker_files import write_reranker_files
 from worker_svc.compressed_writer import scheme_named
 from worker_svc.encoder.pooling import ScorePooler
 from worker_svc.model.compiled_states import load_compiled_states
@@ -32,6 +33,7 @@ from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.description_cache import any_description_of
 from worker_svc.model.encoder_description import EncoderDescription
+from worker_svc.model.score_files import with_score_files
 from worker_svc.model.score_head import load_score_head
 from worker_svc.model.score_head_description import ScoreActivation
 from worker_svc.model.torch_encoder import load_torch_encoder
@@ -157,6 +159,58 @@ def test_a_head_in_the_format_of_the_other_layers(tmp_path: Path) -> None:
         outputs += head.outputs([states], [prompt]).tolist()
     assert outputs[0] == pytest.approx(outputs[1], rel=0.02)
     assert outputs[0] != outputs[1]
+
+
+@pytest.mark.parametrize("tokens", [(5, 9), (7, None)])
+@pytest.mark.parametrize("variant", DECODERS)
+@torch.inference_mode()
+def test_scores_of_logits(variant: str, tokens: tuple[int, int | None], tmp_path: Path) -> None:
+    """Also of tied heads, and of such with biases or soft caps."""
+    save_model(tmp_path, DECODERS[variant]())
+    write_reranker_files(tmp_path, *tokens)
+    description = with_score_files(any_description_of(tmp_path), tmp_path, "auto")
+    assert isinstance(description, ModelDescription)
+    states = load_compiled_states(description, tmp_path, torch.float32, compiled.thread_pool())
+    head = load_score_head(description, tmp_path, CPU)
+    assert head is not None
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+    crowd = decoder_prompts(1, 2, 16, 17, 63)
+    logits = [model(torch.tensor([prompt]), use_cache=False).logits[0, -1] for prompt in crowd]
+    expected = [float(one[tokens[0]] - (0 if tokens[1] is None else one[tokens[1]])) for one in logits]
+    assert max(expected) - min(expected) > 0.1
+    outputs = head.outputs(states(crowd), crowd)
+    assert outputs.tolist() == pytest.approx(expected, abs=1e-3)
+    assert head.activate(outputs).tolist() == outputs.sigmoid().tolist()
+
+
+def test_a_model_that_may_score_generates_or_embeds_where_the_settings_say(tmp_path: Path) -> None:
+    save_model(tmp_path, DECODERS["qwen3"]())
+    write_reranker_files(tmp_path, 5, 9)
+    description = any_description_of(tmp_path)
+    assert with_score_files(description, tmp_path, "generate") == description
+    assert with_score_files(description, tmp_path, "embed") == description
+
+
+@pytest.mark.parametrize("tokens", [(None, 5), (10_000, 5), (5, -1), ("yes", 5)])
+def test_tokens_that_the_vocabulary_has_not_are_refused(tokens: tuple[Any, Any], tmp_path: Path) -> None:
+    save_model(tmp_path, DECODERS["qwen3"]())
+    write_reranker_files(tmp_path, *tokens)
+    with pytest.raises(UnsupportedModel, match="its vocabulary has not"):
+        with_score_files(any_description_of(tmp_path), tmp_path, "auto")
+
+
+def test_the_activation_may_be_in_a_file_of_its_own(tmp_path: Path) -> None:
+    """As later versions of sentence-transformers write it, of any cross-encoder."""
+    save_cross_encoder(tmp_path, sentence_transformers={"activation_fn": SIGMOID})
+    path = tmp_path / "config_sentence_transformers.json"
+    path.write_text(json.dumps({"activation_fn": IDENTITY}))
+    description = with_score_files(any_description_of(tmp_path), tmp_path, "auto")
+    assert description is not None
+    assert description.score_head is not None
+    assert description.score_head.activation is ScoreActivation.NONE
+    path.write_text(json.dumps({"activation_fn": "torch.nn.modules.activation.Tanh"}))
+    with pytest.raises(UnsupportedModel, match="Tanh"):
+        with_score_files(any_description_of(tmp_path), tmp_path, "auto")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,156 @@
+"""Pairs of texts as chats: prompts, what is cut of them, and models whose template writes none."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway_svc.chat_template import ChatTemplateError
+from gateway_svc.pair_chats import PairChats, pair_form
+from gateway_svc.score_validation import validate_scores
+from gateway_svc.scores import UnvalidatedScores
+from gateway_svc.text_pairs import PairForm, PairTemplate, PairText
+from gateway_svc.tokenizer import InvalidModelFiles, ModelTokenizer
+from gateway_svc.validated_request import ModelInfo, TruncationSide
+from quire.inference.v1 import inference_pb2 as api
+from reranker_files import TEMPLATE, write_reranker_files
+from svc_common.errors import QuireError
+from tiny_model import CHAT_TEMPLATE, make_model_directory, tiny_tokenizer
+
+LEFT, RIGHT = TruncationSide.LEFT, TruncationSide.RIGHT
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    make_model_directory(tmp_path)
+    write_reranker_files(tmp_path, 5, 6)
+    return tmp_path
+
+
+def load(directory: Path) -> tuple[ModelTokenizer, PairForm]:
+    tokenizer = ModelTokenizer.load(directory)
+    return tokenizer, pair_form(tokenizer, directory)
+
+
+async def text_of(tokenizer: ModelTokenizer, text: str, limit: int | None = None) -> PairText:
+    return PairText.of(text, await tokenizer.encode_text(text, add_special_tokens=False), limit, None, RIGHT)
+
+
+async def prompt_of(
+    directory: Path, query: str, document: str, num_kept: int | None = None, side: TruncationSide = RIGHT
+) -> str:
+    """The prompt as text, special tokens too."""
+    tokenizer, form = load(directory)
+    first, second = await text_of(tokenizer, query), await text_of(tokenizer, document)
+    pair = await form.join(first, second, num_kept, side, "default")
+    assert pair.num_first_tokens == len(pair.token_ids)
+    assert num_kept is None or len(pair.token_ids) <= num_kept
+    return tiny_tokenizer().decode(pair.token_ids, skip_special_tokens=False)
+
+
+async def test_the_template_writes_both_texts(directory: Path) -> None:
+    expected = "<|im_start|>Query: who?\nDocument: me.<|im_end|>Answer:"
+    assert await prompt_of(directory, "who?", "me.") == expected
+
+
+async def test_the_files_name_the_instruction_and_variables(directory: Path) -> None:
+    prompts = {"prompts": {"web": "Search."}, "default_prompt_name": "web"}
+    write_reranker_files(directory, 5, 6, prompts=prompts, variables={"tail": " now", "add_generation_prompt": True})
+    expected = "Task: Search.\n<|im_start|>Query: who?\nDocument: me.<|im_end|>Answer: now"
+    assert await prompt_of(directory, "who?", "me.") == expected
+    write_reranker_files(directory, 5, 6, variables={"add_generation_prompt": False})
+    assert await prompt_of(directory, "who?", "me.") == expected[len("Task: Search.\n") : -len("Answer: now")]
+
+
+async def test_a_template_may_take_parts(directory: Path) -> None:
+    template = TEMPLATE.replace("message.content", "message.content[0].text")
+    write_reranker_files(directory, 5, 6, template=template, has_parts=True)
+    assert await prompt_of(directory, "who?", "me.") == "<|im_start|>Query: who?\nDocument: me.<|im_end|>Answer:"
+
+
+async def test_control_tokens_of_texts_are_text(directory: Path) -> None:
+    tokenizer, form = load(directory)
+    first, second = await text_of(tokenizer, "<|im_end|>"), await text_of(tokenizer, "a<|im_start|>")
+    token_ids = (await form.join(first, second, None, RIGHT, "default")).token_ids
+    special = [tiny_tokenizer().token_to_id(token) for token in ("<|im_start|>", "<|im_end|>")]
+    assert [token for token in token_ids if token in special] == special
+
+
+@pytest.mark.parametrize(
+    ("side", "expected"),
+    [(RIGHT, "Query: abcdef\nDocument: 012345<"), (LEFT, "Query: abcdef\nDocument: 456789<")],
+)
+async def test_the_longer_text_is_cut_first(side: TruncationSide, expected: str, directory: Path) -> None:
+    _, form = load(directory)
+    assert expected in await prompt_of(directory, "abcdef", "0123456789", form.num_special + 12, side)
+    shortest = await prompt_of(directory, "abcdef", "0123456789", form.num_special + 2, side)
+    assert shortest.count("Query: ") == shortest.count("<|im_end|>Answer:") == 1
+
+
+async def test_a_text_has_a_limit_of_its_own(directory: Path) -> None:
+    tokenizer, form = load(directory)
+    pair = await form.join(await text_of(tokenizer, "abc", 2), await text_of(tokenizer, "0123", 3), None, RIGHT, "x")
+    assert "Query: ab\nDocument: 012<" in tiny_tokenizer().decode(pair.token_ids, skip_special_tokens=False)
+
+
+async def test_characters_of_several_tokens_stay_whole(directory: Path) -> None:
+    _, form = load(directory)
+    for num_kept in range(form.num_special + 3, form.num_special + 14):
+        prompt = await prompt_of(directory, "a", "\N{SNOWMAN}" * 6, num_kept)
+        assert "\N{REPLACEMENT CHARACTER}" not in prompt
+
+
+@pytest.mark.parametrize("template", ["{{ raise_exception('none') }}", "{{ messages[0].content }}"])
+def test_answers_need_a_template_that_writes_pairs(template: str, directory: Path) -> None:
+    write_reranker_files(directory, 5, 6, template=template)
+    with pytest.raises(InvalidModelFiles, match="QUIRE_CHAT_TEMPLATE"):
+        load(directory)
+
+
+def test_which_models_take_chats(directory: Path) -> None:
+    """Those that answer, those whose files or whose template say so; a template for chats may write any role."""
+    transformer = directory / "sentence_bert_config.json"
+
+    def form(template: str, *files: str) -> type:
+        (directory / "chat_template.jinja").write_text(template)
+        for name in ("modules.json", "sentence_bert_config.json"):
+            if name not in files:
+                (directory / name).unlink(missing_ok=True)
+        return type(load(directory)[1])
+
+    assert form(CHAT_TEMPLATE, "modules.json", "sentence_bert_config.json") is PairChats
+    assert form(CHAT_TEMPLATE, "sentence_bert_config.json") is PairChats
+    transformer.write_text('{"max_seq_length": 8}')
+    assert form(CHAT_TEMPLATE, "sentence_bert_config.json") is PairTemplate
+    assert form(TEMPLATE) is PairChats
+    assert form(CHAT_TEMPLATE) is PairTemplate
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("sentence_bert_config.json", "[]"),
+        ("sentence_bert_config.json", '{"modality_config": 3}'),
+        ("sentence_bert_config.json", '{"processing_kwargs": {"chat_template": 3}}'),
+        ("config_sentence_transformers.json", '{"default_prompt_name": "x"}'),
+        ("config_sentence_transformers.json", "{"),
+    ],
+)
+def test_files_of_another_form_are_refused(file: str, text: str, directory: Path) -> None:
+    (directory / file).write_text(text)
+    with pytest.raises(InvalidModelFiles):
+        load(directory)
+
+
+async def test_a_pair_that_the_template_rejects_is_named(directory: Path) -> None:
+    rejecting = TEMPLATE + "{% if 'no' in messages[-1].content %}{{ raise_exception('no') }}{% endif %}"
+    write_reranker_files(directory, 5, 6, template=rejecting)
+    tokenizer, form = load(directory)
+    call = UnvalidatedScores.from_proto(api.ScoreRequest(queries=["a"], documents=["b", "no"]))
+    model = ModelInfo("reranker", 200, 300)
+    fields: dict[str, Any] = {"request_id": "own-id", "retention": None, "tenant": "default"}
+    with pytest.raises(QuireError) as raised:
+        await validate_scores(call, tokenizer, model, form, **fields)
+    assert raised.value.field == "documents[1]"
+    with pytest.raises(ChatTemplateError):
+        await form.join(await text_of(tokenizer, "a"), await text_of(tokenizer, "no"), None, RIGHT, "default")

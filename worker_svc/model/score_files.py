@@ -1,0 +1,50 @@
+"""How a model scores pairs of texts, by the files that sentence-transformers writes."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from svc_common.models import ModelTask, module_kind, read_modules, task_of
+from worker_svc.model.architecture import AnyDescription
+from worker_svc.model.config import UnsupportedModel
+from worker_svc.model.describe_score_head import named_activation
+from worker_svc.model.description import ModelDescription
+from worker_svc.model.score_head_description import ScoreActivation, ScoreHeadSpec
+from worker_svc.model.sentence_files import module_config, read_json
+
+
+def with_score_files(description: AnyDescription | None, directory: Path, chosen: str) -> AnyDescription | None:
+    """The description of the model in a directory with the head that its files say; the same one if it computes no
+    scores. `chosen` is QUIRE_TASK.
+
+    A decoder may answer with a token, whose logit is the score (https://sbert.net/docs/package_reference/cross_encoder/modules.html).
+
+    Raises UnsupportedModel where they name what is not computed here, and ModelNotFound as `task_of` does.
+    """
+    if description is None or task_of(directory, chosen) is not ModelTask.SCORE:
+        return description
+    head = description.score_head
+    if head is None and isinstance(description, ModelDescription):
+        head = _head_of_logits(description, directory)
+    if head is None:
+        return description
+    config: dict[str, Any] = read_json(directory / "config_sentence_transformers.json", {})
+    named = config.get("activation_fn")
+    if named is not None:
+        head = replace(head, activation=named_activation(named, "config_sentence_transformers.json"))
+    return replace(description, score_head=head)
+
+
+def _head_of_logits(description: ModelDescription, directory: Path) -> ScoreHeadSpec | None:
+    modules = [module for module in read_modules(directory) if module_kind(module) == "LogitScore"]
+    if not modules:
+        return None
+    config = module_config(directory, modules[0])
+    named = config.get("true_token_id"), config.get("false_token_id")
+    tokens = tuple(token for token in named if isinstance(token, int) and 0 <= token < description.vocab_size)
+    if named[0] is None or len(tokens) != sum(token is not None for token in named):
+        raise UnsupportedModel(
+            f"the model in {directory} makes scores of the logits of the tokens {named}, which its vocabulary has not"
+        )
+    head = description.head.stored[0]
+    return ScoreHeadSpec(head.name, ScoreActivation.SIGMOID, bias=head.bias, of_last_token=True, tokens=tokens)

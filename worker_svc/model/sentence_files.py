@@ -1,0 +1,32 @@
+"""Reads the files that sentence-transformers writes beside a model."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from worker_svc.model.config import UnsupportedModel
+
+T = TypeVar("T")
+
+
+def read_json(path: Path, default: T) -> T:
+    """A JSON file of the type of `default`, which stands for a file that is missing. Raises UnsupportedModel."""
+    try:
+        value = json.loads(path.read_text())
+    except FileNotFoundError:
+        return default
+    except (OSError, ValueError) as error:
+        raise UnsupportedModel(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, type(default)):
+        raise UnsupportedModel(f"{path} has another form than expected")
+    return value
+
+
+def module_config(directory: Path, module: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of a module of modules.json, empty without its file. Raises UnsupportedModel."""
+    folder = Path(str(module.get("path", "")))
+    if folder.is_absolute() or ".." in folder.parts:
+        raise UnsupportedModel(f"{directory / 'modules.json'} names a folder outside of the model: {folder}")
+    config: dict[str, Any] = {}
+    return read_json(directory / folder / "config.json", config)
