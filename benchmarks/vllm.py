@@ -19,3 +19,9 @@ def vllm_dtype() -> str:
     times as long as those of float32.
     """
     return "bfloat16" if has_bfloat16() else "float32"
+
+
+def vllm_title(name: str) -> str:
+    """What a table calls it: with the dtype, where that is not bfloat16, in which Quire computes."""
+    dtype = vllm_dtype()
+    return f"{name}, CPU build" if dtype == "bfloat16" else f"{name}, CPU build, {dtype}"

@@ -45,6 +45,10 @@ class ChatEncoder:
         encoding = self._encoding(chat, rendered)
         return self._tokenizer.post_process(encoding).ids if chat.add_special_tokens else encoding.ids
 
+    def encode_text(self, text: str) -> Encoding:
+        """A text of a message alone: literals of control tokens are text. With offsets."""
+        return self._renamed.encode_batch([text], add_special_tokens=False)[0]
+
     def _encoding(self, chat: TemplateChat, rendered: str) -> Encoding:
         if not self._names:
             return _encode(self._tokenizer, rendered)

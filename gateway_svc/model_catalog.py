@@ -52,7 +52,7 @@ class CatalogModel:
             message_format = _message_format(settings, tokenizer)
             task = task_of(served.path, settings.task)
             pairs = pair_form(tokenizer, served.path) if task is ModelTask.SCORE else None
-            if task is not ModelTask.GENERATE:
+            if task is not ModelTask.GENERATE and not (pairs is not None and pairs.of_chat):
                 tokenizer.check_end_of_text()
         except (BadSetting, InvalidModelFiles, ModelNotFound) as error:
             raise type(error)(settings.locate(error)) from error

@@ -6,9 +6,9 @@ As sentence-transformers and vLLM have it, the two messages have the roles `quer
 import json
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from gateway_svc.chat_template import ChatTemplate, ChatTemplateError, TemplateChat
 from gateway_svc.chats import PromptEnd
@@ -35,22 +35,17 @@ class PairMessages:
     @classmethod
     def of(cls, directory: Path) -> "PairMessages":
         """Those of a model. Raises InvalidModelFiles for files of another form."""
-        config = _read(directory / "sentence_bert_config.json")
-        try:
-            variables = dict(config.get("processing_kwargs", {}).get("chat_template", {}))
-            message = config.get("modality_config", {}).get("message")
-            has_parts = (message or {}).get("format") == "structured"
-            prompts = _read(directory / "config_sentence_transformers.json")
-            name = prompts.get("default_prompt_name")
-            instruction = None if name is None else str(prompts.get("prompts", {})[name])
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise InvalidModelFiles(f"files of sentence-transformers in {directory} have another form") from error
+        path = directory / "sentence_bert_config.json"
+        config = _read(path)
+        message = _object(config, "modality_config", path).get("message")
+        content = message.get("format") if isinstance(message, dict) else None
+        variables = dict(_object(_object(config, "processing_kwargs", path), "chat_template", path))
         adds_prompt = variables.pop("add_generation_prompt", False)
         variables.pop("restore_suffix", None)  # of sentence-transformers itself
         return cls(
             message is not None,
-            instruction or None,
-            has_parts,
+            _default_prompt(directory / "config_sentence_transformers.json"),
+            content == "structured",
             PromptEnd.ANSWER if adds_prompt else PromptEnd.MESSAGE,
             variables,
         )
@@ -78,6 +73,8 @@ class PairMessages:
 class PairChats:
     """A `PairForm`: pairs as a model's chat template writes them."""
 
+    of_chat: ClassVar[bool] = True
+
     def __init__(self, tokenizer: ModelTokenizer, messages: PairMessages, num_special: int) -> None:
         self._tokenizer, self._messages = tokenizer, messages
         self.num_special = num_special
@@ -88,25 +85,35 @@ class PairChats:
         both = tokenizer.encode_chat_at_once(messages.chat("a", "a"))
         return cls(tokenizer, messages, max(0, len(both) - 2))
 
+    async def shorten(self, text: PairText, side: TruncationSide, tenant: str) -> PairText:
+        """As `PairForm` says: each pair tokenizes its texts again."""
+        num_kept = len(text.token_ids)
+        if num_kept == text.num_all:
+            return text
+        kept = await self._tokenizer.cut_text_of_chat(text.text, num_kept, side, tenant)
+        return replace(text, text=kept, num_tokens=num_kept, num_all=num_kept)
+
     async def join(
         self, first: PairText, second: PairText, num_kept: int | None, side: TruncationSide, tenant: str
     ) -> EncodedPair:
         """As `PairForm` says. Raises ChatTemplateError."""
-        lengths = [first.num_tokens, second.num_tokens]
+        room = first.num_tokens + second.num_tokens
         if num_kept is not None:
-            lengths = truncate_longest(first.num_tokens, second.num_tokens, num_kept - self.num_special)
+            room = min(room, num_kept - self.num_special)
         while True:
+            lengths = truncate_longest(first.num_tokens, second.num_tokens, room)
             texts = [
-                one.text if length >= one.num_all else await self._tokenizer.cut_text(one.text, length, side, tenant)
+                one.text
+                if length >= one.num_all
+                else await self._tokenizer.cut_text_of_chat(one.text, length, side, tenant)
                 for one, length in zip((first, second), lengths, strict=True)
             ]
             token_ids = await self._tokenizer.encode_chat(self._messages.chat(*texts), tenant=tenant)
             # Beside the template's text, that of a pair may have other tokens than alone.
             excess = 0 if num_kept is None else len(token_ids) - num_kept
-            longer = 0 if lengths[0] > lengths[1] else 1
-            if excess <= 0 or lengths[longer] == 0:
+            if excess <= 0 or room == 0:
                 return EncodedPair(token_ids, len(token_ids))
-            lengths[longer] = max(0, lengths[longer] - excess)
+            room = max(0, room - excess)
 
 
 def pair_form(tokenizer: ModelTokenizer, directory: Path) -> PairForm:
@@ -114,11 +121,15 @@ def pair_form(tokenizer: ModelTokenizer, directory: Path) -> PairForm:
 
     Raises InvalidModelFiles where neither can be used, and ModelNotFound as `read_modules` does.
     """
-    template, messages = tokenizer.chat_template, PairMessages.of(directory)
+    messages = PairMessages.of(directory)
     answers = any(module_kind(module) == "LogitScore" for module in read_modules(directory))
-    if template is not None and (answers or messages.is_chosen or _names_both(template)) and messages.fit(template):
-        return PairChats.of(tokenizer, messages)
-    if answers:
+    is_for_pairs = answers or messages.is_chosen
+    template = tokenizer.chat_template
+    if template is not None and (is_for_pairs or _names_both(template)):
+        for form in (messages, replace(messages, has_parts=not messages.has_parts)):
+            if form.fit(template):
+                return PairChats.of(tokenizer, form)
+    if is_for_pairs:
         raise InvalidModelFiles(
             f"{directory} has no chat template that writes the messages of a query and a document, of which the model "
             "makes scores: QUIRE_CHAT_TEMPLATE may name another one"
@@ -139,3 +150,21 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidModelFiles(f"{path} must be an object")
     return value
+
+
+def _object(config: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
+    value = config.get(name) or {}
+    if not isinstance(value, dict):
+        raise InvalidModelFiles(f"{path}: {name} must be an object")
+    return value
+
+
+def _default_prompt(path: Path) -> str | None:
+    config = _read(path)
+    name = config.get("default_prompt_name")
+    if name is None:
+        return None
+    prompt = _object(config, "prompts", path).get(name) if isinstance(name, str) else None
+    if not isinstance(prompt, str):
+        raise InvalidModelFiles(f"{path}: default_prompt_name is {name}, and prompts has no text of that name")
+    return prompt or None

@@ -52,7 +52,7 @@ async def validate_scores(
         check_text(_text(one), tokenizer, model, of_text)
         check_text_limit(one.max_text_tokens, num_special, model, of_text)
     inputs = unvalidated.pairs.inputs
-    texts = await _encode(inputs, truncation, tokenizer, model, tenant)
+    texts = await _encode(inputs, pairs, truncation, tokenizer, model, tenant)
     places: dict[tuple[int, int], int] = {}
     requests = []
     for first, second in unvalidated.pairs.pairs:
@@ -62,7 +62,7 @@ async def validate_scores(
             encoded = await pairs.join(texts[first], texts[second], truncation.num_kept, truncation.side, tenant)
         except ChatTemplateError as error:
             of_second = FieldChecker(inputs[second].field_path)
-            raise of_second.invalid(Field.TEXT, "the chat template of the model rejects it") from error
+            raise of_second.invalid(Field.TEXT, "the chat template of the model rejects this pair") from error
         if (num_tokens := len(encoded.token_ids)) > model.context_length:
             longer = first if texts[first].num_tokens > texts[second].num_tokens else second
             tokens = f"with the other text of its pair {num_tokens} tokens"
@@ -87,18 +87,25 @@ async def validate_scores(
 
 
 async def _encode(
-    inputs: Sequence[EmbeddingInput], truncation: Truncation, tokenizer: ModelTokenizer, model: ModelInfo, tenant: str
+    inputs: Sequence[EmbeddingInput],
+    pairs: PairForm,
+    truncation: Truncation,
+    tokenizer: ModelTokenizer,
+    model: ModelInfo,
+    tenant: str,
 ) -> list[PairText]:
     """The tokens of texts, each of which alone has at most as many as the context."""
     texts = []
-    encoded = tokenizer.encode_texts([TextToEncode(_text(one), add_special_tokens=False) for one in inputs], tenant)
+    encoded = tokenizer.encode_texts(
+        [TextToEncode(_text(one), add_special_tokens=False, of_chat=pairs.of_chat) for one in inputs], tenant
+    )
     async with aclosing(encoded):
         for one in inputs:
             token_ids, limit = await anext(encoded), one.max_text_tokens
             text = PairText.of(_text(one), token_ids, limit, truncation.num_kept, truncation.side)
             if len(text.token_ids) > model.context_length:
                 raise beyond_context(Field.TEXT, f"{len(text.token_ids)} tokens", model, FieldChecker(one.field_path))
-            texts.append(text)
+            texts.append(await pairs.shorten(text, truncation.side, tenant))
     return texts
 
 

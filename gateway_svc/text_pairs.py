@@ -1,9 +1,9 @@
-"""Pairs of texts as one prompt: each text is tokenized once, however many pairs it is in."""
+"""Pairs of texts as one prompt. By the tokenizer, each text is tokenized once, however many pairs it is in."""
 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from tokenizers import Tokenizer
 
@@ -49,11 +49,18 @@ class PairForm(Protocol):
     def num_special(self) -> int:
         """How many tokens a pair has beside those of its texts."""
 
+    @property
+    def of_chat(self) -> bool:
+        """Whether texts are tokenized as `TextToEncode.of_chat` says."""
+
+    async def shorten(self, text: PairText, side: TruncationSide, tenant: str) -> PairText:
+        """A text without what no pair keeps of it, for `join`. Work in threads is of `tenant`."""
+
     async def join(
         self, first: PairText, second: PairText, num_kept: int | None, side: TruncationSide, tenant: str
     ) -> EncodedPair:
         """A pair as one prompt. Its texts are cut at `side` to `num_kept` tokens in all, the longer one first; None:
-        they are not cut. Work in threads is of `tenant`.
+        they are not cut.
         """
 
 
@@ -97,10 +104,16 @@ class PairTemplate:
             special_types.count(0),
         )
 
+    of_chat: ClassVar[bool] = False
+
     @property
     def num_special(self) -> int:
         """As `PairForm` says."""
         return len(self.before) + len(self.between) + len(self.after)
+
+    async def shorten(self, text: PairText, side: TruncationSide, tenant: str) -> PairText:
+        """The same: only its tokens are used."""
+        return text
 
     async def join(
         self, first: PairText, second: PairText, num_kept: int | None, side: TruncationSide, tenant: str

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from jinja2 import TemplateError
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from gateway_svc.chat_encoder import ChatEncoder
 from gateway_svc.chat_template import ChatTemplate, TemplateChat, load_chat_template, load_tokenizer_config
@@ -50,6 +50,8 @@ class TextToEncode:
     num_kept: int | None = None
     side: TruncationSide = TruncationSide.RIGHT
     """Where it loses tokens; the special ones stay."""
+    of_chat: bool = False
+    """Whether literals of control tokens are text, as in a chat; the model has a chat template then."""
 
 
 class ModelTokenizer:
@@ -201,8 +203,12 @@ class ModelTokenizer:
         """As `encode_chat`, on the calling thread."""
         return self._encode_chat(chat, None)
 
-    async def cut_text(self, text: str, num_kept: int, side: TruncationSide, tenant: str = DEFAULT_TENANT_NAME) -> str:
-        """The part of a text that has at most `num_kept` of its tokens; those at `side` are dropped."""
+    async def cut_text_of_chat(
+        self, text: str, num_kept: int, side: TruncationSide, tenant: str = DEFAULT_TENANT_NAME
+    ) -> str:
+        """The part of a text that has at most `num_kept` of its tokens, as `TextToEncode.of_chat` has them; those at
+        `side` are dropped.
+        """
         return await self._threads.run(tenant, lambda: self._cut_text(text, num_kept, side))
 
     async def decode(self, token_ids: Sequence[int], special: SpecialTokens, tenant: str = DEFAULT_TENANT_NAME) -> str:
@@ -225,6 +231,8 @@ class ModelTokenizer:
         return [self._encode(one) for one in texts]
 
     def _encode(self, one: TextToEncode) -> list[int]:
+        if one.of_chat:
+            return self._encoding_of_chat(one.text).ids
         if one.num_kept is None:
             return self._encode_text(one.text, None, one.add_special_tokens)
         encoding = self._tokenizer.encode_batch_fast([one.text], add_special_tokens=False)[0]
@@ -250,8 +258,12 @@ class ModelTokenizer:
         self._check_length(rendered, max_tokens)
         return self._chat_encoder.encode(chat, rendered)
 
+    def _encoding_of_chat(self, text: str) -> Encoding:
+        assert self._chat_encoder is not None, "the caller looks at chat_template"
+        return self._chat_encoder.encode_text(text)
+
     def _cut_text(self, text: str, num_kept: int, side: TruncationSide) -> str:
-        offsets = self._tokenizer.encode_batch([text], add_special_tokens=False)[0].offsets
+        offsets = self._encoding_of_chat(text).offsets
         if num_kept >= len(offsets):
             return text
         if num_kept <= 0:

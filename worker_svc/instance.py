@@ -37,6 +37,7 @@ from worker_svc.kernel_choice import (
     choose_cache_dtype,
     choose_decoder_dtype,
     choose_device,
+    choose_dtype,
     choose_kernels,
     choose_native,
     kernel_name,
@@ -110,6 +111,8 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
         limit = context_length_of(settings.max_model_len, model_description.context_length)
         model_description = replace(model_description, context_length=limit)
     kernels = choose_kernels(settings, model_description, dtype, device, report)
+    if not isinstance(kernels, CompiledKernels):  # they could not be compiled, if they were expected
+        dtype = choose_dtype(settings.dtype, device)
     check_attention_backend(settings.attention_backend, device)
     native = choose_native(model_description, kernels, report)
     arithmetic = arithmetic_name(settings, kernels, native, device) if settings.deterministic else ""

@@ -71,6 +71,7 @@ def choose_decoder_dtype(
     is_compiled = (
         settings.kernels in ("auto", "compiled")
         and model_description is not None
+        and unsupported_reason(model_description, COMPILED) is None
         and _refused_by_compiled(settings, model_description, torch.bfloat16) is None
     )
     return torch.bfloat16 if is_compiled else dtype

@@ -290,7 +290,8 @@ def _ways(
     if cache_dtype is None and description is not None and (on_gpu or has_compiled):
         in_8_bits = need(dtype, quantization, num_tokens, cache_dtype=torch.int8).all
         ways.append(f"QUIRE_KV_CACHE_DTYPE=int8 ({_gib(in_8_bits)})" if in_8_bits <= free else None)
-    may_halve = dtype is torch.float32 and (on_gpu or has_bfloat16() or (has_compiled and expands_bfloat16()))
+    is_compiled = has_compiled and description is not None and unsupported_reason(description, COMPILED) is None
+    may_halve = dtype is torch.float32 and (on_gpu or has_bfloat16() or (is_compiled and expands_bfloat16()))
     if may_halve:
         ways.append(way(half, quantization, in_half))
     computed = COMPUTED_ON_DEVICE if on_gpu else COMPILED

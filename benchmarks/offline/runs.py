@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.processes import BenchmarkFailed, running
 from benchmarks.record import ROOT
-from benchmarks.vllm import vllm_dtype, vllm_environment
+from benchmarks.vllm import vllm_dtype, vllm_environment, vllm_title
 from quire_client.bench.mix import MixRequest
 
 PROGRAM = Path(__file__).with_name("program.py")
@@ -54,9 +54,8 @@ QUIRE = OfflineSystem("quire", "quire.LLM", environment={"PYTHONPATH": _TREE})
 
 def vllm(environment: Path) -> OfflineSystem:
     """vLLM's CPU build, in a virtual environment of its own."""
-    python, variables, dtype = environment / "bin" / "python", vllm_environment(), vllm_dtype()
-    title = "vllm.LLM, CPU build" if dtype == "bfloat16" else f"vllm.LLM, CPU build, {dtype}"
-    return OfflineSystem("vllm", title, python, variables, options=("--package", "vllm", "--dtype", dtype))
+    python, options = environment / "bin" / "python", ("--package", "vllm", "--dtype", vllm_dtype())
+    return OfflineSystem("vllm", vllm_title("vllm.LLM"), python, vllm_environment(), options=options)
 
 
 def run_offline(

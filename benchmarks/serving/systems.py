@@ -14,7 +14,7 @@ import httpx
 from benchmarks.deployment import START_SECONDS, running_quire
 from benchmarks.processes import BenchmarkFailed, running
 from benchmarks.runner import log
-from benchmarks.vllm import vllm_dtype, vllm_environment
+from benchmarks.vllm import vllm_dtype, vllm_environment, vllm_title
 from svc_common.models import ServedModel
 from svc_common.supervisor.addresses import free_port
 
@@ -76,7 +76,7 @@ class Vllm:
     model: ServedModel
     environment: Path
     name: str = "vllm"
-    title: str = "vLLM, CPU build"
+    title: str = vllm_title("vLLM")
     step_tokens: int | None = None
 
     @contextmanager

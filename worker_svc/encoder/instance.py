@@ -101,7 +101,8 @@ def load_encoder(
         is_batch_invariant=backend.is_batch_invariant,
     )
     # What vectors depend on beside weights and dtype; in deterministic mode to the last bit.
-    arithmetic = f"{defaults!r} {backend.arithmetic}" if settings.deterministic else repr(defaults)
+    made = repr(description.score_head or defaults)
+    arithmetic = f"{made} {backend.arithmetic}" if settings.deterministic else made
     with progress("warming up", report):
         rate = _measure(runner, pooler.result, step_tokens)
     return EncoderInstance(

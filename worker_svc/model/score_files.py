@@ -40,11 +40,16 @@ def _head_of_logits(description: ModelDescription, directory: Path) -> ScoreHead
     if not modules:
         return None
     config = module_config(directory, modules[0])
-    named = config.get("true_token_id"), config.get("false_token_id")
-    tokens = tuple(token for token in named if isinstance(token, int) and 0 <= token < description.vocab_size)
-    if named[0] is None or len(tokens) != sum(token is not None for token in named):
-        raise UnsupportedModel(
-            f"the model in {directory} makes scores of the logits of the tokens {named}, which its vocabulary has not"
-        )
+    tokens: list[int] = []
+    for name in ("true_token_id", "false_token_id"):
+        token = config.get(name)
+        if token is None and name == "false_token_id":
+            continue
+        if not isinstance(token, int) or not 0 <= token < description.vocab_size:
+            raise UnsupportedModel(
+                f"the LogitScore of the model in {directory} has {name} {token}; it must be a token, from 0 to "
+                f"{description.vocab_size - 1}"
+            )
+        tokens.append(token)
     head = description.head.stored[0]
-    return ScoreHeadSpec(head.name, ScoreActivation.SIGMOID, bias=head.bias, of_last_token=True, tokens=tokens)
+    return ScoreHeadSpec(head.name, ScoreActivation.SIGMOID, bias=head.bias, of_last_token=True, tokens=tuple(tokens))

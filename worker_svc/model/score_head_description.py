@@ -29,6 +29,7 @@ class ScoreHeadSpec:
     passed_over: int | None = None
     """Where x is that of the last token: of the last one that is not this token, of padding."""
     tokens: tuple[int, ...] = ()
-    """Of a decoder that answers with a token: `output` is its head for logits, and output(x) the logit of the first of
-    these tokens, less that of the second one if there are two. Empty: `output` has one output.
+    """Of a decoder that answers with a token: `output` is its head for logits, as the decoder's description has it, and
+    output(x) the logit of the first of these tokens, less that of the second one if there are two. Empty: `output` has
+    one output.
     """

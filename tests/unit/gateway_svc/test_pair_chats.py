@@ -1,20 +1,27 @@
 """Pairs of texts as chats: prompts, what is cut of them, and models whose template writes none."""
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Encoding
 
+from gateway_svc.chat_encoder import ChatEncoder
 from gateway_svc.chat_template import ChatTemplateError
+from gateway_svc.model_catalog import CatalogModel
 from gateway_svc.pair_chats import PairChats, pair_form
 from gateway_svc.score_validation import validate_scores
 from gateway_svc.scores import UnvalidatedScores
 from gateway_svc.text_pairs import PairForm, PairTemplate, PairText
-from gateway_svc.tokenizer import InvalidModelFiles, ModelTokenizer
+from gateway_svc.tokenizer import InvalidModelFiles, ModelTokenizer, TextToEncode
 from gateway_svc.validated_request import ModelInfo, TruncationSide
+from gateway_svc.validated_value import ValidatedValue
 from quire.inference.v1 import inference_pb2 as api
 from reranker_files import TEMPLATE, write_reranker_files
 from svc_common.errors import QuireError
+from svc_common.model_settings import ModelSettings
 from tiny_model import CHAT_TEMPLATE, make_model_directory, tiny_tokenizer
 
 LEFT, RIGHT = TruncationSide.LEFT, TruncationSide.RIGHT
@@ -33,7 +40,14 @@ def load(directory: Path) -> tuple[ModelTokenizer, PairForm]:
 
 
 async def text_of(tokenizer: ModelTokenizer, text: str, limit: int | None = None) -> PairText:
-    return PairText.of(text, await tokenizer.encode_text(text, add_special_tokens=False), limit, None, RIGHT)
+    (token_ids,) = [ids async for ids in tokenizer.encode_texts([TextToEncode(text, of_chat=True)])]
+    return PairText.of(text, token_ids, limit, None, RIGHT)
+
+
+async def requests_of(call: UnvalidatedScores, tokenizer: ModelTokenizer, form: PairForm) -> Sequence[ValidatedValue]:
+    model = ModelInfo("reranker", 200, 300)
+    fields: dict[str, Any] = {"request_id": "own-id", "retention": None, "tenant": "default"}
+    return (await validate_scores(call, tokenizer, model, form, **fields)).requests
 
 
 async def prompt_of(
@@ -66,6 +80,9 @@ async def test_a_template_may_take_parts(directory: Path) -> None:
     template = TEMPLATE.replace("message.content", "message.content[0].text")
     write_reranker_files(directory, 5, 6, template=template, has_parts=True)
     assert await prompt_of(directory, "who?", "me.") == "<|im_start|>Query: who?\nDocument: me.<|im_end|>Answer:"
+    # Which of both it takes is found where the files do not say it.
+    write_reranker_files(directory, 5, 6, template=template)
+    assert await prompt_of(directory, "who?", "me.") == "<|im_start|>Query: who?\nDocument: me.<|im_end|>Answer:"
 
 
 async def test_control_tokens_of_texts_are_text(directory: Path) -> None:
@@ -91,6 +108,38 @@ async def test_a_text_has_a_limit_of_its_own(directory: Path) -> None:
     tokenizer, form = load(directory)
     pair = await form.join(await text_of(tokenizer, "abc", 2), await text_of(tokenizer, "0123", 3), None, RIGHT, "x")
     assert "Query: ab\nDocument: 012<" in tiny_tokenizer().decode(pair.token_ids, skip_special_tokens=False)
+
+
+async def test_limits_count_control_tokens_of_texts_as_text(directory: Path) -> None:
+    tokenizer, form = load(directory)
+    call = UnvalidatedScores.from_proto(
+        api.ScoreRequest(queries=["a"], documents=["<|im_end|>" * 200], max_tokens_per_document=9)
+    )
+    (request,) = await requests_of(call, tokenizer, form)
+    assert len(request.prompt_token_ids) <= form.num_special + 1 + 9
+    cut = UnvalidatedScores.from_proto(
+        api.ScoreRequest(queries=["a"], documents=["<|im_end|>" * 200], truncate_prompt_tokens=form.num_special + 20)
+    )
+    (request,) = await requests_of(cut, tokenizer, form)
+    assert form.num_special + 15 <= len(request.prompt_token_ids) <= form.num_special + 20
+
+
+async def test_a_long_text_is_cut_once_for_all_its_pairs(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, form = load(directory)
+    lengths: list[int] = []
+    encode_text = ChatEncoder.encode_text
+
+    def counted(encoder: ChatEncoder, text: str) -> Encoding:
+        lengths.append(len(text))
+        return encode_text(encoder, text)
+
+    monkeypatch.setattr(ChatEncoder, "encode_text", counted)
+    documents = [f"{number:04}" for number in range(50)]
+    call = UnvalidatedScores.from_proto(
+        api.ScoreRequest(queries=["0" * 2_000], documents=documents, truncate_prompt_tokens=-1)
+    )
+    assert len(await requests_of(call, tokenizer, form)) == 50
+    assert sum(length > 200 for length in lengths) == 2  # to count its tokens, and to cut it
 
 
 async def test_characters_of_several_tokens_stay_whole(directory: Path) -> None:
@@ -126,6 +175,23 @@ def test_which_models_take_chats(directory: Path) -> None:
     assert form(CHAT_TEMPLATE) is PairTemplate
 
 
+def test_a_classifier_of_messages_needs_such_a_template_too(directory: Path) -> None:
+    (directory / "modules.json").unlink()
+    (directory / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    with pytest.raises(InvalidModelFiles, match="QUIRE_CHAT_TEMPLATE"):
+        load(directory)
+
+
+def test_the_template_may_end_a_prompt_in_place_of_the_tokenizer(directory: Path) -> None:
+    """A tokenizer that should add an end-of-text token and does not is refused of other models."""
+    path = directory / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"add_eos_token": True}))
+    assert CatalogModel.load(ModelSettings(model=str(directory))).pairs is not None
+    (directory / "modules.json").write_text('[{"type": "sentence_transformers.models.Pooling", "path": ""}]')
+    with pytest.raises(InvalidModelFiles, match="add_eos_token"):
+        CatalogModel.load(ModelSettings(model=str(directory)))
+
+
 @pytest.mark.parametrize(
     ("file", "text"),
     [
@@ -133,12 +199,13 @@ def test_which_models_take_chats(directory: Path) -> None:
         ("sentence_bert_config.json", '{"modality_config": 3}'),
         ("sentence_bert_config.json", '{"processing_kwargs": {"chat_template": 3}}'),
         ("config_sentence_transformers.json", '{"default_prompt_name": "x"}'),
+        ("config_sentence_transformers.json", '{"default_prompt_name": "x", "prompts": {"x": 3}}'),
         ("config_sentence_transformers.json", "{"),
     ],
 )
 def test_files_of_another_form_are_refused(file: str, text: str, directory: Path) -> None:
     (directory / file).write_text(text)
-    with pytest.raises(InvalidModelFiles):
+    with pytest.raises(InvalidModelFiles, match=file):
         load(directory)
 
 
@@ -147,10 +214,8 @@ async def test_a_pair_that_the_template_rejects_is_named(directory: Path) -> Non
     write_reranker_files(directory, 5, 6, template=rejecting)
     tokenizer, form = load(directory)
     call = UnvalidatedScores.from_proto(api.ScoreRequest(queries=["a"], documents=["b", "no"]))
-    model = ModelInfo("reranker", 200, 300)
-    fields: dict[str, Any] = {"request_id": "own-id", "retention": None, "tenant": "default"}
     with pytest.raises(QuireError) as raised:
-        await validate_scores(call, tokenizer, model, form, **fields)
+        await requests_of(call, tokenizer, form)
     assert raised.value.field == "documents[1]"
     with pytest.raises(ChatTemplateError):
         await form.join(await text_of(tokenizer, "a"), await text_of(tokenizer, "no"), None, RIGHT, "default")

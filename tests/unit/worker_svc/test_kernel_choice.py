@@ -13,7 +13,7 @@ from transformers import LlamaConfig
 import latent_models
 from llama_models import SIZES
 from loaded_worker import load_worker
-from quire_kernels.cpu.library import load_library
+from quire_kernels.cpu.library import BuildFailed, load_library
 from runner_driver import Driver
 from svc_common.models import cache_root
 from svc_common.settings import read_settings
@@ -198,3 +198,22 @@ def test_decoders_are_in_bfloat16_where_compiled_kernels_expand_it(
     description = describe(read_config(tiny_llama)) if described else None
     chosen = WorkerSettings(model=str(tiny_llama), **settings)
     assert choose_decoder_dtype(chosen, description, torch.device("cpu")) is expected
+
+
+def test_what_is_not_compiled_after_all_is_in_float32(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models that the compiled kernels do not support, and all where they cannot be compiled."""
+    monkeypatch.setattr(kernel_choice, "has_bfloat16", lambda: False)
+    monkeypatch.setattr(kernel_choice, "expands_bfloat16", lambda: True)
+    described = describe(read_config(tiny_llama))
+    assert described is not None
+    layers = [replace(layer, attention=replace(layer.attention, kv_format=KVFormat.INT8)) for layer in described.layers]
+    beyond = replace(described, layers=tuple(layers))
+    settings = read_settings(WorkerSettings, ["--model", str(tiny_llama)])
+    assert choose_decoder_dtype(settings, beyond, torch.device("cpu")) is torch.float32
+    assert load_worker(tiny_llama, "--num-blocks", "5").description.dtype == "bfloat16"
+
+    def fail(*_: object) -> None:
+        raise BuildFailed("no compiler")
+
+    monkeypatch.setattr(kernel_choice, "load_library", fail)
+    assert load_worker(tiny_llama, "--num-blocks", "5").description.dtype == "float32"

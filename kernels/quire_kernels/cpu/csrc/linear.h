@@ -65,7 +65,8 @@ template <class T, int M, int LINES>
     }
 }
 
-// The rows of a tile. More than ROWS rows are multiplied as floats: bfloat16 is taken apart once for all panels.
+// The rows of a tile. More than ROWS rows are multiplied as floats: bfloat16 is taken apart once for all panels, or once for each
+// where panels are expanded and a piece has several tiles.
 template <class T>
 struct TileRows {
     int64_t count;
@@ -360,11 +361,13 @@ inline bool multiply_piece(const Matrix& matrix, const Piece& piece, int64_t uni
     };
     if constexpr (!std::is_same_v<T, Code>) {
         if (matrix.is_expanded()) {
+            const TileRows<T> first_tile = rows_of_unit(piece.first_row);
             for (int64_t p = piece.first_panel + units / num_tiles; p < piece.last_panel; ++p, units = 0) {
                 const char* packed = panels + p * bytes;
                 expand_panel(matrix, packed, scratch);
                 for (int64_t row = piece.first_row + units % num_tiles * tile_rows; row < piece.last_row; row += tile_rows) {
-                    if (!multiply_unit.template operator()<1>(rows_of_unit(row), row, p, scratch, packed + bytes)) return false;
+                    const TileRows<T> tile = num_tiles == 1 ? first_tile : rows_of_unit(row);
+                    if (!multiply_unit.template operator()<1>(tile, row, p, scratch, packed + bytes)) return false;
                 }
             }
             return true;

@@ -16,6 +16,7 @@ from encoder_model import WORDS, encoder_tokenizer
 from llama_models import VARIANTS, save_model
 from llama_models import prompts as decoder_prompts
 from quire.worker.v1 import worker_pb2 as pb
+from reranker_files import write_reranker_files
 from svc_common.settings import read_settings
 from worker_service import new_sequence, scheduled, serving
 from worker_svc.encoder.instance import fitting_context
@@ -232,6 +233,17 @@ def test_a_decoder_generates_if_the_operator_says_so(tmp_path: Path) -> None:
     as_sentence_transformer(tmp_path, "pooling_mode_lasttoken", normalizes=True)
     chosen = ["--task", "generate", "--num-blocks", "8", "--kernels", "torch"]
     assert "tokens" in load(tmp_path, *chosen).description.results
+
+
+def test_scores_of_other_tokens_have_another_fingerprint(tmp_path: Path) -> None:
+    save_model(tmp_path, VARIANTS["qwen3"]())
+    found = set()
+    for tokens in ((5, 9), (5, None), (9, 5), (5, 9)):
+        write_reranker_files(tmp_path, *tokens)
+        description = load(tmp_path).description
+        assert description.results.keys() == {"score"}
+        found.add(description.fingerprint)
+    assert len(found) == 3
 
 
 def test_what_a_model_does_not_compute_is_refused(tmp_path: Path) -> None:

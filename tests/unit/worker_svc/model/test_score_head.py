@@ -195,7 +195,7 @@ def test_a_model_that_may_score_generates_or_embeds_where_the_settings_say(tmp_p
 def test_tokens_that_the_vocabulary_has_not_are_refused(tokens: tuple[Any, Any], tmp_path: Path) -> None:
     save_model(tmp_path, DECODERS["qwen3"]())
     write_reranker_files(tmp_path, *tokens)
-    with pytest.raises(UnsupportedModel, match="its vocabulary has not"):
+    with pytest.raises(UnsupportedModel, match="it must be a token"):
         with_score_files(any_description_of(tmp_path), tmp_path, "auto")
 
 
