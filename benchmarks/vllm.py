@@ -15,8 +15,8 @@ def vllm_environment() -> dict[str, str]:
 
 
 def vllm_dtype() -> str:
-    """The dtype in which it is faster: it calls torch's products, and without instructions for bfloat16 these take five
-    times as long as those of float32.
+    """The dtype in which it is faster: it calls torch's products, and without instructions for bfloat16 these are
+    slower than those of float32.
     """
     return "bfloat16" if has_bfloat16() else "float32"
 

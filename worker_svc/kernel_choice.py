@@ -67,12 +67,12 @@ def choose_decoder_dtype(
     dtype = choose_dtype(settings.dtype, device)
     if settings.dtype != "auto" or device.type != "cpu" or not expands_bfloat16():
         return dtype
-    # Weights and KV of half the size are read in half the time. torch's operators take five times as long.
+    # Weights and KV of half the size are read in half the time. torch's operators are slower in bfloat16 there.
     is_compiled = (
         settings.kernels in ("auto", "compiled")
         and model_description is not None
         and unsupported_reason(model_description, COMPILED) is None
-        and _refused_by_compiled(settings, model_description, torch.bfloat16) is None
+        and check_compiled_support(model_description.layout.head_dim, settings.block_size, torch.bfloat16) is None
     )
     return torch.bfloat16 if is_compiled else dtype
 
