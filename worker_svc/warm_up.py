@@ -20,8 +20,8 @@ _USUAL = SamplingParams(temperature=1.0, top_p=0.9, top_k=1000, repetition_penal
 _COSTLIEST = replace(_USUAL, typical_p=0.9)
 _PLAIN = SamplingParams(temperature=1.0)
 
-# Triton compiles a kernel again if a size is 1 or becomes a multiple of 16. On a CPU nothing is compiled: one step
-# takes the memory that later ones use again.
+# Triton compiles a kernel again if a size is 1 or becomes a multiple of 16. On a CPU nothing is compiled: one step of a
+# few tokens starts the threads and takes the memory that others use again.
 _COUNTS_OF_SEQUENCES = {"cuda": (1, 3, 16, 17), "cpu": (3,)}
 
 
@@ -67,10 +67,12 @@ def run_largest_step(limits: WorkerLimits, make_runner: Callable[[WorkerLimits],
 
 def warm_up(runner: Runner, device_type: str) -> None:
     """Compile and load what the first steps need: steps with a prompt and steps that sample after it, for as many
-    sequences as the device needs.
+    sequences as the device needs. On a GPU the prompts fill a step; on a CPU they have a block each.
     """
     limits = runner.limits
     length = _longest_prompt(limits)
+    if device_type == "cpu":
+        length = min(length, max(_COUNTS_OF_SEQUENCES["cpu"]) * limits.block_size)
     for num_sequences in sorted(
         {min(count, limits.max_sequences, length) for count in _COUNTS_OF_SEQUENCES[device_type]}
     ):
@@ -86,8 +88,8 @@ def warm_up(runner: Runner, device_type: str) -> None:
 
 
 def measure_prefill(runner: Runner) -> float:
-    """Prompt tokens per second for a prompt that fills a step, or all blocks. The runner must be warm."""
-    length = _longest_prompt(runner.limits)
+    """Prompt tokens per second for a prompt that fills a usual step, or all blocks. The runner must be warm."""
+    length = min(runner.limits.usual_step_tokens or runner.limits.max_step_tokens, _longest_prompt(runner.limits))
     step = _prefill([length], runner.limits.block_size)
     started = time.perf_counter()
     _run(runner, step)
