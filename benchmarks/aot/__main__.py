@@ -1,6 +1,9 @@
 """Compiles every Triton kernel ahead of time, for GPUs that need not be there (`make aot`).
 
-    python -m benchmarks.aot [--targets sm_90,gfx942] [--only TEXT] [--quick] [--update] [--output FILE]
+    python -m benchmarks.aot [--targets sm_90,gfx942] [--only TEXT] [--quick] [--anew] [--update] [--output FILE]
+
+Kernels whose source, types, constants and options are those of a row of the table have its figures, and are not
+compiled again, unless `--anew` says so.
 
 Fails with status 1 if a kernel does not compile, uses more shared memory than its target has, spills more registers
 than its target allows, lacks tensor-core instructions or asynchronous copies, has more loads of single numbers of 16
@@ -19,7 +22,7 @@ from pathlib import Path
 import triton
 
 from benchmarks.aot.compiling import compile_target, faults, uncompiled
-from benchmarks.aot.table import read_rows, table_of, write_table
+from benchmarks.aot.table import known_figures, read_rows, table_of, write_table
 from benchmarks.aot.targets import TARGETS
 from benchmarks.record import ROOT
 
@@ -31,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--targets", default=",".join(TARGETS), help="of %(default)s")
     parser.add_argument("--only", default="", help="only cases with this text in their name")
     parser.add_argument("--quick", action="store_true", help="a smaller set of cases")
+    parser.add_argument("--anew", action="store_true", help="compile also what the table has of the same source")
     parser.add_argument("--update", action="store_true", help="write the rows to the table, instead of comparing them")
     parser.add_argument(
         "--output", type=Path, default=table_of(triton.__version__), help="the table; default %(default)s"
@@ -45,11 +49,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := set(names) - set(TARGETS):
         parser.error(f"--targets: there is no {', '.join(sorted(unknown))}, only {', '.join(TARGETS)}")
     os.environ.setdefault("TRITON_CACHE_DIR", str(CACHE))
-    work = partial(compile_target, only=options.only, is_quick=options.quick)
+    rows = read_rows(options.output, triton.__version__)
+    known = {} if options.anew else known_figures(rows)
+    work = partial(compile_target, only=options.only, is_quick=options.quick, known=known)
     # Processes of their own: a driver is a global of Triton.
     with ProcessPoolExecutor(min(options.processes, len(names)), mp_context=get_context("spawn")) as pool:
         compiled = [kernel for kernels in pool.map(work, names) for kernel in kernels]
-    rows = read_rows(options.output, triton.__version__)
     table = {} if options.update else rows
     num_faults = 0
     for name in uncompiled([*(kernel.kernel for kernel in compiled), *(kernel for _, _, kernel in rows)]):

@@ -1,16 +1,20 @@
 """Compiles the kernels of cases for a target, and judges what came of it."""
 
+import hashlib
 import importlib
+import json
 import math
 import pkgutil
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
+from triton import knobs
 from triton.runtime.jit import JITFunction, KernelInterface
 
 import quire_kernels
@@ -34,6 +38,7 @@ _MATRIX_KERNELS = (
 )
 # Each program of these has an equal share of the work, so all must run at the same time.
 _RESIDENT_KERNELS = ("_decode_kernel", "_latent_decode_kernel")
+_DIGEST_LENGTH = 16  # hexadecimal digits
 TOLERANCE = 0.05
 """By how much a kernel's instructions may differ from the table."""
 
@@ -49,6 +54,8 @@ class CompiledKernel:
     multiplies: bool
     """Whether tensor cores are to compute its products."""
     figures: Figures | None
+    digest: str = ""
+    """Of all that its machine code depends on, besides the version of Triton."""
     error: str = ""
     num_waiting: int = 0
     """Programs that do not run until others end, of a launch whose programs must all run at the same time."""
@@ -60,12 +67,55 @@ class CompiledKernel:
     def row(self) -> dict[str, Any]:
         """As a row of the table."""
         figures = {} if self.figures is None else asdict(self.figures)
-        return {"target": self.target, "case": self.case, "kernel": self.kernel} | figures
+        return {"target": self.target, "case": self.case, "kernel": self.kernel} | figures | {"digest": self.digest}
 
 
-def compile_cases(target: Target, cases: Sequence[Case]) -> Iterator[CompiledKernel]:
-    """Each kernel once: one that an earlier case has launched too is left out."""
+class Compilations:
+    """Tells what Triton is about to compile, and keeps it from compiling what is known."""
+
+    def __init__(self, known: Mapping[str, Figures]) -> None:
+        """`known`: the figures of kernels by their digests."""
+        self._known = known
+        self._digest = ""
+        self._compiled: dict[str, str] = {}  # Triton's own hash to digest
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Until its end, Triton compiles no kernel that is known."""
+        knobs.runtime.jit_cache_hook = self._is_known
+        try:
+            yield
+        finally:
+            knobs.runtime.jit_cache_hook = None
+
+    def digest_of(self, kernel: Any) -> str:
+        """Of what a launch returned: the kernel, or None for a known one."""
+        return self._digest if kernel is None else self._compiled.setdefault(kernel.hash, self._digest)
+
+    def figures_of(self, kernel: Any) -> Figures:
+        """Of what the last launch returned."""
+        return self._known[self._digest] if kernel is None else figures_of(kernel)
+
+    def _is_known(self, *, fn: Any, **about: Any) -> bool:
+        """Triton's hook, called before it compiles."""
+        compiled = about["compile"]
+        data = json.loads(compiled["specialization_data"])
+        # Paths of files that are part of Triton.
+        del data["key"], data["options"]["extern_libs"]
+        helpers = [value.cache_key for value in compiled["constants"].values() if hasattr(value, "cache_key")]
+        text = json.dumps([fn.jit_function.cache_key, helpers, data], sort_keys=True)
+        self._digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_LENGTH]
+        return self._digest in self._known
+
+
+def compile_cases(
+    target: Target, cases: Sequence[Case], known: Mapping[str, Figures] | None = None
+) -> Iterator[CompiledKernel]:
+    """Each kernel once: one that an earlier case has launched too is left out. Those whose figures are `known` by
+    their digest are not compiled.
+    """
     run = JITFunction.run
+    compilations = Compilations(known or {})
     seen: set[str] = set()
     found: list[CompiledKernel] = []
     is_product = False
@@ -77,20 +127,21 @@ def compile_cases(target: Target, cases: Sequence[Case]) -> Iterator[CompiledKer
             kernel = run(function, *args, grid=grid, warmup=True, **options)
         except Exception as error:
             # Not raised, so that the other kernels of the case are compiled too.
-            found.append(CompiledKernel(target.name, "", name, multiplies, None, _reason(error)))
+            found.append(CompiledKernel(target.name, "", name, multiplies, None, error=_reason(error)))
             return None
-        if kernel.hash not in seen:
-            seen.add(kernel.hash)
-            figures = figures_of(kernel)
+        digest = compilations.digest_of(kernel)
+        if digest not in seen:
+            seen.add(digest)
+            figures = compilations.figures_of(kernel)
             waiting = 0
             if name in _RESIDENT_KERNELS:
-                warps = kernel.metadata.num_warps
+                warps = options["num_warps"]
                 resident = target.resident_programs(figures.num_registers, figures.shared_bytes, warps)
                 waiting = max(0, math.prod(grid) - target.multiprocessors * resident)
-            found.append(CompiledKernel(target.name, "", name, multiplies, figures, num_waiting=waiting))
+            found.append(CompiledKernel(target.name, "", name, multiplies, figures, digest, num_waiting=waiting))
         return kernel
 
-    with intercepted_launches(target, compile_kernel):
+    with intercepted_launches(target, compile_kernel), compilations.watched():
         for case in cases:
             if case.needs_fp8 and not target.has_fp8:
                 continue
@@ -105,12 +156,12 @@ def compile_cases(target: Target, cases: Sequence[Case]) -> Iterator[CompiledKer
                 )
 
 
-def compile_target(name: str, only: str, is_quick: bool) -> list[CompiledKernel]:
+def compile_target(name: str, only: str, is_quick: bool, known: Mapping[str, Figures]) -> list[CompiledKernel]:
     """The kernels of all cases whose name has `only` in it; with `is_quick` those of the smaller set."""
     cases = [case for case in all_cases() if only in case.name and (case.is_quick or not is_quick)]
     began = time.monotonic()
     compiled = []
-    for kernel in compile_cases(TARGETS[name], cases):
+    for kernel in compile_cases(TARGETS[name], cases, known):
         compiled.append(kernel)
         _log(f"{name}, {kernel.case}, {kernel.kernel}: {kernel.figures or kernel.error}")
     _log(f"{name}: {len(compiled)} kernels in {time.monotonic() - began:.0f} s")

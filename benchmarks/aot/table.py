@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from benchmarks.aot.compiling import CompiledKernel
+from benchmarks.aot.machine_code import Figures
 from benchmarks.record import RESULTS, provenance, read_result
 
 TABLE = RESULTS / "aot.json"
@@ -27,6 +29,12 @@ def read_rows(path: Path, triton_version: str) -> Rows:
     if result is None or result["machine"].get("triton") != triton_version:
         return {}
     return {(row["target"], row["case"], row["kernel"]): row for row in result["kernels"]}
+
+
+def known_figures(rows: Rows) -> dict[str, Figures]:
+    """The figures of the rows by their digests, which say for which target they are."""
+    names = [field.name for field in fields(Figures)]
+    return {row["digest"]: Figures(**{name: row[name] for name in names}) for row in rows.values() if row.get("digest")}
 
 
 def write_table(path: Path, compiled: Iterable[CompiledKernel], targets: Sequence[str], only: str = "") -> None:

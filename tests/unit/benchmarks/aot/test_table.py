@@ -1,14 +1,16 @@
 """Rows of the table of compiled kernels are replaced for what was compiled, and for nothing else."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import triton
 
 from benchmarks.aot import __main__ as aot
 from benchmarks.aot.compiling import CompiledKernel
 from benchmarks.aot.machine_code import Figures
-from benchmarks.aot.table import write_table
+from benchmarks.aot.table import known_figures, read_rows, write_table
 
 
 def _kernel(target: str, case: str, num_registers: int) -> CompiledKernel:
@@ -47,3 +49,10 @@ def test_a_smaller_set_does_not_update_the_table(
     with pytest.raises(SystemExit):
         aot.main(["--quick", "--update"])
     assert "--quick" in capsys.readouterr().err
+
+
+def test_kernels_are_known_by_the_digests_of_their_rows(tmp_path: Path) -> None:
+    kernels = [replace(_kernel("sm_90", digest, registers), digest=digest) for digest, registers in (("a", 1), ("", 2))]
+    path = tmp_path / "table.json"
+    write_table(path, kernels, ["sm_90"])
+    assert known_figures(read_rows(path, triton.__version__)) == {"a": kernels[0].figures}
