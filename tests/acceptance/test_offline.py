@@ -9,7 +9,7 @@ from tests.acceptance.offline import OfflineOutcome, compare
 
 
 def test_the_class_has_the_tokens_of_the_server() -> None:
-    outcome = compare(prepare_model(), sample_mix(5, 12, 40_000), num_streams=8, num_runs=1)
+    outcome = compare(prepare_model(), sample_mix(5, 8, 40_000), num_streams=8, num_runs=1)
     assert outcome.different == set()
 
 

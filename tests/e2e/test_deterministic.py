@@ -138,13 +138,8 @@ async def test_with_a_worker_killed_in_the_middle(running: Deployment, case: Cas
     assert await answers == expected
 
 
-async def test_in_chunks_of_32(case: Case, expected: list[TokenBits]) -> None:
-    with case.deployment(max_step_tokens=32) as chunked:
-        assert await Serving(chunked).crowd(case.requests) == expected
-
-
-async def test_with_a_drafter(case: Case, expected: list[TokenBits]) -> None:
-    with case.deployment(drafter="ngram", num_blocks=case.wanted) as drafting:
+async def test_in_chunks_with_a_drafter(case: Case, expected: list[TokenBits]) -> None:
+    with case.deployment(max_step_tokens=32, drafter="ngram", num_blocks=case.wanted) as drafting:
         assert await Serving(drafting).crowd(case.requests) == expected
         assert drafting.metrics("worker_metrics")["quire_worker_accepted_draft_tokens_total"] > 0
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from environments import bare_environment
+from environments import bare_environment, worker_threads
 from prometheus_page import read_samples
 from quire_client.admin import AdminClient
 
@@ -115,7 +115,7 @@ def deployment(flags: Sequence[str] = (), /, **settings: str | int) -> Iterator[
         environment |= {f"QUIRE_{port.upper()}_PORT": "0" for port in ports}
         environment |= {"QUIRE_RUN_DIR": str(root / "run"), "QUIRE_STATE_FILE": str(root / "state.json")}
         environment["QUIRE_CPU_KV_BYTES"] = str(2**29)  # each worker allocates it, and there may be several
-        environment |= {
+        environment |= worker_threads() | {
             name if name.startswith("OTEL_") else f"QUIRE_{name.upper()}": str(value)
             for name, value in settings.items()
         }

@@ -13,6 +13,16 @@ def bare_environment(*kept: str) -> dict[str, str]:
     }
 
 
+def shared_processors() -> int:
+    """Processors for each test process: those of the machine, shared by all that run tests."""
+    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+
+
+def worker_threads() -> dict[str, str]:
+    """The setting of a worker's threads. More of them than processors wait for each other at every parallel loop."""
+    return {"QUIRE_NUM_THREADS": str(shared_processors())}
+
+
 def service_environment() -> dict[str, str]:
     """The environment of a service that runs from the source tree, among parts of the test that prove no role."""
     return bare_environment() | {
