@@ -29,7 +29,7 @@ async def read(llm: AsyncLLM, params: SamplingParams, request_id: str | None = N
 
 async def until_idle(llm: AsyncLLM) -> None:
     core = next(iter(llm._thread.engine._scheduler.models)).core
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(200):
         while core.num_running or core.num_queued:
             await asyncio.sleep(0.01)
 
@@ -87,7 +87,7 @@ async def test_a_request_that_waits_is_aborted(model: Path) -> None:
         async with aclosing(llm.generate("hello", ENDLESS, "first")) as running:
             await anext(running)
             waiting = asyncio.create_task(read(llm, params, "second"))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(200):
                 while "second" not in llm._thread.engine._groups:
                     await asyncio.sleep(0.001)
             await llm.abort("second")
@@ -100,7 +100,7 @@ async def test_an_aborted_request_of_which_the_best_are_sent_has_as_many(llm: As
     params = SamplingParams(temperature=0.5, max_tokens=240, n=1, best_of=3, ignore_eos=True, seed=1)
     reading = asyncio.create_task(read(llm, params, "mine"))
     core = next(iter(llm._thread.engine._scheduler.models)).core
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(200):
         while not core.num_running:
             await asyncio.sleep(0.001)
     await llm.abort("mine")

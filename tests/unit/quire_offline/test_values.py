@@ -215,7 +215,7 @@ async def test_calls_of_asyncio_run_at_once_and_are_cancelled(bert: tuple[Path, 
         assert answers[1][0].outputs.embedding == pytest.approx(answers[0][2].outputs.embedding, abs=1e-5)
         long = asyncio.create_task(llm.embed(random_prompts([CONTEXT] * 2_000)))
         core = next(iter(llm._thread.engine._scheduler.models)).core
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(200):
             while not core.num_running:
                 await asyncio.sleep(0.01)
             long.cancel()
@@ -238,7 +238,7 @@ async def test_calls_of_asyncio_are_aborted_by_their_id(bert: tuple[Path, BertMo
         texts = [f"hello {number}" for number in range(20_000)]
         for call in (llm.embed(texts, request_id="mine"), llm.score("hello", texts, request_id="mine")):
             long = asyncio.create_task(call)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(200):
                 while not core.num_running:
                     await asyncio.sleep(0.01)
                 with pytest.raises(QuireError) as raised:
