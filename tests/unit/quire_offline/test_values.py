@@ -235,7 +235,7 @@ async def test_calls_of_asyncio_run_at_once_and_are_cancelled(bert: tuple[Path, 
 async def test_calls_of_asyncio_are_aborted_by_their_id(bert: tuple[Path, BertModel]) -> None:
     async with AsyncLLM(str(bert[0]), **ENCODER) as llm:
         core = next(iter(llm._thread.engine._scheduler.models)).core
-        texts = [f"hello {number}" for number in range(20_000)]
+        texts = [f"hello {number}" for number in range(5_000)]
         for call in (llm.embed(texts, request_id="mine"), llm.score("hello", texts, request_id="mine")):
             long = asyncio.create_task(call)
             async with asyncio.timeout(200):
