@@ -33,14 +33,9 @@ class MemoryBudget:
 
 def count_blocks(block_bytes: int, budget: MemoryBudget, device: torch.device, profile: Callable[[], object]) -> int:
     """How many blocks fit with the peak of `profile`, a run of the largest step. What it returns is kept until
-    then.
+    then. On a CPU it is not run where half of the memory would suffice for the blocks.
     """
-    if device.type == "cuda":
-        memory = _free_on_gpu(budget, device, profile)
-    else:
-        kept = profile()
-        memory = min(budget.cpu_bytes, int(available_memory(budget.limit) * (budget.fraction or 0.4)))
-        del kept
+    memory = _free_on_gpu(budget, device, profile) if device.type == "cuda" else _share_of_host(budget, profile)
     return max(0, memory // block_bytes)
 
 
@@ -85,6 +80,18 @@ def check_num_blocks(num_blocks: int, block_bytes: int, device: torch.device, li
             f"QUIRE_NUM_BLOCKS is {num_blocks}, which takes {num_blocks * block_bytes / _GIB:.2f} GiB, but only "
             f"{free / _GIB:.2f} GiB of memory are free"
         )
+
+
+def _share_of_host(budget: MemoryBudget, profile: Callable[[], object]) -> int:
+    fraction = budget.fraction or 0.4
+    # No step keeps half of the memory, and to run the largest one takes seconds, for which a worker that replaces
+    # another one keeps streams waiting.
+    if budget.cpu_bytes <= fraction * available_memory(budget.limit) / 2:
+        return budget.cpu_bytes
+    kept = profile()
+    memory = min(budget.cpu_bytes, int(fraction * available_memory(budget.limit)))
+    del kept
+    return memory
 
 
 def _free_on_gpu(budget: MemoryBudget, device: torch.device, profile: Callable[[], object]) -> int:

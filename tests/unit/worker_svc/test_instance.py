@@ -27,6 +27,9 @@ from worker_svc.model.compiled_model import CompiledForward
 from worker_svc.prefault import Prefault
 from worker_svc.settings import WorkerSettings
 
+# So little memory for blocks that a CPU measures what the largest step leaves.
+MEASURED = ("--memory-fraction", "0.001")
+
 
 def test_the_cache_uses_its_budget_and_no_more(tiny_llama: Path) -> None:
     description = load_worker(tiny_llama, "--cpu-kv-bytes", "1000000", "--dtype", "float32").description
@@ -85,7 +88,7 @@ def test_blocks_are_sized_by_steps_of_the_limited_context(tiny_llama: Path, monk
         profiled.append(limits.context_length)
 
     monkeypatch.setattr("worker_svc.instance.run_largest_step", run)
-    load_worker(tiny_llama, "--max-model-len", "33")
+    load_worker(tiny_llama, "--max-model-len", "33", *MEASURED)
     assert profiled == [33]
 
 
@@ -274,7 +277,7 @@ def test_the_memory_of_the_maximum_of_sampled_rows_is_measured(
         return forward(model, batch)
 
     monkeypatch.setattr(CompiledForward, "__call__", counting)
-    limits = load_worker(tiny_llama, "--drafter", "ngram", "--max-sequences", "16").description.limits
+    limits = load_worker(tiny_llama, "--drafter", "ngram", "--max-sequences", "16", *MEASURED).description.limits
     assert max(num_rows) == limits.max_sampled_rows == 16 * 5
 
 
