@@ -46,6 +46,7 @@ class Field(StrEnum):
     TRUNCATION_SIDE = "truncation_side"
     REQUEST_ID = "request_id"
     PRIORITY = "priority"
+    INSTRUCTION = "instruction"
     RETENTION = "retention"
     JSON_SCHEMA = "constraint.json_schema"
     JSON_OBJECT = "constraint.json_object"

@@ -5,7 +5,7 @@ As sentence-transformers and vLLM have it, the two messages have the roles `quer
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +16,8 @@ from gateway_svc.text_pairs import EncodedPair, PairForm, PairText, truncate_lon
 from gateway_svc.tokenizer import InvalidModelFiles, ModelTokenizer
 from gateway_svc.validated_request import TruncationSide
 from svc_common.models import module_kind, read_modules
+
+_SHORTEST = ("a", "a")  # a pair of a token each
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +65,13 @@ class PairMessages:
     def fit(self, template: ChatTemplate) -> bool:
         """Whether a template writes both texts. One for the usual roles leaves them out, or rejects them."""
         query, document = secrets.token_hex(16), secrets.token_hex(16)
-        try:
-            rendered = template.render(self.chat(query, document))
-        except ChatTemplateError:
-            return False
+        rendered = _rendered(template, self.chat(query, document))
         return query in rendered and document in rendered
+
+    def take_instructions(self, template: ChatTemplate) -> bool:
+        """Whether a template that fits writes an instruction, too."""
+        instruction = secrets.token_hex(16)
+        return instruction in _rendered(template, replace(self, instruction=instruction).chat("a", "a"))
 
 
 class PairChats:
@@ -75,15 +79,27 @@ class PairChats:
 
     of_chat: ClassVar[bool] = True
 
-    def __init__(self, tokenizer: ModelTokenizer, messages: PairMessages, num_special: int) -> None:
+    def __init__(
+        self, tokenizer: ModelTokenizer, messages: PairMessages, num_special: int, *, takes_instructions: bool
+    ) -> None:
         self._tokenizer, self._messages = tokenizer, messages
         self.num_special = num_special
+        self._takes_instructions = takes_instructions
 
     @classmethod
-    def of(cls, tokenizer: ModelTokenizer, messages: PairMessages) -> "PairChats":
-        """Of a template that fits."""
-        both = tokenizer.encode_chat_at_once(messages.chat("a", "a"))
-        return cls(tokenizer, messages, max(0, len(both) - 2))
+    def of(cls, tokenizer: ModelTokenizer, template: ChatTemplate, messages: PairMessages) -> "PairChats":
+        """Of the tokenizer's template, which fits."""
+        both = tokenizer.encode_chat_at_once(messages.chat(*_SHORTEST))
+        takes_instructions = messages.take_instructions(template)
+        return cls(tokenizer, messages, _num_special(both), takes_instructions=takes_instructions)
+
+    async def instructed(self, instruction: str, tenant: str) -> "PairChats | None":
+        """As `PairForm` says. Raises ChatTemplateError."""
+        if not self._takes_instructions:
+            return None
+        messages = replace(self._messages, instruction=instruction)
+        both = await self._tokenizer.encode_chat(messages.chat(*_SHORTEST), tenant=tenant)
+        return PairChats(self._tokenizer, messages, _num_special(both), takes_instructions=True)
 
     async def shorten(self, text: PairText, side: TruncationSide, tenant: str) -> PairText:
         """As `PairForm` says: each pair tokenizes its texts again."""
@@ -128,13 +144,26 @@ def pair_form(tokenizer: ModelTokenizer, directory: Path) -> PairForm:
     if template is not None and (is_for_pairs or _names_both(template)):
         for form in (messages, replace(messages, has_parts=not messages.has_parts)):
             if form.fit(template):
-                return PairChats.of(tokenizer, form)
+                return PairChats.of(tokenizer, template, form)
     if is_for_pairs:
         raise InvalidModelFiles(
             f"{directory} has no chat template that writes the messages of a query and a document, of which the model "
             "makes scores: QUIRE_CHAT_TEMPLATE may name another one"
         )
     return tokenizer.pair_template
+
+
+def _num_special(shortest: Sequence[int]) -> int:
+    """How many tokens are not of the texts, of the shortest pair."""
+    return max(0, len(shortest) - len(_SHORTEST))
+
+
+def _rendered(template: ChatTemplate, chat: TemplateChat) -> str:
+    """The prompt of a chat; empty if the template rejects it."""
+    try:
+        return template.render(chat)
+    except ChatTemplateError:
+        return ""
 
 
 def _names_both(template: ChatTemplate) -> bool:

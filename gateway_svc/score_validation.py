@@ -8,7 +8,7 @@ from gateway_svc.chat_template import ChatTemplateError
 from gateway_svc.embedding_validation import validate_embeddings
 from gateway_svc.embeddings import EmbeddingInput, Vector
 from gateway_svc.field_checker import FieldChecker
-from gateway_svc.field_paths import Field
+from gateway_svc.field_paths import Field, NamedFields
 from gateway_svc.retention import Retention
 from gateway_svc.scores import ScoreParams, UnvalidatedScores, ValidatedScores
 from gateway_svc.text_pairs import PairForm, PairText
@@ -17,6 +17,7 @@ from gateway_svc.tokenizer import ModelTokenizer, TextToEncode
 from gateway_svc.unvalidated_request import TextPrompt
 from gateway_svc.validated_request import ModelInfo
 from gateway_svc.validated_value import ValidatedValue
+from svc_common.errors import QuireError, Reason
 
 
 async def validate_scores(
@@ -35,11 +36,14 @@ async def validate_scores(
     Raises QuireError. The cheapest checks come first.
     """
     if pairs is None:
+        if unvalidated.instruction is not None:
+            raise _no_instruction(unvalidated)
         # Of a model that computes no embeddings either, the scheduler refuses them.
         requests = await validate_embeddings(
             unvalidated.embeddings, tokenizer, model, request_id=request_id, retention=retention, tenant=tenant
         )
         return ValidatedScores(requests, unvalidated.pairs.pairs, unvalidated.pairs.cosines)
+    pairs = await _instructed(pairs, unvalidated, tokenizer, model, tenant)
     check = FieldChecker(unvalidated.field_path)
     priority = check.integer(Field.PRIORITY, unvalidated.priority, 0, -(2**31), 2**31 - 1)
     num_special = pairs.num_special
@@ -84,6 +88,34 @@ async def validate_scores(
         return [values[place][0] for place in of_pairs]
 
     return ValidatedScores(requests, [(place,) for place in of_pairs], read)
+
+
+async def _instructed(
+    pairs: PairForm, unvalidated: UnvalidatedScores, tokenizer: ModelTokenizer, model: ModelInfo, tenant: str
+) -> PairForm:
+    """The form of pairs with the instruction of the call, if it has one. Raises QuireError."""
+    instruction, check = unvalidated.instruction, FieldChecker(unvalidated.field_path)
+    if instruction is None:
+        return pairs
+    where = check.field_path(Field.INSTRUCTION)
+    check_text(instruction, tokenizer, model, FieldChecker(NamedFields({Field.TEXT: where})))
+    try:
+        instructed = await pairs.instructed(instruction, tenant)
+    except ChatTemplateError as error:
+        raise check.invalid(Field.INSTRUCTION, "the chat template of the model rejects it") from error
+    if instructed is None:
+        raise _no_instruction(unvalidated)
+    least, most = 2 + instructed.num_special, model.context_length
+    if least > most:
+        message = f"leaves no room for texts: a pair has at least {least} tokens, and the context {most}"
+        raise QuireError(Reason.CONTEXT_LENGTH_EXCEEDED, message, field=where)
+    return instructed
+
+
+def _no_instruction(unvalidated: UnvalidatedScores) -> QuireError:
+    """The error to raise about a model that reads no instruction."""
+    message = "is for models whose chat template writes an instruction beside a pair of texts"
+    return QuireError(Reason.FEATURE_UNSUPPORTED, message, field=unvalidated.field_path(Field.INSTRUCTION))
 
 
 async def _encode(

@@ -39,6 +39,8 @@ class UnvalidatedScores:
     """Whether a cross-encoder's scores are its outputs without its activation function."""
     priority: int | None = None
     retention: Retention | None = None
+    instruction: str | None = None
+    """Of models whose chat template writes pairs, in place of that of their files."""
 
     @classmethod
     def from_proto(cls, request: inference_pb2.ScoreRequest) -> "UnvalidatedScores":
@@ -60,6 +62,7 @@ class UnvalidatedScores:
             is_raw=request.raw_scores,
             priority=present(request, "priority"),
             retention=retention_from_proto(request, Field.RETENTION),
+            instruction=present(request, "instruction"),
         )
 
     @property

@@ -53,6 +53,9 @@ class PairForm(Protocol):
     def of_chat(self) -> bool:
         """Whether texts are tokenized as `TextToEncode.of_chat` says."""
 
+    async def instructed(self, instruction: str, tenant: str) -> "PairForm | None":
+        """The form with an instruction in place of that of the model's files; None: the model reads none."""
+
     async def shorten(self, text: PairText, side: TruncationSide, tenant: str) -> PairText:
         """A text without what no pair keeps of it, for `join`. Work in threads is of `tenant`."""
 
@@ -110,6 +113,9 @@ class PairTemplate:
     def num_special(self) -> int:
         """As `PairForm` says."""
         return len(self.before) + len(self.between) + len(self.after)
+
+    async def instructed(self, instruction: str, tenant: str) -> None:
+        """A tokenizer's template has texts of the pair only."""
 
     async def shorten(self, text: PairText, side: TruncationSide, tenant: str) -> PairText:
         """The same: only its tokens are used."""

@@ -28,6 +28,10 @@ class ScoreOptions(TypedDict, total=False):
     """Return a cross-encoder's output without its activation function. Absent: False."""
     priority: int | None
     """Requests of a higher priority run first. Absent: 0."""
+    instruction: str | None
+    """What the query asks for, in place of the instruction of the model's files, for models whose chat template writes
+    one beside a pair. Absent: that of the files.
+    """
     retention: Retention | None
     """How long Redis keeps the records of the prompts. Absent: the operator's default."""
     timeout: float | None

@@ -94,12 +94,13 @@ class AsyncLLM:
         pooling_params: PoolingParams | None = None,
         request_id: str | None = None,
         priority: int | None = None,
+        instruction: str | None = None,
     ) -> list[ScoringRequestOutput]:
         """The score of each pair, as `LLM.score`. A call that is cancelled cancels its pairs.
 
         `request_id`: as in `embed`.
         """
-        requests = read_scores(_ids(), text_1, text_2, pooling_params, priority)
+        requests = read_scores(_ids(), text_1, text_2, pooling_params, priority, instruction)
         await self._run_call(request_id, requests)
         # Many cosines take long.
         return await asyncio.to_thread(lambda: [output for request in requests for output in request.outputs()])

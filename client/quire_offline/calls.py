@@ -76,12 +76,20 @@ def read_embeddings(
 
 
 def read_scores(
-    ids: Iterator[str], text_1: Texts, text_2: Texts, pooling_params: PoolingParams | None, priority: int | None = None
+    ids: Iterator[str],
+    text_1: Texts,
+    text_2: Texts,
+    pooling_params: PoolingParams | None,
+    priority: int | None = None,
+    instruction: str | None = None,
 ) -> list[OfflineScores]:
     """Pairs to compare. Raises QuireError."""
     params = pooling_params or PoolingParams()
     with client_errors():
-        return [OfflineScores.of_texts(next(ids), texts, params, priority) for texts in TextPairs.split(text_1, text_2)]
+        return [
+            OfflineScores.of_texts(next(ids), texts, params, priority, instruction)
+            for texts in TextPairs.split(text_1, text_2)
+        ]
 
 
 def _priorities(given: Sequence[int] | None, num_prompts: int) -> Sequence[int | None]:

@@ -129,10 +129,16 @@ class OfflineScores(OfflineValues):
 
     @classmethod
     def of_texts(
-        cls, request_id: str, texts: "TextPairs", params: PoolingParams, priority: int | None = None
+        cls,
+        request_id: str,
+        texts: "TextPairs",
+        params: PoolingParams,
+        priority: int | None = None,
+        instruction: str | None = None,
     ) -> "OfflineScores":
         """Pairs to compare. Raises QuireError, which names a field as PoolingParams does, or `text_1` or `text_2`."""
-        values = {**params.values, "text_1": texts.text_1, "text_2": texts.text_2, "priority": priority}
+        given = {"text_1": texts.text_1, "text_2": texts.text_2, "priority": priority, "instruction": instruction}
+        values = {**params.values, **given}
         with _numbered_from(texts.first):
             return cls(request_id, unvalidated=read_score(_read(ScoreBody, values)), first=texts.first)
 

@@ -20,4 +20,4 @@ async def test_no_token_is_lost_duplicated_or_changed(tmp_path: Path) -> None:
     summary = outcome.summary()
     assert {kind: summary[kind] for kind in ViolationKind} == dict.fromkeys(ViolationKind, 0)
     assert summary["faults"] == 9
-    assert summary["requests"] > 9
+    assert summary["requests"] >= plan.num_clients

@@ -1,6 +1,7 @@
 """Scores and reranking over the wire, with a scripted scheduler and a cross-encoder."""
 
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from gateway_harness import Harness, reason_of, running_gateway
 from quire.inference.v1 import inference_pb2 as api
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire_client import AsyncClient
+from reranker_files import write_reranker_files
 from scripted_scheduler import embed_with
+from tiny_model import make_model_directory, tiny_tokenizer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -142,3 +145,20 @@ async def test_a_value_of_several_classes_is_an_error(shared: Harness) -> None:
 
 async def test_ollama_names_no_capability(shared: Harness) -> None:
     assert (await shared.http.post("/api/show", json={"model": "tiny"})).json()["capabilities"] == []
+
+
+async def test_an_instruction_is_for_models_that_read_pairs_as_chats(shared: Harness, tmp_path: Path) -> None:
+    for path, body in (("/score", PAIR), ("/rerank", QUERY)):
+        for name in ("instruction", "instruct"):
+            response = await shared.http.post(path, json={**body, name: "Find."})
+            assert response.status_code == 400
+            assert response.json()["error"]["param"] == name
+    make_model_directory(tmp_path)
+    write_reranker_files(tmp_path, 5, 6)
+    async with running_gateway(tmp_path, **LIMITS | {"context_length": 200}) as harness:
+        harness.scheduler.script = embed_with(score_of)
+        async with AsyncClient(f"127.0.0.1:{harness.gateway.grpc_port}") as client:
+            await client.score("a", ["b"], instruction="Find.")
+        await harness.http.post("/rerank", json={"query": "a", "documents": ["b"], "instruct": "Find."})
+        prompts = [tiny_tokenizer().decode(list(one.prompt_token_ids)) for one in harness.scheduler.all("submit")]
+    assert prompts == ["Task: Find.\nQuery: a\nDocument: bAnswer:"] * 2

@@ -180,8 +180,6 @@ COHERE_EMBED: Neutral = {
 
 _SIMILARITY: Neutral = {
     "add_special_tokens": (True,),
-    "instruct": (),
-    "instruction": (),
     "return_embeddings": (False,),
 }
 

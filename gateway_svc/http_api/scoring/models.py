@@ -80,6 +80,11 @@ class SimilarityBody(BodyModel):
         "Whether a cross-encoder's activation function is applied, if it has one. A cosine has none.", True
     )
     raw_scores: bool | None = option("The opposite of use_activation.", False)
+    instruction: str | None = option(
+        "What the query asks for, for models whose chat template writes an instruction beside a pair of texts; absent: "
+        "that of the model's files, if they have one."
+    )
+    instruct: str | None = option("Another name of instruction, as in SGLang.")
     priority: int | None = option("A higher one goes first.", 0, minimum=-(2**31), maximum=2**31 - 1)
     retention: RetentionField | None = option(
         "How long the records of the prompts are kept: none, until_end, or seconds after their end.", "none"

@@ -93,15 +93,19 @@ def _inputs(field: str, value: _Text | list[_Text], limit_field: str, max_tokens
 def _unvalidated(body: SimilarityBody, field: str, pairs: InputPairs) -> UnvalidatedScores:
     if None not in (body.use_activation, body.raw_scores) and body.use_activation == body.raw_scores:
         raise invalid("raw_scores", "is the opposite of use_activation, and must not have its value")
+    if None not in (body.instruction, body.instruct):
+        raise invalid("instruct", "must not be beside instruction")
+    instruction, name = (body.instruction, "instruction") if body.instruct is None else (body.instruct, "instruct")
     return UnvalidatedScores(
         pairs,
-        field_path=NamedFields({Field.PROMPT: field}),
+        field_path=NamedFields({Field.PROMPT: field, Field.INSTRUCTION: name}),
         model=body.model,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         truncation_side=TruncationSide(body.truncation_side or "right"),
         is_raw=body.use_activation is False or body.raw_scores is True,
         priority=body.priority,
         retention=read_retention(body.retention),
+        instruction=instruction,
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,65 @@ async def test_the_files_name_the_instruction_and_variables(directory: Path) -> 
     assert await prompt_of(directory, "who?", "me.") == expected
     write_reranker_files(directory, 5, 6, variables={"add_generation_prompt": False})
     assert await prompt_of(directory, "who?", "me.") == expected[len("Task: Search.\n") : -len("Answer: now")]
+
+
+async def test_a_call_may_have_an_instruction(directory: Path) -> None:
+    prompts = {"prompts": {"web": "Search."}, "default_prompt_name": "web"}
+    write_reranker_files(directory, 5, 6, prompts=prompts)
+    tokenizer, form = load(directory)
+
+    async def prompts_of(**fields: Any) -> list[str]:
+        call = UnvalidatedScores.from_proto(api.ScoreRequest(queries=["who?"], documents=["me.", "you"], **fields))
+        requests = await requests_of(call, tokenizer, form)
+        return [tiny_tokenizer().decode(one.prompt_token_ids, skip_special_tokens=False) for one in requests]
+
+    pair = "<|im_start|>Query: who?\nDocument: {}<|im_end|>Answer:"
+    texts = [pair.format("me."), pair.format("you")]
+    assert await prompts_of(instruction="Find people.") == [f"Task: Find people.\n{text}" for text in texts]
+    assert await prompts_of() == [f"Task: Search.\n{text}" for text in texts]
+    # It is no part of what is cut.
+    instructed = await form.instructed("Find people.", "default")
+    assert instructed is not None
+    kept = instructed.num_special + 4
+    (first, _) = await prompts_of(instruction="Find people.", truncate_prompt_tokens=kept)
+    assert first == "Task: Find people.\n<|im_start|>Query: wh\nDocument: me<|im_end|>Answer:"
+
+
+async def test_control_tokens_of_an_instruction_are_text(directory: Path) -> None:
+    tokenizer, form = load(directory)
+    instructed = await form.instructed("<|im_end|>", "default")
+    assert instructed is not None
+    text = await text_of(tokenizer, "a")
+    token_ids = (await instructed.join(text, text, None, RIGHT, "default")).token_ids
+    special = [tiny_tokenizer().token_to_id(token) for token in ("<|im_start|>", "<|im_end|>")]
+    assert [token for token in token_ids if token in special] == special
+
+
+@pytest.mark.parametrize(
+    ("instruction", "template", "text"),
+    [
+        ("", TEMPLATE, "must not be empty"),
+        ("x" * 300, TEMPLATE, "leaves no room for texts: a pair has at least 3[0-9]{2} tokens, and the context 200"),
+        ("x" * 200_000, TEMPLATE, "is longer than 16 contexts"),
+        ("\ud800", TEMPLATE, "is not valid Unicode"),
+        (
+            "x",
+            "{{ messages[-2].content }}|{{ messages[-1].content }}",
+            "is for models whose chat template writes",
+        ),
+        ("no", TEMPLATE + "{{ raise_exception('no') if messages[0].content == 'no' }}", "rejects it"),
+    ],
+    ids=["empty", "too long", "far too long", "half a character", "not written", "rejected"],
+)
+async def test_an_instruction_that_cannot_be_used_is_named(
+    instruction: str, template: str, text: str, directory: Path
+) -> None:
+    write_reranker_files(directory, 5, 6, template=template)
+    tokenizer, form = load(directory)
+    plain = UnvalidatedScores.from_proto(api.ScoreRequest(queries=["a"], documents=["b"]))
+    with pytest.raises(QuireError, match=text) as raised:
+        await requests_of(replace(plain, instruction=instruction), tokenizer, form)
+    assert raised.value.field == "instruction"
 
 
 async def test_a_template_may_take_parts(directory: Path) -> None:

@@ -18,6 +18,7 @@ EVERY_OPTION: ScoreOptions = {
     "truncation_side": "left",
     "raw_scores": True,
     "priority": -2,
+    "instruction": "Find.",
     "retention": 60,
     "timeout": 5.0,
     "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
@@ -36,6 +37,7 @@ def test_every_option_has_its_field() -> None:
         "truncation_side": "TRUNCATION_SIDE_LEFT",
         "raw_scores": True,
         "priority": -2,
+        "instruction": "Find.",
         "retention": {"seconds": 60},
     }
 

@@ -143,6 +143,16 @@ def test_texts_are_answered_as_tei_does() -> None:
     assert (error.value.reason, error.value.field) == (Reason.INVALID_FIELD, "texts")
 
 
+@pytest.mark.parametrize("name", ["instruction", "instruct"])
+def test_the_instruction_has_two_names(name: str) -> None:
+    for unvalidated in (score(text_1="a", text_2="b", **{name: "Find."}), rerank(**{name: "Find."}).unvalidated):
+        assert unvalidated.instruction == "Find."
+        assert unvalidated.field_path(Field.INSTRUCTION) == name
+    with pytest.raises(QuireError) as error:
+        rerank(instruction="a", instruct="a")
+    assert (error.value.reason, error.value.field) == (Reason.INVALID_FIELD, "instruct")
+
+
 def test_documents_are_left_out_of_the_answer_on_request() -> None:
     answer = results("r", rerank(return_documents=False), [0.1, 0.9])
     assert answer["results"][0] == {"index": 1, "relevance_score": 0.9}
@@ -151,7 +161,7 @@ def test_documents_are_left_out_of_the_answer_on_request() -> None:
 def test_fields_that_are_not_served_are_refused_by_name_unless_they_ask_for_nothing() -> None:
     both: dict[str, Any] = {
         "input": "a", "messages": [], "prompt": "a", "dimensions": 2, "pooling": "cls", "encoding_format": "float",
-        "add_special_tokens": False, "padding": "max_length", "instruction": "a", "instruct": "a", "request_id": "a",
+        "add_special_tokens": False, "padding": "max_length", "request_id": "a",
         "chat_template_kwargs": {"a": 1}, "chat_template": "a", "mm_processor_kwargs": {"a": 1}, "cache_salt": "a",
         "truncate": True, "return_embeddings": True,
         "input_type": "query", "truncation": True, "stream": True, "temperature": 0.5,
