@@ -206,8 +206,10 @@ async def test_scores_of_a_decoder_that_answers(client: AsyncClient, running: De
     model: Any = AutoModelForCausalLM.from_pretrained(models / "reranker", dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(models / "reranker")
 
-    def expected(document: str) -> float:
+    def expected(document: str, instruction: str | None = None) -> float:
         messages = [{"role": "query", "content": query}, {"role": "document", "content": document}]
+        if instruction is not None:
+            messages = [{"role": "system", "content": instruction}, *messages]
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         with torch.inference_mode():
             logits = model(tokenizer(text, return_tensors="pt").input_ids).logits[0, -1]
@@ -218,6 +220,9 @@ async def test_scores_of_a_decoder_that_answers(client: AsyncClient, running: De
     assert found.scores[2] != pytest.approx(expected(documents[2]), abs=1e-4), "a control token of a text is text"
     cut = await client.score(query, documents[1], model="reranker", max_tokens_per_document=8)
     assert cut.scores == pytest.approx([expected("you and ")], abs=1e-3)
+    asked = await client.score(query, documents[:2], model="reranker", instruction="Find people.")
+    assert asked.scores == pytest.approx([expected(document, "Find people.") for document in documents[:2]], abs=1e-3)
+    assert asked.scores != pytest.approx(found.scores[:2], abs=1e-4)
     for call in (client.generate("hello", model="reranker"), client.embed("hello", model="reranker")):
         with pytest.raises(QuireError) as raised:
             await call

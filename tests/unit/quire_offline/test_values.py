@@ -12,9 +12,11 @@ from torch.nn.functional import normalize
 from transformers import BertModel
 
 from bert_models import CONTEXT, hidden_states, random_prompts, save_bert
-from offline_model import SMALL
+from offline_model import SMALL, save_offline_model
 from quire_offline import LLM, AsyncLLM, PoolingParams, QuireError
 from quire_offline.offline_values import MAX_PAIRS
+from reranker_files import write_reranker_files
+from tiny_model import tiny_tokenizer
 
 ENCODER: dict[str, Any] = {"dtype": "float32", "num_threads": 1}
 TEXTS = ["hello world", "a b c d", "hello"]
@@ -175,6 +177,18 @@ def test_what_is_not_valid_in_a_call_for_scores_is_named(
         encoder.score(text_1, text_2, pooling_params=PoolingParams(**params))
     assert raised.value.field == field
     assert not hasattr(raised.value, "__notes__")
+
+
+async def test_a_call_may_have_an_instruction(tmp_path: Path, encoder: LLM) -> None:
+    save_offline_model(tmp_path)
+    write_reranker_files(tmp_path, 5, 6)
+    async with AsyncLLM(str(tmp_path), **ENCODER) as llm:
+        (output,) = await llm.score("who?", "me", instruction="Find.")
+    prompt = tiny_tokenizer().decode(output.prompt_token_ids)
+    assert prompt == "Task: Find.\nQuery: who?\nDocument: meAnswer:"
+    with pytest.raises(QuireError) as raised:
+        encoder.score("a", "b", instruction="Find.")
+    assert (raised.value.reason, raised.value.field) == ("FEATURE_UNSUPPORTED", "instruction")
 
 
 # Models.
