@@ -199,9 +199,9 @@ $(OLDER_TRITON)/.installed: requirements/aot-triton36.txt $(STAMP)
 		--upgrade --target $(OLDER_TRITON) --requirement $<
 	@touch $@
 
-aot: $(STAMP) $(OLDER_TRITON)/.installed  ## Compile all Triton kernels for seven GPUs that need not be there; TARGETS=sm_90; ANEW=1 in a quarter of an hour also what has not changed
-	$(BIN)/python -m benchmarks.aot $(if $(TARGETS),--targets $(TARGETS)) $(if $(ANEW),--anew)
-	$(if $(filter-out sm_90,$(TARGETS)),,PYTHONPATH=$(OLDER_TRITON) $(BIN)/python -m benchmarks.aot --targets sm_90 $(if $(ANEW),--anew))
+aot: $(STAMP) $(OLDER_TRITON)/.installed  ## Compile all Triton kernels for seven GPUs that need not be there; TARGETS=sm_90; RECOMPILE=1: unchanged ones too, a quarter of an hour
+	$(BIN)/python -m benchmarks.aot $(if $(TARGETS),--targets $(TARGETS)) $(if $(RECOMPILE),--recompile)
+	$(if $(filter-out sm_90,$(TARGETS)),,PYTHONPATH=$(OLDER_TRITON) $(BIN)/python -m benchmarks.aot --targets sm_90 $(if $(RECOMPILE),--recompile))
 
 gpu-check:  ## Run GPU tests and benchmarks with the Python at hand; installs nothing
 	$(PYTHON) -m benchmarks.gpu

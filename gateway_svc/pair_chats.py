@@ -71,7 +71,11 @@ class PairMessages:
     def take_instructions(self, template: ChatTemplate) -> bool:
         """Whether a template that fits writes an instruction, too."""
         instruction = secrets.token_hex(16)
-        return instruction in _rendered(template, replace(self, instruction=instruction).chat("a", "a"))
+        return instruction in _rendered(template, self.with_instruction(instruction).chat(*_SHORTEST))
+
+    def with_instruction(self, instruction: str) -> "PairMessages":
+        """With another instruction: a template has it as the system's message, and as a variable, as vLLM gives it."""
+        return replace(self, instruction=instruction, variables={**self.variables, "instruction": instruction})
 
 
 class PairChats:
@@ -93,11 +97,11 @@ class PairChats:
         takes_instructions = messages.take_instructions(template)
         return cls(tokenizer, messages, _num_special(both), takes_instructions=takes_instructions)
 
-    async def instructed(self, instruction: str, tenant: str) -> "PairChats | None":
+    async def with_instruction(self, instruction: str, tenant: str) -> "PairChats | None":
         """As `PairForm` says. Raises ChatTemplateError."""
         if not self._takes_instructions:
             return None
-        messages = replace(self._messages, instruction=instruction)
+        messages = self._messages.with_instruction(instruction)
         both = await self._tokenizer.encode_chat(messages.chat(*_SHORTEST), tenant=tenant)
         return PairChats(self._tokenizer, messages, _num_special(both), takes_instructions=True)
 

@@ -19,6 +19,8 @@ from gateway_svc.validated_request import ModelInfo
 from gateway_svc.validated_value import ValidatedValue
 from svc_common.errors import QuireError, Reason
 
+_NO_INSTRUCTION = "is for models whose chat template writes an instruction beside a pair of texts"
+
 
 async def validate_scores(
     unvalidated: UnvalidatedScores,
@@ -37,24 +39,25 @@ async def validate_scores(
     """
     if pairs is None:
         if unvalidated.instruction is not None:
-            raise _no_instruction(unvalidated)
+            raise FieldChecker(unvalidated.field_path).unsupported(Field.INSTRUCTION, _NO_INSTRUCTION)
         # Of a model that computes no embeddings either, the scheduler refuses them.
         requests = await validate_embeddings(
             unvalidated.embeddings, tokenizer, model, request_id=request_id, retention=retention, tenant=tenant
         )
         return ValidatedScores(requests, unvalidated.pairs.pairs, unvalidated.pairs.cosines)
-    pairs = await _instructed(pairs, unvalidated, tokenizer, model, tenant)
     check = FieldChecker(unvalidated.field_path)
     priority = check.integer(Field.PRIORITY, unvalidated.priority, 0, -(2**31), 2**31 - 1)
+    for one in unvalidated.pairs.inputs:
+        check_text(_text(one), tokenizer, model, FieldChecker(one.field_path))
+    if unvalidated.instruction is not None:
+        pairs = await _with_instruction(unvalidated.instruction, pairs, tokenizer, model, check, tenant)
     num_special = pairs.num_special
     # Beside the special tokens at least one of each text is kept.
     truncation = Truncation.of(
         unvalidated.truncate_prompt_tokens, unvalidated.truncation_side, 2 + num_special, model, check
     )
     for one in unvalidated.pairs.inputs:
-        of_text = FieldChecker(one.field_path)
-        check_text(_text(one), tokenizer, model, of_text)
-        check_text_limit(one.max_text_tokens, num_special, model, of_text)
+        check_text_limit(one.max_text_tokens, num_special, model, FieldChecker(one.field_path))
     inputs = unvalidated.pairs.inputs
     texts = await _encode(inputs, pairs, truncation, tokenizer, model, tenant)
     places: dict[tuple[int, int], int] = {}
@@ -90,32 +93,23 @@ async def validate_scores(
     return ValidatedScores(requests, [(place,) for place in of_pairs], read)
 
 
-async def _instructed(
-    pairs: PairForm, unvalidated: UnvalidatedScores, tokenizer: ModelTokenizer, model: ModelInfo, tenant: str
+async def _with_instruction(
+    instruction: str, pairs: PairForm, tokenizer: ModelTokenizer, model: ModelInfo, check: FieldChecker, tenant: str
 ) -> PairForm:
-    """The form of pairs with the instruction of the call, if it has one. Raises QuireError."""
-    instruction, check = unvalidated.instruction, FieldChecker(unvalidated.field_path)
-    if instruction is None:
-        return pairs
+    """The form of pairs with the instruction of the call. Raises QuireError."""
     where = check.field_path(Field.INSTRUCTION)
     check_text(instruction, tokenizer, model, FieldChecker(NamedFields({Field.TEXT: where})))
     try:
-        instructed = await pairs.instructed(instruction, tenant)
+        changed = await pairs.with_instruction(instruction, tenant)
     except ChatTemplateError as error:
         raise check.invalid(Field.INSTRUCTION, "the chat template of the model rejects it") from error
-    if instructed is None:
-        raise _no_instruction(unvalidated)
-    least, most = 2 + instructed.num_special, model.context_length
+    if changed is None:
+        raise check.unsupported(Field.INSTRUCTION, _NO_INSTRUCTION)
+    least, most = 2 + changed.num_special, model.context_length
     if least > most:
         message = f"leaves no room for texts: a pair has at least {least} tokens, and the context {most}"
         raise QuireError(Reason.CONTEXT_LENGTH_EXCEEDED, message, field=where)
-    return instructed
-
-
-def _no_instruction(unvalidated: UnvalidatedScores) -> QuireError:
-    """The error to raise about a model that reads no instruction."""
-    message = "is for models whose chat template writes an instruction beside a pair of texts"
-    return QuireError(Reason.FEATURE_UNSUPPORTED, message, field=unvalidated.field_path(Field.INSTRUCTION))
+    return changed
 
 
 async def _encode(

@@ -53,7 +53,7 @@ class PairForm(Protocol):
     def of_chat(self) -> bool:
         """Whether texts are tokenized as `TextToEncode.of_chat` says."""
 
-    async def instructed(self, instruction: str, tenant: str) -> "PairForm | None":
+    async def with_instruction(self, instruction: str, tenant: str) -> "PairForm | None":
         """The form with an instruction in place of that of the model's files; None: the model reads none."""
 
     async def shorten(self, text: PairText, side: TruncationSide, tenant: str) -> PairText:
@@ -114,7 +114,7 @@ class PairTemplate:
         """As `PairForm` says."""
         return len(self.before) + len(self.between) + len(self.after)
 
-    async def instructed(self, instruction: str, tenant: str) -> None:
+    async def with_instruction(self, instruction: str, tenant: str) -> None:
         """A tokenizer's template has texts of the pair only."""
 
     async def shorten(self, text: PairText, side: TruncationSide, tenant: str) -> PairText:

@@ -5,12 +5,14 @@ from contextlib import suppress
 
 import torch
 
+from environments import shared_processors
+
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel's module is imported
 
-# Test processes share the processors. More threads than processors wait for each other at every parallel loop.
-if num_processes := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // num_processes))
+# More threads than processors wait for each other at every parallel loop.
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
+    torch.set_num_threads(shared_processors())
 
 # `make gpu-check` does without it.
 with suppress(ModuleNotFoundError):

@@ -270,7 +270,12 @@ def _num_blocks(
     if settings.num_blocks is not None:
         check_num_blocks(settings.num_blocks, shape.block_bytes, device, settings.memory_limit_bytes)
         return settings.num_blocks
-    budget = MemoryBudget(settings.memory_fraction, settings.cpu_kv_bytes, settings.memory_limit_bytes)
+    budget = MemoryBudget(
+        settings.memory_fraction,
+        settings.cpu_kv_bytes,
+        settings.memory_limit_bytes,
+        has_usual_steps=settings.max_step_tokens is None and settings.max_sequences is None,
+    )
 
     def make_runner(needed: WorkerLimits) -> Runner:
         cache = shape.allocate(needed.num_blocks, device)

@@ -29,11 +29,13 @@ class MemoryBudget:
     cpu_bytes: int
     limit: int | None = None
     """Bytes that the process may use; None: what its container or the machine has."""
+    has_usual_steps: bool = False
+    """Whether steps are no larger than by default."""
 
 
 def count_blocks(block_bytes: int, budget: MemoryBudget, device: torch.device, profile: Callable[[], object]) -> int:
     """How many blocks fit with the peak of `profile`, a run of the largest step. What it returns is kept until
-    then. On a CPU it is not run where half of the memory would suffice for the blocks.
+    then. On a CPU, steps of the usual sizes are not run where half of the memory suffices for the blocks.
     """
     memory = _free_on_gpu(budget, device, profile) if device.type == "cuda" else _share_of_host(budget, profile)
     return max(0, memory // block_bytes)
@@ -84,9 +86,9 @@ def check_num_blocks(num_blocks: int, block_bytes: int, device: torch.device, li
 
 def _share_of_host(budget: MemoryBudget, profile: Callable[[], object]) -> int:
     fraction = budget.fraction or 0.4
-    # No step keeps half of the memory, and to run the largest one takes seconds, for which a worker that replaces
-    # another one keeps streams waiting.
-    if budget.cpu_bytes <= fraction * available_memory(budget.limit) / 2:
+    # What such a step keeps is a small part of the other half. To run it takes seconds, for which a worker that
+    # replaces another one keeps streams waiting.
+    if budget.has_usual_steps and budget.cpu_bytes <= fraction * available_memory(budget.limit) / 2:
         return budget.cpu_bytes
     kept = profile()
     memory = min(budget.cpu_bytes, int(fraction * available_memory(budget.limit)))

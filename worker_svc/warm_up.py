@@ -67,12 +67,13 @@ def run_largest_step(limits: WorkerLimits, make_runner: Callable[[WorkerLimits],
 
 def warm_up(runner: Runner, device_type: str) -> None:
     """Compile and load what the first steps need: steps with a prompt and steps that sample after it, for as many
-    sequences as the device needs. On a GPU the prompts fill a step; on a CPU they have a block each.
+    sequences as the device needs. On a GPU the prompts fill a step; on a CPU each fills a block but for the token that
+    is sampled after it.
     """
     limits = runner.limits
     length = _longest_prompt(limits)
     if device_type == "cpu":
-        length = min(length, max(_COUNTS_OF_SEQUENCES["cpu"]) * limits.block_size)
+        length = min(length, max(_COUNTS_OF_SEQUENCES["cpu"]) * (limits.block_size - 1))
     for num_sequences in sorted(
         {min(count, limits.max_sequences, length) for count in _COUNTS_OF_SEQUENCES[device_type]}
     ):
@@ -88,7 +89,7 @@ def warm_up(runner: Runner, device_type: str) -> None:
 
 
 def measure_prefill(runner: Runner) -> float:
-    """Prompt tokens per second for a prompt that fills a usual step, or all blocks. The runner must be warm."""
+    """Prompt tokens per second for a prompt that fills a usual step, or all blocks, after `warm_up`."""
     length = min(runner.limits.usual_step_tokens or runner.limits.max_step_tokens, _longest_prompt(runner.limits))
     step = _prefill([length], runner.limits.block_size)
     started = time.perf_counter()

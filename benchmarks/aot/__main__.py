@@ -1,9 +1,9 @@
 """Compiles every Triton kernel ahead of time, for GPUs that need not be there (`make aot`).
 
-    python -m benchmarks.aot [--targets sm_90,gfx942] [--only TEXT] [--quick] [--anew] [--update] [--output FILE]
+    python -m benchmarks.aot [--targets sm_90,gfx942] [--only TEXT] [--quick] [--recompile] [--update] [--output FILE]
 
 Kernels whose source, types, constants and options are those of a row of the table have its figures, and are not
-compiled again, unless `--anew` says so.
+compiled again, except with `--recompile`: after a change of how figures are read from machine code, use it.
 
 Fails with status 1 if a kernel does not compile, uses more shared memory than its target has, spills more registers
 than its target allows, lacks tensor-core instructions or asynchronous copies, has more loads of single numbers of 16
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--targets", default=",".join(TARGETS), help="of %(default)s")
     parser.add_argument("--only", default="", help="only cases with this text in their name")
     parser.add_argument("--quick", action="store_true", help="a smaller set of cases")
-    parser.add_argument("--anew", action="store_true", help="compile also what the table has of the same source")
+    parser.add_argument("--recompile", action="store_true", help="compile also what has not changed")
     parser.add_argument("--update", action="store_true", help="write the rows to the table, instead of comparing them")
     parser.add_argument(
         "--output", type=Path, default=table_of(triton.__version__), help="the table; default %(default)s"
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--targets: there is no {', '.join(sorted(unknown))}, only {', '.join(TARGETS)}")
     os.environ.setdefault("TRITON_CACHE_DIR", str(CACHE))
     rows = read_rows(options.output, triton.__version__)
-    known = {} if options.anew else known_figures(rows)
+    known = {} if options.recompile else known_figures(rows)
     work = partial(compile_target, only=options.only, is_quick=options.quick, known=known)
     # Processes of their own: a driver is a global of Triton.
     with ProcessPoolExecutor(min(options.processes, len(names)), mp_context=get_context("spawn")) as pool:
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             num_faults += 1
     if options.update:
         write_table(options.output, compiled, names, options.only)
-    print(f"{len(compiled)} kernels, {num_faults} faults")
+    print(f"{len(compiled)} kernels, {sum(kernel.is_new for kernel in compiled)} compiled now, {num_faults} faults")
     return 1 if num_faults or not compiled else 0
 
 

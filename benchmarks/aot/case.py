@@ -17,7 +17,7 @@ NUM_TOKENS, NUM_ROWS = 64, 64
 
 @dataclass(frozen=True)
 class Case:
-    """A call of a wrapper, in which its kernels are launched. `is_quick`: part of the set that tests compile."""
+    """A call of a wrapper, in which its kernels are launched. `is_quick`: part of the smaller set of `--quick`."""
 
     name: str
     call: Callable[[], object]

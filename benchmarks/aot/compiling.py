@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from triton import knobs
+from triton._C.libtriton import get_cache_invalidating_env_vars
 from triton.runtime.jit import JITFunction, KernelInterface
 
 import quire_kernels
@@ -57,6 +58,8 @@ class CompiledKernel:
     digest: str = ""
     """Of all that its machine code depends on, besides the version of Triton."""
     error: str = ""
+    is_new: bool = True
+    """Whether it was compiled, as the table has none of its digest."""
     num_waiting: int = 0
     """Programs that do not run until others end, of a launch whose programs must all run at the same time."""
 
@@ -71,7 +74,7 @@ class CompiledKernel:
 
 
 class Compilations:
-    """Tells what Triton is about to compile, and keeps it from compiling what is known."""
+    """Computes the digest of each kernel that Triton is about to compile, and skips those that are known."""
 
     def __init__(self, known: Mapping[str, Figures]) -> None:
         """`known`: the figures of kernels by their digests."""
@@ -80,13 +83,16 @@ class Compilations:
         self._compiled: dict[str, str] = {}  # Triton's own hash to digest
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
+    def installed(self) -> Iterator[None]:
         """Until its end, Triton compiles no kernel that is known."""
-        knobs.runtime.jit_cache_hook = self._is_known
+        for function in functions_of_tree():
+            # Part of Triton's hash of a function, so that one more line above it would change its digest.
+            function.starting_line_number = 0
+        before, knobs.runtime.jit_cache_hook = knobs.runtime.jit_cache_hook, self._is_known
         try:
             yield
         finally:
-            knobs.runtime.jit_cache_hook = None
+            knobs.runtime.jit_cache_hook = before
 
     def digest_of(self, kernel: Any) -> str:
         """Of what a launch returned: the kernel, or None for a known one."""
@@ -96,14 +102,15 @@ class Compilations:
         """Of what the last launch returned."""
         return self._known[self._digest] if kernel is None else figures_of(kernel)
 
-    def _is_known(self, *, fn: Any, **about: Any) -> bool:
+    def _is_known(self, *, fn: Any, **details: Any) -> bool:
         """Triton's hook, called before it compiles."""
-        compiled = about["compile"]
+        compiled = details["compile"]
         data = json.loads(compiled["specialization_data"])
         # Paths of files that are part of Triton.
         del data["key"], data["options"]["extern_libs"]
         helpers = [value.cache_key for value in compiled["constants"].values() if hasattr(value, "cache_key")]
-        text = json.dumps([fn.jit_function.cache_key, helpers, data], sort_keys=True)
+        variables = get_cache_invalidating_env_vars()
+        text = json.dumps([fn.jit_function.cache_key, helpers, data, variables], sort_keys=True)
         self._digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_LENGTH]
         return self._digest in self._known
 
@@ -138,10 +145,11 @@ def compile_cases(
                 warps = options["num_warps"]
                 resident = target.resident_programs(figures.num_registers, figures.shared_bytes, warps)
                 waiting = max(0, math.prod(grid) - target.multiprocessors * resident)
-            found.append(CompiledKernel(target.name, "", name, multiplies, figures, digest, num_waiting=waiting))
+            row = CompiledKernel(target.name, "", name, multiplies, figures, digest)
+            found.append(replace(row, is_new=kernel is not None, num_waiting=waiting))
         return kernel
 
-    with intercepted_launches(target, compile_kernel), compilations.watched():
+    with intercepted_launches(target, compile_kernel), compilations.installed():
         for case in cases:
             if case.needs_fp8 and not target.has_fp8:
                 continue
@@ -207,16 +215,17 @@ def faults(
     return wrong
 
 
-def kernels_of_tree() -> set[str]:
-    """The names of all kernels in `quire_kernels`."""
-    names = set()
+def functions_of_tree() -> Iterator[Any]:
+    """All functions in `quire_kernels` that Triton compiles, some more than once."""
     for module in pkgutil.iter_modules(quire_kernels.__path__, "quire_kernels."):
         if not module.ispkg:
-            members = vars(importlib.import_module(module.name)).items()
-            names |= {
-                name for name, value in members if isinstance(value, KernelInterface) and name.endswith("_kernel")
-            }
-    return names
+            members = vars(importlib.import_module(module.name)).values()
+            yield from (value for value in members if isinstance(value, KernelInterface))
+
+
+def kernels_of_tree() -> set[str]:
+    """The names of all kernels in `quire_kernels`."""
+    return {name for one in functions_of_tree() if (name := one.__name__).endswith("_kernel")}
 
 
 def uncompiled(compiled: Iterable[str]) -> list[str]:

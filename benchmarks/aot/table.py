@@ -34,7 +34,8 @@ def read_rows(path: Path, triton_version: str) -> Rows:
 def known_figures(rows: Rows) -> dict[str, Figures]:
     """The figures of the rows by their digests, which say for which target they are."""
     names = [field.name for field in fields(Figures)]
-    return {row["digest"]: Figures(**{name: row[name] for name in names}) for row in rows.values() if row.get("digest")}
+    whole = [row for row in rows.values() if row.get("digest") and row.keys() >= set(names)]
+    return {row["digest"]: Figures(**{name: row[name] for name in names}) for row in whole}
 
 
 def write_table(path: Path, compiled: Iterable[CompiledKernel], targets: Sequence[str], only: str = "") -> None:

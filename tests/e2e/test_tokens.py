@@ -47,7 +47,7 @@ def judge(judged: list[Reference], generations: list[Generation]) -> None:
 
 @pytest.fixture(scope="module")
 def running(model: object) -> Iterator[Deployment]:
-    with deployment(dtype="float32") as started:
+    with deployment(dtype="float32", num_threads=2) as started:
         yield started
 
 

@@ -92,6 +92,13 @@ def test_every_edge(make_batch: MakeBatch, assert_close: AssertClose, whole: boo
         assert_close(latent_decode(**decode_arguments_of(arguments)), expected)
 
 
+def test_128_heads(make_batch: MakeBatch, assert_close: AssertClose) -> None:
+    arguments = arguments_of(make_batch, [(3, 20), (1, 9)], 128, 24, dtype=torch.float16)
+    assert_close(latent_attention(**arguments), latent_attention_reference(**arguments))
+    arguments = decode_arguments_of(arguments_of(make_batch, [(1, 20), (1, 9)], 128, 24, dtype=torch.float16))
+    assert_close(latent_decode(**arguments), latent_decode_reference(**arguments))
+
+
 def test_the_sizes_of_deepseek(make_batch: MakeBatch, assert_close: AssertClose) -> None:
     arguments = arguments_of(make_batch, [(5, 70), (1, 33)], 16, 512, 64, dtype=torch.float16)
     assert_close(latent_attention(**arguments), latent_attention_reference(**arguments))

@@ -45,6 +45,7 @@ KINDS: list[tuple[str, tuple[str, ...], list[str]]] = [
     ("flag", SIMILARITY, ["use_activation", "raw_scores"]),
     ("flag", OLLAMA, ["truncate"]),
     ("string", (*SIMILARITY, *OLLAMA, "/v2/embed"), ["model"]),
+    ("string", SIMILARITY, ["instruction", "instruct"]),
     ("string", ("/api/embeddings",), ["prompt"]),
     ("object", OLLAMA, ["options"]),
 ]

@@ -92,19 +92,32 @@ async def test_a_call_may_have_an_instruction(directory: Path) -> None:
     assert await prompts_of(instruction="Find people.") == [f"Task: Find people.\n{text}" for text in texts]
     assert await prompts_of() == [f"Task: Search.\n{text}" for text in texts]
     # It is no part of what is cut.
-    instructed = await form.instructed("Find people.", "default")
-    assert instructed is not None
-    kept = instructed.num_special + 4
+    changed = await form.with_instruction("Find people.", "default")
+    assert changed is not None
+    kept = changed.num_special + 4
     (first, _) = await prompts_of(instruction="Find people.", truncate_prompt_tokens=kept)
     assert first == "Task: Find people.\n<|im_start|>Query: wh\nDocument: me<|im_end|>Answer:"
 
 
+async def test_a_template_may_have_the_instruction_as_a_variable(directory: Path) -> None:
+    """As vLLM gives it, in place of one that the files name."""
+    template = "{{ instruction }}: {{ messages[-2].content }}/{{ messages[-1].content }}"
+    write_reranker_files(directory, 5, 6, template=template, variables={"instruction": "Search"})
+    tokenizer, form = load(directory)
+    changed = await form.with_instruction("Find", "default")
+    assert changed is not None
+    text = await text_of(tokenizer, "a")
+    for one, expected in ((form, "Search: a/a"), (changed, "Find: a/a")):
+        pair = await one.join(text, text, None, RIGHT, "default")
+        assert tiny_tokenizer().decode(pair.token_ids) == expected
+
+
 async def test_control_tokens_of_an_instruction_are_text(directory: Path) -> None:
     tokenizer, form = load(directory)
-    instructed = await form.instructed("<|im_end|>", "default")
-    assert instructed is not None
+    changed = await form.with_instruction("<|im_end|>", "default")
+    assert changed is not None
     text = await text_of(tokenizer, "a")
-    token_ids = (await instructed.join(text, text, None, RIGHT, "default")).token_ids
+    token_ids = (await changed.join(text, text, None, RIGHT, "default")).token_ids
     special = [tiny_tokenizer().token_to_id(token) for token in ("<|im_start|>", "<|im_end|>")]
     assert [token for token in token_ids if token in special] == special
 

@@ -277,7 +277,7 @@ def test_the_memory_of_the_maximum_of_sampled_rows_is_measured(
         return forward(model, batch)
 
     monkeypatch.setattr(CompiledForward, "__call__", counting)
-    limits = load_worker(tiny_llama, "--drafter", "ngram", "--max-sequences", "16", *MEASURED).description.limits
+    limits = load_worker(tiny_llama, "--drafter", "ngram", "--max-sequences", "16").description.limits
     assert max(num_rows) == limits.max_sampled_rows == 16 * 5
 
 

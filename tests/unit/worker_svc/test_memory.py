@@ -80,15 +80,16 @@ def test_a_gpu_without_room_has_no_blocks(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
-    ("cpu_bytes", "left", "expected", "is_run"),
+    ("cpu_bytes", "usual", "left", "expected", "is_run"),
     [
-        (GIB, 8 * GIB, 1024, False),
-        (2 * GIB, 8 * GIB, 2048, True),
-        (2 * GIB, 4 * GIB, 1638, True),  # 0.4 of what the step leaves
+        (GIB, True, 8 * GIB, 1024, False),
+        (GIB, False, 8 * GIB, 1024, True),
+        (2 * GIB, True, 8 * GIB, 2048, True),
+        (2 * GIB, True, 4 * GIB, 1638, True),  # 0.4 of what the step leaves
     ],
 )
 def test_on_a_cpu_the_largest_step_runs_where_memory_may_be_short(
-    cpu_bytes: int, left: int, expected: int, is_run: bool, monkeypatch: pytest.MonkeyPatch
+    cpu_bytes: int, usual: bool, left: int, expected: int, is_run: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = []
 
@@ -96,5 +97,5 @@ def test_on_a_cpu_the_largest_step_runs_where_memory_may_be_short(
         runs.append(True)
         monkeypatch.setattr(memory, "available_memory", lambda _=None: left)
 
-    assert count_blocks(MIB, MemoryBudget(fraction=None, cpu_bytes=cpu_bytes), CPU, profile) == expected
+    assert count_blocks(MIB, MemoryBudget(None, cpu_bytes, has_usual_steps=usual), CPU, profile) == expected
     assert runs == [True] * is_run
