@@ -45,9 +45,11 @@ def test_the_reasoning_has_as_many_tokens_as_it_may(limit: int, running: Deploym
     }
     answer = httpx.post(f"{running.http}/v1/chat/completions", json=body, timeout=120)
     assert answer.status_code == 200, answer.text
-    for choice in answer.json()["choices"]:
+    choices = answer.json()["choices"]
+    for choice in choices:
         assert choice["token_ids"].index(END) <= limit
-        assert bool(choice["message"].get("reasoning")) == (limit > 0)
+    # A sampled one may be empty.
+    assert any(choice["message"].get("reasoning") for choice in choices) == (limit > 0)
     used = answer.json()["usage"]["completion_tokens_details"]["reasoning_tokens"]
     assert used <= 3 * (limit + 2)
 
