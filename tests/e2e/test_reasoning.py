@@ -48,8 +48,9 @@ def test_the_reasoning_has_as_many_tokens_as_it_may(limit: int, running: Deploym
     choices = answer.json()["choices"]
     for choice in choices:
         assert choice["token_ids"].index(END) <= limit
-    # A sampled one may be empty.
-    assert any(choice["message"].get("reasoning") for choice in choices) == (limit > 0)
+    has_reasoning = [bool(choice["message"].get("reasoning")) for choice in choices]
+    # The only token of a sampled one may be white space.
+    assert any(has_reasoning) if limit == 1 else has_reasoning == [limit > 0] * 3
     used = answer.json()["usage"]["completion_tokens_details"]["reasoning_tokens"]
     assert used <= 3 * (limit + 2)
 
