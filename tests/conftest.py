@@ -1,14 +1,20 @@
 """Set before any test's module is imported: without a GPU, Triton kernels run in Triton's interpreter."""
 
 import os
+from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
+import pytest
 import torch
 
 from environments import shared_processors
 
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel's module is imported
+    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel's module, or Triton, is imported
+    from quick_interpreter import quicken
+
+    quicken()
 
 # More threads than processors wait for each other at every parallel loop.
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
@@ -21,3 +27,12 @@ with suppress(ModuleNotFoundError):
     # An example may take as long as it likes: a busy machine is no fault of what is tested.
     settings.register_profile("quire", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("quire")
+
+
+@pytest.fixture(scope="module")
+def shallow_model() -> Iterator[Path]:
+    """Directory of the default model with a fifth of its layers, which is the default one of a module's deployments."""
+    from shallow_model import shallow_default_model  # `make gpu-check` lacks what it imports
+
+    with shallow_default_model() as directory:
+        yield directory

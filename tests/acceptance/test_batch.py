@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from svc_common.supervisor.prepare import prepare_model
 from tests.acceptance.batch import (
     AFTER_CANCELLATION,
     BatchOutcome,
@@ -20,16 +19,16 @@ from tests.acceptance.batch import (
 PLAN = BatchPlan(num_lines=40, num_kills=2, max_tokens=8, concurrency=8)
 
 
+@pytest.mark.usefixtures("shallow_model")
 async def test_each_line_is_answered_once(tmp_path: Path) -> None:
-    await prepare_model({})
     outcome = await run_batch_with_kills(PLAN, tmp_path, print)
     assert outcome.errors == [], (tmp_path / "log").read_text()[-4000:]
     assert (outcome.num_lines, outcome.num_refused) == (40, 1)
     assert (outcome.num_client_kills, len(outcome.server_kills)) == (2, 2)
 
 
+@pytest.mark.usefixtures("shallow_model")
 async def test_requests_that_were_cancelled_while_the_client_was_away_are_submitted_again(tmp_path: Path) -> None:
-    await prepare_model({})
     outcome = await run_batch_with_kills(AFTER_CANCELLATION, tmp_path, print)
     assert outcome.errors == [], (tmp_path / "log").read_text()[-4000:]
     assert (outcome.num_lines, outcome.num_client_kills, outcome.server_kills) == (24, 1, [])

@@ -14,10 +14,11 @@ from tests.acceptance.memory_limit import Outcome, compare, measure
 from tests.acceptance.memory_load import Load, Pace
 
 
+@pytest.mark.usefixtures("shallow_model")
 def test_below_a_limit_nothing_is_killed_and_nothing_lost() -> None:
     # Lower than the defaults, so that a short load reaches both.
     thresholds = {"QUIRE_MEMORY_HIGH": "0.8", "QUIRE_MEMORY_CRITICAL": "0.86"}
-    outcome = measure(streams=12, seconds=12.0, unlimited_seconds=3.0, num_blocks=512, thresholds=thresholds)
+    outcome = measure(streams=12, seconds=5.0, unlimited_seconds=2.0, num_blocks=512, thresholds=thresholds)
     assert outcome.errors == []
     assert outcome.limited is not None
     assert outcome.limited.streams_ended > 0

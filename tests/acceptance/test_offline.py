@@ -8,8 +8,9 @@ from quire_client.bench.mix import sample_mix
 from tests.acceptance.offline import OfflineOutcome, compare
 
 
+@pytest.mark.usefixtures("shallow_model")
 def test_the_class_has_the_tokens_of_the_server() -> None:
-    outcome = compare(prepare_model(), sample_mix(5, 8, 40_000), num_streams=8, num_runs=1)
+    outcome = compare(prepare_model(), sample_mix(5, 5, 40_000), num_streams=5, num_runs=1)
     assert outcome.different == set()
 
 

@@ -2,14 +2,15 @@
 
 from pathlib import Path
 
-from svc_common.supervisor.prepare import prepare_model
+import pytest
+
 from tests.chaos.budget_run import BudgetPlan, run_budgets
 
 PLAN = BudgetPlan(num_streams=24, per_minute=480, max_tokens=40, stop_at=480)
 
 
+@pytest.mark.usefixtures("shallow_model")
 async def test_no_token_is_delivered_beyond_the_budget_of_a_key(tmp_path: Path) -> None:
-    await prepare_model({})
     outcome = await run_budgets(PLAN, tmp_path / "log", print)
     assert outcome.most_beyond <= 0
     assert outcome.delivered >= 480, "the key gets its budget, under the next scheduler, too"

@@ -4,18 +4,14 @@ import asyncio
 from pathlib import Path
 
 from reference import kept_references
-from svc_common.models import resolve_model
-from svc_common.supervisor.prepare import prepare_model
 from tests.chaos.checker import ViolationKind
 from tests.chaos.run import Plan, run_chaos
 
 
-async def test_no_token_is_lost_duplicated_or_changed(tmp_path: Path) -> None:
-    await prepare_model({})
-    model = resolve_model(None).path
-    references = await asyncio.to_thread(kept_references, model)
+async def test_no_token_is_lost_duplicated_or_changed(shallow_model: Path, tmp_path: Path) -> None:
+    references = await asyncio.to_thread(kept_references, shallow_model)
     plan = Plan(num_faults=9, num_clients=6, seed=3, is_small=True)
-    outcome = await run_chaos(plan, references, model, tmp_path / "log", print)
+    outcome = await run_chaos(plan, references, shallow_model, tmp_path / "log", print)
     assert outcome.passed, (tmp_path / "log").read_text()[-4000:]
     summary = outcome.summary()
     assert {kind: summary[kind] for kind in ViolationKind} == dict.fromkeys(ViolationKind, 0)

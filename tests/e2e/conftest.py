@@ -32,3 +32,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def judged(model: Path) -> list[Reference]:
     """The forty prompts with their reference continuations."""
     return kept_references(model)
+
+
+@pytest.fixture(scope="module")
+def shallow_judged(shallow_model: Path) -> list[Reference]:
+    """The forty prompts with the continuations of the shallow model."""
+    return kept_references(shallow_model)

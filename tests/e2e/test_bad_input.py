@@ -87,7 +87,7 @@ CASES: list[Case] = [
 
 
 @pytest.fixture(scope="module")
-def running(model: object) -> Iterator[Deployment]:
+def running(shallow_model: object) -> Iterator[Deployment]:
     with deployment() as started:
         yield started
 

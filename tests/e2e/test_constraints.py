@@ -54,7 +54,7 @@ MODEL = "smollm2-135m-instruct"
 
 
 @pytest.fixture(scope="module")
-def running(model: object) -> Iterator[Deployment]:
+def running(shallow_model: object) -> Iterator[Deployment]:
     with deployment(gateways=2) as started:
         yield started
 

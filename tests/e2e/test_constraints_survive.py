@@ -105,7 +105,7 @@ def check(answer: Generation, is_good: Callable[[str], bool]) -> list[list[int]]
 
 
 @pytest.fixture(scope="module")
-def running(model: Path) -> Iterator[Deployment]:
+def running(shallow_model: Path) -> Iterator[Deployment]:
     with deployment(deterministic=1, gateways=2) as started:
         yield started
 

@@ -81,17 +81,20 @@ async def stay_http(running: Deployment, reference: Reference) -> bool:
 
 
 async def test_survivors_are_complete_and_right_and_all_blocks_come_back(
-    model: object, judged: list[Reference]
+    shallow_model: object, shallow_judged: list[Reference]
 ) -> None:
     rng = random.Random(1)
     leavers: list[Leave] = [break_stream, cancel_by_name, drop_http]
     with deployment(dtype="float32", num_blocks=400) as running:
         staying = [
-            asyncio.create_task((stay_grpc if i % 2 else stay_http)(running, judged[(5 * i) % len(judged)]))
+            asyncio.create_task(
+                (stay_grpc if i % 2 else stay_http)(running, shallow_judged[(5 * i) % len(shallow_judged)])
+            )
             for i in range(32)
         ]
         leaving = [
-            asyncio.create_task(leavers[i % 3](running, rng.choice(judged), rng.uniform(0.05, 8))) for i in range(32)
+            asyncio.create_task(leavers[i % 3](running, rng.choice(shallow_judged), rng.uniform(0.05, 8)))
+            for i in range(32)
         ]
         await asyncio.gather(*leaving)
         assert sum(await asyncio.gather(*staying)) <= MAX_TIES

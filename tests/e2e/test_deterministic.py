@@ -114,7 +114,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 
 @pytest.fixture(scope="module")
-def running(model: Path, case: Case) -> Iterator[Deployment]:
+def running(shallow_model: Path, case: Case) -> Iterator[Deployment]:
     with case.deployment(num_blocks=2 * case.wanted) as started:
         yield started
 

@@ -27,13 +27,13 @@ LENGTHS = {DEFAULT_MODEL: 40, "qwen": 1000, "mistral": 2000}
 
 
 @pytest.fixture(scope="module")
-def directories(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def directories(shallow_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Directories of the models, by their names."""
     root = tmp_path_factory.mktemp("models")
     sizes = SIZES | {"max_position_embeddings": 4096}
     tiny, other = tiny_tokenizer(), other_tokenizer()
     return {
-        DEFAULT_MODEL: model,
+        DEFAULT_MODEL: shallow_model,
         "qwen": save_servable(root / "qwen", Qwen3Config(**sizes | {"vocab_size": tiny.get_vocab_size()}), tiny),
         "mistral": save_servable(
             root / "mistral",

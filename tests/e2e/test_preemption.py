@@ -34,25 +34,25 @@ EARLY_STOPPINGS = {
 
 
 @pytest.fixture(scope="module")
-def worker(model: Path) -> ModelInstance:
+def worker(shallow_model: Path) -> ModelInstance:
     flags = ["--device=cpu", "--dtype=float32", "--kernels=compiled", f"--num-blocks={PLENTY}", "--swap-space=0.2"]
     return load_instance(read_settings(WorkerSettings, flags), lambda line: None)
 
 
 @pytest.fixture(scope="module")
-def judge(model: Path) -> BeamJudge:
-    return BeamJudge(model)
+def judge(shallow_model: Path) -> BeamJudge:
+    return BeamJudge(shallow_model)
 
 
 def serve_until_all_preempted(
-    worker: ModelInstance, judged: list[Reference], preemption: str, durations: Durations | None = None
+    worker: ModelInstance, shallow_judged: list[Reference], preemption: str, durations: Durations | None = None
 ) -> list[Served]:
     """Serves eight prompts of 1 to 33 tokens at once until each has been preempted; returns each in its preempted run.
 
     Prompts that were not preempted come first in the next round, which makes them the first victims. Raises
     AssertionError for a wrong token.
     """
-    order, preempted = judged[:16:2], dict[Reference, Served]()
+    order, preempted = shallow_judged[:16:2], dict[Reference, Served]()
     for _ in range(MAX_ROUNDS):
         runner = CoreRunner(worker, SCARCE, preemption, durations=durations)
         answers = runner.serve(submission(str(i), r.prompt, NEW_TOKENS) for i, r in enumerate(order))
@@ -70,14 +70,14 @@ def last_preemptions(served: list[Served]) -> list[PreemptionRecord]:
     return [one.sequence.last_preemption for one in served if one.sequence.last_preemption is not None]
 
 
-def test_every_request_is_swapped(worker: ModelInstance, judged: list[Reference]) -> None:
-    served = serve_until_all_preempted(worker, judged, "swap")
+def test_every_request_is_swapped(worker: ModelInstance, shallow_judged: list[Reference]) -> None:
+    served = serve_until_all_preempted(worker, shallow_judged, "swap")
     assert {one.method for one in last_preemptions(served)} == {PreemptionMethod.SWAP}
     assert all(one.num_returns for one in served)
 
 
-def test_every_request_is_computed_again(worker: ModelInstance, judged: list[Reference]) -> None:
-    served = serve_until_all_preempted(worker, judged, "recompute")
+def test_every_request_is_computed_again(worker: ModelInstance, shallow_judged: list[Reference]) -> None:
+    served = serve_until_all_preempted(worker, shallow_judged, "recompute")
     assert {one.method for one in last_preemptions(served)} == {PreemptionMethod.RECOMPUTE}
     assert not any(one.num_returns for one in served)
 
@@ -88,9 +88,9 @@ def test_every_request_is_computed_again(worker: ModelInstance, judged: list[Ref
     ids=["fast", "slow"],
 )
 def test_every_request_is_resumed_by_the_cheaper_method(
-    worker: ModelInstance, judged: list[Reference], durations: Durations, method: PreemptionMethod
+    worker: ModelInstance, shallow_judged: list[Reference], durations: Durations, method: PreemptionMethod
 ) -> None:
-    served = serve_until_all_preempted(worker, judged, "auto", durations)
+    served = serve_until_all_preempted(worker, shallow_judged, "auto", durations)
     assert len(last_preemptions(served)) == len(served)
     for one in last_preemptions(served):
         assert one.method is method
@@ -99,16 +99,16 @@ def test_every_request_is_resumed_by_the_cheaper_method(
 
 @pytest.mark.parametrize("num_blocks", [PLENTY, SCARCE], ids=["plenty", "scarce"])
 def test_sequences_of_one_request_are_those_of_lone_requests(
-    worker: ModelInstance, judged: list[Reference], num_blocks: int
+    worker: ModelInstance, shallow_judged: list[Reference], num_blocks: int
 ) -> None:
-    prompt = judged[14].prompt  # of 33 tokens: two full blocks and a partial one
+    prompt = shallow_judged[14].prompt  # of 33 tokens: two full blocks and a partial one
     lone = []
     for index in range(4):
         alone = CoreRunner(worker, PLENTY)
         lone += alone.serve([submission("lone", prompt, 48, logprobs=3, **DRAWN)], {"lone": index})["lone"]
     assert len({tuple(one.token_ids) for one in lone}) == 4
     runner = CoreRunner(worker, num_blocks, "swap")
-    company = [submission(f"company {i}", judged[i].prompt, NEW_TOKENS) for i in (11, 13)]
+    company = [submission(f"company {i}", shallow_judged[i].prompt, NEW_TOKENS) for i in (11, 13)]
     together = runner.serve([submission("four", prompt, 48, n=4, logprobs=3, **DRAWN), *company])["four"]
     assert [one.token_ids for one in together] == [one.token_ids for one in lone]
     assert [one.logprobs for one in together] == [one.logprobs for one in lone], "to the last bit"
@@ -118,12 +118,12 @@ def test_sequences_of_one_request_are_those_of_lone_requests(
 
 @pytest.mark.parametrize("preemption", ["swap", "recompute"])
 def test_beams_that_give_way_are_transformers_beams(
-    worker: ModelInstance, judge: BeamJudge, judged: list[Reference], preemption: str
+    worker: ModelInstance, judge: BeamJudge, shallow_judged: list[Reference], preemption: str
 ) -> None:
     searches = [
-        Search(judged[14].prompt, 4, 4, 1.0, False),
-        Search(judged[22].prompt, 3, 2, 0.0, True),
-        Search(judged[8].prompt, 4, 1, 2.0, "never"),
+        Search(shallow_judged[14].prompt, 4, 4, 1.0, False),
+        Search(shallow_judged[22].prompt, 3, 2, 0.0, True),
+        Search(shallow_judged[8].prompt, 4, 1, 2.0, "never"),
     ]
     runner = CoreRunner(worker, 16, preemption)
     served = runner.serve(_submission(str(i), search, judge.eos_token_id) for i, search in enumerate(searches))
@@ -144,8 +144,8 @@ def _submission(key: str, search: Search, eos_token_id: int) -> scheduler_v1.Sub
     return submit
 
 
-def test_prefix_of_48_requests_is_computed_and_kept_once(worker: ModelInstance, model: Path) -> None:
-    requests = shared_prefix_requests(Tokenizer.from_file(str(model / "tokenizer.json")), 48)
+def test_prefix_of_48_requests_is_computed_and_kept_once(worker: ModelInstance, shallow_model: Path) -> None:
+    requests = shared_prefix_requests(Tokenizer.from_file(str(shallow_model / "tokenizer.json")), 48)
     prompts = [request.prompt_token_ids for request in requests]
     num_shared = next(place for place, tokens in enumerate(zip(*prompts, strict=False)) if len(set(tokens)) > 1)
     assert num_shared >= PREFIX_WORDS
@@ -160,8 +160,10 @@ def test_prefix_of_48_requests_is_computed_and_kept_once(worker: ModelInstance, 
     assert runner.peak_blocks == pytest.approx(num_blocks_for(num_shared, BLOCK) + sum(tails), rel=0.05)
 
 
-def test_prompt_of_four_sequences_is_computed_and_kept_once(worker: ModelInstance, judged: list[Reference]) -> None:
-    prompt = judged[28].prompt
+def test_prompt_of_four_sequences_is_computed_and_kept_once(
+    worker: ModelInstance, shallow_judged: list[Reference]
+) -> None:
+    prompt = shallow_judged[28].prompt
     num_full, rest = divmod(len(prompt), BLOCK)
     assert rest == 1
     runner = CoreRunner(worker, PLENTY)

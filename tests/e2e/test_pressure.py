@@ -33,7 +33,7 @@ LONG: dict[str, Any] = {"max_tokens": 182, "temperature": 0, "ignore_eos": True,
 
 
 @pytest.fixture(scope="module")
-def running(model: object) -> Iterator[Deployment]:
+def running(shallow_model: object) -> Iterator[Deployment]:
     with deployment(
         dtype="float32",
         num_blocks=NUM_BLOCKS,
@@ -197,7 +197,9 @@ async def in_mid_swap(running: Deployment) -> None:
             return
 
 
-async def test_worker_that_is_killed_in_mid_swap_costs_no_token(running: Deployment, judged: list[Reference]) -> None:
+async def test_worker_that_is_killed_in_mid_swap_costs_no_token(
+    running: Deployment, shallow_judged: list[Reference]
+) -> None:
     served: list[tuple[Reference, list[int]]] = []
     is_killed = False
 
@@ -216,7 +218,7 @@ async def test_worker_that_is_killed_in_mid_swap_costs_no_token(running: Deploym
                 if error.reason != "TENANT_QUOTA_EXCEEDED":  # all others wait at this moment
                     raise
 
-    chosen = judged[14 : 15 + MAX_QUEUED]  # of 33 to 64 tokens
+    chosen = shallow_judged[14 : 15 + MAX_QUEUED]  # of 33 to 64 tokens
     async with AsyncClient(running.state["grpc"][1]) as client:
         serving = [asyncio.create_task(serve_again_and_again(client, reference)) for reference in chosen]
         async with asyncio.timeout(300):

@@ -1,0 +1,73 @@
+"""The default model with six of its thirty layers: its files, name and vocabulary. A step takes a third of the time.
+
+What it writes makes no sense, but its tokens differ from step to step, and transformers computes the same. Tests of
+what a deployment does with requests use it; those that judge the real model's tokens do not.
+"""
+
+import fcntl
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from reference import KEPT
+from svc_common.models import DEFAULT_MODEL, cache_root, resolve_model
+
+LAYERS = (0, 1, 2, 3, 28, 29)
+"""The layers that are kept: with the last ones, tokens do not repeat."""
+SCALE = 0.25
+"""Of the logits: without the other layers, one token would have almost all of the probability."""
+
+_PREFIX = "model.layers."
+
+
+@contextmanager
+def shallow_default_model() -> Iterator[Path]:
+    """Makes it the default model of this process and of those that it starts; yields its directory.
+
+    The compiled kernels are those of the user's cache.
+    """
+    subprocess.run([sys.executable, "-m", "worker_svc.prepare"], check=True)
+    whole, user_cache = resolve_model(None).path, cache_root()
+    weights = (whole / "model.safetensors").stat()
+    made_of = hashlib.sha256(Path(__file__).read_bytes() + repr((weights.st_size, weights.st_mtime_ns)).encode())
+    cache = KEPT / f"shallow-{made_of.hexdigest()[:16]}"
+    KEPT.mkdir(parents=True, exist_ok=True)
+    with (KEPT / "shallow.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one of several test processes makes it; the others wait
+        if not cache.exists():
+            draft = cache.with_suffix(".draft")
+            shutil.rmtree(draft, ignore_errors=True)
+            _make(whole, draft / "models" / DEFAULT_MODEL)
+            (user_cache / "kernels").mkdir(exist_ok=True)
+            (draft / "kernels").symlink_to(user_cache / "kernels")
+            draft.rename(cache)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QUIRE_CACHE_DIR", str(cache))
+        yield resolve_model(None).path
+
+
+def _make(whole: Path, directory: Path) -> None:
+    """Writes the model into a new directory."""
+    shutil.copytree(whole, directory, ignore=shutil.ignore_patterns("model.safetensors"))
+    config = json.loads((whole / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"num_hidden_layers": len(LAYERS)}))
+    kept = {}
+    with safe_open(whole / "model.safetensors", "pt") as tensors:
+        for name in tensors.keys():  # noqa: SIM118  it is no mapping
+            if not name.startswith(_PREFIX):
+                kept[name] = tensors.get_tensor(name)
+                continue
+            layer, _, rest = name.removeprefix(_PREFIX).partition(".")
+            if int(layer) in LAYERS:
+                kept[f"{_PREFIX}{LAYERS.index(int(layer))}.{rest}"] = tensors.get_tensor(name)
+    kept["model.norm.weight"] *= SCALE
+    save_file(kept, directory / "model.safetensors", {"format": "pt"})
