@@ -43,6 +43,10 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BACKENDS = ["torch", "compiled"]
 PROMPTS = prompts(1, 15, 16, 17, 40, 65)
 NUM_TOKENS = 12
+PREEMPTIONS = ["swap", "recompute"]
+# Interpreted kernels take long. What is interpreted of a graph are the steps without one, with more rows.
+PREEMPTIONS_OF_TRITON = PREEMPTIONS if torch.cuda.is_available() else PREEMPTIONS[:1]
+CUDA_GRAPHS = [False, True] if torch.cuda.is_available() else [True]
 
 
 @pytest.fixture(scope="module", params=latent_models.VARIANTS)
@@ -98,7 +102,7 @@ def test_a_sequence_may_begin_behind_a_cached_prefix(kernels: str, directory: Pa
 
 
 @pytest.mark.parametrize("kernels", BACKENDS)
-@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+@pytest.mark.parametrize("preemption", PREEMPTIONS)
 def test_tokens_stay_the_same_with_cached_prefixes_and_preempted(
     preemption: str, kernels: str, directory: Path, reference: Generate
 ) -> None:
@@ -134,7 +138,7 @@ def test_hidden_states_of_prompts_are_those_of_transformers(directory: Path, des
             torch.testing.assert_close(ours, expected, atol=2e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize("cuda_graphs", [False, True])
+@pytest.mark.parametrize("cuda_graphs", CUDA_GRAPHS)
 def test_the_triton_kernels_compute_the_tokens_of_transformers(
     cuda_graphs: bool, directory: Path, reference: Generate
 ) -> None:
@@ -159,7 +163,7 @@ def test_the_triton_kernels_compute_the_logprobs_of_torch(directory: Path) -> No
         assert by_triton == pytest.approx(by_torch, abs=2e-4)
 
 
-@pytest.mark.parametrize("cuda_graphs", [False, True])
+@pytest.mark.parametrize("cuda_graphs", CUDA_GRAPHS)
 def test_bits_of_the_triton_kernels_do_not_depend_on_the_batch(
     cuda_graphs: bool, directory: Path, reference: Generate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,13 +180,12 @@ def test_bits_of_the_triton_kernels_do_not_depend_on_the_batch(
     assert alone.logprobs[1] == together.logprobs[2]
 
 
-@pytest.mark.parametrize("preemption", ["swap", "recompute"])
 @pytest.mark.parametrize(
-    ("kernels", "name", "dtype"),
+    ("kernels", "name", "dtype", "preemption"),
     [
-        ("compiled", "deepseek-v2", torch.bfloat16),
-        ("compiled", "deepseek-v3", torch.float32),
-        ("triton", "deepseek-v2", torch.float32),
+        *(("compiled", "deepseek-v2", torch.bfloat16, preemption) for preemption in PREEMPTIONS),
+        *(("compiled", "deepseek-v3", torch.float32, preemption) for preemption in PREEMPTIONS),
+        *(("triton", "deepseek-v2", torch.float32, preemption) for preemption in PREEMPTIONS_OF_TRITON),
     ],
     ids=str,
 )

@@ -284,10 +284,18 @@ class _Given:
         return self._weight, None
 
 
-@pytest.mark.parametrize("preemption", ["swap", "recompute"])
-@pytest.mark.parametrize(
-    ("config", "quantization"), [*(("dense", each) for each in Quantization), ("experts", Quantization.W8A8)]
-)
+def _preempted() -> list[tuple[str, Quantization, str]]:
+    """Models, formats and preemptions; interpreted kernels have one of the preemptions each, in turn."""
+    models = [*(("dense", each) for each in Quantization), ("experts", Quantization.W8A8)]
+    preemptions = ("swap", "recompute")
+    return [
+        (config, quantization, preemption)
+        for place, (config, quantization) in enumerate(models)
+        for preemption in (preemptions if torch.cuda.is_available() else (preemptions[place % 2],))
+    ]
+
+
+@pytest.mark.parametrize(("config", "quantization", "preemption"), _preempted())
 def test_tokens_stay_the_same_with_cached_prefixes_preempted_and_by_n(
     config: str, quantization: Quantization, preemption: str, save_model: Save, monkeypatch: pytest.MonkeyPatch
 ) -> None:
