@@ -1,4 +1,8 @@
-"""Fixtures of the end-to-end tests: the default model, its continuations by transformers, and a tiny model."""
+"""Fixtures of the end-to-end tests: models, and continuations by transformers.
+
+The default model is for what judges its own answers or its tokens at full depth. Most tests ask what a deployment does
+with requests; they have `shallow_model`, or a tiny one.
+"""
 
 import subprocess
 import sys

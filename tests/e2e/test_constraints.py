@@ -1,4 +1,4 @@
-"""Constraints on the output with the default model: every text that ended by itself is valid."""
+"""Constraints on the output with the shallow model: every text that ended by itself is valid."""
 
 import asyncio
 import json

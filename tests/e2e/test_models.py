@@ -1,4 +1,4 @@
-"""The default model and two small random ones of other architectures, in one deployment."""
+"""The shallow model and two small random ones of other architectures, in one deployment."""
 
 import asyncio
 import json

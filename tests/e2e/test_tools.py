@@ -1,4 +1,4 @@
-"""Tools with the default model, whose template has no place for them: calls that must be made are valid."""
+"""Tools with the shallow model, whose template has no place for them: calls that must be made are valid."""
 
 import json
 import re
