@@ -5,8 +5,7 @@ from collections.abc import Callable
 from worker_svc.encoder.instance import load_encoder
 from worker_svc.instance import load_instance
 from worker_svc.model.description_cache import any_description_of
-from worker_svc.model.score_files import with_score_files
-from worker_svc.model.value_models import computes_values
+from worker_svc.model.value_models import for_task
 from worker_svc.settings import WorkerSettings
 from worker_svc.step_runner import StepInstance
 
@@ -17,8 +16,8 @@ def load_model(settings: WorkerSettings, report: Callable[[str], None]) -> StepI
     Raises ModelNotFound, or StartupFailed and its subclasses, with a text for the operator.
     """
     directory = settings.served_model().path
-    description = with_score_files(any_description_of(directory), directory, settings.task)
-    if computes_values(directory, description, settings.task):
+    description, has_values = for_task(any_description_of(directory), directory, settings.task)
+    if has_values:
         assert description is not None, "models without a description compute tokens only"
         return load_encoder(settings, description, report)
     return load_instance(settings, report)

@@ -30,11 +30,10 @@ from worker_svc.model.device_formats import COMPUTED as COMPUTED_ON_DEVICE
 from worker_svc.model.embedding_files import embedding_defaults
 from worker_svc.model.encoder_description import EncoderDescription
 from worker_svc.model.formats.dense import DenseFormat
-from worker_svc.model.score_files import with_score_files
 from worker_svc.model.stored_linear import layer_format, shapes_of
 from worker_svc.model.support import is_native_alone, unsupported_reason
 from worker_svc.model.tensor_names import described_names
-from worker_svc.model.value_models import computes_values
+from worker_svc.model.value_models import for_task
 from worker_svc.model.weight_format import WeightFormat, format_of, names_read
 from worker_svc.model.weights import open_weights, weight_files
 from worker_svc.settings import WorkerSettings
@@ -138,8 +137,7 @@ def read_model(settings: WorkerSettings) -> CheckedModel:
         weight_format = format_of(directory)
         refuse_adapters(directory)
         config = read_config(directory)
-        description = with_score_files(describe_any(config), directory, settings.task)
-        has_values = computes_values(directory, description, settings.task)
+        description, has_values = for_task(describe_any(config), directory, settings.task)
         has_head = description is not None and description.score_head is not None
         if has_values and not has_head:
             embedding_defaults(directory)
@@ -169,8 +167,7 @@ def backend_of_values(settings: WorkerSettings) -> EncoderKernels | None:
     """
     try:
         directory = settings.served_model().path
-        description = with_score_files(describe_any(read_config(directory)), directory, settings.task)
-        has_values = computes_values(directory, description, settings.task)
+        description, has_values = for_task(describe_any(read_config(directory)), directory, settings.task)
     except (ModelNotFound, StartupFailed, ImportError, OSError, ValueError):
         return None
     if description is None or not has_values:

@@ -1,6 +1,6 @@
 """Compiles every Triton kernel ahead of time, for GPUs that need not be there (`make aot`).
 
-    python -m benchmarks.aot [--targets sm_90,gfx942] [--only TEXT] [--quick] [--recompile] [--update] [--output FILE]
+    python -m benchmarks.aot [--targets sm_90,gfx942] [--only TEXT] [--recompile] [--update] [--output FILE]
 
 Kernels whose source, types, constants and options are those of a row of the table have its figures, and are not
 compiled again, except with `--recompile`: after a change of how figures are read from machine code, use it.
@@ -33,7 +33,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--targets", default=",".join(TARGETS), help="of %(default)s")
     parser.add_argument("--only", default="", help="only cases with this text in their name")
-    parser.add_argument("--quick", action="store_true", help="a smaller set of cases")
     parser.add_argument("--recompile", action="store_true", help="compile also what has not changed")
     parser.add_argument("--update", action="store_true", help="write the rows to the table, instead of comparing them")
     parser.add_argument(
@@ -41,8 +40,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args(arguments)
-    if options.quick and options.update:
-        parser.error("--quick leaves cases out of the table, which --update would remove")
     if os.environ.get("TRITON_INTERPRET") == "1":
         parser.error("TRITON_INTERPRET is 1: the interpreter compiles nothing")
     names = options.targets.split(",")
@@ -51,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TRITON_CACHE_DIR", str(CACHE))
     rows = read_rows(options.output, triton.__version__)
     known = {} if options.recompile else known_figures(rows)
-    work = partial(compile_target, only=options.only, is_quick=options.quick, known=known)
+    work = partial(compile_target, only=options.only, known=known)
     # Processes of their own: a driver is a global of Triton.
     with ProcessPoolExecutor(min(options.processes, len(names)), mp_context=get_context("spawn")) as pool:
         compiled = [kernel for kernels in pool.map(work, names) for kernel in kernels]
@@ -61,9 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{name}: no case launches it")
         num_faults += 1
     for kernel in compiled:
-        for fault in faults(
-            TARGETS[kernel.target], kernel, table, of_all=not (options.quick or options.only or options.update)
-        ):
+        for fault in faults(TARGETS[kernel.target], kernel, table, of_all=not (options.only or options.update)):
             print(f"{kernel.target}, {kernel.case}, {kernel.kernel}: {fault}")
             num_faults += 1
     if options.update:

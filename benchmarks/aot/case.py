@@ -17,14 +17,13 @@ NUM_TOKENS, NUM_ROWS = 64, 64
 
 @dataclass(frozen=True)
 class Case:
-    """A call of a wrapper, in which its kernels are launched. `is_quick`: part of the smaller set of `--quick`."""
+    """A call of a wrapper, in which its kernels are launched."""
 
     name: str
     call: Callable[[], object]
     dtype: torch.dtype = BF16
     """What is multiplied."""
     needs_fp8: bool = False
-    is_quick: bool = False
 
 
 def empty(*shape: int, dtype: torch.dtype = BF16) -> Tensor:

@@ -135,8 +135,6 @@ def _attention(
     dtype: torch.dtype = BF16,
     kv: torch.dtype | None = None,
     block_size: int = 16,
-    *,
-    is_quick: bool = False,
 ) -> Iterator[Case]:
     """Prefill and decode of a model."""
     heads, kv = (MODELS | OTHER_HEADS)[model], kv or dtype
@@ -144,25 +142,25 @@ def _attention(
     how += f", blocks of {block_size}" if block_size != 16 else ""
     needs_fp8 = kv == FP8
 
-    def case(kind: str, call: Callable[[LayerCache], None], is_quick: bool) -> Case:
-        return Case(f"{kind}: {how}", lambda: call(_cache(heads, block_size, kv)), dtype, needs_fp8, is_quick)
+    def case(kind: str, call: Callable[[LayerCache], None]) -> Case:
+        return Case(f"{kind}: {how}", lambda: call(_cache(heads, block_size, kv)), dtype, needs_fp8)
 
-    yield case("prefill", lambda cache: _prefill(heads, dtype, cache), is_quick)
-    yield case("decode", lambda cache: _decode(heads, dtype, cache), is_quick)
+    yield case("prefill", lambda cache: _prefill(heads, dtype, cache))
+    yield case("decode", lambda cache: _decode(heads, dtype, cache))
 
 
 def _attention_cases() -> Iterator[Case]:
     for model in ("SmolLM2 135M", "Llama 3 8B", "Qwen2.5 7B", "Gemma 2 9B", "Gemma 2 27B", "Phi 3 mini", "Pythia 2.8B"):
-        yield from _attention(model, is_quick=model in ("Llama 3 8B", "Gemma 2 9B"))
+        yield from _attention(model)
     for model in ("Llama 3 8B", "SmolLM2 135M"):
         yield from _attention(model, FP16)
-        yield from _attention(model, FP32, is_quick=model == "Llama 3 8B")
+        yield from _attention(model, FP32)
     yield from _attention("Gemma 2 9B", FP32)
     for model in OTHER_HEADS:
         yield from _attention(model)
     yield from _attention("heads of 192", kv=INT8)
     for kv in (FP8, INT8):
-        yield from _attention("Llama 3 8B", kv=kv, is_quick=True)
+        yield from _attention("Llama 3 8B", kv=kv)
         for model in ("SmolLM2 135M", "Pythia 2.8B", "Phi 3 mini", "Gemma 2 9B"):
             yield from _attention(model, kv=kv)
     yield from _attention("Llama 3 8B", FP32, kv=INT8)
@@ -200,8 +198,7 @@ def _store(heads: Heads, kv: torch.dtype) -> None:
 
 def _cache_cases() -> Iterator[Case]:
     for model, heads in MODELS.items():
-        quick = model in ("Qwen3 8B", "Pythia 2.8B")
-        yield Case(f"rotary: {model}, bf16", partial(_rotate_and_store, heads, BF16, BF16), is_quick=quick)
+        yield Case(f"rotary: {model}, bf16", partial(_rotate_and_store, heads, BF16, BF16))
     llama = MODELS["Llama 3 8B"]
     yield Case("rotary: Llama 3 8B, fp32", lambda: _rotate_and_store(llama, FP32, FP32), FP32)
     for kv in (FP8, INT8):
@@ -211,9 +208,8 @@ def _cache_cases() -> Iterator[Case]:
                 f"rotary: {model}, bf16, KV {name}",
                 partial(_rotate_and_store, MODELS[model], BF16, kv),
                 needs_fp8=is_fp8,
-                is_quick=model == "Llama 3 8B",
             )
-        yield Case(f"store: Llama 3 8B, bf16, KV {name}", partial(_store, llama, kv), needs_fp8=is_fp8, is_quick=is_fp8)
+        yield Case(f"store: Llama 3 8B, bf16, KV {name}", partial(_store, llama, kv), needs_fp8=is_fp8)
     yield Case("store: Llama 3 8B, bf16", lambda: _store(llama, BF16))
     yield Case(
         "copies of blocks of 2 MiB",
@@ -222,7 +218,6 @@ def _cache_cases() -> Iterator[Case]:
             empty(64, 2 << 20, dtype=torch.uint8),
             empty(16, 2, dtype=torch.int64),
         ),
-        is_quick=True,
     )
 
 
@@ -235,7 +230,6 @@ def _layer_cases() -> Iterator[Case]:
         yield Case(
             f"add and RMS norm: {width}",
             partial(add_row_norm, empty(64, width, dtype=FP32), empty(64, width), _norm(width), BF16),
-            is_quick=width == 4096,
         )
     yield Case(
         "add and layer norm: 2560",
@@ -250,11 +244,10 @@ def _layer_cases() -> Iterator[Case]:
         yield Case(
             f"gated {activation.value}: 14336",
             partial(gated_activation, empty(64, 2 * 14336), activation),
-            is_quick=activation is Activation.SILU,
         )
         yield Case(f"{activation.value}: 10240", partial(plain_activation, empty(64, 10240), activation))
     ids, sampled = empty(NUM_TOKENS, dtype=torch.int64), empty(256, dtype=torch.int64)
-    yield Case("embedding: 4096", lambda: embed_tokens(ids, sampled, empty(128256, 4096)), is_quick=True)
+    yield Case("embedding: 4096", lambda: embed_tokens(ids, sampled, empty(128256, 4096)))
     yield Case(
         "embedding with positions: 768",
         lambda: embed_tokens(ids, sampled, empty(50257, 768), positions=ids, position_embedding=empty(1024, 768)),
@@ -282,14 +275,12 @@ def _encoder_cases() -> Iterator[Case]:
             f"prompts: {model}, {DTYPE_NAMES[dtype]}",
             partial(_prompts, num_heads, head_dim, dtype),
             dtype,
-            is_quick=model == "BGE M3",
         )
     for width in (384, 1024):
         norm = _norm(width, is_centered=True)
         yield Case(
             f"layer norm of sums: {width}, bf16",
             partial(post_norm, empty(NUM_TOKENS, width, dtype=FP32), empty(NUM_TOKENS, width), norm, BF16),
-            is_quick=width == 1024,
         )
     yield Case(
         "layer norm of sums: 384, fp32",
@@ -299,15 +290,13 @@ def _encoder_cases() -> Iterator[Case]:
     )
 
 
-def _product(
-    inputs: int, outputs: int, dtype: torch.dtype, out: torch.dtype | None = None, *, is_quick: bool = False
-) -> Case:
+def _product(inputs: int, outputs: int, dtype: torch.dtype, out: torch.dtype | None = None) -> Case:
     def call() -> Tensor:
         into = None if out is None else empty(NUM_ROWS, outputs, dtype=out)
         return invariant_linear(empty(NUM_ROWS, inputs, dtype=dtype), empty(outputs, inputs, dtype=dtype), out=into)
 
     into = "" if out is None else f" in {DTYPE_NAMES[out]}"
-    return Case(f"invariant product: {inputs} to {outputs}{into}, {DTYPE_NAMES[dtype]}", call, dtype, is_quick=is_quick)
+    return Case(f"invariant product: {inputs} to {outputs}{into}, {DTYPE_NAMES[dtype]}", call, dtype)
 
 
 def _experts(num_tokens: int, dtype: torch.dtype, num_experts: int, num_chosen: int, width: int) -> None:
@@ -326,18 +315,17 @@ def _experts(num_tokens: int, dtype: torch.dtype, num_experts: int, num_chosen: 
 
 
 def _product_cases() -> Iterator[Case]:
-    yield _product(4096, 6144, BF16, is_quick=True)
+    yield _product(4096, 6144, BF16)
     yield _product(4096, 28672, BF16)
     yield _product(14336, 4096, BF16)
     yield _product(576, 960, BF16)
     yield _product(4096, 6144, FP16)
-    yield _product(4096, 6144, FP32, is_quick=True)
-    yield _product(4096, 128256, BF16, FP32, is_quick=True)
+    yield _product(4096, 6144, FP32)
+    yield _product(4096, 128256, BF16, FP32)
     for num_tokens in (8, 512):
         yield Case(
             f"128 experts, 8 chosen: {num_tokens} tokens, bf16",
             partial(_experts, num_tokens, BF16, 128, 8, 768),
-            is_quick=num_tokens == 8,
         )
     yield Case("8 experts, 2 chosen: 512 tokens, bf16", lambda: _experts(512, BF16, 8, 2, 14336))
     yield Case("128 experts, 8 chosen: 64 tokens, fp32", lambda: _experts(64, FP32, 128, 8, 768), FP32)
@@ -360,19 +348,18 @@ def _sampling_cases() -> Iterator[Case]:
         yield Case(
             f"sampling: {rows} rows of {vocab}",
             partial(_sample, rows, vocab),
-            is_quick=(rows, vocab) == (64, 128256),
         )
     vocab = 128256
     logits = empty(NUM_ROWS, vocab, dtype=FP32)
     tokens = empty(NUM_ROWS, dtype=torch.int64)
-    yield Case("greedy sampling", lambda: sample_greedy(logits, tokens), is_quick=True)
+    yield Case("greedy sampling", lambda: sample_greedy(logits, tokens))
     words = empty(1024, dtype=torch.int32)
     entries = LogitEntries(words, words, empty(1024, dtype=FP32))
-    yield Case("changes of logits", lambda: adjust_logits(logits, entries, _penalties(NUM_ROWS, vocab)), is_quick=True)
+    yield Case("changes of logits", lambda: adjust_logits(logits, entries, _penalties(NUM_ROWS, vocab)))
     masks = empty(NUM_ROWS, -(-vocab // 32), dtype=torch.int32)
     rows_of_masks = empty(NUM_ROWS, dtype=torch.int64)
-    yield Case("masks of logits", lambda: mask_logits(logits, rows_of_masks, masks), is_quick=True)
-    yield Case("log norms", lambda: log_norms(logits), is_quick=True)
+    yield Case("masks of logits", lambda: mask_logits(logits, rows_of_masks, masks))
+    yield Case("log norms", lambda: log_norms(logits))
     yield Case("soft cap of logits", lambda: logits_epilogue(logits, None, 30.0))
     yield Case("bias of logits", lambda: logits_epilogue(logits, empty(vocab), None))
 

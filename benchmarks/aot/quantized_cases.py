@@ -41,7 +41,6 @@ def _row_cases() -> Iterator[Case]:
                 f"add and RMS norm: {width}, in {name}",
                 call,
                 needs_fp8=is_fp8,
-                is_quick=width == 4096 and name != "fp8",
             )
         for width, activation in ((14336, Activation.SILU), (10240, Activation.GELU_TANH)):
             is_gated = activation is Activation.SILU
@@ -50,7 +49,6 @@ def _row_cases() -> Iterator[Case]:
                 f"{'gated ' if is_gated else ''}{activation.value}: {width}, in {name}",
                 partial(code_activation, inputs, activation, coding, is_gated=is_gated),
                 needs_fp8=is_fp8,
-                is_quick=is_gated and name != "int8",
             )
         yield Case(f"rows: 4096, in {name}", partial(code_rows, empty(NUM_TOKENS, 4096), coding), needs_fp8=is_fp8)
 
@@ -87,7 +85,6 @@ def _product_cases() -> Iterator[Case]:
                     f"product in {name}: {inputs} to {outputs}, {rows}, {DTYPE_NAMES[dtype]}",
                     partial(_scaled, inputs, outputs, coding, num_rows, dtype),
                     needs_fp8=coding.dtype == FP8,
-                    is_quick=(inputs, dtype, num_rows) == (4096, BF16, NUM_ROWS),
                 )
         for bits, group, minimums in _WEIGHTS:
             how = _how(bits, group, minimums=minimums)
@@ -96,7 +93,6 @@ def _product_cases() -> Iterator[Case]:
                     f"product of weights in {how}: {inputs} to {outputs}, {rows}, {DTYPE_NAMES[dtype]}",
                     partial(_weight_only, inputs, outputs, bits, group, num_rows, dtype, minimums=minimums),
                     dtype,
-                    is_quick=(inputs, dtype, num_rows, group) == (4096, BF16, _FEW_ROWS, 32),
                 )
         for bits in (8, 4):
             yield Case(
@@ -119,7 +115,6 @@ def _dequantize_cases() -> Iterator[Case]:
         yield Case(
             f"numbers of weights in {_how(bits, group, minimums=minimums)}: 4096 to 6144, bf16",
             partial(dequantize_weight, weight, BF16),
-            is_quick=group == 32,
         )
 
 
@@ -152,7 +147,6 @@ def _expert_cases() -> Iterator[Case]:
                 f"128 experts in {quantization}, 8 chosen: {num_tokens} tokens, bf16",
                 partial(_experts, num_tokens, quantization),
                 needs_fp8=quantization == "fp8",
-                is_quick=num_tokens == 8 and quantization in ("w8a8", "w4a16"),
             )
 
 

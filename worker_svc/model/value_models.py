@@ -6,13 +6,21 @@ from svc_common.models import ModelTask, task_of
 from worker_svc.model.architecture import AnyDescription, architecture_names
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import ModelDescription
+from worker_svc.model.score_files import with_score_files
 
 
-def computes_values(directory: Path, description: AnyDescription | None, chosen: str) -> bool:
-    """Whether the model in a directory computes values; `chosen` is QUIRE_TASK.
+def for_task(description: AnyDescription | None, directory: Path, chosen: str) -> tuple[AnyDescription | None, bool]:
+    """The description of the model in a directory for its task, and whether it computes values.
+
+    `chosen` is QUIRE_TASK. If the model scores, the description has the head that its files say.
 
     Raises UnsupportedModel if it does not compute what is chosen, and ModelNotFound as `task_of` does.
     """
+    described = with_score_files(description, directory, chosen)
+    return described, _computes_values(described, directory, chosen)
+
+
+def _computes_values(description: AnyDescription | None, directory: Path, chosen: str) -> bool:
     if description is None or (description.score_head is None and isinstance(description, ModelDescription)):
         task = task_of(directory, chosen)
         if task is ModelTask.GENERATE:

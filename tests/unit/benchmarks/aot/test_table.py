@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import triton
 
-from benchmarks.aot import __main__ as aot
 from benchmarks.aot.compiling import CompiledKernel
 from benchmarks.aot.machine_code import Figures
 from benchmarks.aot.table import known_figures, read_rows, write_table
@@ -40,15 +39,6 @@ def test_of_some_cases_the_rows_of_the_others_stay(table: Path) -> None:
     write_table(table, [_kernel("sm_90", "sampling: 2", 7)], ["sm_90"], only="sampling")
     others = {("sm_80", case, 1) for case in ("decode", "sampling: 1", "sampling: 2")}
     assert _rows(table) == {("sm_90", "decode", 1), ("sm_90", "sampling: 2", 7), *others}
-
-
-def test_a_smaller_set_does_not_update_the_table(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(SystemExit):
-        aot.main(["--quick", "--update"])
-    assert "--quick" in capsys.readouterr().err
 
 
 def test_kernels_are_known_by_the_digests_of_their_rows(tmp_path: Path) -> None:
