@@ -9,11 +9,11 @@ import httpx
 import pytest
 from tokenizers import Tokenizer
 
+import reference
 from beams import BeamJudge, Search
 from benchmarks.serving.loads import shared_prefix_requests
 from deployment import Deployment, deployment
 from quire_client import AsyncClient
-from reference import Reference
 
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
 DRAWN: dict[str, Any] = {"temperature": 1.0, "seed": 11, "max_tokens": 12, "ignore_eos": True}
@@ -31,6 +31,12 @@ def judge(model: Path) -> BeamJudge:
     return BeamJudge(model)
 
 
+@pytest.fixture(scope="module")
+def given(model: Path) -> list[tuple[int, ...]]:
+    """The forty prompts."""
+    return reference.prompts(model)
+
+
 async def chat_prompt(running: Deployment) -> tuple[int, ...]:
     """A question. Its most probable answers end with a stop token."""
     async with AsyncClient(running.grpc) as client:
@@ -44,13 +50,13 @@ async def chat_prompt(running: Deployment) -> tuple[int, ...]:
 async def test_beams_are_those_of_transformers(
     running: Deployment,
     judge: BeamJudge,
-    judged: list[Reference],
+    given: list[tuple[int, ...]],
     width: int,
     n: int,
     length_penalty: float,
     early_stopping: Any,
 ) -> None:
-    prompts = [await chat_prompt(running), judged[22].prompt]
+    prompts = [await chat_prompt(running), given[22]]
     searches = [Search(prompt, width, n, length_penalty, early_stopping) for prompt in prompts]
     async with AsyncClient(running.grpc) as client:
         answers = await asyncio.gather(
@@ -83,8 +89,8 @@ async def test_beams_over_http_are_those_of_transformers(running: Deployment, ju
     assert [choice["finish_reason"] for choice in choices] == ["stop"] * 3
 
 
-async def test_best_of_gives_the_likeliest_of_what_n_draws(running: Deployment, judged: list[Reference]) -> None:
-    prompt = judged[8].prompt
+async def test_best_of_gives_the_likeliest_of_what_n_draws(running: Deployment, given: list[tuple[int, ...]]) -> None:
+    prompt = given[8]
     body = {"prompt": list(prompt), "n": 2, "best_of": 4, **DRAWN}
     async with AsyncClient(running.grpc) as client:
         every = await client.generate(prompt, n=4, logprobs=0, **DRAWN)
@@ -100,9 +106,9 @@ async def test_best_of_gives_the_likeliest_of_what_n_draws(running: Deployment, 
     assert best.usage.completion_tokens == over_http["usage"]["completion_tokens"] == 4 * DRAWN["max_tokens"]
 
 
-async def test_what_n_draws_does_not_depend_on_n(running: Deployment, judged: list[Reference]) -> None:
+async def test_what_n_draws_does_not_depend_on_n(running: Deployment, given: list[tuple[int, ...]]) -> None:
     async with AsyncClient(running.grpc) as client:
-        counted = await asyncio.gather(*(client.generate(judged[14].prompt, n=n, **DRAWN) for n in (1, 2, 3, 4)))
+        counted = await asyncio.gather(*(client.generate(given[14], n=n, **DRAWN) for n in (1, 2, 3, 4)))
     four = [one.token_ids for one in counted[3].completions]
     assert len(set(four)) == 4
     for n, answer in enumerate(counted[:3], start=1):
