@@ -14,7 +14,6 @@ from tests.acceptance.memory_limit import Outcome, compare, measure
 from tests.acceptance.memory_load import Load, Pace
 
 
-@pytest.mark.usefixtures("shallow_model")
 def test_below_a_limit_nothing_is_killed_and_nothing_lost() -> None:
     # Lower than the defaults, so that a short load reaches both.
     thresholds = {"QUIRE_MEMORY_HIGH": "0.8", "QUIRE_MEMORY_CRITICAL": "0.86"}

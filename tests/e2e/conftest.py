@@ -21,7 +21,11 @@ from tiny_model import tiny_tokenizer
 def model() -> Path:
     """Directory of the default model, prepared once."""
     subprocess.run([sys.executable, "-m", "worker_svc.prepare"], check=True)
-    return resolve_model(None).path
+    directory = resolve_model(None).path
+    assert "shallow" not in str(directory), (
+        "this fixture must be used before `shallow_model`, which replaces the default"
+    )
+    return directory
 
 
 @pytest.fixture(scope="session")

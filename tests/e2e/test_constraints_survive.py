@@ -65,7 +65,7 @@ REQUESTS = [
 ]
 # None of them ends by itself.
 LONG = [
-    {"regex": "([a-z]{2,8} ){300,400}", "prompt": PROMPTS[0], "seed": seed, "temperature": 1, "max_tokens": 300}
+    {"regex": "([a-z]{2,8} ){600,700}", "prompt": PROMPTS[0], "seed": seed, "temperature": 1, "max_tokens": 600}
     for seed in range(4)
 ]
 

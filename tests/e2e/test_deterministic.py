@@ -40,9 +40,11 @@ def requests() -> list[Request]:
             [{"top_p": 0.9}, {"top_k": 40}, {"min_p": 0.02}, {}, {"frequency_penalty": 0.6, "repetition_penalty": 1.2}]
         )
         options = {"temperature": rng.choice([0.7, 1.0, 1.4]), "seed": seed, "logprobs": seed % 6, **kind}
-        if seed % 8 == 1:  # a continuation that a drafter guesses
-            prompt = prompt[:1] * 12
-            options = {"temperature": 0, "logprobs": seed % 6, "logit_bias": {prompt[0]: 50.0}}
+        if seed % 8 == 1:  # a continuation that a drafter guesses: rightly, or for every other one of them wrongly
+            is_right = seed % 16 == 1
+            prompt = prompt[: 1 if is_right else 4] * 3
+            options = {"temperature": 0, "logprobs": seed % 6}
+            options |= {"logit_bias": {prompt[0]: 50.0}} if is_right else {}
         made.append(Request(shared + prompt if seed % 3 == 0 else prompt, options))
     return made
 

@@ -21,8 +21,8 @@ TIMEOUT = 120  # seconds
 NAMES = {DEFAULT_MODEL: "default", "qwen": "q", "mistral": "owner/m"}
 """Each model's name and alias."""
 NUM_TOKENS = 12
-LENGTHS = {DEFAULT_MODEL: 40, "qwen": 1000, "mistral": 2000}
-"""Number of tokens of long streams, so that those of the random models also take seconds."""
+LENGTHS = {DEFAULT_MODEL: 120, "qwen": 1000, "mistral": 2000}
+"""Number of tokens of long streams, so that those of all models take seconds."""
 (PROMPT,) = prompts(40)
 
 

@@ -38,7 +38,7 @@ def running(shallow_model: object) -> Iterator[Deployment]:
         dtype="float32",
         num_blocks=NUM_BLOCKS,
         preemption="swap",
-        swap_rate=4_000_000,  # bytes per second: five blocks
+        swap_rate=800_000,  # bytes per second: five blocks
         max_tenant_queued_requests=MAX_QUEUED,
         gateways=2,
     ) as started:

@@ -1,4 +1,4 @@
-"""A model's dtype or weights, or the library that computes it, are replaced under load: old and new workers side by
+"""A model's dtype and weights, or the library that computes it, are replaced under load: old and new workers side by
 side, and no request fails."""
 
 import asyncio

@@ -31,24 +31,27 @@ _PREFIX = "model.layers."
 
 @contextmanager
 def shallow_default_model() -> Iterator[Path]:
-    """Makes it the default model of this process and of those that it starts; yields its directory.
+    """Makes it the default model of this process, and of those that it starts with its QUIRE_CACHE_DIR. Yields its
+    directory.
 
     The compiled kernels are those of the user's cache.
     """
     subprocess.run([sys.executable, "-m", "worker_svc.prepare"], check=True)
-    whole, user_cache = resolve_model(None).path, cache_root()
+    whole, kernels = resolve_model(None).path, (cache_root() / "kernels").resolve()
     weights = (whole / "model.safetensors").stat()
-    made_of = hashlib.sha256(Path(__file__).read_bytes() + repr((weights.st_size, weights.st_mtime_ns)).encode())
+    made_of = hashlib.sha256(
+        Path(__file__).read_bytes() + repr((weights.st_size, weights.st_mtime_ns, kernels)).encode()
+    )
     cache = KEPT / f"shallow-{made_of.hexdigest()[:16]}"
     KEPT.mkdir(parents=True, exist_ok=True)
+    kernels.mkdir(parents=True, exist_ok=True)
     with (KEPT / "shallow.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one of several test processes makes it; the others wait
         if not cache.exists():
             draft = cache.with_suffix(".draft")
             shutil.rmtree(draft, ignore_errors=True)
             _make(whole, draft / "models" / DEFAULT_MODEL)
-            (user_cache / "kernels").mkdir(exist_ok=True)
-            (draft / "kernels").symlink_to(user_cache / "kernels")
+            (draft / "kernels").symlink_to(kernels)
             draft.rename(cache)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QUIRE_CACHE_DIR", str(cache))

@@ -27,8 +27,17 @@ from runner_driver import make_runner
 
 NUM_TEXTS, LENGTH = 32, 90
 INTERPRETED_TEXTS, INTERPRETED_LENGTH = 2, 30
-INTERPRETED = ("llama", "gemma3", "gpt-neox", "opt-tied-unbiased", "phi3-longrope", "qwen2-moe", "deepseek-v2-lite")
-"""Of each kind of norm, position, mask, MLP and attention one variant."""
+INTERPRETED = (
+    "llama",
+    "gemma2",
+    "gemma3",
+    "gpt-neox",
+    "opt-tied-unbiased",
+    "phi3-longrope",
+    "qwen2-moe",
+    "deepseek-v3",
+)
+"""Most kinds of norms, positions, masks, caps, MLPs, routers and attention; tests/gpu has all variants."""
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -44,7 +44,7 @@ BACKENDS = ["torch", "compiled"]
 PROMPTS = prompts(1, 15, 16, 17, 40, 65)
 NUM_TOKENS = 12
 PREEMPTIONS = ["swap", "recompute"]
-# Interpreted kernels take long. What is interpreted of a graph are the steps without one, with more rows.
+# Interpreted kernels take long. Without a GPU no graph is captured: with `cuda_graphs` the same steps have more rows.
 PREEMPTIONS_OF_TRITON = PREEMPTIONS if torch.cuda.is_available() else PREEMPTIONS[:1]
 CUDA_GRAPHS = [False, True] if torch.cuda.is_available() else [True]
 
