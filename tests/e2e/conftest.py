@@ -4,24 +4,21 @@ The default model is for what judges its own answers or its tokens at full depth
 with requests; they have `shallow_model`, or a tiny one.
 """
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from transformers import LlamaConfig
 
+from benchmarks.deployment import prepare_model
 from llama_models import SIZES, save_servable
 from reference import Reference, kept_references
-from svc_common.models import resolve_model
 from tiny_model import tiny_tokenizer
 
 
 @pytest.fixture(scope="session")
 def model() -> Path:
     """Directory of the default model, prepared once."""
-    subprocess.run([sys.executable, "-m", "worker_svc.prepare"], check=True)
-    directory = resolve_model(None).path
+    directory = prepare_model().path
     assert "shallow" not in str(directory), (
         "this fixture must be used before `shallow_model`, which replaces the default"
     )

@@ -1,7 +1,5 @@
 """Greedy continuations by transformers in float32: the reference for every token that Quire returns."""
 
-import fcntl
-import hashlib
 import json
 import random
 from collections.abc import Sequence
@@ -12,7 +10,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-KEPT = Path(__file__).parents[2] / ".pytest_cache" / "d" / "quire"
+from kept_files import kept
 
 NEW_TOKENS = 64
 TIE = 0.001  # if the two largest logits are this close, both tokens are correct
@@ -86,17 +84,11 @@ def kept_references(model: Path) -> list[Reference]:
     """
     weights = (model / "model.safetensors").stat()
     origin = (transformers.__version__, torch.__version__, weights.st_size, weights.st_mtime_ns)
-    made_by = hashlib.sha256(Path(__file__).read_bytes() + repr(origin).encode()).hexdigest()
-    kept = KEPT / f"references-{made_by}.json"
-    KEPT.mkdir(parents=True, exist_ok=True)
-    with (KEPT / "references.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one of several test processes computes them; the others wait
-        if not kept.exists():
-            found = references(model)
-            draft = kept.with_suffix(".draft")
-            draft.write_text(json.dumps([[r.prompt, r.tokens, sorted(r.ties)] for r in found]))
-            draft.replace(kept)
-    read = json.loads(kept.read_bytes())
+
+    def write(file: Path) -> None:
+        file.write_text(json.dumps([[r.prompt, r.tokens, sorted(r.ties)] for r in references(model)]))
+
+    read = json.loads(kept("references", __file__, origin, write).read_bytes())
     return [Reference(tuple(prompt), tuple(tokens), frozenset(ties)) for prompt, tokens, ties in read]
 
 

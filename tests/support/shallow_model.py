@@ -4,12 +4,8 @@ What it writes makes no sense, but its tokens differ from step to step, and tran
 what a deployment does with requests use it; those that judge the real model's tokens do not.
 """
 
-import fcntl
-import hashlib
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +14,8 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from reference import KEPT
+from benchmarks.deployment import prepare_model
+from kept_files import kept
 from svc_common.models import DEFAULT_MODEL, cache_root, resolve_model
 
 LAYERS = (0, 1, 2, 3, 28, 29)
@@ -36,23 +33,15 @@ def shallow_default_model() -> Iterator[Path]:
 
     The compiled kernels are those of the user's cache.
     """
-    subprocess.run([sys.executable, "-m", "worker_svc.prepare"], check=True)
-    whole, kernels = resolve_model(None).path, (cache_root() / "kernels").resolve()
+    whole, kernels = prepare_model().path, (cache_root() / "kernels").resolve()
     weights = (whole / "model.safetensors").stat()
-    made_of = hashlib.sha256(
-        Path(__file__).read_bytes() + repr((weights.st_size, weights.st_mtime_ns, kernels)).encode()
-    )
-    cache = KEPT / f"shallow-{made_of.hexdigest()[:16]}"
-    KEPT.mkdir(parents=True, exist_ok=True)
     kernels.mkdir(parents=True, exist_ok=True)
-    with (KEPT / "shallow.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one of several test processes makes it; the others wait
-        if not cache.exists():
-            draft = cache.with_suffix(".draft")
-            shutil.rmtree(draft, ignore_errors=True)
-            _make(whole, draft / "models" / DEFAULT_MODEL)
-            (draft / "kernels").symlink_to(kernels)
-            draft.rename(cache)
+
+    def make(cache: Path) -> None:
+        _make(whole, cache / "models" / DEFAULT_MODEL)
+        (cache / "kernels").symlink_to(kernels)
+
+    cache = kept("shallow", __file__, (weights.st_size, weights.st_mtime_ns, kernels), make)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QUIRE_CACHE_DIR", str(cache))
         yield resolve_model(None).path
