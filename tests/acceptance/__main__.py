@@ -18,6 +18,7 @@ from typing import Any
 from benchmarks.record import RESULTS, ROOT, provenance, read_result, write_result
 
 PARTS: dict[str, tuple[str, ...]] = {
+    "large_tests": ("pytest", "-m", "large", "--numprocesses", "auto", "--dist", "loadfile"),
     "core_worlds": ("tests.acceptance.core_worlds", "--worlds", "5000"),
     "core_mutants": ("tests.acceptance.core_mutants",),
     "connection_floods": ("tests.acceptance.connection_floods", "--connections", "10000"),
