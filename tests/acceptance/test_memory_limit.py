@@ -14,7 +14,7 @@ from tests.acceptance.memory_limit import Outcome, compare, measure
 from tests.acceptance.memory_load import Load, Pace
 
 
-def test_below_a_limit_nothing_is_killed_and_nothing_lost() -> None:
+def test_below_a_limit_nothing_is_killed_and_nothing_lost(shallow_model: object) -> None:
     # Lower than the defaults, so that a short load reaches both.
     thresholds = {"QUIRE_MEMORY_HIGH": "0.8", "QUIRE_MEMORY_CRITICAL": "0.86"}
     outcome = measure(streams=12, seconds=5.0, unlimited_seconds=2.0, num_blocks=512, thresholds=thresholds)

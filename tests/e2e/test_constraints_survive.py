@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 
 from deployment import Deployment, deployment
+from large import large_but
 from quire_client import AsyncClient, Generation
 from until_preempted import until_preempted
 
@@ -135,7 +136,7 @@ async def test_with_a_gateway_killed_in_the_middle(expected: list[list[list[int]
         assert await all_at_once(started, lambda: started.kill("gateway-0")) == expected
 
 
-@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+@pytest.mark.parametrize("preemption", large_but(["swap", "recompute"], "swap"))
 async def test_with_few_blocks(preemption: str, expected: list[list[list[int]]]) -> None:
     with deployment(deterministic=1, num_blocks=SCARCE, preemption=preemption) as scarce:
         async for answers in until_preempted(scarce, preemption, lambda: all_at_once(scarce)):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from deployment import Deployment, deployment
+from large import large_but
 from quire_client import AsyncClient
 from until_preempted import until_preempted
 
@@ -111,7 +112,7 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=large_but(CASES, "as it is", "w4a8, kv int8"))
 def case(request: pytest.FixtureRequest) -> Case:
     return CASES[request.param]
 

@@ -211,6 +211,8 @@ def bad_key_file(directory: Path, model: Path) -> Iterator[Variables]:
     yield {"QUIRE_MODEL": str(model), "QUIRE_API_KEYS": str(keys)}
 
 
+LONG = (unwritable_kernel_cache, missing_shard, too_little_memory)
+"""What other cases find in the same way."""
 CASES: list[tuple[SetUp, str, str, str, str, str]] = [
     (no_compiler, "worker", "kernels", "wrong", "no C++ compiler is found", "apt-get install g++"),
     (unwritable_kernel_cache, "worker", "kernels", "warning", "cannot be kept there", "set QUIRE_KERNEL_CACHE_DIR"),
@@ -233,7 +235,8 @@ CASES: list[tuple[SetUp, str, str, str, str, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("set_up", "role", "check", "status", "problem", "step"), CASES, ids=[case[0].__name__ for case in CASES]
+    ("set_up", "role", "check", "status", "problem", "step"),
+    [pytest.param(*case, id=case[0].__name__, marks=pytest.mark.large if case[0] in LONG else ()) for case in CASES],
 )
 def test_a_broken_set_up_is_named(
     set_up: SetUp, role: str, check: str, status: str, problem: str, step: str, tmp_path: Path, tiny_model: Path

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from deployment import Deployment, deployment
+from large import large_but
 from quire_client import AsyncClient
 from quire_client.results import Completion, FinishReason
 from until_preempted import until_preempted
@@ -94,7 +95,7 @@ async def test_with_a_worker_killed_in_the_middle(drafting: Deployment, expected
     assert await answers == expected
 
 
-@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+@pytest.mark.parametrize("preemption", large_but(["swap", "recompute"], "recompute"))
 async def test_with_so_few_blocks_that_sequences_are_preempted(preemption: str, expected: list[Answer]) -> None:
     with deployment(num_blocks=SCARCE, preemption=preemption, drafter="ngram", max_draft_tokens=7) as scarce:
         async for answers in until_preempted(scarce, preemption, lambda: _ask_all(scarce)):

@@ -45,7 +45,12 @@ async def chat_prompt(running: Deployment) -> tuple[int, ...]:
 
 @pytest.mark.parametrize(
     ("width", "n", "length_penalty", "early_stopping"),
-    [(4, 4, 1.0, False), (4, 4, -0.5, True), (4, 4, 2.0, "never"), (3, 1, 0.0, False)],
+    [
+        (4, 4, 1.0, False),
+        (4, 4, -0.5, True),
+        (4, 4, 2.0, "never"),
+        pytest.param(3, 1, 0.0, False, marks=pytest.mark.large),
+    ],
 )
 async def test_beams_are_those_of_transformers(
     running: Deployment,

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from deployment import Deployment, deployment
+from large import large_but
 from prompt_scores import reference_scores
 from quire_client import AsyncClient, Generation
 from reference import MAX_TIES, NEW_TOKENS, Reference, prompts
@@ -131,7 +132,7 @@ async def test_in_chunks_of_32_tokens(model: object, judged: list[Reference]) ->
         judge(first_tokens(chunked), await serve_all(started, chunked, FEW_TOKENS))
 
 
-@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+@pytest.mark.parametrize("preemption", large_but(["swap", "recompute"], "swap"))
 async def test_with_so_few_blocks_that_sequences_are_preempted(
     model: object, judged: list[Reference], preemption: str
 ) -> None:

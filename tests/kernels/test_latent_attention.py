@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from large import large_but
 from ordered_dots import order_dots
 from pairwise import pairwise
 from quire_kernels._attend_latent import unsupported_rank
@@ -143,7 +144,7 @@ def test_large_scores_do_not_overflow(make_batch: MakeBatch, assert_close: Asser
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("cache_dtype", [None, torch.int8], ids=str)
-@pytest.mark.parametrize("num_heads", [3, 40])
+@pytest.mark.parametrize("num_heads", large_but([3, 40], 3))
 def test_neither_the_batch_nor_the_chunk_changes_a_token(
     make_batch: MakeBatch,
     num_heads: int,

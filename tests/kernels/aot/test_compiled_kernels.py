@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeAlias
 import pytest
 
 from benchmarks.aot.table import TABLE
+from large import large_but
 
 ROOT = Path(__file__).parents[3]
 KERNELS = ROOT / "kernels"
@@ -107,6 +108,13 @@ MUTANTS = {
         "compiled while serving: _decode_kernel",
     ),
 }
+QUICKEST = (
+    "products in float32",
+    "more programs than fit",
+    "a single stage",
+    "a kernel for each width of block tables",
+)
+"""One for most kinds of faults."""
 
 
 @pytest.fixture(scope="module")
@@ -140,9 +148,9 @@ def test_kernels_compile_within_the_limits_of_their_targets(run_module: RunModul
     assert ended.stdout.endswith(" 0 faults\n")
 
 
-@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("target", large_but(["sm_90", "gfx942"], "sm_90"))
 def test_the_table_has_what_the_compiler_makes(run_module: RunModule, tmp_path: Path, target: str) -> None:
-    case, result = "prefill: Llama 3 8B, fp16", json.loads(TABLE.read_text())
+    case, result = "store: Llama 3 8B, bf16, KV int8", json.loads(TABLE.read_text())
     (row,) = (one for one in result["kernels"] if (one["target"], one["case"]) == (target, case))
     others = [one for one in result["kernels"] if one is not row]
     table = tmp_path / "table.json"
@@ -158,11 +166,11 @@ def test_the_table_has_what_the_compiler_makes(run_module: RunModule, tmp_path: 
     "options",
     [
         (),
-        ("--no-graphs",),
+        pytest.param(("--no-graphs",), marks=pytest.mark.large),
         ("--deterministic", "--kv", "int8"),
-        ("--model", "qwen3_moe", "--kv", "fp8"),
-        ("--model", "gemma2"),
-        ("--model", "deepseek_v2"),
+        pytest.param(("--model", "qwen3_moe", "--kv", "fp8"), marks=pytest.mark.large),
+        pytest.param(("--model", "gemma2"), marks=pytest.mark.large),
+        pytest.param(("--model", "deepseek_v2"), marks=pytest.mark.large),
         ("--model", "all", "--steps", "25"),
     ],
     ids=" ".join,
@@ -172,7 +180,7 @@ def test_no_kernel_is_compiled_while_a_worker_serves(run_module: RunModule, opti
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", large_but(MUTANTS, *QUICKEST))
 def test_a_faulty_kernel_is_reported(run_module: RunModule, tmp_path: Path, name: str) -> None:
     mutant = MUTANTS[name]
     shutil.copytree(KERNELS / "quire_kernels", tmp_path / "quire_kernels", ignore=shutil.ignore_patterns("__pycache__"))

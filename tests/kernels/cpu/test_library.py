@@ -55,6 +55,7 @@ def test_the_sources_are_valid_for_processors_that_are_not_here(processor: str) 
     subprocess.run(["c++", *flags, str(_SOURCES / "library.cpp")], check=True)
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("header", sorted(_SOURCES.glob("*.h")), ids=lambda path: path.name)
 def test_each_header_includes_what_it_uses(header: Path) -> None:
     flags = ("-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-Wno-psabi", "-march=native")

@@ -10,6 +10,7 @@ import torch
 import transformers_models
 from core_runner import CoreRunner, submission
 from drafters import knowing
+from large import large_but
 from llama_models import VARIANTS, VOCAB
 from ordered_dots import order_dots
 from runner_driver import Driver, make_runner
@@ -68,6 +69,9 @@ def test_a_draft_changes_no_bit(make: Callable[..., Runner], monkeypatch: pytest
     assert core_runner.num_results[2] + core_runner.num_results[3] + core_runner.num_results[4] > 0
 
 
+@pytest.mark.parametrize(
+    "make", large_but(CASES, ("qwen3", torch.float16), ("qwen2-moe", torch.float32)), indirect=True, ids=str
+)
 def test_tokens_and_log_probabilities_are_the_same_bits(
     make: Callable[..., Runner], monkeypatch: pytest.MonkeyPatch
 ) -> None:

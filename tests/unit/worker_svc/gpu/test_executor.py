@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from core_runner import CoreRunner, submission
 from drafters import knowing
+from large import large_but
 from llama_models import VARIANTS, VOCAB
 from ordered_dots import order_dots
 from prompt_scores import reference_scores, run_prompts, scored
@@ -73,7 +74,7 @@ NAMED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("cuda_graphs", [False, True])
+@pytest.mark.parametrize("cuda_graphs", large_but([False, True], True))
 def test_sampled_tokens_equal_those_of_the_host_for_all_parameters(
     cuda_graphs: bool, make: Make, tiny_llama: Path
 ) -> None:
@@ -104,7 +105,7 @@ def test_named_tokens_are_barred_and_reported_as_on_the_host(make: Make, tiny_ll
     assert len(driver.logprobs[2][0].requested) == 0
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("deterministic", large_but([False, True], False))
 def test_log_probabilities_of_prompts_are_those_of_transformers(
     deterministic: bool, make: Make, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,7 +128,7 @@ def test_log_probabilities_of_prompts_are_those_of_transformers(
     assert not deterministic or again == first
 
 
-@pytest.mark.parametrize("cuda_graphs", [False, True])
+@pytest.mark.parametrize("cuda_graphs", large_but([False, True], True))
 def test_a_drafter_changes_no_sampled_token(cuda_graphs: bool, make: Make, tiny_llama: Path) -> None:
     prompts = [*PROMPTS, PROMPTS[0][:5], [7] * 20]
     params = [*SAMPLED, SamplingParams(temperature=1.0, seed=9, min_tokens=4, suppressed_token_ids=(1, 2, 3),

@@ -23,6 +23,7 @@ from bfloat16_perplexity import (
     save_variant,
 )
 from interpreted_bfloat16 import round_bfloat16
+from large import large_but
 from runner_driver import make_runner
 
 NUM_TEXTS, LENGTH = 32, 90
@@ -56,7 +57,7 @@ def test_perplexity_in_bfloat16(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU, nothing is interpreted")
-@pytest.mark.parametrize("name", INTERPRETED)
+@pytest.mark.parametrize("name", large_but(INTERPRETED, "llama", "gemma2", "opt-tied-unbiased"))
 def test_perplexity_by_the_triton_kernels(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     round_bfloat16(monkeypatch)
     check_triton_kernels(name, save_variant(name, tmp_path), "cpu", INTERPRETED_TEXTS, INTERPRETED_LENGTH)

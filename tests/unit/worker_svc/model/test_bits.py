@@ -16,6 +16,7 @@ from transformers import LlamaConfig
 import compiled
 import transformers_models
 import worker_svc.model.compiled_builder
+from large import large_but
 from llama_models import SIZES, VARIANTS, VOCAB
 from quire_kernels.cpu.amx import has_amx
 from quire_kernels.cpu.linear import MatrixFormat
@@ -173,14 +174,14 @@ def assert_same(computation: Computation, scores: list[Tensor], expected: Comput
     assert torch.equal(computation.cache.blocks, expected.cache.blocks)
 
 
-@pytest.mark.parametrize("num_threads", [2, 3])
+@pytest.mark.parametrize("num_threads", large_but([2, 3], 3))
 def test_in_one_step_with_others(make: Make, num_threads: int) -> None:
     expected, together = make(1), make(num_threads)
     scores = together.run([(s, 0, len(tokens)) for s, tokens in enumerate(SEQUENCES)])
     assert_same(together, scores, expected, alone(expected))
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 33])
+@pytest.mark.parametrize("chunk", large_but([1, 7, 33], 1, 33))
 def test_in_chunks_among_those_of_others(make: Make, chunk: int) -> None:
     """Chunks of 1 are decodes: a token that was decoded is computed to the same bits when it is a part of a prompt."""
     expected, cut = make(1), make(2)

@@ -119,7 +119,7 @@ with torch.inference_mode():
 @pytest.mark.parametrize("variant", ["llama", "gpt2", "olmoe", "deepseek-v2-lite", "deepseek-v3"])
 def test_the_memory_of_a_prompt_is_known_about(variant: str, tmp_path: Path) -> None:
     """Measured in a process of its own."""
-    num_tokens, config = 8_000, VARIANTS[variant]()
+    num_tokens, config = 4_000, VARIANTS[variant]()
     config.max_position_embeddings = num_tokens
     save_model(tmp_path, config)
     estimate = prompt_bytes(description_of(tmp_path, ModelDescription), num_tokens, torch.float32)

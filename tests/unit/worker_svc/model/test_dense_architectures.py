@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from core_runner import CoreRunner, submission
 from dense_models import NOT_DESCRIBED, ORIGINAL_CONTEXT, VARIANTS
+from large import large_but
 from llama_models import prompts
 from quire_kernels.cpu.linear import MatrixFormat
 from runner_driver import Driver, make_runner
@@ -115,6 +116,7 @@ def test_log_probabilities_in_8_bits_are_close_wherever_the_norms_are(directory:
     assert (coded - plain).norm() < 0.2 * (plain - plain.mean()).norm()
 
 
+@pytest.mark.parametrize("directory", large_but(VARIANTS, "gemma3", "gpt-neox-in-turn-unbiased", "opt"), indirect=True)
 def test_the_triton_kernels_compute_what_torch_does(directory: Path) -> None:
     """Prompts kernel by kernel, decodes by graphs."""
     asked = prompts(2, 18)

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, OlmoeConfig
 import compiled
 import transformers_models
 from core_runner import CoreRunner, submission
+from large import large_but
 from llama_models import prompts
 from quire_kernels.cpu.linear import MatrixFormat
 from runner_driver import Driver, make_runner
@@ -161,6 +162,7 @@ def test_tokens_stay_the_same_with_cached_prefixes_and_preempted(
     assert core_runner.core.totals.preemptions > 0
 
 
+@pytest.mark.parametrize("directory", large_but(FAMILIES, "qwen2-moe", "olmoe"), indirect=True)
 def test_the_triton_kernels_compute_what_torch_does(directory: Path) -> None:
     """Prompts kernel by kernel, decodes by graphs."""
     asked, every = prompts(2, 18), SamplingParams(logprobs=transformers_models.VOCAB)

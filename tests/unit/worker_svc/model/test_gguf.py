@@ -15,6 +15,7 @@ from torch import Tensor
 import compiled
 import llama_models
 from joined_heads import joined_heads
+from large import large_but
 from quire_kernels.cpu.linear import MatrixFormat, PackedMatrix, linear
 from runner_driver import Driver, make_runner
 from tiny_gguf import KV_HEADS, TOKENS, TinyGguf, as_q4_k_m, random_blocks, write_tiny_gguf
@@ -126,7 +127,14 @@ def test_missing_blocks_are_named(convert: Convert) -> None:
         _built(blocks, MatrixFormat.INT8)
 
 
-@pytest.mark.parametrize("asked", [MatrixFormat.INT8, MatrixFormat.W8A8, MatrixFormat.W4A16, MatrixFormat.W4A8])
+@pytest.mark.parametrize(
+    "asked",
+    large_but(
+        [MatrixFormat.INT8, MatrixFormat.W8A8, MatrixFormat.W4A16, MatrixFormat.W4A8],
+        MatrixFormat.W8A8,
+        MatrixFormat.W4A16,
+    ),
+)
 @pytest.mark.parametrize("name", TYPES)
 def test_a_model_is_computed_with_its_own_codes(name: str, asked: MatrixFormat, convert: Convert) -> None:
     """Whatever bits are asked of weights: those of activations are the setting's."""
@@ -222,7 +230,7 @@ def test_a_head_keeps_its_codes(architecture: str, convert: Convert, *, tied: bo
 
 
 @pytest.mark.parametrize("weights", [MatrixFormat.W4A16, MatrixFormat.W8A8], ids=lambda each: each.name)
-@pytest.mark.parametrize("name", ["Q8_0", "Q4_K", "Q3_K"])
+@pytest.mark.parametrize("name", large_but(["Q8_0", "Q4_K", "Q3_K"], "Q4_K"))
 def test_experts_keep_their_codes(name: str, weights: MatrixFormat, convert: Convert) -> None:
     def stored(tensor: str) -> str:
         return "F32" if tensor.endswith("ffn_gate_inp") else name

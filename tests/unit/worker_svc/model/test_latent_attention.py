@@ -16,6 +16,7 @@ import compiled
 import latent_models
 from core_runner import CoreRunner, submission
 from drafters import knowing
+from large import large_but
 from llama_models import prompts
 from ordered_dots import order_dots
 from quire_kernels.cpu.linear import MatrixFormat
@@ -138,6 +139,7 @@ def test_hidden_states_of_prompts_are_those_of_transformers(directory: Path, des
             torch.testing.assert_close(ours, expected, atol=2e-4, rtol=1e-3)
 
 
+@pytest.mark.parametrize("directory", large_but(latent_models.VARIANTS, "deepseek-v2", "deepseek-v3"), indirect=True)
 @pytest.mark.parametrize("cuda_graphs", CUDA_GRAPHS)
 def test_the_triton_kernels_compute_the_tokens_of_transformers(
     cuda_graphs: bool, directory: Path, reference: Generate
@@ -150,6 +152,7 @@ def test_the_triton_kernels_compute_the_tokens_of_transformers(
     assert Driver(runner).generate([again], 2) == [expected[2][2:]], "alone, as after a preemption"
 
 
+@pytest.mark.parametrize("directory", large_but(latent_models.VARIANTS, "deepseek-v2", "deepseek-v3"), indirect=True)
 def test_the_triton_kernels_compute_the_logprobs_of_torch(directory: Path) -> None:
     tops = []
     for driver in (
@@ -163,6 +166,7 @@ def test_the_triton_kernels_compute_the_logprobs_of_torch(directory: Path) -> No
         assert by_triton == pytest.approx(by_torch, abs=2e-4)
 
 
+@pytest.mark.parametrize("directory", large_but(latent_models.VARIANTS, "deepseek-v3"), indirect=True)
 @pytest.mark.parametrize("cuda_graphs", CUDA_GRAPHS)
 def test_bits_of_the_triton_kernels_do_not_depend_on_the_batch(
     cuda_graphs: bool, directory: Path, reference: Generate, monkeypatch: pytest.MonkeyPatch
@@ -185,7 +189,10 @@ def test_bits_of_the_triton_kernels_do_not_depend_on_the_batch(
     [
         *(("compiled", "deepseek-v2", torch.bfloat16, preemption) for preemption in PREEMPTIONS),
         *(("compiled", "deepseek-v3", torch.float32, preemption) for preemption in PREEMPTIONS),
-        *(("triton", "deepseek-v2", torch.float32, preemption) for preemption in PREEMPTIONS_OF_TRITON),
+        *(
+            pytest.param("triton", "deepseek-v2", torch.float32, preemption, marks=pytest.mark.large)
+            for preemption in PREEMPTIONS_OF_TRITON
+        ),
     ],
     ids=str,
 )

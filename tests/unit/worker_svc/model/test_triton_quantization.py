@@ -19,6 +19,7 @@ import llama_models
 import transformers_models
 from core_runner import CoreRunner, submission
 from interpreted_float8 import round_float8
+from large import large_but
 from llama_models import SIZES, VOCAB
 from ordered_dots import order_dots
 from quantized_models import (
@@ -82,6 +83,9 @@ SMALL: dict[str, Callable[[], Any]] = {
 # Every format with and without experts; other models with one whose rows are in codes
 CASES = [(model, each) for model in ("llama", "experts") for each in Quantization]
 CASES += [(model, Quantization.W8A8) for model in MODELS if model not in ("llama", "experts")]
+KEPT_CASES = [
+    (model, each) for model, each in CASES if model == "llama" or (model, each) == ("experts", Quantization.W4A16)
+]
 
 
 class Decoded:
@@ -102,7 +106,7 @@ class Decoded:
         return residual.add_(self(inputs))
 
 
-@pytest.mark.parametrize(("model", "quantization"), CASES, ids=str)
+@pytest.mark.parametrize(("model", "quantization"), large_but(CASES, *KEPT_CASES, unpack=True), ids=str)
 def test_models_compute_what_their_products_mean(
     model: str, quantization: Quantization, save_model: Save, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,7 +300,13 @@ def _preempted() -> list[tuple[str, Quantization, str]]:
     ]
 
 
-@pytest.mark.parametrize(("config", "quantization", "preemption"), _preempted())
+@pytest.mark.parametrize(
+    ("config", "quantization", "preemption"),
+    [
+        pytest.param(*case, marks=() if case[1] in (Quantization.W8A8, Quantization.W4A16) else pytest.mark.large)
+        for case in _preempted()
+    ],
+)
 def test_tokens_stay_the_same_with_cached_prefixes_preempted_and_by_n(
     config: str, quantization: Quantization, preemption: str, save_model: Save, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,7 +330,12 @@ def test_tokens_stay_the_same_with_cached_prefixes_preempted_and_by_n(
 
 @pytest.mark.parametrize(
     ("config", "quantization"),
-    [*(("dense", each) for each in Quantization), ("experts", Quantization.W8A8), ("experts", Quantization.W4A16)],
+    large_but(
+        [*(("dense", each) for each in Quantization), ("experts", Quantization.W8A8), ("experts", Quantization.W4A16)],
+        ("dense", Quantization.W4A16),
+        ("experts", Quantization.W8A8),
+        unpack=True,
+    ),
 )
 def test_in_deterministic_mode_tokens_have_the_same_bits(
     config: str, quantization: Quantization, save_model: Save, monkeypatch: pytest.MonkeyPatch
