@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -18,12 +19,18 @@ _SAMPLE_BYTES = 4096
 
 
 def model_fingerprint(
-    directory: Path, dtype: torch.dtype, quantization: str = "none", kv_cache_dtype: str = "auto", arithmetic: str = ""
+    directory: Path,
+    dtype: torch.dtype,
+    quantization: str = "none",
+    kv_cache_dtype: str = "auto",
+    arithmetic: str = "",
+    other_weights: Sequence[Path] = (),
 ) -> bytes:
     """SHA-256 over the config, dtype, formats of weights, keys and values, and the identity of each weights file.
 
-    `arithmetic` names everything else that bits depend on, if they must be equal; otherwise it is empty. If another
-    package registers the architecture or the weight format, its version and module are included.
+    `arithmetic` names everything else that bits depend on, if they must be equal; otherwise it is empty.
+    `other_weights` are files beside those of the model itself, as of layers behind a pooling. If another package
+    registers the architecture or the weight format, its version and module are included.
 
     A weights file is identified by its size, its first MiB (names and offsets of the tensors), and 256 samples of 4 KiB
     over the rest: reading all of a large model would take longer than loading it. Files that differ only between
@@ -33,7 +40,7 @@ def model_fingerprint(
     digest.update(f"{dtype} {quantization} {kv_cache_dtype} {arithmetic}".encode())
     digest.update(identity_of(str(raw_config(directory).get("model_type"))))
     digest.update(format_identity(directory))
-    for path in weight_files(directory):
+    for path in (*weight_files(directory), *other_weights):
         digest.update(path.name.encode())
         _add_weights(digest, path)
     return digest.digest()

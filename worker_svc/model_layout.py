@@ -8,12 +8,13 @@ class LayerAttention:
     """How one layer attends.
 
     Scores are multiplied by `scale`, then capped: s becomes c * tanh(s / c) for a `soft_cap` c. With a `window` w a
-    query sees the last w keys up to its own. None: no cap, all keys.
+    query sees the last w keys up to its own. None: no cap, all keys. If `bidirectional`, it sees as many after its own.
     """
 
     scale: float
     window: int | None = None
     soft_cap: float | None = None
+    bidirectional: bool = False
 
 
 @dataclass(frozen=True, slots=True)

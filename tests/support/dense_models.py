@@ -6,7 +6,7 @@ Windows are shorter than the prompts of tests, and caps below the scores and log
 from collections.abc import Callable
 from typing import Any
 
-from transformers import Gemma2Config, Gemma3TextConfig, GPT2Config, GPTNeoXConfig, OPTConfig, Phi3Config
+from transformers import Gemma2Config, Gemma3TextConfig, GPT2Config, GPTNeoXConfig, LlamaConfig, OPTConfig, Phi3Config
 
 from transformers_models import COMMON
 
@@ -17,6 +17,7 @@ _SIZES: dict[str, Any] = {
     "num_key_value_heads": 1,
 }  # fmt: skip
 _TIED = {"tie_word_embeddings": True}
+_BOTH_WAYS = {"is_causal": False}
 _GEMMA: dict[str, Any] = {"head_dim": 32, "query_pre_attn_scalar": 12, "sliding_window": WINDOW}
 _GEMMA3_ROPES: dict[str, Any] = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
@@ -58,9 +59,18 @@ VARIANTS: dict[str, Callable[[], Any]] = {
     "opt-tied-unbiased": lambda: OPTConfig(**_OPT | _TIED, enable_bias=False, activation_function="gelu"),
 }  # fmt: skip
 
+BIDIRECTIONAL: dict[str, Callable[[], Any]] = {
+    "llama in both directions": lambda: LlamaConfig(**_SIZES | _BOTH_WAYS, head_dim=16),
+    "gemma2 in both directions": lambda: Gemma2Config(**_SIZES | _BOTH_WAYS, **_GEMMA, attn_logit_softcapping=3.0),
+    "gemma3 in both directions": lambda: Gemma3TextConfig(
+        **_SIZES | {"num_hidden_layers": 3}, **_GEMMA, rope_parameters=_GEMMA3_ROPES, use_bidirectional_attention=True,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+    ),
+}  # fmt: skip
+"""Models that compute embeddings, as their tokens see later ones."""
+
 NOT_DESCRIBED: dict[str, Callable[[], Any]] = {
     "gemma2-both-directions": lambda: Gemma2Config(**_SIZES, **_GEMMA, use_bidirectional_attention=True),
-    "gemma3-both-directions": lambda: Gemma3TextConfig(**_SIZES, **_GEMMA, use_bidirectional_attention=True),
     "gpt2-cross-attention": lambda: GPT2Config(**_GPT2, add_cross_attention=True),
     "gpt2-activation": lambda: GPT2Config(**_GPT2, activation_function="tanh"),
     "gpt-neox-odd": lambda: GPTNeoXConfig(**_GPT_NEOX, rope_parameters={"partial_rotary_factor": 0.1}),

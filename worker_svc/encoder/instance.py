@@ -19,6 +19,7 @@ from worker_svc.memory_parts import MemoryAccount
 from worker_svc.model.architecture import AnyDescription
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.embedding_files import embedding_defaults
+from worker_svc.model.embedding_layers import DenseLayer, load_layers, weights_of
 from worker_svc.model.score_head import load_score_head
 from worker_svc.model_fit import check_fits
 from worker_svc.progress import progress
@@ -65,13 +66,14 @@ def load_encoder(
     served = settings.served_model()
     dtype = choose_dtype(settings.dtype, device)
     torch.set_num_threads(settings.num_threads or available_cpus())
-    defaults = EmbeddingDefaults()
+    defaults, layers = EmbeddingDefaults(), list[DenseLayer]()
     check_fits(settings, served.path, None, device, dtype)
     memory = MemoryAccount(device)
     with progress(f"loading {served.name}", report):
         head = load_score_head(description, served.path, device)
         if head is None:
             defaults = embedding_defaults(served.path, is_decoder=isinstance(description, ModelDescription))
+            layers = load_layers(defaults.layers, description.hidden_size, served.path, device)
         backend = load_backend(settings, description, served.path, dtype, device, report)
     memory.note_weights()
     if served.other_tokenizer is not None:
@@ -92,7 +94,7 @@ def load_encoder(
         # A prompt is computed in one step, however long it is.
         max_indivisible_tokens=context_length,
     )
-    pooler = EmbeddingPooler(defaults) if head is None else ScorePooler(head)
+    pooler = EmbeddingPooler(defaults, layers) if head is None else ScorePooler(head)
     runner = EncoderRunner(
         backend.forward,
         pooler,
@@ -108,7 +110,12 @@ def load_encoder(
     return EncoderInstance(
         WorkerDescription(
             model=served.name,
-            fingerprint=model_fingerprint(served.path, dtype, arithmetic=arithmetic),
+            fingerprint=model_fingerprint(
+                served.path,
+                dtype,
+                arithmetic=arithmetic,
+                other_weights=[weights_of(layer, served.path) for layer in defaults.layers],
+            ),
             tokenizer_fingerprint=tokenizer_fingerprint(served.tokenizer_path),
             block_bytes=0,
             limits=limits,

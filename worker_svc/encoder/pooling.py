@@ -1,15 +1,18 @@
 """Hidden states to the values of prompts: embeddings, as requests and the model say, or scores."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from worker_svc.step import EmbeddingParams, NewSequence, Pooling
+
+VectorLayer: TypeAlias = Callable[[Tensor], Tensor]
+"""Pooled vectors, float32 [num_prompts, inputs], to others [num_prompts, outputs]."""
 
 
 class Pooler(Protocol):
@@ -34,12 +37,25 @@ class PairScorer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class DenseSpec:
+    """A linear layer behind the pooling, with its activation, and where its weights are."""
+
+    folder: str
+    inputs: int
+    outputs: int
+    bias: bool
+    activation: str
+
+
+@dataclass(frozen=True, slots=True)
 class EmbeddingDefaults:
     """How a model's embeddings are made if a request says nothing else. `max_tokens`: of a prompt; None: no limit."""
 
     pooling: Pooling = Pooling.MEAN
     normalizes: bool = False
     max_tokens: int | None = None
+    layers: tuple[DenseSpec, ...] = ()
+    """What a pooled vector goes through, whatever the pooling, before its dimensions are cut."""
 
 
 class EmbeddingPooler:
@@ -47,11 +63,12 @@ class EmbeddingPooler:
 
     result = "embedding"
 
-    def __init__(self, defaults: EmbeddingDefaults) -> None:
-        self._defaults = defaults
+    def __init__(self, defaults: EmbeddingDefaults, layers: Sequence[VectorLayer] = ()) -> None:
+        """`layers` compute those of `defaults`."""
+        self._defaults, self._layers = defaults, layers
 
     def __call__(self, hidden: Sequence[Tensor], sequences: Sequence[NewSequence]) -> list[list[float]]:
-        return embed(hidden, (new.embedding for new in sequences), self._defaults)
+        return embed(hidden, [new.embedding for new in sequences], self._defaults, self._layers)
 
 
 class ScorePooler:
@@ -72,12 +89,20 @@ class ScorePooler:
 
 
 def embed(
-    hidden: Sequence[Tensor], params: Iterable[EmbeddingParams], defaults: EmbeddingDefaults
+    hidden: Sequence[Tensor],
+    params: Sequence[EmbeddingParams],
+    defaults: EmbeddingDefaults,
+    layers: Sequence[VectorLayer] = (),
 ) -> list[list[float]]:
     """The embedding of each prompt from its last hidden states [num_tokens, hidden_size]."""
+    pooled = [_pool(states, one.pooling or defaults.pooling) for states, one in zip(hidden, params, strict=True)]
+    if layers and pooled:
+        together = torch.stack(pooled)
+        for layer in layers:
+            together = layer(together)
+        pooled = list(together)
     vectors = []
-    for states, wanted in zip(hidden, params, strict=True):
-        vector = _pool(states, wanted.pooling or defaults.pooling)
+    for vector, wanted in zip(pooled, params, strict=True):
         if wanted.num_dimensions:
             vector = vector[: wanted.num_dimensions]
         if defaults.normalizes if wanted.normalizes is None else wanted.normalizes:

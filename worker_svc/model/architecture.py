@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from worker_svc.model import architectures
 from worker_svc.model.config import UnsupportedModel
+from worker_svc.model.describe_directions import with_directions
 from worker_svc.model.describe_score_head import with_score_head
 from worker_svc.model.description import InvalidDescription, ModelDescription
 from worker_svc.model.encoder_description import EncoderDescription
@@ -106,7 +107,9 @@ def describe_any(config: Any) -> AnyDescription | None:
     with _registry.running(config.model_type):
         try:
             description = architecture.describe(config)
-            return with_score_head(description, config) if isinstance(description, ModelDescription) else description
+            if not isinstance(description, ModelDescription):
+                return description
+            return with_score_head(with_directions(description, config), config)
         except InvalidDescription as error:
             raise UnsupportedModel(
                 f"the sizes of this {config.model_type} model do not fit each other: {error}"

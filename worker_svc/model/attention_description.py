@@ -86,7 +86,7 @@ class LatentSpec:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """Causal attention with grouped queries."""
+    """Attention with grouped queries, causal unless `bidirectional`."""
 
     num_heads: int
     num_kv_heads: int
@@ -99,6 +99,8 @@ class AttentionSpec:
     """None: no positions."""
     window: int | None = None
     """How many keys up to its own a query sees; None: all."""
+    bidirectional: bool = False
+    """Whether a query also sees the keys after its own, of a window as many as before it."""
     soft_cap: float | None = None
     """Scores s become c * tanh(s / c), with c above 0; None: they stay."""
     query_norm: Norm | None = None

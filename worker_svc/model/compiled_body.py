@@ -131,7 +131,7 @@ def _layer_args(
         _optional_norm(layer.post_mlp_norm),
         layer.qkv.args(),
         layer.output.args(),
-        RuleArgs(attention.scale, attention.soft_cap or 0.0, attention.window or 0),
+        RuleArgs(attention.scale, attention.soft_cap or 0.0, attention.window or 0, attention.bidirectional),
         -1 if rope is None else rope,
         MlpArgs() if isinstance(layer.mlp, PackedExperts) else _mlp_args(layer.mlp),
         None if experts is None else pointer(experts.args()),

@@ -19,12 +19,14 @@ from worker_svc.batch import lay_out_prompts
 from worker_svc.cache import CacheShape, KVCache
 from worker_svc.model import support
 from worker_svc.model.building import build_body, drop_head
-from worker_svc.model.compiled_body import COMPUTED, CompiledBody, token_args
+from worker_svc.model.compiled_body import COMPUTED as COMPUTED_OF_TOKENS
+from worker_svc.model.compiled_body import CompiledBody, token_args
 from worker_svc.model.compiled_builder import CompiledBuilder
-from worker_svc.model.decoder_states import check_causal
 from worker_svc.model.description import ExpertsSpec, ModelDescription
+from worker_svc.model.support import Feature
 from worker_svc.model.weights import Checkpoint, open_checkpoint
 
+COMPUTED = COMPUTED_OF_TOKENS | {Feature.BIDIRECTIONAL}
 _BLOCK_SIZE = 16  # tokens in a block of keys and values
 _CPU = torch.device("cpu")
 
@@ -105,6 +107,5 @@ def load_compiled_states(
     """Loads the decoder of a directory without its head. Raises UnsupportedModel if it is not supported, or its tensors
     do not match.
     """
-    check_causal(directory)
     with open_checkpoint(directory, dtype, _CPU) as checkpoint:
         return CompiledStates(description, checkpoint, thread_pool)

@@ -1,4 +1,4 @@
-"""The last hidden states of whole prompts by a decoder, as embeddings need them: causal attention, and no KV cache."""
+"""The last hidden states of whole prompts by a decoder, as embeddings need them, without a KV cache."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from worker_svc.model.building import build_body, drop_head
-from worker_svc.model.config import UnsupportedModel, raw_config
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.prompt_groups import PromptGroup, prompt_groups
 from worker_svc.model.support import Feature, check_computed
@@ -18,7 +17,7 @@ from worker_svc.model.torch_model import TorchBody
 from worker_svc.model.weights import Checkpoint, open_checkpoint
 from worker_svc.model_layout import LayerAttention
 
-COMPUTED = TORCH_COMPUTED - {Feature.SOFT_CAP}
+COMPUTED = TORCH_COMPUTED - {Feature.SOFT_CAP} | {Feature.BIDIRECTIONAL}
 
 
 class DecoderStates:
@@ -45,7 +44,7 @@ class DecoderStates:
 
 
 class _PromptAttention:
-    """Causal attention within each prompt; a `worker_svc.attention.StepAttention`."""
+    """Attention within each prompt; a `worker_svc.attention.StepAttention`."""
 
     def __init__(self, groups: Sequence[PromptGroup], layers: Sequence[LayerAttention]) -> None:
         self._groups, self._layers = groups, layers
@@ -55,27 +54,33 @@ class _PromptAttention:
         output = query.new_empty(query.shape)
         for group in self._groups:
             queries, keys, values = (heads[group.rows].transpose(1, 2) for heads in (query, key, value))
-            attended = self._attend(queries, keys, values, self._layers[layer])
+            attended = self._attend(queries, keys, values, self._layers[layer], group.mask)
             flat = attended.transpose(1, 2).flatten(0, 1)
             output[group.targets] = flat if group.sources is None else flat[group.sources]
         return output
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, how: LayerAttention) -> Tensor:
-        """The output [num_prompts, num_heads, longest, head_dim]. Rows beyond a prompt's end are after its tokens,
-        which do not see them.
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, how: LayerAttention, tokens: Tensor | None) -> Tensor:
+        """The output [num_prompts, num_heads, longest, head_dim]. `tokens` hides rows beyond a prompt's end, which are
+        after all of its tokens; None: there are none.
         """
         longest = query.shape[2]
-        if how.window is None or how.window >= longest:
-            return scaled_dot_product_attention(query, key, value, is_causal=True, scale=how.scale, enable_gqa=True)
-        mask = self._mask(longest, how.window, query.device)
-        return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=how.scale, enable_gqa=True)
+        sees_all = how.window is None or how.window >= longest
+        mask = None if sees_all else self._mask(longest, how, query.device)
+        if how.bidirectional and tokens is not None:
+            mask = tokens if mask is None else mask & tokens
+        is_causal = sees_all and not how.bidirectional
+        return scaled_dot_product_attention(
+            query, key, value, mask, is_causal=is_causal, scale=how.scale, enable_gqa=True
+        )
 
-    def _mask(self, longest: int, window: int, device: torch.device) -> Tensor:
-        """Which keys each query sees, bool [longest, longest]. All layers of a window share it."""
-        mask = self._masks.get((longest, window))
+    def _mask(self, longest: int, how: LayerAttention, device: torch.device) -> Tensor:
+        """Which keys each query sees of a window, bool [longest, longest]. All layers of a window share it."""
+        assert how.window is not None
+        mask = self._masks.get((longest, how.window))
         if mask is None:
-            mask = torch.ones(longest, longest, dtype=torch.bool, device=device).tril_().triu_(1 - window)
-            self._masks[longest, window] = mask
+            ones = torch.ones(longest, longest, dtype=torch.bool, device=device)
+            mask = ones.tril_(how.window - 1 if how.bidirectional else 0).triu_(1 - how.window)
+            self._masks[longest, how.window] = mask
         return mask
 
 
@@ -94,18 +99,11 @@ def prompt_bytes(description: ModelDescription, num_tokens: int, dtype: torch.dt
     return num_tokens * (hidden + per_token * dtype.itemsize) + masks
 
 
-def check_causal(directory: Path) -> None:
-    """Raises UnsupportedModel if tokens of a directory's model see later ones."""
-    if raw_config(directory).get("is_causal") is False:
-        raise UnsupportedModel(f"the model in {directory} is a decoder whose attention is not causal: not supported")
-
-
 def load_decoder_states(
     description: ModelDescription, directory: Path, dtype: torch.dtype, device: torch.device
 ) -> DecoderStates:
     """Loads the decoder of a directory without its head. Raises UnsupportedModel if it is not supported, or its tensors
     do not match.
     """
-    check_causal(directory)
     with open_checkpoint(directory, dtype, device) as checkpoint:
         return DecoderStates(description, checkpoint)

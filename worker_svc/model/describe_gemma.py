@@ -8,13 +8,13 @@ from worker_svc.model.description import DecoderLayer, ModelDescription
 
 
 def describe_gemma(config: Any, *, soft_cap: float | None = None, qk_norm: bool = False) -> ModelDescription | None:
-    """The description; None: attention goes in both directions, or a description cannot hold activation or positions.
+    """The description; None: it cannot hold activation or positions.
 
     `soft_cap` is that of attention scores.
     """
     bias: bool = config.attention_bias
     description = describe_decoder(config, qkv_bias=bias, output_bias=bias, qk_norm=qk_norm, norm_offset=1.0)
-    if description is None or config.use_bidirectional_attention:
+    if description is None:
         return None
 
     def layer(described: DecoderLayer) -> DecoderLayer:

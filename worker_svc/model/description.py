@@ -280,12 +280,17 @@ class ModelDescription:
         return shapes
 
     @property
+    def is_bidirectional(self) -> bool:
+        """Whether tokens see later ones. Then prompts are computed as a whole, and no tokens are generated."""
+        return any(layer.attention.bidirectional for layer in self.layers)
+
+    @property
     def layout(self) -> ModelLayout:
         """KV heads and their dimensions are the first layer's: see `support`."""
         first = self.layers[0].attention
         layers = tuple(
-            LayerAttention(layer.attention.scale, layer.attention.window, layer.attention.soft_cap)
-            for layer in self.layers
+            LayerAttention(each.scale, each.window, each.soft_cap, each.bidirectional)
+            for each in (layer.attention for layer in self.layers)
         )
         return ModelLayout(
             self.vocab_size,

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from svc_common.models import module_kind
-from worker_svc.encoder.pooling import EmbeddingDefaults
+from worker_svc.encoder.pooling import DenseSpec, EmbeddingDefaults
 from worker_svc.model.config import UnsupportedModel
+from worker_svc.model.embedding_layers import dense_spec
 from worker_svc.model.sentence_files import module_config, read_json
 from worker_svc.step import Pooling
 
@@ -28,23 +29,33 @@ def embedding_defaults(directory: Path, *, is_decoder: bool = False) -> Embeddin
     """
     modules: list[Any] = read_json(directory / "modules.json", [])
     pooling, normalizes = Pooling.MEAN, False
+    layers: list[DenseSpec] = []
+    before: list[str] = []
     if is_decoder and not modules:
         pooling, normalizes = Pooling.LAST, True
     for module in modules:
         if not isinstance(module, dict):
             raise UnsupportedModel(f"{directory / 'modules.json'} has another form than expected")
-        match module_kind(module):
+        kind = module_kind(module)
+        match kind:
             case "Transformer":
                 pass
             case "Pooling":
                 pooling = _pooling(module_config(directory, module), directory)
+            case "Dense" if "Pooling" in before and "Normalize" not in before:
+                layers.append(dense_spec(directory, module))
             case "Normalize":
                 normalizes = True
-            case other:
-                raise UnsupportedModel(f"the model in {directory} has a module {other} in modules.json: not supported")
+            case _:
+                place = f" behind {before[-1]}" if kind == "Dense" and before else ""
+                raise UnsupportedModel(
+                    f"the model in {directory} has a module {kind}{place} in modules.json: not supported"
+                )
+        before.append(kind)
     config: dict[str, Any] = read_json(directory / "sentence_bert_config.json", {})
     limit = config.get("max_seq_length")
-    return EmbeddingDefaults(pooling, normalizes, limit if isinstance(limit, int) and limit > 0 else None)
+    max_tokens = limit if isinstance(limit, int) and limit > 0 else None
+    return EmbeddingDefaults(pooling, normalizes, max_tokens, tuple(layers))
 
 
 def _pooling(config: dict[str, Any], directory: Path) -> Pooling:

@@ -25,8 +25,13 @@ def read_json(path: Path, default: T) -> T:
 
 def module_config(directory: Path, module: Mapping[str, Any]) -> dict[str, Any]:
     """The config of a module of modules.json, empty without its file. Raises UnsupportedModel."""
+    config: dict[str, Any] = {}
+    return read_json(directory / module_folder(directory, module) / "config.json", config)
+
+
+def module_folder(directory: Path, module: Mapping[str, Any]) -> Path:
+    """The folder of a module of modules.json, relative to the model's. Raises UnsupportedModel if it is outside."""
     folder = Path(str(module.get("path", "")))
     if folder.is_absolute() or ".." in folder.parts:
         raise UnsupportedModel(f"{directory / 'modules.json'} names a folder outside of the model: {folder}")
-    config: dict[str, Any] = {}
-    return read_json(directory / folder / "config.json", config)
+    return folder

@@ -49,6 +49,7 @@ class Feature(Enum):
     LATENT_ATTENTION = auto()
     EXPERT_GROUPS = auto()
     SIGMOID_ROUTER = auto()
+    BIDIRECTIONAL = auto()
 
 
 BY_EVERY_BACKEND = frozenset(
@@ -154,6 +155,8 @@ def features(description: ModelDescription) -> Iterator[tuple[Feature, str]]:
         yield Feature.EXPERT_GROUPS, "experts that are chosen by groups"
     if any(mixture.scores is not ExpertScores.SOFTMAX or mixture.choice_bias for mixture in mixtures):
         yield Feature.SIGMOID_ROUTER, "a router with sigmoids or a bias of the choice"
+    if description.is_bidirectional:
+        yield Feature.BIDIRECTIONAL, "attention to later tokens"
 
 
 def unsupported_reason(description: ModelDescription, computed: frozenset[Feature]) -> str | None:

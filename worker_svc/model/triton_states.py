@@ -16,7 +16,6 @@ from worker_svc.batch import lay_out_prompts
 from worker_svc.cache import CacheShape, LayerCache
 from worker_svc.gpu.inputs import ForwardInputs
 from worker_svc.model.building import build_body, drop_head
-from worker_svc.model.decoder_states import check_causal
 from worker_svc.model.description import ExpertsSpec, ModelDescription
 from worker_svc.model.triton_body import (
     AttentionLimits,
@@ -105,6 +104,5 @@ def load_triton_states(
     """Loads the decoder of a directory without its head. Raises UnsupportedModel if it is not supported, or its tensors
     do not match.
     """
-    check_causal(directory)
     with open_checkpoint(directory, dtype, device) as checkpoint:
         return TritonStates(description, checkpoint, deterministic=deterministic)

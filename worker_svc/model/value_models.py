@@ -24,6 +24,11 @@ def _computes_values(description: AnyDescription | None, directory: Path, chosen
     if description is None or (description.score_head is None and isinstance(description, ModelDescription)):
         task = task_of(directory, chosen)
         if task is ModelTask.GENERATE:
+            if description is not None and description.is_bidirectional:
+                raise UnsupportedModel(
+                    f"the tokens of the {description.architecture} model in {directory} see later ones, so it "
+                    "generates none; QUIRE_TASK=embed makes it compute embeddings"
+                )
             return False
         if task is ModelTask.SCORE or description is None:
             values = "scores" if task is ModelTask.SCORE else "embeddings"

@@ -140,9 +140,10 @@ def attend(
     *,
     window: int | None = None,
     soft_cap: float | None = None,
+    bidirectional: bool = False,
     use_amx: bool = False,
 ) -> Tensor:
-    """Causal attention of each sequence's newest tokens over its pages, as in `paged_attention`.
+    """Attention of each sequence's newest tokens over its pages, causal as in `paged_attention` unless `bidirectional`.
 
     A query's result does not depend on how its sequence was cut into steps, or on what else is in the step. Factors
     are rounded to the dtype of `query`, the weights of the softmax among them; sums are float32.
@@ -153,6 +154,7 @@ def attend(
         scale: the factor of scores, above 0.
         window: a query sees itself and the window - 1 tokens before it; None: all.
         soft_cap: scores become soft_cap * tanh(score / soft_cap), above 0; None: no cap.
+        bidirectional: whether a query also sees the tokens after it, of a window the next window - 1.
         use_amx: whether tile registers compute the products, of bfloat16 on a processor with AMX. Heads whose
             dimensions are no multiple of 32, and blocks of 8 tokens, are computed in vectors all the same.
 
@@ -191,7 +193,7 @@ def attend(
         int(use_amx),
         byref(layer.args(query.dtype)),
         byref(sequences),
-        byref(RuleArgs(scale, soft_cap or 0.0, window or 0)),
+        byref(RuleArgs(scale, soft_cap or 0.0, window or 0, bidirectional)),
         query.shape[1] // num_kv_heads,
         query.data_ptr(),
         output.data_ptr(),

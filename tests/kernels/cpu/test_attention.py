@@ -137,6 +137,41 @@ def test_windows_and_soft_caps(
     assert_close(arithmetic.attention(batch, **options), arithmetic.reference(batch, **options))
 
 
+@pytest.mark.parametrize("options", [{}, {"window": 1}, {"window": 20}, {"window": 64}, {"soft_cap": 2.0}], ids=str)
+def test_queries_may_see_later_keys(
+    make_batch: Callable[..., Any], assert_close: Callable[..., None], options: dict[str, Any], arithmetic: Arithmetic
+) -> None:
+    """The newest tokens see all of their sequence, or as many keys of a window on either side."""
+    sequences = [(context, context) for context in BORDERS] + [(100, 300), (40, 40)]
+    batch = make_batch(sequences, (2, 3), dtype=arithmetic.dtype)
+    found = arithmetic.attention(batch, bidirectional=True, **options)
+    assert_close(found, _in_both_directions(batch, arithmetic, **options))
+
+
+def _in_both_directions(
+    batch: Any, arithmetic: Arithmetic, window: int | None = None, soft_cap: float | None = None
+) -> Tensor:
+    """Attention in plain torch, in float32."""
+    block_size, outputs = batch.key_cache.shape[2], []
+    for number, table in enumerate(batch.block_tables):
+        first, last = batch.query_starts[number : number + 2].tolist()
+        position = torch.arange(int(batch.context_lens[number]))
+        blocks, offsets = table[position // block_size].long(), position % block_size
+        stored = [cache[blocks, :, offsets] for cache in (batch.key_cache, batch.value_cache)]
+        keys, values = (_numbers_of_codes(one) if arithmetic.in_8_bits else one.float() for one in stored)
+        queries = batch.query[first:last].float()
+        group = queries.shape[1] // keys.shape[1]
+        keys, values = (one.repeat_interleave(group, dim=1) for one in (keys, values))
+        scores = torch.einsum("qhd,khd->hqk", queries, keys) * batch.scale
+        if soft_cap is not None:
+            scores = soft_cap * (scores / soft_cap).tanh()
+        if window is not None:
+            distance = (position[-(last - first) :, None] - position).abs()
+            scores = scores.masked_fill(distance >= window, -math.inf)
+        outputs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), values))
+    return torch.cat(outputs).to(arithmetic.dtype)
+
+
 def test_a_query_gathers_the_same_bits_however_its_sequence_is_cut(
     make_batch: Callable[..., Any], arithmetic: Arithmetic
 ) -> None:

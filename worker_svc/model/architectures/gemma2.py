@@ -8,6 +8,8 @@ from worker_svc.model.description import ModelDescription
 
 
 def _describe(config: Any) -> ModelDescription | None:
+    if config.use_bidirectional_attention:
+        return None  # of which transformers makes no mask
     return describe_gemma(config, soft_cap=config.attn_logit_softcapping)
 
 

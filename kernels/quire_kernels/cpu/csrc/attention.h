@@ -27,8 +27,8 @@ namespace quire {
 struct AttentionRule {
     float scale;     // above 0
     float soft_cap;  // 0: none
-    int64_t window;  // 0: none
-    int64_t bidirectional;  // whether queries also see the tokens after them; without a window
+    int64_t window;  // how many keys up to its own a query sees; 0: all
+    int64_t bidirectional;  // whether queries also see the keys after their own, of a window as many as before it
 };
 
 // One thread's work on one tile at a time. `Products` is NoAttentionProducts or AmxAttentionProducts.
@@ -126,8 +126,9 @@ private:
         const int32_t* starts = sequences.query_starts + tile.sequence;
         const int64_t context_len = sequences.context_lens[tile.sequence];
         const int64_t position = context_len - (starts[1] - starts[0]) + tile.first;
-        return {rule.window ? std::max<int64_t>(0, position - rule.window + 1) : 0,
-                rule.bidirectional ? context_len : position + tile.last - tile.first, position,
+        int64_t end = position + tile.last - tile.first;
+        if (rule.bidirectional) end = rule.window ? std::min(context_len, end + rule.window - 1) : context_len;
+        return {rule.window ? std::max<int64_t>(0, position - rule.window + 1) : 0, end, position,
                 sequences.block_tables + tile.sequence * sequences.max_blocks};
     }
 
@@ -297,7 +298,9 @@ private:
     // exceeds the base by more than HEADROOM: until then weights may exceed 1, without loss of precision.
     template <bool HAS_CODES>
     void softmax_tile(int64_t row, int64_t start, int64_t position, const AttentionRule& rule) {
-        const int64_t last = key_tile_.num_keys - 1, newest = rule.bidirectional ? last : std::min(position - start, last);
+        const int64_t last = key_tile_.num_keys - 1;
+        int64_t newest = std::min(position - start, last);
+        if (rule.bidirectional) newest = rule.window ? std::min(position + rule.window - 1 - start, last) : last;
         const int64_t oldest = rule.window ? std::max(key_tile_.first_key, position - rule.window + 1 - start) : 0;
         if (newest == TILE_KEYS - 1 && oldest <= 0)
             for (int64_t i = 0; i < group_; ++i) softmax_keys<HAS_CODES, true>(row + i, newest, oldest, rule);

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForSequenceClassification, PhiConfig
 
 from bert_models import CONTEXT, hidden_states, random_prompts, raw_score, save_bert, save_cross_encoder
+from dense_models import BIDIRECTIONAL
+from dense_modules import add_dense
 from described_models import description_of
 from encoder_model import WORDS, encoder_tokenizer
 from llama_models import VARIANTS, save_model
@@ -24,6 +27,8 @@ from worker_svc.errors import StartupFailed
 from worker_svc.load import load_model
 from worker_svc.model.decoder_states import prompt_bytes
 from worker_svc.model.description import ModelDescription
+from worker_svc.model.embedding_files import embedding_defaults
+from worker_svc.model.embedding_layers import weights_of
 from worker_svc.settings import WorkerSettings
 from worker_svc.step import NewSequence, PromptComputation, SamplingParams, ScheduledSequence, Step
 from worker_svc.step_runner import StepInstance
@@ -226,6 +231,32 @@ def test_a_decoder_embeds(variant: str, pooling: str | None, normalizes: bool, t
         expected = states.mean(0) if pooling == "pooling_mode_mean_tokens" else states[-1]
         expected = torch.nn.functional.normalize(expected, dim=0) if normalizes else expected
         assert vector == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("kernels", ["compiled", "torch"])
+def test_a_decoder_in_both_directions_embeds_with_layers_behind_its_pooling(kernels: str, tmp_path: Path) -> None:
+    """As EmbeddingGemma, alone and in a crowd."""
+    config = BIDIRECTIONAL["gemma3 in both directions"]()
+    save_model(tmp_path, config)
+    as_sentence_transformer(tmp_path, "pooling_mode_mean_tokens", normalizes=False)
+    add_dense(tmp_path, config.hidden_size, 80, bias=False, activation="torch.nn.modules.linear.Identity")
+    add_dense(tmp_path, 80, 24, bias=False, activation="torch.nn.modules.linear.Identity")
+    instance = load(tmp_path, "--kernels", kernels)
+    files = [weights_of(layer, tmp_path) for layer in embedding_defaults(tmp_path).layers]
+    weights = [load_file(file)["linear.weight"] for file in files]
+    model: Any = AutoModel.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager")
+    prompts = decoder_prompts(1, 16, 17, 63, 111)
+    for prompt, vector in zip(prompts, embedded(instance, prompts), strict=True):
+        with torch.inference_mode():
+            expected = model(torch.tensor([prompt]), use_cache=False).last_hidden_state[0].mean(0)
+            for weight in weights:
+                expected = weight @ expected
+        assert vector == pytest.approx(expected.tolist(), abs=1e-3)
+        assert embedded(instance, [prompt]) == [pytest.approx(vector, abs=1e-4)]
+    save_file({"linear.weight": -weights[1]}, files[1])
+    assert load(tmp_path, "--kernels", kernels).description.fingerprint != instance.description.fingerprint
+    with pytest.raises(StartupFailed, match="see later ones, so it generates none; QUIRE_TASK=embed"):
+        load(tmp_path, "--task", "generate")
 
 
 def test_a_decoder_generates_if_the_operator_says_so(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ def test_a_model_without_them_has_the_mean(tmp_path: Path) -> None:
     ("modules", "config", "text"),
     [
         ([{"type": "sentence_transformers.models.Dense"}], {}, "a module Dense"),
+        ([{"type": "x.Normalize"}, {"type": "x.Dense"}], {}, "a module Dense behind Normalize"),
+        ([{"type": "sentence_transformers.models.LSTM"}], {}, "a module LSTM"),
         ([{"type": "x.Pooling", "path": "p"}], {"pooling_mode_max_tokens": True}, "pools by pooling_mode_max_tokens"),
         ([{"type": "x.Pooling", "path": "p"}], {}, "pools by none"),
         ({}, {}, "another form"),

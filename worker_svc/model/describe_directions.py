@@ -1,0 +1,24 @@
+"""Describes whether the tokens of a decoder see later ones, as those of embedding models made of decoders do."""
+
+from dataclasses import replace
+from typing import Any
+
+from worker_svc.model.description import DecoderLayer, ModelDescription
+
+
+def with_directions(description: ModelDescription, config: Any) -> ModelDescription:
+    """The description with attention in both directions if the config says so: `is_causal` of any decoder, or Gemma 3's
+    `use_bidirectional_attention`.
+    """
+    every_decoder = getattr(config, "is_causal", True) is False
+    if not every_decoder and not getattr(config, "use_bidirectional_attention", False):
+        return description
+
+    def layer(described: DecoderLayer) -> DecoderLayer:
+        window = described.attention.window
+        # With `is_causal`, transformers counts a window without the query's own key; Gemma's is halved by its config.
+        if window is not None and every_decoder:
+            window += 1
+        return replace(described, attention=replace(described.attention, window=window, bidirectional=True))
+
+    return replace(description, layers=tuple(map(layer, description.layers)))
