@@ -1,18 +1,43 @@
 """Fixtures of the gateway's contract tests."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from functools import partialmethod
 from pathlib import Path
+from typing import Any
+from wsgiref.simple_server import WSGIServer
 
 import openai
 import pytest
 import pytest_asyncio
+import uvicorn.server
 from grpc_health.v1 import health_pb2
 
+import svc_common.metrics
 from encoder_model import make_encoder_directory
 from gateway_harness import Harness, gateway_at, running_gateway, scheduler_model
 from official_client import official_client
 from scripted_scheduler import ScriptedScheduler, serving
 from tiny_model import make_model_directory
+
+
+class _QuickAsyncio:
+    """asyncio for uvicorn's server, whose pauses of 0.1 seconds would be most of the time of a test with a gateway."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds / 10)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_ends() -> Iterator[None]:
+    """Gateways in this process, and their servers of metrics, notice at once that they are to end."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(svc_common.metrics._Server, "serve_forever", partialmethod(WSGIServer.serve_forever, 0.02))
+        patch.setattr(uvicorn.server, "asyncio", _QuickAsyncio())
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -171,7 +171,7 @@ async def unread(quire: Harness) -> AsyncIterator[None]:
         await loop.sock_connect(client, ("127.0.0.1", quire.gateway.http_port))
         with suppress(TimeoutError, ConnectionError):  # the gateway's buffers, and the system's, are full
             while True:
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(2):
                     await loop.sock_sendall(client, b"GET /metrics HTTP/1.1\r\na: " + b"x" * 8_000 + b"\r\n\r\n")
         yield
 

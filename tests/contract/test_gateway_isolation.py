@@ -24,7 +24,7 @@ async def test_a_tenant_cannot_reach_anothers_request_by_its_name(model_director
         await quire.stub.Generate(named, metadata=key_of("alice"))
         (submit,) = quire.scheduler.all("submit")
         await quire.stub.Cancel(api.CancelRequest(request_id="job"), metadata=key_of("bob"))
-        await refused(quire.stub.Resume(api.ResumeRequest(request_id="job"), metadata=key_of("bob"), timeout=5))
+        await refused(quire.stub.Resume(api.ResumeRequest(request_id="job"), metadata=key_of("bob"), timeout=1))
         await quire.stub.Generate(named, metadata=key_of("bob"))
         # The scheduler finds a request by the key that the gateway makes of tenant and name.
         others = [one.key for kind in ("cancel", "attach", "submit") for one in quire.scheduler.all(kind)]

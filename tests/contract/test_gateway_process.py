@@ -4,7 +4,8 @@ import asyncio
 import json
 import signal
 import socket
-from asyncio.subprocess import Process
+import sys
+from asyncio.subprocess import PIPE, Process
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from grpc_health.v1 import health_pb2
 from tokenizers import Tokenizer
 
 from collector import collecting
+from environments import service_environment
 from gateway_harness import encoded
 from gateway_processes import gateway_process, start
 from quire.inference.v1 import inference_pb2 as api
@@ -119,10 +121,41 @@ async def test_calls_of_both_protocols_are_traced_in_the_callers_trace(model_dir
     assert len(spans) == 6, "neither health checks nor tokens make spans"
 
 
-async def refused_start(**settings: Any) -> tuple[int, str]:
-    """Exit status and message of a gateway that cannot start."""
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
-    return await ended(await start(*flags))
+# The gateway is imported once, and each start is a fork of that process.
+_STARTS = """
+import json, os, sys
+from gateway_svc.__main__ import main
+
+ended = []
+for flags in json.load(sys.stdin):
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.dup2(writing, 2)
+        sys.argv[1:] = flags
+        main()
+        sys.exit()
+    os.close(writing)
+    with open(reading) as stderr:
+        message = stderr.read()
+    ended.append((os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), message))
+print(json.dumps(ended))
+"""
+
+
+def flags_of(**settings: Any) -> list[str]:
+    return [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+
+
+async def refused_starts(*starts: list[str]) -> list[tuple[int, str]]:
+    """Exit status and message of each gateway that cannot start."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _STARTS, env=service_environment(), stdin=PIPE, stdout=PIPE
+    )
+    async with asyncio.timeout(300):
+        out, _ = await process.communicate(json.dumps(starts).encode())
+    assert process.returncode == 0
+    return [(status, message) for status, message in json.loads(out)]
 
 
 async def test_a_failed_start_prints_one_line(model_directory: Path, tmp_path: Path) -> None:
@@ -133,19 +166,20 @@ async def test_a_failed_start_prints_one_line(model_directory: Path, tmp_path: P
     ports = {"http_port": 0, "grpc_port": 0}
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        attempts = await asyncio.gather(
-            refused_start(model=model_directory, http_port=port, grpc_port=0),
-            refused_start(model=model_directory, http_port=0, grpc_port=port),
-            refused_start(model=model_directory, api_keys=keys, **ports),
-            refused_start(model=tmp_path, **ports),
-            refused_start(model=model_directory, chat_template="{% if %}", **ports),
-            refused_start(model=model_directory, generation_config=tmp_path, **ports),
-            refused_start(model=model_directory, override_generation_config='{"top_p": 2}', **ports),
-            refused_start(model=model_directory, tokenizer=tmp_path, **ports),
-            refused_start(model=model_directory, revision="v1", **ports),
-            refused_start(models=models, **ports),
-            refused_start(model=tmp_path / "nowhere.gguf", **ports),
+        attempts = await refused_starts(
+            flags_of(model=model_directory, http_port=port, grpc_port=0),
+            flags_of(model=model_directory, http_port=0, grpc_port=port),
+            flags_of(model=model_directory, api_keys=keys, **ports),
+            flags_of(model=tmp_path, **ports),
+            flags_of(model=model_directory, chat_template="{% if %}", **ports),
+            flags_of(model=model_directory, generation_config=tmp_path, **ports),
+            flags_of(model=model_directory, override_generation_config='{"top_p": 2}', **ports),
+            flags_of(model=model_directory, tokenizer=tmp_path, **ports),
+            flags_of(model=model_directory, revision="v1", **ports),
+            flags_of(models=models, **ports),
+            flags_of(model=tmp_path / "nowhere.gguf", **ports),
         )
+        as_process = await ended(await start(*flags_of(model=tmp_path, **ports)))
     reasons = [
         f"127.0.0.1:{port} is already in use",
         f"127.0.0.1:{port} is already in use",
@@ -158,6 +192,7 @@ async def test_a_failed_start_prints_one_line(model_directory: Path, tmp_path: P
         "QUIRE_REVISION",
         "models.toml: models[0].name is not a key",
     ]
+    assert as_process == attempts[3]
     for (status, stderr), text in zip(attempts, [*reasons, "nowhere.gguf"], strict=True):
         assert status == (1 if "in use" in text else BAD_SETTINGS), "a port may be free after a restart"
         (line,) = stderr.splitlines()

@@ -235,7 +235,8 @@ async def test_a_stream_is_resumed_within_the_arguments_on_another_gateway(answe
         assert [(name, json.loads(arguments)) for _, name, arguments in calls] == [
             (name, json.loads(arguments)) for name, arguments in answer.calls
         ]
-        for position, event in enumerate(events[:-1], 1):
+        # At a third of the places: test_sequence_turn.py of the gateway checks each.
+        for position, event in [*enumerate(events[:-1], 1)][::3]:
             last = event.split("\n")[0].removeprefix("id: ")
             headers = {**NAMED, "last-event-id": last}
             resumed = await other.http.post("/v1/chat/completions", json=body(stream=True), headers=headers)

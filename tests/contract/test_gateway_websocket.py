@@ -188,10 +188,11 @@ async def test_a_handshake_that_only_one_parser_takes_is_refused(header: str, mo
 
 
 async def test_a_gateway_stops_although_a_client_does_not_end_its_closing_handshake(model_directory: Path) -> None:
-    async with running_gateway(model_directory) as quire, connected(quire) as connection:
+    async with running_gateway(model_directory) as quire, connected(quire, close_timeout=0.1) as connection:
         connection.transport.pause_reading()
         connection.transport.write(b"\x88\x80\0\0\0\0")  # a close frame
         await asyncio.sleep(0.1)
+        await quire.gateway.stop()
 
 
 async def test_a_text_that_is_no_text_closes_the_connection(quire: Harness, caplog: pytest.LogCaptureFixture) -> None:
@@ -221,7 +222,7 @@ async def test_a_message_must_come_in_time(model_directory: Path) -> None:
         await asyncio.sleep(1)  # between messages a client has all the time
         await connection.send(json.dumps(CHAT))
         assert await rest_of(connection)
-        connection.transport.write(b"\x81\xfe")  # the head of a frame, and no more
+        connection.transport.write(b"\x81\xfe\0")  # a part of the head of a frame, and no more
         assert await close_code(connection) == 1008
 
 

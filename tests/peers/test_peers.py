@@ -106,7 +106,9 @@ def suite_of_tests(folder: Path, code: str) -> Pytest:
     (folder / "stubs.py").touch()
     (folder / "test_it.py").write_text(code)
     paths = os.pathsep.join([str(folder), *sys.path])
-    return Pytest(Path(sys.executable), folder, (), os.environ | {"PYTHONPATH": paths})
+    # Without other plugins of this environment, whose imports would be most of the time.
+    variables = {"PYTHONPATH": paths, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "pytest_timeout"}
+    return Pytest(Path(sys.executable), folder, (), os.environ | variables)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,13 @@ class Deployed:
         return scheduler(self.fleet.url, [worker.port], **settings)
 
 
-@pytest.fixture(params=["sentinel", "cluster", "sentinel with TLS", "cluster with TLS"])
+@pytest.fixture(
+    params=[
+        "sentinel",
+        "cluster with TLS",
+        *(pytest.param(kind, marks=pytest.mark.large) for kind in ("cluster", "sentinel with TLS")),
+    ]
+)
 def deployed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Deployed]:
     """Servers for the test, because one is killed."""
     tls, files = None, NO_FILES

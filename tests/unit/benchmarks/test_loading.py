@@ -15,7 +15,7 @@ from worker_svc.gguf_conversion import GgufConversion
 @pytest.fixture(scope="module")
 def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("gguf")
-    sizes = TinyGguf(hidden=512, intermediate=1536, layers=24, stored=lambda _: "Q6_K")
+    sizes = TinyGguf(hidden=512, intermediate=1536, layers=12, stored=lambda _: "Q6_K")
     path = write_tiny_gguf(directory / "model.gguf", sizes)
     GgufConversion(path, directory, print).run(keeps_blocks=True)
     return directory
@@ -31,7 +31,14 @@ def in_float32(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's account of a process's memory")
-@pytest.mark.parametrize(("model", "name"), [("gguf", "gguf"), ("in_float32", "bfloat16"), ("in_float32", "w4a16")])
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("gguf", "gguf"),
+        pytest.param("in_float32", "bfloat16", marks=pytest.mark.large),
+        ("in_float32", "w4a16"),
+    ],
+)
 def test_loading_takes_little_more_than_the_model(model: str, name: str, request: pytest.FixtureRequest) -> None:
     """With the pages of the files, the peak would be 1.7 to 7 times the model. One layer of it counts, too."""
     figures = measure(request.getfixturevalue(model), name)

@@ -29,7 +29,14 @@ def pins(name: str) -> dict[str, tuple[str, set[str]]]:
     return found
 
 
-@pytest.mark.parametrize("image", IMAGES)
+@pytest.mark.parametrize(
+    "image",
+    [
+        "gateway",
+        "worker-cuda",
+        *(pytest.param(image, marks=pytest.mark.large) for image in ("scheduler", "worker-cpu")),
+    ],
+)
 def test_a_bill_of_materials_has_each_package_with_version_and_digests(image: str) -> None:
     if not (ROOT / "build/tools/.installed").exists():
         missing("`make sbom` installs its tools from a package index")

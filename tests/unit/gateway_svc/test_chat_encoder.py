@@ -15,8 +15,9 @@ from gateway_values import id_of
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 @pytest.mark.parametrize("name", PROPERTIES)
-def test_property_holds_for_every_chat(name: str, family: Family) -> None:
-    PROPERTIES[name](family, settings(deadline=None, max_examples=50))
+@pytest.mark.parametrize("num_chats", [15, pytest.param(50, marks=pytest.mark.large)])
+def test_property_holds_for_every_chat(name: str, family: Family, num_chats: int) -> None:
+    PROPERTIES[name](family, settings(deadline=None, max_examples=num_chats))
 
 
 def made(family: str, source: str) -> Callable[[Chat], list[int]]:

@@ -31,7 +31,6 @@ TOOLS = [
 ]
 
 answers = pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
-_SLOW = settings(deadline=None, max_examples=25)
 
 
 @cache
@@ -101,10 +100,11 @@ def test_an_answer_is_divided(answer: Answer) -> None:
 
 
 @answers
-def test_what_is_given_from_any_token_on_is_the_rest_of_the_whole(answer: Answer) -> None:
+@pytest.mark.parametrize("num_examples", [8, pytest.param(25, marks=pytest.mark.large)])
+def test_what_is_given_from_any_token_on_is_the_rest_of_the_whole(answer: Answer, num_examples: int) -> None:
     family, token_ids = answer.family, answer.token_ids
 
-    @_SLOW
+    @settings(deadline=None, max_examples=num_examples)
     @given(
         sizes=st.lists(st.integers(1, 7), max_size=40),
         cut=st.integers(1, len(token_ids)),

@@ -50,7 +50,7 @@ AWAITING = {
 }
 WITHOUT_READERS = {SubscriptionState.IDLE, SubscriptionState.OPENING}
 # The same examples in each run, so a failure after a change is caused by the change.
-SETTINGS = settings(max_examples=400, stateful_step_count=60, derandomize=True, deadline=None)
+SETTINGS = settings(stateful_step_count=60, derandomize=True, deadline=None)
 
 
 class ModelReader:
@@ -370,10 +370,11 @@ def reached(monkeypatch: pytest.MonkeyPatch) -> set[tuple[SubscriptionState, Sub
     return pairs
 
 
+@pytest.mark.parametrize("num_examples", [200, pytest.param(400, marks=pytest.mark.large)])
 def test_readers_get_every_token_once_and_every_transition_is_reached(
-    reached: set[tuple[SubscriptionState, SubscriptionEvent]],
+    reached: set[tuple[SubscriptionState, SubscriptionEvent]], num_examples: int
 ) -> None:
-    run_state_machine_as_test(SubscriptionMachine, settings=SETTINGS)
+    run_state_machine_as_test(SubscriptionMachine, settings=settings(SETTINGS, max_examples=num_examples))
     assert reached == set(TRANSITIONS)
 
 

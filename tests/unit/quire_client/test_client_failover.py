@@ -299,7 +299,7 @@ async def test_the_deadline_is_that_of_all_calls_together(kind: Kind, pair: list
     pair[0].breaks = [Break(1, Fault.DRAINS)] * 1000
 
     with pytest.raises(QuireError) as caught:
-        await use(kind, pair[0].address, lambda client: client.stream("x", timeout=3))
+        await use(kind, pair[0].address, lambda client: client.stream("x", timeout=1.5))
 
     assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
     assert len(pair[0].asked) > 1

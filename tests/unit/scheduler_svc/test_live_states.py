@@ -45,7 +45,7 @@ PLACES = st.integers(0, 1000)  # of one among those that exist
 WITH_TIMEOUT = {LiveState.TAKEN_OVER, LiveState.UNCLAIMED, LiveState.DETACHED, LiveState.BROKEN}
 RUNNING = {LiveState.STARTED, LiveState.ATTACHED, LiveState.DETACHED, LiveState.BROKEN}
 # The same examples in each run, so a failure after a change is caused by the change.
-SETTINGS = settings(max_examples=300, stateful_step_count=50, derandomize=True, deadline=None)
+SETTINGS = settings(stateful_step_count=50, derandomize=True, deadline=None)
 
 
 class LiveMachine(RuleBasedStateMachine):
@@ -319,8 +319,9 @@ class LiveMachine(RuleBasedStateMachine):
             self.loop.close()
 
 
+@pytest.mark.parametrize("num_examples", [120, pytest.param(300, marks=pytest.mark.large)])
 def test_clients_keep_every_token_and_every_transition_is_reached(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    num_examples: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reached: set[tuple[LiveState, LiveEvent]] = set()
 
@@ -332,7 +333,7 @@ def test_clients_keep_every_token_and_every_transition_is_reached(
     monkeypatch.setattr("scheduler_svc.store.client._TURN_TIMEOUT", 30.0)  # Redis fails only where the test says so
     monkeypatch.setattr("scheduler_svc.commands._FLUSH", 0.25)  # in vain only while the store is away
     with redis_server(tmp_path) as LiveMachine.url:
-        run_state_machine_as_test(LiveMachine, settings=SETTINGS)
+        run_state_machine_as_test(LiveMachine, settings=settings(SETTINGS, max_examples=num_examples))
     assert reached == set(TRANSITIONS)
 
 

@@ -16,6 +16,12 @@ from scheduler_svc.step_responses import InvalidPart, InvalidResponse, ResponseV
 from worker_links import Change, ScriptedWorker, deployment, of_response, served, until
 
 
+@pytest.fixture(autouse=True)
+def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker whose answer was refused is dialled again at once."""
+    monkeypatch.setattr("scheduler_svc.worker_link._REDIAL", 0.02)
+
+
 def refusals(reason: str) -> float:
     return REGISTRY.get_sample_value("quire_responses_refused_total", {"reason": reason}) or 0.0
 

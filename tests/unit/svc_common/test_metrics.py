@@ -130,7 +130,7 @@ def test_a_connection_has_a_time_limit(sent: bytes, monkeypatch: pytest.MonkeyPa
 def test_a_client_that_does_not_read_has_a_time_limit(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("svc_common.metrics.CONNECTION_SECONDS", 5.0)
+    monkeypatch.setattr("svc_common.metrics.CONNECTION_SECONDS", 2.0)
     registry = CollectorRegistry()
     Gauge("quire_test_large", "x" * 2**24, registry=registry)  # more than the buffers of a connection
     server = serve_metrics("127.0.0.1", 0, registry=registry)

@@ -2,6 +2,7 @@
 
 import json
 import random
+from functools import cache
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
@@ -36,10 +37,22 @@ GRAMMARS: dict[str, tuple[str, list[str]]] = {
 }
 
 
-def admits(grammar: str, text: str) -> bool:
+@cache
+def matcher_of(grammar: str) -> LLMatcher:
+    """At the beginning of a text."""
     matcher = LLMatcher(BYTES, grammar, log_level=0)
     assert not matcher.is_error(), matcher.get_error()
-    return bool(matcher.consume_tokens(BYTES.tokenize_str(text)) and matcher.is_accepting())
+    return matcher
+
+
+def admits(grammar: str, text: str) -> bool:
+    matcher, token_ids = matcher_of(grammar), BYTES.tokenize_str(text)
+    if matcher.validate_tokens(token_ids) < len(token_ids):
+        return False
+    assert matcher.consume_tokens(token_ids)
+    is_whole = bool(matcher.is_accepting())
+    assert matcher.reset()
+    return is_whole
 
 
 def one_terminal(grammar: str, opening: str, closing: str, *, is_json: bool) -> str:

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 
 import pytest
@@ -13,8 +13,10 @@ from scheduler_svc.core.events import Failure
 from scheduler_svc.core.kv.cache_reset import reset_prefix_cache
 
 # `make acceptance` runs 5000 worlds, and checks with 100 that mutants of the core are detected.
-NUM_WORLDS = int(os.environ.get("NUM_WORLDS", "60"))
-NUM_ACTIONS = 1500  # in each; together 90,000
+NUM_WORLDS = int(os.environ.get("NUM_WORLDS", "40"))
+NUM_ACTIONS = 1500  # in each; together 60,000
+
+large = pytest.mark.large
 
 
 @cache
@@ -78,10 +80,11 @@ def test_worlds_whose_prefix_cache_is_reset() -> None:
     assert freed["host"] > 20
 
 
-def test_worlds_of_few_prefixes_three_tenants_and_cancelled_swaps() -> None:
+@pytest.mark.parametrize("seeds", [range(15, 33), pytest.param(range(40), marks=large)], ids=["some", "all"])
+def test_worlds_of_few_prefixes_three_tenants_and_cancelled_swaps(seeds: Iterable[int]) -> None:
     """Hashes are published again after their blocks were evicted; no block is shared across salts."""
     counts: Counter[str] = Counter()
-    for seed in range(40):
+    for seed in seeds:
         counts.update(run_world(CrowdedWorld(seed, 1 + 3 * (seed % 4 == 0)), 800).counts)
     for what in (
         "hashes published again",
@@ -105,7 +108,7 @@ def test_random_worlds_of_workers_that_speculate(max_sampled_tokens: int) -> Non
     """A step returns 0 to k tokens per sequence, and rejected tokens are never published."""
     counts: Counter[str] = Counter()
     returned: Counter[int] = Counter()
-    for seed in range(NUM_WORLDS // 3):
+    for seed in range(NUM_WORLDS // 5):
         world = RandomWorld(1000 + seed, max_sampled_tokens)
         workers: dict[int, MemoryWorker] = {}
         for _ in range(1000):
@@ -121,10 +124,11 @@ def test_random_worlds_of_workers_that_speculate(max_sampled_tokens: int) -> Non
 
 
 @pytest.mark.parametrize("max_sampled_tokens", [1, 4])
-def test_random_worlds_of_long_prompts(max_sampled_tokens: int) -> None:
+@pytest.mark.parametrize("seeds", [range(13), pytest.param(range(20), marks=large)], ids=["some", "all"])
+def test_random_worlds_of_long_prompts(max_sampled_tokens: int, seeds: Iterable[int]) -> None:
     """Values are right, and each token of a prompt gets its log-probability once, although prompts are preempted."""
     counts: Counter[str] = Counter()
-    for seed in range(20):
+    for seed in seeds:
         counts.update(run_world(LongPromptWorld(seed, max_sampled_tokens), 1500).counts)
     for what in ("values CHUNKED", "values after a restart", "prompt log-probabilities computed again"):
         assert counts[what] > 10, what
@@ -132,10 +136,11 @@ def test_random_worlds_of_long_prompts(max_sampled_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("max_sampled_tokens", [1, 4])
-def test_random_worlds_of_accounts_with_a_limit_of_tokens(max_sampled_tokens: int) -> None:
+@pytest.mark.parametrize("seeds", [(3, 4, 5, 6, 8, 9), pytest.param(range(12), marks=large)], ids=["some", "all"])
+def test_random_worlds_of_accounts_with_a_limit_of_tokens(max_sampled_tokens: int, seeds: Iterable[int]) -> None:
     """Nothing is spent that is not leased, everything delivered is paid, and nothing is stuck once leases come."""
     counts: Counter[str] = Counter()
-    for seed in range(12):
+    for seed in seeds:
         counts.update(run_world(BudgetWorld(seed, max_sampled_tokens), 800).counts)
     for what in ("leases", "pauses", "unpaid", "paid values", "preemptions"):
         assert counts[what] > 20, what

@@ -1,5 +1,6 @@
 """The scheduler driven by hypothesis: after random actions, blocks and tokens are correct and nothing leaks."""
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -32,7 +33,7 @@ BEAMS = st.builds(
 
 
 # The same examples in each run, so a failure after a change is caused by the change. To search, use other seeds.
-SETTINGS = settings(max_examples=400, stateful_step_count=50, derandomize=True)
+SETTINGS = settings(stateful_step_count=50, derandomize=True)
 
 
 class CoreMachine(RuleBasedStateMachine):
@@ -238,5 +239,6 @@ class CoreMachine(RuleBasedStateMachine):
         return self.world.sites[place % len(self.world.sites)]
 
 
-def test_blocks_and_tokens_are_right_whatever_is_done() -> None:
-    run_state_machine_as_test(CoreMachine, settings=SETTINGS)
+@pytest.mark.parametrize("num_examples", [120, pytest.param(400, marks=pytest.mark.large)])
+def test_blocks_and_tokens_are_right_whatever_is_done(num_examples: int) -> None:
+    run_state_machine_as_test(CoreMachine, settings=settings(SETTINGS, max_examples=num_examples))

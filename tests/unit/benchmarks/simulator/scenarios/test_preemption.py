@@ -14,7 +14,7 @@ REGIMES = {"short prompts": preemption.REGIMES["short prompts"]}
 
 @pytest.fixture(scope="module")
 def result() -> dict[str, Any]:
-    return preemption.measure(lambda text: None, 70, 1, (GPU_8B, CRAWLING), REGIMES, buses=(4,))
+    return preemption.measure(lambda text: None, 50, 1, (GPU_8B, CRAWLING), REGIMES, buses=(4,))
 
 
 def test_each_choice_is_made_where_it_is_the_only_one(result: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from scheduler_svc.core.step import StepPlan
 WORKER_LIMITS = (64, 256)
 """Sequences and tokens of a step that a worker on a CPU reports, in deterministic mode, too."""
 KINDS = ("one", "n", "beams", "priority", "several", "tenants")
-NUM_WORLDS = 20  # in which blocks are short
+NUM_WORLDS = 7  # in which blocks are short
 _COPY_STEPS = 4  # planned while a copy of blocks is in progress, at most
 _FILL_STEPS = 400  # in which a flood fills the blocks, if it does
 
@@ -33,6 +33,12 @@ class NewRequests:
     sequences: list[Sequence]
     length: int
     num_slots: int
+
+
+def seeds(num_usual: int, num_all: int) -> pytest.MarkDecorator:
+    """Parametrizes by the seeds of worlds; `make acceptance` runs those after the first ones."""
+    more = [pytest.param(seed, marks=pytest.mark.large) for seed in range(num_usual, num_all)]
+    return pytest.mark.parametrize("seed", [*range(num_usual), *more])
 
 
 class FloodedWorld:
@@ -205,7 +211,7 @@ class FloodedWorld:
         return most + 1
 
 
-@pytest.mark.parametrize("seed", range(40))
+@seeds(12, 40)
 def test_request_of_another_tenant_waits_no_longer_than_the_documented_bound(seed: int) -> None:
     world = FloodedWorld(seed, is_short=False)
     world.begin(world.rng.randrange(5, 200))
@@ -214,7 +220,7 @@ def test_request_of_another_tenant_waits_no_longer_than_the_documented_bound(see
     assert world.steps_until_tokens(new, bound) <= bound
 
 
-@pytest.mark.parametrize("seed", range(60))
+@seeds(12, 60)
 def test_new_requests_of_small_weights_hold_up_no_others(seed: int) -> None:
     """Each waits for those of its weight and of larger ones only."""
     world = FloodedWorld(seed, is_short=False)
@@ -257,7 +263,7 @@ def wait(kind: str, seed: int) -> Wait:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", range(NUM_WORLDS))
+@seeds(NUM_WORLDS, 20)
 def test_new_requests_wait_no_longer_than_the_documented_bound_where_blocks_are_short(kind: str, seed: int) -> None:
     found = wait(kind, seed)
     assert found.num_steps <= found.bound
@@ -271,7 +277,7 @@ def test_blocks_are_short_and_taken_in_these_worlds(kind: str) -> None:
     assert sum(each.num_freed for each in waits) > 0
 
 
-@pytest.mark.parametrize("seed", range(5))
+@seeds(2, 5)
 def test_deterministic_mode_changes_no_plan(seed: int) -> None:
     """It is part of the fingerprint. A worker reports the same limits in it: `test_instance.py` of the worker."""
     plans = []
