@@ -32,6 +32,7 @@ CONNECTION_SECONDS = 30.0
 """A connection is closed after this time, with or without an answer."""
 MAX_HEADER_BYTES = 2**15
 """The request line and the headers; the rest is not read."""
+_POLL_SECONDS = 0.1  # until close() is noticed, of which each end of a process waits for one
 
 _HEALTH_SERVICES = {"/live": LIVENESS, "/health": ""}
 
@@ -51,7 +52,7 @@ class MetricsServer:
         server_class = _Ipv6Server if ":" in host else _Server
         self._server = make_server(host, port, self._respond, server_class, _SilentHandler)
         self.port: int = self._server.server_port
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(_POLL_SECONDS,), daemon=True)
         self._thread.start()
 
     def close(self) -> None:

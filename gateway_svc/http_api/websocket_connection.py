@@ -116,12 +116,23 @@ class BoundedWebSocket(CountedConnection, WebSocketsSansIOProtocol):
         super().data_received(data)
         if self.conn.handshake_exc is not None and not self.close_sent:
             self._refuse_handshake()
-        if not self.frames and not self.conn.reader.buffer:
+        if not self.frames and not self._has_begun_frame():
             self._stop_waiting()
         elif self._message_timer is None:
             self._message_timer = self.loop.call_later(self._limits.read_timeout, self._message_is_late)
 
         self._count_message()
+
+    def _has_begun_frame(self) -> bool:
+        """Whether a frame has begun that is not complete. The buffer may be empty all the same: the parser takes each
+        part of a frame's head out of it.
+        """
+        parser: Any = self.conn.parser
+        while parser is not None:
+            if parser.gi_code is Frame.parse.__code__:
+                return True
+            parser = parser.gi_yieldfrom
+        return False
 
     def _set_body(self, body: Share) -> None:
         self._body = body

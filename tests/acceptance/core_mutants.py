@@ -367,7 +367,7 @@ def is_killed(mutant: Mutant) -> bool:
 def passes(root: Path, arguments: list[str]) -> bool:
     """Returns whether tests pass in a tree."""
     paths = os.pathsep.join(str(root / part) for part in ("", "protos", "tests/support"))
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "", "-p", "no:cacheprovider", *arguments]
     environment = os.environ | {"PYTHONPATH": paths, "NUM_WORLDS": "100"}
     try:
         done = subprocess.run(command, cwd=root, env=environment, stdout=subprocess.DEVNULL, timeout=SECONDS)

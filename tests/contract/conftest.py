@@ -2,10 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from functools import partialmethod
 from pathlib import Path
 from typing import Any
-from wsgiref.simple_server import WSGIServer
 
 import openai
 import pytest
@@ -13,7 +11,6 @@ import pytest_asyncio
 import uvicorn.server
 from grpc_health.v1 import health_pb2
 
-import svc_common.metrics
 from encoder_model import make_encoder_directory
 from gateway_harness import Harness, gateway_at, running_gateway, scheduler_model
 from official_client import official_client
@@ -33,9 +30,8 @@ class _QuickAsyncio:
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_ends() -> Iterator[None]:
-    """Gateways in this process, and their servers of metrics, notice at once that they are to end."""
+    """Gateways in this process notice at once that they are to end."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(svc_common.metrics._Server, "serve_forever", partialmethod(WSGIServer.serve_forever, 0.02))
         patch.setattr(uvicorn.server, "asyncio", _QuickAsyncio())
         yield
 

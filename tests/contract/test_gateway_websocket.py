@@ -216,13 +216,18 @@ async def test_fragments_of_a_message_have_a_bound(quire: Harness) -> None:
         assert await close_code(connection) == 1008
 
 
-async def test_a_message_must_come_in_time(model_directory: Path) -> None:
+@pytest.mark.parametrize(
+    "begun",
+    [b"\x81", b"\x81\xfe", b"\x81\xfe\0", b"\x81\xfe\0\x80", b"\x81\xfe\0\x80abcd", b"\x81\xfe\0\x80abcdefg"],
+    ids=["half a head", "its first part", "half a length", "its length", "its mask", "a part of its text"],
+)
+async def test_a_message_must_come_in_time(model_directory: Path, begun: bytes) -> None:
     async with running_gateway(model_directory, http_read_timeout=0.5) as quire, connected(quire) as connection:
         quire.scheduler.script = answer_with(HELLO)
         await asyncio.sleep(1)  # between messages a client has all the time
         await connection.send(json.dumps(CHAT))
         assert await rest_of(connection)
-        connection.transport.write(b"\x81\xfe\0")  # a part of the head of a frame, and no more
+        connection.transport.write(begun)
         assert await close_code(connection) == 1008
 
 
