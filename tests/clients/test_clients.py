@@ -48,6 +48,7 @@ def test_a_client_passes_if_all_checks_do(tmp_path: Path, second: str, result: C
     assert run_program(program(tmp_path, second), SERVER, "1.0") == result
 
 
+@pytest.mark.large  # the contract tests use it too, of a gateway alone
 def test_the_openai_client_passes() -> None:
     """In the version that tests use. `make clients` has the environments of all clients."""
     program = next(client.program for client in CLIENTS if client.name == "openai")

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+from large import large_but
 from quire_client import AsyncClient
 from svc_common.supervisor.roles import Role
 from svc_common.supervisor.runner import RestartPolicy
@@ -79,7 +80,7 @@ def trained_further(model: Path, to: Path) -> Path:
     return to
 
 
-@pytest.mark.parametrize("change", ["dtype and weights", "library"])
+@pytest.mark.parametrize("change", large_but(["dtype and weights", "library"], "dtype and weights"))
 async def test_each_request_gets_all_its_tokens_from_the_version_it_began_with(
     tiny_model: Path, tmp_path: Path, change: str
 ) -> None:

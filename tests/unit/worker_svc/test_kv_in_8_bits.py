@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from large import large_but
 from llama_models import VARIANTS, VOCAB
 from runner_driver import Driver, make_runner
 from worker_svc.runner import Runner
@@ -58,7 +59,7 @@ def test_log_probabilities_are_near_those_over_a_full_cache(
     assert 0 < max(differences) < NEAR[backend.cache_dtype], differences
 
 
-@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("native", large_but([True, False], True))
 def test_chunks_and_captured_decodes_see_the_same_codes(native: bool, backend: Backend, tiny_llama: Path) -> None:
     whole = Driver(backend.runner(tiny_llama, max_sequences=2, native=native)).generate(PROMPTS, 6)
     runner = backend.runner(tiny_llama, max_sequences=2, native=native, cuda_graphs=True)

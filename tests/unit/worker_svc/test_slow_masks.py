@@ -101,7 +101,10 @@ def _serve(model: Path, grammars: GrammarCompiler, kernels: str = "compiled", **
         {"num_blocks": 11, "preemption": "swap", "num_host_blocks": 64},
         {"num_blocks": 11, "preemption": "recompute"},
         {"kernels": "torch"},
-        {"kernels": "triton", "device": DEVICE, "max_sequences": 4, "rounds": 2 if DEVICE == "cuda" else 1},
+        pytest.param(
+            {"kernels": "triton", "device": DEVICE, "max_sequences": 4, "rounds": 2 if DEVICE == "cuda" else 1},
+            marks=pytest.mark.large,
+        ),
     ],
     ids=["plain", "in chunks", "few", "swapped", "computed again", "torch", "triton"],
 )

@@ -154,7 +154,7 @@ def test_a_drafter_changes_no_token(name: str, kernels: str, tiny_llama: Path) -
         (VARIANTS["qwen3"], "triton"),
         (OTHERS["phi"], "compiled"),
         (OTHERS["phi"], "torch"),
-        (OTHERS["phi"], "triton"),
+        pytest.param(OTHERS["phi"], "triton", marks=pytest.mark.large),
     ],
     ids=["window", "triton", "transformers-compiled", "transformers-torch", "transformers-triton"],
 )

@@ -12,6 +12,7 @@ from transformers import Gemma2Config, LlamaConfig, PhiConfig
 
 import llama_models
 from core_runner import CoreRunner, submission
+from large import large_but
 from llama_models import SIZES
 from prompt_scores import reference_scores, run_prompts, scored
 from runner_driver import Driver, make_runner
@@ -53,7 +54,7 @@ def _runner(directory: Path, **options: Any) -> Runner:
 
 
 @pytest.mark.parametrize("variant", ["gpt2", "gemma2", "qwen3-moe"])
-@pytest.mark.parametrize("cuda_graphs", [False, True])
+@pytest.mark.parametrize("cuda_graphs", large_but([False, True], True))
 def test_tokens_are_those_of_transformers(
     cuda_graphs: bool, variant: str, save_model: Save, reference: Generate
 ) -> None:
