@@ -10,8 +10,9 @@ from torch import Tensor
 
 from worker_svc.encoder.pooling import DenseSpec
 from worker_svc.model.config import UnsupportedModel
+from worker_svc.model.formats.dense import DenseFormat
 from worker_svc.model.sentence_files import module_config, module_folder
-from worker_svc.model.weights import open_weights
+from worker_svc.model.weights import Checkpoint
 
 _VECTOR = "sentence_embedding"
 # By the names of torch's modules
@@ -29,19 +30,14 @@ class DenseLayer:
     """A layer's weights, in float32 as pooled vectors are."""
 
     def __init__(self, spec: DenseSpec, directory: Path, device: torch.device) -> None:
-        """Raises UnsupportedModel if its file lacks tensors or has others."""
-        shapes: dict[str, tuple[int, ...]] = {"linear.weight": (spec.outputs, spec.inputs)}
-        if spec.bias:
-            shapes["linear.bias"] = (spec.outputs,)
+        """Raises UnsupportedModel if its file is missing, lacks tensors or has others."""
         path = weights_of(spec, directory)
         if not path.is_file():
             raise UnsupportedModel(f"{path}, a layer behind the pooling, is missing")
-        with open_weights(path) as file:
-            stored = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  no mapping
-            if stored != shapes:
-                raise UnsupportedModel(f"{path} has the tensors {stored} where its config.json says {shapes}")
-            self._weight = file.get_tensor("linear.weight").to(device, torch.float32)
-            self._bias = file.get_tensor("linear.bias").to(device, torch.float32) if spec.bias else None
+        checkpoint = Checkpoint(path.parent, DenseFormat(), torch.float32, device)
+        self._weight = checkpoint.take("linear.weight", spec.outputs, spec.inputs)
+        self._bias = checkpoint.take("linear.bias", spec.outputs) if spec.bias else None
+        checkpoint.check_all_taken()
         self._activate = _ACTIVATIONS[spec.activation]
 
     def __call__(self, vectors: Tensor) -> Tensor:
@@ -53,7 +49,7 @@ def dense_spec(directory: Path, module: Mapping[str, Any]) -> DenseSpec:
     """A `Dense` of modules.json. Raises UnsupportedModel where its config names what is not computed here."""
     config = module_config(directory, module)
     folder = module_folder(directory, module)
-    where = f"{directory / folder / 'config.json'}"
+    where = directory / folder / "config.json"
     for name in ("module_input_name", "module_output_name"):
         if config.get(name, _VECTOR) != _VECTOR:
             raise UnsupportedModel(f"{where} has the {name} {config[name]}; only {_VECTOR} is supported")
@@ -71,8 +67,13 @@ def weights_of(spec: DenseSpec, directory: Path) -> Path:
     return directory / spec.folder / "model.safetensors"
 
 
-def check_chain(layers: Sequence[DenseSpec], hidden_size: int, directory: Path) -> None:
-    """Raises UnsupportedModel where a layer's inputs are not what comes before it."""
+def load_layers(
+    layers: Sequence[DenseSpec], hidden_size: int, directory: Path, device: torch.device
+) -> list[DenseLayer]:
+    """Loads the layers behind the pooling of a model with vectors of `hidden_size`.
+
+    Raises UnsupportedModel as they do, and where a layer's inputs are not what comes before it.
+    """
     width = hidden_size
     for layer in layers:
         if layer.inputs != width:
@@ -80,11 +81,4 @@ def check_chain(layers: Sequence[DenseSpec], hidden_size: int, directory: Path) 
                 f"the layer {layer.folder} in {directory} takes {layer.inputs} numbers, and gets {width}"
             )
         width = layer.outputs
-
-
-def load_layers(
-    layers: Sequence[DenseSpec], hidden_size: int, directory: Path, device: torch.device
-) -> list[DenseLayer]:
-    """Loads the layers behind the pooling of a model with vectors of `hidden_size`. Raises UnsupportedModel."""
-    check_chain(layers, hidden_size, directory)
     return [DenseLayer(layer, directory, device) for layer in layers]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from certificates import Authority
+from large import large_but
 from redis_fleets import LOCALHOST, RedisFleet, ServerTls, cluster_fleet, sentinel_fleet
 from scheduler_harness import TIMEOUT, Deployment, SessionClient, Worker, expected, scheduler, until_recorded
 from scheduler_svc.request_log import RequestLog, State
@@ -37,11 +38,7 @@ class Deployed:
 
 
 @pytest.fixture(
-    params=[
-        "sentinel",
-        "cluster with TLS",
-        *(pytest.param(kind, marks=pytest.mark.large) for kind in ("cluster", "sentinel with TLS")),
-    ]
+    params=large_but(["sentinel", "cluster", "sentinel with TLS", "cluster with TLS"], "sentinel", "cluster with TLS")
 )
 def deployed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Deployed]:
     """Servers for the test, because one is killed."""

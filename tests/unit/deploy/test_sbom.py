@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from large import large_but
 from tools import missing
 
 ROOT = Path(__file__).parents[3]
@@ -30,12 +31,7 @@ def pins(name: str) -> dict[str, tuple[str, set[str]]]:
 
 
 @pytest.mark.parametrize(
-    "image",
-    [
-        "gateway",
-        "worker-cuda",
-        *(pytest.param(image, marks=pytest.mark.large) for image in ("scheduler", "worker-cpu")),
-    ],
+    "image", large_but(["gateway", "scheduler", "worker-cpu", "worker-cuda"], "gateway", "worker-cuda")
 )
 def test_a_bill_of_materials_has_each_package_with_version_and_digests(image: str) -> None:
     if not (ROOT / "build/tools/.installed").exists():

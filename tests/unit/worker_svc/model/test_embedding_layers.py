@@ -74,8 +74,8 @@ def test_activations_are_those_of_torchs_modules(name: str, tmp_path: Path) -> N
         ({"in_features": "6"}, "no in_features and out_features"),
         ({"out_features": 0}, "no in_features and out_features"),
         ({"in_features": 7}, "takes 7 numbers, and gets 6"),
-        ({"out_features": 10}, "the tensors"),
-        ({"bias": True}, "the tensors"),
+        ({"out_features": 10}, r"the tensor linear.weight of the model in .*2_Dense is \[9, 6\], not \[10, 6\]"),
+        ({"bias": True}, r"the model in .*2_Dense has no tensor linear\.bias"),
     ],
     ids=str,
 )

@@ -83,9 +83,7 @@ SMALL: dict[str, Callable[[], Any]] = {
 # Every format with and without experts; other models with one whose rows are in codes
 CASES = [(model, each) for model in ("llama", "experts") for each in Quantization]
 CASES += [(model, Quantization.W8A8) for model in MODELS if model not in ("llama", "experts")]
-KEPT_CASES = [
-    (model, each) for model, each in CASES if model == "llama" or (model, each) == ("experts", Quantization.W4A16)
-]
+USUAL_CASES = (*(("llama", each) for each in Quantization), ("experts", Quantization.W4A16))
 
 
 class Decoded:
@@ -106,7 +104,7 @@ class Decoded:
         return residual.add_(self(inputs))
 
 
-@pytest.mark.parametrize(("model", "quantization"), large_but(CASES, *KEPT_CASES, unpack=True), ids=str)
+@pytest.mark.parametrize(("model", "quantization"), large_but(CASES, *USUAL_CASES, unpack=True), ids=str)
 def test_models_compute_what_their_products_mean(
     model: str, quantization: Quantization, save_model: Save, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,10 +300,11 @@ def _preempted() -> list[tuple[str, Quantization, str]]:
 
 @pytest.mark.parametrize(
     ("config", "quantization", "preemption"),
-    [
-        pytest.param(*case, marks=() if case[1] in (Quantization.W8A8, Quantization.W4A16) else pytest.mark.large)
-        for case in _preempted()
-    ],
+    large_but(
+        _preempted(),
+        *(case for case in _preempted() if case[1] in (Quantization.W8A8, Quantization.W4A16)),
+        unpack=True,
+    ),
 )
 def test_tokens_stay_the_same_with_cached_prefixes_preempted_and_by_n(
     config: str, quantization: Quantization, preemption: str, save_model: Save, monkeypatch: pytest.MonkeyPatch

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from core_bench import BLOCK, SHAPE, CopyMode, CoreBench, prompt
+from large import large_but
 from random_worlds import ContestedWorld, run_world
 from scheduler_svc.core.account_limits import AccountLimits
 from scheduler_svc.core.planning.claim import TURN_TOKENS
@@ -319,13 +320,7 @@ def checked(seed: int) -> Counter[str]:
     return run_world(ContestedWorld(seed, 1 + 3 * (seed % 3 == 0)), 800).counts
 
 
-@pytest.mark.parametrize(
-    "seed",
-    [
-        *USUAL_SEEDS,
-        *(pytest.param(seed, marks=pytest.mark.large) for seed in range(NUM_WORLDS) if seed not in USUAL_SEEDS),
-    ],
-)
+@pytest.mark.parametrize("seed", large_but(range(NUM_WORLDS), *USUAL_SEEDS))
 def test_blocks_and_tokens_are_right_in_contested_worlds(seed: int) -> None:
     checked(seed)
 

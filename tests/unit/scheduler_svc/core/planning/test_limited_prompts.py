@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from core_bench import BLOCK, CoreBench, prompt
+from large import large_but
 from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.policy.preemption import MIN_STEPS, PreemptionMode
 
@@ -52,7 +53,7 @@ class FloodWithChats:
 
 
 @pytest.mark.parametrize("preemption", list(PreemptionMode))
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.large) for seed in (1, 2))])
+@pytest.mark.parametrize("seed", large_but(range(3), 0))
 def test_all_jobs_end_while_chats_come(seed: int, preemption: PreemptionMode) -> None:
     alone = FloodWithChats(seed, preemption).steps_until_jobs_end(10_000, None)
     world = FloodWithChats(seed, preemption)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from core_bench import CoreBench, prompt
+from large import large_but
 from pressed_world import PressedWorld
 from random_worlds import run_world
 from scheduler_svc.core.policy.preemption import PreemptionMode
@@ -195,9 +196,7 @@ def checked(seed: int) -> tuple[int, Counter[MemoryPressure]]:
     return run_world(world, 500).counts["preemptions"], Counter(world.num_measured)
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(NUM_WORLDS), *(pytest.param(seed, marks=pytest.mark.large) for seed in range(NUM_WORLDS, 60))]
-)
+@pytest.mark.parametrize("seed", large_but(range(60), *range(NUM_WORLDS)))
 def test_nothing_is_stuck_or_lost_however_short_memory_is(seed: int) -> None:
     """Every request ends with its right tokens, also if memory is critical all the time."""
     checked(seed)

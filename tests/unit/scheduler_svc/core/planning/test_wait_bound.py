@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from core_bench import BLOCK, CopyMode, CoreBench, prompt
+from large import large_but
 from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.core.planning.claim import TURN_TOKENS
 from scheduler_svc.core.policy import PolicySettings
@@ -33,12 +34,6 @@ class NewRequests:
     sequences: list[Sequence]
     length: int
     num_slots: int
-
-
-def seeds(num_usual: int, num_all: int) -> pytest.MarkDecorator:
-    """Parametrizes by the seeds of worlds; `make acceptance` runs those after the first ones."""
-    more = [pytest.param(seed, marks=pytest.mark.large) for seed in range(num_usual, num_all)]
-    return pytest.mark.parametrize("seed", [*range(num_usual), *more])
 
 
 class FloodedWorld:
@@ -211,7 +206,7 @@ class FloodedWorld:
         return most + 1
 
 
-@seeds(12, 40)
+@pytest.mark.parametrize("seed", large_but(range(40), *range(12)))
 def test_request_of_another_tenant_waits_no_longer_than_the_documented_bound(seed: int) -> None:
     world = FloodedWorld(seed, is_short=False)
     world.begin(world.rng.randrange(5, 200))
@@ -220,7 +215,7 @@ def test_request_of_another_tenant_waits_no_longer_than_the_documented_bound(see
     assert world.steps_until_tokens(new, bound) <= bound
 
 
-@seeds(12, 60)
+@pytest.mark.parametrize("seed", large_but(range(60), *range(12)))
 def test_new_requests_of_small_weights_hold_up_no_others(seed: int) -> None:
     """Each waits for those of its weight and of larger ones only."""
     world = FloodedWorld(seed, is_short=False)
@@ -263,7 +258,7 @@ def wait(kind: str, seed: int) -> Wait:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@seeds(NUM_WORLDS, 20)
+@pytest.mark.parametrize("seed", large_but(range(20), *range(NUM_WORLDS)))
 def test_new_requests_wait_no_longer_than_the_documented_bound_where_blocks_are_short(kind: str, seed: int) -> None:
     found = wait(kind, seed)
     assert found.num_steps <= found.bound
@@ -277,7 +272,7 @@ def test_blocks_are_short_and_taken_in_these_worlds(kind: str) -> None:
     assert sum(each.num_freed for each in waits) > 0
 
 
-@seeds(2, 5)
+@pytest.mark.parametrize("seed", large_but(range(5), 0, 1))
 def test_deterministic_mode_changes_no_plan(seed: int) -> None:
     """It is part of the fingerprint. A worker reports the same limits in it: `test_instance.py` of the worker."""
     plans = []

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from core_bench import BLOCK, CoreBench, prompt
+from large import large_but
 from random_worlds import LimitedWorld, run_world
 from scheduler_svc.core.account_limits import AccountLimits
 from scheduler_svc.core.events import Failure
@@ -336,7 +337,7 @@ def test_requests_without_an_account_share_no_limits() -> None:
 # Random worlds.
 
 
-@pytest.mark.parametrize("seed", [*range(10), *(pytest.param(seed, marks=pytest.mark.large) for seed in range(10, 30))])
+@pytest.mark.parametrize("seed", large_but(range(30), *range(10)))
 def test_limits_hold_in_random_worlds(seed: int) -> None:
     """With preemption, beams, lost workers and restarts: `LimitedWorld` checks the limits after each action."""
     run_world(LimitedWorld(seed, 1 + 3 * (seed % 3 == 0)), 1000)
