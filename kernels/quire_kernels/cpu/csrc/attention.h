@@ -111,6 +111,7 @@ private:
     using Row = typename Lane<T>::Row;
     static constexpr int V = Lane<T>::VALUES;
     static constexpr int GROUPS = TILE_KEYS / LANES;
+    static constexpr int VECTOR_LANES = sizeof(Vector) / sizeof(float), VECTORS = LANES / VECTOR_LANES;
     static constexpr float HEADROOM = 8.0f;
     static constexpr int64_t DECODE_HEARTBEAT_TILES = 8;  // tiles, a few microseconds' work
 
@@ -236,31 +237,43 @@ private:
         }
     }
 
-    // With HALVES, a group of keys spans two blocks. All loops over the sums are unrolled, here and in gather_part(): else GCC
-    // also stores each sum in each step, which takes longer than the products.
+    // With HALVES, a group of keys spans two blocks. All loops over the sums are unrolled, here and in gather_keys(): else GCC
+    // also stores each sum in each step, which takes longer than the products. As a part of a larger function, the loop over the
+    // steps would have fewer registers.
     template <int R, int G, bool HALVES, bool FETCH>
-    void score_groups(int64_t row, int64_t first) {
-        Floats sums[R][G] = {};
-        const Row* query = &query_[row * dim_];
+    [[gnu::noinline]] void score_groups(int64_t row, int64_t first) {
+        constexpr int N = G * VECTORS;
+        FloatVector sums[R][N] = {};
+        const int64_t stride = dim_, step = V * block_size_, num_steps = dim_ / V;
+        const Row* rows[] = {&query_[row * stride], &query_[(row + 3) * stride]};  // as in multiply_panel()
         const T *from[2 * G], *next[2 * G];
         std::copy_n(key_tile_.keys + 2 * first, 2 * G, from);
         std::copy_n(next_key_tile_.keys + 2 * first, 2 * G, next);
-        for (int64_t d = 0; d < dim_; d += V) {
-            Words keys[G];
+        const auto load_keys = [&](int n, int place) {
+            if constexpr (VECTORS == 2)
+                return Lane<T>::load_part(HALVES ? from[n] : from[n / 2 * 2] + n % 2 * (LANES / 2 * V), place);
+            else if constexpr (HALVES)
+                return load_words(from[2 * n], from[2 * n + 1]);
+            else
+                return Lane<T>::load_part(from[2 * n], place);
+        };
+        for (int64_t i = 0; i < num_steps; ++i) {
+            add_products<R, N>([&](int r) { return rows[r / 3] + r % 3 * stride; }, load_keys, sums);
+            for (auto& base : rows) base += V;
 #pragma GCC unroll 4
             for (int g = 0; g < G; ++g) {
-                if constexpr (HALVES)
-                    keys[g] = load_words(from[2 * g] + d * (LANES / 2), from[2 * g + 1] + d * (LANES / 2));
-                else
-                    keys[g] = load<Words>(from[2 * g] + d * block_size_);
-                if constexpr (FETCH) __builtin_prefetch(next[2 * g] + d * block_size_, 0, 2);
+                from[2 * g] += step;
+                if constexpr (HALVES) from[2 * g + 1] += step;
+                if constexpr (FETCH) {
+                    __builtin_prefetch(next[2 * g], 0, 2);
+                    next[2 * g] += step;
+                }
             }
-            add_products<R, G>(query + d, dim_, keys, sums);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-            for (int g = 0; g < G; ++g) store(&scores_[(row + r) * TILE_KEYS + (first + g) * LANES], sums[r][g]);
+#pragma GCC unroll 8
+            for (int n = 0; n < N; ++n) store(&scores_[(row + r) * TILE_KEYS + first * LANES + n * VECTOR_LANES], sums[r][n]);
     }
 
     // Writes the values of a tile, which are its keys, in the order of values, where gather() then finds them. Those beyond
@@ -375,20 +388,34 @@ private:
             });
     }
 
-    // Adds the products of R rows and G vectors.
-    template <int R, int G>
-    [[gnu::always_inline]] static void add_products(const Row* rows, int64_t stride, const Words (&vectors)[G], Floats (&sums)[R][G]) {
+    // Adds the products of R rows and N vectors.
+    template <int R, int N>
+    [[gnu::always_inline]] static void add_products(auto&& row_at, auto&& load_part, FloatVector (&sums)[R][N]) {
         using Factor = Lane<Row>;
+        const auto broadcast = [&](int r, int place) { return first_vector(Factor::broadcast(row_at(r) + place)); };
 #pragma GCC unroll 2
         for (int place = 0; place < V / Factor::VALUES; ++place) {
-            Words parts[G];
-#pragma GCC unroll 4
-            for (int g = 0; g < G; ++g) parts[g] = Lane<T>::part(vectors[g], place);
+            // Of pairs, either all rows or all vectors fit the registers beside the sums.
+            if constexpr (VECTORS == 2 && R > 1 && R < N) {
+                Vector x[R];
 #pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) {
-                const Words x = Factor::broadcast(rows + r * stride + place);
-#pragma GCC unroll 4
-                for (int g = 0; g < G; ++g) sums[r][g] = Factor::multiply_add(x, parts[g], sums[r][g]);
+                for (int r = 0; r < R; ++r) x[r] = broadcast(r, place);
+#pragma GCC unroll 8
+                for (int n = 0; n < N; ++n) {
+                    const Vector part = load_part(n, place);
+#pragma GCC unroll 8
+                    for (int r = 0; r < R; ++r) sums[r][n] = Factor::multiply_add(x[r], part, sums[r][n]);
+                }
+            } else {
+                Vector parts[N];
+#pragma GCC unroll 8
+                for (int n = 0; n < N; ++n) parts[n] = load_part(n, place);
+#pragma GCC unroll 8
+                for (int r = 0; r < R; ++r) {
+                    const Vector x = broadcast(r, place);
+#pragma GCC unroll 8
+                    for (int n = 0; n < N; ++n) sums[r][n] = Factor::multiply_add(x, parts[n], sums[r][n]);
+                }
             }
         }
     }
@@ -400,35 +427,48 @@ private:
             for (int64_t i = 0; i < count; i += LANES) store(to + i, load_floats(from + i));
     }
 
+    // Values beyond the context are not read: they may be NaN, and zero times NaN is NaN. So of two keys that are neighbours, the
+    // one that is seen is taken apart from the others.
     template <int R, int G, bool FETCH>
     void gather_part(int64_t row, int64_t d) {
-        Floats sums[R][G];
+        const int64_t first = round_up(key_tile_.first_key, V), last = key_tile_.num_keys / V * V;
+        if (key_tile_.first_key < first) gather_keys<R, G, true, FETCH>(row, d, first - V, first);
+        if (first < last) gather_keys<R, G, false, FETCH>(row, d, first, last);
+        if (first <= last && last < key_tile_.num_keys) gather_keys<R, G, true, FETCH>(row, d, last, last + V);
+    }
+
+    // Of keys first to last - 1. With EDGE, some of them are not seen.
+    template <int R, int G, bool EDGE, bool FETCH>
+    [[gnu::noinline]] void gather_keys(int64_t row, int64_t d, int64_t first, int64_t last) {
+        constexpr int N = G * VECTORS;
+        FloatVector sums[R][N];
         float* output = &output_[row * dim_ + d];
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-            for (int g = 0; g < G; ++g) sums[r][g] = load_floats(output + r * dim_ + g * LANES);
+#pragma GCC unroll 8
+            for (int n = 0; n < N; ++n) sums[r][n] = load<FloatVector>(output + r * dim_ + n * VECTOR_LANES);
         const Row* weights = &weights_[row * TILE_KEYS];
-        // Values beyond the context are not read: they may be NaN, and zero times NaN is NaN.
-        for (int64_t key = key_tile_.first_key / V * V; key < key_tile_.num_keys; key += V) {
-            const T* from = key_tile_.values[key / 8] + key % 8 * value_stride_ + d * V;
-            const T* next = nullptr;
-            if constexpr (FETCH) next = next_key_tile_.values[key / 8] + key % 8 * value_stride_ + d * V;
-            uint32_t real = ~0u;
-            if (V == 2 && key + 1 >= key_tile_.num_keys) real &= 0x0000ffffu;
-            if (V == 2 && key < key_tile_.first_key) real &= 0xffff0000u;
-            Words values[G];
+        for (int64_t key = first; key < last; key += V) {
+            const auto place_of = [&](const KeyTile<T>& tile) { return tile.values[key / 8] + key % 8 * value_stride_ + d * V; };
+            const T* from = place_of(key_tile_);
+            if constexpr (FETCH) {
+                const T* next = place_of(next_key_tile_);
 #pragma GCC unroll 4
-            for (int g = 0; g < G; ++g) {
-                values[g] = load<Words>(from + g * LANES * V) & real;
-                if constexpr (FETCH) __builtin_prefetch(next + g * LANES * V, 0, 2);
+                for (int g = 0; g < G; ++g) __builtin_prefetch(next + g * LANES * V, 0, 2);
             }
-            add_products<R, G>(weights + key, TILE_KEYS, values, sums);
+            uint32_t seen = ~0u;
+            if (EDGE && key + 1 >= key_tile_.num_keys) seen &= 0x0000ffffu;
+            if (EDGE && key < key_tile_.first_key) seen &= 0xffff0000u;
+            const auto load_values = [&](int n, int place) {
+                const T* values = from + n * VECTOR_LANES * V;
+                return EDGE ? Lane<T>::part(load<Vector>(values) & seen, place) : Lane<T>::load_part(values, place);
+            };
+            add_products<R, N>([&](int r) { return weights + key + r * TILE_KEYS; }, load_values, sums);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-            for (int g = 0; g < G; ++g) store(output + r * dim_ + g * LANES, sums[r][g]);
+#pragma GCC unroll 8
+            for (int n = 0; n < N; ++n) store(output + r * dim_ + n * VECTOR_LANES, sums[r][n]);
     }
 
     const int64_t group_, dim_, value_dim_;

@@ -59,6 +59,10 @@ typedef uint32_t EightWords __attribute__((vector_size(32)));
 using Floats = Pair<EightFloats>;
 using Ints = Pair<EightInts>;
 using Words = Pair<EightWords>;
+// What an instruction computes with.
+using Vector = EightWords;
+using FloatVector = EightFloats;
+inline Vector first_vector(Words v) { return v.low; }
 
 #define QUIRE_OPERATOR(op)                                                     \
     template <class V>                                                         \
@@ -177,6 +181,9 @@ inline float reduce(Floats all, F&& join) {
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
 typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
+using Vector = Words;
+using FloatVector = Floats;
+inline Vector first_vector(Words v) { return v; }
 
 constexpr Ints LANE = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 

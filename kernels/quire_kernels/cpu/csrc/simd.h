@@ -19,13 +19,18 @@ struct BFloat16 {
     uint16_t bits;
 };
 
+#ifdef QUIRE_PAIRS
+inline EightFloats multiply_add(EightFloats a, EightFloats b, EightFloats c) {
+    return (EightFloats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+}
+#endif
+
 // a * b + c, rounded once where the processor has such an instruction.
 inline Floats multiply_add(Floats a, Floats b, Floats c) {
 #if defined(__AVX512F__)
     return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(QUIRE_PAIRS)
-    return {(EightFloats)_mm256_fmadd_ps((__m256)a.low, (__m256)b.low, (__m256)c.low),
-            (EightFloats)_mm256_fmadd_ps((__m256)a.high, (__m256)b.high, (__m256)c.high)};
+    return {multiply_add(a.low, b.low, c.low), multiply_add(a.high, b.high, c.high)};
 #elif defined(__FP_FAST_FMAF)
     for (int i = 0; i < LANES; ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
     return c;
@@ -308,7 +313,8 @@ constexpr int MOST_NUMBER_ROWS = ROWS;
 #endif
 
 // The factors of products: one float, two neighbouring bfloat16, or four neighbouring bytes, in each lane. Where bfloat16 is taken apart
-// for a product, rows that many lanes are multiplied by are kept as floats, their type `Row`.
+// for a product, rows that many lanes are multiplied by are kept as floats, their type `Row`: part() has the numbers at a place of
+// lanes, and load_part() loads those of one vector.
 template <class T>
 struct Lane;
 
@@ -322,10 +328,26 @@ struct Lane<float> {
         return splat(bits);
     }
     static Floats multiply_add(Words a, Words b, Floats sums) { return quire::multiply_add(a, b, sums); }
+#ifdef QUIRE_PAIRS
+    static EightFloats multiply_add(EightWords a, EightWords b, EightFloats sums) {
+        return quire::multiply_add((EightFloats)a, (EightFloats)b, sums);
+    }
+#endif
     using Row = float;
-    // Lanes of the numbers at a place.
-    static Words part(Words lanes, int) { return lanes; }
+    static auto part(auto lanes, int) { return lanes; }
+    static Vector load_part(const float* p, int) { return load<Vector>(p); }
 };
+
+#ifdef QUIRE_PAIRS
+// The upper halves of lanes in memory. GCC would keep in registers what it has loaded for the lower halves, and the mask, and would
+// keep sums in memory.
+inline EightWords load_upper_halves(const BFloat16* p) {
+    static constexpr EightWords MASK = EightWords{} + 0xffff0000u;
+    EightWords upper;
+    __asm__("vmovdqu %1, %0\n\tvpand %2, %0, %0" : "=x"(upper) : "m"(*reinterpret_cast<const char(*)[sizeof upper]>(p)), "m"(MASK));
+    return upper;
+}
+#endif
 
 template <>
 struct Lane<BFloat16> {
@@ -346,10 +368,12 @@ struct Lane<BFloat16> {
     }
 #ifdef QUIRE_PAIRS
     using Row = float;
-    static Words part(Words lanes, int place) { return place ? lanes & 0xffff0000u : lanes << 16; }
+    static auto part(auto lanes, int place) { return place ? lanes & 0xffff0000u : lanes << 16; }
+    static Vector load_part(const BFloat16* p, int place) { return place ? load_upper_halves(p) : load<Vector>(p) << 16; }
 #else
     using Row = BFloat16;
-    static Words part(Words lanes, int) { return lanes; }
+    static auto part(auto lanes, int) { return lanes; }
+    static Vector load_part(const BFloat16* p, int) { return load<Vector>(p); }
 #endif
 };
 
