@@ -186,8 +186,10 @@ template <class T, int LINES>
         } else if constexpr (M > ROWS) {
             const auto* left = static_cast<const T*>(panel);
             const int64_t steps = panel_steps<T>(matrix);
-            multiply_half_panel<T, M, LINES>(tile.numbers, tile.number_stride, left, steps, ahead, totals);
-            multiply_half_panel<T, M, 0>(tile.numbers, tile.number_stride, left + LANES * Lane<T>::VALUES, steps, ahead, totals + LANES);
+            const void* ahead_of_right = static_cast<const char*>(ahead) + steps * LINE;
+            multiply_half_panel<T, M, 1>(tile.numbers, tile.number_stride, left, steps, ahead, totals);
+            multiply_half_panel<T, M, LINES - 1>(tile.numbers, tile.number_stride, left + LANES * Lane<T>::VALUES, steps, ahead_of_right,
+                                                 totals + LANES);
         } else {
             multiply_panel<T, M, LINES>(rows, stride, static_cast<const T*>(panel), panel_steps<T>(matrix), ahead, totals);
         }
@@ -337,8 +339,8 @@ inline int64_t rows_of_tile(const Matrix& matrix, int64_t num_rows) {
                                                                  : Lane<T>::MOST_ROWS;
     const auto rows_with = [&](int64_t limit) { return ceil_div(num_rows, std::max<int64_t>(1, ceil_div(num_rows, limit))); };
     int64_t rows = rows_with(most);
-    // Four rows of half a panel have too few sums for the latency of an addition.
-    if (most > ROWS && rows == ROWS + 1) rows = rows_with(ROWS);
+    // Four rows of half a panel have too few sums for the latency of an addition. One tile of them waits for memory anyway.
+    if (most > ROWS && rows == ROWS + 1 && num_rows > rows) rows = rows_with(ROWS);
     return std::max<int64_t>(1, rows);
 }
 
@@ -375,10 +377,13 @@ inline bool multiply_piece(const Matrix& matrix, const Piece& piece, int64_t uni
     }
     if (num_tiles == 1) {
         const TileRows<T> tile = rows_of_unit(piece.first_row);
-        // The only use of the panel, which takes less time than loading it.
+        // The only use of the panel, which takes less time than loading it. Of half panels, the left one reads every second line of a
+        // whole panel, so the next panel is what is prefetched.
         for (int64_t p = piece.first_panel + units; p < piece.last_panel; ++p) {
             const char* panel = panels + p * bytes;
-            if (!multiply_unit.template operator()<2>(tile, piece.first_row, p, panel, panel + PREFETCH_BYTES)) return false;
+            const void* after = p + 1 < piece.last_panel ? panel + bytes : piece.next;
+            const void* ahead = tile.numbers && tile.count > ROWS ? after : panel + PREFETCH_BYTES;
+            if (!multiply_unit.template operator()<2>(tile, piece.first_row, p, panel, ahead)) return false;
         }
         return true;
     }
