@@ -23,14 +23,22 @@ class Pooler(Protocol):
         """The kind, by its name in quire.worker.v1.ResultKind."""
 
     def __call__(self, hidden: Sequence[Tensor], sequences: Sequence[NewSequence]) -> list[list[float]]:
-        """The value of each sequence, from the hidden states [num_tokens, hidden_size] of its prompt."""
+        """The value of each sequence, from the hidden states [num_tokens, hidden_size] of its prompt, or from the one
+        [1, hidden_size] that `place` wants.
+        """
+
+    def place(self, new: NewSequence) -> int | None:
+        """Of the one token of a prompt whose state its value needs; None: it needs those of all."""
 
 
 class PairScorer(Protocol):
     """The head of a model that scores pairs of texts."""
 
-    def outputs(self, hidden: Sequence[Tensor], prompts: Sequence[Sequence[int]]) -> Tensor:
-        """The outputs [num_prompts] for the hidden states [num_tokens, hidden_size] and the tokens of each prompt."""
+    def place(self, prompt: Sequence[int]) -> int:
+        """Of the token of a prompt whose state is read."""
+
+    def outputs(self, states: Tensor) -> Tensor:
+        """The outputs [num_prompts] for these tokens' hidden states [num_prompts, hidden_size]."""
 
     def activate(self, outputs: Tensor) -> Tensor:
         """The scores of outputs."""
@@ -70,6 +78,15 @@ class EmbeddingPooler:
     def __call__(self, hidden: Sequence[Tensor], sequences: Sequence[NewSequence]) -> list[list[float]]:
         return embed(hidden, [new.embedding for new in sequences], self._defaults, self._layers)
 
+    def place(self, new: NewSequence) -> int | None:
+        match new.embedding.pooling or self._defaults.pooling:
+            case Pooling.MEAN:
+                return None
+            case Pooling.CLS:
+                return 0
+            case Pooling.LAST:
+                return len(new.token_ids) - 1
+
 
 class ScorePooler:
     """Scores of pairs of texts, one number each."""
@@ -80,12 +97,15 @@ class ScorePooler:
         self._head = head
 
     def __call__(self, hidden: Sequence[Tensor], sequences: Sequence[NewSequence]) -> list[list[float]]:
-        outputs = self._head.outputs(hidden, [new.token_ids for new in sequences])
+        outputs = self._head.outputs(torch.cat(list(hidden)))
         both = torch.stack([self._head.activate(outputs), outputs]).tolist()
         scores = zip(*both, strict=True)
         return [
             [raw if new.score.is_raw else activated] for (activated, raw), new in zip(scores, sequences, strict=True)
         ]
+
+    def place(self, new: NewSequence) -> int:
+        return self._head.place(new.token_ids)
 
 
 def embed(
@@ -94,7 +114,9 @@ def embed(
     defaults: EmbeddingDefaults,
     layers: Sequence[VectorLayer] = (),
 ) -> list[list[float]]:
-    """The embedding of each prompt from its last hidden states [num_tokens, hidden_size]."""
+    """The embedding of each prompt from its last hidden states [num_tokens, hidden_size], or from the one that its
+    pooling takes.
+    """
     pooled = [_pool(states, one.pooling or defaults.pooling) for states, one in zip(hidden, params, strict=True)]
     if layers and pooled:
         together = torch.stack(pooled)

@@ -12,6 +12,7 @@ from worker_svc.block_hashes import BlockHashTable
 from worker_svc.description import WorkerLimits
 from worker_svc.encoder.pooling import Pooler
 from worker_svc.errors import DeviceLost
+from worker_svc.model.wanted_states import Places
 from worker_svc.out_of_memory import OUT_OF_MEMORY, is_out_of_memory, note_out_of_memory
 from worker_svc.step import FailureReason, NewSequence, ScheduledSequence, SequenceResult, Step, StepOutcome
 
@@ -19,9 +20,12 @@ from worker_svc.step import FailureReason, NewSequence, ScheduledSequence, Seque
 class EncoderForward(Protocol):
     """A backend of an encoder."""
 
-    def __call__(self, prompts: Sequence[Sequence[int]], num_first: Sequence[int] | None = None) -> list[torch.Tensor]:
-        """The last hidden states of each prompt [num_tokens, hidden_size]. No prompt is empty. `num_first` is how many
-        tokens of each prompt are of the first type, at least one; None: all.
+    def __call__(
+        self, prompts: Sequence[Sequence[int]], num_first: Sequence[int] | None = None, places: Places = None
+    ) -> list[torch.Tensor]:
+        """The last hidden states of each prompt [num_tokens, hidden_size], or of the one token that `places` want of it
+        [1, hidden_size]. No prompt is empty. `num_first` is how many tokens of each prompt are of the first type, at
+        least one; None: all.
         """
 
 
@@ -156,7 +160,8 @@ class EncoderRunner:
         num_first = None
         if any(new.score.num_first_tokens for new in together):
             num_first = [new.score.num_first_tokens or len(new.token_ids) for new in together]
-        return self._forward([new.token_ids for new in together], num_first)
+        places = list(map(self._pooler.place, together))
+        return self._forward([new.token_ids for new in together], num_first, places)
 
     def _validate(self, scheduled: ScheduledSequence) -> NewSequence:
         new = self._known.get(scheduled.sequence_id)

@@ -19,6 +19,7 @@ from worker_svc.model.description import LinearLayer
 from worker_svc.model.encoder_description import EncoderDescription, EncoderLayer, LayerNorm
 from worker_svc.model.encoder_weights import open_encoder, take_embeddings
 from worker_svc.model.linear_weights import LinearWeights
+from worker_svc.model.wanted_states import Places, wanted_rows
 from worker_svc.model.weights import Checkpoint
 
 # Tokens of a block of keys and values in encoder.h.
@@ -68,11 +69,15 @@ class CompiledEncoder:
         torch.set_num_threads(1)
         self._encoder = Encoder(thread_pool, checkpoint.dtype, arguments, use_amx=self.has_amx)
 
-    def __call__(self, prompts: Sequence[Sequence[int]], num_first: Sequence[int] | None = None) -> list[Tensor]:
+    def __call__(
+        self, prompts: Sequence[Sequence[int]], num_first: Sequence[int] | None = None, places: Places = None
+    ) -> list[Tensor]:
         """The last hidden states of each prompt, float32 [num_tokens, hidden_size]. `num_first` is how many tokens of
-        each prompt are of the first type, at least one; None: all. Raises ValueError for an empty prompt.
+        each prompt are of the first type, at least one; None: all. Only the states that `places` want are returned, and
+        computed by the last layer. Raises ValueError for an empty prompt.
         """
-        return self._encoder(prompts, num_first)
+        rows, counts = wanted_rows(list(map(len, prompts)), places)
+        return list(torch.split(self._encoder(prompts, num_first, rows), counts))
 
     def _address(self, tensor: Tensor) -> int:
         kept = tensor.contiguous()

@@ -7,7 +7,6 @@ layers share the cache of one.
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +23,7 @@ from worker_svc.model.compiled_body import CompiledBody, token_args
 from worker_svc.model.compiled_builder import CompiledBuilder
 from worker_svc.model.description import ExpertsSpec, ModelDescription
 from worker_svc.model.support import Feature
+from worker_svc.model.wanted_states import Places, wanted_rows
 from worker_svc.model.weights import Checkpoint, open_checkpoint
 
 COMPUTED = COMPUTED_OF_TOKENS | {Feature.BIDIRECTIONAL}
@@ -51,16 +51,19 @@ class CompiledStates:
         drop_head(description, checkpoint)
         self._cache, self._decoder = self._with_blocks(1)
 
-    def __call__(self, prompts: Sequence[Sequence[int]], num_first: Sequence[int] | None = None) -> list[Tensor]:
-        """The hidden states of each prompt after the last norm, float32 [num_tokens, hidden_size]. No prompt is empty.
-        A decoder has one type of tokens, so `num_first` has no effect.
+    def __call__(
+        self, prompts: Sequence[Sequence[int]], num_first: Sequence[int] | None = None, places: Places = None
+    ) -> list[Tensor]:
+        """The hidden states of each prompt after the last norm, float32 [num_tokens, hidden_size], or those that
+        `places` want. No prompt is empty. A decoder has one type of tokens, so `num_first` has no effect.
         """
         batch = lay_out_prompts(prompts, _BLOCK_SIZE)
         num_blocks, num_allocated = int(batch.block_tables.max()) + 1, len(self._cache.blocks)
         if num_blocks > num_allocated:
             # By half at least: the decoder over another cache allocates all of its own memory again.
             self._cache, self._decoder = self._with_blocks(max(num_blocks, num_allocated * 3 // 2))
-        hidden_size, rows = self._body.description.hidden_size, np.arange(len(batch.token_ids))
+        hidden_size = self._body.description.hidden_size
+        rows, counts = wanted_rows(list(map(len, prompts)), places)
         states = torch.empty(len(rows), -(-hidden_size // PANEL) * PANEL)  # whole vectors
         self._decoder(
             DecoderStepArgs(
@@ -71,7 +74,7 @@ class CompiledStates:
                 states_stride=states.shape[1],
             )
         )
-        return list(torch.split(states[:, :hidden_size], list(map(len, prompts))))
+        return list(torch.split(states[:, :hidden_size], counts))
 
     def _with_blocks(self, num_blocks: int) -> tuple[KVCache, Decoder]:
         """A cache of so many blocks, and the decoder over it."""

@@ -14,6 +14,7 @@ from worker_svc.model.support import Feature, check_computed
 from worker_svc.model.torch_layers import TorchBodyBuilder
 from worker_svc.model.torch_model import COMPUTED as TORCH_COMPUTED
 from worker_svc.model.torch_model import TorchBody
+from worker_svc.model.wanted_states import Places, wanted_states
 from worker_svc.model.weights import Checkpoint, open_checkpoint
 from worker_svc.model_layout import LayerAttention
 
@@ -31,16 +32,18 @@ class DecoderStates:
         self._body = TorchBody(description, build_body(description, checkpoint, TorchBodyBuilder()))
         drop_head(description, checkpoint)
 
-    def __call__(self, prompts: Sequence[Sequence[int]], num_first: Sequence[int] | None = None) -> list[Tensor]:
-        """The hidden states of each prompt after the last norm [num_tokens, hidden_size]. No prompt is empty. A decoder
-        has one type of tokens, so `num_first` has no effect.
+    def __call__(
+        self, prompts: Sequence[Sequence[int]], num_first: Sequence[int] | None = None, places: Places = None
+    ) -> list[Tensor]:
+        """The hidden states of each prompt after the last norm [num_tokens, hidden_size], or those that `places`
+        want. No prompt is empty. A decoder has one type of tokens, so `num_first` has no effect.
         """
         lengths = [len(prompt) for prompt in prompts]
         flat = [token_id for prompt in prompts for token_id in prompt]
         tokens = torch.tensor(flat, dtype=torch.long, device=self._device)
         positions = torch.cat([torch.arange(length) for length in lengths]).to(self._device)
         attention = _PromptAttention(prompt_groups(lengths, self._device), self._layers)
-        return list(torch.split(self._body(tokens, positions, attention), lengths))
+        return wanted_states(torch.split(self._body(tokens, positions, attention), lengths), places)
 
 
 class _PromptAttention:

@@ -37,9 +37,9 @@ class ScoreHead:
         else:
             self._output = layer(spec.output, 1)
 
-    def outputs(self, hidden: Sequence[Tensor], prompts: Sequence[Sequence[int]]) -> Tensor:
-        """The outputs [num_prompts] for the hidden states [num_tokens, hidden_size] and the tokens of each prompt."""
-        states = torch.stack([one[self._place(prompt)] for one, prompt in zip(hidden, prompts, strict=True)]).float()
+    def outputs(self, states: Tensor) -> Tensor:
+        """The outputs [num_prompts] for the hidden states [num_prompts, hidden_size] of the tokens at `place`."""
+        states = states.float()
         if self._dense is not None:
             states = F.linear(states, *self._dense).tanh()
         outputs = F.linear(states, *self._output)
@@ -47,8 +47,8 @@ class ScoreHead:
             outputs = self._soft_cap * (outputs / self._soft_cap).tanh()
         return outputs[:, 0] if outputs.shape[1] == 1 else outputs[:, 0] - outputs[:, 1]
 
-    def _place(self, prompt: Sequence[int]) -> int:
-        """Of the token whose state is read: as transformers, the first one of a prompt that is all padding."""
+    def place(self, prompt: Sequence[int]) -> int:
+        """Of the token of a prompt whose state is read: as transformers, the first one where all are padding."""
         if not self._spec.of_last_token:
             return 0
         return next((place for place in reversed(range(len(prompt))) if prompt[place] != self._spec.passed_over), 0)

@@ -14,6 +14,7 @@ from worker_svc.model.encoder_weights import open_encoder, take_embeddings, toke
 from worker_svc.model.linear import Linear, make_linear
 from worker_svc.model.linear_weights import LinearWeights
 from worker_svc.model.prompt_groups import PromptGroup, prompt_groups
+from worker_svc.model.wanted_states import Places, wanted_states
 from worker_svc.model.weights import Checkpoint
 
 
@@ -51,20 +52,23 @@ class TorchEncoder:
         self._norm = _Norm(description.embedding_norm, checkpoint)
         self._layers = [_build(layer, description.activation, checkpoint) for layer in description.layers]
 
-    def __call__(self, prompts: Sequence[Sequence[int]], num_first: Sequence[int] | None = None) -> list[Tensor]:
+    def __call__(
+        self, prompts: Sequence[Sequence[int]], num_first: Sequence[int] | None = None, places: Places = None
+    ) -> list[Tensor]:
         """The last hidden states of each prompt [num_tokens, hidden_size]. No prompt is empty. So many tokens of each
-        are of the first type, the others of the second; None: all are of the first.
+        are of the first type, the others of the second; None: all are of the first. Only the states
+        that `places` want are returned.
         """
         lengths = [len(prompt) for prompt in prompts]
         flat = [token_id for prompt in prompts for token_id in prompt]
         tokens = torch.tensor(flat, dtype=torch.long, device=self.device)
-        places = token_places(lengths, num_first, self.description.context_length).to(self.device)
+        embedded = token_places(lengths, num_first, self.description.context_length).to(self.device)
         groups = prompt_groups(lengths, self.device)
-        hidden = self._norm(self._words[tokens] + self._positions[places])
+        hidden = self._norm(self._words[tokens] + self._positions[embedded])
         for layer in self._layers:
             hidden = layer.attention_norm(layer.output.add(self._attention(layer.qkv(hidden), groups), hidden))
             hidden = layer.mlp_norm(layer.down.add(layer.up(hidden), hidden))
-        return list(torch.split(hidden, lengths))
+        return wanted_states(torch.split(hidden, lengths), places)
 
     def _attention(self, qkv: Tensor, groups: Sequence[PromptGroup]) -> Tensor:
         """The output [num_tokens, hidden_size] for queries, keys and values [num_tokens, 3 * hidden_size]."""

@@ -25,6 +25,7 @@ from worker_svc.model.description import LinearLayer
 from worker_svc.model.encoder_description import EncoderDescription, EncoderLayer, LayerNorm
 from worker_svc.model.encoder_weights import open_encoder, take_embeddings, token_places
 from worker_svc.model.linear_weights import LinearWeights
+from worker_svc.model.wanted_states import Places, wanted_states
 from worker_svc.model.weights import Checkpoint
 
 
@@ -75,17 +76,20 @@ class TritonEncoder:
         self._norm = _norm(description.embedding_norm, checkpoint)
         self._layers = [self._build(layer, checkpoint) for layer in description.layers]
 
-    def __call__(self, prompts: Sequence[Sequence[int]], num_first: Sequence[int] | None = None) -> list[Tensor]:
+    def __call__(
+        self, prompts: Sequence[Sequence[int]], num_first: Sequence[int] | None = None, places: Places = None
+    ) -> list[Tensor]:
         """The last hidden states of each prompt, float32 [num_tokens, hidden_size]. No prompt is empty. `num_first` is
-        how many tokens of each prompt are of the first type, at least one; None: all.
+        how many tokens of each prompt are of the first type, at least one; None: all. Only the states that `places`
+        want are returned.
         """
         lengths = [len(prompt) for prompt in prompts]
         tokens = self._upload([token_id for prompt in prompts for token_id in prompt], torch.long)
-        places = token_places(lengths, num_first, self.description.context_length)
+        embedded = token_places(lengths, num_first, self.description.context_length)
         starts = self._upload([0, *accumulate(lengths)], torch.int32)
         # No token is one that was just sampled.
         hidden = embed_tokens(
-            tokens, tokens, self._words, positions=places.to(self.device), position_embedding=self._positions
+            tokens, tokens, self._words, positions=embedded.to(self.device), position_embedding=self._positions
         )
         normed = post_norm(hidden, None, self._norm, self.dtype)
         for layer in self._layers:
@@ -93,7 +97,7 @@ class TritonEncoder:
             normed = post_norm(hidden, layer.output(attended), layer.attention_norm, self.dtype)
             active = plain_activation(layer.up(normed), self._activation)
             normed = post_norm(hidden, layer.down(active), layer.mlp_norm, self.dtype)
-        return list(torch.split(hidden, lengths))
+        return wanted_states(torch.split(hidden, lengths), places)
 
     def _upload(self, numbers: list[int], dtype: torch.dtype) -> Tensor:
         return torch.tensor(numbers, dtype=dtype).to(self.device)

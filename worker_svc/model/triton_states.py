@@ -24,6 +24,7 @@ from worker_svc.model.triton_body import (
     check_description,
     make_attention,
 )
+from worker_svc.model.wanted_states import Places, wanted_states
 from worker_svc.model.weights import Checkpoint, open_checkpoint
 
 _BLOCK_SIZE = 16  # the default of workers, for which the table of compiled kernels has every shape of heads
@@ -41,9 +42,11 @@ class TritonStates:
         self._body = TritonBody(description, build_body(description, checkpoint, TritonBodyBuilder(deterministic)))
         drop_head(description, checkpoint)
 
-    def __call__(self, prompts: Sequence[Sequence[int]], num_first: Sequence[int] | None = None) -> list[Tensor]:
-        """The hidden states of each prompt after the last norm [num_tokens, hidden_size]. No prompt is empty. A decoder
-        has one type of tokens, so `num_first` has no effect.
+    def __call__(
+        self, prompts: Sequence[Sequence[int]], num_first: Sequence[int] | None = None, places: Places = None
+    ) -> list[Tensor]:
+        """The hidden states of each prompt after the last norm [num_tokens, hidden_size], or those that `places`
+        want. No prompt is empty. A decoder has one type of tokens, so `num_first` has no effect.
         """
         batch = lay_out_prompts(prompts, _BLOCK_SIZE)
         caches = self._allocate_caches(int(batch.block_tables.max()) + 1)
@@ -65,7 +68,7 @@ class TritonStates:
         )
         # No token is one that was just sampled.
         states = self._body(inputs, tokens, caches, attention.attend(inputs))
-        return list(torch.split(states, list(map(len, prompts))))
+        return wanted_states(torch.split(states, list(map(len, prompts))), places)
 
     def _allocate_caches(self, num_blocks: int) -> list[LayerCache]:
         """The cache of one layer, for each layer."""

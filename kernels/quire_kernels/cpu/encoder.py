@@ -5,6 +5,7 @@ from ctypes import POINTER, Structure, byref, c_int64, c_void_p
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from quire_kernels._checks import require
@@ -52,6 +53,8 @@ class EncoderStepArgs(Structure):
         ("token_ids", c_void_p),
         ("starts", c_void_p),
         ("num_first", c_void_p),
+        ("num_rows", c_int64),
+        ("rows", c_void_p),
         ("output", c_void_p),
     )
 
@@ -75,11 +78,14 @@ class Encoder:
             thread_pool.handle, type_of(dtype), int(use_amx), byref(arguments)
         )
 
-    def __call__(self, prompts: Sequence[Sequence[int]], num_first: Sequence[int] | None = None) -> list[Tensor]:
-        """The last hidden states of each prompt, float32 [num_tokens, hidden_size].
+    def __call__(
+        self, prompts: Sequence[Sequence[int]], num_first: Sequence[int] | None, rows: NDArray[np.int64]
+    ) -> Tensor:
+        """The last hidden states of tokens, float32 [num_rows, hidden_size]: of those at `rows`, ascending, of all
+        prompts' tokens one after another. The last layer computes no others.
 
         `num_first` is how many tokens of each prompt are of the first type; None: all. Raises ValueError for an empty
-        prompt. Token ids and lengths are not checked against the model's.
+        prompt. Token ids, lengths and rows are not checked.
         """
         lengths = [len(prompt) for prompt in prompts]
         require(all(lengths), "prompts", "have no empty prompt")
@@ -88,16 +94,18 @@ class Encoder:
         starts = np.zeros(len(prompts) + 1, np.int32)
         np.cumsum(lengths, out=starts[1:])
         first = None if num_first is None else np.array(num_first, np.int64)
-        output = torch.empty(len(token_ids), self._hidden_size)
+        output = torch.empty(len(rows), self._hidden_size)
         step = EncoderStepArgs(
             len(prompts),
             token_ids.ctypes.data,
             starts.ctypes.data,
             None if first is None else first.ctypes.data,
+            len(rows),
+            rows.ctypes.data,
             output.data_ptr(),
         )
         self._thread_pool.library.quire_encoder_run(self._handle, byref(step))
-        return list(torch.split(output, lengths))
+        return output
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None) is not None:

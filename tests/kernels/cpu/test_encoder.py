@@ -58,7 +58,9 @@ class OneLayer:
         sizes = (HIDDEN, INTERMEDIATE, 1, HEADS, self.activation)
         addresses = (self.words.data_ptr(), zeros.data_ptr(), zeros.data_ptr())
         encoder = Encoder(pool, self.dtype, EncoderModelArgs(*sizes, *addresses, first, layers), use_amx=self.use_amx)
-        return encoder([part.tolist() for part in torch.split(torch.arange(sum(lengths)), lengths)])
+        token_ids = torch.arange(sum(lengths))
+        prompts = [part.tolist() for part in torch.split(token_ids, lengths)]
+        return list(torch.split(encoder(prompts, None, token_ids.numpy()), lengths))
 
     def norm(self, x: Tensor, place: int) -> Tensor:
         weight, bias = self.norms[place]

@@ -335,7 +335,7 @@ def test_in_a_deployment_others_get_the_same_bits_and_no_block_is_lost(name: str
 def test_an_encoder_leaves_the_newest_prompt_out(caplog: pytest.LogCaptureFixture) -> None:
     from worker_svc.description import WorkerLimits
 
-    def forward(prompts: Any, num_first: object = None) -> list[torch.Tensor]:
+    def forward(prompts: Any, num_first: object, places: object) -> list[torch.Tensor]:
         if sum(map(len, prompts)) > 5:
             torch.empty(_IMPOSSIBLE, dtype=torch.uint8)
         return [torch.tensor(prompt, dtype=torch.float32)[:, None] for prompt in prompts]
@@ -345,6 +345,9 @@ def test_an_encoder_leaves_the_newest_prompt_out(caplog: pytest.LogCaptureFixtur
 
         def __call__(self, hidden: list[torch.Tensor], requested: object) -> list[list[float]]:
             return [[float(states.sum())] for states in hidden]
+
+        def place(self, new: object) -> None:
+            return None
 
     runner = EncoderRunner(forward, Pooler(), WorkerLimits(VOCAB, 64, 16, 0, 64, 8))  # type: ignore[arg-type]
     prompts = {5: [1, 2], 9: [3, 4], 7: [5, 6]}

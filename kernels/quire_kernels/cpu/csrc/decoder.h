@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <iterator>
 #include <memory>
 #include <type_traits>
 #include <vector>
@@ -136,6 +137,8 @@ public:
         reserve(step.num_tokens);
         peaks_.reserve(ceil_div(model_.head.outputs, PANEL), step.num_samples);
         tiles_ = split_into_tiles(step.sequences, num_kv_heads_, group(), pool_.size());
+        last_tiles_.clear();
+        std::copy_if(tiles_.begin(), tiles_.end(), std::back_inserter(last_tiles_), [&](const Tile& tile) { return has_samples(step, tile); });
         locate_slots(step.slots, step.num_tokens, model_.block_size, slots_);
         pool_.run([&](int thread) {
             const typename Product::Registers registers;
@@ -215,9 +218,10 @@ private:
             const DecoderLayer& layer = layers_[i];
             norm(post, &layer.attention_norm, rows, &layer.qkv);
             const Cache cache = layer_cache(i);
+            const std::vector<Tile>& tiles = i == model_.num_layers - 1 ? last_tiles_ : tiles_;
             if (layer.latent) {
                 multiply_qkv(layer, rows, own);
-                attend_to_latents(step, layer, cache, own);
+                attend_to_latents(step, layer, cache, tiles, own);
             } else {
                 if (rotates_in_product(layer)) {
                     multiply_and_rotate(layer, cache, rows, own);
@@ -225,7 +229,7 @@ private:
                     multiply_qkv(layer, rows, own);
                     rotate_and_store(step, layer, cache, own);
                 }
-                attend(pool_, own.attention, cache, step.sequences, tiles_, layer.rule, query_.data(),
+                attend(pool_, own.attention, cache, step.sequences, tiles, layer.rule, query_.data(),
                        put_in(attended_.data(), attended_stride_));
             }
             if (i == model_.num_layers - 1) {
@@ -253,14 +257,15 @@ private:
     }
 
     // From qkv_ to the values of all heads in attended_.
-    void attend_to_latents(const DecoderStep& step, const DecoderLayer& layer, const Cache& cache, Thread& own) {
+    void attend_to_latents(const DecoderStep& step, const DecoderLayer& layer, const Cache& cache, const std::vector<Tile>& tiles,
+                           Thread& own) {
         const int64_t pair = first_pairs_[layer.rope], rows = step.num_tokens;
         latents_.before(*layer.latent, {rows, &cosines_[pair], &sines_[pair], num_pairs_, slots_.data(), query_.data()},
                         qkv_.data(), qkv_stride_, cache, own.latent, own.scratch.data(),
                         [&](const Matrix& matrix, const Buffer<Element>& from, int64_t stride, auto&& finish) {
                             multiply(matrix, {from.data(), stride}, rows, own, finish);
                         });
-        attend(pool_, own.attention, cache, step.sequences, tiles_, layer.rule, query_.data(), latents_.put_gathered());
+        attend(pool_, own.attention, cache, step.sequences, tiles, layer.rule, query_.data(), latents_.put_gathered());
         latents_.after(*layer.latent, rows, attended_.data(), attended_stride_, own.scratch.data());
     }
 
@@ -483,6 +488,14 @@ private:
         });
     }
 
+    // Whether a token is sampled after one of a tile's.
+    static bool has_samples(const DecoderStep& step, const Tile& tile) {
+        const int64_t first = step.sequences.query_starts[tile.sequence];
+        const int64_t *begin = step.logits_indices, *end = begin + step.num_samples;
+        const int64_t* sample = std::lower_bound(begin, end, first + tile.first);
+        return sample < end && *sample < first + tile.last;
+    }
+
     // Moves the rows after which a token is sampled to the front, and returns their number.
     int64_t keep_sampled_rows(const DecoderStep& step) {
         // Row numbers ascend, so no row is overwritten before it is moved; one thread does it, since rows may overlap.
@@ -503,7 +516,7 @@ private:
     const std::vector<Rope> ropes_;
     std::vector<int64_t> first_pairs_;  // of each rope, in a token's angles
     std::vector<std::unique_ptr<Thread>> threads_;
-    std::vector<Tile> tiles_;
+    std::vector<Tile> tiles_, last_tiles_;  // of the last layer
     std::vector<Slot> slots_;  // of the step's tokens
     std::vector<PanelPlace> places_;
     ExpertMixture<Product> mixture_;

@@ -4,6 +4,7 @@
 // prompt's bits do not depend on the rest of the step.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -42,7 +43,9 @@ struct EncoderStep {
     const int64_t* token_ids;      // [tokens]
     const int32_t* starts;         // [prompts + 1], ascending: no prompt is empty
     const int64_t* num_first;      // [prompts], tokens of the first type, before those of the second; null: all
-    float* output;                 // [tokens, hidden], the last hidden states
+    int64_t num_rows;
+    const int64_t* rows;           // [num_rows], ascending: the tokens whose last hidden states are wanted
+    float* output;                 // [num_rows, hidden], these
 };
 
 // Products of factors T; as AmxProducts.
@@ -102,24 +105,27 @@ private:
 
     void run(const EncoderStep& step, int thread) {
         embed(step);
+        int64_t rows = layout_.num_tokens();
         for (int64_t i = 0; i < model_.num_layers; ++i) {
             const EncoderLayer& layer = layers_[i];
-            multiply(layer.qkv, normed_, normed_stride_, thread, [&](int64_t token, int64_t panel, Floats left, Floats right) {
+            multiply(layer.qkv, normed_, normed_stride_, rows, thread, [&](int64_t token, int64_t panel, Floats left, Floats right) {
                 store_part(token, panel * PANEL, left);
                 store_part(token, panel * PANEL + LANES, right);
             });
             attention_.attend(pool_, thread, [&](int64_t token, int64_t column, Floats values) {
                 Product::put(&attended_[token * normed_stride_], column, values);
             });
-            add(layer.output, attended_, normed_stride_, thread);
-            norm(layer.attention_norm, nullptr);
-            multiply(layer.up, normed_, normed_stride_, thread, [&](int64_t token, int64_t panel, Floats left, Floats right) {
+            // Of what follows in the last layer, only the wanted tokens matter.
+            if (i == model_.num_layers - 1) rows = keep_wanted_rows(step);
+            add(layer.output, attended_, normed_stride_, rows, thread);
+            norm(layer.attention_norm, rows, nullptr);
+            multiply(layer.up, normed_, normed_stride_, rows, thread, [&](int64_t token, int64_t panel, Floats left, Floats right) {
                 Element* to = &act_[token * act_stride_];
                 Product::put(to, panel * PANEL, activate(model_.activation, left));
                 Product::put(to, panel * PANEL + LANES, activate(model_.activation, right));
             });
-            add(layer.down, act_, act_stride_, thread);
-            norm(layer.mlp_norm, i == model_.num_layers - 1 ? step.output : nullptr);
+            add(layer.down, act_, act_stride_, rows, thread);
+            norm(layer.mlp_norm, rows, i == model_.num_layers - 1 ? step.output : nullptr);
         }
     }
 
@@ -145,21 +151,36 @@ private:
     }
 
     template <class F>
-    void multiply(const Matrix& matrix, const Buffer<Element>& rows, int64_t stride, int thread, F&& finish) {
-        Product::multiply(pool_, matrix, {rows.data(), stride}, layout_.num_tokens(), scratches_[thread]->data(), finish);
+    void multiply(const Matrix& matrix, const Buffer<Element>& from, int64_t stride, int64_t rows, int thread, F&& finish) {
+        Product::multiply(pool_, matrix, {from.data(), stride}, rows, scratches_[thread]->data(), finish);
     }
 
-    void add(const Matrix& matrix, const Buffer<Element>& from, int64_t stride, int thread) {
-        multiply(matrix, from, stride, thread, [&](int64_t row, int64_t panel, Floats left, Floats right) {
+    // Moves the rows of wanted tokens to the front, and returns their number.
+    int64_t keep_wanted_rows(const EncoderStep& step) {
+        if (step.num_rows < layout_.num_tokens())
+            // Row numbers ascend, so no row is overwritten before it is moved; one thread does it, since rows may overlap.
+            pool_.parallel_for(1, [&](int64_t) {
+                for (int64_t i = 0; i < step.num_rows; ++i) {
+                    const int64_t row = step.rows[i];
+                    if (row == i) continue;
+                    std::copy_n(&hidden_[row * hidden_stride_], hidden_stride_, &hidden_[i * hidden_stride_]);
+                    std::copy_n(&attended_[row * normed_stride_], normed_stride_, &attended_[i * normed_stride_]);
+                }
+            });
+        return step.num_rows;
+    }
+
+    void add(const Matrix& matrix, const Buffer<Element>& from, int64_t stride, int64_t rows, int thread) {
+        multiply(matrix, from, stride, rows, thread, [&](int64_t row, int64_t panel, Floats left, Floats right) {
             float* to = &hidden_[row * hidden_stride_ + panel * PANEL];
             store(to, load_floats(to) + left);
             store(to + LANES, load_floats(to + LANES) + right);
         });
     }
 
-    // Of all tokens; the last norm, whose result is the model's, has an `output`.
-    void norm(const Norm& norm, float* output) {
-        pool_.parallel_for_ranges(layout_.num_tokens(), [&](int64_t row) { norm_row(norm, row, output); });
+    // The last norm, whose result is the model's, has an `output`.
+    void norm(const Norm& norm, int64_t rows, float* output) {
+        pool_.parallel_for_ranges(rows, [&](int64_t row) { norm_row(norm, row, output); });
     }
 
     void norm_row(const Norm& norm, int64_t row, float* output) {

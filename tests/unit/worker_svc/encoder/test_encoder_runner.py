@@ -8,6 +8,7 @@ import torch
 from worker_svc.description import WorkerLimits
 from worker_svc.encoder.pooling import EmbeddingDefaults, EmbeddingPooler
 from worker_svc.encoder.runner import EncoderRunner
+from worker_svc.model.wanted_states import Places, wanted_states
 from worker_svc.step import EmbeddingParams, NewSequence, Pooling, SamplingParams, ScheduledSequence, ScoreParams, Step
 
 LIMITS = WorkerLimits(
@@ -18,9 +19,12 @@ LIMITS = WorkerLimits(
 POOLER = EmbeddingPooler(EmbeddingDefaults())
 
 
-def states(prompts: Sequence[Sequence[int]], num_first: Sequence[int] | None = None) -> list[torch.Tensor]:
+def states(
+    prompts: Sequence[Sequence[int]], num_first: Sequence[int] | None = None, places: Places = None
+) -> list[torch.Tensor]:
     """Each token's state is its id and its place."""
-    return [torch.tensor([[float(token), place] for place, token in enumerate(prompt)]) for prompt in prompts]
+    whole = [torch.tensor([[float(token), place] for place, token in enumerate(prompt)]) for prompt in prompts]
+    return wanted_states(whole, places)
 
 
 @pytest.fixture
@@ -85,7 +89,7 @@ def test_one_that_cannot_be_computed_fails_alone(
 
 def test_a_value_that_is_not_finite_is_a_failure() -> None:
     runner = EncoderRunner(
-        lambda prompts, num_first=None: [torch.full((len(prompt), 2), float("nan")) for prompt in prompts],
+        lambda prompts, num_first=None, places=None: [torch.full((len(one), 2), float("nan")) for one in prompts],
         POOLER,
         LIMITS,
     )
@@ -96,15 +100,38 @@ def test_a_value_that_is_not_finite_is_a_failure() -> None:
 def test_token_types_are_those_of_each_prompt() -> None:
     seen: list[Sequence[int] | None] = []
 
-    def forward(prompts: Sequence[Sequence[int]], num_first: Sequence[int] | None = None) -> list[torch.Tensor]:
+    def forward(
+        prompts: Sequence[Sequence[int]], num_first: Sequence[int] | None = None, places: Places = None
+    ) -> list[torch.Tensor]:
         seen.append(num_first)
-        return states(prompts)
+        return states(prompts, num_first, places)
 
     whole, pair = new(1, [4, 5, 6]), new(2, [7, 8, 9, 7], score=ScoreParams(3))
     scheduled = [ScheduledSequence(one.sequence_id, 0, len(one.token_ids), []) for one in (whole, pair)]
     EncoderRunner(forward, POOLER, LIMITS).step(Step([], [whole, pair], scheduled))
     EncoderRunner(forward, POOLER, LIMITS, deterministic=True).step(Step([], [whole, pair], scheduled))
     assert seen == [[3, 3], None, [3]]
+
+
+def test_only_the_states_that_the_values_need_are_asked_for() -> None:
+    seen: list[Places] = []
+
+    def forward(
+        prompts: Sequence[Sequence[int]], num_first: Sequence[int] | None = None, places: Places = None
+    ) -> list[torch.Tensor]:
+        seen.append(places)
+        return states(prompts, num_first, places)
+
+    sequences = [
+        new(1, [4, 5, 6]),
+        *(new(2 + i, [7, 8], embedding=EmbeddingParams(one)) for i, one in enumerate(Pooling)),
+    ]
+    scheduled = [ScheduledSequence(one.sequence_id, 0, len(one.token_ids), []) for one in sequences]
+    outcome = EncoderRunner(forward, POOLER, LIMITS).step(Step([], sequences, scheduled))
+    values = {Pooling.MEAN: [7.5, 0.5], Pooling.CLS: [7.0, 0.0], Pooling.LAST: [8.0, 1.0]}
+    assert [one.value for one in outcome.sequences] == [[5.0, 1.0], *(values[one] for one in Pooling)]
+    wanted = {Pooling.MEAN: None, Pooling.CLS: 0, Pooling.LAST: 1}
+    assert seen == [[None, *(wanted[one] for one in Pooling)]]
 
 
 def test_a_reset_forgets_all(runner: EncoderRunner) -> None:

@@ -64,6 +64,17 @@ def test_prompts_of_any_lengths_together(
         torch.testing.assert_close(states, hidden_states(model, prompt), rtol=tolerance, atol=tolerance)
 
 
+def test_states_of_single_tokens_have_the_bits_that_they_have_among_all(
+    bert: tuple[Path, BertModel, CompiledEncoder],
+) -> None:
+    """The last layer computes no others then."""
+    _, _, encoder = bert
+    prompts, places = random_prompts(LENGTHS), [None if length % 3 == 0 else length // 2 for length in LENGTHS]
+    states = encoder(prompts)
+    expected = [one if place is None else one[place, None] for one, place in zip(states, places, strict=True)]
+    assert all(map(torch.equal, encoder(prompts, places=places), expected))
+
+
 @pytest.mark.parametrize(
     "sizes",
     [

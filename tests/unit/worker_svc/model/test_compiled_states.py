@@ -60,6 +60,22 @@ def test_a_prompts_bits_do_not_depend_on_the_others(variant: str, dtype: torch.d
     assert all(map(torch.equal, alone[::-1], states(crowd[::-1])))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "variant", ["qwen3", "gemma3", "gpt2", "olmoe", "deepseek-v2-lite", "gemma3 in both directions"]
+)
+@torch.inference_mode()
+def test_states_of_single_tokens_have_the_bits_that_they_have_among_all(
+    variant: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """The last layer computes no others then."""
+    save_model(tmp_path, VARIANTS[variant]())
+    states, crowd, places = load(tmp_path, dtype), prompts(3, 40, 1, 17, 63, 20), [2, 0, 0, None, 50, 19]
+    wanted = states(crowd, places=places)
+    expected = [one if place is None else one[place, None] for one, place in zip(states(crowd), places, strict=True)]
+    assert all(map(torch.equal, wanted, expected))
+
+
 @pytest.mark.parametrize("variant", ["llama", "qwen3", "gemma2", "phi3"])
 @torch.inference_mode()
 def test_bfloat16_is_near(variant: str, tmp_path: Path) -> None:
