@@ -64,20 +64,28 @@ class Compiled:
         return logits
 
     def compute(
-        self, tokens: Tensor, first: int = 0, num_unstored: int = 0, needs_logits: Tensor | None = None
+        self,
+        tokens: Tensor,
+        first: int = 0,
+        num_unstored: int = 0,
+        needs_logits: Tensor | None = None,
+        sampled: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """As `logits`, and their argmax int64 [tokens]. Rows that `needs_logits`, bool [tokens], leaves out are NaN."""
+        """As `logits`, and their argmax int64 [tokens]. Rows that `needs_logits`, bool [tokens], leaves out are NaN.
+        With `sampled`, ascending, only those behind the tokens at these places.
+        """
+        rows = torch.arange(len(tokens)) if sampled is None else sampled
         positions = torch.arange(first, first + len(tokens))
         slots = torch.where(positions < first + num_unstored, -1, positions)
         starts = torch.tensor([0, len(tokens)], dtype=torch.int32)
         context = torch.tensor([first + len(tokens)], dtype=torch.int32)
-        logits = torch.full((len(tokens), VOCAB), float("nan"))
-        argmax, rows = torch.empty_like(tokens), torch.arange(len(tokens))
+        logits = torch.full((len(rows), VOCAB), float("nan"))
+        argmax = torch.empty(len(rows), dtype=torch.int64)
         sequences = SequencesArgs(1, len(self._table), self._table.data_ptr(), starts.data_ptr(), context.data_ptr())
         self._decoder(
             DecoderStepArgs(
                 *(len(tokens), tokens.data_ptr(), slots.data_ptr(), positions.data_ptr(), sequences),
-                *(len(tokens), rows.data_ptr(), logits.data_ptr(), VOCAB),
+                *(len(rows), rows.data_ptr(), logits.data_ptr(), VOCAB),
                 *(None if needs_logits is None else needs_logits.data_ptr(), argmax.data_ptr()),
             )
         )

@@ -73,8 +73,8 @@ class CompiledEncoder:
         self, prompts: Sequence[Sequence[int]], num_first: Sequence[int] | None = None, places: Places = None
     ) -> list[Tensor]:
         """The last hidden states of each prompt, float32 [num_tokens, hidden_size]. `num_first` is how many tokens of
-        each prompt are of the first type, at least one; None: all. Only the states that `places` want are returned, and
-        computed by the last layer. Raises ValueError for an empty prompt.
+        each prompt are of the first type, at least one; None: all. Only the states that `places` want are returned;
+        after its attention, the last layer computes only these. Raises ValueError for an empty prompt.
         """
         rows, counts = wanted_rows(list(map(len, prompts)), places)
         return list(torch.split(self._encoder(prompts, num_first, rows), counts))

@@ -48,7 +48,7 @@ class ScoreHead:
         return outputs[:, 0] if outputs.shape[1] == 1 else outputs[:, 0] - outputs[:, 1]
 
     def place(self, prompt: Sequence[int]) -> int:
-        """Of the token of a prompt whose state is read: as transformers, the first one where all are padding."""
+        """The place of the token of a prompt whose state is read: as in transformers, 0 where all are padding."""
         if not self._spec.of_last_token:
             return 0
         return next((place for place in reversed(range(len(prompt))) if prompt[place] != self._spec.passed_over), 0)

@@ -62,9 +62,9 @@ class TorchEncoder:
         lengths = [len(prompt) for prompt in prompts]
         flat = [token_id for prompt in prompts for token_id in prompt]
         tokens = torch.tensor(flat, dtype=torch.long, device=self.device)
-        embedded = token_places(lengths, num_first, self.description.context_length).to(self.device)
+        position_rows = token_places(lengths, num_first, self.description.context_length).to(self.device)
         groups = prompt_groups(lengths, self.device)
-        hidden = self._norm(self._words[tokens] + self._positions[embedded])
+        hidden = self._norm(self._words[tokens] + self._positions[position_rows])
         for layer in self._layers:
             hidden = layer.attention_norm(layer.output.add(self._attention(layer.qkv(hidden), groups), hidden))
             hidden = layer.mlp_norm(layer.down.add(layer.up(hidden), hidden))

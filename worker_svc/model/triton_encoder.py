@@ -85,11 +85,11 @@ class TritonEncoder:
         """
         lengths = [len(prompt) for prompt in prompts]
         tokens = self._upload([token_id for prompt in prompts for token_id in prompt], torch.long)
-        embedded = token_places(lengths, num_first, self.description.context_length)
+        position_rows = token_places(lengths, num_first, self.description.context_length)
         starts = self._upload([0, *accumulate(lengths)], torch.int32)
         # No token is one that was just sampled.
         hidden = embed_tokens(
-            tokens, tokens, self._words, positions=embedded.to(self.device), position_embedding=self._positions
+            tokens, tokens, self._words, positions=position_rows.to(self.device), position_embedding=self._positions
         )
         normed = post_norm(hidden, None, self._norm, self.dtype)
         for layer in self._layers:

@@ -16,10 +16,10 @@ def wanted_rows(lengths: Sequence[int], places: Places) -> tuple[NDArray[np.int6
     """Which rows of prompts of these lengths, one after another, are wanted, ascending; and how many of each prompt."""
     if places is None:
         return np.arange(sum(lengths)), list(lengths)
-    starts = accumulate(lengths, initial=0)
+    starts = accumulate(lengths[:-1], initial=0)
     rows = [
         np.arange(start, start + length) if place is None else np.array([start + place])
-        for start, length, place in zip(starts, lengths, places, strict=False)
+        for start, length, place in zip(starts, lengths, places, strict=True)
     ]
     return np.concatenate(rows), list(map(len, rows))
 

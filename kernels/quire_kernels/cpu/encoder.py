@@ -82,7 +82,7 @@ class Encoder:
         self, prompts: Sequence[Sequence[int]], num_first: Sequence[int] | None, rows: NDArray[np.int64]
     ) -> Tensor:
         """The last hidden states of tokens, float32 [num_rows, hidden_size]: of those at `rows`, ascending, of all
-        prompts' tokens one after another. The last layer computes no others.
+        prompts' tokens one after another. After its attention, the last layer computes only these.
 
         `num_first` is how many tokens of each prompt are of the first type; None: all. Raises ValueError for an empty
         prompt. Token ids, lengths and rows are not checked.

@@ -195,6 +195,22 @@ def test_a_row_has_the_same_bits_in_steps_of_any_size(resize: Change, arithmetic
         assert torch.equal(Compiled(model, dtype, use_amx).logits_in_steps(tokens, size), whole)
 
 
+@torch.inference_mode()
+def test_a_row_has_the_same_bits_whatever_others_are_sampled(arithmetic: tuple[torch.dtype, bool]) -> None:
+    """The last layer's attention leaves out tiles of queries after which no token is sampled."""
+    dtype, use_amx = arithmetic
+    model = RandomDecoder()
+    model.round_to(dtype)
+    tokens = torch.arange(LENGTH) * 7 % VOCAB
+    decoder = Compiled(model, dtype, use_amx)
+    whole, argmax = decoder.compute(tokens)
+    for places in ([LENGTH - 1], [0], [3, 4, LENGTH // 2], [], list(range(0, LENGTH, 9))):
+        sampled = torch.tensor(places, dtype=torch.int64)
+        logits, found = decoder.compute(tokens, sampled=sampled)
+        assert torch.equal(logits, whole[sampled])
+        assert torch.equal(found, argmax[sampled])
+
+
 @pytest.mark.parametrize("dim", WHOLE_DIMS)
 @pytest.mark.parametrize(
     "change", [no_positions, one_layer_without_positions, two_ropes, partial_rotation, one_head_norm, joint_norms]

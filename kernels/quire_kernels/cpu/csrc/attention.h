@@ -245,17 +245,17 @@ private:
         constexpr int N = G * VECTORS;
         FloatVector sums[R][N] = {};
         const int64_t stride = dim_, step = V * block_size_, num_steps = dim_ / V;
-        const Row* rows[] = {&query_[row * stride], &query_[(row + 3) * stride]};  // as in multiply_panel()
+        const Row* rows[] = {&query_[row * stride], &query_[(row + 3) * stride]};  // as in multiply_half_panel()
         const T *from[2 * G], *next[2 * G];
         std::copy_n(key_tile_.keys + 2 * first, 2 * G, from);
         std::copy_n(next_key_tile_.keys + 2 * first, 2 * G, next);
         const auto load_keys = [&](int n, int place) {
             if constexpr (VECTORS == 2)
-                return Lane<T>::load_part(HALVES ? from[n] : from[n / 2 * 2] + n % 2 * (LANES / 2 * V), place);
+                return Lane<T>::load_at_place(HALVES ? from[n] : from[n / 2 * 2] + n % 2 * (LANES / 2 * V), place);
             else if constexpr (HALVES)
                 return load_words(from[2 * n], from[2 * n + 1]);
             else
-                return Lane<T>::load_part(from[2 * n], place);
+                return Lane<T>::load_at_place(from[2 * n], place);
         };
         for (int64_t i = 0; i < num_steps; ++i) {
             add_products<R, N>([&](int r) { return rows[r / 3] + r % 3 * stride; }, load_keys, sums);
@@ -390,26 +390,26 @@ private:
 
     // Adds the products of R rows and N vectors.
     template <int R, int N>
-    [[gnu::always_inline]] static void add_products(auto&& row_at, auto&& load_part, FloatVector (&sums)[R][N]) {
+    [[gnu::always_inline]] static void add_products(auto&& row_at, auto&& load_at_place, FloatVector (&sums)[R][N]) {
         using Factor = Lane<Row>;
         const auto broadcast = [&](int r, int place) { return first_vector(Factor::broadcast(row_at(r) + place)); };
 #pragma GCC unroll 2
         for (int place = 0; place < V / Factor::VALUES; ++place) {
-            // Of pairs, either all rows or all vectors fit the registers beside the sums.
+            // Of pairs, the fewer of rows and vectors are kept in registers beside the sums.
             if constexpr (VECTORS == 2 && R > 1 && R < N) {
                 Vector x[R];
 #pragma GCC unroll 8
                 for (int r = 0; r < R; ++r) x[r] = broadcast(r, place);
 #pragma GCC unroll 8
                 for (int n = 0; n < N; ++n) {
-                    const Vector part = load_part(n, place);
+                    const Vector part = load_at_place(n, place);
 #pragma GCC unroll 8
                     for (int r = 0; r < R; ++r) sums[r][n] = Factor::multiply_add(x[r], part, sums[r][n]);
                 }
             } else {
                 Vector parts[N];
 #pragma GCC unroll 8
-                for (int n = 0; n < N; ++n) parts[n] = load_part(n, place);
+                for (int n = 0; n < N; ++n) parts[n] = load_at_place(n, place);
 #pragma GCC unroll 8
                 for (int r = 0; r < R; ++r) {
                     const Vector x = broadcast(r, place);
@@ -427,14 +427,16 @@ private:
             for (int64_t i = 0; i < count; i += LANES) store(to + i, load_floats(from + i));
     }
 
-    // Values beyond the context are not read: they may be NaN, and zero times NaN is NaN. So of two keys that are neighbours, the
-    // one that is seen is taken apart from the others.
+    // Values beyond the context are not read: they may be NaN, and zero times NaN is NaN. A pair of keys of which one is not seen has
+    // a call of its own, which masks that key.
     template <int R, int G, bool FETCH>
     void gather_part(int64_t row, int64_t d) {
         const int64_t first = round_up(key_tile_.first_key, V), last = key_tile_.num_keys / V * V;
-        if (key_tile_.first_key < first) gather_keys<R, G, true, FETCH>(row, d, first - V, first);
+        if constexpr (V > 1)
+            if (key_tile_.first_key < first) gather_keys<R, G, true, FETCH>(row, d, first - V, first);
         if (first < last) gather_keys<R, G, false, FETCH>(row, d, first, last);
-        if (first <= last && last < key_tile_.num_keys) gather_keys<R, G, true, FETCH>(row, d, last, last + V);
+        if constexpr (V > 1)
+            if (first <= last && last < key_tile_.num_keys) gather_keys<R, G, true, FETCH>(row, d, last, last + V);
     }
 
     // Of keys first to last - 1. With EDGE, some of them are not seen.
@@ -461,7 +463,7 @@ private:
             if (EDGE && key < key_tile_.first_key) seen &= 0xffff0000u;
             const auto load_values = [&](int n, int place) {
                 const T* values = from + n * VECTOR_LANES * V;
-                return EDGE ? Lane<T>::part(load<Vector>(values) & seen, place) : Lane<T>::load_part(values, place);
+                return EDGE ? Lane<T>::at_place(load<Vector>(values) & seen, place) : Lane<T>::load_at_place(values, place);
             };
             add_products<R, N>([&](int r) { return weights + key + r * TILE_KEYS; }, load_values, sums);
         }

@@ -266,6 +266,7 @@ private:
                             multiply(matrix, {from.data(), stride}, rows, own, finish);
                         });
         attend(pool_, own.attention, cache, step.sequences, tiles, layer.rule, query_.data(), latents_.put_gathered());
+        // In the last layer also of tokens whose tiles were left out, for which these are numbers of the layer before.
         latents_.after(*layer.latent, rows, attended_.data(), attended_stride_, own.scratch.data());
     }
 
@@ -516,7 +517,8 @@ private:
     const std::vector<Rope> ropes_;
     std::vector<int64_t> first_pairs_;  // of each rope, in a token's angles
     std::vector<std::unique_ptr<Thread>> threads_;
-    std::vector<Tile> tiles_, last_tiles_;  // of the last layer
+    std::vector<Tile> tiles_;
+    std::vector<Tile> last_tiles_;  // those that the last layer computes
     std::vector<Slot> slots_;  // of the step's tokens
     std::vector<PanelPlace> places_;
     ExpertMixture<Product> mixture_;

@@ -116,7 +116,7 @@ template <class T, int M, int LINES>
         for (int line = 0; line < LINES; ++line) __builtin_prefetch(next + line * LINE, 0, 2);
 #pragma GCC unroll 2
         for (int place = 0; place < V; ++place) {
-            const Words part = Lane<T>::part(weights, place);
+            const Words part = Lane<T>::at_place(weights, place);
 #pragma GCC unroll 16
             for (int m = 0; m < M; ++m)
                 sums[m] = multiply_add(Lane<float>::broadcast(bases[m / 3] + m % 3 * stride + place), part, sums[m]);
@@ -340,7 +340,7 @@ inline int64_t rows_of_tile(const Matrix& matrix, int64_t num_rows) {
     const auto rows_with = [&](int64_t limit) { return ceil_div(num_rows, std::max<int64_t>(1, ceil_div(num_rows, limit))); };
     int64_t rows = rows_with(most);
     // Four rows of half a panel have too few sums for the latency of an addition. One tile of them waits for memory anyway.
-    if (most > ROWS && rows == ROWS + 1 && num_rows > rows) rows = rows_with(ROWS);
+    if (most > ROWS && rows == ROWS + 1 && (num_rows > rows || matrix.is_expanded())) rows = rows_with(ROWS);
     return std::max<int64_t>(1, rows);
 }
 
@@ -377,11 +377,11 @@ inline bool multiply_piece(const Matrix& matrix, const Piece& piece, int64_t uni
     }
     if (num_tiles == 1) {
         const TileRows<T> tile = rows_of_unit(piece.first_row);
-        // The only use of the panel, which takes less time than loading it. Of half panels, the left one reads every second line of a
-        // whole panel, so the next panel is what is prefetched.
+        // The only use of the panel, which takes less time than loading it. Half panels have every second line each, and the processor
+        // loads neighbouring lines together: during both halves only another panel can be read.
         for (int64_t p = piece.first_panel + units; p < piece.last_panel; ++p) {
             const char* panel = panels + p * bytes;
-            const void* after = p + 1 < piece.last_panel ? panel + bytes : piece.next;
+            const void* after = p + 1 < piece.last_panel || !piece.next ? panel + bytes : piece.next;
             const void* ahead = tile.numbers && tile.count > ROWS ? after : panel + PREFETCH_BYTES;
             if (!multiply_unit.template operator()<2>(tile, piece.first_row, p, panel, ahead)) return false;
         }

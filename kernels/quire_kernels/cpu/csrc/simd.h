@@ -313,8 +313,8 @@ constexpr int MOST_NUMBER_ROWS = ROWS;
 #endif
 
 // The factors of products: one float, two neighbouring bfloat16, or four neighbouring bytes, in each lane. Where bfloat16 is taken apart
-// for a product, rows that many lanes are multiplied by are kept as floats, their type `Row`: part() has the numbers at a place of
-// lanes, and load_part() loads those of one vector.
+// for a product, rows that many lanes are multiplied by are kept as floats, their type `Row`: at_place() has the numbers at a place
+// of lanes, and load_at_place() loads those of one vector.
 template <class T>
 struct Lane;
 
@@ -334,8 +334,8 @@ struct Lane<float> {
     }
 #endif
     using Row = float;
-    static auto part(auto lanes, int) { return lanes; }
-    static Vector load_part(const float* p, int) { return load<Vector>(p); }
+    static auto at_place(auto lanes, int) { return lanes; }
+    static Vector load_at_place(const float* p, int) { return load<Vector>(p); }
 };
 
 #ifdef QUIRE_PAIRS
@@ -368,12 +368,12 @@ struct Lane<BFloat16> {
     }
 #ifdef QUIRE_PAIRS
     using Row = float;
-    static auto part(auto lanes, int place) { return place ? lanes & 0xffff0000u : lanes << 16; }
-    static Vector load_part(const BFloat16* p, int place) { return place ? load_upper_halves(p) : load<Vector>(p) << 16; }
+    static auto at_place(auto lanes, int place) { return place ? lanes & 0xffff0000u : lanes << 16; }
+    static Vector load_at_place(const BFloat16* p, int place) { return place ? load_upper_halves(p) : load<Vector>(p) << 16; }
 #else
     using Row = BFloat16;
-    static auto part(auto lanes, int) { return lanes; }
-    static Vector load_part(const BFloat16* p, int) { return load<Vector>(p); }
+    static auto at_place(auto lanes, int) { return lanes; }
+    static Vector load_at_place(const BFloat16* p, int) { return load<Vector>(p); }
 #endif
 };
 

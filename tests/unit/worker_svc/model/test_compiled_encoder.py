@@ -64,11 +64,13 @@ def test_prompts_of_any_lengths_together(
         torch.testing.assert_close(states, hidden_states(model, prompt), rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_states_of_single_tokens_have_the_bits_that_they_have_among_all(
-    bert: tuple[Path, BertModel, CompiledEncoder],
+    bert: tuple[Path, BertModel, CompiledEncoder], dtype: torch.dtype
 ) -> None:
-    """The last layer computes no others then."""
-    _, _, encoder = bert
+    """After its attention, the last layer computes only these."""
+    directory, _, encoder = bert
+    encoder = encoder if dtype == torch.float32 else load(directory, dtype)
     prompts, places = random_prompts(LENGTHS), [None if length % 3 == 0 else length // 2 for length in LENGTHS]
     states = encoder(prompts)
     expected = [one if place is None else one[place, None] for one, place in zip(states, places, strict=True)]

@@ -68,7 +68,7 @@ def test_a_prompts_bits_do_not_depend_on_the_others(variant: str, dtype: torch.d
 def test_states_of_single_tokens_have_the_bits_that_they_have_among_all(
     variant: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    """The last layer computes no others then."""
+    """After its attention, the last layer computes only these."""
     save_model(tmp_path, VARIANTS[variant]())
     states, crowd, places = load(tmp_path, dtype), prompts(3, 40, 1, 17, 63, 20), [2, 0, 0, None, 50, 19]
     wanted = states(crowd, places=places)
