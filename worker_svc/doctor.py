@@ -89,20 +89,25 @@ def check_kernels(context: CheckContext) -> Iterator[Finding]:
         device = choose_device(settings.device)
     except DeviceNotFound:  # the check before this one reports it
         return
-    backend = backend_of_values(settings)
+    of_values = backend_of_values(settings)
+    backend, quantization = of_values or (None, settings.quantization)
     if backend is None:
         try:
             check_kernels_of_device(settings.kernels, device)
         except DeviceNotFound as error:
             yield wrong("none that generates tokens", str(error), "set QUIRE_KERNELS=auto, or QUIRE_DEVICE")
             return
-    if backend == "torch":
+    if backend == "torch" and quantization != "none":
+        problem = f"they do not compute the model with QUIRE_QUANTIZATION={quantization}"
+        yield wrong("torch's operators", problem, "unset QUIRE_QUANTIZATION")
+    elif backend == "torch":
         yield ok("torch's operators compute the model's values: no C++ compiler and no Triton are used")
     elif device.type == "cuda":
         yield _run_triton_kernel()
     elif backend == "compiled" or settings.kernels in ("auto", "compiled"):
-        # Weights in 8 bits and determinism of generation are the compiled code's; values are made by torch as well.
-        needs_code = backend is None and (settings.quantization != "none" or settings.deterministic)
+        # Determinism of generation is the compiled code's, and so are decoders' weights in fewer bits; other values are
+        # made by torch as well.
+        needs_code = quantization != "none" or (backend is None and settings.deterministic)
         yield _check_compiled(settings, is_required=settings.kernels == "compiled" or needs_code)
     else:
         yield ok(f"QUIRE_KERNELS is {settings.kernels}: no C++ compiler is used")

@@ -20,7 +20,7 @@ from worker_svc.kernel_choice import (
 )
 from worker_svc.memory import check_num_blocks, check_swap_space, count_host_blocks
 from worker_svc.model_checks import CheckedModel, IncompleteModel, read_model, unprepared
-from worker_svc.model_fit import kept_bytes, smaller_quantizations
+from worker_svc.model_fit import kept_bytes, read_weight_sizes, smaller_quantizations
 from worker_svc.settings import WorkerSettings
 
 _GIB = 2**30
@@ -64,7 +64,7 @@ def find_memory_problems(context: CheckContext) -> Iterator[Finding]:
     )
     others = smaller_quantizations(settings.quantization, device.type)
     if not estimate.block or (device.type == "cuda" and model.description is None):
-        others = ()  # it is for decoders, on a GPU for native ones
+        others = ()  # it is suggested for models that generate, on a GPU for native ones
     yield _judge(settings, found, estimate, context.num_processes, device, others)
 
 
@@ -79,7 +79,8 @@ def estimate_memory(
             if device.type == "cuda"
             else available_memory(settings.memory_limit_bytes)
         )
-        return MemoryEstimate(model.num_parameters * dtype.itemsize, 0, 0, free)
+        weights = read_weight_sizes(model.served.path).num_bytes(dtype, model.quantization, device.type)
+        return MemoryEstimate(weights, 0, 0, free)
     check_quantization(settings, model.description, device)
     kernels = expected_kernels(settings, model.description, dtype, device)
     shape = _cache_shape(settings, model, choose_cache_dtype(settings.kv_cache_dtype, kernels, dtype, device))

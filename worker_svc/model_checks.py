@@ -13,7 +13,13 @@ from svc_common.doctor.findings import CheckContext, Finding, ok, skipped, warni
 from svc_common.doctor.prepared import is_prepared, next_step_for
 from svc_common.models import ModelNotFound, ServedModel, find_source, find_tokenizer
 from worker_svc.description import context_length_of
-from worker_svc.encoder.backend import EncoderKernels, choose_kernels, own_kernels
+from worker_svc.encoder.backend import (
+    EncoderKernels,
+    check_quantized,
+    choose_kernels,
+    own_kernels,
+    quantization_of_values,
+)
 from worker_svc.errors import StartupFailed
 from worker_svc.kernel_choice import (
     DeviceNotFound,
@@ -66,6 +72,8 @@ class CheckedModel:
     """False: an encoder, which keeps no keys and values."""
     stored: StoredTensors | None = None
     """None: an encoder, or transformers' own modules compute it."""
+    quantization: str = "none"
+    """The QUIRE_QUANTIZATION that has an effect on a model without keys and values."""
 
     def dtype(self, settings: WorkerSettings, device: torch.device) -> torch.dtype:
         """In which a worker would compute it."""
@@ -149,7 +157,8 @@ def read_model(settings: WorkerSettings) -> CheckedModel:
     num_parameters = sum(map(prod, shapes.values()))
     if description is not None and (has_values or isinstance(description, EncoderDescription)):
         name = _values_computed_by(settings, description)
-        return CheckedModel(served, config, None, f"{name}, as an encoder", num_parameters, has_kv=False)
+        name, in_effect = f"{name}, as an encoder", quantization_of_values(settings, description)
+        return CheckedModel(served, config, None, name, num_parameters, has_kv=False, quantization=in_effect)
     computed_by, is_native = _computed_by(settings, directory, config, description)
     stored = None
     if description is not None and is_native:
@@ -161,9 +170,9 @@ def read_model(settings: WorkerSettings) -> CheckedModel:
     return CheckedModel(served, config, description, computed_by, num_parameters, stored=stored)
 
 
-def backend_of_values(settings: WorkerSettings) -> EncoderKernels | None:
-    """What computes the values of prompts; None: the model generates, or its files cannot be read, which `read_model`
-    reports. Raises DeviceNotFound.
+def backend_of_values(settings: WorkerSettings) -> tuple[EncoderKernels, str] | None:
+    """What computes the values of prompts, and the QUIRE_QUANTIZATION that has an effect; None: the model generates, or
+    its files cannot be read, which `read_model` reports. Raises DeviceNotFound.
     """
     try:
         directory = settings.served_model().path
@@ -172,7 +181,8 @@ def backend_of_values(settings: WorkerSettings) -> EncoderKernels | None:
         return None
     if description is None or not has_values:
         return None
-    return _kernels_of_values(settings, description, choose_device(settings.device))[0]
+    kernels, _ = _kernels_of_values(settings, description, choose_device(settings.device))
+    return kernels, quantization_of_values(settings, description)
 
 
 def read_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
@@ -260,9 +270,13 @@ def _kernels_of_values(
 
 def _values_computed_by(settings: WorkerSettings, description: AnyDescription) -> str:
     """What computes the values of prompts. Raises DeviceNotFound, and IncompleteModel where the settings name kernels
-    that refuse the model.
+    that refuse the model, or a format of weights that they do not compute.
     """
     device = choose_device(settings.device)
+    try:
+        check_quantized(settings, description, choose_dtype(settings.dtype, device), device)
+    except StartupFailed as error:
+        raise IncompleteModel(str(error), "unset QUIRE_QUANTIZATION, or change what the problem names") from error
     kernels, refused = _kernels_of_values(settings, description, device)
     if kernels == "torch" and isinstance(description, ModelDescription):
         lacking = unsupported_reason(description, decoder_states.COMPUTED)

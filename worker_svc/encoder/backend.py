@@ -15,7 +15,7 @@ from quire_kernels.cpu.thread_pool import ThreadPool
 from worker_svc.encoder.runner import EncoderForward
 from worker_svc.errors import StartupFailed
 from worker_svc.fingerprint import triton_arithmetic
-from worker_svc.kernel_choice import start_thread_pool
+from worker_svc.kernel_choice import MATRIX_FORMATS, check_quantization, quantization_of_device, start_thread_pool
 from worker_svc.model import compiled_encoder, compiled_states, decoder_states
 from worker_svc.model.architecture import AnyDescription
 from worker_svc.model.compiled_encoder import load_compiled_encoder
@@ -80,6 +80,29 @@ def _refused_by_triton(description: AnyDescription) -> str | None:
     return unsupported_reason(description)
 
 
+def quantization_of_values(settings: WorkerSettings, description: AnyDescription) -> str:
+    """The QUIRE_QUANTIZATION of a model: decoders take it, whatever they compute, and encoders stay in their dtype."""
+    return settings.quantization if isinstance(description, ModelDescription) else "none"
+
+
+def check_quantized(
+    settings: WorkerSettings, description: AnyDescription, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Raises StartupFailed where a model's weights cannot be computed in the format of the settings."""
+    if not isinstance(description, ModelDescription) or settings.quantization == "none":
+        return
+    chosen = settings.kernels if settings.kernels in KERNELS[device.type] else "auto"
+    check_quantization(settings.model_copy(update={"kernels": chosen}), description, device)
+    _, refused = choose_kernels(settings, description, dtype, device)
+    if refused is not None:
+        raise _refused_format(settings.quantization, device, refused)
+
+
+def _refused_format(quantization: str, device: torch.device, refused: str) -> StartupFailed:
+    setting = f"QUIRE_QUANTIZATION is {quantization}"
+    return StartupFailed(f"{setting}, for which the {own_kernels(device)} kernels cannot be used: {refused}")
+
+
 def load_backend(
     settings: WorkerSettings,
     description: AnyDescription,
@@ -91,8 +114,9 @@ def load_backend(
     """Loads the model of a directory by the kernels that `choose_kernels` names.
 
     Raises UnsupportedModel if its tensors do not match, and StartupFailed if the kernels of the settings cannot be
-    used.
+    used, or do not compute the format of its weights.
     """
+    check_quantized(settings, description, dtype, device)
     kernels, refused = choose_kernels(settings, description, dtype, device)
     if kernels == "triton":
         return _load_triton(settings, description, directory, dtype, device)
@@ -101,8 +125,10 @@ def load_backend(
             pool = start_thread_pool(settings, report)
         except BuildFailed as error:
             refused = str(error)
+            if (quantization := quantization_of_values(settings, description)) != "none":
+                raise _refused_format(quantization, device, refused) from error
         else:
-            return _load_compiled(description, directory, dtype, pool)
+            return _load_compiled(settings, description, directory, dtype, pool)
     if refused is not None:
         own = own_kernels(device)
         if settings.kernels == own:
@@ -116,13 +142,13 @@ def load_backend(
 
 
 def _load_compiled(
-    description: AnyDescription, directory: Path, dtype: torch.dtype, pool: ThreadPool
+    settings: WorkerSettings, description: AnyDescription, directory: Path, dtype: torch.dtype, pool: ThreadPool
 ) -> EncoderBackend:
     arithmetic = _arithmetic_on_cpu(arithmetic_of(pool))
     if isinstance(description, EncoderDescription):
         encoder = load_compiled_encoder(description, directory, dtype, pool)
         return EncoderBackend(encoder, arithmetic, is_batch_invariant=True)
-    states = load_compiled_states(description, directory, dtype, pool)
+    states = load_compiled_states(description, directory, dtype, pool, MATRIX_FORMATS[settings.quantization])
     estimate = partial(compiled_states.prompt_bytes, description, dtype=dtype)
     return EncoderBackend(states, arithmetic, is_batch_invariant=True, prompt_bytes=estimate)
 
@@ -142,7 +168,10 @@ def _load_triton(
         return EncoderBackend(encoder, triton_arithmetic(device), is_batch_invariant=is_deterministic)
     from worker_svc.model import triton_states
 
-    states = triton_states.load_triton_states(description, directory, dtype, device, deterministic=is_deterministic)
+    quantization = quantization_of_device(settings.quantization)
+    states = triton_states.load_triton_states(
+        description, directory, dtype, device, deterministic=is_deterministic, quantization=quantization
+    )
     estimate = partial(triton_states.prompt_bytes, description, dtype=dtype)
     return EncoderBackend(states, triton_arithmetic(device), is_deterministic, estimate)
 

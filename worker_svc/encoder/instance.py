@@ -7,7 +7,7 @@ import torch
 
 from svc_common.models import tokenizer_fingerprint, tokenizer_setting
 from worker_svc.description import WorkerDescription, WorkerLimits
-from worker_svc.encoder.backend import KERNELS, load_backend
+from worker_svc.encoder.backend import KERNELS, load_backend, quantization_of_values
 from worker_svc.encoder.pooling import EmbeddingDefaults, EmbeddingPooler, ScorePooler
 from worker_svc.encoder.runner import EncoderRunner
 from worker_svc.fingerprint import model_fingerprint
@@ -32,9 +32,9 @@ _BUDGETS = {"cpu": (1024, 64), "cuda": (16384, 512)}
 # A prompt of a decoder takes at most this share of the memory that is free once the model is loaded.
 _PROMPT_SHARE = 0.25
 
-# Settings of decoders, with the value that they have where nobody sets them. A deployment may have decoders and
-# encoders with the same settings: other values have no effect here.
-_NEUTRAL = {"attention_backend": "triton", "drafter": "none", "kv_cache_dtype": "auto", "quantization": "none"}
+# Settings of models that generate, with the value that they have where nobody sets them. One deployment may serve both
+# kinds of models with the same settings: other values have no effect here. On encoders QUIRE_QUANTIZATION has none.
+_NEUTRAL = {"attention_backend": "triton", "drafter": "none", "kv_cache_dtype": "auto"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,16 @@ def load_encoder(
     ignored = [name for name, neutral in _NEUTRAL.items() if getattr(settings, name) != neutral]
     if settings.kernels not in KERNELS[device.type]:
         ignored.append("kernels")
+    quantization = quantization_of_values(settings, description)
+    if settings.quantization != quantization:
+        ignored.append("quantization")
     for name in ignored:
         report(f"QUIRE_{name.upper()} has no effect on an encoder")
     served = settings.served_model()
     dtype = choose_dtype(settings.dtype, device)
     torch.set_num_threads(settings.num_threads or available_cpus())
     defaults, layers = EmbeddingDefaults(), list[DenseLayer]()
-    check_fits(settings, served.path, None, device, dtype)
+    check_fits(settings.model_copy(update={"quantization": quantization}), served.path, None, device, dtype)
     memory = MemoryAccount(device)
     with progress(f"loading {served.name}", report):
         head = load_score_head(description, served.path, device)
@@ -113,6 +116,7 @@ def load_encoder(
             fingerprint=model_fingerprint(
                 served.path,
                 dtype,
+                quantization,
                 arithmetic=arithmetic,
                 other_weights=[weights_of(layer, served.path) for layer in defaults.layers],
             ),

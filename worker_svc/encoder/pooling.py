@@ -28,14 +28,14 @@ class Pooler(Protocol):
         """
 
     def place(self, new: NewSequence) -> int | None:
-        """Of the one token of a prompt whose state its value needs; None: it needs those of all."""
+        """The place of the token of the prompt whose state its value needs; None: it needs those of all tokens."""
 
 
 class PairScorer(Protocol):
     """The head of a model that scores pairs of texts."""
 
     def place(self, prompt: Sequence[int]) -> int:
-        """Of the token of a prompt whose state is read."""
+        """The place of the token of a prompt whose state is read."""
 
     def outputs(self, states: Tensor) -> Tensor:
         """The outputs [num_prompts] for these tokens' hidden states [num_prompts, hidden_size]."""

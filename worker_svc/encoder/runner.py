@@ -23,7 +23,7 @@ class EncoderForward(Protocol):
     def __call__(
         self, prompts: Sequence[Sequence[int]], num_first: Sequence[int] | None = None, places: Places = None
     ) -> list[torch.Tensor]:
-        """The last hidden states of each prompt [num_tokens, hidden_size], or of the one token that `places` want of it
+        """The last hidden states of each prompt [num_tokens, hidden_size], or that of the one token that `places` name
         [1, hidden_size]. No prompt is empty. `num_first` is how many tokens of each prompt are of the first type, at
         least one; None: all.
         """

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quire_kernels.cpu.attention import check_compiled_support
 from quire_kernels.cpu.decoder import Decoder, DecoderStepArgs
-from quire_kernels.cpu.linear import PANEL
+from quire_kernels.cpu.linear import PANEL, MatrixFormat
 from quire_kernels.cpu.thread_pool import ThreadPool
 from worker_svc.batch import lay_out_prompts
 from worker_svc.cache import CacheShape, KVCache
@@ -43,10 +43,19 @@ class CompiledStates:
     A prompt's bits do not depend on the other prompts of its call.
     """
 
-    def __init__(self, description: ModelDescription, checkpoint: Checkpoint, thread_pool: ThreadPool) -> None:
-        """Raises UnsupportedModel if the description is not supported, or tensors do not match it."""
+    def __init__(
+        self,
+        description: ModelDescription,
+        checkpoint: Checkpoint,
+        thread_pool: ThreadPool,
+        weights: MatrixFormat = MatrixFormat.PLAIN,
+    ) -> None:
+        """`weights`: the format of layers that name none.
+
+        Raises UnsupportedModel if the description is not supported, or tensors do not match it.
+        """
         support.check_computed("the compiled kernels", description, COMPUTED)
-        builder = CompiledBuilder(thread_pool, checkpoint.dtype)
+        builder = CompiledBuilder(thread_pool, checkpoint.dtype, weights)
         self._body = CompiledBody(description, build_body(description, checkpoint, builder), builder)
         drop_head(description, checkpoint)
         self._cache, self._decoder = self._with_blocks(1)
@@ -105,10 +114,14 @@ def prompt_bytes(description: ModelDescription, num_tokens: int, dtype: torch.dt
 
 
 def load_compiled_states(
-    description: ModelDescription, directory: Path, dtype: torch.dtype, thread_pool: ThreadPool
+    description: ModelDescription,
+    directory: Path,
+    dtype: torch.dtype,
+    thread_pool: ThreadPool,
+    weights: MatrixFormat = MatrixFormat.PLAIN,
 ) -> CompiledStates:
     """Loads the decoder of a directory without its head. Raises UnsupportedModel if it is not supported, or its tensors
     do not match.
     """
     with open_checkpoint(directory, dtype, _CPU) as checkpoint:
-        return CompiledStates(description, checkpoint, thread_pool)
+        return CompiledStates(description, checkpoint, thread_pool, weights)

@@ -17,6 +17,7 @@ from worker_svc.cache import CacheShape, LayerCache
 from worker_svc.gpu.inputs import ForwardInputs
 from worker_svc.model.building import build_body, drop_head
 from worker_svc.model.description import ExpertsSpec, ModelDescription
+from worker_svc.model.device_formats import Quantization
 from worker_svc.model.triton_body import (
     AttentionLimits,
     TritonBody,
@@ -32,14 +33,23 @@ _BLOCK_SIZE = 16  # the default of workers, for which the table of compiled kern
 
 class TritonStates:
     """A decoder without its head, as the backend of an encoder. For one thread. With `deterministic`, a prompt's bits
-    do not depend on the other prompts of its call.
+    do not depend on the other prompts of its call. `quantization` is the format of linear layers; None: the model's
+    dtype.
     """
 
-    def __init__(self, description: ModelDescription, checkpoint: Checkpoint, *, deterministic: bool = False) -> None:
+    def __init__(
+        self,
+        description: ModelDescription,
+        checkpoint: Checkpoint,
+        *,
+        deterministic: bool = False,
+        quantization: Quantization | None = None,
+    ) -> None:
         """Raises UnsupportedModel if the description is not supported, or tensors do not match it."""
         check_description(description)
         self._description = description
-        self._body = TritonBody(description, build_body(description, checkpoint, TritonBodyBuilder(deterministic)))
+        builder = TritonBodyBuilder(deterministic, quantization)
+        self._body = TritonBody(description, build_body(description, checkpoint, builder))
         drop_head(description, checkpoint)
 
     def __call__(
@@ -103,9 +113,10 @@ def load_triton_states(
     device: torch.device,
     *,
     deterministic: bool = False,
+    quantization: Quantization | None = None,
 ) -> TritonStates:
     """Loads the decoder of a directory without its head. Raises UnsupportedModel if it is not supported, or its tensors
     do not match.
     """
     with open_checkpoint(directory, dtype, device) as checkpoint:
-        return TritonStates(description, checkpoint, deterministic=deterministic)
+        return TritonStates(description, checkpoint, deterministic=deterministic, quantization=quantization)

@@ -6,9 +6,12 @@ from typing import Any
 import pytest
 import torch
 
+import llama_models
 from bert_models import save_bert
 from svc_common.doctor.findings import CheckContext, Finding, Status
 from worker_svc import doctor
+from worker_svc.memory_checks import estimate_memory
+from worker_svc.model_checks import read_model
 from worker_svc.settings import WorkerSettings
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="is about a machine without a GPU")
@@ -88,6 +91,35 @@ def test_torch_stands_in_for_the_compiled_code_of_an_encoder(tmp_path: Path, mon
     monkeypatch.delenv("CXX", raising=False)
     assert found("kernels", model=str(tmp_path), deterministic=True).status is Status.WARNING
     assert found("kernels", model=str(tmp_path), kernels="compiled").status is Status.WRONG
+
+
+@no_gpu
+def test_weights_in_fewer_bits_of_a_decoder_that_embeds_need_the_compiled_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_bert(tmp_path / "encoder", num_attention_heads=3)
+    llama_models.save_model(tmp_path / "decoder", llama_models.VARIANTS["qwen3"]())
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    settings = {"task": "embed", "quantization": "int8"}
+    assert found("kernels", model=str(tmp_path / "encoder"), **settings).status is Status.WARNING
+    assert found("kernels", model=str(tmp_path / "decoder"), **settings).status is Status.WRONG
+    finding = found("model", model=str(tmp_path / "decoder"), task="embed", quantization="int8", kernels="torch")
+    assert (finding.status, "QUIRE_KERNELS is torch" in finding.problem) == (Status.WRONG, True)
+    finding = found("kernels", model=str(tmp_path / "decoder"), task="embed", quantization="int8", kernels="torch")
+    assert (finding.status, "unset QUIRE_QUANTIZATION" in finding.next_step) == (Status.WRONG, True)
+
+
+@no_gpu
+def test_memory_is_that_of_the_weights_as_they_are_computed(tmp_path: Path) -> None:
+    def weights(model: str, **settings: Any) -> int:
+        given = WorkerSettings(model=str(tmp_path / model), **settings)
+        return estimate_memory(given, read_model(given), torch.device("cpu"), 1).weights
+
+    save_bert(tmp_path / "encoder")
+    llama_models.save_model(tmp_path / "decoder", llama_models.VARIANTS["qwen3"]())
+    assert weights("decoder", task="embed", quantization="int8") < weights("decoder", task="embed")
+    assert weights("encoder", quantization="int8") == weights("encoder")
 
 
 @no_gpu

@@ -8,8 +8,10 @@ import torch
 from transformers import BertConfig, LlamaConfig
 
 import llama_models
+import worker_svc.encoder.backend
 from bert_models import hidden_states, random_prompts, save_bert
 from described_models import description_of
+from quire_kernels.cpu.library import BuildFailed
 from svc_common.settings import read_settings
 from worker_svc.encoder.backend import EncoderBackend, choose_kernels, load_backend, torch_arithmetic
 from worker_svc.errors import StartupFailed
@@ -122,8 +124,68 @@ def test_compiled_kernels_compute_a_decoder_that_embeds(tmp_path: Path) -> None:
         load_backend(settings, description, tmp_path / "heads", torch.float32, CPU, print)
 
 
+# By QUIRE_QUANTIZATION: how near the last state of a random model is to that of its own weights, as a cosine.
+NEAR = {"int8": 0.999, "w8a8": 0.999, "w4a16": 0.85, "w4a8": 0.85}
+
+
+def assert_near(found: torch.Tensor, expected: torch.Tensor, least: float) -> None:
+    cosine = float(torch.cosine_similarity(found[-1].cpu().float(), expected[-1], dim=0))
+    assert least < cosine < 1 - 1e-9
+    assert not torch.allclose(found.cpu(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("quantization", NEAR)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @torch.inference_mode()
-def test_triton_kernels_compute_a_decoder_that_embeds_on_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_decoder_that_embeds_has_its_weights_in_fewer_bits(
+    quantization: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    llama_models.save_model(tmp_path, llama_models.VARIANTS["qwen3"]())
+    description, prompts = description_of(tmp_path, ModelDescription), llama_models.prompts(17, 3, 40)
+    settings = settings_of("--quantization", quantization)
+    backend = load_backend(settings, description, tmp_path, dtype, CPU, print)
+    alone = [backend.forward([prompt])[0] for prompt in prompts]
+    assert all(map(torch.equal, backend.forward(prompts), alone))
+    last = backend.forward(prompts, None, [len(prompt) - 1 for prompt in prompts])
+    assert all(torch.equal(one[0], states[-1]) for one, states in zip(last, alone, strict=True))
+    for prompt, states in zip(prompts, alone, strict=True):
+        assert_near(states, llama_models.hidden_states(tmp_path, prompt), NEAR[quantization])
+
+
+@pytest.mark.parametrize(
+    ("args", "head_dim", "device", "text"),
+    [
+        (("--quantization", "int8", "--kernels", "torch"), 16, CPU, "QUIRE_KERNELS is torch"),
+        (("--quantization", "fp8"), 16, CPU, "QUIRE_QUANTIZATION is fp8, which is for a GPU"),
+        (("--quantization", "w4a8"), 16, GPU, "QUIRE_QUANTIZATION is w4a8, which is for CPUs"),
+        (("--quantization", "w8a8"), 12, CPU, "for which the compiled kernels cannot be used: .*12"),
+        (("--quantization", "int8"), 272, GPU, "for which the triton kernels cannot be used: .*272"),
+    ],
+)
+def test_a_format_that_the_kernels_do_not_compute_is_refused(
+    args: tuple[str, ...], head_dim: int, device: torch.device, text: str, tmp_path: Path
+) -> None:
+    llama_models.save_model(tmp_path, LlamaConfig(**llama_models.SIZES | {"head_dim": head_dim}))
+    description = description_of(tmp_path, ModelDescription)
+    with pytest.raises(StartupFailed, match=text):
+        load_backend(settings_of(*args), description, tmp_path, torch.float32, device, print)
+
+
+def test_weights_in_fewer_bits_need_the_compiled_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def no_compiler(*_: object) -> None:
+        raise BuildFailed("no C++ compiler is found")
+
+    monkeypatch.setattr(worker_svc.encoder.backend, "start_thread_pool", no_compiler)
+    llama_models.save_model(tmp_path, llama_models.VARIANTS["qwen3"]())
+    description, settings = description_of(tmp_path, ModelDescription), settings_of("--quantization", "int8")
+    with pytest.raises(StartupFailed, match=r"QUIRE_QUANTIZATION is int8, .* cannot be used: no C\+\+ compiler"):
+        load_backend(settings, description, tmp_path, torch.float32, CPU, print)
+    assert load_backend(settings_of(), description, tmp_path, torch.float32, CPU, print).prompt_bytes is not None
+
+
+@pytest.fixture
+def states_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoders that embed on a GPU; the kernels are interpreted."""
     load = triton_states.load_triton_states
 
     def load_here(description: ModelDescription, directory: Path, dtype: torch.dtype, _: Any, **options: Any) -> Any:
@@ -131,6 +193,22 @@ def test_triton_kernels_compute_a_decoder_that_embeds_on_a_gpu(monkeypatch: pyte
 
     monkeypatch.setattr(triton_states, "load_triton_states", load_here)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
+
+
+@pytest.mark.usefixtures("states_on_gpu")
+@pytest.mark.parametrize("quantization", ["int8", "w8a8", "w4a16"])
+@torch.inference_mode()
+def test_a_decoder_that_embeds_on_a_gpu_has_its_weights_in_fewer_bits(quantization: str, tmp_path: Path) -> None:
+    llama_models.save_model(tmp_path, llama_models.VARIANTS["qwen3"]())
+    (prompt,) = llama_models.prompts(17)
+    description, settings = description_of(tmp_path, ModelDescription), settings_of("--quantization", quantization)
+    backend = load_backend(settings, description, tmp_path, torch.float32, GPU, print)
+    assert_near(backend.forward([prompt])[0], llama_models.hidden_states(tmp_path, prompt), NEAR[quantization])
+
+
+@pytest.mark.usefixtures("states_on_gpu")
+@torch.inference_mode()
+def test_triton_kernels_compute_a_decoder_that_embeds_on_a_gpu(tmp_path: Path) -> None:
     llama_models.save_model(tmp_path, llama_models.VARIANTS["qwen3"]())
     (prompt,) = llama_models.prompts(17)
     description = description_of(tmp_path, ModelDescription)

@@ -72,6 +72,19 @@ def test_settings_of_decoders_have_no_effect_and_are_named(setting: str, value: 
     assert f"QUIRE_{setting.upper()} has no effect on an encoder" in lines
 
 
+def test_a_decoder_that_embeds_has_the_weights_that_the_settings_say(tmp_path: Path) -> None:
+    save_model(tmp_path, VARIANTS["qwen3"]())
+    lines: list[str] = []
+    prompts = decoder_prompts(17)
+    plain = load(tmp_path, "--task", "embed")
+    in_8_bits = load(tmp_path, "--task", "embed", "--quantization", "w8a8", report=lines.append)
+    assert not [line for line in lines if "QUIRE_QUANTIZATION" in line]
+    assert plain.description.fingerprint != in_8_bits.description.fingerprint
+    (expected,), (vector,) = embedded(plain, prompts), embedded(in_8_bits, prompts)
+    assert vector != expected
+    assert vector == pytest.approx(expected, abs=0.05)
+
+
 # Heads of 16 dimensions, which the compiled kernels support; those of 12 are computed by torch.
 HEADS = {"compiled": 3, "torch": 4}
 
