@@ -22,6 +22,7 @@ CASES: tuple[partial[KernelCase], ...] = (
     partial(compiled.attention, heads=SMOLLM_135M, num_seqs=1, num_queries=256, context_len=1024),
     partial(compiled.store, heads=SMOLLM_135M, num_tokens=512),
     partial(compiled.product, num_rows=1, outputs=16384, inputs=2048, matrix_format=MatrixFormat.PLAIN),
+    partial(compiled.product, num_rows=6, outputs=16384, inputs=2048, matrix_format=MatrixFormat.PLAIN),
     partial(compiled.product, num_rows=8, outputs=16384, inputs=2048, matrix_format=MatrixFormat.PLAIN),
     partial(compiled.product, num_rows=32, outputs=16384, inputs=2048, matrix_format=MatrixFormat.PLAIN),
     partial(compiled.product, num_rows=256, outputs=16384, inputs=2048, matrix_format=MatrixFormat.PLAIN),

@@ -12,9 +12,9 @@ from worker_svc.block_hashes import BlockHashTable
 from worker_svc.description import WorkerLimits
 from worker_svc.encoder.pooling import Pooler
 from worker_svc.errors import DeviceLost
-from worker_svc.model.wanted_states import Places
 from worker_svc.out_of_memory import OUT_OF_MEMORY, is_out_of_memory, note_out_of_memory
 from worker_svc.step import FailureReason, NewSequence, ScheduledSequence, SequenceResult, Step, StepOutcome
+from worker_svc.wanted_states import Places
 
 
 class EncoderForward(Protocol):

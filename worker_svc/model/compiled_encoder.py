@@ -19,8 +19,8 @@ from worker_svc.model.description import LinearLayer
 from worker_svc.model.encoder_description import EncoderDescription, EncoderLayer, LayerNorm
 from worker_svc.model.encoder_weights import open_encoder, take_embeddings
 from worker_svc.model.linear_weights import LinearWeights
-from worker_svc.model.wanted_states import Places, wanted_rows
 from worker_svc.model.weights import Checkpoint
+from worker_svc.wanted_states import Places, wanted_rows
 
 # Tokens of a block of keys and values in encoder.h.
 _BLOCK_SIZE = 16

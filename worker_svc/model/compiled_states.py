@@ -23,8 +23,8 @@ from worker_svc.model.compiled_body import CompiledBody, token_args
 from worker_svc.model.compiled_builder import CompiledBuilder
 from worker_svc.model.description import ExpertsSpec, ModelDescription
 from worker_svc.model.support import Feature
-from worker_svc.model.wanted_states import Places, wanted_rows
 from worker_svc.model.weights import Checkpoint, open_checkpoint
+from worker_svc.wanted_states import Places, wanted_rows
 
 COMPUTED = COMPUTED_OF_TOKENS | {Feature.BIDIRECTIONAL}
 _BLOCK_SIZE = 16  # tokens in a block of keys and values

@@ -14,9 +14,9 @@ from worker_svc.model.support import Feature, check_computed
 from worker_svc.model.torch_layers import TorchBodyBuilder
 from worker_svc.model.torch_model import COMPUTED as TORCH_COMPUTED
 from worker_svc.model.torch_model import TorchBody
-from worker_svc.model.wanted_states import Places, wanted_states
 from worker_svc.model.weights import Checkpoint, open_checkpoint
 from worker_svc.model_layout import LayerAttention
+from worker_svc.wanted_states import Places, wanted_states
 
 COMPUTED = TORCH_COMPUTED - {Feature.SOFT_CAP} | {Feature.BIDIRECTIONAL}
 

@@ -14,8 +14,8 @@ from worker_svc.model.encoder_weights import open_encoder, take_embeddings, toke
 from worker_svc.model.linear import Linear, make_linear
 from worker_svc.model.linear_weights import LinearWeights
 from worker_svc.model.prompt_groups import PromptGroup, prompt_groups
-from worker_svc.model.wanted_states import Places, wanted_states
 from worker_svc.model.weights import Checkpoint
+from worker_svc.wanted_states import Places, wanted_states
 
 
 class _Norm:

@@ -25,8 +25,8 @@ from worker_svc.model.description import LinearLayer
 from worker_svc.model.encoder_description import EncoderDescription, EncoderLayer, LayerNorm
 from worker_svc.model.encoder_weights import open_encoder, take_embeddings, token_places
 from worker_svc.model.linear_weights import LinearWeights
-from worker_svc.model.wanted_states import Places, wanted_states
 from worker_svc.model.weights import Checkpoint
+from worker_svc.wanted_states import Places, wanted_states
 
 
 def unsupported_reason(description: EncoderDescription) -> str | None:

@@ -25,8 +25,8 @@ from worker_svc.model.triton_body import (
     check_description,
     make_attention,
 )
-from worker_svc.model.wanted_states import Places, wanted_states
 from worker_svc.model.weights import Checkpoint, open_checkpoint
+from worker_svc.wanted_states import Places, wanted_states
 
 _BLOCK_SIZE = 16  # the default of workers, for which the table of compiled kernels has every shape of heads
 

@@ -8,8 +8,8 @@ import torch
 from worker_svc.description import WorkerLimits
 from worker_svc.encoder.pooling import EmbeddingDefaults, EmbeddingPooler
 from worker_svc.encoder.runner import EncoderRunner
-from worker_svc.model.wanted_states import Places, wanted_states
 from worker_svc.step import EmbeddingParams, NewSequence, Pooling, SamplingParams, ScheduledSequence, ScoreParams, Step
+from worker_svc.wanted_states import Places, wanted_states
 
 LIMITS = WorkerLimits(
     vocab_size=100, context_length=8, block_size=16, num_blocks=0, max_step_tokens=64, max_sequences=8

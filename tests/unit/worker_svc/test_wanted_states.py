@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from worker_svc.model.wanted_states import Places, wanted_rows, wanted_states
+from worker_svc.wanted_states import Places, wanted_rows, wanted_states
 
 
 @pytest.mark.parametrize(
