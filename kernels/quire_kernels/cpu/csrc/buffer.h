@@ -1,6 +1,7 @@
 // Memory for a kernel's intermediate values.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <new>
@@ -36,5 +37,12 @@ private:
     T* data_ = nullptr;
     int64_t size_ = 0;
 };
+
+// Moves `count` rows to the front. Their numbers ascend, so no row is overwritten before it is moved.
+template <class T>
+inline void move_to_front(T* rows, int64_t stride, const int64_t* numbers, int64_t count) {
+    for (int64_t i = 0; i < count; ++i)
+        if (numbers[i] != i) std::copy_n(rows + numbers[i] * stride, stride, rows + i * stride);
+}
 
 }  // namespace quire

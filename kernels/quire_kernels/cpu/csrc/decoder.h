@@ -499,14 +499,9 @@ private:
 
     // Moves the rows after which a token is sampled to the front, and returns their number.
     int64_t keep_sampled_rows(const DecoderStep& step) {
-        // Row numbers ascend, so no row is overwritten before it is moved; one thread does it, since rows may overlap.
-        pool_.parallel_for(1, [&](int64_t) {
-            for (int64_t i = 0; i < step.num_samples; ++i) {
-                const int64_t row = step.logits_indices[i];
-                if (row == i) continue;
-                std::copy_n(&hidden_[row * hidden_stride_], hidden_stride_, &hidden_[i * hidden_stride_]);
-                std::copy_n(&attended_[row * attended_stride_], attended_stride_, &attended_[i * attended_stride_]);
-            }
+        pool_.parallel_for(1, [&](int64_t) {  // one thread, since rows may overlap
+            move_to_front(hidden_.data(), hidden_stride_, step.logits_indices, step.num_samples);
+            move_to_front(attended_.data(), attended_stride_, step.logits_indices, step.num_samples);
         });
         return step.num_samples;
     }

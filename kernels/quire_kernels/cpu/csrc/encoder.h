@@ -157,16 +157,10 @@ private:
 
     // Moves the rows of wanted tokens to the front, and returns their number.
     int64_t keep_wanted_rows(const EncoderStep& step) {
-        if (step.num_rows < layout_.num_tokens())
-            // Row numbers ascend, so no row is overwritten before it is moved; one thread does it, since rows may overlap.
-            pool_.parallel_for(1, [&](int64_t) {
-                for (int64_t i = 0; i < step.num_rows; ++i) {
-                    const int64_t row = step.rows[i];
-                    if (row == i) continue;
-                    std::copy_n(&hidden_[row * hidden_stride_], hidden_stride_, &hidden_[i * hidden_stride_]);
-                    std::copy_n(&attended_[row * normed_stride_], normed_stride_, &attended_[i * normed_stride_]);
-                }
-            });
+        pool_.parallel_for(1, [&](int64_t) {  // one thread, since rows may overlap
+            move_to_front(hidden_.data(), hidden_stride_, step.rows, step.num_rows);
+            move_to_front(attended_.data(), normed_stride_, step.rows, step.num_rows);
+        });
         return step.num_rows;
     }
 
