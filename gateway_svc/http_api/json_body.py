@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from svc_common.errors import QuireError, Reason
 
@@ -18,6 +18,13 @@ MAX_JSON_TOKENS = 2**20
 _MAX_PATH = 200  # characters of a path in an error
 # Possessive, so that a long string takes no memory, and without need of the last quote, so that the time is linear.
 _JSON_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]', re.DOTALL)
+
+
+class _Place(NamedTuple):
+    """Where a value of a body is: in what, and its key or index there."""
+
+    above: "_Place | None"
+    name: str | int
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +93,26 @@ def _has_too_many_tokens(data: bytes) -> bool:
 
 def _repeated_field(body: dict[str, Any], repeated_keys: Mapping[int, tuple[dict[str, Any], str]]) -> str:
     """The path of a field that its object has twice. `repeated_keys` has each such object, with one key, by its id."""
-    left: list[tuple[str, Any]] = [("", body)]
+    # Values with their places, and only of the one that is found the path: a long key may have many values below it.
+    left: list[tuple[_Place | None, Any]] = [(None, body)]
     while left:
-        path, value = left.pop()
+        place, value = left.pop()
         if isinstance(value, dict):
-            dotted = f"{path}." if path else ""
             if id(value) in repeated_keys:
-                return printable(dotted + repeated_keys[id(value)][1])
-            left += ((dotted + name, item) for name, item in value.items())
+                return printable(_path(_Place(place, repeated_keys[id(value)][1])))
+            left += ((_Place(place, name), item) for name, item in value.items())
         elif isinstance(value, list):
-            left += ((f"{path}[{index}]", item) for index, item in enumerate(value))
+            left += ((_Place(place, index), item) for index, item in enumerate(value))
     raise AssertionError("the outermost object with a repeated key is a part of the body")
+
+
+def _path(place: _Place) -> str:
+    parts: list[str] = []
+    left: _Place | None = place
+    while left is not None:
+        left, name = left
+        parts.append(f"[{name}]" if isinstance(name, int) else f".{name}")
+    return "".join(reversed(parts)).removeprefix(".")
 
 
 def json_text(where: str, value: Any) -> str:

@@ -130,7 +130,7 @@ def _user(message: AnthropicMessage, path: str) -> list[ChatMessage]:
 # Fields of chats, by their names in the contract. Reasoning is a block of the content.
 _RESULT_NAMES = {"tool_call_id": "tool_use_id"}
 _CALL_NAMES = {"arguments": "input"}
-_ANSWER_NAMES = {"reasoning": "content"}
+_ANSWER_NAMES = {"reasoning": "content", "tool_calls": "content"}
 _TOOL_NAMES = {"parameters": "input_schema"}
 
 

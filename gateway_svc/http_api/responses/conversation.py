@@ -93,11 +93,12 @@ def _texts(content: str | Sequence[InputTextPart]) -> list[str]:
     return [content] if isinstance(content, str) else [part.text for part in content]
 
 
-# Fields of chats, by their names in the contract. Items of one turn of the assistant have their reasoning as content.
+# Fields of chats, by their names in the contract. Items of one turn of the assistant have their reasoning as content,
+# and its calls are items themselves.
 _WHOLE = {"content": ""}
 _RESULT = {"content": "output", "tool_call_id": "call_id"}
 _CALL = {"id": "call_id"}
-_ANSWER = {"reasoning": "content"}
+_ANSWER = {"reasoning": "content", "tool_calls": ""}
 
 
 def chat_messages(

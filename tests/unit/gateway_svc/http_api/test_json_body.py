@@ -1,6 +1,7 @@
 """Parsing of a body's bytes."""
 
 import json
+import tracemalloc
 
 import pytest
 
@@ -47,6 +48,31 @@ def test_a_byte_order_mark_is_ignored() -> None:
 
 def test_the_time_for_a_string_without_end_is_linear() -> None:
     assert refused(b'{"prompt": "' + b'\\"' * 4 * MAX_JSON_TOKENS) is Reason.MALFORMED_MESSAGE
+
+
+@pytest.mark.parametrize(
+    ("body", "path"),
+    [
+        ('{"a": {"b": [0, {"c": 1, "c": 2}]}}', "a.b[1].c"),
+        ('{"a": [[{"c": 1}, {"": {"d": 1, "d": 2}}]]}', "a[0][1]..d"),
+        ('{"a": 1, "a": 2}', "a"),
+    ],
+)
+def test_a_key_that_is_there_twice_is_named_with_its_path(body: str, path: str) -> None:
+    with pytest.raises(QuireError, match="is there twice") as raised:
+        parse_body(body.encode())
+    assert raised.value.field == path
+
+
+def test_a_long_key_above_many_values_takes_little_memory() -> None:
+    values = ",".join(f'"{index}": 0' for index in range(2000))
+    body = f'{{"a": {{"x": 1, "x": 2}}, "{"k" * 100_000}": {{{values}}}}}'.encode()
+    tracemalloc.start()
+    try:
+        assert refused(body) is Reason.INVALID_FIELD
+        assert tracemalloc.get_traced_memory()[1] < 20 * len(body)
+    finally:
+        tracemalloc.stop()
 
 
 class Form(BodyModel):

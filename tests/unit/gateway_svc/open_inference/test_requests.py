@@ -1,5 +1,8 @@
 """Any request of the Open Inference Protocol is read, or rejected with an error that can be sent."""
 
+import time
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -55,3 +58,14 @@ def test_any_request_is_read_or_rejected(request: pb.ModelInferRequest, text: st
     else:
         assert read.outputs
         assert read.prompt.field_path("stopping.max_tokens") == "max_tokens"
+
+
+def test_a_shape_of_many_large_sizes_is_refused_at_once() -> None:
+    """Their product takes 10 s; no stream of the gateway gets a token meanwhile."""
+    request = pb.ModelInferRequest(model_name="m")
+    request.inputs.add(name="text_input", datatype="BYTES", shape=[2**62] * 40_000)
+    start = time.process_time()
+    with pytest.raises(QuireError, match="must be of one element") as raised:
+        InferRequest.from_proto(request)
+    assert raised.value.field == "inputs[0].shape"
+    assert time.process_time() - start < 1

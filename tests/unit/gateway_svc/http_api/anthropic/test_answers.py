@@ -106,6 +106,26 @@ def test_a_streamed_message() -> None:
     ]
 
 
+def test_text_after_a_call_in_one_chunk_leaves_the_call_whole() -> None:
+    chunks = [
+        Chunk(0, 0, tool_calls=[ToolCallDelta(0, '{"a', "call_a", "f")]),
+        Chunk(0, 1, "Done.", tool_calls=[ToolCallDelta(0, '": 1}'), ToolCallDelta(1, "{}", "call_b", "g")]),
+    ]
+    blocks: dict[int, Any] = {}
+    for event in events(*chunks):
+        match event["type"]:
+            case "content_block_start":
+                blocks[event["index"]] = event["content_block"], []
+            case "content_block_delta":
+                delta = event["delta"]
+                blocks[event["index"]][1].append(delta.get("text", delta.get("partial_json")))
+    assert [(block["type"], block.get("id"), "".join(parts)) for block, parts in blocks.values()] == [
+        ("tool_use", "call_a", '{"a": 1}'),
+        ("text", None, "Done."),
+        ("tool_use", "call_b", "{}"),
+    ]
+
+
 def test_an_empty_answer_has_no_blocks() -> None:
     assert whole(Chunk(0, 0, finish=STOP))["content"] == []
     assert [event["type"] for event in events(Chunk(0, 0, finish=STOP))] == [

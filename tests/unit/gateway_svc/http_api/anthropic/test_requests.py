@@ -242,3 +242,5 @@ def test_fields_have_the_names_of_the_body() -> None:
     assert path(Field.STOP, 2) == "stop_sequences[2]"
     assert path("sampling.top_p") == "top_p"
     assert path(Field.PROMPT_END) == "messages"
+    answer = chat(**message(CALL, role="assistant")).messages[0]
+    assert answer.place("tool_calls") == answer.place("reasoning") == "messages[0].content"
