@@ -100,7 +100,7 @@ _GAUGES: list[tuple[str, str, Callable[[Scheduler], int]]] = [
         "Sequences that wait for a worker, swapped ones included",
         lambda core: core.num_queued,
     ),
-    ("quire_sequences_swapped", "Sequences that wait with their blocks in host memory", lambda core: core.num_swapped),
+    ("quire_sequences_swapped", "Sequences that wait with their blocks in host memory", lambda core: core.num_on_host),
     (
         "quire_sequences_waiting_for_tokens",
         "Sequences that wait for the token budget of their key, which is used up",

@@ -211,7 +211,7 @@ class Replica:
         next(group for group in (self.running, self.indivisible, self.isolated) if sequence in group).remove(sequence)
         self._release_slots(sequence)
         self._send_finished(sequence)
-        self.kv.detach(sequence)
+        self.kv.detach(sequence, self.steps_in_flight)
         sequence.set_phase(phase)
         self.pending_free[sequence.id] = sequence
         self.free_if_idle(sequence)

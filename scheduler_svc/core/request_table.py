@@ -127,13 +127,13 @@ class RequestTable:
         if sequence.phase is Phase.ENDED:
             return
         self._leave(sequence, replica)
+        self._waiting.leave_admission(sequence)
         self._waiting.release_all(sequence)
         has_ended = all(sibling.phase is Phase.ENDED for sibling in sequence.siblings)
         if has_ended or sequence.request.beam is None:  # as long as a beam is left, the search is suspected
             self._isolated_runs.clear(sequence, None)
         if has_ended:
             key = sequence.request.key
-            self._waiting.admission.leave(sequence.request)
             self._deadlines.discard(key)
             self.searches.pop(key, None)
             if sequence.charge is not None:

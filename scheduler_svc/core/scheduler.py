@@ -164,7 +164,8 @@ class Scheduler:
         plan = replica.finish_step(outcome.memory_pressure)
         events = prompt_logprobs_events(plan, outcome) if outcome.prompt_logprobs else []
         has_losses = self.poison.has_losses
-        served: dict[str, tuple[Sequence, int]] = {}  # by tenant, one of its sequences, and the new tokens of all
+        # By tenant and weight, which may differ between its keys: one of the sequences, and the new tokens of all.
+        served: dict[tuple[str, float], tuple[Sequence, int]] = {}
         for part, result in zip(plan.scheduled, outcome.results, strict=True):
             sequence, num_new = part.sequence, 0
             sequence.num_steps_in_flight -= 1
@@ -175,8 +176,8 @@ class Scheduler:
                 if has_losses and (num_new or (part.samples and sequence.request.beam is None)):
                     self._isolated_runs.clear(sequence, replica)
                 if num_new:
-                    tenant = sequence.request.tenant
-                    served[tenant] = (sequence, num_new + (served[tenant][1] if tenant in served else 0))
+                    payer = sequence.request.tenant, sequence.request.weight
+                    served[payer] = (sequence, num_new + (served[payer][1] if payer in served else 0))
             part.settle(num_new)
             is_free = sequence.phase is not Phase.RUNNING and replica.free_if_idle(sequence)
             if is_free and sequence.phase is Phase.PREEMPTED:
@@ -204,8 +205,13 @@ class Scheduler:
 
     @property
     def num_swapped(self) -> int:
-        """Sequences whose KV is swapped out."""
+        """Sequences that were preempted and have KV, on the host or kept on the device."""
         return sum(len(replica.swapped) for replica in self.replicas)
+
+    @property
+    def num_on_host(self) -> int:
+        """Of these, the sequences with blocks in host memory."""
+        return self.num_swapped - sum(len(replica.kept) for replica in self.replicas)
 
     def is_live(self, key: str) -> bool:
         """Whether a request with this key has sequences that have not ended."""

@@ -151,7 +151,8 @@ def _sentence(sequence: SequenceExplanation) -> str:
         case SequenceState.WAITING_FOR_TOKENS:
             return "waits for the key's token budget: its tokens_per_minute are used up"
         case SequenceState.SWAPPED:
-            return f"was preempted, and waits with its blocks in host memory{_position(sequence)}"
+            where = "in host memory" if sequence.num_host_blocks else "on its worker's device"
+            return f"was preempted, and waits with its blocks {where}{_position(sequence)}"
         case SequenceState.PREEMPTED:
             return f"was preempted, and waits to recompute its tokens{_position(sequence)}"
         case SequenceState.ENDED:

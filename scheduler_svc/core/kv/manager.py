@@ -152,10 +152,11 @@ class KVManager:
             self._copy(parent.block_ids[num_full], child)
         child.num_cached_tokens = num_tokens
 
-    def detach(self, sequence: Sequence) -> None:
+    def detach(self, sequence: Sequence, steps_in_flight: Iterable[StepPlan]) -> None:
         """A sequence leaves: cancel what the next step would do to its table.
 
-        A copy from the host that is in progress continues, and its result is ignored.
+        A copy from the host that is in progress continues, and its result is ignored. So does one that a step in flight
+        makes of another block: the step holds the copy, since it may compute nothing of the sequence.
         """
         self._swapping_in.pop(sequence.id, None)
         self.cancel_table_updates(sequence)
@@ -163,6 +164,15 @@ class KVManager:
         if cancelled:
             self._copies = [copy for copy in self._copies if copy not in cancelled]
             self.device.release([copy.source for copy in cancelled])
+        kept_block_ids = sequence.swapped_kv.kept_block_ids if sequence.swapped_kv is not None else []
+        for plan in steps_in_flight:
+            held = [
+                copy.destination
+                for copy in plan.copies
+                if copy.destination in sequence.block_ids or copy.destination in kept_block_ids
+            ]
+            self.device.pool.share(held)
+            plan.held_block_ids.extend(held)
         self._prefixes.stop_computing(sequence, range(sequence.num_published, len(sequence.block_hashes)))
 
     def cancel_table_updates(self, sequence: Sequence) -> None:

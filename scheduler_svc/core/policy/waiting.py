@@ -39,6 +39,12 @@ class WaitingSequences:
             del self._put_first[replica]
         self.accounts.remove(sequence)
 
+    def leave_admission(self, sequence: Sequence) -> None:
+        """A sequence waits no more. Unless another one of its request does, nor does the request."""
+        waiting = (Phase.QUEUED, Phase.WAITING_FOR_PREFIX)
+        if not any(sibling is not sequence and sibling.phase in waiting for sibling in sequence.siblings):
+            self.admission.leave(sequence.request)
+
     def num_ahead(self, sequence: Sequence, num_swapped: int, now: float) -> int:
         """How many sequences are admitted or resumed before a queued one.
 

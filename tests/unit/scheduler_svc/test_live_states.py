@@ -334,6 +334,8 @@ def test_clients_keep_every_token_and_every_transition_is_reached(
     monkeypatch.setattr("scheduler_svc.commands._FLUSH", 0.25)  # in vain only while the store is away
     with redis_server(tmp_path) as LiveMachine.url:
         run_state_machine_as_test(LiveMachine, settings=settings(SETTINGS, max_examples=num_examples))
+        if reached != set(TRANSITIONS):  # some depend on how long Redis takes, and are rarer on a busy machine
+            run_state_machine_as_test(LiveMachine, settings=settings(SETTINGS, max_examples=300))
     assert reached == set(TRANSITIONS)
 
 

@@ -101,6 +101,7 @@ async def test_a_waiting_request_is_explained_as_text(admin: ScriptedAdmin) -> N
         (sequence("PAUSED"), "Pauses until its gateway has searched its text for stop strings"),
         (sequence("WAITING_FOR_TOKENS"), "Waits for the key's token budget: its tokens_per_minute are used up"),
         (sequence("PREEMPTED", num_ahead=2), "Was preempted, and waits to recompute its tokens, behind 2 sequences"),
+        (sequence("SWAPPED"), "Was preempted, and waits with its blocks on its worker's device"),
         (sequence("ENDED"), "Has ended"),
         (sequence("UNSPECIFIED"), "Is in a state that this version of the client does not know"),
     ],

@@ -55,3 +55,28 @@ def test_block_that_is_still_to_be_copied_is_not_swapped_out() -> None:
     assert not bench.replica.kv.swap_out(child)
     bench.step()
     assert bench.replica.kv.swap_out(child)
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_copy_in_flight_is_held_though_the_step_computes_nothing_of_its_sequence(
+    is_kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = CoreBench(num_host_blocks=0)
+    [parent] = bench.submit("running", prompt(2 * BLOCK + 1), 50)
+    bench.step()
+    child = Sequence(1000, parent.request, 1, parent.arrival, list(parent.tokens))
+    bench.replica.fork(parent, child, parent.num_committed)
+    monkeypatch.setattr(Sequence, "is_plannable", property(lambda sequence: sequence is not child))
+    plan = bench.plan()
+    assert plan is not None
+    assert [part.sequence for part in plan.scheduled] == [parent]
+    copy, pool = child.block_ids[-1], bench.replica.kv.device.pool
+    if is_kept:
+        assert bench.replica.kv.keep([child])
+        bench.replica.leave(child, Phase.PREEMPTED)
+        bench.replica.kv.drop_swapped(child)
+    else:
+        bench.replica.leave(child, Phase.ENDED)
+    assert not pool.is_free(copy)
+    bench.commit()
+    assert pool.is_free(copy)

@@ -328,3 +328,15 @@ def test_blocks_and_tokens_are_right_in_contested_worlds(seed: int) -> None:
 def test_contested_worlds_contain_what_they_are_to_check() -> None:
     counts = sum(map(checked, USUAL_SEEDS), Counter[str]())
     assert min(counts["keeps"], counts["swaps"]) > 20, counts
+
+
+@pytest.mark.parametrize("num_host_blocks", [0, SHAPE.num_host_blocks])
+def test_a_kept_sequence_counts_as_preempted_and_has_no_blocks_on_the_host(num_host_blocks: int) -> None:
+    bench = CoreBench(policy="fair", max_sequences=2, num_host_blocks=num_host_blocks)
+    for number in range(2):
+        bench.submit(f"{number}", prompt(10, next(_starts)), 200, tenant="a")
+    bench.steps(3 * MIN_STEPS)
+    bench.submit("new", prompt(10, next(_starts)), 200, tenant="b")
+    bench.steps(3)
+    assert len(bench.replica.kept) == bench.scheduler.num_swapped == 1
+    assert bench.scheduler.num_on_host == 0
