@@ -1,6 +1,8 @@
 """Runs experiments that compare policies (`make bench-simulator`). `python -m benchmarks.simulator.run` runs one load.
 
-    python -m benchmarks.simulator [fairness | flood | ageing | preemption | queue | scale]… [--output FOLDER]
+    python -m benchmarks.simulator [NAME]… [--output FOLDER]
+
+with the names fairness, flood, documents, ageing, preemption, queue, scale.
 
 The scheduler's core is real; workers are modelled by tables (presets.py). `queue` measures processor time, `scale`
 the clock's, the others in modelled time, which is the same on every machine.

@@ -14,7 +14,8 @@ MAX_STEPS_IN_FLIGHT = 2  # per replica: one runs while the next one is made
 class SchedulerLimits:
     """Bounds of a step, if lower than the worker's; bounds of the queue; the policies.
 
-    A chunk of a long prompt makes a step at most about `gap_factor` times as long as its decodes alone would take.
+    A chunk of a long prompt makes a step at most about `gap_factor` times as long as its decodes alone would take,
+    unless its first token would be late.
     """
 
     max_step_tokens: int = 2**31

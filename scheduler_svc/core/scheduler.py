@@ -70,7 +70,9 @@ class Scheduler:
         by_tenant = sharing is Sharing.BY_TENANT
         turns = PromptTurns(self.waiting, shares_by_tenant=by_tenant)
         forks = Forks(searches, self.waiting, ids)
-        self._running = RunningPlanner(limits, preemption, self._preemptor, turns, forks, for_new_requests)
+        self._running = RunningPlanner(
+            limits, preemption, self._preemptor, turns, forks, for_new_requests, self.waiting
+        )
         self.slot_wait = SlotWait(self.replicas, self.waiting, self.capacity, lengths, shares_by_tenant=by_tenant)
         self._fair_preemption = FairPreemption(
             self.replicas, self.waiting, self.capacity, preemption, self._preemptor, shares_by_tenant=by_tenant

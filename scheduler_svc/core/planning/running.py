@@ -6,11 +6,14 @@ from scheduler_svc.core.planning.forks import Forks
 from scheduler_svc.core.planning.new_request_reserve import NewRequestReserve
 from scheduler_svc.core.planning.preemptor import Preemptor
 from scheduler_svc.core.planning.prompt_turns import PromptTurns
-from scheduler_svc.core.planning.step_builder import StepBuilder
+from scheduler_svc.core.planning.step_builder import StepBuilder, is_long
 from scheduler_svc.core.policy.preemption import PreemptionPolicy
+from scheduler_svc.core.policy.waiting import WaitingSequences
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.request import Phase, Sequence
 
+PATIENCE = 4.0
+"""Times as long as it takes alone after which a long prompt's first token is due."""
 _LIMITED_PROMPTS = 0.05  # how much longer than a step of decodes one with limited prompts may take
 
 
@@ -25,6 +28,7 @@ class RunningPlanner:
         turns: PromptTurns,
         forks: Forks,
         for_new_requests: NewRequestReserve,
+        waiting: WaitingSequences,
     ) -> None:
         self._limits = limits
         self._policy = policy
@@ -32,13 +36,15 @@ class RunningPlanner:
         self._turns = turns
         self._forks = forks
         self._for_new_requests = for_new_requests
+        self._waiting = waiting
 
     def add_decodes(self, step: StepBuilder) -> None:
         """Adds the sequences with one token to compute; if they exceed the budget, they take turns.
 
-        Long prompts get no more of the step's time than makes it about `gap_factor` times as long as its decodes.
-        While new requests of a tenant with few slots come, prompts of tenants with many more make steps little
-        longer than if all these sequences decoded. While memory is short, prompts get half of the tokens.
+        Long prompts get no more of the step's time than makes it about `gap_factor` times as long as its decodes,
+        unless their first tokens would be late. While new requests of a tenant with few slots come, prompts of tenants
+        with many more make steps little longer than if all these sequences decoded. While memory is short, prompts get
+        half of the tokens.
         """
         replica = step.replica
         decodes, step.is_closed = self._pick_decodes(replica)
@@ -50,8 +56,9 @@ class RunningPlanner:
                 step.add(sequence, 1)
         decode_seconds = replica.costs.step_seconds(0, len(decodes)) if decodes else 0.0
         step.limit_prompts(decode_seconds)
-        if decodes:
-            step.limit_long_prompts((self._limits.gap_factor - 1) * decode_seconds)
+        share = self._share_due_to_long_prompts(replica) if decodes else 1.0
+        if share < 1.0:
+            step.limit_long_prompts(max(self._limits.gap_factor - 1, share / (1 - share)) * decode_seconds)
         if limit := self._for_new_requests.prompt_limit(replica):
             num_prompts = sum(sequence.is_prefill and limit.applies_to(sequence) for sequence in replica.running)
             seconds = (1 + _LIMITED_PROMPTS) * replica.costs.step_seconds(0, len(decodes) + num_prompts)
@@ -86,6 +93,20 @@ class RunningPlanner:
                 break
             step.add(sequence, num_tokens)
             self._turns.charge(step.replica, sequence, num_tokens)
+
+    def _share_due_to_long_prompts(self, replica: Replica) -> float:
+        """The share of a replica's time with which each new long prompt is computed when PATIENCE times as long has
+        passed since its arrival as it takes alone; 1 if that is not possible any more.
+        """
+        share, seconds, costs = 0.0, 0.0, replica.costs
+        for sequence in replica.running:
+            if sequence.is_prefill and not sequence.num_output and is_long(sequence):
+                num_cached = sequence.num_cached_tokens
+                alone = costs.recompute_seconds(len(sequence.tokens) - num_cached, num_cached)
+                left = sequence.request.arrived_at + PATIENCE * alone - self._waiting.now
+                seconds += costs.recompute_seconds(sequence.num_uncomputed, sequence.num_computed)
+                share = max(share, seconds / left if seconds < left else 1.0)
+        return share
 
     def _pick_decodes(self, replica: Replica) -> tuple[list[Sequence], bool]:
         """The sequences that decode in this step, and whether blocks are short. Preempts sequences for their blocks.

@@ -13,6 +13,11 @@ _PROMPT_FACTOR = (
 )
 
 
+def is_long(sequence: Sequence) -> bool:
+    """Whether a prompt has many tokens to compute."""
+    return len(sequence.tokens) - sequence.num_cached_tokens >= LONG_PROMPT
+
+
 class _TimeLimit:
     """Seconds of a step that are left to some of its prompts."""
 
@@ -99,8 +104,7 @@ class StepBuilder:
 
     def _time_limits(self, sequence: Sequence) -> list[_TimeLimit]:
         limits = []
-        is_long = len(sequence.tokens) - sequence.num_cached_tokens >= LONG_PROMPT
-        if is_long and self._long_prompts is not None:
+        if self._long_prompts is not None and is_long(sequence):
             limits.append(self._long_prompts)
         if self._some_prompts is not None and self._some_prompts[0].applies_to(sequence):
             limits.append(self._some_prompts[1])

@@ -7,6 +7,7 @@ import pytest
 
 from core_bench import BLOCK, CoreBench, keys, prompt, tokens_of
 from scheduler_svc.core.limits import SchedulerLimits
+from scheduler_svc.core.planning.running import PATIENCE
 from scheduler_svc.core.planning.step_builder import LONG_PROMPT
 from scheduler_svc.core.policy.preemption import PreemptionMode
 from scheduler_svc.core.request import Phase, Sequence
@@ -73,13 +74,27 @@ def test_short_prompt_is_not_limited_beside_decodes() -> None:
     assert tokens_of(timed_step(bench))["short"] == LONG_PROMPT - 1
 
 
-def test_several_long_prompts_share_one_limit() -> None:
-    bench = with_decodes(8)
-    usual = seconds_of(timed_step(bench))
-    for place in range(3):
-        bench.submit(f"long {place}", prompt(3000, 100_000 * (place + 1)), 4)
-    for _ in range(20):
-        assert seconds_of(timed_step(bench)) <= TOLERANCE * SchedulerLimits().gap_factor * usual
+def test_several_long_prompts_share_what_brings_their_tokens_in_time() -> None:
+    steps = []
+    for count in (1, 2, 3):
+        bench = with_decodes(8)
+        usual = seconds_of(timed_step(bench))
+        for place in range(count):
+            bench.submit(f"long {place}", prompt(3000, 100_000 * (place + 1)), 4)
+        bench.step()  # they are admitted
+        steps.append(timed_step(bench))
+        factor = max(SchedulerLimits().gap_factor, 1 / (1 - count / PATIENCE))
+        assert seconds_of(steps[-1]) <= TOLERANCE * factor * usual
+    one, two, three = (step.num_tokens for step in steps)
+    assert 1.5 * one < two < three / 1.5
+
+
+def test_a_long_prompt_that_is_late_is_not_limited() -> None:
+    bench = with_decodes(8, max_step_tokens=512)
+    bench.submit("long", prompt(3000, 100_000), 4)
+    assert bench.step().num_tokens < 100
+    bench.now += 20.0
+    assert bench.step().num_tokens == 512
 
 
 # More tokens than usual beside decodes that take long.
