@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from gateway_svc.chats import ChatMessage, ChatPrompt, ClientTool, PromptEnd, ToolCall, ToolChoice, ToolMode
 from gateway_svc.constraints import UnvalidatedConstraint
@@ -79,16 +80,20 @@ def _chat(body: MessagesBody) -> tuple[ChatPrompt, Mapping[str, str]]:
     """The chat, and the names of its fields."""
     if not body.messages:
         raise invalid("messages", "must not be empty" if body.messages is not None else "must be given")
-    messages: list[ChatMessage] = []
+    turns: list[list[ChatMessage]] = []
     if body.system is not None:
-        messages.append(ChatMessage("system", _joined(body.system), path="system", names={"content": ""}))
+        turns.append([ChatMessage("system", _joined(body.system), path="system", names={"content": ""})])
     for index, message in enumerate(body.messages):
         for one in _READ[message.role](message, f"messages[{index}]"):
-            messages[-1:] = _combined(messages[-1], one) if messages else [one]
+            # Consecutive messages of the user, or of the assistant, are one turn.
+            if turns and turns[-1][0].role == one.role and one.role in ("user", "assistant"):
+                turns[-1].append(one)
+            else:
+                turns.append([one])
     effort, where = _effort(body)
     choice = body.tool_choice
     chat = ChatPrompt(
-        messages=messages,
+        messages=[_combined(turn) for turn in turns],
         tools=tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ())),
         tool_choice=_tool_choice(body),
         parallel_tool_calls=False if choice is not None and choice.disable_parallel_tool_use else None,
@@ -183,21 +188,19 @@ _READ: Mapping[str, Callable[[AnthropicMessage, str], list[ChatMessage]]] = {
 }
 
 
-def _combined(last: ChatMessage, new: ChatMessage) -> list[ChatMessage]:
-    """Two messages, or one: consecutive messages of the user, or of the assistant, are one turn."""
-    if last.role != new.role or new.role not in ("user", "assistant"):
-        return [last, new]
-    return [
-        replace(
-            last,
-            content=_lines(last.content, new.content),
-            tool_calls=(*last.tool_calls, *new.tool_calls),
-            reasoning=_lines(last.reasoning, new.reasoning),
-        )
-    ]
+def _combined(turn: Sequence[ChatMessage]) -> ChatMessage:
+    """The messages of a turn as one."""
+    if len(turn) == 1:
+        return turn[0]
+    return replace(
+        turn[0],
+        content=_lines([one.content for one in turn]),
+        tool_calls=tuple(chain.from_iterable(one.tool_calls for one in turn)),
+        reasoning=_lines([one.reasoning for one in turn]),
+    )
 
 
-def _lines(*texts: str | None) -> str | None:
+def _lines(texts: Sequence[str | None]) -> str | None:
     given = [text for text in texts if text is not None]
     return "\n".join(given) if given else None
 

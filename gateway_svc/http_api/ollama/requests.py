@@ -1,6 +1,7 @@
 """Bodies of Ollama's API as unvalidated requests."""
 
-from collections.abc import Mapping
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gateway_svc.chats import ChatMessage, ChatPrompt, ToolCall
@@ -143,10 +144,35 @@ _WHOLE = {"content": ""}
 _MESSAGE_NAMES = {"reasoning": "thinking", "name": "tool_name"}
 
 
+class _PendingCalls:
+    """Calls without a result, in their order. The time to find one does not depend on how many there are."""
+
+    def __init__(self) -> None:
+        self._calls: OrderedDict[int, ToolCall] = OrderedDict()  # by number
+        self._numbers: defaultdict[str, deque[int]] = defaultdict(deque)  # by tool
+        self._num_added = 0
+
+    def add(self, calls: Sequence[ToolCall]) -> None:
+        for number, call in enumerate(calls, self._num_added):
+            self._calls[number] = call
+            self._numbers[call.name].append(number)
+        self._num_added += len(calls)
+
+    def pop_id(self, name: str | None) -> str | None:
+        """Removes the first call of a tool, or with None of any tool. Returns its id; None: there is no such call."""
+        if name is None:
+            first = next(iter(self._calls.values()), None)
+            if first is None:
+                return None
+            name = first.name
+        numbers = self._numbers.get(name)
+        return self._calls.pop(numbers.popleft()).id if numbers else None
+
+
 def _messages(messages: list[OllamaMessage]) -> list[ChatMessage]:
     """The messages. A result without the id of its call is for the next call of its tool."""
     read: list[ChatMessage] = []
-    pending: list[ToolCall] = []
+    pending = _PendingCalls()
     for index, message in enumerate(messages):
         path = f"messages[{index}]"
         calls = tuple(
@@ -159,13 +185,10 @@ def _messages(messages: list[OllamaMessage]) -> list[ChatMessage]:
             )
             for place, call in enumerate(message.tool_calls or ())
         )
-        pending += calls
+        pending.add(calls)
         call_id = message.tool_call_id
         if message.role == "tool" and call_id is None:
-            answered = next((call for call in pending if message.tool_name in (None, call.name)), None)
-            if answered is not None:
-                pending.remove(answered)
-                call_id = answered.id
+            call_id = pending.pop_id(message.tool_name)
         read.append(
             ChatMessage(
                 role=message.role,

@@ -145,11 +145,13 @@ def prompt_end(has_generation_prompt: bool, continues_message: bool | None) -> P
 def read_messages(messages: Sequence[MessageBody], path: str) -> list[ChatMessage]:
     """The messages of a body, which are at `path`. Raises QuireError."""
     read: list[ChatMessage] = []
+    latest_calls: dict[str | None, str] = {}  # ids, by function
     for message in messages:
         one = _message(message, len(read), f"{path}[{len(read)}]")
         if one.role == "function":  # the result of the latest call of this function
-            calls = (call.id for last in reversed(read) for call in last.tool_calls if call.name == one.name)
-            one = ChatMessage("tool", one.content, (), next(calls, None), one.name, path=one.path)
+            one = ChatMessage("tool", one.content, (), latest_calls.get(one.name), one.name, path=one.path)
+        # Of several calls of a function in one message the first one counts.
+        latest_calls |= {call.name: call.id for call in reversed(one.tool_calls)}
         read.append(one)
     return read
 

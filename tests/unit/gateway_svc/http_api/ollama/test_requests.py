@@ -1,5 +1,6 @@
 """Bodies of Ollama's API."""
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from gateway_svc.http_api.ollama.models import (
     OllamaEmbedBody,
     OllamaEmbeddingsBody,
     OllamaGenerateBody,
+    OllamaMessage,
     OllamaOptions,
 )
 from gateway_svc.http_api.ollama.requests import (
@@ -159,6 +161,25 @@ def test_results_are_of_the_next_call_of_their_tool() -> None:
         ChatMessage("tool", "4", tool_call_id="x"),
     ]
     assert messages({"role": "assistant", "tool_calls": [call("f", id="own")]})[0].tool_calls[0].id == "own"
+
+
+def test_results_find_their_calls_in_time_linear_in_the_messages() -> None:
+    def called(name: str) -> OllamaMessage:
+        return OllamaMessage.of({"role": "assistant", "tool_calls": [{"function": {"name": name}}]})
+
+    def result(name: str | None) -> OllamaMessage:
+        return OllamaMessage.of({"role": "tool", "content": "", "tool_name": name})
+
+    count = 3_000
+    given = [[called("f"), called("g")], [result("h"), result("g")], [result(None)]]
+    body = OllamaChatBody(messages=[message for some in given for message in some * count])
+    began = time.process_time()
+    prompt = read_chat(body, None).prompt.unvalidated.prompt
+    assert time.process_time() - began < 3  # a scan of the calls for each result takes several times as long
+    assert isinstance(prompt, ChatPrompt)
+    read = [one.tool_call_id for one in prompt.messages[2 * count :]]
+    assert read[: 2 * count] == [at for index in range(count) for at in (None, f"call_{2 * index + 1}_0")]
+    assert read[2 * count :] == [f"call_{2 * index}_0" for index in range(count)]
 
 
 def test_tools() -> None:

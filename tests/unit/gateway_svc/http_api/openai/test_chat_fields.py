@@ -1,6 +1,7 @@
 """Chats of bodies: the same as over gRPC, and in OpenAI's older spelling."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -20,7 +21,8 @@ from gateway_svc.field_paths import Field
 from gateway_svc.http_api.calls import PromptRequest
 from gateway_svc.http_api.json_body import parse_body
 from gateway_svc.http_api.openai.bodies import read_chat_completion
-from gateway_svc.http_api.openai.chat_models import ChatBody
+from gateway_svc.http_api.openai.chat_fields import read_messages
+from gateway_svc.http_api.openai.chat_models import ChatBody, MessageBody
 from gateway_svc.http_api.openai.choice_formats import ChatFormat
 from gateway_svc.output import Chunk, FinishReason, ToolCallDelta, merge_calls
 from gateway_values import make_rendering, vocabulary_of
@@ -178,6 +180,17 @@ def test_an_answer_may_be_empty(content: Any) -> None:
     with pytest.raises(QuireError, match="must") as error:
         chat(messages=[{"role": "user", "content": content or None}])
     assert error.value.field == "messages[0].content"
+
+
+def test_results_of_functions_are_of_the_latest_call_in_time_linear_in_the_messages() -> None:
+    names = ["f", "g", "f"]
+    calls = [{"id": f"c{index}", "function": {"name": name}} for index, name in enumerate(names)]
+    answer = MessageBody.of({"role": "assistant", "tool_calls": calls})
+    results = [MessageBody.of({"role": "function", "name": name, "content": ""}) for name in ("f", "g", "h")]
+    began = time.process_time()
+    read = read_messages([answer, *results * 5_000], "messages")
+    assert [one.tool_call_id for one in read[1:]] == ["c0", "c1", None] * 5_000
+    assert time.process_time() - began < 2  # a scan of all messages before each of them takes ten times as long
 
 
 def test_a_tool_or_function_that_is_named_is_no_reason_to_finish() -> None:
