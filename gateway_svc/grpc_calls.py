@@ -22,7 +22,7 @@ from gateway_svc.refusals import refusal_of
 from gateway_svc.request_manager import Call, RequestManager
 from gateway_svc.tenant import Tenant
 from gateway_svc.tenant_shares import Share, TenantShares
-from gateway_svc.tenant_threads import TenantThreads
+from gateway_svc.tenant_threads import CHUNKS_OF_LOGPROB, TenantThreads
 from gateway_svc.tracing import Operation
 from gateway_svc.validation import is_request_id
 from svc_common.deadlines import CallDeadline
@@ -65,9 +65,10 @@ class GrpcCalls:
         self._limits = limits
         self._slow_messages = slow_messages
 
-    async def render(self, call: Call, num_logprobs: int, work: Callable[[], T]) -> T:
-        """Renders a part of an answer with so many log-probabilities; in a thread if these are many."""
-        return await self._threads.render(call.tenant.name, num_logprobs, work)
+    async def render(self, call: Call, num_logprobs: int, work: Callable[[], T], *, num_chunks: int = 0) -> T:
+        """Renders a part of an answer with so many log-probabilities, or merges so many chunks; in a thread if these
+        are many."""
+        return await self._threads.render(call.tenant.name, num_logprobs + num_chunks // CHUNKS_OF_LOGPROB, work)
 
     def is_allowed(self, method: str, context: GrpcContext) -> bool:
         """Whether the message of a call is to be read: the call needs no credential, or has a valid one."""

@@ -1,5 +1,6 @@
 """The output of a request: chunks of its sequences, their ends, and the usage."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -193,30 +194,43 @@ class Chunk:
 
 def merge_chunks(chunks: Sequence[Chunk]) -> list[Chunk]:
     """All chunks of each sequence as one, by index."""
-    whole: dict[int, Chunk] = {}
+    parts: defaultdict[int, list[Chunk]] = defaultdict(list)
     for chunk in chunks:
-        so_far = whole.setdefault(chunk.index, Chunk(chunk.index, chunk.offset))
-        so_far.text += chunk.text
-        so_far.reasoning += chunk.reasoning
-        so_far.tool_calls += chunk.tool_calls
-        so_far.token_ids += chunk.token_ids
-        so_far.logprobs += chunk.logprobs
-        so_far.finish = chunk.finish
-        so_far.score = chunk.score
-    for so_far in whole.values():
-        so_far.tool_calls = merge_calls(so_far.tool_calls)
-    return [whole[index] for index in sorted(whole)]
+        parts[chunk.index].append(chunk)
+    return [_merged(parts[index]) for index in sorted(parts)]
+
+
+def _merged(parts: Sequence[Chunk]) -> Chunk:
+    """All chunks of a sequence as one. Each text is joined once: there may be a part for each of 100,000 tokens."""
+    first, last = parts[0], parts[-1]
+    return Chunk(
+        first.index,
+        first.offset,
+        "".join([part.text for part in parts]),
+        [token_id for part in parts for token_id in part.token_ids],
+        [logprob for part in parts for logprob in part.logprobs],
+        last.finish,
+        last.score,
+        "".join([part.reasoning for part in parts]),
+        merge_calls([call for part in parts for call in part.tool_calls]),
+    )
 
 
 def merge_calls(pieces: Sequence[ToolCallDelta]) -> list[ToolCallDelta]:
     """All pieces of each call as one, by index."""
-    whole: dict[int, ToolCallDelta] = {}
+    parts: defaultdict[int, list[ToolCallDelta]] = defaultdict(list)
     for piece in pieces:
-        so_far = whole.setdefault(piece.index, ToolCallDelta(piece.index, is_custom=piece.is_custom))
-        so_far.arguments += piece.arguments
-        so_far.id = so_far.id or piece.id
-        so_far.name = so_far.name or piece.name
-    return [whole[index] for index in sorted(whole)]
+        parts[piece.index].append(piece)
+    return [
+        ToolCallDelta(
+            index,
+            "".join([part.arguments for part in of_call]),
+            next((part.id for part in of_call if part.id), ""),
+            next((part.name for part in of_call if part.name), ""),
+            of_call[0].is_custom,
+        )
+        for index, of_call in sorted(parts.items())
+    ]
 
 
 @dataclass(frozen=True, slots=True)

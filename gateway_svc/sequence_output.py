@@ -211,11 +211,12 @@ def remainder(whole: Chunk, start: ResumePosition, vocabulary: Vocabulary, rende
     known = Chunk(whole.index, 0)
     text = SequenceText(vocabulary, rendering)
     turn = sequence_turn(text, whole.index, vocabulary, rendering)
-    for token_id in whole.token_ids[:num_client_tokens]:
-        if turn is not None:
+    known_ids = whole.token_ids[:num_client_tokens]
+    if turn is None:
+        known.text = "".join([text.push(token_id) for token_id in known_ids])
+    else:
+        for token_id in known_ids:
             turn.push(token_id, known)
-        else:
-            known.text += text.push(token_id)
     known_calls = {call.index: call for call in merge_calls(known.tool_calls)}
     calls = [call.after(known_calls.get(call.index)) for call in whole.tool_calls]
     return Chunk(

@@ -1,6 +1,6 @@
 """quire.inference.v1.InferenceService: the public gRPC API over the request manager."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -14,6 +14,7 @@ from gateway_svc.metrics import CallOutcome
 from gateway_svc.model_catalog import CatalogModel
 from gateway_svc.output import Chunk
 from gateway_svc.ranking import completed_sequences
+from gateway_svc.rendering import Rendering
 from gateway_svc.request_group import RequestGroup
 from gateway_svc.request_manager import Call, RequestManager
 from gateway_svc.running_request import RunningRequest
@@ -77,9 +78,11 @@ class InferenceServicer(InferenceServiceServicer):
             generation = await self._validate(call, request.generation, ResponseMode.WHOLE, request_id, outcome)
             with self._request_manager.run(call, [generation]) as group:
                 (running,) = group.requests
-                chunks = completed_sequences([chunk for _, chunk in await group.all()], running.rendering)
+                chunks = [chunk for _, chunk in await group.all()]
                 await context.send_initial_metadata(((REQUEST_ID, request_id),))
-                return await self._calls.render(call, running.num_logprobs, lambda: _whole(running, chunks))
+                return await self._calls.render(
+                    call, running.num_logprobs, lambda: _whole(running, chunks), num_chunks=len(chunks)
+                )
 
     async def Resume(  # noqa: N802
         self, request: inference_pb2.ResumeRequest, context: GrpcContext
@@ -104,12 +107,12 @@ class InferenceServicer(InferenceServiceServicer):
                 if (prompt := await self._prompt(call, running)) is not None:
                     yield inference_pb2.ResumeResponse(prompt=prompt)
                 if rendering.is_best_of:
-                    ranked = completed_sequences([chunk for _, chunk in first], rendering)
-                    starts = [resume_positions.get(whole.index, ResumePosition()) for whole in ranked]
-                    missing = [
-                        (0, remainder(whole, start, vocabulary, rendering))
-                        for whole, start in zip(ranked, starts, strict=True)
-                    ]
+                    missing = await self._calls.render(
+                        call,
+                        0,
+                        partial(_missing, [chunk for _, chunk in first], resume_positions, rendering, vocabulary),
+                        num_chunks=len(first),
+                    )
                 else:
                     missing = first
                 while missing:
@@ -290,10 +293,24 @@ def _prompt(running: RunningRequest) -> inference_pb2.Prompt | None:
 def _whole(running: RunningRequest, chunks: Sequence[Chunk]) -> inference_pb2.GenerateResponse:
     return inference_pb2.GenerateResponse(
         acceptance=_acceptance(running),
-        completions=[whole.to_completion(running.vocabulary) for whole in chunks],
+        completions=[
+            whole.to_completion(running.vocabulary) for whole in completed_sequences(chunks, running.rendering)
+        ],
         usage=running.usage.to_proto(),
         prompt=_prompt(running),
     )
+
+
+def _missing(
+    chunks: Sequence[Chunk],
+    resume_positions: Mapping[int, ResumePosition],
+    rendering: Rendering,
+    vocabulary: Vocabulary,
+) -> list[tuple[int, Chunk]]:
+    """The rest of each ranked sequence for a client at these positions."""
+    ranked = completed_sequences(chunks, rendering)
+    starts = [resume_positions.get(whole.index, ResumePosition()) for whole in ranked]
+    return [(0, remainder(whole, start, vocabulary, rendering)) for whole, start in zip(ranked, starts, strict=True)]
 
 
 def _embedded(model: str, vectors: Sequence[Vector]) -> inference_pb2.EmbedResponse:

@@ -10,6 +10,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 FEW_LOGPROBS = 128  # are rendered in about a millisecond
+CHUNKS_OF_LOGPROB = 8  # are merged, and become a part of an answer, in the time that a log-probability takes
 
 
 class TenantThreads:

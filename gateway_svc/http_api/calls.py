@@ -27,7 +27,7 @@ from gateway_svc.scores import UnvalidatedScores
 from gateway_svc.sequence_output import ResumePosition
 from gateway_svc.tenant import Tenant
 from gateway_svc.tenant_shares import Share
-from gateway_svc.tenant_threads import FEW_LOGPROBS, TenantThreads
+from gateway_svc.tenant_threads import CHUNKS_OF_LOGPROB, FEW_LOGPROBS, TenantThreads
 from gateway_svc.tokenizer import PromptTooLong
 from gateway_svc.tracing import Operation
 from gateway_svc.unvalidated_request import TextPrompt, UnvalidatedRequest
@@ -171,11 +171,17 @@ class HttpCalls:
 
         return run
 
-    async def respond_with_logprobs(
-        self, exchange: HttpExchange, call: Call, make_body: Callable[[], Any], num_logprobs: int
+    async def respond_with_output(
+        self,
+        exchange: HttpExchange,
+        call: Call,
+        make_body: Callable[[], Any],
+        *,
+        num_chunks: int,
+        num_logprobs: int = 0,
     ) -> None:
-        """Answers with JSON of so many log-probabilities; made in a thread if these are many."""
-        num_values = num_logprobs * _SMALL_ANSWER // FEW_LOGPROBS
+        """Answers with JSON of so many chunks and log-probabilities; made in a thread if these are many."""
+        num_values = (num_logprobs + num_chunks // CHUNKS_OF_LOGPROB) * _SMALL_ANSWER // FEW_LOGPROBS
         await self.respond(exchange, call, make_body, num_values=num_values)
 
     async def respond(

@@ -107,7 +107,7 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
                 raise QuireError(Reason.INVALID_FIELD, "must be false: ModelStreamInfer streams", field="stream")
             valid = await self._validate(asked, call, request_id, outcome)
             with self._request_manager.run(call, [valid]) as group:
-                response = await _whole(request, asked, group)
+                response = await self._whole(request, call, asked, group)
                 await context.send_initial_metadata(((REQUEST_ID, request_id),))
         return response
 
@@ -159,7 +159,7 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
         valid = await self._validate(asked, call, reply_id(), outcome)
         with self._request_manager.run(call, [valid]) as group:
             if asked.response_mode is ResponseMode.WHOLE:
-                response = await _whole(request, asked, group)
+                response = await self._whole(request, call, asked, group)
                 response.parameters[_FINAL].bool_param = True
                 await send(response)
                 return
@@ -170,6 +170,19 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
                     response = _response(request, asked, group, [chunk])
                     response.parameters[_FINAL].bool_param = chunk.finish is not None
                     await send(response)
+
+    async def _whole(
+        self, request: pb.ModelInferRequest, call: Call, asked: InferRequest, group: RequestGroup
+    ) -> pb.ModelInferResponse:
+        """The only response to a request that is not streamed."""
+        chunks = [chunk for _, chunk in await group.all()]
+        (rendering,) = group.renderings
+        return await self._calls.render(
+            call,
+            0,
+            lambda: _response(request, asked, group, completed_sequences(chunks, rendering)),
+            num_chunks=len(chunks),
+        )
 
     async def _validate(
         self, asked: InferRequest, call: Call, request_id: str, outcome: CallOutcome
@@ -188,13 +201,6 @@ def _message(error: Exception) -> str:
         "internal error", exc_info=error, extra={"error_id": error_id, "method": f"/{SERVICE}/ModelStreamInfer"}
     )
     return f"internal error {error_id}"
-
-
-async def _whole(request: pb.ModelInferRequest, asked: InferRequest, group: RequestGroup) -> pb.ModelInferResponse:
-    """The only response to a request that is not streamed."""
-    chunks = [chunk for _, chunk in await group.all()]
-    (rendering,) = group.renderings
-    return _response(request, asked, group, completed_sequences(chunks, rendering))
 
 
 def _response(

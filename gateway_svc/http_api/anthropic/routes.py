@@ -43,7 +43,10 @@ class AnthropicRoutes:
             if read.is_streamed:
                 await stream_events(exchange, group, answer.event, answer.last_events)
             else:
-                await exchange.respond_json(answer.whole(await group.all()))
+                chunks = await group.all()
+                await self._calls.respond_with_output(
+                    exchange, call, lambda: answer.whole(chunks), num_chunks=len(chunks)
+                )
 
     async def count_tokens(self, exchange: HttpExchange) -> None:
         """The number of tokens of a chat's prompt."""

@@ -189,7 +189,7 @@ class OllamaRoutes:
             while pieces := await group.next():
                 answer.begin()
                 chunks += [chunk for _, chunk in pieces]
-            await exchange.respond_json(answer.whole(chunks))
+            await self._calls.respond_with_output(exchange, call, lambda: answer.whole(chunks), num_chunks=len(chunks))
 
     async def _embedded(self, exchange: HttpExchange, call: Call, unvalidated: UnvalidatedEmbeddings) -> EmbeddedInputs:
         """The vectors of all inputs. Without inputs, which loads a model in Ollama, there are none."""

@@ -62,9 +62,12 @@ class ResponseBuilder:
 
     def whole(self, chunks: Sequence[tuple[int, Chunk]], usage: Usage) -> Json:
         """The whole answer, from all chunks with their prompt indices."""
+        of_prompts: list[list[Chunk]] = [[] for _ in self._renderings]
+        for prompt_index, chunk in chunks:
+            of_prompts[prompt_index].append(chunk)
         choices = []
         for prompt_index, rendering in enumerate(self._renderings):
-            for chunk in completed_sequences([chunk for owner, chunk in chunks if owner == prompt_index], rendering):
+            for chunk in completed_sequences(of_prompts[prompt_index], rendering):
                 prompt = self._prompt_of(prompt_index)
                 particular = self._form.whole(self._shown(chunk), rendering, self._texts, prompt)
                 choice: Json = {"token_ids": None, **self._choice(prompt_index, chunk, particular)}

@@ -126,8 +126,12 @@ class OpenAiRoutes:
             )
             if body.delivery is Delivery.WHOLE:
                 chunks = await group.all()
-                await self._calls.respond_with_logprobs(
-                    exchange, call, lambda: answer.whole(chunks, group.usage), group.num_logprobs
+                await self._calls.respond_with_output(
+                    exchange,
+                    call,
+                    lambda: answer.whole(chunks, group.usage),
+                    num_chunks=len(chunks),
+                    num_logprobs=group.num_logprobs,
                 )
             else:
                 has_usage = self._always_has_usage or body.delivery is Delivery.STREAM_WITH_USAGE

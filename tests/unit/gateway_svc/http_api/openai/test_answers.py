@@ -1,6 +1,7 @@
 """Responses in OpenAI's format."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -33,6 +34,24 @@ def decoded(event: bytes) -> Any:
 
 def all_decoded(events: bytes) -> list[Any]:
     return [decoded(event + b"\n\n") for event in events.split(b"\n\n") if event]
+
+
+class Counted(list[tuple[int, Chunk]]):
+    """Chunks that count how often they are gone through."""
+
+    num_passes = 0
+
+    def __iter__(self) -> Iterator[tuple[int, Chunk]]:
+        self.num_passes += 1
+        return super().__iter__()
+
+
+def test_the_chunks_of_many_prompts_are_gone_through_once() -> None:
+    count = 64
+    chunks = Counted((prompt, Chunk(0, at, f"{prompt}", [A])) for at in range(2) for prompt in range(count))
+    whole = answer(CompletionFormat(), count).whole(chunks, Usage())
+    assert [choice["text"] for choice in whole["choices"]] == [f"{prompt}{prompt}" for prompt in range(count)]
+    assert chunks.num_passes == 1
 
 
 def test_a_whole_chat_completion() -> None:

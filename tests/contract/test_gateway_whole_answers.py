@@ -1,0 +1,72 @@
+"""Whole answers of many tokens are made in threads, in each protocol: the streams of others go on meanwhile."""
+
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from gateway_harness import MODEL, Harness, encoded
+from gateway_svc import grpc_calls, output, ranking
+from gateway_svc.http_api import calls
+from gateway_svc.http_api.ollama import answers
+from quire.inference.v1 import inference_pb2 as api
+from quire.open_inference.v2 import open_inference_pb2 as pb
+from quire.open_inference.v2.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from scripted_scheduler import answer_with
+from tiny_model import EOS
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "stream": False}
+
+
+def post(path: str, body: dict[str, Any]) -> Callable[[Harness], Awaitable[str]]:
+    async def ask(quire: Harness) -> str:
+        response = await quire.http.post(path, json=body)
+        assert response.status_code == 200
+        return response.text
+
+    return ask
+
+
+async def generate(quire: Harness) -> str:
+    return str(await quire.stub.Generate(api.GenerateRequest(generation=api.Generation(text="a"))))
+
+
+async def infer(quire: Harness) -> str:
+    request = pb.ModelInferRequest(model_name=MODEL)
+    tensor = request.inputs.add(name="text_input", datatype="BYTES", shape=[1])
+    tensor.contents.bytes_contents.append(b"a")
+    return str(await GRPCInferenceServiceStub(quire.channel).ModelInfer(request))
+
+
+CALLS = {
+    "completions": post("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 20}),
+    "chat": post("/v1/chat/completions", CHAT),
+    "messages": post("/v1/messages", {**CHAT, "max_tokens": 20}),
+    "ollama": post("/api/chat", CHAT),
+    "Generate": generate,
+    "ModelInfer": infer,
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_a_long_answer_is_made_in_a_thread(name: str, shared: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def merge(chunks: Any) -> Any:
+        threads.append(threading.current_thread())
+        return output.merge_chunks(chunks)
+
+    for user in (ranking, answers):
+        monkeypatch.setattr(user, "merge_chunks", merge)
+    shared.scheduler.script = answer_with(encoded("hello world"), stop_token_id=EOS)
+    assert "hello world" in await CALLS[name](shared)
+    assert set(threads) == {threading.main_thread()}, "the thread is not worth its while for a short answer"
+    threads.clear()
+    for user in (calls, grpc_calls):
+        monkeypatch.setattr(user, "CHUNKS_OF_LOGPROB", 1e-3)  # as if each chunk were thousands of them
+    assert "hello world" in await CALLS[name](shared)
+    assert threads
+    assert threading.main_thread() not in threads
