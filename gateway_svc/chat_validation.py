@@ -150,8 +150,7 @@ class ChatValidator:
         variables = self._effort(prompt.reasoning_effort, check)
         if prompt.template_variables is None:
             return variables
-        if len(prompt.template_variables) > MAX_VARIABLES_LENGTH:
-            raise check.invalid(Field.TEMPLATE_VARIABLES, f"must have at most {MAX_VARIABLES_LENGTH} characters")
+        check_variables_length(check.field_path(Field.TEMPLATE_VARIABLES), prompt.template_variables)
         given = _json_object(check.field_path(Field.TEMPLATE_VARIABLES), prompt.template_variables, check)
         for name in given:
             if name in self._template.own_variables:
@@ -166,6 +165,13 @@ class ChatValidator:
         values = {"reasoning_effort": effort} | dict.fromkeys(_SWITCHES, effort != "none")
         # Frameworks send it for each model, so it has no effect where the template reads none of them.
         return {name: value for name, value in values.items() if name in self._template.variables}
+
+
+def check_variables_length(where: str, variables: str) -> None:
+    """Rejects variables of the template, which are at `where`, with more characters than they may have. Raises
+    QuireError."""
+    if len(variables) > MAX_VARIABLES_LENGTH:
+        raise _invalid(where, f"must have at most {MAX_VARIABLES_LENGTH} characters")
 
 
 def _has_calls(message: Mapping[str, Any]) -> bool:

@@ -103,7 +103,7 @@ def _chat(body: EmbeddingsBody) -> ChatPrompt | None:
         raise invalid("messages", "must not be beside input")
     return ChatPrompt(
         messages=chat_fields.read_messages(body.messages, "messages"),
-        template_variables=chat_fields.optional_json("chat_template_kwargs", body.chat_template_kwargs),
+        template_variables=chat_fields.template_variables(body.chat_template_kwargs),
         prompt_end=chat_fields.prompt_end(bool(body.add_generation_prompt), body.continue_final_message),
         add_special_tokens=bool(body.add_special_tokens),
     )

@@ -153,8 +153,7 @@ def _chats(body: ChatOptions, chats: Mapping[str, Sequence[MessageBody] | None],
     elif body.top_logprobs:
         raise invalid("top_logprobs", "needs logprobs to be true")
     prompts = []
-    for path, messages in chats.items():
-        chat = chat_fields.read_chat(body, messages, path)
+    for path, chat in zip(chats, chat_fields.read_chats(body, chats), strict=True):
         own_names: dict[str, str] = {Field.PROMPT: path, Field.MESSAGES: path, Field.LOGPROBS: "top_logprobs"}
         names = {**field_path.names, **chat.names, **own_names}
         prompts.append(PromptRequest(replace(unvalidated, prompt=chat.prompt), replace(field_path, names=names)))

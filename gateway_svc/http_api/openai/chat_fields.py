@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gateway_svc.chat_validation import check_variables_length
 from gateway_svc.chats import (
     ChatMessage,
     ChatPrompt,
@@ -73,10 +74,15 @@ class ChatFields:
         return (last.content or "") if last is not None and last.role == "assistant" else ""
 
 
-def read_chat(body: ChatOptions, messages: Sequence[MessageBody] | None, path: str = "messages") -> ChatFields:
-    """The chat of a body whose messages are at `path`. Raises QuireError."""
-    if messages is None:
-        return ChatFields(None, {})
+def read_chat(body: ChatOptions, messages: Sequence[MessageBody] | None) -> ChatFields:
+    """The chat of a body. Raises QuireError."""
+    (chat,) = read_chats(body, {"messages": messages})
+    return chat
+
+
+def read_chats(body: ChatOptions, chats: Mapping[str, Sequence[MessageBody] | None]) -> list[ChatFields]:
+    """The chats of a body, whose messages are by their paths. The other fields of the body are read once, and shared:
+    there may be a thousand chats. Raises QuireError."""
     if body.tools is not None and body.functions is not None:
         raise invalid("functions", "must not be beside tools")
     if body.tool_choice is not None and body.function_call is not None:
@@ -84,12 +90,12 @@ def read_chat(body: ChatOptions, messages: Sequence[MessageBody] | None, path: s
     is_legacy = body.functions is not None
     reasoning = _reasoning(body)
     prompt = ChatPrompt(
-        messages=read_messages(messages, path),
+        messages=(),
         tools=_tools(body),
         tool_choice=_tool_choice(body),
         # A message has one function_call.
         parallel_tool_calls=False if is_legacy else body.parallel_tool_calls,
-        template_variables=optional_json("chat_template_kwargs", body.chat_template_kwargs),
+        template_variables=template_variables(body.chat_template_kwargs),
         reasoning_effort=reasoning.effort,
         prompt_end=prompt_end(body.add_generation_prompt is not False, body.continue_final_message),
         max_reasoning_tokens=reasoning.max_tokens,
@@ -97,11 +103,15 @@ def read_chat(body: ChatOptions, messages: Sequence[MessageBody] | None, path: s
     )
     names = {Field.TOOLS: is_legacy, Field.TOOL_CHOICE: body.function_call is not None}
     is_named = prompt.tool_choice is not None and prompt.tool_choice.mode is ToolMode.NAMED
-    return ChatFields(
-        prompt,
+    fields = ChatFields(
+        None,
         {**{which: _LEGACY_NAMES[which] for which, is_old in names.items() if is_old}, **reasoning.names},
         CallFormat(is_legacy, is_named),
     )
+    return [
+        fields if messages is None else replace(fields, prompt=replace(prompt, messages=read_messages(messages, path)))
+        for path, messages in chats.items()
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +218,15 @@ def _tool_call(call: MessageToolCall | MessageCustomCall, path: str) -> ToolCall
 
 def _called(function: CalledFunction, call_id: str, path: str) -> ToolCall:
     return ToolCall(function.name, function.arguments or "", call_id, path)
+
+
+def template_variables(variables: Mapping[str, Any] | None) -> str | None:
+    """The text of chat_template_kwargs, if they are given. Raises QuireError, also where it is too long."""
+    name = NAMES[Field.TEMPLATE_VARIABLES]
+    text = optional_json(name, variables)
+    if text is not None:
+        check_variables_length(name, text)
+    return text
 
 
 def _tools(body: ChatOptions) -> tuple[ClientTool, ...]:

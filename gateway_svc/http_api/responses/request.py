@@ -10,7 +10,7 @@ from gateway_svc.constraints import UnvalidatedConstraint
 from gateway_svc.field_paths import Field, NamedFields
 from gateway_svc.http_api.calls import PromptRequest
 from gateway_svc.http_api.json_body import invalid, json_text
-from gateway_svc.http_api.openai.chat_fields import custom_input
+from gateway_svc.http_api.openai.chat_fields import custom_input, template_variables
 from gateway_svc.http_api.openai.constraint_fields import ConstraintField, only_constraint, structured_outputs
 from gateway_svc.http_api.responses.conversation import chat_messages, input_items
 from gateway_svc.http_api.responses.models import InputTokensBody, ResponsesBody, TextOptions
@@ -117,7 +117,7 @@ class ResponseRequest:
                 tools=tuple(_tools(body.tools or ())),
                 tool_choice=_tool_choice(body.tool_choice),
                 parallel_tool_calls=body.parallel_tool_calls,
-                template_variables=_optional_json("chat_template_kwargs", body.chat_template_kwargs),
+                template_variables=template_variables(body.chat_template_kwargs),
                 reasoning_effort=None if reasoning is None else reasoning.effort,
             ),
             model=body.model,

@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,10 +20,11 @@ from gateway_svc.chats import (
 from gateway_svc.constraints import UnvalidatedConstraint
 from gateway_svc.field_paths import Field
 from gateway_svc.http_api.calls import PromptRequest
-from gateway_svc.http_api.json_body import parse_body
-from gateway_svc.http_api.openai.bodies import read_chat_completion
+from gateway_svc.http_api.json_body import json_text, parse_body
+from gateway_svc.http_api.openai import chat_fields
+from gateway_svc.http_api.openai.bodies import read_chat_batch, read_chat_completion
 from gateway_svc.http_api.openai.chat_fields import read_messages
-from gateway_svc.http_api.openai.chat_models import ChatBody, MessageBody
+from gateway_svc.http_api.openai.chat_models import ChatBatchBody, ChatBody, MessageBody
 from gateway_svc.http_api.openai.choice_formats import ChatFormat
 from gateway_svc.output import Chunk, FinishReason, ToolCallDelta, merge_calls
 from gateway_values import make_rendering, vocabulary_of
@@ -191,6 +193,31 @@ def test_results_of_functions_are_of_the_latest_call_in_time_linear_in_the_messa
     read = read_messages([answer, *results * 5_000], "messages")
     assert [one.tool_call_id for one in read[1:]] == ["c0", "c1", None] * 5_000
     assert time.process_time() - began < 2  # a scan of all messages before each of them takes ten times as long
+
+
+def test_the_chats_of_a_batch_share_what_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+
+    def count(where: str, value: Any) -> str:
+        written.append(where)
+        return json_text(where, value)
+
+    monkeypatch.setattr(chat_fields, "json_text", count)
+    messages = [[{"role": "user", "content": str(index)}] for index in range(100)]
+    read = read_chat_batch(ChatBatchBody.of({"messages": messages, "chat_template_kwargs": {"x": [1]}}), None).prompts
+    assert written == ["chat_template_kwargs"]
+    prompts = [one.unvalidated.prompt for one in read]
+    first = prompts[0]
+    assert isinstance(first, ChatPrompt)
+    assert prompts == [replace(first, messages=[ChatMessage("user", str(index))]) for index in range(100)]
+
+
+def test_variables_that_are_too_long_are_refused_before_the_chats_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_fields, "read_messages", None)
+    body = ChatBatchBody.of({"messages": [[USER]] * 100, "chat_template_kwargs": {"x": "a" * 2**14}})
+    with pytest.raises(QuireError) as error:
+        read_chat_batch(body, None)
+    assert error.value.field == "chat_template_kwargs"
 
 
 def test_a_tool_or_function_that_is_named_is_no_reason_to_finish() -> None:
