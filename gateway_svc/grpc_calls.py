@@ -14,6 +14,7 @@ from opentelemetry import context as otel
 
 from gateway_svc.auth import CREDENTIAL_HEADERS, Authenticator
 from gateway_svc.call_limits import CallLimits
+from gateway_svc.common_fields import is_request_id
 from gateway_svc.field_paths import FieldPath
 from gateway_svc.grpc_admission import current_call, message_bytes
 from gateway_svc.metrics import CallOutcome
@@ -24,7 +25,6 @@ from gateway_svc.tenant import Tenant
 from gateway_svc.tenant_shares import Share, TenantShares
 from gateway_svc.tenant_threads import CHUNKS_OF_LOGPROB, TenantThreads
 from gateway_svc.tracing import Operation
-from gateway_svc.validation import is_request_id
 from svc_common.deadlines import CallDeadline
 from svc_common.errors import QuireError, Reason
 

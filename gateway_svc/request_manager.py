@@ -31,7 +31,7 @@ from gateway_svc.session import MemoryPressure, SchedulerSession
 from gateway_svc.tenant import Tenant
 from gateway_svc.tenant_shares import Share
 from gateway_svc.tracing import GenerationSpan, Operation
-from gateway_svc.unvalidated_request import UnvalidatedRequest
+from gateway_svc.unvalidated_request import Prompt, UnvalidatedRequest
 from gateway_svc.validated_request import ModelInfo, ValidatedRequest
 from gateway_svc.validated_value import ValidatedValue
 from quire.scheduler.v1 import scheduler_pb2
@@ -133,10 +133,25 @@ class RequestManager:
         field_path: FieldPath,
         generated_id: str,
     ) -> ValidatedRequest:
-        """Validates one prompt of a call. `generated_id` names the request where its client did not.
+        """Validates the prompt of a call with one: as `validate_prompts`."""
+        prompts = [(unvalidated.prompt, field_path)]
+        (one,) = await self.validate_prompts(call, model, unvalidated, prompts, generated_id)
+        return one
+
+    async def validate_prompts(
+        self,
+        call: Call,
+        model: CatalogModel,
+        unvalidated: UnvalidatedRequest,
+        prompts: Sequence[tuple[Prompt | None, FieldPath]],
+        generated_id: str,
+    ) -> list[ValidatedRequest]:
+        """Validates the prompts of a call, which replace that of `unvalidated`; fields are spelled by the paths beside
+        them. `generated_id` names the requests where their client did not.
 
         Raises QuireError.
         """
+        field_path = prompts[0][1]
         self.admit()
         info = self.model_info(model)
         limited = replace(unvalidated, priority=_limit_priority(unvalidated.priority, call.tenant, field_path))
@@ -146,8 +161,8 @@ class RequestManager:
             limit=call.tenant.retention,
             field_path=field_path,
         )
-        validated = await model.validator.generation(limited, info, field_path, generated_id, call.tenant.name)
-        return replace(validated, retention=retention)
+        validated = await model.validator.generations(limited, prompts, info, generated_id, call.tenant.name)
+        return [replace(one, retention=retention) for one in validated]
 
     async def validate_embeddings(
         self, call: Call, model: CatalogModel, unvalidated: UnvalidatedEmbeddings, request_id: str

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import Field
-from gateway_svc.sampling_fields import SAMPLING_FIELDS
+from gateway_svc.sampling_fields import SAMPLING_FIELDS, Value
 from gateway_svc.unvalidated_request import UnvalidatedRequest
 from gateway_svc.validated_request import Echo, ModelInfo, Sampling, SeedOrigin, Stopping
 from svc_common.errors import QuireError, Reason
@@ -36,8 +36,7 @@ def check_sampling(unvalidated: UnvalidatedRequest, model: ModelInfo, check: Fie
     params = {one.name: check.sampling(one, unvalidated.sampling) for one in SAMPLING_FIELDS}
     if unvalidated.beam_search is not None:
         params |= {one.name: one.in_beam_search[0] for one in SAMPLING_FIELDS if one.name not in unvalidated.sampling}
-    # Greedy sampling draws nothing: equal requests then have equal answers, with the seed that these report.
-    drawn = 0 if params["temperature"] == 0 else secrets.randbits(_RANDOM_SEED_BITS)
+    drawn = _drawn_seed(params)
     return Sampling(
         params={one.name: one.resolve(params[one.name], model.vocab_size) for one in SAMPLING_FIELDS},
         seed=check.integer(Field.SEED, unvalidated.seed, drawn, -(2**63), 2**63 - 1),
@@ -45,6 +44,18 @@ def check_sampling(unvalidated: UnvalidatedRequest, model: ModelInfo, check: Fie
         allowed_token_ids=tuple(dict.fromkeys(unvalidated.allowed_token_ids)),
         seed_origin=SeedOrigin.DRAWN if unvalidated.seed is None else SeedOrigin.GIVEN,
     )
+
+
+def with_own_seed(sampling: Sampling) -> Sampling:
+    """The same sampling for another prompt of a call: with a seed of its own, unless the client gave one."""
+    if sampling.seed_origin is SeedOrigin.GIVEN:
+        return sampling
+    return replace(sampling, seed=_drawn_seed(sampling.params))
+
+
+def _drawn_seed(params: Mapping[str, Value]) -> int:
+    # Greedy sampling draws nothing: equal requests then have equal answers, with the seed that these report.
+    return 0 if params["temperature"] == 0 else secrets.randbits(_RANDOM_SEED_BITS)
 
 
 def without_defaults(sampling: Sampling, unvalidated: UnvalidatedRequest, model: ModelInfo) -> Sampling:

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from gateway_svc.chats import ChatPrompt
 from gateway_svc.chunk_sender import ChunkSender
+from gateway_svc.common_fields import is_request_id
 from gateway_svc.embeddings import UnvalidatedEmbeddings, Vector
 from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import Field, contract_field_path
@@ -26,7 +27,7 @@ from gateway_svc.tracing import Operation
 from gateway_svc.unvalidated_request import ResponseMode, TextPrompt, UnvalidatedRequest
 from gateway_svc.validated_request import ModelInfo, SpecialTokens, ValidatedRequest
 from gateway_svc.validated_value import ValidatedValue
-from gateway_svc.validation import is_request_id, prompt_field
+from gateway_svc.validation import prompt_field
 from gateway_svc.vocabulary import Vocabulary
 from quire.inference.v1 import inference_pb2
 from quire.inference.v1.inference_pb2_grpc import InferenceServiceServicer

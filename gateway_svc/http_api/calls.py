@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from gateway_svc.auth import CREDENTIAL_HEADERS, Authenticator
 from gateway_svc.call_limits import CallLimits, OpenCall
 from gateway_svc.chats import ChatPrompt
+from gateway_svc.common_fields import is_request_id
 from gateway_svc.embeddings import UnvalidatedEmbeddings, Vector
 from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import Field, FieldPath
@@ -33,7 +34,7 @@ from gateway_svc.tracing import Operation
 from gateway_svc.unvalidated_request import TextPrompt, UnvalidatedRequest
 from gateway_svc.validated_request import ModelInfo, ValidatedRequest
 from gateway_svc.validated_value import ValidatedValue
-from gateway_svc.validation import is_request_id, prompt_field
+from gateway_svc.validation import prompt_field
 from svc_common.errors import QuireError, Reason
 
 B = TypeVar("B", bound=BodyModel)
@@ -237,14 +238,17 @@ class HttpCalls:
     async def validate(
         self, exchange: HttpExchange, call: Call, prompts: Sequence[PromptRequest]
     ) -> list[ValidatedRequest]:
-        """The valid requests of a body's prompts, which are for one model. Raises QuireError."""
+        """The valid requests of a body's prompts, which have all other fields in common. Raises QuireError."""
         first = prompts[0]
         model = self._request_manager.catalog.find(first.unvalidated.model, first.field_path, call.tenant)
         exchange.model = model.name
-        return [
-            await self._request_manager.validate(call, model, one.unvalidated, one.field_path, exchange.request_id)
-            for one in prompts
-        ]
+        return await self._request_manager.validate_prompts(
+            call,
+            model,
+            first.unvalidated,
+            [(one.unvalidated.prompt, one.field_path) for one in prompts],
+            exchange.request_id,
+        )
 
     async def embed(self, exchange: HttpExchange, call: Call, unvalidated: UnvalidatedEmbeddings) -> EmbeddedInputs:
         """The vectors of a call's inputs. Raises QuireError, and ClientDisconnected."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 import grpc
 
 from gateway_svc.chats import ChatMessage, ChatPrompt
+from gateway_svc.common_fields import is_request_id
 from gateway_svc.http_api.calls import PING_SECONDS, HttpCalls
 from gateway_svc.http_api.endpoint import GENERATION_HEADERS, HandlerDoc, HttpRoute
 from gateway_svc.http_api.events import long_json
@@ -35,7 +36,6 @@ from gateway_svc.request_manager import Call, RequestManager
 from gateway_svc.tenant import Tenant
 from gateway_svc.tracing import Operation
 from gateway_svc.validated_request import ValidatedRequest
-from gateway_svc.validation import is_request_id
 from quire.scheduler.v1 import scheduler_pb2
 from svc_common.errors import QuireError, Reason
 
