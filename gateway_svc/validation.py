@@ -48,6 +48,7 @@ from svc_common.keys import DEFAULT_TENANT_NAME
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 _MAX_CONTEXTS = 16  # that a prompt may have which is truncated
+_FEW_MESSAGES = 256  # are checked in about a millisecond, without calls
 _TAIL_TOKENS = 32  # that a prompt may have from a marker of reasoning on
 
 
@@ -239,7 +240,8 @@ class Validator:
         if max_tokens is not None and len(prompt.messages) > max_tokens:
             raise PromptTooLong
         read = partial(self._chats.template_chat, prompt, check)
-        chat = await self._tokenizer.run(tenant, read) if prompt.has_json else read()
+        takes_long = len(prompt.messages) > _FEW_MESSAGES or prompt.has_json
+        chat = await self._tokenizer.run(tenant, read) if takes_long else read()
         try:
             token_ids = await self._tokenizer.encode_chat(chat, max_tokens, tenant)
         except ChatTemplateError:

@@ -49,6 +49,7 @@ _MAX_TIMEOUT_SECONDS = 86_400.0
 _MAX_CONTEXTS = 16  # of a text that is tokenized
 # A body of this size is parsed in about a millisecond, a larger one in a thread: one of 16 MiB takes up to 0.5 s.
 _SMALL_BODY_BYTES = 32 * 2**10
+_FEW_ITEMS = 32  # of a conversation; they are converted in about a millisecond
 _SMALL_ANSWER = 8 * 2**10  # values that are rendered in about a millisecond; two million take 0.25 s
 
 
@@ -163,6 +164,12 @@ class HttpCalls:
         is_small = len(data) <= _SMALL_BODY_BYTES
         result, exchange.ignored_fields = read() if is_small else await self._threads.run(call.tenant.name, read)
         return result
+
+    async def convert(self, exchange: HttpExchange, call: Call, work: Callable[[], T], *, num_items: int) -> T:
+        """Does work on a body after it was read, and on so many items of it or of what it continues; in a thread if
+        that is much. Raises as `work` does."""
+        is_small = exchange.num_body_bytes <= _SMALL_BODY_BYTES and num_items <= _FEW_ITEMS
+        return work() if is_small else await self._threads.run(call.tenant.name, work)
 
     def runner(self, call: Call, num_prompt_logprobs: int) -> Runner:
         """Renders a stream, of prompts with so many log-probabilities; in threads what has many of them."""

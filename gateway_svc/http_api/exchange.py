@@ -38,7 +38,8 @@ class HttpExchange:
     X-Request-Id gets that back, and `request_id` in another header. `model` is the name of the request's model, empty
     where that is not served. `is_durable` is whether its requests are recorded; None: it has
     none. `ignored_fields` are names of fields of the body that have no effect. `open_call` counts the call from its
-    login on; it has the bytes of the body. The body must come within `read_timeout` seconds.
+    login on; it has the bytes of the body. `num_body_bytes` is the size of the body that was read. The body must come
+    within `read_timeout` seconds.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, read_timeout: float, errors: ErrorFormat) -> None:
@@ -54,6 +55,7 @@ class HttpExchange:
         self.is_durable: bool | None = None
         self.ignored_fields: Sequence[str] = ()
         self.open_call: OpenCall | None = None
+        self.num_body_bytes = 0
         self._body: bytes | None = None
         self._receive = receive
         self._send = send
@@ -77,6 +79,7 @@ class HttpExchange:
         data = await self._read_json() if kept is None else kept
         if keep:
             self._body = data
+        self.num_body_bytes = len(data)
         return data
 
     async def _read_json(self) -> bytes:

@@ -1,11 +1,13 @@
 """Responses that end at a text, and the number of tokens of a response's prompt, with a scripted scheduler."""
 
+import threading
 from typing import Any
 
 import openai
 import pytest
 
 from gateway_harness import MODEL, Harness, encoded
+from gateway_svc.http_api.responses import request
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from responses_api import events_of, record, texts_of
 from scripted_scheduler import answer_with, cut_end, length_end
@@ -123,6 +125,33 @@ async def test_a_prompt_beyond_the_context_is_counted_and_what_is_left_of_it(
     assert count.input_tokens > model["max_model_len"]
     left = await client.responses.input_tokens.count(model=MODEL, input=items, truncation="auto")
     assert 200 < left.input_tokens < model["max_model_len"]
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/input_tokens"])
+async def test_a_long_conversation_is_converted_once_in_a_thread(
+    quire: Harness, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    threads: dict[str, list[threading.Thread]] = {"input_items": [], "chat_messages": [], "_tool_choice": []}
+
+    def record_threads(name: str) -> None:
+        real = getattr(request, name)
+
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            threads[name].append(threading.current_thread())
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(request, name, recorded)
+
+    for name in threads:
+        record_threads(name)
+    quire.scheduler.script = answer_with(encoded(HELLO), stop_token_id=EOS)
+    items = [{"role": "user", "content": "a" * 20} for _ in range(200)]
+    body = {"input": items, "truncation": "auto", **({"max_output_tokens": 20} if path == "/v1/responses" else {})}
+    response = await quire.http.post(path, json=body)
+    assert response.status_code == 200
+    for used in threads.values():
+        (thread,) = used  # although several truncations of it are tried
+        assert thread is not threading.main_thread()
 
 
 @pytest.mark.parametrize(

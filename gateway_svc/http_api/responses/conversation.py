@@ -116,15 +116,31 @@ def chat_messages(
     return messages.done
 
 
-def truncations(messages: Sequence[ChatMessage]) -> list[Sequence[ChatMessage]]:
+@dataclass(frozen=True, slots=True)
+class Truncations:
     """A chat without its oldest messages, ever more of them, down to the last one. System messages at its beginning
-    stay, and a call's result is not left without the call."""
-    num_system = 0
-    while num_system < len(messages) - 1 and messages[num_system].role in ("system", "developer"):
-        num_system += 1
-    system, rest = messages[:num_system], messages[num_system:]
-    begins = [index for index, message in enumerate(rest) if index and message.role != "tool"]
-    return [[*system, *rest[index:]] for index in begins] or [messages]
+    stay, and a call's result is not left without the call. Each chat is made when it is asked for: together they have
+    as many messages as the square of the chat's."""
+
+    messages: Sequence[ChatMessage]
+    num_system: int
+    starts: Sequence[int]
+    """Where the messages after those of the system may begin."""
+
+    @classmethod
+    def of(cls, messages: Sequence[ChatMessage]) -> "Truncations":
+        num_system = 0
+        while num_system < len(messages) - 1 and messages[num_system].role in ("system", "developer"):
+            num_system += 1
+        starts = [index for index in range(num_system + 1, len(messages)) if messages[index].role != "tool"]
+        return cls(messages, num_system, starts or [num_system])
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def chat(self, index: int) -> list[ChatMessage]:
+        """One of them; that of index 0 has the most messages."""
+        return [*self.messages[: self.num_system], *self.messages[self.starts[index] :]]
 
 
 @dataclass(slots=True)

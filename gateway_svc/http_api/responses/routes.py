@@ -10,7 +10,7 @@ import grpc
 
 from gateway_svc.chats import ChatMessage, ChatPrompt
 from gateway_svc.common_fields import is_request_id
-from gateway_svc.http_api.calls import PING_SECONDS, HttpCalls
+from gateway_svc.http_api.calls import PING_SECONDS, HttpCalls, PromptRequest
 from gateway_svc.http_api.endpoint import GENERATION_HEADERS, HandlerDoc, HttpRoute
 from gateway_svc.http_api.events import long_json
 from gateway_svc.http_api.exchange import HttpExchange
@@ -24,7 +24,7 @@ from gateway_svc.http_api.responses.answer_models import (
     ResponseEvent,
     ResponseItems,
 )
-from gateway_svc.http_api.responses.conversation import truncations
+from gateway_svc.http_api.responses.conversation import Truncations
 from gateway_svc.http_api.responses.events import ResponseEvents, error_event
 from gateway_svc.http_api.responses.models import InputTokensBody, ResponsesBody
 from gateway_svc.http_api.responses.output_items import Json
@@ -94,10 +94,21 @@ class ResponsesRoutes:
         call = replace(self._calls.call(exchange, Operation.CHAT), chunk_per_token=True)
         body, name = await self._calls.read(exchange, call, ResponsesBody, _read_body)
         exchange.request_id = name.id
-        request = ResponseRequest.of(body, name, await self._records.history(call.tenant, body.previous_response_id))
-        valid = await self._validate(exchange, call, request)
-        stored = request.stored(valid, int(time.time()))
-        valid = request.attached(valid, stored)
+        history = await self._records.history(call.tenant, body.previous_response_id)
+        num_items = len(history) + _num_items(body)
+
+        def converted() -> tuple[ResponseRequest, PromptRequest]:
+            request = ResponseRequest.of(body, name, history)
+            return request, request.prompt(request.messages)
+
+        request, prompt = await self._calls.convert(exchange, call, converted, num_items=num_items)
+        validated = await self._validate(exchange, call, prompt, body.truncation)
+
+        def attached() -> tuple[StoredResponse, ValidatedRequest]:
+            stored = request.stored(validated, int(time.time()))
+            return stored, request.attached(validated, stored)
+
+        stored, valid = await self._calls.convert(exchange, call, attached, num_items=num_items)
         async with self._calls.run(exchange, call, [valid]) as group:
             record = None
             if any(one.was_joined for one in group.requests):  # its idempotency key is of an earlier call
@@ -193,45 +204,53 @@ class ResponsesRoutes:
         """The number of tokens of a response's prompt; nothing is generated."""
         call = self._calls.call(exchange, Operation.CHAT)
         body, name = await self._calls.read(exchange, call, InputTokensBody, _read_counted, may_have_name=False)
-        request = ResponseRequest.counted(
-            body, name, await self._records.history(call.tenant, body.previous_response_id)
-        )
+        history = await self._records.history(call.tenant, body.previous_response_id)
+
+        def converted() -> PromptRequest:
+            request = ResponseRequest.counted(body, name, history)
+            return request.prompt(request.messages)
+
+        num_items = len(history) + _num_items(body)
+        prompt = await self._calls.convert(exchange, call, converted, num_items=num_items)
         if body.truncation == "auto":
-            token_ids = (await self._validate(exchange, call, request)).prompt_token_ids
+            token_ids = (await self._validate(exchange, call, prompt, body.truncation)).prompt_token_ids
         else:
-            prompt = request.prompt(request.messages)
             chat, field_path = prompt.unvalidated.prompt, prompt.field_path
             assert isinstance(chat, ChatPrompt)
             found = self._calls.find_model(exchange, call, body.model, field_path)
             token_ids = await self._calls.encode(call, found, chat, field_path)
         await exchange.respond_json({"object": "response.input_tokens", "input_tokens": len(token_ids)})
 
-    async def _validate(self, exchange: HttpExchange, call: Call, request: ResponseRequest) -> ValidatedRequest:
+    async def _validate(
+        self, exchange: HttpExchange, call: Call, prompt: PromptRequest, truncation: str | None
+    ) -> ValidatedRequest:
         """The valid request. If that is asked for, it has as many of the latest messages as the context holds. Raises
         QuireError."""
+        chat = prompt.unvalidated.prompt
+        assert isinstance(chat, ChatPrompt)
 
         async def valid(messages: Sequence[ChatMessage]) -> ValidatedRequest:
-            [one] = await self._calls.validate(exchange, call, [request.prompt(messages)])
+            unvalidated = replace(prompt.unvalidated, prompt=replace(chat, messages=messages))
+            [one] = await self._calls.validate(exchange, call, [replace(prompt, unvalidated=unvalidated)])
             return one
 
-        messages = request.messages
         try:
-            return await valid(messages)
+            return await valid(chat.messages)
         except QuireError as error:
-            if error.reason is not Reason.CONTEXT_LENGTH_EXCEEDED or request.body.truncation != "auto":
+            if error.reason is not Reason.CONTEXT_LENGTH_EXCEEDED or truncation != "auto":
                 raise
-        choices = truncations(messages)
+        choices = Truncations.of(chat.messages)
         least, most = 0, len(choices) - 1
         while least < most:  # the first one that fits
             middle = (least + most) // 2
             try:
-                await valid(choices[middle])
+                await valid(choices.chat(middle))
                 most = middle
             except QuireError as error:
                 if error.reason is not Reason.CONTEXT_LENGTH_EXCEEDED:
                     raise
                 least = middle + 1
-        return await valid(choices[least])
+        return await valid(choices.chat(least))
 
     async def _respond(
         self, exchange: HttpExchange, tenant: Tenant, record: scheduler_pb2.Record, stored: StoredResponse
@@ -250,6 +269,10 @@ def _read_body(body: ResponsesBody, name: str | None) -> tuple[ResponsesBody, Re
     if body.store is False:
         raise invalid("Idempotency-Key", "needs store to be true")
     return body, ResponseName(f"resp_{hashlib.sha256(name.encode()).hexdigest()[:48]}", is_repeatable=True)
+
+
+def _num_items(body: ResponsesBody) -> int:
+    return len(body.input) if isinstance(body.input, list) else 1
 
 
 def _read_counted(body: InputTokensBody, _: str | None) -> tuple[InputTokensBody, ResponseName]:

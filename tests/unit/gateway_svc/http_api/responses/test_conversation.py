@@ -1,13 +1,15 @@
 """Items of a conversation become messages of a chat, and come back as items."""
 
 import json
+import tracemalloc
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gateway_svc.chats import ChatMessage, ToolCall
-from gateway_svc.http_api.responses.conversation import chat_messages, input_items, truncations, without_logprobs
+from gateway_svc.http_api.responses.conversation import Truncations, chat_messages, input_items, without_logprobs
 from gateway_svc.http_api.responses.models import ResponsesBody
 from gateway_svc.http_api.responses.stored_response import StoredResponse
 from svc_common.errors import QuireError, Reason
@@ -93,6 +95,11 @@ def test_items_keep_the_ids_that_they_have() -> None:
     assert items_of(items) == items
 
 
+def truncations(messages: Sequence[ChatMessage]) -> list[list[ChatMessage]]:
+    choices = Truncations.of(messages)
+    return [choices.chat(index) for index in range(len(choices))]
+
+
 def test_truncations_keep_the_system_and_no_result_without_its_call() -> None:
     system, user, answer, call, result = (
         ChatMessage(role) for role in ("system", "user", "assistant", "assistant", "tool")
@@ -105,6 +112,17 @@ def test_truncations_keep_the_system_and_no_result_without_its_call() -> None:
     ]
     assert truncations([user]) == [[user]]
     assert truncations([system]) == [[system]]
+
+
+def test_truncations_of_many_messages_take_the_memory_of_one_chat() -> None:
+    messages = [ChatMessage("user")] * 4_000
+    tracemalloc.start()
+    try:
+        choices = Truncations.of(messages)
+        assert [len(choices.chat(index)) for index in (0, 2_000, 3_998)] == [3_999, 1_999, 1]
+        assert tracemalloc.get_traced_memory()[1] < 2**21  # all of them together have 64 MB
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
