@@ -7,6 +7,8 @@ from typing import Any, NoReturn
 
 from gateway_svc.chat_template import ChatTemplate, TemplateChat
 from gateway_svc.chats import (
+    MAX_CALLS,
+    MAX_TOOLS,
     ChatMessage,
     ChatPrompt,
     ClientTool,
@@ -24,8 +26,6 @@ from gateway_svc.message_formats.prompted import prompted_messages
 from gateway_svc.tool_forms import PROMPTED_CALLS, Call, ToolForms
 from svc_common.errors import QuireError, Reason
 
-MAX_TOOLS = 128
-MAX_CALLS = 128
 MAX_TOOLS_LENGTH = 2**18
 MAX_VARIABLES_LENGTH = 2**14
 MAX_NAME_LENGTH = 256

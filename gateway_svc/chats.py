@@ -11,6 +11,10 @@ from gateway_svc.unknown_fields import reject_unknown_fields
 from quire.inference.v1 import inference_pb2
 from svc_common.errors import QuireError, Reason
 
+MAX_TOOLS = 128
+MAX_CALLS = 128  # of a message
+FEW_ITEMS = 64  # of a chat in the public contract: they are converted in about a millisecond
+
 
 def field_place(path: str, names: Mapping[str, str], name: str) -> str:
     """Where errors find a field of a value at `path`, as the caller wrote it. `names` are those of the caller's
@@ -172,8 +176,11 @@ class ChatPrompt:
     @classmethod
     def from_proto(cls, chat: inference_pb2.Chat, path: str) -> "ChatPrompt":
         """From the public contract; `path` is that of the chat. Raises QuireError for a field that this version of the
-        contract does not have."""
+        contract does not have, and for more tools or calls than a chat may have: in the contract one of them takes two
+        bytes."""
         reject_unknown_fields(chat, path)
+        if len(chat.tools) > MAX_TOOLS:
+            raise QuireError(Reason.INVALID_FIELD, f"must hold at most {MAX_TOOLS} tools", field=f"{path}.tools")
         return cls(
             messages=[_message(one, f"{path}.messages[{index}]") for index, one in enumerate(chat.messages)],
             tools=tuple(_tool(one, f"{path}.tools[{index}]") for index, one in enumerate(chat.tools)),
@@ -186,8 +193,18 @@ class ChatPrompt:
         )
 
 
+def num_items(chat: inference_pb2.Chat) -> int:
+    """How many messages, calls and tools a chat has; where it has more than FEW_ITEMS without its calls, these are not
+    counted."""
+    count = len(chat.messages) + len(chat.tools) + len(chat.allowed_tools.names)
+    return count if count > FEW_ITEMS else count + sum(len(message.tool_calls) for message in chat.messages)
+
+
 def _message(message: inference_pb2.ChatMessage, path: str) -> ChatMessage:
     reject_unknown_fields(message, path)
+    if len(message.tool_calls) > MAX_CALLS:
+        where = f"{path}.tool_calls"
+        raise QuireError(Reason.INVALID_FIELD, f"must hold at most {MAX_CALLS} calls", field=where)
     return ChatMessage(
         role=message.role,
         content=message.content or (None if message.tool_calls else ""),

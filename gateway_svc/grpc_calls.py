@@ -14,6 +14,7 @@ from opentelemetry import context as otel
 
 from gateway_svc.auth import CREDENTIAL_HEADERS, Authenticator
 from gateway_svc.call_limits import CallLimits
+from gateway_svc.chats import FEW_ITEMS, num_items
 from gateway_svc.common_fields import is_request_id
 from gateway_svc.field_paths import FieldPath
 from gateway_svc.grpc_admission import current_call, message_bytes
@@ -25,6 +26,7 @@ from gateway_svc.tenant import Tenant
 from gateway_svc.tenant_shares import Share, TenantShares
 from gateway_svc.tenant_threads import CHUNKS_OF_LOGPROB, TenantThreads
 from gateway_svc.tracing import Operation
+from quire.inference.v1 import inference_pb2
 from svc_common.deadlines import CallDeadline
 from svc_common.errors import QuireError, Reason
 
@@ -64,6 +66,10 @@ class GrpcCalls:
         self._threads = threads
         self._limits = limits
         self._slow_messages = slow_messages
+
+    async def convert(self, tenant: Tenant, chat: inference_pb2.Chat, work: Callable[[], T]) -> T:
+        """Converts a message with a chat; in a thread if the chat is long. Raises as `work` does."""
+        return work() if num_items(chat) <= FEW_ITEMS else await self._threads.run(tenant.name, work)
 
     async def render(self, call: Call, num_logprobs: int, work: Callable[[], T], *, num_chunks: int = 0) -> T:
         """Renders a part of an answer with so many log-probabilities, or merges so many chunks; in a thread if these

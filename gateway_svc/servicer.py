@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
-from gateway_svc.chats import ChatPrompt
+from gateway_svc.chats import FEW_ITEMS, ChatPrompt
 from gateway_svc.chunk_sender import ChunkSender
 from gateway_svc.common_fields import is_request_id
 from gateway_svc.embeddings import UnvalidatedEmbeddings, Vector
@@ -27,7 +27,7 @@ from gateway_svc.tracing import Operation
 from gateway_svc.unvalidated_request import ResponseMode, TextPrompt, UnvalidatedRequest
 from gateway_svc.validated_request import ModelInfo, SpecialTokens, ValidatedRequest
 from gateway_svc.validated_value import ValidatedValue
-from gateway_svc.validation import prompt_field
+from gateway_svc.validation import max_prompt_tokens, prompt_field
 from gateway_svc.vocabulary import Vocabulary
 from quire.inference.v1 import inference_pb2
 from quire.inference.v1.inference_pb2_grpc import InferenceServiceServicer
@@ -175,7 +175,10 @@ class InferenceServicer(InferenceServiceServicer):
                 case "text":
                     prompt = TextPrompt(request.text)
                 case "chat":
-                    prompt = ChatPrompt.from_proto(request.chat, "chat")
+                    if len(request.chat.messages) > info.context_length:
+                        raise _beyond_context(Field.MESSAGES, info)
+                    read = partial(ChatPrompt.from_proto, request.chat, "chat")
+                    prompt = await self._calls.convert(tenant, request.chat, read)
             try:
                 encoded = await model.validator.encode(prompt, check, info.context_length, tenant.name)
                 token_ids = encoded.token_ids
@@ -241,8 +244,15 @@ class InferenceServicer(InferenceServiceServicer):
         request_id: str,
         outcome: CallOutcome,
     ) -> ValidatedRequest:
-        unvalidated = UnvalidatedRequest.from_proto(generation, response_mode)
-        model = self._calls.find_model(unvalidated.model, generation_field_path, call.tenant, outcome)
+        name = generation.model if generation.HasField("model") else None
+        model = self._calls.find_model(name, generation_field_path, call.tenant, outcome)
+        if (num_messages := len(generation.chat.messages)) > FEW_ITEMS:
+            info = self._request_manager.model_info(model)
+            is_truncated = generation.HasField("truncate_prompt_tokens")
+            if num_messages > max_prompt_tokens(info, is_truncated=is_truncated):
+                raise FieldChecker(generation_field_path).too_long(Field.MESSAGES, None, info)
+        read = partial(UnvalidatedRequest.from_proto, generation, response_mode)
+        unvalidated = await self._calls.convert(call.tenant, generation.chat, read)
         return await self._request_manager.validate(call, model, unvalidated, generation_field_path, request_id)
 
     def _find_model(

@@ -189,7 +189,7 @@ class Validator:
         """A prompt that leaves room in the context. One with more tokens than `num_kept` is truncated at `side`."""
         where = prompt_field(prompt)
         room = model.context_length - 1
-        most = room if num_kept is None else _MAX_CONTEXTS * model.context_length
+        most = max_prompt_tokens(model, is_truncated=num_kept is not None)
         if isinstance(prompt, TokenPrompt):
             # Length first: the ids of a prompt that is too long are not checked.
             if len(prompt.token_ids) > most:
@@ -303,6 +303,12 @@ class Validator:
             stop_text=unvalidated.stop_text,
             ignored_eos_token_ids=() if ends else eos_token_ids,
         )
+
+
+def max_prompt_tokens(model: ModelInfo, *, is_truncated: bool) -> int:
+    """The most tokens that a prompt may have. Chats have at most as many messages: templates write at least a token for
+    each."""
+    return _MAX_CONTEXTS * model.context_length if is_truncated else model.context_length - 1
 
 
 def prompt_field(prompt: Prompt | None) -> Field:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from gateway_svc import chats
 from gateway_svc.chats import ChatPrompt, ClientTool, CustomInput, ToolCall, ToolChoice, ToolMode
 from gateway_svc.constraints import UnvalidatedConstraint
 from gateway_svc.field_paths import Field
@@ -75,12 +76,21 @@ def test_a_call_has_arguments_or_a_text() -> None:
     assert message.tool_calls[1].path == "chat.messages[0].tool_calls[1]"
 
 
+def test_too_many_tools_and_calls_are_refused_before_they_are_converted(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_tool", "_tool_call"):
+        monkeypatch.setattr(chats, name, None)
+    call, tool = api.ToolCall(name="f"), api.Tool(name="f")
+    answer = api.ChatMessage(role="assistant", tool_calls=[call] * 129)
+    assert refused(api.Chat(tools=[tool] * 129)) == (Reason.INVALID_FIELD, "chat.tools")
+    assert refused(api.Chat(messages=[answer])) == (Reason.INVALID_FIELD, "chat.messages[0].tool_calls")
+
+
 def test_fields_of_a_later_contract_are_refused_by_their_number() -> None:
     custom, call = api.CustomInput.FromString(OF_TOMORROW), api.ToolCall.FromString(OF_TOMORROW)
-    chats = {
+    later = {
         "tools[0].custom.111": api.Chat(tools=[api.Tool(name="a", custom=custom)]),
         "messages[0].tool_calls[0].111": api.Chat(messages=[api.ChatMessage(tool_calls=[call])]),
         "allowed_tools.111": api.Chat(allowed_tools=api.AllowedTools.FromString(OF_TOMORROW)),
     }
-    for field, chat in chats.items():
+    for field, chat in later.items():
         assert refused(chat) == (Reason.FEATURE_UNSUPPORTED, f"chat.{field}")
