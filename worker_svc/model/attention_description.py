@@ -116,6 +116,7 @@ class AttentionSpec:
     def __post_init__(self) -> None:
         require(self.num_heads % self.num_kv_heads == 0, "num_heads", f"a multiple of {self.num_kv_heads} KV heads")
         require(self.scale > 0, "scale", "above 0")
+        require(self.window is None or self.window > 0, "window", "above 0")
         require(self.soft_cap is None or self.soft_cap > 0, "soft_cap", "above 0")
         if self.latent is not None:
             self._check_latent(self.latent)

@@ -1,5 +1,6 @@
 """Describes a model whose config and tensors are named like Llama's: the common part of that family."""
 
+from enum import Enum
 from typing import Any
 
 from worker_svc.model.describe_parts import ACTIVATIONS, describe_attention, describe_head, describe_mlp
@@ -16,9 +17,21 @@ from worker_svc.model.description import (
 )
 
 
+class Windows(Enum):
+    """The layers of which transformers' code applies the `sliding_window` of a config. A config may have the field, and
+    `layer_types`, whether the code reads them or not.
+    """
+
+    NONE = "none"
+    ALL_LAYERS = "all layers"
+    BY_LAYER_TYPES = "by layer types"
+    """Layers that `layer_types` calls "sliding_attention"."""
+
+
 def describe_decoder(
     config: Any,
     *,
+    windows: Windows = Windows.NONE,
     qkv_bias: bool = False,
     output_bias: bool = False,
     mlp_bias: bool = False,
@@ -81,18 +94,19 @@ def describe_decoder(
         hidden_size=hidden,
         context_length=context_length(config, ropes),
         embedding="model.embed_tokens.weight",
-        layers=tuple(map(layer, range(config.num_hidden_layers), windows(config), ropes)),
+        layers=tuple(map(layer, range(config.num_hidden_layers), _windows(config, windows), ropes)),
         norm=norm("model.norm.weight", hidden),
         head=describe_head(hidden, config.vocab_size),
         tied_embeddings=config.tie_word_embeddings,
     )
 
 
-def windows(config: Any) -> tuple[int | None, ...]:
+def _windows(config: Any, windows: Windows) -> tuple[int | None, ...]:
     """How many keys the queries of each layer see; None: all."""
     num_layers: int = config.num_hidden_layers
-    window: int | None = getattr(config, "sliding_window", None)
+    window: int | None = None if windows is Windows.NONE else config.sliding_window
     if window is None or window >= config.max_position_embeddings:
         return (None,) * num_layers
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * num_layers
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    if windows is Windows.ALL_LAYERS:
+        return (window,) * num_layers
+    return tuple(window if kind == "sliding_attention" else None for kind in config.layer_types)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from worker_svc.model.describe_decoder import describe_decoder
+from worker_svc.model.describe_decoder import Windows, describe_decoder
 from worker_svc.model.description import DecoderLayer, ModelDescription
 
 
@@ -13,7 +13,14 @@ def describe_gemma(config: Any, *, soft_cap: float | None = None, qk_norm: bool 
     `soft_cap` is that of attention scores.
     """
     bias: bool = config.attention_bias
-    description = describe_decoder(config, qkv_bias=bias, output_bias=bias, qk_norm=qk_norm, norm_offset=1.0)
+    description = describe_decoder(
+        config,
+        windows=Windows.BY_LAYER_TYPES,
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm=qk_norm,
+        norm_offset=1.0,
+    )
     if description is None:
         return None
 

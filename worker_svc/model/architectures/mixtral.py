@@ -3,7 +3,7 @@
 from typing import Any
 
 from worker_svc.model.architecture import Architecture
-from worker_svc.model.describe_decoder import describe_decoder
+from worker_svc.model.describe_decoder import Windows, describe_decoder
 from worker_svc.model.describe_experts import ExpertForm, with_experts
 from worker_svc.model.description import ModelDescription
 
@@ -17,7 +17,7 @@ def _describe(config: Any) -> ModelDescription | None:
         block="block_sparse_moe",
         projections=("w1", "w3", "w2"),
     )
-    dense = describe_decoder(config)
+    dense = describe_decoder(config, windows=Windows.ALL_LAYERS)
     return dense and with_experts(dense, experts)
 
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 from worker_svc.model.architecture import Architecture
-from worker_svc.model.describe_decoder import describe_decoder
+from worker_svc.model.describe_decoder import Windows, describe_decoder
 from worker_svc.model.description import DecoderLayer, LinearLayer, ModelDescription, StoredLinear
 
 
 def _describe(config: Any) -> ModelDescription | None:
-    description = describe_decoder(config, partial_rotation=True)
+    description = describe_decoder(config, windows=Windows.ALL_LAYERS, partial_rotation=True)
     return description and replace(description, layers=tuple(map(_layer, description.layers)))
 
 

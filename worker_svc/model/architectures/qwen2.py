@@ -3,6 +3,8 @@
 from functools import partial
 
 from worker_svc.model.architecture import Architecture
-from worker_svc.model.describe_decoder import describe_decoder
+from worker_svc.model.describe_decoder import Windows, describe_decoder
 
-ARCHITECTURE = Architecture.of_decoder(__file__, "Qwen2", partial(describe_decoder, qkv_bias=True))
+_describe = partial(describe_decoder, windows=Windows.BY_LAYER_TYPES, qkv_bias=True)
+
+ARCHITECTURE = Architecture.of_decoder(__file__, "Qwen2", _describe)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from worker_svc.model.architecture import Architecture
-from worker_svc.model.describe_decoder import describe_decoder
+from worker_svc.model.describe_decoder import Windows, describe_decoder
 from worker_svc.model.describe_experts import ExpertForm, sparse_layers, with_experts
 from worker_svc.model.description import ModelDescription
 
@@ -16,7 +16,7 @@ def _describe(config: Any) -> ModelDescription | None:
         config.norm_topk_prob,
         config.shared_expert_intermediate_size,
     )
-    dense = describe_decoder(config, qkv_bias=config.qkv_bias)
+    dense = describe_decoder(config, windows=Windows.BY_LAYER_TYPES, qkv_bias=config.qkv_bias)
     return dense and with_experts(dense, experts, sparse_layers(config))
 
 

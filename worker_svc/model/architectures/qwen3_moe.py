@@ -3,7 +3,7 @@
 from typing import Any
 
 from worker_svc.model.architecture import Architecture
-from worker_svc.model.describe_decoder import describe_decoder
+from worker_svc.model.describe_decoder import Windows, describe_decoder
 from worker_svc.model.describe_experts import ExpertForm, sparse_layers, with_experts
 from worker_svc.model.description import ModelDescription
 
@@ -13,7 +13,8 @@ def _describe(config: Any) -> ModelDescription | None:
         config.num_experts, config.num_experts_per_tok, config.moe_intermediate_size, config.norm_topk_prob
     )
     bias: bool = config.attention_bias
-    dense = describe_decoder(config, qkv_bias=bias, output_bias=bias, qk_norm=True)
+    windows = Windows.ALL_LAYERS  # `layer_types` are not read
+    dense = describe_decoder(config, windows=windows, qkv_bias=bias, output_bias=bias, qk_norm=True)
     return dense and with_experts(dense, experts, sparse_layers(config))
 
 

@@ -1,0 +1,80 @@
+"""Fields of a config that transformers' code of an architecture does not read change nothing."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    OlmoeConfig,
+    Phi3Config,
+    Qwen2Config,
+    Qwen3MoeConfig,
+)
+
+from llama_models import prompts
+from runner_driver import Driver, make_runner
+from transformers_models import COMMON, VOCAB
+from worker_svc.model.architecture import describe
+from worker_svc.model.config import UnsupportedModel, read_config
+from worker_svc.step import SamplingParams
+
+Save = Callable[..., Path]
+WINDOW = 7
+_SIZES: dict[str, Any] = {
+    **COMMON, "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}  # fmt: skip
+_EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2}
+_KINDS = ["full_attention", "sliding_attention"]
+
+
+def _with(directory: Path, **fields: Any) -> Path:
+    """The model with other fields in its config.json."""
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    return directory
+
+
+def _assert_log_probabilities_are_those_of_transformers(directory: Path) -> None:
+    (prompt,) = prompts(40)
+    driver = Driver(make_runner(directory))
+    (sampled,) = driver.generate([prompt], 2, SamplingParams(logprobs=VOCAB))
+    ours = torch.tensor([[value for _, value in sorted(step.top)] for step in driver.logprobs[1]])
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    with torch.inference_mode():
+        theirs = model(torch.tensor([prompt + sampled])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=5e-4)
+
+
+CONFIGS: dict[str, tuple[Callable[[], Any], list[int | None]]] = {
+    "llama": (lambda: LlamaConfig(**_SIZES), [None, None]),
+    "olmoe": (lambda: OlmoeConfig(**_SIZES, **_EXPERTS), [None, None]),
+    "phi3": (lambda: Phi3Config(**_SIZES), [WINDOW, WINDOW]),
+    "mixtral": (lambda: MixtralConfig(**_SIZES, num_local_experts=4), [WINDOW, WINDOW]),
+    "qwen3_moe": (lambda: Qwen3MoeConfig(**_SIZES, **_EXPERTS, moe_intermediate_size=32), [WINDOW, WINDOW]),
+    "qwen2": (lambda: Qwen2Config(**_SIZES), [None, WINDOW]),
+}
+"""With the windows of their layers, if the config has all fields that describe windows."""
+
+
+@pytest.mark.parametrize("model_type", CONFIGS)
+def test_windows_are_those_that_transformers_applies(model_type: str, save_model: Save) -> None:
+    make, windows = CONFIGS[model_type]
+    fields = {"sliding_window": WINDOW, "use_sliding_window": True, "max_window_layers": 1, "layer_types": _KINDS}
+    directory = _with(save_model(make()), **fields)
+    described = describe(read_config(directory))
+    assert described is not None
+    assert [layer.attention.window for layer in described.layers] == windows
+    _assert_log_probabilities_are_those_of_transformers(directory)
+
+
+def test_a_window_of_no_keys_is_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="window: must be above 0"):
+        describe(MistralConfig(**_SIZES, sliding_window=0))
