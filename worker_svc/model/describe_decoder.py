@@ -32,6 +32,7 @@ def describe_decoder(
     config: Any,
     *,
     windows: Windows = Windows.NONE,
+    activation_field: str = "hidden_act",
     qkv_bias: bool = False,
     output_bias: bool = False,
     mlp_bias: bool = False,
@@ -42,10 +43,11 @@ def describe_decoder(
     """The description of a model whose tensors are named like Llama's. None: a description cannot hold its activation
     or positions.
 
-    `partial_rotation` is whether its code rotates a part of each head, if the config says so; `norm_offset` is added to
-    the weights of norms.
+    `windows` and `activation_field`, the field of the activation, are what transformers' code reads of the config.
+    `partial_rotation` is whether that code rotates a part of each head, if the config says so; `norm_offset` is added
+    to the weights of norms.
     """
-    activation = ACTIVATIONS.get(getattr(config, "hidden_act", None) or config.hidden_activation)
+    activation = ACTIVATIONS.get(getattr(config, activation_field))
     hidden: int = config.hidden_size
     num_heads: int = config.num_attention_heads
     num_kv_heads: int = config.num_key_value_heads or num_heads

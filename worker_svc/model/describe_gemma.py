@@ -16,6 +16,7 @@ def describe_gemma(config: Any, *, soft_cap: float | None = None, qk_norm: bool 
     description = describe_decoder(
         config,
         windows=Windows.BY_LAYER_TYPES,
+        activation_field="hidden_activation",  # a config may also have `hidden_act`, which is not read
         qkv_bias=bias,
         output_bias=bias,
         qk_norm=qk_norm,

@@ -9,6 +9,8 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -78,3 +80,18 @@ def test_windows_are_those_that_transformers_applies(model_type: str, save_model
 def test_a_window_of_no_keys_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="window: must be above 0"):
         describe(MistralConfig(**_SIZES, sliding_window=0))
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: LlamaConfig(**_SIZES), "hidden_activation"),
+        (lambda: Gemma2Config(**_SIZES, head_dim=16), "hidden_act"),
+        (lambda: Gemma3TextConfig(**_SIZES, head_dim=16), "hidden_act"),
+    ],
+    ids=["llama", "gemma2", "gemma3"],
+)
+def test_the_activation_is_that_of_the_field_which_transformers_reads(
+    make: Callable[[], Any], field: str, save_model: Save
+) -> None:
+    _assert_log_probabilities_are_those_of_transformers(_with(save_model(make()), **{field: "relu"}))
