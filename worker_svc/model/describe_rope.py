@@ -12,6 +12,9 @@ def ropes_of(config: Any, head_dim: int, *, partial: bool = False) -> tuple[Rope
 
     `partial` is whether the architecture's code rotates a part of each head, if the config says so.
     """
+    # transformers does this again when it computes frequencies: fields beside `rope_parameters` win then.
+    if hasattr(config, "standardize_rope_params"):
+        config.standardize_rope_params()
     parameters = config.rope_parameters
     num_layers: int = config.num_hidden_layers
     # Parameters may be those of all layers, or by the kinds of layers.

@@ -1,4 +1,4 @@
-"""Fields of a config that transformers' code of an architecture does not read change nothing."""
+"""Fields of a config have the effect that they have in transformers' code of an architecture, and often none."""
 
 import json
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from transformers import (
 
 from llama_models import prompts
 from runner_driver import Driver, make_runner
-from transformers_models import COMMON, VOCAB
+from transformers_models import COMMON, CONTEXT, VOCAB
 from worker_svc.model.architecture import describe
 from worker_svc.model.config import UnsupportedModel, read_config
 from worker_svc.step import SamplingParams
@@ -95,3 +95,29 @@ def test_the_activation_is_that_of_the_field_which_transformers_reads(
     make: Callable[[], Any], field: str, save_model: Save
 ) -> None:
     _assert_log_probabilities_are_those_of_transformers(_with(save_model(make()), **{field: "relu"}))
+
+
+_FACTORS = {"short_factor": [1.5] * 8, "long_factor": [4.0] * 8}
+
+
+@pytest.mark.parametrize(
+    ("rope", "original", "context"),
+    [
+        ({"rope_type": "yarn", "factor": 4.0}, 32, CONTEXT),
+        ({"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}, 32, CONTEXT),
+        ({"rope_type": "longrope", **_FACTORS}, 64, 64),
+    ],
+    ids=lambda value: value["rope_type"] if isinstance(value, dict) else "",
+)
+def test_the_original_context_may_be_beside_the_rope_parameters(
+    rope: dict[str, Any], original: int, context: int, save_model: Save
+) -> None:
+    directory = _with(
+        save_model(LlamaConfig(**_SIZES)),
+        rope_parameters={"rope_theta": 500.0, **rope},
+        original_max_position_embeddings=original,
+    )
+    described = describe(read_config(directory))
+    assert described is not None
+    assert described.context_length == context
+    _assert_log_probabilities_are_those_of_transformers(directory)
