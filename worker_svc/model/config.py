@@ -33,14 +33,14 @@ def read_config(directory: Path) -> Any:
     Raises UnsupportedModel if transformers does not know the architecture, or refuses a value.
     """
     raw = raw_config(directory)
-    from transformers import AutoConfig
+    from transformers import CONFIG_MAPPING, AutoConfig
 
     try:
         return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except (KeyError, ValueError) as error:
+    except Exception as error:  # a config's class raises anything for values that it does not expect
+        if str(raw.get("model_type")) in CONFIG_MAPPING:
+            raise UnsupportedModel(f"{directory / 'config.json'}: transformers refuses it: {error!r}") from error
         named = ", ".join(raw.get("architectures") or [raw.get("model_type") or "unknown"])
         raise UnsupportedModel(
             f"the model in {directory} is of the architecture {named}, which the installed transformers does not know"
         ) from error
-    except Exception as error:  # a config's class raises anything for values that it does not expect
-        raise UnsupportedModel(f"{directory / 'config.json'}: transformers refuses it: {error!r}") from error

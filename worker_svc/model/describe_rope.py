@@ -39,7 +39,9 @@ def context_length(config: Any, ropes: tuple[RopeConfig, ...]) -> int:
 def rope_config(
     rope: Mapping[str, Any] | None, max_positions: int, head_dim: int, *, partial: bool = False
 ) -> RopeConfig | None:
-    """The description of `rope_parameters`. None: a description cannot hold them."""
+    """The description of `rope_parameters`. None: a description cannot hold them. Raises InvalidDescription where
+    frequencies cannot be computed of their numbers.
+    """
     if rope is None:
         return None
     kinds = {kind.value: kind for kind in RopeKind}
@@ -48,15 +50,22 @@ def rope_config(
     rotated = int(head_dim * share)
     if kind is None or (share != 1.0 and not partial) or rotated % 2 or not rotated:
         return None
+    theta = _positive("rope_theta", rope.get("rope_theta"))
+    require(
+        kind is not RopeKind.YARN or theta != 1, "rope_theta", "other than 1 with yarn, which divides by its logarithm"
+    )
+    _positive("max_position_embeddings", max_positions)
     original = rope.get("original_max_position_embeddings") or max_positions
-    factor = rope.get("factor") or max_positions / original
+    _positive("original_max_position_embeddings", original)
+    given = rope.get("factor")
+    factor = _positive("factor", max_positions / original if given is None else given)
     pair_factors: tuple[float, ...] = ()
     if kind is RopeKind.LONGROPE:
         pair_factors = tuple(map(float, rope["short_factor"]))
         require(len(pair_factors) == rotated // 2, "short_factor", f"{rotated // 2} numbers")
     return RopeConfig(
         kind=kind,
-        theta=rope["rope_theta"],
+        theta=theta,
         factor=factor,
         original_context_length=original,
         low_freq_factor=rope.get("low_freq_factor", 1.0),
@@ -68,6 +77,13 @@ def rope_config(
         rotated_dims=None if rotated == head_dim else rotated,
         pair_factors=pair_factors,
     )
+
+
+def _positive(name: str, value: Any) -> float:
+    """A parameter's value. Raises InvalidDescription, with its name, unless it is a number above 0."""
+    require(isinstance(value, int | float) and value > 0, name, f"a number above 0, not {value!r}")
+    number: float = value
+    return number
 
 
 def _attention_factor(kind: RopeKind, rope: Mapping[str, Any], factor: float, original: int) -> float:

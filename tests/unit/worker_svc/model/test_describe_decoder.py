@@ -121,3 +121,27 @@ def test_the_original_context_may_be_beside_the_rope_parameters(
     assert described is not None
     assert described.context_length == context
     _assert_log_probabilities_are_those_of_transformers(directory)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"rope_parameters": {"rope_theta": None}}, "rope_theta: must be a number above 0, not None"),
+        ({"rope_parameters": {"rope_theta": 0}}, "rope_theta: must be a number above 0, not 0"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0, "factor": 4.0}},
+            "rope_theta: must be other than 1",
+        ),
+        ({"rope_parameters": {"rope_type": "linear", "factor": -2.0}}, "factor: must be a number above 0, not -2.0"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 0.0}}, "factor: must be a number above 0, not 0.0"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings: must be a number above 0, not 0"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "config.json: transformers refuses it: .*Missing.*'factor'"),
+    ],
+    ids=str,
+)
+def test_positions_that_cannot_be_computed_are_refused_by_the_field(
+    fields: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    LlamaConfig(**_SIZES).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match=message):
+        describe(read_config(_with(tmp_path, **fields)))
