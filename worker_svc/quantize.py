@@ -28,6 +28,7 @@ from worker_svc.compressed_writer import CompressedScheme, compress, quantizatio
 from worker_svc.model.architecture import describe
 from worker_svc.model.config import UnsupportedModel, raw_config, read_config
 from worker_svc.model.description import LinearRole, ModelDescription
+from worker_svc.model.sentence_files import module_folders
 from worker_svc.model.tensor_names import described_names
 from worker_svc.model.weight_format import quantization_of
 from worker_svc.model.weights import open_weights, weight_files
@@ -89,8 +90,11 @@ def quantize_model(
     layers = _layers_of(description, files, scheme)
     if not layers.quantized:
         raise UnsupportedModel(f"the model in {source} has no linear layer that could be quantized")
+    modules = module_folders(source)  # of an embedding model: how it pools, and the layers behind that
     with _unfinished(target) as folder:
         num_bytes = _write(source, folder, files, layers, partial(compress, scheme=scheme), report)
+        for module in modules:
+            _copy_folder(source / module, folder / module)
         config = raw_config(source) | {"quantization_config": quantization_config(scheme, layers.left)}
         _write_json(folder / "config.json", config)
         for path in sorted(folder.iterdir(), key=lambda path: path.name == "config.json"):
@@ -172,10 +176,15 @@ def _write(
         is_written = (target / path.name).exists() or path.name in (_INDEX, "config.json")
         if path.is_file() and not is_written and path.suffix not in _OTHER_WEIGHTS:
             shutil.copyfile(path, target / path.name)
-    for path in source.glob("*/config.json"):  # of the modules of an embedding model
-        (target / path.parent.name).mkdir()
-        shutil.copyfile(path, target / path.parent.name / path.name)
     return num_bytes
+
+
+def _copy_folder(source: Path, target: Path) -> None:
+    """Copies the files of a folder, whatever they are."""
+    target.mkdir(parents=True, exist_ok=True)
+    for path in source.iterdir():
+        if path.is_file():
+            shutil.copyfile(path, target / path.name)
 
 
 def _quantized(path: Path, layers: _Layers, make: Compress) -> Iterator[tuple[str, Tensor]]:

@@ -7,7 +7,7 @@ from svc_common.models import module_kind
 from worker_svc.encoder.pooling import DenseSpec, EmbeddingDefaults
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.embedding_layers import dense_spec
-from worker_svc.model.sentence_files import module_config, read_json
+from worker_svc.model.sentence_files import module_config, read_json, read_modules
 from worker_svc.step import Pooling
 
 # By their names in the pooling's config: switches of their own, or values of `pooling_mode`.
@@ -27,15 +27,13 @@ def embedding_defaults(directory: Path, *, is_decoder: bool = False) -> Embeddin
 
     Raises UnsupportedModel where they name what is not computed here.
     """
-    modules: list[Any] = read_json(directory / "modules.json", [])
+    modules = read_modules(directory)
     pooling, normalizes = Pooling.MEAN, False
     layers: list[DenseSpec] = []
     before: list[str] = []
     if is_decoder and not modules:
         pooling, normalizes = Pooling.LAST, True
     for module in modules:
-        if not isinstance(module, dict):
-            raise UnsupportedModel(f"{directory / 'modules.json'} has another form than expected")
         kind = module_kind(module)
         match kind:
             case "Transformer":

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from svc_common.models import module_kind
 from worker_svc.model.config import UnsupportedModel
 
 T = TypeVar("T")
@@ -23,6 +24,14 @@ def read_json(path: Path, default: T) -> T:
     return value
 
 
+def read_modules(directory: Path) -> list[dict[str, Any]]:
+    """The modules of modules.json, none without the file. Raises UnsupportedModel."""
+    modules: list[Any] = read_json(directory / "modules.json", [])
+    if not all(isinstance(module, dict) for module in modules):
+        raise UnsupportedModel(f"{directory / 'modules.json'} has another form than expected")
+    return modules
+
+
 def module_config(directory: Path, module: Mapping[str, Any]) -> dict[str, Any]:
     """The config of a module of modules.json, empty without its file. Raises UnsupportedModel."""
     config: dict[str, Any] = {}
@@ -35,3 +44,10 @@ def module_folder(directory: Path, module: Mapping[str, Any]) -> Path:
     if folder.is_absolute() or ".." in folder.parts:
         raise UnsupportedModel(f"{directory / 'modules.json'} names a folder outside of the model: {folder}")
     return folder
+
+
+def module_folders(directory: Path) -> list[Path]:
+    """The folders that exist of the modules behind the transformer, as `module_folder`. Raises UnsupportedModel."""
+    behind = (module for module in read_modules(directory) if module_kind(module) != "Transformer")
+    folders = (module_folder(directory, module) for module in behind)
+    return [folder for folder in dict.fromkeys(folders) if folder.parts and (directory / folder).is_dir()]

@@ -14,6 +14,7 @@ from transformers import LlamaConfig
 
 import llama_models
 import transformers_models
+from dense_modules import add_dense
 from llama_models import SIZES
 from quire_kernels.cpu.linear import MatrixFormat
 from runner_driver import Driver, make_runner
@@ -21,6 +22,7 @@ from tiny_gguf import TinyGguf, write_tiny_gguf
 from worker_svc.compressed_writer import scheme_named
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.embedding_files import embedding_defaults
+from worker_svc.model.embedding_layers import load_layers
 from worker_svc.model.weight_format import format_of, group_codes
 from worker_svc.quantize import FORMATS, CannotWrite, main, quantize_model
 
@@ -232,14 +234,19 @@ def test_two_processes_do_not_write_to_one_directory(save_model: Save, tmp_path:
     quantized(source, out)
 
 
-def test_the_pooling_of_an_embedding_model_is_kept(save_model: Save, tmp_path: Path) -> None:
+def test_the_modules_of_an_embedding_model_are_kept(save_model: Save, tmp_path: Path) -> None:
     source, out = save_model(LlamaConfig(**WIDE)), tmp_path / "out"
     module = {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
     (source / "modules.json").write_text(json.dumps([module]))
     (source / "1_Pooling").mkdir()
     (source / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    add_dense(source, 96, 64, bias=True, activation="torch.nn.modules.activation.Tanh")
     quantized(source, out)
-    assert embedding_defaults(out) == embedding_defaults(source)
+    defaults = embedding_defaults(out)
+    assert defaults == embedding_defaults(source)
+    vectors = torch.randn(3, 96)
+    written, original = (load_layers(defaults.layers, 96, folder, torch.device("cpu"))[0] for folder in (out, source))
+    assert torch.equal(written(vectors), original(vectors))
 
 
 def test_a_directory_that_cannot_be_made_is_said_in_a_line(
