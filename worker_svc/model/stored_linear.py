@@ -94,11 +94,17 @@ def shapes_of(stored: StoredLinear, inputs: int, weight_format: WeightFormat) ->
 
 
 def read_stored(checkpoint: Checkpoint, stored: StoredLinear, inputs: int) -> tuple[StoredWeight, Tensor | None]:
-    """The weight and the bias of a stored layer. Raises UnsupportedModel if its tensors do not match."""
+    """The weight and the bias of a stored layer. A bias of zeros that is not described is left unused.
+
+    Raises UnsupportedModel if its tensors do not match.
+    """
     weight_format = layer_format(stored, inputs, checkpoint.weight_format, checkpoint.names)
     shapes = shapes_of(stored, inputs, weight_format)
     tensors = {name: checkpoint.read(name, *shape) for name, shape in shapes.items()}
     bias = tensors.pop(f"{stored.name}.bias", None)
+    if bias is None:
+        # Earlier releases of AutoGPTQ wrote one of zeros for each layer that has none.
+        checkpoint.drop_zeros(f"{stored.name}.bias")
     if stored.transposed:
         tensors = {name: tensor.t() for name, tensor in tensors.items()}
     return weight_format.weight(stored.name, tensors), bias

@@ -95,12 +95,15 @@ class Checkpoint:
                 f"{list(stored.whole(shape))}"
             )
         self._num_begun += file.num_bytes(stored.name, _rows_of(stored))
-        try:
-            tensor = file.read(stored.name, _rows_of(stored)).view(shape)
-        except (OSError, ValueError) as error:
-            raise UnsupportedModel(f"the model in {self._directory} cannot be read: {error}") from error
+        tensor = self._read(file, stored.name, _rows_of(stored)).view(shape)
         self._num_read += tensor.nbytes
         return tensor
+
+    def _read(self, file: TensorFile, name: str, rows: range | None) -> Tensor:
+        try:
+            return file.read(name, rows)
+        except (OSError, ValueError) as error:
+            raise UnsupportedModel(f"the model in {self._directory} cannot be read: {error}") from error
 
     @property
     def names(self) -> Collection[str]:
@@ -118,6 +121,15 @@ class Checkpoint:
     def drop(self, name: str) -> None:
         """Leaves a tensor unused, if it exists."""
         self._files.pop(name, None)
+
+    def drop_zeros(self, name: str) -> None:
+        """Leaves a tensor unused, if it exists and all its numbers are 0. Raises UnsupportedModel if it cannot be
+        read.
+        """
+        if name in self._files:
+            file, stored = self._files[name]
+            if not self._read(file, stored.name, _rows_of(stored)).float().any():
+                self.drop(name)
 
     def drop_prefixes(self, prefixes: tuple[str, ...]) -> None:
         """Leaves all tensors unused whose names begin with one of these."""

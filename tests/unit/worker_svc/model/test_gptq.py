@@ -94,6 +94,25 @@ def test_layers_that_were_left_dense_or_quantized_otherwise(
     assert Driver(make_runner(packed)).generate(PROMPTS, 12) == reference(directory, PROMPTS, 12)
 
 
+def test_biases_of_zeros_that_old_tools_wrote_are_left_out_and_no_others(
+    save_model: Save, reference: Reference, tmp_path: Path
+) -> None:
+    directory = save_model(LlamaConfig(**WIDE))
+    config = _config(4, 32, sym=True)
+    quantized = _gptq(4, 32, sym=True, act_order=False, v2=False)
+    packed = save_quantized(directory, tmp_path / "packed", quantized, quantization_config=config)
+    tensors = load_file(packed / "model.safetensors")
+    layers = [name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")]
+    biases = {f"{layer}.bias": torch.zeros(tensors[f"{layer}.scales"].shape[1]).half() for layer in layers}
+    save_file(tensors | biases, packed / "model.safetensors")
+    assert Driver(make_runner(packed)).generate(PROMPTS, 12) == reference(directory, PROMPTS, 12)
+    named = "model.layers.1.mlp.down_proj.bias"
+    biases[named][-1] = 1
+    save_file(tensors | biases, packed / "model.safetensors")
+    with pytest.raises(UnsupportedModel, match=f"tensors that its architecture does not: {re.escape(named)}$"):
+        make_runner(packed)
+
+
 def test_the_config_of_an_old_model_is_beside_config_json(
     save_model: Save, reference: Reference, tmp_path: Path
 ) -> None:
