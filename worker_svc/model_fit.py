@@ -175,15 +175,18 @@ def kept_bytes(
         return _PER_NUMBER[asked]
 
     of_tables = sum(map(prod, description.shapes.values())) * dtype.itemsize
-    linear_layers = _laid_out(description, kernels)
+    linear_layers = _laid_out(description, kernels, names)
     return of_tables + int(sum(of_number(linear) * linear.inputs * sum(linear.outputs) for linear in linear_layers))
 
 
-def _laid_out(description: ModelDescription, kernels: str) -> Iterator[LinearLayer]:
-    """The layers that take memory beside the embedding. Only the compiled kernels have another copy of it as a head."""
+def _laid_out(description: ModelDescription, kernels: str, names: Collection[str]) -> Iterator[LinearLayer]:
+    """The layers that take memory beside the embedding. Only the compiled kernels have another copy of it as a head.
+
+    A head that is stored counts: whether it is the embedding is known when both have been read.
+    """
     *layers, head = description.linear_layers
     yield from layers
-    if not description.tied_embeddings:
+    if not description.tied_embeddings or f"{head.stored[0].name}.weight" in names:
         yield head
     elif kernels == "compiled":
         yield replace(head, stored=(StoredLinear(description.embedding.removesuffix(".weight"), head.outputs),))

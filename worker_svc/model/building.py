@@ -3,6 +3,7 @@
 Linear layers are read one after the other, and each is released before the next one is read.
 """
 
+import logging
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -20,10 +21,12 @@ from worker_svc.model.description import (
     StoredLinear,
 )
 from worker_svc.model.linear_weights import WHOLE, LinearWeights, Shard, TiedWeights, WeightParts
-from worker_svc.model.stored_linear import layer_format, read_stored
+from worker_svc.model.stored_linear import is_stored_dense, layer_format, read_stored
 from worker_svc.model.tensor_names import described_names
 from worker_svc.model.weight_format import StoredWeight, has_blocks
 from worker_svc.model.weights import Checkpoint
+
+log = logging.getLogger("quire.worker")
 
 LinearT = TypeVar("LinearT")
 NormT = TypeVar("NormT")
@@ -151,7 +154,7 @@ def build(
     checkpoint.rename(described_names(description, checkpoint.names))
     embedding, stored = _read_embedding(description, checkpoint)
     weights: WeightParts
-    if description.tied_embeddings:
+    if description.tied_embeddings and not _has_own_head(description, checkpoint, embedding):
         drop_head(description, checkpoint)
         share = shard.share(description.vocab_size, description.head.split_unit, description.head.stored[0].name)
         weights = TiedWeights(description.head, embedding[share], stored and stored.outputs(share.start, share.stop))
@@ -178,6 +181,20 @@ def _read_embedding(description: ModelDescription, checkpoint: Checkpoint) -> tu
         stop = min(start + _ROWS, vocabulary)
         embedding[start:stop].copy_(stored.outputs(start, stop).dense())
     return embedding, stored
+
+
+def _has_own_head(description: ModelDescription, checkpoint: Checkpoint, embedding: Tensor) -> bool:
+    """Whether the checkpoint has a dense head with other numbers than the embedding. transformers ties no such head,
+    whatever the config says. One in the format of the other layers is taken for the embedding in fewer bits.
+    """
+    stored, inputs = description.head.stored[0], description.head.inputs
+    name = f"{stored.name}.weight"
+    if not is_stored_dense(stored, inputs, checkpoint.weight_format, checkpoint.names):
+        return False
+    if checkpoint.has_numbers(name, embedding):
+        return False
+    log.warning("config.json ties the head to the embedding, but the model's tensor %s is another: it is used", name)
+    return True
 
 
 def drop_head(description: ModelDescription, checkpoint: Checkpoint) -> None:

@@ -211,7 +211,7 @@ class ModelDescription:
     norm: Norm
     head: LinearLayer
     tied_embeddings: bool
-    """Whether the head's weight is the embedding; a copy in the checkpoint is not read."""
+    """Whether the head's weight is the embedding, unless the checkpoint has a dense head with other numbers."""
     embedding_scale: float = 1.0
     """What embeddings are multiplied by, rounded to the model's dtype."""
     positions: PositionEmbedding | None = None

@@ -10,7 +10,7 @@ from torch import Tensor
 from worker_svc.model.architecture import AnyDescription
 from worker_svc.model.description import ModelDescription, StoredLinear
 from worker_svc.model.score_head_description import ScoreActivation, ScoreHeadSpec
-from worker_svc.model.stored_linear import read_stored
+from worker_svc.model.stored_linear import is_stored_dense, read_stored
 from worker_svc.model.tensor_names import described_names
 from worker_svc.model.weight_format import format_of
 from worker_svc.model.weights import Checkpoint
@@ -73,9 +73,11 @@ def _of_tokens(
     """The rows of a decoder's head for logits that are those of tokens, and their biases."""
     checkpoint.rename(described_names(description, checkpoint.names))
     stored, vocab_size = description.head.stored[0], description.vocab_size
-    if description.tied_embeddings:
+    inputs, names = description.hidden_size, checkpoint.names
+    # A dense head has the embedding's rows, or is used in its place: see `building`.
+    if description.tied_embeddings and not is_stored_dense(stored, inputs, checkpoint.weight_format, names):
         stored = StoredLinear(description.embedding.removesuffix(".weight"), (vocab_size,))
-    weight, bias = read_stored(checkpoint, stored, description.hidden_size)
+    weight, bias = read_stored(checkpoint, stored, inputs)
     rows = torch.cat([weight.outputs(token, token + 1).dense() for token in tokens])
     device = checkpoint.device
     return rows.to(device).float(), None if bias is None else bias[list(tokens)].to(device).float()

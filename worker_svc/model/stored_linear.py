@@ -35,10 +35,19 @@ def layer_format(
     Routers, heads, and layers of which quantization would cost too much quality are often stored as they were. They
     have `name`.weight and none of the other tensors of the model's format.
     """
-    name = f"{stored.name}.weight"
-    others = weight_format.tensors(stored.name, sum(stored.outputs), inputs).keys() - {name}
-    is_left = name in names and not any(other in names for other in others)
-    return _DENSE if others and is_left else weight_format
+    has_others = bool(_others(stored, inputs, weight_format))
+    return _DENSE if has_others and is_stored_dense(stored, inputs, weight_format, names) else weight_format
+
+
+def is_stored_dense(stored: StoredLinear, inputs: int, weight_format: WeightFormat, names: Collection[str]) -> bool:
+    """Whether a checkpoint has `name`.weight of a layer, and none of the other tensors of the model's format."""
+    others = _others(stored, inputs, weight_format)
+    return f"{stored.name}.weight" in names and not any(other in names for other in others)
+
+
+def _others(stored: StoredLinear, inputs: int, weight_format: WeightFormat) -> Collection[str]:
+    """What a format has of a layer beside `name`.weight."""
+    return weight_format.tensors(stored.name, sum(stored.outputs), inputs).keys() - {f"{stored.name}.weight"}
 
 
 @dataclass(frozen=True, slots=True)

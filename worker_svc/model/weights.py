@@ -18,6 +18,8 @@ from worker_svc.page_release import trim_heap
 
 # In old checkpoints; computed again here.
 _DERIVED = "rotary_emb.inv_freq"
+# Of a tensor that is compared, that are read at once.
+_ROWS = 1024
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -104,6 +106,24 @@ class Checkpoint:
             return file.read(name, rows)
         except (OSError, ValueError) as error:
             raise UnsupportedModel(f"the model in {self._directory} cannot be read: {error}") from error
+
+    def has_numbers(self, name: str, numbers: Tensor) -> bool:
+        """Whether the tensor of this name, in the model's dtype, is this one on the model's device.
+
+        It is read in parts, to the first one that differs, and can be taken afterwards. Raises UnsupportedModel if it
+        cannot be read.
+        """
+        file, stored = self._files[name]
+        if file.shape(stored.name) != tuple(numbers.shape):
+            return False
+        starts = range(0, len(numbers), _ROWS)
+        parts = (range(start, min(start + _ROWS, len(numbers))) for start in starts)
+        return all(
+            torch.equal(
+                self._read(file, stored.name, rows).to(self.device, self.dtype), numbers[rows.start : rows.stop]
+            )
+            for rows in parts
+        )
 
     @property
     def names(self) -> Collection[str]:

@@ -208,6 +208,26 @@ def test_a_tied_head_of_any_format_is_not_read(save_model: Save) -> None:
     assert torch.equal(built.head, built.embedding)
 
 
+@pytest.mark.parametrize("changed", [None, 0, SIZES["vocab_size"] - 1])
+@torch.inference_mode()
+def test_a_stored_copy_of_the_embedding_takes_no_memory_and_another_head_is_used(
+    changed: int | None, save_model: Save, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker_svc.model.weights._ROWS", 10)
+    directory = save_model(LlamaConfig(**SIZES, tie_word_embeddings=True))
+    description = _describe(directory)
+    tensors = load_file(directory / "model.safetensors")
+    head = tensors["lm_head.weight"] = tensors[description.embedding].clone()
+    if changed is not None:
+        head[changed, -1] += 1
+    save_file(tensors, directory / "model.safetensors")
+    checkpoint = _open(directory, torch.float32)
+    built = build(description, checkpoint, KeepWeights())
+    checkpoint.check_all_taken()
+    assert torch.equal(built.head, head)
+    assert (built.head.data_ptr() == built.embedding.data_ptr()) == (changed is None)
+
+
 @torch.inference_mode()
 def test_two_ranks_make_up_the_model(save_model: Save) -> None:
     directory = save_model(

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+import llama_models
 from core_runner import CoreRunner, submission
 from dense_models import NOT_DESCRIBED, ORIGINAL_CONTEXT, VARIANTS
 from large import large_but
@@ -238,6 +239,7 @@ def test_the_context_ends_where_frequencies_would_change(save_model: Save) -> No
 
 
 Tensors = dict[str, torch.Tensor]
+_HEAD = "lm_head.weight"
 
 
 def _bare(prefix: str) -> Callable[[Tensors], Tensors]:
@@ -258,7 +260,7 @@ LAYOUTS: dict[str, tuple[str, list[Callable[[Tensors], Tensors]]]] = {
         "gpt2-tied-narrow",
         [_bare("transformer."), _with(h__0__attn__bias=16, h__1__attn__masked_bias=1)],
     ),
-    "a tied head": ("gpt2-tied-narrow", [_with(lm_head__weight=1)]),
+    "a tied head": ("gpt2-tied-narrow", [lambda tensors: tensors | {_HEAD: tensors["transformer.wte.weight"].clone()}]),
     "a head without a prefix": ("gpt2", [_bare("transformer.")]),
     "OPT's first": ("opt", [_bare("model.")]),
     "a head by its new name": ("gpt-neox", [_new_head]),
@@ -293,3 +295,29 @@ def test_a_shorter_context_uses_the_first_of_the_stored_positions(variant: str, 
     short = replace(_describe(directory), context_length=CONTEXT // 2)
     ours = Driver(make_runner(directory, kernels, description=short)).generate(asked, 4)
     assert ours == Driver(make_runner(directory, kernels)).generate(asked, 4)
+
+
+TIED: dict[str, Callable[[], Any]] = {
+    "gpt2": VARIANTS["gpt2-tied-narrow"],
+    "opt": VARIANTS["opt-tied-unbiased"],
+    "gemma2": VARIANTS["gemma2-tied-biased"],
+    "llama": llama_models.VARIANTS["llama-tied-biased"],
+}
+
+
+@pytest.mark.parametrize("kernels", ["torch", "compiled"])
+@pytest.mark.parametrize("variant", TIED)
+def test_a_stored_head_that_is_not_the_embedding_is_used_whatever_the_config_says(
+    variant: str, kernels: str, save_model: Save, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory, (prompt,) = save_model(TIED[variant]()), prompts(20)
+    path, generator = directory / "model.safetensors", torch.Generator().manual_seed(1)
+    description = _describe(directory)
+    assert description.tied_embeddings
+    head = torch.randn(VOCAB, description.hidden_size, generator=generator) * 0.3
+    save_file(load_file(path) | {_HEAD: head}, path, metadata={"format": "pt"})
+    driver = Driver(make_runner(directory, kernels))
+    (sampled,) = driver.generate([prompt], 4, EVERY_LOGPROB)
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    torch.testing.assert_close(_reported(driver), _logprobs(model, prompt, sampled), rtol=0, atol=5e-4)
+    assert "config.json ties the head to the embedding" in caplog.text

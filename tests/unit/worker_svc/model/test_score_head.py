@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaConfig, PreTrainedModel
 
 import compiled
 import latent_models
@@ -23,7 +23,7 @@ from bert_models import (
     save_roberta_cross_encoder,
 )
 from described_models import description_of
-from llama_models import hidden_states, save_model
+from llama_models import SIZES, hidden_states, save_model
 from llama_models import prompts as decoder_prompts
 from reranker_files import write_reranker_files
 from worker_svc.compressed_writer import scheme_named
@@ -184,6 +184,21 @@ def test_scores_of_logits(variant: str, tokens: tuple[int, int | None], tmp_path
     outputs = head.outputs(torch.cat(states(crowd, places=list(map(head.place, crowd)))))
     assert outputs.tolist() == pytest.approx(expected, abs=1e-3)
     assert head.activate(outputs).tolist() == outputs.sigmoid().tolist()
+
+
+@torch.inference_mode()
+def test_scores_of_logits_of_a_head_that_the_config_ties_and_that_is_another(tmp_path: Path) -> None:
+    save_model(tmp_path, LlamaConfig(**SIZES, tie_word_embeddings=True))
+    write_reranker_files(tmp_path, 5, 9)
+    path, weight = tmp_path / "model.safetensors", torch.randn(SIZES["vocab_size"], SIZES["hidden_size"])
+    save_file(load_file(path) | {"lm_head.weight": weight}, path, metadata={"format": "pt"})
+    description = with_score_files(any_description_of(tmp_path), tmp_path, "auto")
+    assert isinstance(description, ModelDescription)
+    assert description.tied_embeddings
+    head = load_score_head(description, tmp_path, CPU)
+    assert head is not None
+    states = torch.randn(3, SIZES["hidden_size"])
+    torch.testing.assert_close(head.outputs(states), states @ (weight[5] - weight[9]), rtol=0, atol=1e-4)
 
 
 def test_a_model_that_may_score_generates_or_embeds_where_the_settings_say(tmp_path: Path) -> None:
