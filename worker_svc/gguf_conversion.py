@@ -4,7 +4,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from svc_common.preparation import PreparationFailed, Report
+from worker_svc.gguf_config import read_config
+from worker_svc.gguf_metadata import GgufMetadata
 from worker_svc.model.architecture import describe
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.formats._gguf_blocks import BLOCK_TYPES
@@ -33,8 +35,6 @@ from worker_svc.tensor_writer import PlannedTensor, write_tensors
 
 # Architectures of GGUF whose matrices are those of transformers, but for the order of rows. Others are dequantized.
 _LIKE_TRANSFORMERS = ("gemma2", "gemma3", "llama", "phi3", "qwen2", "qwen2moe", "qwen3", "qwen3moe")
-# Fields that transformers does not read for every architecture, and what its configs call them.
-_LEFT_OUT = {"attention.key_length": "head_dim", "expert_feed_forward_length": "moe_intermediate_size"}
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 _WEIGHT = ".weight"
@@ -54,38 +54,53 @@ class GgufConversion:
         os.environ.setdefault("TQDM_DISABLE", "1")
         try:
             with progress(f"converting {self.gguf.name}", self.report):
-                if not (keeps_blocks and self._keep_blocks()):
-                    _dequantize(self.gguf, self.directory)
+                self._write(keeps_blocks=keeps_blocks)
         except PreparationFailed:
             raise
         except Exception as error:  # gguf's reader has no error type of its own
             raise PreparationFailed(f"cannot convert {self.gguf}: {error}") from error
 
-    def _keep_blocks(self) -> bool:
-        """Writes the model with its blocks. Returns False if it is not one that is computed with them."""
+    def _write(self, *, keeps_blocks: bool) -> None:
         reader = GGUFReader(self.gguf)
-        architecture = str(reader.fields["general.architecture"].contents())
-        model = _described(self.gguf, reader, architecture) if architecture in _LIKE_TRANSFORMERS else None
-        if model is None:
-            return False
-        config, description = model
-        plan = _Plan(reader, architecture, config, description)
+        metadata = GgufMetadata(self.gguf, reader)
+        config = read_config(metadata)
+        description = None
+        if keeps_blocks and metadata.architecture in _LIKE_TRANSFORMERS:
+            config.architectures = [_class_of(config)]
+            description = describe(config)
+        if description is None:  # or it is not computed natively
+            _dequantize(metadata, config, self.directory)
+        else:
+            self._keep_blocks(reader, metadata, config, description)
+        _write_tokenizer(self.gguf, self.directory)
+
+    def _keep_blocks(
+        self, reader: GGUFReader, metadata: GgufMetadata, config: Any, description: ModelDescription
+    ) -> None:
+        plan = _Plan(reader, metadata.architecture, config, description)
         tensors = dict(plan.tensors())
+        metadata.check_tensors_read(plan.read)
         if plan.dequantized:
             names = ", ".join(f"{count} of {name}" for name, count in sorted(plan.dequantized.items()))
             self.report(f"tensors that are dequantized: {names}; {', '.join(BLOCK_TYPES)} stay as they are")
         write_tensors(self.directory / "model.safetensors", tensors)
-        _write_config(config, self.directory, plan.types)
-        _write_tokenizer(self.gguf, self.directory)
-        return True
+        _write_config(config, metadata, self.directory, plan.types)
 
 
-def _dequantize(gguf: Path, directory: Path) -> None:
+def _dequantize(metadata: GgufMetadata, config: Any, directory: Path) -> None:
     """Writes all weights in float32: no smaller type represents those of quantized ones exactly."""
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    gguf = metadata.gguf
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, config=config, dtype=torch.float32, output_loading_info=True
+    )
+    model, loading = loaded
+    # transformers makes up what is missing: biases are zeros, and other tensors random numbers.
+    if missing := sorted(name for name in loading["missing_keys"] if not _is_zero(name, config)):
+        raise metadata.refusal(f"it has no tensors for {', '.join(missing[:8])}")
+    metadata.check_tensors_read(_read_by_transformers(model, metadata.architecture))
     # A model loaded from GGUF rejects save_pretrained, and its config would name GGUF again.
     weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     if model.config.tie_word_embeddings:
@@ -94,31 +109,46 @@ def _dequantize(gguf: Path, directory: Path) -> None:
     model.config.architectures = [type(model).__name__]
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     (directory / "model.safetensors").chmod(0o644)  # safetensors makes it readable for its owner only
-    model.config.save_pretrained(directory)
-    model.generation_config.save_pretrained(directory)
-    _write_tokenizer(gguf, directory)
+    _write_config(model.config, metadata, directory, {})
 
 
-def _described(gguf: Path, reader: GGUFReader, architecture: str) -> tuple[Any, ModelDescription] | None:
-    """transformers' config and the description of a model; None if it is not computed natively."""
-    from transformers import AutoConfig
+def _read_by_transformers(model: Any, architecture: str) -> Iterable[str]:
+    """The names of the tensors in a GGUF file that transformers reads for a model."""
+    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
+
+    processor: Callable[..., Any] = TENSOR_PROCESSORS.get(architecture, TensorProcessor)
+    names_in: Callable[..., dict[str, str]] = get_gguf_hf_weights_map
+    names = names_in(model, processor(config=model.config.to_dict()))
+    # Those of experts are without the ending.
+    return {*names, *(f"{name}{_WEIGHT}" for name in names)}
+
+
+def _class_of(config: Any) -> str:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
-    for field, name in _LEFT_OUT.items():
-        found = reader.fields.get(f"{architecture}.{field}")
-        if found is not None and hasattr(config, name):
-            setattr(config, name, int(found.contents()))
-    description = describe(config)
-    return None if description is None else (config, description)
+    name: str = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]
+    return name
 
 
-def _write_config(config: Any, directory: Path, types: Mapping[str, str]) -> None:
+def _is_zero(name: str, config: Any) -> bool:
+    """Whether a tensor that a file does not have is a bias beside others: llama.cpp has them one by one, and
+    transformers for all layers of a kind.
+    """
+    part = "mlp_bias" if ".mlp." in name else "attention_bias"
+    return name.endswith(".bias") and bool(getattr(config, part, False))
+
+
+def _write_config(config: Any, metadata: GgufMetadata, directory: Path, types: Mapping[str, str]) -> None:
     from transformers import GenerationConfig
 
     config.save_pretrained(directory)
-    GenerationConfig.from_model_config(config).save_pretrained(directory)
+    generation = GenerationConfig.from_model_config(config)
+    ends = metadata.end_tokens()
+    if len(ends) > 1:
+        generation.eos_token_id = ends
+    elif ends:
+        generation.eos_token_id = ends[0]
+    generation.save_pretrained(directory)
     path = directory / "config.json"
     written = json.loads(path.read_text())
     written.pop("quantization_config", None)
@@ -160,6 +190,8 @@ class _Plan:
         """The types of layers in blocks."""
         self.dequantized: Counter[str] = Counter()
         """How many tensors of a type are dequantized."""
+        self.read: set[str] = set()
+        """The tensors of the file that are part of the model."""
 
     def tensors(self) -> Iterator[tuple[str, PlannedTensor]]:
         """By their names. Raises PreparationFailed if one is missing, has another shape, or cannot be read."""
@@ -181,7 +213,10 @@ class _Plan:
         layer, _, kind = _EXPERT.sub(".experts.", name).rpartition(".")
         in_file = f"{self._names.get_name(layer)}.{kind}"
         stored = self._stored.get(in_file)
+        self.read.add(in_file)
         if stored is None:
+            if _is_zero(name, self._config):
+                return name, PlannedTensor(torch.float32, shape, partial(torch.zeros, shape))
             raise PreparationFailed(f"the GGUF file has no tensor {in_file}, which is {name}")
         found = tuple(reversed([int(size) for size in stored.shape]))
         number = None if expert is None else int(expert[1])

@@ -48,6 +48,8 @@ class TinyGguf:
     num_experts: int = 0
     left_out: str = ""
     context: int = 128
+    more: Callable[[gguf.GGUFWriter], None] = lambda _: None
+    """Adds further fields and tensors; a field that the file has already is replaced."""
 
     @property
     def head_dim(self) -> int:
@@ -80,7 +82,10 @@ def write_tiny_gguf(path: Path, model: TinyGguf | None = None) -> Path:
     writer.add_feed_forward_length(model.intermediate)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KV_HEADS)
-    writer.add_layer_norm_rms_eps(1e-5)
+    if model.architecture == "starcoder2":
+        writer.add_layer_norm_eps(1e-5)
+    else:
+        writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
     writer.add_rope_dimension_count(model.head_dim)
     if model.architecture != "llama":
@@ -119,17 +124,18 @@ def write_tiny_gguf(path: Path, model: TinyGguf | None = None) -> Path:
         data = np.stack(blocks) if len(shape) == 3 else blocks[0]
         writer.add_tensor(f"{name}.weight", data, raw_dtype=GGMLQuantizationType[stored])
 
-    hidden, kv_width = model.hidden, KV_HEADS * model.head_dim
+    hidden, kv_width, is_fused = model.hidden, KV_HEADS * model.head_dim, model.architecture == "phi3"
     matrix("token_embd", len(TOKENS), hidden)
     vector("output_norm", hidden)
     if not model.tied:
         matrix("output", len(TOKENS), hidden)
     for layer in range(model.layers):
         block = f"blk.{layer}"
-        for name, rows in (("attn_q", hidden), ("attn_k", kv_width), ("attn_v", kv_width)):
+        products = {"attn_q": hidden, "attn_k": kv_width, "attn_v": kv_width}
+        for name, rows in {"attn_qkv": hidden + 2 * kv_width}.items() if is_fused else products.items():
             matrix(f"{block}.{name}", rows, hidden)
         matrix(f"{block}.attn_output", hidden, hidden)
-        if model.architecture.startswith("qwen3"):
+        if model.architecture.startswith(("qwen3", "gemma3")):
             vector(f"{block}.attn_q_norm", model.head_dim)
             vector(f"{block}.attn_k_norm", model.head_dim)
         if model.num_experts:
@@ -138,14 +144,16 @@ def write_tiny_gguf(path: Path, model: TinyGguf | None = None) -> Path:
                 matrix(f"{block}.ffn_{name}_exps", model.num_experts, *shape)
             matrix(f"{block}.ffn_down_exps", model.num_experts, hidden, model.intermediate)
         else:
-            matrix(f"{block}.ffn_gate", model.intermediate, hidden)
-            matrix(f"{block}.ffn_up", model.intermediate, hidden)
+            if not is_fused:
+                matrix(f"{block}.ffn_gate", model.intermediate, hidden)
+            matrix(f"{block}.ffn_up", (1 + is_fused) * model.intermediate, hidden)
             matrix(f"{block}.ffn_down", hidden, model.intermediate)
         if model.architecture.startswith("gemma"):
             vector(f"{block}.post_attention_norm", hidden)
             vector(f"{block}.post_ffw_norm", hidden)
         vector(f"{block}.attn_norm", hidden)
         vector(f"{block}.ffn_norm", hidden)
+    model.more(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -220,8 +220,7 @@ def test_a_head_keeps_its_codes(architecture: str, convert: Convert, *, tied: bo
     def stored(name: str) -> str:
         return {"token_embd": "Q4_1", "output": "Q8_0"}.get(name, "Q5_K")
 
-    # transformers takes heads of Qwen 3 to have 128 dimensions.
-    blocks, dense = convert(stored, tied=tied, architecture=architecture, hidden=512)
+    blocks, dense = convert(stored, tied=tied, architecture=architecture)
     meant, built = load_file(dense / "model.safetensors"), _built(blocks, MatrixFormat.W4A16)
     assert built.head.matrix_format is (MatrixFormat.W4A16 if tied else MatrixFormat.GROUPED_W8A16)
     _assert_held(built.head, meant["model.embed_tokens.weight" if tied else "lm_head.weight"], 1e-3)
@@ -235,8 +234,7 @@ def test_experts_keep_their_codes(name: str, weights: MatrixFormat, convert: Con
     def stored(tensor: str) -> str:
         return "F32" if tensor.endswith("ffn_gate_inp") else name
 
-    # transformers takes experts to have 768 inner dimensions.
-    blocks, dense = convert(stored, architecture="qwen3moe", num_experts=4, intermediate=768)
+    blocks, dense = convert(stored, architecture="qwen3moe", num_experts=4)
     assert _tokens(blocks, torch.float32) == _tokens(dense, torch.float32)
     kept = _tokens(blocks, torch.float32, weights=weights)
     same = sum(a[0] == b[0] for a, b in zip(kept, _tokens(dense, torch.float32), strict=True))

@@ -1,0 +1,132 @@
+"""The metadata of a GGUF file, and what of the file has not been read: transformers' own reader skips what it does not
+know.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGUFReader, TokenType, dequantize
+
+from svc_common.preparation import PreparationFailed
+
+# Fields that change nothing, whatever they are.
+_HARMLESS = ("rope.scaling.finetuned", "tensor_data_layout")
+# Fields that change nothing with one of these values.
+_HARMLESS_VALUES: dict[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    "expert_count": (0,),
+    "expert_gating_func": (1,),  # softmax
+    "expert_used_count": (0,),
+    "leading_dense_block_count": (0,),
+    "nextn_predict_layers": (0,),
+    "pooling_type": (0, 3),  # none, or the last token's state, which is that of decoders anyway
+}
+# What transformers reads itself of some architectures.
+_READ_BY_TRANSFORMERS = {"stablelm": ("use_parallel_residual",), "minimax-m2": ("expert_gating_func",)}
+_SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+# Tokens that end a turn, which llama.cpp knows by their text in files that do not name one.
+_TURN_ENDS = (
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>", "_<EOT>"),
+    *("< EOT >", "<｜end▁of▁sentence｜>"),
+)
+# Of vocabularies with these, `<|end|>` ends a message and not a turn.
+_ENDS_OF_HARMONY = ("<|return|>", "<|call|>")
+
+
+class GgufMetadata:
+    """The metadata of a GGUF file, and which fields and tensors of it have been read.
+
+    Raises PreparationFailed for a file that is one of several of its model.
+    """
+
+    def __init__(self, gguf: Path, reader: GGUFReader) -> None:
+        self.gguf = gguf
+        self._fields = reader.fields
+        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+        self.architecture = str(reader.fields["general.architecture"].contents())
+        self._read: set[str] = set()
+        self._factors: set[str] = set()
+        name = _SHARD.search(gguf.name)
+        parts = int(self.general("split.count") or (name[2] if name else 1))
+        if parts > 1:
+            raise self.refusal(f"it is one of {parts} files of a model; `llama-gguf-split --merge` makes one of them")
+
+    def general(self, name: str) -> Any:
+        """A field of no architecture; None: the file has none."""
+        field = self._fields.get(name)
+        value = None if field is None else field.contents()
+        return value.item() if isinstance(value, np.generic) else value
+
+    def get(self, name: str) -> Any:
+        """A field of the architecture, which counts as read; None: the file has none."""
+        self._read.add(name)
+        return self.peek(name)
+
+    def peek(self, name: str) -> Any:
+        """A field of the architecture, which does not count as read. One with equal values for layers is one value."""
+        value = self.general(f"{self.architecture}.{name}")
+        return value[0] if isinstance(value, list) and value and value.count(value[0]) == len(value) else value
+
+    def factors(self, name: str) -> list[float] | None:
+        """The numbers of a tensor, which counts as read; None: the file has none."""
+        self._factors.add(name)
+        tensor = self._tensors.get(name)
+        return None if tensor is None else dequantize(tensor.data, tensor.tensor_type).ravel().tolist()
+
+    def has_tensor(self, pattern: re.Pattern[str]) -> bool:
+        """Whether the file has a tensor whose whole name matches."""
+        return any(pattern.fullmatch(name) for name in self._tensors)
+
+    def refusal(self, why: str) -> PreparationFailed:
+        """What is raised for this file."""
+        return PreparationFailed(f"cannot convert {self.gguf}: {why}")
+
+    def not_read(self, *names: str) -> PreparationFailed:
+        """What is raised for fields of the architecture that are not read, or not with their values."""
+        fields = ", ".join(f"{self.architecture}.{name} = {self._shown(name)}" for name in names if self._has(name))
+        return self.refusal(f"it has metadata that is not read: {fields}")
+
+    def _has(self, name: str) -> bool:
+        return f"{self.architecture}.{name}" in self._fields
+
+    def _shown(self, name: str) -> str:
+        value = str(self.peek(name))
+        return value if len(value) <= 80 else f"{value[:80]}…"
+
+    def check_fields_read(self) -> None:
+        """Raises PreparationFailed if fields of the architecture have not been read and may change what is computed."""
+        prefix = f"{self.architecture}."
+        names = [name.removeprefix(prefix) for name in self._fields if name.startswith(prefix)]
+        known = {*self._read, *_HARMLESS, *_READ_BY_TRANSFORMERS.get(self.architecture, ())}
+        unread = [name for name in names if name not in known and self.peek(name) not in _HARMLESS_VALUES.get(name, ())]
+        if unread:
+            raise self.not_read(*unread)
+
+    def check_tensors_read(self, read: Iterable[str]) -> None:
+        """Raises PreparationFailed if the file has tensors other than these and those that were read as factors."""
+        unread = sorted(self._tensors.keys() - set(read) - self._factors)
+        if unread:
+            more = f" and {len(unread) - 8} more" if len(unread) > 8 else ""
+            raise self.refusal(f"it has tensors that are not read: {', '.join(unread[:8])}{more}")
+
+    def end_tokens(self) -> list[int]:
+        """The tokens that end a text, a turn or a message of it, in this order; empty: the file names none."""
+        names = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
+        found = [self.general(name) for name in names]
+        ends = [int(token) for token in found if token is not None]
+        if found[1] is None:
+            ends += self._turn_ends()
+        return list(dict.fromkeys(ends))
+
+    def _turn_ends(self) -> list[int]:
+        texts, types = self.general("tokenizer.ggml.tokens"), self.general("tokenizer.ggml.token_type")
+        control = {
+            text: token
+            for token, (text, kind) in enumerate(zip(texts or (), types or (), strict=False))
+            if kind == TokenType.CONTROL
+        }
+        is_harmony = all(text in control for text in _ENDS_OF_HARMONY)
+        return [control[text] for text in _TURN_ENDS if text in control and not (is_harmony and text == "<|end|>")]
