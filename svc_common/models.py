@@ -330,9 +330,9 @@ def module_kind(module: Mapping[str, Any]) -> str:
 
 
 def _gguf_directory(path: Path) -> Path:
-    # A new file at the same path is another model. "blocks": earlier releases wrote dequantized weights.
+    # A new file at the same path is another model. "all fields": earlier releases left out metadata and tensors.
     stat = path.stat()
-    identity = hashlib.sha256(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0blocks".encode()).hexdigest()
+    identity = hashlib.sha256(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0all fields".encode()).hexdigest()
     return cache_directory() / f"{path.stem}-{identity[:12]}"
 
 
