@@ -10,6 +10,7 @@ from helm_chart import (
     CHART,
     HELM,
     SETTINGS,
+    VALUES,
     container,
     environment,
     everywhere,
@@ -52,6 +53,16 @@ def test_gateways_read_the_certificate_for_clients(monkeypatch: pytest.MonkeyPat
     assert settings.tls_key_file.parent == settings.tls_cert_file.parent
     (probe,) = pod_specs("tls")["test"]["containers"]
     assert probe["command"][-1].startswith("https://")
+
+
+def test_a_secret_that_is_set_to_null_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(VALUES, "cleared", {"gateway": {"tls": {"existingSecret": None}}})
+    gateway = container("cleared", "gateway")
+    schemes = {gateway[f"{kind}Probe"]["httpGet"]["scheme"] for kind in ("startup", "liveness", "readiness")}
+    assert schemes == {"HTTP"}
+    (probe,) = pod_specs("cleared")["test"]["containers"]
+    assert probe["command"][-1].startswith("http://")
+    assert "https://" not in render_notes("cleared", tmp_path)
 
 
 @everywhere

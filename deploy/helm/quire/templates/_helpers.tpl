@@ -142,6 +142,11 @@ tolerations:
 {{- end }}
 {{- end -}}
 
+{{/* Scheme of the gateways' HTTP port. A value that was set to null is as good as empty. */}}
+{{- define "quire.httpScheme" -}}
+{{- ternary "http" "https" (empty .Values.gateway.tls.existingSecret) -}}
+{{- end -}}
+
 {{/* Variables of all three services. */}}
 {{/* Not empty if services use mutual TLS. Fails where the values leave open whether they do. */}}
 {{- define "quire.hasMutualTls" -}}
