@@ -112,6 +112,16 @@ def test_names_that_fit_are_not_changed() -> None:
     assert f"{fits}-quire-scheduler" in names
 
 
+def test_models_with_like_names_have_workers_of_their_own() -> None:
+    names = ["Qwen/Qwen3-Embedding-0.6B", "Qwen/Qwen3-Embedding-4B", "a.b", "a-b"]
+    objects = render_release("quire", {"models": [{"name": name} for name in names]})
+    _check_objects(objects)
+    deployments = [thing["metadata"]["name"] for thing in objects if thing["kind"] == "Deployment"]
+    # The first of a label keeps it: its workers are not renamed where another model is added.
+    labels = ("qwen-qwen3-embedding", "qwen-qwen3-bffb3c7d", "a-b", "a-b-d44362d6")
+    assert [name for name in deployments if "-worker-" in name] == [f"quire-worker-{label}" for label in labels]
+
+
 @pytest.mark.parametrize("override", ["fullnameOverride", "nameOverride"])
 def test_overridden_names_become_valid(override: str) -> None:
     for name in ("Upper.Case", f"{49 * 'y'}._y"):

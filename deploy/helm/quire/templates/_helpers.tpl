@@ -215,7 +215,12 @@ What is served, as JSON: {"models": […]}. Each has the keys of values.yaml, `c
 {{- range $model := .Values.models -}}
 {{- $served := default (list (default "default" $model.name)) $model.servedModelName -}}
 {{- $label := regexReplaceAll "[^a-z0-9]+" (first $served | lower) "-" | trimPrefix "-" | trunc 20 | trimSuffix "-" -}}
-{{- $component := printf "worker-%s" (default (first $served | sha256sum | trunc 8) $label) -}}
+{{- $hash := first $served | sha256sum | trunc 8 -}}
+{{- $component := printf "worker-%s" (default $hash $label) -}}
+{{- /* The first entry keeps the label, so that workers which run already are not renamed where a model is added. */ -}}
+{{- if has $component $components -}}
+{{- $component = printf "worker-%s-%s" ($label | trunc 11 | trimSuffix "-") $hash -}}
+{{- end -}}
 {{- if has $component $components -}}
 {{- fail (printf "models: two entries have workers called %s: give one of them another servedModelName" $component) -}}
 {{- end -}}
