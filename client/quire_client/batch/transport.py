@@ -53,12 +53,15 @@ class HttpTransport:
     """Calls one server."""
 
     def __init__(self, url: str, http: aiohttp.ClientSession, server_timeout: float) -> None:
-        """The batch ends if for `server_timeout` seconds all attempts to open a connection have failed."""
+        """The batch ends if no call has had a response for `server_timeout` seconds. Calls that take longer than their
+        timeout do not count after the first response: a server that has answered may compute them.
+        """
         self._url = base_url(url)
         self._http = http
         self._server_timeout = server_timeout
-        self._unreachable_since: float | None = None
-        """The first failed attempt after the last connection that was established."""
+        self._has_answered = False
+        self._failing_since: float | None = None
+        """The first failed call after the last response."""
         trace = aiohttp.TraceConfig()
         trace.on_connection_create_end.append(self._on_connection)
         trace.on_connection_reuseconn.append(self._on_connection)
@@ -73,7 +76,7 @@ class HttpTransport:
     async def call(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes | None
     ) -> Response | NoResponse:
-        """One call. Raises BatchError where no connection has been established for too long."""
+        """One call. Raises BatchError where there has been no response for too long."""
         connection = _Connection()
         try:
             async with self._http.request(
@@ -88,26 +91,32 @@ class HttpTransport:
         except aiohttp.ClientConnectorCertificateError as error:
             raise BatchError(f"{self._url}: {error.certificate_error}; name a CA with QUIRE_CA_FILE") from error
         except (aiohttp.ClientError, OSError) as error:
-            if not connection.is_established:
-                return self._no_connection()
-            self._unreachable_since = None
-            if isinstance(error, TimeoutError):
-                return NoResponse(f"no answer from {self._url} within the timeout", is_timeout=True)
-            return NoResponse(f"the connection to {self._url} broke")
-        self._unreachable_since = None
+            return self._no_response(error, is_connected=connection.is_established)
+        self._has_answered = True
+        self._failing_since = None
         return answer
 
-    async def _on_connection(self, _: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
+    async def _on_connection(self, _: aiohttp.ClientSession, context: SimpleNamespace, _params: object) -> None:
         context.trace_request_ctx.is_established = True
-        if isinstance(params, aiohttp.TraceConnectionCreateEndParams):  # one that is used again may be broken
-            self._unreachable_since = None
 
-    def _no_connection(self) -> NoResponse:
+    def _no_response(self, error: Exception, *, is_connected: bool) -> NoResponse:
         """Raises BatchError where this has lasted too long."""
-        why = f"no connection to {self._url}"
+        is_timeout = False
+        if not is_connected:
+            what = why = f"no connection to {self._url}"
+        else:
+            what = f"no HTTP response from {self._url}"
+            if isinstance(error, TimeoutError):
+                why, is_timeout = f"no answer from {self._url} within the timeout", True
+            elif isinstance(error, aiohttp.ClientResponseError):
+                why = f"{self._url} does not answer in HTTP"
+            else:
+                why = f"the connection to {self._url} broke"
         now = monotonic()
-        if self._unreachable_since is None:
-            self._unreachable_since = now
-        elif now - self._unreachable_since > self._server_timeout:
-            raise BatchError(f"{why} for {self._server_timeout:g} s; start the same command again to go on")
-        return NoResponse(why)
+        if is_timeout and self._has_answered:
+            self._failing_since = None
+        elif self._failing_since is None:
+            self._failing_since = now
+        elif now - self._failing_since > self._server_timeout:
+            raise BatchError(f"{what} for {self._server_timeout:g} s; start the same command again to go on")
+        return NoResponse(why, is_timeout)

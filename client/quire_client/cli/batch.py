@@ -54,7 +54,7 @@ def batch(
         ),
     ] = 600.0,
     server_timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="End if all attempts to connect have failed for so long.")
+        float, typer.Option(metavar="SECONDS", min=0, help="End if no call has had a response for so long.")
     ] = 600.0,
     api_key: opt.ApiKey = None,
     offline: Offline = False,

@@ -148,28 +148,43 @@ async def test_a_server_that_stays_away_ends_the_batch_after_a_time(api: Scripte
     assert whys
 
 
-async def test_connections_that_break_are_connections(api: ScriptedApi) -> None:
+async def test_connections_that_break_are_no_connections(api: ScriptedApi) -> None:
     api.script = [BREAK] * 20
-    async with serving(api, server_timeout=0.05) as (client, whys):
+    async with serving(api, server_timeout=60) as (client, whys):
         assert (await client.send(request(), NAME)).status == 200
-    assert set(whys) == {f"the connection to {api.url} broke"}
-
-
-async def test_a_connection_that_is_established_ends_the_time_without_one(api: ScriptedApi) -> None:
-    await api.stop()
-    async with serving(api, timeout=0.5, server_timeout=2) as (client, whys):
-        sending = asyncio.create_task(client.send(request(), NAME))
-        no_connection, no_answer = f"no connection to {api.url}", f"no answer from {api.url} within the timeout"
-        await reached(whys, no_connection, 1)
-        api.going.clear()
-        await api.start()
-        await reached(whys, no_answer, 5)  # 2.5 s
+        assert set(whys) == {f"the connection to {api.url} broke"}
         api.script = [BREAK] * 10_000
+    async with serving(api, server_timeout=0.05) as (client, _):
+        with pytest.raises(BatchError, match=r"no HTTP response from .* for 0\.05 s"):
+            await client.send(request(), NAME)
+
+
+@pytest.mark.parametrize(
+    ("greeting", "why"), [(b"SSH-2.0-OpenSSH_9.6\r\n\r\n", "does not answer in HTTP"), (b"", "within the timeout")]
+)
+async def test_a_port_that_is_not_http_ends_the_batch(greeting: bytes, why: str) -> None:
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(greeting)
+        await reader.read()  # until the client closes
+        writer.close()
+
+    async with await asyncio.start_server(greet, "127.0.0.1") as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with http_client(url, None, 0.1, connect_timeout=30) as http:
+            whys = Retries()
+            client = BatchClient(HttpTransport(url, http, 0.3), whys.append)
+            with pytest.raises(BatchError, match=r"no HTTP response from .* for 0\.3 s; start the same command again"):
+                await asyncio.wait_for(client.send(request(), NAME), 20)
+    assert why in whys[0]
+
+
+async def test_calls_that_take_long_do_not_end_the_batch_of_a_server_that_has_answered(api: ScriptedApi) -> None:
+    async with serving(api, timeout=0.5, server_timeout=2) as (client, whys):
+        assert (await client.send(request(), NAME)).status == 200
+        api.going.clear()
+        sending = asyncio.create_task(client.send(request(), NAME))
+        await reached(whys, f"no answer from {api.url} within the timeout", 6)  # 3 s
         api.going.set()
-        await api.stop()
-        await reached(whys, no_connection, whys.count(no_connection) + 2)
-        api.script.clear()
-        await api.start()
         assert (await sending).status == 200
 
 
