@@ -6,6 +6,7 @@ The parts are those of a server, so the answers are the same. Needs `pip install
 from quire_client.errors import QuireError
 from quire_client.results import ToolCall
 from quire_offline.async_llm import AsyncLLM
+from quire_offline.errors import LoadError
 from quire_offline.llm import LLM
 from quire_offline.outputs import (
     CompletionOutput,
@@ -25,6 +26,7 @@ __all__ = [
     "CompletionOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
+    "LoadError",
     "Logprob",
     "PoolingParams",
     "QuireError",

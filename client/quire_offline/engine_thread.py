@@ -6,9 +6,14 @@ from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from gateway_svc.settings import BadSetting
+from gateway_svc.tokenizer import InvalidModelFiles
 from quire_offline.engine import OfflineEngine
+from quire_offline.errors import LoadError
 from quire_offline.loop_thread import LoopThread
 from quire_offline.settings import OfflineSettings
+from svc_common.models import ModelNotFound
+from worker_svc.errors import StartupFailed
 
 T = TypeVar("T")
 
@@ -22,8 +27,10 @@ class EngineThread:
         thread = LoopThread("quire-offline")
         try:
             engine = thread.run(OfflineEngine.start(settings))
-        except BaseException:
+        except BaseException as error:
             thread.close()
+            if isinstance(error, BadSetting | InvalidModelFiles | ModelNotFound | StartupFailed):
+                raise LoadError(settings.in_arguments(str(error))) from error
             raise
         self._thread, self._engine = thread, engine
         # Also run at the end of the process, while its threads still can end in order.

@@ -1,10 +1,14 @@
-"""Errors of the parts of a server, as a client raises them."""
+"""Errors of a model in the process of a program, and of the parts of a server as a client raises them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from quire_client.errors import QuireError
 from svc_common.errors import QuireError as ServedError
+
+
+class LoadError(ValueError):
+    """A model that cannot be served here with these arguments. The text names them, and says what is possible."""
 
 
 def client_error(error: ServedError) -> QuireError:

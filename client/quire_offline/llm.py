@@ -27,8 +27,8 @@ class LLM:
     num_blocks, chat_template or drafter; arguments of vLLM's class have the effect of the flags of `quire serve`
     (docs/from-vllm.md). Loading takes seconds to minutes.
 
-    Raises TypeError for an option that does not exist and ValueError for a value that cannot be used. ModelNotFound,
-    InvalidModelFiles, BadSetting and StartupFailed say why the model cannot be served here.
+    Raises TypeError for an option that does not exist and ValueError for a value that cannot be used. Its subclass
+    LoadError says why the model cannot be served here.
     """
 
     def __init__(self, model: str | None = None, **options: Any) -> None:

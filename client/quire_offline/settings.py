@@ -5,11 +5,14 @@ table of `quire serve` translates. Settings that are not given have the values o
 """
 
 import json
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 from pydantic_settings import SettingsError
 
 from gateway_svc.http_api.undefined_fields import UndefinedFields
@@ -31,6 +34,7 @@ _OF_WORKER = WorkerSettings.model_fields.keys() - _OF_PROCESSES
 _OF_SCHEDULER = {"policy", "ageing_seconds", "preemption", "gap_factor"}
 NAMES = _OF_WORKER | {*GATEWAY_SETTINGS, "max_logprobs"} | _OF_SCHEDULER
 """The settings that an argument may set."""
+_VARIABLE = re.compile(r"QUIRE_([A-Z0-9_]+)")
 
 _FLAGS: Mapping[str, VllmFlag] = {
     name.removeprefix("--").replace("-", "_"): flag for flag in FLAGS for name in (flag.name, *flag.aliases)
@@ -51,6 +55,8 @@ class OfflineSettings:
     undefined_fields: UndefinedFields
     """What is done about fields of bodies that no API defines."""
     max_logprobs: int
+    arguments: Mapping[str, str]
+    """The arguments of settings whose values do not come from variables: those that were given, or could be."""
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "OfflineSettings":
@@ -60,18 +66,36 @@ class OfflineSettings:
         argument.
         """
         values: dict[str, Any] = {}
-        for name, value in options.items():
+        arguments = {name: name for name in NAMES if f"QUIRE_{name.upper()}" not in os.environ}
+        for argument, value in options.items():
             if value is not None:
-                values |= _read(name, value)
-        gateway = _make(GatewaySettings, values | {"models": None})  # the file of a deployment with several
-        scheduler = _make(SchedulerSettings, values)
+                read = _read(argument, value)
+                values |= read
+                arguments |= dict.fromkeys(read, argument)
+        given = _Given(values, options, arguments)
+        gateway = _make(GatewaySettings, replace(given, values=values | {"models": None}))  # the file of a deployment
+        scheduler = _make(SchedulerSettings, given)
         return cls(
-            worker=_make(WorkerSettings, values),
+            worker=_make(WorkerSettings, given),
             model=gateway.model_settings()[0],
             limits=replace(scheduler.limits, queue=_UNBOUNDED),
             undefined_fields=gateway.unknown_fields,
             max_logprobs=gateway.max_logprobs,
+            arguments=arguments,
         )
+
+    def in_arguments(self, text: str) -> str:
+        """The text of an error with arguments in place of the variables that were not set."""
+        return _in_arguments(text, self.arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """The values of settings that arguments have set, the arguments, and their names by setting."""
+
+    values: Mapping[str, Any]
+    options: Mapping[str, Any]
+    arguments: Mapping[str, str]
 
 
 def _read(name: str, value: Any) -> dict[str, Any]:
@@ -108,15 +132,28 @@ def _arguments(flag: VllmFlag, value: Any) -> list[str]:
     return [f"{flag.name}={text}"]
 
 
-def _make(kind: type[S], values: Mapping[str, Any]) -> S:
+def _make(kind: type[S], given: _Given) -> S:
     """Settings of one service, of which each has its own part. Raises ValueError."""
+    fields = kind.model_fields
     try:
-        return kind(**{name: value for name, value in values.items() if name in kind.model_fields})
+        return kind(**{name: value for name, value in given.values.items() if name in fields})
     except ValidationError as error:
-        problem = error.errors()[0]
-        name = ".".join(map(str, problem["loc"][:1]))
-        message = problem["msg"].removeprefix("Value error, ")
-        given = f", not {values[name]!r}" if name in values else f" (the variable QUIRE_{name.upper()})"
-        raise ValueError(redact(f"{name}: {message[:1].lower()}{message[1:]}{given}")) from None
+        raise ValueError(redact(_explain(error.errors()[0], given))) from error
     except SettingsError as error:
-        raise ValueError(redact(str(error))) from None
+        raise ValueError(redact(str(error))) from error
+
+
+def _explain(problem: ErrorDetails, given: _Given) -> str:
+    message = _in_arguments(problem["msg"].removeprefix("Value error, "), given.arguments)
+    if not problem["loc"]:  # of several settings: the text names them
+        return message
+    name = str(problem["loc"][0])
+    message = f"{message[:1].lower()}{message[1:]}"
+    if name not in given.values:
+        return f"{name}: {message} (the variable QUIRE_{name.upper()})"
+    argument = given.arguments[name]
+    return f"{argument}: {message}, not {given.options[argument]!r}"
+
+
+def _in_arguments(text: str, arguments: Mapping[str, str]) -> str:
+    return _VARIABLE.sub(lambda match: arguments.get(match[1].lower(), match[0]), text)

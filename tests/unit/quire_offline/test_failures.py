@@ -4,8 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
-from quire_offline import LLM, QuireError, SamplingParams
+from quire_offline import LLM, LoadError, QuireError, SamplingParams
 from worker_svc.errors import DeviceLost
 
 PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -42,3 +43,24 @@ def test_calls_fail_when_the_device_does(load: Callable[..., LLM], monkeypatch: 
         with pytest.raises(QuireError, match="the device failed in a step") as raised:
             llm.generate(PROMPTS, PARAMS)
         assert raised.value.reason == "INTERNAL"
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "text"),
+    [
+        ("chat_template", "{{ x", "^chat_template does not parse as a Jinja template: "),
+        ("override_generation_config", {"temprature": 1}, "^override_generation_config: temprature is not one of "),
+        ("tool_format", "foo", "^tool_format: foo is not one of "),
+        ("drafter", "foo", "^drafter is foo; known drafters are "),
+        ("max_model_len", 10**6, "^max_model_len is 1000000, but the context length of the model is 256 tokens"),
+        ("device", "cuda", "^device is cuda, but torch finds no GPU$"),
+    ],
+)
+def test_a_value_that_is_not_usable_is_named_by_its_argument(
+    argument: str, value: Any, text: str, load: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=text) as raised:
+        load(**{argument: value})
+    assert type(raised.value) is LoadError
+    assert raised.value.__cause__ is not None

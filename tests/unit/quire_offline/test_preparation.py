@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from quire_offline import LLM, SamplingParams
+from quire_offline import LLM, LoadError, SamplingParams
 from svc_common.preparation import PreparationFailed
 from tiny_gguf import TinyGguf, write_tiny_gguf
 from worker_svc import prepare
-from worker_svc.errors import StartupFailed
 
 OPTIONS = {"dtype": "float32", "kernels": "torch", "num_blocks": 8, "num_threads": 1}
 
@@ -33,5 +32,5 @@ def test_why_a_model_cannot_be_downloaded_is_said(tmp_path: Path, monkeypatch: p
         raise PreparationFailed("cannot download someone/a-model")
 
     monkeypatch.setattr(prepare, "prepare", fail)
-    with pytest.raises(StartupFailed, match="cannot download someone/a-model"):
+    with pytest.raises(LoadError, match="cannot download someone/a-model"):
         LLM("someone/a-model", **OPTIONS)

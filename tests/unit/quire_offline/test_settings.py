@@ -72,6 +72,8 @@ def test_an_argument_that_does_not_exist_is_refused_with_the_nearest_one(argumen
         ("num_blocks", 0, "num_blocks: input should be greater than or equal to 1, not 0"),
         ("dtype", "float64", "dtype float64: must be one of"),
         ("tensor_parallel_size", 2, "tensor_parallel_size must be 1, not 2"),
+        ("gpu_memory_utilization", 5, "gpu_memory_utilization: input should be less than or equal to 1, not 5$"),
+        ("memory_high", 0.97, "^memory_critical is 0.95, which is not above memory_high, 0.97$"),
         ("port", 8000, "port is not an argument"),
         ("policy", "nothing", "policy: "),
         ("enable_auto_tool_choice", False, "is not served"),
@@ -80,3 +82,13 @@ def test_an_argument_that_does_not_exist_is_refused_with_the_nearest_one(argumen
 def test_a_value_that_cannot_be_used_is_named(argument: str, value: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         OfflineSettings.of({argument: value})
+
+
+def test_a_setting_of_a_variable_is_named_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_DTYPE", "float64")
+    with pytest.raises(ValueError, match=r"^dtype: .* \(the variable QUIRE_DTYPE\)$"):
+        OfflineSettings.of({})
+    monkeypatch.setenv("QUIRE_DTYPE", "auto")
+    settings = OfflineSettings.of({"gpu_memory_utilization": 0.5})
+    text = "set QUIRE_DTYPE, QUIRE_NUM_BLOCKS or QUIRE_MEMORY_FRACTION, or QUIRE_CACHE_DIR"
+    assert settings.in_arguments(text) == "set QUIRE_DTYPE, num_blocks or gpu_memory_utilization, or QUIRE_CACHE_DIR"
