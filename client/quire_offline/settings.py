@@ -1,7 +1,8 @@
 """From the keyword arguments of `LLM` to the settings of the parts that serve a model.
 
 A name is that of a setting of worker, gateway or scheduler without QUIRE_, or an argument of vLLM's class, which the
-table of `quire serve` translates. Settings that are not given have the values of their variables, or their defaults.
+table of `quire serve` translates. Settings that are not given have the values of their variables, or their defaults;
+variables of other settings, of ports for example, are not read.
 """
 
 import json
@@ -34,6 +35,9 @@ _OF_WORKER = WorkerSettings.model_fields.keys() - _OF_PROCESSES
 _OF_SCHEDULER = {"policy", "ageing_seconds", "preemption", "gap_factor"}
 NAMES = _OF_WORKER | {*GATEWAY_SETTINGS, "max_logprobs"} | _OF_SCHEDULER
 """The settings that an argument may set."""
+_FROM_VARIABLES = NAMES | {"unknown_fields"}
+"""The settings that are read from variables."""
+
 _VARIABLE = re.compile(r"QUIRE_([A-Z0-9_]+)")
 
 _FLAGS: Mapping[str, VllmFlag] = {
@@ -73,7 +77,7 @@ class OfflineSettings:
                 values |= read
                 arguments |= dict.fromkeys(read, argument)
         given = _Given(values, options, arguments)
-        gateway = _make(GatewaySettings, replace(given, values=values | {"models": None}))  # the file of a deployment
+        gateway = _make(GatewaySettings, given)
         scheduler = _make(SchedulerSettings, given)
         return cls(
             worker=_make(WorkerSettings, given),
@@ -135,8 +139,10 @@ def _arguments(flag: VllmFlag, value: Any) -> list[str]:
 def _make(kind: type[S], given: _Given) -> S:
     """Settings of one service, of which each has its own part. Raises ValueError."""
     fields = kind.model_fields
+    # What has a value here is not read from variables, such as QUIRE_SCHEDULER_PORT, which Kubernetes may set.
+    others = {name: field.get_default() for name, field in fields.items() if name not in _FROM_VARIABLES}
     try:
-        return kind(**{name: value for name, value in given.values.items() if name in fields})
+        return kind(**others, **{name: value for name, value in given.values.items() if name in fields})
     except ValidationError as error:
         raise ValueError(redact(_explain(error.errors()[0], given))) from error
     except SettingsError as error:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from gateway_svc.http_api.undefined_fields import UndefinedFields
 from gateway_svc.settings import GatewaySettings
 from quire_offline.settings import NAMES, OfflineSettings
 from scheduler_svc.settings import SchedulerSettings
@@ -30,6 +31,17 @@ def test_settings_that_are_not_given_have_the_values_of_their_variables(monkeypa
     monkeypatch.setenv("QUIRE_NUM_BLOCKS", "9")
     assert OfflineSettings.of({}).worker.num_blocks == 9
     assert OfflineSettings.of({"num_blocks": 8}).worker.num_blocks == 8
+
+
+def test_variables_of_other_settings_are_not_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("QUIRE_SCHEDULER_PORT", "tcp://10.0.0.7:50052")  # as Kubernetes sets it for a Service
+    monkeypatch.setenv("QUIRE_HTTP_PORT", "zzz")
+    monkeypatch.setenv("QUIRE_RECORD_KEYS_FILE", str(tmp_path / "absent"))
+    monkeypatch.setenv("QUIRE_MODELS", str(tmp_path / "absent"))
+    monkeypatch.setenv("QUIRE_UNKNOWN_FIELDS", "refuse")
+    settings = OfflineSettings.of({})
+    assert settings.worker.worker_port == 50053
+    assert settings.undefined_fields is UndefinedFields.REFUSE, "quire batch --offline reads it"
 
 
 @pytest.mark.parametrize(
