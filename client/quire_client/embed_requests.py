@@ -6,7 +6,7 @@ from typing import TypedDict, cast
 
 from quire.inference.v1 import inference_pb2 as pb
 from quire_client.fields import assign
-from quire_client.requests import Prompt, Retention, TruncationSide
+from quire_client.requests import Prompt, Retention, TruncationSide, check_prompt
 from quire_client.value_options import Pooling, assign_options
 
 Inputs = Prompt | Sequence[Prompt]
@@ -45,6 +45,7 @@ def embed_request(inputs: Inputs, options: EmbedOptions) -> pb.EmbedRequest:
     request = pb.EmbedRequest()
     assign_options(request, options, EmbedOptions.__annotations__)
     for number, one in enumerate(_several(inputs)):
+        check_prompt(one, f"inputs[{number}]")
         given = request.inputs.add()
         if isinstance(one, str):
             assign(given, "text", one, within=f"inputs[{number}].")

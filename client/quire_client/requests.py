@@ -208,12 +208,21 @@ def completion_request(prompt: Prompt, options: GenerationOptions) -> pb.Generat
     the message cannot hold.
     """
     generation = _with_options(options)
+    check_prompt(prompt, "prompt")
     if isinstance(prompt, str):
         assign(generation, "text", prompt, within="generation.")
     else:
         generation.token_ids.SetInParent()  # sent even without ids: the server rejects an empty prompt
         assign(generation, "token_ids.ids", prompt, within="generation.")
     return generation
+
+
+def check_prompt(prompt: object, name: str) -> None:
+    """Raises TypeError for values that would be taken for token ids: bytes are integers, and booleans are 0 and 1."""
+    if isinstance(prompt, bytes | bytearray | memoryview):
+        raise TypeError(f"{name} must be a text or token ids, not {type(prompt).__name__}")
+    if isinstance(prompt, Sequence) and any(isinstance(one, bool) for one in prompt):
+        raise TypeError(f"{name}: token ids must be integers, not bool")
 
 
 def chat_request(messages: Messages, options: GenerationOptions) -> pb.Generation:
@@ -239,6 +248,7 @@ def tokenize_request(text: str | Messages, model: str | None) -> pb.TokenizeRequ
 def detokenize_request(token_ids: Sequence[int], model: str | None, keep_special_tokens: bool) -> pb.DetokenizeRequest:
     """A request for the text of token ids. Raises as completion_request."""
     request = pb.DetokenizeRequest(model=model, keep_special_tokens=keep_special_tokens)
+    check_prompt(token_ids, "token_ids")
     assign(request, "token_ids", token_ids)
     return request
 

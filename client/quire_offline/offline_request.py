@@ -171,7 +171,8 @@ def chats_of(given: Messages | Sequence[Messages]) -> list[Messages]:
 
 
 def _require_list(given: object, name: str, must_be: str) -> None:
-    if not isinstance(given, Sized):
+    # Bytes have integers, which are no token ids.
+    if not isinstance(given, Sized) or isinstance(given, bytes | bytearray | memoryview):
         raise TypeError(f"{name}: must be {must_be}, not {type(given).__name__}")
 
 
@@ -185,4 +186,10 @@ def given_prompt(prompt: Prompt) -> str | list[int]:
             raise TypeError(f"a prompt has the key prompt or prompt_token_ids, not {', '.join(map(str, prompt))}")
         return given_prompt(prompt[keys[0]])
     _require_list(prompt, "a prompt", "a text, token ids or an object")
-    return [int(token_id) if isinstance(token_id, Integral) else token_id for token_id in prompt]
+    return [_token_id(one) for one in prompt]
+
+
+def _token_id(given: object) -> Any:
+    if isinstance(given, bool):
+        raise TypeError("a prompt: token ids must be integers, not bool")
+    return int(given) if isinstance(given, Integral) else given

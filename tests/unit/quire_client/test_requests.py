@@ -10,6 +10,7 @@ from google.protobuf.json_format import MessageToDict
 from quire.inference.v1 import inference_pb2 as pb
 from quire_client import AllowedTools, CustomTool, GenerationOptions, Message, QuireError, Tool, ToolCall
 from quire_client.chats import CHAT_OPTIONS, Messages
+from quire_client.embed_requests import embed_request
 from quire_client.requests import chat_request, completion_request, detokenize_request, tokenize_request
 
 EVERY_OPTION: GenerationOptions = {
@@ -173,6 +174,16 @@ def test_token_ids_are_a_prompt_even_where_there_are_none(ids: Any) -> None:
 
     assert generation.WhichOneof("prompt") == "token_ids"
     assert list(generation.token_ids.ids) == list(ids)
+
+
+@pytest.mark.parametrize("ids", [b"hello", bytearray(b"a"), memoryview(b"a"), [True, 5]])
+def test_bytes_and_booleans_are_no_token_ids(ids: Any) -> None:
+    with pytest.raises(TypeError, match=r"^prompt.*, not (bytes|bytearray|memoryview|bool)$"):
+        completion_request(ids, {})
+    with pytest.raises(TypeError, match=r"^inputs\[1\].*, not "):
+        embed_request([[5], ids], {})
+    with pytest.raises(TypeError, match=r"^token_ids.*, not "):
+        detokenize_request(ids, None, False)
 
 
 def test_an_empty_chat_is_a_chat() -> None:

@@ -290,6 +290,11 @@ def test_the_numbers_of_prompts_and_parameters_must_be_equal(llm: LLM) -> None:
         (3, "prompts: must be a text, token ids, an object, or a list of these, not int"),
         (None, "prompts: .*, not NoneType"),
         (["a", None], "a prompt: must be a text, token ids or an object, not NoneType"),
+        (b"hello", "prompts: .*, not bytes"),
+        ([b"hello"], "a prompt: .*, not bytes"),
+        ({"prompt": bytearray(b"a")}, "a prompt: .*, not bytearray"),
+        ([True, 5], "a prompt: token ids must be integers, not bool"),
+        ([[5, False]], "a prompt: token ids must be integers, not bool"),
         ({"text": "a"}, "a prompt has the key prompt or prompt_token_ids, not text"),
     ],
 )
