@@ -1,6 +1,6 @@
 """Builds requests for embeddings from Python values: pure functions, shared by both clients."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Sized
 from numbers import Integral
 from typing import TypedDict, cast
 
@@ -56,6 +56,8 @@ def embed_request(inputs: Inputs, options: EmbedOptions) -> pb.EmbedRequest:
 
 
 def _several(inputs: Inputs) -> Sequence[Prompt]:
-    """The prompts of a call; a text, or token ids, are one."""
+    """The prompts of a call; a text, or token ids, are one. Raises TypeError."""
+    if not isinstance(inputs, Sized) or not hasattr(inputs, "__getitem__") or isinstance(inputs, Mapping):
+        raise TypeError(f"inputs must be a text, token ids or a list of these, not {type(inputs).__name__}")
     is_one = isinstance(inputs, str) or (len(inputs) > 0 and isinstance(inputs[0], Integral))
     return [cast(Prompt, inputs)] if is_one else cast(Sequence[Prompt], inputs)

@@ -26,7 +26,7 @@ def assign(message: ProtoMessage, path: str, value: Any, within: str = "") -> No
             getattr(target, name).extend(value)
         else:
             setattr(target, name, value)
-    except TypeError:
+    except (TypeError, AttributeError):  # the latter where one of value and field is a mapping
         raise TypeError(f"{field} cannot be a {type(value).__name__}, or hold what this one holds") from None
     except ValueError:
         # Out of a 32 or 64-bit field's range, or text that is not Unicode: the same error as the server's.

@@ -4,6 +4,7 @@ import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from numbers import Integral
 from typing import Any, Literal, TypedDict, cast
 
 from quire.inference.v1 import inference_pb2 as pb
@@ -291,7 +292,7 @@ def _with_options(options: GenerationOptions) -> pb.Generation:
                 value = _early_stopping(value)
             elif name == "truncation_side":
                 value = truncation_side(value)
-            elif name == "retention" and not isinstance(value, int):
+            elif name == "retention" and not isinstance(value, Integral):
                 retention(generation.retention, value)
                 continue
             elif name == "json_object":
@@ -326,7 +327,7 @@ def _early_stopping(value: Any) -> pb.EarlyStopping:
 
 def truncation_side(value: Any) -> pb.TruncationSide:
     """A side in the contract. Raises TypeError."""
-    if value not in _TRUNCATION_SIDES:
+    if not isinstance(value, str) or value not in _TRUNCATION_SIDES:
         raise TypeError(f'truncation_side is "left" or "right", not {value!r}')
     return _TRUNCATION_SIDES[value]
 

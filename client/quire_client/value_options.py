@@ -1,6 +1,7 @@
 """Sets the options of calls for embeddings and scores, shared by both kinds of requests."""
 
 from collections.abc import Collection, Mapping
+from numbers import Integral
 from typing import Any, Literal
 
 from quire.inference.v1 import inference_pb2 as pb
@@ -32,7 +33,7 @@ def assign_options(
         elif name == "truncation_side":
             value = truncation_side(value)
         elif name == "retention":
-            if not isinstance(value, int):
+            if not isinstance(value, Integral):
                 retention(request.retention, value)
                 continue
             name = "retention.seconds"
@@ -40,6 +41,6 @@ def assign_options(
 
 
 def _pooling(value: Any) -> pb.Pooling:
-    if value not in _POOLINGS:
+    if not isinstance(value, str) or value not in _POOLINGS:
         raise TypeError(f'pooling is "mean", "cls" or "last", not {value!r}')
     return _POOLINGS[value]

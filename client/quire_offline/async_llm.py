@@ -158,8 +158,10 @@ class AsyncLLM:
 
 
 def _ids(first: str | None = None) -> Iterator[str]:
-    """Ids of a call's requests: the given one, then new ones."""
+    """Ids of a call's requests: the given one, then new ones. Raises TypeError for one that is no text."""
     if first is not None:
+        if not isinstance(first, str):
+            raise TypeError(f"request_id: must be a text, not {type(first).__name__}")
         yield first
     while True:
         yield uuid.uuid4().hex

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from quire_offline.errors import client_errors, noting_prompt
 from quire_offline.offline_request import Messages, OfflineRequest, Prompt, chats_of, prompts_of
 from quire_offline.offline_values import OfflineEmbedding, OfflineScores, TextPairs, Texts
-from quire_offline.parameters import params_of
+from quire_offline.parameters import params_of, plain, require_list
 from quire_offline.pooling_params import PoolingParams
 from quire_offline.sampling_params import SamplingParams
 
@@ -20,7 +20,7 @@ def read_prompts(
     sampling_params: SamplingParams | Sequence[SamplingParams] | None,
     priority: Sequence[int] | None = None,
 ) -> list[OfflineRequest]:
-    """Prompts to continue. Raises QuireError, and ValueError for lists of other lengths."""
+    """Prompts to continue. Raises QuireError, TypeError, and ValueError for lists of other lengths."""
     given = prompts_of(prompts)
     params = params_of(sampling_params, SamplingParams(), len(given), "sampling_params")
     readers = [
@@ -36,7 +36,7 @@ def read_chats(
     sampling_params: SamplingParams | Sequence[SamplingParams] | None,
     options: Mapping[str, Any],
 ) -> list[OfflineRequest]:
-    """Chats to answer; `options` are fields of a chat's body. Raises QuireError, and ValueError."""
+    """Chats to answer; `options` are fields of a chat's body. Raises QuireError, TypeError and ValueError."""
     given = chats_of(messages)
     params = params_of(sampling_params, SamplingParams(), len(given), "sampling_params")
     readers = [
@@ -51,9 +51,13 @@ def chat_options(
     chat_template_kwargs: Mapping[str, Any] | None,
     others: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Fields of a chat's body, from arguments of a call."""
+    """Fields of a chat's body, from arguments of a call. Raises TypeError."""
+    if tools is not None:
+        require_list(tools, "tools", "a list of tools")
+    if not isinstance(chat_template_kwargs, Mapping | None):
+        raise TypeError(f"chat_template_kwargs: must be an object, not {type(chat_template_kwargs).__name__}")
     return {
-        **others,
+        **{name: plain(value) for name, value in others.items()},
         "tools": None if tools is None else list(tools),
         "chat_template_kwargs": None if chat_template_kwargs is None else dict(chat_template_kwargs),
     }
@@ -65,7 +69,7 @@ def read_embeddings(
     pooling_params: PoolingParams | Sequence[PoolingParams] | None,
     priority: Sequence[int] | None = None,
 ) -> list[OfflineEmbedding]:
-    """Prompts to embed. Raises QuireError, and ValueError."""
+    """Prompts to embed. Raises QuireError, TypeError and ValueError."""
     given = prompts_of(prompts)
     params = params_of(pooling_params, PoolingParams(), len(given), "pooling_params")
     readers = [
@@ -83,20 +87,23 @@ def read_scores(
     priority: int | None = None,
     instruction: str | None = None,
 ) -> list[OfflineScores]:
-    """Pairs to compare. Raises QuireError."""
-    params = pooling_params or PoolingParams()
+    """Pairs to compare. Raises QuireError and TypeError."""
+    (params,) = params_of(pooling_params, PoolingParams(), 1, "pooling_params")
     with client_errors():
         return [
-            OfflineScores.of_texts(next(ids), texts, params, priority, instruction)
+            OfflineScores.of_texts(next(ids), texts, params, plain(priority), instruction)
             for texts in TextPairs.split(text_1, text_2)
         ]
 
 
 def _priorities(given: Sequence[int] | None, num_prompts: int) -> Sequence[int | None]:
-    """Of each prompt. Raises ValueError where their number is not that of the prompts."""
-    if given is not None and len(given) != num_prompts:
+    """Of each prompt. Raises TypeError, and ValueError where their number is not that of the prompts."""
+    if given is None:
+        return [None] * num_prompts
+    require_list(given, "priority", "a list with a number for each prompt")
+    if len(given) != num_prompts:
         raise ValueError(f"priority has {len(given)} numbers for {num_prompts} prompts")
-    return [None] * num_prompts if given is None else given
+    return [plain(one) for one in given]
 
 
 def _read(ids: Iterator[str], readers: Sequence[Callable[[str], R]]) -> list[R]:

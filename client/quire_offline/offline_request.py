@@ -1,7 +1,7 @@
 """One prompt of a call: read as a body of the HTTP API, then run by the engine, which appends its output."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, TypeAlias
@@ -22,6 +22,7 @@ from gateway_svc.unvalidated_request import UnvalidatedRequest
 from gateway_svc.validated_request import ValidatedRequest
 from quire_offline.engine_request import OnStart
 from quire_offline.outputs import ABORTED, CompletionOutput, RequestOutput, logprobs_at
+from quire_offline.parameters import require_list
 from quire_offline.sampling_params import SamplingParams
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
@@ -67,7 +68,7 @@ class OfflineRequest:
         cls, request_id: str, messages: Messages, params: SamplingParams, options: Mapping[str, Any]
     ) -> "OfflineRequest":
         """A chat to answer; `options` are fields of a chat's body. Raises QuireError."""
-        values = {**params.values, **options, "messages": [dict(message) for message in messages]}
+        values = {**params.values, **options, "messages": [_message(one, index) for index, one in enumerate(messages)]}
         num_top = values.pop("logprobs", None)
         if num_top is not None:  # a chat's body says in one field whether there are any, and how many in another
             values |= {"logprobs": True, "top_logprobs": num_top}
@@ -156,24 +157,22 @@ class OfflineRequest:
 
 def prompts_of(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """The prompts of a call: a text, an object, or token ids are one. Raises TypeError."""
-    _require_list(given, "prompts", "a text, token ids, an object, or a list of these")
-    if isinstance(given, str | Mapping) or (len(given) > 0 and isinstance(given[0], Integral)):
+    if isinstance(given, str | Mapping):
+        return [given]
+    require_list(given, "prompts", "a text, token ids, an object, or a list of these")
+    if len(given) > 0 and isinstance(given[0], Integral):
         return [given]  # type: ignore[list-item]
     return list(given)  # type: ignore[arg-type]
 
 
 def chats_of(given: Messages | Sequence[Messages]) -> list[Messages]:
     """The chats of a call: a list of messages is one. Raises TypeError."""
-    _require_list(given, "messages", "a list of messages, or a list of such lists")
+    require_list(given, "messages", "a list of messages, or a list of such lists")
     if len(given) > 0 and isinstance(given[0], Mapping):
         return [given]  # type: ignore[list-item]
+    for index, chat in enumerate(given):
+        require_list(chat, f"messages[{index}]", "a message, or a list of messages")
     return list(given)  # type: ignore[arg-type]
-
-
-def _require_list(given: object, name: str, must_be: str) -> None:
-    # Bytes have integers, which are no token ids.
-    if not isinstance(given, Sized) or isinstance(given, bytes | bytearray | memoryview):
-        raise TypeError(f"{name}: must be {must_be}, not {type(given).__name__}")
 
 
 def given_prompt(prompt: Prompt) -> str | list[int]:
@@ -185,11 +184,19 @@ def given_prompt(prompt: Prompt) -> str | list[int]:
         if not keys or not prompt.keys() <= {"prompt_token_ids", "prompt"}:
             raise TypeError(f"a prompt has the key prompt or prompt_token_ids, not {', '.join(map(str, prompt))}")
         return given_prompt(prompt[keys[0]])
-    _require_list(prompt, "a prompt", "a text, token ids or an object")
+    require_list(prompt, "a prompt", "a text, token ids or an object")
     return [_token_id(one) for one in prompt]
 
 
-def _token_id(given: object) -> Any:
-    if isinstance(given, bool):
-        raise TypeError("a prompt: token ids must be integers, not bool")
-    return int(given) if isinstance(given, Integral) else given
+def _token_id(given: object) -> int:
+    if isinstance(given, bool) or not isinstance(given, Integral):
+        raise TypeError(f"a prompt: token ids must be integers, not {type(given).__name__}")
+    return int(given)
+
+
+def _message(given: object, index: int) -> dict[str, Any]:
+    try:
+        return dict(given)  # type: ignore[call-overload,no-any-return]
+    except (TypeError, ValueError):
+        name = type(given).__name__
+        raise TypeError(f"messages[{index}]: must be an object with a role and a content, not {name}") from None

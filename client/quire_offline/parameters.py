@@ -1,6 +1,7 @@
 """Parameters of a call as values, by the names of fields of the HTTP API."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set, Sized
+from numbers import Integral, Real
 from typing import Any, ClassVar, TypeVar
 
 from quire_client.requests import no_option
@@ -22,7 +23,7 @@ class Parameters:
         for name in values:
             if name not in self.names:
                 raise no_option(name, sorted(self.names))
-        self._values = {name: _plain(value) for name, value in values.items() if value is not None}
+        self._values = {name: plain(value) for name, value in values.items() if value is not None}
 
     @property
     def values(self) -> Mapping[str, Any]:
@@ -46,21 +47,37 @@ class Parameters:
 def params_of(given: P | Sequence[P] | None, default: P, num_prompts: int, name: str) -> list[P]:
     """The parameters of each prompt of a call: the same for all, or one each. `name` is that of the argument.
 
-    Raises ValueError where their number is not that of the prompts.
+    Raises TypeError for what is none, ValueError where their number is not that of the prompts.
     """
+    kind = type(default)
     if given is None:
         given = default
-    if isinstance(given, Parameters):
+    if isinstance(given, kind):
         return [given] * num_prompts
+    require_list(given, name, f"{kind.__name__} or a list of them")
     if len(given) != num_prompts:
         raise ValueError(f"there are {len(given)} {name} for {num_prompts} prompts")
+    for index, one in enumerate(given):
+        if not isinstance(one, kind):
+            raise TypeError(f"{name}[{index}]: must be {kind.__name__}, not {type(one).__name__}")
     return list(given)
 
 
-def _plain(value: Any) -> Any:
-    """A value as JSON has it: tuples are lists, names of objects are text."""
+def require_list(given: object, name: str, must_be: str) -> None:
+    """Raises TypeError for what has no items, or has other ones than a list: texts and bytes, mappings and sets."""
+    is_list = isinstance(given, Sized) and hasattr(given, "__getitem__")
+    if not is_list or isinstance(given, str | bytes | bytearray | memoryview | Mapping):
+        raise TypeError(f"{name}: must be {must_be}, not {type(given).__name__}")
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it: tuples are lists, names of objects are text, and numbers those of Python."""
     if isinstance(value, Mapping):
-        return {str(name): _plain(one) for name, one in value.items()}
+        return {str(name): plain(one) for name, one in value.items()}
     if isinstance(value, tuple | list):
-        return [_plain(one) for one in value]
-    return value
+        return [plain(one) for one in value]
+    if isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else value

@@ -4,6 +4,7 @@ import json
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 from google.protobuf.json_format import MessageToDict
 
@@ -51,6 +52,7 @@ EVERY_OPTION: GenerationOptions = {
     "spaces_between_special_tokens": False,
 }
 
+WRONG: Any = 5
 
 # A request has one of these. Each with its place and value in the message.
 CONSTRAINTS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -368,3 +370,59 @@ def test_the_text_of_a_call_that_the_message_cannot_hold_is_named() -> None:
         chat_request([Message("assistant", "", [ToolCall("c", "run", input="\ud800")])], {})
 
     assert caught.value.field == "generation.chat.messages[0].tool_calls[0].input"
+
+
+def test_tools_and_their_calls_may_be_in_openais_form() -> None:
+    schema = {"type": "object"}
+    function = {"name": "now", "description": "The time.", "parameters": schema, "strict": True}
+    call = {"id": "call_1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    assert chat_request(
+        [{"role": "assistant", "content": None, "tool_calls": [call]}],
+        {
+            "tools": [{"type": "function", "function": function}, {"type": "function", "function": {"name": "f"}}],
+            "tool_choice": {"type": "function", "function": {"name": "now"}},
+        },
+    ) == chat_request(
+        [Message("assistant", "", [ToolCall("call_1", "now", "{}")])],
+        {"tools": [Tool("now", "The time.", schema, strict=True), Tool("f")], "tool_choice": "now"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("messages", "options", "text"),
+    [
+        ("hi", {}, "messages must be a list, not str"),
+        (5, {}, "messages must be a list, not int"),
+        ({"role": "user", "content": "hi"}, {}, "messages must be a list, not dict"),
+        ([("user", "hi")], {}, "messages[0] must be a Message or a mapping, not tuple"),
+        ([{"role": "user", "content": None}], {}, "generation.chat.messages[0].content cannot be a NoneType"),
+        ([Message("assistant", "", WRONG)], {}, "generation.chat.messages[0].tool_calls must be a list, not int"),
+        ([Message("assistant", "", [WRONG])], {}, "messages[0].tool_calls[0] must be a ToolCall or a mapping, not int"),
+        ([Message("assistant", "", [{"name": "f"}])], {}, "or use ToolCall of quire_client"),
+        ([], {"tools": 5}, "generation.chat.tools must be a list, not int"),
+        ([], {"tools": ["f"]}, "generation.chat.tools[0] must be a Tool, a CustomTool or a mapping, not str"),
+        ([], {"tools": [{"type": "custom"}]}, "or use Tool or CustomTool of quire_client"),
+        ([], {"tools": [{"function": {"nam": "f"}}]}, "tools[0].function has name, description, parameters and strict"),
+        ([], {"tools": [Tool("f", parameters="{}")]}, "tools[0].parameters must be a JSON schema as a mapping"),  # type: ignore[arg-type]
+        ([], {"tool_choice": {"type": "allowed_tools"}}, "or use AllowedTools of quire_client"),
+        ([], {"tool_choice": ["f"]}, "generation.chat.tool_name cannot be a list"),
+        ([], {"max_tokens": {"a": 1}}, "generation.stopping.max_tokens cannot be a dict"),
+        ([], {"logit_bias": 5}, "generation.sampling.logit_bias cannot be a int"),
+        ([], {"truncation_side": ["left"]}, "truncation_side is"),
+    ],
+)
+def test_what_is_no_chat_is_a_type_error_that_names_it(messages: Any, options: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(text)):
+        chat_request(messages, options)
+
+
+@pytest.mark.parametrize("inputs", [5, {"a": 1}, {"a"}, None])
+def test_what_is_no_list_of_inputs_is_a_type_error(inputs: Any) -> None:
+    with pytest.raises(TypeError, match=f"inputs must be a text, .*, not {type(inputs).__name__}"):
+        embed_request(inputs, {})
+
+
+def test_numbers_may_be_those_of_numpy() -> None:
+    options: Any = {"temperature": np.float32(0.5), "max_tokens": np.int64(3), "retention": np.int32(9)}
+    expected = completion_request([1, 2], {"temperature": 0.5, "max_tokens": 3, "retention": 9})
+    assert completion_request(np.array([1, 2]), options) == expected  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -146,3 +147,14 @@ async def test_a_model_that_is_closed_ends_its_streams(model: Path) -> None:
             pass
     with pytest.raises(RuntimeError, match="closed"):
         await read(llm, LONG)
+
+
+async def test_arguments_of_wrong_types_are_named(llm: AsyncLLM) -> None:
+    wrong: Any = ["a", "b"]
+    with pytest.raises(TypeError, match="a prompt: token ids must be integers, not str"):
+        llm.generate(wrong)
+    wrong = 5
+    with pytest.raises(TypeError, match="request_id: must be a text, not int"):
+        llm.generate("x", request_id=wrong)
+    with pytest.raises(TypeError, match="request_id: must be a text, not int"):
+        await llm.embed("x", request_id=wrong)

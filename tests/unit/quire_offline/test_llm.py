@@ -7,13 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from llama_models import generate
 from offline_model import NUM_TOKENS
-from quire_offline import LLM, QuireError, RequestOutput, SamplingParams, StructuredOutputsParams
+from quire_offline import LLM, PoolingParams, QuireError, RequestOutput, SamplingParams, StructuredOutputsParams
 from quire_offline.calls import read_chats, read_prompts
 from quire_offline.offline_request import OfflineRequest
 from tiny_model import tiny_tokenizer
@@ -289,6 +290,8 @@ def test_the_numbers_of_prompts_and_parameters_must_be_equal(llm: LLM) -> None:
     [
         (3, "prompts: must be a text, token ids, an object, or a list of these, not int"),
         (None, "prompts: .*, not NoneType"),
+        ({"a"}, "prompts: .*, not set"),
+        ([["a", "b"]], "a prompt: token ids must be integers, not str"),
         (["a", None], "a prompt: must be a text, token ids or an object, not NoneType"),
         (b"hello", "prompts: .*, not bytes"),
         ([b"hello"], "a prompt: .*, not bytes"),
@@ -303,10 +306,47 @@ def test_what_is_no_prompt_is_refused(prompts: Any, message: str, llm: LLM) -> N
         llm.generate(prompts, GREEDY)
 
 
-def test_what_is_no_chat_is_refused(llm: LLM) -> None:
-    chat: Any = 3
-    with pytest.raises(TypeError, match="messages: must be a list of messages, or a list of such lists, not int"):
+@pytest.mark.parametrize(
+    ("chat", "message"),
+    [
+        (3, "messages: must be a list of messages, or a list of such lists, not int"),
+        ("hi", "messages: .*, not str"),
+        ({"role": "user", "content": "hi"}, "messages: .*, not dict"),
+        (["hi"], r"messages\[0\]: must be a message, or a list of messages, not str"),
+        ([("user", "hi")], r"messages\[0\]: must be an object with a role and a content, not str"),
+    ],
+)
+def test_what_is_no_chat_is_refused(chat: Any, message: str, llm: LLM) -> None:
+    with pytest.raises(TypeError, match=f"^{message}$"):
         llm.chat(chat)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda llm: llm.generate("x", {"max_tokens": 4}), "sampling_params: must be SamplingParams or a list .* dict"),
+        (lambda llm: llm.generate("x", PoolingParams()), "sampling_params: .*, not PoolingParams"),
+        (lambda llm: llm.generate(["x"], [None]), r"sampling_params\[0\]: must be SamplingParams, not NoneType"),
+        (lambda llm: llm.generate("x", priority=1), "priority: must be a list with a number for each prompt, not int"),
+        (lambda llm: llm.chat([{}], tools={"name": "f"}), "tools: must be a list of tools, not dict"),
+        (lambda llm: llm.chat([{}], chat_template_kwargs=5), "chat_template_kwargs: must be an object, not int"),
+        (lambda llm: llm.embed("x", pooling_params=GREEDY), "pooling_params: must be PoolingParams or .*, not Sampl.*"),
+        (lambda llm: llm.score("x", "y", pooling_params=3), "pooling_params: must be PoolingParams or .*, not int"),
+    ],
+)
+def test_an_argument_of_a_wrong_type_is_named(call: Callable[[LLM], object], message: str, llm: LLM) -> None:
+    with pytest.raises(TypeError, match=f"^{message}$"):
+        call(llm)
+
+
+def test_numbers_may_be_those_of_numpy(llm: LLM) -> None:
+    params = SamplingParams(
+        temperature=np.float32(0), max_tokens=np.int64(8), stop_token_ids=[np.int32(3)], logit_bias={262: 0.5}
+    )
+    prompt: Any = np.array([262, 267])
+    priority: Any = np.array([1])
+    (output,) = llm.generate([prompt], params, priority=priority)
+    assert output.prompt_token_ids == [262, 267]
 
 
 def test_a_note_is_about_the_prompt_of_a_list(llm: LLM) -> None:
