@@ -1,12 +1,15 @@
 """How a client reaches a server: addresses, options of the channel, metadata and deadline of each call."""
 
 import json
+import math
 import os
+import threading
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from ipaddress import ip_address
+from numbers import Real
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -102,13 +105,13 @@ class Connection:
     ) -> "Connection":
         """Fills what is None from QUIRE_ADDRESS, QUIRE_CA_FILE and QUIRE_API_KEY; commas separate addresses.
 
-        Raises QuireError for a key that no header holds, or a file that cannot be read.
+        Raises QuireError for a key that no header holds, or a file that cannot be read, and as `timeout_of`.
         """
         api_key = api_key or os.environ.get("QUIRE_API_KEY") or None
         check_api_key(api_key)
         listed = (address or os.environ.get("QUIRE_ADDRESS") or DEFAULT_ADDRESS).split(",")
         addresses = tuple(filter(None, map(str.strip, listed)))
-        return cls(addresses or (DEFAULT_ADDRESS,), credentials or _ca_credentials(), timeout, api_key)
+        return cls(addresses or (DEFAULT_ADDRESS,), credentials or _ca_credentials(), timeout_of(timeout), api_key)
 
     @property
     def name(self) -> str:
@@ -125,8 +128,24 @@ class Connection:
         return tuple(pairs)
 
     def deadline(self, timeout: float | None) -> float | None:
-        """The timeout of a call in seconds: its own, or else the client's."""
-        return self.timeout if timeout is None else timeout
+        """The timeout of a call in seconds: its own, or else the client's. Raises as `timeout_of`."""
+        return self.timeout if timeout is None else timeout_of(timeout)
+
+
+def timeout_of(seconds: float | None) -> float | None:
+    """A timeout for calls; None, also for infinity: there is no limit.
+
+    Raises TypeError for what is no number, ValueError for NaN and for more than the platform can wait.
+    """
+    if seconds is None or seconds == math.inf:
+        return None
+    if not isinstance(seconds, Real):
+        raise TypeError(f"timeout must be a number of seconds, not {type(seconds).__name__}")
+    if not math.isfinite(seconds) or seconds > threading.TIMEOUT_MAX:
+        raise ValueError(
+            f"timeout is {seconds}: it must be a number of seconds up to {threading.TIMEOUT_MAX:.0f}, or inf"
+        )
+    return float(seconds)
 
 
 def check_api_key(api_key: str | None) -> None:

@@ -1,6 +1,7 @@
 """`quire batch`: answers the requests of a file in OpenAI's batch format, and goes on where it was stopped."""
 
 import asyncio
+import math
 import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -45,16 +46,23 @@ def batch(
     concurrency: Annotated[int, typer.Option("--concurrency", "-c", min=1, help="Requests in flight at a time.")] = 64,
     as_json: Annotated[bool, typer.Option("--json", help="Print a summary as JSON.")] = False,
     timeout: Annotated[
-        float,
+        float | None,
         typer.Option(
             metavar="SECONDS",
             min=1,
+            callback=opt.check_timeout,
             help="After so long a request is sent again. One with a name runs on; those of embeddings, scores, "
             "rerankings and tokens, and responses with store: false, begin again, at most 5 times.",
         ),
     ] = 600.0,
     server_timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="End if no call has had a response for so long.")
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            callback=opt.check_timeout,
+            help="End if no call has had a response for so long.",
+        ),
     ] = 600.0,
     api_key: opt.ApiKey = None,
     offline: Offline = False,
@@ -149,12 +157,12 @@ async def _run(notices: _Notices, opened: AbstractAsyncContextManager[Transport]
 
 @asynccontextmanager
 async def _http_transport(
-    url: str, timeout: float, server_timeout: float, api_key: str | None
+    url: str, timeout: float | None, server_timeout: float | None, api_key: str | None
 ) -> AsyncIterator[HttpTransport]:
     key = api_key or os.environ.get("QUIRE_API_KEY") or None
     ca_file = os.environ.get("QUIRE_CA_FILE")
     async with http_client(url, key, timeout, ca_file, _CONNECT_SECONDS) as http:
-        yield HttpTransport(url, http, server_timeout)
+        yield HttpTransport(url, http, math.inf if server_timeout is None else server_timeout)
 
 
 def _errors(count: int) -> str:

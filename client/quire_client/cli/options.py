@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, TypeVar, cast
 
 import typer
 
-from quire_client.connection import DEFAULT_ADDRESS
+from quire_client.connection import DEFAULT_ADDRESS, timeout_of
 from quire_client.http_client import is_http_url
 from quire_client.requests import EarlyStopping as RequestedEarlyStopping
 from quire_client.requests import Retention as RequestedRetention
@@ -63,9 +63,23 @@ Address = Annotated[
 ADDRESS = DEFAULT_ADDRESS
 # No envvar: QUIRE_API_KEY must not be sent to another server that `quire bench` calls.
 ApiKey = Annotated[str | None, typer.Option(metavar="KEY", help="API key.", show_default="QUIRE_API_KEY")]
+
+
+def check_timeout(seconds: float | None) -> float | None:
+    """A timeout; None for infinity, as there is no limit. Raises BadParameter."""
+    try:
+        return timeout_of(seconds)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
 Timeout = Annotated[
     float | None,
-    typer.Option(metavar="SECONDS", help="Timeout of one request, from its sending to the end of its response."),
+    typer.Option(
+        metavar="SECONDS",
+        help="Timeout of one request, from its sending to the end of its response; inf: none.",
+        callback=check_timeout,
+    ),
 ]
 
 

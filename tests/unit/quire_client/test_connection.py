@@ -1,8 +1,13 @@
 """The addresses, credentials and metadata of a client's calls."""
 
+import math
+import re
+from typing import Any
+
 import pytest
 
-from quire_client import QuireError
+from quire_client import Client, QuireError
+from quire_client.admin import AdminClient
 from quire_client.connection import Connection, channel_options, is_loopback
 
 
@@ -60,3 +65,24 @@ def test_a_key_that_no_header_holds_is_refused_without_telling_it(key: str) -> N
 def test_only_this_machine_is_called_past_a_proxy(address: str, loopback: bool) -> None:
     assert is_loopback(address) is loopback
     assert (("grpc.enable_http_proxy", 0) in channel_options(address)) is loopback
+
+
+def test_an_infinite_timeout_is_none() -> None:
+    assert Connection.resolve(None, None, math.inf, None).timeout is None
+    limited = Connection.resolve(None, None, 5, None)
+    assert [limited.deadline(timeout) for timeout in (None, 3, math.inf)] == [5, 3, None]
+
+
+@pytest.mark.parametrize("timeout", [math.nan, -math.inf, 1e300])
+def test_a_timeout_that_cannot_be_waited_for_is_refused(timeout: float) -> None:
+    for client in (Client, AdminClient):
+        with pytest.raises(ValueError, match=f"timeout is {re.escape(str(timeout))}: it must be a number of seconds"):
+            client(timeout=timeout)
+    with pytest.raises(ValueError, match="timeout is"):
+        resolve().deadline(timeout)
+
+
+def test_a_timeout_that_is_no_number_is_a_type_error() -> None:
+    timeout: Any = "5"
+    with pytest.raises(TypeError, match="timeout must be a number of seconds, not str"):
+        Client(timeout=timeout)

@@ -70,6 +70,12 @@ async def test_generate_streams_the_text(address: str, service: Any) -> None:
     assert not sent.sampling.HasField("top_p")
 
 
+async def test_generate_may_wait_for_ever(address: str, service: Any) -> None:
+    service.answer("Paris.")
+    ended = await invoke("generate", "What?", "--address", address, "--timeout", "inf")
+    assert (ended.exit_code, ended.stdout) == (0, "Paris.\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "kind"),
     [
@@ -334,6 +340,8 @@ async def test_an_error_has_message_field_and_advice(
         (["generate", "x", "--top-k", "few"], "--top-k"),
         (["generate", "x", "--logprobs", "2"], "--logprobs"),
         (["generate", "x", "--prompt-logprobs", "2"], "--prompt-logprobs"),
+        (["generate", "x", "--timeout", "nan"], "--timeout"),
+        (["generate", "x", "--timeout", "1e300"], "--timeout"),
         (["explain", "--limit", "0"], "--limit"),
         (["bench", "--concurrency", "0"], "--concurrency"),
         (["bench", "--url", "127.0.0.1:8000"], "--url"),

@@ -151,6 +151,10 @@ async def test_a_server_that_cannot_be_reached_is_named_at_once(path: Path, caps
     assert last.startswith("quire: no connection to http://127.0.0.1:1 for 0 s; ")
 
 
+async def test_without_limits_it_waits_for_ever(api: ScriptedApi, path: Path) -> None:
+    assert await batch(path, "--url", api.url, "--timeout", "inf", "--server-timeout", "inf") == 0
+
+
 async def test_fields_without_effect_are_named(
     api: ScriptedApi, path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,6 +171,9 @@ async def test_fields_without_effect_are_named(
         (["-"], 2, "--output"),
         (["x", "--url", "127.0.0.1"], 2, "--url"),
         (["x", "-c", "0"], 2, "--concurrency"),
+        (["x", "--timeout", "nan"], 2, "--timeout"),
+        (["x", "--timeout", "1e300"], 2, "--timeout"),
+        (["x", "--server-timeout", "nan"], 2, "--server-timeout"),
         ([], 2, "file"),
     ],
 )
