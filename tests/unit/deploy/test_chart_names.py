@@ -122,6 +122,19 @@ def test_models_with_like_names_have_workers_of_their_own() -> None:
     assert [name for name in deployments if "-worker-" in name] == [f"quire-worker-{label}" for label in labels]
 
 
+def test_common_labels_replace_those_of_the_chart_but_the_selectors() -> None:
+    common = {"app.kubernetes.io/part-of": "shop", "app.kubernetes.io/version": "1.10"}
+    objects = render_release("test", {"commonLabels": common})  # refuses duplicate keys
+    _check_objects(objects)
+    for thing in objects:
+        assert thing["metadata"]["labels"].items() >= common.items()
+    for name in ("name", "instance", "component"):
+        label = f"app.kubernetes.io/{name}"
+        done = helm("template", "test", str(CHART), values={"commonLabels": {label: "a"}})
+        assert done.returncode != 0
+        assert "commonLabels" in done.stderr
+
+
 @pytest.mark.parametrize("override", ["fullnameOverride", "nameOverride"])
 def test_overridden_names_become_valid(override: str) -> None:
     for name in ("Upper.Case", f"{49 * 'y'}._y"):
