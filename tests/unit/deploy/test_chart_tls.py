@@ -11,11 +11,13 @@ from helm_chart import (
     HELM,
     SETTINGS,
     VALUES,
+    component,
     container,
     environment,
     everywhere,
     of_service,
     pod_specs,
+    render,
     render_notes,
     settings_of,
 )
@@ -63,6 +65,15 @@ def test_a_secret_that_is_set_to_null_is_none(monkeypatch: pytest.MonkeyPatch, t
     (probe,) = pod_specs("cleared")["test"]["containers"]
     assert probe["command"][-1].startswith("http://")
     assert "https://" not in render_notes("cleared", tmp_path)
+
+
+def test_the_ports_of_gateways_have_the_protocols_that_they_serve() -> None:
+    def protocols(values: str) -> list[str | None]:
+        (service,) = [one for one in render(values) if one["kind"] == "Service" and component(one) == "gateway"]
+        return [port.get("appProtocol") for port in service["spec"]["ports"]]
+
+    assert protocols("default") == ["http", "grpc"]
+    assert protocols("tls") == ["https", None]
 
 
 @everywhere
