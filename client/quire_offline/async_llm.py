@@ -6,7 +6,15 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequenc
 from contextlib import suppress
 from typing import Any, Self
 
-from quire_offline.calls import chat_options, read_chats, read_embeddings, read_prompts, read_scores
+from quire_offline.calls import (
+    chat_options,
+    default_params,
+    read_chats,
+    read_embeddings,
+    read_prompts,
+    read_scores,
+    refuse_adapter,
+)
 from quire_offline.engine import R
 from quire_offline.engine_thread import EngineThread
 from quire_offline.errors import client_errors
@@ -38,6 +46,14 @@ class AsyncLLM:
         """The name of the model."""
         return self._thread.engine.description.model
 
+    async def get_tokenizer(self) -> Any:
+        """As `LLM.get_tokenizer`."""
+        return await asyncio.to_thread(self._thread.engine.load_tokenizer)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """As `LLM.get_default_sampling_params`."""
+        return default_params(self._thread.engine.generation_defaults)
+
     def generate(
         self,
         prompt: Prompt,
@@ -45,12 +61,14 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         priority: int | None = None,
+        lora_request: None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Continues a prompt. Each output has all text and tokens so far; the last one is `finished`.
 
         If the reader is slow, outputs between are left out. A generator that is closed or cancelled cancels its
         request. `request_id` names the request for `abort`. Raises QuireError.
         """
+        refuse_adapter(lora_request)
         priorities = None if priority is None else [priority]
         (request,) = read_prompts(_ids(request_id), [prompt], sampling_params, priorities)
         return self._stream(request)
@@ -63,9 +81,11 @@ class AsyncLLM:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: None = None,
         **options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answers a chat. The arguments are those of `LLM.chat`, for one chat; otherwise as `generate`."""
+        refuse_adapter(lora_request)
         fields = chat_options(tools, chat_template_kwargs, options)
         (request,) = read_chats(_ids(request_id), [messages], sampling_params, fields)
         return self._stream(request)

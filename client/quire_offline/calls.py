@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from gateway_svc.unvalidated_request import GenerationDefaults
 from quire_offline.errors import client_errors, noting_prompt
 from quire_offline.offline_request import Messages, OfflineRequest, Prompt, chats_of, prompts_of
 from quire_offline.offline_values import OfflineEmbedding, OfflineScores, TextPairs, Texts
@@ -94,6 +95,17 @@ def read_scores(
             OfflineScores.of_texts(next(ids), texts, params, plain(priority), instruction)
             for texts in TextPairs.split(text_1, text_2)
         ]
+
+
+def default_params(defaults: GenerationDefaults) -> SamplingParams:
+    """What requests have that do not set a parameter."""
+    return SamplingParams(**defaults.sampling, max_tokens=defaults.max_tokens)
+
+
+def refuse_adapter(lora_request: object) -> None:
+    """vLLM's argument may only be None. Raises ValueError."""
+    if lora_request is not None:
+        raise ValueError("lora_request: adapters are not served")
 
 
 def _priorities(given: Sequence[int] | None, num_prompts: int) -> Sequence[int | None]:

@@ -19,6 +19,7 @@ from gateway_svc.request_group import SubscribedGroup
 from gateway_svc.request_manager import RequestManager
 from gateway_svc.retention import NONE, RetentionRules
 from gateway_svc.session import SchedulerSession
+from gateway_svc.unvalidated_request import GenerationDefaults
 from quire.scheduler.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
 from quire.worker.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from quire_offline.engine_request import EngineRequest
@@ -105,6 +106,17 @@ class OfflineEngine:
     def undefined_fields(self) -> UndefinedFields:
         """What is done about fields of bodies that no API defines."""
         return self._settings.undefined_fields
+
+    @property
+    def generation_defaults(self) -> GenerationDefaults:
+        """Of requests that do not set a field."""
+        return self._model.defaults
+
+    def load_tokenizer(self) -> Any:
+        """The tokenizer of the model's files, as transformers loads it. Raises OSError and ValueError."""
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self._settings.model.resolve().tokenizer_path, local_files_only=True)
 
     @property
     def failure(self) -> QuireError | None:

@@ -4,7 +4,15 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-from quire_offline.calls import chat_options, read_chats, read_embeddings, read_prompts, read_scores
+from quire_offline.calls import (
+    chat_options,
+    default_params,
+    read_chats,
+    read_embeddings,
+    read_prompts,
+    read_scores,
+    refuse_adapter,
+)
 from quire_offline.engine import R
 from quire_offline.engine_thread import EngineThread
 from quire_offline.errors import client_errors
@@ -46,6 +54,14 @@ class LLM:
         """The name of the model."""
         return self._thread.engine.description.model
 
+    def get_tokenizer(self) -> Any:
+        """A new tokenizer of the model's files, of transformers, as in vLLM. Raises OSError and ValueError."""
+        return self._thread.engine.load_tokenizer()
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The parameters of generation_config and override_generation_config. Others have the API's defaults."""
+        return default_params(self._thread.engine.generation_defaults)
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -53,16 +69,18 @@ class LLM:
         use_tqdm: bool | None = None,
         *,
         priority: Sequence[int] | None = None,
+        lora_request: None = None,
     ) -> list[RequestOutput]:
         """Continues prompts, all at once, and returns their outputs in the order of the prompts.
 
         A prompt is a text, token ids, or an object with `prompt` or `prompt_token_ids`. `use_tqdm` is whether a
         progress bar is shown; None: on a terminal. `priority` has a number for each prompt; a higher one goes first,
-        where in vLLM a lower one does.
+        where in vLLM a lower one does. `lora_request` may only be None: adapters are not served.
 
         Raises QuireError, as a client of a server does: for a field that is not valid, with its name and a note about
         the prompt, before or while the others run. KeyboardInterrupt cancels all of them.
         """
+        refuse_adapter(lora_request)
         requests = read_prompts(self._ids, prompts, sampling_params, priority)
         self._run(requests, use_tqdm)
         # On this thread: it may take long to render many log-probabilities, and others' steps must not wait for it.
@@ -76,12 +94,14 @@ class LLM:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: None = None,
         **options: Any,
     ) -> list[RequestOutput]:
         """Answers one chat, or several, given as /v1/chat/completions takes them. `options` are other fields of its
         body, such as add_generation_prompt, continue_final_message, tool_choice and reasoning_effort. Otherwise as
         `generate`.
         """
+        refuse_adapter(lora_request)
         fields = chat_options(tools, chat_template_kwargs, options)
         requests = read_chats(self._ids, messages, sampling_params, fields)
         self._run(requests, use_tqdm)

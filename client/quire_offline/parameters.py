@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence, Set, Sized
 from numbers import Integral, Real
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from quire_client.requests import no_option
 
@@ -10,20 +10,23 @@ P = TypeVar("P", bound="Parameters")
 
 
 class Parameters:
-    """Parameters that were given. Values are checked when they are used. Raises TypeError for a name that does not
-    exist.
+    """Parameters that were given, or assigned. Values are checked when they are used. Raises TypeError for a name that
+    does not exist.
     """
 
     __slots__ = ("_values",)
 
     names: ClassVar[Set[str]] = frozenset()
     """The parameters that there are."""
+    not_served: ClassVar[Set[str]] = frozenset()
+    """Names of other APIs, which may only be None."""
+
+    _values: dict[str, Any]
 
     def __init__(self, **values: Any) -> None:
-        for name in values:
-            if name not in self.names:
-                raise no_option(name, sorted(self.names))
-        self._values = {name: plain(value) for name, value in values.items() if value is not None}
+        self._values = {}
+        for name, value in values.items():
+            setattr(self, name, value)
 
     @property
     def values(self) -> Mapping[str, Any]:
@@ -34,6 +37,20 @@ class Parameters:
         if name in self.names:
             return self._values.get(name)
         raise AttributeError(f"{type(self).__name__} has no parameter {name}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "_values":  # at the beginning, and by copy and pickle
+            super().__setattr__(name, value)
+        elif value is None and name in self.names | self.not_served:
+            self._values.pop(name, None)
+        elif name in self.names:
+            self._values[name] = plain(value)
+        else:
+            raise no_option(name, sorted(self.names))
+
+    def clone(self) -> Self:
+        """A copy, which may be changed."""
+        return type(self)(**self._values)
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and self._values == other._values

@@ -30,6 +30,7 @@ class SamplingParams(Parameters):
     __slots__ = ()
 
     names: ClassVar = CompletionBody.served_fields() - _OF_REQUESTS
+    not_served: ClassVar = frozenset(CompletionBody.unserved)
 
 
 class StructuredOutputsParams(dict[str, Any]):

@@ -236,6 +236,28 @@ def test_defaults_are_those_of_the_server(llm: LLM, load: Callable[..., LLM]) ->
     assert len(first.outputs[0].token_ids) == 3
 
 
+def test_the_defaults_of_the_model_are_parameters(load: Callable[..., LLM]) -> None:
+    configured = load(num_blocks=16, override_generation_config={"temperature": 0.5, "max_new_tokens": 3})
+    assert configured.get_default_sampling_params() == SamplingParams(temperature=0.5, max_tokens=3)
+
+
+def test_the_tokenizer_is_that_of_the_files(llm: LLM) -> None:
+    tokenizer = llm.get_tokenizer()
+    assert tokenizer.encode("hello world") == [262, 267]
+    messages = [{"role": "user", "content": "hello"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert llm.chat(messages, GREEDY)[0].prompt == text
+
+
+def test_an_adapter_may_only_be_none(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    assert llm.generate("hello", GREEDY, lora_request=None)[0].finished
+    assert llm.chat(messages, GREEDY, lora_request=None)[0].finished
+    adapter: Any = "adapter"
+    with pytest.raises(ValueError, match="lora_request: adapters are not served"):
+        llm.generate("hello", GREEDY, lora_request=adapter)
+
+
 # Errors.
 
 

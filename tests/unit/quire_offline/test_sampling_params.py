@@ -1,5 +1,7 @@
 """Sampling parameters as values."""
 
+import pickle
+
 import pytest
 
 from quire_offline import SamplingParams
@@ -22,3 +24,21 @@ def test_a_name_that_does_not_exist_is_refused(name: str) -> None:
 def test_an_attribute_that_does_not_exist_is_refused() -> None:
     with pytest.raises(AttributeError, match="no parameter temprature"):
         _ = SamplingParams().temprature
+
+
+def test_parameters_are_assigned_and_copied() -> None:
+    params = SamplingParams(n=2, stop=["a"])
+    copy = params.clone()
+    copy.n = None
+    copy.temperature = 0.5
+    copy.stop.append("b")
+    assert copy == SamplingParams(temperature=0.5, stop=["a", "b"])
+    assert params == SamplingParams(n=2, stop=["a"]) == pickle.loads(pickle.dumps(params))
+    with pytest.raises(TypeError, match="no option temprature; did you mean temperature"):
+        copy.temprature = 1
+
+
+def test_names_of_vllm_that_are_not_served_may_be_none() -> None:
+    assert SamplingParams(repetition_detection=None) == SamplingParams()
+    with pytest.raises(TypeError, match="no option repetition_detection"):
+        SamplingParams(repetition_detection={"min_count": 2})
