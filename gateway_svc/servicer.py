@@ -80,10 +80,11 @@ class InferenceServicer(InferenceServiceServicer):
             with self._request_manager.run(call, [generation]) as group:
                 (running,) = group.requests
                 chunks = [chunk for _, chunk in await group.all()]
-                await context.send_initial_metadata(((REQUEST_ID, request_id),))
-                return await self._calls.render(
+                response = await self._calls.render(
                     call, running.num_logprobs, lambda: _whole(running, chunks), num_chunks=len(chunks)
                 )
+                await context.send_initial_metadata(((REQUEST_ID, request_id),))
+                return response
 
     async def Resume(  # noqa: N802
         self, request: inference_pb2.ResumeRequest, context: GrpcContext

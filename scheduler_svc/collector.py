@@ -97,7 +97,7 @@ _GAUGES: list[tuple[str, str, Callable[[Scheduler], int]]] = [
     ("quire_sequences_running", "Sequences that run", lambda core: core.num_running),
     (
         "quire_sequences_waiting",
-        "Sequences that wait for a worker, swapped ones included",
+        "Sequences that wait for a worker, preempted ones included",
         lambda core: core.num_queued,
     ),
     ("quire_sequences_swapped", "Sequences that wait with their blocks in host memory", lambda core: core.num_on_host),

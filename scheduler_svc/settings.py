@@ -104,7 +104,8 @@ class SchedulerSettings(InnerSettings):
         1.5,
         gt=1,
         allow_inf_nan=False,
-        description="a step with a part of a long prompt takes at most this many times as long as its decodes alone",
+        description="a step with a part of a long prompt takes about this many times as long as its decodes alone, "
+        "unless the first token would be late",
     )
     detach_grace: float = Field(
         30, ge=0, allow_inf_nan=False, description="seconds that a named request runs on without a client"

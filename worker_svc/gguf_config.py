@@ -50,7 +50,8 @@ def read_config(metadata: GgufMetadata) -> Any:
     for name, names in _NAMES.items():
         known = next((each for each in names if hasattr(config, each)), None)
         if known is not None and (value := metadata.get(name)) is not None:
-            setattr(config, known, value)
+            # A cap of 0 is none.
+            setattr(config, known, (value or None) if name.endswith("_softcapping") else value)
     if hasattr(config, "num_key_value_heads") and metadata.get("attention.head_count_kv") is None:
         config.num_key_value_heads = config.num_attention_heads
     _read_attention(metadata, config)
@@ -80,7 +81,7 @@ def _read_attention(metadata: GgufMetadata, config: Any) -> None:
 
 
 def _read_windows(metadata: GgufMetadata, config: Any) -> None:
-    window, pattern = metadata.get("attention.sliding_window"), metadata.peek("attention.sliding_window_pattern")
+    window, has_window = (metadata.get(f"attention.sliding_window{part}") for part in ("", "_pattern"))
     kinds = getattr(config, "layer_types", None)
     if hasattr(config, "use_sliding_window") or not hasattr(config, "sliding_window"):
         if window and window < config.max_position_embeddings:
@@ -92,10 +93,11 @@ def _read_windows(metadata: GgufMetadata, config: Any) -> None:
         return
     if config.sliding_window is None:
         kinds = ["full_attention"] * len(kinds)
-    elif pattern is not None:
+    elif has_window is not None:
         # All layers but each so manieth have a window, or those that are true.
-        has_window = metadata.get("attention.sliding_window_pattern")
-        if isinstance(has_window, int) and not isinstance(has_window, bool):
+        if isinstance(has_window, bool):
+            has_window = [has_window] * len(kinds)
+        elif isinstance(has_window, int):
             has_window = [bool((layer + 1) % has_window) for layer in range(len(kinds))]
         if not isinstance(has_window, list) or len(has_window) != len(kinds):
             raise metadata.not_read("attention.sliding_window_pattern")

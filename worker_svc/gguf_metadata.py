@@ -8,29 +8,43 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGUFReader, TokenType, dequantize
+from gguf import GGUFReader, dequantize
 
 from svc_common.preparation import PreparationFailed
 
 # Fields that change nothing, whatever they are.
 _HARMLESS = ("rope.scaling.finetuned", "tensor_data_layout")
+# Of encoders of images, whose tensors a file may have or not: those are refused.
+_OF_IMAGES = ("mm.", "vision.")
 # Fields that change nothing with one of these values.
 _HARMLESS_VALUES: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
+    "attention.clamp_kqv": (0.0,),
+    "attention.max_alibi_bias": (0.0,),
+    "attention.shared_kv_layers": (0,),
+    "embedding_scale": (0.0, 1.0),
     "expert_count": (0,),
     "expert_gating_func": (1,),  # softmax
+    "expert_group_count": (0, 1),
+    "expert_group_used_count": (0, 1),
+    "expert_shared_count": (0,),
+    "expert_shared_feed_forward_length": (0,),
     "expert_used_count": (0,),
+    "expert_weights_scale": (0.0, 1.0),
     "leading_dense_block_count": (0,),
+    "logit_scale": (0.0, 1.0),
     "nextn_predict_layers": (0,),
     "pooling_type": (0, 3),  # none, or the last token's state, which is that of decoders anyway
+    "residual_scale": (0.0, 1.0),
+    "rope.scaling.yarn_log_multiplier": (0.0,),
 }
 # What transformers reads itself of some architectures.
-_READ_BY_TRANSFORMERS = {"stablelm": ("use_parallel_residual",), "minimax-m2": ("expert_gating_func",)}
+_READ_BY_TRANSFORMERS = {"stablelm": ("use_parallel_residual",)}
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
-# Tokens that end a turn, which llama.cpp knows by their text in files that do not name one.
+# Tokens that end a turn or a message, which llama.cpp knows by their text, whatever the file says of them.
 _TURN_ENDS = (
-    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>", "_<EOT>"),
-    *("< EOT >", "<｜end▁of▁sentence｜>"),
+    *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"),
+    *("<EOT>", "_<EOT>", "< EOT >", "<｜end▁of▁sentence｜>"),
 )
 # Of vocabularies with these, `<|end|>` ends a message and not a turn.
 _ENDS_OF_HARMONY = ("<|return|>", "<|call|>")
@@ -50,7 +64,8 @@ class GgufMetadata:
         self._read: set[str] = set()
         self._factors: set[str] = set()
         name = _SHARD.search(gguf.name)
-        parts = int(self.general("split.count") or (name[2] if name else 1))
+        count = self.general("split.count")  # 0 in files that were merged
+        parts = int(name[2]) if count is None and name else int(count or 1)
         if parts > 1:
             raise self.refusal(f"it is one of {parts} files of a model; `llama-gguf-split --merge` makes one of them")
 
@@ -101,7 +116,13 @@ class GgufMetadata:
         prefix = f"{self.architecture}."
         names = [name.removeprefix(prefix) for name in self._fields if name.startswith(prefix)]
         known = {*self._read, *_HARMLESS, *_READ_BY_TRANSFORMERS.get(self.architecture, ())}
-        unread = [name for name in names if name not in known and self.peek(name) not in _HARMLESS_VALUES.get(name, ())]
+        unread = [
+            name
+            for name in names
+            if name not in known
+            and not name.startswith(_OF_IMAGES)
+            and self.peek(name) not in _HARMLESS_VALUES.get(name, ())
+        ]
         if unread:
             raise self.not_read(*unread)
 
@@ -114,19 +135,9 @@ class GgufMetadata:
 
     def end_tokens(self) -> list[int]:
         """The tokens that end a text, a turn or a message of it, in this order; empty: the file names none."""
-        names = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
-        found = [self.general(name) for name in names]
-        ends = [int(token) for token in found if token is not None]
-        if found[1] is None:
-            ends += self._turn_ends()
+        named = [self.general(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+        ends = [int(token) for token in named if token is not None]
+        tokens = {text: token for token, text in enumerate(self.general("tokenizer.ggml.tokens") or ())}
+        is_harmony = all(text in tokens for text in _ENDS_OF_HARMONY)
+        ends += [tokens[text] for text in _TURN_ENDS if text in tokens and not (is_harmony and text == "<|end|>")]
         return list(dict.fromkeys(ends))
-
-    def _turn_ends(self) -> list[int]:
-        texts, types = self.general("tokenizer.ggml.tokens"), self.general("tokenizer.ggml.token_type")
-        control = {
-            text: token
-            for token, (text, kind) in enumerate(zip(texts or (), types or (), strict=False))
-            if kind == TokenType.CONTROL
-        }
-        is_harmony = all(text in control for text in _ENDS_OF_HARMONY)
-        return [control[text] for text in _TURN_ENDS if text in control and not (is_harmony and text == "<|end|>")]

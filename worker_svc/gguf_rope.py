@@ -34,7 +34,7 @@ def read_rope(metadata: GgufMetadata, config: Any, head_dim: int) -> None:
         raise metadata.refusal(f"its factors of rotary positions are not {rotated // 2} numbers")
     if config.model_type == "phi3":
         if rope["rope_type"] not in ("default", "longrope"):
-            raise metadata.not_read("rope.scaling.type", "rope.scaling.factor")
+            raise metadata.not_read("rope.scaling.type", "rope.scaling.factor", "rope.scale_linear")
         # Phi 3's config has the original context beside the parameters, and prefers it.
         config.original_max_position_embeddings = rope.get(
             "original_max_position_embeddings", config.max_position_embeddings
@@ -71,7 +71,7 @@ def _scaled(metadata: GgufMetadata, context: int) -> dict[str, Any]:
     yarn = _yarn(metadata, factor)
     if factor == 1.0 or kind != "yarn":
         if attention != 1.0:
-            raise metadata.not_read("rope.scaling.attn_factor")
+            raise metadata.not_read("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor")
         scaling = {"rope_type": "default"} if factor == 1.0 else {"rope_type": "linear", "factor": factor}
         return {**scaling, "rope_theta": theta}
     yarn["attention_factor"] *= attention
@@ -97,7 +97,7 @@ def _pair_factors(metadata: GgufMetadata, kind: str, factor: float) -> tuple[lis
     if short is None or long is None:
         raise metadata.refusal(f"it does not have both tensors {_TENSORS[1]} and {_TENSORS[2]}")
     if factor != 1.0:
-        raise metadata.not_read("rope.scaling.type", "rope.scaling.factor")
+        raise metadata.not_read("rope.scaling.type", "rope.scaling.factor", "rope.scale_linear")
     return short, long
 
 

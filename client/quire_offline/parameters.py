@@ -52,6 +52,8 @@ class Parameters:
         """A copy, which may be changed."""
         return type(self)(**self._values)
 
+    __copy__ = clone
+
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and self._values == other._values
 

@@ -166,8 +166,8 @@ class HttpCalls:
         return result
 
     async def convert(self, exchange: HttpExchange, call: Call, work: Callable[[], T], *, num_items: int) -> T:
-        """Does work on a body after it was read, and on so many items of it or of what it continues; in a thread if
-        that is much. Raises as `work` does."""
+        """Converts a body that was read, of `num_items` items with those that it continues; in a thread if that is
+        much. Raises as `work` does."""
         is_small = exchange.num_body_bytes <= _SMALL_BODY_BYTES and num_items <= _FEW_ITEMS
         return work() if is_small else await self._threads.run(call.tenant.name, work)
 

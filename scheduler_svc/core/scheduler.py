@@ -213,7 +213,8 @@ class Scheduler:
     @property
     def num_on_host(self) -> int:
         """Of these, the sequences with blocks in host memory."""
-        return self.num_swapped - sum(len(replica.kept) for replica in self.replicas)
+        waiting = (sequence.swapped_kv for replica in self.replicas for sequence in replica.swapped)
+        return sum(kv is not None and bool(kv.host_ids) for kv in waiting)
 
     def is_live(self, key: str) -> bool:
         """Whether a request with this key has sequences that have not ended."""

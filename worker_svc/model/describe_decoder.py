@@ -31,7 +31,7 @@ class Windows(Enum):
 def describe_decoder(
     config: Any,
     *,
-    windows: Windows = Windows.NONE,
+    windows: Windows,
     activation_field: str = "hidden_act",
     qkv_bias: bool = False,
     output_bias: bool = False,

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from worker_svc.model.describe_decoder import describe_decoder
+from worker_svc.model.describe_decoder import Windows, describe_decoder
 from worker_svc.model.description import (
     AttentionSpec,
     DecoderLayer,
@@ -27,7 +27,7 @@ def describe_latent(config: Any, *, rotates_neighbours: bool) -> ModelDescriptio
 
     None: a description cannot hold its activation or positions.
     """
-    dense = describe_decoder(config)
+    dense = describe_decoder(config, windows=Windows.NONE)
     if dense is None:
         return None
 

@@ -42,6 +42,9 @@ class Transport(Protocol):
         """One call. Raises BatchError where no later one can have a response either."""
 
 
+_HEALTH_TIMEOUT = 10.0  # seconds
+
+
 @dataclass(slots=True)
 class _Connection:
     """The connection of one call."""
@@ -53,13 +56,13 @@ class HttpTransport:
     """Calls one server."""
 
     def __init__(self, url: str, http: aiohttp.ClientSession, server_timeout: float) -> None:
-        """The batch ends if no call has had a response for `server_timeout` seconds. Calls that take longer than their
-        timeout do not count after the first response: a server that has answered may compute them.
+        """The batch ends if no call has had a response for `server_timeout` seconds. A server that still answers
+        `/health` then has more time: it may compute calls that took longer than their timeout, or whose connections
+        were cut between it and here.
         """
         self._url = base_url(url)
         self._http = http
         self._server_timeout = server_timeout
-        self._has_answered = False
         self._failing_since: float | None = None
         """The first failed call after the last response."""
         trace = aiohttp.TraceConfig()
@@ -91,15 +94,23 @@ class HttpTransport:
         except aiohttp.ClientConnectorCertificateError as error:
             raise BatchError(f"{self._url}: {error.certificate_error}; name a CA with QUIRE_CA_FILE") from error
         except (aiohttp.ClientError, OSError) as error:
-            return self._no_response(error, is_connected=connection.is_established)
-        self._has_answered = True
+            return await self._no_response(error, is_connected=connection.is_established)
         self._failing_since = None
         return answer
 
     async def _on_connection(self, _: aiohttp.ClientSession, context: SimpleNamespace, _params: object) -> None:
         context.trace_request_ctx.is_established = True
 
-    def _no_response(self, error: Exception, *, is_connected: bool) -> NoResponse:
+    async def _answers_at_all(self) -> bool:
+        """Whether there is any response in HTTP."""
+        limit = aiohttp.ClientTimeout(total=_HEALTH_TIMEOUT)
+        try:
+            async with self._http.get(f"{self._url}/health", timeout=limit, trace_request_ctx=_Connection()):
+                return True
+        except (aiohttp.ClientError, OSError):
+            return False
+
+    async def _no_response(self, error: Exception, *, is_connected: bool) -> NoResponse:
         """Raises BatchError where this has lasted too long."""
         is_timeout = False
         if not is_connected:
@@ -113,10 +124,11 @@ class HttpTransport:
             else:
                 why = f"the connection to {self._url} broke"
         now = monotonic()
-        if is_timeout and self._has_answered:
-            self._failing_since = None
-        elif self._failing_since is None:
+        if self._failing_since is None:
             self._failing_since = now
         elif now - self._failing_since > self._server_timeout:
+            if is_connected and await self._answers_at_all():
+                self._failing_since = None
+                return NoResponse(why, is_timeout)
             raise BatchError(f"{what} for {self._server_timeout:g} s; start the same command again to go on")
         return NoResponse(why, is_timeout)

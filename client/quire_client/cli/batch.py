@@ -61,7 +61,7 @@ def batch(
             metavar="SECONDS",
             min=0,
             callback=opt.check_timeout,
-            help="End if no call has had a response for so long.",
+            help="End if no call has had a response for so long, and /health has none either; inf: never.",
         ),
     ] = 600.0,
     api_key: opt.ApiKey = None,

@@ -7,15 +7,16 @@ from scheduler_svc.core.request import Sequence
 
 
 class ComputingBlocks:
-    """By block hash, the sequence that is about to compute the block. One sequence per hash, the first one."""
+    """By block hash, the sequence that is about to compute the block: the first one, or one that has overtaken it."""
 
     def __init__(self) -> None:
         self._sequences: dict[bytes, Sequence] = {}
 
-    def add(self, sequence: Sequence, first: int) -> None:
-        """A sequence is about to compute its blocks from number `first` on."""
+    def add(self, sequence: Sequence, first: int, overtaken: Sequence | None = None) -> None:
+        """A sequence is about to compute its blocks from number `first` on, before one that it has overtaken."""
         for block_hash in sequence.block_hashes[first:]:
-            self._sequences.setdefault(block_hash, sequence)
+            if self._sequences.get(block_hash, overtaken) is overtaken:
+                self._sequences[block_hash] = sequence
 
     def discard(self, sequence: Sequence, blocks: Iterable[int]) -> None:
         """A sequence has computed these of its blocks, or will not."""

@@ -130,7 +130,7 @@ class KVManager:
         if hit.partial_id is not None:
             self._copy(hit.partial_id, sequence)
             sequence.num_cached_tokens = len(sequence.tokens)
-        self._prefixes.start_computing(sequence, hit.num_full)
+        self._prefixes.start_computing(sequence, hit)
 
     def allocate(self, sequence: Sequence, count: int) -> None:
         """Appends new blocks to a sequence's table. There is room."""
@@ -155,8 +155,8 @@ class KVManager:
     def detach(self, sequence: Sequence, steps_in_flight: Iterable[StepPlan]) -> None:
         """A sequence leaves: cancel what the next step would do to its table.
 
-        A copy from the host that is in progress continues, and its result is ignored. So does one that a step in flight
-        makes of another block: the step holds the copy, since it may compute nothing of the sequence.
+        A copy from the host that is in progress continues, and its result is ignored. A copy of a block that a step in
+        flight makes continues, too; the step holds the block that it writes.
         """
         self._swapping_in.pop(sequence.id, None)
         self.cancel_table_updates(sequence)

@@ -24,13 +24,14 @@ class Hit:
     """What the prefix cache holds of a sequence: device blocks, then host blocks.
 
     `partial_id` is a sibling's block that begins with the rest of the prompt. `pending_prefix` is a longer one
-    that another sequence is about to compute.
+    that another sequence is about to compute. `overtaken` is such a sequence that is not waited for.
     """
 
     device_ids: list[int]
     host_ids: list[int] = field(default_factory=list)
     partial_id: int | None = None
     pending_prefix: PendingPrefix | None = None
+    overtaken: Sequence | None = None
 
     @property
     def num_full(self) -> int:
@@ -76,9 +77,9 @@ class PrefixCache:
             return sequence.block_hashes[: sequence.num_prompt_logprobs // self._shape.block_size]
         return sequence.block_hashes
 
-    def start_computing(self, sequence: Sequence, first: int) -> None:
-        """A sequence is about to compute its blocks from number `first` on, as far as its tokens are known."""
-        self._computing.add(sequence, first)
+    def start_computing(self, sequence: Sequence, hit: Hit) -> None:
+        """A sequence is about to compute its blocks after those of a hit, as far as its tokens are known."""
+        self._computing.add(sequence, hit.num_full, hit.overtaken)
 
     def stop_computing(self, sequence: Sequence, blocks: Iterable[int]) -> None:
         """A sequence has computed these of its blocks, or will not."""

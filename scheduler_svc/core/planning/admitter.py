@@ -104,7 +104,7 @@ class Admitter:
             return None
         hit = replica.kv.match(sequence)
         if hit.pending_prefix is not None and self._is_before(sequence, hit.pending_prefix.producer):
-            hit = replace(hit, pending_prefix=None)
+            hit = replace(hit, pending_prefix=None, overtaken=hit.pending_prefix.producer)
         num_needed = replica.kv.num_needed(sequence, hit)
         has_room = self._capacity.has_room(replica, sequence, num_needed)
         return PlacementOffer(replica, hit, has_room)

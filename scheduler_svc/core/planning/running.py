@@ -12,8 +12,8 @@ from scheduler_svc.core.policy.waiting import WaitingSequences
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.request import Phase, Sequence
 
-PATIENCE = 4.0
-"""Times as long as it takes alone after which a long prompt's first token is due."""
+FIRST_TOKEN_FACTOR = 4.0
+"""A long prompt's first token is due so many times as long after its admission as the prompt takes alone."""
 _LIMITED_PROMPTS = 0.05  # how much longer than a step of decodes one with limited prompts may take
 
 
@@ -95,15 +95,16 @@ class RunningPlanner:
             self._turns.charge(step.replica, sequence, num_tokens)
 
     def _share_due_to_long_prompts(self, replica: Replica) -> float:
-        """The share of a replica's time with which each new long prompt is computed when PATIENCE times as long has
-        passed since its arrival as it takes alone; 1 if that is not possible any more.
+        """The share of a replica's time with which the first tokens of all new long prompts come when they are due;
+        1 if one is late. Time in the queue does not count: the tenant's own load may be the reason.
         """
         share, seconds, costs = 0.0, 0.0, replica.costs
         for sequence in replica.running:
             if sequence.is_prefill and not sequence.num_output and is_long(sequence):
                 num_cached = sequence.num_cached_tokens
                 alone = costs.recompute_seconds(len(sequence.tokens) - num_cached, num_cached)
-                left = sequence.request.arrived_at + PATIENCE * alone - self._waiting.now
+                due = sequence.request.arrived_at + sequence.waited + FIRST_TOKEN_FACTOR * alone
+                left = due - self._waiting.now
                 seconds += costs.recompute_seconds(sequence.num_uncomputed, sequence.num_computed)
                 share = max(share, seconds / left if seconds < left else 1.0)
         return share

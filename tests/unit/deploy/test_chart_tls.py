@@ -67,13 +67,14 @@ def test_a_secret_that_is_set_to_null_is_none(monkeypatch: pytest.MonkeyPatch, t
     assert "https://" not in render_notes("cleared", tmp_path)
 
 
-def test_the_ports_of_gateways_have_the_protocols_that_they_serve() -> None:
-    def protocols(values: str) -> list[str | None]:
-        (service,) = [one for one in render(values) if one["kind"] == "Service" and component(one) == "gateway"]
-        return [port.get("appProtocol") for port in service["spec"]["ports"]]
+def test_ports_have_the_protocols_that_they_serve() -> None:
+    def protocols(values: str) -> dict[str, list[str | None]]:
+        services = [one for one in render(values) if one["kind"] == "Service"]
+        ports = {component(one): one["spec"]["ports"] for one in services}
+        return {name: [port.get("appProtocol") for port in ports[name]] for name in ("gateway", "scheduler", "worker")}
 
-    assert protocols("default") == ["http", "grpc"]
-    assert protocols("tls") == ["https", None]
+    assert protocols("default") == {"gateway": ["http", "grpc"], "scheduler": ["grpc"], "worker": ["grpc"]}
+    assert protocols("tls") == {"gateway": ["https", None], "scheduler": [None], "worker": [None]}
 
 
 @everywhere

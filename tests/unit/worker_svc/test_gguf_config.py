@@ -269,6 +269,7 @@ GEMMA = ["<pad>", "<eos>", "<end_of_turn>", *TOKENS[3:]]
 
 def _with_tokens(writer: GGUFWriter) -> None:
     writer.add_token_list(GEMMA)
+    writer.add_token_types([1] * len(GEMMA))  # ordinary ones, as in some files
     writer.add_eos_token_id(1)
 
 
@@ -324,6 +325,32 @@ def test_a_shard_is_refused_by_its_name(tmp_path: Path) -> None:
         GgufMetadata(path, GGUFReader(path))
 
 
+def test_a_file_that_was_merged_is_no_shard_whatever_its_name_is(tmp_path: Path) -> None:
+    merged = TinyGguf(more=lambda writer: writer.add_uint16("split.count", 0))
+    path = write_tiny_gguf(tmp_path / "tiny-00001-of-00002.gguf", merged)
+    GgufMetadata(path, GGUFReader(path))
+
+
+@pytest.mark.parametrize("has_windows", [False, True])
+def test_a_pattern_of_windows_may_be_the_same_for_all_layers(
+    has_windows: bool, config_of: Callable[[TinyGguf], Any]
+) -> None:
+    def pattern(writer: GGUFWriter) -> None:
+        writer.add_sliding_window(32)
+        writer.add_array("gemma3.attention.sliding_window_pattern", [has_windows] * 2)
+
+    kinds = config_of(TinyGguf("gemma3", more=pattern)).layer_types
+    assert kinds == ["sliding_attention" if has_windows else "full_attention"] * 2
+
+
+def test_a_file_that_had_an_encoder_of_images_is_read_without_its_tensors(config_of: Callable[[TinyGguf], Any]) -> None:
+    def left_over(writer: GGUFWriter) -> None:
+        writer.add_uint32("gemma3.mm.tokens_per_image", 256)
+        writer.add_uint32("gemma3.vision.block_count", 27)
+
+    assert config_of(TinyGguf("gemma3", more=left_over)).num_hidden_layers == 2
+
+
 def test_fields_that_change_nothing_are_not_refused(config_of: Callable[[TinyGguf], Any]) -> None:
     def harmless(writer: GGUFWriter) -> None:
         writer.add_tensor_data_layout("Meta AI original pth")
@@ -333,5 +360,7 @@ def test_fields_that_change_nothing_are_not_refused(config_of: Callable[[TinyGgu
         writer.add_rope_scaling_factor(4.0)
         writer.add_bool("llama.rope.scaling.finetuned", val=False)
         writer.add_pooling_type(gguf.PoolingType.LAST)
+        writer.add_expert_shared_feed_forward_length(0)
+        writer.add_expert_weights_scale(1.0)
 
     assert config_of(TinyGguf(more=harmless)).rope_parameters["rope_type"] == "default"

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from worker_svc.model.architecture import Architecture
-from worker_svc.model.describe_decoder import describe_decoder
+from worker_svc.model.describe_decoder import Windows, describe_decoder
 from worker_svc.model.describe_experts import ExpertForm, with_experts
 from worker_svc.model.description import DecoderLayer, ModelDescription
 
@@ -16,7 +16,7 @@ def _describe(config: Any) -> ModelDescription | None:
         config.num_experts, config.num_experts_per_tok, config.intermediate_size, config.norm_topk_prob
     )
     bias: bool = config.attention_bias
-    dense = describe_decoder(config, qkv_bias=bias, output_bias=bias, qk_norm=True)
+    dense = describe_decoder(config, windows=Windows.NONE, qkv_bias=bias, output_bias=bias, qk_norm=True)
     return dense and with_experts(replace(dense, layers=tuple(map(_layer, dense.layers))), experts)
 
 

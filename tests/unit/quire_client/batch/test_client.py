@@ -148,15 +148,11 @@ async def test_a_server_that_stays_away_ends_the_batch_after_a_time(api: Scripte
     assert whys
 
 
-async def test_connections_that_break_are_no_connections(api: ScriptedApi) -> None:
+async def test_connections_that_break_do_not_end_the_batch_of_a_server_that_answers(api: ScriptedApi) -> None:
     api.script = [BREAK] * 20
-    async with serving(api, server_timeout=60) as (client, whys):
+    async with serving(api, server_timeout=0.05) as (client, whys):
         assert (await client.send(request(), NAME)).status == 200
-        assert set(whys) == {f"the connection to {api.url} broke"}
-        api.script = [BREAK] * 10_000
-    async with serving(api, server_timeout=0.05) as (client, _):
-        with pytest.raises(BatchError, match=r"no HTTP response from .* for 0\.05 s"):
-            await client.send(request(), NAME)
+    assert set(whys) == {f"the connection to {api.url} broke"}
 
 
 @pytest.mark.parametrize(
@@ -178,12 +174,11 @@ async def test_a_port_that_is_not_http_ends_the_batch(greeting: bytes, why: str)
     assert why in whys[0]
 
 
-async def test_calls_that_take_long_do_not_end_the_batch_of_a_server_that_has_answered(api: ScriptedApi) -> None:
-    async with serving(api, timeout=0.5, server_timeout=2) as (client, whys):
-        assert (await client.send(request(), NAME)).status == 200
+async def test_calls_that_take_long_do_not_end_the_batch_of_a_server_that_answers(api: ScriptedApi) -> None:
+    async with serving(api, timeout=0.2, server_timeout=0.5) as (client, whys):
         api.going.clear()
         sending = asyncio.create_task(client.send(request(), NAME))
-        await reached(whys, f"no answer from {api.url} within the timeout", 6)  # 3 s
+        await reached(whys, f"no answer from {api.url} within the timeout", 6)  # 1.2 s
         api.going.set()
         assert (await sending).status == 200
 

@@ -152,7 +152,7 @@ def test_the_choice_of_tools(choice: Any, expected: ToolChoice) -> None:
         ({"thinking": {"type": "adaptive"}}, "medium"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1_024}}, "low"),
         ({"thinking": {"type": "enabled", "budget_tokens": 2_048}}, "medium"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 4_000}}, "high"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 10_000}}, "high"),
         ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "max"}}, "xhigh"),
     ],
 )

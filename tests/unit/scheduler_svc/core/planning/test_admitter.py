@@ -56,6 +56,20 @@ def test_a_prefix_is_not_waited_for_where_a_lower_class_computes_it(priority: in
     bench.run()
 
 
+def test_of_several_in_a_higher_class_one_computes_the_prefix_and_the_others_wait_for_it() -> None:
+    bench = CoreBench(policy="fair", max_step_tokens=100)
+    tokens = prompt(48 * BLOCK)
+    bench.submit("batch", tokens, 4, tenant="x")
+    bench.step()
+    chats = [bench.submit(f"chat {n}", [*tokens, n], 4, tenant="x", priority=1)[0] for n in range(3)]
+    bench.step()
+    bench.plan()  # has tokens left for the others
+    assert [chat.phase for chat in chats] == [Phase.RUNNING, Phase.WAITING_FOR_PREFIX, Phase.WAITING_FOR_PREFIX]
+    assert {bench.scheduler.waiting.prefix_waiters.producer_of(chat) for chat in chats[1:]} == {chats[0]}
+    bench.commit()
+    bench.run()
+
+
 def test_a_request_waits_no_more_when_its_last_queued_sequence_has_ended() -> None:
     bench = CoreBench(policy="fair")
     limits = AccountLimits("account", max_queued=1)

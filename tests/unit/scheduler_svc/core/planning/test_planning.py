@@ -7,7 +7,7 @@ import pytest
 
 from core_bench import BLOCK, CoreBench, keys, prompt, tokens_of
 from scheduler_svc.core.limits import SchedulerLimits
-from scheduler_svc.core.planning.running import PATIENCE
+from scheduler_svc.core.planning.running import FIRST_TOKEN_FACTOR
 from scheduler_svc.core.planning.step_builder import LONG_PROMPT
 from scheduler_svc.core.policy.preemption import PreemptionMode
 from scheduler_svc.core.request import Phase, Sequence
@@ -83,7 +83,7 @@ def test_several_long_prompts_share_what_brings_their_tokens_in_time() -> None:
             bench.submit(f"long {place}", prompt(3000, 100_000 * (place + 1)), 4)
         bench.step()  # they are admitted
         steps.append(timed_step(bench))
-        factor = max(SchedulerLimits().gap_factor, 1 / (1 - count / PATIENCE))
+        factor = max(SchedulerLimits().gap_factor, 1 / (1 - count / FIRST_TOKEN_FACTOR))
         assert seconds_of(steps[-1]) <= TOLERANCE * factor * usual
     one, two, three = (step.num_tokens for step in steps)
     assert 1.5 * one < two < three / 1.5
@@ -95,6 +95,13 @@ def test_a_long_prompt_that_is_late_is_not_limited() -> None:
     assert bench.step().num_tokens < 100
     bench.now += 20.0
     assert bench.step().num_tokens == 512
+
+
+def test_a_long_prompt_that_waited_in_the_queue_is_not_late() -> None:
+    bench = with_decodes(8, max_step_tokens=512)
+    bench.submit("long", prompt(3000, 100_000), 4)
+    bench.now += 20.0
+    assert max(step.num_tokens for step in bench.steps(3)) < 100
 
 
 # More tokens than usual beside decodes that take long.
