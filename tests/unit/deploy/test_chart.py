@@ -71,7 +71,6 @@ def test_every_object_is_valid(values: str, version: str) -> None:
         {"model": {"overrideGenerationConfig": {"top_k": 3}}, "models": [{"name": "org/model"}]},
         {"models": [{"name": "org/model"}, {"name": "org/model", "revision": "v2"}]},
         {"models": [{"servedModelName": ["a", "b"]}, {"servedModelName": ["c", "b"]}]},
-        {"models": [{"servedModelName": ["a.b"]}, {"servedModelName": ["a-b"]}]},
         {"models": [{"volume": {"existingClaim": "models"}}]},
         {"models": [{"workers": -1}]},
         {"prepare": {"env": [{"value": "http://proxy:3128"}]}},
