@@ -211,7 +211,7 @@ _REFUSED: dict[str, str] = {
     "prefixes are known by SHA-256 and verified token by token": (
         "--prefix-caching-hash-algo --prefix-cache-retention-interval --prefix-match-unit"
     ),
-    "QUIRE_GAP_FACTOR bounds how much a long prompt slows running streams (docs/policies.md)": (
+    "QUIRE_GAP_FACTOR bounds how much a long prompt slows running streams, unless it is late (docs/policies.md)": (
         "--long-prefill-token-threshold --long-prefill-token-threshold-adaptive --prefill-schedule-interval "
         "--max-num-scheduled-tokens --max-num-active-seqs --scheduler-reserve-full-isl"
     ),
