@@ -7,7 +7,6 @@ from typing import Any, NoReturn
 
 from gateway_svc.chat_template import ChatTemplate, TemplateChat
 from gateway_svc.chats import (
-    MAX_CALLS,
     MAX_TOOLS,
     ChatMessage,
     ChatPrompt,
@@ -17,6 +16,8 @@ from gateway_svc.chats import (
     ToolCall,
     ToolChoice,
     ToolMode,
+    check_num_calls,
+    check_num_tools,
 )
 from gateway_svc.constraint_checks import check_length
 from gateway_svc.field_checker import FieldChecker
@@ -109,8 +110,7 @@ class ChatValidator:
             return fields
         if message.role != "assistant":
             raise _invalid(message.place("tool_calls"), "needs the role assistant")
-        if len(message.tool_calls) > MAX_CALLS:
-            raise _invalid(message.place("tool_calls"), f"must hold at most {MAX_CALLS} calls")
+        check_num_calls(len(message.tool_calls), message.place("tool_calls"))
         if form is None:
             raise _unsupported(message.place("tool_calls"), "this model has no format of calls")
         return form.message(fields, [_call(call, check) for call in message.tool_calls])
@@ -123,8 +123,7 @@ class ChatValidator:
             if choice.mode in (ToolMode.REQUIRED, ToolMode.NAMED) or choice.allowed:
                 raise check.invalid(Field.TOOL_CHOICE, "needs tools")
             return []
-        if len(tools) > MAX_TOOLS:
-            raise check.invalid(Field.TOOLS, f"must hold at most {MAX_TOOLS} tools")
+        check_num_tools(len(tools), check.field_path(Field.TOOLS))
         if sum(tool.length for tool in tools) > MAX_TOOLS_LENGTH:
             raise check.invalid(Field.TOOLS, f"must have at most {MAX_TOOLS_LENGTH} characters")
         checked = [_tool(tool, check) for tool in tools]

@@ -179,8 +179,7 @@ class ChatPrompt:
         contract does not have, and for more tools or calls than a chat may have: in the contract one of them takes two
         bytes."""
         reject_unknown_fields(chat, path)
-        if len(chat.tools) > MAX_TOOLS:
-            raise QuireError(Reason.INVALID_FIELD, f"must hold at most {MAX_TOOLS} tools", field=f"{path}.tools")
+        check_num_tools(len(chat.tools), f"{path}.tools")
         return cls(
             messages=[_message(one, f"{path}.messages[{index}]") for index, one in enumerate(chat.messages)],
             tools=tuple(_tool(one, f"{path}.tools[{index}]") for index, one in enumerate(chat.tools)),
@@ -193,18 +192,27 @@ class ChatPrompt:
         )
 
 
-def num_items(chat: inference_pb2.Chat) -> int:
-    """How many messages, calls and tools a chat has; where it has more than FEW_ITEMS without its calls, these are not
-    counted."""
+def is_long(chat: inference_pb2.Chat) -> bool:
+    """Whether a chat has more messages, calls and tools than FEW_ITEMS. Calls are counted where the rest are few."""
     count = len(chat.messages) + len(chat.tools) + len(chat.allowed_tools.names)
-    return count if count > FEW_ITEMS else count + sum(len(message.tool_calls) for message in chat.messages)
+    return count > FEW_ITEMS or count + sum(len(message.tool_calls) for message in chat.messages) > FEW_ITEMS
+
+
+def check_num_tools(count: int, where: str) -> None:
+    """Rejects more tools, which are at `where`, than a chat may have. Raises QuireError."""
+    if count > MAX_TOOLS:
+        raise QuireError(Reason.INVALID_FIELD, f"must hold at most {MAX_TOOLS} tools", field=where)
+
+
+def check_num_calls(count: int, where: str) -> None:
+    """Rejects more calls, which are at `where`, than a message may have. Raises QuireError."""
+    if count > MAX_CALLS:
+        raise QuireError(Reason.INVALID_FIELD, f"must hold at most {MAX_CALLS} calls", field=where)
 
 
 def _message(message: inference_pb2.ChatMessage, path: str) -> ChatMessage:
     reject_unknown_fields(message, path)
-    if len(message.tool_calls) > MAX_CALLS:
-        where = f"{path}.tool_calls"
-        raise QuireError(Reason.INVALID_FIELD, f"must hold at most {MAX_CALLS} calls", field=where)
+    check_num_calls(len(message.tool_calls), f"{path}.tool_calls")
     return ChatMessage(
         role=message.role,
         content=message.content or (None if message.tool_calls else ""),

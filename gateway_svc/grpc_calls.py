@@ -14,7 +14,7 @@ from opentelemetry import context as otel
 
 from gateway_svc.auth import CREDENTIAL_HEADERS, Authenticator
 from gateway_svc.call_limits import CallLimits
-from gateway_svc.chats import FEW_ITEMS, num_items
+from gateway_svc.chats import is_long
 from gateway_svc.common_fields import is_request_id
 from gateway_svc.field_paths import FieldPath
 from gateway_svc.grpc_admission import current_call, message_bytes
@@ -69,7 +69,7 @@ class GrpcCalls:
 
     async def convert(self, tenant: Tenant, chat: inference_pb2.Chat, work: Callable[[], T]) -> T:
         """Converts a message with a chat; in a thread if the chat is long. Raises as `work` does."""
-        return work() if num_items(chat) <= FEW_ITEMS else await self._threads.run(tenant.name, work)
+        return await self._threads.run(tenant.name, work) if is_long(chat) else work()
 
     async def render(self, call: Call, num_logprobs: int, work: Callable[[], T], *, num_chunks: int = 0) -> T:
         """Renders a part of an answer with so many log-probabilities, or merges so many chunks; in a thread if these

@@ -127,8 +127,7 @@ class HttpTransport:
         if self._failing_since is None:
             self._failing_since = now
         elif now - self._failing_since > self._server_timeout:
-            if is_connected and await self._answers_at_all():
-                self._failing_since = None
-                return NoResponse(why, is_timeout)
-            raise BatchError(f"{what} for {self._server_timeout:g} s; start the same command again to go on")
+            if not (is_connected and await self._answers_at_all()):
+                raise BatchError(f"{what} for {self._server_timeout:g} s; start the same command again to go on")
+            self._failing_since = None
         return NoResponse(why, is_timeout)

@@ -51,16 +51,17 @@ class MessageBuilder:
             self._has_begun = True
             message = self._message([]) | _end(None)
             events.append(named_event("message_start", {"type": "message_start", "message": message}))
-        more = [call for call in chunk.tool_calls if self._open == (_Kind.TOOL_USE, call.index)]
-        for call in more:  # of the open call comes before anything else, which would end its block
+        open_block = self._open
+        of_open = [call for call in chunk.tool_calls if (_Kind.TOOL_USE, call.index) == open_block]
+        others = [call for call in chunk.tool_calls if (_Kind.TOOL_USE, call.index) != open_block]
+        for call in of_open:  # before anything else, which would end its block
             events += self._call(call)
         if chunk.reasoning:
             events += self._thinking(chunk.reasoning)
         if chunk.text:
             events += self._text(chunk.text)
-        for call in chunk.tool_calls:
-            if call not in more:
-                events += self._call(call)
+        for call in others:
+            events += self._call(call)
         self._finish = chunk.finish or self._finish
         return b"".join(events)
 

@@ -103,15 +103,13 @@ class Admitter:
         if self._capacity.num_missing_slots(replica, sequence) > 0 or not replica.shape.computes(sequence.request):
             return None
         hit = replica.kv.match(sequence)
-        if hit.pending_prefix is not None and self._is_before(sequence, hit.pending_prefix.producer):
-            hit = replace(hit, pending_prefix=None, overtaken=hit.pending_prefix.producer)
+        if hit.pending_prefix is not None:
+            producer = hit.pending_prefix.producer
+            if self._waiting.policy.outranks(sequence, producer, self._waiting.now):  # it has the later turns
+                hit = replace(hit, pending_prefix=None, overtaken=producer)
         num_needed = replica.kv.num_needed(sequence, hit)
         has_room = self._capacity.has_room(replica, sequence, num_needed)
         return PlacementOffer(replica, hit, has_room)
-
-    def _is_before(self, sequence: Sequence, producer: Sequence) -> bool:
-        """Whether it would compute a shared prefix itself before its producer, whose class has the later turns."""
-        return self._waiting.policy.outranks(sequence, producer, self._waiting.now)
 
     def _pays(self, offer: PlacementOffer, sequence: Sequence) -> bool:
         """Pays for the prompt, unless that is done; False if its account has too few tokens, now that it is known what
