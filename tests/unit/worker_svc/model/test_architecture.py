@@ -30,10 +30,12 @@ Publish = Callable[[str, str, str], None]
 
 # Another package's architecture: a Llama by another name.
 _THEIRS = """
+from functools import partial
+
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from worker_svc.model.architecture import Architecture
-from worker_svc.model.describe_decoder import describe_decoder
+from worker_svc.model.describe_decoder import Windows, describe_decoder
 
 
 class TheirConfig(LlamaConfig):
@@ -46,7 +48,7 @@ class TheirForCausalLM(LlamaForCausalLM):
 
 AutoConfig.register("theirs", TheirConfig, exist_ok=True)
 AutoModelForCausalLM.register(TheirConfig, TheirForCausalLM, exist_ok=True)
-ARCHITECTURE = Architecture(__file__, "TheirForCausalLM", describe_decoder)
+ARCHITECTURE = Architecture(__file__, "TheirForCausalLM", partial(describe_decoder, windows=Windows.NONE))
 """
 
 
