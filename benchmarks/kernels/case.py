@@ -1,6 +1,7 @@
 """One case: an op on given tensors, its bound and its peers, and their measurement."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -30,7 +31,9 @@ class KernelCase:
     """`amount` is the bytes that the op must move (MEMORY, LINK), or its operations (MATRIX).
 
     Each of `peers` does the same on the same values; where both return tensors, the results are compared. Those "with
-    gather" include copying the pages into one piece.
+    gather" include copying the pages into one piece. With `leaves_torch_one_thread`, the op is measured as workers run
+    it that compute with the compiled kernels: torch's other threads, after each of its own ops, wait for the next one
+    on a processor for milliseconds.
     """
 
     op: str
@@ -40,6 +43,7 @@ class KernelCase:
     ours: Run
     peers: Mapping[str, Run] = field(default_factory=dict)
     asked: SpeedTarget = SpeedTarget.NOTHING
+    leaves_torch_one_thread: bool = False
 
     def measure(self, device: torch.device, rates: DeviceRates) -> dict[str, Any]:
         """Times of the op and its peers, or the error where one cannot run."""
@@ -50,7 +54,8 @@ class KernelCase:
             "asked": self.asked.value,
         }
         with torch.inference_mode():
-            result |= self._time(self.ours, device)
+            with _threads_of_torch(1 if self.leaves_torch_one_thread else torch.get_num_threads()):
+                result |= self._time(self.ours, device)
             if "ms" in result:
                 rate = self.amount / result["ms"] / (1e9 if self.bound is Bound.MATRIX else 1e6)
                 best = rates.of(self.bound)
@@ -81,6 +86,16 @@ class KernelCase:
             return None
         difference = (ours.double() - theirs.double()).norm() / theirs.double().norm().clamp_min(1e-30)
         return float(difference)
+
+
+@contextmanager
+def _threads_of_torch(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def best_peer(result: Mapping[str, Any]) -> tuple[str, float] | None:

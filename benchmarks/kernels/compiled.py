@@ -28,6 +28,8 @@ _TARGETS_OF_MANY_ROWS = {
     MatrixFormat.W8A8: SpeedTarget.INTEGER_PRODUCT,
     MatrixFormat.W4A8: SpeedTarget.INTEGER_PRODUCT,
 }
+# As workers that use these ops run them.
+_compiled_case = partial(KernelCase, leaves_torch_one_thread=True)
 _FORMATS = {
     MatrixFormat.PLAIN: "bfloat16",
     MatrixFormat.INT8: "int8",
@@ -51,8 +53,8 @@ def attention(
     shape += f"{context_len} tokens{BY_AMX if by_amx else ''}"
     peers = attention_peers(batch, device)
     if num_queries == 1:
-        return KernelCase("compiled attend", shape, Bound.MEMORY, batch.kv_bytes, run, peers)
-    return KernelCase("compiled attend", shape, Bound.MATRIX, batch.operations, run, peers)
+        return _compiled_case("compiled attend", shape, Bound.MEMORY, batch.kv_bytes, run, peers)
+    return _compiled_case("compiled attend", shape, Bound.MATRIX, batch.operations, run, peers)
 
 
 def store(device: torch.device, heads: Heads, num_tokens: int) -> KernelCase:
@@ -62,7 +64,7 @@ def store(device: torch.device, heads: Heads, num_tokens: int) -> KernelCase:
     keys, values = (tensor.transpose(1, 2).flatten(0, 1).contiguous() for tensor in batch.gather())
     shape = f"{heads.num_kv_heads} heads of {heads.head_dim}, {num_tokens} tokens"
     run = partial(store_tokens, _thread_pool(), keys, values, layer, slots)
-    return KernelCase("compiled store", shape, Bound.MEMORY, 4 * keys.nbytes, run)
+    return _compiled_case("compiled store", shape, Bound.MEMORY, 4 * keys.nbytes, run)
 
 
 def computes_by_amx() -> bool:
@@ -93,11 +95,11 @@ def product(
     shape = f"{num_rows} × {inputs} to {outputs}, {_FORMATS[matrix_format]}{BY_AMX if by_amx else ''}"
     if num_rows <= _FEW_ROWS:
         amount = matrix.panels.nbytes
-        return KernelCase("compiled linear", shape, Bound.MEMORY, amount, run, peers)
+        return _compiled_case("compiled linear", shape, Bound.MEMORY, amount, run, peers)
     asked = SpeedTarget.NOTHING
     if num_rows == _MANY_ROWS:
         asked = _TARGETS_OF_MANY_ROWS.get(matrix_format, SpeedTarget.NOTHING)
-    return KernelCase("compiled linear", shape, Bound.MATRIX, 2 * num_rows * outputs * inputs, run, peers, asked)
+    return _compiled_case("compiled linear", shape, Bound.MATRIX, 2 * num_rows * outputs * inputs, run, peers, asked)
 
 
 def greedy(device: torch.device, num_rows: int, vocab_size: int) -> KernelCase:
@@ -105,7 +107,7 @@ def greedy(device: torch.device, num_rows: int, vocab_size: int) -> KernelCase:
     logits = torch.randn(num_rows, vocab_size, device=device)
     run = partial(argmax, _thread_pool(), logits)
     peers: dict[str, Run] = {"torch": lambda: logits.argmax(-1)}
-    return KernelCase("compiled argmax", f"{num_rows} × {vocab_size}", Bound.MEMORY, logits.nbytes, run, peers)
+    return _compiled_case("compiled argmax", f"{num_rows} × {vocab_size}", Bound.MEMORY, logits.nbytes, run, peers)
 
 
 @cache

@@ -44,6 +44,19 @@ def test_peers_are_compared_by_value() -> None:
     assert result["peers"]["shape"]["relative_error"] is None
 
 
+def test_torch_keeps_its_threads_for_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = [3]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[-1])
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+
+    def count() -> object:
+        return torch.tensor([float(threads[-1])])
+
+    case = KernelCase("op", "", Bound.MEMORY, 1, count, {"peer": count}, leaves_torch_one_thread=True)
+    result = case.measure(CPU, RATES)
+    assert (result["ms"], result["peers"]["peer"]["ms"]) == (1.0, 3.0)
+
+
 def test_an_op_that_cannot_run_has_an_error() -> None:
     result = KernelCase("op", "", Bound.MEMORY, 1, lambda: torch.tensor([1.0]), {"peer": fails}).measure(CPU, RATES)
     assert result["peers"]["peer"] == {"error": "RuntimeError: no such kernel"}
