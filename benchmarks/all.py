@@ -16,22 +16,23 @@ from collections.abc import Iterator
 
 from benchmarks.docs import PAGES, Section
 from benchmarks.docs import main as write_pages
+from benchmarks.processor import Processor
 from benchmarks.record import ROOT, code_hash, read_result
 from benchmarks.runner import log
-from worker_svc.host import expands_bfloat16
 
 _VLLM = "VLLM_VENV=ENVIRONMENT"
-_ON_A_GPU, _WITH_AVX2_ALONE = "gpu", "offline avx2"
+_ON_A_GPU = "gpu"
 
 
 def outdated(code: str) -> Iterator[Section]:
     """The sections whose results are of other code than this, in the order of the pages, and that this processor can
     measure.
     """
-    left_out = {_ON_A_GPU} if expands_bfloat16() else {_ON_A_GPU, _WITH_AVX2_ALONE}
+    measurable = (None, Processor.this())
     for page in PAGES:
         for section in page.sections:
-            if section.name not in left_out and (read_result(section.result) or {}).get("code") != code:
+            is_older = (read_result(section.result) or {}).get("code") != code
+            if is_older and section.name != _ON_A_GPU and section.processor in measurable:
                 yield section
 
 

@@ -31,6 +31,7 @@ from benchmarks.loading import loading_section
 from benchmarks.offline.report import gguf_offline_section, offline_section
 from benchmarks.plot import Chart, draw
 from benchmarks.pressure.report import pressure_section
+from benchmarks.processor import Processor
 from benchmarks.quality import quality_section
 from benchmarks.record import RESULTS, ROOT, read_result
 from benchmarks.recovery.report import recovery_section
@@ -51,6 +52,8 @@ class Section:
     result: Path
     command: str
     render: Callable[[dict[str, Any]], str]
+    processor: Processor | None = None
+    """The kind of which the figures are; None: any."""
 
     def text(self, page: Path) -> str:
         """For the page at this path."""
@@ -121,10 +124,18 @@ PERFORMANCE = (
     ),
     Section("offline", RESULTS / "offline.json", "VLLM_VENV=ENVIRONMENT make bench-offline", offline_section),
     Section(
+        "offline avx512",
+        RESULTS / "offline_avx512.json",
+        "VLLM_VENV=ENVIRONMENT make bench-offline OUTPUT=offline_avx512.json",
+        offline_section,
+        Processor.AVX512,
+    ),
+    Section(
         "offline avx2",
         RESULTS / "offline_avx2.json",
-        "VLLM_VENV=ENVIRONMENT make bench-offline-avx2",
+        "VLLM_VENV=ENVIRONMENT make bench-offline OUTPUT=offline_avx2.json REQUESTS=96",
         offline_section,
+        Processor.AVX2,
     ),
     Section("offline gguf", RESULTS / "offline_gguf.json", "make bench-openvino", gguf_offline_section),
     Section(
@@ -133,10 +144,24 @@ PERFORMANCE = (
         "VLLM_VENV=ENVIRONMENT make bench-architectures",
         architectures_section,
     ),
+    Section(
+        "architectures avx512",
+        RESULTS / "architectures_avx512.json",
+        "VLLM_VENV=ENVIRONMENT make bench-architectures OUTPUT=architectures_avx512.json",
+        architectures_section,
+        Processor.AVX512,
+    ),
     Section("steps", RESULTS / "steps.json", "make bench-steps", steps_section),
     Section("security", RESULTS / "security.json", "make bench-security", security_section),
     Section("pressure", RESULTS / "pressure.json", "make bench-pressure", pressure_section),
     Section("kernels", RESULTS / "kernels_cpu.json", "make bench-kernels", kernels_section),
+    Section(
+        "kernels avx512",
+        RESULTS / "kernels_avx512.json",
+        "make bench-kernels OUTPUT=kernels_avx512.json",
+        kernels_section,
+        Processor.AVX512,
+    ),
     Section("formats", RESULTS / "formats.json", "make bench-formats", formats_section),
     Section("quality", RESULTS / "quality.json", "make bench-quality", quality_section),
     Section("loading", RESULTS / "loading.json", "make bench-loading", loading_section),

@@ -18,18 +18,19 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 def has_bfloat16(cpuinfo: Path = _CPUINFO) -> bool:
     """Whether the CPU has bfloat16 multiplication."""
-    return bool({"avx512_bf16", "amx_bf16", "bf16"} & _cpu_flags(cpuinfo))
+    return bool({"avx512_bf16", "amx_bf16", "bf16"} & cpu_flags(cpuinfo))
 
 
 def expands_bfloat16(cpuinfo: Path = _CPUINFO) -> bool:
     """Whether the compiled kernels multiply bfloat16 as fast as float32, as floats: with AVX2, where there is no
     AVX-512.
     """
-    flags = _cpu_flags(cpuinfo)
+    flags = cpu_flags(cpuinfo)
     return {"avx2", "fma"} <= flags and "avx512f" not in flags
 
 
-def _cpu_flags(cpuinfo: Path) -> set[str]:
+def cpu_flags(cpuinfo: Path = _CPUINFO) -> set[str]:
+    """The features that Linux names of the CPU; none elsewhere."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:

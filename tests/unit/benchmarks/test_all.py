@@ -1,13 +1,15 @@
 """`make bench-all` measures what is older than the code, and nothing else."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import benchmarks.all as bench_all
-from benchmarks import record
+from benchmarks import processor, record
 from benchmarks.docs import Page, Section
+from benchmarks.processor import Processor
 
 
 def section(folder: Path, name: str, command: str = "make bench-a") -> Section:
@@ -23,12 +25,23 @@ def test_only_results_of_other_code_are_outdated(tmp_path: Path, monkeypatch: py
     assert [one.name for one in bench_all.outdated("this")] == ["older", "absent"]
 
 
-@pytest.mark.parametrize("is_such", [True, False])
-def test_what_only_some_processors_measure(is_such: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sections = tuple(section(tmp_path, name) for name in ("any", "offline avx2"))
-    monkeypatch.setattr(bench_all, "PAGES", (Page(tmp_path, sections, ()),))
-    monkeypatch.setattr(bench_all, "expands_bfloat16", lambda: is_such)
-    assert len(list(bench_all.outdated("this"))) == 1 + is_such
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"avx512f", "avx512_bf16", "amx_bf16"}, Processor.AMX),
+        ({"avx2", "fma", "avx512f", "avx512_bf16"}, Processor.AVX512),
+        ({"avx2", "fma", "avx512f"}, Processor.OTHER),
+        ({"avx2", "fma"}, Processor.AVX2),
+        (set(), Processor.OTHER),
+    ],
+)
+def test_figures_of_another_kind_of_processor_are_left(
+    flags: set[str], expected: Processor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sections = [replace(section(tmp_path, kind.name), processor=kind) for kind in Processor]
+    monkeypatch.setattr(bench_all, "PAGES", (Page(tmp_path, (section(tmp_path, "any"), *sections), ()),))
+    monkeypatch.setattr(processor, "cpu_flags", lambda: flags)
+    assert [one.name for one in bench_all.outdated("this")] == ["any", expected.name]
 
 
 @pytest.mark.parametrize(
