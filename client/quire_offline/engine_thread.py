@@ -1,5 +1,6 @@
 """An engine, and the thread of its event loop: what the blocking and the asynchronous class share."""
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Mapping
@@ -32,13 +33,18 @@ class EngineThread:
             if isinstance(error, BadSetting | InvalidModelFiles | ModelNotFound | StartupFailed):
                 raise LoadError(settings.in_arguments(str(error))) from error
             raise
-        self._thread, self._engine = thread, engine
+        self._thread, self._engine, self._process = thread, engine, os.getpid()
         # Also run at the end of the process, while its threads still can end in order.
-        self._finalizer = weakref.finalize(self, _drop, thread, engine, threading.current_thread())
+        self._finalizer = weakref.finalize(self, _drop, thread, engine, threading.current_thread(), self._process)
 
     @property
     def engine(self) -> OfflineEngine:
-        """The engine, for work on its loop. Raises RuntimeError where it is closed."""
+        """The engine, for work on its loop. Raises RuntimeError where it is closed, and in a fork of its process."""
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"the model was loaded in process {self._process}, and this is a fork of it, without its threads: "
+                "load the model in this process, or begin the process with spawn"
+            )
         if not self._finalizer.alive:
             raise RuntimeError("the model is closed")
         return self._engine
@@ -57,7 +63,7 @@ class EngineThread:
 
     def close(self) -> None:
         """Ends all threads, and frees the model. May be called again."""
-        if self._finalizer.detach() is None:
+        if self._finalizer.detach() is None or os.getpid() != self._process:
             return
         if self._thread.is_current:  # by __del__ of a user's object
             _close_elsewhere(self._thread, self._engine)
@@ -65,11 +71,14 @@ class EngineThread:
             _close(self._thread, self._engine)
 
 
-def _drop(thread: LoopThread, engine: OfflineEngine, creator: threading.Thread) -> None:
-    """Closes a model that nothing refers to. The memory is free at once where that does not need to wait.
+def _drop(thread: LoopThread, engine: OfflineEngine, creator: threading.Thread, process: int) -> None:
+    """Closes a model that nothing refers to. The memory is free at once where that does not need to wait. A fork has no
+    threads to close.
 
     The garbage collector may call this on any thread, also on one of the engine's, which would wait for itself.
     """
+    if os.getpid() != process:
+        return
     if threading.current_thread() in (creator, threading.main_thread()):
         _close(thread, engine)
     else:

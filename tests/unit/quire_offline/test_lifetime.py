@@ -28,6 +28,22 @@ from quire import LLM, SamplingParams
 llm = LLM(sys.argv[1], dtype="float32", num_threads=1, num_blocks=64, swap_space=0)
 print(len(llm.generate("hello", SamplingParams(max_tokens=3, ignore_eos=True))[0].outputs[0].token_ids))
 """
+FORKING_PROGRAM = """
+import os, sys
+from quire import LLM
+llm = LLM(sys.argv[1], dtype="float32", num_threads=1, num_blocks=64, swap_space=0)
+child = os.fork()
+if child == 0:
+    try:
+        llm.generate("hello")
+    except RuntimeError as error:
+        print(error)
+    if sys.argv[2] == "closes":
+        llm.close()
+    sys.exit()
+assert os.waitpid(child, 0) == (child, 0)
+print(len(llm.generate("hello")), os.getpid())
+"""
 
 
 def threads() -> set[threading.Thread]:
@@ -169,17 +185,31 @@ def test_a_model_that_cannot_be_loaded_leaves_no_thread(tmp_path: Path) -> None:
     assert threads() <= before
 
 
-def test_a_program_ends_without_closing_its_model(model: Path) -> None:
+def run_program(source: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs a program of a user in a process of its own. Python 3.12 warns of each fork."""
     path = os.pathsep.join(str(ROOT / folder) for folder in ("", "protos", "kernels", "client"))
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(model)],
+    return subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", source, *arguments],
         capture_output=True,
         text=True,
         check=False,
         timeout=300,
         env=os.environ | {"PYTHONPATH": path},
     )
+
+
+def test_a_program_ends_without_closing_its_model(model: Path) -> None:
+    done = run_program(PROGRAM, str(model))
     assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
+
+
+@pytest.mark.parametrize("end", ["closes", "exits"])
+def test_a_fork_is_told_to_load_the_model_itself(end: str, model: Path) -> None:
+    done = run_program(FORKING_PROGRAM, str(model), end)
+    refusal, answer = done.stdout.splitlines()
+    number, pid = answer.split()
+    assert (done.returncode, done.stderr, number) == (0, "", "1")
+    assert refusal.startswith(f"the model was loaded in process {pid}, and this is a fork of it")
 
 
 def test_an_encoder_that_is_closed_is_freed_at_once(tmp_path: Path) -> None:
