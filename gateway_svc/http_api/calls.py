@@ -165,10 +165,12 @@ class HttpCalls:
         result, exchange.ignored_fields = read() if is_small else await self._threads.run(call.tenant.name, read)
         return result
 
-    async def convert(self, exchange: HttpExchange, call: Call, work: Callable[[], T], *, num_items: int) -> T:
-        """Converts a body that was read, of `num_items` items with those that it continues; in a thread if that is
-        much. Raises as `work` does."""
-        is_small = exchange.num_body_bytes <= _SMALL_BODY_BYTES and num_items <= _FEW_ITEMS
+    async def convert(
+        self, exchange: HttpExchange, call: Call, work: Callable[[], T], *, num_items: int, num_stored_bytes: int
+    ) -> T:
+        """Converts a body that was read, of `num_items` items with those that it continues, which are of so many bytes;
+        in a thread if that is much. Raises as `work` does."""
+        is_small = exchange.num_body_bytes + num_stored_bytes <= _SMALL_BODY_BYTES and num_items <= _FEW_ITEMS
         return work() if is_small else await self._threads.run(call.tenant.name, work)
 
     def runner(self, call: Call, num_prompt_logprobs: int) -> Runner:

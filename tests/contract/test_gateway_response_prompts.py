@@ -128,9 +128,18 @@ async def test_a_prompt_beyond_the_context_is_counted_and_what_is_left_of_it(
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/input_tokens"])
+@pytest.mark.parametrize("length", ["many items", "a long stored item"])
 async def test_a_long_conversation_is_converted_once_in_a_thread(
-    quire: Harness, monkeypatch: pytest.MonkeyPatch, path: str
+    quire: Harness, monkeypatch: pytest.MonkeyPatch, path: str, length: str
 ) -> None:
+    conversation: dict[str, Any] = {"input": [{"role": "user", "content": "a" * 20} for _ in range(200)]}
+    if length == "a long stored item":
+        quire.scheduler.script = answer_with(encoded(HELLO), stop_token_id=EOS)
+        items = [{"role": "user", "content": "a" * 40_000}, {"role": "user", "content": "Hi"}]
+        first = await quire.http.post("/v1/responses", json={"input": items, "truncation": "auto"})
+        submit = quire.scheduler.all("submit")[-1]
+        quire.scheduler.records[submit.key] = record(submit, HELLO)
+        conversation = {"input": "And?", "previous_response_id": first.json()["id"]}
     threads: dict[str, list[threading.Thread]] = {"input_items": [], "chat_messages": [], "_tool_choice": []}
 
     def record_threads(name: str) -> None:
@@ -145,9 +154,8 @@ async def test_a_long_conversation_is_converted_once_in_a_thread(
     for name in threads:
         record_threads(name)
     quire.scheduler.script = answer_with(encoded(HELLO), stop_token_id=EOS)
-    items = [{"role": "user", "content": "a" * 20} for _ in range(200)]
-    body = {"input": items, "truncation": "auto", **({"max_output_tokens": 20} if path == "/v1/responses" else {})}
-    response = await quire.http.post(path, json=body)
+    limit = {"max_output_tokens": 20} if path == "/v1/responses" else {}
+    response = await quire.http.post(path, json=conversation | {"truncation": "auto"} | limit)
     assert response.status_code == 200
     for used in threads.values():
         (thread,) = used  # although several truncations of it are tried

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from gateway_svc.http_api.calls import HttpCalls
@@ -25,6 +26,14 @@ _SMALL_ATTACHMENT = 1 << 16  # bytes
 _CONTINUABLE = ("completed", "incomplete")
 
 Found = tuple[scheduler_pb2.Record, StoredResponse]
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The items of a conversation so far, and the bytes in which they are stored."""
+
+    items: list[Json] = field(default_factory=list)
+    num_bytes: int = 0
 
 
 class ResponseRecords:
@@ -67,15 +76,16 @@ class ResponseRecords:
         self._request_manager.end_at_stops(tenant, response_id, submission_id, output.stop_matches)
         return True
 
-    async def history(self, tenant: Tenant, previous_id: str | None) -> list[Json]:
-        """The items of a conversation, up to the output of its latest response. Raises QuireError."""
+    async def history(self, tenant: Tenant, previous_id: str | None) -> History:
+        """A conversation up to the output of its latest response. Raises QuireError."""
         if previous_id is None:
-            return []
+            return History()
         record, stored = await self.find(tenant, previous_id, "previous_response_id")
         response = await self.work(tenant, record, lambda: self.response(record, stored))
         if response["status"] not in _CONTINUABLE:
             raise invalid("previous_response_id", f"is a response that is {response['status']}")
-        return [*stored.history, *stored.input, *without_logprobs(response["output"])]
+        items = [*stored.history, *stored.input, *without_logprobs(response["output"])]
+        return History(items, len(record.attachment))
 
     async def work(self, tenant: Tenant, record: scheduler_pb2.Record, work: Callable[[], T]) -> T:
         """Does work that takes about 50 µs per token of the output, or 10 ns per byte of the attachment."""

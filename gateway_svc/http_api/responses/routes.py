@@ -95,20 +95,24 @@ class ResponsesRoutes:
         body, name = await self._calls.read(exchange, call, ResponsesBody, _read_body)
         exchange.request_id = name.id
         history = await self._records.history(call.tenant, body.previous_response_id)
-        num_items = len(history) + _num_items(body)
+        num_items = len(history.items) + _num_items(body)
 
         def converted() -> tuple[ResponseRequest, PromptRequest]:
-            request = ResponseRequest.of(body, name, history)
+            request = ResponseRequest.of(body, name, history.items)
             return request, request.prompt(request.messages)
 
-        request, prompt = await self._calls.convert(exchange, call, converted, num_items=num_items)
+        request, prompt = await self._calls.convert(
+            exchange, call, converted, num_items=num_items, num_stored_bytes=history.num_bytes
+        )
         validated = await self._validate(exchange, call, prompt, body.truncation)
 
         def attached() -> tuple[StoredResponse, ValidatedRequest]:
             stored = request.stored(validated, int(time.time()))
             return stored, request.attached(validated, stored)
 
-        stored, valid = await self._calls.convert(exchange, call, attached, num_items=num_items)
+        stored, valid = await self._calls.convert(
+            exchange, call, attached, num_items=num_items, num_stored_bytes=history.num_bytes
+        )
         async with self._calls.run(exchange, call, [valid]) as group:
             record = None
             if any(one.was_joined for one in group.requests):  # its idempotency key is of an earlier call
@@ -207,11 +211,13 @@ class ResponsesRoutes:
         history = await self._records.history(call.tenant, body.previous_response_id)
 
         def converted() -> PromptRequest:
-            request = ResponseRequest.counted(body, name, history)
+            request = ResponseRequest.counted(body, name, history.items)
             return request.prompt(request.messages)
 
-        num_items = len(history) + _num_items(body)
-        prompt = await self._calls.convert(exchange, call, converted, num_items=num_items)
+        num_items = len(history.items) + _num_items(body)
+        prompt = await self._calls.convert(
+            exchange, call, converted, num_items=num_items, num_stored_bytes=history.num_bytes
+        )
         if body.truncation == "auto":
             token_ids = (await self._validate(exchange, call, prompt, body.truncation)).prompt_token_ids
         else:
