@@ -209,15 +209,21 @@ class BatchRun:
         return await asyncio.create_subprocess_exec(*command, *options, env=environment, stdout=DEVNULL, stderr=PIPE)
 
     async def _kill_client(self, client: Process) -> Process:
+        longest = self._plan.longest_pause
+        is_beyond_grace = longest > self._plan.detach_grace
+        # What is in flight must not end within the grace, however fast the machine is.
+        workers = self._stack.instances("worker") if is_beyond_grace else []
+        stopped = [self._stack.send(name, signal.SIGSTOP) for name in workers]
         client.kill()
         await client.wait()
         self._check_prefix()
         self._seen = self._whole_lines()
         self.outcome.num_client_kills += 1
         self._print_line(f"{_num_lines(self._seen)} lines: killed the client")
-        longest = self._plan.longest_pause
-        least = longest / 2 if longest > self._plan.detach_grace else 0.0
-        await asyncio.sleep(self._rng.uniform(least, longest))
+        await asyncio.sleep(self._rng.uniform(longest / 2 if is_beyond_grace else 0.0, longest))
+        for pid in stopped:
+            if pid is not None:
+                self._stack.resume(pid)
         return await self._start_client()
 
     async def _kill_server(self, kind: str) -> None:
