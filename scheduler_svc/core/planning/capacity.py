@@ -101,7 +101,8 @@ class Capacity:
                 prefill_seconds_per_token=min((cost.recompute_seconds(1) for cost in costs), default=0.0),
                 decode_seconds_per_token=min((cost.step_seconds(0, 1) for cost in costs), default=0.0),
             )
-            self._rates_until = now + _RATES_SECONDS
+            # What is not known yet may be a moment later.
+            self._rates_until = now + (_RATES_SECONDS if self._rates.tokens_per_second else 0.0)
         return self._rates
 
     def _tokens_per_second(self, replica: Replica) -> float:

@@ -69,7 +69,6 @@ def test_queued_sequence_reports_its_predicted_start_once_rates_are_known() -> N
     bench.submit("last", prompt(8, 900), 2)
     assert explanation_of(bench, "last").sequences[0].predicted_start is None
     bench.step(busy_seconds=0.1)
-    bench.now += 2.0
     start = explanation_of(bench, "last").sequences[0].predicted_start
     assert start is not None
     assert start > 0
