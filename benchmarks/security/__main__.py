@@ -37,7 +37,7 @@ from quire_client.bench.mix import MixRequest
 from svc_common.models import ServedModel
 
 RESULT = RESULTS / "security.json"
-NUM_STREAMS = 64  # as many as a worker on a CPU runs at a time
+NUM_STREAMS = 64  # a worker on a CPU runs at least as many at a time
 PROMPT_TOKENS = 32
 LEAD_TOKENS = 32  # of each stream before its gaps count: all of them decode by then
 WARM_UP_TOKENS = 40

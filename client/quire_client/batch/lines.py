@@ -13,7 +13,10 @@ _FIELDS = ("custom_id", "method", "url", "body")
 _STREAMED_BY_DEFAULT = ("/api/chat", "/api/generate")
 _INVOCATIONS = "/invocations"
 # Paths whose requests the server runs under a name. /v1/responses and /invocations depend on the body.
-_NAMED = ("/v1/completions", "/v1/chat/completions", "/v1/messages", *_STREAMED_BY_DEFAULT)
+_NAMED = (
+    *("/v1/completions", "/v1/chat/completions", "/v1/chat/completions/batch", "/v1/messages"),
+    *_STREAMED_BY_DEFAULT,
+)
 
 
 class BatchError(Exception):

@@ -42,7 +42,7 @@ def batch(
     url: Annotated[
         str, typer.Option(metavar="URL", help="HTTP address of a gateway.", callback=opt.check_url)
     ] = "http://127.0.0.1:8000",
-    # As many as the worker of a CPU runs at once. More wait in the server's queue, and beside others' requests.
+    # A worker on a CPU runs at least as many at once. More wait in the server's queue, and beside others' requests.
     concurrency: Annotated[int, typer.Option("--concurrency", "-c", min=1, help="Requests in flight at a time.")] = 64,
     as_json: Annotated[bool, typer.Option("--json", help="Print a summary as JSON.")] = False,
     timeout: Annotated[

@@ -69,6 +69,7 @@ def test_a_body_may_turn_streaming_off(body: dict[str, Any]) -> None:
     [
         (CHAT, {"store": False}, True),  # of chats it has no effect
         ("/v1/completions/", {}, True),
+        ("/v1/chat/completions/batch", {"messages": []}, True),
         ("/v1/messages", {}, True),
         ("/api/chat", {"stream": False}, True),
         ("/v1/responses", {}, True),
