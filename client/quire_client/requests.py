@@ -40,7 +40,11 @@ recorded ("none")."""
 
 
 class GenerationOptions(TypedDict, total=False):
-    """Keyword arguments of every call that generates. None is the same as absent; the server checks ranges."""
+    """Keyword arguments of every call that generates. None is the same as absent; the server checks ranges.
+
+    Where sampling parameters and max_tokens are absent, the operator or the model's generation_config.json may have set
+    other values than those named here.
+    """
 
     model: str | None
     """A name or an alias from `models()`. Absent: the first model of the gateway."""

@@ -102,7 +102,7 @@ Model = Annotated[
 ]
 System = Annotated[str | None, typer.Option("--system", "-s", metavar="TEXT", help="System message.")]
 
-_TEMPERATURE: Final = "0 (greedy) to 2; default 1."
+_TEMPERATURE: Final = "0 (greedy) to 2; by default as the model's files say, else 1."
 _SAMPLING_OPTIONS: Final = {
     "temperature": Annotated[
         float | None,
