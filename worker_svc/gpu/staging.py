@@ -89,16 +89,17 @@ class Staging:
     @contextmanager
     def next_buffer(self) -> Iterator[StagingBuffer]:
         """The buffer of the next step, which is enqueued in the context. Waits only if the caller has more than one
-        step in flight.
+        step in flight, or tries a step again.
 
         `done` is recorded at the end, also after an error: copies that were enqueued before it may still read the
-        buffer.
+        buffer. A step that raised has no handle, so its buffer is the next one again: the other one may be of a step
+        whose outputs are not read yet.
         """
-        buffer = self._buffers.pop(0)
-        self._buffers.append(buffer)
+        buffer = self._buffers[0]
         buffer.done.synchronize()
         try:
             yield buffer
+            self._buffers.append(self._buffers.pop(0))
         finally:
             buffer.done = record(self._device)
 

@@ -231,6 +231,32 @@ def test_memory_may_run_out_wherever_a_step_allocates_after_its_forward_pass(tin
                 assert dict(ours.top) == pytest.approx(dict(alone.top), abs=1e-4)
 
 
+def test_a_step_that_is_tried_again_leaves_the_tokens_of_the_step_before_it(tiny_llama: Path) -> None:
+    """They are not read until that step is finished."""
+    prompts = {1: [1, 2, 3], 2: [4, 5, 6, 7]}
+    params = SamplingParams(temperature=1.0, seed=5, logprobs=1)
+    steps = [
+        Step(
+            [],
+            [new_sequence(number, prompt, params) for number, prompt in prompts.items()],
+            [ScheduledSequence(number, 0, len(prompt), [number]) for number, prompt in prompts.items()],
+        ),
+        Step([], [], [ScheduledSequence(number, len(prompt), 1, []) for number, prompt in prompts.items()]),
+    ]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+
+    def serve(num_failures: int) -> list[list[SequenceResult]]:
+        runner = make_runner(tiny_llama, "triton", max_sequences=4, device=device)
+        launched = [runner.launch(steps[0])]
+        left = iter(range(num_failures))
+        failed = limit_forward(runner, lambda _: next(left, None) is not None)
+        launched.append(runner.launch(steps[1]))
+        assert len(failed) == num_failures
+        return [runner.finish(one).sequences for one in launched]
+
+    assert serve(num_failures=1) == serve(num_failures=0)
+
+
 @pytest.mark.parametrize(
     ("kernels", "native"), [("torch", True), ("compiled", True), ("triton", True), ("triton", False)]
 )

@@ -66,26 +66,44 @@ class Completion:
         self.waited += 1
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_buffer_is_reused_only_when_its_step_is_done(
-    staging: Staging, monkeypatch: pytest.MonkeyPatch, fails: bool
-) -> None:
-    recorded: list[Completion] = []
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Completion]:
+    """The events at the ends of steps."""
+    events: list[Completion] = []
 
     def record(device: torch.device) -> Completion:
-        recorded.append(Completion())
-        return recorded[-1]
+        events.append(Completion())
+        return events[-1]
 
     monkeypatch.setattr("worker_svc.gpu.staging.record", record)
+    return events
+
+
+def test_a_buffer_is_reused_only_when_its_step_is_done(staging: Staging, recorded: list[Completion]) -> None:
     buffers = []
     for step in range(3):
-        # A step that fails may have enqueued a copy of its inputs before.
-        with contextlib.suppress(ValueError), staging.next_buffer() as buffer:
+        with staging.next_buffer() as buffer:
             buffers.append(buffer)
             assert [event.waited for event in recorded] == [[], [0], [1, 0]][step]
-            if fails:
-                raise ValueError
     assert buffers[0] is buffers[2] is not buffers[1]
+
+
+def test_a_step_that_fails_leaves_the_buffer_of_the_step_before_it(
+    staging: Staging, recorded: list[Completion]
+) -> None:
+    with staging.next_buffer() as before:
+        pass
+    buffers = []
+    for attempt in range(3):
+        # One that fails may have enqueued a copy of its inputs before.
+        with contextlib.suppress(ValueError), staging.next_buffer() as buffer:
+            buffers.append(buffer)
+            assert [event.waited for event in recorded] == [[0], [0, 1], [0, 1, 1]][attempt]
+            if attempt < 2:
+                raise ValueError
+    assert before is not buffers[0] is buffers[1] is buffers[2]
+    with staging.next_buffer() as after:
+        assert after is before
 
 
 def test_an_upload_is_a_tensor_of_its_own(staging: Staging, device: torch.device) -> None:
