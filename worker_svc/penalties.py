@@ -152,19 +152,25 @@ def filtered_rows(rows: Sequence[Adjustments]) -> list[tuple[int, SamplingParams
 
 
 def filter_logits(
-    logits: Tensor, filtered: Sequence[tuple[int, SamplingParams]], suppressed: float = float("-inf")
+    logits: Tensor,
+    filtered: Sequence[tuple[int, SamplingParams]],
+    suppressed: float = float("-inf"),
+    *,
+    one_by_one: bool = False,
 ) -> None:
     """Drops tokens of these rows of logits [rows, vocab] by the filters that apply to each, in place.
 
-    `suppressed` is the logit of a dropped token. NaN stays NaN, so that sampling detects it.
+    `suppressed` is the logit of a dropped token. NaN stays NaN, so that sampling detects it. With `one_by_one` what is
+    dropped of a row does not depend on the other rows to the last bit: torch's sums over a row depend on how many rows
+    there are, except on one thread of a CPU.
     """
     for one in FILTERS if filtered else ():
         chosen = [(row, params) for row, params in filtered if one.applies(params)]
-        if chosen:
-            rows = to_device([row for row, _ in chosen], torch.int64, logits.device)
+        for together in [[each] for each in chosen] if one_by_one else [chosen] * bool(chosen):
+            rows = to_device([row for row, _ in together], torch.int64, logits.device)
             before = logits.index_select(0, rows)
             part = before.clone()
-            one(part, [params for _, params in chosen])
+            one(part, [params for _, params in together])
             is_dropped = part.isneginf() & before.isfinite()
             logits.index_copy_(0, rows, before.masked_fill_(is_dropped, suppressed))
 

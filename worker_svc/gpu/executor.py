@@ -63,8 +63,10 @@ class DeviceExecutor:
         *,
         cuda_graphs: bool = True,
         report: Callable[[int, int], None] = lambda captured, of: None,
+        deterministic: bool = False,
     ) -> None:
-        """With `cuda_graphs` all graphs are captured here; `report` receives how many are done, and of how many.
+        """With `cuda_graphs` all graphs are captured here; `report` receives how many are done, and of how many. With
+        `deterministic` the token of equal logits does not depend on other rows, to the last bit.
 
         All memory that does not depend on a step is allocated here too.
         """
@@ -76,7 +78,9 @@ class DeviceExecutor:
         self._staging = Staging(self._forward_begin + _num_forward_bytes(limits, forward), 8 * max_rows, device)
         self._logits = torch.empty((max_logits, limits.vocab_size), dtype=torch.float32, device=device)
         self._sampled = torch.zeros(max_rows, dtype=torch.int64, device=device)
-        self._sampler = StepSampler(limits, device, self._staging, self._logits, self._sampled)
+        self._sampler = StepSampler(
+            limits, device, self._staging, self._logits, self._sampled, deterministic=deterministic
+        )
         self._graphs = ForwardGraphs(forward, limits, device, self._staging, self._forward_begin)
         self._matchers = SequenceMatchers()
         if cuda_graphs and forward.graph_problem is not None:

@@ -114,20 +114,22 @@ def adjust_and_sample(
     filtered: Items[tuple[int, SamplingParams]] = (),
     bad_words: DeviceBadWords | None = None,
     masks: DeviceMasks | None = None,
+    *,
+    deterministic: bool = False,
 ) -> None:
     """Samples a token for each row of float32 logits [rows, vocab_size], which it changes, into the first rows of
     `sampled`, which holds the tokens that the last step sampled.
 
     A row without a token gets -1. Nothing here waits for the device, unless a logit filter of another package does.
     With `filtered` rows, from which logit filters drop tokens, masks or bad words it is not captured, because their
-    number differs.
+    number differs. With `deterministic` a row's token does not depend on the other rows, to the last bit.
     """
     adjust_logits(logits, inputs.entries, inputs.penalties)
     if bad_words is not None:
         _suppress(logits, bad_words, sampled)
     if masks is not None:
         mask_logits(logits, masks.rows, masks.bits)
-    filter_logits(logits, filtered, SUPPRESSED.value)
+    filter_logits(logits, filtered, SUPPRESSED.value, one_by_one=deterministic)
     sampled[: len(logits)].copy_(sample(logits, inputs.sampling, inputs.penalties))
 
 

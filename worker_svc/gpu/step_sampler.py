@@ -77,9 +77,18 @@ class StepSampler:
     """
 
     def __init__(
-        self, limits: WorkerLimits, device: torch.device, staging: Staging, logits: Tensor, sampled: Tensor
+        self,
+        limits: WorkerLimits,
+        device: torch.device,
+        staging: Staging,
+        logits: Tensor,
+        sampled: Tensor,
+        *,
+        deterministic: bool = False,
     ) -> None:
+        """With `deterministic` a row's token does not depend on the other rows, to the last bit."""
         self._staging, self._logits, self._sampled = staging, logits, sampled
+        self._deterministic = deterministic
         self._sizes = capture_sizes(limits.max_sequences)
         self._graphs: dict[int, Work] = {}
         self._greedy_graphs: dict[int, Work] = {}
@@ -153,7 +162,14 @@ class StepSampler:
         inputs = sampling_inputs(staged, changes, self._penalty_slots.token_counts)
 
         def sample(masks: DeviceMasks | None, **options: object) -> None:
-            adjust_and_sample(self._logits[:num_rows], inputs, self._sampled, masks=masks, **options)  # type: ignore[arg-type]
+            adjust_and_sample(
+                self._logits[:num_rows],
+                inputs,
+                self._sampled,
+                masks=masks,
+                deterministic=self._deterministic,
+                **options,  # type: ignore[arg-type]
+            )
 
         return sample
 

@@ -76,7 +76,14 @@ class TritonModel:
 
     def executor(self, cache: KVCache, limits: WorkerLimits, graphs: CudaGraphOptions) -> Executor:
         forward = TritonForward(self, cache, limits)
-        return DeviceExecutor(forward, limits, cache.device, cuda_graphs=graphs.enabled, report=graphs.report)
+        return DeviceExecutor(
+            forward,
+            limits,
+            cache.device,
+            cuda_graphs=graphs.enabled,
+            report=graphs.report,
+            deterministic=self.deterministic,
+        )
 
 
 def load_triton_model(

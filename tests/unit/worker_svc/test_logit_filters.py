@@ -59,6 +59,24 @@ def test_filters_do_not_wait_for_a_device() -> None:
     assert first_host_wait(lambda: filter_logits(logits, [(0, params), (2, params)])) is None
 
 
+def test_a_row_that_is_filtered_alone_is_filtered_so_beside_others() -> None:
+    """To the last bit, also where torch sums one row by several threads, as it does on a GPU."""
+    params = SamplingParams(temperature=1.0, typical_p=0.5)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for seed in (19, 20):
+            logits = torch.randn(4, 50257, generator=torch.Generator().manual_seed(seed))
+            together = logits.clone()
+            filter_logits(together, [(row, params) for row in range(4)], one_by_one=True)
+            for row in range(4):
+                alone = logits[row : row + 1].clone()
+                filter_logits(alone, [(0, params)])
+                assert torch.equal(together[row], alone[0])
+    finally:
+        torch.set_num_threads(num_threads)
+
+
 @pytest.mark.parametrize("kind", ["torch", "compiled"])
 def test_only_kept_tokens_are_sampled_and_each_row_depends_on_itself(kind: str) -> None:
     sampler: Sampler = sample_tokens if kind == "torch" else CompiledSampler(compiled.thread_pool())

@@ -1,7 +1,7 @@
 """In deterministic mode the GPU's path computes the same bits in any step."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from llama_models import VARIANTS, VOCAB
 from ordered_dots import order_dots
 from runner_driver import Driver, make_runner
 from runner_instance import make_instance
+from worker_svc.logit_filters.typical_p import TypicalFilter
 from worker_svc.runner import Runner
 from worker_svc.step import SamplingParams
 
@@ -90,3 +91,26 @@ def test_tokens_and_log_probabilities_are_the_same_bits(
         (rest,) = resumed.generate([prompt + sampled[place][:half]], NUM_TOKENS - half, params)
         assert rest == sampled[place][half:], "computed again"
         assert resumed.logprobs[1] == reported[half:]
+
+
+class CountingFilter(TypicalFilter):
+    """Counts the rows of its calls."""
+
+    def __init__(self) -> None:
+        self.num_rows: list[int] = []
+
+    def __call__(self, logits: torch.Tensor, params: Sequence[SamplingParams]) -> None:
+        self.num_rows.append(len(logits))
+        super().__call__(logits, params)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_filters_see_one_row_at_a_time(deterministic: bool, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their sums depend on the number of rows otherwise."""
+    counting = CountingFilter()
+    monkeypatch.setattr("worker_svc.penalties.FILTERS", (counting,))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    runner = make_runner(tiny_llama, "triton", device=device, max_sequences=4, deterministic=deterministic)
+    prompts, params = [[1, 2], [3]], SamplingParams(temperature=1.0, seed=3, typical_p=0.5)
+    Driver(runner).generate(prompts, 2, params)
+    assert counting.num_rows == ([1] * 4 if deterministic else [2] * 2)
