@@ -86,6 +86,9 @@ class TritonTransformersForward:
 
 
 def _with_sampled(token_ids: Tensor, sampled: Tensor) -> Tensor:
-    """The tokens; in place of -1 - row, the token that the last step sampled at that row."""
+    """The tokens; in place of -1 - row, the token that the last step sampled at that row.
+
+    Where it sampled none, that is -1: the result is not used, but the lookup must be in bounds.
+    """
     rows = (-1 - token_ids).clamp_(min=0)
-    return torch.where(token_ids < 0, sampled[rows], token_ids)
+    return torch.where(token_ids < 0, sampled[rows], token_ids).clamp_(min=0)

@@ -114,6 +114,31 @@ def test_a_missing_token_fails_later_launches_of_its_sequence(faulty: Path) -> N
     assert good.token_ids + on.token_ids == expected
 
 
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("kernels", ["torch", "compiled", "triton"])
+def test_a_missing_token_leaves_the_other_sequences_of_a_step_launched_ahead(
+    kernels: str, native: bool, tiny_llama: Path
+) -> None:
+    """The step has no token to look up for it."""
+    nothing = SamplingParams(allowed_token_ids=(3,), bad_words=((3,),))
+    steps = [
+        Step(
+            [],
+            [new_sequence(1, [1, 2], nothing), new_sequence(2, [4, 5])],
+            [ScheduledSequence(1, 0, 2, [0]), ScheduledSequence(2, 0, 2, [1])],
+        ),
+        Step([], [], [ScheduledSequence(1, 2, 1, []), ScheduledSequence(2, 2, 1, [])]),
+    ]
+    device = "cuda" if kernels == "triton" and torch.cuda.is_available() else "cpu"
+    runner = make_runner(tiny_llama, kernels, max_sequences=4, native=native, device=device)
+    launched = [runner.launch(step) for step in steps]
+    for outcome in [runner.finish(one) for one in launched]:
+        without, other = outcome.sequences
+        assert "no token to sample" in (without.failure or "")
+        assert other.failure is None
+        assert len(other.token_ids) == 1
+
+
 def test_a_sequence_that_is_finished_while_its_step_runs_fails_no_other_of_its_id(faulty: Path) -> None:
     runner = make_runner(faulty)
     first = runner.launch(Step([], [new_sequence(1, [1, 13])], [ScheduledSequence(1, 0, 2, [0])]))
