@@ -2,6 +2,7 @@
 pass, one for sampling, one back.
 """
 
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,13 +54,17 @@ def pinned(num_bytes: int, device: torch.device) -> Tensor:
 
 
 def pin(memory: Tensor) -> None:
-    """Pins existing host memory, permanently.
+    """Pins existing host memory, as long as this tensor is there.
 
     A pinned tensor of torch's takes the next power of two in bytes: too much for GiB. Raises RuntimeError if the system
     does not allow to pin so much.
     """
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    torch.cuda.check_error(int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)))
+    address = memory.data_ptr()
+    torch.cuda.check_error(int(runtime.cudaHostRegister(address, memory.nbytes, 0)))
+    # Before the system has the memory back: CUDA would keep its pages, and take them for what is mapped there next. Not
+    # at the end of the process, which CUDA may have left already.
+    weakref.finalize(memory, runtime.cudaHostUnregister, address).atexit = False
 
 
 @dataclass(slots=True)

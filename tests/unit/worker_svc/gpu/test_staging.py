@@ -1,6 +1,8 @@
 """Staged data arrives at fixed addresses, and a step's buffer is not reused while the step is in flight."""
 
 import contextlib
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -8,7 +10,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from worker_svc.gpu.staging import ALIGNMENT, Staging
+from worker_svc.cache import CacheShape
+from worker_svc.gpu.staging import ALIGNMENT, Staging, pin
 
 
 @pytest.fixture
@@ -104,6 +107,44 @@ def test_a_step_that_fails_leaves_the_buffer_of_the_step_before_it(
     assert before is not buffers[0] is buffers[1] is buffers[2]
     with staging.next_buffer() as after:
         assert after is before
+
+
+class FakeRuntime:
+    """The calls of CUDA's runtime that pin memory, without a GPU."""
+
+    cudaError = SimpleNamespace(success=0)  # noqa: N815  as torch has it
+
+    def __init__(self) -> None:
+        self.pinned: dict[int, int] = {}
+
+    def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:
+        assert address not in self.pinned
+        self.pinned[address] = num_bytes
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> int:
+        assert _is_mapped(address)
+        del self.pinned[address]
+        return 0
+
+
+def _is_mapped(address: int) -> bool:
+    ranges = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines()]
+    return any(int(first, 16) <= address < int(end, 16) for first, end in ranges)
+
+
+def test_memory_is_pinned_while_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the system maps at its address later is other memory, which may be pinned in turn."""
+    runtime = FakeRuntime()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "_cudart", runtime)
+    for _ in range(2):
+        host_blocks = CacheShape(2, 2, 16, 64, torch.float16).allocate_host(64)
+        view = host_blocks[3:5]
+        pin(host_blocks)
+        assert runtime.pinned == {host_blocks.data_ptr(): host_blocks.nbytes}
+        del view, host_blocks
+        assert not runtime.pinned
 
 
 def test_an_upload_is_a_tensor_of_its_own(staging: Staging, device: torch.device) -> None:
