@@ -25,9 +25,11 @@ from scheduler_svc.store.client import Argument
 from scheduler_svc.store.encryption import TOKEN_SIZE, RecordCipher, RecordKeys
 from svc_common.protocols import RECORD_VERSIONS
 
-Reply = tuple[Sequence[bytes], Sequence[bytes], Sequence[Sequence[bytes]], Sequence[bytes], bytes]
+Reply = tuple[Sequence[bytes], Sequence[bytes], Sequence[bytes], bytes, bytes]
 """A record: alternating names and values of its fields, each sequence's tokens and log-probabilities,
-log-probabilities of the prompt, and its key."""
+log-probabilities of the prompt, and its key. Each log-probability follows its length."""
+_Record = tuple[Sequence[bytes], Sequence[Sequence[bytes]], Sequence[bytes]]
+"""Each sequence's tokens and log-probabilities, and log-probabilities of the prompt."""
 
 _NONE = 0xFFFFFFFF
 _ENCRYPTED_VERSION = 3
@@ -134,10 +136,12 @@ def _encrypted(write: Write, score: bytes, cipher: RecordCipher) -> tuple[Write,
     return encrypted, tokens, cipher.encrypt(f"score {index}", score) if score else b""
 
 
-def _decrypted(reply: Reply, fields: Mapping[str, bytes], keys: RecordKeys) -> tuple[Mapping[str, bytes], Reply]:
+def _decrypted(
+    record: _Record, fields: Mapping[str, bytes], key: str, keys: RecordKeys
+) -> tuple[Mapping[str, bytes], _Record]:
     """The fields and the rest of a record in the clear. Raises UndecryptableRecord."""
-    pairs, all_tokens, all_logprobs, prompt_logprobs, key = reply
-    cipher = keys.cipher(fields["key_id"].decode(), key.decode(), fields["submission_id"].decode())
+    all_tokens, all_logprobs, prompt_logprobs = record
+    cipher = keys.cipher(fields["key_id"].decode(), key, fields["submission_id"].decode())
     clear = {**fields, "submit": cipher.decrypt("submission", fields["submit"])}
     for name, data in fields.items():
         kind, _, index = name.partition(":")
@@ -148,7 +152,7 @@ def _decrypted(reply: Reply, fields: Mapping[str, bytes], keys: RecordKeys) -> t
         for index, packed in enumerate(all_tokens)
     ]
     logprobs = [cipher.decrypt_each(f"logprobs {index}", parts) for index, parts in enumerate(all_logprobs)]
-    return clear, (pairs, tokens, logprobs, cipher.decrypt_each("prompt logprobs", prompt_logprobs), key)
+    return clear, (tokens, logprobs, cipher.decrypt_each("prompt logprobs", prompt_logprobs))
 
 
 def unpack_written(reply: tuple[Sequence[int], Sequence[bytes]]) -> list[Gap | KeyTaken]:
@@ -167,14 +171,15 @@ def unpack_log(reply: Reply, keys: RecordKeys) -> RequestLog:
 
     Raises UnsupportedRecord, UndecryptableRecord and IncompleteRecord.
     """
-    pairs = reply[0]
+    pairs, packed_tokens, packed_logprobs, packed_prompt, key = reply
     fields: Mapping[str, bytes] = dict(zip((name.decode() for name in pairs[::2]), pairs[1::2], strict=True))
     version = int(fields.get("version", 1))
     if version not in RECORD_VERSIONS:
         raise UnsupportedRecord(f"a record of version {version}, and this scheduler reads {RECORD_VERSIONS}")
+    record: _Record = (packed_tokens, [_unpack_list(one) for one in packed_logprobs], _unpack_list(packed_prompt))
     if "key_id" in fields:
-        fields, reply = _decrypted(reply, fields, keys)
-    _, all_tokens, all_logprobs, prompt_logprobs, _ = reply
+        fields, record = _decrypted(record, fields, key.decode(), keys)
+    all_tokens, all_logprobs, prompt_logprobs = record
     _check_counts(fields, all_tokens, all_logprobs, prompt_logprobs)
     submit = scheduler_v1.Submit.FromString(fields["submit"])
     state = State(fields["state"].decode())
@@ -198,6 +203,16 @@ def unpack_log(reply: Reply, keys: RecordKeys) -> RequestLog:
         prompt_cost=int(fields.get("prompt_cost", 0)),
         is_prompt_cost_durable=True,
     )
+
+
+def _unpack_list(packed: bytes) -> list[bytes]:
+    """Items that each follow their length."""
+    items, at = [], 0
+    while at < len(packed):
+        start = at + _LENGTH.size
+        at = start + _LENGTH.unpack_from(packed, at)[0]
+        items.append(packed[start:at])
+    return items
 
 
 def _check_counts(

@@ -31,6 +31,7 @@ _FAIL_FAST = 0.2  # seconds after a failure in which calls fail at once
 _EPOCH_TTL = 7 * 86400  # seconds; without a stored epoch the next one is still later, by the clock
 _BUCKET_TTL = 86400  # seconds after its last use; a bucket is full after a minute, as a new one is
 _CHUNK = 128  # records, or buckets, in one call
+_READ_BYTES = 1 << 22  # in one answer with records: it must arrive within the timeout
 
 
 class RedisStore:
@@ -124,8 +125,11 @@ class RedisStore:
 
     async def live(self) -> list[RequestLog]:
         logs: list[RequestLog] = []
-        for chunk in _chunks(sorted(await self._records.members(self._keys.live))):
-            for reply in await self._records.evaluate("read_live", *chunk):
+        keys = sorted(await self._records.members(self._keys.live))
+        while keys:
+            num_read, replies = await self._records.evaluate("read_live", _READ_BYTES, *keys[:_CHUNK])
+            del keys[:num_read]
+            for reply in replies:
                 await asyncio.sleep(0)  # decrypting them takes long, and the lease is renewed meanwhile
                 try:
                     logs.append(unpack_log(reply, self.record_keys))

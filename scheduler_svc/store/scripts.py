@@ -77,16 +77,28 @@ local function record(key, submission, submit, accepted_at, deadline, count, fin
   call('EXPIRE', name, ttl)
 end
 
+-- The items of a list, each after its length: a client takes long to read an answer of many parts.
+local function packed_list(name)
+  local parts = call('LRANGE', name, 0, -1)
+  for number, one in ipairs(parts) do parts[number] = struct.pack('<I4', #one) .. one end
+  return table.concat(parts)
+end
+
+-- A record, and about how many bytes it has.
 local function read(key)
   local name = PREFIX .. key
   local fields = call('HGETALL', name)
-  if #fields == 0 then return false end
-  local all_tokens, all_logprobs = {}, {}
+  if #fields == 0 then return false, 0 end
+  local all_tokens, all_logprobs, prompt = {}, {}, packed_list(name .. ':prompt_logprobs')
   each_sequence(name, tonumber(call('HGET', name, 'count')), function(tokens, logprobs)
     table.insert(all_tokens, call('GET', tokens) or '')
-    table.insert(all_logprobs, call('LRANGE', logprobs, 0, -1))
+    table.insert(all_logprobs, packed_list(logprobs))
   end)
-  return {fields, all_tokens, all_logprobs, call('LRANGE', name .. ':prompt_logprobs', 0, -1), key}
+  local size = #prompt
+  for _, parts in ipairs({fields, all_tokens, all_logprobs}) do
+    for _, one in ipairs(parts) do size = size + #one end
+  end
+  return {fields, all_tokens, all_logprobs, prompt, key}, size
 end
 
 local function has_gone_on(name, count)
@@ -102,13 +114,13 @@ function ops.put(_, epoch, epoch_ttl, ttl, key, submission, submit, accepted_at,
   local there = call('HMGET', name, 'submission_id', 'state', 'count')
   local is_live = there[2] == 'accepted'
   if is_live and there[1] == submission and not has_gone_on(name, tonumber(there[3])) then return false end
-  if is_live or there[2] == 'finished' then return read(key) end
+  if is_live or there[2] == 'finished' then return (read(key)) end
   record(key, submission, submit, accepted_at, deadline, count, fingerprint, version, key_id, ttl)
   return false
 end
 
 function ops.read(_, key)
-  return read(key)
+  return (read(key))
 end
 
 function ops.delete(_, epoch, epoch_ttl, key)
@@ -122,17 +134,22 @@ function ops.delete(_, epoch, epoch_ttl, key)
   return 1
 end
 
+-- Reads the records of the first of these keys, until they have `limit` bytes; returns how many keys these are, too.
 -- Keys whose request has ended, or whose record has expired, leave the set of live ones.
-function ops.read_live(_, ...)
-  local found = {}
+function ops.read_live(_, limit, ...)
+  local found, left, num_read = {}, tonumber(limit), 0
   for _, key in ipairs({...}) do
+    if left <= 0 then break end
     if call('HGET', PREFIX .. key, 'state') == 'accepted' then
-      table.insert(found, read(key))
+      local one, size = read(key)
+      table.insert(found, one)
+      left = left - size
     else
       call('SREM', LIVE, key)
     end
+    num_read = num_read + 1
   end
-  return found
+  return {num_read, found}
 end
 
 function ops.renew(_, epoch, epoch_ttl, ttl, ...)

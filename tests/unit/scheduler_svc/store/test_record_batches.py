@@ -8,8 +8,9 @@ import redis
 from request_logs import request_log
 from scheduler_svc.request_log import State
 from scheduler_svc.store.base import KeyTaken, StaleEpoch, WriteBatch
+from scheduler_svc.store.client import Argument
 from scheduler_svc.store.redis import RedisStore
-from store_writes import EPOCH, ending_of, put, tokens_of, write_of
+from store_writes import EPOCH, ending_of, packed, put, tokens_of, write_of
 
 
 @pytest.mark.parametrize("state", [State.ACCEPTED, State.FINISHED])
@@ -99,6 +100,42 @@ async def test_live_reads_more_records_than_one_call_returns(store: RedisStore) 
     logs = [request_log(accepted_at=number) for number in range(300)]
     await store.write(WriteBatch(logs), EPOCH)
     assert [log.key for log in await store.live()] == [log.key for log in logs]
+
+
+async def test_no_answer_of_live_takes_longer_than_the_timeout_of_one(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time is that of its bytes, however many records there are, and of its parts, which are read one by one."""
+    answers: list[object] = []
+    evaluate = store._records.evaluate
+
+    async def noted(function: str, *arguments: Argument) -> object:
+        answers.append(await evaluate(function, *arguments))
+        return answers[-1]
+
+    monkeypatch.setattr(store._records, "evaluate", noted)
+    monkeypatch.setattr("scheduler_svc.store.redis._READ_BYTES", 20_000)
+    logs = [request_log(accepted_at=number) for number in range(30)]
+    given = packed(*range(-400, 0))
+    writes = [write_of(log, 0, range(400), logprobs=given, prompt_logprobs=given) for log in logs]
+    await store.write(WriteBatch(logs, writes), EPOCH)
+    live = await store.live()
+    assert [log.key for log in live] == [log.key for log in logs]
+    for log in live:
+        assert [one.SerializeToString() for one in log.sequences[0].logprobs] == given
+        assert [one.SerializeToString() for one in log.prompt_logprobs] == given
+    assert len(answers) > 10
+    for answer in answers:
+        sizes = sizes_of(answer)
+        assert len(sizes) < 200
+        assert sum(sizes) < 60_000
+
+
+def sizes_of(answer: object) -> list[int]:
+    """The bytes of each part of an answer."""
+    if isinstance(answer, list):
+        return [size for part in answer for size in sizes_of(part)]
+    return [len(answer) if isinstance(answer, bytes) else 0]
 
 
 async def test_live_leaves_out_records_that_have_expired(store: RedisStore, keys: "redis.Redis") -> None:
