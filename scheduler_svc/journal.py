@@ -97,6 +97,13 @@ class Journal:
         self._wake.set()
         self._live[request] = None
 
+    def keep(self, request: RequestLog) -> None:
+        """A live request, of which the store may have everything: it is written again if the store may have lost it."""
+        if request.is_durable:
+            self._live[request] = None
+        else:
+            self.mark_changed(request)
+
     def truncate(self, request: RequestLog, index: int) -> None:
         """A sequence of a log was truncated. Must be called before it grows again."""
         sequence = request.sequences[index]

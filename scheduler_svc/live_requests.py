@@ -120,6 +120,7 @@ class LiveRequests:
         REQUESTS_TAKEN_OVER.inc()
         live = self._live[log.key] = LiveRequest(log)
         self.attachments.hold(log)
+        self._journal.keep(log)
         live.model = self._version_of(log, time.monotonic())
         self._advance(live, LiveEvent.TAKE_OVER)
 
@@ -156,8 +157,7 @@ class LiveRequests:
             return None
         if live.trace is None:
             live.trace = RequestTrace.of(log.submit.traceparent, len(log.submit.prompt_token_ids), log.submit.n)
-        if not log.is_durable:
-            self._journal.mark_changed(log)
+        self._journal.keep(log)
         now = time.monotonic()
         model = live.model = self._version_of(log, now)
         if not log.fingerprint and any(sequence.token_ids for sequence in log.sequences):

@@ -151,6 +151,37 @@ async def test_a_cancelled_submission_is_not_revived_by_a_store_that_does_not_kn
         assert (record.submit.submission_id, record.state) == ("third", State.ACCEPTED)
 
 
+async def test_a_request_that_waits_is_recorded_again_where_the_store_has_lost_it(url: str) -> None:
+    """Nothing of it changes meanwhile that would be written, and its client may have left."""
+    async with bench(url) as on:
+        accepted = (await on.submit("first")).accepted
+        assert accepted.is_durable
+        lose_everything(url)
+        async with asyncio.timeout(60):
+            while (record := await on.store.read("k")) is None:
+                await asyncio.sleep(0.01)
+        assert (record.submit.submission_id, record.state) == ("first", State.ACCEPTED)
+
+
+async def test_a_request_that_was_taken_over_is_recorded_again_where_the_store_has_lost_it(url: str) -> None:
+    async with bench(url) as before:
+        await before.submit("first")
+    async with bench(url) as on:
+        for log in await on.store.live():
+            on.requests.take_over(log)
+        lose_everything(url)
+        async with asyncio.timeout(60):
+            while await on.store.read("k") is None:
+                await asyncio.sleep(0.01)
+
+
+def lose_everything(url: str) -> None:
+    """Like a restart without the data."""
+    with redis.Redis.from_url(url) as keys:
+        keys.flushall()
+        keys.script_flush()
+
+
 async def test_a_cancelled_submission_that_is_repeated_is_not_run_again(url: str) -> None:
     async with bench(url) as on:
         await on.submit("first")
