@@ -13,6 +13,7 @@ import grpc
 from quire.scheduler.v1 import scheduler_pb2
 from quire.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from svc_common.channels import end_if_cancelled, is_credential_error
+from svc_common.epochs import LatestEpoch
 from svc_common.identity import Outbound
 from svc_common.protocols import SESSION_PROTOCOLS
 
@@ -42,12 +43,12 @@ class SchedulerDialer:
     def __init__(self, addresses: Sequence[str], outbound: Outbound) -> None:
         self._addresses = addresses
         self._outbound = outbound
-        self._epoch = 0
+        self._epoch = LatestEpoch()
         self._logged_ranges: dict[str, tuple[int, int]] = {}
         self._logged_credentials: set[str] = set()
 
-    async def connect(self, epoch: int) -> SchedulerConnection:
-        """The first scheduler that accepts a session, of this epoch or a later one.
+    async def connect(self, epoch: LatestEpoch) -> SchedulerConnection:
+        """The first scheduler that accepts a session, and is not of an older epoch.
 
         All are dialled at once: a scheduler that is stopped does not answer at all, and would delay the search for the
         one that took over.
@@ -101,8 +102,8 @@ class SchedulerDialer:
             logger.error("gateway and scheduler do not accept each other's credentials", extra=extra | {"why": why})
 
     def _is_current(self, address: str, first: scheduler_pb2.SessionResponse) -> bool:
-        if first.epoch < self._epoch:
-            extra = {"scheduler": address, "epoch": first.epoch, "known_epoch": self._epoch}
+        if self._epoch.is_older(first.epoch):
+            extra = {"scheduler": address, "epoch": first.epoch, "known_epoch": int(self._epoch)}
             logger.warning("rejected a scheduler of an older epoch", extra=extra)
             return False
         return True

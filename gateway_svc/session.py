@@ -20,6 +20,7 @@ from gateway_svc.validated_request import ModelInfo
 from quire.scheduler.v1 import scheduler_pb2
 from quire.worker.v1 import worker_pb2
 from svc_common.channels import end_if_cancelled
+from svc_common.epochs import LatestEpoch
 from svc_common.identity import PLAIN, Outbound
 from svc_common.message_queue import MAX_TAKEN, MessageQueue
 
@@ -76,7 +77,7 @@ class SchedulerSession:
         command_ids = itertools.count(1)
         self._subscriptions = Subscriptions(self._send, reconnect_timeout, command_ids)
         self.records = RecordCalls(self._send, command_ids)
-        self._epoch = 0
+        self._epoch = LatestEpoch()
         self._has_received = False
         self._unready_timers = {name: _OneShotTimer(partial(self._give_up_model, name)) for name in fingerprints}
         self._unreachable_timer = _OneShotTimer(self._give_up_attaches)
@@ -179,9 +180,8 @@ class SchedulerSession:
 
     def _handle_response(self, response: scheduler_pb2.SessionResponse) -> None:
         self._has_received = True
-        if response.epoch < self._epoch:
+        if not self._epoch.take(response.epoch):
             return
-        self._epoch = response.epoch
         if response.HasField("status"):
             self._handle_status(response.status)
         dispatch, is_waiting = self._subscriptions.dispatch, self.records.is_waiting

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from quire.worker.v1 import worker_pb2 as worker_v1
 from scripted_scheduler import ScriptedScheduler, serving
+from svc_common.epochs import EPOCH_AHEAD, LatestEpoch
 from svc_common.errors import QuireError, Reason
 from svc_common.identity import PLAIN
 from svc_common.protocols import SESSION_PROTOCOLS, ProtocolRange
@@ -246,6 +248,26 @@ async def test_a_scheduler_of_an_older_term_is_left_for_the_next(scheduler: Scri
         assert not scheduler.all("attach")
 
 
+async def test_a_term_that_began_while_a_clock_was_days_ahead_does_not_keep_out_the_next_ones(
+    scheduler: ScriptedScheduler,
+) -> None:
+    """Redis' clock was wrong, and was set right: epochs are lower now. The terms since then are in order."""
+    now = time.time_ns() // 1000
+    scheduler.epoch = now + 3 * EPOCH_AHEAD
+    async with dialling(scheduler.address) as client:
+        await client.wait_for(MODEL_INFO)
+        request = await client.running(scheduler)
+        scheduler.epoch = now
+        scheduler.session.close()
+        await scheduler.joined(2)
+        scheduler.session.attached(scheduler_v1.Submit(key=(await scheduler.next("attach")).key, n=1), ONE)
+        assert await request.next() == ("attached", {0: [1]})
+        late = scheduler_v1.Event(key="k", tokens=scheduler_v1.Tokens(offset=1, token_ids=[2]))
+        scheduler.session.send([late], epoch=now - 1)
+        scheduler.session.tokens("k", [3], 1)
+        assert await request.next() == ("tokens", [3])
+
+
 async def test_a_scheduler_that_does_not_lead_is_passed_over(scheduler: ScriptedScheduler) -> None:
     async with serving(ScriptedScheduler(MODEL)) as standby:
         standby.is_leader = False
@@ -371,7 +393,7 @@ async def test_a_credential_error_is_logged_again_after_a_session(
     for _ in range(2):
         dialer._log_refusal(scheduler.address, refusal)
     assert len(logged_by_gateway(caplog)) == 1
-    connection = await dialer.connect(0)
+    connection = await dialer.connect(LatestEpoch())
     await connection.channel.close()
     dialer._log_refusal(scheduler.address, refusal)
     assert len([one for one in logged_by_gateway(caplog) if one.levelno == logging.ERROR]) == 2
