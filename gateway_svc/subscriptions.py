@@ -14,7 +14,9 @@ from gateway_svc.validated_request import OnDisconnect
 from quire.scheduler.v1 import scheduler_pb2
 from svc_common.errors import QuireError
 
-_MAX_UNSENT_CANCELS = 10_000
+_MAX_CANCELS = 10_000  # that are kept for the next session
+_CANCEL_SECONDS = 5.0
+"""Longer than a session with a scheduler that hangs stays open: it has received what was sent before."""
 
 
 class Attachment:
@@ -51,7 +53,9 @@ class Subscriptions:
         self._subscriptions: dict[str, Subscription] = {}
         self._command_ids = command_ids
         self._stop_matches = StopMatches()
-        self._unsent_cancels: deque[scheduler_pb2.Cancel] = deque(maxlen=_MAX_UNSENT_CANCELS)
+        self._unsent_cancels: deque[scheduler_pb2.Cancel] = deque(maxlen=_MAX_CANCELS)
+        # When each was sent in this session, by key and submission id, oldest first. An empty id is any submission.
+        self._sent_cancels: dict[tuple[str, str], float] = {}
         self._is_open = False
         self._accepted_models: frozenset[str] = frozenset()
         self._is_store_degraded = False
@@ -67,6 +71,7 @@ class Subscriptions:
         """
         if submit is not None:
             submit.submission_id = uuid.uuid4().hex
+            self._sent_cancels.pop((key, ""), None)  # it must not cancel this one
         subscription = self._subscriptions.setdefault(key, Subscription(key))
         subscriber = Subscriber(reader, submit, deadline)
         if deadline is not None:
@@ -85,7 +90,9 @@ class Subscriptions:
         subscription = self._subscriptions.get(key)
         if subscription is None and not self._is_open:
             return False
-        self._send_cancel(scheduler_pb2.Cancel(key=key))
+        self._send_cancel(
+            scheduler_pb2.Cancel(key=key), "" if subscription is None else subscription.submission.submission_id
+        )
         if subscription is not None and not subscription.is_attached:
             # The scheduler may not have the request yet, and then sends no event about it.
             self._fail_all(subscription, request_errors.cancelled())
@@ -104,7 +111,8 @@ class Subscriptions:
         """A session began, with a scheduler that may have no request of this gateway."""
         self._is_open = True
         while self._unsent_cancels:
-            self._send_cancel(self._unsent_cancels.popleft())
+            cancel = self._unsent_cancels.popleft()
+            self._send_cancel(cancel, cancel.submission_id)
         for finish in self._stop_matches:
             self._send(scheduler_pb2.SessionRequest(finish=finish))
         self._send_next_for_all()
@@ -119,6 +127,11 @@ class Subscriptions:
     def close(self) -> None:
         """The session has ended."""
         self._is_open, self._accepted_models = False, frozenset()
+        oldest = time.monotonic() - _CANCEL_SECONDS
+        for (key, submission_id), sent_at in self._sent_cancels.items():
+            if sent_at >= oldest:
+                self._unsent_cancels.append(scheduler_pb2.Cancel(key=key, submission_id=submission_id or None))
+        self._sent_cancels.clear()
         for subscription in self._subscriptions.values():
             subscription.session_lost()
             self._send_detach(subscription)
@@ -308,17 +321,26 @@ class Subscriptions:
         )
         self._send(scheduler_pb2.SessionRequest(finish=finish))
 
-    def _send_cancel(self, cancel: scheduler_pb2.Cancel) -> None:
+    def _send_cancel(self, cancel: scheduler_pb2.Cancel, submission_id: str) -> None:
+        """Sends it, or keeps it. `submission_id` is that of the submission that it cancels; empty: not known."""
         if self._is_open:
             self._send(scheduler_pb2.SessionRequest(cancel=cancel))
+            self._note_cancel(cancel.key, submission_id)
         else:
             # Kept for the next scheduler, which might otherwise run the request without readers.
             self._unsent_cancels.append(cancel)
 
+    def _note_cancel(self, key: str, submission_id: str) -> None:
+        now = time.monotonic()
+        self._sent_cancels.pop((key, submission_id), None)
+        self._sent_cancels[key, submission_id] = now
+        while len(self._sent_cancels) > _MAX_CANCELS or next(iter(self._sent_cancels.values())) < now - _CANCEL_SECONDS:
+            del self._sent_cancels[next(iter(self._sent_cancels))]
+
     def _send_detach(self, subscription: Subscription) -> None:
         leave_command = subscription.take_leave_command()
         if isinstance(leave_command, scheduler_pb2.Cancel):
-            self._send_cancel(leave_command)
+            self._send_cancel(leave_command, leave_command.submission_id)
         elif leave_command is not None:
             self._send(scheduler_pb2.SessionRequest(detach=leave_command))
 
@@ -329,7 +351,7 @@ class Subscriptions:
             return
         cancel = subscription.remove(subscriber, on_disconnect)
         if isinstance(cancel, scheduler_pb2.Cancel):
-            self._send_cancel(cancel)
+            self._send_cancel(cancel, cancel.submission_id)
         if subscription.subscribers or subscription.waiting:
             self._send_next(subscription)
         else:

@@ -188,6 +188,45 @@ async def test_a_request_without_readers_is_not_attached_again(
     await stays.next()
 
 
+async def test_a_cancellation_that_a_lost_session_may_not_have_delivered_is_sent_again(
+    client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
+) -> None:
+    """Their clients were told that the requests are cancelled. One has no reader here."""
+    request = await client.running(scheduler)
+    for key in ("k", "elsewhere"):
+        client.session.cancel(key)
+        await scheduler.next("cancel")
+    await take_over(scheduler, successor)
+    submission_id = scheduler.all("submit")[0].submission_id
+    for cancel in (await successor.next("cancel"), await successor.next("cancel")):
+        assert cancel.submission_id == (submission_id if cancel.key == "k" else "")
+    await successor.next("attach")
+    successor.session.fail("k", scheduler_v1.FAILURE_REASON_CANCELLED)
+    assert (await request.failure()).reason is Reason.CANCELLED
+
+
+async def test_a_cancellation_is_not_sent_again_once_its_name_is_submitted_anew(
+    client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
+) -> None:
+    client.session.cancel("k")
+    await client.running(scheduler)
+    await take_over(scheduler, successor)
+    await successor.next("attach")
+    assert not successor.all("cancel")
+
+
+async def test_a_cancellation_of_long_ago_is_not_sent_again(
+    client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.running(scheduler)
+    client.session.cancel("other")
+    await scheduler.next("cancel")
+    monkeypatch.setattr("gateway_svc.subscriptions._CANCEL_SECONDS", 0.0)
+    await take_over(scheduler, successor)
+    await successor.next("attach")
+    assert not successor.all("cancel")
+
+
 async def test_a_watermark_of_an_earlier_request_is_ignored(
     client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
 ) -> None:
