@@ -77,6 +77,10 @@ class WorkerLink:
         """Stops using the worker, once its sequences have ended or moved."""
         self._is_leaving = True
 
+    def stay(self) -> None:
+        """Uses the worker on, also where it was to be left."""
+        self._is_leaving = False
+
     async def run(self) -> None:
         """Uses the worker until it has left, or until cancelled."""
         try:
@@ -279,6 +283,8 @@ class WorkerLink:
                 self._engine.retire_worker(replica)
             if replica.is_retired:
                 self._wake.set()  # it may have left
+                if not (description.is_draining or self._is_leaving or replica.is_last):
+                    raise LinkBroken("worker was to be left, and its address is known again")
 
     def _commit(self, replica: Replica, validator: ResponseValidator, response: worker_v1.StepResponse) -> None:
         outcome = validator.outcome_of(response, replica)
@@ -352,8 +358,11 @@ class WorkerPool:
                 for address in found - self._links.keys():
                     link = WorkerLink(self._engine, address, self._update_connected, self._outbound)
                     self._links[address] = (link, asyncio.create_task(link.run()))
-                for address in self._links.keys() - found:
-                    self._links[address][0].leave()
+                for address, (link, _) in self._links.items():
+                    if address in found:
+                        link.stay()
+                    else:
+                        link.leave()
                 self._update_connected()
                 await asyncio.sleep(_RESOLVE)
         finally:

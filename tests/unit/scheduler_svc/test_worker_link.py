@@ -227,6 +227,25 @@ async def test_workers_join_and_leave_at_run_time(names: dict[str, list[str]]) -
     await second.stop(0)
 
 
+async def test_the_only_worker_takes_requests_again_when_its_address_is_back(names: dict[str, list[str]]) -> None:
+    """It does not end what it has first, which may take minutes."""
+    worker = ScriptedWorker()
+    names["workers"] = ["127.0.0.1"]
+    async with served(worker) as (address,), deployment(f"workers:{address.rpartition(':')[2]}") as running:
+        await running.workers(1)
+        worker.gate.clear()
+        key = running.gateway.submit()
+        await until(lambda: bool(worker.steps))
+        names["workers"] = ["127.0.0.2"]
+        await until(lambda: running.engine.replicas[0].is_retired)
+        names["workers"] = ["127.0.0.1"]
+        late = running.gateway.submit()
+        await until(lambda: len(worker.openings) == 2)
+        worker.gate.set()
+        for each in (key, late):
+            await running.gateway.finish(each)
+
+
 async def test_a_name_that_is_not_found_hides_no_other_and_loses_none_of_its_own(names: dict[str, list[str]]) -> None:
     services = ScriptedWorker(), ScriptedWorker(model="other", fingerprint=b"other")
     names |= {"first": [], "second": ["127.0.0.1"]}
