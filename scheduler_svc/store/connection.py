@@ -43,7 +43,8 @@ class RedisConnections(Protocol):
 def connect(target: RedisTarget, tls: RedisTlsFiles = NO_FILES) -> RedisConnections:
     """Connections to a target."""
     files = tls.options if target.has_tls else {}
-    options = {**_limits(_TIMEOUT), **files, **target.options}
+    # Answers are bytes, also where the URL, as one of another program, asks for text.
+    options = {**_limits(_TIMEOUT), **files, **target.options, "decode_responses": False}
     if target.has_tls:
         options["connection_class"] = _TlsConnection
     match target.layout:

@@ -268,6 +268,16 @@ async def test_a_lease_that_is_not_answered_for_is_given_up_in_time_to_ask_again
         await store.close()
 
 
+async def test_a_url_that_asks_for_text_gets_bytes(server: RedisServer, keys: "redis.Redis") -> None:
+    store, log = RedisStore(f"{server.url}?decode_responses=true", TTL), request_log()
+    assert (epoch := await store.take_lease("a", 30)) is not None
+    assert await store.leader() == "a"
+    assert await store.put(log, epoch) is None
+    assert await store.write(WriteBatch(writes=[whole(log, [200, 255])]), epoch) == []
+    assert [one.sequences[0].token_ids for one in await store.live()] == [[200, 255]]
+    await store.close()
+
+
 async def test_nobody_listening_is_unavailable(tmp_path: Path) -> None:
     with running_server(tmp_path) as server:
         store = RedisStore(server.url, TTL)
