@@ -40,7 +40,12 @@ from scheduler_svc.store.base import Store
 from svc_common.protocols import SESSION_PROTOCOLS
 
 _TICK = 0.05  # seconds between checks of deadlines, of models without workers and of the store's state
+_MAX_RAISING = 1.0  # seconds without the store in which a leader without workers waits to raise its epoch
 _MAX_FAILURES = 3  # step streams in a row that broke by exceptions here, after which this scheduler cannot serve
+
+
+class MaybeReplaced(Exception):  # noqa: N818
+    """A worker has seen a later epoch, no worker is left, and the store does not say who leads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +92,7 @@ class SchedulerEngine:
         self._on_fenced = on_fenced
         self._on_failed = on_failed
         self._num_failures = 0  # since the last step that was committed
+        self._raising_since: float | None = None  # since when it waits for the store's answer to a higher epoch
         self._models_of: dict[Replica, ModelVersion] = {}
         self._is_stopping = False
         self._step_done = asyncio.Event()
@@ -298,9 +304,21 @@ class SchedulerEngine:
         """
         try:
             async with self.journal.paused():
-                self.journal.epoch = await self._raise_epoch(epoch)
+                self._raising_since = time.monotonic()
+                try:
+                    self.journal.epoch = await self._raise_epoch(epoch)
+                finally:
+                    self._raising_since = None
         except Fenced:
             self._on_fenced()
+
+    def _check_raising(self, now: float) -> None:
+        """Resigns if another scheduler leads, as far as can be known without the store: gateways would wait here for
+        steps that the other one makes.
+        """
+        since = self._raising_since
+        if since is not None and now - since > _MAX_RAISING and self.journal.is_degraded and not self._models_of:
+            self._on_failed(MaybeReplaced("a worker has seen a later epoch, and the store cannot be reached"))
 
     def _chains(self, model: ModelVersion) -> Iterator[TokenChain]:
         """The tokens of a model's live requests, to match with the block hashes of a worker."""
@@ -358,6 +376,7 @@ class SchedulerEngine:
             for model in self.models:
                 self._expire(model, now)
             self._update_models(now)
+            self._check_raising(now)
             if self.status != self._sent_status:
                 self._send_status()
 

@@ -3,12 +3,15 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
 
 import grpc
 import pytest
 
 from checksum_service import ChecksumService, serve
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from quire.worker.v1 import worker_pb2 as worker_v1
 from scheduler_harness import (
     PROMPT,
     TIMEOUT,
@@ -26,6 +29,7 @@ from scheduler_harness import (
 from scheduler_svc.live_state import Graces
 from scheduler_svc.request_log import State
 from scheduler_svc.store.redis import RedisStore
+from tests.chaos.proxy import NO_FAULT, Link, LinkFault
 
 
 def unflushed(
@@ -238,6 +242,58 @@ async def test_a_standby_takes_over_when_the_leader_hands_over(redis_url: str, w
                 answer = await anew.attach(submit.key)  # everything that was committed is in the store
                 assert list(answer.attached.sequences[0].token_ids)[: len(held)] == held
                 assert await anew.until_tokens(submit.key, 200) == expected(200)
+
+
+class FencingWorker(ChecksumService):
+    """Reports the epoch of its last stream, and ends those of earlier terms, as a worker does."""
+
+    async def Step(
+        self, requests: AsyncIterator[worker_v1.StepRequest], context: Any
+    ) -> AsyncIterator[worker_v1.StepResponse]:
+        async def noted() -> AsyncIterator[worker_v1.StepRequest]:
+            async for request in requests:
+                self.about.epoch = max(self.about.epoch, request.epoch)
+                yield request
+
+        try:
+            async for response in super().Step(noted(), context):
+                if response.epoch < self.about.epoch:
+                    break
+                yield response
+        except KeyError:  # a step of an earlier term
+            pass
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "superseded")
+
+
+@pytest.mark.parametrize("fault", [LinkFault(is_stalled=True), LinkFault(is_reset=True)], ids=["stalled", "reset"])
+async def test_a_leader_that_is_cut_off_from_the_store_leaves_its_gateways_to_the_next(
+    redis_url: str, fault: LinkFault
+) -> None:
+    """The next one has the workers, so that the first one has nothing to send to its gateways but heartbeats."""
+    address = urlsplit(redis_url).netloc.rpartition("@")[2]
+    service = FencingWorker()
+    service.seconds = 0.01
+    server, port = await serve(service)
+    async with (
+        Link(address) as link,
+        scheduler(redis_url.replace(address, link.address), [port]) as first,
+        candidate(redis_url, [port], standby=True) as second,
+    ):
+        async with first.session() as session:
+            await session.ready()
+            submit = await session.submit(max_tokens=200)
+            await session.until_tokens(submit.key, 20)
+            link.fault = fault
+            await second.until_leading()
+            async with asyncio.timeout(TIMEOUT):
+                assert await session.end() is grpc.StatusCode.UNAVAILABLE
+            held = session.tokens(submit.key)
+            async with second.session() as anew:
+                answer = await anew.attach(submit.key, unflushed(0, held))
+                assert list(answer.attached.sequences[0].token_ids)[: len(held)] == held
+                assert await anew.until_tokens(submit.key, 200) == expected(200)
+        link.fault = NO_FAULT
+    await server.stop(0)
 
 
 async def test_a_leader_that_was_replaced_ends(redis_url: str, worker: Worker, store: RedisStore) -> None:
