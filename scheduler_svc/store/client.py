@@ -19,6 +19,9 @@ log = logging.getLogger("quire.scheduler")
 
 _SHA = sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
 _TURN_TIMEOUT = 1.0  # seconds that a call waits for its turn
+# The same of a call without which a request ends: a new leader is asked for thousands at once. If Redis fails
+# meanwhile, those that wait fail with it.
+_PATIENT_TURN_TIMEOUT = 30.0
 _MAX_CALLS = 32  # at once, each on its own connection; others wait
 _READ_ONLY = "-READONLY "  # in the error of a script, in Redis 6.2
 _Answer = TypeVar("_Answer")
@@ -63,8 +66,12 @@ class RedisClient:
         self._down_until = 0.0
         self._turns = asyncio.Semaphore(_MAX_CALLS)
 
-    async def evaluate(self, function: str, *arguments: Argument, timeout: float | None = None) -> Any:
-        """The result of a function of the script; `timeout` is for the whole call, in seconds."""
+    async def evaluate(
+        self, function: str, *arguments: Argument, timeout: float | None = None, is_patient: bool = False
+    ) -> Any:
+        """The result of a function of the script; `timeout` is for the whole call, in seconds. One that `is_patient`
+        waits longer for its turn.
+        """
 
         async def ask() -> Any:
             given = (len(self._keys), *self._keys, function, *arguments)
@@ -74,7 +81,7 @@ class RedisClient:
                 self._history.num_restarts += self._history.has_answered
                 return await self._redis.eval(SCRIPT, *given)
 
-        return await self._ask(ask, timeout)
+        return await self._ask(ask, timeout, _PATIENT_TURN_TIMEOUT if is_patient else _TURN_TIMEOUT)
 
     async def members(self, name: str) -> set[bytes]:
         """The members of a set."""
@@ -99,13 +106,15 @@ class RedisClient:
         """Closes the connections."""
         await self._connections.close()
 
-    async def _ask(self, ask: Callable[[], Awaitable[_Answer]], timeout: float | None = None) -> _Answer:
+    async def _ask(
+        self, ask: Callable[[], Awaitable[_Answer]], timeout: float | None = None, turn_timeout: float = _TURN_TIMEOUT
+    ) -> _Answer:
         """Redis' answer. A cancellation meanwhile is raised here: the `wait_for` of Python 3.11 that redis-py uses may
         lose it.
         """
         task = asyncio.current_task()
         num_cancels = task.cancelling() if task is not None else 0
-        await self._take_turn()
+        await self._take_turn(turn_timeout)
         try:
             async with asyncio.timeout(timeout):
                 return await self._answer(ask)
@@ -116,10 +125,10 @@ class RedisClient:
             if task is not None and task.cancelling() > num_cancels:
                 raise asyncio.CancelledError
 
-    async def _take_turn(self) -> None:
+    async def _take_turn(self, timeout: float) -> None:
         """Waits for a connection. A timeout here is not a failure of Redis."""
         try:
-            async with asyncio.timeout(_TURN_TIMEOUT):
+            async with asyncio.timeout(timeout):
                 await self._turns.acquire()
         except TimeoutError:
             raise StoreUnavailable("too many calls wait for Redis") from None

@@ -117,7 +117,7 @@ class RedisStore:
         return min(ending.kept_seconds, self._ttl) or self._grace
 
     async def read(self, key: str) -> RequestLog | None:
-        reply = await self._records.evaluate("read", key)
+        reply = await self._records.evaluate("read", key, is_patient=True)
         return None if reply is None else unpack_log(reply, self.record_keys)
 
     async def delete(self, key: str, epoch: int) -> bool:

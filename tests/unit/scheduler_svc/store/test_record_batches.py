@@ -163,3 +163,13 @@ async def test_puts_side_by_side_wait_for_their_turn(store: RedisStore, monkeypa
     logs = [request_log() for _ in range(200)]
     assert await asyncio.gather(*(store.put(log, EPOCH) for log in logs)) == [None] * 200
     assert len(await store.live()) == 200
+
+
+async def test_more_reads_than_are_answered_in_the_time_of_a_turn_wait_for_theirs(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gateways attach to all their requests at once when a leader begins. None of them ends for that."""
+    monkeypatch.setattr("scheduler_svc.store.client._TURN_TIMEOUT", 0.001)
+    log = await put(store, request_log(), 1)
+    assert await asyncio.gather(*(store.read(f"no such key {number}") for number in range(500))) == [None] * 500
+    assert await tokens_of(store, log) == [[1]]
