@@ -16,6 +16,7 @@ from svc_common.supervisor.launch import launch_command
 from svc_common.supervisor.roles import Role, StartTier
 
 _NUM_LAST_LINES = 20
+_MAX_DOUBLINGS = 30
 _OUTPUT_DRAIN_SECONDS = 1.0
 """How long output is read after a process ended: a child of its own may hold the pipe open."""
 
@@ -43,7 +44,9 @@ class RestartPolicy:
 
     def wait(self, num_exits: int) -> float:
         """Seconds from the death of this number, from 1, to the restart."""
-        return 0.0 if num_exits == 1 else min(self.initial_backoff * 2 ** (num_exits - 2), self.max_backoff)
+        if num_exits == 1:
+            return 0.0
+        return min(self.initial_backoff * 2.0 ** min(num_exits - 2, _MAX_DOUBLINGS), self.max_backoff)
 
 
 class RoleFailed(Exception):  # noqa: N818

@@ -285,3 +285,9 @@ def _is_zombie(pid: int) -> bool:
 def test_waits_double_up_to_a_bound() -> None:
     policy = RestartPolicy(initial_backoff=0.5, max_backoff=10)
     assert [policy.wait(deaths) for deaths in range(1, 9)] == [0, 0.5, 1, 2, 4, 8, 10, 10]
+
+
+def test_a_role_that_dies_for_hours_is_restarted_still() -> None:
+    """Its delay has reached the longest one long ago."""
+    policy = RestartPolicy()
+    assert [policy.wait(num_exits) for num_exits in (1, 2, 3, 100, 5000)] == [0.0, 0.5, 1.0, 10.0, 10.0]
