@@ -237,10 +237,15 @@ class SubscriptionMachine(RuleBasedStateMachine):
                 self.deliver(1)
 
     @precondition(lambda self: self.is_open and self.num_quiet > LULL and self._growing)
-    @rule(forgets=st.booleans(), has_model=st.booleans(), is_lost_too=st.booleans())
-    def fail_over_with_losses(self, forgets: bool, has_model: bool, is_lost_too: bool) -> None:
+    @rule(
+        forgets=st.booleans(),
+        has_model=st.booleans(),
+        is_lost_too=st.booleans(),
+        readers_leave=st.booleans(),
+    )
+    def fail_over_with_losses(self, forgets: bool, has_model: bool, is_lost_too: bool, readers_leave: bool) -> None:
         """The store has lost durable tokens or the request; then the next scheduler does not know them. It may have no
-        model for the request, and may be lost in its turn."""
+        model for the request, and may be lost in its turn. Readers may leave while the request is submitted again."""
         self.stream(0, is_flushed=True)
         self.lose(forgets, loses_store=True)
         self.open(has_model, is_store_degraded=False)
@@ -256,6 +261,8 @@ class SubscriptionMachine(RuleBasedStateMachine):
                 self.handle_commands(1)
             while self.scheduler.events:
                 self.deliver(1)
+            while readers_leave and self.readers:
+                self.leave(0, OnDisconnect.DETACH)
             self.scheduler.next_refusal = scheduler_v1.FAILURE_REASON_UNKNOWN_REQUEST
         self._settle()
 
