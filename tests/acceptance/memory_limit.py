@@ -166,6 +166,7 @@ def measure(
     unlimited_seconds: float,
     num_blocks: int = _NUM_BLOCKS,
     thresholds: Mapping[str, str] | None = None,
+    least_speed: float = _LEAST_SPEED,
 ) -> Outcome:
     """Runs the deployment below its limit, and the load on it. `thresholds` are other settings than the defaults."""
     # Otherwise tokens may depend on how a prompt is split, as on what is cached.
@@ -189,18 +190,18 @@ def measure(
             outcome = uvloop.run(load(quire, cgroup, streams, seconds, unlimited_seconds))
     outcome.errors += errors
     outcome.unlimited = outcome.unlimited or unlimited
-    compare(outcome)
+    compare(outcome, least_speed)
     return outcome
 
 
-def compare(outcome: Outcome) -> None:
+def compare(outcome: Outcome, least_speed: float = _LEAST_SPEED) -> None:
     """Notes how fast the load was beside the same load without the limit."""
     limited, unlimited = outcome.limited, outcome.unlimited
     if limited is None or unlimited is None or not unlimited.tokens_per_second:
         outcome.errors.append("without a limit no tokens came")
         return
     outcome.speed = round(limited.tokens_per_second / unlimited.tokens_per_second, 3)
-    if outcome.speed < _LEAST_SPEED:
+    if outcome.speed < least_speed:
         outcome.errors.append(f"below the limit the load has {outcome.speed:.1%} of its speed")
 
 
