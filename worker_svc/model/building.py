@@ -246,7 +246,7 @@ def _build_body(
         shared = None if spec.shared is None else mlp_weights(spec.shared)
         experts, bias = tuple(map(mlp_weights, spec.experts)), None
         if spec.choice_bias is not None:
-            bias = checkpoint.read(spec.choice_bias, len(experts)).to(checkpoint.device).float()
+            bias = checkpoint.numbers(spec.choice_bias, len(experts)).to(checkpoint.device).float()
         return builder.experts(ExpertWeights(spec, weights(spec.router), experts, shared, bias))
 
     def latent(spec: LatentSpec | None) -> BuiltLatent[LinearT, NormT] | None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import LinearLayer, StoredLinear
-from worker_svc.model.formats.dense import DenseFormat
+from worker_svc.model.formats.dense import DenseFormat, require_numbers
 from worker_svc.model.weight_format import (
     BlockCodes,
     GroupCodes,
@@ -111,7 +111,9 @@ def read_stored(checkpoint: Checkpoint, stored: StoredLinear, inputs: int) -> tu
     shapes = shapes_of(stored, inputs, weight_format)
     tensors = {name: checkpoint.read(name, *shape) for name, shape in shapes.items()}
     bias = tensors.pop(f"{stored.name}.bias", None)
-    if bias is None:
+    if bias is not None:
+        require_numbers(f"{stored.name}.bias", bias)
+    else:
         # Earlier releases of AutoGPTQ wrote one of zeros for each layer that has none.
         checkpoint.drop_zeros(f"{stored.name}.bias")
     if stored.transposed:

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from worker_svc.model.config import UnsupportedModel
+from worker_svc.model.formats.dense import require_numbers
 from worker_svc.model.tensor_file import TensorFile
 from worker_svc.model.tensor_names import StoredTensor
 from worker_svc.model.weight_format import WeightFormat, format_of, names_read
@@ -79,8 +80,14 @@ class Checkpoint:
         return self._num_read / max(1, self._num_begun + left)
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """The tensor of this name, in the model's dtype and on its device. Raises UnsupportedModel as `read` does."""
-        return self.read(name, *shape).to(self.device, self.dtype)
+        """The tensor of this name, in the model's dtype and on its device. Raises as `numbers` does."""
+        return self.numbers(name, *shape).to(self.device, self.dtype)
+
+    def numbers(self, name: str, *shape: int) -> Tensor:
+        """The tensor of this name, as stored. Raises UnsupportedModel as `read` does, and if it has codes."""
+        tensor = self.read(name, *shape)
+        require_numbers(name, tensor)
+        return tensor
 
     def read(self, name: str, *shape: int) -> Tensor:
         """The tensor of this name, as stored, in memory of its own.

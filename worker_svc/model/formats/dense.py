@@ -36,14 +36,19 @@ class DenseFormat:
 
     def weight(self, layer: str, tensors: Mapping[str, Tensor]) -> DenseWeight:
         tensor = tensors[f"{layer}.weight"]
-        # Of 8 bits: FP8, of which the numbers are only known with a scale.
-        if not tensor.is_floating_point() or tensor.dtype.itemsize == 1:
-            kind = str(tensor.dtype).removeprefix("torch.")
-            raise UnsupportedModel(
-                f"the tensor {layer}.weight is {kind}, and config.json names no format of weights, or the checkpoint "
-                "has no scale of it"
-            )
+        require_numbers(f"{layer}.weight", tensor)
         return DenseWeight(tensor)
+
+
+def require_numbers(name: str, tensor: Tensor) -> None:
+    """Raises UnsupportedModel, which names the tensor, if it has codes, whose numbers are only known with a scale."""
+    # Of 8 bits: FP8.
+    if not tensor.is_floating_point() or tensor.dtype.itemsize == 1:
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise UnsupportedModel(
+            f"the tensor {name} is {kind}, and config.json names no format of weights, or the checkpoint has no scale "
+            "of it"
+        )
 
 
 def _make(quantization: Mapping[str, Any]) -> DenseFormat:

@@ -235,10 +235,20 @@ def test_a_config_that_names_no_known_format_is_refused(value: object, message: 
         format_of(tmp_path)
 
 
-def test_codes_without_a_format_are_refused(save_model: Save) -> None:
-    directory = save_model(LlamaConfig(**SIZES))
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.1.mlp.down_proj.weight",
+        "model.layers.1.mlp.down_proj.bias",
+        "model.layers.0.input_layernorm.weight",
+        "model.embed_tokens.weight",
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_codes_without_a_format_are_refused(dtype: torch.dtype, name: str, save_model: Save) -> None:
+    directory = save_model(LlamaConfig(**SIZES, mlp_bias=True))
     tensors = load_file(directory / "model.safetensors")
-    name = "model.layers.1.mlp.down_proj.weight"
-    save_file({**tensors, name: tensors[name].to(torch.int8)}, directory / "model.safetensors")
-    with pytest.raises(StartupFailed, match=f"{name} is int8, and config.json names no format"):
+    save_file({**tensors, name: tensors[name].to(dtype)}, directory / "model.safetensors")
+    kind = str(dtype).removeprefix("torch.")
+    with pytest.raises(StartupFailed, match=f"{name} is {kind}, and config.json names no format"):
         _load(directory)
