@@ -37,7 +37,7 @@ def weight_files(directory: Path) -> list[Path]:
         raise UnsupportedModel(f"{index} cannot be read: {error!r}") from error
     for name in names:
         # A shard is in the directory of its index; a path would leave it.
-        if Path(name).name != name or not (directory / name).is_file():
+        if not isinstance(name, str) or Path(name).name != name or not (directory / name).is_file():
             raise UnsupportedModel(f"the model in {directory} has no weights file {name}")
     return [directory / name for name in names]
 

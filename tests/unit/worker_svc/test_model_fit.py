@@ -109,6 +109,10 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text("[]")
     with pytest.raises(UnsupportedModel, match=r"model\.safetensors\.index\.json cannot be read: TypeError"):
         read_weight_sizes(tmp_path)
+    for name in (None, 1, "", "..", "model-00001-of-00001.safetensors"):
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
+        with pytest.raises(UnsupportedModel, match=f"has no weights file {name}"):
+            read_weight_sizes(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"no header")
     with pytest.raises(UnsupportedModel, match=r"model\.safetensors is damaged or not complete: .*header"):
         read_weight_sizes(tmp_path)
