@@ -12,6 +12,8 @@ import quire_kernels.cpu.library
 from quire_kernels.cpu.amx import has_amx
 
 _SOURCES = Path(quire_kernels.cpu.library.__file__).with_name("csrc")
+# The compiler's own headers begin vectors with undefined values.
+_OF_KERNELS = ("-march=native", "-ffp-contract=off", "-Wno-psabi", "-Wno-maybe-uninitialized", "-Wno-uninitialized")
 
 
 # Also as on systems without a fence for all threads of a process.
@@ -27,9 +29,11 @@ def test_pieces_are_taken_over_and_written_once(definitions: tuple[str, ...], tm
 def test_a_product_by_amx_goes_on_from_any_unit(definitions: tuple[str, ...], tmp_path: Path) -> None:
     if not has_amx(compiled.thread_pool()):
         pytest.skip("needs AMX")
-    # The compiler's own headers begin vectors with undefined values.
-    flags = ("-march=native", "-ffp-contract=off", "-Wno-maybe-uninitialized", "-Wno-uninitialized")
-    _run("amx_units.cpp", (*definitions, *flags), tmp_path)
+    _run("amx_units.cpp", (*definitions, *_OF_KERNELS), tmp_path)
+
+
+def test_attention_needs_no_memory_once_the_threads_run(tmp_path: Path) -> None:
+    _run("attention_memory.cpp", _OF_KERNELS, tmp_path)
 
 
 def _run(name: str, flags: tuple[str, ...], directory: Path) -> None:

@@ -35,8 +35,9 @@ struct AttentionRule {
 template <class T, class Products = NoAttentionProducts>
 class TileAttention {
 public:
-    // `value_dim`: how many dimensions of the values are summed, a multiple of LANES; 0: all.
-    TileAttention(int64_t group, int64_t head_dim, int64_t value_dim = 0)
+    // `value_dim`: how many dimensions of the values are summed, a multiple of LANES, where keys are the values too; 0: all. `has_codes`:
+    // whether caches may have codes.
+    TileAttention(int64_t group, int64_t head_dim, int64_t value_dim = 0, bool has_codes = false)
         : group_(group), dim_(head_dim), value_dim_(value_dim ? value_dim : head_dim) {
         const int64_t rows = queries_per_tile(group) * group + Products::MOST_PADDING;
         query_.reserve(rows * head_dim);
@@ -47,6 +48,8 @@ public:
         sums_.reserve(rows * LANES);
         products_.reserve(round_up(value_dim_, LANES * Lane<T>::VALUES));
         if (value_dim) shared_values_.reserve(TILE_KEYS * round_up(value_dim, LANES * Lane<T>::VALUES));
+        // Here, since no memory may run out once the pool's threads have started.
+        if (has_codes) decoded_.reserve(head_dim, !value_dim);
     }
 
     // Attention of one tile. `next` is what this thread probably computes after it, or null. `query` is of the whole step,
@@ -61,7 +64,6 @@ public:
         // Heads that share keys are computed together. Otherwise each one's rows are padded to whole blocks of them.
         const int64_t together = cache.is_shared() ? heads : 1, num_rows = together * rows;
         has_codes_ = cache.has_codes();
-        if (has_codes_) decoded_.reserve(dim_, !cache.is_shared());
         block_size_ = has_codes_ ? DecodedTile<T>::BLOCK_SIZE : cache.block_size;
         uses_products_ = Products::suit(dim_, block_size_);
         if (uses_products_) products_.configure(num_rows);

@@ -115,7 +115,7 @@ public:
         }
         scratch = std::max(scratch, mixture_.scratch_size());
         for (int i = 0; i < pool.size(); ++i) {
-            threads_.push_back(std::make_unique<Thread>(group(), model.head_dim, latents_.summed_dim(), scratch));
+            threads_.push_back(std::make_unique<Thread>(group(), model.head_dim, latents_.summed_dim(), model.cache_scales, scratch));
             if (layers_[0].latent) threads_.back()->latent.reserve(*layers_[0].latent);
         }
         for (const Rope& rope : ropes_) {
@@ -151,8 +151,8 @@ private:
     static_assert(std::is_same_v<Element, typename Product::Value>);  // rows of one number for each column
 
     struct Thread {
-        Thread(int64_t group, int64_t head_dim, int64_t value_dim, int64_t scratch)
-            : attention(group, head_dim, value_dim), scratch(scratch), heads(2 * head_dim) {}
+        Thread(int64_t group, int64_t head_dim, int64_t value_dim, bool has_codes, int64_t scratch)
+            : attention(group, head_dim, value_dim, has_codes), scratch(scratch), heads(2 * head_dim) {}
         TileAttention<Element, typename AttentionProductsOf<Product>::Type> attention;
         Buffer<Element> scratch;
         Buffer<Element> heads;

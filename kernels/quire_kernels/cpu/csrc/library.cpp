@@ -177,7 +177,7 @@ int64_t quire_attend(void* pool_, Type type, [[maybe_unused]] int64_t use_amx, c
             using T = typename Product::Element;
             const std::vector<Tile> tiles = split_into_tiles(*sequences, cache->num_kv_heads, group, pool.size());
             std::deque<TileAttention<T, typename AttentionProductsOf<Product>::Type>> attentions;
-            for (int i = 0; i < pool.size(); ++i) attentions.emplace_back(group, cache->head_dim);
+            for (int i = 0; i < pool.size(); ++i) attentions.emplace_back(group, cache->head_dim, 0, cache->has_codes());
             pool.run([&](int thread) {
                 const typename Product::Registers registers;
                 attend(pool, attentions[thread], *cache, *sequences, tiles, *rule, static_cast<const T*>(query),
