@@ -115,7 +115,7 @@ class Gateway:
         add_InferenceServiceServicer_to_server(InferenceServicer(self._request_manager, calls), self._grpc)
         add_GRPCInferenceServiceServicer_to_server(OpenInferenceServicer(self._request_manager, calls), self._grpc)
         services = [SERVICE, OPEN_INFERENCE_SERVICE]
-        self._health = HealthReporter(self._grpc, services)
+        self._health = HealthReporter(self._grpc, services, settings.max_grpc_connections)
         enable_reflection(self._grpc, services)
         tls = settings.tls_files()
         credentials = grpc_server_credentials(tls, requires_certificate=False) if tls else None

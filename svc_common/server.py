@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 import grpc
@@ -9,7 +10,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from svc_common.addresses import AddressInUse, CannotListen, check_can_listen, join_host_port
-from svc_common.interceptors import ErrorInterceptor
+from svc_common.errors import QuireError, Reason
+from svc_common.interceptors import Context, ErrorInterceptor
 
 __all__ = [
     "INTERNAL_MESSAGE_BYTES",
@@ -31,6 +33,9 @@ INTERNAL_MESSAGE_BYTES = 64 * 2**20
 
 LIVENESS = "liveness"
 """The health service that is SERVING as long as the process responds."""
+
+_MAX_WATCHES = 4096  # of health: about 20 kB each
+_MAX_HEALTH_NAME = 256  # characters
 
 _KEEPALIVE = (
     ("grpc.keepalive_time_ms", 30_000),
@@ -89,7 +94,30 @@ def bind(server: grpc.aio.Server, host: str, port: int, credentials: grpc.Server
 
 
 class _HealthServicer(health.aio.HealthServicer):  # type: ignore[misc]
-    """With List, which the stock servicer lacks: a call of it would be an internal error."""
+    """With List, which the stock servicer lacks: a call of it would be an internal error. And with bounds on what calls
+    of Watch keep in memory, since they need no credential and may last for ever.
+    """
+
+    def __init__(self, max_watches: int) -> None:
+        super().__init__()
+        self._max_watches = max_watches
+        self._num_watches: Counter[str] = Counter()  # of each connection
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:  # noqa: N802
+        if len(request.service) > _MAX_HEALTH_NAME:
+            raise QuireError(Reason.INVALID_FIELD, f"has more than {_MAX_HEALTH_NAME} characters", field="service")
+        connection = context.peer()
+        num_free = self._max_watches - self._num_watches.total()
+        # No connection has more than it leaves to others.
+        if self._num_watches[connection] >= num_free:
+            raise QuireError(Reason.CAPACITY_EXHAUSTED, "this server's health is watched by too many calls")
+        self._num_watches[connection] += 1
+        try:
+            await super().Watch(request, context)
+        finally:
+            self._num_watches[connection] -= 1
+            if not self._num_watches[connection]:
+                del self._num_watches[connection]
 
     async def List(  # noqa: N802
         self, request: health_pb2.HealthListRequest, context: object
@@ -102,9 +130,10 @@ class _HealthServicer(health.aio.HealthServicer):  # type: ignore[misc]
 class HealthReporter:
     """grpc.health.v1 of a server: "" and its services are as `set_serving` sets them, "liveness" is always SERVING."""
 
-    def __init__(self, server: grpc.aio.Server, services: Sequence[str]) -> None:
+    def __init__(self, server: grpc.aio.Server, services: Sequence[str], max_watches: int = _MAX_WATCHES) -> None:
+        """`max_watches` bounds the calls that watch it."""
         self._names = ("", *services)
-        self._servicer = _HealthServicer()
+        self._servicer = _HealthServicer(max_watches)
         # The stock servicer starts with "" as SERVING; its own method to change that needs a running loop.
         statuses = self._servicer._server_status
         statuses |= dict.fromkeys(self._names, health_pb2.HealthCheckResponse.NOT_SERVING)

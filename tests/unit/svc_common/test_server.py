@@ -114,6 +114,49 @@ async def test_health_can_be_watched(server: grpc.aio.Server) -> None:
         watch.cancel()
 
 
+async def test_watching_health_keeps_no_long_names(server: grpc.aio.Server) -> None:
+    HealthReporter(server, [SERVICE])
+    port = bind(server, "127.0.0.1", 0)
+    await server.start()
+    async with internal_channel(f"127.0.0.1:{port}") as channel:
+        watch: Any = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="a" * 2**20))
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await watch.read()
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_connection_leaves_watches_of_health_to_others(server: grpc.aio.Server) -> None:
+    HealthReporter(server, [SERVICE], max_watches=8)
+    port = bind(server, "127.0.0.1", 0)
+    await server.start()
+
+    async def watch(channel: grpc.aio.Channel) -> Any:
+        call: Any = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+        assert (await call.read()).status == NOT_SERVING
+        return call
+
+    own_connection = [("grpc.use_local_subchannel_pool", 1)]
+    address = f"127.0.0.1:{port}"
+    async with (
+        grpc.aio.insecure_channel(address, options=own_connection) as first,
+        grpc.aio.insecure_channel(address, options=own_connection) as second,
+    ):
+        watches = [await watch(first) for _ in range(4)]
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await watch(first)
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+        await watch(second)
+        for each in watches:
+            each.cancel()
+        async with asyncio.timeout(60):
+            while True:  # until the server has noticed
+                try:
+                    await watch(first)
+                    break
+                except grpc.aio.AioRpcError:
+                    await asyncio.sleep(0.01)
+
+
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
 async def test_reflection_lists_services_and_contracts(server: grpc.aio.Server, version: str) -> None:
     assert inference_pb2.DESCRIPTOR.package == "quire.inference.v1"
