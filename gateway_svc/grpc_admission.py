@@ -68,9 +68,11 @@ class GrpcAdmission(grpc.aio.ServerInterceptor):
             (True, True): grpc.stream_stream_rpc_method_handler,
         }[handler.request_streaming, handler.response_streaming]
         counted = self._streaming(method, behavior) if handler.response_streaming else self._unary(method, behavior)
+        parse = _noting_bytes(handler.request_deserializer or bytes)
         admitted: Handler = make(
             counted,
-            request_deserializer=_noting_bytes(handler.request_deserializer or bytes),
+            # Of all calls, since RequestGate makes streams of those with one message.
+            request_deserializer=_boxed(parse) if handler.request_streaming else parse,
             response_serializer=handler.response_serializer,
         )
         return admitted
@@ -87,14 +89,14 @@ class GrpcAdmission(grpc.aio.ServerInterceptor):
     def _unary(self, method: str, behavior: Behavior) -> Behavior:
         async def respond(request: Any, context: Context) -> Any:
             with self._counted(method, context):
-                return await behavior(request, context)
+                return await behavior(_taken(request), context)
 
         return respond
 
     def _streaming(self, method: str, behavior: Behavior) -> Behavior:
         async def respond(request: Any, context: Context) -> None:
             with self._counted(method, context):
-                await send_responses(behavior(request, context), context)
+                await send_responses(behavior(_taken(request), context), context)
 
         return respond
 
@@ -128,6 +130,43 @@ class GrpcAdmission(grpc.aio.ServerInterceptor):
         finally:
             _open_call.reset(token)
             open_call.end()
+
+
+class _Box:
+    """A message until it is taken. grpc keeps what it has read last, as long as the call lasts: a message would take
+    memory that does not count any longer.
+    """
+
+    __slots__ = ("_message",)
+
+    def __init__(self, message: Any) -> None:
+        self._message = message
+
+    def take(self) -> Any:
+        message, self._message = self._message, None
+        return message
+
+
+class _Messages:
+    """The messages of a stream of boxes."""
+
+    def __init__(self, boxes: AsyncIterator[_Box]) -> None:
+        self._boxes = boxes
+
+    def __aiter__(self) -> "_Messages":
+        return self
+
+    async def __anext__(self) -> Any:
+        return (await anext(self._boxes)).take()
+
+
+def _boxed(parse: Callable[[bytes], Any]) -> Callable[[bytes], _Box]:
+    return lambda data: _Box(parse(data))
+
+
+def _taken(request: Any) -> Any:
+    """What a handler is called with: one message as it is, or messages."""
+    return _Messages(request) if isinstance(request, AsyncIterator) else request
 
 
 def _noting_bytes(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:

@@ -56,6 +56,7 @@ class InferenceServicer(InferenceServiceServicer):
         async with self._calls.answer(context, "StreamGenerate", request_id) as outcome:
             call = self._calls.call(_operation(request.generation), context)
             generation = await self._validate(call, request.generation, ResponseMode.STREAMED, request_id, outcome)
+            del request  # its bytes count no longer than until it is submitted
             with self._request_manager.run(call, [generation]) as group:
                 await group.accepted()
                 await context.send_initial_metadata(((REQUEST_ID, request_id),))
@@ -77,6 +78,7 @@ class InferenceServicer(InferenceServiceServicer):
         async with self._calls.answer(context, "Generate", request_id) as outcome:
             call = self._calls.call(_operation(request.generation), context)
             generation = await self._validate(call, request.generation, ResponseMode.WHOLE, request_id, outcome)
+            del request  # as above
             with self._request_manager.run(call, [generation]) as group:
                 (running,) = group.requests
                 chunks = [chunk for _, chunk in await group.all()]

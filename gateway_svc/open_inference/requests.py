@@ -73,6 +73,7 @@ _NUMBERS = {
 # Both are read on the event loop: a message of the largest size would delay all streams.
 _MAX_VALUES = 128
 _MAX_SAMPLING_CHARS = 2**18
+_MAX_ID_CHARS = 1024  # each response of a stream has the id
 _NAMES: Mapping[str, str] = {
     Field.MODEL: "model_name",
     Field.PROMPT: TEXT_INPUT,
@@ -83,8 +84,10 @@ _NAMES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """What a request asks for. `prefix` is what its text begins with: the prompt, where that is to be returned."""
+    """What a request asks for. `id` is returned. `prefix` is what its text begins with: the prompt, where that is to be
+    returned."""
 
+    id: str
     prompt: PromptRequest
     response_mode: ResponseMode
     outputs: frozenset[Output]
@@ -94,6 +97,8 @@ class InferRequest:
     def from_proto(cls, request: pb.ModelInferRequest) -> "InferRequest":
         """Raises QuireError, which names the input, the parameter or the field at fault."""
         check_version(request.model_version, "model_version")
+        if len(request.id) > _MAX_ID_CHARS:
+            raise invalid("id", f"must have at most {_MAX_ID_CHARS} characters")
         if len(request.inputs) > _MAX_VALUES:
             raise invalid("inputs", f"must be at most {_MAX_VALUES}")
         inputs = read_inputs(request)
@@ -107,7 +112,7 @@ class InferRequest:
         outputs = _outputs(request, inputs)
         mode = ResponseMode.STREAMED if streams else ResponseMode.WHOLE
         prompt = _prompt(request, text, inputs, mode)
-        return cls(prompt, mode, outputs, text if excludes_input is False else "")
+        return cls(request.id, prompt, mode, outputs, text if excludes_input is False else "")
 
 
 def check_version(version: str, where: str) -> None:

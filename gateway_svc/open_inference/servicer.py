@@ -105,9 +105,10 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
             asked = InferRequest.from_proto(request)
             if asked.response_mode is ResponseMode.STREAMED:
                 raise QuireError(Reason.INVALID_FIELD, "must be false: ModelStreamInfer streams", field="stream")
+            del request  # its bytes count no longer than until it is submitted
             valid = await self._validate(asked, call, request_id, outcome)
             with self._request_manager.run(call, [valid]) as group:
-                response = await self._whole(request, call, asked, group)
+                response = await self._whole(call, asked, group)
                 await context.send_initial_metadata(((REQUEST_ID, request_id),))
         return response
 
@@ -124,15 +125,18 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
                 await stream.write(pb.ModelStreamInferResponse(infer_response=response))
 
             async def respond(request: pb.ModelInferRequest) -> None:
+                model_name, request_id = request.model_name, request.id
                 try:
                     with self._calls.message(call) as part:
-                        await self._stream(request, part, outcome, send)
+                        streaming = self._stream(request, part, outcome, send)
+                        del request  # its bytes count no longer than until it is submitted
+                        await streaming
                 except grpc.aio.InternalError:
                     pass  # a write after the client has left
                 except Exception as error:
                     if isinstance(error, QuireError):
                         self._calls.note(error)
-                    failed = pb.ModelInferResponse(model_name=request.model_name, id=request.id)
+                    failed = pb.ModelInferResponse(model_name=model_name, id=request_id)
                     failed.parameters[_FINAL].bool_param = True
                     response = pb.ModelStreamInferResponse(error_message=_message(error), infer_response=failed)
                     await stream.write(response)
@@ -149,6 +153,7 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
                         break
                     tasks.add(task := asyncio.create_task(respond(request)))
                     task.add_done_callback(tasks.discard)
+                    del request
                 await asyncio.gather(*tasks)
             finally:
                 await stream.end(tasks)
@@ -156,10 +161,11 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
     async def _stream(self, request: pb.ModelInferRequest, call: Call, outcome: CallOutcome, send: Send) -> None:
         """Sends the responses to one request of a stream. Raises QuireError."""
         asked = InferRequest.from_proto(request)
+        del request
         valid = await self._validate(asked, call, reply_id(), outcome)
         with self._request_manager.run(call, [valid]) as group:
             if asked.response_mode is ResponseMode.WHOLE:
-                response = await self._whole(request, call, asked, group)
+                response = await self._whole(call, asked, group)
                 response.parameters[_FINAL].bool_param = True
                 await send(response)
                 return
@@ -167,20 +173,18 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
                 for _, chunk in chunks:
                     if not chunk.text and chunk.finish is None:
                         continue
-                    response = _response(request, asked, group, [chunk])
+                    response = _response(asked, group, [chunk])
                     response.parameters[_FINAL].bool_param = chunk.finish is not None
                     await send(response)
 
-    async def _whole(
-        self, request: pb.ModelInferRequest, call: Call, asked: InferRequest, group: RequestGroup
-    ) -> pb.ModelInferResponse:
+    async def _whole(self, call: Call, asked: InferRequest, group: RequestGroup) -> pb.ModelInferResponse:
         """The only response to a request that is not streamed."""
         chunks = [chunk for _, chunk in await group.all()]
         (rendering,) = group.renderings
         return await self._calls.render(
             call,
             0,
-            lambda: _response(request, asked, group, completed_sequences(chunks, rendering)),
+            lambda: _response(asked, group, completed_sequences(chunks, rendering)),
             num_chunks=len(chunks),
         )
 
@@ -203,12 +207,10 @@ def _message(error: Exception) -> str:
     return f"internal error {error_id}"
 
 
-def _response(
-    request: pb.ModelInferRequest, asked: InferRequest, group: RequestGroup, chunks: list[Chunk]
-) -> pb.ModelInferResponse:
+def _response(asked: InferRequest, group: RequestGroup, chunks: list[Chunk]) -> pb.ModelInferResponse:
     """A response with one text for each chunk."""
     (rendering,) = group.renderings
-    response = pb.ModelInferResponse(model_name=rendering.model, model_version=VERSION, id=request.id)
+    response = pb.ModelInferResponse(model_name=rendering.model, model_version=VERSION, id=asked.id)
     usage: Usage = group.usage
     for output in OUTPUTS:
         if output not in asked.outputs:

@@ -1,6 +1,7 @@
-"""gRPC calls whose message does not arrive."""
+"""gRPC calls whose message does not arrive, and how long a message is kept."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -10,8 +11,11 @@ import grpc
 import pytest
 
 from gateway_calls import asking
-from gateway_harness import Harness, encoded, reason_of, running_gateway
+from gateway_harness import MODEL, Harness, encoded, reason_of, running_gateway
+from gateway_svc import grpc_admission
 from quire.inference.v1 import inference_pb2 as api
+from quire.open_inference.v2 import open_inference_pb2 as open_inference
+from quire.open_inference.v2.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from scripted_scheduler import answer_with
 from tiny_model import EOS
 
@@ -64,6 +68,48 @@ async def test_a_key_is_checked_before_the_message_is_read(method: str, model_di
     keys.write_text('[[keys]]\nkey = "the-key-of-alice"\ntenant = "alice"\n')
     async with running_gateway(model_directory, api_keys=keys) as quire:
         assert await status(quire, method) == (grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED")
+
+
+def inferring() -> open_inference.ModelInferRequest:
+    """A request of the Open Inference protocol for a text."""
+    request = open_inference.ModelInferRequest(model_name=MODEL)
+    text = request.inputs.add(name="text_input", datatype="BYTES", shape=[1])
+    text.contents.bytes_contents.append(b"hello")
+    return request
+
+
+@pytest.mark.parametrize("method", ["Generate", "StreamGenerate", "ModelInfer", "ModelStreamInfer"])
+async def test_a_message_is_kept_until_its_request_is_submitted(
+    method: str, model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages: list[Any] = []
+    note = grpc_admission._noting_bytes
+
+    def keeping(parse: Any) -> Any:
+        def parse_and_keep(data: bytes) -> Any:
+            messages.append(parse(data))
+            return messages[-1]
+
+        return note(parse_and_keep)
+
+    monkeypatch.setattr(grpc_admission, "_noting_bytes", keeping)
+    async with running_gateway(model_directory) as quire:
+        messages.clear()
+        quire.scheduler.script = lambda session, submit: session.accept(submit.key)
+        stub: Any = quire.stub if "Generate" in method else GRPCInferenceServiceStub(quire.channel)
+        request: Any = inferring() if "Infer" in method else asking()
+        if method == "Generate":
+            request = api.GenerateRequest(generation=request.generation)
+        if method == "ModelStreamInfer":
+            call = stub.ModelStreamInfer()
+            await call.write(request)
+        else:
+            call = getattr(stub, method)(request)
+        await quire.scheduler.next("submit")
+        (message,) = messages
+        messages.clear()
+        assert sys.getrefcount(message) == 2  # `message` and the argument
+        call.cancel()
 
 
 async def test_connections_have_a_bound(model_directory: Path) -> None:

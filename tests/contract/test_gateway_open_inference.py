@@ -205,6 +205,7 @@ BAD: dict[str, tuple[pb.ModelInferRequest, str]] = {
     ),
     "many inputs": (pb.ModelInferRequest(inputs=[{}] * 129), "inputs"),
     "many parameters": (asking(TEXT, parameters={str(i): parameter(1) for i in range(129)}), "parameters"),
+    "a long id": (asking(TEXT, id="a" * 1025), "id"),
     "long JSON": (asking(TEXT, ("sampling_parameters", "BYTES", " " * 2**19)), "sampling_parameters"),
     "an empty parameter": (asking(TEXT, parameters={"n": pb.InferParameter()}), "parameters.n"),
 }
