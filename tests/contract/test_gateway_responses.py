@@ -1,5 +1,7 @@
 """OpenAI's Responses API, used by the official client, with a scripted scheduler."""
 
+import asyncio
+import gc
 import json
 import threading
 from pathlib import Path
@@ -12,6 +14,7 @@ from openai.types.responses import ResponseOutputMessage
 
 from gateway_harness import MODEL, Harness, encoded, gateway_at, running_gateway, scheduler_model
 from gateway_svc.http_api.exchange import HttpExchange
+from gateway_svc.http_api.responses.models import ResponsesBody
 from gateway_svc.http_api.responses.stored_response import StoredResponse
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from responses_api import events_of, prompt_of, record, texts_of
@@ -56,6 +59,16 @@ async def test_a_response_has_its_output_and_what_was_asked(quire: Harness, clie
     submit = await quire.scheduler.next("submit")
     assert (submit.detachable, submit.is_background, submit.render_options.request_id) == (False, False, response.id)
     assert "Be brief." in prompt_of(submit)
+
+
+async def test_a_body_is_not_kept_while_its_response_is_made(quire: Harness) -> None:
+    quire.scheduler.script = lambda session, submit: session.accept(submit.key)
+    call = asyncio.create_task(quire.http.post("/v1/responses", json={"input": "Hi", "store": False}))
+    await quire.scheduler.next("submit")
+    gc.collect()
+    assert not [one for one in gc.get_objects() if type(one) is ResponsesBody]
+    call.cancel()
+    await asyncio.wait([call])
 
 
 async def test_a_response_that_is_not_stored_leaves_nothing(quire: Harness, client: openai.AsyncOpenAI) -> None:

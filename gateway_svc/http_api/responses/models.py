@@ -27,6 +27,7 @@ from gateway_svc.http_api.responses.tool_models import ResponseTool, ToolChoiceF
 _MAX_METADATA = 16
 _MAX_METADATA_NAME = 64
 _MAX_METADATA_VALUE = 512
+_MAX_MARK = 1024  # characters of a name that comes back; it is kept while the response is made
 
 INCLUDABLE = (
     "message.output_text.logprobs",
@@ -241,6 +242,14 @@ def _metadata(pairs: dict[Any, Any]) -> dict[Any, Any]:
     return pairs
 
 
+def _mark(text: str) -> str:
+    if len(text) > _MAX_MARK:
+        raise misfit(f"must have at most {_MAX_MARK} characters")
+    return text
+
+
+_Mark = Annotated[str, AfterValidator(_mark)]
+
 _Input = Annotated[
     Annotated[str, Tag(tag("text"))] | Annotated[Items[InputItem], Tag(tag("items"))],
     Discriminator(_kind_of_input),
@@ -323,9 +332,11 @@ class ResponsesBody(BodyModel):
         "oldest messages.",
         "disabled",
     )
-    user: str | None = option("Who asks; comes back with the response.")
-    safety_identifier: str | None = option("Who asks; comes back with the response.")
-    prompt_cache_key: str | None = option("Comes back with the response; prefixes are found without it.")
+    user: _Mark | None = option("Who asks; comes back with the response.", maxLength=_MAX_MARK)
+    safety_identifier: _Mark | None = option("Who asks; comes back with the response.", maxLength=_MAX_MARK)
+    prompt_cache_key: _Mark | None = option(
+        "Comes back with the response; prefixes are found without it.", maxLength=_MAX_MARK
+    )
     prompt_cache_options: PromptCacheOptions | None = option("Options of the prompt cache.")
 
 

@@ -92,35 +92,16 @@ class ResponsesRoutes:
     async def create(self, exchange: HttpExchange) -> None:
         """Makes a response: whole, as a stream of events, or in the background."""
         call = replace(self._calls.call(exchange, Operation.CHAT), chunk_per_token=True)
-        body, name = await self._calls.read(exchange, call, ResponsesBody, _read_body)
-        exchange.request_id = name.id
-        history = await self._records.history(call.tenant, body.previous_response_id)
-        num_items = len(history.items) + _num_items(body)
-
-        def converted() -> tuple[ResponseRequest, PromptRequest]:
-            request = ResponseRequest.of(body, name, history.items)
-            return request, request.prompt(request.messages)
-
-        request, prompt = await self._calls.convert(
-            exchange, call, converted, num_items=num_items, num_stored_bytes=history.num_bytes
-        )
-        validated = await self._validate(exchange, call, prompt, body.truncation)
-
-        def attached() -> tuple[StoredResponse, ValidatedRequest]:
-            stored = request.stored(validated, int(time.time()))
-            return stored, request.attached(validated, stored)
-
-        stored, valid = await self._calls.convert(
-            exchange, call, attached, num_items=num_items, num_stored_bytes=history.num_bytes
-        )
+        stored, valid, is_streamed = await self._read(exchange, call)
+        is_background = stored.is_background
         async with self._calls.run(exchange, call, [valid]) as group:
             record = None
             if any(one.was_joined for one in group.requests):  # its idempotency key is of an earlier call
-                record, stored = await self._records.find(call.tenant, name.id)
+                record, stored = await self._records.find(call.tenant, stored.id)
             events = ResponseEvents(stored, group.vocabulary)
-            if body.stream:
+            if is_streamed:
                 await _stream(exchange, group, events)
-            elif body.background:
+            elif is_background:
                 if record is None:
                     await exchange.respond_json(events.response)
                 else:
@@ -226,6 +207,32 @@ class ResponsesRoutes:
             found = self._calls.find_model(exchange, call, body.model, field_path)
             token_ids = await self._calls.encode(call, found, chat, field_path)
         await exchange.respond_json({"object": "response.input_tokens", "input_tokens": len(token_ids)})
+
+    async def _read(self, exchange: HttpExchange, call: Call) -> tuple[StoredResponse, ValidatedRequest, bool]:
+        """What a response to the body is made of, and whether it is a stream. The items of the conversation are in the
+        valid request alone: what this returns is kept while the response is made. Raises QuireError."""
+        body, name = await self._calls.read(exchange, call, ResponsesBody, _read_body)
+        exchange.request_id = name.id
+        history = await self._records.history(call.tenant, body.previous_response_id)
+        num_items = len(history.items) + _num_items(body)
+
+        def converted() -> tuple[ResponseRequest, PromptRequest]:
+            request = ResponseRequest.of(body, name, history.items)
+            return request, request.prompt(request.messages)
+
+        request, prompt = await self._calls.convert(
+            exchange, call, converted, num_items=num_items, num_stored_bytes=history.num_bytes
+        )
+        validated = await self._validate(exchange, call, prompt, body.truncation)
+
+        def attached() -> tuple[StoredResponse, ValidatedRequest]:
+            stored = request.stored(validated, int(time.time()))
+            return stored, request.attached(validated, stored)
+
+        stored, valid = await self._calls.convert(
+            exchange, call, attached, num_items=num_items, num_stored_bytes=history.num_bytes
+        )
+        return replace(stored, history=[], input=[]), valid, bool(body.stream)
 
     async def _validate(
         self, exchange: HttpExchange, call: Call, prompt: PromptRequest, truncation: str | None

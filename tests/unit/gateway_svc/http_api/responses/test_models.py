@@ -95,3 +95,10 @@ def test_other_options_are_refused_or_accepted() -> None:
     with pytest.raises(QuireError, match=r"text\.verbosity"):
         ResponsesBody.of({"input": "a", "text": {"verbosity": "low"}})
     ResponsesBody.of({"input": "a", "text": {"verbosity": "medium"}})
+
+
+@pytest.mark.parametrize("name", ["user", "safety_identifier", "prompt_cache_key"])
+def test_names_that_come_back_are_bounded(name: str) -> None:
+    ResponsesBody.of({"input": "a", name: "a" * 1024})
+    with pytest.raises(QuireError, match=f"{name}: must have at most 1024 characters"):
+        ResponsesBody.of({"input": "a", name: "a" * 1025})
