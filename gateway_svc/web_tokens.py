@@ -173,7 +173,7 @@ class TokenVerifier:
         """The tenant of a token, with the limits of its profile. Raises LoginRefused."""
         rules, claims = self.rules, self._claims(token)
         tenant = claims.get(rules.tenant_claim)
-        if not isinstance(tenant, str) or not 0 < len(tenant) <= _MAX_TENANT_LENGTH:
+        if not isinstance(tenant, str) or not _is_tenant_name(tenant):
             raise _invalid(f"its claim {rules.tenant_claim} is not a name")
         profile = claims.get(rules.profile_claim, "") if rules.profile_claim is not None else ""
         allowance = rules.profiles.get(profile) if isinstance(profile, str) else None
@@ -202,6 +202,11 @@ class TokenVerifier:
             raise LoginRefused(LoginFailure.EXPIRED, "the token has expired") from None
         except jwt.PyJWTError as error:
             raise _invalid(next((text for kind, text in _MESSAGES if isinstance(error, kind)), "malformed")) from None
+
+
+def _is_tenant_name(text: str) -> bool:
+    """Whether a claim can name a tenant: JSON may have halves of surrogate pairs, of which no key can be made."""
+    return 0 < len(text) <= _MAX_TENANT_LENGTH and not any("\ud800" <= one <= "\udfff" for one in text)
 
 
 def _invalid(why: str) -> LoginRefused:

@@ -74,10 +74,11 @@ def test_claims_lead_to_a_tenant_and_the_limits_of_its_profile(tmp_path: Path, i
         ({"tenant": ""}, LoginFailure.INVALID_TOKEN, "claim tenant is not a name"),
         ({"tenant": 7}, LoginFailure.INVALID_TOKEN, "claim tenant is not a name"),
         ({"tenant": "t" * 257}, LoginFailure.INVALID_TOKEN, "claim tenant is not a name"),
+        ({"tenant": "t\ud800"}, LoginFailure.INVALID_TOKEN, "claim tenant is not a name"),
         ({"plan": "silver"}, LoginFailure.INVALID_TOKEN, "claim plan is not a profile"),
         ({"plan": ["gold"]}, LoginFailure.INVALID_TOKEN, "claim plan is not a profile"),
     ],
-    ids=range(15),
+    ids=range(16),
 )
 def test_wrong_claims_are_refused(
     claims: dict[str, Any], failure: LoginFailure, why: str, tmp_path: Path, issuer: TokenIssuer
