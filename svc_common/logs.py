@@ -2,11 +2,18 @@
 
 import json
 import logging
+import math
 import sys
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 from svc_common.redaction import redact
+
+_REPEAT_SECONDS = 10.0
+"""Seconds between two lines of a library with the same message: clients can make it log for each request."""
+_MAX_REPEATS = 256  # messages that are remembered
 
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
@@ -15,9 +22,37 @@ def configure_logging(role: str, level: str) -> None:
     """Writes log records to stderr: Quire's from `level` (debug, info, warning, error), others' from warning."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(ConsoleFormatter(role) if sys.stderr.isatty() else JsonFormatter(role))
+    handler.addFilter(FewRepeats())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger("quire").setLevel(level.upper())
     logging.captureWarnings(True)
+
+
+class FewRepeats(logging.Filter):
+    """Drops a library's warning that had the same message in the last _REPEAT_SECONDS; the next one has the number of
+    those in between. Errors, and what Quire itself logs, pass.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._logged: dict[tuple[str, str], tuple[float, int]] = {}
+        """When a message was logged, and how often it was dropped since, by logger and message without its values."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno >= logging.ERROR or record.name.partition(".")[0] == "quire":
+            return True
+        which, now = (record.name, str(record.msg)), self._clock()
+        logged_at, num_dropped = self._logged.get(which, (-math.inf, 0))
+        if now < logged_at + _REPEAT_SECONDS:
+            self._logged[which] = logged_at, num_dropped + 1
+            return False
+        if which not in self._logged and len(self._logged) >= _MAX_REPEATS:
+            self._logged.clear()
+        self._logged[which] = now, 0
+        if num_dropped:
+            record.num_dropped = num_dropped
+        return True
 
 
 class JsonFormatter(logging.Formatter):

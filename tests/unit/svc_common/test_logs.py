@@ -6,7 +6,7 @@ import subprocess
 import sys
 from datetime import datetime
 
-from svc_common.logs import ConsoleFormatter, JsonFormatter, console_line
+from svc_common.logs import ConsoleFormatter, FewRepeats, JsonFormatter, console_line
 
 SCRIPT = """
 import logging, warnings
@@ -77,3 +77,30 @@ def test_a_json_line_can_be_shown_as_one_for_people() -> None:
     record = logging.LogRecord("quire.worker", logging.INFO, "x.py", 1, "hello", (), None)
     entry = json.loads(JsonFormatter("worker").format(record))
     assert console_line(entry) == ConsoleFormatter("worker").format(record)
+
+
+def test_a_library_does_not_repeat_a_warning_for_each_request() -> None:
+    now = 0.0
+    few = FewRepeats(lambda: now)
+
+    def passes(name: str, level: int, message: str) -> logging.LogRecord | None:
+        record = logging.LogRecord(name, level, "x.py", 1, message, ("value",), None)
+        return record if few.filter(record) else None
+
+    assert passes("uvicorn.error", logging.WARNING, "bad request: %s")
+    assert not any(passes("uvicorn.error", logging.WARNING, "bad request: %s") for _ in range(3))
+    assert passes("uvicorn.error", logging.WARNING, "another: %s")
+    assert passes("another", logging.WARNING, "bad request: %s")
+    assert all(passes("uvicorn.error", logging.ERROR, "bad: %s") for _ in range(3))
+    assert all(passes("quire.gateway", logging.WARNING, "bad: %s") for _ in range(3))
+    now = 10.0
+    record = passes("uvicorn.error", logging.WARNING, "bad request: %s")
+    assert record is not None
+    assert vars(record)["num_dropped"] == 3
+
+
+def test_many_messages_of_libraries_take_little_memory() -> None:
+    few = FewRepeats()
+    for number in range(1000):
+        assert few.filter(logging.LogRecord("a", logging.WARNING, "x.py", 1, f"message {number}", (), None))
+    assert len(few._logged) <= 256
