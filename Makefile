@@ -165,8 +165,8 @@ bench-offline: $(STAMP)  ## Compare quire.LLM with vLLM's class, where VLLM_VENV
 bench-openvino: $(STAMP)  ## Compare quire.LLM with OpenVINO GenAI on the default model's GGUF file
 	$(BIN)/python -m benchmarks.offline.gguf
 
-bench-architectures: $(STAMP)  ## Compare other architectures with transformers, and with vLLM where VLLM_VENV names it; OUTPUT=architectures_avx512.json
-	$(BIN)/python -m benchmarks.architectures $(TO)
+bench-architectures: $(STAMP)  ## Compare other architectures with transformers, and with vLLM where VLLM_VENV names it
+	$(BIN)/python -m benchmarks.architectures
 
 bench-loading: $(STAMP)  ## Measure the peak of memory while a model is loaded
 	$(BIN)/python -m benchmarks.loading

@@ -124,13 +124,6 @@ PERFORMANCE = (
     ),
     Section("offline", RESULTS / "offline.json", "VLLM_VENV=ENVIRONMENT make bench-offline", offline_section),
     Section(
-        "offline avx512",
-        RESULTS / "offline_avx512.json",
-        "VLLM_VENV=ENVIRONMENT make bench-offline OUTPUT=offline_avx512.json",
-        offline_section,
-        Processor.AVX512,
-    ),
-    Section(
         "offline avx2",
         RESULTS / "offline_avx2.json",
         "VLLM_VENV=ENVIRONMENT make bench-offline OUTPUT=offline_avx2.json REQUESTS=96",
@@ -143,13 +136,6 @@ PERFORMANCE = (
         RESULTS / "architectures.json",
         "VLLM_VENV=ENVIRONMENT make bench-architectures",
         architectures_section,
-    ),
-    Section(
-        "architectures avx512",
-        RESULTS / "architectures_avx512.json",
-        "VLLM_VENV=ENVIRONMENT make bench-architectures OUTPUT=architectures_avx512.json",
-        architectures_section,
-        Processor.AVX512,
     ),
     Section("steps", RESULTS / "steps.json", "make bench-steps", steps_section),
     Section("security", RESULTS / "security.json", "make bench-security", security_section),
