@@ -147,13 +147,13 @@ class _Box:
         return message
 
 
-class _Messages:
+class _TakenMessages:
     """The messages of a stream of boxes."""
 
     def __init__(self, boxes: AsyncIterator[_Box]) -> None:
         self._boxes = boxes
 
-    def __aiter__(self) -> "_Messages":
+    def __aiter__(self) -> "_TakenMessages":
         return self
 
     async def __anext__(self) -> Any:
@@ -166,7 +166,7 @@ def _boxed(parse: Callable[[bytes], Any]) -> Callable[[bytes], _Box]:
 
 def _taken(request: Any) -> Any:
     """What a handler is called with: one message as it is, or messages."""
-    return _Messages(request) if isinstance(request, AsyncIterator) else request
+    return _TakenMessages(request) if isinstance(request, AsyncIterator) else request
 
 
 def _noting_bytes(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
