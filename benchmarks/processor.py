@@ -2,7 +2,7 @@
 
 from enum import Enum
 
-from worker_svc.host import cpu_flags
+from worker_svc import host
 
 
 class Processor(Enum):
@@ -16,9 +16,9 @@ class Processor(Enum):
     @classmethod
     def this(cls) -> "Processor":
         """That of this machine."""
-        flags = cpu_flags()
+        flags = host.cpu_flags()
         if "amx_bf16" in flags:
             return cls.AMX
         if "avx512_bf16" in flags:
             return cls.AVX512
-        return cls.AVX2 if {"avx2", "fma"} <= flags and "avx512f" not in flags else cls.OTHER
+        return cls.AVX2 if host.expands_bfloat16() else cls.OTHER

@@ -16,33 +16,50 @@ def is_in_window(epoch: int, clock: int) -> bool:
     return epoch < min(EPOCH_LIMIT, clock + EPOCH_AHEAD)
 
 
-class LatestEpoch:
-    """The latest epoch that a process has seen.
+def epoch_clock() -> int:
+    """Microseconds since 1970."""
+    return time.time_ns() // 1000
 
-    One that is more than a day ahead of its clock does not keep out one that is not: no leader can have begun it,
+
+class LatestTerm:
+    """The latest term that a process has seen, an epoch and a generation.
+
+    An epoch that is more than a day ahead of the clock does not keep out one that is not: no leader can have begun it,
     unless clocks differ that much, as while Redis' clock was wrong.
     """
 
     def __init__(self) -> None:
-        self._latest = 0
-        self._latest_in_window = 0
+        self.last = (0, 0)
+        self.last_in_window = (0, 0)
+
+    def before(self, epoch: int, clock: int) -> tuple[int, int]:
+        """The term that one of this epoch must follow."""
+        is_usual, was_usual = is_in_window(epoch, clock), is_in_window(self.last[0], clock)
+        return self.last_in_window if is_usual and not was_usual else self.last
+
+    def begin(self, term: tuple[int, int], clock: int) -> None:
+        """Notes a term that follows."""
+        self.last = term
+        if is_in_window(term[0], clock):
+            self.last_in_window = term
+
+
+class LatestEpoch:
+    """The latest epoch that a process has seen, by the rule of LatestTerm."""
+
+    def __init__(self) -> None:
+        self._term = LatestTerm()
 
     def __int__(self) -> int:
-        return self._latest
+        return self._term.last[0]
 
     def is_older(self, epoch: int) -> bool:
         """Whether a later epoch than this one has begun."""
-        if epoch >= self._latest:
-            return False
-        clock = time.time_ns() // 1000
-        is_usual, was_usual = is_in_window(epoch, clock), is_in_window(self._latest, clock)
-        return epoch < self._latest_in_window or not is_usual or was_usual
+        return epoch < self._term.before(epoch, epoch_clock())[0]
 
     def take(self, epoch: int) -> bool:
         """Notes an epoch, unless it is older; returns whether it was noted."""
         if self.is_older(epoch):
             return False
-        self._latest = epoch
-        if is_in_window(epoch, time.time_ns() // 1000):
-            self._latest_in_window = epoch
+        self._term.begin((epoch, 0), epoch_clock())
         return True

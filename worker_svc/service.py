@@ -12,7 +12,8 @@ import grpc
 
 from quire.worker.v1 import worker_pb2 as pb
 from quire.worker.v1 import worker_pb2_grpc
-from svc_common.epochs import EPOCH_LIMIT, is_in_window
+from svc_common.epochs import EPOCH_LIMIT, LatestTerm, is_in_window
+from svc_common.epochs import epoch_clock as _clock
 from svc_common.errors import QuireError, Reason
 from svc_common.protocols import STEP_PROTOCOLS
 from worker_svc.device_thread import DeviceThread
@@ -49,9 +50,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self.restart_ordered = asyncio.Event()
         self._instance: StepInstance | None = None
         self._stream: StepStream | None = None
-        # The epoch and generation of the last stream, and of the last one within the window of epochs.
-        self._last_term = (0, 0)
-        self._last_term_in_window = (0, 0)
+        self._term = LatestTerm()  # of the last stream
         self._is_draining = False
         self._is_abandoned = False  # the last stream broke with sequences, while this worker drained
         self._stream_changed = asyncio.Event()  # one was opened, or has ended
@@ -78,7 +77,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     ) -> pb.DescribeResponse:
         return description_to_proto(
             self._ready().description,
-            epoch=self._last_term[0],
+            epoch=self._term.last[0],
             is_draining=self._is_draining,
             started_at=self._started_at,
             pressure=MemoryPressure.NONE if self._memory is None else self._memory.pressure,
@@ -178,7 +177,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
 
     def _why_not_restart(self, order: pb.RestartRequest) -> str | None:
         """Why an order to restart is refused, by what this worker knows itself; None: it is not."""
-        epoch, last_in_window = self._last_term[0], self._last_term_in_window[0]
+        epoch, last_in_window = self._term.last[0], self._term.last_in_window[0]
         if not is_in_window(order.epoch, _clock()):
             return f"epoch {order.epoch} is more than a day ahead of this worker's clock, or not below 2^53"
         if order.worker_epoch != epoch:
@@ -192,26 +191,14 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         return None
 
     def _begin_term(self, term: tuple[int, int]) -> None:
-        """Raises ProtocolViolation where a later term has begun.
-
-        An epoch that is more than a day ahead of this worker's clock does not keep out one that is not: no leader can
-        have begun it, unless clocks differ that much.
-        """
+        """Raises ProtocolViolation where a later term has begun, by the rule of LatestTerm."""
         if term[0] >= EPOCH_LIMIT:
             raise ProtocolViolation(f"epoch {term[0]} is not below 2^53")
         clock = _clock()
-        is_usual, was_usual = is_in_window(term[0], clock), is_in_window(self._last_term[0], clock)
-        before = self._last_term_in_window if is_usual and not was_usual else self._last_term
+        before = self._term.before(term[0], clock)
         if term <= before:
             raise ProtocolViolation(
                 f"a stream of epoch {term[0]}, generation {term[1]} after one of epoch {before[0]}, "
                 f"generation {before[1]}"
             )
-        self._last_term = term
-        if is_usual:
-            self._last_term_in_window = term
-
-
-def _clock() -> int:
-    """Microseconds since 1970."""
-    return time.time_ns() // 1000
+        self._term.begin(term, clock)

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 import benchmarks.all as bench_all
-from benchmarks import processor, record
+from benchmarks import record
 from benchmarks.docs import Page, Section
 from benchmarks.processor import Processor
+from worker_svc import host
 
 
 def section(folder: Path, name: str, command: str = "make bench-a") -> Section:
@@ -40,7 +41,7 @@ def test_figures_of_another_kind_of_processor_are_left(
 ) -> None:
     sections = [replace(section(tmp_path, kind.name), processor=kind) for kind in Processor]
     monkeypatch.setattr(bench_all, "PAGES", (Page(tmp_path, (section(tmp_path, "any"), *sections), ()),))
-    monkeypatch.setattr(processor, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(host, "cpu_flags", lambda cpuinfo=None: flags)
     assert [one.name for one in bench_all.outdated("this")] == ["any", expected.name]
 
 

@@ -191,7 +191,7 @@ async def test_a_request_without_readers_is_not_attached_again(
 async def test_a_cancellation_that_a_lost_session_may_not_have_delivered_is_sent_again(
     client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
 ) -> None:
-    """Their clients were told that the requests are cancelled. One has no reader here."""
+    """Their clients have the answer that the requests are cancelled. One has no reader here."""
     request = await client.running(scheduler)
     for key in ("k", "elsewhere"):
         client.session.cancel(key)
