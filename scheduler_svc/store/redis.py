@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -22,6 +21,7 @@ from scheduler_svc.store.packing import (
     unpack_written,
 )
 from scheduler_svc.store.scripts import StoreKeys
+from svc_common.epochs import epoch_clock as _clock
 from svc_common.redis_tls import NO_FILES, RedisTlsFiles
 from svc_common.redis_url import DEFAULT_PREFIX, RedisTarget
 
@@ -187,11 +187,6 @@ def _chunks(keys: Iterable[Any]) -> Iterator[list[Any]]:
     rest = iter(keys)
     while chunk := list(islice(rest, _CHUNK)):
         yield chunk
-
-
-def _clock() -> int:
-    """Microseconds since 1970."""
-    return time.time_ns() // 1000
 
 
 def _milliseconds(seconds: float) -> int:
