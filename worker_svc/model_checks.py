@@ -156,8 +156,9 @@ def read_model(settings: WorkerSettings) -> CheckedModel:
     shapes = read_shapes(directory)
     num_parameters = sum(map(prod, shapes.values()))
     if description is not None and (has_values or isinstance(description, EncoderDescription)):
-        name = _values_computed_by(settings, description)
-        name, in_effect = f"{name}, as an encoder", quantization_of_values(settings, description)
+        device = choose_device(settings.device)
+        name = f"{_values_computed_by(settings, description, device)}, as an encoder"
+        in_effect = quantization_of_values(settings, description, device)
         return CheckedModel(served, config, None, name, num_parameters, has_kv=False, quantization=in_effect)
     computed_by, is_native = _computed_by(settings, directory, config, description)
     stored = None
@@ -181,8 +182,9 @@ def backend_of_values(settings: WorkerSettings) -> tuple[EncoderKernels, str] | 
         return None
     if description is None or not has_values:
         return None
-    kernels, _ = _kernels_of_values(settings, description, choose_device(settings.device))
-    return kernels, quantization_of_values(settings, description)
+    device = choose_device(settings.device)
+    kernels, _ = _kernels_of_values(settings, description, device)
+    return kernels, quantization_of_values(settings, description, device)
 
 
 def read_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
@@ -268,11 +270,10 @@ def _kernels_of_values(
     return choose_kernels(settings, description, choose_dtype(settings.dtype, device), device)
 
 
-def _values_computed_by(settings: WorkerSettings, description: AnyDescription) -> str:
-    """What computes the values of prompts. Raises DeviceNotFound, and IncompleteModel where the settings name kernels
-    that refuse the model, or a format of weights that they do not compute.
+def _values_computed_by(settings: WorkerSettings, description: AnyDescription, device: torch.device) -> str:
+    """What computes the values of prompts. Raises IncompleteModel where the settings name kernels that refuse the
+    model, or a format of weights that they do not compute.
     """
-    device = choose_device(settings.device)
     try:
         check_quantized(settings, description, choose_dtype(settings.dtype, device), device)
     except StartupFailed as error:

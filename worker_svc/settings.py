@@ -61,7 +61,7 @@ class WorkerSettings(InnerSettings):
         description="weights of native models; int8, also called w8a16: 8 bits with a scale for each output; w4a16: 4 "
         "bits with a scale and a zero point for each group of inputs; w8a8: activations in 8 bits too; w4a8, on a CPU: "
         "weights in 4 bits and activations in 8; fp8, on a GPU from compute capability 8.9 on: both in float8_e4m3fn; "
-        "not with QUIRE_KERNELS=torch; encoders stay in their dtype",
+        "not with QUIRE_KERNELS=torch; on a GPU encoders stay in their dtype",
     )
     kv_cache_dtype: Literal["auto", "fp8", "int8"] = Field(
         "auto",

@@ -84,19 +84,25 @@ class QuireServer:
     """Quire as `make run` starts it, by HTTP."""
 
     dtype: str
+    quantization: str = "none"
     is_server: bool = True
 
     @property
+    def _form(self) -> str:
+        return self.dtype if self.quantization == "none" else self.quantization
+
+    @property
     def name(self) -> str:
-        return f"quire-{self.dtype}"
+        return f"quire-{self._form}"
 
     @property
     def title(self) -> str:
-        return f"Quire, {self.dtype}"
+        return f"Quire, {self._form}"
 
     @contextmanager
     def running(self) -> Iterator[RunningServer]:
-        settings = {"QUIRE_MODEL": str(model_directory()), "QUIRE_DTYPE": self.dtype}
+        formats = {"QUIRE_DTYPE": self.dtype, "QUIRE_QUANTIZATION": self.quantization}
+        settings = {"QUIRE_MODEL": str(model_directory()), **formats}
         with running_quire(self.title, settings) as deployment:
             yield RunningServer(
                 f"http://{deployment.http}/v1/embeddings", {"model": "model", "encoding_format": "base64"}
@@ -211,6 +217,7 @@ SYSTEMS: tuple[EmbeddingSystem, ...] = (
     *_LIBRARIES,
     QuireServer("float32"),
     QuireServer("bfloat16"),
+    QuireServer("bfloat16", "w8a8"),
     InfinityServer(),
 )
 SYSTEMS_WITH_DECODER: tuple[EmbeddingSystem, ...] = tuple(

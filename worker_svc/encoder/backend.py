@@ -80,19 +80,22 @@ def _refused_by_triton(description: AnyDescription) -> str | None:
     return unsupported_reason(description)
 
 
-def quantization_of_values(settings: WorkerSettings, description: AnyDescription) -> str:
-    """The QUIRE_QUANTIZATION of a model: decoders take it, whatever they compute, and encoders stay in their dtype."""
-    return settings.quantization if isinstance(description, ModelDescription) else "none"
+def quantization_of_values(settings: WorkerSettings, description: AnyDescription, device: torch.device) -> str:
+    """The QUIRE_QUANTIZATION of a model: decoders take it, whatever they compute, and encoders on a CPU. On a GPU
+    encoders stay in their dtype.
+    """
+    return settings.quantization if isinstance(description, ModelDescription) or device.type == "cpu" else "none"
 
 
 def check_quantized(
     settings: WorkerSettings, description: AnyDescription, dtype: torch.dtype, device: torch.device
 ) -> None:
     """Raises StartupFailed where a model's weights cannot be computed in the format of the settings."""
-    if not isinstance(description, ModelDescription) or settings.quantization == "none":
+    if quantization_of_values(settings, description, device) == "none":
         return
     chosen = settings.kernels if settings.kernels in KERNELS[device.type] else "auto"
-    check_quantization(settings.model_copy(update={"kernels": chosen}), description, device)
+    decoder = description if isinstance(description, ModelDescription) else None
+    check_quantization(settings.model_copy(update={"kernels": chosen}), decoder, device)
     _, refused = choose_kernels(settings, description, dtype, device)
     if refused is not None:
         raise _refused_format(settings.quantization, device, refused)
@@ -125,7 +128,7 @@ def load_backend(
             pool = start_thread_pool(settings, report)
         except BuildFailed as error:
             refused = str(error)
-            if (quantization := quantization_of_values(settings, description)) != "none":
+            if (quantization := quantization_of_values(settings, description, device)) != "none":
                 raise _refused_format(quantization, device, refused) from error
         else:
             return _load_compiled(settings, description, directory, dtype, pool)
@@ -144,11 +147,11 @@ def load_backend(
 def _load_compiled(
     settings: WorkerSettings, description: AnyDescription, directory: Path, dtype: torch.dtype, pool: ThreadPool
 ) -> EncoderBackend:
-    arithmetic = _arithmetic_on_cpu(arithmetic_of(pool))
+    arithmetic, weights = _arithmetic_on_cpu(arithmetic_of(pool)), MATRIX_FORMATS[settings.quantization]
     if isinstance(description, EncoderDescription):
-        encoder = load_compiled_encoder(description, directory, dtype, pool)
+        encoder = load_compiled_encoder(description, directory, dtype, pool, weights)
         return EncoderBackend(encoder, arithmetic, is_batch_invariant=True)
-    states = load_compiled_states(description, directory, dtype, pool, MATRIX_FORMATS[settings.quantization])
+    states = load_compiled_states(description, directory, dtype, pool, weights)
     estimate = partial(compiled_states.prompt_bytes, description, dtype=dtype)
     return EncoderBackend(states, arithmetic, is_batch_invariant=True, prompt_bytes=estimate)
 

@@ -33,7 +33,8 @@ _BUDGETS = {"cpu": (1024, 64), "cuda": (16384, 512)}
 _PROMPT_SHARE = 0.25
 
 # Settings of models that generate, with the value that they have where nobody sets them. One deployment may serve both
-# kinds of models with the same settings: other values have no effect here. On encoders QUIRE_QUANTIZATION has none.
+# kinds of models with the same settings: other values have no effect here. On a GPU, QUIRE_QUANTIZATION of an encoder
+# has none.
 _NEUTRAL = {"attention_backend": "triton", "drafter": "none", "kv_cache_dtype": "auto"}
 
 
@@ -61,7 +62,7 @@ def load_encoder(
     ignored = [name for name, neutral in _NEUTRAL.items() if getattr(settings, name) != neutral]
     if settings.kernels not in KERNELS[device.type]:
         ignored.append("kernels")
-    quantization = quantization_of_values(settings, description)
+    quantization = quantization_of_values(settings, description, device)
     if settings.quantization != quantization:
         ignored.append("quantization")
     for name in ignored:

@@ -45,10 +45,20 @@ _OF_HEADS = {MatrixFormat.W4A16: MatrixFormat.INT8, MatrixFormat.W4A8: MatrixFor
 class CompiledBuilder:
     """Lays weights out for the compiled code while they are read."""
 
-    def __init__(self, thread_pool: ThreadPool, dtype: torch.dtype, default: MatrixFormat = MatrixFormat.PLAIN) -> None:
-        """`dtype`: of the model. `default`: the format of layers that name none."""
-        self.thread_pool, self.dtype, self._default = thread_pool, dtype, default
-        self.use_amx = dtype == torch.bfloat16 and has_amx(thread_pool)
+    def __init__(
+        self,
+        thread_pool: ThreadPool,
+        dtype: torch.dtype,
+        default: MatrixFormat = MatrixFormat.PLAIN,
+        *,
+        of_encoder: bool = False,
+    ) -> None:
+        """`dtype`: of the model. `default`: the format of layers that name none. An encoder's outputs stay in their
+        order, and where it is float32 without codes, its products are computed by AMX too.
+        """
+        self.thread_pool, self.dtype, self._default, self._of_encoder = thread_pool, dtype, default, of_encoder
+        is_fit = dtype == torch.bfloat16 or (of_encoder and default is MatrixFormat.PLAIN)
+        self.use_amx = is_fit and has_amx(thread_pool)
         """Whether products are computed by AMX."""
         self._memory = LargePages()
 
@@ -110,7 +120,7 @@ class CompiledBuilder:
     def _linear(self, weights: LinearWeights, *, of_expert: bool = False) -> PackedMatrix:
         matrix_format = self._format_of(weights.layer)
         kept = IN_NIBBLES.get(matrix_format) if weights.codes.keeps_nibbles(of_expert=of_expert) else None
-        order = _order_of(weights)
+        order = None if self._of_encoder else _order_of(weights)
         join_parts = torch.cat if order is None else partial(join, order)
         if weights.codes.keeps_blocks(of_expert=of_expert) and matrix_format is not MatrixFormat.PLAIN:
             return self._blocks(weights, matrix_format, join_parts)

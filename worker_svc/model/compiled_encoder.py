@@ -7,13 +7,12 @@ import torch
 from torch import Tensor
 
 from quire_kernels.cpu.activations import ActivationCode
-from quire_kernels.cpu.amx import has_amx, pack_for_amx
 from quire_kernels.cpu.attention import check_compiled_support
 from quire_kernels.cpu.encoder import Encoder, EncoderLayerArgs, EncoderModelArgs
-from quire_kernels.cpu.large_pages import LargePages
-from quire_kernels.cpu.linear import MatrixArgs, pack_matrix
+from quire_kernels.cpu.linear import MatrixArgs, MatrixFormat
 from quire_kernels.cpu.norms import NormArgs, NormCode, pack_norm
 from quire_kernels.cpu.thread_pool import ThreadPool
+from worker_svc.model.compiled_builder import CompiledBuilder
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import LinearLayer
 from worker_svc.model.encoder_description import EncoderDescription, EncoderLayer, LayerNorm
@@ -37,19 +36,28 @@ class CompiledEncoder:
     """An encoder's weights in the layout of the compiled code. For one thread.
 
     A prompt's bits do not depend on the other prompts of its call. On a processor with AMX, products of float32 have 16
-    bits of precision of their factors' 24.
+    bits of precision of their factors' 24, unless weights are in codes.
     """
 
-    def __init__(self, description: EncoderDescription, checkpoint: Checkpoint, thread_pool: ThreadPool) -> None:
-        """Raises UnsupportedModel if the description is not supported, or tensors do not match it."""
+    def __init__(
+        self,
+        description: EncoderDescription,
+        checkpoint: Checkpoint,
+        thread_pool: ThreadPool,
+        weights: MatrixFormat = MatrixFormat.PLAIN,
+    ) -> None:
+        """`weights`: the format of layers. Embeddings are in the checkpoint's dtype, and norms in float32.
+
+        Raises UnsupportedModel if the description is not supported, or tensors do not match it.
+        """
         refused = unsupported_reason(description, checkpoint.dtype)
         if refused is not None:
             raise UnsupportedModel(f"the compiled kernels cannot be used: {refused}")
         self.description = description
-        self.has_amx = has_amx(thread_pool)
+        self._builder = CompiledBuilder(thread_pool, checkpoint.dtype, weights, of_encoder=True)
+        self.use_amx = self._builder.use_amx
         """Whether products are computed by AMX."""
-        self._thread_pool = thread_pool
-        self._checkpoint, self._memory = checkpoint, LargePages()
+        self._checkpoint = checkpoint
         self._kept: list[object] = []  # whose addresses the library has
         embeddings = take_embeddings(description, checkpoint)
         arguments = EncoderModelArgs(
@@ -64,10 +72,10 @@ class CompiledEncoder:
             self._norm(description.embedding_norm),
             (EncoderLayerArgs * len(description.layers))(*map(self._layer, description.layers)),
         )
-        del self._checkpoint
+        del self._checkpoint, self._builder
         # The pool's threads compute. torch's own threads would spin and compete with them.
         torch.set_num_threads(1)
-        self._encoder = Encoder(thread_pool, checkpoint.dtype, arguments, use_amx=self.has_amx)
+        self._encoder = Encoder(thread_pool, checkpoint.dtype, arguments, use_amx=self.use_amx)
 
     def __call__(
         self, prompts: Sequence[Sequence[int]], num_first: Sequence[int] | None = None, places: Places = None
@@ -91,9 +99,7 @@ class CompiledEncoder:
         return packed.args()
 
     def _linear(self, layer: LinearLayer) -> MatrixArgs:
-        weight, bias = LinearWeights(layer, self._checkpoint).fused()
-        pack = pack_for_amx if self.has_amx else pack_matrix
-        matrix = pack(self._thread_pool, weight, bias, memory=self._memory)
+        matrix = self._builder.linear(LinearWeights(layer, self._checkpoint))
         self._kept.append(matrix)
         return matrix.args()
 
@@ -109,8 +115,12 @@ class CompiledEncoder:
 
 
 def load_compiled_encoder(
-    description: EncoderDescription, directory: Path, dtype: torch.dtype, thread_pool: ThreadPool
+    description: EncoderDescription,
+    directory: Path,
+    dtype: torch.dtype,
+    thread_pool: ThreadPool,
+    weights: MatrixFormat = MatrixFormat.PLAIN,
 ) -> CompiledEncoder:
     """Loads the encoder of a directory. Raises UnsupportedModel if it is not supported, or its tensors do not match."""
     with open_encoder(description, directory, dtype, torch.device("cpu")) as checkpoint:
-        return CompiledEncoder(description, checkpoint, thread_pool)
+        return CompiledEncoder(description, checkpoint, thread_pool, weights)

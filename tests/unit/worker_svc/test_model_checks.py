@@ -19,6 +19,7 @@ from bert_models import save_bert, save_cross_encoder
 from loaded_worker import load_worker
 from quantized_models import in_order, quantize, quantize_fp8, save_quantized, with_dense_head
 from svc_common.doctor.findings import CheckContext, Finding, Status
+from svc_common.settings import read_settings
 from worker_svc import memory_checks, model_checks
 from worker_svc.errors import StartupFailed
 from worker_svc.settings import WorkerSettings
@@ -239,10 +240,14 @@ def test_what_computes_a_decoder_that_embeds(tmp_path: Path, monkeypatch: pytest
     assert of_model(tmp_path, task="embed", dtype="float32", kernels="torch").status is Status.WRONG
 
 
-def test_an_encoder_is_not_quantized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_bert(tmp_path)
-    monkeypatch.setattr(memory_checks, "available_memory", lambda _=None: 2**34)  # else it changes between two readings
-    assert of_memory(tmp_path).found == of_memory(tmp_path, quantization="int8").found
+def test_an_encoder_is_quantized_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_bert(tmp_path, num_attention_heads=3)
+    settings = read_settings(WorkerSettings, ["--model", str(tmp_path), "--quantization", "w8a8"])
+    assert model_checks.read_model(settings).quantization == "w8a8"
+    assert "QUIRE_QUANTIZATION" in of_model(tmp_path, quantization="w8a8", kernels="torch").problem
+    with monkeypatch.context() as patch:
+        patch.setattr(model_checks, "choose_device", lambda _: torch.device("cuda"))
+        assert model_checks.read_model(settings).quantization == "none"
     monkeypatch.setattr(memory_checks, "available_memory", lambda _=None: 1000)
     finding = of_memory(tmp_path)
     assert (finding.problem, "int8" in finding.next_step) == ("the weights do not fit in memory", False)

@@ -284,8 +284,8 @@ struct CodesOf {
 };
 
 #ifdef QUIRE_AMX
-template <>
-struct CodesOf<AmxFactors<1>> {
+template <int PARTS>
+struct CodesOf<AmxFactors<PARTS>> {
     using Type = AmxCodes;
 };
 #endif

@@ -1,7 +1,7 @@
 // The forward pass of an encoder of BERT's form over the prompts of a step: all layers in one call, without padding.
 //
 // Hidden states between layers, scores and sums are float32. Every token sees all tokens of its prompt, and no others: a
-// prompt's bits do not depend on the rest of the step.
+// prompt's bits do not depend on the rest of the step. Matrices may have any format: see matrix.h.
 #pragma once
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 
 #include "activations.h"
 #include "amx.h"
+#include "amx_codes.h"
 #include "buffer.h"
 #include "encoder_attention.h"
 #include "linear.h"
@@ -51,12 +52,14 @@ struct EncoderStep {
 // Products of factors T; as AmxProducts.
 template <class T>
 struct VectorProducts : VectorFactors<T> {
+    using Factors = VectorFactors<T>;
     using Attention = VectorAttention<T>;
 };
 
 #ifdef QUIRE_AMX
 template <int PARTS>
 struct AmxProducts : AmxFactors<PARTS> {
+    using Factors = AmxFactors<PARTS>;
     using Attention = AmxAttention<PARTS>;
 };
 #endif
@@ -75,6 +78,8 @@ public:
         : model_(model), pool_(pool), layers_(model.layers, model.layers + model.num_layers),
           attention_(model.num_heads, model.hidden_size / model.num_heads, pool.size()) {
         const int64_t scratch = Product::scratch_size(std::max(model.hidden_size, model.intermediate_size));
+        for (const EncoderLayer& layer : layers_)
+            for (const Matrix* m : {&layer.qkv, &layer.output, &layer.up, &layer.down}) include(*m);
         for (int i = 0; i < pool.size(); ++i) scratches_.push_back(std::make_unique<Buffer<Element>>(scratch));
     }
 
@@ -90,7 +95,15 @@ public:
 
 private:
     using Element = typename Product::Element;
+    using Factors = typename Product::Factors;
     using Value = typename Product::Value;
+
+    // What products with a matrix need beside it.
+    void include(const Matrix& matrix) {
+        code_row_bytes_ = std::max(code_row_bytes_, code_row_bytes(matrix));
+        if (matrix.takes_codes()) numbers_stride_ = std::max(numbers_stride_, round_up(matrix.inputs, PANEL));
+        else if (matrix.order) has_orders_ = true;
+    }
 
     void reserve() {
         hidden_stride_ = round_up(model_.hidden_size, PANEL);
@@ -101,6 +114,9 @@ private:
         normed_.reserve(rows * normed_stride_);
         attended_.reserve(rows * normed_stride_);
         act_.reserve(rows * act_stride_);
+        if (has_orders_) ordered_.reserve(rows * std::max(normed_stride_, act_stride_));
+        numbers_.reserve(rows * numbers_stride_);
+        code_rows_.reserve(rows, code_row_bytes_);
     }
 
     void run(const EncoderStep& step, int thread) {
@@ -108,24 +124,24 @@ private:
         int64_t rows = layout_.num_tokens();
         for (int64_t i = 0; i < model_.num_layers; ++i) {
             const EncoderLayer& layer = layers_[i];
-            multiply(layer.qkv, normed_, normed_stride_, rows, thread, [&](int64_t token, int64_t panel, Floats left, Floats right) {
+            const bool is_last = i == model_.num_layers - 1;
+            multiply_normed(layer.qkv, rows, thread, [&](int64_t token, int64_t panel, Floats left, Floats right) {
                 store_part(token, panel * PANEL, left);
                 store_part(token, panel * PANEL + LANES, right);
             });
             attention_.attend(pool_, thread, [&](int64_t token, int64_t column, Floats values) {
-                Product::put(&attended_[token * normed_stride_], column, values);
+                put(layer.output, attended_, normed_stride_, token, column, values);
             });
             // Of what follows in the last layer, only the wanted tokens matter.
-            if (i == model_.num_layers - 1) rows = keep_wanted_rows(step);
+            if (is_last) rows = keep_wanted_rows(step, layer.output);
             add(layer.output, attended_, normed_stride_, rows, thread);
-            norm(layer.attention_norm, rows, nullptr);
-            multiply(layer.up, normed_, normed_stride_, rows, thread, [&](int64_t token, int64_t panel, Floats left, Floats right) {
-                Element* to = &act_[token * act_stride_];
-                Product::put(to, panel * PANEL, activate(model_.activation, left));
-                Product::put(to, panel * PANEL + LANES, activate(model_.activation, right));
+            norm(layer.attention_norm, rows, &layer.up, nullptr);
+            multiply_normed(layer.up, rows, thread, [&](int64_t token, int64_t panel, Floats left, Floats right) {
+                put(layer.down, act_, act_stride_, token, panel * PANEL, activate(model_.activation, left));
+                put(layer.down, act_, act_stride_, token, panel * PANEL + LANES, activate(model_.activation, right));
             });
             add(layer.down, act_, act_stride_, rows, thread);
-            norm(layer.mlp_norm, rows, i == model_.num_layers - 1 ? step.output : nullptr);
+            norm(layer.mlp_norm, rows, is_last ? nullptr : &layers_[i + 1].qkv, is_last ? step.output : nullptr);
         }
     }
 
@@ -140,7 +156,7 @@ private:
             float* to = &hidden_[token * hidden_stride_];
             for (int64_t i = 0; i < size; i += LANES)
                 store(to + i, load_floats(word + i) + (load_floats(place + i) + load_floats(type + i)));
-            norm_row(model_.norm, token, nullptr);
+            norm_row(model_.norm, token, &layers_[0].qkv, nullptr);
         });
     }
 
@@ -150,16 +166,37 @@ private:
         if (column < 3 * size) attention_.store(token, static_cast<Projection>(column / size), column % size, values);
     }
 
-    template <class F>
-    void multiply(const Matrix& matrix, const Buffer<Element>& from, int64_t stride, int64_t rows, int thread, F&& finish) {
-        Product::multiply(pool_, matrix, {from.data(), stride}, rows, scratches_[thread]->data(), finish);
+    // LANES inputs of a matrix: as its factors, or as numbers that are rounded to codes before they are multiplied.
+    void put(const Matrix& matrix, Buffer<Element>& factors, int64_t stride, int64_t row, int64_t column, Floats values) {
+        if (matrix.takes_codes()) store(&numbers_[row * numbers_stride_ + column], values);
+        else Product::put(&factors[row * stride], column, values);
     }
 
-    // Moves the rows of wanted tokens to the front, and returns their number.
-    int64_t keep_wanted_rows(const EncoderStep& step) {
+    // Of what put() has stored for this matrix.
+    template <class F>
+    void multiply(const Matrix& matrix, const Buffer<Element>& factors, int64_t stride, int64_t rows, int thread, F&& finish) {
+        if (matrix.takes_codes()) {
+            multiply_in_codes<Factors>(pool_, matrix, code_rows_, numbers_.data(), rows, numbers_stride_, finish);
+            return;
+        }
+        if (matrix.order) put_in_order(pool_, matrix, factors.data(), rows, stride, ordered_.data());
+        const Element* ordered = matrix.order ? ordered_.data() : factors.data();
+        Product::multiply(pool_, matrix, {ordered, stride}, rows, scratches_[thread]->data(), finish);
+    }
+
+    // Of what norm() has computed last, for this matrix.
+    template <class F>
+    void multiply_normed(const Matrix& matrix, int64_t rows, int thread, F&& finish) {
+        if (matrix.takes_codes()) multiply_code_rows<Factors>(pool_, matrix, code_rows_, rows, finish);
+        else multiply(matrix, normed_, normed_stride_, rows, thread, finish);
+    }
+
+    // Moves the rows of wanted tokens to the front, with what their attention has put for a matrix, and returns their number.
+    int64_t keep_wanted_rows(const EncoderStep& step, const Matrix& matrix) {
         pool_.parallel_for(1, [&](int64_t) {  // one thread, since rows may overlap
             move_to_front(hidden_.data(), hidden_stride_, step.rows, step.num_rows);
-            move_to_front(attended_.data(), normed_stride_, step.rows, step.num_rows);
+            if (matrix.takes_codes()) move_to_front(numbers_.data(), numbers_stride_, step.rows, step.num_rows);
+            else move_to_front(attended_.data(), normed_stride_, step.rows, step.num_rows);
         });
         return step.num_rows;
     }
@@ -172,16 +209,20 @@ private:
         });
     }
 
-    // The last norm, whose result is the model's, has an `output`.
-    void norm(const Norm& norm, int64_t rows, float* output) {
-        pool_.parallel_for_ranges(rows, [&](int64_t row) { norm_row(norm, row, output); });
+    // For a matrix that is multiplied next. The last norm, whose result is the model's, has an `output` in its place.
+    void norm(const Norm& norm, int64_t rows, const Matrix* used_by, float* output) {
+        pool_.parallel_for_ranges(rows, [&](int64_t row) { norm_row(norm, row, used_by, output); });
     }
 
-    void norm_row(const Norm& norm, int64_t row, float* output) {
+    void norm_row(const Norm& norm, int64_t row, const Matrix* used_by, float* output) {
         float* hidden = &hidden_[row * hidden_stride_];
         if (output) {
             float* to = output + row * model_.hidden_size;
             return normalize(hidden, norm, model_.hidden_size, [&](int64_t i, Floats v) { store(to + i, v); });
+        }
+        if (used_by->takes_codes()) {
+            normalize(hidden, norm, model_.hidden_size, [&](int64_t i, Floats v) { store(hidden + i, v); });
+            return code_rows_.set(row, hidden, *used_by);
         }
         Element* normed = &normed_[row * normed_stride_];
         normalize(hidden, norm, model_.hidden_size, [&](int64_t i, Floats v) {
@@ -196,9 +237,13 @@ private:
     PromptLayout layout_;
     typename Product::Attention attention_;
     std::vector<std::unique_ptr<Buffer<Element>>> scratches_;
-    int64_t hidden_stride_ = 0, normed_stride_ = 0, act_stride_ = 0;
+    CodeRows code_rows_;
+    int64_t code_row_bytes_ = 0;  // the most of a matrix that takes codes
+    bool has_orders_ = false;     // whether another one has an order
+    int64_t hidden_stride_ = 0, normed_stride_ = 0, act_stride_ = 0, numbers_stride_ = 0;
     Buffer<float> hidden_;
-    Buffer<Element> normed_, attended_, act_;
+    Buffer<float> numbers_;  // see put()
+    Buffer<Element> normed_, attended_, act_, ordered_;
 };
 
 // With `use_amx`, products are computed by AMX: only where may_use_amx().

@@ -119,5 +119,5 @@ def test_medians_targets_and_table() -> None:
     result["targets"] = targets(result)
     assert [(each["value"], each["holds"]) for each in result["targets"]] == [(2.0, True), (1.4, False)]
     section = embeddings_section(result)
-    assert f"| {one} | 20 | 10 | 14 | – | 10 | 2.00 | 1.40 |" in section
+    assert f"| {one} | 20 | 10 | 14 | – | – | 10 | 2.00 | 1.40 |" in section
     assert "sentence-transformers 6.0" in section

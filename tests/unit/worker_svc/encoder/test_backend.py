@@ -152,6 +152,22 @@ def test_a_decoder_that_embeds_has_its_weights_in_fewer_bits(
         assert_near(states, llama_models.hidden_states(tmp_path, prompt), NEAR[quantization])
 
 
+def test_an_encoder_has_its_weights_in_fewer_bits_on_a_cpu(on_gpu: Any, tmp_path: Path) -> None:
+    model = save_bert(tmp_path, num_attention_heads=3, num_hidden_layers=1)
+    description, (prompt,) = description_of(tmp_path, EncoderDescription), random_prompts([17])
+    settings, expected = settings_of("--quantization", "w8a8"), hidden_states(model, prompt)
+    states = load_backend(settings, description, tmp_path, torch.float32, CPU, print).forward([prompt])[0]
+    assert_near(states, expected, NEAR["w8a8"])
+    in_its_dtype = on_gpu(tmp_path, "--quantization", "w8a8").forward([prompt])[0]
+    torch.testing.assert_close(in_its_dtype.cpu(), expected, rtol=1e-3, atol=1e-3)
+    for args, text in (
+        (("--quantization", "w8a8", "--kernels", "torch"), "QUIRE_KERNELS is torch"),
+        (("--quantization", "fp8"), "QUIRE_QUANTIZATION is fp8, which is for a GPU"),
+    ):
+        with pytest.raises(StartupFailed, match=text):
+            load_backend(settings_of(*args), description, tmp_path, torch.float32, CPU, print)
+
+
 @pytest.mark.parametrize(
     ("args", "head_dim", "device", "text"),
     [

@@ -64,7 +64,7 @@ def test_a_step_holds_the_longest_prompt(tmp_path: Path) -> None:
     assert load(tmp_path, "--max-model-len", "9").description.limits.context_length == 9
 
 
-@pytest.mark.parametrize(("setting", "value"), [("quantization", "int8"), ("drafter", "ngram"), ("kernels", "triton")])
+@pytest.mark.parametrize(("setting", "value"), [("drafter", "ngram"), ("kernels", "triton")])
 def test_settings_of_decoders_have_no_effect_and_are_named(setting: str, value: str, tmp_path: Path) -> None:
     save_bert(tmp_path)
     lines: list[str] = []
@@ -72,10 +72,15 @@ def test_settings_of_decoders_have_no_effect_and_are_named(setting: str, value: 
     assert f"QUIRE_{setting.upper()} has no effect on an encoder" in lines
 
 
-def test_a_decoder_that_embeds_has_the_weights_that_the_settings_say(tmp_path: Path) -> None:
-    save_model(tmp_path, VARIANTS["qwen3"]())
+@pytest.mark.parametrize("architecture", ["bert", "qwen3"])
+def test_a_model_that_embeds_has_the_weights_that_the_settings_say(architecture: str, tmp_path: Path) -> None:
+    if architecture == "bert":
+        save_bert(tmp_path, num_attention_heads=3)
+        prompts = random_prompts([17])
+    else:
+        save_model(tmp_path, VARIANTS[architecture]())
+        prompts = decoder_prompts(17)
     lines: list[str] = []
-    prompts = decoder_prompts(17)
     plain = load(tmp_path, "--task", "embed")
     in_8_bits = load(tmp_path, "--task", "embed", "--quantization", "w8a8", report=lines.append)
     assert not [line for line in lines if "QUIRE_QUANTIZATION" in line]

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from transformers import BertModel
 
 import compiled
-import worker_svc.model.compiled_encoder
+import worker_svc.model.compiled_builder
 from bert_models import CONTEXT, hidden_states, random_prompts, save_bert
 from described_models import description_of
 from quire_kernels.cpu.amx import has_amx
+from quire_kernels.cpu.linear import MatrixFormat
 from worker_svc.model.compiled_encoder import CompiledEncoder, load_compiled_encoder
 from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.encoder_description import EncoderDescription
@@ -30,9 +31,23 @@ TOLERANCES = {"amx": 1e-3, "vectors": 1e-4}
 LENGTHS = [1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 111, 129, 255, 256, 300]
 
 
-def load(directory: Path, dtype: torch.dtype = torch.float32, threads: int = 2) -> CompiledEncoder:
+# By format of weights: how near a random model's states are to those of its own weights, as the median of cosines.
+NEAR = {
+    MatrixFormat.INT8: 0.999,
+    MatrixFormat.W8A8: 0.999,
+    MatrixFormat.W4A16: 0.94,
+    MatrixFormat.W4A8: 0.94,
+}
+
+
+def load(
+    directory: Path,
+    dtype: torch.dtype = torch.float32,
+    threads: int = 2,
+    weights: MatrixFormat = MatrixFormat.PLAIN,
+) -> CompiledEncoder:
     description = description_of(directory, EncoderDescription)
-    return load_compiled_encoder(description, directory, dtype, compiled.thread_pool(threads))
+    return load_compiled_encoder(description, directory, dtype, compiled.thread_pool(threads), weights)
 
 
 @pytest.fixture(scope="module", params=["amx", "vectors"], autouse=True)
@@ -41,7 +56,7 @@ def products(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "amx" and not has_amx(compiled.thread_pool()):
         pytest.skip("needs AMX")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker_svc.model.compiled_encoder, "has_amx", lambda _: request.param == "amx")
+        patch.setattr(worker_svc.model.compiled_builder, "has_amx", lambda _: request.param == "amx")
         yield request.param
 
 
@@ -57,7 +72,7 @@ def test_prompts_of_any_lengths_together(
     bert: tuple[Path, BertModel, CompiledEncoder], products: str, lengths: list[int]
 ) -> None:
     _, model, encoder = bert
-    assert encoder.has_amx == (products == "amx")
+    assert encoder.use_amx == (products == "amx")
     tolerance = TOLERANCES[products]
     prompts = random_prompts(lengths)
     for prompt, states in zip(prompts, encoder(prompts), strict=True):
@@ -129,6 +144,25 @@ def test_bfloat16_is_near(bert: tuple[Path, BertModel, CompiledEncoder]) -> None
     for prompt, states in zip(prompts, load(directory, torch.bfloat16)(prompts), strict=True):
         mean, expected = states.mean(0), hidden_states(model, prompt).mean(0)
         assert torch.cosine_similarity(mean, expected, dim=0) > 0.99
+
+
+@pytest.mark.parametrize("weights", NEAR)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_weights_in_fewer_bits_are_near_and_a_prompts_bits_are_its_own(
+    weights: MatrixFormat, dtype: torch.dtype, bert: tuple[Path, BertModel, CompiledEncoder]
+) -> None:
+    directory, model, _ = bert
+    encoder = load(directory, dtype, weights=weights)
+    prompts = random_prompts(LENGTHS)
+    alone = [encoder([prompt])[0] for prompt in prompts]
+    for together in (encoder(prompts), encoder(prompts[::-1])[::-1], load(directory, dtype, 1, weights)(prompts)):
+        assert all(map(torch.equal, together, alone))
+    last = encoder(prompts, places=[length - 1 for length in LENGTHS])
+    assert all(torch.equal(one[0], states[-1]) for one, states in zip(last, alone, strict=True))
+    expected = torch.cat([hidden_states(model, prompt) for prompt in prompts])
+    cosines = torch.cosine_similarity(torch.cat(alone), expected, dim=1)
+    assert NEAR[weights] < cosines.median()
+    assert cosines.max() < 1 - 1e-5  # they are in fewer bits
 
 
 @torch.inference_mode()
