@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 .DEFAULT_GOAL := help
 .PHONY: help install run test chaos acceptance clients peers lint type protos client-wheel release-protos requirements sbom audit aot gpu-check clean
 .PHONY: bench bench-sweep bench-steps bench-pairs bench-pressure bench-recovery bench-journal bench-kernels bench-quality bench-formats
-.PHONY: bench-security bench-deterministic bench-grammars bench-grammar-engines bench-simulator bench-docs bench-continuous-batching bench-sync-client bench-embeddings bench-offline bench-openvino bench-architectures bench-gguf bench-gguf-quality bench-checkpoints bench-loading bench-all
+.PHONY: bench-security bench-deterministic bench-grammars bench-grammar-engines bench-simulator bench-docs bench-continuous-batching bench-sync-client bench-embeddings bench-decoder-embeddings bench-offline bench-openvino bench-architectures bench-gguf bench-gguf-quality bench-checkpoints bench-loading bench-all
 
 help:  ## List the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -107,10 +107,10 @@ build/sbom/%.cdx.json: pyproject.toml $(TOOLS)/.installed
 audit: $(TOOLS)/.installed  ## Look up known vulnerabilities of all pinned packages, except of tested clients
 	@$(TOOLS)/bin/python requirements/audit.py
 
-# A file beside the other results, for the figures of another kind of processor.
+# A file beside the other results, for the figures of another kind of processor: OUTPUT=serving_avx512.json.
 TO = $(if $(OUTPUT),--output benchmarks/results/$(OUTPUT))
 bench: $(STAMP)  ## Compare with vLLM (where VLLM_VENV names its environment) and transformers
-	$(BIN)/python -m benchmarks.serving
+	$(BIN)/python -m benchmarks.serving $(TO)
 
 bench-continuous-batching: $(STAMP)  ## The same with transformers' continuous batching: one run, of a quarter of an hour
 	$(BIN)/python -m benchmarks.serving --systems quire,vllm,continuous_batching,static_batches --runs 1 \
@@ -146,27 +146,29 @@ bench-grammars: $(STAMP)  ## Measure what masks of grammars cost
 bench-grammar-engines: $(STAMP)  ## Compare the compiler of grammars with xgrammar
 	$(BIN)/python -m benchmarks.grammar_engines
 
-bench-kernels: $(STAMP)  ## Measure each op beside its peers, on a processor; OUTPUT=kernels_avx512.json
+bench-kernels: $(STAMP)  ## Measure each op beside its peers, on a processor
 	$(BIN)/python -m benchmarks.kernels $(TO)
 
 bench-formats: $(STAMP)  ## Measure the steps of formats of weights
-	$(BIN)/python -m benchmarks.formats
+	$(BIN)/python -m benchmarks.formats $(TO)
 
 bench-quality: $(STAMP)  ## Measure the perplexity of formats of weights
 	$(BIN)/python -m benchmarks.quality
 
 bench-embeddings: $(STAMP)  ## Compare the rate of embeddings with sentence-transformers and infinity-emb
 	$(BIN)/python -m benchmarks.embeddings
-	$(BIN)/python -m benchmarks.embeddings --model decoder
 
-bench-offline: $(STAMP)  ## Compare quire.LLM with vLLM's class, where VLLM_VENV names its environment; OUTPUT=offline_avx2.json REQUESTS=96
+bench-decoder-embeddings: $(STAMP)  ## The same with the default model, beside sentence-transformers
+	$(BIN)/python -m benchmarks.embeddings --model decoder $(TO)
+
+bench-offline: $(STAMP)  ## Compare quire.LLM with vLLM's class, where VLLM_VENV names its environment; REQUESTS=96
 	$(BIN)/python -m benchmarks.offline $(if $(REQUESTS),--requests $(REQUESTS)) $(TO)
 
 bench-openvino: $(STAMP)  ## Compare quire.LLM with OpenVINO GenAI on the default model's GGUF file
 	$(BIN)/python -m benchmarks.offline.gguf
 
 bench-architectures: $(STAMP)  ## Compare other architectures with transformers, and with vLLM where VLLM_VENV names it
-	$(BIN)/python -m benchmarks.architectures
+	$(BIN)/python -m benchmarks.architectures $(TO)
 
 bench-loading: $(STAMP)  ## Measure the peak of memory while a model is loaded
 	$(BIN)/python -m benchmarks.loading

@@ -41,7 +41,7 @@ def cases_for(device: torch.device, *, dry_run: bool = False) -> Sequence[partia
 def main() -> int:
     """The exit status: 1 where an op could not run."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    default = RESULTS / f"kernels_{'gpu' if device.type == 'cuda' else 'cpu'}.json"
+    default = RESULTS / f"kernels{'_gpu' if device.type == 'cuda' else ''}.json"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="cases whose op or shape holds this text")
     parser.add_argument("--skip", default="\n", help="cases whose op or shape holds this text are left out")
