@@ -195,9 +195,20 @@ tolerations:
 {{- end }}
 {{- end -}}
 
+{{/* Variables of `settings`; null leaves one out. Numbers stay as they were written. */}}
+{{- define "quire.settingsEnv" -}}
+{{- range $name, $value := . }}
+{{- if not (kindIs "invalid" $value) }}
+- name: {{ $name }}
+  {{- /* Kubernetes would expand $(NAME). */}}
+  value: {{ kindIs "string" $value | ternary $value (toJson $value) | replace "$(" "$$(" | quote }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{/*
-What is served, as JSON: {"models": […]}. Each has the keys of values.yaml, `component` of its workers, and `workers`, `gpus` and
-`resources` of these.
+What is served, as JSON: {"models": […]}. Each has the keys of values.yaml, `component` of its workers, and `workers`, `gpus`,
+`resources` and `settings` of these.
 */}}
 {{- define "quire.models" -}}
 {{- $worker := .Values.worker -}}
@@ -235,10 +246,15 @@ What is served, as JSON: {"models": […]}. Each has the keys of values.yaml, `c
 {{- range $key, $value := $model -}}
 {{- $_ := set $entry $key $value -}}
 {{- end -}}
+{{- $settings := deepCopy (default dict $worker.settings) -}}
+{{- range $key, $value := $model.settings -}}
+{{- $_ := set $settings $key $value -}}
+{{- end -}}
+{{- $_ := set $entry "settings" $settings -}}
 {{- $models = append $models $entry -}}
 {{- end -}}
 {{- else -}}
-{{- $own := dict "component" "worker" "workers" $worker.replicas "gpus" $worker.gpus "resources" $worker.resources -}}
+{{- $own := dict "component" "worker" "workers" $worker.replicas "gpus" $worker.gpus "resources" $worker.resources "settings" $worker.settings -}}
 {{- $models = list (merge $own .Values.model) -}}
 {{- end -}}
 {{- dict "models" $models | toJson -}}
