@@ -173,6 +173,9 @@ def test_only_callers_reach_a_service(values: str) -> None:
         first, *rest = policy["spec"]["ingress"]
         open_ports = {port["port"] for rule in (first, *rest) for port in rule["ports"]}
         assert open_ports <= {port["containerPort"] for port in container(values, name)["ports"]}
+        if values == "everything" and name == "gateway":
+            peers = [one.get("podSelector", {}).get("matchLabels", {}) for one in first["from"]]
+            assert "test" in [labels.get("app.kubernetes.io/component") for labels in peers]  # helm test
         if name in callers:
             (peer,) = first["from"]
             assert peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == callers[name]
