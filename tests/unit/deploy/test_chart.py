@@ -277,6 +277,26 @@ def test_a_new_worker_is_ready_before_an_old_one_drains(values: str) -> None:
         assert spec["template"]["spec"]["terminationGracePeriodSeconds"] >= 300
 
 
+@everywhere
+def test_a_gateway_may_wait_for_a_worker_that_loads(values: str) -> None:
+    deadline = workloads(values)["gateway"]["spec"]["progressDeadlineSeconds"]
+    for name in of_service(values, "worker"):
+        assert deadline >= workloads(values)[name]["spec"]["progressDeadlineSeconds"]
+
+
+def test_an_upgrade_leaves_the_number_of_pods_to_an_autoscaler() -> None:
+    alone: Object = {"gateway": {"replicas": None}, "worker": {"replicas": None}}
+    for values in (alone, alone | {"models": [{"workers": None}]}):
+        objects = render_release("test", values)
+        deployments = [one for one in objects if one["kind"] == "Deployment"]
+        assert len(deployments) == 2
+        assert not any("replicas" in one["spec"] for one in deployments)
+        budgets = {one["metadata"]["name"] for one in objects if one["kind"] == "PodDisruptionBudget"}
+        assert {one["metadata"]["name"] for one in deployments} < budgets
+        for one in objects:
+            validate(one, OLDEST_KUBERNETES)
+
+
 def test_without_room_for_another_worker_old_ones_are_replaced_in_place() -> None:
     in_place = {"maxSurge": 0, "maxUnavailable": "25%"}
     objects = render_release("test", {"worker": {"replicas": 8, "rollingUpdate": in_place}})

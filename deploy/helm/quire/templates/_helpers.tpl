@@ -85,6 +85,11 @@ selector:
     {{- include "quire.selectorLabels" .about | nindent 4 }}
 {{- end -}}
 
+{{/* Seconds in which a new pod that waits for a model is ready: the time to load it, and to prepare it. */}}
+{{- define "quire.progressSeconds" -}}
+{{- add (int .Values.worker.startupSeconds) 600 -}}
+{{- end -}}
+
 {{/* Image of a service of ours: (dict "root" $ "image" .Values.gateway.image) */}}
 {{- define "quire.image" -}}
 {{- $tag := default (default .root.Chart.AppVersion .root.Values.image.tag) .image.tag -}}
