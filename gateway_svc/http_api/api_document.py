@@ -17,8 +17,8 @@ _REFERENCE = "#/components/schemas/{model}"
 _PATH_PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
 
 _ABOUT = (
-    "Routes of Quire's HTTP API. In bodies a null counts as an absent field. Defaults of sampling parameters are "
-    "Quire's own; the model's generation_config.json or the operator may set others. Fields listed as not served "
+    "Routes of Quire's HTTP API. In bodies a null counts as an absent field. A sampling parameter "
+    "without a default has that of the model's generation_config.json or of the operator. Fields listed as not served "
     "accept only values that turn the feature off. OpenAI's routes (models, completions, chat, embeddings, responses) "
     "are also found without /v1."
 )

@@ -32,6 +32,8 @@ def _sampled(name: str, description: str) -> Any:
     one = _SAMPLING[name]
     least = "exclusiveMinimum" if one.bound is Least.EXCLUDED else "minimum"
     bounds: dict[str, Any] = {least: one.least, "maximum": one.most}
+    if one.may_be_configured:  # a default here would be one that generated clients may send
+        return option(f"{description} Absent: as the model's files or the operator say, else {one.default:g}.", **bounds)
     return option(description, one.default, **bounds)
 
 

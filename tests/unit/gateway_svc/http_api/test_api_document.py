@@ -47,6 +47,7 @@ from gateway_svc.http_api.scoring.routes import rerank_answer, score_answer
 from gateway_svc.http_api.undefined_fields import UndefinedFields
 from gateway_svc.output import Chunk, Finish, FinishReason, TokenLogprob, ToolCallDelta, Usage
 from gateway_svc.prompt_output import PromptOutput
+from gateway_svc.sampling_fields import SAMPLING_FIELDS
 from gateway_svc.validated_request import Echo
 from gateway_values import id_of, make_rendering, vocabulary_of
 from quire.worker.v1 import worker_pb2 as worker_v1
@@ -140,6 +141,14 @@ def test_every_known_field_is_described(model: type[BodyModel]) -> None:
         ScoreBody,
     ):
         assert properties["xtc_probability"] == {"enum": [0, None], "description": "Not served."}
+
+
+@pytest.mark.parametrize("body", ["ChatBody", "CompletionBody"])
+def test_a_value_that_the_models_files_may_set_has_no_default(body: str) -> None:
+    properties = SCHEMAS[body]["properties"]
+    for one in SAMPLING_FIELDS:
+        assert (properties[one.name]["default"] is None) == one.may_be_configured, one.name
+    assert "else 1." in properties["temperature"]["description"]
 
 
 def test_operations_have_the_headers_that_are_read() -> None:
