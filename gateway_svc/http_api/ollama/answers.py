@@ -46,6 +46,7 @@ class OllamaBuilder:
         self._usage = usage
         self._arrival_time = arrival_time
         self._first_output_time: float | None = None
+        self._end_time: float | None = None
         self._calls: list[ToolCallDelta] = []  # pieces of calls that are not sent yet
         self._reason: FinishReason | None = None
 
@@ -53,6 +54,10 @@ class OllamaBuilder:
         """Notes the time of the first output."""
         if self._first_output_time is None:
             self._first_output_time = time.monotonic()
+
+    def end(self) -> None:
+        """Notes the time of the end of the output. The answer may be made later, when a thread is free."""
+        self._end_time = time.monotonic()
 
     def whole(self, chunks: Sequence[Chunk]) -> Json:
         """The whole answer, from all chunks."""
@@ -89,7 +94,7 @@ class OllamaBuilder:
         return {"model": self._model, "created_at": now(), **output, "done": False}
 
     def _end(self) -> Json:
-        usage, end = self._usage(), time.monotonic()
+        usage, end = self._usage(), self._end_time or time.monotonic()
         first = end if self._first_output_time is None else self._first_output_time
         return {
             "done": True,
@@ -103,12 +108,12 @@ class OllamaBuilder:
         }
 
 
-def embed_answer(embedded: EmbeddedInputs, arrival_time: float) -> Json:
-    """The answer of /api/embed."""
+def embed_answer(embedded: EmbeddedInputs, seconds: float) -> Json:
+    """The answer of /api/embed, whose vectors took so long."""
     return {
         "model": embedded.model,
         "embeddings": [vector.tolist() for vector in embedded.vectors],
-        "total_duration": _ns(time.monotonic() - arrival_time),
+        "total_duration": _ns(seconds),
         "load_duration": 0,
         "prompt_eval_count": embedded.usage.prompt_tokens,
     }

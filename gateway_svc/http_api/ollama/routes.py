@@ -1,5 +1,6 @@
 """Routes of Ollama's API: chat, generation, embeddings, and the models."""
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -103,8 +104,9 @@ class OllamaRoutes:
         if not embedded.vectors:
             await exchange.respond_json({"model": embedded.model, "embeddings": []})
             return
+        seconds = time.monotonic() - call.arrival_time  # without the wait for a thread that makes the answer
         await self._calls.respond(
-            exchange, call, lambda: embed_answer(embedded, call.arrival_time), num_values=embedded.num_numbers
+            exchange, call, lambda: embed_answer(embedded, seconds), num_values=embedded.num_numbers
         )
 
     async def embeddings(self, exchange: HttpExchange) -> None:
@@ -183,12 +185,14 @@ class OllamaRoutes:
                 while pieces := await group.next():
                     if lines := b"".join([answer.lines(chunk) for _, chunk in pieces]):
                         await exchange.send_events(lines)
+                answer.end()
                 await exchange.end_events(answer.last_lines())
                 return
             chunks: list[Chunk] = []
             while pieces := await group.next():
                 answer.begin()
                 chunks += [chunk for _, chunk in pieces]
+            answer.end()
             await self._calls.respond_with_output(exchange, call, lambda: answer.whole(chunks), num_chunks=len(chunks))
 
     async def _embedded(self, exchange: HttpExchange, call: Call, unvalidated: UnvalidatedEmbeddings) -> EmbeddedInputs:

@@ -74,6 +74,17 @@ def test_a_whole_chat() -> None:
     check_end(answer, "stop")
 
 
+def test_durations_end_with_the_output_and_not_when_the_answer_is_made() -> None:
+    late = builder(OllamaForm.CHAT)
+    late.begin()
+    time.sleep(0.01)
+    late.end()
+    time.sleep(0.2)  # until a thread is free
+    answer = late.whole(CHUNKS)
+    assert 10e6 <= answer["eval_duration"] < 150e6
+    assert answer["total_duration"] == pytest.approx(answer["prompt_eval_duration"] + answer["eval_duration"], abs=2)
+
+
 def test_a_generation() -> None:
     chunks = [Chunk(0, 0, "a", reasoning="so"), Chunk(0, 1, "b", finish=Finish(FinishReason.LENGTH))]
     first, second, end = lines(OllamaForm.GENERATE, *chunks)
@@ -93,10 +104,10 @@ def test_a_model_that_is_loaded() -> None:
 
 def test_vectors() -> None:
     vectors = [array("f", (0.5, -1)), array("f", (0.25, 2))]
-    answer = embed_answer(EmbeddedInputs(vectors, "m", USAGE), time.monotonic() - 2)
+    answer = embed_answer(EmbeddedInputs(vectors, "m", USAGE), 2.5)
     assert (answer["model"], answer["embeddings"]) == ("m", [[0.5, -1.0], [0.25, 2.0]])
     assert (answer["prompt_eval_count"], answer["load_duration"]) == (9, 0)
-    assert 2e9 <= answer["total_duration"] < 60e9
+    assert answer["total_duration"] == 2_500_000_000
 
 
 def test_errors() -> None:
