@@ -1,5 +1,6 @@
 """`quire generate`: continues a text."""
 
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -10,7 +11,7 @@ from quire_client.cli.interruptible import chunks, collected
 from quire_client.cli.output import print_json, print_resuming, write_text
 from quire_client.requests import GenerationOptions
 from quire_client.results import Generation
-from quire_client.sync import Client
+from quire_client.sync import Client, Stream
 
 
 @opt.with_sampling_options
@@ -19,8 +20,14 @@ def generate(
     max_tokens: opt.MaxTokens = None,
     min_tokens: opt.MinTokens = None,
     stop: opt.Stop = None,
+    stop_token_id: opt.StopTokenId = None,
     ignore_eos: opt.IgnoreEos = False,
     bad_word: opt.BadWord = None,
+    logit_bias: opt.LogitBias = None,
+    allowed_token_id: opt.AllowedTokenId = None,
+    echo: opt.Echo = False,
+    truncate_prompt_tokens: opt.TruncatePromptTokens = None,
+    truncation_side: opt.TruncationSide = None,
     n: Annotated[int, typer.Option("--n", help="How many independent texts.")] = 1,
     best_of: opt.BestOf = None,
     beam_width: opt.BeamWidth = None,
@@ -65,8 +72,14 @@ def generate(
         "max_tokens": max_tokens,
         "min_tokens": min_tokens,
         "stop": stop,
+        "stop_token_ids": stop_token_id,
         "ignore_eos": ignore_eos,
         "bad_words": bad_word,
+        "logit_bias": opt.logit_bias_of(logit_bias),
+        "allowed_token_ids": allowed_token_id,
+        "echo": echo,
+        "truncate_prompt_tokens": truncate_prompt_tokens,
+        "truncation_side": None if truncation_side is None else truncation_side.value_of_option,
         "n": n,
         "best_of": best_of,
         "beam_width": beam_width,
@@ -88,7 +101,7 @@ def generate(
         is_ranked = any(option is not None for option in (best_of, beam_width, length_penalty, early_stopping))
         if output is opt.OutputFormat.TEXT and n == 1 and not is_ranked:
             stream = client.stream(prompt, on_resume=print_resuming, **wanted)
-            write_text(chunk.text for chunk in chunks(stream))
+            write_text(_pieces(stream, echo=echo))
             return
 
         def generate() -> Generation:
@@ -99,8 +112,20 @@ def generate(
         whole = collected(generate, client)
     if output is opt.OutputFormat.JSON:
         print_json(whole)
-    elif n == 1:
-        write_text([whole.text])
+        return
+    before = whole.prompt.text if echo and whole.prompt else ""
+    if n == 1:
+        write_text([before + whole.text])
     else:
         for completion in whole.completions:
-            write_text([f"[{completion.index}] {completion.text}"])
+            write_text([f"[{completion.index}] {before}{completion.text}"])
+
+
+def _pieces(stream: Stream, *, echo: bool) -> Iterator[str]:
+    """The text as it comes, after that of the prompt with `echo`."""
+    awaits_prompt = echo
+    for chunk in chunks(stream):
+        if awaits_prompt and stream.prompt:
+            yield stream.prompt.text
+            awaits_prompt = False
+        yield chunk.text

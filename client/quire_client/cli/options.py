@@ -13,6 +13,7 @@ from quire_client.connection import DEFAULT_ADDRESS, timeout_of
 from quire_client.http_client import is_http_url
 from quire_client.requests import EarlyStopping as RequestedEarlyStopping
 from quire_client.requests import Retention as RequestedRetention
+from quire_client.requests import TruncationSide as RequestedTruncationSide
 
 
 class OutputFormat(StrEnum):
@@ -24,6 +25,16 @@ class PoolingOption(StrEnum):
     MEAN = "mean"
     CLS = "cls"
     LAST = "last"
+
+
+class TruncationSideOption(StrEnum):
+    LEFT = "left"
+    RIGHT = "right"
+
+    @property
+    def value_of_option(self) -> RequestedTruncationSide:
+        """The argument of a call."""
+        return "left" if self is TruncationSideOption.LEFT else "right"
 
 
 class EarlyStoppingOption(StrEnum):
@@ -245,5 +256,51 @@ MinTokens = Annotated[int | None, typer.Option(help="The fewest tokens.", rich_h
 Stop = Annotated[list[str] | None, typer.Option(help="Text to stop at; may be repeated.", rich_help_panel=_STOPPING)]
 BadWord = Annotated[
     list[str] | None, typer.Option(help="Text that is not generated; may be repeated.", rich_help_panel=_SAMPLING)
+]
+StopTokenId = Annotated[
+    list[int] | None,
+    typer.Option(metavar="ID", help="Token to stop at; may be repeated.", rich_help_panel=_STOPPING),
+]
+AllowedTokenId = Annotated[
+    list[int] | None,
+    typer.Option(metavar="ID", help="Only such tokens are sampled; may be repeated.", rich_help_panel=_SAMPLING),
+]
+LogitBias = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ID=BIAS", help="Is added to the logit of this token; may be repeated.", rich_help_panel=_SAMPLING
+    ),
+]
+
+
+def logit_bias_of(entries: list[str] | None) -> dict[int, float] | None:
+    """The argument of a call. Raises BadParameter."""
+    biases: dict[int, float] = {}
+    for entry in entries or ():
+        token, _, bias = entry.partition("=")
+        try:
+            biases[int(token)] = float(bias)
+        except ValueError:
+            raise typer.BadParameter(
+                f"{entry!r} is not a token id and its bias, such as 42=-1.5", param_hint="--logit-bias"
+            ) from None
+    return biases or None
+
+
+_PROMPT: Final = "Prompt"
+
+Echo = Annotated[bool, typer.Option("--echo", help="Write the prompt before the text.", rich_help_panel=_PROMPT)]
+TruncatePromptTokens = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Keep N tokens of the prompt; -1: as many as fit.",
+        show_default="a prompt that is too long is refused",
+        rich_help_panel=_PROMPT,
+    ),
+]
+TruncationSide = Annotated[
+    TruncationSideOption | None,
+    typer.Option(help="Where that takes tokens away.", show_default="left", rich_help_panel=_PROMPT),
 ]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Continue after end-of-text.", rich_help_panel=_STOPPING)]

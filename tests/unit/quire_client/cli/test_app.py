@@ -96,6 +96,42 @@ async def test_generate_sends_a_constraint(
     assert service.requests[0].generation.constraint.WhichOneof("kind") == kind
 
 
+async def test_generate_sends_token_ids_and_truncates_the_prompt(address: str, service: Any) -> None:
+    service.answer("a")
+    tokens = ("--stop-token-id", "3", "--stop-token-id", "4", "--allowed-token-id", "5")
+    biases = ("--logit-bias", "6=-1.5", "--logit-bias", "7=2")
+    prompt = ("--echo", "--truncate-prompt-tokens=-1", "--truncation-side", "right")
+
+    assert (await invoke("generate", "What?", *tokens, *biases, *prompt)).exit_code == 0
+    sent = service.requests[0].generation
+    assert (list(sent.stopping.stop_token_ids), list(sent.sampling.allowed_token_ids)) == ([3, 4], [5])
+    assert dict(sent.sampling.logit_bias) == {6: -1.5, 7: 2}
+    assert (sent.echo, sent.truncate_prompt_tokens) == (True, -1)
+    assert sent.truncation_side == pb.TRUNCATION_SIDE_RIGHT
+
+
+@pytest.mark.parametrize(("sequences", "expected"), [("1", "Once upon\n"), ("2", "[0] Once upon\n[1] Once upon\n")])
+async def test_generate_writes_the_prompt_before_each_text(
+    sequences: str, expected: str, address: str, service: Any
+) -> None:
+    service.accept()
+    service.script.append(pb.StreamGenerateResponse(prompt=pb.Prompt(token_ids=[1], text="Once")))
+    for index in range(int(sequences)):
+        service.say(" upon", index=index)
+        service.end(index)
+    service.account()
+
+    result = await invoke("generate", "Once", "--echo", "--n", sequences)
+    assert (result.exit_code, result.stdout) == (0, expected)
+
+
+@pytest.mark.parametrize("bias", ["6", "6=", "=1", "a=1", "6=b"])
+async def test_a_bias_has_a_token_and_a_number(bias: str, address: str) -> None:
+    result = await invoke("generate", "What?", "--logit-bias", bias)
+    assert result.exit_code == 2
+    assert "--logit-bias" in result.stderr
+
+
 async def test_generate_takes_one_constraint(address: str) -> None:
     result = await invoke("generate", "What?", "--regex", "a", "--choice", "b")
 
