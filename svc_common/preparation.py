@@ -80,7 +80,8 @@ def _download(source: ModelSource, report: Report) -> None:
     try:
         snapshot_download(source.origin, revision=source.revision, allow_patterns=list(source.hub_files))
     except Exception as error:  # any exception of the network, the hub or the disk
-        raise PreparationFailed(f"cannot download {source}, and it is not in the local cache: {error}") from error
+        reason = " ".join(str(error).split())  # those of the hub have several lines
+        raise PreparationFailed(f"cannot download {source}, and it is not in the local cache: {reason}") from error
 
 
 def _write_default_model(directory: Path) -> None:

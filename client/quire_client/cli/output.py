@@ -35,6 +35,7 @@ _NEXT_STEPS = {
     "QUIRE_ADMIN_ADDRESS",
     REQUEST_NOT_LIVE: "it may have ended; `quire explain` without an id lists live requests",
     UNREACHABLE: "start a server with `make run`, or name one with --address or QUIRE_ADDRESS",
+    "UNIMPLEMENTED": "there is no gateway at this address, or one of an earlier release",
     "UNAUTHENTICATED": "give a key with --api-key or QUIRE_API_KEY",
     "MODEL_NOT_FOUND": "`quire models` lists the served models",
     "CONTEXT_LENGTH_EXCEEDED": "shorten the prompt or lower --max-tokens",
