@@ -28,8 +28,8 @@ def assign(message: ProtoMessage, path: str, value: Any, within: str = "") -> No
             setattr(target, name, value)
     except (TypeError, AttributeError):  # the latter where one of value and field is a mapping
         raise TypeError(f"{field} cannot be a {type(value).__name__}, or hold what this one holds") from None
-    except ValueError:
-        # Out of a 32 or 64-bit field's range, or text that is not Unicode: the same error as the server's.
-        raise QuireError(
-            grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", "the value is out of range", field
-        ) from None
+    except ValueError as error:
+        # Out of a 32 or 64-bit field's range, or text with half of a surrogate pair, as Python reads bytes that are not
+        # UTF-8 in arguments: the same error as the server's.
+        text = "is not text in UTF-8" if isinstance(error, UnicodeError) else "the value is out of range"
+        raise QuireError(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", text, field) from None

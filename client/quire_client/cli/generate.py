@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from quire_client.cli import options as opt
-from quire_client.cli.input import read_text
+from quire_client.cli.input import read_file, read_text
 from quire_client.cli.interruptible import chunks, collected
 from quire_client.cli.output import print_json, print_resuming, write_text
 from quire_client.requests import GenerationOptions
@@ -85,10 +85,10 @@ def generate(
         "beam_width": beam_width,
         "length_penalty": length_penalty,
         "early_stopping": None if early_stopping is None else early_stopping.value_of_option,
-        "json_schema": None if json_schema is None else json_schema.read_text(),
+        "json_schema": None if json_schema is None else read_file(json_schema),
         "regex": regex,
         "choice": choice,
-        "grammar": None if grammar is None else grammar.read_text(),
+        "grammar": None if grammar is None else read_file(grammar),
         "logprobs": logprobs,
         "prompt_logprobs": prompt_logprobs,
         "request_id": request_id,

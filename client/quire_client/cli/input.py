@@ -10,12 +10,19 @@ from typing import TextIO
 import typer
 
 _STDIN = "standard input"
+_ENCODING = "utf-8-sig"  # editors of Windows begin a file with a mark, which is no part of its text
 
 
 def read_text() -> str:
     """All of standard input. Raises BadParameter."""
     with _refusing_other_text(_STDIN):
         return _stdin().read()
+
+
+def read_file(path: Path) -> str:
+    """All of a file. Raises BadParameter."""
+    with _refusing_other_text(str(path)):
+        return path.read_text(encoding=_ENCODING)
 
 
 def read_lines(path: Path | None = None) -> Iterator[str]:
@@ -25,13 +32,13 @@ def read_lines(path: Path | None = None) -> Iterator[str]:
 
 
 def _opened(path: Path | None) -> AbstractContextManager[TextIO]:
-    return nullcontext(_stdin()) if path is None else path.open(encoding="utf-8")
+    return nullcontext(_stdin()) if path is None else path.open(encoding=_ENCODING)
 
 
 def _stdin() -> TextIO:
     """Standard input as UTF-8, whatever the locale says."""
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(encoding="utf-8", errors="strict")
+        sys.stdin.reconfigure(encoding=_ENCODING, errors="strict")
     return sys.stdin
 
 

@@ -84,12 +84,19 @@ def check_timeout(seconds: float | None) -> float | None:
         raise typer.BadParameter(str(error)) from None
 
 
+def check_request_timeout(seconds: float | None) -> float | None:
+    """The same of one request, which is above 0."""
+    if seconds is not None and seconds <= 0:
+        raise typer.BadParameter(f"timeout is {seconds:g}: it must be above 0")
+    return check_timeout(seconds)
+
+
 Timeout = Annotated[
     float | None,
     typer.Option(
         metavar="SECONDS",
         help="Timeout of one request, from its sending to the end of its response; inf: none.",
-        callback=check_timeout,
+        callback=check_request_timeout,
     ),
 ]
 

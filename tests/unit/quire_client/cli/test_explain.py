@@ -242,7 +242,7 @@ def test_options_that_would_be_ignored_are_misuse(
 def test_a_name_that_is_no_text_is_one_line(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["explain", *args]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith(": the value is out of range")
+    assert line.endswith(": is not text in UTF-8")
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
