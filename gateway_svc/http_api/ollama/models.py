@@ -55,7 +55,11 @@ class OllamaOptions(BodyModel):
         _OF_THE_PROCESS,
     )
 
-    num_predict: int | None = option("The most tokens of the answer; -1 and -2: what the context leaves.", -1)
+    num_predict: int | None = option(
+        "The most tokens of the answer; -1 and -2, as absent: as the model's files or the operator say, else what the "
+        "context leaves.",
+        -1,
+    )
     temperature: Number | None = option("0 takes the most probable token.", minimum=0, maximum=2)
     top_k: int | None = option("Samples from so many most probable tokens; 0 or -1: from all.", minimum=-1)
     top_p: Number | None = option("Samples from the most probable tokens with this probability.", maximum=1)

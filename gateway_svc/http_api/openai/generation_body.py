@@ -33,7 +33,9 @@ def _sampled(name: str, description: str) -> Any:
     least = "exclusiveMinimum" if one.bound is Least.EXCLUDED else "minimum"
     bounds: dict[str, Any] = {least: one.least, "maximum": one.most}
     if one.may_be_configured:  # a default here would be one that generated clients may send
-        return option(f"{description} Absent: as the model's files or the operator say, else {one.default:g}.", **bounds)
+        return option(
+            f"{description} Absent: as the model's files or the operator say, else {one.default:g}.", **bounds
+        )
     return option(description, one.default, **bounds)
 
 
@@ -64,7 +66,9 @@ class StreamOptions(BodyModel):
 
     without_effect: ClassVar[Notes] = unsupported_fields.STREAM_OPTIONS
 
-    include_usage: bool | None = option("Whether the last event has the usage.", False)
+    include_usage: bool | None = option(
+        "Whether the last event has the usage. The operator may have it sent in every stream.", False
+    )
     continuous_usage_stats: bool | None = option(
         "Whether each event has the usage of its choice so far; needs include_usage.", False
     )
@@ -127,7 +131,9 @@ class GenerationBody(ConstraintBody):
     stream_options: StreamOptions | None = option("Options of a stream.")
     return_token_ids: bool | None = option("Whether the answer has the token ids of prompt and output.", False)
     return_tokens_as_token_ids: bool | None = option(
-        "Whether log-probabilities have token_id:N instead of the text of a token.", False
+        "Whether log-probabilities have token_id:N instead of the text of a token. The operator may set true for "
+        "requests without it.",
+        False,
     )
     service_tier: str | None = option("How to bill: without effect. The answer has the tier default.")
     priority: int | None = option("A higher one goes first.", 0, minimum=-(2**31), maximum=2**31 - 1)

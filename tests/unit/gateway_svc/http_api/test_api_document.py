@@ -151,6 +151,13 @@ def test_a_value_that_the_models_files_may_set_has_no_default(body: str) -> None
     assert "else 1." in properties["temperature"]["description"]
 
 
+def test_what_an_operator_may_set_for_requests_without_a_field_is_described() -> None:
+    tokens = SCHEMAS["ChatBody"]["properties"]["return_tokens_as_token_ids"]
+    usage = SCHEMAS["StreamOptions"]["properties"]["include_usage"]
+    length = SCHEMAS["OllamaOptions"]["properties"]["num_predict"]
+    assert all("operator" in field["description"] for field in (tokens, usage, length))
+
+
 def test_operations_have_the_headers_that_are_read() -> None:
     def headers(path: str) -> set[str]:
         operation = DOCUMENT["paths"][path]["post"]
