@@ -63,7 +63,7 @@ def read_mix(path: Path) -> list[MixRequest]:
         mix = [_read_request(entry) for entry in requests]
     except OSError as error:
         raise MixError(f"{path}: {(error.strerror or 'cannot be read').lower()}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise MixError(f'{path}: not a mix: {{"requests": [{{"prompt_token_ids", "output_tokens"}}]}}') from error
     if not mix:
         raise MixError(f"{path}: holds no requests")

@@ -63,6 +63,7 @@ def test_a_written_mix_is_read(tmp_path: Path) -> None:
         '{"requests": [{"prompt_token_ids": "ab", "output_tokens": 3}]}',
         '{"requests": [{"prompt_token_ids": [1], "output_tokens": 0}]}',
         '{"requests": [{"prompt_token_ids": [1], "output_tokens": true}]}',
+        pytest.param(100_000 * "[", id="nested"),
     ],
 )
 def test_what_is_no_mix_is_refused_by_file_name(tmp_path: Path, content: str) -> None:
