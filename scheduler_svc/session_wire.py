@@ -23,7 +23,7 @@ from scheduler_svc.core.request import BeamParams, EarlyStopping, Request
 from scheduler_svc.core.results import TOKENS, ResultForm
 from scheduler_svc.request_log import RequestLog
 from scheduler_svc.result_kinds import kind_from_proto
-from scheduler_svc.store.base import IncompleteRecord, UndecryptableRecord, UnusableRecord
+from scheduler_svc.store.base import IncompleteRecord, MalformedRecord, UndecryptableRecord, UnusableRecord
 from svc_common.durations import to_duration
 
 _FAILURES = {
@@ -209,7 +209,7 @@ def reason_to_proto(failure: Failure) -> scheduler_v1.FailureReason:
 def failure_of_record(error: UnusableRecord) -> Failure:
     """Why a request with such a record is refused. A later release may read what this one does not support."""
     match error:
-        case IncompleteRecord():
+        case IncompleteRecord() | MalformedRecord():
             return Failure.RECORD_INCOMPLETE
         case UndecryptableRecord():
             return Failure.RECORD_UNDECRYPTABLE

@@ -33,6 +33,10 @@ class UndecryptableRecord(UnusableRecord):
     """An encrypted record whose key is missing, or that was changed."""
 
 
+class MalformedRecord(UnusableRecord):
+    """A record of which something has been changed or written that no scheduler writes."""
+
+
 class IncompleteRecord(UnusableRecord):
     """A record of which the store has lost tokens or log-probabilities that it had acknowledged."""
 

@@ -16,11 +16,11 @@ end
 local function note_spending(noted)
   for _, one in ipairs(noted.spending) do
     local name = BUCKETS .. one[1]
-    if call('EXISTS', name) == 1 then note_spent(name, one[2], one[3]) end
+    if call('EXISTS', name) == 1 then pcall(note_spent, name, one[2], one[3]) end
   end
   for _, one in ipairs(noted.charges) do
     local name = PREFIX .. one[1]
-    if call('HGET', name, 'submission_id') == one[2] then call('HSET', name, 'prompt_cost', one[3]) end
+    if fields_of(name, 'submission_id')[1] == one[2] then call('HSET', name, 'prompt_cost', one[3]) end
   end
 end
 
@@ -51,7 +51,11 @@ function ops.call_buckets(_, ttl, ...)
   for at = 1, #rest, 8 do
     local name, numbers = BUCKETS .. rest[at], {}
     for index = at + 2, at + 7 do table.insert(numbers, tonumber(rest[index])) end
-    local taken, missing = call_bucket(name, now, rest[at + 1], unpack(numbers))
+    local is_done, taken, missing = pcall(call_bucket, name, now, rest[at + 1], unpack(numbers))
+    if not is_done then  -- what is there is malformed
+      call('DEL', name)
+      taken, missing = call_bucket(name, now, rest[at + 1], unpack(numbers))
+    end
     call('EXPIRE', name, ttl)
     table.insert(answers, taken)
     table.insert(answers, missing)

@@ -2,10 +2,13 @@
 
 import hashlib
 import json
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
+
+from google.protobuf.message import DecodeError
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
@@ -17,6 +20,7 @@ from scheduler_svc.store.base import (
     Gap,
     IncompleteRecord,
     KeyTaken,
+    MalformedRecord,
     UnsupportedRecord,
     Write,
     WriteBatch,
@@ -167,10 +171,15 @@ def unpack_written(reply: tuple[Sequence[int], Sequence[bytes]]) -> list[Gap | K
 
 
 def unpack_log(reply: Reply, keys: RecordKeys) -> RequestLog:
-    """A record with its sequences, all of them durable.
+    """A record with its sequences, all of them durable. Raises UnusableRecord."""
+    try:
+        return _unpack_log(reply, keys)
+    except (KeyError, ValueError, struct.error, DecodeError) as error:
+        raise MalformedRecord(f"a record that is malformed ({type(error).__name__})") from error
 
-    Raises UnsupportedRecord, UndecryptableRecord and IncompleteRecord.
-    """
+
+def _unpack_log(reply: Reply, keys: RecordKeys) -> RequestLog:
+    """The same. A record that is malformed raises other exceptions, too."""
     pairs, packed_tokens, packed_logprobs, packed_prompt, key = reply
     fields: Mapping[str, bytes] = dict(zip((name.decode() for name in pairs[::2]), pairs[1::2], strict=True))
     version = int(fields.get("version", 1))
@@ -182,6 +191,8 @@ def unpack_log(reply: Reply, keys: RecordKeys) -> RequestLog:
     all_tokens, all_logprobs, prompt_logprobs = record
     _check_counts(fields, all_tokens, all_logprobs, prompt_logprobs)
     submit = scheduler_v1.Submit.FromString(fields["submit"])
+    if (submit.key, submit.submission_id) != (key.decode(), fields["submission_id"].decode()):
+        raise MalformedRecord("a record of another request")
     state = State(fields["state"].decode())
     sequences = [
         _unpack_sequence(fields, index, packed, logprobs)
@@ -189,10 +200,10 @@ def unpack_log(reply: Reply, keys: RecordKeys) -> RequestLog:
     ]
     return RequestLog(
         submit,
-        float(fields["accepted_at"]),
-        float(fields["deadline"]) if "deadline" in fields else None,
+        _time(fields["accepted_at"]),
+        _time(fields["deadline"]) if "deadline" in fields else None,
         state,
-        float(fields["ended_at"]) if "ended_at" in fields else None,
+        _time(fields["ended_at"]) if "ended_at" in fields else None,
         sequences,
         prompt_logprobs=[worker_v1.TokenLogprobs.FromString(one) for one in prompt_logprobs],
         num_prompt_logprobs_durable=len(prompt_logprobs),
@@ -203,6 +214,14 @@ def unpack_log(reply: Reply, keys: RecordKeys) -> RequestLog:
         prompt_cost=int(fields.get("prompt_cost", 0)),
         is_prompt_cost_durable=True,
     )
+
+
+def _time(text: bytes) -> float:
+    """Seconds since 1970. Raises ValueError."""
+    seconds = float(text)
+    if not math.isfinite(seconds):
+        raise ValueError("not finite")
+    return seconds
 
 
 def _unpack_list(packed: bytes) -> list[bytes]:
@@ -222,6 +241,8 @@ def _check_counts(
     prompt_logprobs: Sequence[bytes],
 ) -> None:
     """Raises IncompleteRecord where there is less than was written. Records of earlier releases have no counts."""
+    if int(fields["count"]) != len(all_tokens):
+        raise ValueError("the count is not one of sequences")
     counts = {"num_prompt_logprobs": len(prompt_logprobs)}
     for index, (packed, logprobs) in enumerate(zip(all_tokens, all_logprobs, strict=True)):
         counts |= {f"num_tokens:{index}": len(packed) // 4, f"num_logprobs:{index}": len(logprobs)}

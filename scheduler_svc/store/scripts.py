@@ -36,6 +36,18 @@ local LIMIT, AHEAD = __LIMIT__, __AHEAD__
 local call = redis.call
 local ops = {}
 
+-- What others have written to a record costs this record, and no call: most errors here end a script.
+local pcall_redis, MAX_SEQUENCES = redis.pcall, 65535
+
+-- The values of fields of a record: none where there is something else than a record.
+local function fields_of(name, ...)
+  return pcall_redis('HMGET', name, ...)
+end
+
+local function count_of(field)
+  return math.min(tonumber(field or '0') or 0, MAX_SEQUENCES)
+end
+
 -- Epochs are microseconds since 1970, which a double holds exactly below 2^53.
 local function last_epoch()
   return tonumber(call('HGET', EPOCH, 'epoch') or '0')
@@ -55,9 +67,14 @@ local function is_stale(epoch, ttl)
 end
 
 local function each_sequence(name, count, visit)
-  for index = 0, count - 1 do
+  for index = 0, count_of(count) - 1 do
     visit(name .. ':tokens:' .. index, name .. ':logprobs:' .. index)
   end
+end
+
+local function remove(name, count)
+  each_sequence(name, count, function(tokens, logprobs) call('DEL', tokens, logprobs) end)
+  call('DEL', name, name .. ':prompt_logprobs')
 end
 
 local function record(key, submission, submit, accepted_at, deadline, count, fingerprint, version, key_id, ttl)
@@ -66,9 +83,7 @@ local function record(key, submission, submit, accepted_at, deadline, count, fin
   -- refuses a DEL.
   call('SADD', LIVE, key)
   call('EXPIRE', LIVE, ttl)
-  local before = tonumber(call('HGET', name, 'count') or '0')
-  each_sequence(name, math.max(before, tonumber(count)), function(tokens, logprobs) call('DEL', tokens, logprobs) end)
-  call('DEL', name, name .. ':prompt_logprobs')
+  remove(name, math.max(count_of(fields_of(name, 'count')[1]), tonumber(count)))
   call('HSET', name, 'submission_id', submission, 'submit', submit, 'state', 'accepted', 'accepted_at', accepted_at,
     'count', count, 'version', version)
   if deadline ~= '' then call('HSET', name, 'deadline', deadline) end
@@ -84,13 +99,12 @@ local function packed_list(name)
   return table.concat(parts)
 end
 
--- A record, and about how many bytes it has.
-local function read(key)
+local function read_whole(key)
   local name = PREFIX .. key
   local fields = call('HGETALL', name)
   if #fields == 0 then return false, 0 end
   local all_tokens, all_logprobs, prompt = {}, {}, packed_list(name .. ':prompt_logprobs')
-  each_sequence(name, tonumber(call('HGET', name, 'count')), function(tokens, logprobs)
+  each_sequence(name, call('HGET', name, 'count'), function(tokens, logprobs)
     table.insert(all_tokens, call('GET', tokens) or '')
     table.insert(all_logprobs, packed_list(logprobs))
   end)
@@ -99,6 +113,13 @@ local function read(key)
     for _, one in ipairs(parts) do size = size + #one end
   end
   return {fields, all_tokens, all_logprobs, prompt, key}, size
+end
+
+-- A record, and about how many bytes it has. One that cannot be read has no fields.
+local function read(key)
+  local is_read, found, size = pcall(read_whole, key)
+  if is_read then return found, size end
+  return {{}, {}, {}, '', key}, 0
 end
 
 local function has_gone_on(name, count)
@@ -111,9 +132,9 @@ function ops.put(_, epoch, epoch_ttl, ttl, key, submission, submit, accepted_at,
     key_id)
   if is_stale(epoch, epoch_ttl) then return redis.error_reply('QUIRESTALE') end
   local name = PREFIX .. key
-  local there = call('HMGET', name, 'submission_id', 'state', 'count')
+  local there = fields_of(name, 'submission_id', 'state', 'count')
   local is_live = there[2] == 'accepted'
-  if is_live and there[1] == submission and not has_gone_on(name, tonumber(there[3])) then return false end
+  if is_live and there[1] == submission and not has_gone_on(name, there[3]) then return false end
   if is_live or there[2] == 'finished' then return (read(key)) end
   record(key, submission, submit, accepted_at, deadline, count, fingerprint, version, key_id, ttl)
   return false
@@ -126,10 +147,8 @@ end
 function ops.delete(_, epoch, epoch_ttl, key)
   if is_stale(epoch, epoch_ttl) then return redis.error_reply('QUIRESTALE') end
   local name = PREFIX .. key
-  local count = call('HGET', name, 'count')
-  if not count then return 0 end
-  each_sequence(name, tonumber(count), function(tokens, logprobs) call('DEL', tokens, logprobs) end)
-  call('DEL', name, name .. ':prompt_logprobs')
+  if call('EXISTS', name) == 0 then return 0 end
+  remove(name, fields_of(name, 'count')[1])
   call('SREM', LIVE, key)
   return 1
 end
@@ -140,7 +159,7 @@ function ops.read_live(_, limit, ...)
   local found, left, num_read = {}, tonumber(limit), 0
   for _, key in ipairs({...}) do
     if left <= 0 then break end
-    if call('HGET', PREFIX .. key, 'state') == 'accepted' then
+    if fields_of(PREFIX .. key, 'state')[1] == 'accepted' then
       local one, size = read(key)
       table.insert(found, one)
       left = left - size
@@ -156,11 +175,11 @@ function ops.renew(_, epoch, epoch_ttl, ttl, ...)
   if is_stale(epoch, epoch_ttl) then return redis.error_reply('QUIRESTALE') end
   for _, key in ipairs({...}) do
     local name = PREFIX .. key
-    local count = call('HGET', name, 'count')
+    local count = fields_of(name, 'count')[1]
     if count then
       call('EXPIRE', name, ttl)
       call('EXPIRE', name .. ':prompt_logprobs', ttl)
-      each_sequence(name, tonumber(count), function(tokens, logprobs)
+      each_sequence(name, count, function(tokens, logprobs)
         call('EXPIRE', tokens, ttl)
         call('EXPIRE', logprobs, ttl)
       end)
@@ -252,21 +271,18 @@ local function writes(blob, ttl, is_taken)
     local has_logprobs = num_logprobs ~= 4294967295
     local logprobs, prompt = take_each(has_logprobs and num_logprobs or 0), take_each(num_prompt)
     local name = PREFIX .. key
-    local there = call('HMGET', name, 'submission_id', 'count', 'num_tokens:' .. index, 'num_logprobs:' .. index,
-      'state')
-    local have, have_prompt = -1, 0
-    if there[1] == submission then
-      have = call('STRLEN', name .. ':tokens:' .. index) / token_size
-      if has_logprobs then have = math.min(have, call('LLEN', name .. ':logprobs:' .. index)) end
-      if prompt_offset > 0 then have_prompt = call('LLEN', name .. ':prompt_logprobs') end
-    end
-    if is_taken(key, submission, there[1]) then
-      have = -1
-    elseif not there[1] or offset > have or prompt_offset > have_prompt then
-      table.insert(gaps, write_index)
-      table.insert(gaps, have)
-      gapped[key] = true
-    else
+    -- How much there is, where that is less than the write needs.
+    local function write()
+      local there = call('HMGET', name, 'submission_id', 'count', 'num_tokens:' .. index, 'num_logprobs:' .. index,
+        'state')
+      local have, have_prompt = -1, 0
+      if there[1] == submission then
+        have = call('STRLEN', name .. ':tokens:' .. index) / token_size
+        if has_logprobs then have = math.min(have, call('LLEN', name .. ':logprobs:' .. index)) end
+        if prompt_offset > 0 then have_prompt = call('LLEN', name .. ':prompt_logprobs') end
+      end
+      if is_taken(key, submission, there[1]) then return nil end
+      if not there[1] or offset > have or prompt_offset > have_prompt then return have end
       local kept = time_to_live(name, there[5], ttl)
       extend(name, index, offset, packed, token_size, logprobs, cuts == 1, kept)
       note_counts(name, index, offset, #packed / token_size, logprobs, cuts == 1, there[3], there[4])
@@ -277,6 +293,17 @@ local function writes(blob, ttl, is_taken)
       elseif cuts == 1 then call('HDEL', name, 'end:' .. index, 'score:' .. index) end
       if fingerprint_size > 0 then call('HSET', name, 'fingerprint', fingerprint) end
       if score_size > 0 then call('HSET', name, 'score:' .. index, score) end
+      return nil
+    end
+    local is_written, have = pcall(write)
+    if not is_written then  -- what is there is malformed: the scheduler has all of it, and writes it anew
+      remove(name, fields_of(name, 'count')[1])
+      have = -1
+    end
+    if have then
+      table.insert(gaps, write_index)
+      table.insert(gaps, have)
+      gapped[key] = true
     end
     write_index = write_index + 1
   end
@@ -285,17 +312,17 @@ end
 
 local function finish(key, submission, state, ended_at, failure, ttl, is_taken)
   local name = PREFIX .. key
-  local there = call('HMGET', name, 'submission_id', 'count')
+  local there = fields_of(name, 'submission_id', 'count')
   if is_taken(key, submission, there[1]) or not there[1] then return end
   call('HSET', name, 'state', state, 'ended_at', ended_at)
   if failure ~= '' then call('HSET', name, 'failure', failure) end
   call('EXPIRE', name, ttl)
   call('EXPIRE', name .. ':prompt_logprobs', ttl)
   call('SREM', LIVE, key)
-  each_sequence(name, tonumber(there[2]), function(tokens, logprobs)
+  each_sequence(name, there[2], function(tokens, logprobs)
     -- A string that grew has spare capacity: it is stored without.
-    local all = call('GET', tokens)
-    if all then call('SET', tokens, all, 'EX', ttl) end
+    local all = pcall_redis('GET', tokens)
+    if type(all) == 'string' then call('SET', tokens, all, 'EX', ttl) end
     call('EXPIRE', logprobs, ttl)
   end)
 end
@@ -303,8 +330,8 @@ end
 -- Whether a submission that ran while the store was away replaces a record: not one that has finished, or is live and
 -- has tokens, since clients may resume it. Otherwise the one that was accepted later has the key.
 local function may_be_replaced(name, newer, state, accepted_at, count)
-  if state == 'finished' or (state == 'accepted' and has_gone_on(name, tonumber(count))) then return false end
-  return tonumber(accepted_at) <= tonumber(newer)
+  if state == 'finished' or (state == 'accepted' and has_gone_on(name, count)) then return false end
+  return (tonumber(accepted_at or '0') or 0) <= tonumber(newer)
 end
 
 __BUCKETS__
@@ -326,7 +353,7 @@ function ops.write(_, epoch, epoch_ttl, ttl, number, num_records, blob, spending
   for _ = 1, tonumber(num_records) do
     local key, submission, submit, accepted_at, deadline, count, fingerprint, version, key_id = unpack(rest, at, at + 8)
     at = at + 9
-    local there = call('HMGET', PREFIX .. key, 'submission_id', 'state', 'accepted_at', 'count')
+    local there = fields_of(PREFIX .. key, 'submission_id', 'state', 'accepted_at', 'count')
     if not there[1] or (there[1] ~= submission and may_be_replaced(PREFIX .. key, accepted_at, unpack(there, 2))) then
       record(key, submission, submit, accepted_at, deadline, count, fingerprint, version, key_id, ttl)
     else

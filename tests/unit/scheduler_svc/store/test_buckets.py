@@ -37,6 +37,21 @@ async def test_a_new_bucket_holds_a_minutes_tokens_and_fills_by_the_clock(
     assert await taken(store, call(5, 10_000)) == [600]  # it holds no more than that
 
 
+@pytest.mark.parametrize("field", ["level", "at", "number", "spent", None])
+async def test_a_malformed_bucket_is_replaced_and_others_are_not(
+    field: str | None, store: RedisStore, keys: "redis.Redis"
+) -> None:
+    other = call(1, 100, account="other")
+    assert await taken(store, call(1, 600), other) == [600, 100]
+    if field is None:
+        keys.delete(KEY)
+        keys.sadd(KEY, "x")
+    else:
+        keys.hset(KEY, field, "many")
+    await store.write(WriteBatch(spending=[Spent("search/batch", "7.1", 5)], writes=[]), EPOCH)
+    assert await taken(store, call(2, 400, spent=7), replace(other, number=2, least=501, most=501)) == [400, 0]
+
+
 async def test_the_answer_says_when_the_bucket_has_enough(store: RedisStore) -> None:
     assert await taken(store, call(1, 600)) == [600]
     answer = (await store.call_buckets([call(2, 500, 300)]))[0]
