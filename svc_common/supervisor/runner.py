@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from svc_common.files import why_unreadable
 from svc_common.settings import BAD_SETTINGS
 from svc_common.supervisor.console import Console
 from svc_common.supervisor.launch import launch_command
@@ -83,12 +84,17 @@ class RoleRunner:
         """Starts the role, and restarts it whenever it dies, until cancelled. Raises RoleFailed."""
         num_exits = 0
         while True:
-            started = time.monotonic()
-            status = await self._run_once()
+            started, status = time.monotonic(), None
+            try:
+                process = await self._start()
+            except (OSError, RuntimeError) as error:  # RuntimeError: there are too many threads
+                died = f"could not be started ({_why(error)})"
+            else:
+                status = await self._serve(process)
+                died = f"died ({_describe(status)})"
             if time.monotonic() - started >= self._policy.stable_after:
                 num_exits = 0
             num_exits += 1
-            died = f"died ({_describe(status)})"
             if not self.ready.is_set() and (status == BAD_SETTINGS or num_exits >= self._policy.attempts):
                 raise RoleFailed(self.role.name, f"{died} and never answered", list(self._last_lines))
             wait = self._policy.wait(num_exits)
@@ -121,9 +127,9 @@ class RoleRunner:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    async def _run_once(self) -> int:
-        """Starts the process and returns its exit status."""
-        process = await asyncio.create_subprocess_exec(
+    async def _start(self) -> asyncio.subprocess.Process:
+        """Starts the process. Raises OSError and RuntimeError where the system has no room for it."""
+        return await asyncio.create_subprocess_exec(
             *launch_command(self.role.command, is_batch=self.role.tier is not StartTier.WORKER),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -132,6 +138,9 @@ class RoleRunner:
             # Its own group: Ctrl-C reaches the supervisor alone, and the role can be killed with its children.
             process_group=0,
         )
+
+    async def _serve(self, process: asyncio.subprocess.Process) -> int:
+        """Keeps the process until it ends, and returns its exit status."""
         assert process.stdout is not None
         self._process = process
         self._change(RoleState.STARTING)
@@ -173,6 +182,10 @@ class RoleRunner:
     def _change(self, state: RoleState) -> None:
         self.state = state
         self._on_change()
+
+
+def _why(error: Exception) -> str:
+    return why_unreadable(error) if isinstance(error, OSError) else str(error)
 
 
 def _describe(status: int) -> str:

@@ -3,10 +3,11 @@
 import asyncio
 import io
 import os
+import resource
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,37 @@ async def test_a_dead_role_starts_again_and_the_others_stay() -> None:
         assert run.group.snapshot()["roles"]["worker"]["restarts"] == 1
     assert "worker died (SIGKILL); starting it again at once" in run.said.getvalue()
     assert "worker answers again" in run.said.getvalue()
+
+
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    """This process can open no file, as where it has too many."""
+    lowest = os.dup(0)
+    os.close(lowest)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_a_role_that_cannot_be_started_again_now_is_started_later() -> None:
+    async with running([role("worker", StartTier.WORKER), role("gateway", StartTier.GATEWAY)]) as run:
+        await asyncio.wait_for(run.announced.wait(), 60)
+        with no_more_files():
+            os.kill(run.pid("worker"), signal.SIGKILL)
+            await run.until(lambda: run.group.snapshot()["roles"]["worker"]["restarts"] >= 3)
+            assert not run.task.done()
+        await run.until(lambda: run.state("worker") == "ready")
+        assert run.state("gateway") == "ready"
+    assert "worker could not be started (too many open files); starting it again in 0.05 s" in run.said.getvalue()
+
+
+async def test_a_role_that_can_never_be_started_stops_everything() -> None:
+    async with running([role("worker", StartTier.WORKER)]) as run:
+        with no_more_files(), pytest.raises(RoleFailed, match="worker could not be started"):
+            await asyncio.wait_for(run.task, 60)
 
 
 async def test_a_role_that_was_ready_is_always_restarted_with_growing_delays() -> None:
