@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from svc_common.identity import InvalidCredentials
@@ -21,6 +20,13 @@ from svc_common.supervisor.prepare import PrepareFailed, prepare_model
 from svc_common.supervisor.roles import Role, redis_role, service_roles
 from svc_common.supervisor.runner import RestartPolicy, RoleFailed
 from svc_common.supervisor.settings import SupervisorSettings
+from svc_common.supervisor.state_file import StateFile, StateFileUnusable
+
+_REPORTED = (
+    *(CannotListen, InvalidCredentials, InvalidModelsFile, ModelNotFound),
+    *(RedisNotFound, PrepareFailed, StateFileUnusable),
+)
+"""Errors whose text is for the operator."""
 
 Announce = Callable[[SupervisorSettings, Sequence[ModelSettings], Addresses], None]
 """Called when all roles are ready."""
@@ -58,17 +64,19 @@ async def supervise(
         "redis_url": redis_url,
         "deployment_secret_file": None if secret_file is None else str(secret_file),
     }
+    state_file = StateFile(settings.state_file, constant, console)
     services = service_roles(settings, models, addresses, redis_url, secret_file=secret_file)
     group = RoleGroup(
         [*stores, *map(change_role, services)],
         console,
         policy=RestartPolicy(),
         stop_seconds=settings.stop_seconds,
-        on_change=lambda snapshot: write_state(settings.state_file, constant | snapshot),
+        on_change=state_file.update,
     )
 
     async def prepare() -> None:
         begin()
+        state_file.create(group.snapshot())
         await prepare_models(models)
 
     try:
@@ -77,23 +85,13 @@ async def supervise(
             announce=lambda: announce(settings, models, addresses),
         )
     finally:
-        if settings.state_file is not None:
-            settings.state_file.unlink(missing_ok=True)
+        state_file.remove()
 
 
 async def prepare_models(models: Sequence[ModelSettings]) -> None:
     """Prepares the files of all models, one after another. Raises PrepareFailed."""
     for model in models:
         await prepare_model(model.environment)
-
-
-def write_state(path: Path | None, state: dict[str, Any]) -> None:
-    """Replaces the state file, if there is one. It holds the password of Redis: only its owner may read it."""
-    if path is not None:
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        draft.touch(mode=0o600)
-        draft.write_text(json.dumps(state, indent=2))
-        draft.replace(path)
 
 
 def ready_lines(settings: SupervisorSettings, models: Sequence[ModelSettings], addresses: Addresses) -> list[str]:
@@ -160,7 +158,7 @@ def run(
         for line in error.last_lines:
             errors.relay(error.role, line)
         raise SystemExit(1) from None
-    except (CannotListen, InvalidCredentials, InvalidModelsFile, ModelNotFound, RedisNotFound, PrepareFailed) as error:
+    except _REPORTED as error:
         errors.write_line(str(error))
         raise SystemExit(1) from None
 

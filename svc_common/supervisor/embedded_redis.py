@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from svc_common.files import why_unreadable
+
 _CONFIG = """\
 bind 127.0.0.1
 port {port}
@@ -37,6 +39,15 @@ class EmbeddedRedis:
     def prepare(cls, run_dir: Path, port: int) -> Self:
         """Writes its configuration below `run_dir`, which no other supervisor may be using. Raises RedisNotFound."""
         executable = find_executable()
+        try:
+            return cls._prepare(executable, run_dir, port)
+        except OSError as error:
+            where = error.filename or run_dir
+            raise RedisNotFound(f"QUIRE_RUN_DIR: {where} cannot be used: {why_unreadable(error)}") from error
+
+    @classmethod
+    def _prepare(cls, executable: str, run_dir: Path, port: int) -> Self:
+        """The same. Raises OSError, too."""
         directory = run_dir.resolve() / "redis"
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Held until this process ends, however it ends.

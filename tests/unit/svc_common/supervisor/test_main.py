@@ -105,6 +105,45 @@ async def test_nothing_outlives_a_supervisor_that_is_killed(services: Path) -> N
         await until_gone(pids)
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("QUIRE_RUN_DIR", "worker_svc/prepare.py", "{directory}/worker_svc/prepare.py/redis cannot be used: not a "),
+        ("QUIRE_STATE_FILE", "none/state.json", "none/state.json: no such file or directory"),
+        ("QUIRE_STATE_FILE", "worker_svc", "worker_svc: is a directory"),
+    ],
+    ids=["run dir", "no directory", "a directory"],
+)
+async def test_a_place_that_cannot_be_written_is_named_with_its_variable(
+    services: Path, variable: str, value: str, message: str
+) -> None:
+    async with started(services, **{variable: value}) as supervisor:
+        out, err = await asyncio.wait_for(supervisor.process.communicate(), 60)
+    assert (supervisor.process.returncode, out) == (1, b"")
+    assert err.decode().startswith(f"quire: {variable}: {message.format(directory=services)}")
+    assert len(err.splitlines()) == 1
+    assert not list(services.glob(".*state*"))
+
+
+async def test_a_state_file_that_can_no_longer_be_written_ends_no_service(services: Path) -> None:
+    folder = services / "states"
+    folder.mkdir()
+    async with started(services, QUIRE_STATE_FILE=str(folder / "state.json")) as supervisor:
+        await supervisor.line()
+        pids = {name: one["pid"] for name, one in json.loads((folder / "state.json").read_text())["roles"].items()}
+        folder.rename(services / "away")  # as a disk that is full, or is not mounted any more
+        os.kill(pids["scheduler"], signal.SIGKILL)
+        assert supervisor.process.stderr
+        said = ""
+        while "scheduler answers again" not in said:
+            said += (await asyncio.wait_for(supervisor.process.stderr.readline(), 60)).decode()
+        supervisor.process.send_signal(signal.SIGTERM)
+        _, rest = await asyncio.wait_for(supervisor.process.communicate(), 60)
+    assert supervisor.process.returncode == 0
+    assert (said + rest.decode()).count("state.json cannot be written: no such file or directory") == 1
+    await until_gone(pids.values())
+
+
 @pytest.mark.parametrize("variable", ["HTTP", "WORKER_METRICS"])
 async def test_a_port_in_use_ends_it_with_the_variable(services: Path, variable: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
