@@ -1,5 +1,6 @@
 """Settings of a Redis: its URL, whose password is not part of any representation or error, and the prefix of keys."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -8,6 +9,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 from pydantic import AfterValidator, Secret, StringConstraints
 from redis.asyncio.connection import ConnectionPool, SSLConnection, parse_url
+from redis.exceptions import RedisError
 
 from svc_common.redaction import redact
 
@@ -23,8 +25,9 @@ RedisPrefix = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:-]{1,64}$
 _RULES = (
     "not a URL of a Redis, such as redis://:password@host:6379/0, "
     "redis+sentinel://:password@host:26379,host:26379/service/0 or redis+cluster://:password@host:6379,host:6379; "
-    "with TLS it begins with rediss; special characters of a password are percent-encoded"
+    "with TLS it begins with rediss; special characters of a password are percent-encoded, and timeouts are above 0"
 )
+_TIMEOUTS = ("socket_timeout", "socket_connect_timeout")
 _SENTINEL_CREDENTIALS = ("sentinel_username", "sentinel_password")
 
 
@@ -95,8 +98,12 @@ def _options(url: str) -> Mapping[str, Any]:
     options = parse_url(url)
     try:
         ConnectionPool(**options).make_connection()  # type: ignore[no-untyped-call]  # it does not connect
-    except TypeError:  # an unknown parameter
+    except (TypeError, AttributeError, RedisError):  # an unknown parameter, or a value that it cannot have
         raise ValueError(_RULES) from None
+    for name in _TIMEOUTS:
+        seconds = options.get(name, 1.0)
+        if not (math.isfinite(seconds) and seconds > 0):
+            raise ValueError(_RULES)  # every call would time out
     return options
 
 
