@@ -64,7 +64,7 @@ class RedisClient:
         self._fail_fast = fail_fast
         self._on_lost = on_lost
         self._down_until = 0.0
-        self._turns = asyncio.Semaphore(_MAX_CALLS)
+        self._turns = asyncio.Semaphore(min(_MAX_CALLS, connections.max_connections))
 
     async def evaluate(
         self, function: str, *arguments: Argument, timeout: float | None = None, is_patient: bool = False

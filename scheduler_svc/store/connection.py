@@ -13,6 +13,7 @@ from redis.backoff import NoBackoff
 from svc_common.redis_tls import NO_FILES, RedisTlsFiles
 from svc_common.redis_url import RedisLayout, RedisTarget
 
+_MANY = 2**31  # connections, as redis-py has it where the URL sets no limit
 _TIMEOUT = 1.0  # seconds that Redis may take to connect, and for each answer
 _SENTINEL_TIMEOUT = 0.3  # seconds; one sentinel is asked after another until one answers, within one call of ours
 
@@ -23,6 +24,11 @@ class RedisConnections(Protocol):
     @property
     def client(self) -> Any:
         """Sends commands."""
+        ...
+
+    @property
+    def max_connections(self) -> int:
+        """How many commands may run at once: more of them fail."""
         ...
 
     def node_of(self, key: str) -> object:
@@ -77,6 +83,7 @@ class _Pooled:
 
     def __init__(self, pool: ConnectionPool) -> None:
         self.client = Redis.from_pool(pool)
+        self.max_connections = pool.max_connections
 
     def node_of(self, key: str) -> object:
         return None  # connections to a server break when another one takes its place
@@ -124,6 +131,7 @@ class _Cluster:
             self.client.connection_kwargs["connection_class"] = _TlsConnection  # of nodes that it finds later
             for node in self.client.startup_nodes:
                 node.connection_class = _TlsConnection
+        self.max_connections = int(options.get("max_connections") or _MANY)
 
     def node_of(self, key: str) -> object:
         nodes = self.client.nodes_manager.slots_cache.get(self.client.keyslot(key))

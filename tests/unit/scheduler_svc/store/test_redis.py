@@ -278,6 +278,14 @@ async def test_a_url_that_asks_for_text_gets_bytes(server: RedisServer, keys: "r
     await store.close()
 
 
+@pytest.mark.parametrize("limit", [1, 3])
+async def test_a_url_that_limits_connections_delays_calls_and_fails_none(server: RedisServer, limit: int) -> None:
+    store = RedisStore(f"{server.url}?max_connections={limit}&socket_timeout=30", 500)
+    assert await asyncio.gather(*(store.read(str(number)) for number in range(60))) == [None] * 60
+    assert store.num_restarts == 0
+    await store.close()
+
+
 async def test_nobody_listening_is_unavailable(tmp_path: Path) -> None:
     with running_server(tmp_path) as server:
         store = RedisStore(server.url, TTL)
