@@ -125,11 +125,11 @@ class Commands:
             # A request that would be refused is not recorded: its prompt would stay in the store.
             refusal = None if was_accepted else self._live.check(live) or await self._refuse_new(live)
             if refusal is None:
-                found = await self._record(live.log)
+                found = await self._record_new(live, was_accepted=was_accepted)
         except StaleEpoch:
             return  # the gateway repeats the command in its session with the new leader
         except StoreUnavailable:
-            if self._needs_store and live.log.is_writable:
+            if self._must_be_recorded(live.log):
                 message = "the store cannot be reached, and requests are not taken without it"
                 self._refuse(submit, session, Failure.STORE_DEGRADED, message)
                 return
@@ -147,8 +147,6 @@ class Commands:
         elif found is None:
             self._join(live, submit, unflushed, session, is_new=not was_accepted)
         else:
-            if not was_accepted:
-                self._rates.give_back(live.request_at(time.monotonic()).limits)
             self._join_existing(found, submit, unflushed, session)
 
     async def _refuse_new(self, live: LiveRequest) -> FailedEvent | None:
@@ -246,6 +244,26 @@ class Commands:
                 self._live.leave(live, session, has_broken=True)
 
     # The store.
+
+    def _must_be_recorded(self, log: RequestLog) -> bool:
+        """Whether a request is refused where it cannot be recorded."""
+        return self._needs_store and log.is_writable
+
+    async def _record_new(self, live: LiveRequest, *, was_accepted: bool) -> LiveRequest | None:
+        """Records a request as `_record` does. It was counted for its account, unless it `was_accepted` before: no
+        longer, where it does not run.
+        """
+        runs = False
+        try:
+            found = await self._record(live.log)
+            runs = found is None
+        except StoreUnavailable:
+            runs = not self._must_be_recorded(live.log)
+            raise
+        finally:
+            if not (runs or was_accepted):
+                self._rates.give_back(live.request_at(time.monotonic()).limits)
+        return found
 
     async def _record(self, log: RequestLog) -> LiveRequest | None:
         """Records a request, or returns the one that has its key. Raises StoreUnavailable and StaleEpoch.

@@ -53,7 +53,7 @@ class RequestRates:
             return None
 
     def give_back(self, limits: AccountLimits) -> None:
-        """A request that was counted was none: it joins one that exists."""
+        """A request that was counted does not run: it joins one that exists, or cannot be recorded."""
         lease = self._leases.get(limits.account)
         if lease is not None and limits.requests_per_minute is not None:
             lease.num_left += 1

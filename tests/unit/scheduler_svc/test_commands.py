@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from scheduler_svc.model_versions import ModelVersions
 from scheduler_svc.request_log import State
 from scheduler_svc.request_rates import RequestRates
 from scheduler_svc.spending import Spending
-from scheduler_svc.store.base import Gap, KeyTaken, WriteBatch
+from scheduler_svc.store.base import Gap, KeyTaken, MalformedRecord, StoreUnavailable, WriteBatch
 from scheduler_svc.store.redis import RedisStore
 
 
@@ -107,7 +108,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def bench(url: str, limits: SchedulerLimits | None = None) -> AsyncIterator[Bench]:
+async def bench(url: str, limits: SchedulerLimits | None = None, *, needs_store: bool = False) -> AsyncIterator[Bench]:
     store = HeldUpStore(url)
     epoch = await store.take_lease("bench", 60)
     assert epoch is not None
@@ -115,7 +116,7 @@ async def bench(url: str, limits: SchedulerLimits | None = None) -> AsyncIterato
     journal = Journal(store, epoch, lambda: None, lambda log, index: None, Spending(Budgets()))
     requests = LiveRequests(ModelVersions(lambda: core, 60), journal, Graces())
     gateway = Gateway()
-    commands = Commands(requests, store, journal, [gateway], RequestRates(store, "1"), needs_store=False)
+    commands = Commands(requests, store, journal, [gateway], RequestRates(store, "1"), needs_store=needs_store)
     running = asyncio.create_task(journal.run())
     try:
         yield Bench(store, core, journal, requests, commands, gateway)
@@ -283,3 +284,22 @@ async def test_a_request_that_needs_the_store_is_answered_once_that_has_answered
         assert not on.answers
         await until(lambda: 7 in on.answers)
         assert on.answers[7].HasField("accepted")
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("away"), MalformedRecord("malformed"), ValueError()], ids=repr)
+async def test_a_request_that_cannot_be_recorded_does_not_count(
+    error: Exception, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def put(*_: object) -> None:
+        raise error
+
+    account = scheduler_v1.AccountLimits(account="t/", requests_per_minute=1)
+    async with bench(url, needs_store=True) as on:
+        for command_id, is_refused in ((1, True), (2, True), (3, False), (4, True)):
+            with monkeypatch.context() as patches:
+                if command_id < 3:
+                    patches.setattr(on.store, "put", put)
+                submission = f"submission {command_id}"
+                on.ask(submit=unrecorded(key=submission, retention=None, limits=account, command_id=command_id))
+                await until(partial(on.answers.__contains__, command_id))
+            assert on.answers[command_id].HasField("failed") is is_refused
