@@ -1,5 +1,6 @@
 """Files of a certificate, its key and CA certificates, which are read again when they change."""
 
+import codecs
 import logging
 import ssl
 import threading
@@ -58,15 +59,22 @@ class TlsFiles:
                     self._unusable = ()
                 elif version != self._unusable:
                     contents = self._read()
-                    if version == self._stat():  # else they change at this moment, and the next call reads them
+                    if self._has_version(version):  # else they change at this moment, and the next call reads them
                         self._contents, self._version, self._unusable = contents, version, ()
                         logger.info("certificates were read again", extra={"files": [*map(str, self.paths.values())]})
             except InvalidTlsFiles as error:
-                if version is None and self._unusable is None:
+                is_changing = version is not None and not self._has_version(version)
+                if is_changing or (version is None and self._unusable is None):
                     return self._contents
                 self._unusable = version
                 logger.warning("changed certificates cannot be used; the earlier ones stay", extra={"why": str(error)})
             return self._contents
+
+    def _has_version(self, version: _Version) -> bool:
+        try:
+            return version == self._stat()
+        except InvalidTlsFiles:
+            return False
 
     def _stat(self) -> _Version:
         found = []
@@ -81,20 +89,20 @@ class TlsFiles:
         texts = {}
         for name, path in self.paths.items():
             try:
-                texts[name] = path.read_bytes()
+                texts[name] = path.read_bytes().removeprefix(codecs.BOM_UTF8)  # with it gRPC finds nothing
             except OSError as error:
                 raise InvalidTlsFiles(f"{name}: {path}: {why_unreadable(error)}") from error
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         name, path = self._certificate
         try:
             context.load_cert_chain(path, self._key[1], password=no_password)
-        except (ssl.SSLError, ValueError) as error:
+        except (OSError, ValueError) as error:  # OSError also where a file is gone since it was read
             why = f"cannot be used with the key of {self._key[0]}, {self._key[1]}"
             raise InvalidTlsFiles(f"{name}: {path} {why}: {_reason(error)}") from error
         if self._ca is not None:
             try:
                 context.load_verify_locations(self._ca[1])
-            except ssl.SSLError as error:
+            except OSError as error:
                 raise InvalidTlsFiles(f"{self._ca[0]}: {self._ca[1]} has no certificate: {_reason(error)}") from error
         return TlsContents(texts[name], texts[self._key[0]], texts[self._ca[0]] if self._ca else b"", context)
 

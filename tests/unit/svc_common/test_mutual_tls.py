@@ -183,6 +183,41 @@ def test_files_that_cannot_be_used_are_read_and_logged_once(
     assert files.current() is not first
 
 
+@pytest.mark.parametrize("gone", ["certificate", "key", "ca"])
+def test_a_file_that_is_gone_while_the_files_are_read_leaves_the_earlier_ones(
+    gone: str, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = Authority(tmp_path / "mine").issue_for(ServiceRole.SCHEDULER)
+    files = TlsFiles(("CERT", mine.certificate), ("KEY", mine.key), ("CA", mine.ca))
+    first = files.current()
+    replace_by(mine, authority.issue_for(ServiceRole.SCHEDULER))
+    read_bytes = Path.read_bytes
+
+    def read(path: Path) -> bytes:
+        found = read_bytes(path)
+        if path == mine.ca:  # the last one
+            getattr(mine, gone).rename(tmp_path / "away")
+        return found
+
+    with monkeypatch.context() as patches:
+        patches.setattr(Path, "read_bytes", read)
+        assert files.current() is first
+    (tmp_path / "away").rename(getattr(mine, gone))
+    assert files.current() is not first
+
+
+async def test_files_with_a_byte_order_mark_are_used(authority: Authority, tmp_path: Path) -> None:
+    mine = Authority(tmp_path / "mine").issue_for(ServiceRole.ADMIN)
+    replace_by(mine, authority.issue_for(ServiceRole.ADMIN))
+    for path in (mine.certificate, mine.key, mine.ca):
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    async with (
+        listening(authority.issue_for(ServiceRole.SCHEDULER)) as address,
+        identity(mine).outbound(ServiceRole.SCHEDULER).channel(address) as channel,
+    ):
+        assert (await status(channel, REFLECTION))[0] is grpc.StatusCode.OK
+
+
 def test_files_that_cannot_be_used_are_named(authority: Authority, other_authority: Authority, tmp_path: Path) -> None:
     right = authority.issue_for(ServiceRole.WORKER)
     other = other_authority.issue_for(ServiceRole.WORKER)
