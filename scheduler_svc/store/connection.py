@@ -12,6 +12,7 @@ from redis.backoff import NoBackoff
 
 from svc_common.redis_tls import NO_FILES, RedisTlsFiles
 from svc_common.redis_url import RedisLayout, RedisTarget
+from svc_common.tls_files import no_password
 
 _MANY = 2**31  # connections, as redis-py has it where the URL sets no limit
 _TIMEOUT = 1.0  # seconds that Redis may take to connect, and for each answer
@@ -67,6 +68,8 @@ class _TlsConnection(SSLConnection):
 
     async def _connect(self) -> None:
         self.ssl_context.context = None
+        # Else OpenSSL asks for the password of a changed key on the terminal, and the process waits.
+        self.ssl_context.password = self.ssl_context.password or no_password  # type: ignore[assignment]
         await super()._connect()  # type: ignore[no-untyped-call]
 
 

@@ -1,6 +1,7 @@
 """A store in a Redis that requires TLS and a client's certificate."""
 
 import asyncio
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,6 +95,23 @@ async def test_a_server_or_client_of_another_ca_is_refused(
         with pytest.raises(StoreUnavailable):
             await store.leader()
         await store.close()
+
+
+@pytest.fixture
+def encrypted_key(own: Certificate, tmp_path: Path) -> Path:
+    path = tmp_path / "encrypted.key"
+    command = ("openssl", "ec", "-in", own.key, "-aes128", "-passout", "pass:secret", "-out", path)
+    subprocess.run(command, check=True, capture_output=True)
+    return path
+
+
+async def test_the_password_of_a_key_is_not_asked_for_on_the_terminal(
+    url: str, authority: Authority, own: Certificate, encrypted_key: Path
+) -> None:
+    store = RedisStore(url, tls=RedisTlsFiles(authority.certificate, own.certificate, encrypted_key))
+    with pytest.raises(StoreUnavailable, match="the key is encrypted"):
+        await store.leader()
+    await store.close()
 
 
 def refused(capsys: pytest.CaptureFixture[str], *flags: str, url: str = "rediss://h:1/0") -> str:
