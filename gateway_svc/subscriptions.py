@@ -12,6 +12,7 @@ from gateway_svc.stop_matches import StopMatches
 from gateway_svc.subscription import Subscriber, Subscription
 from gateway_svc.validated_request import OnDisconnect
 from quire.scheduler.v1 import scheduler_pb2
+from svc_common.durations import to_duration
 from svc_common.errors import QuireError
 
 _MAX_CANCELS = 10_000  # that are kept for the next session
@@ -53,9 +54,11 @@ class Subscriptions:
         self._subscriptions: dict[str, Subscription] = {}
         self._command_ids = command_ids
         self._stop_matches = StopMatches()
-        self._unsent_cancels: deque[scheduler_pb2.Cancel] = deque(maxlen=_MAX_CANCELS)
-        # When each was sent in this session, by key and submission id, oldest first. An empty id is any submission.
-        self._sent_cancels: dict[tuple[str, str], float] = {}
+        # Each with the time when its client cancelled.
+        self._unsent_cancels: deque[tuple[scheduler_pb2.Cancel, float]] = deque(maxlen=_MAX_CANCELS)
+        # When each was sent in this session, oldest first, and when its client cancelled, by key and submission id. An
+        # empty id is any submission.
+        self._sent_cancels: dict[tuple[str, str], tuple[float, float]] = {}
         self._is_open = False
         self._accepted_models: frozenset[str] = frozenset()
         self._is_store_degraded = False
@@ -111,8 +114,8 @@ class Subscriptions:
         """A session began, with a scheduler that may have no request of this gateway."""
         self._is_open = True
         while self._unsent_cancels:
-            cancel = self._unsent_cancels.popleft()
-            self._send_cancel(cancel, cancel.submission_id)
+            cancel, cancelled_at = self._unsent_cancels.popleft()
+            self._send_cancel(cancel, cancel.submission_id, cancelled_at)
         for finish in self._stop_matches:
             self._send(scheduler_pb2.SessionRequest(finish=finish))
         self._send_next_for_all()
@@ -128,9 +131,10 @@ class Subscriptions:
         """The session has ended."""
         self._is_open, self._accepted_models = False, frozenset()
         oldest = time.monotonic() - _CANCEL_SECONDS
-        for (key, submission_id), sent_at in self._sent_cancels.items():
+        for (key, submission_id), (sent_at, cancelled_at) in self._sent_cancels.items():
             if sent_at >= oldest:
-                self._unsent_cancels.append(scheduler_pb2.Cancel(key=key, submission_id=submission_id or None))
+                cancel = scheduler_pb2.Cancel(key=key, submission_id=submission_id or None)
+                self._unsent_cancels.append((cancel, cancelled_at))
         self._sent_cancels.clear()
         for subscription in self._subscriptions.values():
             subscription.session_lost()
@@ -321,20 +325,23 @@ class Subscriptions:
         )
         self._send(scheduler_pb2.SessionRequest(finish=finish))
 
-    def _send_cancel(self, cancel: scheduler_pb2.Cancel, submission_id: str) -> None:
-        """Sends it, or keeps it. `submission_id` is that of the submission that it cancels; empty: not known."""
-        if self._is_open:
-            self._send(scheduler_pb2.SessionRequest(cancel=cancel))
-            self._note_cancel(cancel.key, submission_id)
-        else:
-            # Kept for the next scheduler, which might otherwise run the request without readers.
-            self._unsent_cancels.append(cancel)
+    def _send_cancel(self, cancel: scheduler_pb2.Cancel, submission_id: str, cancelled_at: float | None = None) -> None:
+        """Sends it, or keeps it. `submission_id` is that of the submission that it cancels; empty: not known.
 
-    def _note_cancel(self, key: str, submission_id: str) -> None:
+        `cancelled_at` is when its client cancelled; None: just now.
+        """
         now = time.monotonic()
-        self._sent_cancels.pop((key, submission_id), None)
-        self._sent_cancels[key, submission_id] = now
-        while len(self._sent_cancels) > _MAX_CANCELS or next(iter(self._sent_cancels.values())) < now - _CANCEL_SECONDS:
+        if not self._is_open:
+            # Kept for the next scheduler, which might otherwise run the request without readers.
+            self._unsent_cancels.append((cancel, cancelled_at or now))
+            return
+        if cancelled_at is not None and not submission_id:
+            cancel.sent_ago.CopyFrom(to_duration(now - cancelled_at))
+        self._send(scheduler_pb2.SessionRequest(cancel=cancel))
+        self._sent_cancels.pop((cancel.key, submission_id), None)
+        self._sent_cancels[cancel.key, submission_id] = (now, cancelled_at or now)
+        oldest = now - _CANCEL_SECONDS
+        while len(self._sent_cancels) > _MAX_CANCELS or next(iter(self._sent_cancels.values()))[0] < oldest:
             del self._sent_cancels[next(iter(self._sent_cancels))]
 
     def _send_detach(self, subscription: Subscription) -> None:

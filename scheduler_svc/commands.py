@@ -219,6 +219,8 @@ class Commands:
             message = "this gateway is of a release that would return another answer than the client asked for"
             self._refuse(request, session, Failure.UNAVAILABLE, message)
             return
+        if is_new:
+            live.accepted_at = time.monotonic()
         if unflushed and request.model_fingerprint and not log.fingerprint:
             log.fingerprint = request.model_fingerprint
         try:
@@ -314,6 +316,9 @@ class Commands:
         live = self._live.get(cancel.key)
         if live is None or (cancel.HasField("submission_id") and cancel.submission_id != live.log.submit.submission_id):
             return
+        cancelled_at = time.monotonic() - to_seconds(cancel.sent_ago)
+        if cancel.HasField("sent_ago") and live.accepted_at is not None and live.accepted_at > cancelled_at:
+            return  # another gateway has submitted anew under this name
         self._live.cancel(live)
 
     def _detach(self, detach: scheduler_v1.Detach, session: GatewaySession) -> None:

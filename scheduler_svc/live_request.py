@@ -29,6 +29,7 @@ class LiveRequest:
         "_num_sent_durable",
         "_request",
         "_timer",
+        "accepted_at",
         "gateways",
         "log",
         "model",
@@ -39,6 +40,8 @@ class LiveRequest:
     def __init__(self, log: RequestLog) -> None:
         self.log = log
         self.state = LiveState.ENDED if log.is_over else LiveState.NEW
+        self.accepted_at: float | None = None
+        """When this scheduler accepted it as new, on the monotonic clock; None: an earlier one did."""
         self.model: ModelVersion | None = None  # that it runs on, or waits for
         self.gateways: list[GatewaySession] = []
         self.trace: RequestTrace | None = None

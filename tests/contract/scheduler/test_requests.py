@@ -67,6 +67,23 @@ async def test_cancel_ends_a_request_on_any_session(running: Deployment) -> None
         await idle(running.engine)
 
 
+async def test_a_cancellation_that_is_sent_again_ends_no_request_that_was_accepted_since(
+    running: Deployment, worker: Worker
+) -> None:
+    worker.gate.clear()
+    async with running.session() as session, running.session() as other:
+        await session.ready()
+        submit = await session.submit()
+        await session.until(submit.key, "accepted")
+        await other.send(cancel=scheduler_v1.Cancel(key=submit.key, sent_ago=Duration(seconds=2)))
+        later = await other.submit()  # the cancellation has been handled when this one is answered
+        await other.answer(later.command_id)
+        assert running.engine.is_live(submit.key)
+        await other.send(cancel=scheduler_v1.Cancel(key=submit.key, sent_ago=Duration()))
+        event = await session.until(submit.key, "failed")
+        assert event.failed.reason == scheduler_v1.FAILURE_REASON_CANCELLED
+
+
 async def test_deadline_ends_a_request(running: Deployment, worker: Worker) -> None:
     worker.gate.clear()
     async with running.session() as session:

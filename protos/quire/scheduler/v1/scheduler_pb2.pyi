@@ -275,12 +275,14 @@ class Delete(_message.Message):
     def __init__(self, key: _Optional[str] = ..., command_id: _Optional[int] = ...) -> None: ...
 
 class Cancel(_message.Message):
-    __slots__ = ("key", "submission_id")
+    __slots__ = ("key", "submission_id", "sent_ago")
     KEY_FIELD_NUMBER: _ClassVar[int]
     SUBMISSION_ID_FIELD_NUMBER: _ClassVar[int]
+    SENT_AGO_FIELD_NUMBER: _ClassVar[int]
     key: str
     submission_id: str
-    def __init__(self, key: _Optional[str] = ..., submission_id: _Optional[str] = ...) -> None: ...
+    sent_ago: _duration_pb2.Duration
+    def __init__(self, key: _Optional[str] = ..., submission_id: _Optional[str] = ..., sent_ago: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Detach(_message.Message):
     __slots__ = ("key",)

@@ -200,9 +200,25 @@ async def test_a_cancellation_that_a_lost_session_may_not_have_delivered_is_sent
     submission_id = scheduler.all("submit")[0].submission_id
     for cancel in (await successor.next("cancel"), await successor.next("cancel")):
         assert cancel.submission_id == (submission_id if cancel.key == "k" else "")
+        # The next scheduler must not end a later request under the name.
+        assert cancel.HasField("sent_ago") is (cancel.key != "k")
     await successor.next("attach")
     successor.session.fail("k", scheduler_v1.FAILURE_REASON_CANCELLED)
     assert (await request.failure()).reason is Reason.CANCELLED
+
+
+async def test_a_cancellation_that_is_sent_again_and_again_counts_from_its_first_time(
+    client: SessionClient, scheduler: ScriptedScheduler, successor: ScriptedScheduler
+) -> None:
+    await client.running(scheduler)
+    client.session.cancel("elsewhere")
+    assert not (await scheduler.next("cancel")).HasField("sent_ago")
+    await take_over(scheduler, successor)
+    ago = []
+    for _ in range(3):
+        ago.append((await successor.next("cancel")).sent_ago.ToNanoseconds())
+        successor.session.close()
+    assert 0 < ago[0] < ago[1] < ago[2]
 
 
 async def test_a_cancellation_is_not_sent_again_once_its_name_is_submitted_anew(
