@@ -132,10 +132,13 @@ function ops.put(_, epoch, epoch_ttl, ttl, key, submission, submit, accepted_at,
     key_id)
   if is_stale(epoch, epoch_ttl) then return redis.error_reply('QUIRESTALE') end
   local name = PREFIX .. key
-  local there = fields_of(name, 'submission_id', 'state', 'count')
+  local there = fields_of(name, 'submission_id', 'state', 'count', 'key_id')
   local is_live = there[2] == 'accepted'
-  if is_live and there[1] == submission and not has_gone_on(name, there[3]) then return false end
-  if is_live or there[2] == 'finished' then return (read(key)) end
+  if is_live and there[1] == submission and not has_gone_on(name, there[3]) then
+    if (there[4] or '') == key_id then return false end  -- else its key is missing here: what follows would not fit
+  elseif is_live or there[2] == 'finished' then
+    return (read(key))
+  end
   record(key, submission, submit, accepted_at, deadline, count, fingerprint, version, key_id, ttl)
   return false
 end
@@ -353,8 +356,10 @@ function ops.write(_, epoch, epoch_ttl, ttl, number, num_records, blob, spending
   for _ = 1, tonumber(num_records) do
     local key, submission, submit, accepted_at, deadline, count, fingerprint, version, key_id = unpack(rest, at, at + 8)
     at = at + 9
-    local there = fields_of(PREFIX .. key, 'submission_id', 'state', 'accepted_at', 'count')
-    if not there[1] or (there[1] ~= submission and may_be_replaced(PREFIX .. key, accepted_at, unpack(there, 2))) then
+    local there = fields_of(PREFIX .. key, 'submission_id', 'state', 'accepted_at', 'count', 'key_id')
+    local is_own, has_key = there[1] == submission, (there[5] or '') == key_id
+    if not there[1] or (is_own and not has_key) or
+        (not is_own and may_be_replaced(PREFIX .. key, accepted_at, there[2], there[3], there[4])) then
       record(key, submission, submit, accepted_at, deadline, count, fingerprint, version, key_id, ttl)
     else
       is_taken(key, submission, there[1])

@@ -148,6 +148,27 @@ async def test_a_live_request_keeps_its_key_when_keys_change(server: RedisServer
     await fresh.close()
 
 
+@pytest.mark.parametrize("is_put", [True, False])
+async def test_a_request_whose_record_has_a_key_that_is_missing_is_recorded_anew(
+    server: RedisServer, encrypted: RedisStore, is_put: bool
+) -> None:
+    """Its gateway submits it again to a leader that has only the new key."""
+    first, again = secret_log("same"), secret_log("same")
+    again.submit.CopyFrom(first.submit)
+    assert await encrypted.put(first, EPOCH) is None
+    later = store_with(server, NEW)
+    if is_put:
+        assert await later.put(again, EPOCH) is None
+    tokens = write_of(again, 0, TOKENS, key_id="new")
+    assert await later.write(WriteBatch([] if is_put else [again], [tokens]), EPOCH) == []
+    assert again.key_id == "new"
+    for keys in (NEW, BOTH):
+        reader = store_with(server, keys)
+        assert await tokens_of(reader, again) == [TOKENS, []]
+        await reader.close()
+    await later.close()
+
+
 async def test_a_record_in_the_clear_stays_so_and_goes_on(server: RedisServer, store: RedisStore) -> None:
     log = await put(store, secret_log(), 1)
     later = store_with(server, OLD)
