@@ -95,7 +95,7 @@ class RedisTarget:
 
 def _options(url: str) -> Mapping[str, Any]:
     """The arguments of connections to a standalone server. Raises ValueError."""
-    options = parse_url(url)
+    options: Mapping[str, Any] = parse_url(url)
     try:
         ConnectionPool(**options).make_connection()  # type: ignore[no-untyped-call]  # it does not connect
     except (TypeError, AttributeError, RedisError):  # an unknown parameter, or a value that it cannot have
