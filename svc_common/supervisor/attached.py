@@ -53,8 +53,11 @@ def main() -> None:
     except OSError as error:
         _refuse(f"QUIRE_RUN_DIR: {path} cannot be written: {error.strerror}")
     watch = threading.Thread(target=_stop_at_end_of_input, daemon=True)
-    with log:
+    try:
         run(settings, Console(log, sys.stderr), partial(_announce, path, keys), begin=watch.start)
+    finally:
+        with suppress(OSError):  # what a full disk had no room for
+            log.close()
 
 
 def _announce(

@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import os
+import resource
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from placeholder_services import placeholder_environment, until_gone
+from placeholder_services import alive, placeholder_environment, until_gone
 from svc_common.supervisor.attached import LOG_FILE
 
 
@@ -98,6 +101,23 @@ async def test_the_log_of_an_earlier_run_is_replaced(services: Path) -> None:
         await attached.end()
         assert "an earlier run" not in attached.log
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_log_that_can_no_longer_be_written_ends_nothing(services: Path) -> None:
+    async with started(services) as attached:
+        await attached.report()
+        await attached.report()
+        pids = attached.pids
+        # As a full disk: the log has reached this size.
+        resource.prlimit(attached.process.pid, resource.RLIMIT_FSIZE, (1, 1))
+        os.kill(pids[2], signal.SIGKILL)
+        async with asyncio.timeout(60):
+            while alive(pids[2]):
+                await asyncio.sleep(0.01)
+        status, errors = await attached.end()
+        assert "Traceback" not in errors
+        assert status == 0
+        await until_gone(pids)
 
 
 async def test_an_input_that_is_closed_at_once_starts_nothing_that_stays(services: Path) -> None:
