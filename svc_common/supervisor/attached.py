@@ -49,7 +49,8 @@ def main() -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
-        log = os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600), "w")
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
+        log = os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         _refuse(f"QUIRE_RUN_DIR: {path} cannot be written: {error.strerror}")
     watch = threading.Thread(target=_stop_at_end_of_input, daemon=True)

@@ -12,6 +12,8 @@ from svc_common.redaction import redact
 
 _SHOWN_AFTER = 2.0
 _REPEATED_AFTER = 15.0
+_UNWRITABLE = (OSError, UnicodeEncodeError)
+"""Errors of a pipe that is closed, of a full disk, and of text that the locale's encoding does not have."""
 _CLEAR_LINE = "\r\x1b[K"
 
 
@@ -54,14 +56,15 @@ class Console:
     def relay(self, role: str, line: str) -> None:
         """Writes a line of a role: a JSON log entry in readable form, anything else unchanged."""
         try:
-            self._write(console_line(json.loads(line) | {"role": role}))
-        except (ValueError, KeyError, TypeError):
-            self._write(f"{role} | {line}")
+            text = console_line(json.loads(line) | {"role": role})
+        except Exception:  # an exception here would end the relay, and the role would wait to write more
+            text = f"{role} | {line}"
+        self._write(text)
 
     def announce(self, lines: list[str]) -> None:
         """Writes lines to stdout."""
         self.set_status("")
-        with suppress(OSError):
+        with suppress(*_UNWRITABLE):
             print("\n".join(lines), flush=True)
 
     @contextmanager
@@ -87,6 +90,6 @@ class Console:
 
 
 def _put(stream: TextIO, text: str) -> None:
-    with suppress(OSError):
+    with suppress(*_UNWRITABLE):
         stream.write(text)
         stream.flush()

@@ -38,11 +38,30 @@ def test_a_log_entry_is_shown_for_people() -> None:
     assert out.getvalue().split(" ", 1)[1] == "worker-1  warning slow ms=7\n"
 
 
-@pytest.mark.parametrize("line", ["Traceback (most recent call last):", "{}", "7", '{"event": "half'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Traceback (most recent call last):",
+        "{}",
+        "7",
+        '{"event": "half',
+        "[" * 50_000,
+        '{"ts": "0001-01-01T00:00:00+23:59", "level": "info", "event": "long ago"}',
+    ],
+    ids=["text", "empty", "number", "half", "deep", "time"],
+)
 def test_any_other_line_is_shown_as_it_is(line: str) -> None:
     out = io.StringIO()
     Console(out).relay("worker", line)
     assert out.getvalue() == f"worker | {line}\n"
+
+
+def test_a_line_that_the_locale_cannot_show_does_not_stop_those_after_it() -> None:
+    data = io.BytesIO()
+    console = Console(io.TextIOWrapper(data, encoding="latin-1", write_through=True))
+    for line in ("an emoji: \N{GRINNING FACE}", "the next one"):
+        console.relay("worker", line)
+    assert data.getvalue().endswith(b"worker | the next one\n")
 
 
 def test_credentials_of_urls_are_not_shown() -> None:
