@@ -111,6 +111,15 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/input_tokens"])
+async def test_an_error_that_repeats_half_a_surrogate_pair_is_sent(path: str, quire: Harness) -> None:
+    body = json.dumps({"input": "a", "previous_response_id": HALF})
+    response = await quire.http.post(path, content=body, headers={"content-type": "application/json"})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (404, "request_unknown", "previous_response_id")
+    assert error["message"] == r"previous_response_id: Response with id '\ud800' not found."
+
+
 @pytest.mark.parametrize("case", CASES)
 async def test_a_field_of_a_chat_is_named_over_http(case: str, quire: Harness) -> None:
     path, body, field = CASES[case]
