@@ -33,9 +33,7 @@ def answer_constraint(
     constrained = {tool.name: tool for tool in prompt.tools if tool.is_constrained}
     if must_call:
         field = Field.TOOL_CHOICE
-        if constraint is not None:
-            where = check.field_path(constraint.field)
-            raise check.unsupported(field, f"is not served with a constraint on the text, which is in {where}")
+        constraint = None  # the answer has no text, which alone it is about
     elif constraint is not None:
         field = constraint.field
     elif turn.tools and choice.allowed:

@@ -258,6 +258,17 @@ async def test_both_protocols_have_the_same_grammar(
 
 
 @pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+@pytest.mark.parametrize("constraint", [{"response_format": FORM}, {"guided_regex": "a"}], ids=["schema", "regex"])
+async def test_a_constraint_on_the_text_has_no_effect_where_a_tool_must_be_called(
+    constraint: dict[str, Any], choice: Any, gateway: Harness
+) -> None:
+    without = await grammar_of(gateway, tool_choice=choice)
+    assert without
+    assert await grammar_of(gateway, tool_choice=choice, **constraint) == without
+
+
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_named_tool_is_no_reason_of_its_own_to_finish(gateway: Harness) -> None:
     gateway.scheduler.script = answer_with(HERMES.encode(NOW_CALL).ids, stop_token_id=EOS)
     (choice,) = (await gateway.http.post("/v1/chat/completions", json=body(tool_choice=NAMED))).json()["choices"]
@@ -271,8 +282,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": "required", "ignore_eos": True}, "feature_unsupported", "ignore_eos"),
     ({"tool_choice": "required", "use_beam_search": True, "n": 2}, "feature_unsupported", "use_beam_search"),
     ({"tools": [strict(CITY)], "ignore_eos": True}, "feature_unsupported", "ignore_eos"),
-    ({"tool_choice": "required", "response_format": FORM}, "feature_unsupported", "tool_choice"),
-    ({"tool_choice": NAMED, "guided_regex": "a"}, "feature_unsupported", "tool_choice"),
     (
         {"tools": [{"type": "function", "function": {"name": "a", "parameters": BAD, "strict": True}}]},
         "grammar_invalid",

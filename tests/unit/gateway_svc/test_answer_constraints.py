@@ -96,6 +96,16 @@ def test_the_text_of_a_custom_tool_matches_its_grammar_whether_or_not_it_must_be
     assert constrained(ClientTool("run", custom=CustomInput())) is None
 
 
+@pytest.mark.parametrize("choice", [ToolChoice(ToolMode.REQUIRED), ToolChoice(ToolMode.NAMED, "f")])
+def test_a_constraint_on_the_text_has_no_effect_where_a_tool_must_be_called(choice: ToolChoice) -> None:
+    turn = TurnFormat(MessageFormat(TOOL_FORMATS["hermes"], None), (Tool("f", {"type": "object"}),))
+    prompt = ChatPrompt([], tools=(ClientTool("f"),), tool_choice=choice)
+    schema = UnvalidatedConstraint(Field.JSON_SCHEMA, '{"type": "object"}')
+    both = [UnvalidatedRequest(prompt=prompt, constraint=constraint) for constraint in (schema, None)]
+    with_schema, without = (answer_constraint(request, turn, TOKENS, CHECK) for request in both)
+    assert with_schema == without
+
+
 def test_requests_differ_by_allowed_tools_and_grammars() -> None:
     prompts = [
         ChatPrompt([], tools=TOOLS),
