@@ -64,6 +64,8 @@ class HttpRoute:
     docs: Mapping[str, HandlerDoc] = field(default_factory=dict)
     has_unversioned_path: bool = False
     """Whether the route also has its path without `/v1`."""
+    takes_any_type: bool = False
+    """Whether a body may have any Content-Type, unless a web page sends it."""
 
     @property
     def paths(self) -> Sequence[str]:
@@ -85,7 +87,14 @@ class HttpEndpoint:
         self._read_timeout = read_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = HttpExchange(scope, receive, send, self._read_timeout, self._route.errors)
+        exchange = HttpExchange(
+            scope,
+            receive,
+            send,
+            self._read_timeout,
+            self._route.errors,
+            takes_any_type=self._route.takes_any_type,
+        )
         method = scope["method"]
         with self._metrics.call("http", self._route.path, str(_CLIENT_DISCONNECTED)) as outcome:
             # Probes and lists of models have no span of their own, unless they are part of a caller's trace.

@@ -39,10 +39,19 @@ class HttpExchange:
     where that is not served. `is_durable` is whether its requests are recorded; None: it has
     none. `ignored_fields` are names of fields of the body that have no effect. `open_call` counts the call from its
     login on; it has the bytes of the body. `num_body_bytes` is the size of the body that was read. The body must come
-    within `read_timeout` seconds.
+    within `read_timeout` seconds. With `takes_any_type` it may have any content type, unless a web page sends it.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, read_timeout: float, errors: ErrorFormat) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        read_timeout: float,
+        errors: ErrorFormat,
+        *,
+        takes_any_type: bool = False,
+    ) -> None:
         self.headers = Headers(scope=scope)
         self.path_params: Mapping[str, str] = scope.get("path_params", {})
         self.query = QueryParams(scope.get("query_string", b""))
@@ -61,6 +70,7 @@ class HttpExchange:
         self._send = send
         self._read_timeout = read_timeout
         self._errors = errors
+        self._takes_any_type = takes_any_type
         self._stage = _ResponseStage.OPEN
         self._sent_at = 0.0
 
@@ -84,7 +94,9 @@ class HttpExchange:
 
     async def _read_json(self) -> bytes:
         # Browsers send other types, and none, to any server without asking it: a web page could post to a local one.
-        if (self.header("Content-Type") or "").partition(";")[0].strip().lower() != "application/json":
+        # What they post has an Origin.
+        is_json = (self.header("Content-Type") or "").partition(";")[0].strip().lower() == "application/json"
+        if not is_json and not (self._takes_any_type and self.header("Origin") is None):
             raise HttpRejection(NOT_JSON)
         # A Content-Length above the limit is enough to reject: the server discards the body.
         length = self.headers.get("content-length", "")

@@ -59,6 +59,19 @@ def body(**fields: Any) -> dict[str, Any]:
     return {"model": "tiny:latest", "messages": [USER], "tools": TOOLS, **fields}
 
 
+@pytest.mark.parametrize("content_type", [None, "application/x-www-form-urlencoded", "text/plain"])
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate", "/api/show"])
+async def test_only_a_web_page_must_say_that_its_body_is_json(
+    path: str, content_type: str | None, quire: Harness
+) -> None:
+    quire.scheduler.script = answer_with(ANSWER.token_ids, stop_token_id=EOS)
+    headers = {} if content_type is None else {"content-type": content_type}
+    content = json.dumps({"model": "tiny", "messages": [USER]} if path == "/api/chat" else {"model": "tiny"})
+    assert (await quire.http.post(path, content=content, headers=headers)).status_code == 200
+    of_a_page = await quire.http.post(path, content=content, headers=headers | {"origin": "null"})
+    assert (of_a_page.status_code, of_a_page.json()) == (415, {"error": "Content-Type must be application/json"})
+
+
 async def test_a_chat_whole_and_streamed(quire: Harness) -> None:
     quire.scheduler.script = answer_with(ANSWER.token_ids, stop_token_id=EOS)
     whole = (await quire.http.post("/api/chat", json=body(stream=False))).json()

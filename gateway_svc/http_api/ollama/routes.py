@@ -7,7 +7,7 @@ from typing import Any
 from gateway_svc.embeddings import UnvalidatedEmbeddings
 from gateway_svc.field_paths import Field, NamedFields
 from gateway_svc.http_api.calls import EmbeddedInputs, HttpCalls
-from gateway_svc.http_api.endpoint import GENERATION_HEADERS, HandlerDoc, HttpRoute
+from gateway_svc.http_api.endpoint import GENERATION_HEADERS, Handler, HandlerDoc, HttpRoute
 from gateway_svc.http_api.exchange import HttpExchange
 from gateway_svc.http_api.ollama.answer_models import (
     OllamaChatAnswer,
@@ -55,6 +55,11 @@ _DETAILS = {
 }
 
 
+def _posted(path: str, handle: Handler, doc: HandlerDoc) -> HttpRoute:
+    """A route with a body. Some clients send it as curl and HTTP libraries do unless asked: as a form, or untyped."""
+    return HttpRoute(path, {"POST": handle}, OLLAMA_ERRORS, {"POST": doc}, takes_any_type=True)
+
+
 class OllamaRoutes:
     """Handlers; answers and errors are in the formats of the protocol."""
 
@@ -74,11 +79,11 @@ class OllamaRoutes:
         loaded = HandlerDoc(answer=OllamaLoadedModels, error=OllamaError)
         version = HandlerDoc(answer=VersionAnswer, error=OllamaError)
         return [
-            HttpRoute("/api/chat", {"POST": self.chat}, OLLAMA_ERRORS, {"POST": chat}),
-            HttpRoute("/api/generate", {"POST": self.generate}, OLLAMA_ERRORS, {"POST": generate}),
-            HttpRoute("/api/embed", {"POST": self.embed}, OLLAMA_ERRORS, {"POST": embed}),
-            HttpRoute("/api/embeddings", {"POST": self.embeddings}, OLLAMA_ERRORS, {"POST": embeddings}),
-            HttpRoute("/api/show", {"POST": self.show}, OLLAMA_ERRORS, {"POST": show}),
+            _posted("/api/chat", self.chat, chat),
+            _posted("/api/generate", self.generate, generate),
+            _posted("/api/embed", self.embed, embed),
+            _posted("/api/embeddings", self.embeddings, embeddings),
+            _posted("/api/show", self.show, show),
             HttpRoute("/api/tags", {"GET": self.tags}, OLLAMA_ERRORS, {"GET": tags}),
             HttpRoute("/api/ps", {"GET": self.ps}, OLLAMA_ERRORS, {"GET": loaded}),
             HttpRoute("/api/version", {"GET": self.version}, OLLAMA_ERRORS, {"GET": version}),
