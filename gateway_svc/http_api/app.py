@@ -1,6 +1,6 @@
 """The HTTP API as an ASGI application: the routes of every protocol, over the request manager."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from starlette.middleware.cors import CORSMiddleware
@@ -9,15 +9,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway_svc.auth import Authenticator
 from gateway_svc.call_limits import CallLimits
+from gateway_svc.http_api.anthropic.errors import ANTHROPIC_ERRORS
 from gateway_svc.http_api.anthropic.routes import AnthropicRoutes
 from gateway_svc.http_api.calls import HttpCalls
 from gateway_svc.http_api.document_routes import DocumentRoutes
 from gateway_svc.http_api.embeddings.cohere_routes import CohereEmbedRoutes
 from gateway_svc.http_api.embeddings.routes import EmbeddingsRoutes
 from gateway_svc.http_api.endpoint import ANY_METHOD, HttpEndpoint, HttpRoute
-from gateway_svc.http_api.errors import NO_ROUTE
+from gateway_svc.http_api.errors import NO_ROUTE, ErrorFormat
 from gateway_svc.http_api.exchange import OWN_ID_HEADER, REQUEST_ID_HEADER, HttpExchange
 from gateway_svc.http_api.hosts import AllowedHosts
+from gateway_svc.http_api.ollama.errors import OLLAMA_ERRORS
 from gateway_svc.http_api.ollama.routes import OllamaRoutes
 from gateway_svc.http_api.openai.answer_models import ErrorAnswer
 from gateway_svc.http_api.openai.errors import OPENAI_ERRORS
@@ -34,6 +36,9 @@ from gateway_svc.settings import BadSetting
 from gateway_svc.tenant_threads import TenantThreads
 
 _WEBSOCKET_PATHS = ("/v1/chat/completions", "/v1/completions")
+
+_ERRORS_BELOW: Mapping[str, ErrorFormat] = {"/api": OLLAMA_ERRORS, "/v1/messages": ANTHROPIC_ERRORS}
+"""The format of errors for paths that are not a route, below those of an API whose format is not OpenAI's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,9 +130,10 @@ class HttpApi:
                     if route.path in _WEBSOCKET_PATHS
                     for path in _spellings(route)
                 ),
+                *(Route(f"{path}/{{rest:path}}", self._no_route(errors)) for path, errors in _ERRORS_BELOW.items()),
             ],
             redirect_slashes=False,
-            default=_NoRoute(self._endpoint(HttpRoute("none", {ANY_METHOD: no_route}, OPENAI_ERRORS))),
+            default=_NoRoute(self._no_route(OPENAI_ERRORS)),
         )
         root_path, origins = self._options.root_path, self._options.origins
         app = _RootPathApp(router, root_path) if root_path else _ExactPathApp(router, endpoints)
@@ -151,6 +157,9 @@ class HttpApi:
     def _websocket_endpoint(self, post: ASGIApp) -> WebSocketEndpoint:
         origins = self._options.origins
         return WebSocketEndpoint(post, self._calls, self._hosts, origins, OPENAI_ERRORS, self._metrics.refuse)
+
+    def _no_route(self, errors: ErrorFormat) -> HttpEndpoint:
+        return self._endpoint(HttpRoute("none", {ANY_METHOD: no_route}, errors))
 
     def _endpoint(self, route: HttpRoute) -> HttpEndpoint:
         return HttpEndpoint(route, self._metrics, self._hosts, read_timeout=self._options.read_timeout)

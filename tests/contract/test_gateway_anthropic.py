@@ -38,6 +38,12 @@ def body(**fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": "Weather?"}], "tools": TOOLS, "max_tokens": 200, **fields}
 
 
+async def test_what_is_not_served_has_an_error_in_the_format_of_the_protocol(quire: Harness) -> None:
+    response = await quire.http.get("/v1/messages/batches")
+    error = {"type": "not_found_error", "message": "there is nothing at this address"}
+    assert (response.status_code, response.json()) == (404, {"type": "error", "error": error})
+
+
 async def test_messages_whole_and_streamed(quire: Harness) -> None:
     quire.scheduler.script = answer_with(ANSWER.token_ids, stop_token_id=EOS, cached_tokens=3)
     response = await quire.http.post("/v1/messages", json=body())

@@ -87,7 +87,7 @@ async def test_a_key_is_needed_where_it_should_be(model_directory: Path, tmp_pat
                     assert response.headers["content-type"] == "application/json"
                 else:
                     open_to_all.add(path)
-        assert open_to_all == {"/health", "/live", "/ping", "/openapi.json", "/docs"}
+        assert open_to_all == {"/", "/health", "/live", "/ping", "/openapi.json", "/docs"}
         response = await quire.http.post("/v1/completions")
         assert (response.status_code, response.json()["error"]["type"]) == (401, "authentication_error")
         for path in ("/health", "/live"):

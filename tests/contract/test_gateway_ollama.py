@@ -72,6 +72,13 @@ async def test_only_a_web_page_must_say_that_its_body_is_json(
     assert (of_a_page.status_code, of_a_page.json()) == (415, {"error": "Content-Type must be application/json"})
 
 
+async def test_the_command_ollama_finds_that_the_server_runs_and_reads_what_is_not_served(quire: Harness) -> None:
+    assert (await quire.http.head("/")).status_code == 200
+    assert (await quire.http.get("/")).text == "Quire is running"
+    pulled = await quire.http.post("/api/pull", json={"model": "tiny"})
+    assert (pulled.status_code, pulled.json()) == (404, {"error": "there is nothing at this address"})
+
+
 async def test_a_chat_whole_and_streamed(quire: Harness) -> None:
     quire.scheduler.script = answer_with(ANSWER.token_ids, stop_token_id=EOS)
     whole = (await quire.http.post("/api/chat", json=body(stream=False))).json()

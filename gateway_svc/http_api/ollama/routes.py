@@ -78,6 +78,7 @@ class OllamaRoutes:
         tags = HandlerDoc(answer=OllamaModels, error=OllamaError)
         loaded = HandlerDoc(answer=OllamaLoadedModels, error=OllamaError)
         version = HandlerDoc(answer=VersionAnswer, error=OllamaError)
+        running = HandlerDoc(error=OllamaError, needs_credential=False, content_type="text/plain")
         return [
             _posted("/api/chat", self.chat, chat),
             _posted("/api/generate", self.generate, generate),
@@ -87,6 +88,7 @@ class OllamaRoutes:
             HttpRoute("/api/tags", {"GET": self.tags}, OLLAMA_ERRORS, {"GET": tags}),
             HttpRoute("/api/ps", {"GET": self.ps}, OLLAMA_ERRORS, {"GET": loaded}),
             HttpRoute("/api/version", {"GET": self.version}, OLLAMA_ERRORS, {"GET": version}),
+            HttpRoute("/", {"GET": self.running}, OLLAMA_ERRORS, {"GET": running}),
         ]
 
     async def chat(self, exchange: HttpExchange) -> None:
@@ -168,6 +170,10 @@ class OllamaRoutes:
                 "modified_at": self._started_at,
             }
         )
+
+    async def running(self, exchange: HttpExchange) -> None:
+        """Says that the process answers; the command `ollama` asks first."""
+        await exchange.respond(b"Quire is running", "text/plain; charset=utf-8")
 
     async def version(self, exchange: HttpExchange) -> None:
         """The version of this software, not one of Ollama."""
