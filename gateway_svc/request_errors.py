@@ -15,6 +15,7 @@ RETRY_AFTER_SECONDS = 1.0
 
 # The field that a scheduler's refusal is about.
 _FIELDS = {
+    scheduler_pb2.FAILURE_REASON_KEY_IN_USE: Field.REQUEST_ID,
     scheduler_pb2.FAILURE_REASON_SEARCH_TOO_WIDE: Field.BEAM_WIDTH,
     scheduler_pb2.FAILURE_REASON_TOO_MANY_TOKENS: Field.MAX_TOKENS,
     scheduler_pb2.FAILURE_REASON_CONTEXT_LENGTH_EXCEEDED: Field.MAX_TOKENS,
@@ -30,7 +31,7 @@ def error_from_failed(failed: scheduler_pb2.Failed, field_path: FieldPath, tenan
     field = None if about is None else field_path(about)
     match failed.reason:
         case scheduler_pb2.FAILURE_REASON_KEY_IN_USE:
-            return QuireError(Reason.IDEMPOTENCY_KEY_REUSED, "another request has this request_id")
+            return QuireError(Reason.IDEMPOTENCY_KEY_REUSED, "is the name of another request", field)
         case scheduler_pb2.FAILURE_REASON_DEADLINE_EXCEEDED:
             return deadline_exceeded()
         case scheduler_pb2.FAILURE_REASON_CANCELLED:

@@ -222,5 +222,6 @@ async def test_another_request_under_the_same_name_is_refused(quire: Harness) ->
     quire.scheduler.script = lambda session, other: session.fail(other.key, scheduler_v1.FAILURE_REASON_KEY_IN_USE)
     generation = api.Generation(text="b", request_id="mine")
     call = quire.stub.StreamGenerate(api.StreamGenerateRequest(generation=generation))
-    assert (await refused(call))[:2] == (grpc.StatusCode.ALREADY_EXISTS, "IDEMPOTENCY_KEY_REUSED")
+    reason = (grpc.StatusCode.ALREADY_EXISTS, "IDEMPOTENCY_KEY_REUSED", "generation.request_id")
+    assert (await refused(call))[:3] == reason
     assert (await quire.scheduler.next("submit")).body_digest != submit.body_digest

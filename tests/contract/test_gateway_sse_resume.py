@@ -128,7 +128,9 @@ async def test_another_body_is_refused(quire: Harness) -> None:
     await streamed(quire, "/v1/completions", {"prompt": "a"}, idempotency_key="mine")
     body = {"prompt": "b", "stream": True}
     response = await quire.http.post("/v1/completions", json=body, headers=NAMED | {"last-event-id": "1"})
-    assert (response.status_code, response.json()["error"]["code"]) == (409, "idempotency_key_reused")
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (409, "idempotency_key_reused", "Idempotency-Key")
+    assert error["message"] == "Idempotency-Key: is the name of another request"
 
 
 @pytest.mark.parametrize(
