@@ -2,17 +2,19 @@
 
 import json
 import logging
-import math
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from svc_common.redaction import redact
 
 _REPEAT_SECONDS = 10.0
-"""Seconds between two lines of a library with the same message: clients can make it log for each request."""
+"""Seconds between the first two lines of a library with the same message: clients can make it log for each request."""
+_MAX_REPEAT_SECONDS = 600.0
+"""The most between two later ones: a collector of traces may be away for days."""
 _MAX_REPEATS = 256  # messages that are remembered
 
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
@@ -28,30 +30,47 @@ def configure_logging(role: str, level: str) -> None:
     logging.captureWarnings(True)
 
 
+@dataclass(frozen=True, slots=True)
+class _Repeats:
+    """A message that was logged at `logged_at`, and is dropped for `seconds`; `num_dropped` were since."""
+
+    logged_at: float
+    seconds: float
+    num_dropped: int = 0
+
+    def next_seconds(self, now: float) -> float:
+        """Twice as long where the message goes on; as at first after a pause."""
+        goes_on = now < self.logged_at + 2 * self.seconds
+        return min(2 * self.seconds, _MAX_REPEAT_SECONDS) if goes_on else _REPEAT_SECONDS
+
+
 class FewRepeats(logging.Filter):
-    """Drops a library's warning that had the same message in the last _REPEAT_SECONDS; the next one has the number of
-    those in between. Errors, and what Quire itself logs, pass.
+    """Drops a library's message that repeats an earlier one: for _REPEAT_SECONDS, and for twice as long each time that
+    it goes on. The next one has the number of those in between. Stack traces, and what Quire itself logs, pass.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._logged: dict[tuple[str, str], tuple[float, int]] = {}
-        """When a message was logged, and how often it was dropped since, by logger and message without its values."""
+        self._logged: dict[tuple[str, str], _Repeats] = {}
+        """By logger and message without its values."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno >= logging.ERROR or record.name.partition(".")[0] == "quire":
+        if record.exc_info or record.name.partition(".")[0] == "quire":
             return True
         which, now = (record.name, str(record.msg)), self._clock()
-        logged_at, num_dropped = self._logged.get(which, (-math.inf, 0))
-        if now < logged_at + _REPEAT_SECONDS:
-            self._logged[which] = logged_at, num_dropped + 1
+        earlier = self._logged.get(which)
+        if earlier is None:
+            if len(self._logged) >= _MAX_REPEATS:
+                self._logged.clear()
+            self._logged[which] = _Repeats(now, _REPEAT_SECONDS)
+            return True
+        if now < earlier.logged_at + earlier.seconds:
+            self._logged[which] = replace(earlier, num_dropped=earlier.num_dropped + 1)
             return False
-        if which not in self._logged and len(self._logged) >= _MAX_REPEATS:
-            self._logged.clear()
-        self._logged[which] = now, 0
-        if num_dropped:
-            record.num_dropped = num_dropped
+        self._logged[which] = _Repeats(now, earlier.next_seconds(now))
+        if earlier.num_dropped:
+            record.num_dropped = earlier.num_dropped
         return True
 
 

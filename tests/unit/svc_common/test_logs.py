@@ -91,12 +91,40 @@ def test_a_library_does_not_repeat_a_warning_for_each_request() -> None:
     assert not any(passes("uvicorn.error", logging.WARNING, "bad request: %s") for _ in range(3))
     assert passes("uvicorn.error", logging.WARNING, "another: %s")
     assert passes("another", logging.WARNING, "bad request: %s")
-    assert all(passes("uvicorn.error", logging.ERROR, "bad: %s") for _ in range(3))
     assert all(passes("quire.gateway", logging.WARNING, "bad: %s") for _ in range(3))
     now = 10.0
     record = passes("uvicorn.error", logging.WARNING, "bad request: %s")
     assert record is not None
     assert vars(record)["num_dropped"] == 3
+
+
+def test_a_message_that_goes_on_is_logged_less_and_less_often() -> None:
+    now = 0.0
+    few = FewRepeats(lambda: now)
+
+    def lines(until: float) -> list[float]:
+        """When an error that is there every 5 s is logged."""
+        nonlocal now
+        logged = []
+        while now < until:
+            if few.filter(logging.LogRecord("exporter", logging.ERROR, "x.py", 1, "failed: %s", ("now",), None)):
+                logged.append(now)
+            now += 5
+        return logged
+
+    assert lines(700) == [0, 10, 30, 70, 150, 310, 630]
+    assert len(lines(86_400)) < 150
+    now += 1200  # a pause
+    assert lines(now + 30) == [now - 30, now - 20]
+
+
+def test_stack_traces_of_libraries_are_all_logged() -> None:
+    few = FewRepeats()
+    failure = (ValueError, ValueError(), None)
+    assert all(
+        few.filter(logging.LogRecord("uvicorn.error", logging.ERROR, "x.py", 1, "failed", (), failure))
+        for _ in range(3)
+    )
 
 
 def test_many_messages_of_libraries_take_little_memory() -> None:
