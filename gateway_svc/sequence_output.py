@@ -166,12 +166,12 @@ class SequenceOutput:
     def _next_chunk(self) -> Chunk:
         """The chunk of what comes next."""
         if not self._pending or self._chunk_per_token:
-            self._pending.append(Chunk(self.index, self.num_tokens))
+            self._pending.append(Chunk(self.index, self.num_sent_tokens))
         return self._pending[-1]
 
     def _end_with_cause(self, cause: str, tokens: scheduler_pb2.Tokens) -> None:
         if self._omits_output:
-            cause, self._pending = "length", [Chunk(self.index, 0)]
+            cause = "length"
         match cause:
             case "stop_token_id":
                 self._end(Finish(FinishReason.STOP, tokens.end.stop_token_id))
@@ -185,9 +185,9 @@ class SequenceOutput:
             self._pending[-1].score = tokens.score
 
     def _end(self, finish: Finish) -> None:
-        if self.num_tokens < self._start.num_tokens:
+        if self.num_sent_tokens < self._start.num_tokens:
             raise self._start.offset_error()
-        ending = self._start.ending if self.num_tokens == self._start.num_tokens else EndDelivery.MISSING
+        ending = self._start.ending if self.num_sent_tokens == self._start.num_tokens else EndDelivery.MISSING
         last = self._next_chunk() if ending is EndDelivery.MISSING else None
         if self._turn is not None:
             # Text that was held back may be a call, so the reason to finish is known after it.

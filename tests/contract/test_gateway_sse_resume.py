@@ -7,11 +7,17 @@ import pytest
 
 from gateway_harness import Harness, encoded
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from quire.worker.v1 import worker_pb2 as worker_v1
 from scripted_scheduler import ScriptedSession, cut_end, length_end, stop_end
 from tiny_model import EOS
 
 NAMED = {"idempotency-key": "mine"}
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
+CONTINUED = {
+    "messages": [*CHAT["messages"], {"role": "assistant", "content": "well"}],
+    "add_generation_prompt": False,
+    "continue_final_message": True,
+}
 SEQUENCES = [
     (encoded("hello 😀 wor"), length_end()),
     ([*encoded("he"), EOS], stop_end(EOS)),
@@ -33,7 +39,8 @@ class Record:
                 for offset, token_id in enumerate(tokens.token_ids):
                     is_last = offset == len(tokens.token_ids) - 1
                     end = tokens.end if is_last else None
-                    session.tokens(submit.key, [token_id], offset, tokens.index, end=end)
+                    logprobs = tokens.logprobs[offset : offset + 1]
+                    session.tokens(submit.key, [token_id], offset, tokens.index, end=end, logprobs=logprobs)
         elif first.body_digest == submit.body_digest:
             session.attached(first, *self._tokens(submit))
         else:
@@ -45,7 +52,9 @@ class Record:
             token_ids, end = SEQUENCES[index % len(SEQUENCES)]
             if submit.has_stop_strings and index == 0:
                 end = cut_end()
-            sequences.append(scheduler_v1.Tokens(index=index, token_ids=token_ids, end=end))
+            asked = submit.sampling.HasField("logprobs")
+            logprobs = [worker_v1.TokenLogprobs(logprob=-0.5 - place) for place in range(len(token_ids) * asked)]
+            sequences.append(scheduler_v1.Tokens(index=index, token_ids=token_ids, logprobs=logprobs, end=end))
         return sequences
 
 
@@ -79,9 +88,16 @@ def flattened(events: list[str]) -> list[tuple[int, str, Any]]:
         if "role" in delta:
             received.append((choice["index"], "role", delta["role"]))
         received += [(choice["index"], "char", char) for char in delta.get("content", choice.get("text"))]
+        received += [(choice["index"], "token", token) for token in choice.get("token_ids", ())]
+        received += [(choice["index"], "prompt", ids) for ids in (choice.get("prompt_token_ids"),) if ids]
+        logprobs = choice["logprobs"] or {}
+        received += [(choice["index"], "logprob", one) for one in logprobs.get("content", ())]
+        columns = [logprobs.get(name, ()) for name in ("tokens", "token_logprobs", "text_offset")]
+        received += [(choice["index"], "logprob", one) for one in zip(*columns, strict=True)]
         if choice["finish_reason"]:
             received.append((choice["index"], "finish", (choice["finish_reason"], choice["stop_reason"])))
-    return sorted(received, key=lambda one: one[0])  # choices may interleave in any order
+    # Choices may interleave in any order, and events divide their parts differently.
+    return sorted(received, key=lambda one: one[:2])
 
 
 @pytest.mark.parametrize(
@@ -91,6 +107,11 @@ def flattened(events: list[str]) -> list[tuple[int, str, Any]]:
         ("/v1/chat/completions", CHAT | {"n": 3, "stream_options": {"include_usage": True}}),
         ("/v1/completions", {"prompt": ["a", "b"], "n": 2, "seed": 3}),
         ("/v1/completions", {"prompt": "a", "n": 2, "stop": [" wor"], "stream_options": {"include_usage": True}}),
+        ("/v1/completions", {"prompt": ["a", "b"], "n": 2, "echo": True, "return_token_ids": True}),
+        ("/v1/completions", {"prompt": "a", "n": 2, "stop": [" wor"], "logprobs": 0, "return_token_ids": True}),
+        ("/v1/completions", {"prompt": "a", "n": 2, "echo": True, "max_tokens": 0}),
+        ("/v1/chat/completions", CHAT | {"n": 2, "logprobs": True, "stop": [" wor"]}),
+        ("/v1/chat/completions", CONTINUED | {"n": 3, "echo": True}),
     ],
 )
 async def test_a_stream_resumes_after_any_event(path: str, body: dict[str, Any], quire: Harness) -> None:
@@ -99,7 +120,7 @@ async def test_a_stream_resumes_after_any_event(path: str, body: dict[str, Any],
     assert len({id_of(event) for event in whole}) == len(whole)
     for place, event in enumerate(whole):
         rest = await streamed(quire, path, body, idempotency_key="mine", last_event_id=id_of(event))
-        assert sorted(flattened(whole[: place + 1]) + flattened(rest), key=lambda one: one[0]) == flattened(whole)
+        assert sorted(flattened(whole[: place + 1]) + flattened(rest), key=lambda one: one[:2]) == flattened(whole)
         seen = {id_of(one) for one in whole[: place + 1]}
         assert not seen & {id_of(one) for one in rest}
         if rest:
