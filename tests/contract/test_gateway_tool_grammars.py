@@ -282,6 +282,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": "required", "ignore_eos": True}, "feature_unsupported", "ignore_eos"),
     ({"tool_choice": "required", "use_beam_search": True, "n": 2}, "feature_unsupported", "use_beam_search"),
     ({"tools": [strict(CITY)], "ignore_eos": True}, "feature_unsupported", "ignore_eos"),
+    ({"thinking_token_budget": 3, "min_tokens": 1}, "feature_unsupported", "min_tokens"),
+    ({"thinking_token_budget": 3, "use_beam_search": True, "n": 2}, "feature_unsupported", "use_beam_search"),
+    ({"thinking_token_budget": 3, "bad_words": ["a"]}, "feature_unsupported", "bad_words"),
     (
         {"tools": [{"type": "function", "function": {"name": "a", "parameters": BAD, "strict": True}}]},
         "grammar_invalid",
