@@ -103,8 +103,8 @@ class CoreRunner:
             )
         self._durations = durations
         self._num_moved: dict[tuple[int, int], int] = {}  # blocks, by step and direction
-        with patch.dict(cast(dict[str, Any], POLICIES), turns=TurnTaking):
-            self.core = Scheduler(SchedulerLimits(policy="turns", preemption=PreemptionMode(preemption)))
+        self._limits = SchedulerLimits(policy="turns", preemption=PreemptionMode(preemption))
+        self.core = self._make_core()
         self.replica = Replica(shape)
         self.core.add_replica(self.replica)
         self.may_fail = False
@@ -150,6 +150,10 @@ class CoreRunner:
         ordered = sorted(self._served.items(), key=lambda item: item[0])
         return {key: [served for (owner, _), served in ordered if owner == key] for key in alive}
 
+    def _make_core(self) -> Scheduler:
+        with patch.dict(cast(dict[str, Any], POLICIES), turns=TurnTaking):
+            return Scheduler(self._limits)
+
     def _step(self) -> None:
         """Plans as many steps as may be in flight, and commits the oldest one."""
         while (plan := self._schedule()) is not None:
@@ -168,6 +172,7 @@ class CoreRunner:
         self._last_done = done
         if self._durations is not None:
             self._change_durations(plan, result, self._durations)
+        self._report(result)
         response = worker_v1.StepResponse(epoch=1, generation=1, step_id=plan.step_id, result=result)
         response = worker_v1.StepResponse.FromString(response.SerializeToString())
         self.num_results.update(response.result.num_tokens)
@@ -185,6 +190,9 @@ class CoreRunner:
             assert isinstance(event, TokensEvent), event
             self._note(event)
         self.replica.check_integrity()
+
+    def _report(self, result: worker_v1.StepResult) -> None:
+        """What else the worker reports with a step."""
 
     def _change_durations(self, plan: StepPlan, result: worker_v1.StepResult, durations: Durations) -> None:
         result.busy_us = round(plan.num_tokens * durations.token_seconds * 1e6)
