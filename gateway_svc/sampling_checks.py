@@ -102,9 +102,10 @@ def check_prompt_logprobs(unvalidated: UnvalidatedRequest, check: FieldChecker, 
 def check_num_prompt_logprobs(prompt_logprobs: int | None, prompt_length: int, check: FieldChecker) -> None:
     """Refuses more log-probabilities of a prompt than a message may have. Raises QuireError."""
     if prompt_logprobs is not None and (1 + prompt_logprobs) * prompt_length > MAX_PROMPT_LOGPROBS:
+        # The field may be `echo`, beside `logprobs` with the number of top tokens.
         most = MAX_PROMPT_LOGPROBS // prompt_length - 1
-        text = f"a prompt of {prompt_length} tokens"
-        message = f"must be at most {most} for {text}" if most >= 0 else f"is not served for {text}"
+        limit = f"at most {most} top tokens for each token" if most >= 0 else "none"
+        message = f"asks for too many log-probabilities: a prompt of {prompt_length} tokens may have {limit}"
         raise check.invalid(Field.PROMPT_LOGPROBS, message)
 
 

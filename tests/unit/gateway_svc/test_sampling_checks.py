@@ -201,18 +201,24 @@ def test_the_most_log_probabilities_of_a_large_step_fit_an_inner_message() -> No
 
 @pytest.mark.parametrize(
     ("prompt_logprobs", "prompt_length", "message"),
-    [(20, 12_483, None), (20, 12_484, "must be at most 19"), (0, 2**18, None), (0, 2**18 + 1, "is not served")],
+    [
+        (20, 12_483, None),
+        (20, 12_484, "of 12484 tokens may have at most 19 top tokens for each token"),
+        (0, 2**18, None),
+        (0, 2**18 + 1, "of 262145 tokens may have none"),
+    ],
 )
+@pytest.mark.parametrize("field", ["prompt_logprobs", "echo"])
 def test_the_log_probabilities_of_a_prompt_fit_a_message(
-    prompt_logprobs: int, prompt_length: int, message: str | None
+    field: str, prompt_logprobs: int, prompt_length: int, message: str | None
 ) -> None:
-    check = FieldChecker(contract_field_path)
+    check = FieldChecker(lambda which, item_index=None: field)
     if message is None:
         check_num_prompt_logprobs(prompt_logprobs, prompt_length, check)
         return
-    with pytest.raises(QuireError, match=message) as refusal:
+    with pytest.raises(QuireError, match=f"asks for too many log-probabilities: a prompt {message}$") as refusal:
         check_num_prompt_logprobs(prompt_logprobs, prompt_length, check)
-    assert refusal.value.field == "prompt_logprobs"
+    assert refusal.value.field == field
 
 
 @pytest.mark.parametrize(
