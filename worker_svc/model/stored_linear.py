@@ -12,6 +12,7 @@ from worker_svc.model.formats.dense import DenseFormat, require_numbers
 from worker_svc.model.weight_format import (
     BlockCodes,
     GroupCodes,
+    SizedWeight,
     StoredWeight,
     WeightFormat,
     block_codes,
@@ -118,7 +119,11 @@ def read_stored(checkpoint: Checkpoint, stored: StoredLinear, inputs: int) -> tu
         checkpoint.drop_zeros(f"{stored.name}.bias")
     if stored.transposed:
         tensors = {name: tensor.t() for name, tensor in tensors.items()}
-    return weight_format.weight(stored.name, tensors), bias
+    weight = weight_format.weight(stored.name, tensors)
+    expected = sum(stored.outputs), inputs
+    if isinstance(weight, SizedWeight) and weight.shape != expected:
+        raise UnsupportedModel(f"the weight of {stored.name} is {list(weight.shape)}, not {list(expected)}")
+    return weight, bias
 
 
 def weight_parts(stored: StoredLinear, weight: StoredWeight) -> Iterator[StoredWeight]:

@@ -36,6 +36,15 @@ class StoredWeight(Protocol):
 
 
 @runtime_checkable
+class SizedWeight(Protocol):
+    """What a `StoredWeight` may offer besides: its size, where the values of tensors say it, and not their shapes."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+
+
+@runtime_checkable
 class CodedWeight(Protocol):
     """What a `StoredWeight` may offer besides: that it is stored as it can be multiplied."""
 

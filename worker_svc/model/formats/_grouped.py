@@ -65,6 +65,10 @@ class GroupedWeight:
     groups: Tensor
     """int64 [inputs]: the group of each input."""
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.scales.shape[1], len(self.groups)
+
     def outputs(self, start: int, stop: int) -> "GroupedWeight":
         return replace(
             self,

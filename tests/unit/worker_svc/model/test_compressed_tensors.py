@@ -359,6 +359,26 @@ def test_inputs_that_are_no_multiple_of_the_group_size_are_named() -> None:
         FORMAT(_config(PACKED, _group(_ints(4, 48)))).weight("layer", stored)
 
 
+@pytest.mark.parametrize("inputs", [153, 159])
+def test_a_stored_shape_of_as_many_words_must_be_that_of_the_layer(
+    inputs: int, save_model: Save, tmp_path: Path
+) -> None:
+    fields = _ints(4, -1)
+    packed = save_quantized(
+        save_model(LlamaConfig(**WIDE)),
+        tmp_path / "packed",
+        _quantized(fields, PACKED),
+        quantization_config=_config(PACKED, _group(fields)),
+    )
+    tensors = load_file(packed / "model.safetensors")
+    layer = "model.layers.0.mlp.down_proj"
+    tensors[f"{layer}.weight_shape"] = torch.tensor([96, inputs])
+    save_file(tensors, packed / "model.safetensors")
+    message = re.escape(f"the weight of {layer} is [96, {inputs}], not [96, 160]")
+    with pytest.raises(UnsupportedModel, match=message):
+        make_runner(packed)
+
+
 def test_codes_without_a_scale_or_a_group_are_refused(save_model: Save, tmp_path: Path) -> None:
     layout, fields = VARIANTS[5]
     packed = save_quantized(
