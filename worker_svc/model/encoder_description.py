@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from worker_svc.model.description import Activation, LinearLayer, require
+from worker_svc.model.linear_description import require_epsilon
 from worker_svc.model.score_head_description import ScoreHeadSpec
 
 
@@ -14,6 +15,9 @@ class LayerNorm:
     name: str
     size: int
     eps: float
+
+    def __post_init__(self) -> None:
+        require_epsilon(self.name, self.eps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Linear layers and norms of a description: of each tensor its name in the checkpoint, its shape and its role."""
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -12,6 +13,13 @@ def require(holds: bool, name: str, must_be: str) -> None:
     """Raises InvalidDescription unless a field holds."""
     if not holds:
         raise InvalidDescription(f"{name}: must be {must_be}")
+
+
+def require_epsilon(name: str, eps: float) -> None:
+    """Raises InvalidDescription unless a norm may have this epsilon: it is added to a mean of squares, or a variance,
+    of which the root is taken.
+    """
+    require(math.isfinite(eps) and eps >= 0, name, f"of an epsilon of 0 or more, not {eps!r}")
 
 
 class LinearRole(StrEnum):
@@ -118,3 +126,6 @@ class Norm:
     weight_offset: float = 0.0
     """Added to the weight: 1 where a checkpoint stores its distance from 1."""
     bias: str | None = None
+
+    def __post_init__(self) -> None:
+        require_epsilon(self.tensor, self.eps)

@@ -145,3 +145,11 @@ def test_positions_that_cannot_be_computed_are_refused_by_the_field(
     LlamaConfig(**_SIZES).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match=message):
         describe(read_config(_with(tmp_path, **fields)))
+
+
+@pytest.mark.parametrize("eps", [-1e-5, float("nan"), float("inf")])
+def test_an_epsilon_with_which_no_norm_can_be_computed_is_refused(eps: float, tmp_path: Path) -> None:
+    LlamaConfig(**_SIZES).save_pretrained(tmp_path)
+    message = f"model.layers.0.input_layernorm.weight: must be of an epsilon of 0 or more, not {eps}"
+    with pytest.raises(UnsupportedModel, match=message):
+        describe(read_config(_with(tmp_path, rms_norm_eps=eps)))

@@ -92,3 +92,9 @@ def test_sizes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     BertConfig(hidden_size=50, num_attention_heads=4, architectures=["BertModel"]).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match="num_heads"):
         any_description_of(tmp_path)
+
+
+def test_a_negative_epsilon_is_refused(tmp_path: Path) -> None:
+    BertConfig(layer_norm_eps=-1e-12, architectures=["BertModel"]).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match="embeddings.LayerNorm: must be of an epsilon of 0 or more, not -1e-12"):
+        any_description_of(tmp_path)
