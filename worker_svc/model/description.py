@@ -104,6 +104,10 @@ class ExpertGroups:
     num_summed: int
     """How many of a group's best weights are summed."""
 
+    def __post_init__(self) -> None:
+        # The compiled kernels hold no more. DeepSeek-V3 has 8 groups, and sums 2 weights.
+        require(max(self.count, self.num_summed) <= 256, "groups", "at most 256, of as many summed weights")
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertsSpec:

@@ -90,7 +90,9 @@ class PackedExperts:
             require(is_plain and len(self.choice_bias) == args.num_experts, "choice_bias", "be float32 [num_experts]")
             args.choice_bias = self.choice_bias.data_ptr()
         if self.groups is not None:
-            require(self.groups[0] <= _MAX_GROUPS, "groups", f"be at most {_MAX_GROUPS}")
+            count, _, num_summed = self.groups
+            fits = max(count, num_summed) <= _MAX_GROUPS
+            require(fits, "groups", f"be at most {_MAX_GROUPS}, of as many summed weights")
             args.num_groups, args.num_chosen_groups, args.num_summed = self.groups
         if self.shared is not None:
             args.shared_gate_up, args.shared_down = (matrix.args() for matrix in self.shared)

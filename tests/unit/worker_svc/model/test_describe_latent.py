@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import DeepseekV3Config
 
 import latent_models
 from llama_models import prompts
@@ -151,6 +152,12 @@ def test_groups_that_do_not_fit_are_refused(groups: ExpertGroups, message: str) 
     assert described is not None
     with pytest.raises(InvalidDescription, match=message):
         _experts(described, groups=groups)
+
+
+def test_more_groups_than_the_kernels_hold_are_refused_by_the_field() -> None:
+    config = DeepseekV3Config(num_hidden_layers=2, n_routed_experts=512, n_group=512, topk_group=256)
+    with pytest.raises(UnsupportedModel, match="groups: must be at most 256"):
+        describe(config)
 
 
 def _attention(described: ModelDescription, change: Callable[[AttentionSpec], AttentionSpec]) -> ModelDescription:

@@ -96,5 +96,5 @@ def test_sizes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 def test_a_negative_epsilon_is_refused(tmp_path: Path) -> None:
     BertConfig(layer_norm_eps=-1e-12, architectures=["BertModel"]).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModel, match="embeddings.LayerNorm: must be of an epsilon of 0 or more, not -1e-12"):
+    with pytest.raises(UnsupportedModel, match=r"embeddings\.LayerNorm: must be of an epsilon of 0 or more"):
         any_description_of(tmp_path)
