@@ -70,8 +70,8 @@ def rope_config(
         original_context_length=original,
         low_freq_factor=rope.get("low_freq_factor", 1.0),
         high_freq_factor=rope.get("high_freq_factor", 1.0),
-        beta_fast=rope.get("beta_fast") or 32.0,
-        beta_slow=rope.get("beta_slow") or 1.0,
+        beta_fast=_positive("beta_fast", rope.get("beta_fast") or 32.0),
+        beta_slow=_positive("beta_slow", rope.get("beta_slow") or 1.0),
         truncate=rope.get("truncate", True),
         attention_factor=_attention_factor(kind, rope, factor, original),
         rotated_dims=None if rotated == head_dim else rotated,
@@ -81,7 +81,8 @@ def rope_config(
 
 def _positive(name: str, value: Any) -> float:
     """A parameter's value. Raises InvalidDescription, with its name, unless it is a number above 0."""
-    require(isinstance(value, int | float) and value > 0, name, f"a number above 0, not {value!r}")
+    holds = isinstance(value, int | float) and 0 < value < math.inf
+    require(holds, name, f"a number above 0, not {value!r}")
     number: float = value
     return number
 
@@ -92,7 +93,7 @@ def _attention_factor(kind: RopeKind, rope: Mapping[str, Any], factor: float, or
         return 1.0
     given = rope.get("attention_factor")
     if given is not None:
-        return float(given)
+        return float(_positive("attention_factor", given))
     if kind is RopeKind.YARN:
         return _yarn_temperature(rope, factor)
     # arXiv:2402.13753, as Phi-3's code has it

@@ -97,6 +97,7 @@ def test_the_activation_is_that_of_the_field_which_transformers_reads(
     _assert_log_probabilities_are_those_of_transformers(_with(save_model(make()), **{field: "relu"}))
 
 
+_YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0}
 _FACTORS = {"short_factor": [1.5] * 8, "long_factor": [4.0] * 8}
 
 
@@ -134,6 +135,11 @@ def test_the_original_context_may_be_beside_the_rope_parameters(
         ),
         ({"rope_parameters": {"rope_type": "linear", "factor": -2.0}}, "factor: must be a number above 0, not -2.0"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 0.0}}, "factor: must be a number above 0, not 0.0"),
+        ({"rope_parameters": {**_YARN, "attention_factor": -1.0}}, "attention_factor: must be a number above 0, not"),
+        ({"rope_parameters": {**_YARN, "attention_factor": "x"}}, "attention_factor: must be a number above 0, not 'x'"),
+        ({"rope_parameters": {**_YARN, "attention_factor": float("nan")}}, "attention_factor: must be a number above 0"),
+        ({"rope_parameters": {**_YARN, "beta_fast": -1.0}}, "beta_fast: must be a number above 0, not -1.0"),
+        ({"rope_parameters": {**_YARN, "rope_theta": float("inf")}}, "rope_theta: must be a number above 0, not inf"),
         ({"max_position_embeddings": 0}, "max_position_embeddings: must be a number above 0, not 0"),
         ({"rope_parameters": {"rope_type": "linear"}}, "config.json: transformers refuses it: .*Missing.*'factor'"),
     ],
