@@ -8,6 +8,7 @@ from worker_svc.gguf_metadata import GgufMetadata
 # What the frequency of each pair of dimensions is divided by: always, and up to the original context and beyond it.
 _TENSORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 _KINDS = ("none", "linear", "yarn", "longrope")
+_OF_ATTENTION = ("attn_factor", "yarn_attn_factor")
 _THETA = 10_000.0  # of files that have none; also of Gemma 3's layers with a window
 
 
@@ -52,9 +53,7 @@ def _scaled(metadata: GgufMetadata, context: int) -> dict[str, Any]:
     factors = [metadata.get(name) for name in ("rope.scaling.factor", "rope.scale_linear")]
     factor = float(next(filter(None, factors), 1.0)) if kind != "none" else 1.0
     original = int(metadata.get("rope.scaling.original_context_length") or context)
-    attention = math.prod(
-        float(metadata.get(f"rope.scaling.{name}") or 1.0) for name in ("attn_factor", "yarn_attn_factor")
-    )
+    attention, yarn_attention = (_factor_of_attention(metadata, f"rope.scaling.{name}") for name in _OF_ATTENTION)
     of_pairs = _pair_factors(metadata, kind, factor)
     if of_pairs is not None:
         short, long = of_pairs
@@ -66,14 +65,17 @@ def _scaled(metadata: GgufMetadata, context: int) -> dict[str, Any]:
             "long_factor": long,
             "factor": max(context / original, 1.0),
             "original_max_position_embeddings": original,
-            "attention_factor": attention,
+            "attention_factor": attention * yarn_attention,
         }
     yarn = _yarn(metadata, factor)
     if factor == 1.0 or kind != "yarn":
-        if attention != 1.0:
-            raise metadata.not_read("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor")
+        if attention * yarn_attention != 1.0:
+            raise metadata.not_read(*(f"rope.scaling.{name}" for name in _OF_ATTENTION))
         scaling = {"rope_type": "default"} if factor == 1.0 else {"rope_type": "linear", "factor": factor}
         return {**scaling, "rope_theta": theta}
+    # transformers takes this factor, where a config has one, in place of YaRN's temperature; llama.cpp does not use it.
+    if yarn_attention != 1.0 and not math.isclose(yarn_attention, yarn["attention_factor"], rel_tol=1e-3):
+        raise metadata.not_read("rope.scaling.yarn_attn_factor")
     yarn["attention_factor"] *= attention
     return {
         "rope_type": "yarn",
@@ -82,6 +84,13 @@ def _scaled(metadata: GgufMetadata, context: int) -> dict[str, Any]:
         "original_max_position_embeddings": original,
         **yarn,
     }
+
+
+def _factor_of_attention(metadata: GgufMetadata, name: str) -> float:
+    value = metadata.get(name) or 1.0
+    if not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise metadata.not_read(name)
+    return float(value)
 
 
 def _pair_factors(metadata: GgufMetadata, kind: str, factor: float) -> tuple[list[float], list[float]] | None:

@@ -175,14 +175,19 @@ def test_positions_of_gemma_3_are_stretched_where_all_keys_are_seen(convert: Con
     _assert_computed_like(model, directory)
 
 
-def test_yarn_of_qwen_is_read(convert: Convert) -> None:
-    def yarn(writer: GGUFWriter) -> None:
-        writer.add_rope_scaling_type(RopeScalingType.YARN)
-        writer.add_rope_scaling_factor(4.0)
-        writer.add_rope_scaling_orig_ctx_len(32)
-        writer.add_rope_scaling_yarn_beta_fast(16.0)
+def _yarn(writer: GGUFWriter, attention: float | None = None) -> None:
+    writer.add_rope_scaling_type(RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(4.0)
+    writer.add_rope_scaling_orig_ctx_len(32)
+    writer.add_rope_scaling_yarn_beta_fast(16.0)
+    if attention is not None:
+        writer.add_rope_scaling_yarn_attn_factor(attention)
 
-    directory = convert(TinyGguf(architecture="qwen3", more=yarn))
+
+# The temperature of a factor of 4 is 1.13863; llama.cpp's converter writes `attention_factor` of a config so.
+@pytest.mark.parametrize("attention", [None, 1.0, 1.1386294])
+def test_yarn_of_qwen_is_read(attention: float | None, convert: Convert) -> None:
+    directory = convert(TinyGguf(architecture="qwen3", more=lambda writer: _yarn(writer, attention)))
     model = _model(
         *(directory.parent / "tiny.gguf", "qwen3", "qwen3"),
         head_dim=16,
@@ -299,6 +304,12 @@ def test_tokens_that_end_a_turn_end_an_answer(
         (lambda writer: writer.add_sliding_window(32), "not read: llama.attention.sliding_window = 32"),
         (lambda writer: writer.add_rope_dimension_count(8), "not read: llama.rope.dimension_count = 8"),
         (lambda writer: writer.add_head_count_kv([2, 4]), r"not read: llama.attention.head_count_kv = [2, 4]"),
+        (lambda writer: _yarn(writer, 1.5), "not read: llama.rope.scaling.yarn_attn_factor = 1.5"),
+        (lambda writer: _yarn(writer, -1.0), "not read: llama.rope.scaling.yarn_attn_factor = -1.0"),
+        (
+            lambda writer: writer.add_rope_scaling_attn_factors(float("nan")),
+            "not read: llama.rope.scaling.attn_factor = nan",
+        ),
         (lambda writer: writer.add_string("llama.rope.scaling.type", "dynamic"), "scaled by 'dynamic'; what is read"),
         (
             lambda writer: writer.add_tensor("blk.1.attn_q_norm.weight", np.ones(16, np.float32)),
