@@ -146,7 +146,7 @@ def kept_bytes(
     kernels: str,
 ) -> int:
     """What the weights of a model take that Quire's kernels of a `kernel_name` compute, with the codes that they keep
-    of a checkpoint. `names` are those of its tensors, as the description has them.
+    of a checkpoint. `names` are those of its tensors, as the description has them; a head among them takes memory.
 
     All groups of 4 bits are taken to have 32 inputs, and all stored groups to be such that a product can have them.
     """
@@ -180,10 +180,7 @@ def kept_bytes(
 
 
 def _laid_out(description: ModelDescription, kernels: str, names: Collection[str]) -> Iterator[LinearLayer]:
-    """The layers that take memory beside the embedding. Only the compiled kernels have another copy of it as a head.
-
-    A head that is stored counts: whether it is the embedding is known when both have been read.
-    """
+    """The layers that take memory beside the embedding. Only the compiled kernels have another copy of it as a head."""
     *layers, head = description.linear_layers
     yield from layers
     if not description.tied_embeddings or f"{head.stored[0].name}.weight" in names:

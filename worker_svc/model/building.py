@@ -197,6 +197,18 @@ def _has_own_head(description: ModelDescription, checkpoint: Checkpoint, embeddi
     return True
 
 
+def drops_head(description: ModelDescription, checkpoint: Checkpoint) -> bool:
+    """Whether `build` leaves a head of the checkpoint unused, since the embedding is the head."""
+    checkpoint.rename(described_names(description, checkpoint.names))
+    stored, inputs = description.head.stored[0], description.head.inputs
+    name = f"{stored.name}.weight"
+    are_stored = all(each in checkpoint.names for each in (name, description.embedding))
+    if not description.tied_embeddings or not are_stored:
+        return False
+    is_dense = is_stored_dense(stored, inputs, checkpoint.weight_format, checkpoint.names)
+    return not is_dense or checkpoint.are_equal(name, description.embedding)
+
+
 def drop_head(description: ModelDescription, checkpoint: Checkpoint) -> None:
     """Leaves the head's tensors unused, dense or in the format of the other layers."""
     for stored in description.head.stored:

@@ -1,7 +1,7 @@
 """Reads a checkpoint's tensors from safetensors, in one file or in shards."""
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -123,14 +123,20 @@ class Checkpoint:
         file, stored = self._files[name]
         if file.shape(stored.name) != tuple(numbers.shape):
             return False
-        starts = range(0, len(numbers), _ROWS)
-        parts = (range(start, min(start + _ROWS, len(numbers))) for start in starts)
-        return all(
-            torch.equal(
-                self._read(file, stored.name, rows).to(self.device, self.dtype), numbers[rows.start : rows.stop]
-            )
-            for rows in parts
+        parts = _parts(numbers.shape)
+        return all(torch.equal(self._some(name, rows), numbers[rows.start : rows.stop]) for rows in parts)
+
+    def are_equal(self, first: str, second: str) -> bool:
+        """Whether two tensors have the same numbers in the model's dtype; otherwise as `has_numbers`."""
+        shape, other = (file.shape(stored.name) for file, stored in (self._files[first], self._files[second]))
+        return shape == other and all(
+            torch.equal(self._some(first, rows), self._some(second, rows)) for rows in _parts(shape)
         )
+
+    def _some(self, name: str, rows: range) -> Tensor:
+        """Rows of a tensor, in the model's dtype and on its device."""
+        file, stored = self._files[name]
+        return self._read(file, stored.name, rows).to(self.device, self.dtype)
 
     @property
     def names(self) -> Collection[str]:
@@ -174,6 +180,11 @@ class Checkpoint:
 
 def _rows_of(stored: StoredTensor) -> range | None:
     return None if stored.rows is None else stored.rows.flat
+
+
+def _parts(shape: Sequence[int]) -> Iterator[range]:
+    """The rows of a tensor, of which so many are read at once."""
+    return (range(start, min(start + _ROWS, shape[0])) for start in range(0, shape[0], _ROWS))
 
 
 class ReadMeter:

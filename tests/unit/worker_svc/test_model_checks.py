@@ -270,6 +270,28 @@ def test_memory(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert of_memory(model).problem == "the weights do not fit in memory"
 
 
+def test_a_stored_copy_of_the_embedding_takes_no_memory(model: Path) -> None:
+    def weights() -> int:
+        arguments: dict[str, Any] = {"model": str(model), "device": "cpu", "kernels": "torch", "dtype": "float32"}
+        settings = WorkerSettings(**arguments)
+        checked = model_checks.read_model(settings)
+        return memory_checks.estimate_memory(settings, checked, torch.device("cpu"), 1).weights
+
+    change_config(model, tie_word_embeddings=True)
+    tensors = load_file(model / "model.safetensors")
+    embedding = tensors["model.embed_tokens.weight"]
+
+    def with_head(head: Tensor | None) -> int:
+        tensors.pop("lm_head.weight", None)
+        save_file(tensors if head is None else tensors | {"lm_head.weight": head}, model / "model.safetensors")
+        return weights()
+
+    assert with_head(embedding.clone()) == with_head(None)
+    other = embedding.clone()
+    other[-1, -1] += 1
+    assert with_head(other) == with_head(None) + other.nbytes
+
+
 def test_memory_of_codes_that_are_kept(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With 4 bits that are asked, groups of 8 bits take 8."""
 
