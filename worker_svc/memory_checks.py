@@ -19,9 +19,7 @@ from worker_svc.kernel_choice import (
     expected_kernels,
 )
 from worker_svc.memory import check_num_blocks, check_swap_space, count_host_blocks
-from worker_svc.model.building import drops_head
-from worker_svc.model.weights import Checkpoint
-from worker_svc.model_checks import CheckedModel, IncompleteModel, read_model, unprepared
+from worker_svc.model_checks import CheckedModel, IncompleteModel, computed_tensors, read_model, unprepared
 from worker_svc.model_fit import kept_bytes, read_weight_sizes, smaller_quantizations
 from worker_svc.settings import WorkerSettings
 
@@ -87,10 +85,7 @@ def estimate_memory(
     kernels = expected_kernels(settings, model.description, dtype, device)
     shape = _cache_shape(settings, model, choose_cache_dtype(settings.kv_cache_dtype, kernels, dtype, device))
     if model.description is not None and (stored := model.stored) is not None:
-        names = set(stored.names)
-        checkpoint = Checkpoint(model.served.path, stored.weight_format, dtype, torch.device("cpu"))
-        if drops_head(model.description, checkpoint):
-            names -= {f"{each.name}.weight" for each in model.description.head.stored}
+        names = computed_tensors(model.served.path, model.description, stored, dtype)
         weights = kept_bytes(model.description, stored.weight_format, names, dtype, settings.quantization, kernels)
     else:
         weights = model.num_parameters * dtype.itemsize

@@ -30,6 +30,7 @@ from worker_svc.kernel_choice import (
 from worker_svc.model import compiled_body, decoder_states, torch_model
 from worker_svc.model.adapters import refuse_adapters
 from worker_svc.model.architecture import AnyDescription, describe_any
+from worker_svc.model.building import drops_head
 from worker_svc.model.config import UnsupportedModel, raw_config, read_config
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.device_formats import COMPUTED as COMPUTED_ON_DEVICE
@@ -41,7 +42,7 @@ from worker_svc.model.support import is_native_alone, unsupported_reason
 from worker_svc.model.tensor_names import described_names
 from worker_svc.model.value_models import for_task
 from worker_svc.model.weight_format import WeightFormat, format_of, names_read
-from worker_svc.model.weights import open_weights, weight_files
+from worker_svc.model.weights import Checkpoint, open_weights, weight_files
 from worker_svc.settings import WorkerSettings
 
 _COPY_AGAIN = "copy or download the model's files again, all of them, or set QUIRE_MODEL to another model"
@@ -224,6 +225,15 @@ def _check_tensors(
             problem = f"the tensor {stored_name} of the model in {directory} is {found}, not {whole}"
             raise IncompleteModel(problem, _COPY_AGAIN)
     return places.keys()
+
+
+def computed_tensors(
+    directory: Path, model: ModelDescription, stored: StoredTensors, dtype: torch.dtype
+) -> Collection[str]:
+    """The names of the tensors that are computed, in a dtype: without a head in whose place the embedding is used."""
+    checkpoint = Checkpoint(directory, stored.weight_format, dtype, torch.device("cpu"))
+    head = {f"{each.name}.weight" for each in model.head.stored} if drops_head(model, checkpoint) else set()
+    return set(stored.names) - head
 
 
 def _num_parameters(model: ModelDescription) -> int:
