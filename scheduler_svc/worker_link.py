@@ -219,7 +219,9 @@ class WorkerLink:
         try:
             while not self._engine.has_left(replica):
                 while not (seconds := pacing.seconds_until_next(time.monotonic())):
-                    if (plan := self._plan(replica)) is None:
+                    plan = self._plan(replica)
+                    pacing.note_planned(None if plan is None else plan.step_id)
+                    if plan is None:
                         break
                     if len(replica.steps_in_flight) == 1:
                         self._progressed_at = time.monotonic()
@@ -230,7 +232,10 @@ class WorkerLink:
                         await self._wake.wait()
                 self._wake.clear()
                 while self._responses:
-                    self._commit(replica, validator, self._responses.popleft())
+                    response = self._responses.popleft()
+                    self._commit(replica, validator, response)
+                    result = response.result
+                    pacing.note_end(response.step_id, result.busy_us / 1e6, result.idle_us / 1e6)
                     self._progressed_at = time.monotonic()
                 if reader.done():
                     raise LinkBroken(f"step stream ended: {await call.details()}")

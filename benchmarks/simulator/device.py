@@ -27,7 +27,8 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class StepCompletion:
-    """A finished step. `at` is when its results are at the scheduler, `seconds` how long it computed.
+    """A finished step. `at` is when its results are at the scheduler, `seconds` how long it computed, and
+    `idle_seconds` how long the device had no step before it.
 
     `swaps` are those that it confirms; each is all blocks of one step in one direction.
     """
@@ -35,6 +36,7 @@ class StepCompletion:
     at: float
     seconds: float
     swaps: tuple[SwapDone, ...]
+    idle_seconds: float = 0.0
 
 
 class Device:
@@ -56,6 +58,7 @@ class Device:
         """Sends it a step at `now`, in seconds, and returns the step's completion, which is final."""
         machine = self.machine
         begins = max(now + machine.dispatch_seconds, self._free_at)
+        idle_seconds = begins - self._free_at
         seconds = (
             machine.compute_seconds(work.num_tokens)
             + machine.context_seconds * work.num_context
@@ -71,7 +74,7 @@ class Device:
             self._copying = [(at, transfer) for at, transfer in self._copying if at > ends]
         self._free_at = ends
         self.busy_seconds += seconds
-        return StepCompletion(ends + machine.dispatch_seconds, seconds, over)
+        return StepCompletion(ends + machine.dispatch_seconds, seconds, over, idle_seconds)
 
     def _copy(self, step_id: int, work: StepWork, sent: float, begins: float) -> float:
         """Starts a step's transfers, and returns when the step itself can start."""

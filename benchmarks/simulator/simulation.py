@@ -109,6 +109,7 @@ class Simulation:
         simulated, step, done = flight
         simulated.num_steps_in_flight -= 1
         self._deliver(self.driver.commit(simulated.replica, step, done, self.now))
+        simulated.pacing.note_end(step.plan.step_id, done.seconds, done.idle_seconds)
         if self.after_commit is not None:
             self.after_commit(simulated.replica, done)
         self._short.pop(simulated, None)
@@ -173,6 +174,7 @@ class Simulation:
                 self._push(self.now + seconds, self._dispatch, simulated)
                 break
             step = self.driver.schedule(simulated.replica, self.now)
+            simulated.pacing.note_planned(None if step is None else step.plan.step_id)
             if step is None:
                 (self._short if simulated.num_steps_in_flight else self._idle)[simulated] = None
                 break

@@ -10,7 +10,7 @@ def paced(seconds: float | None, num_sequences: int = 2) -> tuple[CoreBench, Ste
     """A replica whose decodes take so many seconds each, as far as it knows, and which runs one step of decodes."""
     bench = CoreBench()
     for number in range(num_sequences):
-        bench.submit(str(number), prompt(3, 1000 * number), 100)
+        bench.submit(str(number), prompt(3, 1000 * number), 150)
     bench.steps(3)
     if seconds is not None:
         for _ in range(200):
@@ -46,6 +46,45 @@ def test_the_time_runs_from_the_beginning_of_the_running_step() -> None:
     assert pacing.seconds_until_next(10.4) == pytest.approx(0.14, abs=0.002), "the second one has begun"
     bench.commit()
     assert pacing.seconds_until_next(10.41) == 0.0, "nothing runs"
+
+
+def run_held_back(idle_seconds: float, num_steps: int) -> float:
+    """How long the next step is held back after so many that were, before each of which the device was idle so long."""
+    bench, pacing = paced(0.1)
+    now = 0.0
+    for _ in range(num_steps):
+        now += 1.0
+        assert pacing.seconds_until_next(now) > 0
+        assert pacing.seconds_until_next(now + 0.198) == 0.0
+        step = bench.plan()
+        assert step is not None
+        pacing.note_planned(step.step_id)
+        bench.commit()
+        pacing.note_end(step.step_id, 0.2, idle_seconds)
+    return pacing.seconds_until_next(now + 1.0)
+
+
+def test_the_lead_becomes_shorter_while_the_device_does_not_wait() -> None:
+    assert run_held_back(0.0, 10) == pytest.approx(0.2 - 0.06 * 0.98**10, abs=0.002)
+    assert run_held_back(0.0, 130) == pytest.approx(0.2 - 0.006, abs=0.002), "its least"
+
+
+def test_the_lead_becomes_longer_where_the_device_waits() -> None:
+    assert run_held_back(0.0, 50) > run_held_back(0.001, 50) > run_held_back(0.004, 50)
+    assert run_held_back(0.004, 50) == pytest.approx(0.14, abs=0.002), "its most"
+
+
+def test_steps_that_were_not_held_back_say_nothing() -> None:
+    bench, pacing = paced(0.1)
+    assert pacing.seconds_until_next(1.0) > 0
+    pacing.note_planned(None)  # there was nothing to plan: what comes later was not held back
+    step = bench.plan()
+    assert step is not None
+    pacing.note_planned(step.step_id)
+    bench.commit()
+    pacing.note_end(step.step_id, 0.2, 5.0)
+    pacing.note_end(step.step_id + 1, 0.2, 0.0)
+    assert pacing.seconds_until_next(2.0) == pytest.approx(0.14, abs=0.002)
 
 
 def test_steps_of_unknown_costs_are_planned_at_once() -> None:
