@@ -134,7 +134,6 @@ _ARCHITECTURES = Section(
     Processor.AMX,
 )
 _KERNELS = Section("kernels", RESULTS / "kernels.json", "make bench-kernels", kernels_section, Processor.AMX)
-_FORMATS = Section("formats", RESULTS / "formats.json", "make bench-formats", formats_section, Processor.AMX)
 PERFORMANCE = (
     _SERVING,
     _SERVING.of(Processor.AVX512),
@@ -149,7 +148,6 @@ PERFORMANCE = (
     _DECODER_EMBEDDINGS,
     _DECODER_EMBEDDINGS.of(Processor.AVX512),
     _OFFLINE,
-    _OFFLINE.of(Processor.AVX512),
     _OFFLINE.of(Processor.AVX2, " REQUESTS=96"),
     Section("offline gguf", RESULTS / "offline_gguf.json", "make bench-openvino", gguf_offline_section),
     _ARCHITECTURES,
@@ -159,8 +157,7 @@ PERFORMANCE = (
     Section("pressure", RESULTS / "pressure.json", "make bench-pressure", pressure_section),
     _KERNELS,
     _KERNELS.of(Processor.AVX512),
-    _FORMATS,
-    _FORMATS.of(Processor.AVX512),
+    Section("formats", RESULTS / "formats.json", "make bench-formats", formats_section),
     Section("quality", RESULTS / "quality.json", "make bench-quality", quality_section),
     Section("loading", RESULTS / "loading.json", "make bench-loading", loading_section),
     Section("gguf", RESULTS / "gguf.json", "make bench-gguf", gguf_section),
