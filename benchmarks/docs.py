@@ -9,7 +9,7 @@ stays as it is. The plots are drawn anew too.
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -54,13 +54,6 @@ class Section:
     render: Callable[[dict[str, Any]], str]
     processor: Processor | None = None
     """The kind of which the figures are; None: any."""
-
-    def of(self, processor: Processor, flags: str = "") -> "Section":
-        """The same of another kind of processor, whose result has a file of its own. `flags` are the command's."""
-        kind = processor.name.lower()
-        result = self.result.with_stem(f"{self.result.stem}_{kind}")
-        command = f"{self.command} OUTPUT={result.name}{flags}"
-        return replace(self, name=f"{self.name} {kind}", result=result, command=command, processor=processor)
 
     def text(self, page: Path) -> str:
         """For the page at this path."""
@@ -113,30 +106,25 @@ class Page:
         )
 
 
-_SERVING = Section(
-    "serving", RESULTS / "serving.json", "VLLM_VENV=ENVIRONMENT make bench", serving_section, Processor.AMX
-)
-_DECODER_EMBEDDINGS = Section(
-    "embeddings of a decoder",
-    RESULTS / "embeddings_of_decoder.json",
-    "make bench-decoder-embeddings",
-    embeddings_section,
-    Processor.AMX,
-)
-_OFFLINE = Section(
-    "offline", RESULTS / "offline.json", "VLLM_VENV=ENVIRONMENT make bench-offline", offline_section, Processor.AMX
-)
-_ARCHITECTURES = Section(
-    "architectures",
-    RESULTS / "architectures.json",
-    "VLLM_VENV=ENVIRONMENT make bench-architectures",
-    architectures_section,
-    Processor.AMX,
-)
-_KERNELS = Section("kernels", RESULTS / "kernels.json", "make bench-kernels", kernels_section, Processor.AMX)
+def _by_processor(section: Section, others: Mapping[Processor, str]) -> Iterator[Section]:
+    """A section, and those of other kinds of processors, whose results have files of their own. The flags of each are
+    added to the command.
+    """
+    yield section
+    for processor, flags in others.items():
+        kind = processor.name.lower()
+        result = section.result.with_stem(f"{section.result.stem}_{kind}")
+        command = f"{section.command} OUTPUT={result.name}{flags}"
+        yield replace(section, name=f"{section.name} {kind}", result=result, command=command, processor=processor)
+
+
 PERFORMANCE = (
-    _SERVING,
-    _SERVING.of(Processor.AVX512),
+    *_by_processor(
+        Section(
+            "serving", RESULTS / "serving.json", "VLLM_VENV=ENVIRONMENT make bench", serving_section, Processor.AMX
+        ),
+        {Processor.AVX512: ""},
+    ),
     Section(
         "continuous batching",
         RESULTS / "continuous_batching.json",
@@ -145,18 +133,44 @@ PERFORMANCE = (
     ),
     Section("sweep", RESULTS / "sweep.json", "VLLM_VENV=ENVIRONMENT make bench-sweep", sweep_section),
     Section("embeddings", RESULTS / "embeddings.json", "make bench-embeddings", embeddings_section),
-    _DECODER_EMBEDDINGS,
-    _DECODER_EMBEDDINGS.of(Processor.AVX512),
-    _OFFLINE,
-    _OFFLINE.of(Processor.AVX2, " REQUESTS=96"),
+    *_by_processor(
+        Section(
+            "embeddings of a decoder",
+            RESULTS / "embeddings_of_decoder.json",
+            "make bench-decoder-embeddings",
+            embeddings_section,
+            Processor.AMX,
+        ),
+        {Processor.AVX512: ""},
+    ),
+    *_by_processor(
+        Section(
+            "offline",
+            RESULTS / "offline.json",
+            "VLLM_VENV=ENVIRONMENT make bench-offline",
+            offline_section,
+            Processor.AMX,
+        ),
+        {Processor.AVX2: " REQUESTS=96"},
+    ),
     Section("offline gguf", RESULTS / "offline_gguf.json", "make bench-openvino", gguf_offline_section),
-    _ARCHITECTURES,
-    _ARCHITECTURES.of(Processor.AVX512),
+    *_by_processor(
+        Section(
+            "architectures",
+            RESULTS / "architectures.json",
+            "VLLM_VENV=ENVIRONMENT make bench-architectures",
+            architectures_section,
+            Processor.AMX,
+        ),
+        {Processor.AVX512: ""},
+    ),
     Section("steps", RESULTS / "steps.json", "make bench-steps", steps_section),
     Section("security", RESULTS / "security.json", "make bench-security", security_section),
     Section("pressure", RESULTS / "pressure.json", "make bench-pressure", pressure_section),
-    _KERNELS,
-    _KERNELS.of(Processor.AVX512),
+    *_by_processor(
+        Section("kernels", RESULTS / "kernels.json", "make bench-kernels", kernels_section, Processor.AMX),
+        {Processor.AVX512: ""},
+    ),
     Section("formats", RESULTS / "formats.json", "make bench-formats", formats_section),
     Section("quality", RESULTS / "quality.json", "make bench-quality", quality_section),
     Section("loading", RESULTS / "loading.json", "make bench-loading", loading_section),

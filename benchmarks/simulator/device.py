@@ -36,7 +36,7 @@ class StepCompletion:
     at: float
     seconds: float
     swaps: tuple[SwapDone, ...]
-    idle_seconds: float = 0.0
+    idle_seconds: float
 
 
 class Device:

@@ -53,8 +53,8 @@ class HttpError:
         return cls(
             status=_BY_REASON.get(error.reason) or _BY_STATUS[error.code],
             code=error.reason.value.lower(),
-            message=_valid_unicode(str(error)),
-            param=None if error.field is None else _valid_unicode(error.field),
+            message=valid_unicode(str(error)),
+            param=None if error.field is None else valid_unicode(error.field),
             retry_after=retry_after,
             should_retry="false" if in_vain else None,
             connection="close" if error.reason is Reason.DRAINING else None,
@@ -72,7 +72,7 @@ class HttpError:
         return {name: str(value) for name, value in headers.items() if value is not None}
 
 
-def _valid_unicode(text: str) -> str:
+def valid_unicode(text: str) -> str:
     """A text that may repeat what a client sent, with halves of surrogate pairs as escapes: JSON can have them, UTF-8
     cannot."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from gateway_svc.http_api.errors import valid_unicode
 from svc_common.errors import QuireError, Reason
 
 MAX_JSON_TOKENS = 2**20
@@ -126,4 +127,4 @@ def json_text(where: str, value: Any) -> str:
 def printable(path: str) -> str:
     """A path or a number as the client spells it: short, and without halves of surrogate pairs."""
     cut = path if len(path) <= _MAX_PATH else f"{path[:_MAX_PATH]}…"
-    return cut.encode("utf-8", "backslashreplace").decode()
+    return valid_unicode(cut)

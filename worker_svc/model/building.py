@@ -187,11 +187,8 @@ def _has_own_head(description: ModelDescription, checkpoint: Checkpoint, embeddi
     """Whether the checkpoint has a dense head with other numbers than the embedding. transformers ties no such head,
     whatever the config says. One in the format of the other layers is taken for the embedding in fewer bits.
     """
-    stored, inputs = description.head.stored[0], description.head.inputs
-    name = f"{stored.name}.weight"
-    if not is_stored_dense(stored, inputs, checkpoint.weight_format, checkpoint.names):
-        return False
-    if checkpoint.has_numbers(name, embedding):
+    name = _dense_head(description, checkpoint)
+    if name is None or checkpoint.has_numbers(name, embedding):
         return False
     log.warning("config.json ties the head to the embedding, but the model's tensor %s is another: it is used", name)
     return True
@@ -200,13 +197,18 @@ def _has_own_head(description: ModelDescription, checkpoint: Checkpoint, embeddi
 def drops_head(description: ModelDescription, checkpoint: Checkpoint) -> bool:
     """Whether `build` leaves a head of the checkpoint unused, since the embedding is the head."""
     checkpoint.rename(described_names(description, checkpoint.names))
-    stored, inputs = description.head.stored[0], description.head.inputs
-    name = f"{stored.name}.weight"
-    are_stored = all(each in checkpoint.names for each in (name, description.embedding))
-    if not description.tied_embeddings or not are_stored:
+    both = {f"{description.head.stored[0].name}.weight", description.embedding}
+    if not description.tied_embeddings or not both <= set(checkpoint.names):
         return False
+    name = _dense_head(description, checkpoint)
+    return name is None or checkpoint.are_equal(name, description.embedding)
+
+
+def _dense_head(description: ModelDescription, checkpoint: Checkpoint) -> str | None:
+    """The tensor of a head that the checkpoint has as plain numbers; None: it has none, or in another format."""
+    stored, inputs = description.head.stored[0], description.head.inputs
     is_dense = is_stored_dense(stored, inputs, checkpoint.weight_format, checkpoint.names)
-    return not is_dense or checkpoint.are_equal(name, description.embedding)
+    return f"{stored.name}.weight" if is_dense else None
 
 
 def drop_head(description: ModelDescription, checkpoint: Checkpoint) -> None:
