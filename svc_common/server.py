@@ -12,6 +12,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from svc_common.addresses import AddressInUse, CannotListen, check_can_listen, join_host_port
 from svc_common.errors import QuireError, Reason
 from svc_common.interceptors import Context, ErrorInterceptor
+from svc_common.signals import ending_signals
 
 __all__ = [
     "INTERNAL_MESSAGE_BYTES",
@@ -171,10 +172,10 @@ def enable_reflection(server: grpc.aio.Server, services: Sequence[str]) -> None:
 
 
 async def run_until_signal(stop: Callable[[], Awaitable[None]]) -> None:
-    """Waits for SIGTERM or SIGINT, then awaits `stop()`. A second signal ends the process at once."""
+    """Waits for one of `ending_signals()`, then awaits `stop()`. A second one ends the process at once."""
     loop = asyncio.get_running_loop()
     signalled = asyncio.Event()
-    signals = (signal.SIGTERM, signal.SIGINT)
+    signals = ending_signals()
     for number in signals:
         loop.add_signal_handler(number, signalled.set)
     try:

@@ -1,6 +1,7 @@
 """What the handlers of every protocol share: the caller, its body, its requests, and the stream of their answers."""
 
 import math
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -46,6 +47,7 @@ Runner = Callable[[int, Callable[[], bytes]], Awaitable[bytes]]
 PING_SECONDS = 15.0
 """A stream that sends nothing for so long sends a comment."""
 _MAX_TIMEOUT_SECONDS = 86_400.0
+_NUMBER = re.compile(r"[0-9]+(\.[0-9]*)?|\.[0-9]+")
 _MAX_CONTEXTS = 16  # of a text that is tokenized
 # A body of this size is parsed in about a millisecond, a larger one in a thread: one of 16 MiB takes up to 0.5 s.
 _SMALL_BODY_BYTES = 32 * 2**10
@@ -346,10 +348,7 @@ def _deadline(exchange: HttpExchange) -> float | None:
     header = exchange.header("x-request-timeout")
     if header is None:
         return None
-    try:
-        seconds = float(header)
-    except ValueError:
-        seconds = math.nan
+    seconds = float(header) if _NUMBER.fullmatch(header) else math.nan
     if not 0 < seconds <= _MAX_TIMEOUT_SECONDS:
         message = f"must be a number of seconds, above 0 and at most {_MAX_TIMEOUT_SECONDS:g}"
         raise QuireError(Reason.INVALID_FIELD, message, field="x-request-timeout")

@@ -35,19 +35,26 @@ class RecordKeys:
     """Keys by their ids. Records are encrypted with the first one; without any they are not encrypted."""
 
     keys: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    reads_clear: bool = True
+    """Whether records that are not encrypted are read: who can write to the store could put one in place of another."""
 
     @classmethod
     def read(cls, path: Path) -> "RecordKeys":
-        """Reads `[[keys]]` tables of a TOML file: `id`, and `key` as 64 hexadecimal digits.
+        """Reads `[[keys]]` tables of a TOML file: `id`, and `key` as 64 hexadecimal digits; and before them `clear_records`.
 
         Raises InvalidRecordKeys.
         """
         try:
-            entries = tomllib.loads(path.read_text()).get("keys")
+            content = tomllib.loads(path.read_text())
         except OSError as error:
             raise InvalidRecordKeys(f"{path}: {error.strerror}") from None
         except ValueError as error:
             raise InvalidRecordKeys(f"{path}: {error}") from None
+        if unknown := sorted(set(content) - {"keys", "clear_records"}):
+            raise InvalidRecordKeys(f"{path}: there is the unknown field {unknown[0]}")
+        entries, reads_clear = content.get("keys"), content.get("clear_records", True)
+        if not isinstance(reads_clear, bool):
+            raise InvalidRecordKeys(f"{path}: clear_records is not true or false")
         if not isinstance(entries, list) or not entries:
             raise InvalidRecordKeys(f"{path}: there is no [[keys]] table")
         keys: dict[str, bytes] = {}
@@ -57,7 +64,7 @@ class RecordKeys:
             if name in keys:
                 raise InvalidRecordKeys(f"{where}.id is there twice")
             keys[name] = key
-        return cls(keys)
+        return cls(keys, reads_clear)
 
     def with_earlier(self, earlier: "RecordKeys") -> "RecordKeys":
         """These keys, and earlier ones that they leave out: live requests are written with them until they end.
@@ -67,7 +74,7 @@ class RecordKeys:
         for name, key in earlier.keys.items():
             if self.keys.get(name, key) != key:
                 raise InvalidRecordKeys(f"the key {name} is not the same as before; a new key needs a new id")
-        return RecordKeys({**self.keys, **earlier.keys})
+        return RecordKeys({**self.keys, **earlier.keys}, self.reads_clear)
 
     @property
     def newest(self) -> str:

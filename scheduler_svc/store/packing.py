@@ -21,6 +21,7 @@ from scheduler_svc.store.base import (
     IncompleteRecord,
     KeyTaken,
     MalformedRecord,
+    UndecryptableRecord,
     UnsupportedRecord,
     Write,
     WriteBatch,
@@ -188,6 +189,8 @@ def _unpack_log(reply: Reply, keys: RecordKeys) -> RequestLog:
     record: _Record = (packed_tokens, [_unpack_list(one) for one in packed_logprobs], _unpack_list(packed_prompt))
     if "key_id" in fields:
         fields, record = _decrypted(record, fields, key.decode(), keys)
+    elif not keys.reads_clear:
+        raise UndecryptableRecord("a record that is not encrypted, where clear_records is false")
     all_tokens, all_logprobs, prompt_logprobs = record
     _check_counts(fields, all_tokens, all_logprobs, prompt_logprobs)
     submit = scheduler_v1.Submit.FromString(fields["submit"])

@@ -1,16 +1,15 @@
 """Starts all roles, and stops them in order on a signal or when a role fails."""
 
 import asyncio
-import signal
 from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic
 from typing import Any
 
+from svc_common.signals import ending_signals
 from svc_common.supervisor.console import Console
 from svc_common.supervisor.roles import Role, StartTier
 from svc_common.supervisor.runner import RestartPolicy, RoleRunner
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ONE_SIGNAL_SECONDS = 1.0
 """Signals within this time count as one: make forwards a SIGTERM that its whole process group got already."""
 
@@ -44,14 +43,15 @@ class RoleGroup:
         Raises what `prepare` raises, and RoleFailed, when all have ended.
         """
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        for number in _SIGNALS:
+        signals = ending_signals()
+        for number in signals:
             asyncio.get_running_loop().add_signal_handler(number, self._signalled)
         self._spawn(self._start_all(prepare, announce))
         try:
             await self._end
         finally:
             await self._stop_all()
-            for number in _SIGNALS:
+            for number in signals:
                 asyncio.get_running_loop().remove_signal_handler(number)
 
     def snapshot(self) -> dict[str, Any]:

@@ -21,6 +21,9 @@ _MAX_DOUBLINGS = 30
 _OUTPUT_DRAIN_SECONDS = 1.0
 """How long output is read after a process ended: a child of its own may hold the pipe open."""
 
+_LONGEST_LINE = 2**20
+"""Bytes of output without an end of line that are taken for a line."""
+
 
 class RoleState(StrEnum):
     """starting → ready; from both → waiting (it died and will be restarted) → starting; at last → ended."""
@@ -170,6 +173,9 @@ class RoleRunner:
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 self._take(line)
+            if len(rest) >= _LONGEST_LINE:
+                self._take(rest)
+                rest = b""
         if rest:
             self._take(rest)
 

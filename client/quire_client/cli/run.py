@@ -40,7 +40,8 @@ def run(
     is_terminal = sys.stdin.isatty()
     given = "" if is_terminal else read_text().strip("\n")
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _exit)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as by nohup
+            signal.signal(number, _exit)
     with ServerProcess(context.args) as server:
         prompt = "\n".join(filter(None, (given, server.prompt)))
         is_interactive = is_terminal and not prompt

@@ -207,12 +207,23 @@ async def start(script: str) -> asyncio.subprocess.Process:
     return process
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_a_signal_stops_cleanly(number: signal.Signals) -> None:
     process = await start(SIGNALLED.format(seconds=0))
     os.kill(process.pid, number)
     assert await process.communicate() == (b"stopping\nstopped\n", b"")
     assert process.returncode == 0
+
+
+async def test_the_end_of_a_terminal_is_ignored_under_nohup() -> None:
+    ignoring = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+    process = await start(ignoring + SIGNALLED.format(seconds=0))
+    os.kill(process.pid, signal.SIGHUP)
+    await asyncio.sleep(0.1)
+    assert process.returncode is None
+    os.kill(process.pid, signal.SIGTERM)
+    assert await process.communicate() == (b"stopping\nstopped\n", b"")
+
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

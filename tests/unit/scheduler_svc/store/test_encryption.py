@@ -180,6 +180,17 @@ async def test_a_record_in_the_clear_stays_so_and_goes_on(server: RedisServer, s
     await later.close()
 
 
+async def test_a_record_in_the_clear_is_unusable_where_the_file_says_so(
+    server: RedisServer, store: RedisStore, encrypted: RedisStore
+) -> None:
+    clear, own = await put(store, secret_log(), 1), await put(encrypted, secret_log(), 1)
+    strict = store_with(server, RecordKeys(OLD.keys, reads_clear=False))
+    with pytest.raises(UndecryptableRecord, match="not encrypted"):
+        await strict.read(clear.key)
+    assert await tokens_of(strict, own) == [[1], []]
+    await strict.close()
+
+
 @pytest.mark.parametrize("keys_left", [NO_KEYS, NEW], ids=["none", "another"])
 async def test_a_record_without_its_key_is_unusable_and_others_are_not(
     server: RedisServer, encrypted: RedisStore, keys_left: RecordKeys, caplog: pytest.LogCaptureFixture
@@ -239,7 +250,12 @@ def test_a_file_has_keys_by_id(tmp_path: Path) -> None:
     path.write_text(f'[[keys]]\nid = "b"\nkey = "{"0A" * 32}"\n[[keys]]\nid = "a"\nkey = "{"ff" * 32}"\n')
     keys = read_settings(SchedulerSettings, ["--record-keys-file", str(path)]).record_keys
     assert (keys.newest, dict(keys.keys)) == ("b", {"b": b"\n" * 32, "a": b"\xff" * 32})
+    assert keys.reads_clear
     assert "0a" not in repr(keys).lower().replace("newest", "")
+    path.write_text("clear_records = false\n" + path.read_text())
+    strict = RecordKeys.read(path)
+    assert (strict.newest, strict.reads_clear) == ("b", False)
+    assert not strict.with_earlier(OLD).reads_clear
     assert read_settings(SchedulerSettings, []).record_keys is NO_KEYS
 
 
@@ -275,8 +291,10 @@ def test_a_changed_file_adds_keys_and_does_not_change_those_in_use(
         (f'[[keys]]\nid = "a"\nkey = "{SECRET[:-1]}"', "keys[0].key is not 64 hexadecimal digits"),
         (f'[[keys]]\nid = "a"\nkey = "{SECRET}"\nuse = 1', "keys[0] has the unknown field use"),
         (f'[[keys]]\nid = "a"\nkey = "{SECRET}"\n[[keys]]\nid = "a"\nkey = "{SECRET}"', "keys[1].id is there twice"),
+        (f'clear = false\n[[keys]]\nid = "a"\nkey = "{SECRET}"', "there is the unknown field clear"),
+        (f'clear_records = "no"\n[[keys]]\nid = "a"\nkey = "{SECRET}"', "clear_records is not true or false"),
     ],
-    ids=range(9),
+    ids=range(11),
 )
 def test_a_bad_file_is_named_without_its_keys(
     text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -262,6 +262,13 @@ async def test_what_a_role_writes_is_shown_under_its_name() -> None:
     assert "secret" not in run.said.getvalue()
 
 
+async def test_output_without_an_end_of_line_is_shown_in_parts() -> None:
+    talks = role("worker", StartTier.WORKER, "head -c 3000000 /dev/zero | tr '\\0' x; touch {name}.up; exec sleep 600")
+    async with running([talks]) as run:
+        await asyncio.wait_for(run.announced.wait(), 60)
+        await run.until(lambda: run.said.getvalue().count("x") >= 2 * 2**20)
+
+
 async def test_a_signal_while_preparing_kills_what_prepares() -> None:
     async def prepare() -> None:
         await prepare_model({"SECONDS_TO_WAIT": "600"}, ("sh", "-c", 'echo $$ > pid; exec sleep "$SECONDS_TO_WAIT"'))
