@@ -151,7 +151,7 @@ PERFORMANCE = (
             offline_section,
             Processor.AMX,
         ),
-        {Processor.AVX2: " REQUESTS=96"},
+        {Processor.AVX2: " REQUESTS=96", Processor.AVX512: ""},
     ),
     Section("offline gguf", RESULTS / "offline_gguf.json", "make bench-openvino", gguf_offline_section),
     *_by_processor(
