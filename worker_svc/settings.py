@@ -31,7 +31,7 @@ class WorkerSettings(InnerSettings):
     )
     served_model_name: ServedModelNames | None = Field(None, description=SERVED_MODEL_NAME)
     task: TaskChoice = Field("auto", description=TASK)
-    max_model_len: int | None = Field(
+    max_model_len: Annotated[int | None, BeforeValidator(lambda length: None if length == "" else length)] = Field(
         None, ge=3, description="tokens of a sequence, prompt and output together; unset: the model's context length"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(

@@ -27,7 +27,7 @@ from svc_common.redaction import redact
 from svc_common.settings import InnerSettings, ServiceSettings
 from svc_common.supervisor.settings import GATEWAY_SETTINGS
 from svc_common.supervisor.vllm_flag_table import FLAGS
-from svc_common.supervisor.vllm_flags import FlagRefused, Refused, Value, Values, VllmFlag, read_flags
+from svc_common.supervisor.vllm_flags import FlagRefused, JsonObject, Refused, Value, Values, VllmFlag, read_flags
 from worker_svc.settings import WorkerSettings
 
 _OF_PROCESSES = {*InnerSettings.model_fields, "worker_port", "worker_metrics_port", "drain_grace", "profile_dir"}
@@ -105,7 +105,7 @@ class _Given:
 def _read(name: str, value: Any) -> dict[str, Any]:
     """The settings that one argument sets."""
     flag = _FLAGS.get(name)
-    translates = isinstance(flag, Value | Values) or (flag is not None and name not in NAMES)
+    translates = isinstance(flag, JsonObject | Value | Values) or (flag is not None and name not in NAMES)
     if flag is None or (name in NAMES and not translates):
         if name not in NAMES:
             raise no_option(name, [*sorted(NAMES), *(one for one, flag in _FLAGS.items() if not _is_refused(flag))])

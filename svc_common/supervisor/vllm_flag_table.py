@@ -7,6 +7,7 @@ from svc_common.supervisor.vllm_flags import (
     ApiKeys,
     Choice,
     JsonFields,
+    JsonObject,
     NoEffect,
     OneOf,
     Only,
@@ -54,7 +55,7 @@ SERVED: tuple[VllmFlag, ...] = (
         "`vllm` is `quire`",
         OneOf({"vllm": "quire"}, others=True),
     ),
-    Value("--override-generation-config", "QUIRE_OVERRIDE_GENERATION_CONFIG"),
+    JsonObject("--override-generation-config", "QUIRE_OVERRIDE_GENERATION_CONFIG"),
     Value("--chat-template", "QUIRE_CHAT_TEMPLATE"),
     Value(
         "--tool-call-parser",

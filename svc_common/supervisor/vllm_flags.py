@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
-Variables = Mapping[str, str | None]
-"""Values by name; None: the variable is left unset."""
+Variables = Mapping[str, str]
+"""Values by name."""
 
 GIVEN_KEYS = "--api-key"
 """What stands for a variable with the keys of `ApiKeys`."""
@@ -56,7 +56,7 @@ class Value(VllmFlag):
 
     variable: str
     note: str = ""
-    convert: Callable[[str], str | None] = str
+    convert: Callable[[str], str] = str
 
     @property
     def effect(self) -> str:
@@ -133,6 +133,21 @@ class ApiKeys(VllmFlag):
 
 
 @dataclass(frozen=True, slots=True)
+class JsonObject(VllmFlag):
+    """A flag with a JSON object, which is the value of a variable."""
+
+    variable: str
+
+    @property
+    def effect(self) -> str:
+        return f"`{self.variable}`"
+
+    def read(self, values: Sequence[str], *, is_off: bool) -> Variables:
+        _json_object(self.name, values[0])
+        return {self.variable: values[0]}
+
+
+@dataclass(frozen=True, slots=True)
 class JsonFields(VllmFlag):
     """A flag with a JSON object, whose keys set variables. Those in `fixed` have only these values, those in `ignored`
     any.
@@ -153,14 +168,8 @@ class JsonFields(VllmFlag):
         return f"{'; '.join([*keys, *only, *without])}; other keys are refused"
 
     def read(self, values: Sequence[str], *, is_off: bool) -> Variables:
-        try:
-            keys = json.loads(values[0])
-        except (ValueError, RecursionError):
-            raise FlagRefused(f"{self.name}: must be a JSON object, not {values[0]!r}") from None
-        if not isinstance(keys, dict):
-            raise FlagRefused(f"{self.name}: must be a JSON object, not {values[0]!r}")
         read = dict(self.constant)
-        for key, value in keys.items():
+        for key, value in _json_object(self.name, values[0]).items():
             if key in self.ignored:
                 continue
             if key in self.variables:
@@ -272,12 +281,13 @@ def read_flags(
     """The arguments that are no flags, and the variables that the flags set. The last one of a name counts.
 
     `others` are names of settings of this project, which have one value: --NAME sets QUIRE_NAME. Names may be written
-    with underscores, values after "=". Raises FlagRefused.
+    with underscores, values after "=". --NAME.KEY is one key of a flag with a JSON object; those of several flags are
+    joined. Raises FlagRefused.
     """
     by_name: dict[str, VllmFlag] = {name: flag for flag in flags for name in (flag.name, *flag.aliases)}
     by_name |= {f"--{name}": Value(f"--{name}", _variable(name)) for name in others if f"--{name}" not in by_name}
     positional: list[str] = []
-    variables: dict[str, str | None] = {}
+    variables: dict[str, str] = {}
     pending = list(arguments)
     while pending:
         argument = pending.pop(0)
@@ -296,11 +306,17 @@ def read_flags(
             values.append(pending.pop(0))
         if flag.num_values != "none" and not values:
             raise FlagRefused(f"{flag.name} needs a value")
-        key = argument.partition("=")[0].partition(".")[2].replace("-", "_")
-        if key and isinstance(flag, JsonFields):  # one key of the object
-            values = [json.dumps({key: _json_or_text(values[0])})]
+        if key := argument.partition("=")[0].partition(".")[2]:
+            values = [json.dumps({**_keys_before(flag, variables), key.replace("-", "_"): _json_or_text(values[0])})]
         variables |= flag.read(values, is_off=is_off)
-    return positional, {name: value for name, value in variables.items() if value is not None}
+    return positional, variables
+
+
+def _keys_before(flag: VllmFlag, variables: Mapping[str, str]) -> Mapping[str, Any]:
+    """What an earlier flag of the name has set of a variable that is the whole object."""
+    if not isinstance(flag, JsonObject) or flag.variable not in variables:
+        return {}
+    return _json_object(flag.name, variables[flag.variable])
 
 
 def _takes_more(flag: VllmFlag, values: list[str], *, was_given: bool) -> bool:
@@ -318,8 +334,10 @@ def _find(argument: str, by_name: Mapping[str, VllmFlag]) -> tuple[VllmFlag, boo
         return by_name[name], False, given
     if name.startswith("--no-") and (flag := by_name.get(f"--{name.removeprefix('--no-')}")) is not None:
         return flag, True, given
-    if (flag := by_name.get(name.partition(".")[0])) is not None:
+    if isinstance(flag := by_name.get(name.partition(".")[0]), JsonObject | JsonFields | Refused):
         return flag, False, given
+    if not name.startswith("--") and (flag := by_name.get(written[:2])) is not None:  # -O3
+        return flag, False, argument[2:]
     near = difflib.get_close_matches(name, by_name, 1)
     raise FlagRefused(f"{written} is not known{f': did you mean {near[0]}?' if near else ''}")
 
@@ -329,6 +347,17 @@ def _json_or_text(value: str) -> Any:
         return json.loads(value)
     except (ValueError, RecursionError):
         return value
+
+
+def _json_object(name: str, text: str) -> dict[str, Any]:
+    """The value of a flag. Raises FlagRefused."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise FlagRefused(f"{name}: must be a JSON object, not {text!r}")
+    return value
 
 
 def _is_flag(argument: str) -> bool:
@@ -362,9 +391,9 @@ def up_to(most: int) -> Callable[[str], str]:
     return convert
 
 
-def size_or_unset(text: str) -> str | None:
-    """As `size`; None for `auto` and -1."""
-    return None if text in ("auto", "-1") else size(text)
+def size_or_unset(text: str) -> str:
+    """As `size`; empty, which is unset, for `auto` and -1."""
+    return "" if text in ("auto", "-1") else size(text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Flags of `vllm serve`: each sets settings that exist, changes nothing, or is refused by name with advice."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from svc_common.settings import ServiceSettings, read_settings
 from svc_common.supervisor import serve
 from svc_common.supervisor.settings import SupervisorSettings
 from svc_common.supervisor.vllm_flag_table import FLAGS, SERVED
-from svc_common.supervisor.vllm_flags import ApiKeys, Choice, FlagRefused, JsonFields, Switch, Value, Values
+from svc_common.supervisor.vllm_flags import ApiKeys, Choice, FlagRefused, JsonFields, JsonObject, Switch, Value, Values
 from worker_svc.settings import WorkerSettings
 
 KINDS: tuple[type[ServiceSettings], ...] = (SupervisorSettings, GatewaySettings, SchedulerSettings, WorkerSettings)
@@ -26,7 +27,7 @@ OTHERS = {"HF_TOKEN", "HF_HUB_CACHE", "OTEL_EXPORTER_OTLP_ENDPOINT"}
 def names_of_variables() -> set[str]:
     found: set[str] = set()
     for flag in SERVED:
-        if isinstance(flag, Choice | Value | Values | Switch):
+        if isinstance(flag, Choice | JsonObject | Value | Values | Switch):
             found.add(flag.variable)
         elif isinstance(flag, JsonFields):
             found |= {*flag.variables.values(), *flag.constant}
@@ -105,6 +106,11 @@ def test_a_runner_and_a_conversion_are_a_task(arguments: list[str], task: str | 
         (["-q", "awq"], "--quantization is not served: GPTQ, AWQ, "),
         (["--quantization=fp8"], "--quantization is not served"),
         (["--compilation-config.mode", "3"], "--compilation-config is not served"),
+        (["-O3"], "--optimization-level is not served: QUIRE_KERNELS chooses"),
+        (["-n2"], "--nnodes must be 1, not 2"),
+        (["--max-model-len.min", "8k"], "--max-model-len.min is not known"),
+        (["--enable-prefix-caching.algo", "8k"], "--enable-prefix-caching.algo is not known"),
+        (["--override-generation-config", "0.5"], "--override-generation-config: must be a JSON object, not '0.5'"),
         (
             ["--no-enable-auto-tool-choice"],
             "--no-enable-auto-tool-choice is not served: a request's",
@@ -146,8 +152,8 @@ def test_a_flag_that_is_not_served_is_refused_by_name(arguments: list[str], text
 @pytest.mark.parametrize(
     ("arguments", "variables"),
     [
-        (["--max-model-len", "8k", "--max-model-len", "auto"], {}),
-        (["--max-model-len", "-1"], {}),
+        (["--max-model-len", "8k", "--max-model-len", "auto"], {"QUIRE_MAX_MODEL_LEN": ""}),
+        (["--max-model-len", "-1"], {"QUIRE_MAX_MODEL_LEN": ""}),
         (
             ["--speculative-config", '{"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2}'],
             {"QUIRE_DRAFTER": "ngram"},
@@ -164,6 +170,32 @@ def test_a_flag_that_is_not_served_is_refused_by_name(arguments: list[str], text
 )
 def test_the_last_flag_of_a_name_counts(arguments: list[str], variables: dict[str, str]) -> None:
     assert serve.variables_of(arguments) == variables
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [
+        (["--override-generation-config.temperature", "0.5"], {"temperature": 0.5}),
+        (
+            ["--override-generation-config.temperature=0.5", "--override_generation_config.top-p=1"],
+            {"temperature": 0.5, "top_p": 1},
+        ),
+        (
+            ["--override-generation-config", '{"top_k": 3, "top_p": 1}', "--override-generation-config.top_p", "0.5"],
+            {"top_k": 3, "top_p": 0.5},
+        ),
+        (["--override-generation-config.top_k", "3", "--override-generation-config", '{"top_p": 1}'], {"top_p": 1}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_keys_of_an_object_may_be_flags_of_their_own(arguments: list[str], value: dict[str, float]) -> None:
+    assert json.loads(serve.variables_of(arguments)["QUIRE_OVERRIDE_GENERATION_CONFIG"]) == value
+
+
+def test_a_length_that_is_that_of_the_model_wins_over_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_MAX_MODEL_LEN", "100")
+    monkeypatch.setenv("QUIRE_MAX_MODEL_LEN", started(monkeypatch, "--max-model-len", "auto")["QUIRE_MAX_MODEL_LEN"])
+    assert read_settings(WorkerSettings, []).max_model_len is None
 
 
 def started(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> dict[str, str]:
