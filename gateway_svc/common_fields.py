@@ -165,7 +165,7 @@ def _beam_search(unvalidated: UnvalidatedRequest, n: int, check: FieldChecker) -
         **{
             one.path: sampling.get(one.name, one.in_beam_search[0]) not in one.in_beam_search for one in SAMPLING_FIELDS
         },
-        Field.LOGIT_BIAS: len(unvalidated.logit_bias) > 0,
+        Field.LOGIT_BIAS: any(unvalidated.logit_bias.values()),
         Field.ALLOWED_TOKEN_IDS: len(unvalidated.allowed_token_ids) > 0,
         Field.BAD_WORDS: len(unvalidated.bad_words) > 0,
         Field.LOGPROB_TOKEN_IDS: len(unvalidated.logprob_token_ids) > 0,

@@ -106,6 +106,7 @@ async def test_a_beam_search_out_of_its_ranges(
         (sampling, "presence_penalty", 0, 1),
         (sampling, "frequency_penalty", 0, 1),
         (sampling, "repetition_penalty", 1, 1.5),
+        (sampling, "logit_bias", {1: 0}, {1: 1}),
         (stopping, "stop", [], ["x"]),
     ],
 )
