@@ -49,6 +49,10 @@ def _load(point: EntryPoint) -> Callable[[PolicySettings], Policy]:
     for method, parameters in _METHODS.items():
         if not _accepts(getattr(loaded, method), len(parameters)):
             raise UnknownPolicy(f"{where} is not a policy: {method} does not take ({', '.join(parameters)})")
+    try:
+        loaded(PolicySettings())  # as each leader does, which would have to resign
+    except Exception as error:
+        raise UnknownPolicy(f"{where} cannot be made: {type(error).__name__}: {error}") from error
     return loaded
 
 

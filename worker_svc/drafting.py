@@ -44,7 +44,7 @@ def find_drafter(name: str) -> DrafterFactory:
     if factory is None:
         raise StartupFailed(f"QUIRE_DRAFTER is {name}; known drafters are {', '.join(_registry.names())}")
     with _registry.running(name):
-        list(factory().draft(np.zeros(1, np.int32), 1))
+        tuple(map(int, factory().draft(np.zeros(1, np.int32), 1)))
     return factory
 
 

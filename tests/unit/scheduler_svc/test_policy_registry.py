@@ -120,10 +120,14 @@ def test_a_class_that_has_every_method_is_taken(install: Install) -> None:
         (WHOLE.replace("charge(self, sequence, num_tokens)", "charge(self, sequence)"), "charge does not take"),
         ("Policy = type", "does not take PolicySettings as its one argument"),
         (WHOLE + "    charge = max", "charge does not take"),
+        (
+            WHOLE.replace("def __init__(self, settings): ...", "def __init__(self, settings): settings.weights"),
+            "cannot be made: AttributeError: 'PolicySettings' object has no attribute 'weights'",
+        ),
     ],
     ids=[
         *("import", "raises", "absent", "value", "settings", "methods", "length", "arguments"),
-        *("class without a signature", "method without a signature"),
+        *("class without a signature", "method without a signature", "fails"),
     ],
 )
 def test_what_is_no_policy_is_refused_by_its_setting(

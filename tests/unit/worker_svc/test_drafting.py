@@ -54,8 +54,9 @@ def test_one_of_another_package_is_found_by_its_entry_point(monkeypatch: pytest.
         ("class Constant: ...", "failed: AttributeError: 'Constant' object has no attribute 'draft'"),
         (_CONSTANT + "    def __init__(self, model): ...", "failed: TypeError: .*'model'"),
         (_CONSTANT.replace("[7] * max_tokens", "open('/gone')"), "failed: FileNotFoundError: .*/gone.*"),
+        (_CONSTANT.replace("[7] * max_tokens", "'word'"), "failed: ValueError: .*'w'"),
     ],
-    ids=["value", "method", "arguments", "draft"],
+    ids=["value", "method", "arguments", "draft", "texts"],
 )
 def test_one_that_cannot_draft_is_refused_by_its_package(
     source: str, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
