@@ -30,11 +30,15 @@ def read_object(path: Path) -> dict[str, Any]:
 def read_config(directory: Path) -> Any:
     """The config of the model in a directory, with transformers' values for what config.json leaves out.
 
-    Raises UnsupportedModel if transformers does not know the architecture, or refuses a value.
+    Raises UnsupportedModel if transformers does not know the architecture, or refuses a value, and StartupFailed if the
+    package that registers the architecture fails.
     """
     raw = raw_config(directory)
     from transformers import CONFIG_MAPPING, AutoConfig
 
+    from worker_svc.model.architecture import architecture_of
+
+    architecture_of(str(raw.get("model_type")))  # imports its package, which registers its config with transformers
     try:
         return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a config's class raises anything for values that it does not expect

@@ -127,6 +127,14 @@ def test_an_architecture_of_another_package_is_served(
         assert Driver(runner).generate(prompts, 8) == reference(directory, prompts, 8)
 
 
+def test_a_config_that_a_package_registers_is_read_before_anything_else_imports_the_package(
+    publish: Publish, tmp_path: Path
+) -> None:
+    publish("unread", "unread", _THEIRS.replace("theirs", "unread"))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "unread", "architectures": ["TheirForCausalLM"]}))
+    assert read_config(tmp_path).model_type == "unread"
+
+
 def test_a_name_that_two_packages_register_is_refused(publish: Publish) -> None:
     publish("usurper", "llama", _THEIRS)
     with pytest.raises(StartupFailed, match="llama is registered by several packages: quire, usurper"):
