@@ -143,8 +143,8 @@ class Explanation:
     """The state of a live request. `age` and `time_left`, until its deadline, are in seconds.
 
     `priority` is the submitted class, `effective_priority` the current one. `tenant_debt` is the service of its tenant,
-    in tokens over its weight, beyond that of the least served tenant of its class. `workers_short_of_memory` are those
-    of its model.
+    in tokens over its weight, beyond that of the least served tenant that waits in its class, or waited there last.
+    `workers_short_of_memory` are those of its model.
     """
 
     key: str

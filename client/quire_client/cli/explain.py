@@ -125,7 +125,7 @@ def _lines(response: Explanation) -> Iterator[str]:
     yield f"  {'class':<12} {response.priority}{counted}"
     served = ""
     if response.policy == _FAIR:
-        served = f", {response.tenant_debt:,.0f} tokens ahead of the least served of its class"
+        served = f", {response.tenant_debt:,.0f} tokens ahead of the least served one that waits, or waited last"
     yield f"  {'tenant':<12} {response.tenant}{served}"
     yield f"  {'queue':<12} {_pluralize(response.num_waiting, 'request')} waiting, policy {response.policy}"
     for short in response.workers_short_of_memory:

@@ -72,7 +72,7 @@ async def test_a_waiting_request_is_explained_as_text(admin: ScriptedAdmin) -> N
         "The request arrived 61 s ago, and has 30 s until its deadline; 1,200 tokens of prompt, at most 20 more.",
         "  model        small",
         "  class        -1, counts as 1 now",
-        "  tenant       search, 4,000 tokens ahead of the least served of its class",
+        "  tenant       search, 4,000 tokens ahead of the least served one that waits, or waited last",
         "  queue        7 requests waiting, policy fair",
         f"  key          {KEY}",
     ]
