@@ -14,7 +14,7 @@ from gateway_svc.slow_messages import receive
 from gateway_svc.tenant import Tenant
 from gateway_svc.tenant_shares import TenantShares
 from svc_common.errors import QuireError, Reason
-from svc_common.interceptors import Behavior, Context, Continuation, Handler, behavior_of, send_responses
+from svc_common.interceptors import Behavior, Context, Continuation, Handler, behavior_of, maker_of, send_responses
 
 _NO_TENANT = ""  # of calls that need no credential
 
@@ -61,21 +61,14 @@ class GrpcAdmission(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         method, behavior = handler_call_details.method, behavior_of(handler)
-        make: Callable[..., Handler] = {
-            (False, False): grpc.unary_unary_rpc_method_handler,
-            (False, True): grpc.unary_stream_rpc_method_handler,
-            (True, False): grpc.stream_unary_rpc_method_handler,
-            (True, True): grpc.stream_stream_rpc_method_handler,
-        }[handler.request_streaming, handler.response_streaming]
         counted = self._streaming(method, behavior) if handler.response_streaming else self._unary(method, behavior)
         parse = _noting_bytes(handler.request_deserializer or bytes)
-        admitted: Handler = make(
+        return maker_of(handler)(
             counted,
             # Of all calls, since RequestGate makes streams of those with one message.
             request_deserializer=_boxed(parse) if handler.request_streaming else parse,
             response_serializer=handler.response_serializer,
         )
-        return admitted
 
     async def receive(self, messages: AsyncIterator[Any]) -> Any:
         """The message of a call that has one; its bytes are those of the call's body. Raises QuireError."""

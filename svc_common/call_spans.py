@@ -12,7 +12,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from svc_common.deadlines import CallDeadline
 from svc_common.errors import QuireError
-from svc_common.interceptors import Behavior, Context, Continuation, Handler, behavior_of, send_responses
+from svc_common.interceptors import Behavior, Context, Continuation, Handler, behavior_of, maker_of, send_responses
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -30,7 +30,7 @@ _FAILURES = frozenset(
 
 
 class CallSpans(grpc.aio.ServerInterceptor):
-    """Spans by OpenTelemetry's conventions for gRPC, for calls with one request message.
+    """Spans by OpenTelemetry's conventions for gRPC.
 
     A span has the status of its call and no exception: the text of one may have parts of a prompt. During the call it
     is the current span.
@@ -46,17 +46,14 @@ class CallSpans(grpc.aio.ServerInterceptor):
     ) -> "Handler | None":
         handler = await continuation(handler_call_details)
         service, _, method = handler_call_details.method[1:].partition("/")
-        if handler is None or handler.request_streaming or service != self._service:
+        if handler is None or service != self._service:
             return handler
         behavior = behavior_of(handler)
-        streams = handler.response_streaming
-        make = grpc.unary_stream_rpc_method_handler if streams else _unary_unary
-        traced: Handler = make(
-            self._streaming(behavior, method) if streams else self._unary(behavior, method),
+        return maker_of(handler)(
+            self._streaming(behavior, method) if handler.response_streaming else self._unary(behavior, method),
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
-        return traced
 
     def _unary(self, behavior: Behavior, method: str) -> Behavior:
         async def respond(request: Any, context: Context) -> Any:
@@ -95,9 +92,6 @@ class CallSpans(grpc.aio.ServerInterceptor):
                 _set_code(span, _code_of(error, context, deadline))
                 raise
             _set_code(span, grpc.StatusCode.OK)
-
-
-_unary_unary = grpc.unary_unary_rpc_method_handler
 
 
 def _code_of(error: BaseException, context: Context, deadline: CallDeadline) -> grpc.StatusCode:

@@ -116,15 +116,20 @@ def behavior_of(handler: Handler) -> Behavior:
     return cast(Behavior, next(filter(None, kinds)))
 
 
-def _with_behavior(handler: Handler, behavior: Behavior, serialize: Callable[[Any], bytes] | None) -> Handler:
-    """The handler with another behavior and serializer, and a parser that does not raise."""
-    make: Callable[..., Handler] = {
+def maker_of(handler: Handler) -> Callable[..., Handler]:
+    """grpc's function that makes handlers of the same kind."""
+    makers: dict[tuple[bool, bool], Callable[..., Handler]] = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
         (True, False): grpc.stream_unary_rpc_method_handler,
         (True, True): grpc.stream_stream_rpc_method_handler,
-    }[handler.request_streaming, handler.response_streaming]
+    }
+    return makers[handler.request_streaming, handler.response_streaming]
+
+
+def _with_behavior(handler: Handler, behavior: Behavior, serialize: Callable[[Any], bytes] | None) -> Handler:
+    """The handler with another behavior and serializer, and a parser that does not raise."""
     parse = handler.request_deserializer
     if parse is not None:
         parse = _checked_parser(parse, streaming=handler.request_streaming)
-    return make(behavior, request_deserializer=parse, response_serializer=serialize)
+    return maker_of(handler)(behavior, request_deserializer=parse, response_serializer=serialize)

@@ -42,7 +42,7 @@ def tracer() -> trace.Tracer:
 def server_interceptors(service: str) -> Sequence[grpc.aio.ServerInterceptor]:
     """The interceptor that makes spans for the calls of one service; none where tracing is off.
 
-    For unary and public calls: a span around an inner stream would last as long as the process.
+    For public calls: a span around an inner stream would last as long as the process.
     """
     if not isinstance(trace.get_tracer_provider(), TracerProvider):
         return ()

@@ -14,9 +14,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from gateway_calls import asking, refused
-from gateway_harness import Harness, encoded, running_gateway
+from gateway_harness import MODEL, Harness, encoded, running_gateway
 from quire.inference.v1 import inference_pb2 as api
+from quire.open_inference.v2 import open_inference_pb2 as open_inference
+from quire.open_inference.v2.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from scripted_scheduler import answer_with
+from tiny_model import EOS
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
@@ -92,6 +95,25 @@ async def test_the_only_token_of_a_request_is_measured_before_its_span_ends(
     assert generation.parent is not None
     assert server.context is not None
     assert generation.parent.span_id == server.context.span_id
+
+
+async def test_requests_of_a_stream_are_in_the_trace_of_its_caller(
+    quire: Harness, exporter: InMemorySpanExporter
+) -> None:
+    quire.scheduler.script = answer_with(encoded("hello"), stop_token_id=EOS)
+    request = open_inference.ModelInferRequest(model_name=MODEL)
+    request.inputs.add(name="text_input", datatype="BYTES", shape=[1]).contents.bytes_contents.append(b"hello")
+    trace_id, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    call = GRPCInferenceServiceStub(quire.channel).ModelStreamInfer(
+        iter([request, request]), metadata=(("traceparent", f"00-{trace_id}-{parent}-01"),)
+    )
+    assert not any([response.error_message async for response in call])
+    server, *generations = await finished(exporter, 3)
+    assert server.name == "inference.GRPCInferenceService/ModelStreamInfer"
+    assert server.parent is not None
+    assert (server.parent.trace_id, server.parent.span_id) == (int(trace_id, 16), int(parent, 16))
+    assert [span.name for span in generations] == [f"text_completion {MODEL}"] * 2
+    assert all(span.parent == server.context for span in generations)
 
 
 @pytest.mark.parametrize(("has_parent", "num_spans"), [(True, 1), (False, 0)])

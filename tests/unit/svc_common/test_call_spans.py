@@ -42,10 +42,21 @@ async def write(request: bytes, context: Any) -> None:
     await context.write(await respond(request, context))
 
 
+async def converse(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+    async for request in requests:
+        yield await respond(request, context)
+
+
+async def gather(requests: AsyncIterator[bytes], context: Any) -> bytes:
+    return [await respond(request, context) async for request in requests][-1]
+
+
 KINDS: dict[str, Any] = {
     "Unary": grpc.unary_unary_rpc_method_handler(respond),
     "Stream": grpc.unary_stream_rpc_method_handler(stream),
     "Writing": grpc.unary_stream_rpc_method_handler(write),
+    "Conversing": grpc.stream_stream_rpc_method_handler(converse),
+    "Gathering": grpc.stream_unary_rpc_method_handler(gather),
 }
 
 
@@ -68,9 +79,16 @@ async def serving() -> AsyncIterator[tuple[grpc.aio.Channel, InMemorySpanExporte
 async def call(channel: Any, kind: str, request: bytes, *, service: str = SERVICE, **options: Any) -> bytes:
     """The only response."""
     method = f"/{service}/{kind}"
-    if kind == "Unary":
-        return bytes(await channel.unary_unary(method)(request, **options))
-    (response,) = [response async for response in channel.unary_stream(method)(request, **options)]
+    match kind:
+        case "Unary":
+            return bytes(await channel.unary_unary(method)(request, **options))
+        case "Gathering":
+            return bytes(await channel.stream_unary(method)([request], **options))
+        case "Conversing":
+            responses = channel.stream_stream(method)([request], **options)
+        case _:
+            responses = channel.unary_stream(method)(request, **options)
+    (response,) = [response async for response in responses]
     return bytes(response)
 
 
