@@ -9,6 +9,7 @@ import resource
 import socket
 from typing import Any
 
+import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -20,6 +21,7 @@ MAX_HEAD_BYTES = 64 * 2**10
 MAX_HEADERS = 128
 
 _VERSIONS = ("1.0", "1.1")  # the parser takes a request without a version for one of HTTP/0.9
+_INVALID = "Invalid HTTP request received."
 _OTHER_FILES = 256
 """Open files of a gateway beside its clients' connections."""
 
@@ -110,10 +112,39 @@ class BoundedConnection(CountedConnection, HttpToolsProtocol):
         if not self.is_responding:
             self._await_head()
         self._unreported_bytes += len(data)
-        super().data_received(data)
+        self._parse(data)
         if self._unreported_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self._status = 431
             self.send_400_response("")
+
+    def _parse(self, data: bytes) -> None:
+        """As uvicorn, which loses the body of a request that offers another protocol, or takes it for a request."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._should_upgrade():
+                self.handle_websocket_upgrade()
+            elif self._ignores_upgrade:
+                (num_parsed,) = upgrade.args
+                head = self._head_without_upgrade()
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                self._parse(head + data[num_parsed:])
+        except httptools.HttpParserError:
+            self.logger.warning(_INVALID)
+            self.send_400_response(_INVALID)
+
+    @property
+    def _ignores_upgrade(self) -> bool:
+        """Whether the client offers a protocol that is not served, such as h2c. Java's HttpClient does by default."""
+        return self.parser.should_upgrade() and self._get_upgrade() is not None and not self._should_upgrade()
+
+    def _head_without_upgrade(self) -> bytes:
+        """The head of the request, as it was parsed."""
+        version = self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
+        lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
 
     def send_400_response(self, msg: str) -> None:
         """Refuses what was received, or cuts off the response where the answer to it would not be the next one."""
@@ -157,6 +188,8 @@ class BoundedConnection(CountedConnection, HttpToolsProtocol):
         if self.parser.get_http_version() not in _VERSIONS:
             raise _Refused
         self._unreported_bytes = 0
+        if self._ignores_upgrade:  # this head is parsed again
+            return
         self._stop_waiting()
         self.count_as_busy()
         super().on_headers_complete()
@@ -167,7 +200,8 @@ class BoundedConnection(CountedConnection, HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._unreported_bytes = 0
-        super().on_message_complete()
+        if not self._ignores_upgrade:
+            super().on_message_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

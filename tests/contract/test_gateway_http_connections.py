@@ -1,0 +1,55 @@
+"""Requests as clients of other versions of HTTP send them."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from gateway_harness import Harness
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+TOKENIZE = b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+BODY = json.dumps({"prompt": "hello world"}).encode()
+LENGTH = b"content-length: %d\r\n" % len(BODY)
+OFFER = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAARAAAAAAAIAAAAA\r\n"
+CLOSE = b"connection: close\r\n"
+
+
+@pytest.fixture
+def quire(shared: Harness) -> Harness:
+    return shared
+
+
+async def answers(quire: Harness, parts: Sequence[bytes]) -> bytes:
+    """What the gateway sends until it closes the connection, if the parts arrive one by one."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", quire.gateway.http_port)
+    for part in parts:
+        writer.write(part)
+        await asyncio.sleep(0.05)
+    async with asyncio.timeout(60):
+        received = await reader.read()
+    writer.close()
+    return received
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [TOKENIZE + OFFER + LENGTH + b"\r\n" + BODY],
+        [TOKENIZE + OFFER + LENGTH + b"\r\n", BODY],
+        [TOKENIZE + OFFER[:50], OFFER[50:] + LENGTH + b"\r\n" + BODY[:5], BODY[5:]],
+        [TOKENIZE + OFFER + b"transfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)],
+    ],
+    ids=["at once", "body later", "in parts", "chunks"],
+)
+async def test_a_client_that_offers_http_2_is_answered_in_http_1(parts: list[bytes], quire: Harness) -> None:
+    received = await answers(quire, [*parts, TOKENIZE + CLOSE + LENGTH + b"\r\n" + BODY])
+    assert received.count(b"HTTP/1.1 200 OK") == 2
+    assert received.count(b'"count":2') == 2
+
+
+async def test_an_offer_of_http_2_does_not_lift_the_bounds_of_a_head(quire: Harness) -> None:
+    received = await answers(quire, [TOKENIZE + OFFER + b"a: b\r\n" * 130 + LENGTH + b"\r\n" + BODY])
+    assert received.startswith(b"HTTP/1.1 431 ")
