@@ -94,6 +94,9 @@ NO_ROUTE = HttpError(404, "not_found", "there is nothing at this address")
 WRONG_METHOD = HttpError(405, "method_not_allowed", "this address takes another method")
 LATE_BODY = HttpError(408, "request_timeout", "the body did not come in time", connection="close")
 NOT_JSON = HttpError(415, "unsupported_media_type", "Content-Type must be application/json", "Content-Type")
+COMPRESSED = HttpError(
+    415, "unsupported_media_type", "Content-Encoding must be identity: no compressed body is read", "Content-Encoding"
+)
 
 
 class HttpRejection(Exception):  # noqa: N818

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers, QueryParams
 from starlette.types import Receive, Scope, Send
 
 from gateway_svc.call_limits import OpenCall
-from gateway_svc.http_api.errors import LATE_BODY, NOT_JSON, ErrorFormat, HttpError, HttpRejection
+from gateway_svc.http_api.errors import COMPRESSED, LATE_BODY, NOT_JSON, ErrorFormat, HttpError, HttpRejection
 from gateway_svc.http_api.events import to_json
 from gateway_svc.http_api.undefined_fields import IGNORED_FIELDS_HEADER, header_value
 from gateway_svc.request_group import ClientDisconnected
@@ -84,7 +84,7 @@ class HttpExchange:
 
     async def read_json(self, *, keep: bool = False) -> bytes:
         """The body, not parsed. Raises QuireError where it is too large, HttpRejection where it is of another
-        content type or late, and ClientDisconnected. With `keep` the next call returns it again."""
+        content type, compressed or late, and ClientDisconnected. With `keep` the next call returns it again."""
         kept, self._body = self._body, None
         data = await self._read_json() if kept is None else kept
         if keep:
@@ -98,6 +98,8 @@ class HttpExchange:
         is_json = (self.header("Content-Type") or "").partition(";")[0].strip().lower() == "application/json"
         if not is_json and not (self._takes_any_type and self.header("Origin") is None):
             raise HttpRejection(NOT_JSON)
+        if (self.header("Content-Encoding") or "identity").strip().lower() != "identity":
+            raise HttpRejection(COMPRESSED)
         # A Content-Length above the limit is enough to reject: the server discards the body.
         length = self.headers.get("content-length", "")
         if length.isdecimal() and int(length) > MAX_BODY_BYTES:

@@ -1,6 +1,7 @@
 """Requests as clients of other versions of HTTP send them."""
 
 import asyncio
+import gzip
 import json
 from collections.abc import Sequence
 
@@ -53,3 +54,15 @@ async def test_a_client_that_offers_http_2_is_answered_in_http_1(parts: list[byt
 async def test_an_offer_of_http_2_does_not_lift_the_bounds_of_a_head(quire: Harness) -> None:
     received = await answers(quire, [TOKENIZE + OFFER + b"a: b\r\n" * 130 + LENGTH + b"\r\n" + BODY])
     assert received.startswith(b"HTTP/1.1 431 ")
+
+
+async def test_a_compressed_body_is_refused_by_the_header_that_names_it(quire: Harness) -> None:
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    response = await quire.http.post("/tokenize", content=gzip.compress(BODY), headers=headers)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (415, "unsupported_media_type", "Content-Encoding")
+
+
+async def test_a_body_may_be_named_as_not_compressed(quire: Harness) -> None:
+    headers = {"content-type": "application/json", "content-encoding": "identity"}
+    assert (await quire.http.post("/tokenize", content=BODY, headers=headers)).status_code == 200
