@@ -55,8 +55,8 @@ _ERROR_HEADERS: Mapping[str, str] = {
 }
 _ERRORS = {
     "4XX": "400: a bad request, whose field the error names. 401, 403: the credential. 404: no such model or request. "
-    "408: the body is late. 409: the name is in use. 413: the body is too large. 415: the body's type or encoding. 421: the Host "
-    "header. 429: a quota.",
+    "408: the body is late. 409: the name is in use. 413: the body is too large. 415: the body's type or encoding. "
+    "421: the Host header. 429: a quota.",
     "5XX": "500: a defect, or the request is lost. 503: not now; retry-after has the time. 504: the deadline.",
 }
 

@@ -100,7 +100,7 @@ class HttpEndpoint:
             # Probes and lists of models have no span of their own, unless they are part of a caller's trace.
             try:
                 if method in self._route.handlers and (method == "POST" or "traceparent" in exchange.headers):
-                    await self._traced(exchange, method)
+                    await self._traced(exchange, method, scope)
                 else:
                     await self._guarded(exchange, method)
             finally:
@@ -110,14 +110,16 @@ class HttpEndpoint:
         if exchange.ignored_fields:
             self._metrics.ignored_fields.labels(self._route.path).inc(len(exchange.ignored_fields))
 
-    async def _traced(self, exchange: HttpExchange, method: str) -> None:
+    async def _traced(self, exchange: HttpExchange, method: str, scope: Scope) -> None:
         """Handles the request within a span of the caller's trace, which is never the current span."""
+        traceparents = exchange.headers.getlist("traceparent")
         span = tracer().start_span(
             f"{method} {self._route.path}",
-            context=context_from(exchange.headers.get("traceparent", "")),
+            context=context_from(traceparents[0]) if len(traceparents) == 1 else None,
             kind=SpanKind.SERVER,
-            attributes={"http.request.method": method, "http.route": self._route.path},
         )
+        if span.is_recording():
+            span.set_attributes(_attributes(exchange, method, self._route.path, scope))
         exchange.context = trace.set_span_in_context(span)
         try:
             await self._guarded(exchange, method)
@@ -125,6 +127,7 @@ class HttpEndpoint:
             status = exchange.status or _CLIENT_DISCONNECTED
             span.set_attribute("http.response.status_code", status)
             if status >= 500:
+                span.set_attribute("error.type", str(status))
                 span.set_status(Status(StatusCode.ERROR))
             span.end()
 
@@ -150,3 +153,19 @@ class HttpEndpoint:
             error_id = uuid.uuid4().hex
             logger.exception("internal error", extra={"error_id": error_id, "route": self._route.path})
             await exchange.send_error(HttpError.of(QuireError(Reason.INTERNAL, f"internal error {error_id}")))
+
+
+def _attributes(exchange: HttpExchange, method: str, route: str, scope: Scope) -> dict[str, str]:
+    """Attributes of a call's span by OpenTelemetry's conventions for HTTP. The query is left out: it may hold keys."""
+    attributes = {
+        "http.request.method": method,
+        "http.route": route,
+        "url.scheme": scope["scheme"],
+        "url.path": scope["path"],
+    }
+    if "user-agent" in exchange.headers:
+        attributes["user_agent.original"] = exchange.headers["user-agent"]
+    client = scope.get("client")
+    if client and client[0]:  # a client of a Unix socket has none
+        attributes["network.peer.address"] = client[0]
+    return attributes

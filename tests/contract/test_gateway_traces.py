@@ -18,6 +18,7 @@ from gateway_harness import MODEL, Harness, encoded, running_gateway
 from quire.inference.v1 import inference_pb2 as api
 from quire.open_inference.v2 import open_inference_pb2 as open_inference
 from quire.open_inference.v2.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scripted_scheduler import answer_with
 from tiny_model import EOS
 
@@ -126,6 +127,36 @@ async def test_a_get_joins_the_trace_of_its_caller(
     spans = await finished(exporter, num_spans)
     assert [span.name for span in spans] == ["GET /v1/responses/{response_id}"] * num_spans
     assert all(span.context is not None and span.context.trace_id == int(trace_id, 16) for span in spans)
+
+
+async def test_a_traceparent_that_is_there_twice_is_ignored(quire: Harness, exporter: InMemorySpanExporter) -> None:
+    trace_ids = ["0af7651916cd43dd8448eb211c80319c", "4bf92f3577b34da6a3ce929d0e0e4736"]
+    headers = [("traceparent", f"00-{trace_id}-b7ad6b7169203331-01") for trace_id in trace_ids]
+    assert (await quire.http.post("/tokenize", json={"prompt": "a"}, headers=headers)).status_code == 200
+    (span,) = await finished(exporter, 1)
+    assert span.parent is None
+
+
+async def test_the_span_of_an_http_call_that_fails_has_the_attributes_of_the_conventions(
+    quire: Harness, exporter: InMemorySpanExporter
+) -> None:
+    reason = scheduler_v1.FAILURE_REASON_UNAVAILABLE
+    quire.scheduler.script = lambda session, submit: session.fail(submit.key, reason, "why")
+    body = {"messages": MESSAGES}
+    response = await quire.http.post("/v1/chat/completions", json=body, headers={"user-agent": "a client"})
+    assert response.status_code == 503
+    server, _ = await finished(exporter, 2)
+    assert server.status.status_code is StatusCode.ERROR
+    assert dict(server.attributes or {}) == {
+        "http.request.method": "POST",
+        "http.route": "/v1/chat/completions",
+        "url.scheme": "http",
+        "url.path": "/v1/chat/completions",
+        "user_agent.original": "a client",
+        "network.peer.address": "127.0.0.1",
+        "http.response.status_code": 503,
+        "error.type": "503",
+    }
 
 
 async def test_the_span_of_a_refused_http_call_has_its_status_and_no_stack_trace(
