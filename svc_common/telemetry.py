@@ -1,11 +1,15 @@
 """OpenTelemetry tracing of a service: off, at no cost, unless an OTLP endpoint is configured."""
 
+import math
 import os
+import sys
+import threading
 from collections.abc import Sequence
 
 import grpc
 from opentelemetry import trace
 from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.grpc.exporter import InvalidCompressionValueException
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import TracerProvider
@@ -13,8 +17,10 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from svc_common.call_spans import CallSpans
+from svc_common.settings import BAD_SETTINGS
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_TIMEOUTS = ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
 _EXPORT_SECONDS = 3.0
 
 _propagator = TraceContextTextMapPropagator()
@@ -23,15 +29,46 @@ _propagator = TraceContextTextMapPropagator()
 def configure_tracing(role: str) -> None:
     """Exports spans to the OTLP endpoint of the environment, if there is one, as service `quire-<role>`.
 
-    To be called once, before interceptors and tracers are made. If the collector is down, only spans are lost.
+    To be called once, before interceptors and tracers are made. If the collector is down, only spans are lost. Exits
+    with BAD_SETTINGS where a variable OTEL_… has a bad value.
     """
     if not any(os.environ.get(name) for name in _ENDPOINTS):
         return
-    provider = TracerProvider(resource=Resource.create({SERVICE_NAME: f"quire-{role}"}))
-    # Bounds how long shutdown_tracing waits for a collector that does not respond.
-    seconds = float(os.environ.get("OTEL_EXPORTER_OTLP_TIMEOUT", _EXPORT_SECONDS))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(timeout=seconds)))
+    try:
+        provider = TracerProvider(resource=Resource.create({SERVICE_NAME: f"quire-{role}"}))
+        provider.add_span_processor(BoundedSpanProcessor(_export_seconds()))
+    except (ValueError, InvalidCompressionValueException) as error:
+        print(f"python -m {role}_svc: traces: {error}", file=sys.stderr)
+        raise SystemExit(BAD_SETTINGS) from None
     trace.set_tracer_provider(provider)
+
+
+def _export_seconds() -> float:
+    """Seconds until an export fails. Raises ValueError."""
+    for name in _TIMEOUTS:
+        if value := os.environ.get(name):
+            try:
+                seconds = float(value)
+            except ValueError:
+                seconds = math.nan
+            if not 0 < seconds < math.inf:
+                raise ValueError(f"{name} is {value!r}: it must be a number of seconds above 0")
+            return seconds
+    return _EXPORT_SECONDS
+
+
+class BoundedSpanProcessor(BatchSpanProcessor):
+    """Sends spans in batches, and ends within the time of an export, however many batches are left."""
+
+    def __init__(self, export_seconds: float) -> None:
+        super().__init__(OTLPSpanExporter(timeout=export_seconds))
+        self._export_seconds = export_seconds
+
+    def shutdown(self) -> None:
+        give_up = threading.Timer(self._export_seconds, self.span_exporter.shutdown)
+        give_up.start()
+        super().shutdown()  # type: ignore[no-untyped-call]
+        give_up.cancel()
 
 
 def tracer() -> trace.Tracer:
@@ -65,7 +102,7 @@ def traceparent_of(span: trace.Span) -> str:
 
 
 def shutdown_tracing() -> None:
-    """Sends the spans that are still queued, and ends tracing. Blocks for a few seconds at most."""
+    """Sends the spans that are still queued, and ends tracing. Blocks for the time of one export at most."""
     provider = trace.get_tracer_provider()
     if isinstance(provider, TracerProvider):
         provider.shutdown()

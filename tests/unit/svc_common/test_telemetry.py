@@ -3,12 +3,16 @@
 import asyncio
 import os
 import sys
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SpanExportResult
 
 from collector import Collector, collecting
-from svc_common.telemetry import context_from, traceparent_of, tracer
+from svc_common.telemetry import BoundedSpanProcessor, configure_tracing, context_from, traceparent_of, tracer
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 TRACEPARENT = f"00-{TRACE_ID}-00f067aa0ba902b7-01"
@@ -69,6 +73,62 @@ async def test_without_an_endpoint_nothing_is_recorded() -> None:
 async def test_a_collector_that_is_down_is_no_failure() -> None:
     lines = await run_script(OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9", OTEL_EXPORTER_OTLP_TIMEOUT="1")
     assert len(lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "3s"),
+        ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "0"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "nan"),
+    ],
+)
+def test_a_bad_timeout_ends_the_service_with_the_name_of_its_variable(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SystemExit) as ended:
+        configure_tracing("worker")
+    assert ended.value.code == 2
+    error = f"{variable} is '{value}': it must be a number of seconds above 0"
+    assert capsys.readouterr().err == f"python -m worker_svc: traces: {error}\n"
+
+
+def test_a_bad_compression_ends_the_service_with_the_name_of_its_variable(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "zip")
+    with pytest.raises(SystemExit) as ended:
+        configure_tracing("worker")
+    assert ended.value.code == 2
+    assert "OTEL_EXPORTER_OTLP_COMPRESSION" in capsys.readouterr().err
+
+
+async def test_an_empty_timeout_is_the_default() -> None:
+    assert await run_script(OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9", OTEL_EXPORTER_OTLP_TIMEOUT="")
+
+
+def test_an_end_waits_for_a_collector_no_longer_than_an_export_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_over = threading.Event()
+    ended_by: list[threading.Thread] = []
+
+    def export(*_: object) -> SpanExportResult:
+        assert is_over.wait(60)
+        return SpanExportResult.FAILURE
+
+    def shutdown(*_: object) -> None:
+        ended_by.append(threading.current_thread())
+        is_over.set()
+
+    monkeypatch.setattr(OTLPSpanExporter, "export", export)
+    monkeypatch.setattr(OTLPSpanExporter, "shutdown", shutdown)
+    provider = TracerProvider()
+    provider.add_span_processor(BoundedSpanProcessor(0.01))
+    provider.get_tracer("test").start_span("a").end()
+    provider.shutdown()
+    assert ended_by[0] is not threading.current_thread()
 
 
 @pytest.mark.parametrize("bad", ["", "nonsense", f"00-{'0' * 32}-00f067aa0ba902b7-01"])
