@@ -105,12 +105,15 @@ class Connection:
     ) -> "Connection":
         """Fills what is None from QUIRE_ADDRESS, QUIRE_CA_FILE and QUIRE_API_KEY; commas separate addresses.
 
-        Raises QuireError for a key that no header holds, or a file that cannot be read, and as `timeout_of`.
+        Raises QuireError for a key that no header holds, for a URL as an address, or a file that cannot be read, and as
+        `timeout_of`.
         """
         api_key = api_key or os.environ.get("QUIRE_API_KEY") or None
         check_api_key(api_key)
         listed = (address or os.environ.get("QUIRE_ADDRESS") or DEFAULT_ADDRESS).split(",")
         addresses = tuple(filter(None, map(str.strip, listed)))
+        for one in addresses:
+            _check_address(one)
         return cls(addresses or (DEFAULT_ADDRESS,), credentials or _ca_credentials(), timeout_of(timeout), api_key)
 
     @property
@@ -146,6 +149,13 @@ def timeout_of(seconds: float | None) -> float | None:
             f"timeout is {seconds}: it must be a number of seconds up to {threading.TIMEOUT_MAX:.0f}, or inf"
         )
     return float(seconds)
+
+
+def _check_address(address: str) -> None:
+    """Raises QuireError for a URL of HTTP, which grpc takes for a name to look up."""
+    if address.lower().startswith(("http://", "https://")):
+        why = f"{address} is a URL: an address is host:port, of the gateway's port for gRPC"
+        raise QuireError(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT", why)
 
 
 def check_api_key(api_key: str | None) -> None:

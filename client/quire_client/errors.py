@@ -12,10 +12,15 @@ from google.rpc import error_details_pb2, status_pb2
 
 _DETAILS_KEY = "grpc-status-details-bin"
 _REQUEST_ID_KEY = "x-request-id"
-_TOO_LARGE = re.compile(r"Received message larger than max \((\d+) vs\. (\d+)\)")  # grpc's text
+# Texts of grpc
+_TOO_LARGE = re.compile(r"Received message larger than max \((\d+) vs\. (\d+)\)")
+_HTTP_1 = "Trying to connect an http1.x server"
 
 UNREACHABLE = "UNREACHABLE"
 """The reason where nothing responds at the address, or the connection broke."""
+
+NO_GRPC = "NO_GRPC"
+"""The reason where a server responds at the address in HTTP/1.1."""
 
 BROKEN_STREAM = "BROKEN_STREAM"
 """The reason where a stream ended early, or tokens are missing."""
@@ -56,8 +61,12 @@ class QuireError(Exception):
             result._read_details(details)
         elif code is grpc.StatusCode.UNAVAILABLE:
             # Quire's servers always send details: this is grpc's own text about sockets.
-            result.reason = UNREACHABLE
-            result.message = f"no connection to {address}"
+            if _HTTP_1 in result.message:
+                result.reason = NO_GRPC
+                result.message = f"no gRPC at {address}: a server responds there in HTTP/1.1"
+            else:
+                result.reason = UNREACHABLE
+                result.message = f"no connection to {address}"
         elif code is grpc.StatusCode.DEADLINE_EXCEEDED:
             result.message = "no answer within the timeout"
         elif code is grpc.StatusCode.RESOURCE_EXHAUSTED and (sizes := _TOO_LARGE.search(result.message)):

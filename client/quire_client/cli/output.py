@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from quire_client.errors import UNREACHABLE, QuireError
+from quire_client.errors import NO_GRPC, UNREACHABLE, QuireError
 
 # A model may generate escape sequences of terminals. Newline and tab stay.
 _CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
@@ -35,6 +35,7 @@ _NEXT_STEPS = {
     "QUIRE_ADMIN_ADDRESS",
     REQUEST_NOT_LIVE: "it may have ended; `quire explain` without an id lists live requests",
     UNREACHABLE: "start a server with `make run`, or name one with --address or QUIRE_ADDRESS",
+    NO_GRPC: "a gateway's port for gRPC is 50051 by default; name its address with --address or QUIRE_ADDRESS",
     "UNIMPLEMENTED": "there is no gateway at this address, or one of an earlier release",
     "UNAUTHENTICATED": "give a key with --api-key or QUIRE_API_KEY",
     "MODEL_NOT_FOUND": "`quire models` lists the served models",
@@ -54,7 +55,7 @@ _ADMIN_REASONS = {
 
 def admin_error(error: QuireError, address: str) -> QuireError:
     """The error of a call to an admin service, with a message for the commands that make such calls."""
-    if error.reason == "UNIMPLEMENTED":  # grpc's own status, with a message about methods
+    if error.reason in ("UNIMPLEMENTED", NO_GRPC):  # grpc's own status, with a message about methods
         message = f"no admin service of a scheduler at {address}"
         return dataclasses.replace(error, reason=NO_ADMIN_SERVICE, message=message)
     return dataclasses.replace(error, reason=_ADMIN_REASONS.get(error.reason, error.reason))

@@ -51,6 +51,12 @@ def test_a_key_that_no_header_holds_is_refused_without_telling_it(key: str) -> N
     assert key not in str(caught.value)
 
 
+@pytest.mark.parametrize("address", ["http://here:8000", "a:1,HTTPS://here"])
+def test_a_url_is_no_address(address: str) -> None:
+    with pytest.raises(QuireError, match=r"is a URL: an address is host:port"):
+        resolve(address)
+
+
 @pytest.mark.parametrize(
     ("address", "loopback"),
     [

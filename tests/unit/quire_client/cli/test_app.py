@@ -328,6 +328,23 @@ async def test_the_version_is_printed() -> None:
     assert ended.out.startswith("quire ")
 
 
+async def test_at_an_http_port_one_line_says_which_port_to_name() -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server:
+        ended = await quire("models", "--address", address)
+
+    assert (ended.code, ended.out) == (1, "")
+    (line,) = ended.err.splitlines()
+    assert line.startswith(f"quire: no gRPC at {address}: a server responds there in HTTP/1.1; ")
+    assert "50051" in line
+
+
 async def test_without_a_server_one_line_says_how_to_start_it() -> None:
     ended = await quire("generate", "x", "--address", "127.0.0.1:1")
 
