@@ -11,7 +11,7 @@ from typing import Any
 
 import httptools
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gateway_svc.http_api.connection_limits import ConnectionLimits, CountedConnection
 from gateway_svc.http_api.websocket_connection import BoundedWebSocket
@@ -32,6 +32,15 @@ class BoundedConfig(uvicorn.Config):
     def __init__(self, app: Any, limits: ConnectionLimits, **options: Any) -> None:
         super().__init__(app, http=BoundedConnection, ws=BoundedWebSocket, **options)
         self.limits = limits
+
+
+class _UnchunkedCycle(RequestResponseCycle):
+    """Answers a client of HTTP/1.0, which does not know chunks: an answer without a length ends with the connection."""
+
+    async def send(self, message: Any) -> None:
+        self.chunked_encoding = False
+        self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
 
 
 class _Refused(Exception):  # noqa: N818
@@ -193,6 +202,8 @@ class BoundedConnection(CountedConnection, HttpToolsProtocol):
         self._stop_waiting()
         self.count_as_busy()
         super().on_headers_complete()
+        if self.parser.get_http_version() == "1.0":
+            self.cycle.__class__ = _UnchunkedCycle
 
     def on_body(self, body: bytes) -> None:
         self._unreported_bytes = 0

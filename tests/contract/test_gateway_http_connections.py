@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway_harness import Harness
+from gateway_harness import Harness, encoded
+from scripted_scheduler import answer_with
+from tiny_model import EOS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -66,3 +68,28 @@ async def test_a_compressed_body_is_refused_by_the_header_that_names_it(quire: H
 async def test_a_body_may_be_named_as_not_compressed(quire: Harness) -> None:
     headers = {"content-type": "application/json", "content-encoding": "identity"}
     assert (await quire.http.post("/tokenize", content=BODY, headers=headers)).status_code == 200
+
+
+async def test_a_stream_for_a_client_of_http_1_0_has_no_chunks(quire: Harness) -> None:
+    quire.scheduler.script = answer_with(encoded("hello world"), stop_token_id=EOS)
+    body = b'{"prompt": "a", "stream": true}'
+    head = TOKENIZE.replace(b"/tokenize HTTP/1.1", b"/v1/completions HTTP/1.0")
+    received = await answers(quire, [head + b"content-length: %d\r\n\r\n%s" % (len(body), body)])
+    fields, _, events = received.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in fields.lower()
+    assert b"connection: close" in fields.lower()
+    assert events.startswith(b"data: {")
+    assert events.endswith(b"}\n\ndata: [DONE]\n\n")
+
+
+async def test_a_whole_answer_for_a_client_of_http_1_0_has_its_length(quire: Harness) -> None:
+    received = await answers(quire, [TOKENIZE.replace(b"HTTP/1.1", b"HTTP/1.0") + LENGTH + b"\r\n" + BODY])
+    fields, _, body = received.partition(b"\r\n\r\n")
+    assert b"content-length: %d" % len(body) in fields
+    assert json.loads(body)["count"] == 2
+
+
+async def test_head_of_http_1_0_has_no_body(quire: Harness) -> None:
+    received = await answers(quire, [b"HEAD /version HTTP/1.0\r\nhost: localhost\r\n\r\n"])
+    assert received.startswith(b"HTTP/1.1 200 OK")
+    assert received.endswith(b"\r\n\r\n")
