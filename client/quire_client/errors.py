@@ -12,9 +12,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 _DETAILS_KEY = "grpc-status-details-bin"
 _REQUEST_ID_KEY = "x-request-id"
-# Texts of grpc
-_TOO_LARGE = re.compile(r"Received message larger than max \((\d+) vs\. (\d+)\)")
-_HTTP_1 = "Trying to connect an http1.x server"
+_TOO_LARGE = re.compile(r"Received message larger than max \((\d+) vs\. (\d+)\)")  # grpc's text
 
 UNREACHABLE = "UNREACHABLE"
 """The reason where nothing responds at the address, or the connection broke."""
@@ -22,8 +20,20 @@ UNREACHABLE = "UNREACHABLE"
 NO_GRPC = "NO_GRPC"
 """The reason where a server responds at the address in HTTP/1.1."""
 
+TLS_FAILED = "TLS_FAILED"
+"""The reason where a server responds at the address, and TLS with it fails."""
+
 BROKEN_STREAM = "BROKEN_STREAM"
 """The reason where a stream ended early, or tokens are missing."""
+
+_CONNECTION_FAILURES = (
+    ("Trying to connect an http1.x server", NO_GRPC, "no gRPC at {}: a server responds there in HTTP/1.1"),
+    ("missing selected ALPN property", NO_GRPC, "no gRPC at {}: a server responds there in HTTP/1.1"),
+    ("CERTIFICATE_VERIFY_FAILED", TLS_FAILED, "no connection to {}: its certificate is not of a CA that is trusted"),
+    ("WRONG_VERSION_NUMBER", TLS_FAILED, "no connection to {}: the server there has no TLS"),
+    ("", UNREACHABLE, "no connection to {}"),
+)
+"""Parts of grpc's texts about sockets, each with the reason and the message for it; the first one that fits counts."""
 
 
 @dataclass(eq=False)
@@ -61,12 +71,10 @@ class QuireError(Exception):
             result._read_details(details)
         elif code is grpc.StatusCode.UNAVAILABLE:
             # Quire's servers always send details: this is grpc's own text about sockets.
-            if _HTTP_1 in result.message:
-                result.reason = NO_GRPC
-                result.message = f"no gRPC at {address}: a server responds there in HTTP/1.1"
-            else:
-                result.reason = UNREACHABLE
-                result.message = f"no connection to {address}"
+            for part, reason, message in _CONNECTION_FAILURES:
+                if part in result.message:
+                    result.reason, result.message = reason, message.format(address)
+                    break
         elif code is grpc.StatusCode.DEADLINE_EXCEEDED:
             result.message = "no answer within the timeout"
         elif code is grpc.StatusCode.RESOURCE_EXHAUSTED and (sizes := _TOO_LARGE.search(result.message)):

@@ -85,7 +85,7 @@ async def test_grpc_clients_check_the_certificate(
         async with AsyncClient(address) as stranger:
             with pytest.raises(QuireError) as raised:
                 await stranger.models()
-            assert raised.value.reason == "UNREACHABLE"
+            assert raised.value.reason == "TLS_FAILED"
         monkeypatch.setenv("QUIRE_CA_FILE", "/no/such/file")
         with pytest.raises(QuireError, match="QUIRE_CA_FILE: /no/such/file: no such file"):
             AsyncClient(address)

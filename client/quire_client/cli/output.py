@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from quire_client.errors import NO_GRPC, UNREACHABLE, QuireError
+from quire_client.errors import NO_GRPC, TLS_FAILED, UNREACHABLE, QuireError
 
 # A model may generate escape sequences of terminals. Newline and tab stay.
 _CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
@@ -36,6 +36,7 @@ _NEXT_STEPS = {
     REQUEST_NOT_LIVE: "it may have ended; `quire explain` without an id lists live requests",
     UNREACHABLE: "start a server with `make run`, or name one with --address or QUIRE_ADDRESS",
     NO_GRPC: "a gateway's port for gRPC is 50051 by default; name its address with --address or QUIRE_ADDRESS",
+    TLS_FAILED: "connections have TLS where QUIRE_CA_FILE is set, which names the file of the CA",
     "UNIMPLEMENTED": "there is no gateway at this address, or one of an earlier release",
     "UNAUTHENTICATED": "give a key with --api-key or QUIRE_API_KEY",
     "MODEL_NOT_FOUND": "`quire models` lists the served models",

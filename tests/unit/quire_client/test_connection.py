@@ -1,12 +1,16 @@
 """The addresses, credentials and metadata of a client's calls."""
 
+import asyncio
 import math
 import re
+import ssl
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quire_client import Client, QuireError
+from certificates import Authority
+from quire_client import AsyncClient, Client, QuireError
 from quire_client.admin import AdminClient
 from quire_client.connection import Connection, channel_options, is_loopback
 
@@ -49,6 +53,34 @@ def test_a_key_that_no_header_holds_is_refused_without_telling_it(key: str) -> N
     with pytest.raises(QuireError, match="API key") as caught:
         resolve("here:2", key)
     assert key not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("ca", "has_tls", "reason", "why"),
+    [
+        ("theirs", True, "NO_GRPC", "in HTTP/1.1"),
+        ("other", True, "TLS_FAILED", "is not of a CA that is trusted"),
+        ("theirs", False, "TLS_FAILED", "has no TLS"),
+    ],
+)
+async def test_why_tls_with_a_server_fails_is_named(
+    ca: str, has_tls: bool, reason: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authorities = {name: Authority(tmp_path / name) for name in ("theirs", "other")}
+    certificate = authorities["theirs"].issue("server", ["IP:127.0.0.1"])
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate.certificate, certificate.key)
+
+    async def respond(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(respond, "127.0.0.1", 0, ssl=context if has_tls else None)
+    monkeypatch.setenv("QUIRE_CA_FILE", str(authorities[ca].certificate))
+    async with server, AsyncClient(f"127.0.0.1:{server.sockets[0].getsockname()[1]}") as client:
+        with pytest.raises(QuireError, match=why) as caught:
+            await client.models()
+    assert caught.value.reason == reason
 
 
 @pytest.mark.parametrize("address", ["http://here:8000", "a:1,HTTPS://here"])
