@@ -225,7 +225,6 @@ async def test_the_end_of_a_terminal_is_ignored_under_nohup() -> None:
     assert await process.communicate() == (b"stopping\nstopped\n", b"")
 
 
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_second_signal_kills(number: signal.Signals) -> None:
     process = await start(SIGNALLED.format(seconds=600))
