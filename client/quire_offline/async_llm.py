@@ -69,8 +69,7 @@ class AsyncLLM:
         request. `request_id` names the request for `abort`. Raises QuireError.
         """
         refuse_adapter(lora_request)
-        priorities = None if priority is None else [priority]
-        (request,) = read_prompts(_ids(request_id), [prompt], sampling_params, priorities)
+        (request,) = read_prompts(_ids(request_id), [prompt], sampling_params, priority)
         return self._stream(request)
 
     def chat(
@@ -79,6 +78,7 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
+        priority: int | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         lora_request: None = None,
@@ -87,7 +87,7 @@ class AsyncLLM:
         """Answers a chat. The arguments are those of `LLM.chat`, for one chat; otherwise as `generate`."""
         refuse_adapter(lora_request)
         fields = chat_options(tools, chat_template_kwargs, options)
-        (request,) = read_chats(_ids(request_id), [messages], sampling_params, fields)
+        (request,) = read_chats(_ids(request_id), [messages], sampling_params, fields, priority)
         return self._stream(request)
 
     async def embed(
@@ -96,7 +96,7 @@ class AsyncLLM:
         *,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         request_id: str | None = None,
-        priority: Sequence[int] | None = None,
+        priority: int | Sequence[int] | None = None,
     ) -> list[EmbeddingRequestOutput]:
         """The vector of each prompt, as `LLM.embed`. A call that is cancelled cancels its prompts.
 

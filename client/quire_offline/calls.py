@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from numbers import Integral
 from typing import Any, TypeVar
 
 from gateway_svc.unvalidated_request import GenerationDefaults
@@ -19,7 +20,7 @@ def read_prompts(
     ids: Iterator[str],
     prompts: Prompt | Sequence[Prompt],
     sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-    priority: Sequence[int] | None = None,
+    priority: int | Sequence[int] | None = None,
 ) -> list[OfflineRequest]:
     """Prompts to continue. Raises QuireError, TypeError, and ValueError for lists of other lengths."""
     given = prompts_of(prompts)
@@ -36,13 +37,14 @@ def read_chats(
     messages: Messages | Sequence[Messages],
     sampling_params: SamplingParams | Sequence[SamplingParams] | None,
     options: Mapping[str, Any],
+    priority: int | Sequence[int] | None = None,
 ) -> list[OfflineRequest]:
     """Chats to answer; `options` are fields of a chat's body. Raises QuireError, TypeError and ValueError."""
     given = chats_of(messages)
     params = params_of(sampling_params, SamplingParams(), len(given), "sampling_params")
     readers = [
-        partial(OfflineRequest.of_chat, messages=chat, params=one, options=options)
-        for chat, one in zip(given, params, strict=True)
+        partial(OfflineRequest.of_chat, messages=chat, params=one, options={**options, "priority": number})
+        for chat, one, number in zip(given, params, _priorities(priority, len(given)), strict=True)
     ]
     return _read(ids, readers)
 
@@ -68,7 +70,7 @@ def read_embeddings(
     ids: Iterator[str],
     prompts: Prompt | Sequence[Prompt],
     pooling_params: PoolingParams | Sequence[PoolingParams] | None,
-    priority: Sequence[int] | None = None,
+    priority: int | Sequence[int] | None = None,
 ) -> list[OfflineEmbedding]:
     """Prompts to embed. Raises QuireError, TypeError and ValueError."""
     given = prompts_of(prompts)
@@ -109,11 +111,11 @@ def refuse_adapter(lora_request: object) -> None:
         raise ValueError("lora_request: adapters are not served")
 
 
-def _priorities(given: Sequence[int] | None, num_prompts: int) -> Sequence[int | None]:
+def _priorities(given: int | Sequence[int] | None, num_prompts: int) -> Sequence[int | None]:
     """Of each prompt. Raises TypeError, and ValueError where their number is not that of the prompts."""
-    if given is None:
-        return [None] * num_prompts
-    require_list(given, "priority", "a list with a number for each prompt")
+    if given is None or isinstance(given, int | Integral):
+        return [plain(given)] * num_prompts
+    require_list(given, "priority", "a number, or a list with one for each prompt")
     if len(given) != num_prompts:
         raise ValueError(f"priority has {len(given)} numbers for {num_prompts} prompts")
     return [plain(one) for one in given]

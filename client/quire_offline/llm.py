@@ -68,14 +68,14 @@ class LLM:
         sampling_params: Params = None,
         use_tqdm: bool | None = None,
         *,
-        priority: Sequence[int] | None = None,
+        priority: int | Sequence[int] | None = None,
         lora_request: None = None,
     ) -> list[RequestOutput]:
         """Continues prompts, all at once, and returns their outputs in the order of the prompts.
 
         A prompt is a text, token ids, or an object with `prompt` or `prompt_token_ids`. `use_tqdm` is whether a
-        progress bar is shown; None: on a terminal. `priority` has a number for each prompt; a higher one goes first,
-        where in vLLM a lower one does. `lora_request` may only be None: adapters are not served.
+        progress bar is shown; None: on a terminal. `priority` is a number for all prompts, or one for each; a higher
+        one goes first, where in vLLM a lower one does. `lora_request` may only be None: adapters are not served.
 
         Raises QuireError, as a client of a server does: for a field that is not valid, with its name and a note about
         the prompt, before or while the others run. KeyboardInterrupt cancels all of them.
@@ -92,6 +92,7 @@ class LLM:
         sampling_params: Params = None,
         use_tqdm: bool | None = None,
         *,
+        priority: int | Sequence[int] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         lora_request: None = None,
@@ -103,7 +104,7 @@ class LLM:
         """
         refuse_adapter(lora_request)
         fields = chat_options(tools, chat_template_kwargs, options)
-        requests = read_chats(self._ids, messages, sampling_params, fields)
+        requests = read_chats(self._ids, messages, sampling_params, fields, priority)
         self._run(requests, use_tqdm)
         return [request.output(finished=True) for request in requests]
 
@@ -113,7 +114,7 @@ class LLM:
         *,
         use_tqdm: bool | None = None,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        priority: Sequence[int] | None = None,
+        priority: int | Sequence[int] | None = None,
     ) -> list[EmbeddingRequestOutput]:
         """The vector of each prompt, by an embedding model. Otherwise as `generate`."""
         requests = read_embeddings(self._ids, prompts, pooling_params, priority)

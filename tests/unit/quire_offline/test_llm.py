@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from llama_models import generate
 from offline_model import NUM_TOKENS
 from quire_offline import LLM, PoolingParams, QuireError, RequestOutput, SamplingParams, StructuredOutputsParams
-from quire_offline.calls import read_chats, read_prompts
+from quire_offline.calls import read_chats, read_embeddings, read_prompts
 from quire_offline.offline_request import OfflineRequest
 from tiny_model import tiny_tokenizer
 
@@ -307,6 +307,15 @@ def test_the_numbers_of_prompts_and_parameters_must_be_equal(llm: LLM) -> None:
         llm.generate(["a", "b"], GREEDY, priority=[1])
 
 
+@pytest.mark.parametrize(("given", "expected"), [(None, [None, None]), (3, [3, 3]), ([3, -1], [3, -1])])
+def test_a_priority_is_that_of_all_prompts_or_of_each(given: Any, expected: list[int | None]) -> None:
+    ids = map(str, itertools.count())
+    chats = [[{"role": "user", "content": text}] for text in ("a", "b")]
+    for requests in (read_prompts(ids, ["a", "b"], GREEDY, given), read_chats(ids, chats, GREEDY, {}, given)):
+        assert [request.unvalidated.priority for request in requests] == expected
+    assert [request.unvalidated.priority for request in read_embeddings(ids, ["a", "b"], None, given)] == expected
+
+
 @pytest.mark.parametrize(
     ("prompts", "message"),
     [
@@ -349,7 +358,7 @@ def test_what_is_no_chat_is_refused(chat: Any, message: str, llm: LLM) -> None:
         (lambda llm: llm.generate("x", {"max_tokens": 4}), "sampling_params: must be SamplingParams or a list .* dict"),
         (lambda llm: llm.generate("x", PoolingParams()), "sampling_params: .*, not PoolingParams"),
         (lambda llm: llm.generate(["x"], [None]), r"sampling_params\[0\]: must be SamplingParams, not NoneType"),
-        (lambda llm: llm.generate("x", priority=1), "priority: must be a list with a number for each prompt, not int"),
+        (lambda llm: llm.generate("x", priority="a"), "priority: must be a number, or a list with .* prompt, not str"),
         (lambda llm: llm.chat([{}], tools={"name": "f"}), "tools: must be a list of tools, not dict"),
         (lambda llm: llm.chat([{}], chat_template_kwargs=5), "chat_template_kwargs: must be an object, not int"),
         (lambda llm: llm.embed("x", pooling_params=GREEDY), "pooling_params: must be PoolingParams or .*, not Sampl.*"),
