@@ -120,6 +120,8 @@ class UnvalidatedRequest:
     max_tokens: int | None = None
     default_max_tokens: int | None = None
     """The value of an absent max_tokens, limited by the context; None: the rest of the context."""
+    cuts_max_tokens: bool = False
+    """Whether a given max_tokens is limited by the context, too; else one that does not fit is refused."""
     min_tokens: int | None = None
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()

@@ -327,5 +327,6 @@ def prompt_field(prompt: Prompt | None) -> Field:
 def _max_tokens(unvalidated: UnvalidatedRequest, room: int) -> int:
     """The most tokens to generate. A length that the client did not set is limited by the context."""
     if unvalidated.max_tokens is not None:
-        return max(1, unvalidated.max_tokens)  # of no output, one token is generated
+        given = max(1, unvalidated.max_tokens)  # of no output, one token is generated
+        return min(room, given) if unvalidated.cuts_max_tokens else given
     return room if unvalidated.default_max_tokens is None else min(room, unvalidated.default_max_tokens)

@@ -100,8 +100,7 @@ def read_scores(
 
 
 def default_params(defaults: GenerationDefaults) -> SamplingParams:
-    """What requests have that do not set a parameter. Where a prompt leaves less room, this `max_tokens` is refused;
-    that of the default is cut."""
+    """What requests have that do not set a parameter."""
     return SamplingParams(**defaults.sampling, max_tokens=defaults.max_tokens)
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any, TypeAlias
 
@@ -54,14 +54,23 @@ class OfflineRequest:
 
     @classmethod
     def of_prompt(
-        cls, request_id: str, prompt: Prompt, params: SamplingParams, priority: int | None = None
+        cls,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        priority: int | None = None,
+        *,
+        cuts_max_tokens: bool = True,
     ) -> "OfflineRequest":
-        """A prompt to continue. Raises QuireError, which names a field as SamplingParams does."""
+        """A prompt to continue. Raises QuireError, which names a field as SamplingParams does. With `cuts_max_tokens`
+        it has fewer tokens than `max_tokens` where no more fit the context; else it is refused then.
+        """
         given = given_prompt(prompt)
         values = {**params.values, "prompt": given, "priority": priority}
         (read,) = read_completion(CompletionBody.of(values), None).prompts
         text = given if isinstance(given, str) else None
-        return cls(request_id, Operation.TEXT_COMPLETION, read.unvalidated, read.field_path, text)
+        unvalidated = replace(read.unvalidated, cuts_max_tokens=cuts_max_tokens)
+        return cls(request_id, Operation.TEXT_COMPLETION, unvalidated, read.field_path, text)
 
     @classmethod
     def of_chat(
@@ -74,7 +83,8 @@ class OfflineRequest:
             values |= {"logprobs": True, "top_logprobs": num_top}
         UndefinedFields.REFUSE.check(ChatBody, values)
         (read,) = read_chat_completion(ChatBody.of(values), None).prompts
-        return cls(request_id, Operation.CHAT, read.unvalidated, read.field_path, None)
+        unvalidated = replace(read.unvalidated, cuts_max_tokens=True)
+        return cls(request_id, Operation.CHAT, unvalidated, read.field_path, None)
 
     @property
     def num_prompts(self) -> int:

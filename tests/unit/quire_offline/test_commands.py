@@ -157,9 +157,17 @@ def test_the_table_says_where(model: Path, capsys: pytest.CaptureFixture[str]) -
     assert " in this process, 16 requests at a time" in capsys.readouterr().out
 
 
-def _mix(model: Path) -> str:
+def test_outputs_that_do_not_fit_the_context_fail(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # Shorter ones would be measured in their place.
+    mix = _mix(model, output_tokens=500)
+    run(["bench", "--offline", "-m", str(model), "-n", "2", "--mix", mix, "--json"])
+    ((failure, number),) = json.loads(capsys.readouterr().out)["failures"].items()
+    assert ("do not fit the context" in failure, number) == (True, 2)
+
+
+def _mix(model: Path, output_tokens: int = 9) -> str:
     path = model.with_name("mix.json")
-    path.write_text(json.dumps({"requests": [{"prompt_token_ids": [5, 6, 7, 8], "output_tokens": 9}]}))
+    path.write_text(json.dumps({"requests": [{"prompt_token_ids": [5, 6, 7, 8], "output_tokens": output_tokens}]}))
     return str(path)
 
 

@@ -291,6 +291,14 @@ def test_an_invalid_prompt_is_named_with_its_index(llm: LLM) -> None:
     assert raised.value.reason == "CONTEXT_LENGTH_EXCEEDED"
 
 
+def test_a_length_that_does_not_fit_the_context_is_cut(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=1000, ignore_eos=True)
+    (output,) = llm.generate([prompts(250)[0]], params)
+    assert (len(output.outputs[0].token_ids), output.outputs[0].finish_reason) == (6, "length")
+    (answer,) = llm.chat([{"role": "user", "content": "a" * 200}], params)
+    assert len(answer.prompt_token_ids) + len(answer.outputs[0].token_ids) == 256
+
+
 def test_an_invalid_message_is_named(llm: LLM) -> None:
     with pytest.raises(QuireError) as raised:
         llm.chat([{"role": "nobody", "content": "hello"}])
