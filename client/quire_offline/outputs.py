@@ -40,8 +40,8 @@ class CompletionOutput:
     reasoning: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
 
-    @property
     def finished(self) -> bool:
+        """Whether the sequence has ended. A method, as in vLLM."""
         return self.finish_reason is not None
 
     @classmethod
