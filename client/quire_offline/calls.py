@@ -15,6 +15,9 @@ from quire_offline.sampling_params import SamplingParams
 
 R = TypeVar("R")
 
+_OF_SERVERS = ("model", "retention", "stream", "stream_options")
+"""Fields of a chat's body that ask for what a call here cannot do."""
+
 
 def read_prompts(
     ids: Iterator[str],
@@ -59,6 +62,9 @@ def chat_options(
         require_list(tools, "tools", "a list of tools")
     if not isinstance(chat_template_kwargs, Mapping | None):
         raise TypeError(f"chat_template_kwargs: must be an object, not {type(chat_template_kwargs).__name__}")
+    for name in _OF_SERVERS:
+        if others.get(name):
+            raise TypeError(f"{name}: is not an argument, but a field of a server's body")
     return {
         **{name: plain(value) for name, value in others.items()},
         "tools": None if tools is None else list(tools),

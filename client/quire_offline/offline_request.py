@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any, TypeAlias
@@ -205,8 +206,7 @@ def _token_id(given: object) -> int:
 
 
 def _message(given: object, index: int) -> dict[str, Any]:
-    try:
-        return dict(given)  # type: ignore[call-overload,no-any-return]
-    except (TypeError, ValueError):
-        name = type(given).__name__
-        raise TypeError(f"messages[{index}]: must be an object with a role and a content, not {name}") from None
+    if not isinstance(given, list | tuple):  # of pairs, which a chat can be: two keys of one message
+        with suppress(TypeError, ValueError):
+            return dict(given)  # type: ignore[call-overload,no-any-return]
+    raise TypeError(f"messages[{index}]: must be an object with a role and a content, not {type(given).__name__}")

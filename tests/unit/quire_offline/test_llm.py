@@ -352,6 +352,7 @@ def test_what_is_no_prompt_is_refused(prompts: Any, message: str, llm: LLM) -> N
         ("hi", "messages: .*, not str"),
         ({"role": "user", "content": "hi"}, "messages: .*, not dict"),
         (["hi"], r"messages\[0\]: must be a message, or a list of messages, not str"),
+        ([[[{"role": "user", "content": "hi"}]]], r"messages\[0\]: must be an object with a role .*, not list"),
         ([("user", "hi")], r"messages\[0\]: must be an object with a role and a content, not str"),
     ],
 )
@@ -368,6 +369,8 @@ def test_what_is_no_chat_is_refused(chat: Any, message: str, llm: LLM) -> None:
         (lambda llm: llm.generate(["x"], [None]), r"sampling_params\[0\]: must be SamplingParams, not NoneType"),
         (lambda llm: llm.generate("x", priority="a"), "priority: must be a number, or a list with .* prompt, not str"),
         (lambda llm: llm.chat([{}], tools={"name": "f"}), "tools: must be a list of tools, not dict"),
+        (lambda llm: llm.chat([{}], stream=True), "stream: is not an argument, but a field of a server's body"),
+        (lambda llm: llm.chat([{}], model="other"), "model: is not an argument.*"),
         (lambda llm: llm.chat([{}], chat_template_kwargs=5), "chat_template_kwargs: must be an object, not int"),
         (lambda llm: llm.embed("x", pooling_params=GREEDY), "pooling_params: must be PoolingParams or .*, not Sampl.*"),
         (lambda llm: llm.score("x", "y", pooling_params=3), "pooling_params: must be PoolingParams or .*, not int"),
