@@ -27,7 +27,16 @@ from svc_common.redaction import redact
 from svc_common.settings import InnerSettings, ServiceSettings
 from svc_common.supervisor.settings import GATEWAY_SETTINGS
 from svc_common.supervisor.vllm_flag_table import FLAGS
-from svc_common.supervisor.vllm_flags import FlagRefused, JsonObject, Refused, Value, Values, VllmFlag, read_flags
+from svc_common.supervisor.vllm_flags import (
+    GIVEN_KEYS,
+    FlagRefused,
+    JsonObject,
+    Refused,
+    Value,
+    Values,
+    VllmFlag,
+    read_flags,
+)
 from worker_svc.settings import WorkerSettings
 
 _OF_PROCESSES = {*InnerSettings.model_fields, "worker_port", "worker_metrics_port", "drain_grace", "profile_dir"}
@@ -110,6 +119,8 @@ def _read(name: str, value: Any) -> dict[str, Any]:
         if name not in NAMES:
             raise no_option(name, [*sorted(NAMES), *(one for one, flag in _FLAGS.items() if not _is_refused(flag))])
         return {name: value}
+    if _is_refused(flag) and not value:  # False, 0 or an empty object: what is not served is not asked for
+        return {}
     try:
         _, variables = read_flags(_arguments(flag, value), FLAGS)
     except FlagRefused as error:
@@ -117,6 +128,8 @@ def _read(name: str, value: Any) -> dict[str, Any]:
         raise ValueError(str(error).replace(flag.name, name, 1)) from None
     read = {variable.removeprefix("QUIRE_").lower(): text for variable, text in variables.items()}
     for variable in variables:
+        if variable == GIVEN_KEYS:
+            raise ValueError(f"{name} is not an argument: it is about a server")
         if variable.removeprefix("QUIRE_").lower() not in NAMES:
             raise ValueError(f"{name} is not an argument: set the variable {variable}, or leave it out")
     return read

@@ -157,6 +157,13 @@ ACCEPTED: tuple[VllmFlag, ...] = (
     Only("--stream-interval", ("1",), "each step's tokens are sent at once"),
     Only("--tensor-parallel-size", ("1",), "a model uses one GPU", aliases=("-tp",)),
     Only("--pipeline-parallel-size", ("1",), "a model uses one GPU", aliases=("-pp",)),
+    Only(
+        "--data-parallel-size",
+        ("1",),
+        "use --workers N on CPUs; on several GPUs start one worker for each, with CUDA_VISIBLE_DEVICES, and list them "
+        "in QUIRE_WORKERS_AT",
+        aliases=("-dp",),
+    ),
     Only("--distributed-executor-backend", ("uni", "mp"), "each worker is a process"),
     Only("--nnodes", ("1",), "workers on other machines are started one by one (docs/operations.md)", aliases=("-n",)),
 )
@@ -166,8 +173,6 @@ _REFUSED: dict[str, str] = {
     "write the flags out, or set QUIRE_ variables": "--config",
     "start gateways and schedulers without workers one by one (docs/operations.md)": "--headless",
     "use --gateways N: each has a port of its own": "--api-server-count -asc",
-    "use --workers N on CPUs; on several GPUs start one worker for each, with CUDA_VISIBLE_DEVICES, and list them in "
-    "QUIRE_WORKERS_AT": "--data-parallel-size -dp",
     "workers are listed in QUIRE_WORKERS_AT, and any gateway serves all of them": (
         "--data-parallel-rank -dpn --data-parallel-start-rank -dpr --data-parallel-size-local -dpl "
         "--data-parallel-address -dpa --data-parallel-rpc-port -dpp --data-parallel-backend -dpb "

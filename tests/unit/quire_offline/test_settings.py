@@ -87,6 +87,9 @@ def test_an_argument_that_does_not_exist_is_refused_with_the_nearest_one(argumen
         ("gpu_memory_utilization", 5, "gpu_memory_utilization: input should be less than or equal to 1, not 5$"),
         ("memory_high", 0.97, "^memory_critical is 0.95, which is not above memory_high, 0.97$"),
         ("port", 8000, "port is not an argument"),
+        ("api_key", "secret", "^api_key is not an argument: it is about a server$"),
+        ("enable_lora", True, "enable_lora is not served: adapters are not served"),
+        ("data_parallel_size", 2, "data_parallel_size must be 1, not 2"),
         ("policy", "nothing", "policy: "),
         ("enable_auto_tool_choice", False, "is not served"),
     ],
@@ -94,6 +97,14 @@ def test_an_argument_that_does_not_exist_is_refused_with_the_nearest_one(argumen
 def test_a_value_that_cannot_be_used_is_named(argument: str, value: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         OfflineSettings.of({argument: value})
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [("enable_lora", False), ("cpu_offload_gb", 0), ("hf_overrides", {}), ("data_parallel_size", 1)],
+)
+def test_what_is_not_served_may_be_left_out_by_its_value(argument: str, value: Any) -> None:
+    assert OfflineSettings.of({argument: value}) == OfflineSettings.of({})
 
 
 def test_a_setting_of_a_variable_is_named_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
