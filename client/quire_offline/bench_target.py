@@ -37,8 +37,6 @@ class EngineTarget:
 
         sent = perf_counter()
         with client_errors():
-            offline = OfflineRequest.of_prompt(
-                next(self._ids), request.prompt_token_ids, params, cuts_max_tokens=False
-            )
+            offline = OfflineRequest.of_prompt(next(self._ids), request.prompt_token_ids, params, cuts_max_tokens=False)
             await self._engine.run(offline, on_progress)
         return timeline(sent, tuple(arrivals))

@@ -115,8 +115,10 @@ class LLM:
         use_tqdm: bool | None = None,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         priority: int | Sequence[int] | None = None,
+        lora_request: None = None,
     ) -> list[EmbeddingRequestOutput]:
         """The vector of each prompt, by an embedding model. Otherwise as `generate`."""
+        refuse_adapter(lora_request)
         requests = read_embeddings(self._ids, prompts, pooling_params, priority)
         self._run(requests, use_tqdm)
         return [request.output() for request in requests]
@@ -130,11 +132,13 @@ class LLM:
         pooling_params: PoolingParams | None = None,
         priority: int | None = None,
         instruction: str | None = None,
+        lora_request: None = None,
     ) -> list[ScoringRequestOutput]:
         """The score of one text with each of others, or of each with the other one at its place: the output of a
         cross-encoder, or the cosine of the vectors of an embedding model. `instruction` says what is asked for, to a
         model whose chat template writes one beside a pair. Otherwise as `embed`.
         """
+        refuse_adapter(lora_request)
         requests = read_scores(self._ids, text_1, text_2, pooling_params, priority, instruction)
         self._run(requests, use_tqdm)
         return [output for request in requests for output in request.outputs()]

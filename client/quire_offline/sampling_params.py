@@ -19,6 +19,9 @@ _OF_REQUESTS = {
     "stream_options",
 }
 
+_OF_CHATS = {"thinking_token_budget"}
+"""Parameters of vLLM's class that are fields of a chat's body only."""
+
 
 class SamplingParams(Parameters):
     """How outputs are made, as in the body of /v1/completions: docs/api.md has each field with its range and default.
@@ -29,8 +32,8 @@ class SamplingParams(Parameters):
 
     __slots__ = ()
 
-    names: ClassVar = CompletionBody.served_fields() - _OF_REQUESTS
-    not_served: ClassVar = frozenset(CompletionBody.unserved)
+    names: ClassVar = CompletionBody.served_fields() - _OF_REQUESTS | _OF_CHATS
+    not_served: ClassVar = frozenset(CompletionBody.unserved) - _OF_CHATS
 
 
 class StructuredOutputsParams(dict[str, Any]):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from gateway_svc.chats import ChatPrompt
 from llama_models import generate
 from offline_model import NUM_TOKENS
 from quire_offline import LLM, PoolingParams, QuireError, RequestOutput, SamplingParams, StructuredOutputsParams
@@ -254,8 +255,13 @@ def test_an_adapter_may_only_be_none(llm: LLM) -> None:
     assert llm.generate("hello", GREEDY, lora_request=None)[0].finished
     assert llm.chat(messages, GREEDY, lora_request=None)[0].finished
     adapter: Any = "adapter"
-    with pytest.raises(ValueError, match="lora_request: adapters are not served"):
-        llm.generate("hello", GREEDY, lora_request=adapter)
+    for call in (
+        lambda: llm.generate("hello", GREEDY, lora_request=adapter),
+        lambda: llm.embed("hello", lora_request=adapter),
+        lambda: llm.score("hello", "world", lora_request=adapter),
+    ):
+        with pytest.raises(ValueError, match="lora_request: adapters are not served"):
+            call()
 
 
 # Errors.
@@ -313,6 +319,17 @@ def test_the_numbers_of_prompts_and_parameters_must_be_equal(llm: LLM) -> None:
         llm.generate(["a", "b"], [GREEDY])
     with pytest.raises(ValueError, match="priority has 1 numbers for 2 prompts"):
         llm.generate(["a", "b"], GREEDY, priority=[1])
+
+
+def test_the_budget_of_the_reasoning_is_a_parameter_of_chats() -> None:
+    params = SamplingParams(thinking_token_budget=7)
+    ids = map(str, itertools.count())
+    (request,) = read_chats(ids, [{"role": "user", "content": "hello"}], params, {})
+    prompt = request.unvalidated.prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.max_reasoning_tokens == 7
+    with pytest.raises(QuireError, match="thinking_token_budget: is not served"):
+        read_prompts(ids, "hello", params)
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, [None, None]), (3, [3, 3]), ([3, -1], [3, -1])])
