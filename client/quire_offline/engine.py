@@ -8,7 +8,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
@@ -181,13 +181,22 @@ class OfflineEngine:
 
         Raises the QuireError of the first one that is not valid or fails; the others end then.
         """
+
+        def noting(index: int) -> AbstractContextManager[None]:
+            numbered = requests[index].has_numbered_fields
+            return nullcontext() if numbered else noting_prompt(index, len(requests))
+
+        async def run(index: int) -> None:
+            with noting(index):
+                await self._run(requests[index], on_progress)
+
         try:
             async with asyncio.TaskGroup() as tasks:
-                for index, request in sorted(enumerate(requests), key=lambda item: -item[1].max_tokens):
+                for index in sorted(range(len(requests)), key=lambda index: -requests[index].max_tokens):
                     # One after another, so that they are queued in this order. Those before this one run meanwhile.
-                    with nullcontext() if request.has_numbered_fields else noting_prompt(index, len(requests)):
-                        await self._validate(request)
-                    tasks.create_task(self._run(request, on_progress))
+                    with noting(index):
+                        await self._validate(requests[index])
+                    tasks.create_task(run(index))
         except* QuireError as errors:
             first = errors.exceptions[0]
         else:

@@ -125,6 +125,13 @@ def test_an_invalid_prompt_cancels_the_others(encoder: LLM) -> None:
     assert len(encoder.embed(TEXTS)) == 3
 
 
+def test_a_note_names_the_prompt_that_asks_for_too_many_dimensions(encoder: LLM) -> None:
+    # Only the result shows how many there are.
+    with pytest.raises(QuireError, match="must be at most") as raised:
+        encoder.embed(["a", "b"], pooling_params=[PoolingParams(dimensions=3), PoolingParams(dimensions=999)])
+    assert (raised.value.field, raised.value.__notes__) == ("dimensions", ["prompt 1 of 2"])
+
+
 def test_a_parameter_that_does_not_exist_is_refused() -> None:
     with pytest.raises(TypeError, match="no option dimension; did you mean dimensions"):
         PoolingParams(dimension=3)
