@@ -27,7 +27,7 @@ class EngineThread:
         settings = OfflineSettings.of(options)
         thread = LoopThread("quire-offline")
         try:
-            engine = thread.run(OfflineEngine.start(settings))
+            engine = thread.run(OfflineEngine.start(settings), undo=OfflineEngine.close)
         except BaseException as error:
             thread.close()
             if isinstance(error, BadSetting | InvalidModelFiles | ModelNotFound | StartupFailed):

@@ -20,18 +20,22 @@ class LoopThread:
         self._is_closed = False
         self._lock = threading.Lock()  # of the flag, and so of what the loop is called with before its end
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # KeyboardInterrupt, after which nobody could close this
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            raise
 
     @property
     def is_current(self) -> bool:
         """Whether the caller is on this thread."""
         return threading.current_thread() is self._thread
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
+    def run(self, work: Coroutine[Any, Any, T], undo: Callable[[T], Coroutine[Any, Any, None]] | None = None) -> T:
         """The result of work on the loop. Must not be called on the loop's own thread. Raises as `start`.
 
         An exception in the calling thread, such as KeyboardInterrupt, cancels the work, waits for its end, and is
-        raised.
+        raised. Work that had its result by then is undone by `undo`.
         """
         future, cancel = self.start(work)
         try:
@@ -39,6 +43,8 @@ class LoopThread:
         except BaseException:
             cancel()
             wait([future])
+            if undo is not None and future.exception() is None:
+                self.run(undo(future.result()))
             raise
 
     async def wait_for(self, work: Coroutine[Any, Any, T]) -> T:

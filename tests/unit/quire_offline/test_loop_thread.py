@@ -1,5 +1,6 @@
-"""Work that begins while its loop is closed: it ends, or is refused."""
+"""Work that begins while its loop is closed ends, or is refused. An interrupt leaves nothing behind."""
 
+import _thread
 import asyncio
 import threading
 from concurrent.futures import Future
@@ -53,3 +54,37 @@ def test_work_that_has_ended_can_be_cancelled_after_the_end_of_the_loop() -> Non
     assert future.result(200) is None
     thread.close()
     cancel()
+
+
+def test_a_result_that_an_interrupt_has_lost_is_undone() -> None:
+    thread = LoopThread("test")
+    undone: list[int] = []
+
+    async def work() -> int:
+        _thread.interrupt_main()  # which waits for the result, and is interrupted when it is there
+        return 5
+
+    async def undo(result: int) -> None:
+        undone.append(result)
+
+    with pytest.raises(KeyboardInterrupt):
+        thread.run(work(), undo)
+    thread.close()
+    assert undone == [5]
+
+
+def test_a_thread_whose_start_is_interrupted_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        begun.append(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        LoopThread("test")
+    (thread,) = begun
+    thread.join(200)
+    assert not thread.is_alive()
