@@ -40,7 +40,7 @@ class RecordKeys:
 
     @classmethod
     def read(cls, path: Path) -> "RecordKeys":
-        """Reads `[[keys]]` tables of a TOML file: `id`, and `key` as 64 hexadecimal digits; `clear_records` before them.
+        """Reads `[[keys]]` tables of a TOML file: `id`, and `key` as 64 hexadecimal digits; and `clear_records`.
 
         Raises InvalidRecordKeys.
         """
