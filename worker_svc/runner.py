@@ -378,6 +378,8 @@ class Runner:
         in_grammar = None if matcher is None else matcher.failure
         if run.sequence.failure is None:
             run.sequence.failure = in_grammar.text if in_grammar is not None else _NO_TOKEN
+            if in_grammar is None:  # its keys and values may not be finite either
+                self.block_hashes.invalidate_written(run.sequence.blocks.values.tolist())
             self._fail_run(run, run.sequence.failure)
         reason = FailureReason.INTERNAL if in_grammar is None else in_grammar.reason
         return SequenceResult(run.sequence_id, [], failure=run.sequence.failure, failure_reason=reason)

@@ -54,6 +54,9 @@ class Committer:
             self._fail(request, events, Failure.UNAVAILABLE, text)
             return 0
         if result.failure is not None or (num_new != samples and not _may_return(replica, part, num_new)):
+            # Numbers that are not finite in one block spoil earlier ones that were computed with it: other requests
+            # must not find any of them.
+            replica.kv.forget_contents(sequence)
             self._fail(request, events)
             return 0
         if samples and not num_new and request.returns_value:

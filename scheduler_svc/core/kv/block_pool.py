@@ -125,6 +125,13 @@ class BlockPool:
         self._free.extend(block_ids)
         return block_ids
 
+    def free_if_cached(self, block_ids: Iterable[int]) -> None:
+        """Those of these blocks that are cached become free ones."""
+        for block_id in block_ids:
+            if block_id in self._cached:
+                self._cached.remove(block_id)
+                self._free.append(block_id)
+
     @property
     def has_free_memory(self) -> bool:
         """Whether a free block may take memory."""

@@ -55,6 +55,13 @@ class BlockTier:
         self.index.forget(block_ids)
         return len(block_ids)
 
+    def forget(self, contents: Iterable[BlockContent]) -> None:
+        """Removes these contents from the index. Their blocks become free where nothing owns or pins them."""
+        found = {block_id for content in contents if (block_id := self.index.find(content)) is not None}
+        self.index.forget(list(found))
+        self.pool.free_if_cached(found)
+        self._new_hashes = [one for one in self._new_hashes if one[0] not in found]
+
     def release(self, block_ids: list[int]) -> None:
         """Removes an owner from each block."""
         self.pool.release(block_ids, keep=self.index)

@@ -378,6 +378,14 @@ class KVManager:
                 self._merge(sequence, block, known, newest)
         sequence.num_published = num_full
 
+    def forget_contents(self, sequence: Sequence) -> None:
+        """Removes what is known of a sequence from the prefix cache, on both tiers: blocks may hold wrong values."""
+        num_blocks = min(len(sequence.block_hashes), len(sequence.tokens) // self._shape.block_size)
+        contents = {self._prefixes.full_content(sequence, block) for block in range(num_blocks)}
+        self.device.forget(contents)
+        self.host.forget(contents)
+        self.swaps.forget(contents)
+
     def _merge(self, sequence: Sequence, block: int, known: int, newest: StepPlan | None) -> None:
         own = sequence.block_ids[block]
         if self.device.index.content(known).tokens != pack_block(sequence.tokens, block, self._shape.block_size):

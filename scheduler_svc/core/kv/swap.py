@@ -1,7 +1,7 @@
 """Copies between device and host, from the plan that names their blocks until the worker confirms them."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from scheduler_svc.core.kv.block_tier import BlockTier
@@ -63,6 +63,11 @@ class SwapManager:
     def is_in_progress(self, step_id: int, direction: Direction) -> bool:
         """Whether this transfer is sent and not confirmed."""
         return (step_id, direction) in self._in_progress
+
+    def forget(self, contents: Container[BlockContent]) -> None:
+        """Swaps that are not done publish none of these contents."""
+        for swap in self._all():
+            swap.contents[:] = [None if content in contents else content for content in swap.contents]
 
     def finish(self, step_id: int, direction: Direction) -> list[Swap]:
         """A transfer is done or failed. Returns its swaps; the caller unpins each."""

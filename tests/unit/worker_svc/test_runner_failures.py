@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from core_runner import CoreRunner, submission
 from llama_models import VOCAB
 from runner_driver import GREEDY, Driver, make_runner
+from runner_instance import make_instance
 from runner_steps import NO_COPIER, PROMPTS, Generate, new_sequence, run_step
 from worker_svc.batch import Batch
 from worker_svc.description import WorkerLimits
@@ -98,6 +100,32 @@ def test_logits_that_are_not_numbers_fail_their_sequence_alone(faulty: Path) -> 
     assert (len(good.token_ids), good.failure) == (1, None)
     assert (bad.token_ids, bool(bad.failure)) == ([], True)
     assert run_step(runner, [], ScheduledSequence(2, 3, 1, []))[0].failure
+
+
+def test_blocks_of_a_sequence_without_numbers_have_no_hash(faulty: Path) -> None:
+    runner = make_runner(faulty)
+    step = Step(
+        [],
+        [new_sequence(1, [1, 2, 3]), new_sequence(2, [1, 13, 3])],
+        [ScheduledSequence(1, 0, 3, [0]), ScheduledSequence(2, 0, 2, [1])],
+    )
+    runner.step(step)
+    runner.step(Step([], [], [ScheduledSequence(2, 2, 1, [])], block_hashes=[(0, b"good"), (1, b"bad")]))
+    assert runner.block_hashes.report().device == [(0, b"good")]
+
+
+@pytest.mark.parametrize("kernels", ["torch", "compiled", "triton"])
+@pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")  # of the interpreter, where all numbers are NaN
+def test_a_request_without_numbers_leaves_the_prefix_to_others(kernels: str, faulty: Path) -> None:
+    """Its first chunk is cached before its last one fails, and holds the prefix beside the token that is not finite."""
+    prefix = list(range(20, 36))
+    runner = make_runner(faulty, kernels, block_size=8, max_step_tokens=24)
+    core_runner = CoreRunner(make_instance(runner), runner.limits.num_blocks)
+    core_runner.may_fail = True
+    core_runner.serve([submission("bad", [*prefix, 13, *range(40, 50)], 1)])
+    assert core_runner.failed.keys() == {"bad"}
+    served = core_runner.serve([submission("good", [*prefix, 5], 1)])
+    assert [one.token_ids for one in served["good"]] == Driver(make_runner(faulty, kernels)).generate([[*prefix, 5]], 1)
 
 
 def test_a_missing_token_fails_later_launches_of_its_sequence(faulty: Path) -> None:

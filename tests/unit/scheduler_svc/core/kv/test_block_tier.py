@@ -59,6 +59,23 @@ def test_freed_cached_blocks_are_not_found_and_blocks_in_use_stay() -> None:
     tier.check_integrity({}, {})
 
 
+def test_forgotten_contents_are_neither_found_nor_reported_and_blocks_in_use_stay() -> None:
+    tier = BlockTier(3, block_size=2)
+    block_ids = tier.allocate(3)
+    assert block_ids is not None
+    for block_id, name in zip(block_ids, "abc", strict=True):
+        tier.publish(block_id, content(name))
+    used, *others = block_ids
+    tier.release(others)
+    tier.forget([content("a"), content("b"), content("never seen")])
+    assert [tier.index.find(content(name)) for name in "abc"] == [None, None, block_ids[2]]
+    assert tier.take_new_hashes() == [(block_ids[2], content("c").hash)]
+    tier.check_integrity({used: 1}, {})
+    tier.release([used])
+    assert tier.pool.num_free == 2
+    tier.check_integrity({}, {})
+
+
 def test_block_outside_the_index_becomes_free_when_its_copy_ends() -> None:
     tier = BlockTier(2, block_size=2)
     block_ids = tier.allocate(1)

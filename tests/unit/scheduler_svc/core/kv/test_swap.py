@@ -48,6 +48,20 @@ def test_swaps_of_a_step_and_direction_are_one_transfer() -> None:
     assert bench.swaps.finish(7, Direction.OUT) == moves
 
 
+def test_forgotten_contents_are_not_published_by_swaps_that_wait_or_are_in_progress() -> None:
+    bench = Bench()
+    good, bad = BlockContent(b"good", b"good"), BlockContent(b"bad", b"bad")
+    moves = []
+    for pair in ((0, 0), (1, 1)):
+        move = Swap([BlockPair(*pair)] * 2, [good, bad])
+        bench.swaps.add(Direction.OUT, move)
+        moves.append(move)
+        if pair == (0, 0):
+            bench.swaps.send(7, Direction.OUT)
+    bench.swaps.forget({bad})
+    assert [move.contents for move in moves] == [[good, None]] * 2
+
+
 def test_each_direction_is_sent_separately() -> None:
     bench = Bench()
     bench.add(Direction.OUT, (0, 0))
