@@ -10,11 +10,13 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import DeepseekV3Config, MixtralConfig
 
 import dense_models
 import latent_models
@@ -24,6 +26,8 @@ from core_runner import CoreRunner, Served, submission
 from drafters import knowing
 from grammars import CASES, VOCAB, tiny_grammars
 from interrupted_runner import InterruptedRunner
+from large import large_but
+from ordered_dots import order_dots
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
 from quire_kernels.cpu.linear import MatrixFormat
@@ -33,6 +37,8 @@ from tiny_model import EOS
 
 BLOCK, PLENTY = 8, 128
 NUM_REQUESTS = 21
+INTERPRETED = (0, 1, 3, 6)
+"""Requests of the Triton kernels, the last one a search."""
 _KINDS: list[dict[str, Any]] = [
     {},
     {"logprobs": 2},
@@ -66,6 +72,21 @@ MODELS = {
 CIRCUMSTANCES: dict[str, dict[str, Any]] = {
     "swap": {"preemption": "swap", "num_blocks": 18, "num_host_blocks": 64, "max_step_tokens": 19},
     "recompute": {"preemption": "recompute", "num_blocks": 18},
+}
+
+
+# Of tiny sizes, since without a GPU the Triton kernels are interpreted
+_TINY: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+ON_DEVICE = {
+    "latent attention, a cache in 8 bits": Model(
+        lambda: DeepseekV3Config(**latent_models._V3 | _TINY | {"num_key_value_heads": 2}),
+        _INT8,
+    ),
+    "experts and a window": Model(
+        lambda: MixtralConfig(
+            **transformers_models.COMMON, **_TINY, num_key_value_heads=1, num_local_experts=3, sliding_window=9
+        )
+    ),
 }
 
 
@@ -174,6 +195,55 @@ def test_all_at_once_has_the_bits_of_each_alone(
         assert bool(core_runner.interruptions) == (share > 0)
         assert share or core_runner.core.totals.preemptions
     assert sum(num_results[count] for count in range(2, 6)) > 5
+
+
+@pytest.mark.parametrize("name", large_but(ON_DEVICE, "experts and a window"))
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")  # of suppressed logits, whose weights are 0
+def test_all_at_once_has_the_bits_of_each_alone_by_the_triton_kernels(
+    name: str,
+    save_model: Callable[..., Path],
+    reference: Callable[..., list[list[int]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order_dots(monkeypatch)
+    config = ON_DEVICE[name].config()
+    config.vocab_size = VOCAB
+    directory, rng = save_model(config), random.Random(name)
+
+    def make(**options: Any) -> Any:
+        return make_runner(
+            directory,
+            "triton",
+            device="cuda" if torch.cuda.is_available() else "cpu",
+            block_size=BLOCK,
+            max_sequences=4,
+            grammars=tiny_grammars(),
+            deterministic=True,
+            **ON_DEVICE[name].options,
+            **options,
+        )
+
+    submits = [_shortened(submit) for submit in itemgetter(*INTERPRETED)(_requests(rng))]
+    expected, of_prompts = _alone(submits, make)
+    if not ON_DEVICE[name].options:
+        _check_greedy(submits, expected, directory, reference)
+    prompts = {submit.key: list(submit.prompt_token_ids) for submit in submits}
+    texts = [[*prompts[key], *tokens] for (key, _), (tokens, _, _) in expected.items()]
+    options: dict[str, Any] = {"num_blocks": 7, "num_host_blocks": 32, "max_step_tokens": 19, "cuda_graphs": True}
+    runner = make(make_drafter=knowing(texts, VOCAB, 1), **options)
+    core_runner = InterruptedRunner(make_instance(runner), 7, "swap", rng, 0.2)
+    assert _outputs(core_runner.serve(submits)) == expected
+    assert core_runner.prompt_logprobs | of_prompts == of_prompts
+    assert core_runner.interruptions
+    assert sum(core_runner.num_results[count] for count in range(2, 6))
+
+
+def _shortened(submit: scheduler_v1.Submit) -> scheduler_v1.Submit:
+    del submit.prompt_token_ids[17:]
+    submit.max_tokens = min(submit.max_tokens, 4)
+    submit.n = min(submit.n, 2)
+    submit.sampling.min_tokens = min(submit.sampling.min_tokens, submit.max_tokens)
+    return submit
 
 
 def _check_greedy(
