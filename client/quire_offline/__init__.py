@@ -18,7 +18,7 @@ from quire_offline.outputs import (
     ScoringRequestOutput,
 )
 from quire_offline.pooling_params import PoolingParams
-from quire_offline.sampling_params import SamplingParams, StructuredOutputsParams
+from quire_offline.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 __all__ = [
     "LLM",
@@ -31,6 +31,7 @@ __all__ = [
     "PoolingParams",
     "QuireError",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
     "ScoringOutput",
     "ScoringRequestOutput",

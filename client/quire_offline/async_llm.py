@@ -22,7 +22,7 @@ from quire_offline.offline_request import Messages, OfflineRequest, Prompt
 from quire_offline.offline_values import Texts
 from quire_offline.outputs import EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
 from quire_offline.pooling_params import PoolingParams
-from quire_offline.sampling_params import SamplingParams
+from quire_offline.sampling_params import RequestOutputKind, SamplingParams
 
 
 class AsyncLLM:
@@ -63,7 +63,8 @@ class AsyncLLM:
         priority: int | None = None,
         lora_request: None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Continues a prompt. Each output has all text and tokens so far; the last one is `finished`.
+        """Continues a prompt. Each output has all text and tokens so far, or what `output_kind` says; the last one is
+        `finished`.
 
         If the reader is slow, outputs between are left out. A generator that is closed or cancelled cancels its
         request. `request_id` names the request for `abort`. Raises QuireError.
@@ -156,17 +157,25 @@ class AsyncLLM:
             with suppress(RuntimeError):  # the reader's loop is closed
                 loop.call_soon_threadsafe(has_more.set)
 
+        is_delta, before = request.output_kind is RequestOutputKind.DELTA, None
+        has_parts = request.output_kind is not RequestOutputKind.FINAL_ONLY
         future, cancel = self._thread.start(engine.run(request, lambda _: wake()))
         future.add_done_callback(lambda _: wake())
         try:
             while not future.done():
                 await has_more.wait()
                 has_more.clear()
-                if request.chunks and not request.is_ranked and not future.done():
-                    yield request.output(finished=False)
+                if has_parts and request.chunks and not request.is_ranked and not future.done():
+                    output = request.output(finished=False)
+                    if not is_delta:
+                        yield output
+                    elif (new := output.since(before)).outputs:
+                        before = output
+                        yield new
             with client_errors():
                 future.result()
-            yield request.output(finished=True)
+            output = request.output(finished=True)
+            yield output.since(before) if is_delta else output
         finally:
             if not future.done():
                 cancel()

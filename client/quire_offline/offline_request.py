@@ -24,7 +24,7 @@ from gateway_svc.validated_request import ValidatedRequest
 from quire_offline.engine_request import OnStart
 from quire_offline.outputs import ABORTED, CompletionOutput, RequestOutput, logprobs_at
 from quire_offline.parameters import require_list
-from quire_offline.sampling_params import SamplingParams
+from quire_offline.sampling_params import RequestOutputKind, SamplingParams
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or an object with `prompt` or `prompt_token_ids`, as vLLM's TextPrompt and TokensPrompt."""
@@ -45,6 +45,7 @@ class OfflineRequest:
     unvalidated: UnvalidatedRequest
     field_path: FieldPath
     prompt: str | None
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     prompt_token_ids: list[int] = field(default_factory=list)
     running: RunningRequest | None = None
     chunks: list[Chunk] = field(default_factory=list)
@@ -71,7 +72,7 @@ class OfflineRequest:
         (read,) = read_completion(CompletionBody.of(values), None).prompts
         text = given if isinstance(given, str) else None
         unvalidated = replace(read.unvalidated, cuts_max_tokens=cuts_max_tokens)
-        return cls(request_id, Operation.TEXT_COMPLETION, unvalidated, read.field_path, text)
+        return cls(request_id, Operation.TEXT_COMPLETION, unvalidated, read.field_path, text, params.kind)
 
     @classmethod
     def of_chat(
@@ -85,7 +86,7 @@ class OfflineRequest:
         UndefinedFields.REFUSE.check(ChatBody, values)
         (read,) = read_chat_completion(ChatBody.of(values), None).prompts
         unvalidated = replace(read.unvalidated, cuts_max_tokens=True)
-        return cls(request_id, Operation.CHAT, unvalidated, read.field_path, None)
+        return cls(request_id, Operation.CHAT, unvalidated, read.field_path, None, params.kind)
 
     @property
     def num_prompts(self) -> int:

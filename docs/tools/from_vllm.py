@@ -36,7 +36,7 @@ SAMPLING_PARAMS: dict[str, str] = {
     "skip_special_tokens": "",
     "spaces_between_special_tokens": "",
     "include_stop_str_in_output": "",
-    "output_kind": "over HTTP and gRPC `stream` decides: streams have deltas",
+    "output_kind": "of `AsyncLLM`; over HTTP and gRPC `stream` decides: streams have deltas",
     "stream_interval": "each step's tokens are sent at once",
     "skip_clone": "concerns vLLM's Python API only",
     "output_text_buffer_length": "is vLLM's own: text that may begin a stop string is held back here, too",

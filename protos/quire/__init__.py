@@ -24,6 +24,7 @@ __all__ = [
     "EmbeddingRequestOutput",
     "PoolingParams",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
     "ScoringRequestOutput",
 ]

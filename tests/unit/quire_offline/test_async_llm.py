@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from offline_model import SMALL
-from quire_offline import AsyncLLM, QuireError, RequestOutput, SamplingParams
+from quire_offline import AsyncLLM, QuireError, RequestOutput, RequestOutputKind, SamplingParams
 
 LONG = SamplingParams(temperature=0, max_tokens=150, ignore_eos=True)
 # As many as the context holds, six sequences each: still running when a test ends it after its first tokens.
@@ -44,6 +44,39 @@ async def test_outputs_grow_to_the_last_one(llm: AsyncLLM) -> None:
         part = output.outputs[0]
         assert whole.text.startswith(part.text)
         assert whole.token_ids[: len(part.token_ids)] == part.token_ids
+
+
+async def test_outputs_may_be_what_is_new(llm: AsyncLLM) -> None:
+    params = SamplingParams(temperature=0.5, seed=3, max_tokens=60, n=2, ignore_eos=True, logprobs=1, prompt_logprobs=1)
+    (whole,) = (await read(llm, params))[-1:]
+    params.output_kind = RequestOutputKind.DELTA
+    outputs = await read(llm, params)
+    assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+    assert all(output.outputs for output in outputs[:-1])
+    assert len(outputs) > 2
+    for sequence in whole.outputs:
+        parts = [part for output in outputs for part in output.outputs if part.index == sequence.index]
+        assert "".join(part.text for part in parts) == sequence.text
+        assert [token for part in parts for token in part.token_ids] == sequence.token_ids
+        assert [one for part in parts for one in part.logprobs or ()] == sequence.logprobs
+        assert [part.finished() for part in parts] == [False] * (len(parts) - 1) + [True]
+        assert parts[-1].cumulative_logprob == sequence.cumulative_logprob
+    assert [output.prompt_logprobs for output in outputs if output.prompt_logprobs] == [whole.prompt_logprobs]
+
+
+async def test_there_may_be_only_the_last_output(llm: AsyncLLM) -> None:
+    (output,) = await read(llm, SamplingParams(temperature=0, max_tokens=60, output_kind=RequestOutputKind.FINAL_ONLY))
+    assert output.finished
+
+
+async def test_an_abort_ends_differences_once(llm: AsyncLLM) -> None:
+    params = ENDLESS.clone()
+    params.output_kind = RequestOutputKind.DELTA
+    ended = []
+    async for output in llm.generate("hello", params, "mine"):
+        await llm.abort("mine")
+        ended += [part.index for part in output.outputs if part.finished()]
+    assert sorted(ended) == list(range(6))
 
 
 async def test_many_requests_run_at_once(llm: AsyncLLM) -> None:

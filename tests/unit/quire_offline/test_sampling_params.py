@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from quire_offline import SamplingParams
+from quire_offline import RequestOutputKind, SamplingParams
 
 
 def test_parameters_have_the_names_of_vllm() -> None:
@@ -19,6 +19,14 @@ def test_parameters_have_the_names_of_vllm() -> None:
 def test_a_name_that_does_not_exist_is_refused(name: str) -> None:
     with pytest.raises(TypeError, match=f"there is no option {name}"):
         SamplingParams(**{name: 1})
+
+
+def test_an_output_kind_is_no_field_of_a_body() -> None:
+    params = SamplingParams(n=2, output_kind=RequestOutputKind.DELTA)
+    assert (params.output_kind, dict(params.values)) == (RequestOutputKind.DELTA, {"n": 2})
+    assert SamplingParams().kind is RequestOutputKind.CUMULATIVE
+    with pytest.raises(TypeError, match="output_kind: must be a RequestOutputKind, not int"):
+        _ = SamplingParams(output_kind=1).kind
 
 
 def test_an_attribute_that_does_not_exist_is_refused() -> None:
