@@ -110,10 +110,24 @@ class FairPolicy:
         return effective.priority if effective is not None else sequence.request.priority
 
     def outranks(self, waiting: Sequence, running: Sequence, now: float) -> bool:
-        """One of a higher priority, unless the running one has risen beyond it by waiting."""
+        """One of a higher priority, unless the running one has risen by waiting to a higher class, or to the same one
+        and has the earlier turn there.
+        """
         if waiting.request.priority <= running.request.priority:
             return False
-        return self.effective_priority(waiting, now) >= self.effective_priority(running, now)
+        self._now = max(self._now, now)
+        one, other = self._effective_class(waiting), self._effective_class(running)
+        if one is None or other is None or one is not other:
+            return one is None or other is None or one.rank > other.rank
+        has_risen = self._nearest(running.request.priority) is not other or len(self._classes) == MAX_CLASSES
+        return not has_risen or self._is_before(waiting, running, one)
+
+    def _is_before(self, sequence: Sequence, other: Sequence, at: FairClass) -> bool:
+        """Whether a sequence of a class is admitted before another one."""
+        one, two = sequence.request.tenant, other.request.tenant
+        if one == two:
+            return self._urgency(sequence) < self._urgency(other)
+        return at.counter(self._tenant(one)) < at.counter(self._tenant(two))
 
     def debt(self, tenant: str, priority: int | None = None) -> float:
         known = self._tenants.get(tenant)

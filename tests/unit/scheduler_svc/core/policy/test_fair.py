@@ -232,6 +232,22 @@ def test_running_request_counts_in_the_class_that_it_rose_to() -> None:
     assert bench.policy.preemption_key(low)[0] == -5
 
 
+@pytest.mark.parametrize(("num_served", "expected"), [(0, True), (50, False)], ids=["served less", "served more"])
+def test_higher_priority_outranks_what_rose_to_its_class_only_if_its_tenant_has_the_earlier_turn(
+    num_served: int, expected: bool
+) -> None:
+    bench = Bench()
+    bench.come("c", priority=1)  # keeps the class in use
+    risen = bench.come("a", priority=0)
+    bench.now = 2 * AGEING
+    high = bench.come("b", priority=1)
+    assert bench.policy.first(bench.now) is not None  # now it has risen
+    bench.policy.charge(high, num_served)
+    bench.policy.charge(risen, 20)
+    assert bench.policy.outranks(high, risen, bench.now) is expected
+    assert (bench.policy.position(high, bench.now) < bench.policy.position(risen, bench.now)) is expected
+
+
 def test_debt_is_the_counter_less_the_smallest_one_that_waits() -> None:
     bench = Bench()
     for tenant in ("a", "b"):
