@@ -205,6 +205,8 @@ class FairPolicy:
 
     def _effective_class(self, sequence: Sequence) -> FairClass | None:
         """The class in which a sequence counts now; None if no class is in use."""
+        if len(self._classes) == 1:
+            return self._classes[0]
         top = self._top() or (self._classes[-1] if self._classes else None)
         if top is None:
             return None

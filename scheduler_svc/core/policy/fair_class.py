@@ -45,13 +45,20 @@ class FairClass:
         """A tenant's counter here, were it to enter the class now."""
         if tenant in self._ready:
             return tenant.served + self._offsets[tenant]
-        least = self.min_counter()
-        offset = self._offsets.get(tenant)
-        return least if offset is None else max(tenant.served + offset, self._floor)
+        return self._counter(tenant, self.min_counter())
 
     def debt(self, tenant: TenantQueues) -> float:
         """How far a tenant's counter is above the smallest one of those with a turn; negative if it is below that."""
-        return self.counter(tenant) - self.min_counter()
+        least = self.min_counter()
+        return self._counter(tenant, least) - least
+
+    def _counter(self, tenant: TenantQueues, least: float) -> float:
+        """The same, if the smallest counter is `least`."""
+        offset = self._offsets.get(tenant)
+        if offset is None:
+            return least
+        counter = tenant.served + offset
+        return counter if tenant in self._ready else max(counter, self._floor)
 
     def turn(self, tenant: TenantQueues) -> Turn:
         """Sort key of a tenant's turn. The smallest is first."""
@@ -60,10 +67,9 @@ class FairClass:
 
     def min_counter(self) -> float:
         """The smallest counter of the tenants with a turn; if there are none, the last known one."""
-        if self.next() is None:
+        first = self._first()
+        if first is None:
             return self._min_counter
-        first = self._ready.first()
-        assert first is not None
         self._min_counter = first[0][0]
         # Not below the smallest counter of now: tenants that come back one after another would each lower it.
         self._floor = max(self._floor, self._min_counter - CREDIT_TOKENS)
@@ -85,12 +91,13 @@ class FairClass:
 
     def next(self) -> TenantQueues | None:
         """The tenant whose turn it is."""
-        while (first := self._ready.first()) is not None:
-            known, tenant = first
-            if (turn := self.turn(tenant)) == known:
-                return tenant
-            self._ready.put(tenant, turn)
-        return None
+        first = self._first()
+        return first[1] if first is not None else None
+
+    def _first(self) -> tuple[Turn, TenantQueues] | None:
+        while (first := self._ready.first()) is not None and first[0][1] != first[1].charged_at:
+            self._ready.put(first[1], self.turn(first[1]))  # it was charged since it was sorted
+        return first
 
     def turns(self) -> Iterator[TenantQueues]:
         """The tenants with a turn, in order; amortized O(log n) each. None must come, go or be charged meanwhile."""
