@@ -115,17 +115,13 @@ class FairPolicy:
         """
         if waiting.request.priority <= running.request.priority:
             return False
-        self._now = max(self._now, now)
-        one, other = self._effective_class(waiting), self._effective_class(running)
-        if one is None or other is None or one is not other:
-            return one is None or other is None or one.rank > other.rank
-        has_risen = self._nearest(running.request.priority) is not other or len(self._classes) == MAX_CLASSES
-        return not has_risen or self._is_before(waiting, running, one)
+        ranks = self.effective_priority(waiting, now), self.effective_priority(running, now)
+        return ranks[0] > ranks[1] or (ranks[0] == ranks[1] and self._is_before(waiting, running))
 
-    def _is_before(self, sequence: Sequence, other: Sequence, at: FairClass) -> bool:
-        """Whether a sequence of a class is admitted before another one."""
-        one, two = sequence.request.tenant, other.request.tenant
-        if one == two:
+    def _is_before(self, sequence: Sequence, other: Sequence) -> bool:
+        """Whether a queued sequence is admitted before another one that counts in the same class."""
+        one, two, at = sequence.request.tenant, other.request.tenant, self._effective_class(sequence)
+        if one == two or at is None:
             return self._urgency(sequence) < self._urgency(other)
         return at.counter(self._tenant(one)) < at.counter(self._tenant(two))
 
@@ -204,15 +200,17 @@ class FairPolicy:
         return min((self._rises_at(oldest, at.rank - self._rank(priority)) for priority, oldest in below), default=None)
 
     def _effective_class(self, sequence: Sequence) -> FairClass | None:
-        """The class in which a sequence counts now; None if no class is in use."""
-        if len(self._classes) == 1:
-            return self._classes[0]
-        top = self._top() or (self._classes[-1] if self._classes else None)
+        """The class in which a sequence counts now; None if its own is not in use, and it has not risen to another."""
+        classes, priority = self._classes, sequence.request.priority
+        if len(classes) == 1 and classes[0].priority == priority:
+            return classes[0]
+        top = self._top() or (classes[-1] if classes else None)
         if top is None:
             return None
-        own = self._waiting.get(sequence) or self._nearest(sequence.request.priority)
-        num_risen = int(sequence.seconds_waited(self._now) / self._ageing_seconds)
-        return self._classes[max(own.rank, min(own.rank + num_risen, top.rank))]
+        own = self._waiting.get(sequence) or self._class_of(priority)
+        rank = own.rank if own is not None else bisect_left(classes, priority, key=_PRIORITY) - 1
+        risen = min(rank + int(sequence.seconds_waited(self._now) / self._ageing_seconds), top.rank)
+        return classes[risen] if risen > rank else own
 
     def _turns_of(self, queues: dict[str, list[Sequence]], at: FairClass) -> list[Sequence]:
         """The queued sequences of a class, by tenant, in the order of their turns."""
@@ -242,12 +240,15 @@ class FairPolicy:
     def _nearest(self, priority: int) -> FairClass:
         return self._classes[max(0, bisect_right(self._classes, priority, key=_PRIORITY) - 1)]
 
+    def _class_of(self, priority: int) -> FairClass | None:
+        """The class of a priority; None if it is not in use."""
+        nearest = self._nearest(priority)
+        return nearest if nearest.priority == priority or len(self._classes) == MAX_CLASSES else None
+
     def _class_for(self, priority: int) -> FairClass:
-        rank = self._rank(priority)
-        if rank < len(self._classes) and self._classes[rank].priority == priority:
-            return self._classes[rank]
-        if len(self._classes) == MAX_CLASSES:
-            return self._nearest(priority)
+        known = self._class_of(priority) if self._classes else None
+        if known is not None:
+            return known
         new = FairClass(priority)
         insort(self._classes, new, key=_PRIORITY)
         self._renumber_classes()

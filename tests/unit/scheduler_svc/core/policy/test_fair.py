@@ -232,6 +232,19 @@ def test_running_request_counts_in_the_class_that_it_rose_to() -> None:
     assert bench.policy.preemption_key(low)[0] == -5
 
 
+@pytest.mark.parametrize("other", [-3, 0, 9])
+def test_running_request_keeps_its_priority_when_its_class_is_forgotten(other: int) -> None:
+    bench = Bench()
+    running = bench.come(priority=5)
+    bench.take().stop_waiting(bench.now)
+    for _ in range(20):
+        bench.now += AGEING
+        latest = bench.come(priority=other)
+    assert bench.policy.effective_priority(running, bench.now) == 5
+    assert bench.policy.preemption_key(running)[0] == -5
+    assert bench.policy.outranks(latest, running, bench.now) is (other > 5)
+
+
 @pytest.mark.parametrize(("num_served", "expected"), [(0, True), (50, False)], ids=["served less", "served more"])
 def test_higher_priority_outranks_what_rose_to_its_class_only_if_its_tenant_has_the_earlier_turn(
     num_served: int, expected: bool
