@@ -170,7 +170,8 @@ class World:
     def _check_size(self, site: Site, plan: StepPlan) -> None:
         shape = site.replica.shape
         assert len(plan.scheduled) <= min(shape.max_sequences, self.limits.max_sequences)
-        assert plan.num_tokens <= shape.max_step_tokens, "a step is larger than its worker takes"
+        most = shape.max_step_tokens if len(plan.scheduled) > 1 else shape.longest_indivisible
+        assert plan.num_tokens <= most, "a step is larger than its worker takes"
         indivisible = [part for part in plan.scheduled if site.replica.shape.is_indivisible(part.sequence.request)]
         if plan.num_tokens > self.limits.max_step_tokens:
             assert len(indivisible) == len(plan.scheduled) == 1, "a step exceeds the budget for several sequences"
