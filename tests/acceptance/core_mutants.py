@@ -338,6 +338,24 @@ MUTANTS = (
         "first is not None and first[0] > sequence.order",
         "small requests of an account overtake a large one that waits for its room or tokens",
     ),
+    Mutant(
+        "policy/fair.py",
+        "(ranks[0] == ranks[1] and self._is_before(waiting, running))",
+        "ranks[0] == ranks[1]",
+        "a higher priority takes the slot of one that rose to its class and goes first there, which takes it back",
+    ),
+    Mutant(
+        "policy/fair.py",
+        "return nearest if nearest.priority == priority or len(self._classes) == MAX_CLASSES else None",
+        "return nearest",
+        "a request that runs loses its priority when no other one of it comes",
+    ),
+    Mutant(
+        "planning/isolated_runs.py",
+        "for sequence in [s for s in (*replica.swapped, *replica.pending_free.values()) if is_suspected(s)]:",
+        "for sequence in list[Sequence]():",
+        "a suspected sequence without a slot continues beside others",
+    ),
 )
 
 

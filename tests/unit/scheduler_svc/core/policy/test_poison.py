@@ -3,6 +3,8 @@
 from core_bench import BLOCK, CoreBench, keys, prompt
 from scheduler_svc.core.events import FailedEvent, Failure
 from scheduler_svc.core.explain import explain
+from scheduler_svc.core.policy.preemption import MIN_STEPS
+from scheduler_svc.core.request import Phase
 
 
 def lose_twice(bench: CoreBench, *suspected: str) -> None:
@@ -171,6 +173,28 @@ def test_siblings_are_suspected_with_the_one_that_was_in_flight() -> None:
         assert len(planned) == 1 or not any(s in untried for s in planned)
     bench.run()
     assert all(s.num_output == 8 for s in sequences)
+
+
+def test_sibling_without_a_slot_on_another_replica_is_queued_to_run_isolated() -> None:
+    bench = CoreBench(policy="fair", max_sequences=1)
+    other = bench.join(max_sequences=1)
+    sequences = bench.submit("poison", prompt(2 * BLOCK), 100, n=2, weight=0.1)
+    bench.step()
+    bench.step(at=other)
+    [kept] = [s for s in sequences if other.holds(s)]
+    for _ in range(MIN_STEPS):
+        bench.step(at=other)
+    bench.submit("short", prompt(6), 100, tenant="other")
+    bench.step(at=other)
+    assert other.swapped == [kept]
+    for _ in range(2):
+        plan = bench.plan()
+        assert plan is not None
+        assert keys(plan) == ["poison"]
+        bench.lose(bench.replica)
+        bench.replica = bench.join(max_sequences=1)
+    assert kept.phase is Phase.QUEUED
+    assert bench.scheduler.poison.is_suspected(kept)
 
 
 def test_tokens_of_siblings_do_not_clear_a_sequence() -> None:
