@@ -85,7 +85,7 @@ CASES: dict[str, tuple[bytes, int, str]] = {
         '"param":"Content-Type"',
     ),
     "no body": (post(b""), 400, "malformed_message"),
-    "compressed": (post(b"\x1f\x8b\x08\0", b"content-encoding: gzip"), 400, "malformed_message"),
+    "compressed": (post(b"\x1f\x8b\x08\0", b"content-encoding: gzip"), 415, '"param":"Content-Encoding"'),
     "bytes": (post(bytes(range(256))), 400, "malformed_message"),
     "Latin-1": (post('{"prompt": "ä"}'.encode("latin-1")), 400, "malformed_message"),
     "an overlong form": (post(b'{"prompt": "\xc0\x80"}'), 400, "malformed_message"),
