@@ -20,7 +20,7 @@ from worker_svc.encoder.backend import (
     own_kernels,
     quantization_of_values,
 )
-from worker_svc.errors import StartupFailed
+from worker_svc.errors import StartupFailed, UnsupportedModel
 from worker_svc.kernel_choice import (
     DeviceNotFound,
     choose_decoder_dtype,
@@ -31,7 +31,7 @@ from worker_svc.model import compiled_body, decoder_states, torch_model
 from worker_svc.model.adapters import refuse_adapters
 from worker_svc.model.architecture import AnyDescription, describe_any
 from worker_svc.model.building import drops_head
-from worker_svc.model.config import UnsupportedModel, raw_config, read_config
+from worker_svc.model.config import raw_config, read_config
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.device_formats import COMPUTED as COMPUTED_ON_DEVICE
 from worker_svc.model.embedding_files import embedding_defaults

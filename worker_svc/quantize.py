@@ -25,8 +25,9 @@ from torch import Tensor
 from svc_common.models import ModelNotFound, SourceKind, find_source
 from svc_common.preparation import PreparationFailed
 from worker_svc.compressed_writer import CompressedScheme, compress, quantization_config, scheme_named
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.architecture import describe
-from worker_svc.model.config import UnsupportedModel, raw_config, read_config
+from worker_svc.model.config import raw_config, read_config
 from worker_svc.model.description import LinearRole, ModelDescription
 from worker_svc.model.sentence_files import module_folders
 from worker_svc.model.tensor_names import described_names

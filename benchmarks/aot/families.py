@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.architecture import AnyDescription, architecture_names, architecture_of, describe_any
-from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.encoder_description import EncoderDescription
 

@@ -5,7 +5,7 @@ answer.
 import json
 from pathlib import Path
 
-from worker_svc.model.config import UnsupportedModel
+from worker_svc.errors import UnsupportedModel
 
 _CONFIG = "adapter_config.json"
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model import architectures
-from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.describe_directions import with_directions
 from worker_svc.model.describe_score_head import with_score_head
 from worker_svc.model.description import InvalidDescription, ModelDescription

@@ -14,9 +14,9 @@ from quire_kernels.cpu.linear import MatrixArgs, PackedMatrix
 from quire_kernels.cpu.norms import NormArgs, PackedNorm
 from worker_svc.batch import Batch
 from worker_svc.cache import KVCache
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.building import BuiltBody, BuiltLayer, BuiltMlp
 from worker_svc.model.compiled_builder import CompiledBuilder, pairs_halves
-from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import MlpKind, ModelDescription
 from worker_svc.model.rope import inverse_frequencies, layer_ropes
 from worker_svc.model.support import BY_EVERY_BACKEND, Feature

@@ -12,8 +12,8 @@ from quire_kernels.cpu.encoder import Encoder, EncoderLayerArgs, EncoderModelArg
 from quire_kernels.cpu.linear import MatrixArgs, MatrixFormat
 from quire_kernels.cpu.norms import NormArgs, NormCode, pack_norm
 from quire_kernels.cpu.thread_pool import ThreadPool
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.compiled_builder import CompiledBuilder
-from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import LinearLayer
 from worker_svc.model.encoder_description import EncoderDescription, EncoderLayer, LayerNorm
 from worker_svc.model.encoder_weights import open_encoder, take_embeddings

@@ -4,11 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from worker_svc.errors import StartupFailed
-
-
-class UnsupportedModel(StartupFailed):
-    """A model that cannot be served. The text is for the operator and says what can."""
+from worker_svc.errors import UnsupportedModel
+from worker_svc.model.architecture import architecture_of
 
 
 def raw_config(directory: Path) -> dict[str, Any]:
@@ -35,8 +32,6 @@ def read_config(directory: Path) -> Any:
     """
     raw = raw_config(directory)
     from transformers import CONFIG_MAPPING, AutoConfig
-
-    from worker_svc.model.architecture import architecture_of
 
     architecture_of(str(raw.get("model_type")))  # imports its package, which registers its config with transformers
     try:

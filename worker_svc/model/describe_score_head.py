@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from worker_svc.model.config import UnsupportedModel
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.score_head_description import ScoreActivation, ScoreHeadSpec
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from svc_common.models import module_kind
 from worker_svc.encoder.pooling import DenseSpec, EmbeddingDefaults
-from worker_svc.model.config import UnsupportedModel
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.embedding_layers import dense_spec
 from worker_svc.model.sentence_files import module_config, read_json, read_modules
 from worker_svc.step import Pooling

@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from worker_svc.encoder.pooling import DenseSpec
-from worker_svc.model.config import UnsupportedModel
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.formats.dense import DenseFormat
 from worker_svc.model.sentence_files import module_config, module_folder
 from worker_svc.model.weights import Checkpoint

@@ -7,7 +7,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from worker_svc.model.config import UnsupportedModel
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.description import LinearLayer, SplitDimension, StoredLinear
 from worker_svc.model.formats.dense import DenseFormat, DenseWeight
 from worker_svc.model.stored_linear import StoredCodes, bias_parts, read_stored, weight_parts

@@ -9,12 +9,13 @@ import torch
 from worker_svc.attention import AttentionKind, CompiledKernels, Kernels
 from worker_svc.cache import KVCache
 from worker_svc.description import WorkerLimits
+from worker_svc.errors import UnsupportedModel
 from worker_svc.executor import CudaGraphOptions, Executor
 from worker_svc.gpu.device_attention import DEFAULT_BACKEND
 from worker_svc.model import compiled_body, torch_model
 from worker_svc.model.adapters import refuse_adapters
 from worker_svc.model.compiled_model import load_compiled_model
-from worker_svc.model.config import UnsupportedModel, read_config
+from worker_svc.model.config import read_config
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.device_formats import COMPUTED as COMPUTED_ON_DEVICE
 from worker_svc.model.device_formats import Quantization

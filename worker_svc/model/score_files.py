@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from svc_common.models import ModelTask, module_kind, read_modules, task_of
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.architecture import AnyDescription
-from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.describe_score_head import named_activation
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.score_head_description import ScoreActivation, ScoreHeadSpec

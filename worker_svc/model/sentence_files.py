@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from svc_common.models import module_kind
-from worker_svc.model.config import UnsupportedModel
+from worker_svc.errors import UnsupportedModel
 
 T = TypeVar("T")
 

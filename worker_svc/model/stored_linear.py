@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from worker_svc.model.config import UnsupportedModel
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.description import LinearLayer, StoredLinear
 from worker_svc.model.formats.dense import DenseFormat, require_numbers
 from worker_svc.model.weight_format import (

@@ -7,7 +7,7 @@ heads, a gated MLP with SiLU. Anything beyond that is a `Feature`, and a backend
 from collections.abc import Iterator
 from enum import Enum, auto
 
-from worker_svc.model.config import UnsupportedModel
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.description import (
     Activation,
     ComputedFormat,

@@ -16,10 +16,10 @@ from worker_svc.batch import Batch
 from worker_svc.cache import KVCache
 from worker_svc.compiled_sampler import CompiledSampler
 from worker_svc.description import WorkerLimits
+from worker_svc.errors import UnsupportedModel
 from worker_svc.executor import CudaGraphOptions, Executor, HostExecutor
 from worker_svc.gpu.device_attention import DEFAULT_BACKEND
 from worker_svc.model.attention_interface import PAGED, AttentionCall, run
-from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.head import Head
 from worker_svc.model.probe import IncompatibleModel, probe
 from worker_svc.model.weights import weight_files

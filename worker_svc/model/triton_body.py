@@ -19,6 +19,7 @@ from quire_kernels.paged_attention import unsupported_heads
 from quire_kernels.rotary_store import HeadNorm, rotary_store
 from quire_kernels.row_norm import RowNorm, add_row_norm, add_row_norm_codes, row_norm
 from worker_svc.cache import LayerCache
+from worker_svc.errors import UnsupportedModel
 from worker_svc.gpu.device_attention import (
     DEFAULT_BACKEND,
     AttentionSetup,
@@ -28,7 +29,6 @@ from worker_svc.gpu.device_attention import (
 )
 from worker_svc.gpu.inputs import ForwardInputs
 from worker_svc.model.building import BuiltBody, BuiltLayer, ExpertWeights
-from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import MlpKind, ModelDescription, Norm, NormKind
 from worker_svc.model.device_formats import COMPUTED, Quantization
 from worker_svc.model.linear_weights import LinearWeights

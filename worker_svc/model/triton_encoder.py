@@ -20,7 +20,7 @@ from quire_kernels.paged_attention import unsupported_heads
 from quire_kernels.post_norm import post_norm
 from quire_kernels.prompt_attention import prompt_attention
 from quire_kernels.row_norm import RowNorm
-from worker_svc.model.config import UnsupportedModel
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.description import LinearLayer
 from worker_svc.model.encoder_description import EncoderDescription, EncoderLayer, LayerNorm
 from worker_svc.model.encoder_weights import open_encoder, take_embeddings, token_places

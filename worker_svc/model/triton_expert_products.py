@@ -18,8 +18,8 @@ from quire_kernels.grouped_linear import grouped_linear
 from quire_kernels.scaled_linear import CodedMatrix, grouped_scaled_linear
 from quire_kernels.weight_only_linear import grouped_weight_only_linear
 from quire_kernels.weight_only_matrix import WeightOnlyMatrix
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.building import MlpWeights
-from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.device_formats import Quantization
 from worker_svc.model.linear_weights import LinearWeights
 from worker_svc.model.triton_products import Rows, activated, build_matrix

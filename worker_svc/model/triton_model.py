@@ -10,12 +10,12 @@ from quire_kernels.invariant_linear import invariant_linear
 from quire_kernels.logits_epilogue import logits_epilogue
 from worker_svc.cache import KVCache
 from worker_svc.description import WorkerLimits
+from worker_svc.errors import UnsupportedModel
 from worker_svc.executor import CudaGraphOptions, Executor
 from worker_svc.gpu.device_attention import DEFAULT_BACKEND
 from worker_svc.gpu.executor import DeviceExecutor
 from worker_svc.gpu.inputs import ForwardInputs
 from worker_svc.model.building import build
-from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.device_formats import Quantization
 from worker_svc.model.linear_weights import WeightParts

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from svc_common.models import ModelTask, task_of
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.architecture import AnyDescription, architecture_names
-from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.score_files import with_score_files
 

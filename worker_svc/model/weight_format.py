@@ -13,8 +13,9 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor
 
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model import formats
-from worker_svc.model.config import UnsupportedModel, raw_config, read_object
+from worker_svc.model.config import raw_config, read_object
 from worker_svc.plugins import Registry
 
 _DENSE = "dense"

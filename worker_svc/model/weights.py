@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from worker_svc.model.config import UnsupportedModel
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.formats.dense import require_numbers
 from worker_svc.model.tensor_file import TensorFile
 from worker_svc.model.tensor_names import StoredTensor

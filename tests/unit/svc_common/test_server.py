@@ -182,8 +182,10 @@ async def test_reflection_lists_services_and_contracts(server: grpc.aio.Server, 
 
 
 SIGNALLED = """
-import asyncio
+import asyncio, signal
 from svc_common.server import run_until_signal
+
+signal.signal(signal.SIGHUP, signal.{hang_up})  # the tests themselves may run under nohup
 
 async def stop():
     print("stopping", flush=True)
@@ -209,15 +211,14 @@ async def start(script: str) -> asyncio.subprocess.Process:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_a_signal_stops_cleanly(number: signal.Signals) -> None:
-    process = await start(SIGNALLED.format(seconds=0))
+    process = await start(SIGNALLED.format(seconds=0, hang_up="SIG_DFL"))
     os.kill(process.pid, number)
     assert await process.communicate() == (b"stopping\nstopped\n", b"")
     assert process.returncode == 0
 
 
 async def test_the_end_of_a_terminal_is_ignored_under_nohup() -> None:
-    ignoring = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
-    process = await start(ignoring + SIGNALLED.format(seconds=0))
+    process = await start(SIGNALLED.format(seconds=0, hang_up="SIG_IGN"))
     os.kill(process.pid, signal.SIGHUP)
     await asyncio.sleep(0.1)
     assert process.returncode is None
@@ -227,7 +228,7 @@ async def test_the_end_of_a_terminal_is_ignored_under_nohup() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_second_signal_kills(number: signal.Signals) -> None:
-    process = await start(SIGNALLED.format(seconds=600))
+    process = await start(SIGNALLED.format(seconds=600, hang_up="SIG_DFL"))
     os.kill(process.pid, signal.SIGTERM)
     assert process.stdout
     assert await process.stdout.readline() == b"stopping\n"

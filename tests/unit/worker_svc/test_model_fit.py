@@ -23,13 +23,14 @@ from tiny_gguf import TOKENS, TinyGguf, write_tiny_gguf
 from worker_svc import model_fit
 from worker_svc.attention import CompiledKernels
 from worker_svc.cache import CacheShape
+from worker_svc.errors import UnsupportedModel
 from worker_svc.kernel_choice import MATRIX_FORMATS
 from worker_svc.load import load_model
 from worker_svc.memory import OutOfMemory
 from worker_svc.model.architecture import describe
 from worker_svc.model.attention_description import KVFormat
 from worker_svc.model.compiled_model import load_compiled_model
-from worker_svc.model.config import UnsupportedModel, read_config
+from worker_svc.model.config import read_config
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.device_formats import Quantization
 from worker_svc.model.weight_format import WeightFormat, format_of

@@ -20,7 +20,7 @@ from quire_kernels.cpu.linear import MatrixFormat
 from runner_driver import Driver, make_runner
 from tiny_gguf import TinyGguf, write_tiny_gguf
 from worker_svc.compressed_writer import scheme_named
-from worker_svc.model.config import UnsupportedModel
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.embedding_files import embedding_defaults
 from worker_svc.model.embedding_layers import load_layers
 from worker_svc.model.weight_format import format_of, group_codes

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quire_kernels.cpu.grouped_bytes import BYTE_GROUP_SIZES
-from worker_svc.model.config import UnsupportedModel
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.formats._packing import codes_in_words, unpack
 from worker_svc.model.weight_format import BlockCodes, GroupCodes, equal_groups
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from worker_svc.model.config import UnsupportedModel
+from worker_svc.errors import UnsupportedModel
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worker_svc.model.config import UnsupportedModel
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.formats._fields import Fields
 from worker_svc.model.formats._gguf_blocks import BLOCK_TYPES, BlockType
 from worker_svc.model.formats._grouped import require_dtype

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worker_svc.model.config import UnsupportedModel
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.formats._fields import Fields
 from worker_svc.model.formats._grouped import (
     SCALE_DTYPES,

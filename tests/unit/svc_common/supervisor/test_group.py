@@ -108,6 +108,14 @@ ROLES = [
 ]
 
 
+@pytest.fixture
+def _without_nohup() -> Iterator[None]:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("_without_nohup")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_a_signal_takes_roles_down_from_the_top(number: signal.Signals) -> None:
     async with running(ROLES) as run:

@@ -14,7 +14,7 @@ from distributions import install
 from llama_models import SIZES, VOCAB
 from runner_driver import Driver, make_runner
 from runner_steps import Generate
-from worker_svc.errors import StartupFailed
+from worker_svc.errors import StartupFailed, UnsupportedModel
 from worker_svc.gpu.attention_backends import triton
 from worker_svc.gpu.device_attention import (
     AttentionSetup,
@@ -23,7 +23,6 @@ from worker_svc.gpu.device_attention import (
     make_device_attention,
 )
 from worker_svc.gpu.inputs import empty_batch
-from worker_svc.model.config import UnsupportedModel
 from worker_svc.model_layout import LayerAttention
 
 PROMPTS = [[(7 * place + length) % VOCAB for place in range(length)] for length in (9, 1, 17)]

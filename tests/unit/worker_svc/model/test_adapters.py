@@ -11,9 +11,10 @@ import torch
 from llama_models import VARIANTS
 from transformers_models import VARIANTS as OTHERS
 from worker_svc.attention import AttentionKind
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.adapters import refuse_adapters
 from worker_svc.model.architecture import describe
-from worker_svc.model.config import UnsupportedModel, read_config
+from worker_svc.model.config import read_config
 from worker_svc.model.loading import load
 
 Save = Callable[..., Path]

@@ -16,10 +16,10 @@ import dense_models
 from distributions import install, set_version
 from llama_models import SIZES, VARIANTS
 from runner_driver import Driver, make_runner
-from worker_svc.errors import StartupFailed
+from worker_svc.errors import StartupFailed, UnsupportedModel
 from worker_svc.fingerprint import model_fingerprint
 from worker_svc.model.architecture import architecture_names, architecture_of, describe, origin_of
-from worker_svc.model.config import UnsupportedModel, read_config
+from worker_svc.model.config import read_config
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.description_cache import description_of
 from worker_svc.model.formats.dense import DenseFormat

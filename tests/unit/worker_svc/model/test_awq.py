@@ -17,7 +17,7 @@ import llama_models
 from llama_models import SIZES
 from quantized_models import in_order, quantize, save_quantized
 from runner_driver import Driver, make_runner
-from worker_svc.model.config import UnsupportedModel
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.formats.awq import FORMAT
 
 Save = Callable[..., Path]

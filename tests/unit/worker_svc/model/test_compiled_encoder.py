@@ -16,8 +16,8 @@ from bert_models import CONTEXT, hidden_states, random_prompts, save_bert
 from described_models import description_of
 from quire_kernels.cpu.amx import has_amx
 from quire_kernels.cpu.linear import MatrixFormat
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.compiled_encoder import CompiledEncoder, load_compiled_encoder
-from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.encoder_description import EncoderDescription
 
 # Heads of 16, and sizes that are no multiples of the kernels' 32.

@@ -16,8 +16,8 @@ import llama_models
 import transformers_models
 from described_models import description_of
 from llama_models import hidden_states, prompts, save_model
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.compiled_states import CompiledStates, load_compiled_states, prompt_bytes, unsupported_reason
-from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import ModelDescription
 
 _SMALL_HEADS = ("qwen2", "qwen2-window")  # of 8 dimensions, which torch computes

@@ -25,7 +25,7 @@ from quantized_models import (
 )
 from quire_kernels.cpu.linear import MatrixFormat
 from runner_driver import Driver, make_runner
-from worker_svc.model.config import UnsupportedModel
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.formats.compressed_tensors import FORMAT
 
 Save = Callable[..., Path]

@@ -12,7 +12,7 @@ from transformers import AutoModel
 import dense_models
 from described_models import description_of
 from llama_models import VARIANTS, hidden_states, prompts, save_model
-from worker_svc.model.config import UnsupportedModel
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.decoder_states import DecoderStates, load_decoder_states
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.description_cache import any_description_of

@@ -23,8 +23,9 @@ from transformers import (
 from llama_models import prompts
 from runner_driver import Driver, make_runner
 from transformers_models import COMMON, CONTEXT, VOCAB
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.architecture import describe
-from worker_svc.model.config import UnsupportedModel, read_config
+from worker_svc.model.config import read_config
 from worker_svc.step import SamplingParams
 
 Save = Callable[..., Path]

@@ -15,8 +15,8 @@ import latent_models
 from llama_models import prompts
 from runner_driver import Driver, make_runner
 from transformers_models import VOCAB
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.architecture import describe
-from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import (
     AttentionSpec,
     ExpertGroups,

@@ -8,7 +8,7 @@ import pytest
 
 from bert_models import save_bert
 from worker_svc.encoder.pooling import EmbeddingDefaults
-from worker_svc.model.config import UnsupportedModel
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.embedding_files import embedding_defaults
 from worker_svc.step import Pooling
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from dense_modules import add_dense
 from worker_svc.encoder.pooling import DenseSpec, EmbeddingDefaults, EmbeddingPooler
-from worker_svc.model.config import UnsupportedModel
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.embedding_files import embedding_defaults
 from worker_svc.model.embedding_layers import load_layers
 from worker_svc.step import EmbeddingParams, NewSequence, Pooling, SamplingParams

@@ -22,9 +22,10 @@ from runner_driver import Driver, make_runner
 from runner_instance import make_instance
 from runner_steps import Generate, new_sequence, run_step
 from worker_svc.attention import AttentionKind, CompiledKernels
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.architecture import describe
 from worker_svc.model.building import BuiltMlp, ExpertWeights, build_body
-from worker_svc.model.config import UnsupportedModel, read_config
+from worker_svc.model.config import read_config
 from worker_svc.model.decoder_states import prompt_bytes
 from worker_svc.model.description import (
     Activation,

@@ -23,7 +23,7 @@ from llama_models import SIZES
 from quantized_models import Fp8Weight, quantize_fp8, save_quantized
 from quire_kernels.cpu.linear import MatrixFormat
 from runner_driver import Driver, make_runner
-from worker_svc.model.config import UnsupportedModel
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.encoder_description import EncoderDescription
 from worker_svc.model.formats.fp8 import FORMAT
 from worker_svc.model.torch_encoder import load_torch_encoder

@@ -20,11 +20,12 @@ from quire_kernels.cpu.linear import MatrixFormat, PackedMatrix, linear
 from runner_driver import Driver, make_runner
 from tiny_gguf import KV_HEADS, TOKENS, TinyGguf, as_q4_k_m, random_blocks, write_tiny_gguf
 from worker_svc.attention import CompiledKernels
+from worker_svc.errors import UnsupportedModel
 from worker_svc.gguf_conversion import GgufConversion
 from worker_svc.model.architecture import describe
 from worker_svc.model.building import BuiltMlp
 from worker_svc.model.compiled_model import load_compiled_model
-from worker_svc.model.config import UnsupportedModel, read_config
+from worker_svc.model.config import read_config
 from worker_svc.model.formats._gguf_blocks import BLOCK_TYPES
 from worker_svc.model.formats.gguf import FORMAT, BlockWeight
 

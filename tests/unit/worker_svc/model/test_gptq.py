@@ -18,8 +18,8 @@ import llama_models
 from llama_models import SIZES
 from quantized_models import in_act_order, in_order, quantize, save_quantized
 from runner_driver import Driver, make_runner
+from worker_svc.errors import UnsupportedModel
 from worker_svc.fingerprint import model_fingerprint
-from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import LinearLayer, LinearRole, SplitDimension, StoredLinear
 from worker_svc.model.formats.gptq import FORMAT
 from worker_svc.model.linear_weights import LinearWeights, Shard

@@ -26,8 +26,9 @@ from runner_steps import Generate, new_sequence, run_step
 from transformers_models import VOCAB
 from worker_svc.attention import AttentionKind, CompiledKernels
 from worker_svc.cache import CacheShape
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.architecture import describe
-from worker_svc.model.config import UnsupportedModel, read_config
+from worker_svc.model.config import read_config
 from worker_svc.model.decoder_states import load_decoder_states
 from worker_svc.model.description import (
     AttentionSpec,

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from worker_svc.model.config import UnsupportedModel
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.description import InvalidDescription, LinearLayer, LinearRole, SplitDimension, StoredLinear
 from worker_svc.model.formats.dense import DenseFormat
 from worker_svc.model.linear_weights import WHOLE, LinearWeights, Shard

@@ -32,9 +32,10 @@ from transformers import (
 from llama_models import SIZES, VARIANTS
 from transformers_models import VARIANTS as OTHERS
 from worker_svc.attention import AttentionKind
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model import transformers_model
 from worker_svc.model.architecture import describe
-from worker_svc.model.config import UnsupportedModel, read_config
+from worker_svc.model.config import read_config
 from worker_svc.model.loading import LoadedModel, load
 from worker_svc.model.torch_model import TorchModel
 

@@ -9,8 +9,8 @@ from transformers import Gemma3TextConfig, GPTNeoXConfig, LlamaConfig, Phi3Confi
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from llama_models import SIZES
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.architecture import describe
-from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.rope import LayerRopes, Rotation, inverse_frequencies, layer_ropes
 
 _LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}

@@ -28,8 +28,8 @@ from llama_models import prompts as decoder_prompts
 from reranker_files import write_reranker_files
 from worker_svc.compressed_writer import scheme_named
 from worker_svc.encoder.pooling import ScorePooler
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.compiled_states import load_compiled_states
-from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.description_cache import any_description_of
 from worker_svc.model.encoder_description import EncoderDescription

@@ -17,10 +17,11 @@ import compiled
 from llama_models import SIZES, VOCAB, prompts
 from runner_driver import Driver, make_runner
 from worker_svc.attention import AttentionKind, CompiledKernels
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.architecture import describe
 from worker_svc.model.building import BuiltMlp
 from worker_svc.model.compiled_model import load_compiled_model
-from worker_svc.model.config import UnsupportedModel, read_config
+from worker_svc.model.config import read_config
 from worker_svc.model.description import (
     ComputedFormat,
     DecoderLayer,

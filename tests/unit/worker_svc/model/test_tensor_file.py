@@ -7,7 +7,7 @@ import safetensors.torch
 import torch
 from safetensors.torch import save_file
 
-from worker_svc.model.config import UnsupportedModel
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.formats.dense import DenseFormat
 from worker_svc.model.tensor_file import TensorFile
 from worker_svc.model.tensor_names import ExpertRows, StoredTensor

@@ -11,7 +11,7 @@ from transformers import BertConfig, BertModel
 
 from bert_models import CONTEXT, hidden_states, random_prompts, save_bert, save_roberta
 from described_models import description_of
-from worker_svc.model.config import UnsupportedModel
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.description_cache import any_description_of
 from worker_svc.model.encoder_description import EncoderDescription
 from worker_svc.model.torch_encoder import TorchEncoder, load_torch_encoder

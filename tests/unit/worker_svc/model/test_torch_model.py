@@ -13,8 +13,9 @@ from transformers import AutoModelForCausalLM
 from llama_models import VARIANTS, VOCAB
 from runner_driver import Driver, make_runner
 from worker_svc.attention import AttentionKind
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.architecture import describe
-from worker_svc.model.config import UnsupportedModel, read_config
+from worker_svc.model.config import read_config
 from worker_svc.model.loading import load
 from worker_svc.model.torch_model import TorchModel
 from worker_svc.step import SamplingParams

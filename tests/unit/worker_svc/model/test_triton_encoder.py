@@ -9,7 +9,7 @@ from transformers import BertModel
 from bert_models import CONTEXT, hidden_states, random_prompts, save_bert, save_roberta
 from described_models import description_of
 from ordered_dots import order_dots
-from worker_svc.model.config import UnsupportedModel
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.encoder_description import EncoderDescription
 from worker_svc.model.triton_encoder import TritonEncoder, load_triton_encoder
 

@@ -17,8 +17,9 @@ from llama_models import VOCAB
 from runner_driver import Driver, make_runner
 from runner_instance import make_instance
 from runner_steps import Generate
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model.architecture import describe
-from worker_svc.model.config import UnsupportedModel, read_config
+from worker_svc.model.config import read_config
 from worker_svc.model.description import (
     Activation,
     DecoderLayer,

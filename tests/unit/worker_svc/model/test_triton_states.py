@@ -14,8 +14,8 @@ import transformers_models
 from described_models import description_of
 from llama_models import hidden_states, prompts, save_model
 from ordered_dots import order_dots
+from worker_svc.errors import UnsupportedModel
 from worker_svc.model import decoder_states
-from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.triton_states import TritonStates, load_triton_states, prompt_bytes
 

@@ -19,12 +19,12 @@ from runner_driver import Driver, make_runner
 from runner_instance import make_instance
 from runner_steps import Generate
 from transformers_models import COMMON, VARIANTS
+from worker_svc.errors import UnsupportedModel
 from worker_svc.gpu import executor
 from worker_svc.gpu.forward_graphs import ForwardGraphs
 from worker_svc.gpu.graph_shapes import GraphShape
 from worker_svc.gpu.graphs import Work, keep_work
 from worker_svc.model import probe, transformers_model
-from worker_svc.model.config import UnsupportedModel
 from worker_svc.model.probe import FoundAttention
 from worker_svc.runner import Runner
 from worker_svc.step import SamplingParams

@@ -17,10 +17,10 @@ from llama_models import SIZES
 from runner_driver import Driver, make_runner
 from transformers_models import VARIANTS as OTHERS
 from worker_svc.attention import AttentionKind
-from worker_svc.errors import StartupFailed
+from worker_svc.errors import StartupFailed, UnsupportedModel
 from worker_svc.fingerprint import model_fingerprint
 from worker_svc.model.architecture import describe
-from worker_svc.model.config import UnsupportedModel, read_config
+from worker_svc.model.config import read_config
 from worker_svc.model.description import LinearLayer, LinearRole, SplitDimension, StoredLinear
 from worker_svc.model.linear_weights import LinearWeights, Shard
 from worker_svc.model.loading import load
@@ -32,7 +32,7 @@ Save = Callable[..., Path]
 # Another package's: bytes with a scale for each output, the first 4 bits of which are the second half of the inputs.
 _NIBBLES = '''
 import torch
-from worker_svc.model.config import UnsupportedModel
+from worker_svc.errors import UnsupportedModel
 
 
 class Nibbles:
