@@ -171,7 +171,10 @@ PERFORMANCE = (
         Section("kernels", RESULTS / "kernels.json", "make bench-kernels", kernels_section, Processor.AMX),
         {Processor.AVX512: ""},
     ),
-    Section("formats", RESULTS / "formats.json", "make bench-formats", formats_section),
+    *_by_processor(
+        Section("formats", RESULTS / "formats.json", "make bench-formats", formats_section, Processor.AMX),
+        {Processor.AVX512: ""},
+    ),
     Section("quality", RESULTS / "quality.json", "make bench-quality", quality_section),
     Section("loading", RESULTS / "loading.json", "make bench-loading", loading_section),
     Section("gguf", RESULTS / "gguf.json", "make bench-gguf", gguf_section),
