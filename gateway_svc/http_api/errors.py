@@ -95,7 +95,10 @@ WRONG_METHOD = HttpError(405, "method_not_allowed", "this address takes another 
 LATE_BODY = HttpError(408, "request_timeout", "the body did not come in time", connection="close")
 NOT_JSON = HttpError(415, "unsupported_media_type", "Content-Type must be application/json", "Content-Type")
 COMPRESSED = HttpError(
-    415, "unsupported_media_type", "Content-Encoding must be identity: compressed bodies are not supported", "Content-Encoding"
+    415,
+    "unsupported_media_type",
+    "Content-Encoding must be identity: compressed bodies are not supported",
+    "Content-Encoding",
 )
 
 
