@@ -24,6 +24,7 @@ from svc_common.models import (
     split_names,
     task_of,
 )
+from svc_common.settings import OptionalPath
 
 _ABSENT: dict[str, Any] = {
     "generation_config": "auto",
@@ -289,7 +290,7 @@ ServedModelNames = Annotated[str, AfterValidator(_check_names_setting)]
 ChatRoles = Annotated[str, AfterValidator(_check_roles_setting)]
 """The value of QUIRE_CHAT_ROLES."""
 
-ModelsFile = Annotated[Path | None, BeforeValidator(lambda path: path or None), AfterValidator(_check_alone)]
+ModelsFile = Annotated[OptionalPath, AfterValidator(_check_alone)]
 """The value of QUIRE_MODELS; a field of this type must follow those of one model, which it excludes."""
 
 SERVED_MODEL_NAME = (

@@ -31,7 +31,10 @@ class ServiceSettings(BaseSettings):
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="lowest level that is logged")
 
 
-OptionalPath = Annotated[Path | None, BeforeValidator(lambda path: path or None)]
+EMPTY_IS_UNSET = BeforeValidator(lambda value: None if value == "" else value)
+"""Of a setting that may be None: an empty value is as good as unset."""
+
+OptionalPath = Annotated[Path | None, EMPTY_IS_UNSET]
 """A path; an empty one is as good as unset."""
 
 INSECURE = (

@@ -1,6 +1,5 @@
 """Settings of the worker."""
 
-from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -8,7 +7,7 @@ from pydantic_settings import SettingsConfigDict
 
 from svc_common.model_settings import SERVED_MODEL_NAME, TASK, ServedModelNames, TaskChoice
 from svc_common.models import ServedModel, resolve_model, split_names
-from svc_common.settings import InnerSettings, OptionalPath
+from svc_common.settings import EMPTY_IS_UNSET, InnerSettings, OptionalPath
 
 
 class WorkerSettings(InnerSettings):
@@ -31,7 +30,7 @@ class WorkerSettings(InnerSettings):
     )
     served_model_name: ServedModelNames | None = Field(None, description=SERVED_MODEL_NAME)
     task: TaskChoice = Field("auto", description=TASK)
-    max_model_len: Annotated[int | None, BeforeValidator(lambda length: None if length == "" else length)] = Field(
+    max_model_len: Annotated[int | None, EMPTY_IS_UNSET] = Field(
         None, ge=3, description="tokens of a sequence, prompt and output together; unset: the model's context length"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
@@ -50,7 +49,7 @@ class WorkerSettings(InnerSettings):
         description="attention on a GPU: triton, which are Quire's kernels, or the name of "
         "an entry point quire.attention_backends of an installed package",
     )
-    kernel_cache_dir: Annotated[Path | None, BeforeValidator(lambda path: path or None)] = Field(
+    kernel_cache_dir: OptionalPath = Field(
         None, description="writable directory of compiled CPU kernels; unset: `kernels` in QUIRE_CACHE_DIR"
     )
     quantization: Annotated[

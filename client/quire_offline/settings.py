@@ -30,7 +30,6 @@ from svc_common.supervisor.vllm_flag_table import FLAGS
 from svc_common.supervisor.vllm_flags import (
     GIVEN_KEYS,
     FlagRefused,
-    JsonObject,
     Refused,
     Value,
     Values,
@@ -114,7 +113,7 @@ class _Given:
 def _read(name: str, value: Any) -> dict[str, Any]:
     """The settings that one argument sets."""
     flag = _FLAGS.get(name)
-    translates = isinstance(flag, JsonObject | Value | Values) or (flag is not None and name not in NAMES)
+    translates = isinstance(flag, Value | Values) or (flag is not None and name not in NAMES)
     if flag is None or (name in NAMES and not translates):
         if name not in NAMES:
             raise no_option(name, [*sorted(NAMES), *(one for one, flag in _FLAGS.items() if not _is_refused(flag))])

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import CliImplicitFlag, SettingsConfigDict
 
 from svc_common.model_settings import (
@@ -19,7 +19,7 @@ from svc_common.model_settings import (
 )
 from svc_common.models import split_names
 from svc_common.redis_url import DEFAULT_PREFIX, PREFIX, RedisPrefix, RedisUrl
-from svc_common.settings import INSECURE, OptionalPath, ServiceSettings
+from svc_common.settings import EMPTY_IS_UNSET, INSECURE, OptionalPath, ServiceSettings
 
 GATEWAY_SETTINGS = (
     "chat_template",
@@ -59,7 +59,7 @@ class SupervisorSettings(ServiceSettings):
     )
     schedulers: int = Field(1, ge=1, le=8, description="number of schedulers; one leads, the others are standbys")
     workers: int = Field(1, ge=1, le=64, description="number of workers")
-    redis_url: Annotated[RedisUrl | None, BeforeValidator(lambda url: url or None)] = Field(
+    redis_url: Annotated[RedisUrl | None, EMPTY_IS_UNSET] = Field(
         None, description="URL of a running Redis; unset: one is started"
     )
     redis_prefix: RedisPrefix = Field(DEFAULT_PREFIX, description=PREFIX)

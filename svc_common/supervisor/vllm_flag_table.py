@@ -9,18 +9,14 @@ from svc_common.supervisor.vllm_flags import (
     JsonFields,
     JsonObject,
     NoEffect,
-    OneOf,
     Only,
     Refused,
     Switch,
     Value,
     Values,
     VllmFlag,
-    origins,
-    size,
-    size_or_unset,
-    up_to,
 )
+from svc_common.supervisor.vllm_values import OneOf, origins, size, size_or_unset, up_to
 
 _DTYPES = {name: name for name in ("auto", "float32", "bfloat16", "float16")} | {"float": "float32", "half": "float16"}
 _KV_DTYPES = {"auto": "auto", "fp8": "fp8", "fp8_e4m3": "fp8", "int8": "int8"}

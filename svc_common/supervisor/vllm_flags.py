@@ -6,8 +6,9 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import Any
+
+from svc_common.supervisor.vllm_values import OneOf, from_json
 
 Variables = Mapping[str, str]
 """Values by name."""
@@ -16,9 +17,6 @@ GIVEN_KEYS = "--api-key"
 """What stands for a variable with the keys of `ApiKeys`."""
 
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)")
-_UNITS = {"": 1, **{unit: 1000 ** (power + 1) for power, unit in enumerate("kmgt")}}
-_UNITS |= {unit.upper(): 1024 ** (power + 1) for power, unit in enumerate("kmgt")}
 
 
 class FlagRefused(Exception):  # noqa: N818
@@ -133,14 +131,8 @@ class ApiKeys(VllmFlag):
 
 
 @dataclass(frozen=True, slots=True)
-class JsonObject(VllmFlag):
+class JsonObject(Value):
     """A flag with a JSON object, which is the value of a variable."""
-
-    variable: str
-
-    @property
-    def effect(self) -> str:
-        return f"`{self.variable}`"
 
     def read(self, values: Sequence[str], *, is_off: bool) -> Variables:
         _json_object(self.name, values[0])
@@ -307,7 +299,8 @@ def read_flags(
         if flag.num_values != "none" and not values:
             raise FlagRefused(f"{flag.name} needs a value")
         if key := argument.partition("=")[0].partition(".")[2]:
-            values = [json.dumps({**_keys_before(flag, variables), key.replace("-", "_"): _json_or_text(values[0])})]
+            value = from_json(values[0], otherwise=values[0])
+            values = [json.dumps({**_keys_before(flag, variables), key.replace("-", "_"): value})]
         variables |= flag.read(values, is_off=is_off)
     return positional, variables
 
@@ -342,19 +335,9 @@ def _find(argument: str, by_name: Mapping[str, VllmFlag]) -> tuple[VllmFlag, boo
     raise FlagRefused(f"{written} is not known{f': did you mean {near[0]}?' if near else ''}")
 
 
-def _json_or_text(value: str) -> Any:
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return value
-
-
 def _json_object(name: str, text: str) -> dict[str, Any]:
     """The value of a flag. Raises FlagRefused."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
+    value = from_json(text)
     if not isinstance(value, dict):
         raise FlagRefused(f"{name}: must be a JSON object, not {text!r}")
     return value
@@ -366,60 +349,3 @@ def _is_flag(argument: str) -> bool:
 
 def _variable(name: str) -> str:
     return f"QUIRE_{name.upper().replace('-', '_')}"
-
-
-# Conversions of values. They raise ValueError with what the value must be.
-
-
-def size(text: str) -> str:
-    """A whole number, with k, m, g or t for powers of 1000 and K, M, G or T for powers of 1024, as in vLLM."""
-    match = _SIZE.fullmatch(text)
-    number = None if match is None else Decimal(match[1]) * _UNITS[match[2]]
-    if number is None or number != int(number):
-        raise ValueError("must be a whole number, such as 4096, 4k or 4K")
-    return str(int(number))
-
-
-def up_to(most: int) -> Callable[[str], str]:
-    """A conversion of whole numbers from 0 to `most`."""
-
-    def convert(text: str) -> str:
-        if not (text.isascii() and text.isdigit() and int(text) <= most):
-            raise ValueError(f"must be a whole number from 0 to {most}")
-        return text
-
-    return convert
-
-
-def size_or_unset(text: str) -> str:
-    """As `size`; empty, which is unset, for `auto` and -1."""
-    return "" if text in ("auto", "-1") else size(text)
-
-
-@dataclass(frozen=True, slots=True)
-class OneOf:
-    """A conversion of names to other ones. With `others`, a name that is not among them stays as it is."""
-
-    names: Mapping[str, str]
-    others: bool = False
-
-    @property
-    def choices(self) -> Sequence[str]:
-        """All texts that it takes; empty where there are others."""
-        return () if self.others else tuple(self.names)
-
-    def __call__(self, text: str) -> str:
-        if text not in self.names and not self.others:
-            raise ValueError(f"must be one of {', '.join(self.names)}")
-        return self.names.get(text, text)
-
-
-def origins(text: str) -> str:
-    """A JSON list of strings, joined by commas."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-        raise ValueError("must be a JSON list of strings")
-    return ",".join(found)

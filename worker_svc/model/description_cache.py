@@ -46,7 +46,6 @@ def _origin(directory: Path) -> str:
     """Changes with everything that the description depends on."""
     digest = sha256((directory / "config.json").read_bytes())
     digest.update(version("transformers").encode())
-    # Also for other packages: importing them registers their configs with transformers.
     model_type = str(raw_config(directory).get("model_type"))
     # Their source may use other files of their package.
     digest.update(origin_of(model_type).encode())
