@@ -1,11 +1,13 @@
-"""The validator of calls for embeddings of both protocols: their inputs become requests for the scheduler, or an error
-names the field as the client spelled it."""
+"""The validator of calls for embeddings and classifications of both protocols: their inputs become requests for the
+scheduler, or an error names the field as the client spelled it."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
+from gateway_svc.classifications import ClassificationParams, UnvalidatedClassifications
 from gateway_svc.embeddings import (
     DIMENSIONS,
     MAX_DIMENSIONS,
@@ -13,6 +15,7 @@ from gateway_svc.embeddings import (
     EmbeddingInput,
     EmbeddingParams,
     UnvalidatedEmbeddings,
+    UnvalidatedInputs,
 )
 from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import Field
@@ -28,11 +31,50 @@ from gateway_svc.text_truncation import (
 from gateway_svc.tokenizer import ModelTokenizer, TextToEncode
 from gateway_svc.unvalidated_request import TextPrompt, TokenPrompt
 from gateway_svc.validated_request import ModelInfo, TruncationSide
-from gateway_svc.validated_value import ValidatedValue
+from gateway_svc.validated_value import ValidatedValue, ValueParams
 
 
 async def validate_embeddings(
     unvalidated: UnvalidatedEmbeddings,
+    tokenizer: ModelTokenizer,
+    model: ModelInfo,
+    *,
+    request_id: str,
+    retention: Retention | None,
+    tenant: str,
+) -> list[ValidatedValue]:
+    """The valid requests of a call, one for each input, as `validate_inputs`."""
+    dimensions = unvalidated.dimensions
+    if dimensions is not None and not 1 <= dimensions <= MAX_DIMENSIONS:
+        raise FieldChecker(unvalidated.field_path).invalid(DIMENSIONS, f"must be between 1 and {MAX_DIMENSIONS}")
+    params = EmbeddingParams(dimensions, unvalidated.pooling, unvalidated.normalization)
+    return await validate_inputs(
+        unvalidated, params, tokenizer, model, request_id=request_id, retention=retention, tenant=tenant
+    )
+
+
+async def validate_classifications(
+    unvalidated: UnvalidatedClassifications,
+    tokenizer: ModelTokenizer,
+    model: ModelInfo,
+    labels: Sequence[str],
+    *,
+    request_id: str,
+    retention: Retention | None,
+    tenant: str,
+) -> list[ValidatedValue]:
+    """The valid requests of a call to a model with these labels, one for each input, as `validate_inputs`."""
+    if not labels:
+        raise FieldChecker(unvalidated.field_path).unsupported(Field.MODEL, "has no labels, so it does not classify")
+    params = ClassificationParams(len(labels), unvalidated.is_raw)
+    return await validate_inputs(
+        unvalidated, params, tokenizer, model, request_id=request_id, retention=retention, tenant=tenant
+    )
+
+
+async def validate_inputs(
+    unvalidated: UnvalidatedInputs,
+    params: ValueParams,
     tokenizer: ModelTokenizer,
     model: ModelInfo,
     *,
@@ -47,16 +89,13 @@ async def validate_embeddings(
     check = FieldChecker(unvalidated.field_path)
     if not 1 <= len(unvalidated.inputs) <= MAX_INPUTS:
         raise check.invalid(Field.PROMPT, f"must hold 1 to {MAX_INPUTS} inputs")
-    dimensions = unvalidated.dimensions
-    if dimensions is not None and not 1 <= dimensions <= MAX_DIMENSIONS:
-        raise check.invalid(DIMENSIONS, f"must be between 1 and {MAX_DIMENSIONS}")
     priority = check.integer(Field.PRIORITY, unvalidated.priority, 0, -(2**31), 2**31 - 1)
     truncation = _truncation(unvalidated, tokenizer, model, check)
     request = partial(
         ValidatedValue,
         request_id=request_id,
         model=model.name,
-        params=EmbeddingParams(dimensions, unvalidated.pooling, unvalidated.normalization),
+        params=params,
         priority=priority,
         retention=retention,
     )
@@ -75,7 +114,7 @@ async def validate_embeddings(
 
 
 def _truncation(
-    unvalidated: UnvalidatedEmbeddings, tokenizer: ModelTokenizer, model: ModelInfo, check: FieldChecker
+    unvalidated: UnvalidatedInputs, tokenizer: ModelTokenizer, model: ModelInfo, check: FieldChecker
 ) -> Truncation:
     has_special = any(
         isinstance(one.prompt, TextPrompt) and one.prompt.add_special_tokens for one in unvalidated.inputs

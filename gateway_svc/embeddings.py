@@ -69,20 +69,28 @@ class EmbeddingInput:
     """A text is cut to so many tokens, not counting the special ones."""
 
 
-@dataclass(frozen=True, slots=True)
-class UnvalidatedEmbeddings:
-    """A call for embeddings, before validation. Absent fields are None. `field_path` names the fields of all inputs."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnvalidatedInputs:
+    """A call for a value of each input, before validation. Absent fields are None. `field_path` names the fields of all
+    inputs.
+    """
 
     inputs: Sequence[EmbeddingInput]
     field_path: FieldPath
     model: str | None = None
-    dimensions: int | None = None
-    pooling: Pooling = Pooling.OF_MODEL
-    normalization: Normalization = Normalization.OF_MODEL
     truncate_prompt_tokens: int | None = None
     truncation_side: TruncationSide = TruncationSide.RIGHT
     priority: int | None = None
     retention: Retention | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnvalidatedEmbeddings(UnvalidatedInputs):
+    """A call for embeddings, before validation."""
+
+    dimensions: int | None = None
+    pooling: Pooling = Pooling.OF_MODEL
+    normalization: Normalization = Normalization.OF_MODEL
 
     @classmethod
     def from_proto(cls, request: inference_pb2.EmbedRequest) -> "UnvalidatedEmbeddings":
@@ -90,13 +98,8 @@ class UnvalidatedEmbeddings:
         reject_unknown_fields(request, "request")
         if request.pooling not in _POOLINGS:
             raise QuireError(Reason.INVALID_FIELD, "is not one of the values of Pooling", field="pooling")
-        has_special = present(request, "add_special_tokens") is not False
         return cls(
-            inputs=[
-                _input_from_proto(one, f"inputs[{item_index}]", add_special_tokens=has_special)
-                # One more than is valid, so that too many are not read: a message may have millions.
-                for item_index, one in enumerate(request.inputs[: MAX_INPUTS + 1])
-            ],
+            inputs=inputs_from_proto(request),
             field_path=NamedFields({Field.PROMPT: "inputs"}),
             model=present(request, "model"),
             dimensions=present(request, "dimensions"),
@@ -115,6 +118,16 @@ _POOLINGS = {
     inference_pb2.POOLING_CLS: Pooling.CLS,
     inference_pb2.POOLING_LAST: Pooling.LAST,
 }
+
+
+def inputs_from_proto(request: inference_pb2.EmbedRequest | inference_pb2.ClassifyRequest) -> list[EmbeddingInput]:
+    """The inputs of a call. Raises QuireError for a field that this version of the contract does not have."""
+    has_special = present(request, "add_special_tokens") is not False
+    return [
+        _input_from_proto(one, f"inputs[{item_index}]", add_special_tokens=has_special)
+        # One more than is valid, so that too many are not read: a message may have millions.
+        for item_index, one in enumerate(request.inputs[: MAX_INPUTS + 1])
+    ]
 
 
 def _input_from_proto(message: inference_pb2.EmbedInput, where: str, *, add_special_tokens: bool) -> EmbeddingInput:

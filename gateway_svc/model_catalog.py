@@ -19,7 +19,7 @@ from gateway_svc.unvalidated_request import GenerationDefaults
 from gateway_svc.validation import Validator
 from svc_common.errors import QuireError, Reason
 from svc_common.model_settings import ModelSettings
-from svc_common.models import ModelNotFound, ModelTask, task_of, tokenizer_fingerprint
+from svc_common.models import ModelNotFound, ModelTask, labels_of, task_of, tokenizer_fingerprint
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,6 +38,8 @@ class CatalogModel:
     """What its workers compute, by its files."""
     pairs: PairForm | None = None
     """How it takes pairs of texts, if its workers compute their scores."""
+    labels: tuple[str, ...] = ()
+    """The names of the labels of its head, if it has one."""
 
     @classmethod
     def load(cls, settings: ModelSettings, max_logprobs: int = DEFAULT_MAX_LOGPROBS) -> "CatalogModel":
@@ -52,6 +54,7 @@ class CatalogModel:
             message_format = _message_format(settings, tokenizer)
             task = task_of(served.path, settings.task)
             pairs = pair_form(tokenizer, served.path) if task is ModelTask.SCORE else None
+            labels = labels_of(served.path) if task in (ModelTask.SCORE, ModelTask.CLASSIFY) else ()
             if task is not ModelTask.GENERATE and not (pairs is not None and pairs.of_chat):
                 tokenizer.check_end_of_text()
         except (BadSetting, InvalidModelFiles, ModelNotFound) as error:
@@ -60,7 +63,7 @@ class CatalogModel:
         grammars = GrammarChecker(served.tokenizer_path / "tokenizer.json", tokenizer.eos_token_ids)
         validator = Validator(tokenizer, defaults, settings.chat_roles, grammars, message_format, max_logprobs)
         names = (served.name, served.aliases)
-        return cls(*names, fingerprint, tokenizer, defaults, validator, grammars, message_format, task, pairs)
+        return cls(*names, fingerprint, tokenizer, defaults, validator, grammars, message_format, task, pairs, labels)
 
     @property
     def names(self) -> tuple[str, ...]:

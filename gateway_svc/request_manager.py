@@ -12,7 +12,8 @@ from opentelemetry.context import Context
 
 from gateway_svc import request_errors
 from gateway_svc.change_signal import ChangeSignal
-from gateway_svc.embedding_validation import validate_embeddings
+from gateway_svc.classifications import UnvalidatedClassifications
+from gateway_svc.embedding_validation import validate_classifications, validate_embeddings
 from gateway_svc.embeddings import UnvalidatedEmbeddings
 from gateway_svc.field_paths import Field, FieldPath
 from gateway_svc.metrics import GatewayMetrics
@@ -39,7 +40,7 @@ from svc_common.errors import QuireError, Reason
 from svc_common.keys import cache_salt, request_key
 
 G = TypeVar("G", bound=SubscribedGroup[Any])
-V = TypeVar("V", UnvalidatedEmbeddings, UnvalidatedScores)
+V = TypeVar("V", UnvalidatedEmbeddings, UnvalidatedClassifications, UnvalidatedScores)
 
 # Prompts of a call for values, which may have 2,048. Other tasks of the event loop run after each few milliseconds.
 _SUBMITTED_AT_ONCE = 64
@@ -174,6 +175,22 @@ class RequestManager:
             limited, model.tokenizer, info, request_id=request_id, retention=retention, tenant=call.tenant.name
         )
 
+    async def validate_classifications(
+        self, call: Call, model: CatalogModel, unvalidated: UnvalidatedClassifications, request_id: str
+    ) -> list[ValidatedValue]:
+        """Validates the inputs of a call for classifications. Raises QuireError."""
+        info = self._admit_to(model)
+        limited, retention = self._limit(unvalidated, call.tenant)
+        return await validate_classifications(
+            limited,
+            model.tokenizer,
+            info,
+            model.labels,
+            request_id=request_id,
+            retention=retention,
+            tenant=call.tenant.name,
+        )
+
     async def validate_scores(
         self, call: Call, model: CatalogModel, unvalidated: UnvalidatedScores, request_id: str
     ) -> ValidatedScores:
@@ -216,7 +233,7 @@ class RequestManager:
 
     @asynccontextmanager
     async def run_values(self, call: Call, values: Sequence[ValidatedValue]) -> AsyncIterator[ValueGroup]:
-        """Runs the requests of a call for embeddings or scores until the block ends. Raises QuireError."""
+        """Runs the requests of a call for values until the block ends. Raises QuireError."""
         self.admit()
         self._session.records.check_protocol(max(one.session_protocol for one in values))
         signal = ChangeSignal()

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from gateway_svc.chats import FEW_ITEMS, ChatPrompt
 from gateway_svc.chunk_sender import ChunkSender
+from gateway_svc.classifications import UnvalidatedClassifications
 from gateway_svc.common_fields import is_request_id
 from gateway_svc.embeddings import UnvalidatedEmbeddings, Vector
 from gateway_svc.field_checker import FieldChecker
@@ -149,6 +150,20 @@ class InferenceServicer(InferenceServiceServicer):
             model = self._calls.find_model(unvalidated.model, unvalidated.field_path, call.tenant, outcome)
             embeddings = await self._request_manager.validate_embeddings(call, model, unvalidated, request_id)
             response, usage = await self._values(call, embeddings, partial(_embedded, model.name))
+            response.usage.CopyFrom(usage)
+            await context.send_initial_metadata(((REQUEST_ID, request_id),))
+        return response
+
+    async def Classify(  # noqa: N802
+        self, request: inference_pb2.ClassifyRequest, context: GrpcContext
+    ) -> inference_pb2.ClassifyResponse:
+        request_id = reply_id()
+        async with self._calls.answer(context, "Classify", request_id) as outcome:
+            call = self._calls.call(Operation.CLASSIFY, context)
+            unvalidated = UnvalidatedClassifications.from_proto(request)
+            model = self._calls.find_model(unvalidated.model, unvalidated.field_path, call.tenant, outcome)
+            inputs = await self._request_manager.validate_classifications(call, model, unvalidated, request_id)
+            response, usage = await self._values(call, inputs, partial(_classified, model.name, model.labels))
             response.usage.CopyFrom(usage)
             await context.send_initial_metadata(((REQUEST_ID, request_id),))
         return response
@@ -330,6 +345,14 @@ def _missing(
 def _embedded(model: str, vectors: Sequence[Vector]) -> inference_pb2.EmbedResponse:
     return inference_pb2.EmbedResponse(
         model=model, embeddings=[inference_pb2.Embedding(numbers=vector) for vector in vectors]
+    )
+
+
+def _classified(model: str, labels: Sequence[str], values: Sequence[Vector]) -> inference_pb2.ClassifyResponse:
+    return inference_pb2.ClassifyResponse(
+        model=model,
+        labels=labels,
+        classifications=[inference_pb2.Classification(scores=value) for value in values],
     )
 
 

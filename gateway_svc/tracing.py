@@ -20,6 +20,7 @@ class Operation(Enum):
     RESUME = "resume"
     EMBEDDINGS = "embeddings"
     SCORE = "score"
+    CLASSIFY = "classify"
 
 
 class GenerationSpan:

@@ -211,7 +211,11 @@ class GenerationDefaults:
 
 
 def retention_from_proto(
-    message: inference_pb2.Generation | inference_pb2.EmbedRequest | inference_pb2.ScoreRequest, where: str
+    message: inference_pb2.Generation
+    | inference_pb2.EmbedRequest
+    | inference_pb2.ClassifyRequest
+    | inference_pb2.ScoreRequest,
+    where: str,
 ) -> Retention | None:
     """The retention of a message; None: it has none. Raises QuireError, which names the field `where`."""
     if not message.HasField("retention"):

@@ -41,8 +41,8 @@ TaskChoice = Literal["auto", "generate", "embed", "pooling"]
 
 TASK = (
     "what the model computes; auto: as its files say; generate: tokens; embed: vectors of prompts, also by a model "
-    "that could generate; pooling: scores of pairs of texts by a cross-encoder, and vectors of prompts by any other "
-    "model"
+    "that could generate; pooling: what a model's head computes, scores of pairs of texts or numbers of labels, and "
+    "vectors of prompts by any other model"
 )
 
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")

@@ -90,12 +90,12 @@ class EmbeddingParams:
 
 @dataclass(frozen=True, slots=True)
 class ScoreParams:
-    """How a score is made of a prompt that is a pair of texts."""
+    """How the numbers of a head are made of a prompt that is a text, or a pair of texts."""
 
     num_first_tokens: int = 0
     """How many tokens are of the first token type; the others are of the second. 0: all are of the first."""
     is_raw: bool = False
-    """Whether the score is the head's output without its activation function."""
+    """Whether they are the head's output without its activation function."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from quire_client.aio import AsyncClient, AsyncStream
 from quire_client.chats import AllowedTools, CustomTool, Message, Tool
+from quire_client.classify_requests import ClassifyOptions
 from quire_client.connection import __version__
 from quire_client.embed_requests import EmbedOptions
 from quire_client.errors import QuireError
@@ -9,6 +10,7 @@ from quire_client.requests import GenerationOptions
 from quire_client.results import (
     Acceptance,
     Chunk,
+    Classifications,
     Completion,
     Embeddings,
     Finish,
@@ -32,6 +34,8 @@ __all__ = [
     "AsyncClient",
     "AsyncStream",
     "Chunk",
+    "Classifications",
+    "ClassifyOptions",
     "Client",
     "Completion",
     "CustomTool",

@@ -11,11 +11,12 @@ from quire_client import requests
 from quire_client.aio_endpoints import AsyncEndpointPool, AsyncStreamCall
 from quire_client.base import BaseClient, BaseStream, GenerationCall
 from quire_client.chats import Messages
+from quire_client.classify_requests import ClassifyOptions, classify_request
 from quire_client.connection import AsyncCloseable, Connection
 from quire_client.embed_requests import EmbedOptions, Inputs, embed_request
 from quire_client.errors import QuireError
 from quire_client.requests import CallOptions, Prompt
-from quire_client.results import Chunk, Embeddings, Generation, Model, Scores, Tokenized
+from quire_client.results import Chunk, Classifications, Embeddings, Generation, Model, Scores, Tokenized
 from quire_client.resumable_stream import RESUME_TIMEOUT, ResumableStream
 from quire_client.score_requests import ScoreOptions, score_request
 
@@ -119,6 +120,13 @@ class AsyncClient(BaseClient[AsyncStream], AsyncCloseable):
         retry_policy = self._retry_policy(options.get("timeout"))
         response = await self._pool.call(lambda stub: stub.Embed, request, retry_policy, options.get("traceparent"))
         return Embeddings.from_proto(response)
+
+    async def classify(self, inputs: Inputs, **options: Unpack[ClassifyOptions]) -> Classifications:
+        """Classifies a text, token ids, or a list of those: each gets a number for each label of the model's head."""
+        request = classify_request(inputs, options)
+        retry_policy = self._retry_policy(options.get("timeout"))
+        response = await self._pool.call(lambda stub: stub.Classify, request, retry_policy, options.get("traceparent"))
+        return Classifications.from_proto(response)
 
     async def score(
         self, queries: str | Sequence[str], documents: str | Sequence[str], **options: Unpack[ScoreOptions]

@@ -10,7 +10,7 @@ from quire_client.requests import Prompt, Retention, TruncationSide, check_promp
 from quire_client.value_options import Pooling, assign_options
 
 Inputs = Prompt | Sequence[Prompt]
-"""What to embed: one prompt, or several."""
+"""What to embed or to classify: one prompt, or several."""
 
 
 class EmbedOptions(TypedDict, total=False):
@@ -44,6 +44,12 @@ def embed_request(inputs: Inputs, options: EmbedOptions) -> pb.EmbedRequest:
     """A request to embed. Raises as requests.completion_request."""
     request = pb.EmbedRequest()
     assign_options(request, options, EmbedOptions.__annotations__)
+    assign_inputs(request, inputs)
+    return request
+
+
+def assign_inputs(request: pb.EmbedRequest | pb.ClassifyRequest, inputs: Inputs) -> None:
+    """Sets the inputs of a request. Raises as requests.completion_request."""
     for number, one in enumerate(_several(inputs)):
         check_prompt(one, f"inputs[{number}]")
         given = request.inputs.add()
@@ -52,7 +58,6 @@ def embed_request(inputs: Inputs, options: EmbedOptions) -> pb.EmbedRequest:
         else:
             given.token_ids.SetInParent()
             assign(given, "token_ids.ids", one, within=f"inputs[{number}].")
-    return request
 
 
 def _several(inputs: Inputs) -> Sequence[Prompt]:

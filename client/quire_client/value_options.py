@@ -1,4 +1,4 @@
-"""Sets the options of calls for embeddings and scores, shared by both kinds of requests."""
+"""Sets the options of calls for embeddings, classifications and scores, shared by all three kinds of requests."""
 
 from collections.abc import Collection, Mapping
 from numbers import Integral
@@ -18,7 +18,7 @@ _POOLINGS: dict[Pooling, pb.Pooling] = {
 
 
 def assign_options(
-    request: pb.EmbedRequest | pb.ScoreRequest, options: Mapping[str, Any], known: Collection[str]
+    request: pb.EmbedRequest | pb.ClassifyRequest | pb.ScoreRequest, options: Mapping[str, Any], known: Collection[str]
 ) -> None:
     """Sets those of the known options that are fields of the request. Raises as requests.completion_request."""
     for name, value in options.items():

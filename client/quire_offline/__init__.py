@@ -9,6 +9,8 @@ from quire_offline.async_llm import AsyncLLM
 from quire_offline.errors import LoadError
 from quire_offline.llm import LLM
 from quire_offline.outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
     CompletionOutput,
     EmbeddingOutput,
     EmbeddingRequestOutput,
@@ -23,6 +25,8 @@ from quire_offline.sampling_params import RequestOutputKind, SamplingParams, Str
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",

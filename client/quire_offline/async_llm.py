@@ -10,6 +10,7 @@ from quire_offline.calls import (
     chat_options,
     default_params,
     read_chats,
+    read_classifications,
     read_embeddings,
     read_prompts,
     read_scores,
@@ -20,7 +21,12 @@ from quire_offline.engine_thread import EngineThread
 from quire_offline.errors import client_errors
 from quire_offline.offline_request import Messages, OfflineRequest, Prompt
 from quire_offline.offline_values import Texts
-from quire_offline.outputs import EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
+from quire_offline.outputs import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    RequestOutput,
+    ScoringRequestOutput,
+)
 from quire_offline.pooling_params import PoolingParams
 from quire_offline.sampling_params import RequestOutputKind, SamplingParams
 
@@ -45,6 +51,11 @@ class AsyncLLM:
     def model(self) -> str:
         """The name of the model."""
         return self._thread.engine.description.model
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """As `LLM.labels`."""
+        return self._thread.engine.labels
 
     async def get_tokenizer(self) -> Any:
         """As `LLM.get_tokenizer`."""
@@ -107,6 +118,22 @@ class AsyncLLM:
         await self._run_call(request_id, requests)
         return [request.output() for request in requests]
 
+    async def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        request_id: str | None = None,
+        priority: int | Sequence[int] | None = None,
+    ) -> list[ClassificationRequestOutput]:
+        """A number for each label of each prompt, as `LLM.classify`. A call that is cancelled cancels its prompts.
+
+        `request_id`: as in `embed`.
+        """
+        requests = read_classifications(_ids(), prompts, pooling_params, priority)
+        await self._run_call(request_id, requests)
+        return [request.output() for request in requests]
+
     async def score(
         self,
         text_1: Texts,
@@ -129,7 +156,7 @@ class AsyncLLM:
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Ends requests, if they run: their last outputs are what they have so far, with finish_reason "abort".
 
-        Calls of `embed` and `score` have none: they raise QuireError CANCELLED.
+        Calls of `embed`, `classify` and `score` have none: they raise QuireError CANCELLED.
         """
         ids = [request_id] if isinstance(request_id, str) else list(request_id)
         engine = self._thread.engine

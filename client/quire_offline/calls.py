@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from gateway_svc.unvalidated_request import GenerationDefaults
 from quire_offline.errors import client_errors, noting_prompt
 from quire_offline.offline_request import Messages, OfflineRequest, Prompt, chats_of, prompts_of
-from quire_offline.offline_values import OfflineEmbedding, OfflineScores, TextPairs, Texts
+from quire_offline.offline_values import OfflineClassification, OfflineEmbedding, OfflineScores, TextPairs, Texts
 from quire_offline.parameters import params_of, plain, require_list
 from quire_offline.pooling_params import PoolingParams
 from quire_offline.sampling_params import SamplingParams
@@ -83,6 +83,22 @@ def read_embeddings(
     params = params_of(pooling_params, PoolingParams(), len(given), "pooling_params")
     readers = [
         partial(OfflineEmbedding.of_prompt, prompt=prompt, params=one, priority=number)
+        for prompt, one, number in zip(given, params, _priorities(priority, len(given)), strict=True)
+    ]
+    return _read(ids, readers)
+
+
+def read_classifications(
+    ids: Iterator[str],
+    prompts: Prompt | Sequence[Prompt],
+    pooling_params: PoolingParams | Sequence[PoolingParams] | None,
+    priority: int | Sequence[int] | None = None,
+) -> list[OfflineClassification]:
+    """Prompts to classify. Raises QuireError, TypeError and ValueError."""
+    given = prompts_of(prompts)
+    params = params_of(pooling_params, PoolingParams(), len(given), "pooling_params")
+    readers = [
+        partial(OfflineClassification.of_prompt, prompt=prompt, params=one, priority=number)
         for prompt, one, number in zip(given, params, _priorities(priority, len(given)), strict=True)
     ]
     return _read(ids, readers)

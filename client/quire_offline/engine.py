@@ -108,6 +108,11 @@ class OfflineEngine:
         return self._settings.undefined_fields
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the labels of the model's head; empty: it has none."""
+        return self._model.labels
+
+    @property
     def generation_defaults(self) -> GenerationDefaults:
         """Of requests that do not set a field."""
         return self._model.defaults

@@ -8,6 +8,7 @@ from quire_offline.calls import (
     chat_options,
     default_params,
     read_chats,
+    read_classifications,
     read_embeddings,
     read_prompts,
     read_scores,
@@ -18,7 +19,12 @@ from quire_offline.engine_thread import EngineThread
 from quire_offline.errors import client_errors
 from quire_offline.offline_request import Messages, Prompt
 from quire_offline.offline_values import Texts
-from quire_offline.outputs import EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
+from quire_offline.outputs import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    RequestOutput,
+    ScoringRequestOutput,
+)
 from quire_offline.pooling_params import PoolingParams
 from quire_offline.progress import ProgressBar
 from quire_offline.sampling_params import SamplingParams
@@ -53,6 +59,11 @@ class LLM:
     def model(self) -> str:
         """The name of the model."""
         return self._thread.engine.description.model
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the labels of the model's head; empty: it has none."""
+        return self._thread.engine.labels
 
     def get_tokenizer(self) -> Any:
         """A new tokenizer of the model's files, of transformers, as in vLLM. Raises OSError and ValueError."""
@@ -120,6 +131,23 @@ class LLM:
         """The vector of each prompt, by an embedding model. Otherwise as `generate`."""
         refuse_adapter(lora_request)
         requests = read_embeddings(self._ids, prompts, pooling_params, priority)
+        self._run(requests, use_tqdm)
+        return [request.output() for request in requests]
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: bool | None = None,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        priority: int | Sequence[int] | None = None,
+        lora_request: None = None,
+    ) -> list[ClassificationRequestOutput]:
+        """A number for each label of each prompt, by a model with a head for them. `labels` has their names.
+        Otherwise as `generate`.
+        """
+        refuse_adapter(lora_request)
+        requests = read_classifications(self._ids, prompts, pooling_params, priority)
         self._run(requests, use_tqdm)
         return [request.output() for request in requests]
 

@@ -7,8 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
+from gateway_svc.classifications import UnvalidatedClassifications
 from gateway_svc.embeddings import UnvalidatedEmbeddings, Vector
 from gateway_svc.http_api.body_model import BodyModel
+from gateway_svc.http_api.classifying.models import ClassifyBody
+from gateway_svc.http_api.classifying.routes import read_classify
 from gateway_svc.http_api.embeddings.models import EmbeddingsBody
 from gateway_svc.http_api.embeddings.routes import read_embeddings
 from gateway_svc.http_api.scoring.models import ScoreBody
@@ -22,7 +25,14 @@ from gateway_svc.tracing import Operation
 from gateway_svc.validated_value import ValidatedValue
 from quire_offline.engine_request import OnStart
 from quire_offline.offline_request import Prompt, given_prompt
-from quire_offline.outputs import EmbeddingOutput, EmbeddingRequestOutput, ScoringOutput, ScoringRequestOutput
+from quire_offline.outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
 from quire_offline.pooling_params import PoolingParams
 from svc_common.errors import QuireError
 
@@ -95,7 +105,7 @@ class OfflineEmbedding(OfflineValues):
     ) -> "OfflineEmbedding":
         """A prompt to embed. Raises QuireError, which names a field as PoolingParams does, or `input`."""
         values = {**params.values, "input": given_prompt(prompt), "priority": priority}
-        return cls(request_id, unvalidated=read_embeddings(_read(EmbeddingsBody, values)).unvalidated)
+        return cls(request_id, unvalidated=read_embeddings(_read(EmbeddingsBody, values)).inputs.unvalidated)
 
     @property
     def num_prompts(self) -> int:
@@ -116,6 +126,43 @@ class OfflineEmbedding(OfflineValues):
     @property
     def _call(self) -> Call:
         return Call(DEFAULT_TENANT, Operation.EMBEDDINGS)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class OfflineClassification(OfflineValues):
+    """One prompt, and its numbers."""
+
+    unvalidated: UnvalidatedClassifications
+
+    @classmethod
+    def of_prompt(
+        cls, request_id: str, prompt: Prompt, params: PoolingParams, priority: int | None = None
+    ) -> "OfflineClassification":
+        """A prompt to classify. Raises QuireError, which names a field as PoolingParams does, or `input`."""
+        values = {**params.values, "input": given_prompt(prompt), "priority": priority}
+        return cls(request_id, unvalidated=read_classify(_read(ClassifyBody, values)).unvalidated)
+
+    @property
+    def num_prompts(self) -> int:
+        return 1
+
+    @property
+    def has_numbered_fields(self) -> bool:
+        return False
+
+    async def validate(self, manager: RequestManager, model: CatalogModel) -> None:
+        self._validated = await manager.validate_classifications(self._call, model, self.unvalidated, self.request_id)
+
+    def output(self) -> ClassificationRequestOutput:
+        """The numbers, once it is done."""
+        (value,), (validated,) = self._vectors, self._validated
+        return ClassificationRequestOutput(
+            self.request_id, ClassificationOutput(value.tolist()), validated.prompt_token_ids
+        )
+
+    @property
+    def _call(self) -> Call:
+        return Call(DEFAULT_TENANT, Operation.CLASSIFY)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

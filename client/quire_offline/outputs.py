@@ -131,6 +131,32 @@ class EmbeddingRequestOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassificationOutput:
+    """A number for each label of the model's head: probabilities, if its activation function makes them."""
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        """How many labels there are."""
+        return len(self.probs)
+
+    def __repr__(self) -> str:
+        return f"ClassificationOutput(num_classes={self.num_classes})"
+
+
+@dataclass(frozen=True, slots=True)
+class ClassificationRequestOutput:
+    """A prompt and its numbers."""
+
+    request_id: str
+    outputs: ClassificationOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class ScoringOutput:
     """The score of two texts: the output of a cross-encoder, or the cosine of their vectors, -1 to 1."""
 

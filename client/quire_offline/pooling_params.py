@@ -1,4 +1,4 @@
-"""Parameters of embeddings and scores by vLLM's names, which are the fields of the HTTP API."""
+"""Parameters of embeddings, classifications and scores by vLLM's names, which are the fields of the HTTP API."""
 
 from typing import ClassVar
 
@@ -11,12 +11,12 @@ _OF_REQUESTS = {"encoding_format", "input", "model", "priority", "retention"}
 
 
 class PoolingParams(Parameters):
-    """How values are made, as in the bodies of /v1/embeddings and /score: docs/api.md has each field with its range and
-    default.
+    """How values are made, as in the bodies of /v1/embeddings, /classify and /score: docs/api.md has each field with
+    its range and default.
 
-    Both have `truncate_prompt_tokens`, `truncation_side` and `use_activation`; embeddings also `dimensions`, `pooling`,
-    `normalize` and `add_special_tokens`, scores `max_tokens_per_query`, `max_tokens_per_doc` and `raw_scores`. Those of
-    the other call are refused.
+    All have `truncate_prompt_tokens`, `truncation_side` and `use_activation`; embeddings also `dimensions`, `pooling`,
+    `normalize` and `add_special_tokens`, classifications `add_special_tokens` and `raw_scores`, scores
+    `max_tokens_per_query`, `max_tokens_per_doc` and `raw_scores`. Those of other calls are refused.
     """
 
     __slots__ = ()

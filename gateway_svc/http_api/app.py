@@ -12,6 +12,7 @@ from gateway_svc.call_limits import CallLimits
 from gateway_svc.http_api.anthropic.errors import ANTHROPIC_ERRORS
 from gateway_svc.http_api.anthropic.routes import AnthropicRoutes
 from gateway_svc.http_api.calls import HttpCalls
+from gateway_svc.http_api.classifying.routes import ClassifyingRoutes
 from gateway_svc.http_api.document_routes import DocumentRoutes
 from gateway_svc.http_api.embeddings.cohere_routes import CohereEmbedRoutes
 from gateway_svc.http_api.embeddings.routes import EmbeddingsRoutes
@@ -83,6 +84,7 @@ class HttpApi:
             names_tokens_by_id=options.names_tokens_by_id,
         )
         embeddings, scoring = EmbeddingsRoutes(self._calls), ScoringRoutes(self._calls)
+        classifying = ClassifyingRoutes(self._calls)
         by_field = {
             "messages": openai.chat_completions,
             "prompt": openai.completions,
@@ -100,8 +102,11 @@ class HttpApi:
             *service.routes(has_metrics=not authenticator.requires_credential),
             *(replace(route, has_unversioned_path=True) for route in openai_routes),
             *CohereEmbedRoutes(self._calls).routes(),
+            *classifying.routes(),
             *scoring.routes(),
-            *SageMakerRoutes(self._calls, service.health, by_field).routes(),
+            *SageMakerRoutes(
+                request_manager.catalog, self._calls, service.health, by_field, classifying.classify
+            ).routes(),
             *AnthropicRoutes(self._calls).routes(),
             *OllamaRoutes(request_manager, self._calls).routes(),
             *TokenizingRoutes(request_manager, self._calls).routes(),

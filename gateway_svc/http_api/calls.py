@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from gateway_svc.auth import CREDENTIAL_HEADERS, Authenticator
 from gateway_svc.call_limits import CallLimits, OpenCall
 from gateway_svc.chats import ChatPrompt
+from gateway_svc.classifications import UnvalidatedClassifications
 from gateway_svc.common_fields import is_request_id
 from gateway_svc.embeddings import UnvalidatedEmbeddings, Vector
 from gateway_svc.field_checker import FieldChecker
@@ -75,6 +76,21 @@ class EmbeddedInputs:
     def num_numbers(self) -> int:
         """How many numbers the vectors have."""
         return sum(map(len, self.vectors))
+
+
+@dataclass(frozen=True, slots=True)
+class ClassifiedInputs:
+    """The numbers of a call's inputs, in their order: one for each label."""
+
+    values: Sequence[Vector]
+    labels: Sequence[str]
+    model: str
+    usage: Usage
+
+    @property
+    def num_numbers(self) -> int:
+        """How many numbers the inputs have."""
+        return sum(map(len, self.values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +283,15 @@ class HttpCalls:
         embeddings = await self._request_manager.validate_embeddings(call, model, unvalidated, exchange.request_id)
         vectors, usage = await self._values(exchange, call, embeddings)
         return EmbeddedInputs(vectors, model.name, usage)
+
+    async def classify(
+        self, exchange: HttpExchange, call: Call, unvalidated: UnvalidatedClassifications
+    ) -> ClassifiedInputs:
+        """The numbers of a call's inputs. Raises QuireError, and ClientDisconnected."""
+        model, _ = self.find_model(exchange, call, unvalidated.model, unvalidated.field_path)
+        inputs = await self._request_manager.validate_classifications(call, model, unvalidated, exchange.request_id)
+        values, usage = await self._values(exchange, call, inputs)
+        return ClassifiedInputs(values, model.labels, model.name, usage)
 
     async def score(self, exchange: HttpExchange, call: Call, unvalidated: UnvalidatedScores) -> ScoredPairs:
         """The scores of a call's pairs. Raises QuireError, and ClientDisconnected."""

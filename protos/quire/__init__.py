@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from quire_offline import (
         LLM,
         AsyncLLM,
+        ClassificationRequestOutput,
         EmbeddingRequestOutput,
         PoolingParams,
         RequestOutput,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "ClassificationRequestOutput",
     "EmbeddingRequestOutput",
     "PoolingParams",
     "RequestOutput",

@@ -135,6 +135,8 @@ def _example(model: ModelSettings) -> tuple[str, dict[str, Any]]:
         case ModelTask.SCORE:
             documents = ["Paris is the capital of France.", "Rome is the capital of Italy."]
             return "/rerank", {"model": name, "query": question, "documents": documents}
+        case ModelTask.CLASSIFY:
+            return "/classify", {"model": name, "input": question}
         case ModelTask.GENERATE:
             messages = [{"role": "user", "content": question}]
             return "/v1/chat/completions", {"model": name, "messages": messages, "stream": True}

@@ -38,7 +38,7 @@ def expected(query: str, *documents: str) -> list[float]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def module_gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Harness]:
     """A gateway for tests that change no state of it."""
-    directory = make_encoder_directory(tmp_path_factory.mktemp("model"), class_name="BertForSequenceClassification")
+    directory = make_encoder_directory(tmp_path_factory.mktemp("model"), labels=["LABEL_0"])
     async with running_gateway(directory, **LIMITS) as harness:
         yield harness
 

@@ -73,10 +73,10 @@ def save_cross_encoder(directory: Path, **config: Any) -> BertForSequenceClassif
     return model
 
 
-def save_roberta_cross_encoder(directory: Path) -> XLMRobertaForSequenceClassification:
+def save_roberta_cross_encoder(directory: Path, **config: Any) -> XLMRobertaForSequenceClassification:
     """Writes a random model of the other form."""
-    config = XLMRobertaConfig(**{**_ROBERTA_SIZES, "num_labels": 1})
-    model: XLMRobertaForSequenceClassification = _save(XLMRobertaForSequenceClassification, config, directory)
+    whole = XLMRobertaConfig(**{**_ROBERTA_SIZES, "num_labels": 1, **config})
+    model: XLMRobertaForSequenceClassification = _save(XLMRobertaForSequenceClassification, whole, directory)
     return model
 
 

@@ -156,6 +156,9 @@ class BreakingGateway(pb_grpc.InferenceServiceServicer):
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
         raise NotImplementedError
 
+    async def Classify(self, request: pb.ClassifyRequest, context: Context) -> pb.ClassifyResponse:
+        raise NotImplementedError
+
     async def Score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
         raise NotImplementedError
 

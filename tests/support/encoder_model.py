@@ -2,6 +2,7 @@
 template, and no end-of-text token."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -43,8 +44,8 @@ def ids(text: str) -> list[int]:
     return [WORDS.index(word) for word in text.split()]
 
 
-def make_encoder_directory(path: Path, tokenizer: Tokenizer | None = None, class_name: str = "BertModel") -> Path:
-    """Writes what a gateway reads, and an empty file where the weights would be."""
+def make_encoder_directory(path: Path, tokenizer: Tokenizer | None = None, labels: Sequence[str] = ()) -> Path:
+    """Writes what a gateway reads of a model, with a head if there are labels, and an empty file for the weights."""
     path.mkdir(parents=True, exist_ok=True)
     stored = tokenizer or encoder_tokenizer()
     stored.enable_truncation(CONTEXT_LENGTH)  # as the files of sentence-transformers have it
@@ -52,6 +53,8 @@ def make_encoder_directory(path: Path, tokenizer: Tokenizer | None = None, class
     stored.save(str(path / "tokenizer.json"))
     config = {"tokenizer_class": "BertTokenizer", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"}
     (path / "tokenizer_config.json").write_text(json.dumps(config))
-    (path / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": [class_name]}))
+    class_name = "BertForSequenceClassification" if labels else "BertModel"
+    named = {"id2label": dict(enumerate(labels))} if labels else {}
+    (path / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": [class_name], **named}))
     (path / "model.safetensors").touch()
     return path

@@ -16,6 +16,7 @@ from openai.types.responses.response_create_params import ResponseCreateParamsSt
 from docs.tools.from_vllm import SAMPLING_PARAMS
 from gateway_svc.http_api.anthropic.models import MessagesBody
 from gateway_svc.http_api.body_model import BodyModel
+from gateway_svc.http_api.classifying.models import ClassifyBody
 from gateway_svc.http_api.embeddings.models import EmbeddingsBody
 from gateway_svc.http_api.ollama.models import (
     OllamaChatBody,
@@ -92,6 +93,7 @@ GROUPS = (OPENAI, *((name,) for name in SECTIONS if name not in OPENAI))
             | OllamaEmbeddingsBody.model_fields
             | of_client("ollama", *OLLAMA_EMBEDDING_TYPES),
         ),
+        (["Classifications"], ClassifyBody.model_fields.keys()),
         (["Scores and reranking"], ScoreBody.model_fields.keys() | RerankBody.model_fields),
     ],
     ids=[
@@ -103,6 +105,7 @@ GROUPS = (OPENAI, *((name,) for name in SECTIONS if name not in OPENAI))
         "Anthropic",
         "Ollama",
         "Ollama's embeddings",
+        "classifications",
         "scores",
     ],
 )

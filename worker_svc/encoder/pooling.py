@@ -1,4 +1,4 @@
-"""Hidden states to the values of prompts: embeddings, as requests and the model say, or scores."""
+"""Hidden states to the values of prompts: embeddings, as requests and the model say, or the numbers of a head."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,17 +31,17 @@ class Pooler(Protocol):
         """The place of the token of the prompt whose state its value needs; None: it needs those of all tokens."""
 
 
-class PairScorer(Protocol):
-    """The head of a model that scores pairs of texts."""
+class ScoreLayers(Protocol):
+    """The head of a model that scores pairs of texts, or classifies texts."""
 
     def place(self, prompt: Sequence[int]) -> int:
         """The place of the token of a prompt whose state is read."""
 
     def outputs(self, states: Tensor) -> Tensor:
-        """The outputs [num_prompts] for these tokens' hidden states [num_prompts, hidden_size]."""
+        """The outputs [num_prompts, num_labels] for these tokens' hidden states [num_prompts, hidden_size]."""
 
     def activate(self, outputs: Tensor) -> Tensor:
-        """The scores of outputs."""
+        """The numbers of outputs, in the same shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +89,17 @@ class EmbeddingPooler:
 
 
 class ScorePooler:
-    """Scores of pairs of texts, one number each."""
+    """A number for each label of a head: one, the score of a pair of texts, or several."""
 
     result = "score"
 
-    def __init__(self, head: PairScorer) -> None:
+    def __init__(self, head: ScoreLayers) -> None:
         self._head = head
 
     def __call__(self, hidden: Sequence[Tensor], sequences: Sequence[NewSequence]) -> list[list[float]]:
         outputs = self._head.outputs(torch.cat(list(hidden)))
-        both = torch.stack([self._head.activate(outputs), outputs]).tolist()
-        scores = zip(*both, strict=True)
-        return [
-            [raw if new.score.is_raw else activated] for (activated, raw), new in zip(scores, sequences, strict=True)
-        ]
+        both: list[list[list[float]]] = torch.stack([self._head.activate(outputs), outputs]).tolist()
+        return [raw if new.score.is_raw else activated for activated, raw, new in zip(*both, sequences, strict=True)]
 
     def place(self, new: NewSequence) -> int:
         return self._head.place(new.token_ids)

@@ -21,7 +21,7 @@ def describe_encoder(
     A model with a head has the tensors of the encoder under the name `base`, and the linear layers `score_head` before
     the output, and at the output of the head. The position embedding begins at `first_position`.
 
-    Raises UnsupportedModel for a head with several labels, or another activation than these can have.
+    Raises UnsupportedModel as `describe_score_head` does.
     """
     dense, output = score_head
     if config.hidden_act not in _ACTIVATIONS or getattr(config, "is_decoder", False):

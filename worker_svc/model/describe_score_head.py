@@ -1,4 +1,4 @@
-"""Describes the heads of models that score pairs of texts."""
+"""Describes the heads of models that score pairs of texts, or classify texts."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,7 +7,11 @@ from worker_svc.errors import UnsupportedModel
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.score_head_description import ScoreActivation, ScoreHeadSpec
 
-_ACTIVATIONS = {"Identity": ScoreActivation.NONE, "Sigmoid": ScoreActivation.SIGMOID}
+_ACTIVATIONS = {
+    "Identity": ScoreActivation.NONE,
+    "Sigmoid": ScoreActivation.SIGMOID,
+    "Softmax": ScoreActivation.SOFTMAX,
+}
 # As transformers calls it in every decoder with a head for sequences.
 _OF_DECODERS = "score"
 
@@ -20,14 +24,11 @@ def has_score_head(config: Any) -> bool:
 def describe_score_head(config: Any, output: str, dense: str | None = None) -> ScoreHeadSpec:
     """The head of an encoder, whose layers have biases.
 
-    Raises UnsupportedModel if it has several labels, or another activation than these can have.
+    Raises UnsupportedModel if it has no labels, or another activation than these can have.
     """
-    if config.num_labels != 1:
-        raise UnsupportedModel(
-            f"this {config.model_type} model has a head of {config.num_labels} labels; only cross-encoders, which have "
-            "one, are supported"
-        )
-    return ScoreHeadSpec(output, _activation(config), dense)
+    if not config.num_labels:
+        raise UnsupportedModel(f"this {config.model_type} model has a head without labels")
+    return ScoreHeadSpec(output, _activation(config), config.num_labels, dense)
 
 
 def with_score_head(description: ModelDescription, config: Any) -> ModelDescription:
@@ -44,22 +45,28 @@ def with_score_head(description: ModelDescription, config: Any) -> ModelDescript
 
 
 def _activation(config: Any) -> ScoreActivation:
-    """As sentence-transformers chooses it for one label: what config.json names, otherwise a sigmoid."""
+    """What config.json names as sentence-transformers does; otherwise as transformers' pipelines choose it."""
     named = (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
     named = named or getattr(config, "sbert_ce_default_activation_function", None)
-    if named is None:
-        # As vLLM: transformers trains such a model with the mean squared error of its output.
-        is_regression = getattr(config, "problem_type", None) == "regression"
-        return ScoreActivation.NONE if is_regression else ScoreActivation.SIGMOID
-    return named_activation(named, "config.json")
+    if named is not None:
+        return named_activation(named, "config.json", config.num_labels)
+    problem = getattr(config, "problem_type", None)
+    if problem == "regression":  # trained with the mean squared error of its output
+        return ScoreActivation.NONE
+    if problem == "multi_label_classification" or config.num_labels == 1:
+        return ScoreActivation.SIGMOID
+    return ScoreActivation.SOFTMAX
 
 
-def named_activation(named: object, file: str) -> ScoreActivation:
+def named_activation(named: object, file: str, num_labels: int) -> ScoreActivation:
     """The activation function that a file names. Raises UnsupportedModel for another one than these can be."""
     package, _, name = str(named).rpartition(".")
     if not package.startswith("torch.nn") or name not in _ACTIVATIONS:
         raise UnsupportedModel(
-            f"{file} names the activation function {named} of a cross-encoder; only torch.nn.Identity and "
-            "torch.nn.Sigmoid are supported"
+            f"{file} names the activation function {named} of the model's head; only torch.nn.Identity, "
+            "torch.nn.Sigmoid and, of several labels, torch.nn.Softmax are supported"
         )
-    return _ACTIVATIONS[name]
+    activation = _ACTIVATIONS[name]
+    if activation is ScoreActivation.SOFTMAX and num_labels == 1:
+        raise UnsupportedModel(f"{file} names {named}, which is always 1 for a head of one label, as this model has")
+    return activation

@@ -1,4 +1,4 @@
-"""How a model scores pairs of texts, by the files that sentence-transformers writes."""
+"""How a model scores pairs of texts or classifies texts, by the files that sentence-transformers writes."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +14,14 @@ from worker_svc.model.sentence_files import module_config, read_json
 
 
 def with_score_files(description: AnyDescription | None, directory: Path, chosen: str) -> AnyDescription | None:
-    """The description of the model in a directory with the head that its files say; the same one if it computes no
-    scores. `chosen` is QUIRE_TASK.
+    """The description of the model in a directory with the head that its files say; the same one if it has no such
+    head. `chosen` is QUIRE_TASK.
 
     A decoder may answer with a token, whose logit is the score (https://sbert.net/docs/package_reference/cross_encoder/modules.html).
 
     Raises UnsupportedModel where they name what is not computed here, and ModelNotFound as `task_of` does.
     """
-    if description is None or task_of(directory, chosen) is not ModelTask.SCORE:
+    if description is None or task_of(directory, chosen) not in (ModelTask.SCORE, ModelTask.CLASSIFY):
         return description
     head = description.score_head
     if head is None and isinstance(description, ModelDescription):
@@ -31,7 +31,7 @@ def with_score_files(description: AnyDescription | None, directory: Path, chosen
     config: dict[str, Any] = read_json(directory / "config_sentence_transformers.json", {})
     named = config.get("activation_fn")
     if named is not None:
-        head = replace(head, activation=named_activation(named, "config_sentence_transformers.json"))
+        head = replace(head, activation=named_activation(named, "config_sentence_transformers.json", head.num_labels))
     return replace(description, score_head=head)
 
 

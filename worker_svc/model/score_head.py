@@ -1,4 +1,6 @@
-"""The head of a model that scores pairs of texts: the hidden state of one token to the score of a prompt."""
+"""The head of a model that scores pairs of texts, or classifies texts: the hidden state of one token to a number for
+each label.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,17 +37,19 @@ class ScoreHead:
             self._output = _of_tokens(spec.tokens, description, checkpoint)
             self._soft_cap = description.logits_soft_cap
         else:
-            self._output = layer(spec.output, 1)
+            self._output = layer(spec.output, spec.num_labels)
 
     def outputs(self, states: Tensor) -> Tensor:
-        """The outputs [num_prompts] for the hidden states [num_prompts, hidden_size] of the tokens at `place`."""
+        """The outputs [num_prompts, num_labels] for the hidden states [num_prompts, hidden_size] of the tokens at
+        `place`.
+        """
         states = states.float()
         if self._dense is not None:
             states = F.linear(states, *self._dense).tanh()
         outputs = F.linear(states, *self._output)
         if self._soft_cap is not None:
             outputs = self._soft_cap * (outputs / self._soft_cap).tanh()
-        return outputs[:, 0] if outputs.shape[1] == 1 else outputs[:, 0] - outputs[:, 1]
+        return outputs[:, :1] - outputs[:, 1:] if len(self._spec.tokens) == 2 else outputs
 
     def place(self, prompt: Sequence[int]) -> int:
         """The place of the token of a prompt whose state is read: as in transformers, 0 where all are padding."""
@@ -54,8 +58,14 @@ class ScoreHead:
         return next((place for place in reversed(range(len(prompt))) if prompt[place] != self._spec.passed_over), 0)
 
     def activate(self, outputs: Tensor) -> Tensor:
-        """The scores of outputs."""
-        return outputs.sigmoid() if self._spec.activation is ScoreActivation.SIGMOID else outputs
+        """The numbers of outputs, in the same shape."""
+        match self._spec.activation:
+            case ScoreActivation.NONE:
+                return outputs
+            case ScoreActivation.SIGMOID:
+                return outputs.sigmoid()
+            case ScoreActivation.SOFTMAX:
+                return outputs.softmax(dim=1)
 
 
 def load_score_head(description: AnyDescription, directory: Path, device: torch.device) -> ScoreHead | None:

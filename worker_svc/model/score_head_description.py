@@ -1,4 +1,4 @@
-"""The head of a model that scores pairs of texts, as plain values."""
+"""The head of a model that scores pairs of texts, or classifies texts, as plain values."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,18 +9,21 @@ class ScoreActivation(StrEnum):
 
     NONE = "none"
     SIGMOID = "sigmoid"
+    SOFTMAX = "softmax"
+    """Over all outputs of a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreHeadSpec:
-    """A head: score = activation(output(tanh(dense(x)))), without `dense` activation(output(x)), of one token's hidden
-    state x.
+    """A head: activation(output(tanh(dense(x)))), without `dense` activation(output(x)), of one token's hidden state x.
 
-    `dense` [hidden_size, hidden_size] and `output` [1, hidden_size] are linear layers of the checkpoint.
+    `dense` [hidden_size, hidden_size] and `output` [num_labels, hidden_size] are linear layers of the checkpoint.
     """
 
     output: str
     activation: ScoreActivation
+    num_labels: int = 1
+    """How many numbers a prompt gets: one, a score, or several."""
     dense: str | None = None
     bias: bool = True
     """Whether these layers have biases."""

@@ -1,4 +1,4 @@
-"""Which models compute values of prompts, instead of tokens: encoders, and decoders that embed or score."""
+"""Which models compute values of prompts, instead of tokens: encoders, and decoders that embed, score or classify."""
 
 from pathlib import Path
 
@@ -12,12 +12,19 @@ from worker_svc.model.score_files import with_score_files
 def for_task(description: AnyDescription | None, directory: Path, chosen: str) -> tuple[AnyDescription | None, bool]:
     """The description of the model in a directory for its task, and whether it computes values.
 
-    `chosen` is QUIRE_TASK. If the model scores, the description has the head that its files say.
+    `chosen` is QUIRE_TASK. If the model scores or classifies, the description has the head that its files say.
 
     Raises UnsupportedModel if it does not compute what is chosen, and ModelNotFound as `task_of` does.
     """
     described = with_score_files(description, directory, chosen)
     return described, _computes_values(described, directory, chosen)
+
+
+_VALUES = {
+    ModelTask.EMBED: "embeddings",
+    ModelTask.SCORE: "scores of pairs of texts",
+    ModelTask.CLASSIFY: "numbers of labels",
+}
 
 
 def _computes_values(description: AnyDescription | None, directory: Path, chosen: str) -> bool:
@@ -30,15 +37,19 @@ def _computes_values(description: AnyDescription | None, directory: Path, chosen
                     "generates none; QUIRE_TASK=embed makes it compute embeddings"
                 )
             return False
-        if task is ModelTask.SCORE or description is None:
-            values = "scores" if task is ModelTask.SCORE else "embeddings"
+        if task is not ModelTask.EMBED or description is None:
+            values = _VALUES[task]
             names = ", ".join(architecture_names())
             raise UnsupportedModel(
                 f"the model in {directory} is not one whose {values} are computed; architectures are {names}, and "
-                "scores are computed by those with a head of one output, or with a LogitScore in modules.json"
+                "scores are computed by those with a head of one label, or with a LogitScore in modules.json, and "
+                "numbers of labels by those with a head of several"
             )
         return True
-    computed = "embeddings" if description.score_head is None else "scores of pairs of texts"
-    if chosen == "generate" or (chosen == "embed" and description.score_head is not None):
+    head = description.score_head
+    computed = _VALUES[
+        ModelTask.EMBED if head is None else ModelTask.SCORE if head.num_labels == 1 else ModelTask.CLASSIFY
+    ]
+    if chosen == "generate" or (chosen == "embed" and head is not None):
         raise UnsupportedModel(f"QUIRE_TASK is {chosen}, but this {description.architecture} model computes {computed}")
     return True

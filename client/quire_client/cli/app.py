@@ -15,6 +15,7 @@ from quire_client.cli import options as opt
 from quire_client.cli.batch import batch
 from quire_client.cli.bench import bench
 from quire_client.cli.chat import chat
+from quire_client.cli.classify import classify
 from quire_client.cli.completion import completion
 from quire_client.cli.doctor import doctor
 from quire_client.cli.embed import embed
@@ -47,6 +48,7 @@ app.command(add_help_option=False, context_settings=_PASSES_FLAGS_ON)(serve)
 app.command()(opt.with_json(generate))
 app.command()(chat)
 app.command()(opt.with_json(embed))
+app.command()(opt.with_json(classify))
 app.command()(opt.with_json(resume))
 app.command()(opt.with_json(models))
 app.command()(batch)

@@ -1,26 +1,19 @@
 """`quire embed`: vectors of texts."""
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from functools import partial, reduce
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from quire_client.cli import options as opt
-from quire_client.cli.input import read_lines
 from quire_client.cli.interruptible import collected
 from quire_client.cli.output import print_json
+from quire_client.cli.texts import answers, total
 from quire_client.embed_requests import EmbedOptions
-from quire_client.errors import QuireError
-from quire_client.results import Embeddings, Usage
+from quire_client.results import Embeddings
 from quire_client.sync import Client
-
-_INPUTS_PER_CALL = 256
-_CHARACTERS_PER_CALL = 2**19  # a message has at most 4 MiB, where a gateway allows no more
-_INPUT = re.compile(r"inputs\[(\d+)\].*")
 
 
 def embed(
@@ -63,8 +56,6 @@ def embed(
 
     Each line of a file or of standard input is a text, and an empty one is refused.
     """
-    if texts and file is not None:
-        raise typer.BadParameter("takes the place of TEXT: give one of the two", param_hint="--file")
     is_json = output is opt.OutputFormat.JSON
     options: EmbedOptions = {
         "model": model,
@@ -75,45 +66,18 @@ def embed(
         "priority": priority,
     }
     parts: list[Embeddings] = []
-    num_sent = 0
     with Client(address, api_key=api_key, timeout=timeout) as client:
-        for call in _calls(texts or read_lines(file)):
-            try:
-                answer = collected(partial(client.embed, call, **options), client)
-            except QuireError as error:
-                source = None if texts else str(file or "standard input")
-                raise _located(error, source, num_sent) from error
-            num_sent += len(call)
+
+        def call(some: Sequence[str]) -> Embeddings:
+            return collected(partial(client.embed, some, **options), client)
+
+        for answer in answers(call, texts, file):
             if is_json:
                 parts.append(answer)
             else:
                 _print_vectors(answer)
-    if not num_sent:
-        raise typer.BadParameter("there is none", param_hint="TEXT")
     if is_json:
         print_json(_joined(parts), indent=None)
-
-
-def _calls(texts: Iterable[str]) -> Iterator[Sequence[str]]:
-    """The texts of each call."""
-    call: list[str] = []
-    num_characters = 0
-    for text in texts:
-        if call and (len(call) == _INPUTS_PER_CALL or num_characters + len(text) > _CHARACTERS_PER_CALL):
-            yield call
-            call, num_characters = [], 0
-        call.append(text)
-        num_characters += len(text)
-    if call:
-        yield call
-
-
-def _located(error: QuireError, source: str | None, num_before: int) -> QuireError:
-    """The error with the text at fault as its field: a line of `source`, or without one the place of an argument."""
-    if error.field is None or (match := _INPUT.fullmatch(error.field)) is None:
-        return error
-    number = num_before + int(match[1]) + 1
-    return replace(error, field=f"{source}, line {number}" if source else f"TEXT {number}")
 
 
 def _print_vectors(answer: Embeddings) -> None:
@@ -122,8 +86,5 @@ def _print_vectors(answer: Embeddings) -> None:
 
 
 def _joined(parts: Sequence[Embeddings]) -> Embeddings:
-    def add(one: Usage, other: Usage) -> Usage:
-        return Usage(one.prompt_tokens + other.prompt_tokens, 0, one.cached_tokens + other.cached_tokens)
-
     vectors = tuple(vector for part in parts for vector in part.vectors)
-    return Embeddings(parts[0].model, vectors, reduce(add, (part.usage for part in parts)))
+    return Embeddings(parts[0].model, vectors, total(part.usage for part in parts))

@@ -23,7 +23,7 @@ class ReadyServer:
 
     model: str
     generates: bool
-    """Whether the model generates text; otherwise it computes embeddings or scores."""
+    """Whether the model generates text; otherwise it computes values of texts."""
     address: str
     http: str
     api_key: str | None

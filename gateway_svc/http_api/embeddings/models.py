@@ -13,38 +13,19 @@ from gateway_svc.http_api.openai.generation_body import CompletionBody
 from gateway_svc.http_api.openai.prompt_fields import PromptField, RetentionField, SideField
 
 
-class EmbeddingsBody(BodyModel):
-    """A body of /v1/embeddings."""
-
-    elsewhere: ClassVar = (ChatBody, CompletionBody)
-    unserved: ClassVar[Neutral] = unsupported_fields.EMBEDDINGS
-    without_effect: ClassVar[Notes] = {"service_tier": "How to bill."}
+class InputsBody(BodyModel):
+    """The fields of bodies whose inputs each get a value."""
 
     model: str | None = option("Name or alias of the model; absent: the first model.")
     input: PromptField | None = option(
-        "A text, token ids, or a list of at most 2,048 of them. Each becomes a vector, and none may be empty."
+        "A text, token ids, or a list of at most 2,048 of them. Each gets a value of its own, and none may be empty."
     )
     messages: Items[MessageBody] | None = option(
-        "A chat, in place of input: what the chat template makes of it becomes a vector.", minItems=1
+        "A chat, in place of input: what the chat template makes of it gets a value.", minItems=1
     )
     chat_template_kwargs: JsonObject | None = option("Variables for the chat template, at most 16,384 characters.")
     add_generation_prompt: bool | None = option("Whether the text of a chat ends where an answer begins.", False)
     continue_final_message: bool | None = option("Whether the text of a chat ends with its last message, open.", False)
-    encoding_format: Annotated[Literal["float", "base64"], ErrorMessage('must be "float" or "base64"')] | None = option(
-        "How vectors are written: as lists of numbers, or as 32-bit floats, little-endian, in base64.", "float"
-    )
-    dimensions: int | None = option(
-        "The number of a vector's numbers that are returned, from the first on; absent: all.",
-        minimum=1,
-        maximum=MAX_DIMENSIONS,
-    )
-    pooling: Annotated[Literal["mean", "cls", "last"], ErrorMessage('must be "mean", "cls" or "last"')] | None = option(
-        "How the hidden states of an input's tokens become one vector; absent: as the model's files say."
-    )
-    normalize: bool | None = option(
-        "Whether vectors are divided by their lengths, after dimensions are cut; absent: as the model's files say."
-    )
-    use_activation: bool | None = option("Another name of normalize.")
     truncate_prompt_tokens: int | None = option(
         "Keeps so many tokens of each input, special tokens included; -1: as many as the context has. Special tokens "
         "that the tokenizer adds to a text are kept.",
@@ -61,6 +42,30 @@ class EmbeddingsBody(BodyModel):
     retention: RetentionField | None = option(
         "How long the records of the inputs are kept: none, until_end, or seconds after their end.", "none"
     )
+
+
+class EmbeddingsBody(InputsBody):
+    """A body of /v1/embeddings."""
+
+    elsewhere: ClassVar = (ChatBody, CompletionBody)
+    unserved: ClassVar[Neutral] = unsupported_fields.EMBEDDINGS
+    without_effect: ClassVar[Notes] = {"service_tier": "How to bill."}
+
+    encoding_format: Annotated[Literal["float", "base64"], ErrorMessage('must be "float" or "base64"')] | None = option(
+        "How vectors are written: as lists of numbers, or as 32-bit floats, little-endian, in base64.", "float"
+    )
+    dimensions: int | None = option(
+        "The number of a vector's numbers that are returned, from the first on; absent: all.",
+        minimum=1,
+        maximum=MAX_DIMENSIONS,
+    )
+    pooling: Annotated[Literal["mean", "cls", "last"], ErrorMessage('must be "mean", "cls" or "last"')] | None = option(
+        "How the hidden states of an input's tokens become one vector; absent: as the model's files say."
+    )
+    normalize: bool | None = option(
+        "Whether vectors are divided by their lengths, after dimensions are cut; absent: as the model's files say."
+    )
+    use_activation: bool | None = option("Another name of normalize.")
 
 
 class EmbeddingAnswer(AnswerModel):

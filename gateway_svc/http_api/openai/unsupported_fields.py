@@ -173,6 +173,13 @@ EMBEDDINGS: Neutral = {
     "truncation_direction": ("right", "Right"),
 }
 
+CLASSIFY: Neutral = {
+    "encoding_format": ("float",),
+    "inputs": (),
+    "padding": ("do_not_pad",),
+    "top_k": (),
+}
+
 COHERE_EMBED: Neutral = {
     "images": ([],),
     "inputs": ([],),

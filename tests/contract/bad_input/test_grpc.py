@@ -192,6 +192,9 @@ def others() -> Iterator[Case]:
     for fields, reason, field in embedded:
         yield "Embed", api.EmbedRequest(**fields), reason, field
     one: dict[str, Any] = {"queries": ["a"], "documents": ["a"]}
+    # Of inputs: test_gateway_classify.py, since this model has no labels.
+    yield "Classify", api.ClassifyRequest(inputs=[{"text": "a"}]), UNSUPPORTED, "model"
+    yield "Classify", api.ClassifyRequest(inputs=[{"text": "a"}], model="other"), UNKNOWN, "model"
     scored: list[tuple[dict[str, Any], str, str]] = [
         ({}, INVALID, "queries"), ({"queries": ["a"]}, INVALID, "documents"),
         ({"documents": ["a"]}, INVALID, "queries"),

@@ -48,7 +48,7 @@ def of_grpc(**fields: Any) -> UnvalidatedEmbeddings:
 
 def of_http(**fields: Any) -> UnvalidatedEmbeddings:
     """A body."""
-    return read_embeddings(EmbeddingsBody.read(parse_body(json.dumps(fields).encode()))).unvalidated
+    return read_embeddings(EmbeddingsBody.read(parse_body(json.dumps(fields).encode()))).inputs.unvalidated
 
 
 async def validated(unvalidated: UnvalidatedEmbeddings, tokenizer: ModelTokenizer) -> list[ValidatedValue]:
@@ -164,7 +164,7 @@ async def test_a_limit_of_an_input_leaves_room_for_special_tokens(most: int, enc
     names = input_fields("documents[3]", "documents[3]", "", {MAX_TEXT_TOKENS: "max_tokens_per_doc"})
     inputs = [EmbeddingInput(TextPrompt("a"), names, most)]
     with pytest.raises(QuireError) as error:
-        await validated(UnvalidatedEmbeddings(inputs, contract_field_path), encoder)
+        await validated(UnvalidatedEmbeddings(inputs=inputs, field_path=contract_field_path), encoder)
     assert (error.value.field, str(error.value)) == (
         "max_tokens_per_doc",
         "max_tokens_per_doc: must be between 1 and 14",

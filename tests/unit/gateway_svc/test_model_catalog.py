@@ -55,10 +55,13 @@ def test_models_are_found_by_name_and_alias(several: Path) -> None:
 
 def test_a_task_is_known_by_the_configuration(model_directory: Path, tmp_path: Path) -> None:
     encoder = make_encoder_directory(tmp_path / "encoder")
-    cross_encoder = make_encoder_directory(tmp_path / "cross-encoder", class_name="BertForSequenceClassification")
-    directories = model_directory, encoder, cross_encoder
+    cross_encoder = make_encoder_directory(tmp_path / "cross-encoder", labels=["LABEL_0"])
+    classifier = make_encoder_directory(tmp_path / "classifier", labels=["NEGATIVE", "POSITIVE"])
+    directories = model_directory, encoder, cross_encoder, classifier
     settings = [ModelSettings(model=str(one), served_names=(one.name,)) for one in directories]
-    assert [model.task for model in ModelCatalog.load(settings)] == list(ModelTask)
+    models = list(ModelCatalog.load(settings))
+    assert [model.task for model in models] == list(ModelTask)
+    assert [model.labels for model in models] == [(), (), ("LABEL_0",), ("NEGATIVE", "POSITIVE")]
 
 
 def test_texts_of_an_embedding_model_end_as_its_tokenizer_config_says(tmp_path: Path) -> None:
@@ -76,7 +79,7 @@ def test_texts_of_an_embedding_model_end_as_its_tokenizer_config_says(tmp_path: 
 
 def test_a_cross_encoder_has_two_types_of_tokens(tmp_path: Path) -> None:
     tokenizer = encoder_tokenizer(processors.TemplateProcessing(single="$A", pair="$B:1 $A:0", special_tokens=[]))
-    directory = make_encoder_directory(tmp_path, tokenizer, "BertForSequenceClassification")
+    directory = make_encoder_directory(tmp_path, tokenizer, ["LABEL_0"])
     with pytest.raises(InvalidModelFiles, match="other types"):
         ModelCatalog.load([ModelSettings(model=str(directory))])
 

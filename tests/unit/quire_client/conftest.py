@@ -180,6 +180,12 @@ class ScriptedService(pb_grpc.InferenceServiceServicer):
         scores = [number + 0.5 for number in range(len(request.documents))]
         return pb.ScoreResponse(model="tiny", scores=scores, usage=pb.Usage(prompt_tokens=6))
 
+    async def Classify(self, request: pb.ClassifyRequest, context: Context) -> pb.ClassifyResponse:
+        await self._take(request, context)
+        numbers = [pb.Classification(scores=[0.25 + number / 2, 0.5]) for number in range(len(request.inputs))]
+        usage = pb.Usage(prompt_tokens=4)
+        return pb.ClassifyResponse(model="tiny", labels=["no", "yes"], classifications=numbers, usage=usage)
+
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         await self._take(request, context)
         return pb.TokenizeResponse(token_ids=[4, 5], context_length=64)

@@ -1,4 +1,4 @@
-"""Embeddings and scores: those of transformers, for every kind of parameter, and what is refused."""
+"""Embeddings, classifications and scores: those of transformers, for every kind of parameter, and what is refused."""
 
 import asyncio
 import math
@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tokenizers import Tokenizer
 from torch.nn.functional import normalize
 from transformers import BertModel
 
-from bert_models import CONTEXT, hidden_states, random_prompts, save_bert
+from bert_models import CONTEXT, hidden_states, random_prompts, save_bert, save_cross_encoder
 from offline_model import SMALL, save_offline_model
 from quire_offline import LLM, AsyncLLM, PoolingParams, QuireError
 from quire_offline.offline_values import MAX_PAIRS
@@ -198,6 +199,45 @@ async def test_a_call_may_have_an_instruction(tmp_path: Path, encoder: LLM) -> N
     assert (raised.value.reason, raised.value.field) == ("FEATURE_UNSUPPORTED", "instruction")
 
 
+# Classifications.
+
+
+LABELS = ("sad", "fine", "glad")
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    directory = tmp_path_factory.mktemp("classifier")
+    return directory, save_cross_encoder(directory, id2label=dict(enumerate(LABELS)), num_labels=len(LABELS))
+
+
+async def test_numbers_of_labels_are_those_of_transformers(
+    classifier: tuple[Path, Any], token_ids: Callable[[str], list[int]]
+) -> None:
+    directory, model = classifier
+    with torch.inference_mode():
+        logits = [model(torch.tensor([token_ids(text)])).logits[0] for text in TEXTS]
+    with LLM(str(directory), **ENCODER) as llm:
+        assert llm.labels == LABELS
+        outputs = llm.classify(TEXTS)
+        assert [one.outputs.probs for one in outputs] == [
+            pytest.approx(one.softmax(0).tolist(), abs=1e-4) for one in logits
+        ]
+        assert [(one.prompt_token_ids, one.outputs.num_classes) for one in outputs] == [
+            (token_ids(text), len(LABELS)) for text in TEXTS
+        ]
+        (raw,) = llm.classify(token_ids(TEXTS[0]), pooling_params=PoolingParams(raw_scores=True))
+        assert raw.outputs.probs == pytest.approx(logits[0].tolist(), abs=1e-4)
+        with pytest.raises(QuireError) as raised:
+            llm.classify("a", pooling_params=PoolingParams(dimensions=2))
+        assert (raised.value.reason, raised.value.field) == ("FEATURE_UNSUPPORTED", "dimensions")
+        with pytest.raises(QuireError, match="do not compute"):
+            llm.score("a", "b")
+    async with AsyncLLM(str(directory), **ENCODER) as asynchronous:
+        (one,) = await asynchronous.classify(TEXTS[1])
+    assert one.outputs.probs == pytest.approx(outputs[1].outputs.probs, abs=1e-5)
+
+
 # Models.
 
 
@@ -210,6 +250,10 @@ def test_a_model_is_asked_for_what_it_computes(llm: LLM, encoder: LLM) -> None:
         with pytest.raises(QuireError, match="do not compute") as raised:
             call()
         assert raised.value.reason == "FEATURE_UNSUPPORTED"
+    for one in (llm, encoder):
+        with pytest.raises(QuireError, match="has no labels") as raised:
+            one.classify("hello")
+        assert (raised.value.reason, raised.value.field) == ("FEATURE_UNSUPPORTED", "model")
     assert len(llm.generate("hello")) == len(encoder.embed("hello")) == 1
 
 

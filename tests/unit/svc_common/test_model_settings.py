@@ -2,12 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gateway_svc.settings import GatewaySettings
 from svc_common.model_settings import InvalidModelsFile, ModelSettings, read_models_file
-from svc_common.models import DEFAULT_MODEL, ModelNotFound, ModelTask, split_names, task_of
+from svc_common.models import DEFAULT_MODEL, ModelNotFound, ModelTask, labels_of, split_names, task_of
 from svc_common.settings import read_settings
 from svc_common.supervisor.settings import SupervisorSettings
 from worker_svc.settings import WorkerSettings
@@ -250,7 +251,13 @@ def test_one_model_has_its_settings() -> None:
     ("config", "expected"),
     [
         ('{"architectures": ["BertModel"]}', ModelTask.EMBED),
-        ('{"architectures": ["BertForSequenceClassification"]}', ModelTask.SCORE),
+        ('{"architectures": ["BertForSequenceClassification"], "id2label": {"0": "LABEL_0"}}', ModelTask.SCORE),
+        (
+            '{"architectures": ["BertForSequenceClassification"], "id2label": {"0": "no", "1": "yes"}}',
+            ModelTask.CLASSIFY,
+        ),
+        ('{"architectures": ["BertForSequenceClassification"], "num_labels": 1}', ModelTask.SCORE),
+        ('{"architectures": ["BertForSequenceClassification"]}', ModelTask.CLASSIFY),  # of two labels, without names
         ('{"architectures": ["GPT2LMHeadModel"]}', ModelTask.GENERATE),
         ('{"architectures": ["LlamaForCausalLM"]}', ModelTask.GENERATE),
         ("{}", ModelTask.GENERATE),
@@ -287,9 +294,36 @@ def test_modules_make_a_decoder_one_that_embeds_or_scores(
     assert ModelSettings(model=str(tmp_path), task=chosen).model_task is expected
 
 
-def test_pooling_is_a_score_where_there_is_a_head_for_it(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"architectures": ["BertForSequenceClassification"]}')
-    assert task_of(tmp_path, "pooling") is ModelTask.SCORE
+@pytest.mark.parametrize(("num_labels", "expected"), [(1, ModelTask.SCORE), (3, ModelTask.CLASSIFY)])
+def test_pooling_is_what_a_head_computes_where_there_is_one(
+    num_labels: int, expected: ModelTask, tmp_path: Path
+) -> None:
+    config = {"architectures": ["BertForSequenceClassification"], "num_labels": num_labels}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert task_of(tmp_path, "pooling") is expected
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"id2label": {"10": "k", "2": "c", "1": "b"}}, ("b", "c", "k")),
+        ({"num_labels": 3}, ("LABEL_0", "LABEL_1", "LABEL_2")),
+        ({}, ("LABEL_0", "LABEL_1")),
+        ({"architectures": ["BertModel"], "id2label": {"0": "a"}}, ()),
+        ({"architectures": "BertForSequenceClassification"}, ()),
+    ],
+)
+def test_labels_are_those_that_transformers_reads(
+    config: dict[str, Any], expected: tuple[str, ...], tmp_path: Path
+) -> None:
+    whole = {"architectures": ["BertForSequenceClassification"], **config}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    assert labels_of(tmp_path) == expected
+
+
+def test_a_config_that_cannot_be_read_has_no_labels(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[1]")
+    assert labels_of(tmp_path) == ()
 
 
 @pytest.mark.parametrize("modules", ["null", "3", "{}", "[1]", "["])

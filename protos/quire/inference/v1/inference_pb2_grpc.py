@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class InferenceServiceStub:
-    """Generates text from a language model, embeds text, scores pairs of texts, and turns text into tokens and back.
+    """Generates text from a language model, embeds and classifies text, scores pairs of texts, and turns text into tokens and back.
 
     Errors are a gRPC status with google.rpc details: ErrorInfo (domain "quire"), BadRequest for a field at fault,
     RetryInfo if a retry makes sense.
@@ -68,6 +68,11 @@ class InferenceServiceStub:
                 request_serializer=quire_dot_inference_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
                 response_deserializer=quire_dot_inference_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
                 _registered_method=True)
+        self.Classify = channel.unary_unary(
+                '/quire.inference.v1.InferenceService/Classify',
+                request_serializer=quire_dot_inference_dot_v1_dot_inference__pb2.ClassifyRequest.SerializeToString,
+                response_deserializer=quire_dot_inference_dot_v1_dot_inference__pb2.ClassifyResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/quire.inference.v1.InferenceService/Tokenize',
                 request_serializer=quire_dot_inference_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
@@ -86,7 +91,7 @@ class InferenceServiceStub:
 
 
 class InferenceServiceServicer:
-    """Generates text from a language model, embeds text, scores pairs of texts, and turns text into tokens and back.
+    """Generates text from a language model, embeds and classifies text, scores pairs of texts, and turns text into tokens and back.
 
     Errors are a gRPC status with google.rpc details: ErrorInfo (domain "quire"), BadRequest for a field at fault,
     RetryInfo if a retry makes sense.
@@ -131,6 +136,14 @@ class InferenceServiceServicer:
     def Score(self, request, context):
         """Scores how well documents match queries, in one response. A cross-encoder reads each pair at once. With a model that computes
         embeddings, a score is the cosine of two vectors. If a pair fails, the call fails.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Classify(self, request, context):
+        """Classifies one or more inputs: each gets a number for each label of the model's head, in one response. If one of them fails, the
+        call fails.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -190,6 +203,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     request_deserializer=quire_dot_inference_dot_v1_dot_inference__pb2.ScoreRequest.FromString,
                     response_serializer=quire_dot_inference_dot_v1_dot_inference__pb2.ScoreResponse.SerializeToString,
             ),
+            'Classify': grpc.unary_unary_rpc_method_handler(
+                    servicer.Classify,
+                    request_deserializer=quire_dot_inference_dot_v1_dot_inference__pb2.ClassifyRequest.FromString,
+                    response_serializer=quire_dot_inference_dot_v1_dot_inference__pb2.ClassifyResponse.SerializeToString,
+            ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
                     request_deserializer=quire_dot_inference_dot_v1_dot_inference__pb2.TokenizeRequest.FromString,
@@ -214,7 +232,7 @@ def add_InferenceServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class InferenceService:
-    """Generates text from a language model, embeds text, scores pairs of texts, and turns text into tokens and back.
+    """Generates text from a language model, embeds and classifies text, scores pairs of texts, and turns text into tokens and back.
 
     Errors are a gRPC status with google.rpc details: ErrorInfo (domain "quire"), BadRequest for a field at fault,
     RetryInfo if a retry makes sense.
@@ -372,6 +390,33 @@ class InferenceService:
             '/quire.inference.v1.InferenceService/Score',
             quire_dot_inference_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
             quire_dot_inference_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Classify(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.inference.v1.InferenceService/Classify',
+            quire_dot_inference_dot_v1_dot_inference__pb2.ClassifyRequest.SerializeToString,
+            quire_dot_inference_dot_v1_dot_inference__pb2.ClassifyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class InferenceServiceStub:
-    """Generates text from a language model, embeds text, scores pairs of texts, and turns text into tokens and back.
+    """Generates text from a language model, embeds and classifies text, scores pairs of texts, and turns text into tokens and back.
 
     Errors are a gRPC status with google.rpc details: ErrorInfo (domain "quire"), BadRequest for a field at fault,
     RetryInfo if a retry makes sense.
@@ -53,6 +53,10 @@ class InferenceServiceStub:
     """Scores how well documents match queries, in one response. A cross-encoder reads each pair at once. With a model that computes
     embeddings, a score is the cosine of two vectors. If a pair fails, the call fails.
     """
+    Classify: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ClassifyRequest, _inference_pb2.ClassifyResponse]
+    """Classifies one or more inputs: each gets a number for each label of the model's head, in one response. If one of them fails, the
+    call fails.
+    """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
     """Turns text, or chat messages by way of the model's template, into token ids."""
     Detokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]
@@ -62,7 +66,7 @@ class InferenceServiceStub:
 
 @_typing.type_check_only
 class InferenceServiceAsyncStub(InferenceServiceStub):
-    """Generates text from a language model, embeds text, scores pairs of texts, and turns text into tokens and back.
+    """Generates text from a language model, embeds and classifies text, scores pairs of texts, and turns text into tokens and back.
 
     Errors are a gRPC status with google.rpc details: ErrorInfo (domain "quire"), BadRequest for a field at fault,
     RetryInfo if a retry makes sense.
@@ -85,6 +89,10 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     """Scores how well documents match queries, in one response. A cross-encoder reads each pair at once. With a model that computes
     embeddings, a score is the cosine of two vectors. If a pair fails, the call fails.
     """
+    Classify: _aio.UnaryUnaryMultiCallable[_inference_pb2.ClassifyRequest, _inference_pb2.ClassifyResponse]  # type: ignore[assignment]
+    """Classifies one or more inputs: each gets a number for each label of the model's head, in one response. If one of them fails, the
+    call fails.
+    """
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Turns text, or chat messages by way of the model's template, into token ids."""
     Detokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]  # type: ignore[assignment]
@@ -93,7 +101,7 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     """Lists the models that are served."""
 
 class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Generates text from a language model, embeds text, scores pairs of texts, and turns text into tokens and back.
+    """Generates text from a language model, embeds and classifies text, scores pairs of texts, and turns text into tokens and back.
 
     Errors are a gRPC status with google.rpc details: ErrorInfo (domain "quire"), BadRequest for a field at fault,
     RetryInfo if a retry makes sense.
@@ -149,6 +157,16 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_inference_pb2.ScoreResponse, _abc.Awaitable[_inference_pb2.ScoreResponse]]:
         """Scores how well documents match queries, in one response. A cross-encoder reads each pair at once. With a model that computes
         embeddings, a score is the cosine of two vectors. If a pair fails, the call fails.
+        """
+
+    @_abc_1.abstractmethod
+    def Classify(
+        self,
+        request: _inference_pb2.ClassifyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.ClassifyResponse, _abc.Awaitable[_inference_pb2.ClassifyResponse]]:
+        """Classifies one or more inputs: each gets a number for each label of the model's head, in one response. If one of them fails, the
+        call fails.
         """
 
     @_abc_1.abstractmethod

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from gateway_svc.field_paths import Field, FieldPath
 from gateway_svc.http_api.anthropic.models import MessagesBody
 from gateway_svc.http_api.anthropic.requests import read_count, read_messages
+from gateway_svc.http_api.classifying.models import ClassifyBody
+from gateway_svc.http_api.classifying.routes import read_classify
 from gateway_svc.http_api.embeddings.models import EmbeddingsBody
 from gateway_svc.http_api.embeddings.routes import read_embeddings
 from gateway_svc.http_api.json_body import parse_body
@@ -80,7 +82,8 @@ MAX_EXAMPLES = 10  # of each reader: 1,500 found nothing
         lambda body: read_chat(OllamaChatBody.read(body), None).prompt.field_path,
         lambda body: read_generate(OllamaGenerateBody.read(body), None).prompt.field_path,
         lambda body: read_tokenize(TokenizeBody.read(body)).field_path,
-        lambda body: read_embeddings(EmbeddingsBody.read(body)).unvalidated.field_path,
+        lambda body: read_embeddings(EmbeddingsBody.read(body)).inputs.unvalidated.field_path,
+        lambda body: read_classify(ClassifyBody.read(body)).unvalidated.field_path,
         lambda body: read_embed(OllamaEmbedBody.read(body)).field_path,
         lambda body: read_embeddings_prompt(OllamaEmbeddingsBody.read(body)).field_path,
         lambda body: read_score(ScoreBody.read(body)).field_path,
@@ -93,6 +96,7 @@ MAX_EXAMPLES = 10  # of each reader: 1,500 found nothing
         "generate",
         "tokenize",
         "embeddings",
+        "classify",
         "embed",
         "prompt",
         "score",

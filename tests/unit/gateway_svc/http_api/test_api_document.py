@@ -61,7 +61,11 @@ A = id_of(tiny_tokenizer(), "a")
 
 def all_routes() -> list[HttpRoute]:
     """The routes of a gateway without keys. None is called."""
-    manager, authenticator, hosts = SimpleNamespace(metrics=None), SimpleNamespace(requires_credential=False), None
+    manager, authenticator, hosts = (
+        SimpleNamespace(metrics=None, catalog=None),
+        SimpleNamespace(requires_credential=False),
+        None,
+    )
     api: Any = HttpApi
     options = HttpOptions(read_timeout=1.0, undefined_fields=UndefinedFields.WARN)
     routes: list[HttpRoute] = api(manager, authenticator, hosts, None, options, None).routes
@@ -188,7 +192,7 @@ def test_operations_that_stream_have_both_kinds_of_answers() -> None:
     assert kinds("/v1/responses/{response_id}", "get") == {"application/json", "text/event-stream"}
     assert kinds("/api/chat", "post") == kinds("/api/generate", "post") == {"application/json", "application/x-ndjson"}
     invocations = DOCUMENT["paths"]["/invocations"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    names = ["ChatBody", "CompletionBody", "EmbeddingsBody", "RerankBody", "ScoreBody"]
+    names = ["ChatBody", "CompletionBody", "EmbeddingsBody", "ClassifyBody", "RerankBody", "ScoreBody"]
     assert [one["$ref"].rpartition("/")[2] for one in invocations["anyOf"]] == names
 
 

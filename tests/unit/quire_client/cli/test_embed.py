@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from quire.inference.v1 import inference_pb2 as pb
-from quire_client.cli import embed as command
+from quire_client.cli import texts as command
 from quire_client.cli.app import app, run
 
 

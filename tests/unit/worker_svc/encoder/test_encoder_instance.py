@@ -298,6 +298,7 @@ def test_scores_of_other_tokens_have_another_fingerprint(tmp_path: Path) -> None
 def test_what_a_model_does_not_compute_is_refused(tmp_path: Path) -> None:
     save_bert(tmp_path / "bert")
     save_cross_encoder(tmp_path / "cross-encoder")
+    save_cross_encoder(tmp_path / "classifier", num_labels=3)
     scoring = VARIANTS["qwen3"]()
     scoring.num_labels = 1
     save_model(tmp_path / "decoder", scoring, AutoModelForSequenceClassification)
@@ -309,6 +310,7 @@ def test_what_a_model_does_not_compute_is_refused(tmp_path: Path) -> None:
         ("bert", "generate", "this bert model computes embeddings"),
         ("cross-encoder", "generate", "computes scores of pairs of texts"),
         ("cross-encoder", "embed", "computes scores of pairs of texts"),
+        ("classifier", "generate", "computes numbers of labels"),
         ("decoder", "generate", "this qwen3 model computes scores of pairs of texts"),
         ("decoder", "embed", "this qwen3 model computes scores of pairs of texts"),
         ("other", "embed", "not one whose embeddings are computed; architectures are bert, deepseek_v2"),
@@ -320,6 +322,8 @@ def test_what_a_model_does_not_compute_is_refused(tmp_path: Path) -> None:
         ("bert", "embed", "embedding"),
         ("bert", "pooling", "embedding"),
         ("cross-encoder", "pooling", "score"),
+        ("classifier", "pooling", "score"),
+        ("classifier", "auto", "score"),
         ("decoder", "pooling", "score"),
         ("decoder", "auto", "score"),
     ):

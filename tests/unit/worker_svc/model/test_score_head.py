@@ -1,4 +1,6 @@
-"""Scores of cross-encoders are those of transformers, with the activation that config.json names."""
+"""Scores of cross-encoders, and the numbers of labels of other heads, are those of transformers, with the activation
+that config.json names.
+"""
 
 import json
 from collections.abc import Callable
@@ -51,6 +53,7 @@ DECODERS: dict[str, Callable[[], Any]] = {
     "deepseek-v2-lite": latent_models.VARIANTS["deepseek-v2-lite"],
 }
 IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
+SOFTMAX = "torch.nn.modules.activation.Softmax"
 
 
 def activation_of(directory: Path) -> ScoreActivation:
@@ -121,8 +124,53 @@ def test_scores_of_decoders(variant: str, tmp_path: Path) -> None:
     expected = [float(model(torch.tensor([prompt]), use_cache=False).logits) for prompt in crowd]
     assert max(expected) - min(expected) > 0.1
     outputs = head.outputs(torch.cat(states(crowd, places=list(map(head.place, crowd)))))
-    assert outputs.tolist() == pytest.approx(expected, abs=1e-3)
+    assert outputs[:, 0].tolist() == pytest.approx(expected, abs=1e-3)
     assert head.activate(outputs).tolist() == outputs.sigmoid().tolist()
+
+
+@pytest.mark.parametrize("save", [save_cross_encoder, save_roberta_cross_encoder])
+@torch.inference_mode()
+def test_numbers_of_labels_of_encoders(save: Callable[..., PreTrainedModel], tmp_path: Path) -> None:
+    """Alone and in a crowd, raw and with the softmax."""
+    model: Any = save(tmp_path, num_labels=3)
+    description = description_of(tmp_path, EncoderDescription)
+    encoder = load_torch_encoder(description, tmp_path, torch.float32, CPU)
+    head = load_score_head(description, tmp_path, CPU)
+    assert head is not None
+    pooler = ScorePooler(head)
+    new = [
+        NewSequence(number, prompt, len(prompt), 0, SamplingParams(), score=ScoreParams(is_raw=number % 2 == 0))
+        for number, prompt in enumerate(random_prompts([2, 3, 15, 16, 17, CONTEXT]))
+    ]
+    logits = [model(torch.tensor([one.token_ids])).logits[0] for one in new]
+    expected = [
+        (one if given.score.is_raw else one.softmax(0)).tolist() for one, given in zip(logits, new, strict=True)
+    ]
+    for size in (1, len(new)):
+        found: list[list[float]] = []
+        for start in range(0, len(new), size):
+            some = new[start : start + size]
+            hidden = encoder(
+                [one.token_ids for one in some], [len(one.token_ids) for one in some], list(map(pooler.place, some))
+            )
+            found += pooler(hidden, some)
+        assert found == [pytest.approx(one, abs=1e-5) for one in expected]
+
+
+@pytest.mark.parametrize("variant", DECODERS)
+@torch.inference_mode()
+def test_numbers_of_labels_of_decoders(variant: str, tmp_path: Path) -> None:
+    save_decoder_with_head(variant, tmp_path, num_labels=4, problem_type="multi_label_classification")
+    description = description_of(tmp_path, ModelDescription)
+    states = load_compiled_states(description, tmp_path, torch.float32, compiled.thread_pool())
+    head = load_score_head(description, tmp_path, CPU)
+    assert head is not None
+    model: Any = AutoModelForSequenceClassification.from_pretrained(tmp_path, attn_implementation="eager")
+    crowd = decoder_prompts(1, 2, 16, 17, 63)
+    expected = [model(torch.tensor([prompt]), use_cache=False).logits[0] for prompt in crowd]
+    outputs = head.outputs(torch.cat(states(crowd, places=list(map(head.place, crowd)))))
+    torch.testing.assert_close(outputs, torch.stack(expected), rtol=0, atol=1e-3)
+    assert torch.equal(head.activate(outputs), outputs.sigmoid())
 
 
 @torch.inference_mode()
@@ -135,7 +183,7 @@ def test_padding_at_the_end_of_a_prompt_is_passed_over(tmp_path: Path) -> None:
     for prompt in ([5, 9, 3], [5, 9, 7], [5, 7, 7, 7], [7, 7], [7, 5]):
         expected = float(model(torch.tensor([prompt]), use_cache=False).logits)
         state = hidden_states(tmp_path, prompt)[head.place(prompt)]
-        assert head.outputs(state[None]).tolist() == pytest.approx([expected], abs=1e-3)
+        assert head.outputs(state[None])[0].tolist() == pytest.approx([expected], abs=1e-3)
 
 
 @torch.inference_mode()
@@ -182,7 +230,7 @@ def test_scores_of_logits(variant: str, tokens: tuple[int, int | None], tmp_path
     expected = [float(one[tokens[0]] - (0 if tokens[1] is None else one[tokens[1]])) for one in logits]
     assert max(expected) - min(expected) > 0.1
     outputs = head.outputs(torch.cat(states(crowd, places=list(map(head.place, crowd)))))
-    assert outputs.tolist() == pytest.approx(expected, abs=1e-3)
+    assert outputs[:, 0].tolist() == pytest.approx(expected, abs=1e-3)
     assert head.activate(outputs).tolist() == outputs.sigmoid().tolist()
 
 
@@ -198,7 +246,7 @@ def test_scores_of_logits_of_a_head_that_the_config_ties_and_that_is_another(tmp
     head = load_score_head(description, tmp_path, CPU)
     assert head is not None
     states = torch.randn(3, SIZES["hidden_size"])
-    torch.testing.assert_close(head.outputs(states), states @ (weight[5] - weight[9]), rtol=0, atol=1e-4)
+    torch.testing.assert_close(head.outputs(states)[:, 0], states @ (weight[5] - weight[9]), rtol=0, atol=1e-4)
 
 
 def test_a_model_that_may_score_generates_or_embeds_where_the_settings_say(tmp_path: Path) -> None:
@@ -234,7 +282,6 @@ def test_the_activation_may_be_in_a_file_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        ({"num_labels": 2}, "2 labels"),
         ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Tanh"}}, "Tanh"),
     ],
 )
@@ -254,6 +301,12 @@ def test_other_heads_of_decoders_are_refused_by_name(config: dict[str, Any], nam
         ({"sbert_ce_default_activation_function": IDENTITY}, ScoreActivation.NONE),
         ({"sbert_ce_default_activation_function": "torch.nn.Sigmoid"}, ScoreActivation.SIGMOID),
         ({"problem_type": "regression"}, ScoreActivation.NONE),
+        ({"num_labels": 3}, ScoreActivation.SOFTMAX),
+        ({"num_labels": 3, "problem_type": "single_label_classification"}, ScoreActivation.SOFTMAX),
+        ({"num_labels": 3, "problem_type": "multi_label_classification"}, ScoreActivation.SIGMOID),
+        ({"num_labels": 3, "problem_type": "regression"}, ScoreActivation.NONE),
+        ({"num_labels": 3, "sentence_transformers": {"activation_fn": IDENTITY}}, ScoreActivation.NONE),
+        ({"num_labels": 3, "sentence_transformers": {"activation_fn": SOFTMAX}}, ScoreActivation.SOFTMAX),
     ],
 )
 def test_the_activation_is_that_of_the_config(
@@ -266,7 +319,7 @@ def test_the_activation_is_that_of_the_config(
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        ({"num_labels": 3}, "3 labels"),
+        ({"sentence_transformers": {"activation_fn": SOFTMAX}}, "always 1"),
         ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Tanh"}}, "Tanh"),
         ({"sentence_transformers": {"activation_fn": "os.system"}}, "os.system"),
         ({"sbert_ce_default_activation_function": "Identity"}, "Identity"),
@@ -275,6 +328,14 @@ def test_the_activation_is_that_of_the_config(
 def test_other_heads_are_refused_by_name(config: dict[str, Any], named: str, tmp_path: Path) -> None:
     save_cross_encoder(tmp_path, **config)
     with pytest.raises(UnsupportedModel, match=named):
+        any_description_of(tmp_path)
+
+
+def test_a_head_without_labels_is_refused(tmp_path: Path) -> None:
+    save_cross_encoder(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"id2label": {}, "label2id": {}}))
+    with pytest.raises(UnsupportedModel, match="a head without labels"):
         any_description_of(tmp_path)
 
 

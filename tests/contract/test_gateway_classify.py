@@ -1,0 +1,203 @@
+"""Classifications over the wire, with a scripted scheduler and a head of three labels."""
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from embedding_calls import LIMITS
+from encoder_model import ids, make_encoder_directory
+from gateway_calls import refused
+from gateway_harness import Harness, reason_of, running_gateway
+from quire.inference.v1 import inference_pb2 as api
+from quire_client import AsyncClient
+from scripted_scheduler import embed_with
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+LABELS = ["negative", "neutral", "positive"]
+TEXTS = ["a b", "hello world c"]
+TEMPLATE = (
+    "{% for message in messages %}{{ message.content }} {% endfor %}{{ last }}"
+    "{% if add_generation_prompt %}d{% endif %}"
+)
+
+
+def numbers_of(token_ids: Sequence[int]) -> list[float]:
+    """Numbers that differ with the prompt, and are exact in 32 bits."""
+    return [0.25, len(token_ids) / 16, sum(token_ids) / 256]
+
+
+EXPECTED = [numbers_of(ids("[CLS] a b [SEP]")), numbers_of(ids("[CLS] hello world c [SEP]"))]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def module_gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Harness]:
+    """A gateway for tests that change no state of it."""
+    directory = make_encoder_directory(tmp_path_factory.mktemp("model"), labels=LABELS)
+    async with running_gateway(directory, **LIMITS, chat_template=TEMPLATE) as harness:
+        yield harness
+
+
+@pytest.fixture
+def shared(module_gateway: Harness) -> Harness:
+    """The module's gateway. Its scheduler computes all numbers."""
+    module_gateway.scheduler.reset()
+    module_gateway.scheduler.script = embed_with(numbers_of)
+    return module_gateway
+
+
+async def test_each_input_is_one_submission(shared: Harness) -> None:
+    answer = (await shared.http.post("/classify", json={"input": TEXTS, "priority": 2, "retention": "none"})).json()
+    assert answer["data"] == [
+        {
+            "index": index,
+            "label": LABELS[numbers.index(max(numbers))],
+            "probs": numbers,
+            "num_classes": 3,
+        }
+        for index, numbers in enumerate(EXPECTED)
+    ]
+    assert answer["id"].startswith("classify-")
+    assert (answer["object"], answer["model"]) == ("list", "tiny")
+    assert answer["usage"] == {"prompt_tokens": 9, "total_tokens": 9}
+    submits = shared.scheduler.all("submit")
+    assert [list(submit.prompt_token_ids) for submit in submits] == [
+        ids("[CLS] a b [SEP]"),
+        ids("[CLS] hello world c [SEP]"),
+    ]
+    for submit in submits:
+        assert (submit.n, submit.max_tokens, submit.priority, submit.detachable) == (1, 0, 2, False)
+        assert submit.retention.is_unrecorded
+        assert submit.result.WhichOneof("kind") == "score"
+        assert (submit.result.score.num_first_tokens, submit.result.score.is_raw) == (0, False)
+
+
+@pytest.mark.parametrize(
+    ("options", "is_raw"),
+    [
+        ({"raw_scores": True}, True),
+        ({"use_activation": False}, True),
+        ({"use_activation": True, "raw_scores": False}, False),
+    ],
+)
+async def test_the_activation_may_be_left_out(options: dict[str, Any], is_raw: bool, shared: Harness) -> None:
+    assert (await shared.http.post("/classify", json={"input": "a", **options})).status_code == 200
+    assert [submit.result.score.is_raw for submit in shared.scheduler.all("submit")] == [is_raw]
+
+
+async def test_a_chat_is_one_input(shared: Harness) -> None:
+    chat = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "world"}]
+    for fields, text in (
+        ({}, "hello world"),
+        ({"add_special_tokens": True}, "[CLS] hello world [SEP]"),
+        ({"chat_template_kwargs": {"last": "c"}}, "hello world c"),
+        ({"add_generation_prompt": True}, "hello world d"),
+        ({"continue_final_message": True, "truncate_prompt_tokens": 1, "truncation_side": "left"}, "world"),
+    ):
+        answer = (await shared.http.post("/classify", json={"messages": chat, **fields})).json()
+        assert [one["probs"] for one in answer["data"]] == [numbers_of(ids(text))]
+
+
+async def test_the_contract_has_them(shared: Harness) -> None:
+    inputs = [api.EmbedInput(text=TEXTS[0]), api.EmbedInput(token_ids=api.TokenIds(ids=[5, 6, 7]))]
+    call = shared.stub.Classify(api.ClassifyRequest(inputs=inputs, raw_scores=True, truncate_prompt_tokens=3))
+    response = await call
+    assert list(response.labels) == LABELS
+    assert [list(one.scores) for one in response.classifications] == [
+        numbers_of(ids("[CLS] a [SEP]")),
+        numbers_of([5, 6, 7]),
+    ]
+    assert (response.model, response.usage.prompt_tokens, response.usage.completion_tokens) == ("tiny", 6, 0)
+    assert dict(await call.initial_metadata())["x-request-id"]
+    assert all(submit.result.score.is_raw for submit in shared.scheduler.all("submit"))
+
+
+async def test_the_python_clients_classify(shared: Harness) -> None:
+    async with AsyncClient(f"127.0.0.1:{shared.gateway.grpc_port}") as client:
+        found = await client.classify(TEXTS)
+    assert (found.model, found.labels) == ("tiny", tuple(LABELS))
+    assert found.scores == tuple(map(tuple, EXPECTED))
+
+
+async def test_a_sagemaker_container_classifies(shared: Harness) -> None:
+    body = {"input": TEXTS, "model": "tiny"}
+    bodies = [
+        (await shared.http.post(path, json=body)).json() | {"id": "", "created": 0}
+        for path in ("/classify", "/invocations")
+    ]
+    assert bodies[0] == bodies[1]
+    unknown = await shared.http.post("/invocations", json={**body, "model": "other"})
+    assert (unknown.status_code, unknown.json()["error"]["param"]) == (404, "model")
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "field"),
+    [
+        ({}, "invalid_field", "input"),
+        ({"input": []}, "invalid_field", "input"),
+        ({"input": ["a", ""]}, "invalid_field", "input[1]"),
+        ({"input": ["a", "a b c d " * 5]}, "context_length_exceeded", "input[1]"),
+        ({"input": ["a"] * 2_049}, "invalid_field", "input"),
+        ({"input": "a", "messages": [{"role": "user", "content": "a"}]}, "invalid_field", "messages"),
+        ({"input": "a", "use_activation": True, "raw_scores": True}, "invalid_field", "raw_scores"),
+        ({"input": "a", "truncate_prompt_tokens": 2}, "invalid_field", "truncate_prompt_tokens"),
+        ({"input": "a", "dimensions": 8}, "feature_unsupported", "dimensions"),
+        ({"input": "a", "top_k": 2}, "feature_unsupported", "top_k"),
+        ({"input": "a", "padding": "max_length"}, "feature_unsupported", "padding"),
+        ({"inputs": "a"}, "feature_unsupported", "inputs"),
+        ({"input": "a", "encoding_format": "base64"}, "feature_unsupported", "encoding_format"),
+        ({"input": "a", "model": "other"}, "model_not_found", "model"),
+    ],
+)
+async def test_errors_name_the_field(body: dict[str, Any], code: str, field: str, shared: Harness) -> None:
+    error = (await shared.http.post("/classify", json=body)).json()["error"]
+    assert (error["code"], error["param"]) == (code, field)
+    assert not shared.scheduler.all("submit")
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "field"),
+    [
+        ({}, "INVALID_FIELD", "inputs"),
+        ({"inputs": [{}]}, "INVALID_FIELD", "inputs[0]"),
+        ({"inputs": [{"text": "a"}, {"text": ""}]}, "INVALID_FIELD", "inputs[1].text"),
+        ({"inputs": [{"token_ids": {"ids": [5, 999]}}]}, "INVALID_FIELD", "inputs[0].token_ids.ids[1]"),
+        ({"inputs": [{"text": "a " * 20}]}, "CONTEXT_LENGTH_EXCEEDED", "inputs[0].text"),
+        ({"inputs": [{"text": "a"}], "truncation_side": 3}, "INVALID_FIELD", "truncation_side"),
+        ({"inputs": [{"text": "a"}], "truncate_prompt_tokens": 0}, "INVALID_FIELD", "truncate_prompt_tokens"),
+        ({"inputs": [{"text": "a"}], "retention": {}}, "INVALID_FIELD", "retention"),
+    ],
+)
+async def test_errors_name_the_field_of_a_message(
+    fields: dict[str, Any], reason: str, field: str, shared: Harness
+) -> None:
+    error = await refused(shared.stub.Classify(api.ClassifyRequest(**fields)))
+    assert reason_of(error) == (reason, field)
+    assert not shared.scheduler.all("submit")
+
+
+async def test_a_worker_with_other_labels_is_an_error(shared: Harness) -> None:
+    shared.scheduler.script = embed_with(lambda _: [0.5, 0.5])
+    answer = await shared.http.post("/classify", json={"input": "a"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal")
+
+
+async def test_a_cross_encoder_has_one_label(tmp_path: Path) -> None:
+    directory = make_encoder_directory(tmp_path, labels=["relevant"])
+    async with running_gateway(directory, **LIMITS) as harness:
+        harness.scheduler.script = embed_with(lambda _: [0.75])
+        answer = (await harness.http.post("/classify", json={"input": "a"})).json()
+        assert answer["data"] == [{"index": 0, "label": "relevant", "probs": [0.75], "num_classes": 1}]
+
+
+async def test_a_model_without_labels_does_not_classify(encoder_directory: Path) -> None:
+    async with running_gateway(encoder_directory, **LIMITS) as harness:
+        error = (await harness.http.post("/classify", json={"input": "a"})).json()["error"]
+        assert (error["code"], error["param"]) == ("feature_unsupported", "model")
+        assert "has no labels" in error["message"]
+        over_grpc = await refused(harness.stub.Classify(api.ClassifyRequest(inputs=[api.EmbedInput(text="a")])))
+        assert reason_of(over_grpc) == ("FEATURE_UNSUPPORTED", "model")
+        assert not harness.scheduler.all("submit")
