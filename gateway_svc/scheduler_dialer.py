@@ -94,7 +94,7 @@ class SchedulerDialer:
         """A wrong credential is logged as an error, once per session. Anything else may pass: a start, a standby."""
         code = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
         extra = {"scheduler": address, "code": code.name if code else "TIMEOUT"}
-        if not is_credential_error(error):
+        if not is_credential_error(error, has_credential=self._outbound.has_credential):
             logger.debug("a scheduler did not accept a session", extra=extra)
         elif address not in self._logged_credentials:
             self._logged_credentials.add(address)

@@ -99,7 +99,8 @@ class WorkerLink:
             text = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
             # Logged once, not at each attempt. A worker that was never ready may be starting.
             if text != self._last:
-                is_noteworthy = self._was_ready or isinstance(error, WorkerSetApart) or is_credential_error(error)
+                is_refusal = is_credential_error(error, has_credential=self._outbound.has_credential)
+                is_noteworthy = self._was_ready or isinstance(error, WorkerSetApart) or is_refusal
                 level = logging.WARNING if is_noteworthy else logging.INFO
                 log.log(level, "no worker", extra={"worker": self._address, "why": text})
             self._last = text or ""

@@ -24,6 +24,10 @@ _OPTIONS = (
 
 _TLS_ERRORS = ("ssl", "certificate", "verification check")
 """Parts of gRPC's texts, which has no status for a failed handshake."""
+_CLOSED_AT_ONCE = ("last error: ", "socket closed")
+"""Parts of gRPC's text where a server closes a new connection, as one does that rejects the certificate: with TLS 1.3
+gRPC reports nothing else of that. The text about a connection that had calls has no "last error".
+"""
 
 
 def internal_channel(
@@ -39,14 +43,21 @@ def internal_channel(
     return grpc.aio.secure_channel(address, credentials, options=options)
 
 
-def is_credential_error(error: Exception) -> bool:
-    """Whether a call failed since one side did not accept the other's credential, as far as the error says so."""
+def is_credential_error(error: Exception, *, has_credential: bool) -> bool:
+    """Whether a call failed since one side did not accept the other's credential, as far as the error says so.
+
+    `has_credential`: the caller sends one. Without any, a proxy may have closed the connection.
+    """
     if not isinstance(error, grpc.aio.AioRpcError):
         return False
     if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
         return True
     text = (error.details() or "").lower()
-    return error.code() is grpc.StatusCode.UNAVAILABLE and any(part in text for part in _TLS_ERRORS)
+    if error.code() is not grpc.StatusCode.UNAVAILABLE:
+        return False
+    return any(part in text for part in _TLS_ERRORS) or (
+        has_credential and all(part in text for part in _CLOSED_AT_ONCE)
+    )
 
 
 def end_if_cancelled() -> None:

@@ -35,6 +35,11 @@ class Outbound:
     """A channel to `host:port`."""
     metadata: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
+    @property
+    def has_credential(self) -> bool:
+        """Whether it proves this process's role, by its connection or in each call."""
+        return self != PLAIN
+
 
 PLAIN = Outbound()
 """Calls that carry no credential."""

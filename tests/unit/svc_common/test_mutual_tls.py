@@ -108,7 +108,7 @@ async def test_a_client_rejects_a_server_of_another_role(authority: Authority, r
         async with gateway.outbound(ServiceRole.SCHEDULER).channel(address) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as raised:
                 await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT)
-        assert is_credential_error(raised.value), raised.value.details()
+        assert is_credential_error(raised.value, has_credential=True), raised.value.details()
 
 
 async def test_a_client_rejects_a_server_of_another_ca(authority: Authority, other_authority: Authority) -> None:
@@ -117,7 +117,36 @@ async def test_a_client_rejects_a_server_of_another_ca(authority: Authority, oth
         async with gateway.outbound(ServiceRole.SCHEDULER).channel(address) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as raised:
                 await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT)
-        assert is_credential_error(raised.value), raised.value.details()
+        assert is_credential_error(raised.value, has_credential=True), raised.value.details()
+
+
+@pytest.mark.parametrize("why", ["another CA", "expired", "none"])
+async def test_a_rejected_certificate_of_the_caller_is_a_credential_error(
+    why: str, authority: Authority, other_authority: Authority
+) -> None:
+    """gRPC's text is only that the connection was closed, which says nothing of a call without a credential."""
+    issuer, days = (other_authority, 2) if why == "another CA" else (authority, 0)
+    caller = issuer.issue_for(ServiceRole.ADMIN, days)
+    own = () if why == "none" else (caller.key.read_bytes(), caller.certificate.read_bytes())
+    credentials = grpc.ssl_channel_credentials(authority.certificate.read_bytes(), *own)
+    async with (
+        listening(authority.issue_for(ServiceRole.SCHEDULER)) as address,
+        internal_channel(address, credentials, "scheduler.quire.internal") as channel,
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT)
+    assert is_credential_error(raised.value, has_credential=True), raised.value.details()
+    assert not is_credential_error(raised.value, has_credential=False)
+
+
+async def test_a_server_that_does_not_listen_is_no_credential_error(authority: Authority) -> None:
+    async with listening(authority.issue_for(ServiceRole.SCHEDULER)) as address:
+        pass
+    admin = identity(authority.issue_for(ServiceRole.ADMIN))
+    async with admin.outbound(ServiceRole.SCHEDULER).channel(address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT)
+    assert not is_credential_error(raised.value, has_credential=True), raised.value.details()
 
 
 def replace_by(changed: Certificate, new: Certificate) -> None:
