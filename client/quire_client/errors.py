@@ -29,11 +29,19 @@ BROKEN_STREAM = "BROKEN_STREAM"
 _CONNECTION_FAILURES = (
     ("Trying to connect an http1.x server", NO_GRPC, "no gRPC at {}: a server responds there in HTTP/1.1"),
     ("missing selected ALPN property", NO_GRPC, "no gRPC at {}: a server responds there in HTTP/1.1"),
+    ("certificate has expired", TLS_FAILED, "no connection to {}: its certificate has expired"),
+    ("Hostname Verification Check failed", TLS_FAILED, "no connection to {}: its certificate is for another host"),
     ("CERTIFICATE_VERIFY_FAILED", TLS_FAILED, "no connection to {}: its certificate is not of a CA that is trusted"),
     ("WRONG_VERSION_NUMBER", TLS_FAILED, "no connection to {}: the server there has no TLS"),
+    (
+        "last error: .*Socket closed",  # nothing else is reported where a server with TLS rejects a client
+        TLS_FAILED,
+        "no connection to {}: the server closes it; it may require TLS, or another certificate of its client",
+    ),
     ("", UNREACHABLE, "no connection to {}"),
 )
-"""Parts of grpc's texts about sockets, each with the reason and the message for it; the first one that fits counts."""
+"""Patterns of grpc's texts about sockets, each with the reason and the message for it; the first one that fits counts.
+"""
 
 
 @dataclass(eq=False)
@@ -71,8 +79,8 @@ class QuireError(Exception):
             result._read_details(details)
         elif code is grpc.StatusCode.UNAVAILABLE:
             # Quire's servers always send details: this is grpc's own text about sockets.
-            for part, reason, message in _CONNECTION_FAILURES:
-                if part in result.message:
+            for pattern, reason, message in _CONNECTION_FAILURES:
+                if re.search(pattern, result.message):
                     result.reason, result.message = reason, message.format(address)
                     break
         elif code is grpc.StatusCode.DEADLINE_EXCEEDED:

@@ -4,15 +4,20 @@ import asyncio
 import math
 import re
 import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
-from certificates import Authority
+from certificates import Authority, Certificate
 from quire_client import AsyncClient, Client, QuireError
 from quire_client.admin import AdminClient
+from quire_client.cli.output import ADMIN_UNAUTHENTICATED, admin_error
 from quire_client.connection import Connection, channel_options, is_loopback
+from svc_common.service_roles import ServiceRole
 
 
 def resolve(address: str | None = None, api_key: str | None = None) -> Connection:
@@ -81,6 +86,57 @@ async def test_why_tls_with_a_server_fails_is_named(
         with pytest.raises(QuireError, match=why) as caught:
             await client.models()
     assert caught.value.reason == reason
+
+
+@asynccontextmanager
+async def tls_server(certificate: Certificate, *, requires_certificate: bool = False) -> AsyncIterator[str]:
+    """The address of a gRPC server without services."""
+    pair = (certificate.key.read_bytes(), certificate.certificate.read_bytes())
+    ca = certificate.ca.read_bytes() if requires_certificate else None
+    server = grpc.aio.server()
+    port = server.add_secure_port(
+        "127.0.0.1:0", grpc.ssl_server_credentials([pair], ca, require_client_auth=requires_certificate)
+    )
+    await server.start()
+    yield f"127.0.0.1:{port}"
+    await server.stop(None)
+
+
+@pytest.mark.parametrize(
+    ("names", "days", "trusts_ca", "why"),
+    [
+        (["IP:127.0.0.1"], 2, False, "may require TLS"),
+        (["IP:127.0.0.1"], 0, True, "its certificate has expired"),
+        (["DNS:another.example"], 2, True, "its certificate is for another host"),
+    ],
+    ids=["no TLS", "expired", "another host"],
+)
+async def test_why_no_connection_to_a_server_with_tls_is_made_is_named(
+    names: list[str], days: int, trusts_ca: bool, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate = Authority(tmp_path).issue("server", names, days)
+    if trusts_ca:
+        monkeypatch.setenv("QUIRE_CA_FILE", str(certificate.ca))
+    async with tls_server(certificate) as address, AsyncClient(address) as client:
+        with pytest.raises(QuireError, match=why) as caught:
+            await client.models()
+    assert caught.value.reason == "TLS_FAILED"
+
+
+async def test_a_certificate_that_a_scheduler_rejects_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = Authority(tmp_path)
+    certificates = [
+        authority.issue_for(role, days) for role, days in ((ServiceRole.SCHEDULER, 2), (ServiceRole.ADMIN, 0))
+    ]
+    for name, value in certificates[1].variables.items():
+        monkeypatch.setenv(name, value)
+    async with tls_server(certificates[0], requires_certificate=True) as address:
+        with (
+            AdminClient(address) as client,
+            pytest.raises(QuireError, match="another certificate of its client") as caught,
+        ):
+            await asyncio.to_thread(client.requests)
+    assert admin_error(caught.value, address).reason == ADMIN_UNAUTHENTICATED
 
 
 @pytest.mark.parametrize("address", ["http://here:8000", "a:1,HTTPS://here"])
