@@ -2,13 +2,17 @@
 
 import json
 import logging
+import socket
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from http.client import HTTPException, HTTPMessage
+from functools import partial
+from http.client import HTTPConnection, HTTPException, HTTPMessage, HTTPResponse, HTTPSConnection
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 from urllib.parse import urlsplit
 
 import jwt
@@ -258,17 +262,65 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         return None
 
 
+class _Connection(HTTPConnection):
+    """Adds its socket to `sockets`."""
+
+    def __init__(self, host: str, *, sockets: list[socket.socket], **options: Any) -> None:
+        super().__init__(host, **options)
+        self._sockets = sockets
+
+    def connect(self) -> None:
+        super().connect()
+        self._sockets.append(self.sock)
+
+
+class _TlsConnection(_Connection, HTTPSConnection):
+    pass
+
+
+class _TimedHandler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
+    """Connects to a server, and ends the connections after some seconds: urllib itself limits only each read."""
+
+    def __init__(self, seconds: float) -> None:
+        urllib.request.HTTPSHandler.__init__(self)
+        self.is_late = False
+        self._sockets: list[socket.socket] = []
+        self._timer = threading.Timer(seconds, self._end_connections)
+        self._timer.daemon = True
+
+    def __enter__(self) -> Self:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    def http_open(self, req: urllib.request.Request) -> HTTPResponse:
+        return self.do_open(partial(_Connection, sockets=self._sockets), req)
+
+    def https_open(self, req: urllib.request.Request) -> HTTPResponse:
+        return self.do_open(partial(_TlsConnection, sockets=self._sockets), req)
+
+    def _end_connections(self) -> None:
+        self.is_late = True
+        for connected in self._sockets:
+            with suppress(OSError):  # it is closed
+                # Not the method of a TLS socket, which only the thread that reads may call.
+                socket.socket.shutdown(connected, socket.SHUT_RDWR)
+
+
 def _fetch(url: str) -> bytes:
-    deadline = time.monotonic() + _TIMEOUT
     data = bytearray()
-    try:
-        with urllib.request.build_opener(_NoRedirects).open(url, timeout=_TIMEOUT) as response:
-            while chunk := response.read1(_CHUNK_BYTES):
-                data += chunk
-                if len(data) > _MAX_BYTES:
-                    raise _InvalidKeySet(f"{url}: more than {_MAX_BYTES} bytes")
-                if time.monotonic() > deadline:
-                    raise _InvalidKeySet(f"{url}: no complete response in {_TIMEOUT:g} seconds")
-    except (OSError, ValueError, HTTPException) as error:
-        raise _InvalidKeySet(f"{url}: {error or type(error).__name__}") from error
+    with _TimedHandler(_TIMEOUT) as timed:
+        try:
+            with urllib.request.build_opener(_NoRedirects, timed).open(url, timeout=_TIMEOUT) as response:
+                while not timed.is_late and (chunk := response.read1(_CHUNK_BYTES)):
+                    data += chunk
+                    if len(data) > _MAX_BYTES:
+                        raise _InvalidKeySet(f"{url}: more than {_MAX_BYTES} bytes")
+        except (OSError, ValueError, HTTPException) as error:
+            if not timed.is_late:
+                raise _InvalidKeySet(f"{url}: {error or type(error).__name__}") from error
+        if timed.is_late:
+            raise _InvalidKeySet(f"{url}: no complete response in {_TIMEOUT:g} seconds")
     return bytes(data)

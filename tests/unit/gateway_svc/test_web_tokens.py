@@ -315,12 +315,22 @@ def test_a_malformed_response_changes_nothing(
         assert accepted.tenant(issuer.token()).name == "search"
 
 
+@pytest.mark.parametrize(
+    ("begin", "rest"),
+    [
+        (OK + b"\r\n", b" "),
+        (OK + b"transfer-encoding: chunked\r\n\r\n", b"1"),
+        (OK + b"a: ", b" "),
+        (b"HTTP/1.1 200 ", b" "),
+    ],
+    ids=["body", "size of a chunk", "header", "status line"],
+)
 def test_a_response_that_does_not_end_in_time_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    begin: bytes, rest: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(web_tokens, "_TIMEOUT", 2.0)
     with key_server() as (server, url):
-        server.raw, server.rest = OK + b"\r\n", b" "
+        server.raw, server.rest = begin, rest
         with caplog.at_level(logging.WARNING, logger="quire.gateway"):
             SigningKeys(f"{url}/jwks").refresh()
         assert "no complete response in 2 seconds" in caplog.records[0].__dict__["why"]
