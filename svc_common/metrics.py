@@ -18,6 +18,7 @@ from typing import Any, TypeAlias, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import REGISTRY, CollectorRegistry, make_wsgi_app
+from prometheus_client.exposition import choose_encoder
 
 from svc_common.addresses import cannot_listen, check_can_listen
 from svc_common.loop_calls import call_on_loop
@@ -64,6 +65,8 @@ class MetricsServer:
     def _respond(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
         if self._health is None or path not in _HEALTH_SERVICES:
+            if not _is_readable(environ.get("HTTP_ACCEPT", "")):
+                del environ["HTTP_ACCEPT"]
             with self._making_page:  # collectors may take time of the event loop: not for several pages at once
                 metrics: Iterable[bytes] = self._metrics(environ, start_response)
             return metrics
@@ -82,6 +85,15 @@ class MetricsServer:
             return call_on_loop(self._loop, lambda: health.is_serving(service))
         except (TimeoutError, RuntimeError):  # RuntimeError: the loop is closed
             return False
+
+
+def _is_readable(accept: str) -> bool:
+    """Whether prometheus_client can read an Accept header. It fails with some that are malformed."""
+    try:
+        choose_encoder(accept)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 class _Server(ThreadingMixIn, WSGIServer):

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from urllib.error import HTTPError
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -158,6 +158,19 @@ def test_headers_end_where_they_are_too_long(capfd: pytest.CaptureFixture[str]) 
     finally:
         idle.close()
         wrong.close()
+        server.close()
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("version", ["abc", "9" * 5000])
+def test_a_malformed_accept_is_as_none(version: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Anyone may send one, so it must not fill the log."""
+    server = serve_metrics("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.port}/metrics"
+    try:
+        with urlopen(Request(url, headers={"Accept": f"text/plain;version={version}"})) as response:
+            assert response.headers["Content-Type"].startswith("text/plain; version=")
+    finally:
         server.close()
     assert capfd.readouterr().err == ""
 
