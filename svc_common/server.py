@@ -18,6 +18,7 @@ __all__ = [
     "INTERNAL_MESSAGE_BYTES",
     "INTERNAL_OPTIONS",
     "LIVENESS",
+    "METADATA_BYTES",
     "PUBLIC_MESSAGE_BYTES",
     "AddressInUse",
     "CannotListen",
@@ -31,6 +32,9 @@ __all__ = [
 PUBLIC_MESSAGE_BYTES = 16 * 2**20
 """Of a gateway's answers at most, and of what clients may be allowed to send."""
 INTERNAL_MESSAGE_BYTES = 64 * 2**20
+
+METADATA_BYTES = 16 * 2**10
+"""Of a call's metadata at most."""
 
 LIVENESS = "liveness"
 """The health service that is SERVING as long as the process responds."""
@@ -72,6 +76,9 @@ def create_server(
             ("grpc.max_send_message_length", max_answer_bytes or max_message_bytes),
             # Else a stale process would share the port and accept part of the connections.
             ("grpc.so_reuseport", 0),
+            # By default gRPC rejects metadata from 8 KiB on at random, the more the larger they are.
+            ("grpc.max_metadata_size", METADATA_BYTES),
+            ("grpc.absolute_max_metadata_size", METADATA_BYTES),
             *_KEEPALIVE,
             *options,
         ],

@@ -18,6 +18,7 @@ from svc_common.channels import internal_channel
 from svc_common.server import (
     INTERNAL_MESSAGE_BYTES,
     LIVENESS,
+    METADATA_BYTES,
     AddressInUse,
     HealthReporter,
     bind,
@@ -78,6 +79,25 @@ async def test_inner_channels_carry_large_messages_past_any_proxy(
     async with internal_channel(f"127.0.0.1:{port}") as channel:
         echo: Any = channel.unary_unary("/test.Service/Echo")
         assert len(await echo(bytes(size), timeout=60)) == size
+
+
+@pytest.mark.parametrize(
+    ("size", "code"),
+    [(15_000, grpc.StatusCode.OK), (METADATA_BYTES + 1, grpc.StatusCode.RESOURCE_EXHAUSTED)],
+    ids=["below", "above"],
+)
+async def test_metadata_have_one_limit(size: int, code: grpc.StatusCode, server: grpc.aio.Server) -> None:
+    """gRPC itself has two, and rejects at random what is between them."""
+    HealthReporter(server, [])
+    port = bind(server, "127.0.0.1", 0)
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check
+        calls = [
+            check(health_pb2.HealthCheckRequest(service=LIVENESS), metadata=(("x-api-key", "a" * size),), timeout=60)
+            for _ in range(10)
+        ]
+        assert {await call.code() for call in calls} == {code}
 
 
 async def test_health_follows_the_service_and_liveness_does_not(server: grpc.aio.Server) -> None:
