@@ -138,6 +138,7 @@ class Gateway:
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,  # the address of a client is not what it states
                 lifespan="off",
                 ws_max_size=MAX_BODY_BYTES,
                 ws_per_message_deflate=False,

@@ -179,6 +179,14 @@ async def test_failed_logins_are_counted_once_for_each_call(keyed: Harness) -> N
     ]
 
 
+async def test_the_logged_address_of_a_client_is_not_what_it_states(
+    keyed: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    await keyed.http.get("/v1/models", headers={"x-forwarded-for": "10.9.8.7, a text"})
+    (logged,) = [one for one in caplog.records if one.getMessage() == "calls without a valid credential"]
+    assert logged.__dict__["peer"].startswith("127.0.0.1:")
+
+
 async def test_a_token_of_the_issuer_is_a_credential_over_both_protocols(model_directory: Path, tmp_path: Path) -> None:
     issuer, path = TokenIssuer(), tmp_path / "keys.toml"
     (tmp_path / "jwks.json").write_text(issuer.key_set())
