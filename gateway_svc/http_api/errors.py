@@ -68,6 +68,7 @@ class HttpError:
             "x-should-retry": self.should_retry,
             "allow": self.allow,
             "connection": self.connection,
+            "www-authenticate": "Bearer" if self.status == 401 else None,  # RFC 9110 requires it
         }
         return {name: str(value) for name, value in headers.items() if value is not None}
 

@@ -179,6 +179,13 @@ async def test_failed_logins_are_counted_once_for_each_call(keyed: Harness) -> N
     ]
 
 
+async def test_a_refused_login_names_the_scheme(keyed: Harness) -> None:
+    refused_login = await keyed.http.get("/v1/models")
+    assert (refused_login.status_code, refused_login.headers["www-authenticate"]) == (401, "Bearer")
+    answered = await keyed.http.get("/v1/models", headers=dict(bearer("alice")))
+    assert "www-authenticate" not in answered.headers
+
+
 async def test_the_logged_address_of_a_client_is_not_what_it_states(
     keyed: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
