@@ -21,7 +21,7 @@ from gateway_svc import web_tokens
 from gateway_svc.failed_logins import LoginFailure, LoginRefused
 from gateway_svc.key_tables import InvalidKeyFile
 from gateway_svc.tenant import AccountLimits, Tenant
-from gateway_svc.web_tokens import CLOCK_SKEW, SigningKeys, TokenRules, TokenVerifier
+from gateway_svc.web_tokens import CLOCK_SKEW, MAX_TOKEN_LENGTH, SigningKeys, TokenRules, TokenVerifier
 from token_issuer import AUDIENCE, ISSUER, TokenIssuer, public_jwk, rsa_key
 
 NOTHING = Tenant("", limits=AccountLimits(""), max_priority=0)
@@ -90,6 +90,15 @@ def test_wrong_claims_are_refused(
 
 def test_a_token_that_expired_within_the_skew_of_clocks_is_accepted(tmp_path: Path, issuer: TokenIssuer) -> None:
     assert verifier(tmp_path, issuer).tenant(issuer.token(exp=time.time() - 1)).name == "search"
+
+
+def test_a_token_has_a_largest_length(tmp_path: Path, issuer: TokenIssuer) -> None:
+    """Anyone may send one, and the event loop decodes it: 60 kB took 25 ms."""
+    accepted = verifier(tmp_path, issuer)
+    rest = MAX_TOKEN_LENGTH - len(issuer.token(more=""))
+    assert accepted.tenant(issuer.token(more="m" * (rest * 3 // 4 - 3))).name == "search"
+    longer = issuer.token(more="m" * rest)
+    assert refusal(accepted, longer)[1] == "the token is not valid: it has more than 16384 characters"
 
 
 def encoded(**part: Any) -> str:
