@@ -214,7 +214,7 @@ CLIENTS: tuple[Client, ...] = (
     PythonClient(
         "anthropic",
         "anthropic",
-        "[Anthropic's API](api.md#anthropics-api): messages, streams, tools and their results, "
+        "[Anthropic's API](api.md#anthropics-api): messages, streams, tools and their results, tool runners, "
         "`output_config`, numbers of tokens, errors",
     ),
     PythonClient(

@@ -89,6 +89,13 @@ async def test_errors_have_the_protocols_form(quire: Harness) -> None:
         assert error["error"]["message"].startswith(f"{field}: must")
 
 
+async def test_the_refusal_of_a_thread_has_the_code_that_tool_runners_read(quire: Harness) -> None:
+    response = await quire.http.post("/v1/messages", json=body(thread={"type": "create"}))
+    details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    error = {"type": "invalid_request_error", "message": "thread: is not served", "details": details}
+    assert (response.status_code, response.json()) == (400, {"type": "error", "error": error})
+
+
 async def test_a_turn_with_the_result_of_a_call(quire: Harness) -> None:
     quire.scheduler.script = answer_with(ANSWERS["text"].token_ids, stop_token_id=EOS)
     call = {"type": "tool_use", "id": "call_1", "name": "get_weather", "input": {"city": "Oslo"}}

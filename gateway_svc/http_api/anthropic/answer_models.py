@@ -93,11 +93,19 @@ class TokenCount(AnswerModel):
     input_tokens: int
 
 
+class ThreadRefusal(AnswerModel):
+    """What the tool runners of Anthropic's clients read where threads are not served."""
+
+    error_code: Literal["thread_unsupported_request"]
+    unsupported: list[str]
+
+
 class AnthropicErrorDetail(AnswerModel):
     """An error."""
 
     type: str
     message: str = Field(description="Begins with the field, if it is about one.")
+    details: ThreadRefusal | None = Field(None, description="Only of a request with a thread.")
 
 
 class AnthropicError(AnswerModel):

@@ -17,12 +17,22 @@ _TYPES = {
 }
 
 
+# By this the tool runners of Anthropic's clients know that they must send whole conversations: they ask for a thread,
+# which is a conversation that the server keeps, in each request.
+_NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+
+
 class AnthropicErrors:
     """The error format of Anthropic's API. The message names the field."""
 
     def body(self, error: HttpError) -> dict[str, Any]:
-        kind = _TYPES.get(error.status, "invalid_request_error")
-        return {"type": "error", "error": {"type": kind, "message": error.message}}
+        described: dict[str, Any] = {
+            "type": _TYPES.get(error.status, "invalid_request_error"),
+            "message": error.message,
+        }
+        if error.code == "feature_unsupported" and error.param == "thread":
+            described["details"] = _NO_THREADS
+        return {"type": "error", "error": described}
 
     def event(self, error: HttpError) -> bytes:
         return named_event("error", self.body(error))

@@ -1,6 +1,6 @@
 """The anthropic package: messages, streams, tools, results of tools, numbers of tokens, and errors."""
 
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import anthropic
 from anthropic.types import message_count_tokens_params, message_create_params
@@ -112,6 +112,22 @@ def a_turn_with_a_result_of_a_tool_is_answered() -> None:
     turn: Any = [*CHAT, {"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
     answer = client.messages.create(tools=TOOLS, tool_choice={"type": "none"}, **REQUEST | {"messages": turn})
     assert answer.content[0].type == "text"
+
+
+@check
+def a_tool_runner_calls_functions_and_sends_their_results() -> None:
+    calls = []
+
+    @anthropic.beta_tool
+    def get_weather(city: str, unit: Literal["celsius", "fahrenheit"]) -> str:
+        """Returns the weather in a city."""
+        calls.append({"city": city, "unit": unit})
+        return WEATHER
+
+    runner = client.beta.messages.tool_runner(tools=[get_weather], tool_choice=ONE_CALL, max_iterations=2, **REQUEST)
+    messages = list(runner)
+    assert [message.stop_reason for message in messages] == ["tool_use", "tool_use"]
+    assert calls == [the_call(message).input for message in messages]
 
 
 @check

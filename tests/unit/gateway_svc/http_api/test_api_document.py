@@ -340,6 +340,8 @@ def test_errors_have_their_schema() -> None:
         conforms("ErrorAnswer", OPENAI_ERRORS.body(error))
         conforms("AnthropicError", ANTHROPIC_ERRORS.body(error))
         conforms("OllamaError", OLLAMA_ERRORS.body(error))
+    threads = QuireError(Reason.FEATURE_UNSUPPORTED, "is not served", field="thread")
+    conforms("AnthropicError", ANTHROPIC_ERRORS.body(HttpError.of(threads)))
 
 
 def test_the_page_shows_every_object_and_loads_nothing() -> None:
