@@ -24,12 +24,18 @@ class FieldChecker:
 
     def too_long(self, which: Field, num_tokens: int | None, model: ModelInfo) -> QuireError:
         """The error to raise about a prompt that leaves no room."""
-        length = "the prompt" if num_tokens is None else f"a prompt of {num_tokens} tokens"
-        return QuireError(
-            Reason.CONTEXT_LENGTH_EXCEEDED,
-            f"{length} leaves no room in the context of {model.context_length} tokens",
-            field=self.field_path(which),
-        )
+        length = "the prompt is too long" if num_tokens is None else f"the prompt is too long, with {num_tokens} tokens"
+        return self.beyond_context(which, length, model)
+
+    def beyond_context(self, which: Field, what: str, model: ModelInfo) -> QuireError:
+        """The error to raise about what does not fit the context, which begins with what it is.
+
+        Clients of other projects recognize it by "prompt is too long", which Anthropic's API has, or by "this model's
+        maximum context length is", which OpenAI's and vLLM's have, and shorten the chat or choose another model.
+        """
+        limit = f"this model's maximum context length is {model.context_length} tokens"
+        message = f"{what}: {limit}, for prompt and output together"
+        return QuireError(Reason.CONTEXT_LENGTH_EXCEEDED, message, field=self.field_path(which))
 
     def integer(self, which: Field, value: int | None, default: int, least: int, most: int) -> int:
         """The value, from `least` to `most`."""

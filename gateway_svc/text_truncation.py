@@ -64,5 +64,7 @@ def check_num_tokens(token_ids: Sequence[int], where: Field, model: ModelInfo, c
 def beyond_context(where: Field, tokens: str, model: ModelInfo, check: FieldChecker) -> QuireError:
     """The error to raise about an input with so many tokens, if the context is shorter."""
     kept_by = check.field_path(Field.TRUNCATE_PROMPT_TOKENS)
-    message = f"has {tokens}, and the context {model.context_length}: {kept_by} keeps a part"
+    # The form of vLLM, which clients of other projects recognize.
+    limit = f"this model's maximum context length is {model.context_length} tokens"
+    message = f"has {tokens}, and {limit}: {kept_by} keeps a part"
     return QuireError(Reason.CONTEXT_LENGTH_EXCEEDED, message, field=check.field_path(where))

@@ -42,7 +42,6 @@ from gateway_svc.validated_request import (
     TruncationSide,
     ValidatedRequest,
 )
-from svc_common.errors import QuireError, Reason
 from svc_common.keys import DEFAULT_TENANT_NAME
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -283,12 +282,8 @@ class Validator:
         room = model.context_length - prompt_length
         max_tokens = _max_tokens(unvalidated, room)
         if max_tokens > room:
-            raise QuireError(
-                Reason.CONTEXT_LENGTH_EXCEEDED,
-                f"{prompt_length} tokens of prompt and {max_tokens} more do not fit the context of "
-                f"{model.context_length} tokens",
-                field=check.field_path(Field.MAX_TOKENS),
-            )
+            tokens = f"{prompt_length} tokens of prompt and {max_tokens} more do not fit the context"
+            raise check.beyond_context(Field.MAX_TOKENS, tokens, model)
         min_tokens = unvalidated.min_tokens or 0
         if not 0 <= min_tokens <= max_tokens:
             raise check.invalid(Field.MIN_TOKENS, f"must be between 0 and max_tokens, which is {max_tokens}")

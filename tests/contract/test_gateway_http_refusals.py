@@ -129,6 +129,24 @@ async def test_bad_input_is_refused_by_field(
 
 
 @pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"prompt": [5] * CONTEXT_LENGTH}, "prompt is too long"),
+        ({"prompt": "a " * 17 * CONTEXT_LENGTH}, "prompt is too long"),
+        ({"prompt": [5], "max_tokens": CONTEXT_LENGTH}, "do not fit the context"),
+    ],
+)
+async def test_what_does_not_fit_the_context_is_refused_in_words_that_clients_look_for(
+    fields: dict[str, Any], words: str, quire: Harness
+) -> None:
+    response = await quire.http.post("/v1/completions", json=fields)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert words in error["message"]
+    assert f"this model's maximum context length is {CONTEXT_LENGTH} tokens" in error["message"]
+
+
+@pytest.mark.parametrize(
     ("data", "code", "param"),
     [
         (b"\xff\xfe", "malformed_message", None),

@@ -180,7 +180,8 @@ async def test_a_long_text_is_cut_to_the_context(encoder: Harness) -> None:
         (submit,) = encoder.scheduler.all("submit")
         assert list(submit.prompt_token_ids) == cut
         answer = await encoder.http.post(path, json={field: long, "truncate": False})
-        message = f"{field}: has 22 tokens, and the context 16: truncate keeps a part"
+        limit = "this model's maximum context length is 16 tokens"
+        message = f"{field}: has 22 tokens, and {limit}: truncate keeps a part"
         assert (answer.status_code, answer.json()) == (400, {"error": message})
         encoder.scheduler.reset()
         encoder.scheduler.script = embed_with(vector_of)
