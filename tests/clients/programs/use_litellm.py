@@ -84,6 +84,10 @@ def a_turn_with_a_result_of_a_tool_is_answered() -> None:
 def a_schema_that_cannot_be_compiled_is_a_bad_request() -> None:
     error = error_of(litellm.BadRequestError, lambda: litellm.completion(response_format=BAD_SCHEMA, **REQUEST))
     assert "response_format.json_schema" in str(error)
+
+
+@check
+def a_chat_beyond_the_context_has_an_error_of_its_own() -> None:
     long = {"role": "user", "content": "a b c " * 8_192}
     error_of(litellm.ContextWindowExceededError, lambda: litellm.completion(**REQUEST | {"messages": [long]}))
 
