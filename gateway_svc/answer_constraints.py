@@ -29,9 +29,8 @@ def answer_constraint(
         return constraint
     choice = prompt.tool_choice or ToolChoice()
     max_reasoning_tokens = _reasoning_limit(prompt, turn, added_tokens, check)
-    must_call = choice.mode in (ToolMode.REQUIRED, ToolMode.NAMED)
     constrained = {tool.name: tool for tool in prompt.tools if tool.is_constrained}
-    if must_call:
+    if choice.must_call:
         field = Field.TOOL_CHOICE
         constraint = None  # the answer has no text, which alone it is about
     elif constraint is not None:
@@ -49,13 +48,13 @@ def answer_constraint(
     tools = tuple(
         CheckedTool(
             tool.name,
-            json.dumps(tool.parameters) if must_call or tool.name in constrained else None,
+            json.dumps(tool.parameters) if choice.must_call or tool.name in constrained else None,
             _input_of(constrained.get(tool.name)),
         )
         for tool in turn.tools
         if choice.allows(tool.name)
     )
-    calls = CallRule.REQUIRED if must_call else CallRule.AUTO if tools else CallRule.NONE
+    calls = CallRule.REQUIRED if choice.must_call else CallRule.AUTO if tools else CallRule.NONE
     tool_format, reasoning_format = turn.format.tools, turn.format.reasoning
     reasoning = ReasoningRule.NONE
     if reasoning_format is not None:

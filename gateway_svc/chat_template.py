@@ -40,6 +40,8 @@ class TemplateChat:
     """Names of those of them that take a text."""
     has_one_call: bool = False
     """The answer may have one call, not several."""
+    must_call: bool = False
+    """The answer is calls of tools, and no text."""
     add_special_tokens: bool = False
     """Whether the tokenizer adds its special tokens to the text."""
 

@@ -84,6 +84,7 @@ class ChatValidator:
             callable_tools=tools,
             custom_tools=frozenset(tool.name for tool in prompt.tools if tool.custom is not None),
             has_one_call=has_one_call,
+            must_call=prompt.tool_choice is not None and prompt.tool_choice.must_call,
             add_special_tokens=prompt.add_special_tokens,
         )
 

@@ -129,6 +129,11 @@ class ToolChoice:
             raise QuireError(Reason.INVALID_FIELD, "must hold at least one tool", field=path)
         return choice
 
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer is calls, and no text."""
+        return self.mode in (ToolMode.REQUIRED, ToolMode.NAMED)
+
     def allows(self, name: str) -> bool:
         """Whether a tool may be called."""
         return name == self.name if self.name is not None else not self.allowed or name in self.allowed

@@ -55,6 +55,7 @@ class SequenceTurn:
         self._parser = turn.parser(markers, hidden)
         self._inputs = CustomInputs(tool.name for tool in turn.tools if tool.is_custom)
         self._max_calls = 1 if turn.has_one_call else sys.maxsize
+        self._has_text = not turn.must_call
         self._id_base = f"{rendering.request_id}/{index}"
         self._coming: deque[_Marker] = deque()
         self._held = ""
@@ -105,7 +106,7 @@ class SequenceTurn:
                 continue
             match event:
                 case TextDelta(text):
-                    chunk.text += text
+                    chunk.text += text if self._has_text else ""
                 case ReasoningDelta(text):
                     chunk.reasoning += text
                 case ToolCallBegin(index) | ToolArgumentsDelta(index) if index >= self._max_calls:

@@ -16,12 +16,14 @@ from quire.scheduler.v1 import scheduler_pb2
 @dataclass(frozen=True, slots=True)
 class TurnFormat:
     """`tools` are those that the answer may call. `is_reasoning_open`: the prompt ends within the reasoning.
-    `has_one_call`: calls after the first one are left out."""
+    `has_one_call`: calls after the first one are left out. `must_call`: so is all text, which in such an answer is what
+    was written of a call before its arguments, or of the marker after it, when the answer was cut."""
 
     format: MessageFormat
     tools: tuple[Tool, ...] = ()
     is_reasoning_open: bool = False
     has_one_call: bool = False
+    must_call: bool = False
 
     @classmethod
     def of_prompt(
@@ -46,6 +48,7 @@ class TurnFormat:
             ),
             reasoning is not None and reasoning.is_open_in(prompt_tail, answer),
             chat.has_one_call,
+            chat.must_call,
         )
 
     @classmethod
@@ -65,6 +68,7 @@ class TurnFormat:
             ),
             turn.is_reasoning_open,
             turn.has_one_call,
+            turn.must_call,
         )
 
     def to_proto(self) -> scheduler_pb2.TurnFormat:
@@ -76,6 +80,7 @@ class TurnFormat:
             reasoning="" if reasoning is None else reasoning.name,
             is_reasoning_open=self.is_reasoning_open,
             has_one_call=self.has_one_call,
+            must_call=self.must_call,
             callable=[
                 scheduler_pb2.CallableTool(
                     name=tool.name,

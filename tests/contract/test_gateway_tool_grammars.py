@@ -312,3 +312,20 @@ async def test_the_error_of_a_schema_names_the_tool(gateway: Harness) -> None:
     ) as error:
         await gateway.stub.Generate(api.GenerateRequest(generation=api.Generation(chat=chat)))
     assert reason_of(error.value) == ("GRAMMAR_INVALID", "generation.chat.tools")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+async def test_an_answer_that_must_call_has_no_text_where_it_was_cut(choice: Any, gateway: Harness) -> None:
+    written = HERMES.encode(NOW_CALL, add_special_tokens=False).ids
+    gateway.scheduler.script = answer_with(written[: len(HERMES.encode('<tool_call>\n{"name": "no').ids)])
+    fields = body(tool_choice=choice)
+    (whole,) = (await gateway.http.post("/v1/chat/completions", json=fields)).json()["choices"]
+    assert (whole["finish_reason"], whole["message"]["content"]) == ("length", "")
+    assert "tool_calls" not in whole["message"]
+    streamed = (await gateway.http.post("/v1/chat/completions", json=fields | {"stream": True})).text
+    rows = [json.loads(row.removeprefix("data: ")) for row in streamed.splitlines() if row.startswith("data: {")]
+    assert rows[-1]["choices"][0]["finish_reason"] == "length"
+    assert not any(row["choices"][0]["delta"].get("content") for row in rows)
+    unchosen = (await gateway.http.post("/v1/chat/completions", json=body())).json()["choices"]
+    assert unchosen[0]["message"]["content"]

@@ -38,9 +38,15 @@ def vocabulary(family: str) -> Vocabulary:
     return vocabulary_of(CALLING_FAMILIES[family].tokenizer)
 
 
-def rendering(family: str, *, has_one_call: bool = False, **fields: Any) -> Rendering:
+def rendering(family: str, *, has_one_call: bool = False, must_call: bool = False, **fields: Any) -> Rendering:
     """Of a chat with the tools; it is sent to the scheduler and back."""
-    chat = TemplateChat([], callable_tools=TOOLS, custom_tools=frozenset({CUSTOM_TOOL}), has_one_call=has_one_call)
+    chat = TemplateChat(
+        [],
+        callable_tools=TOOLS,
+        custom_tools=frozenset({CUSTOM_TOOL}),
+        has_one_call=has_one_call,
+        must_call=must_call,
+    )
     turn = TurnFormat.of_prompt(format_of(family), chat, "")
     assert turn is not None
     made = make_rendering(vocabulary(family), **fields)
@@ -229,6 +235,16 @@ _COMPLETE = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}
 )
 def test_a_call_that_was_cut_is_no_reason_to_finish(written: str, fields: Any, reason: FinishReason) -> None:
     assert finish_of("hermes", written, **fields)[0] is reason
+
+
+@pytest.mark.parametrize("sizes", [[], [1] * 64], ids=["at once", "token by token"])
+def test_where_calls_are_required_what_was_cut_around_them_is_no_text(sizes: list[int]) -> None:
+    token_ids = TOOL_FAMILIES["hermes"].tokenizer.encode(_COMPLETE, add_special_tokens=False).ids
+    made = rendering("hermes", must_call=True)
+    for length in range(1, len(token_ids) + 1):
+        (whole,) = merge_chunks(given_out("hermes", made, steps(token_ids[:length], sizes, length_end())))
+        assert whole.text == ""
+    assert [(call.name, call.arguments) for call in whole.tool_calls] == [("get_weather", '{"city": "Rome"}')]
 
 
 def test_arguments_stream_as_they_are_generated() -> None:

@@ -89,18 +89,20 @@ class CallableTool(_message.Message):
     def __init__(self, name: _Optional[str] = ..., parameters: _Optional[str] = ..., is_custom: _Optional[bool] = ...) -> None: ...
 
 class TurnFormat(_message.Message):
-    __slots__ = ("tools", "reasoning", "is_reasoning_open", "callable", "has_one_call")
+    __slots__ = ("tools", "reasoning", "is_reasoning_open", "callable", "has_one_call", "must_call")
     TOOLS_FIELD_NUMBER: _ClassVar[int]
     REASONING_FIELD_NUMBER: _ClassVar[int]
     IS_REASONING_OPEN_FIELD_NUMBER: _ClassVar[int]
     CALLABLE_FIELD_NUMBER: _ClassVar[int]
     HAS_ONE_CALL_FIELD_NUMBER: _ClassVar[int]
+    MUST_CALL_FIELD_NUMBER: _ClassVar[int]
     tools: str
     reasoning: str
     is_reasoning_open: bool
     callable: _containers.RepeatedCompositeFieldContainer[CallableTool]
     has_one_call: bool
-    def __init__(self, tools: _Optional[str] = ..., reasoning: _Optional[str] = ..., is_reasoning_open: _Optional[bool] = ..., callable: _Optional[_Iterable[_Union[CallableTool, _Mapping]]] = ..., has_one_call: _Optional[bool] = ...) -> None: ...
+    must_call: bool
+    def __init__(self, tools: _Optional[str] = ..., reasoning: _Optional[str] = ..., is_reasoning_open: _Optional[bool] = ..., callable: _Optional[_Iterable[_Union[CallableTool, _Mapping]]] = ..., has_one_call: _Optional[bool] = ..., must_call: _Optional[bool] = ...) -> None: ...
 
 class RenderOptions(_message.Message):
     __slots__ = ("request_id", "model", "stops", "include_stop", "keep_special_tokens", "n", "logprobs", "stop_token_ids", "min_tokens", "prompt_tail", "turn", "logprob_token_ids", "joins_special_tokens", "echo", "prompt_logprobs", "omits_output")
