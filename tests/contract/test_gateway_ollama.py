@@ -115,6 +115,20 @@ async def test_a_generation(quire: Harness) -> None:
     assert (loaded["done_reason"], len(quire.scheduler.all("submit"))) == ("load", 2)
 
 
+async def test_log_probabilities(quire: Harness) -> None:
+    quire.scheduler.script = answer_with(ANSWERS["text"].token_ids, stop_token_id=EOS)
+    fields = {"prompt": "Weather?", "logprobs": True, "top_logprobs": 2}
+    whole = (await quire.http.post("/api/generate", json=fields | {"stream": False})).json()
+    response = await quire.http.post("/api/generate", json=fields)
+    lines = [json.loads(line) for line in response.text.splitlines()]
+    assert [one for line in lines for one in line.get("logprobs", ())] == whole["logprobs"]
+    *of_text, _ = whole["logprobs"]  # the last one is that of the stop token
+    assert "".join(one["token"] for one in of_text) == ANSWERS["text"].text
+    assert {len(one["top_logprobs"]) for one in whole["logprobs"]} == {2}
+    too_many = await quire.http.post("/api/generate", json=fields | {"top_logprobs": 21})
+    assert (too_many.status_code, "top_logprobs" in too_many.json()["error"]) == (400, True)
+
+
 async def test_models(quire: Harness) -> None:
     (model,) = (await quire.http.get("/api/tags")).json()["models"]
     assert (model["name"], model["model"]) == ("tiny", "tiny")

@@ -31,6 +31,20 @@ class OllamaAnswerMessage(AnswerModel):
     tool_calls: list[OllamaAnswerCall] | None = None
 
 
+class OllamaTokenLogprob(AnswerModel):
+    """A token and its log-probability."""
+
+    token: str
+    logprob: float
+    bytes: list[int] = Field(description="The token's bytes.")
+
+
+class OllamaLogprob(OllamaTokenLogprob):
+    """A token of the answer and its log-probability."""
+
+    top_logprobs: list[OllamaTokenLogprob] | None = Field(None, description="The most probable tokens in its place.")
+
+
 class OllamaEnd(AnswerModel):
     """What answers and lines share. Durations are in nanoseconds, as the gateway measures them."""
 
@@ -44,6 +58,7 @@ class OllamaEnd(AnswerModel):
     prompt_eval_duration: int | None = Field(None, description="Up to the first output.")
     eval_count: int | None = Field(None, description="Tokens that were generated.")
     eval_duration: int | None = Field(None, description="From the first output on.")
+    logprobs: list[OllamaLogprob] | None = Field(None, description="Of the tokens that were generated, if asked for.")
 
 
 class OllamaChatAnswer(OllamaEnd):

@@ -9,8 +9,10 @@ from typing import Any
 from gateway_svc.http_api.call_arguments import arguments_of
 from gateway_svc.http_api.calls import EmbeddedInputs
 from gateway_svc.http_api.events import json_line
+from gateway_svc.http_api.openai.choice_formats import chat_logprob
 from gateway_svc.output import Chunk, FinishReason, ToolCallDelta, Usage, merge_calls, merge_chunks
 from gateway_svc.rendering import Rendering
+from gateway_svc.vocabulary import Vocabulary
 
 Json = dict[str, Any]
 
@@ -21,8 +23,11 @@ class OllamaForm(Enum):
     CHAT = "chat"
     GENERATE = "generate"
 
-    def output(self, text: str, reasoning: str = "", calls: Sequence[Json] = ()) -> Json:
+    def output(self, text: str, reasoning: str = "", calls: Sequence[Json] = (), logprobs: Sequence[Json] = ()) -> Json:
         """Its fields with output."""
+        return self._output(text, reasoning, calls) | ({"logprobs": list(logprobs)} if logprobs else {})
+
+    def _output(self, text: str, reasoning: str, calls: Sequence[Json]) -> Json:
         thinking = {"thinking": reasoning} if reasoning else {}
         if self is OllamaForm.GENERATE:
             return {"response": text, **thinking}
@@ -40,8 +45,16 @@ class OllamaBuilder:
     """The answer to one request. `usage` returns the tokens so far; `arrival_time` is on the monotonic clock, in
     seconds."""
 
-    def __init__(self, form: OllamaForm, rendering: Rendering, usage: Callable[[], Usage], arrival_time: float) -> None:
+    def __init__(
+        self,
+        form: OllamaForm,
+        rendering: Rendering,
+        vocabulary: Vocabulary,
+        usage: Callable[[], Usage],
+        arrival_time: float,
+    ) -> None:
         self._form = form
+        self._vocabulary = vocabulary
         self._model = rendering.model
         self._usage = usage
         self._arrival_time = arrival_time
@@ -64,7 +77,7 @@ class OllamaBuilder:
         (chunk,) = merge_chunks(chunks)
         self._reason = chunk.finish.reason if chunk.finish else None
         calls = [_call_json(call) for call in chunk.tool_calls]
-        return self._line(self._form.output(chunk.text, chunk.reasoning, calls)) | self._end()
+        return self._line(self._form.output(chunk.text, chunk.reasoning, calls, self._logprobs(chunk))) | self._end()
 
     def lines(self, chunk: Chunk) -> bytes:
         """The lines of one chunk. A call is sent when it is complete."""
@@ -74,15 +87,21 @@ class OllamaBuilder:
         self._calls += chunk.tool_calls
         is_next = bool(chunk.tool_calls) and self._calls[0].index < self._calls[-1].index
         done = self._pop_calls(self._calls[-1].index) if is_next else []
-        if not (chunk.text or chunk.reasoning or done):
+        logprobs = self._logprobs(chunk)
+        if not (chunk.text or chunk.reasoning or done or logprobs):
             return b""
-        return json_line(self._line(self._form.output(chunk.text, chunk.reasoning, done)))
+        return json_line(self._line(self._form.output(chunk.text, chunk.reasoning, done, logprobs)))
 
     def last_lines(self) -> bytes:
         """The last call, and the end."""
         calls = self._pop_calls(None)
         line = json_line(self._line(self._form.output("", calls=calls))) if calls else b""
         return line + json_line(self._line(self._form.output("")) | self._end())
+
+    def _logprobs(self, chunk: Chunk) -> list[Json]:
+        """Those of its tokens, as chats have them; the top ones only where some were asked for."""
+        tokens = [chat_logprob(one, self._vocabulary) for one in chunk.logprobs]
+        return [{name: value for name, value in one.items() if name != "top_logprobs" or value} for one in tokens]
 
     def _pop_calls(self, before: int | None) -> list[Json]:
         """The calls with indices below `before`; None: all."""

@@ -123,6 +123,10 @@ class OllamaBody(BodyModel):
     options: OllamaOptions | None = option("How the answer is generated.")
     stream: bool | None = option("Whether the answer comes in lines of JSON.", True)
     think: _Think | None = option("Whether the model reasons, if its template takes that.")
+    logprobs: bool | None = option("Whether to return the log-probability of each token.", False)
+    top_logprobs: int | None = option(
+        "With logprobs: the number of most probable tokens to return for each.", 0, minimum=0
+    )
 
 
 class OllamaChatBody(OllamaBody):

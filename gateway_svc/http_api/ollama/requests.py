@@ -40,6 +40,7 @@ _NAMES: Mapping[str, str] = {
     Field.SEED: "options.seed",
     Field.MAX_TOKENS: "options.num_predict",
     Field.STOP: "options.stop",
+    Field.LOGPROBS: "top_logprobs",
     Field.REQUEST_ID: "Idempotency-Key",
 }
 _UNLIMITED = (-1, -2)
@@ -120,6 +121,8 @@ def _embeddings(
 def _request(
     body: OllamaBody, prompt: Prompt | None, request_id: str | None, names: Mapping[str, str]
 ) -> OllamaRequest:
+    if body.top_logprobs and not body.logprobs:
+        raise invalid("top_logprobs", "needs logprobs to be true")
     options = body.options or OllamaOptions()
     stop = options.stop
     sampling = {one.name: getattr(options, _OPTION_NAMES.get(one.name, one.name)) for one in SAMPLING_FIELDS}
@@ -132,6 +135,7 @@ def _request(
         max_tokens=None if options.num_predict in _UNLIMITED else options.num_predict,
         stop=[stop] if isinstance(stop, str) else stop or [],
         constraint=_constraint(body),
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         request_id=request_id,
         response_mode=ResponseMode.STREAMED if is_streamed else ResponseMode.WHOLE,
     )

@@ -1,7 +1,9 @@
 """Routes of Ollama's API: chat, generation, embeddings, and the models."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from gateway_svc.embeddings import UnvalidatedEmbeddings
@@ -189,12 +191,19 @@ class OllamaRoutes:
             return
         requests = await self._calls.validate(exchange, call, [replace(read.prompt, unvalidated=unvalidated)])
         async with self._calls.run(exchange, call, requests) as group:
-            answer = OllamaBuilder(form, group.renderings[0], lambda: group.usage, call.arrival_time)
+            (rendering,) = group.renderings
+            answer = OllamaBuilder(form, rendering, group.vocabulary, lambda: group.usage, call.arrival_time)
             if read.is_streamed:
+                run = self._calls.runner(call, 0)
+
+                def render(pieces: Sequence[tuple[int, Chunk]]) -> bytes:
+                    return b"".join([answer.lines(chunk) for _, chunk in pieces])
+
                 # No lines but those of the answer: clients parse each.
                 await exchange.start_stream(_NDJSON)
                 while pieces := await group.next():
-                    if lines := b"".join([answer.lines(chunk) for _, chunk in pieces]):
+                    num_logprobs = sum([chunk.num_logprobs for _, chunk in pieces])
+                    if lines := await run(num_logprobs, partial(render, pieces)):
                         await exchange.send_events(lines)
                 answer.end()
                 await exchange.end_events(answer.last_lines())
@@ -204,7 +213,13 @@ class OllamaRoutes:
                 answer.begin()
                 chunks += [chunk for _, chunk in pieces]
             answer.end()
-            await self._calls.respond_with_output(exchange, call, lambda: answer.whole(chunks), num_chunks=len(chunks))
+            await self._calls.respond_with_output(
+                exchange,
+                call,
+                lambda: answer.whole(chunks),
+                num_chunks=len(chunks),
+                num_logprobs=group.num_logprobs,
+            )
 
     async def _embedded(self, exchange: HttpExchange, call: Call, unvalidated: UnvalidatedEmbeddings) -> EmbeddedInputs:
         """The vectors of all inputs. Without inputs, which loads a model in Ollama, there are none."""

@@ -288,7 +288,7 @@ def test_messages_have_their_schemas() -> None:
 )
 def test_lines_have_their_schemas(form: OllamaForm, name: str) -> None:
     def builder() -> OllamaBuilder:
-        return OllamaBuilder(form, make_rendering(VOCABULARY), lambda: Usage(5, 3, 4), 0)
+        return OllamaBuilder(form, make_rendering(VOCABULARY), VOCABULARY, lambda: Usage(5, 3, 4), 0)
 
     conforms(name, form.loaded("m"))
     conforms(name, builder().whole(CHUNKS))

@@ -12,12 +12,13 @@ from gateway_svc.http_api.calls import EmbeddedInputs
 from gateway_svc.http_api.errors import HttpError
 from gateway_svc.http_api.ollama.answers import OllamaBuilder, OllamaForm, embed_answer
 from gateway_svc.http_api.ollama.errors import OLLAMA_ERRORS
-from gateway_svc.output import Chunk, Finish, FinishReason, ToolCallDelta, Usage
-from gateway_values import make_rendering, vocabulary_of
+from gateway_svc.output import Chunk, Finish, FinishReason, TokenLogprob, ToolCallDelta, Usage
+from gateway_values import id_of, make_rendering, vocabulary_of
 from svc_common.errors import QuireError, Reason
 from tiny_model import tiny_tokenizer
 
-RENDERING = make_rendering(vocabulary_of(tiny_tokenizer()))
+VOCABULARY = vocabulary_of(tiny_tokenizer())
+RENDERING = make_rendering(VOCABULARY)
 USAGE = Usage(prompt_tokens=9, completion_tokens=4, cached_tokens=2)
 CALLS = [
     {"id": "call_a", "function": {"index": 0, "name": "f", "arguments": {"a": 1}}},
@@ -35,7 +36,7 @@ CHUNKS = [
 
 
 def builder(form: OllamaForm) -> OllamaBuilder:
-    return OllamaBuilder(form, RENDERING, lambda: USAGE, time.monotonic() - 2)
+    return OllamaBuilder(form, RENDERING, VOCABULARY, lambda: USAGE, time.monotonic() - 2)
 
 
 def lines(form: OllamaForm, *chunks: Chunk) -> list[Any]:
@@ -72,6 +73,22 @@ def test_a_whole_chat() -> None:
     answer = builder(OllamaForm.CHAT).whole(CHUNKS)
     assert answer["message"] == {"role": "assistant", "content": "I ", "thinking": "Hm.", "tool_calls": CALLS}
     check_end(answer, "stop")
+
+
+def test_log_probabilities_are_those_of_chats() -> None:
+    a, b = (id_of(tiny_tokenizer(), text) for text in "ab")
+    chunks = [
+        Chunk(0, 0, "a", logprobs=[TokenLogprob(a, -0.5, ((a, -0.5), (b, -1.0)), 0)]),
+        Chunk(0, 1, logprobs=[TokenLogprob(b, float("-inf"), (), 1)]),  # its text is not due
+    ]
+    of_a = {"token": "a", "logprob": -0.5, "bytes": [97]}
+    of_b = {"token": "b", "logprob": -1.0, "bytes": [98]}
+    expected = [of_a | {"top_logprobs": [of_a, of_b]}, of_b | {"logprob": -9999.0}]
+    for form in OllamaForm:
+        *parts, end = lines(form, *chunks)
+        assert [part["logprobs"] for part in parts] == [expected[:1], expected[1:]]
+        assert "logprobs" not in end
+        assert builder(form).whole(chunks)["logprobs"] == expected
 
 
 def test_durations_end_with_the_output_and_not_when_the_answer_is_made() -> None:

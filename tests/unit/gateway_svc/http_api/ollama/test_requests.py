@@ -104,6 +104,20 @@ def test_options_that_are_not_served_are_refused_unless_they_are_the_default(nam
         assert chat(options={name: value}).prompt.unvalidated == chat(options={}).prompt.unvalidated
 
 
+@pytest.mark.parametrize("read", [chat, generate])
+def test_log_probabilities(read: Any) -> None:
+    for fields, expected in (
+        ({}, None),
+        ({"logprobs": False, "top_logprobs": 0}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 3}, 3),
+    ):
+        assert read(**fields).prompt.unvalidated.logprobs == expected
+    with pytest.raises(QuireError) as raised:
+        read(top_logprobs=3)
+    assert (raised.value.reason, raised.value.field) == (Reason.INVALID_FIELD, "top_logprobs")
+
+
 @pytest.mark.parametrize("name", OllamaOptions.without_effect)
 def test_options_without_an_effect_are_accepted(name: str) -> None:
     assert chat(options={name: {"any": "value"}}).prompt.unvalidated == chat(options={}).prompt.unvalidated
