@@ -52,7 +52,8 @@ function ops.call_buckets(_, ttl, ...)
     local name, numbers = BUCKETS .. rest[at], {}
     for index = at + 2, at + 7 do table.insert(numbers, tonumber(rest[index])) end
     local is_done, taken, missing = pcall(call_bucket, name, now, rest[at + 1], unpack(numbers))
-    if not is_done then  -- what is there is malformed
+    if not is_done then  -- what is there is malformed; or Redis is full: then it refuses this SET, but no DEL
+      call('SET', name, '')
       call('DEL', name)
       taken, missing = call_bucket(name, now, rest[at + 1], unpack(numbers))
     end

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from request_logs import request_log
-from scheduler_svc.store.base import BucketCall, BucketKind, PromptCharge, Spent, WriteBatch
+from scheduler_svc.store.base import BucketCall, BucketKind, PromptCharge, Spent, StoreUnavailable, WriteBatch
 from scheduler_svc.store.redis import RedisStore
 from store_writes import EPOCH, write_of
 
@@ -50,6 +50,19 @@ async def test_a_malformed_bucket_is_replaced_and_others_are_not(
         keys.hset(KEY, field, "many")
     await store.write(WriteBatch(spending=[Spent("search/batch", "7.1", 5)], writes=[]), EPOCH)
     assert await taken(store, call(2, 400, spent=7), replace(other, number=2, least=501, most=501)) == [400, 0]
+
+
+async def test_a_redis_without_memory_neither_answers_a_call_nor_fills_the_bucket(
+    store: RedisStore, keys: "redis.Redis"
+) -> None:
+    assert await taken(store, call(1, 600)) == [600]
+    keys.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(StoreUnavailable):
+            await taken(store, call(2, 500, 400))
+    finally:
+        keys.config_set("maxmemory", 0)
+    assert float(keys.hget(KEY, "level") or "nan") == 0
 
 
 async def test_the_answer_says_when_the_bucket_has_enough(store: RedisStore) -> None:
