@@ -49,7 +49,7 @@ async def test_a_malformed_bucket_is_replaced_and_others_are_not(
     else:
         keys.hset(KEY, field, "many")
     await store.write(WriteBatch(spending=[Spent("search/batch", "7.1", 5)], writes=[]), EPOCH)
-    assert await taken(store, call(2, 400, spent=7), replace(other, number=2, least=501, most=501)) == [400, 0]
+    assert await taken(store, call(2, 400, spent=7), replace(other, number=2, least=600, most=600)) == [400, 0]
 
 
 async def test_a_redis_without_memory_neither_answers_a_call_nor_fills_the_bucket(
