@@ -29,7 +29,7 @@ from scheduler_svc.session_wire import (
     protocol_to_render,
     reason_from_proto,
 )
-from scheduler_svc.store.base import StaleEpoch, Store, StoreUnavailable, UnusableRecord
+from scheduler_svc.store.base import CallNotSent, StaleEpoch, Store, StoreUnavailable, UnusableRecord
 from svc_common.attachments import MAX_ATTACHMENT_BYTES
 from svc_common.durations import to_seconds
 
@@ -128,8 +128,10 @@ class Commands:
                 found = await self._record_new(live, was_accepted=was_accepted)
         except StaleEpoch:
             return  # the gateway repeats the command in its session with the new leader
-        except StoreUnavailable:
+        except StoreUnavailable as error:
             if self._must_be_recorded(live.log):
+                if not isinstance(error, CallNotSent):
+                    self._live.withdraw(live.log)
                 message = "the store cannot be reached, and requests are not taken without it"
                 self._refuse(submit, session, Failure.STORE_DEGRADED, message)
                 return

@@ -278,6 +278,16 @@ class LiveRequests:
         live.remove_gateways(*live.gateways)
         self._keep_ended(live)
 
+    def withdraw(self, log: RequestLog) -> None:
+        """A new request is refused because it is not known whether the store has recorded it: if so, it ends there."""
+        submit = scheduler_v1.Submit(key=log.key, submission_id=log.submit.submission_id)
+        if log.submit.HasField("retention"):
+            submit.retention.CopyFrom(log.submit.retention)
+        withdrawn = RequestLog(submit, log.accepted_at, record=RecordState.RECORDED)  # without its prompt
+        withdrawn.end(State.FAILED, time.time(), reason_to_proto(Failure.STORE_DEGRADED))
+        self._journal.mark_changed(withdrawn)
+        self._keep_ended(LiveRequest(withdrawn))
+
     def _keep_ended(self, live: LiveRequest) -> None:
         """Keeps a request that has ended until the store knows its end."""
         self._drop_ended(live.log.key)

@@ -13,6 +13,10 @@ class StoreUnavailable(Exception):  # noqa: N818
     """The store does not answer. The text is for the operator."""
 
 
+class CallNotSent(StoreUnavailable):
+    """The call was not sent, and so has no effect. Any other one may have one yet, when the store goes on."""
+
+
 class StaleEpoch(Exception):  # noqa: N818
     """A scheduler of a later term has written: this one is fenced, and the call had no effect."""
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ReadOnlyError, RedisClusterException, RedisError, ResponseError
 
-from scheduler_svc.store.base import EpochOutsideWindow, StaleEpoch, StoreUnavailable
+from scheduler_svc.store.base import CallNotSent, EpochOutsideWindow, StaleEpoch, StoreUnavailable
 from scheduler_svc.store.connection import RedisConnections
 from scheduler_svc.store.scripts import OUTSIDE_WINDOW, SCRIPT, STALE, StoreKeys
 
@@ -131,11 +131,11 @@ class RedisClient:
             async with asyncio.timeout(timeout):
                 await self._turns.acquire()
         except TimeoutError:
-            raise StoreUnavailable("too many calls wait for Redis") from None
+            raise CallNotSent("too many calls wait for Redis") from None
 
     async def _answer(self, ask: Callable[[], Awaitable[_Answer]]) -> _Answer:
         if time.monotonic() < self._down_until:
-            raise StoreUnavailable("Redis failed a moment ago")
+            raise CallNotSent("Redis failed a moment ago")
         try:
             try:
                 answer = await _attempt(ask)

@@ -110,3 +110,24 @@ async def test_a_store_that_stands_still_holds_up_no_stream(
             assert await session.until_tokens(submit.key, 200) == expected(200)
         finally:
             redis_server.resume()
+
+
+async def test_a_refused_request_that_the_store_records_late_ends_there(
+    redis_url: str, worker: Worker, redis_server: RedisServer
+) -> None:
+    async with scheduler(redis_url, [worker.port], without_store="refuse") as running, running.session() as session:
+        await session.ready()
+        redis_server.pause()
+        try:
+            refused = await session.submit(detachable=True)
+            answer = await session.answer(refused.command_id)
+            await until_degraded(session, True)  # else the next one may read a report from before
+        finally:
+            redis_server.resume()
+        assert answer.failed.reason == scheduler_v1.FAILURE_REASON_STORE_DEGRADED
+        await until_degraded(session, False)
+        other = await session.submit(key=refused.key, detachable=True)
+        assert (await session.answer(other.command_id)).accepted.is_durable
+        assert await session.until_tokens(other.key, 8) == expected(8)
+        await until_recorded(running.store, other.key, State.FINISHED)
+        assert await running.store.live() == []
