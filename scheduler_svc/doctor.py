@@ -6,7 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from redis.exceptions import AuthenticationError, NoPermissionError, RedisClusterException, RedisError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    NoPermissionError,
+    ReadOnlyError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+)
 
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.store.connection import RedisConnections, connect
@@ -23,19 +30,25 @@ from svc_common.service_roles import ServiceRole
 _MOST_SKEW = 2.0
 _NEARLY_FULL = 0.9
 _CLOSE_SECONDS = 1.0
+# A script that reads, and removes what is never there: it needs the permissions of the scheduler's script.
+_PROBE = "redis.call('GET', KEYS[2]) redis.call('DEL', KEYS[4] .. 'doctor')"
+_PERMISSIONS = "allow this user all commands on the keys of QUIRE_REDIS_PREFIX: ACL SETUSER NAME ~{PREFIX}* +@all"
 _CREDENTIALS = "put user and password, and @, before the host in the URL, with special characters percent-encoded"
 
 
 @dataclass(frozen=True, slots=True)
 class RedisAnswers:
-    """INFO of the server that has the keys, None where the user may not call it, and how far its clock is ahead."""
+    """INFO of the server that has the keys, None where the user may not call it, how far its clock is ahead, and the
+    error of a script that writes nothing, but may; None where there is none.
+    """
 
     info: Mapping[str, Any] | None
     clock_ahead: float
+    refusal: str | None = None
 
 
 async def query(settings: SchedulerSettings) -> RedisAnswers:
-    """Sends TIME and INFO to the server, and writes nothing. Raises RedisError and OSError."""
+    """Sends TIME, INFO and a script to the server, and changes nothing. Raises RedisError and OSError."""
     connections = connect(settings.redis_url.target, settings.redis_tls)
     try:
         node = await _node(connections, settings)
@@ -47,10 +60,20 @@ async def query(settings: SchedulerSettings) -> RedisAnswers:
             info = await connections.client.info(**node)
         except ResponseError:  # the command is forbidden or renamed
             info = None
-        return RedisAnswers(info, ahead)
+        return RedisAnswers(info, ahead, await _refusal(connections, settings))
     finally:
         async with asyncio.timeout(_CLOSE_SECONDS):
             await connections.close()
+
+
+async def _refusal(connections: RedisConnections, settings: SchedulerSettings) -> str | None:
+    """Why the server refuses a script that may write. That it is a replica is in INFO."""
+    keys = StoreKeys.of(settings.redis_prefix)
+    try:
+        await connections.client.eval(_PROBE, len(keys), *keys)
+    except ResponseError as error:
+        return None if isinstance(error, ReadOnlyError) or "READONLY" in str(error) else str(error)
+    return None
 
 
 async def _node(connections: RedisConnections, settings: SchedulerSettings) -> dict[str, Any]:
@@ -67,8 +90,7 @@ def check_redis(context: CheckContext) -> Iterator[Finding]:
     try:
         answers = asyncio.run(query(settings))
     except NoPermissionError as error:
-        step = "allow this user all commands on the keys of QUIRE_REDIS_PREFIX: ACL SETUSER NAME ~{PREFIX}* +@all"
-        yield wrong(found, f"the user may not do this: {error}", step)
+        yield wrong(found, f"the user may not do this: {error}", _PERMISSIONS)
     except AuthenticationError as error:
         step = f"{_CREDENTIALS}; or correct them there"
         yield wrong(found, f"the credentials are refused: {error}", step)
@@ -93,6 +115,9 @@ def _unreachable(found: str, why: str, *, has_tls: bool) -> Finding:
 
 def _findings_of(found: str, answers: RedisAnswers) -> Iterator[Finding]:
     yield _clock(answers.clock_ahead)
+    if answers.refusal is not None:
+        step = f"correct what the error says; if it is about the user, {_PERMISSIONS}"
+        yield wrong(found, f"it refuses what a scheduler does there: {answers.refusal}", step)
     info = answers.info
     if info is None:
         problem = "INFO is not allowed, so version, eviction and persistence cannot be checked"
@@ -100,7 +125,8 @@ def _findings_of(found: str, answers: RedisAnswers) -> Iterator[Finding]:
         return
     found = f"{found}, version {info.get('redis_version', 'unknown')}"
     problems = [each for each in (_version(found, info), _eviction(found, info), _persistence(found, info)) if each]
-    yield from problems or [ok(f"{found}, noeviction, append-only file")]
+    if answers.refusal is None or problems:
+        yield from problems or [ok(f"{found}, noeviction, append-only file")]
 
 
 def _version(found: str, info: Mapping[str, Any]) -> Finding | None:

@@ -43,6 +43,34 @@ def test_a_user_who_may_not_call_info(url: str) -> None:
     assert (finding.status, "+info" in finding.next_step) == (Status.WARNING, True)
 
 
+@pytest.mark.parametrize("rights", [["~other:*", "+@all"], ["~*", "+@all", "-@scripting"], ["~*", "+@all", "-del"]])
+def test_a_user_who_may_not_do_what_a_scheduler_does(rights: list[str], url: str) -> None:
+    with redis.Redis.from_url(url) as client:
+        client.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">word", *rights)
+    _, finding = found(url.replace("://:", "://limited:").replace(url.split(":")[2].split("@")[0], "word"))
+    assert (finding.status, "ACL SETUSER NAME ~{PREFIX}* +@all" in finding.next_step) == (Status.WRONG, True)
+
+
+def test_a_server_that_refuses_writes(url: str) -> None:
+    with redis.Redis.from_url(url) as client:
+        client.config_set("min-replicas-to-write", 1)
+        try:
+            _, finding = found(url)
+        finally:
+            client.config_set("min-replicas-to-write", 0)
+    assert (finding.status, "Not enough good replicas" in finding.problem) == (Status.WRONG, True)
+
+
+def test_a_replica_is_named_as_one(url: str) -> None:
+    with redis.Redis.from_url(url) as client:
+        client.replicaof("127.0.0.1", lasting_port())
+        try:
+            _, finding = found(url)
+        finally:
+            client.replicaof("NO", "ONE")
+    assert (finding.status, "it is a replica" in finding.problem) == (Status.WRONG, True)
+
+
 def test_wrong_credentials(url: str) -> None:
     (finding,) = found(f"redis://:other-word@{url.rpartition('@')[2]}")
     assert (finding.status, "user and password" in finding.next_step) == (Status.WRONG, True)
