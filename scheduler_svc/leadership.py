@@ -32,29 +32,28 @@ class Leadership:
 
         A candidate takes over at once from a leader that it saw. It waits for the length of a lease first where nobody
         could renew it in time: after the store was unavailable or was restarted. The former leader leads on meanwhile,
-        and renews the lease as soon as it can. A standby waits in the same way when it starts: another candidate may
-        take it.
+        and renews the lease as soon as it can, also one that runs out before. A standby waits in the same way when it
+        starts: another candidate may take it.
         """
-        may_take = not standby
-        vacant_since: float | None = None
+        left_to_others_until = time.monotonic() + (self._seconds if standby else 0.0)
+        left_to_former_until = 0.0
         num_restarts = self._store.num_restarts
         while True:
             try:
                 # An answer that takes longer may hide that the lease could not be renewed.
                 leader = await self._store.leader(self._seconds / 2)
                 if num_restarts != self._store.num_restarts:
-                    num_restarts, may_take, vacant_since = self._store.num_restarts, False, None
+                    num_restarts = self._store.num_restarts
+                    left_to_former_until = time.monotonic() + self._seconds
                 if leader not in (None, self._holder):
-                    may_take, vacant_since = True, None
-                elif may_take or (vacant_since is not None and time.monotonic() - vacant_since >= self._seconds):
+                    left_to_others_until = 0.0
+                elif time.monotonic() >= max(left_to_others_until, left_to_former_until):
                     epoch = await self._store.take_lease(self._holder, self._seconds)
                     if epoch is not None:
                         self.epoch = epoch
                         return epoch
-                elif vacant_since is None:
-                    vacant_since = time.monotonic()
             except StoreUnavailable:
-                may_take, vacant_since = False, None
+                left_to_former_until = time.monotonic() + self._seconds
             await asyncio.sleep(self._poll)
 
     async def keep(self) -> None:

@@ -242,7 +242,7 @@ class Store(Protocol):
         ...
 
     async def leader(self, timeout: float | None = None) -> str | None:
-        """The holder of the lease, within `timeout` seconds."""
+        """The holder of the lease, within `timeout` seconds. A store that refuses writes counts as unavailable."""
         ...
 
     async def take_lease(self, holder: str, seconds: float, above: int = 0, epoch: int | None = None) -> int | None:

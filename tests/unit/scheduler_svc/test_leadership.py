@@ -236,6 +236,27 @@ async def test_after_an_outage_the_former_leader_renews_its_lease_before_another
         waiting.cancel()
 
 
+async def test_a_lease_that_outlasts_an_outage_may_run_out_before_its_leader_renews_it(tmp_path: Path) -> None:
+    async with candidates(tmp_path) as (server, stores):
+        leader, other = (Leadership(store, name, 12.0) for store, name in zip(stores, "ab", strict=True))
+        await leading(leader)
+        waiting = asyncio.create_task(leading(other))
+        async with asyncio.timeout(60):
+            await stores[1].is_leader_seen.wait()
+            server.kill()
+            while stores[1].is_answering:
+                await asyncio.sleep(0.01)
+            stores[1].is_leader_seen.clear()
+            server.start()
+            await stores[1].is_leader_seen.wait()
+        with redis.Redis.from_url(server.url) as client:
+            client.delete("{quire}:lease")  # it runs out
+        keeping = asyncio.create_task(leader.keep())
+        assert await next_leader(stores[0]) == "a"
+        keeping.cancel()
+        waiting.cancel()
+
+
 async def test_a_restart_that_no_call_noticed_does_not_end_a_leaders_term(tmp_path: Path) -> None:
     async with candidates(tmp_path) as (server, stores):
         leader, other = (Leadership(store, name, 12.0) for store, name in zip(stores, "ab", strict=True))

@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from request_logs import request_log
-from scheduler_svc.store.base import EpochOutsideWindow, StaleEpoch, WriteBatch
+from scheduler_svc.store.base import EpochOutsideWindow, StaleEpoch, StoreUnavailable, WriteBatch
 from scheduler_svc.store.redis import RedisStore
 
 LEASE = "{quire}:lease"
@@ -97,6 +97,20 @@ async def test_a_renewed_lease_lasts_anew(store: RedisStore, keys: "redis.Redis"
     keys.pexpire(LEASE, 10_000)
     assert await store.keep_lease("a", epoch, 60)
     assert keys.pttl(LEASE) > 30_000
+
+
+@pytest.mark.parametrize(("setting", "value"), [("maxmemory", 1), ("min-replicas-to-write", 1)])
+async def test_a_candidate_finds_that_no_lease_can_be_renewed(
+    setting: str, value: int, store: RedisStore, keys: "redis.Redis"
+) -> None:
+    await taken(store, "a")
+    keys.config_set(setting, value)
+    try:
+        with pytest.raises(StoreUnavailable):
+            await store.leader()
+    finally:
+        keys.config_set(setting, 0)
+    assert await store.leader() == "a"
 
 
 async def test_a_leader_whose_lease_ran_out_has_it_again_if_nobody_took_it(
