@@ -89,7 +89,10 @@ class _Pooled:
         self.max_connections = pool.max_connections
 
     def node_of(self, key: str) -> object:
-        return None  # connections to a server break when another one takes its place
+        # The pool replaces a connection that has broken while it was not in use, and no call fails. A single server
+        # that was restarted lacks the script.
+        pool = self.client.connection_pool
+        return pool.master_address if isinstance(pool, SentinelConnectionPool) else None
 
     async def memory_info(self, key: str) -> Mapping[str, Any]:
         info: Mapping[str, Any] = await self.client.info("memory")

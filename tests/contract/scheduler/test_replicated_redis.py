@@ -7,15 +7,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import redis
 
 from certificates import Authority
 from large import large_but
-from redis_fleets import LOCALHOST, RedisFleet, ServerTls, cluster_fleet, sentinel_fleet
+from redis_fleets import (
+    LOCALHOST,
+    PASSWORD,
+    SERVICE,
+    RedisFleet,
+    ServerTls,
+    cluster_fleet,
+    sentinel_fleet,
+    until,
+)
 from scheduler_harness import TIMEOUT, Deployment, SessionClient, Worker, expected, scheduler, until_recorded
 from scheduler_svc.request_log import RequestLog, State
 from scheduler_svc.store.base import StoreUnavailable
 from scheduler_svc.store.redis import RedisStore
+from scheduler_svc.store.scripts import SCRIPT
 from svc_common.redis_tls import NO_FILES, RedisTlsFiles
+from svc_common.redis_url import RedisTarget
 
 
 @dataclass(frozen=True)
@@ -97,3 +109,25 @@ async def test_requests_go_on_and_are_recorded_when_the_primary_dies(deployed: D
         assert (await session.answer(last.command_id)).accepted.is_durable
         assert running.engine.epoch == epoch
         assert set(session.epochs) == {epoch}
+
+
+async def test_a_store_notices_another_primary_that_has_been_one_before(tmp_path: Path) -> None:
+    """It has the script, and the connections that its predecessor closed are replaced before their next use."""
+    with sentinel_fleet(tmp_path) as fleet:
+        store = RedisStore(fleet.url, 600)
+        assert await store.take_lease("a", 30) is not None
+        before, old = store.num_restarts, fleet.find_primary()
+        host, sentinel = RedisTarget.parse(fleet.url).addresses[0]
+        servers = {port: redis.Redis(host, port, password=PASSWORD) for port in fleet.processes}
+        new = next(port for port in servers if port != old)
+        servers[new].script_load(SCRIPT)
+        with redis.Redis(host, sentinel) as client:
+            client.execute_command("SENTINEL FAILOVER", SERVICE)
+        until(lambda: fleet.find_primary() == new and servers[new].info("replication")["role"] == "master")
+        servers[old].client_kill_filter(_type="normal", skipme=True)  # as sentinels do when they make it a replica
+        await asyncio.sleep(0.2)  # the event loop finds that the connection is closed
+        assert await store.leader() == "a"
+        assert store.num_restarts > before
+        for server in servers.values():
+            server.close()
+        await store.close()
