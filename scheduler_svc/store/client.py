@@ -136,6 +136,7 @@ class RedisClient:
     async def _answer(self, ask: Callable[[], Awaitable[_Answer]]) -> _Answer:
         if time.monotonic() < self._down_until:
             raise CallNotSent("Redis failed a moment ago")
+        self._connections.follow_primary()
         try:
             try:
                 answer = await _attempt(ask)
@@ -143,7 +144,9 @@ class RedisClient:
                 self._history.num_restarts += 1
                 await self._on_lost()
                 answer = await _attempt(ask)
-            self._note_node()
+            if self._has_moved():
+                self._history.num_restarts += 1
+                await self._on_lost()
         except ResponseError as error:
             if str(error).startswith(STALE):
                 raise StaleEpoch("a scheduler of a later term has written") from None
@@ -158,11 +161,10 @@ class RedisClient:
             self.is_answering = True
         return answer
 
-    def _note_node(self) -> None:
-        node = self._connections.node_of(self._keys.epoch)
-        if node != self._node:
-            self._history.num_restarts += self._node is not None
-            self._node = node
+    def _has_moved(self) -> bool:
+        """Whether another server has answered than before."""
+        before, self._node = self._node, self._connections.node_of(self._keys.epoch)
+        return before is not None and self._node != before
 
     def _failed(self, why: str) -> StoreUnavailable:
         if self.is_answering:

@@ -1,6 +1,9 @@
 """Connections to a Redis: one server, the primary that sentinels name, or the node of a cluster that has the keys."""
 
+import asyncio
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 from redis.asyncio import ConnectionPool, Redis
@@ -9,6 +12,7 @@ from redis.asyncio.connection import Connection, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool, SentinelManagedConnection
 from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
 
 from svc_common.redis_tls import NO_FILES, RedisTlsFiles
 from svc_common.redis_url import RedisLayout, RedisTarget
@@ -17,6 +21,8 @@ from svc_common.tls_files import no_password
 _MANY = 2**31  # connections, as redis-py has it where the URL sets no limit
 _TIMEOUT = 1.0  # seconds that Redis may take to connect, and for each answer
 _SENTINEL_TIMEOUT = 0.3  # seconds; one sentinel is asked after another until one answers, within one call of ours
+
+_LOOK_INTERVAL = 1.0  # seconds between questions to sentinels who is the primary, while there are calls
 
 
 class RedisConnections(Protocol):
@@ -34,6 +40,10 @@ class RedisConnections(Protocol):
 
     def node_of(self, key: str) -> object:
         """The server that has a key, as far as that is known. Another one than before may lack the latest writes."""
+        ...
+
+    def follow_primary(self) -> None:
+        """To be called before each command: sees to it that commands soon go to another primary, if there is one."""
         ...
 
     async def memory_info(self, key: str) -> Mapping[str, Any]:
@@ -58,7 +68,7 @@ def connect(target: RedisTarget, tls: RedisTlsFiles = NO_FILES) -> RedisConnecti
         case RedisLayout.STANDALONE:
             return _Pooled(ConnectionPool(**options))
         case RedisLayout.SENTINEL:
-            return _Pooled(_sentinel_pool(target, options, files))
+            return _WatchedBySentinels(_sentinel_pool(target, options, files))
         case RedisLayout.CLUSTER:
             return _Cluster(target, options)
 
@@ -82,17 +92,17 @@ def _limits(timeout: float) -> dict[str, Any]:
 
 
 class _Pooled:
-    """Connections of one pool, to one server at a time."""
+    """Connections of one pool, to one server."""
 
     def __init__(self, pool: ConnectionPool) -> None:
         self.client = Redis.from_pool(pool)
         self.max_connections = pool.max_connections
 
     def node_of(self, key: str) -> object:
-        # The pool replaces a connection that has broken while it was not in use, and no call fails. A single server
-        # that was restarted lacks the script.
-        pool = self.client.connection_pool
-        return pool.master_address if isinstance(pool, SentinelConnectionPool) else None
+        return None  # a server that was restarted lacks the script
+
+    def follow_primary(self) -> None:
+        pass
 
     async def memory_info(self, key: str) -> Mapping[str, Any]:
         info: Mapping[str, Any] = await self.client.info("memory")
@@ -102,10 +112,46 @@ class _Pooled:
         await self.client.connection_pool.disconnect(inuse_connections=False)
 
     async def close(self) -> None:
-        pool = self.client.connection_pool
         await self.client.aclose()
-        if isinstance(pool, SentinelConnectionPool):
-            await pool.sentinel_manager.aclose()
+
+
+class _WatchedBySentinels(_Pooled):
+    """Connections to the primary that sentinels name.
+
+    A primary that was replaced in a planned failover serves for 8 to 18 s on, and then loses what it wrote: so the
+    sentinels are asked again and again. And the pool replaces a connection that has broken while it was not in use,
+    without a failed call: so the address is compared.
+    """
+
+    def __init__(self, pool: SentinelConnectionPool) -> None:
+        super().__init__(pool)
+        self._pool = pool
+        self._asking: asyncio.Task[None] | None = None
+        self._asked_at = 0.0
+
+    def node_of(self, key: str) -> object:
+        return self._pool.master_address
+
+    def follow_primary(self) -> None:
+        now = time.monotonic()
+        if now - self._asked_at >= _LOOK_INTERVAL and (self._asking is None or self._asking.done()):
+            self._asked_at = now
+            self._asking = asyncio.create_task(self._ask_sentinels())
+
+    async def _ask_sentinels(self) -> None:
+        before = self._pool.master_address
+        with suppress(RedisError):  # the connections that there are may be used on
+            # It closes connections to another one that are not in use.
+            now = await self._pool.get_master_address()  # type: ignore[no-untyped-call]
+            if now != before:
+                await self._pool.update_active_connections_for_reconnect()  # type: ignore[no-untyped-call]
+
+    async def close(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+        await super().close()
+        await self._pool.sentinel_manager.aclose()
 
 
 def _sentinel_pool(target: RedisTarget, options: Mapping[str, Any], files: Mapping[str, Any]) -> SentinelConnectionPool:
@@ -142,6 +188,9 @@ class _Cluster:
     def node_of(self, key: str) -> object:
         nodes = self.client.nodes_manager.slots_cache.get(self.client.keyslot(key))
         return nodes[0].name if nodes else None
+
+    def follow_primary(self) -> None:
+        pass  # nodes redirect commands
 
     async def memory_info(self, key: str) -> Mapping[str, Any]:
         await self.client.initialize()

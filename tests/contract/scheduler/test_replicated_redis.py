@@ -111,6 +111,30 @@ async def test_requests_go_on_and_are_recorded_when_the_primary_dies(deployed: D
         assert set(session.epochs) == {epoch}
 
 
+async def test_records_that_the_former_primary_took_after_a_planned_failover_are_not_lost(
+    tmp_path: Path, worker: Worker
+) -> None:
+    """It becomes a replica 8 s after the failover, or later: too late to write again what has ended before."""
+    with sentinel_fleet(tmp_path) as fleet:
+        async with scheduler(fleet.url, [worker.port]) as running, running.session() as session:
+            await session.ready()
+            first = await session.submit()
+            await until_recorded(running.store, first.key, State.FINISHED)
+            old, (host, sentinel) = fleet.find_primary(), RedisTarget.parse(fleet.url).addresses[0]
+            with redis.Redis(host, sentinel) as client:
+                client.execute_command("SENTINEL FAILOVER", SERVICE)
+            await asyncio.to_thread(until, lambda: fleet.find_primary() != old)
+            submit = await session.submit()
+            assert await session.until_tokens(submit.key, 8) == expected(8)
+            new = RedisStore(f"redis://:{PASSWORD}@{host}:{fleet.find_primary()}", 600)
+            async with asyncio.timeout(TIMEOUT):
+                while (log := await new.read(submit.key)) is None or log.state is not State.FINISHED:
+                    later = await session.submit()  # what ended before it is soon not kept any more
+                    await session.until_tokens(later.key, 8)
+            assert log.sequences[0].token_ids == expected(8)
+            await new.close()
+
+
 async def test_a_store_notices_another_primary_that_has_been_one_before(tmp_path: Path) -> None:
     """It has the script, and the connections that its predecessor closed are replaced before their next use."""
     with sentinel_fleet(tmp_path) as fleet:
@@ -123,7 +147,7 @@ async def test_a_store_notices_another_primary_that_has_been_one_before(tmp_path
         servers[new].script_load(SCRIPT)
         with redis.Redis(host, sentinel) as client:
             client.execute_command("SENTINEL FAILOVER", SERVICE)
-        until(lambda: fleet.find_primary() == new and servers[new].info("replication")["role"] == "master")
+        await asyncio.to_thread(until, lambda: fleet.find_primary() == new)
         servers[old].client_kill_filter(_type="normal", skipme=True)  # as sentinels do when they make it a replica
         await asyncio.sleep(0.2)  # the event loop finds that the connection is closed
         assert await store.leader() == "a"
