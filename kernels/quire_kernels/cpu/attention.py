@@ -80,7 +80,9 @@ class CacheLayer:
 
     def args(self, dtype: torch.dtype) -> CacheArgs:
         """The library's structure, valid as long as this object. `dtype`: of the computation."""
-        _, _, _, num_kv_heads, block_size, head_dim = self.cache.shape
+        require(self.cache.ndim == 6, "cache", "be [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]")
+        _, num_layers, _, num_kv_heads, block_size, head_dim = self.cache.shape
+        require(0 <= self.layer < num_layers, "layer", f"be below {num_layers}")
         unsupported_reason = check_compiled_support(head_dim, block_size, dtype)
         require(unsupported_reason is None, "cache", f"be one that the compiled kernels take: {unsupported_reason}")
         expected = dtype if self.scales is None else torch.int8
@@ -173,9 +175,11 @@ def attend(
         require(tensor.dtype == torch.int32 and tensor.is_contiguous(), name, "be int32 and contiguous")
     require(scale > 0, "scale", "be above 0")
     require(soft_cap is None or soft_cap > 0, "soft_cap", "be above 0")
+    require(window is None or window >= 1, "window", "be at least 1")
     kind = type_of(query.dtype)
     require(not use_amx or query.dtype == torch.bfloat16, "use_amx", "be false for another dtype than bfloat16")
     require(not use_amx or has_amx(thread_pool), "use_amx", "be false on a processor without AMX")
+    require(context_lens.ndim == 1, "context_lens", "be [num_seqs]")
     num_sequences = len(context_lens)
     require(block_tables.ndim == 2 and len(block_tables) == num_sequences, "block_tables", "be [num_seqs, max_blocks]")
     require(query_starts.shape == (num_sequences + 1,), "query_starts", "be [num_seqs + 1]")

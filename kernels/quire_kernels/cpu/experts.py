@@ -76,7 +76,11 @@ class PackedExperts:
 
     def __post_init__(self) -> None:
         args = self._args
-        args.num_experts, args.num_chosen = len(self.gate_up), self.num_chosen
+        count = len(self.gate_up)
+        require(count > 0 and len(self.down) == count, "down", "be as many as gate_up, one at least")
+        require(self.router.outputs in (count, count + 1), "router", f"have an output for each of {count} experts")
+        require(1 <= self.num_chosen <= count, "num_chosen", f"be 1 to {count}")
+        args.num_experts, args.num_chosen = count, self.num_chosen
         args.is_normalized, args.scale, args.activation = int(self.is_normalized), self.scale, self.activation
         args.router = self.router.args()
         every = [self.router, *self.gate_up, *self.down, *(self.shared or ())]
@@ -90,9 +94,12 @@ class PackedExperts:
             require(is_plain and len(self.choice_bias) == args.num_experts, "choice_bias", "be float32 [num_experts]")
             args.choice_bias = self.choice_bias.data_ptr()
         if self.groups is not None:
-            count, _, num_summed = self.groups
-            fits = max(count, num_summed) <= _MAX_GROUPS
+            num_groups, num_chosen_groups, num_summed = self.groups
+            fits = 1 <= num_groups <= _MAX_GROUPS and num_summed <= _MAX_GROUPS
             require(fits, "groups", f"be at most {_MAX_GROUPS}, of as many summed weights")
+            size, rest = divmod(count, num_groups)
+            is_possible = not rest and 1 <= num_chosen_groups <= num_groups and 1 <= num_summed <= size
+            require(is_possible and self.num_chosen <= size * num_chosen_groups, "groups", f"fit {count} experts")
             args.num_groups, args.num_chosen_groups, args.num_summed = self.groups
         if self.shared is not None:
             args.shared_gate_up, args.shared_down = (matrix.args() for matrix in self.shared)
@@ -110,7 +117,11 @@ def compute_experts(
     With `use_amx`, which is for bfloat16, matrices are packed by `pack_for_amx`, else by `pack_matrix`. Weights of
     experts that no row chooses are not read.
     """
+    require(inputs.ndim == 2, "inputs", "be [rows, hidden]")
     hidden = inputs.shape[1]
+    # A matrix may have more inputs, whose weights are zeros.
+    fits = -(-hidden // PANEL) == -(-arguments.router.inputs // PANEL)
+    require(fits, "inputs", f"be [rows, {arguments.router.inputs}]")
     require(not use_amx or inputs.dtype == torch.bfloat16, "use_amx", "be false for another dtype than bfloat16")
     padded = pad(inputs, (0, -hidden % PANEL)).contiguous()
     output = torch.zeros(len(inputs), padded.shape[1])

@@ -1,5 +1,6 @@
 """Products with weights that are laid out once for the processor."""
 
+from collections.abc import Sequence
 from ctypes import Structure, byref, c_int64, c_void_p
 from dataclasses import dataclass
 from enum import IntEnum
@@ -10,7 +11,7 @@ from torch import Tensor
 from quire_kernels._checks import require
 from quire_kernels.cpu.grouped_bytes import ByteWeight, quantize_in_bytes
 from quire_kernels.cpu.large_pages import LargePages
-from quire_kernels.cpu.nibbles import NibbleWeight, quantize_in_nibbles, split_scales
+from quire_kernels.cpu.nibbles import GROUP_SIZES, NibbleWeight, quantize_in_nibbles, split_scales
 from quire_kernels.cpu.thread_pool import ThreadPool, type_of
 
 PANEL = 32
@@ -121,8 +122,10 @@ def pack_matrix(
     In 8 bits, values are rounded to 255 steps between the largest of their output and its negative, or to multiples of
     `code_scales`, float32 [outputs], where these are not 0: of weights that were in 8 bits before. In 4 bits they are
     rounded by `quantize_in_nibbles`, in groups of 8 bits by `quantize_in_bytes`. The matrix has a multiple of
-    `input_multiple` inputs, the added ones with weights of 0. Raises ValueError for another dtype.
+    `input_multiple` inputs, the added ones with weights of 0. Raises ValueError for another dtype, or shapes that do
+    not fit each other.
     """
+    require(weight.ndim == 2 and weight.numel() > 0, "weight", "be [outputs, inputs], both above 0")
     if matrix_format.has_nibbles:
         nibbles = quantize_in_nibbles(thread_pool, weight)
         return pack_nibbles(
@@ -165,7 +168,7 @@ def pack_matrix(
     thread_pool.library.quire_pack(
         thread_pool.handle, weight.data_ptr(), outputs, inputs * width, values * width, steps, panels.data_ptr()
     )
-    return PackedMatrix(outputs, padded, dtype, matrix_format, panels, scales, _biases(bias))
+    return PackedMatrix(outputs, padded, dtype, matrix_format, panels, scales, _biases(bias, outputs))
 
 
 def pack_nibbles(
@@ -183,7 +186,10 @@ def pack_nibbles(
     Scales and minimums have the 11 bits of float16, relative to the largest of their output.
     """
     type_of(dtype)
+    require(matrix_format.has_nibbles, "matrix_format", "be one of 4 bits")
+    _check_groups(weight.codes, torch.uint8, weight.group, (weight.scales, weight.zeros))
     outputs, inputs = weight.codes.shape
+    require(weight.order is None or weight.order.shape == (inputs,), "weight", f"have an order [{inputs}]")
     padded = -(-inputs // input_multiple) * input_multiple
     if weight.has_minimums:
         scales, zeros, factors = _split(weight.scales, weight.zeros)
@@ -203,7 +209,7 @@ def pack_nibbles(
         matrix_format,
         panels,
         _padded(factors),
-        _biases(bias),
+        _biases(bias, outputs),
         weight.group,
         order,
         weight.has_minimums,
@@ -232,6 +238,8 @@ def pack_grouped_bytes(
 ) -> PackedMatrix:
     """Lays out a weight in 8 bits with groups; otherwise as `pack_nibbles`."""
     type_of(dtype)
+    require(matrix_format.has_grouped_bytes, "matrix_format", "be one of 8 bits with groups")
+    _check_groups(weight.codes, torch.int8, weight.group, (weight.scales, weight.minimums))
     outputs, inputs = weight.codes.shape
     padded = -(-inputs // input_multiple) * input_multiple
     minimums = None
@@ -251,7 +259,7 @@ def pack_grouped_bytes(
         matrix_format,
         panels,
         _padded(factors),
-        _biases(bias),
+        _biases(bias, outputs),
         weight.group,
         has_minimums=minimums is not None,
     )
@@ -272,8 +280,20 @@ def _panels(size: int, dtype: torch.dtype, memory: LargePages | None) -> Tensor:
     return torch.empty(size, dtype=dtype) if memory is None else memory.empty(size, dtype)
 
 
-def _biases(bias: Tensor | None) -> Tensor | None:
+def _biases(bias: Tensor | None, outputs: int) -> Tensor | None:
+    require(bias is None or bias.shape == (outputs,), "bias", f"be [{outputs}]")
     return None if bias is None else _padded(bias.float())
+
+
+def _check_groups(codes: Tensor, dtype: torch.dtype, group: int, numbers: Sequence[Tensor | None]) -> None:
+    """`numbers` are what each group of an output has."""
+    name = str(dtype).removeprefix("torch.")
+    is_matrix = codes.ndim == 2 and codes.numel() > 0
+    require(is_matrix and codes.dtype == dtype, "weight", f"have codes {name} [outputs, inputs], both above 0")
+    require(group in GROUP_SIZES, "weight", "have groups of 16, 32, 64 or 128")
+    shape = (len(codes), -(-codes.shape[1] // group))
+    fit = all(each is None or each.shape == shape for each in numbers)
+    require(fit, "weight", f"have scales and minimums or zero points {list(shape)}")
 
 
 def linear(thread_pool: ThreadPool, inputs: Tensor, matrix: PackedMatrix) -> Tensor:

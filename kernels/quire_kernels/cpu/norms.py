@@ -45,6 +45,7 @@ class PackedNorm:
 def pack_norm(kind: NormCode, weight: Tensor, bias: Tensor | None, epsilon: float) -> PackedNorm:
     """A norm of a weight [size] and a bias [size], which only a layer norm may have; None: zeros."""
     require(bias is None or kind is NormCode.LAYER, "bias", "be None, since an RMS norm has none")
+    require(bias is None or bias.shape == weight.shape, "bias", "have the shape of the weight")
     if bias is None and kind is NormCode.LAYER:
         bias = weight.new_zeros(weight.shape)
     return PackedNorm(kind, _padded(weight), None if bias is None else _padded(bias), epsilon)

@@ -126,7 +126,8 @@ def top_logprobs(
 
 
 def _check_rows(rows: NDArray[np.int64], logits: Tensor) -> None:
-    require(rows.dtype == np.int64 and rows.flags.c_contiguous, "rows", "be int64, contiguous")
+    is_list = rows.dtype == np.int64 and rows.ndim == 1 and rows.flags.c_contiguous
+    require(is_list, "rows", "be int64 [rows], contiguous")
     is_within = not len(rows) or (rows.min() >= 0 and rows.max() < len(logits))
     require(bool(is_within), "rows", "be rows of logits")
 

@@ -276,3 +276,16 @@ def test_arguments_of_a_wrong_kind_are_refused_by_name() -> None:
     }.items():
         with pytest.raises(ValueError, match=name):
             store(compiled.thread_pool(), *arguments)
+
+
+@pytest.mark.parametrize("layer", [-1, 1])
+def test_a_layer_that_the_cache_does_not_have_is_refused(layer: int) -> None:
+    with pytest.raises(ValueError, match=r"^layer: "):
+        CacheLayer(torch.zeros(2, 1, 2, 3, 16, 64), layer).args(torch.float32)
+
+
+def test_a_window_of_no_token_is_refused() -> None:
+    layer, numbers = CacheLayer(torch.zeros(1, 1, 2, 3, 16, 64), 0), torch.tensor([[0, 1]], dtype=torch.int32)
+    arguments = (torch.zeros(1, 3, 64), layer, numbers[:, :1], numbers[0], numbers[0, 1:])
+    with pytest.raises(ValueError, match=r"^window: "):
+        attend(compiled.thread_pool(), *arguments, 1.0, window=0)

@@ -291,7 +291,13 @@ def test_products_in_8_bits_by_tile_registers_are_those_of_vectors() -> None:
 
 @pytest.mark.parametrize(
     ("argument", "inputs", "use_amx"),
-    [("use_amx", torch.zeros(1, 48), True), ("dtype", torch.zeros(1, 48).half(), False)],
+    [
+        ("use_amx", torch.zeros(1, 48), True),
+        ("dtype", torch.zeros(1, 48).half(), False),
+        ("inputs", torch.zeros(1, 16), False),
+        ("inputs", torch.zeros(1, 160), False),
+        ("inputs", torch.zeros(48), False),
+    ],
 )
 def test_a_wrong_argument_is_named(argument: str, inputs: Tensor, use_amx: bool) -> None:
     with pytest.raises(ValueError, match=f"^{argument}: "):
@@ -303,3 +309,26 @@ def test_structures_have_the_same_layout() -> None:
     assert packed.args().shared_down.outputs == 48
     assert packed.args().router.outputs == 7
     assert isinstance(packed.args().gate_up[5], MatrixArgs)
+
+
+@pytest.mark.parametrize(
+    ("argument", "changes"),
+    [
+        ("down", {"down": []}),
+        ("num_chosen", {"num_chosen": 7}),
+        ("num_chosen", {"num_chosen": 0}),
+        ("groups", {"groups": (4, 1, 1)}),
+        ("groups", {"groups": (3, 4, 1)}),
+        ("groups", {"groups": (3, 1, 3)}),
+        ("groups", {"groups": (0, 0, 0)}),
+    ],
+    ids=str,
+)
+def test_counts_that_do_not_fit_six_experts_are_refused(argument: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"^{argument}: "):
+        replace(_weights().packed(), **changes)
+
+
+def test_a_router_with_another_number_of_outputs_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^router: "):
+        replace(_weights().packed(), router=pack_matrix(compiled.thread_pool(), torch.zeros(5, 48)))

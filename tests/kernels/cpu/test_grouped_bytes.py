@@ -1,5 +1,8 @@
 """Weights in 8 bits with groups against float64: sizes, groups, minimums, and bits that rows share."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -115,3 +118,24 @@ def test_groups_may_be_cut() -> None:
     torch.manual_seed(0)
     weight = bytes_of(3, 80, 32, minimums=True)
     assert torch.equal(weight.in_groups(16).dense(), weight.dense())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"scales": torch.ones(64, 1)},
+        {"minimums": torch.ones(10, 2)},
+        {"group": 24},
+        {"codes": torch.zeros(64, 48)},
+        {"codes": torch.zeros(64, 0, dtype=torch.int8)},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_shapes_that_do_not_fit_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"^weight: "):
+        multiply(torch.zeros(1, 48), replace(bytes_of(64, 48, 32), **changes), MatrixFormat.GROUPED_W8A8)
+
+
+def test_a_format_of_4_bits_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^matrix_format: "):
+        multiply(torch.zeros(1, 48), bytes_of(64, 48, 32), MatrixFormat.W4A8)

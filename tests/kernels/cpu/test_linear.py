@@ -101,3 +101,19 @@ def test_rows_of_codes_may_be_zero_tiny_or_not_finite(dtype: torch.dtype) -> Non
 def test_weights_of_another_kind_are_refused() -> None:
     with pytest.raises(ValueError, match="dtype"):
         pack_matrix(compiled.thread_pool(), torch.zeros(2, 2, dtype=torch.float16))
+
+
+@pytest.mark.parametrize(
+    ("argument", "weight", "bias"),
+    [
+        ("bias", torch.zeros(64, 48), torch.zeros(20)),
+        ("bias", torch.zeros(64, 48), torch.zeros(64, 1)),
+        ("weight", torch.zeros(0, 48), None),
+        ("weight", torch.zeros(64, 0), None),
+        ("weight", torch.zeros(48), None),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(argument: str, weight: Tensor, bias: Tensor | None) -> None:
+    for matrix_format in MatrixFormat:
+        with pytest.raises(ValueError, match=f"^{argument}: "):
+            pack_matrix(compiled.thread_pool(), weight, bias, matrix_format=matrix_format)

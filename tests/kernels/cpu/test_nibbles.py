@@ -1,5 +1,8 @@
 """Weights in 4 bits against float64: sizes, groups, orders of inputs, zero points, and bits that rows share."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -182,3 +185,25 @@ def test_scales_of_outputs_may_be_far_apart() -> None:
     torch.testing.assert_close(halves.float() * factors[:, None], weight.scales, rtol=2**-11, atol=0)
     held = multiply(torch.eye(64), weight, MatrixFormat.W4A16).t()
     torch.testing.assert_close(held, weight.dense(), rtol=2**-11, atol=0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"scales": torch.ones(10, 2)},
+        {"zeros": torch.ones(64, 1)},
+        {"group": 20},
+        {"order": torch.arange(10)},
+        {"codes": torch.zeros(64, 48, dtype=torch.int64)},
+        {"codes": torch.zeros(0, 48, dtype=torch.uint8)},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_shapes_that_do_not_fit_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"^weight: "):
+        multiply(torch.zeros(1, 48), replace(weight_of(64, 48, 32), **changes), MatrixFormat.W4A8)
+
+
+def test_a_format_of_8_bits_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^matrix_format: "):
+        multiply(torch.zeros(1, 48), weight_of(64, 48, 32), MatrixFormat.GROUPED_W8A8)

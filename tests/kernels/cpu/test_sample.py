@@ -155,3 +155,8 @@ def test_a_mask_has_a_bit_for_each_token() -> None:
         mask_logits(compiled.thread_pool(), logits, rows, np.zeros((1, 3), np.int32))
     with pytest.raises(ValueError, match="rows"):
         mask_logits(compiled.thread_pool(), logits, rows + 2, np.zeros((1, 4), np.int32))
+
+
+def test_rows_are_a_list() -> None:
+    with pytest.raises(ValueError, match="rows"):
+        mask_logits(compiled.thread_pool(), torch.zeros(2, 32), np.zeros((1, 2), np.int64), np.zeros((1, 1), np.int32))
