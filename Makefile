@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test chaos acceptance clients peers lint type protos client-wheel release-protos requirements sbom audit aot gpu-check clean
+.PHONY: help install run test sanitize chaos acceptance clients peers lint type protos client-wheel release-protos requirements sbom audit aot gpu-check clean
 .PHONY: bench bench-sweep bench-steps bench-pairs bench-pressure bench-recovery bench-journal bench-kernels bench-quality bench-formats
 .PHONY: bench-security bench-deterministic bench-grammars bench-grammar-engines bench-simulator bench-docs bench-continuous-batching bench-sync-client bench-embeddings bench-decoder-embeddings bench-offline bench-openvino bench-architectures bench-gguf bench-gguf-quality bench-checkpoints bench-loading bench-all
 
@@ -35,6 +35,16 @@ run: $(STAMP)  ## Start everything on this machine; Ctrl-C ends it
 TEST_PROCESSES ?= $(shell echo $$(($$(nproc) + 1)))
 test: $(STAMP) $(if $(filter true,$(CI)),build/tools/.installed)  ## Run all tests that need no GPU, in up to 4 processes; TEST_PROCESSES=1
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
+
+# PROCESSOR: which instructions the kernels are compiled for, as -march of the compiler names them, or amx: this processor's with AVX-512, and
+# AMX emulated. The first run compiles for minutes.
+PROCESSOR ?= native
+TESTS ?= tests/kernels/cpu
+SANITIZER_LIBRARIES = $(foreach name,asan ubsan,$(shell c++ -print-file-name=lib$(name).so)) $(realpath $(shell c++ -print-file-name=libstdc++.so))
+sanitize: $(STAMP)  ## Test the kernels for processors with sanitizers of addresses and undefined behavior; PROCESSOR=haswell, amx; TESTS=...
+	CXX=$(CURDIR)/tests/kernels/cpu/sanitized_compiler.sh PROCESSOR=$(PROCESSOR) QUIRE_CACHE_DIR=$(CURDIR)/build/sanitize/$(PROCESSOR) \
+		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 LD_PRELOAD="$(SANITIZER_LIBRARIES)" \
+		$(BIN)/python -m pytest $(TESTS)
 
 FAULTS ?= 200
 CLIENTS ?= 32

@@ -18,6 +18,7 @@ void* allocate(size_t size, size_t alignment) {
 }  // namespace
 
 void* operator new(size_t size) { return allocate(size, alignof(std::max_align_t)); }
+void* operator new(size_t size, const std::nothrow_t&) noexcept { return refuses ? nullptr : std::malloc(size); }
 void* operator new(size_t size, std::align_val_t alignment) { return allocate(size, static_cast<size_t>(alignment)); }
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, size_t) noexcept { std::free(memory); }
