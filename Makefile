@@ -39,12 +39,11 @@ test: $(STAMP) $(if $(filter true,$(CI)),build/tools/.installed)  ## Run all tes
 # PROCESSOR: which instructions the kernels are compiled for, as -march of the compiler names them, or amx: this processor's with AVX-512, and
 # AMX emulated. The first run compiles for minutes.
 PROCESSOR ?= native
-TESTS ?= tests/kernels/cpu
 SANITIZER_LIBRARIES = $(foreach name,asan ubsan,$(shell c++ -print-file-name=lib$(name).so)) $(realpath $(shell c++ -print-file-name=libstdc++.so))
 sanitize: $(STAMP)  ## Test the kernels for processors with sanitizers of addresses and undefined behavior; PROCESSOR=haswell, amx; TESTS=...
 	CXX=$(CURDIR)/tests/kernels/cpu/sanitized_compiler.sh PROCESSOR=$(PROCESSOR) QUIRE_CACHE_DIR=$(CURDIR)/build/sanitize/$(PROCESSOR) \
 		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 LD_PRELOAD="$(SANITIZER_LIBRARIES)" \
-		$(BIN)/python -m pytest $(TESTS)
+		$(BIN)/python -m pytest $(or $(TESTS),tests/kernels/cpu)
 
 FAULTS ?= 200
 CLIENTS ?= 32
