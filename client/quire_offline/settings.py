@@ -118,8 +118,6 @@ def _read(name: str, value: Any) -> dict[str, Any]:
         if name not in NAMES:
             raise no_option(name, [*sorted(NAMES), *(one for one, flag in _FLAGS.items() if not _is_refused(flag))])
         return {name: value}
-    if _is_refused(flag) and not value:  # False, 0 or an empty object: what is not served is not asked for
-        return {}
     try:
         _, variables = read_flags(_arguments(flag, value), FLAGS)
     except FlagRefused as error:

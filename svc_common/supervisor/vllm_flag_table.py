@@ -1,6 +1,7 @@
 """What `quire serve` does with each flag of `vllm serve` of vLLM 0.32 and 0.33. docs/from-vllm.md is made from it."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from svc_common.supervisor.vllm_flags import (
     Always,
@@ -172,24 +173,26 @@ _REFUSED: dict[str, str] = {
     "workers are listed in QUIRE_WORKERS_AT, and any gateway serves all of them": (
         "--data-parallel-rank -dpn --data-parallel-start-rank -dpr --data-parallel-size-local -dpl "
         "--data-parallel-address -dpa --data-parallel-rpc-port -dpp --data-parallel-backend -dpb "
-        "--data-parallel-hybrid-lb -dph --data-parallel-external-lb -dpe --data-parallel-multi-port-external-lb -dpm "
-        "--data-parallel-supervisor-port --dp-supervisor-probe-interval-s --dp-supervisor-probe-timeout-s "
-        "--dp-supervisor-probe-failure-threshold --dp-sync-interval --disable-nccl-for-dp-synchronization"
+        "--[no-]data-parallel-hybrid-lb -dph --[no-]data-parallel-external-lb -dpe "
+        "--data-parallel-multi-port-external-lb -dpm --data-parallel-supervisor-port --dp-supervisor-probe-interval-s "
+        "--dp-supervisor-probe-timeout-s --dp-supervisor-probe-failure-threshold --dp-sync-interval "
+        "--[no-]disable-nccl-for-dp-synchronization"
     ),
     "a model uses one GPU": (
         "--master-addr --master-port --node-rank -r --distributed-timeout-seconds --cpu-distributed-timeout-seconds "
-        "--decode-context-parallel-size -dcp --dcp-comm-backend --dcp-q-replicate --dcp-kv-cache-interleave-size "
-        "--cp-kv-cache-interleave-size --prefill-context-parallel-size -pcp --enable-hc-sp "
-        "--enable-expert-parallel -ep --enable-ep-weight-filter --all2all-backend --enable-dbo --ubatch-size "
-        "--enable-elastic-ep --elastic-ep-max-dp-size --dbo-decode-token-threshold --dbo-prefill-token-threshold "
-        "--enable-eplb --eplb-config --expert-placement-strategy --ray-workers-use-nsight --disable-custom-all-reduce "
-        "--enable-batch-sharded-sampling --enable-nccl-comm-suspend --enable-shm-tensor-arena"
+        "--decode-context-parallel-size -dcp --dcp-comm-backend --[no-]dcp-q-replicate --dcp-kv-cache-interleave-size "
+        "--cp-kv-cache-interleave-size --prefill-context-parallel-size -pcp --[no-]enable-hc-sp "
+        "--[no-]enable-expert-parallel -ep --[no-]enable-ep-weight-filter --all2all-backend --[no-]enable-dbo "
+        "--ubatch-size --[no-]enable-elastic-ep --elastic-ep-max-dp-size --dbo-decode-token-threshold "
+        "--dbo-prefill-token-threshold --[no-]enable-eplb --eplb-config --expert-placement-strategy "
+        "--[no-]ray-workers-use-nsight --[no-]disable-custom-all-reduce --[no-]enable-batch-sharded-sampling "
+        "--[no-]enable-nccl-comm-suspend --[no-]enable-shm-tensor-arena"
     ),
     "a worker that fails is always replaced (docs/guarantees.md)": (
-        "--enable-fault-tolerance --fault-tolerance-config --watchdog-config"
+        "--[no-]enable-fault-tolerance --fault-tolerance-config --watchdog-config"
     ),
     "set CUDA_VISIBLE_DEVICES, or bind the worker's process with taskset or numactl": (
-        "--device-ids --numa-bind --numa-bind-nodes --numa-bind-cpus"
+        "--device-ids --[no-]numa-bind --numa-bind-nodes --numa-bind-cpus"
     ),
     "code of models is not run; the architecture must be one of docs/design/models.md": (
         "--code-revision --model-class-overrides"
@@ -198,13 +201,13 @@ _REFUSED: dict[str, str] = {
         "--worker-cls --worker-extension-cls --scheduler-cls --logits-processors --io-processor-plugin --middleware "
         "--tool-parser-plugin --reasoning-parser-plugin"
     ),
-    "edit a copy of the model's config.json": "--hf-overrides --hf-config-path --disable-sliding-window",
+    "edit a copy of the model's config.json": "--hf-overrides --hf-config-path --[no-]disable-sliding-window",
     (
         "GPTQ, AWQ, compressed-tensors and FP8 are recognised by a model's config.json, and GGUF by its file; "
         "QUIRE_QUANTIZATION computes weights in 8 bits (int8) or 4 (w4a16), and activations in 8 bits too (w8a8; w4a8 "
         "on a CPU, fp8 on a GPU)"
-    ): ("--quantization -q --quantization-config --allow-deprecated-quantization"),
-    "give `seed` in requests; a request without one draws its own": "--use-fp64-gumbel",
+    ): ("--quantization -q --quantization-config --[no-]allow-deprecated-quantization"),
+    "give `seed` in requests; a request without one draws its own": "--[no-]use-fp64-gumbel",
     "set QUIRE_NUM_BLOCKS, or on a CPU QUIRE_CPU_KV_BYTES": "--kv-cache-memory-bytes",
     "weights stay on the device; KV blocks are swapped by QUIRE_SWAP_SPACE": (
         "--offload-backend --cpu-offload-gb --cpu-offload-params --offload-group-size --offload-num-in-group "
@@ -214,80 +217,87 @@ _REFUSED: dict[str, str] = {
         "--prefix-caching-hash-algo --prefix-cache-retention-interval --prefix-match-unit"
     ),
     "QUIRE_GAP_FACTOR bounds how much a long prompt slows running streams, unless it is late (docs/policies.md)": (
-        "--long-prefill-token-threshold --long-prefill-token-threshold-adaptive --prefill-schedule-interval "
-        "--max-num-scheduled-tokens --max-num-active-seqs --scheduler-reserve-full-isl"
+        "--long-prefill-token-threshold --[no-]long-prefill-token-threshold-adaptive --prefill-schedule-interval "
+        "--max-num-scheduled-tokens --max-num-active-seqs --[no-]scheduler-reserve-full-isl"
     ),
     "adapters are not served": (
-        "--lora-modules --enable-lora --max-loras --max-lora-rank --lora-dtype --max-cpu-loras --fully-sharded-loras "
-        "--lora-target-modules --default-mm-loras --specialize-active-lora --enable-tower-connector-lora "
-        "--enable-mixed-moe-lora-format --enable-moe-shared-loras --max-lora-cls-labels"
+        "--lora-modules --[no-]enable-lora --max-loras --max-lora-rank --lora-dtype --max-cpu-loras "
+        "--[no-]fully-sharded-loras --lora-target-modules --default-mm-loras --[no-]specialize-active-lora "
+        "--[no-]enable-tower-connector-lora --[no-]enable-mixed-moe-lora-format --[no-]enable-moe-shared-loras "
+        "--max-lora-cls-labels"
     ),
     "only text is served": (
-        "--allowed-local-media-path --allowed-media-domains --language-model-only --limit-mm-per-prompt "
-        "--enable-mm-embeds --media-io-kwargs --mm-processor-kwargs --mm-processor-cache-gb --mm-processor-cache-type "
-        "--mm-hasher-algorithm --mm-shm-cache-max-object-size-mb --mm-encoder-only --mm-encoder-tp-mode "
-        "--mm-encoder-attn-backend --mm-encoder-attn-dtype --mm-encoder-fp8-scale-path "
-        "--mm-encoder-fp8-scale-save-path --mm-encoder-fp8-scale-save-margin --interleave-mm-strings "
-        "--skip-mm-profiling --video-pruning-rate --video-pruning-method --mm-tensor-ipc --mm-processor-device "
-        "--mm-ipc-gpu-memory-gb --mm-device-do-normalize --disable-chunked-mm-input --trust-request-mm-kwargs "
-        "--ec-transfer-config --ec-manager-config --enable-prompt-embeds"
+        "--allowed-local-media-path --allowed-media-domains --[no-]language-model-only --limit-mm-per-prompt "
+        "--[no-]enable-mm-embeds --media-io-kwargs --mm-processor-kwargs --mm-processor-cache-gb "
+        "--mm-processor-cache-type --mm-hasher-algorithm --mm-shm-cache-max-object-size-mb --[no-]mm-encoder-only "
+        "--mm-encoder-tp-mode --mm-encoder-attn-backend --mm-encoder-attn-dtype --mm-encoder-fp8-scale-path "
+        "--mm-encoder-fp8-scale-save-path --mm-encoder-fp8-scale-save-margin --[no-]interleave-mm-strings "
+        "--[no-]skip-mm-profiling --video-pruning-rate --video-pruning-method --mm-tensor-ipc --mm-processor-device "
+        "--mm-ipc-gpu-memory-gb --[no-]mm-device-do-normalize --[no-]disable-chunked-mm-input "
+        "--[no-]trust-request-mm-kwargs --ec-transfer-config --ec-manager-config --[no-]enable-prompt-embeds"
     ),
     "requests for embeddings have `pooling`; vectors of single tokens and diffusion are not served": (
-        "--pooler-config --enable-flash-late-interaction --diffusion-config -dc"
+        "--pooler-config --[no-]enable-flash-late-interaction --diffusion-config -dc"
     ),
     "QUIRE_KERNELS chooses between Quire's kernels, QUIRE_ATTENTION_BACKEND the attention of a GPU": (
         "--attention-backend --attention-config -ac --moe-backend --linear-backend --sparse-indexer-topk-backend "
-        "--kernel-config --ir-op-priority --enable-flashinfer-autotune --disable-cascade-attn --compilation-config -cc "
-        "--optimization-level -O --cudagraph-capture-sizes --max-cudagraph-capture-size --performance-mode "
-        "--gdn-prefill-backend --kda-prefill-backend --kda-decode-backend --jit-monitor-mode --jit-monitor-verbose "
-        "--monokernel"
+        "--kernel-config --ir-op-priority --[no-]enable-flashinfer-autotune --[no-]disable-cascade-attn "
+        "--compilation-config -cc --optimization-level -O --cudagraph-capture-sizes --max-cudagraph-capture-size "
+        "--performance-mode --gdn-prefill-backend --kda-prefill-backend --kda-decode-backend --jit-monitor-mode "
+        "--[no-]jit-monitor-verbose --monokernel"
     ),
     "architectures with other state than keys and values are not served": (
-        "--mamba-backend --mamba-ssu-algorithm --enable-mamba-cache-stochastic-rounding --mamba-cache-philox-rounds "
-        "--mamba-cache-dtype --mamba-ssm-cache-dtype --mamba-block-size --mamba-cache-mode "
-        "--enable-mamba-shared-prefix-checkpoint --replayssm-buffer-len --use-replayssm --swa-bounded-replay "
-        "--kv-sharing-fast-prefill --kv-cache-dtype-skip-layers --disable-hybrid-kv-cache-manager --engram-config"
+        "--mamba-backend --mamba-ssu-algorithm --[no-]enable-mamba-cache-stochastic-rounding "
+        "--mamba-cache-philox-rounds --mamba-cache-dtype --mamba-ssm-cache-dtype --mamba-block-size --mamba-cache-mode "
+        "--[no-]enable-mamba-shared-prefix-checkpoint --replayssm-buffer-len --[no-]use-replayssm "
+        "--[no-]swa-bounded-replay --[no-]kv-sharing-fast-prefill --kv-cache-dtype-skip-layers "
+        "--[no-]disable-hybrid-kv-cache-manager --engram-config"
     ),
     "the only drafter is ngram: --spec-method ngram": "--spec-model",
     "send `chat_template_kwargs` or `reasoning_effort` in requests": (
         "--default-chat-template-kwargs --reasoning-config --reasoning-effort-map --anthropic-disabled-thinking-effort"
     ),
-    "requests cannot bring a template": "--trust-request-chat-template",
+    "requests cannot bring a template": "--[no-]trust-request-chat-template",
     "define tools in requests; `strict` constrains their arguments": (
-        "--tool-strict-level --tool-server --exclude-tools-when-tool-choice-none"
+        "--tool-strict-level --tool-server --[no-]exclude-tools-when-tool-choice-none"
     ),
     "a stream without events sends a comment every 15 s; the interval is fixed": "--sse-keep-alive-interval",
     "neither prompts nor outputs are logged; traces have a span for each request": (
-        "--enable-log-requests --enable-log-outputs --log-error-stack --enable-logging-iteration-details"
+        "--[no-]enable-log-requests --[no-]enable-log-outputs --[no-]log-error-stack "
+        "--[no-]enable-logging-iteration-details"
     ),
     "logs are JSON lines on stderr; QUIRE_LOG_LEVEL is their level": "--logging-config --log-config-file",
     "metrics and traces are described in docs/operations.md": (
         "--show-hidden-metrics-for-version --collect-detailed-traces --per-request-spec-decode-metrics "
-        "--kv-cache-metrics --kv-cache-metrics-sample --custom-histogram-buckets --cudagraph-metrics "
-        "--enable-layerwise-nvtx-tracing --enable-mfu-metrics --enable-per-request-metrics "
-        "--enable-server-load-tracking"
+        "--[no-]kv-cache-metrics --kv-cache-metrics-sample --custom-histogram-buckets --[no-]cudagraph-metrics "
+        "--[no-]enable-layerwise-nvtx-tracing --[no-]enable-mfu-metrics --[no-]enable-per-request-metrics "
+        "--[no-]enable-server-load-tracking"
     ),
     "put a proxy in front": (
         "--ssl-ciphers --ssl-ca-certs --ssl-cert-reqs --allow-credentials --allowed-methods "
-        "--allowed-headers --h11-max-incomplete-event-size --h11-max-header-count --disable-fastapi-docs "
-        "--enable-offline-docs"
+        "--allowed-headers --h11-max-incomplete-event-size --h11-max-header-count --[no-]disable-fastapi-docs "
+        "--[no-]enable-offline-docs"
     ),
     "outputs have no watermark": "--watermark --watermark-config",
     "Quire has no such feature": (
-        "--skip-tokenizer-init --tokens-only --enable-scale-out --fingerprint-mode "
-        "--fingerprint-value --cohere-is-reasoning-model --cohere-format --enable-return-routed-experts "
-        "--return-sampling-mask --enable-trace-replay --enable-sleep-mode --sleep-mode-backend "
-        "--sleep-mode-offload-cudagraph "
-        "--sleep-preserve-parameter-names --enable-cumem-allocator --renderer-num-workers "
+        "--[no-]skip-tokenizer-init --[no-]tokens-only --[no-]enable-scale-out --fingerprint-mode "
+        "--fingerprint-value --[no-]cohere-is-reasoning-model --cohere-format --[no-]enable-return-routed-experts "
+        "--[no-]return-sampling-mask --[no-]enable-trace-replay --[no-]enable-sleep-mode --sleep-mode-backend "
+        "--[no-]sleep-mode-offload-cudagraph "
+        "--sleep-preserve-parameter-names --[no-]enable-cumem-allocator --renderer-num-workers "
         "--kv-transfer-config --kv-events-config --additional-config --aux-output-config --weight-transfer-config "
-        "--fail-on-environ-validation"
+        "--[no-]fail-on-environ-validation"
     ),
     "weights are read from safetensors": (
         "--safetensors-load-strategy --safetensors-prefetch-num-threads --safetensors-prefetch-block-size "
         "--model-loader-extra-config --ignore-patterns --pt-load-map-location"
     ),
 }
-"""Names of flags that are not served, with their short ones after them, by what to use instead."""
+"""Names of flags that are not served, with their short ones after them, by what to use instead. Those with [no-] are
+switches: --no-NAME asks for nothing.
+"""
+
+_SWITCH = "--[no-]"
 
 
 def _refused() -> Iterator[Refused]:
@@ -297,10 +307,10 @@ def _refused() -> Iterator[Refused]:
             if name.startswith("--"):
                 if flag is not None:
                     yield flag
-                flag = Refused(name, instead)
+                flag = Refused(name.replace(_SWITCH, "--"), instead, is_switch=name.startswith(_SWITCH))
             else:
                 assert flag is not None, "a short name follows a long one"
-                flag = Refused(flag.name, instead, aliases=(*flag.aliases, name))
+                flag = replace(flag, aliases=(*flag.aliases, name))
         assert flag is not None
         yield flag
 

@@ -255,15 +255,24 @@ class NoEffect(VllmFlag):
 
 @dataclass(frozen=True, slots=True)
 class Refused(VllmFlag):
-    """A flag that is not served."""
+    """A flag that is not served, unless it asks for nothing: a switch as --no-NAME, another flag with false, 0, null or
+    an empty value.
+    """
 
     instead: str
+    is_switch: bool = False
+
+    @property
+    def num_values(self) -> str:  # type: ignore[override]
+        return "none" if self.is_switch else "one"
 
     @property
     def effect(self) -> str:
         return f"refused: {self.instead}"
 
     def read(self, values: Sequence[str], *, is_off: bool) -> Variables:
+        if is_off or (values and not from_json(values[0], otherwise=values[0])):
+            return {}
         raise FlagRefused(f"{self.name} is not served: {self.instead}")
 
 
@@ -287,8 +296,6 @@ def read_flags(
             positional.append(argument)
             continue
         flag, is_off, given = _find(argument, by_name)
-        if isinstance(flag, Refused):
-            flag.read([], is_off=is_off)
         values = [] if given is None else [given]
         if flag.num_values == "none" and given is not None:
             raise FlagRefused(f"{flag.name} has no value")
@@ -296,9 +303,9 @@ def read_flags(
             raise FlagRefused(f"{argument} is not a flag: {flag.name} has a value")
         while pending and not _is_flag(pending[0]) and _takes_more(flag, values, was_given=given is not None):
             values.append(pending.pop(0))
-        if flag.num_values != "none" and not values:
+        if flag.num_values != "none" and not values and not isinstance(flag, Refused):
             raise FlagRefused(f"{flag.name} needs a value")
-        if key := argument.partition("=")[0].partition(".")[2]:
+        if values and (key := argument.partition("=")[0].partition(".")[2]):
             value = from_json(values[0], otherwise=values[0])
             values = [json.dumps({**_keys_before(flag, variables), key.replace("-", "_"): value})]
         variables |= flag.read(values, is_off=is_off)

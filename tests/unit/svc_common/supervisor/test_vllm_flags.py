@@ -101,7 +101,7 @@ def test_a_runner_and_a_conversion_are_a_task(arguments: list[str], task: str | 
         (["--convert", "classify"], "--convert classify: must be one of auto, none, embed"),
         (["--enable-lora"], "--enable-lora is not served: adapters are not served"),
         (["--lora_modules", "a=b"], "--lora-modules is not served"),
-        (["--watermark-config", "{}"], "--watermark-config is not served: outputs have no watermark"),
+        (["--watermark-config", '{"key": 1}'], "--watermark-config is not served: outputs have no watermark"),
         (["--enable-sleep-mode"], "--enable-sleep-mode is not served: Quire has no such feature"),
         (["-q", "awq"], "--quantization is not served: GPTQ, AWQ, "),
         (["--quantization=fp8"], "--quantization is not served"),
@@ -133,6 +133,10 @@ def test_a_runner_and_a_conversion_are_a_task(arguments: list[str], task: str | 
         (["--port", "--host"], "--port needs a value"),
         (["--no-port"], "--no-port is not a flag: --port has a value"),
         (["--enforce-eager=1"], "--enforce-eager has no value"),
+        (["--enable-lora=0"], "--enable-lora has no value"),
+        (["--no-quantization"], "--no-quantization is not a flag: --quantization has a value"),
+        (["--hf-overrides.rope_scaling", "0"], "--hf-overrides is not served"),
+        (["--cpu-offload-gb"], "--cpu-offload-gb is not served"),
         (["a", "b"], "b: there is one MODEL, a"),
         (["--allowed-origins", "https://a.example"], "--allowed-origins https://a.example: must be a JSON list"),
         (["--speculative-config", "ngram"], "--speculative-config: must be a JSON object"),
@@ -170,6 +174,25 @@ def test_a_flag_that_is_not_served_is_refused_by_name(arguments: list[str], text
 )
 def test_the_last_flag_of_a_name_counts(arguments: list[str], variables: dict[str, str]) -> None:
     assert serve.variables_of(arguments) == variables
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--no-enable-lora"],
+        ["--no_enable_expert_parallel"],
+        ["--no-disable-fastapi-docs"],
+        ["--cpu-offload-gb", "0"],
+        ["--cpu-offload-gb=0.0"],
+        ["--hf-overrides", "{}"],
+        ["--quantization", "null"],
+        ["-q="],
+        ["-O0"],
+    ],
+    ids=" ".join,
+)
+def test_a_flag_that_is_not_served_may_ask_for_nothing(arguments: list[str]) -> None:
+    assert serve.variables_of([*arguments, "m"]) == {"QUIRE_MODEL": "m"}
 
 
 @pytest.mark.parametrize(
