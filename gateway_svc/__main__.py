@@ -21,7 +21,7 @@ from svc_common.telemetry import configure_tracing, shutdown_tracing
 
 
 async def serve(settings: GatewaySettings) -> None:
-    gateway = Gateway(settings, ModelCatalog.load(settings.model_settings(), settings.max_logprobs))
+    gateway = Gateway(settings, ModelCatalog.load(settings.model_settings(), settings.max_logprobs, settings.seed))
     await gateway.start()
     freeze_gc()
     await run_until_signal(gateway.stop)

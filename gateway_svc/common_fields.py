@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, field
+from random import Random
 
 from gateway_svc.answer_constraints import digest_of_form
 from gateway_svc.constraint_checks import check_constraint
@@ -72,11 +73,14 @@ class CommonFields:
         check: FieldChecker,
         generated_id: str,
         max_logprobs: int,
+        source: Random,
     ) -> "CommonFields":
-        """The fields of a call, with the operator's defaults. Raises QuireError. The cheapest checks come first."""
+        """The fields of a call, with the operator's defaults, and seeds of `source`. Raises QuireError. The cheapest
+        checks come first.
+        """
         unvalidated = defaults.fill(as_sent)
         request_id, on_disconnect = _identity(unvalidated, check, generated_id)
-        sampling = check_sampling(unvalidated, model, check)
+        sampling = check_sampling(unvalidated, model, check, source)
         n = check.integer(Field.N, unvalidated.n, 1, 1, MAX_SEQUENCES)
         beam_search = _beam_search(unvalidated, n, check)
         check_constraint(unvalidated, check)

@@ -42,7 +42,9 @@ class CatalogModel:
     """The names of the labels of its head, if it has one."""
 
     @classmethod
-    def load(cls, settings: ModelSettings, max_logprobs: int = DEFAULT_MAX_LOGPROBS) -> "CatalogModel":
+    def load(
+        cls, settings: ModelSettings, max_logprobs: int = DEFAULT_MAX_LOGPROBS, seed: int | None = None
+    ) -> "CatalogModel":
         """Reads the model's files. Raises ModelNotFound, InvalidModelFiles and BadSetting."""
         served = settings.resolve()
         try:
@@ -61,7 +63,7 @@ class CatalogModel:
             raise type(error)(settings.locate(error)) from error
         fingerprint = tokenizer_fingerprint(served.tokenizer_path)
         grammars = GrammarChecker(served.tokenizer_path / "tokenizer.json", tokenizer.eos_token_ids)
-        validator = Validator(tokenizer, defaults, settings.chat_roles, grammars, message_format, max_logprobs)
+        validator = Validator(tokenizer, defaults, settings.chat_roles, grammars, message_format, max_logprobs, seed)
         names = (served.name, served.aliases)
         return cls(*names, fingerprint, tokenizer, defaults, validator, grammars, message_format, task, pairs, labels)
 
@@ -103,12 +105,15 @@ class ModelCatalog:
         self._by_name = {name: model for model in models for name in model.names}
 
     @classmethod
-    def load(cls, settings: Sequence[ModelSettings], max_logprobs: int = DEFAULT_MAX_LOGPROBS) -> "ModelCatalog":
+    def load(
+        cls, settings: Sequence[ModelSettings], max_logprobs: int = DEFAULT_MAX_LOGPROBS, seed: int | None = None
+    ) -> "ModelCatalog":
         """Reads the files of all models. Raises ModelNotFound, InvalidModelFiles and BadSetting.
 
-        `max_logprobs` bounds how many top tokens are reported with each token.
+        `max_logprobs` bounds how many top tokens are reported with each token. Of `seed` those of requests without one
+        are drawn; None: they are random.
         """
-        return cls([CatalogModel.load(each, max_logprobs) for each in settings])
+        return cls([CatalogModel.load(each, max_logprobs, seed) for each in settings])
 
     def __iter__(self) -> Iterator[CatalogModel]:
         return iter(self._models)

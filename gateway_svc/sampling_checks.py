@@ -1,10 +1,10 @@
 """Checks of how tokens are sampled and reported: parameters, bias, allowed tokens, bad words, log-probabilities."""
 
 import math
-import secrets
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from random import Random, SystemRandom
 
 from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import Field
@@ -31,31 +31,40 @@ MAX_ALL_BAD_WORDS_TOKENS = 8_192
 _RANDOM_SEED_BITS = 53  # an integer that JSON clients in any language can hold
 
 
-def check_sampling(unvalidated: UnvalidatedRequest, model: ModelInfo, check: FieldChecker) -> Sampling:
-    """The parameters, without the tokens of bad words. Raises QuireError."""
+def source_of_seeds(seed: int | None) -> Random:
+    """What the seeds of requests without one are drawn from: the same ones in the same order for a seed, else others
+    each time.
+    """
+    return SystemRandom() if seed is None else Random(seed)
+
+
+def check_sampling(unvalidated: UnvalidatedRequest, model: ModelInfo, check: FieldChecker, source: Random) -> Sampling:
+    """The parameters, without the tokens of bad words; a seed that is absent is of `source`. Raises QuireError."""
     params = {one.name: check.sampling(one, unvalidated.sampling) for one in SAMPLING_FIELDS}
     if unvalidated.beam_search is not None:
         params |= {one.name: one.in_beam_search[0] for one in SAMPLING_FIELDS if one.name not in unvalidated.sampling}
-    drawn = _drawn_seed(params)
+    is_drawn = unvalidated.seed is None
     return Sampling(
         params={one.name: one.resolve(params[one.name], model.vocab_size) for one in SAMPLING_FIELDS},
-        seed=check.integer(Field.SEED, unvalidated.seed, drawn, -(2**63), 2**63 - 1),
+        seed=_drawn_seed(params, source)
+        if is_drawn
+        else check.integer(Field.SEED, unvalidated.seed, 0, -(2**63), 2**63 - 1),
         logit_bias=_logit_bias(unvalidated.logit_bias, model, check),
         allowed_token_ids=tuple(dict.fromkeys(unvalidated.allowed_token_ids)),
-        seed_origin=SeedOrigin.DRAWN if unvalidated.seed is None else SeedOrigin.GIVEN,
+        seed_origin=SeedOrigin.DRAWN if is_drawn else SeedOrigin.GIVEN,
     )
 
 
-def with_own_seed(sampling: Sampling) -> Sampling:
+def with_own_seed(sampling: Sampling, source: Random) -> Sampling:
     """The same sampling for another prompt of a call: with a seed of its own, unless the client gave one."""
     if sampling.seed_origin is SeedOrigin.GIVEN:
         return sampling
-    return replace(sampling, seed=_drawn_seed(sampling.params))
+    return replace(sampling, seed=_drawn_seed(sampling.params, source))
 
 
-def _drawn_seed(params: Mapping[str, Value]) -> int:
+def _drawn_seed(params: Mapping[str, Value], source: Random) -> int:
     # Greedy sampling draws nothing: equal requests then have equal answers, with the seed that these report.
-    return 0 if params["temperature"] == 0 else secrets.randbits(_RANDOM_SEED_BITS)
+    return 0 if params["temperature"] == 0 else source.getrandbits(_RANDOM_SEED_BITS)
 
 
 def without_defaults(sampling: Sampling, unvalidated: UnvalidatedRequest, model: ModelInfo) -> Sampling:

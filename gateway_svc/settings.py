@@ -149,6 +149,13 @@ class GatewaySettings(InnerSettings):
         le=HIGHEST_MAX_LOGPROBS,
         description="highest logprobs, top_logprobs and prompt_logprobs of a request",
     )
+    seed: int | None = Field(
+        None,
+        ge=0,
+        le=2**32 - 1,
+        description="what the seeds of requests without one are drawn from: the same requests in the same order have "
+        "the same seeds after each start, and at each gateway with the same value; unset: they are random",
+    )
     unknown_fields: UndefinedFields = Field(
         UndefinedFields.WARN,
         description="fields of HTTP bodies that no API defines: refuse; warn (a near miss of a known name is refused, "

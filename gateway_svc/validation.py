@@ -19,6 +19,7 @@ from gateway_svc.sampling_checks import (
     check_num_logprobs,
     check_num_prompt_logprobs,
     check_tokens_left,
+    source_of_seeds,
     with_own_seed,
     without_defaults,
 )
@@ -63,7 +64,8 @@ class Validator:
     """Validates requests for one model. `defaults` are the operator's; `roles` are those that the operator adds.
 
     Without `grammars`, constraints on the output are not served. Without a `message_format`, answers are
-    text. `max_logprobs` bounds how many top tokens are reported with each.
+    text. `max_logprobs` bounds how many top tokens are reported with each. Of `seed` those of requests without one are
+    drawn; None: they are random.
     """
 
     def __init__(
@@ -74,8 +76,10 @@ class Validator:
         grammars: GrammarChecker | None = None,
         message_format: MessageFormat | None = None,
         max_logprobs: int = DEFAULT_MAX_LOGPROBS,
+        seed: int | None = None,
     ) -> None:
         self._tokenizer = tokenizer
+        self._seeds = source_of_seeds(seed)
         self._max_logprobs = max_logprobs
         template = tokenizer.chat_template
         self._chats = None
@@ -112,11 +116,13 @@ class Validator:
         Raises QuireError. The cheapest checks come first.
         """
         check = FieldChecker(prompts[0][1])
-        common = CommonFields.of(unvalidated, self._defaults, model, check, generated_id, self._max_logprobs)
+        common = CommonFields.of(
+            unvalidated, self._defaults, model, check, generated_id, self._max_logprobs, self._seeds
+        )
         requests: list[ValidatedRequest] = []
         for prompt, field_path in prompts:
             if requests:
-                common.sampling = with_own_seed(common.sampling)
+                common.sampling = with_own_seed(common.sampling, self._seeds)
             requests.append(await self._generation(common, prompt, model, field_path, tenant))
         return requests
 

@@ -134,7 +134,7 @@ class OfflineEngine:
         ModelNotFound, InvalidModelFiles, BadSetting and StartupFailed.
         """
         await asyncio.to_thread(_prepare, settings.worker)
-        catalog = ModelCatalog.load([settings.model], settings.max_logprobs)
+        catalog = ModelCatalog.load([settings.model], settings.max_logprobs, settings.seed)
         engine = cls(settings, catalog, DeviceThread())
         try:
             await engine._load()

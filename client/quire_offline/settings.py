@@ -41,7 +41,7 @@ from worker_svc.settings import WorkerSettings
 _OF_PROCESSES = {*InnerSettings.model_fields, "worker_port", "worker_metrics_port", "drain_grace", "profile_dir"}
 _OF_WORKER = WorkerSettings.model_fields.keys() - _OF_PROCESSES
 _OF_SCHEDULER = {"policy", "ageing_seconds", "preemption", "gap_factor"}
-NAMES = _OF_WORKER | {*GATEWAY_SETTINGS, "max_logprobs"} | _OF_SCHEDULER
+NAMES = _OF_WORKER | {*GATEWAY_SETTINGS, "max_logprobs", "seed"} | _OF_SCHEDULER
 """The settings that an argument may set."""
 _FROM_VARIABLES = NAMES | {"unknown_fields"}
 """The settings that are read from variables."""
@@ -67,6 +67,8 @@ class OfflineSettings:
     undefined_fields: UndefinedFields
     """What is done about fields of bodies that no API defines."""
     max_logprobs: int
+    seed: int | None
+    """What the seeds of requests without one are drawn from; None: they are random."""
     arguments: Mapping[str, str]
     """The arguments of settings whose values do not come from variables: those that were given, or could be."""
 
@@ -93,6 +95,7 @@ class OfflineSettings:
             limits=replace(scheduler.limits, queue=_UNBOUNDED),
             undefined_fields=gateway.unknown_fields,
             max_logprobs=gateway.max_logprobs,
+            seed=gateway.seed,
             arguments=arguments,
         )
 

@@ -79,6 +79,7 @@ SERVED: tuple[VllmFlag, ...] = (
     Switch("--return-tokens-as-token-ids", "QUIRE_TOKENS_AS_TOKEN_IDS", on="1", off="0"),
     Value("--allowed-origins", "QUIRE_CORS_ORIGINS", "", origins),
     Value("--max-logprobs", "QUIRE_MAX_LOGPROBS", "0 to 128; -1, the whole vocabulary, is refused", up_to(128)),
+    Value("--seed", "QUIRE_SEED", "unset: seeds of requests without one are random, where vLLM takes 0"),
     # Memory and steps.
     Value("--gpu-memory-utilization", "QUIRE_MEMORY_FRACTION", aliases=("--device-memory-utilization",)),
     Value("--block-size", "QUIRE_BLOCK_SIZE"),
@@ -142,7 +143,6 @@ ACCEPTED: tuple[VllmFlag, ...] = (
     NoEffect(
         "--trust-remote-code", "code of models is not run; other architectures than docs/design/models.md are refused"
     ),
-    Only("--seed", ("0",), "give `seed` in requests; one without draws its own"),
     NoEffect("--max-parallel-loading-workers", "each worker loads its own weights", has_value=True),
     Only("--tokenizer-mode", ("auto", "hf"), "the tokenizer is tokenizer.json"),
     Only("--config-format", ("auto", "hf"), "the configuration is config.json"),

@@ -92,7 +92,7 @@ async def gateway_at(
         schedulers_at=",".join(addresses),
         **({"drain_grace": 0, "insecure": True} | of_one_model | settings),
     )
-    gateway = Gateway(chosen, ModelCatalog.load(chosen.model_settings(), chosen.max_logprobs))
+    gateway = Gateway(chosen, ModelCatalog.load(chosen.model_settings(), chosen.max_logprobs, chosen.seed))
     await gateway.start()
     try:
         async with (

@@ -80,6 +80,14 @@ def test_a_seed_repeats_the_sample_in_any_company(llm: LLM) -> None:
     assert [output.seed for output in together] == [1, 2, 3]
 
 
+def test_the_seed_of_a_model_repeats_the_samples_of_a_program(load: Callable[..., LLM]) -> None:
+    """As in vLLM, prompts without a seed have other ones each, and the same ones when the program runs again."""
+    params = [SamplingParams(temperature=1.5, max_tokens=12) for _ in range(2)]
+    first, again, other = (load(seed=seed).generate(prompts(5, 5), params) for seed in (3, 3, 4))
+    assert tokens(first) == tokens(again)
+    assert len({output.seed for output in [*first, *other]}) == 4
+
+
 def test_n_sequences_are_in_order_and_differ(llm: LLM) -> None:
     (output,) = llm.generate("hello", SamplingParams(n=4, temperature=2, seed=5, max_tokens=8))
     assert [one.index for one in output.outputs] == [0, 1, 2, 3]

@@ -83,6 +83,7 @@ def test_an_argument_that_does_not_exist_is_refused_with_the_nearest_one(argumen
     [
         ("num_blocks", 0, "num_blocks: input should be greater than or equal to 1, not 0"),
         ("dtype", "float64", "dtype float64: must be one of"),
+        ("seed", -1, "seed: input should be greater than or equal to 0, not -1"),
         ("tensor_parallel_size", 2, "tensor_parallel_size must be 1, not 2"),
         ("gpu_memory_utilization", 5, "gpu_memory_utilization: input should be less than or equal to 1, not 5$"),
         ("memory_high", 0.97, "^memory_critical is 0.95, which is not above memory_high, 0.97$"),

@@ -51,7 +51,7 @@ def test_common_flags_set_the_settings_of_the_services(monkeypatch: pytest.Monke
         "--enable-auto-tool-choice --enable-prefix-caching -tp 1 --scheduling-policy priority --swap-space 2 "
         "--allowed-origins ['https://a.example','https://b.example'] --workers 2 --uvicorn-log-level trace "
         f"--root-path /llm --enable-force-include-usage --max-logprobs {HIGHEST_MAX_LOGPROBS} --uds /tmp/quire.sock "
-        "--return-tokens-as-token-ids"
+        "--return-tokens-as-token-ids --seed 7"
     )
     arguments = [one.replace("'", '"') for one in line.split()]
     arguments += ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}']
@@ -71,7 +71,7 @@ def test_common_flags_set_the_settings_of_the_services(monkeypatch: pytest.Monke
     assert (model.tool_format, model.reasoning_format) == ("hermes", "think")
     assert gateway.cors_origins == "https://a.example,https://b.example"
     assert (gateway.root_path, gateway.stream_usage, gateway.max_logprobs) == ("/llm", True, HIGHEST_MAX_LOGPROBS)
-    assert gateway.tokens_as_token_ids
+    assert (gateway.tokens_as_token_ids, gateway.seed) == (True, 7)
     assert everything.uds == gateway.uds == Path("/tmp/quire.sock")
     assert (scheduler.policy, scheduler.max_sequences, scheduler.max_step_tokens) == ("priority", 32, 2048)
     assert (worker.model, worker.dtype, worker.max_model_len) == ("Qwen/Qwen3-0.6B", "float16", 8000)
@@ -119,7 +119,6 @@ def test_a_runner_and_a_conversion_are_a_task(arguments: list[str], task: str | 
         (["-tp=4"], "--tensor-parallel-size must be 1, not 4"),
         (["--max-num-seq", "3"], "--max-num-seq is not known: did you mean --max-num-seqs?"),
         (["--max-model-len", "-2"], "--max-model-len -2: must be a whole number"),
-        (["--seed", "7"], "--seed must be 0, not 7: give `seed` in requests"),
         (["--api-key", "a", ""], "--api-key: a key must not be empty"),
         (
             ["--speculative-config", '{"num_speculative_tokens": null}'],
@@ -162,7 +161,7 @@ def test_a_flag_that_is_not_served_is_refused_by_name(arguments: list[str], text
             ["--speculative-config", '{"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2}'],
             {"QUIRE_DRAFTER": "ngram"},
         ),
-        (["--trust-remote-code", "--seed", "0"], {}),
+        (["--trust-remote-code", "--seed", "0"], {"QUIRE_SEED": "0"}),
         (["--no-enforce-eager", "m"], {"QUIRE_CUDA_GRAPHS": "1", "QUIRE_MODEL": "m"}),
         (["--model", "a", "b"], {"QUIRE_MODEL": "b"}),
         (["m", "--port", "1", "--port=2"], {"QUIRE_MODEL": "m", "QUIRE_HTTP_PORT": "2"}),
