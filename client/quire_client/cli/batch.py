@@ -87,6 +87,9 @@ def batch(
         if file == STDIN:
             raise typer.BadParameter("is needed where the requests come from standard input", param_hint="--output")
         output = Path(f"{os.path.splitext(file)[0]}.out.jsonl")
+    elif str(output) == "-":
+        message = "must be a file: its lines say which requests are answered when a batch goes on"
+        raise typer.BadParameter(message, param_hint="--output")
     with open_input(file) as requests, open_output(output, requests) as answers:
         num_before = answers.num_answered
         notices = _Notices(requests, answers)

@@ -65,6 +65,15 @@ async def test_the_answers_are_beside_the_requests(
     assert "12 of 12 requests, 0 errors" in printed.err
 
 
+async def test_the_output_cannot_be_standard_output(
+    path: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert await batch(path, "-o", "-") == 2
+    assert "--output: must be a file" in capsys.readouterr().err
+    assert not Path("-").exists()
+
+
 async def test_the_key_of_the_environment_is_sent(
     api: ScriptedApi, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
