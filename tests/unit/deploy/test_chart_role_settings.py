@@ -115,3 +115,18 @@ def test_settings_of_one_model_replace_those_of_all_workers() -> None:
 )
 def test_wrong_settings_are_rejected(values: Object) -> None:
     assert helm("template", "test", str(CHART), values=values).returncode != 0
+
+
+@services
+@pytest.mark.parametrize("names", [["QUIRE_HOST"], ["QUIRE_LOG_LEVEL"], ["A", "A"]], ids=str)
+def test_a_further_variable_does_not_repeat_another_one(service: str, names: list[str]) -> None:
+    extra = [{"name": name, "value": "debug"} for name in names]
+    done = helm("template", "test", str(CHART), values={service: {"extraEnv": extra}})
+    assert f"{service}.extraEnv has {names[0]}, which another value of the chart sets" in done.stderr
+
+
+@services
+def test_further_variables_follow_those_of_the_chart(service: str) -> None:
+    """So that they may refer to them, as in $(NAME)."""
+    values = {service: {"extraEnv": [{"name": "A", "value": "$(QUIRE_HOST)"}]}}
+    assert list(environments(values)[service].items())[-1] == ("A", "$(QUIRE_HOST)")

@@ -212,6 +212,27 @@ tolerations:
 {{- end -}}
 
 {{/*
+Variables of a service as a list, with those of `extraEnv`, `extra`. Kubernetes takes the last one of a name in some ways of
+installing, and refuses a name that is there twice in others.
+*/}}
+{{- define "quire.withExtraEnv" -}}
+{{- $names := list -}}
+{{- range fromYamlArray .env -}}
+{{- $names = append $names .name -}}
+{{- end -}}
+{{- range .extra -}}
+{{- if has .name $names -}}
+{{- fail (printf "%s.extraEnv has %s, which another value of the chart sets, or which is there twice" $.service .name) -}}
+{{- end -}}
+{{- $names = append $names .name -}}
+{{- end -}}
+{{ .env }}
+{{- with .extra }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/*
 What is served, as JSON: {"models": […]}. Each has the keys of values.yaml, `component` of its workers, and `workers`, `gpus`,
 `resources` and `settings` of these.
 */}}
