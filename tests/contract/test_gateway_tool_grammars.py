@@ -258,14 +258,31 @@ async def test_both_protocols_have_the_same_grammar(
 
 
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
-@pytest.mark.parametrize("constraint", [{"response_format": FORM}, {"guided_regex": "a"}], ids=["schema", "regex"])
+@pytest.mark.parametrize(
+    ("constraint", "choice"),
+    [({"response_format": FORM}, "required"), ({"response_format": FORM}, NAMED), ({"guided_regex": "a"}, "required")],
+    ids=["schema, required", "schema, named", "regex, required"],
+)
 async def test_a_constraint_on_the_text_has_no_effect_where_a_tool_must_be_called(
     constraint: dict[str, Any], choice: Any, gateway: Harness
 ) -> None:
     without = await grammar_of(gateway, tool_choice=choice)
     assert without
     assert await grammar_of(gateway, tool_choice=choice, **constraint) == without
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    ("constraint", "field"),
+    [({"structured_outputs": {"choice": ["a"]}}, "structured_outputs.choice"), ({"guided_regex": "a"}, "guided_regex")],
+    ids=["structured_outputs", "guided"],
+)
+async def test_a_constraint_of_vllm_is_refused_beside_a_named_tool(
+    constraint: dict[str, Any], field: str, gateway: Harness
+) -> None:
+    response = await gateway.http.post("/v1/chat/completions", json=body(tool_choice=NAMED, **constraint))
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == field
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -11,7 +11,7 @@ from gateway_svc.http_api.openai import chat_fields
 from gateway_svc.http_api.openai.answer_options import AnswerOptions
 from gateway_svc.http_api.openai.chat_models import ChatBatchBody, ChatBody, ChatOptions, MessageBody
 from gateway_svc.http_api.openai.choice_formats import TOOL_CALLS, CallFormat
-from gateway_svc.http_api.openai.constraint_fields import read_constraint
+from gateway_svc.http_api.openai.constraint_fields import read_constraint, refuse_beside_named_tool
 from gateway_svc.http_api.openai.generation_body import CompletionBody, GenerationBody
 from gateway_svc.http_api.openai.prompt_fields import read_prompts, read_retention
 from gateway_svc.sampling_fields import SAMPLING_FIELDS, Value
@@ -157,6 +157,8 @@ def _chats(body: ChatOptions, chats: Mapping[str, Sequence[MessageBody] | None],
         own_names: dict[str, str] = {Field.PROMPT: path, Field.MESSAGES: path, Field.LOGPROBS: "top_logprobs"}
         names = {**field_path.names, **chat.names, **own_names}
         prompts.append(PromptRequest(replace(unvalidated, prompt=chat.prompt), replace(field_path, names=names)))
+    if chat.calls.is_named:
+        refuse_beside_named_tool(body)
     options = replace(_options(body), hides_reasoning=body.include_reasoning is False)
     return ReadBody(prompts, delivery, options, chat.calls, chat.last_answer if body.echo else "")
 

@@ -45,6 +45,15 @@ def only_constraint(given: Sequence[ConstraintField]) -> ConstraintField | None:
     return given[0] if given else None
 
 
+def refuse_beside_named_tool(body: ConstraintBody) -> None:
+    """Raises QuireError where a body that names a tool to call has one of vLLM's constraints, as vLLM does. A
+    `response_format` has no effect there.
+    """
+    for given in (*structured_outputs(body.structured_outputs), *_guided(body)):
+        message = "is not served beside the name of a tool to call: the answer is this call"
+        raise QuireError(Reason.FEATURE_UNSUPPORTED, message, field=given.path)
+
+
 def _response_format(body: ConstraintBody) -> list[ConstraintField]:
     """OpenAI's field. `schema` beside the type is llama.cpp's spelling."""
     form = body.response_format
