@@ -4,20 +4,33 @@ rejected by the field's name. And fields that have no effect on the answer."""
 from gateway_svc.http_api.body_model import Neutral, Notes
 
 _OPENAI_AND_VLLM: Neutral = {
+    "audio": (),
     "cache_salt": (),
     "data_parallel_rank": (),
+    "documents": ([],),
     "ec_transfer_params": (),
     "guided_decoding_backend": ("auto", "guidance"),
     "kv_transfer_params": (),
     "logits_processors": ([],),
+    "max_dynamic_patch": (),
+    "media_io_kwargs": ({},),
+    "min_dynamic_patch": (),
+    "mm_processor_kwargs": ({},),
+    "modalities": (["text"],),
+    "moderation": (),
+    "prediction": (),
     "repetition_detection": (),
     "request_id": (),  # named by the Idempotency-Key header
+    "return_mm_kwargs": (True,),
     "return_prompt_text": (False,),
     "return_token_offsets": (False,),
     "routed_experts_prompt_start": (0,),
+    "store": (False,),
     "structural_tag": (),
+    "verbosity": ("medium",),
     "vllm_xargs": ({},),
     "watermarking": (False,),
+    "web_search_options": (),
 }
 
 _SGLANG: Neutral = {
@@ -149,10 +162,14 @@ _BOTH: Neutral = {**_OTHERS, **_OPENAI_AND_VLLM, **_SGLANG, **_LLAMA_CPP, **_TGI
 
 COMPLETION: Neutral = {
     **_BOTH,
+    "function_call": ("none", "auto"),
+    "functions": ([],),
     "prompt_embeds": (),
-    "store": (False,),
     "thinking": ({"type": "disabled"},),
     "thinking_token_budget": (-1,),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
 }
 
 EMBEDDINGS: Neutral = {
@@ -213,20 +230,7 @@ SIMILARITY_WITHOUT_EFFECT: Notes = {
 
 CHAT: Neutral = {
     **_BOTH,
-    "audio": (),
     "chat_template": (),
-    "documents": ([],),
-    "max_dynamic_patch": (),
-    "media_io_kwargs": ({},),
-    "min_dynamic_patch": (),
-    "mm_processor_kwargs": ({},),
-    "modalities": (["text"],),
-    "moderation": (),
-    "prediction": (),
-    "return_mm_kwargs": (True,),
-    "store": (False,),
-    "verbosity": ("medium",),
-    "web_search_options": (),
 }
 
 MESSAGE: Neutral = {
