@@ -27,7 +27,7 @@ VALUE_CHECKS: Mapping[str, ValueCheck] = {
     "score": check_vector,
 }
 
-_UNKNOWN = ResultKind("a kind of result that this scheduler does not know", ResultForm.VALUE)
+_UNKNOWN = ResultKind("result of a kind that this scheduler does not know", ResultForm.VALUE)
 _KINDS = {kind.name: kind for kind in (TOKENS, PROMPT_LOGPROBS)} | {
     name: ResultKind(name, ResultForm.VALUE) for name in VALUE_CHECKS
 }

@@ -36,6 +36,6 @@ def refuse_kind(request: Request, replicas: Seq[Replica]) -> AdmissionRefusal | 
         return AdmissionRefusal(Failure.UNSUPPORTED_RESULT, text)
     steps = [replica.shape.longest_indivisible for replica in taking if name in replica.shape.results]
     if not steps:
-        return AdmissionRefusal(Failure.UNSUPPORTED_RESULT, f"the workers of this model do not compute {name}")
-    text = f"this model computes {name} of a prompt in one step, of at most {max(steps)} tokens"
+        return AdmissionRefusal(Failure.UNSUPPORTED_RESULT, f"the workers of this model compute no {name}")
+    text = f"this model computes the {name} of a prompt in one step, of at most {max(steps)} tokens"
     return AdmissionRefusal(Failure.CONTEXT_LENGTH_EXCEEDED, f"{text}, and the prompt has {len(request.prompt)}")

@@ -213,7 +213,7 @@ async def test_errors_of_embeddings_have_the_protocols_form(encoder: Harness) ->
         assert response.status_code == 400
         (text,) = response.json().values()
         assert text.startswith(message)
-    message = "the workers of this model do not compute embedding"
+    message = "the workers of this model compute no embedding"
     reason = scheduler_v1.FAILURE_REASON_UNSUPPORTED_RESULT
     encoder.scheduler.script = lambda session, submit: session.fail(submit.key, reason, message)
     for path, field in (("/api/embed", "input"), ("/api/embeddings", "prompt")):

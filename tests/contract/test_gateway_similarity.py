@@ -150,7 +150,7 @@ async def test_errors_name_the_text(shared: Harness) -> None:
 
 async def test_a_model_that_embeds_nothing_is_said_to(shared: Harness) -> None:
     reason = scheduler_v1.FAILURE_REASON_UNSUPPORTED_RESULT
-    message = "the workers of this model do not compute embedding"
+    message = "the workers of this model compute no embedding"
     shared.scheduler.script = lambda session, submit: session.fail(submit.key, reason, message)
     for path, body, num_texts in (("/score", PAIR, 2), ("/rerank", QUERY, 3)):  # "a" is there twice
         error = (await shared.http.post(path, json=body)).json()["error"]

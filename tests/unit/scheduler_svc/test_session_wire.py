@@ -123,7 +123,7 @@ def test_a_value_takes_the_place_of_a_token(name: str, form: ResultForm, max_tok
 
 def test_a_kind_of_a_later_release_is_one_that_no_worker_computes() -> None:
     request = read(result=worker_v1.ResultKind())
-    assert request.result.name == "a kind of result that this scheduler does not know"
+    assert request.result.name == "result of a kind that this scheduler does not know"
 
 
 @pytest.mark.parametrize("failure", Failure)

@@ -243,7 +243,7 @@ def test_prompt_longer_than_any_step_is_rejected(how: PromptComputation) -> None
     assert refused is not None
     assert refused.reason is Failure.CONTEXT_LENGTH_EXCEEDED
     assert refused.message == (
-        "this model computes embedding of a prompt in one step, of at most 64 tokens, and the prompt has 65"
+        "this model computes the embedding of a prompt in one step, of at most 64 tokens, and the prompt has 65"
     )
 
 
