@@ -46,7 +46,7 @@ def rope_config(
         return None
     kinds = {kind.value: kind for kind in RopeKind}
     kind = kinds.get(rope.get("rope_type", "default"))
-    share = rope.get("partial_rotary_factor", 1.0)
+    share = _positive("partial_rotary_factor", rope.get("partial_rotary_factor", 1.0))
     rotated = int(head_dim * share)
     if kind is None or (share != 1.0 and not partial) or rotated % 2 or not rotated:
         return None
@@ -61,15 +61,21 @@ def rope_config(
     factor = _positive("factor", max_positions / original if given is None else given)
     pair_factors: tuple[float, ...] = ()
     if kind is RopeKind.LONGROPE:
-        pair_factors = tuple(map(float, rope["short_factor"]))
+        pair_factors = tuple(_positive("short_factor", one) for one in rope["short_factor"])
         require(len(pair_factors) == rotated // 2, "short_factor", f"{rotated // 2} numbers")
+    low_factor, high_factor = 1.0, 1.0
+    if kind is RopeKind.LLAMA3:
+        low_factor = _positive("low_freq_factor", rope.get("low_freq_factor"))
+        high_factor = _positive("high_freq_factor", rope.get("high_freq_factor"))
+        holds = high_factor > low_factor
+        require(holds, "high_freq_factor", f"above low_freq_factor, which is {low_factor}, not {high_factor}")
     return RopeConfig(
         kind=kind,
         theta=theta,
         factor=factor,
         original_context_length=original,
-        low_freq_factor=rope.get("low_freq_factor", 1.0),
-        high_freq_factor=rope.get("high_freq_factor", 1.0),
+        low_freq_factor=low_factor,
+        high_freq_factor=high_factor,
         beta_fast=_positive("beta_fast", rope.get("beta_fast") or 32.0),
         beta_slow=_positive("beta_slow", rope.get("beta_slow") or 1.0),
         truncate=rope.get("truncate", True),
@@ -81,7 +87,7 @@ def rope_config(
 
 def _positive(name: str, value: Any) -> float:
     """A parameter's value. Raises InvalidDescription, with its name, unless it is a number above 0."""
-    holds = isinstance(value, int | float) and 0 < value < math.inf
+    holds = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
     require(holds, name, f"a number above 0, not {value!r}")
     number: float = value
     return number
@@ -108,5 +114,6 @@ def _yarn_temperature(rope: Mapping[str, Any], factor: float) -> float:
 
     mscale, mscale_all_dim = rope.get("mscale"), rope.get("mscale_all_dim")
     if mscale and mscale_all_dim:
-        return temperature(mscale) / temperature(mscale_all_dim)
+        weights = _positive("mscale", mscale), _positive("mscale_all_dim", mscale_all_dim)
+        return temperature(weights[0]) / temperature(weights[1])
     return temperature(1.0)

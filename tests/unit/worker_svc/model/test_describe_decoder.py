@@ -99,6 +99,10 @@ def test_the_activation_is_that_of_the_field_which_transformers_reads(
 
 
 _YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0}
+_LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
 _FACTORS = {"short_factor": [1.5] * 8, "long_factor": [4.0] * 8}
 
 
@@ -141,6 +145,15 @@ def test_the_original_context_may_be_beside_the_rope_parameters(
         ({"rope_parameters": {**_YARN, "attention_factor": float("nan")}}, "attention_factor: must be a number above"),
         ({"rope_parameters": {**_YARN, "beta_fast": -1.0}}, "beta_fast: must be a number above 0, not -1.0"),
         ({"rope_parameters": {**_YARN, "rope_theta": float("inf")}}, "rope_theta: must be a number above 0, not inf"),
+        ({"rope_parameters": {**_YARN, "partial_rotary_factor": "x"}}, "partial_rotary_factor: must be a number above"),
+        ({"rope_parameters": {**_YARN, "mscale": -1.0, "mscale_all_dim": 1.0}}, "mscale: must be a number above 0"),
+        ({"rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": "1"}}, "mscale_all_dim: must be a number abov"),
+        (
+            {"rope_parameters": {**_LLAMA3, "low_freq_factor": 4.0}},
+            "high_freq_factor: must be above low_freq_factor, which is 4.0, not 4.0",
+        ),
+        ({"rope_parameters": {**_LLAMA3, "low_freq_factor": True}}, "low_freq_factor: must be a number above 0, not T"),
+        ({"rope_parameters": {**_LLAMA3, "high_freq_factor": float("nan")}}, "high_freq_factor: must be a number abo"),
         ({"max_position_embeddings": 0}, "max_position_embeddings: must be a number above 0, not 0"),
         ({"rope_parameters": {"rope_type": "linear"}}, "config.json: transformers refuses it: .*Missing.*'factor'"),
     ],
