@@ -13,9 +13,10 @@ from quire_kernels.cpu.nibbles import DEFAULT_GROUP
 from worker_svc.cache import CacheShape
 from worker_svc.host import expands_bfloat16, has_bfloat16
 from worker_svc.host_memory import HostMemoryReader
-from worker_svc.kernel_choice import MATRIX_FORMATS
+from worker_svc.kernel_choice import MATRIX_FORMATS, expected_kernels
 from worker_svc.memory import OutOfMemory
 from worker_svc.model.block_weights import joined_form
+from worker_svc.model.building import drops_head
 from worker_svc.model.compiled_body import COMPUTED as COMPILED
 from worker_svc.model.compiled_builder import IN_NIBBLES
 from worker_svc.model.description import ExpertsSpec, LinearLayer, LinearRole, ModelDescription, StoredLinear
@@ -26,7 +27,7 @@ from worker_svc.model.formats.gguf import BLOCKS, GgufFormat
 from worker_svc.model.stored_linear import StoredCodes
 from worker_svc.model.support import unsupported_reason
 from worker_svc.model.weight_format import CodeForm, WeightFormat, format_of
-from worker_svc.model.weights import open_weights, weight_files
+from worker_svc.model.weights import Checkpoint, open_weights, weight_files
 from worker_svc.settings import WorkerSettings
 
 _GIB = 2**30
@@ -242,6 +243,9 @@ def check_fits(
 
     quantization = settings.quantization
     needed = need(dtype, quantization, num_tokens)
+    if needed.all > free and _leaves_head(settings, directory, description, device, dtype):
+        sizes = replace(sizes, head=0)
+        needed = need(dtype, quantization, num_tokens)
     if needed.all <= free:
         return
     ways = list(_ways(settings, description, device, dtype, cache_dtype, num_tokens, free, need))
@@ -255,6 +259,21 @@ def check_fits(
         f"{numbers / 1e6:,.0f} million weights in {form}{kv}; {where} has {_gib(free)} free. "
         f"What would fit: {'; '.join([*ways, otherwise])}"
     )
+
+
+def _leaves_head(
+    settings: WorkerSettings,
+    directory: Path,
+    description: ModelDescription | None,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> bool:
+    """Whether a stored head takes no memory, since the embedding is the head. Reads both: only for a model that else
+    does not fit.
+    """
+    if description is None or expected_kernels(settings, description, dtype, device) == "compiled":
+        return False
+    return drops_head(description, Checkpoint(directory, format_of(directory), dtype, torch.device("cpu")))
 
 
 def _ways(

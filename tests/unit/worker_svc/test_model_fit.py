@@ -2,7 +2,9 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig, OlmoeConfig
 
@@ -44,9 +46,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def fits(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Checks the model with so many free bytes and some settings."""
-    description = describe(read_config(tiny_llama))
-    assert isinstance(description, ModelDescription)
+    """Checks the model, or that of a directory, with so many free bytes and some settings."""
     monkeypatch.setattr(model_fit, "has_bfloat16", lambda: True)
 
     def check(
@@ -55,12 +55,32 @@ def fits(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
         dtype: torch.dtype = torch.float32,
         cache_dtype: torch.dtype | None = None,
         changed: ModelDescription | None = None,
+        directory: Path = tiny_llama,
     ) -> None:
         monkeypatch.setattr(model_fit, "_free", lambda *_: (int(free), "the container (cgroup v2)"))
-        settings = read_settings(WorkerSettings, ["--model", str(tiny_llama), *args])
-        check_fits(settings, tiny_llama, changed or description, CPU, dtype, cache_dtype)
+        settings = read_settings(WorkerSettings, ["--model", str(directory), *args])
+        described = changed or describe(read_config(directory))
+        check_fits(settings, directory, described, CPU, dtype, cache_dtype)
 
     return check
+
+
+@pytest.mark.parametrize(
+    ("difference", "kernels", "does_fit"),
+    [(0, "torch", True), (0, "compiled", False), (1, "torch", False)],
+    ids=["a copy", "compiled kernels have it twice", "another head"],
+)
+def test_a_stored_copy_of_the_embedding_takes_no_memory(
+    fits: Callable[..., None], tiny_llama: Path, tmp_path: Path, difference: int, kernels: str, *, does_fit: bool
+) -> None:
+    model = Path(shutil.copytree(tiny_llama, tmp_path / "model"))
+    tensors = load_file(model / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + difference
+    save_file(tensors, model / "model.safetensors")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    with nullcontext() if does_fit else pytest.raises(OutOfMemory):
+        fits(weights_of(model), "--kernels", kernels, "--num-blocks", "1", "--block-size", "8", directory=model)
 
 
 def weights_of(directory: Path, dtype: torch.dtype = torch.float32) -> int:
