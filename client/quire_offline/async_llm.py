@@ -16,6 +16,7 @@ from quire_offline.calls import (
     read_scores,
     refuse_adapter,
 )
+from quire_offline.deltas import Deltas
 from quire_offline.engine import R
 from quire_offline.engine_thread import EngineThread
 from quire_offline.errors import client_errors
@@ -184,7 +185,7 @@ class AsyncLLM:
             with suppress(RuntimeError):  # the reader's loop is closed
                 loop.call_soon_threadsafe(has_more.set)
 
-        is_delta, before = request.output_kind is RequestOutputKind.DELTA, None
+        make = Deltas(request).next if request.output_kind is RequestOutputKind.DELTA else request.output
         has_parts = request.output_kind is not RequestOutputKind.FINAL_ONLY
         future, cancel = self._thread.start(engine.run(request, lambda _: wake()))
         future.add_done_callback(lambda _: wake())
@@ -192,17 +193,12 @@ class AsyncLLM:
             while not future.done():
                 await has_more.wait()
                 has_more.clear()
-                if has_parts and request.chunks and not request.is_ranked and not future.done():
-                    output = request.output(finished=False)
-                    if not is_delta:
-                        yield output
-                    elif (new := output.since(before)).outputs:
-                        before = output
-                        yield new
+                is_due = has_parts and request.chunks and not request.is_ranked and not future.done()
+                if is_due and (output := make(finished=False)).outputs:
+                    yield output
             with client_errors():
                 future.result()
-            output = request.output(finished=True)
-            yield output.since(before) if is_delta else output
+            yield make(finished=True)
         finally:
             if not future.done():
                 cancel()

@@ -134,36 +134,52 @@ class OfflineRequest:
 
     def output(self, *, finished: bool) -> RequestOutput:
         """The output so far, or all of it. One that was aborted has `n` sequences, also those without a token."""
-        running, num_sequences = self.running, self.unvalidated.n or 1
+        running = self.running
         if running is None:
-            indices = range(num_sequences if finished and self.was_aborted else 0)
+            indices = range(self.num_sequences if finished and self.was_aborted else 0)
             logprobs: dict[str, Any] = {}
             if self.unvalidated.logprobs is not None:
                 logprobs = {"cumulative_logprob": 0, "logprobs": []}
             outputs = [CompletionOutput(index, "", [], finish_reason=ABORTED, **logprobs) for index in indices]
             return RequestOutput(self.request_id, self.prompt, self.prompt_token_ids, outputs, finished)
-        rendering, vocabulary, chunks = running.rendering, running.vocabulary, self.chunks[:]
-        if finished and self.was_aborted:
-            whole = merge_chunks([*(Chunk(index, 0) for index in range(num_sequences)), *chunks])[:num_sequences]
+        chunks, ends = self.chunks[:], finished and self.was_aborted
+        if ends:
+            empty = (Chunk(index, 0) for index in range(self.num_sequences))
+            whole = merge_chunks([*empty, *chunks])[: self.num_sequences]
         else:
-            whole = completed_sequences(chunks, rendering) if finished else merge_chunks(chunks)
+            whole = completed_sequences(chunks, running.rendering) if finished else merge_chunks(chunks)
+        return self.with_outputs([self.completion(chunk, ends=ends) for chunk in whole], finished=finished)
+
+    @property
+    def num_sequences(self) -> int:
+        return self.unvalidated.n or 1
+
+    def completion(self, chunk: Chunk, *, ends: bool) -> CompletionOutput:
+        """A sequence of a request that runs, or a part of it. With `ends` an abort ends it, if nothing else has."""
+        assert self.running is not None, "it has chunks"
+        has_logprobs = self.running.rendering.logprobs is not None
+        return CompletionOutput.of(chunk, self.running.vocabulary, has_logprobs=has_logprobs, was_aborted=ends)
+
+    def with_outputs(
+        self, outputs: list[CompletionOutput], *, finished: bool, has_prompt: bool = True
+    ) -> RequestOutput:
+        """The output of a request that runs, of these sequences; with `has_prompt` with log-probabilities of the
+        prompt.
+        """
+        running = self.running
+        assert running is not None, "it has outputs"
         prompt_logprobs = None
-        if rendering.prompt_logprobs is not None and chunks and running.prompt is not None:
-            prompt_logprobs = [None, *(logprobs_at(one, vocabulary) for one in running.prompt.logprobs)]
+        if has_prompt and running.rendering.prompt_logprobs is not None and self.chunks and running.prompt is not None:
+            prompt_logprobs = [None, *(logprobs_at(one, running.vocabulary) for one in running.prompt.logprobs)]
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
-            outputs=[
-                CompletionOutput.of(
-                    chunk, vocabulary, has_logprobs=rendering.logprobs is not None, was_aborted=self.was_aborted
-                )
-                for chunk in whole
-            ],
+            outputs=outputs,
             finished=finished,
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=running.usage.cached_tokens,
-            seed=rendering.seed,
+            seed=running.rendering.seed,
         )
 
 

@@ -1,6 +1,6 @@
 """What calls return, with the names of vLLM's classes."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from gateway_svc.output import Chunk, TokenLogprob
 from gateway_svc.vocabulary import Vocabulary
@@ -44,19 +44,6 @@ class CompletionOutput:
         """Whether the sequence has ended. A method, as in vLLM."""
         return self.finish_reason is not None
 
-    def since(self, before: "CompletionOutput | None") -> "CompletionOutput":
-        """What is new beside an earlier output of the sequence; None: all. Calls of tools come whole, at its end."""
-        if before is None:
-            before = CompletionOutput(self.index, "", [])
-        return replace(
-            self,
-            text=self.text[len(before.text) :],
-            token_ids=self.token_ids[len(before.token_ids) :],
-            logprobs=None if self.logprobs is None else self.logprobs[len(before.logprobs or ()) :],
-            reasoning=self.reasoning[len(before.reasoning) :],
-            tool_calls=self.tool_calls if self.finished() else [],
-        )
-
     @classmethod
     def of(
         cls, chunk: Chunk, vocabulary: Vocabulary, *, has_logprobs: bool, was_aborted: bool = False
@@ -92,16 +79,6 @@ class RequestOutput:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int = 0
     seed: int | None = None
-
-    def since(self, before: "RequestOutput | None") -> "RequestOutput":
-        """What is new beside an earlier output; None: all. Sequences without anything new are left out."""
-        earlier = {} if before is None else {one.index: one for one in before.outputs}
-        has_prompt = before is not None and before.prompt_logprobs is not None
-        return replace(
-            self,
-            outputs=[one.since(earlier.get(one.index)) for one in self.outputs if one != earlier.get(one.index)],
-            prompt_logprobs=None if has_prompt else self.prompt_logprobs,
-        )
 
 
 @dataclass(frozen=True, slots=True)
