@@ -3,7 +3,6 @@
 As sentence-transformers and vLLM have it, the two messages have the roles `query` and `document`.
 """
 
-import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ from gateway_svc.chats import PromptEnd
 from gateway_svc.text_pairs import EncodedPair, PairForm, PairText, truncate_longest
 from gateway_svc.tokenizer import InvalidModelFiles, ModelTokenizer
 from gateway_svc.validated_request import TruncationSide
-from svc_common.models import module_kind, read_modules
+from svc_common.models import module_kind, read_json, read_modules
 
 _SHORTEST = ("a", "a")  # a pair of a token each
 
@@ -36,9 +35,9 @@ class PairMessages:
 
     @classmethod
     def of(cls, directory: Path) -> "PairMessages":
-        """Those of a model. Raises InvalidModelFiles for files of another form."""
+        """Those of a model. Raises InvalidModelFiles for files of another form, and DamagedModelFile."""
         path = directory / "sentence_bert_config.json"
-        config = _read(path)
+        config: dict[str, Any] = read_json(path, {})
         message = _object(config, "modality_config", path).get("message")
         content = message.get("format") if isinstance(message, dict) else None
         variables = dict(_object(_object(config, "processing_kwargs", path), "chat_template", path))
@@ -139,7 +138,7 @@ class PairChats:
 def pair_form(tokenizer: ModelTokenizer, directory: Path) -> PairForm:
     """How a model of a directory takes pairs of texts: by its chat template if this is for them, else by its tokenizer.
 
-    Raises InvalidModelFiles where neither can be used, and ModelNotFound as `read_modules` does.
+    Raises InvalidModelFiles where neither can be used, and DamagedModelFile as `read_modules` does.
     """
     messages = PairMessages.of(directory)
     answers = any(module_kind(module) == "LogitScore" for module in read_modules(directory))
@@ -175,16 +174,6 @@ def _names_both(template: ChatTemplate) -> bool:
     return {"query", "document"} <= set(template.constants.split("\0"))
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text()) if path.exists() else {}
-    except (OSError, ValueError) as error:
-        raise InvalidModelFiles(f"{path} cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise InvalidModelFiles(f"{path} must be an object")
-    return value
-
-
 def _object(config: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
     value = config.get(name) or {}
     if not isinstance(value, dict):
@@ -193,7 +182,7 @@ def _object(config: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
 
 
 def _default_prompt(path: Path) -> str | None:
-    config = _read(path)
+    config: dict[str, Any] = read_json(path, {})
     name = config.get("default_prompt_name")
     if name is None:
         return None

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
@@ -18,12 +18,18 @@ CONFIG_FILES = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt
 """Configuration and tokenizer: all that gateways read."""
 WEIGHT_FILES = ("*.safetensors",)
 
+T = TypeVar("T")
+
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
 class ModelNotFound(Exception):  # noqa: N818
     """The model's files are missing. The text says what to do."""
+
+
+class DamagedModelFile(ModelNotFound):
+    """A file of the model is not what it should be. The text names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +293,7 @@ def task_of(directory: Path, chosen: str = AUTO_TASK) -> ModelTask:
     is a cross-encoder, which scores, and so does one whose modules.json makes scores of logits. Any other model
     generates, as does one whose config.json cannot be read.
 
-    Raises ModelNotFound for a modules.json of another form.
+    Raises DamagedModelFile for a modules.json of another form.
     """
     if chosen not in (AUTO_TASK, POOLING_TASK):
         return ModelTask(chosen)
@@ -337,20 +343,29 @@ def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"LABEL_{index}" for index in range(number if isinstance(number, int) else 2))
 
 
-def read_modules(directory: Path) -> list[dict[str, Any]]:
-    """The modules of a model, as sentence-transformers writes them; none without its modules.json.
+def read_json(path: Path, default: T) -> T:
+    """A JSON file of a model, of the type of `default`, which stands for a file that is missing. Raises
+    DamagedModelFile.
+    """
+    try:
+        value = json.loads(path.read_text())
+    except FileNotFoundError:
+        return default
+    except (OSError, ValueError) as error:
+        raise DamagedModelFile(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, type(default)):
+        raise DamagedModelFile(f"{path} must be {'a list' if isinstance(default, list) else 'an object'}")
+    return value
 
-    Raises ModelNotFound where it has another form.
+
+def read_modules(directory: Path) -> list[dict[str, Any]]:
+    """The modules of a model, as sentence-transformers writes them; none without its modules.json. Raises
+    DamagedModelFile.
     """
     path = directory / "modules.json"
-    if not path.is_file():
-        return []
-    try:
-        modules = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ModelNotFound(f"{path} cannot be read: {error}") from error
-    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise ModelNotFound(f"{path} is not a list of objects, as sentence-transformers writes it")
+    modules: list[Any] = read_json(path, [])
+    if not all(isinstance(module, dict) for module in modules):
+        raise DamagedModelFile(f"{path} is not a list of objects, as sentence-transformers writes it")
     return modules
 
 

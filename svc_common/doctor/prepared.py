@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from svc_common.models import ModelNotFound, find_source, find_tokenizer
+from svc_common.models import DamagedModelFile, ModelNotFound, find_source, find_tokenizer
 
 
 def is_prepared(
@@ -23,6 +23,8 @@ def is_prepared(
 def next_step_for(error: ModelNotFound) -> str:
     """What to do about a model that is not found."""
     text = str(error)
+    if isinstance(error, DamagedModelFile):
+        return "correct the file, or download the model's files again"
     if "run `" in text:
         return "run this command, which downloads or converts the model"
     if "it has no " in text:

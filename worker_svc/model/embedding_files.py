@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from svc_common.models import module_kind
+from svc_common.models import module_kind, read_json, read_modules
 from worker_svc.encoder.pooling import DenseSpec, EmbeddingDefaults
 from worker_svc.errors import UnsupportedModel
 from worker_svc.model.embedding_layers import dense_spec
-from worker_svc.model.sentence_files import module_config, read_json, read_modules
+from worker_svc.model.sentence_files import module_config
 from worker_svc.step import Pooling
 
 # By their names in the pooling's config: switches of their own, or values of `pooling_mode`.
@@ -25,7 +25,7 @@ def embedding_defaults(directory: Path, *, is_decoder: bool = False) -> Embeddin
     """What the files of sentence-transformers say. Without them an encoder's is the mean, not normalised, as its
     library does, and a decoder's the last token's state, normalised, as vLLM does.
 
-    Raises UnsupportedModel where they name what is not computed here.
+    Raises UnsupportedModel where they name what is not computed here, and DamagedModelFile as `read_json` does.
     """
     modules = read_modules(directory)
     pooling, normalizes = Pooling.MEAN, False

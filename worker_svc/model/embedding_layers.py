@@ -46,7 +46,8 @@ class DenseLayer:
 
 
 def dense_spec(directory: Path, module: Mapping[str, Any]) -> DenseSpec:
-    """A `Dense` of modules.json. Raises UnsupportedModel where its config names what is not computed here."""
+    """A `Dense` of modules.json. Raises UnsupportedModel where its config names what is not computed here, and
+    DamagedModelFile."""
     config = module_config(directory, module)
     folder = module_folder(directory, module)
     where = directory / folder / "config.json"

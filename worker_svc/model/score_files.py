@@ -4,13 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from svc_common.models import ModelTask, module_kind, read_modules, task_of
+from svc_common.models import ModelTask, module_kind, read_json, read_modules, task_of
 from worker_svc.errors import UnsupportedModel
 from worker_svc.model.architecture import AnyDescription
 from worker_svc.model.describe_score_head import named_activation
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.score_head_description import ScoreActivation, ScoreHeadSpec
-from worker_svc.model.sentence_files import module_config, read_json
+from worker_svc.model.sentence_files import module_config
 
 
 def with_score_files(description: AnyDescription | None, directory: Path, chosen: str) -> AnyDescription | None:
@@ -19,7 +19,7 @@ def with_score_files(description: AnyDescription | None, directory: Path, chosen
 
     A decoder may answer with a token, whose logit is the score (https://sbert.net/docs/package_reference/cross_encoder/modules.html).
 
-    Raises UnsupportedModel where they name what is not computed here, and ModelNotFound as `task_of` does.
+    Raises UnsupportedModel where they name what is not computed here, and DamagedModelFile as `task_of` does.
     """
     if description is None or task_of(directory, chosen) not in (ModelTask.SCORE, ModelTask.CLASSIFY):
         return description

@@ -1,39 +1,15 @@
 """Reads the files that sentence-transformers writes beside a model."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from svc_common.models import module_kind
+from svc_common.models import module_kind, read_json, read_modules
 from worker_svc.errors import UnsupportedModel
-
-T = TypeVar("T")
-
-
-def read_json(path: Path, default: T) -> T:
-    """A JSON file of the type of `default`, which stands for a file that is missing. Raises UnsupportedModel."""
-    try:
-        value = json.loads(path.read_text())
-    except FileNotFoundError:
-        return default
-    except (OSError, ValueError) as error:
-        raise UnsupportedModel(f"{path} cannot be read: {error}") from error
-    if not isinstance(value, type(default)):
-        raise UnsupportedModel(f"{path} has another form than expected")
-    return value
-
-
-def read_modules(directory: Path) -> list[dict[str, Any]]:
-    """The modules of modules.json, none without the file. Raises UnsupportedModel."""
-    modules: list[Any] = read_json(directory / "modules.json", [])
-    if not all(isinstance(module, dict) for module in modules):
-        raise UnsupportedModel(f"{directory / 'modules.json'} has another form than expected")
-    return modules
 
 
 def module_config(directory: Path, module: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of a module of modules.json, empty without its file. Raises UnsupportedModel."""
+    """The config of a module of modules.json, empty without its file. Raises UnsupportedModel and DamagedModelFile."""
     config: dict[str, Any] = {}
     return read_json(directory / module_folder(directory, module) / "config.json", config)
 
@@ -47,7 +23,7 @@ def module_folder(directory: Path, module: Mapping[str, Any]) -> Path:
 
 
 def module_folders(directory: Path) -> list[Path]:
-    """The folders that exist of the modules behind the transformer, as `module_folder`. Raises UnsupportedModel."""
+    """The folders that exist of the modules behind the transformer. Raises UnsupportedModel and DamagedModelFile."""
     behind = (module for module in read_modules(directory) if module_kind(module) != "Transformer")
     folders = (module_folder(directory, module) for module in behind)
     return [folder for folder in dict.fromkeys(folders) if folder.parts and (directory / folder).is_dir()]

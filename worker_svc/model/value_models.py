@@ -14,7 +14,7 @@ def for_task(description: AnyDescription | None, directory: Path, chosen: str) -
 
     `chosen` is QUIRE_TASK. If the model scores or classifies, the description has the head that its files say.
 
-    Raises UnsupportedModel if it does not compute what is chosen, and ModelNotFound as `task_of` does.
+    Raises UnsupportedModel if it does not compute what is chosen, and DamagedModelFile as `task_of` does.
     """
     described = with_score_files(description, directory, chosen)
     return described, _computes_values(described, directory, chosen)

@@ -23,6 +23,7 @@ from quire.inference.v1 import inference_pb2 as api
 from reranker_files import TEMPLATE, write_reranker_files
 from svc_common.errors import QuireError
 from svc_common.model_settings import ModelSettings
+from svc_common.models import DamagedModelFile
 from tiny_model import CHAT_TEMPLATE, make_model_directory, tiny_tokenizer
 
 LEFT, RIGHT = TruncationSide.LEFT, TruncationSide.RIGHT
@@ -278,7 +279,7 @@ def test_the_template_may_end_a_prompt_in_place_of_the_tokenizer(directory: Path
 )
 def test_files_of_another_form_are_refused(file: str, text: str, directory: Path) -> None:
     (directory / file).write_text(text)
-    with pytest.raises(InvalidModelFiles, match=file):
+    with pytest.raises((InvalidModelFiles, DamagedModelFile), match=file):
         load(directory)
 
 

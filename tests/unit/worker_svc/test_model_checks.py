@@ -202,6 +202,10 @@ def test_an_encoder_needs_supported_files_of_sentence_transformers(tmp_path: Pat
     (tmp_path / "mean" / "modules.json").write_text('[{"type": "sentence_transformers.models.Dense"}]')
     finding = of_model(tmp_path / "mean")
     assert (finding.status, "has a module Dense" in finding.problem) == (Status.WRONG, True)
+    (tmp_path / "mean" / "modules.json").write_text("[")
+    finding = of_model(tmp_path / "mean")
+    assert (finding.status, "modules.json cannot be read" in finding.problem) == (Status.WRONG, True)
+    assert finding.next_step == "correct the file, or download the model's files again"
 
 
 def test_what_a_model_computes_is_checked(model: Path, tmp_path: Path) -> None:

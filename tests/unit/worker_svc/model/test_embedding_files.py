@@ -31,8 +31,6 @@ def test_a_model_without_them_has_the_mean(tmp_path: Path) -> None:
         ([{"type": "sentence_transformers.models.LSTM"}], {}, "a module LSTM"),
         ([{"type": "x.Pooling", "path": "p"}], {"pooling_mode_max_tokens": True}, "pools by pooling_mode_max_tokens"),
         ([{"type": "x.Pooling", "path": "p"}], {}, "pools by none"),
-        ({}, {}, "another form"),
-        (["Pooling"], {}, "another form"),
         ([{"type": "x.Pooling", "path": "../p"}], {}, "outside of the model"),
     ],
 )
