@@ -18,6 +18,11 @@ _ACCEPTED_AT_ONCE = 64
 _RETRY_SECONDS = 1.0
 _NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _CLOSE_NOTIFY_SECONDS = 2.0  # for a client's answer to the end of its TLS connection
+_IN_PLAIN_TEXT = b"this port has TLS: use https://\n"
+_REFUSAL = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\nconnection: close\r\n"
+    b"content-length: %d\r\n\r\n%s" % (len(_IN_PLAIN_TEXT), _IN_PLAIN_TEXT)
+)
 
 
 class HttpServer(uvicorn.Server):
@@ -48,7 +53,8 @@ class HttpServer(uvicorn.Server):
 
 
 class _TlsListener:
-    """Accepts connections in plain text, counts them, and gives each `seconds` for its TLS handshake.
+    """Accepts connections in plain text, counts them, and gives each `seconds` for its TLS handshake. A request in
+    plain text is answered 400.
 
     asyncio's own servers, which have this interface, create a connection only after its handshake.
     """
@@ -101,15 +107,48 @@ class _TlsListener:
             handshake.add_done_callback(self._handshakes.discard)
 
     async def _shake_hands(self, accepted: socket.socket, connection: BoundedConnection) -> None:
+        deadline = self._loop.time() + self._seconds
         try:
-            await self._loop.connect_accepted_socket(
-                lambda: connection,
-                accepted,
-                ssl=self._tls,
-                ssl_handshake_timeout=self._seconds,
-                ssl_shutdown_timeout=_CLOSE_NOTIFY_SECONDS,
-            )
+            if await self._begins_tls(accepted):
+                await self._loop.connect_accepted_socket(
+                    lambda: connection,
+                    accepted,
+                    ssl=self._tls,
+                    ssl_handshake_timeout=max(deadline - self._loop.time(), 0.001),
+                    ssl_shutdown_timeout=_CLOSE_NOTIFY_SECONDS,
+                )
         except OSError:
             pass  # the handshake failed, or was not complete in time
         finally:
             connection.end_handshake()
+
+    async def _begins_tls(self, accepted: socket.socket) -> bool:
+        """Whether a client sends what may be a handshake; else its connection is closed, with an answer to a request
+        in plain text. Raises OSError.
+        """
+        begins = False
+        is_readable = asyncio.Event()
+        self._loop.add_reader(accepted, is_readable.set)
+        try:
+            async with asyncio.timeout(self._seconds):
+                await is_readable.wait()
+            self._loop.remove_reader(accepted)
+            first = accepted.recv(1, socket.MSG_PEEK)
+            begins = first != b"" and not first.isalpha()  # a method begins with a letter, and no record of TLS does
+            if first.isalpha():
+                await self._refuse(accepted)
+        finally:
+            if not begins:
+                self._loop.remove_reader(accepted)
+                accepted.close()
+        return begins
+
+    async def _refuse(self, accepted: socket.socket) -> None:
+        """Answers a request in plain text, and reads the rest of it: a socket that is closed with something left to
+        read resets its connection.
+        """
+        accepted.send(_REFUSAL)
+        accepted.shutdown(socket.SHUT_WR)
+        async with asyncio.timeout(_CLOSE_NOTIFY_SECONDS):
+            while await self._loop.sock_recv(accepted, 2**16):
+                pass

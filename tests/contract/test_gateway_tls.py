@@ -50,8 +50,7 @@ async def test_the_official_client_checks_the_certificate_and_streams(
             with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
                 await stranger.get(f"https://{host}:{gateway.http_port}/live")
         async with httpx.AsyncClient(trust_env=False) as plain:
-            with pytest.raises(httpx.HTTPError):
-                await plain.get(f"http://{host}:{gateway.http_port}/live")
+            assert (await plain.get(f"http://{host}:{gateway.http_port}/live")).status_code == 400
         assert await answers_http(f"{host}:{gateway.http_port}", "/live", has_tls=True)()  # as `make run` probes it
 
 

@@ -84,6 +84,20 @@ def test_a_connection_without_a_handshake_is_closed(
     run(test())
 
 
+def test_a_request_in_plain_text_is_answered_that_the_port_has_tls(
+    run: Run, model_directory: Path, authority: Authority, files: ReplaceableFiles
+) -> None:
+    async def test() -> None:
+        async with gateway_with_tls(model_directory, files) as gateway:
+            async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
+                url = f"http://127.0.0.1:{gateway.http_port}/v1/completions"
+                response = await http.post(url, json={"prompt": "a" * 1_000})
+            assert (response.status_code, response.text) == (400, "this port has TLS: use https://\n")
+            await answers(gateway, authority)
+
+    run(test())
+
+
 @pytest.mark.parametrize("sent", [b"", HANDSHAKE_PART], ids=["idle", "part"])
 def test_connections_without_a_handshake_give_way_to_new_ones(
     sent: bytes, run: Run, model_directory: Path, files: ReplaceableFiles, authority: Authority
