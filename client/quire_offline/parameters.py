@@ -18,8 +18,8 @@ class Parameters:
 
     names: ClassVar[Set[str]] = frozenset()
     """The parameters that there are."""
-    not_served: ClassVar[Set[str]] = frozenset()
-    """Names of other APIs, which may only be None."""
+    not_served: ClassVar[Mapping[str, Sequence[Any]]] = {}
+    """Names of other APIs, with the values beside None that ask for nothing: others are refused."""
 
     _values: dict[str, Any]
 
@@ -41,11 +41,12 @@ class Parameters:
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "_values":  # at the beginning, and by copy and pickle
             super().__setattr__(name, value)
-        elif value is None and name in self.names | self.not_served:
-            self._values.pop(name, None)
         elif name in self.names:
-            self._values[name] = plain(value)
-        else:
+            if value is None:
+                self._values.pop(name, None)
+            else:
+                self._values[name] = plain(value)
+        elif name not in self.not_served or value not in (None, *self.not_served[name]):
             raise no_option(name, sorted(self.names))
 
     def clone(self) -> Self:

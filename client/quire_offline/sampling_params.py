@@ -1,6 +1,6 @@
 """Sampling parameters by vLLM's names, which are the fields of the HTTP API."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, ClassVar
 
@@ -23,6 +23,19 @@ _OF_REQUESTS = {
 
 _OF_CHATS = {"thinking_token_budget"}
 """Parameters of vLLM's class that are fields of a chat's body only."""
+
+_OF_PYTHON: Mapping[str, Sequence[Any]] = {
+    "detokenize": (True,),
+    "extra_args": ({},),
+    "flat_logprobs": (False,),
+    "output_text_buffer_length": (0,),
+    "prompt_logprob_start": (),
+    "prompt_logprob_token_ids": (),
+    "skip_clone": (False, True),  # of the parameters themselves, which are never changed
+    "skip_reading_prefix_cache": (False,),
+    "trace_decode_token_ids": (),
+}
+"""Parameters of vLLM's class that no body has, with the values that ask for nothing."""
 
 _OUTPUT_KIND = "output_kind"
 
@@ -49,7 +62,11 @@ class SamplingParams(Parameters):
     __slots__ = ()
 
     names: ClassVar = CompletionBody.served_fields() - _OF_REQUESTS | _OF_CHATS | {_OUTPUT_KIND}
-    not_served: ClassVar = frozenset(CompletionBody.unserved) - _OF_CHATS
+    not_served: ClassVar = {
+        name: neutral
+        for name, neutral in {**CompletionBody.unserved, **_OF_PYTHON, "stream_interval": (1,)}.items()
+        if name not in _OF_CHATS
+    }
 
     @property
     def values(self) -> Mapping[str, Any]:

@@ -4,6 +4,7 @@ import pickle
 
 import pytest
 
+from docs.tools.from_vllm import SAMPLING_PARAMS
 from quire_offline import RequestOutputKind, SamplingParams
 
 
@@ -46,7 +47,22 @@ def test_parameters_are_assigned_and_copied() -> None:
         copy.temprature = 1
 
 
-def test_names_of_vllm_that_are_not_served_may_be_none() -> None:
-    assert SamplingParams(repetition_detection=None) == SamplingParams()
-    with pytest.raises(TypeError, match="no option repetition_detection"):
-        SamplingParams(repetition_detection={"min_count": 2})
+@pytest.mark.parametrize(
+    ("name", "neutral", "value"),
+    [
+        ("repetition_detection", None, {"min_count": 2}),
+        ("watermarking", False, True),
+        ("detokenize", True, False),
+        ("extra_args", {}, {"a": 1}),
+        ("stream_interval", 1, 4),
+        ("trace_decode_token_ids", None, [3]),
+    ],
+)
+def test_names_of_vllm_that_are_not_served_may_ask_for_nothing(name: str, neutral: object, value: object) -> None:
+    assert SamplingParams(**{name: neutral}) == SamplingParams(**{name: None}) == SamplingParams()
+    with pytest.raises(TypeError, match=f"no option {name}"):
+        SamplingParams(**{name: value})
+
+
+def test_every_parameter_of_vllm_is_known() -> None:
+    assert SAMPLING_PARAMS.keys() <= SamplingParams.names | SamplingParams.not_served.keys()
