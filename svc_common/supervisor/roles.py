@@ -124,6 +124,7 @@ def service_roles(
                 **({"QUIRE_GATEWAY_METRICS_PORT": str(metrics.port)} if metrics else {}),
                 **_tls(settings),
                 **({"QUIRE_API_KEYS": str(settings.api_keys)} if settings.api_keys else {}),
+                **({} if settings.seed is None else {"QUIRE_SEED": str((settings.seed + index) % 2**32)}),
             },
         )
         for index, (http, grpc, metrics) in enumerate(

@@ -81,6 +81,9 @@ class SupervisorSettings(ServiceSettings):
     reasoning_format: str | None = Field(None, description="passed on to gateways")
     generation_config: str | None = Field(None, description="passed on to gateways")
     override_generation_config: str | None = Field(None, description="passed on to gateways")
+    seed: int | None = Field(
+        None, ge=0, le=2**32 - 1, description="passed on to gateways; gateway i has it plus i, and draws other seeds"
+    )
     task: TaskChoice = Field("auto", description=TASK)
     models: ModelsFile = Field(None, description=MODELS)
     api_keys: Path | None = Field(

@@ -85,6 +85,12 @@ def test_each_gateway_has_a_port_of_metrics_where_one_is_set() -> None:
     assert ports == ["9121", "9122"]
 
 
+def test_gateways_draw_different_seeds() -> None:
+    assert "QUIRE_SEED" not in table()["gateway"].environment
+    roles = table(gateways=2, seed=2**32 - 1)
+    assert [roles[f"gateway-{index}"].environment["QUIRE_SEED"] for index in range(2)] == ["4294967295", "0"]
+
+
 def test_files_of_tls_reach_gateways_and_certificates_of_roles_reach_nobody() -> None:
     roles = table(tls_cert_file="/tls/crt", tls_key_file="/tls/key")
     assert roles["gateway"].environment["QUIRE_TLS_CERT_FILE"] == "/tls/crt"
