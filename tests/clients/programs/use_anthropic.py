@@ -118,13 +118,13 @@ def a_turn_with_a_result_of_a_tool_is_answered() -> None:
 def a_tool_runner_calls_functions_and_sends_their_results() -> None:
     calls = []
 
-    @anthropic.beta_tool
     def get_weather(city: str, unit: Literal["celsius", "fahrenheit"]) -> str:
         """Returns the weather in a city."""
         calls.append({"city": city, "unit": unit})
         return WEATHER
 
-    runner = client.beta.messages.tool_runner(tools=[get_weather], tool_choice=ONE_CALL, max_iterations=2, **REQUEST)
+    tools: Any = [anthropic.beta_tool(get_weather)]
+    runner = client.beta.messages.tool_runner(tools=tools, tool_choice=ONE_CALL, max_iterations=2, **REQUEST)
     messages = list(runner)
     assert [message.stop_reason for message in messages] == ["tool_use", "tool_use"]
     assert calls == [the_call(message).input for message in messages]
