@@ -215,8 +215,8 @@ class GatewaySettings(InnerSettings):
     unnamed_retention: str = Field(
         "until_end",
         pattern=PATTERN,
-        description="the same of generations without a name: none, until_end, or seconds. Embeddings and scores that "
-        "ask for none have no records",
+        description="the same of generations without a name: none, until_end, or seconds. Embeddings, "
+        "classifications and scores that ask for none have no records",
     )
     drain_grace: float = Field(30.0, ge=0, description="seconds after SIGTERM in which running requests may end")
 

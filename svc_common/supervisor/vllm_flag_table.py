@@ -43,7 +43,7 @@ SERVED: tuple[VllmFlag, ...] = (
         "--runner",
         "QUIRE_TASK",
         {"auto": None, "generate": "generate", "pooling": "pooling"},
-        "its names; encoders and cross-encoders compute their values without it",
+        "its names; encoders, cross-encoders and classifiers compute their values without it",
     ),
     Choice("--convert", "QUIRE_TASK", {"auto": None, "none": None, "embed": "embed"}, "only `embed` sets it"),
     Value(

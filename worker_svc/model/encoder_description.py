@@ -58,7 +58,7 @@ class EncoderDescription:
     unused_prefixes: tuple[str, ...] = ()
     """Of the checkpoint's tensors that have no part in the hidden states."""
     score_head: ScoreHeadSpec | None = None
-    """Of a cross-encoder, which scores pairs of texts; None: the model computes embeddings."""
+    """Of a cross-encoder or classifier; None: the model computes embeddings."""
 
     def __post_init__(self) -> None:
         """The backend uses these sizes without further checks."""

@@ -1,5 +1,5 @@
 """BERT and models of its form, such as MiniLM: encoders with learnt positions and norms after each sum, and
-cross-encoders, which have a head on top.
+cross-encoders and classifiers, which have a head on top.
 """
 
 from typing import Any
