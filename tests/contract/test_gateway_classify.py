@@ -81,6 +81,7 @@ async def test_each_input_is_one_submission(shared: Harness) -> None:
         ({"raw_scores": True}, True),
         ({"use_activation": False}, True),
         ({"use_activation": True, "raw_scores": False}, False),
+        ({"activation": True, "softmax": True, "return_all_scores": True}, False),
     ],
 )
 async def test_the_activation_may_be_left_out(options: dict[str, Any], is_raw: bool, shared: Harness) -> None:
@@ -148,6 +149,13 @@ async def test_a_sagemaker_container_classifies(shared: Harness) -> None:
         ({"input": "a", "top_k": 2}, "feature_unsupported", "top_k"),
         ({"input": "a", "padding": "max_length"}, "feature_unsupported", "padding"),
         ({"inputs": "a"}, "feature_unsupported", "inputs"),
+        ({"input": "a", "activation": False}, "feature_unsupported", "activation"),
+        ({"input": "a", "softmax": False}, "feature_unsupported", "softmax"),
+        ({"input": "a", "function_to_apply": "none"}, "feature_unsupported", "function_to_apply"),
+        ({"input": "a", "return_all_scores": False}, "feature_unsupported", "return_all_scores"),
+        ({"input": "a", "text_pair": "b"}, "feature_unsupported", "text_pair"),
+        ({"input": "a", "labels": ["b", "c"]}, "feature_unsupported", "labels"),
+        ({"input": "a", "candidate_labels": ["b", "c"]}, "feature_unsupported", "candidate_labels"),
         ({"input": "a", "encoding_format": "base64"}, "feature_unsupported", "encoding_format"),
         ({"input": "a", "model": "other"}, "model_not_found", "model"),
     ],

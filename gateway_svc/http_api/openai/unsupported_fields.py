@@ -190,10 +190,23 @@ EMBEDDINGS: Neutral = {
     "truncation_direction": ("right", "Right"),
 }
 
+# Names that vLLM had for use_activation.
+_ACTIVATION: Neutral = {
+    "activation": (True,),
+    "softmax": (True,),
+}
+
+# Those of transformers' pipelines among them, and of services that take the labels from the client.
 CLASSIFY: Neutral = {
+    **_ACTIVATION,
+    "candidate_labels": (),
     "encoding_format": ("float",),
+    "function_to_apply": (),
     "inputs": (),
+    "labels": (),
     "padding": ("do_not_pad",),
+    "return_all_scores": (True,),
+    "text_pair": (),
     "top_k": (),
 }
 
@@ -203,6 +216,7 @@ COHERE_EMBED: Neutral = {
 }
 
 _SIMILARITY: Neutral = {
+    **_ACTIVATION,
     "add_special_tokens": (True,),
     "return_embeddings": (False,),
 }

@@ -163,7 +163,7 @@ def test_fields_that_are_not_served_are_refused_by_name_unless_they_ask_for_noth
         "input": "a", "messages": [], "prompt": "a", "dimensions": 2, "pooling": "cls", "encoding_format": "float",
         "add_special_tokens": False, "padding": "max_length", "request_id": "a",
         "chat_template_kwargs": {"a": 1}, "chat_template": "a", "mm_processor_kwargs": {"a": 1}, "cache_salt": "a",
-        "truncate": True, "return_embeddings": True,
+        "truncate": True, "return_embeddings": True, "activation": False, "softmax": False,
         "input_type": "query", "truncation": True, "stream": True, "temperature": 0.5,
     }  # fmt: skip
     only_score: dict[str, Any] = {
