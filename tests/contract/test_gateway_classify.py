@@ -197,8 +197,9 @@ async def test_a_cross_encoder_has_one_label(tmp_path: Path) -> None:
     directory = make_encoder_directory(tmp_path, labels=["relevant"])
     async with running_gateway(directory, **LIMITS) as harness:
         harness.scheduler.script = embed_with(lambda _: [0.75])
-        answer = (await harness.http.post("/classify", json={"input": "a"})).json()
-        assert answer["data"] == [{"index": 0, "label": "relevant", "probs": [0.75], "num_classes": 1}]
+        for path in ("/classify", "/invocations"):
+            answer = (await harness.http.post(path, json={"input": "a"})).json()
+            assert answer["data"] == [{"index": 0, "label": "relevant", "probs": [0.75], "num_classes": 1}]
 
 
 async def test_a_model_without_labels_does_not_classify(encoder_directory: Path) -> None:

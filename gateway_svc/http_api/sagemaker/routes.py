@@ -27,7 +27,6 @@ from gateway_svc.http_api.service_routes import HealthAnswer
 from gateway_svc.model_catalog import ModelCatalog
 from gateway_svc.tenant import Tenant
 from gateway_svc.tracing import Operation
-from svc_common.models import ModelTask
 
 
 class InvocationBody(BodyModel):
@@ -36,7 +35,7 @@ class InvocationBody(BodyModel):
     model: str | None = option("Name or alias of the model; absent: the first model.")
     messages: Any = option("Of /v1/chat/completions.")
     prompt: Any = option("Of /v1/completions.")
-    input: Any = option("Of /v1/embeddings; for a model with several labels of /classify.")
+    input: Any = option("Of /v1/embeddings; for a model with a head for labels of /classify.")
     query: Any = option("Of /rerank.")
     queries: Any = option("Of /score.")
     text_1: Any = option("Of /score.")
@@ -45,7 +44,7 @@ class InvocationBody(BodyModel):
 
 class SageMakerRoutes:
     """Handlers. `others` are those of other routes, by a field of their bodies: the first one that a body has.
-    `classify` takes the place of that for `input` where the model classifies.
+    `classify` takes the place of that for `input` where the model has labels.
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class SageMakerRoutes:
         for field, handler in self._others.items():
             if getattr(body, field) is None:
                 continue
-            if field == "input" and self._catalog.find(body.model, NamedFields({}), tenant).task is ModelTask.CLASSIFY:
+            if field == "input" and self._catalog.find(body.model, NamedFields({}), tenant).labels:
                 return self._classify
             return handler
         raise invalid("messages", "must be given, or prompt, input, query, queries, text_1 or data_1")
