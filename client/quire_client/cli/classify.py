@@ -1,5 +1,6 @@
 """`quire classify`: labels of texts."""
 
+import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,8 @@ from quire_client.cli.output import print_json, write_text
 from quire_client.cli.texts import answers, total
 from quire_client.results import Classifications
 from quire_client.sync import Client
+
+_SPACE = re.compile(r"\s")  # which ends lines and fields, too
 
 
 def classify(
@@ -71,8 +74,9 @@ def classify(
 
 
 def _print_labels(answer: Classifications) -> None:
+    labels = [_SPACE.sub(" ", label) for label in answer.labels]
     for numbers in answer.scores:
-        ranked = sorted(zip(numbers, answer.labels, strict=True), key=lambda pair: -pair[0])
+        ranked = sorted(zip(numbers, labels, strict=True), key=lambda pair: -pair[0])
         write_text(["\t".join(f"{label} {number:.4f}" for number, label in ranked)])
 
 

@@ -42,6 +42,7 @@ class ScriptedService(pb_grpc.InferenceServiceServicer):
     whole: pb.GenerateResponse = field(default_factory=pb.GenerateResponse)
     vector: Sequence[float] = ()
     """That of each text. Empty: its place in the call, and 0.5."""
+    labels: Sequence[str] = ("no", "yes")
     hold_whole: bool = False
     holding: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
@@ -184,7 +185,7 @@ class ScriptedService(pb_grpc.InferenceServiceServicer):
         await self._take(request, context)
         numbers = [pb.Classification(scores=[0.25 + number / 2, 0.5]) for number in range(len(request.inputs))]
         usage = pb.Usage(prompt_tokens=4)
-        return pb.ClassifyResponse(model="tiny", labels=["no", "yes"], classifications=numbers, usage=usage)
+        return pb.ClassifyResponse(model="tiny", labels=self.labels, classifications=numbers, usage=usage)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         await self._take(request, context)
