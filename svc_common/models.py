@@ -339,7 +339,9 @@ def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
     """As transformers reads them: it writes no names where there are two labels without any."""
     named, number = config.get("id2label"), config.get("num_labels")
     if isinstance(named, dict):
-        return tuple(str(named[key]) for key in sorted(named, key=lambda key: int(key) if key.isdecimal() else 0))
+        names = [str(named[key]) for key in sorted(named, key=lambda key: int(key) if key.isdecimal() else 0)]
+        # Messages have UTF-8, which has no halves of surrogate pairs; JSON has.
+        return tuple(name.encode(errors="replace").decode() for name in names)
     return tuple(f"LABEL_{index}" for index in range(number if isinstance(number, int) else 2))
 
 

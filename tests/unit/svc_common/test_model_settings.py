@@ -307,6 +307,7 @@ def test_pooling_is_what_a_head_computes_where_there_is_one(
     ("config", "expected"),
     [
         ({"id2label": {"10": "k", "2": "c", "1": "b"}}, ("b", "c", "k")),
+        ({"id2label": {"0": "\ud83d", "1": "\ud83d\ude00"}}, ("?", "😀")),  # UTF-8 has no half of a pair
         ({"num_labels": 3}, ("LABEL_0", "LABEL_1", "LABEL_2")),
         ({}, ("LABEL_0", "LABEL_1")),
         ({"architectures": ["BertModel"], "id2label": {"0": "a"}}, ()),
