@@ -45,7 +45,12 @@ SERVED: tuple[VllmFlag, ...] = (
         {"auto": None, "generate": "generate", "pooling": "pooling"},
         "its names; encoders, cross-encoders and classifiers compute their values without it",
     ),
-    Choice("--convert", "QUIRE_TASK", {"auto": None, "none": None, "embed": "embed"}, "only `embed` sets it"),
+    Choice(
+        "--convert",
+        "QUIRE_TASK",
+        {"auto": None, "none": None, "embed": "embed", "classify": "pooling"},
+        "`embed`, and with `classify` `pooling`: a model with a head for labels classifies",
+    ),
     Value(
         "--generation-config",
         "QUIRE_GENERATION_CONFIG",

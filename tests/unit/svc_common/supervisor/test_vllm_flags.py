@@ -86,6 +86,8 @@ def test_common_flags_set_the_settings_of_the_services(monkeypatch: pytest.Monke
         (["--runner", "pooling"], "pooling"),
         (["--runner=generate"], "generate"),
         (["--convert", "embed"], "embed"),
+        (["--convert", "classify"], "pooling"),
+        (["--runner", "pooling", "--convert", "classify"], "pooling"),
         (["--runner", "pooling", "--convert", "auto"], "pooling"),
         (["--runner", "auto", "--convert", "none"], None),
     ],
@@ -98,7 +100,7 @@ def test_a_runner_and_a_conversion_are_a_task(arguments: list[str], task: str | 
     ("arguments", "text"),
     [
         (["--runner", "draft"], "--runner draft: must be one of auto, generate, pooling"),
-        (["--convert", "classify"], "--convert classify: must be one of auto, none, embed"),
+        (["--convert", "reward"], "--convert reward: must be one of auto, none, embed, classify"),
         (["--enable-lora"], "--enable-lora is not served: adapters are not served"),
         (["--lora_modules", "a=b"], "--lora-modules is not served"),
         (["--watermark-config", '{"key": 1}'], "--watermark-config is not served: outputs have no watermark"),
