@@ -210,3 +210,16 @@ async def test_a_model_without_labels_does_not_classify(encoder_directory: Path)
         over_grpc = await refused(harness.stub.Classify(api.ClassifyRequest(inputs=[api.EmbedInput(text="a")])))
         assert reason_of(over_grpc) == ("FEATURE_UNSUPPORTED", "model")
         assert not harness.scheduler.all("submit")
+
+
+async def test_a_model_with_several_labels_does_not_score(shared: Harness) -> None:
+    for path, body in (
+        ("/score", {"text_1": "a", "text_2": "b"}),
+        ("/rerank", {"query": "a", "documents": ["b"]}),
+    ):
+        error = (await shared.http.post(path, json=body)).json()["error"]
+        assert (error["code"], error["param"]) == ("feature_unsupported", "model")
+        assert error["message"] == "model: has 3 labels, so it classifies texts and scores no pairs of them"
+    over_grpc = await refused(shared.stub.Score(api.ScoreRequest(queries=["a"], documents=["b"])))
+    assert reason_of(over_grpc) == ("FEATURE_UNSUPPORTED", "model")
+    assert not shared.scheduler.all("submit")

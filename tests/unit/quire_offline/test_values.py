@@ -231,7 +231,7 @@ async def test_numbers_of_labels_are_those_of_transformers(
         with pytest.raises(QuireError) as raised:
             llm.classify("a", pooling_params=PoolingParams(dimensions=2))
         assert (raised.value.reason, raised.value.field) == ("FEATURE_UNSUPPORTED", "dimensions")
-        with pytest.raises(QuireError, match="do not compute"):
+        with pytest.raises(QuireError, match="has 3 labels"):
             llm.score("a", "b")
     async with AsyncLLM(str(directory), **ENCODER) as asynchronous:
         (one,) = await asynchronous.classify(TEXTS[1])
