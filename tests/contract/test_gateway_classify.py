@@ -1,5 +1,6 @@
 """Classifications over the wire, with a scripted scheduler and a head of three labels."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from embedding_calls import LIMITS
+from embedding_calls import LIMITS, leave, until_submitted
 from encoder_model import ids, make_encoder_directory
 from gateway_calls import refused
 from gateway_harness import Harness, reason_of, running_gateway
@@ -30,6 +31,19 @@ def numbers_of(token_ids: Sequence[int]) -> list[float]:
     return [0.25, len(token_ids) / 16, sum(token_ids) / 256]
 
 
+KEYS = """
+[[keys]]
+key = "a-key-with-limits-0000"
+tenant = "search"
+max_running = 3
+max_priority = -1
+retention = "none"
+
+[[keys]]
+key = "a-key-of-another-model"
+tenant = "chat"
+models = ["another"]
+"""
 EXPECTED = [numbers_of(ids("[CLS] a b [SEP]")), numbers_of(ids("[CLS] hello world c [SEP]"))]
 
 
@@ -223,3 +237,43 @@ async def test_a_model_with_several_labels_does_not_score(shared: Harness) -> No
     over_grpc = await refused(shared.stub.Score(api.ScoreRequest(queries=["a"], documents=["b"])))
     assert reason_of(over_grpc) == ("FEATURE_UNSUPPORTED", "model")
     assert not shared.scheduler.all("submit")
+
+
+async def test_a_client_that_leaves_cancels_its_inputs(shared: Harness) -> None:
+    shared.scheduler.reset()
+    await leave(shared, asyncio.create_task(shared.http.post("/classify", json={"input": TEXTS})), 2)
+    inputs = [api.EmbedInput(text=text) for text in TEXTS]
+    await leave(shared, shared.stub.Classify(api.ClassifyRequest(inputs=inputs)), 2)
+
+
+async def test_a_deadline_ends_a_call(shared: Harness) -> None:
+    shared.scheduler.reset()
+    answer = await shared.http.post("/classify", json={"input": TEXTS}, headers={"x-request-timeout": "0.3"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+    for submit in await until_submitted(shared, 2):
+        assert 0 < submit.time_left.ToNanoseconds() <= 300_000_000
+
+
+async def test_limits_of_a_key_hold_for_each_input(tmp_path: Path) -> None:
+    directory = make_encoder_directory(tmp_path / "model", labels=LABELS)
+    (tmp_path / "keys.toml").write_text(KEYS)
+    limited, other = (
+        {"authorization": f"Bearer {key}"} for key in ("a-key-with-limits-0000", "a-key-of-another-model")
+    )
+    async with running_gateway(directory, api_keys=tmp_path / "keys.toml", **LIMITS) as quire:
+        quire.scheduler.script = embed_with(numbers_of)
+        for path in ("/classify", "/invocations"):
+            assert (await quire.http.post(path, json={"input": TEXTS})).status_code == 401
+            for model in ({}, {"model": "tiny"}):
+                refusal = await quire.http.post(path, json={"input": TEXTS, **model}, headers=other)
+                assert (refusal.status_code, refusal.json()["error"]["code"]) == (404, "model_not_found")
+        assert not quire.scheduler.all("submit")
+        await quire.http.post("/classify", json={"input": TEXTS}, headers=limited)
+        submits = quire.scheduler.all("submit")
+        assert len(submits) == 2
+        for submit in submits:
+            assert (submit.tenant, submit.limits.max_running, submit.priority) == ("search", 3, -1)
+            assert submit.retention.is_unrecorded
+        for fields in ({"priority": 0}, {"retention": "until_end"}):
+            answer = await quire.http.post("/classify", json={"input": TEXTS, **fields}, headers=limited)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, next(iter(fields)))
