@@ -24,7 +24,7 @@ class ClassifyOptions(TypedDict, total=False):
     priority: int | None
     """Requests of a higher priority run first. Absent: 0."""
     retention: Retention | None
-    """How long Redis keeps the records of the inputs. Absent: the operator's default."""
+    """How long Redis keeps the records of the inputs. Absent: there are none."""
     timeout: float | None
     """Deadline in seconds. Absent: the client's."""
     traceparent: str | None

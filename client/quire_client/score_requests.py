@@ -33,7 +33,7 @@ class ScoreOptions(TypedDict, total=False):
     one beside a pair. Absent: that of the files.
     """
     retention: Retention | None
-    """How long Redis keeps the records of the prompts. Absent: the operator's default."""
+    """How long Redis keeps the records of the prompts. Absent: there are none."""
     timeout: float | None
     """Deadline in seconds. Absent: the client's."""
     traceparent: str | None
