@@ -33,10 +33,13 @@ from gateway_svc.vocabulary import Vocabulary
 from quire.inference.v1 import inference_pb2
 from quire.inference.v1.inference_pb2_grpc import InferenceServiceServicer
 from svc_common.errors import QuireError, Reason
+from svc_common.server import PUBLIC_MESSAGE_BYTES
 
 T = TypeVar("T")
+V = TypeVar("V", inference_pb2.EmbedResponse, inference_pb2.ClassifyResponse)
 ChunkResponse = TypeVar("ChunkResponse", inference_pb2.StreamGenerateResponse, inference_pb2.ResumeResponse)
 
+_USAGE_BYTES = 64  # of an answer's usage, at most
 _NUMBERS_OF_LOGPROB = 300  # numbers of a vector that take as long to write as one log-probability
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
@@ -343,17 +346,29 @@ def _missing(
 
 
 def _embedded(model: str, vectors: Sequence[Vector]) -> inference_pb2.EmbedResponse:
-    return inference_pb2.EmbedResponse(
-        model=model, embeddings=[inference_pb2.Embedding(numbers=vector) for vector in vectors]
+    return _fitting(
+        inference_pb2.EmbedResponse(
+            model=model, embeddings=[inference_pb2.Embedding(numbers=vector) for vector in vectors]
+        )
     )
 
 
 def _classified(model: str, labels: Sequence[str], values: Sequence[Vector]) -> inference_pb2.ClassifyResponse:
-    return inference_pb2.ClassifyResponse(
-        model=model,
-        labels=labels,
-        classifications=[inference_pb2.Classification(scores=value) for value in values],
+    return _fitting(
+        inference_pb2.ClassifyResponse(
+            model=model,
+            labels=labels,
+            classifications=[inference_pb2.Classification(scores=value) for value in values],
+        )
     )
+
+
+def _fitting(answer: V) -> V:
+    """The answer to a call with inputs. Raises QuireError if grpc would not send it."""
+    if (size := answer.ByteSize() + _USAGE_BYTES) > PUBLIC_MESSAGE_BYTES:
+        message = f"the answer to so many has {size} bytes, and may have {PUBLIC_MESSAGE_BYTES}: send fewer in a call"
+        raise QuireError(Reason.MESSAGE_TOO_LARGE, message, field="inputs")
+    return answer
 
 
 def _acceptance(running: RunningRequest) -> inference_pb2.Acceptance:

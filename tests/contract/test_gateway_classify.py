@@ -277,3 +277,15 @@ async def test_limits_of_a_key_hold_for_each_input(tmp_path: Path) -> None:
         for fields in ({"priority": 0}, {"retention": "until_end"}):
             answer = await quire.http.post("/classify", json={"input": TEXTS, **fields}, headers=limited)
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, next(iter(fields)))
+
+
+async def test_an_answer_beyond_the_largest_message_is_refused_by_the_field(tmp_path: Path) -> None:
+    labels = [f"label {number}" for number in range(2**16)]
+    directory = make_encoder_directory(tmp_path, labels=labels)
+    async with running_gateway(directory, **LIMITS) as harness:
+        harness.scheduler.script = embed_with(lambda _: [0.5] * len(labels))
+        inputs = [api.EmbedInput(text="a")] * 64  # 4 bytes for each number: 16 MiB without the labels
+        error = await refused(harness.stub.Classify(api.ClassifyRequest(inputs=inputs)))
+        assert reason_of(error) == ("MESSAGE_TOO_LARGE", "inputs")
+        async with AsyncClient(f"127.0.0.1:{harness.gateway.grpc_port}") as client:
+            assert len((await client.classify(["a"] * 60)).scores) == 60

@@ -38,6 +38,12 @@ async def quire(encoder_directory: Path) -> AsyncIterator[Harness]:
         yield harness
 
 
+async def test_vectors_beyond_the_largest_message_are_refused_by_the_field(quire: Harness) -> None:
+    quire.scheduler.script = embed_with(lambda _: [0.5] * 2**16)
+    error = await refused(quire.stub.Embed(asking(*["a"] * 64)))  # 4 bytes for each number: 16 MiB
+    assert reason_of(error) == ("MESSAGE_TOO_LARGE", "inputs")
+
+
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 @pytest.mark.parametrize(
     ("reason", "status", "code"),
