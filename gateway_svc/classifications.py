@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass
 
-from gateway_svc.embeddings import UnvalidatedInputs, Vector, inputs_from_proto
-from gateway_svc.field_paths import Field, FieldPath, NamedFields
+from gateway_svc.field_paths import FieldPath
 from gateway_svc.request_errors import internal
 from gateway_svc.unknown_fields import reject_unknown_fields
-from gateway_svc.unvalidated_request import present, retention_from_proto, side_from_proto
-from gateway_svc.validated_request import TruncationSide
+from gateway_svc.value_inputs import UnvalidatedInputs, Vector, options_from_proto
 from quire.inference.v1 import inference_pb2
 from quire.worker.v1 import worker_pb2
 from svc_common.errors import QuireError
@@ -24,16 +22,7 @@ class UnvalidatedClassifications(UnvalidatedInputs):
     def from_proto(cls, request: inference_pb2.ClassifyRequest) -> "UnvalidatedClassifications":
         """From the public contract. Raises QuireError for a field or value that this version of it does not have."""
         reject_unknown_fields(request, "request")
-        return cls(
-            inputs=inputs_from_proto(request),
-            field_path=NamedFields({Field.PROMPT: "inputs"}),
-            model=present(request, "model"),
-            truncate_prompt_tokens=present(request, "truncate_prompt_tokens"),
-            truncation_side=side_from_proto(request.truncation_side, Field.TRUNCATION_SIDE) or TruncationSide.RIGHT,
-            is_raw=request.raw_scores,
-            priority=present(request, "priority"),
-            retention=retention_from_proto(request, Field.RETENTION),
-        )
+        return cls(**options_from_proto(request), is_raw=request.raw_scores)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from gateway_svc.classifications import ClassificationParams, UnvalidatedClassifications
-from gateway_svc.embeddings import (
-    DIMENSIONS,
-    MAX_DIMENSIONS,
-    MAX_INPUTS,
-    EmbeddingInput,
-    EmbeddingParams,
-    UnvalidatedEmbeddings,
-    UnvalidatedInputs,
-)
+from gateway_svc.embeddings import DIMENSIONS, MAX_DIMENSIONS, EmbeddingParams, UnvalidatedEmbeddings
 from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import Field
 from gateway_svc.retention import Retention
@@ -32,6 +24,7 @@ from gateway_svc.tokenizer import ModelTokenizer, TextToEncode
 from gateway_svc.unvalidated_request import TextPrompt, TokenPrompt
 from gateway_svc.validated_request import ModelInfo, TruncationSide
 from gateway_svc.validated_value import ValidatedValue, ValueParams
+from gateway_svc.value_inputs import MAX_INPUTS, UnvalidatedInputs, ValueInput
 
 
 async def validate_embeddings(
@@ -125,7 +118,7 @@ def _truncation(
 
 
 def _prompt(
-    given: EmbeddingInput, truncation: Truncation, tokenizer: ModelTokenizer, model: ModelInfo
+    given: ValueInput, truncation: Truncation, tokenizer: ModelTokenizer, model: ModelInfo
 ) -> TextToEncode | TokenPrompt:
     """What becomes the prompt of an input. Only the length of token ids is checked."""
     check, prompt = FieldChecker(given.field_path), given.prompt
@@ -142,7 +135,7 @@ def _prompt(
     return TextToEncode(prompt.text, prompt.add_special_tokens, truncation.num_kept, truncation.side)
 
 
-async def _token_ids(given: EmbeddingInput, prompt: TokenPrompt, truncation: Truncation, model: ModelInfo) -> list[int]:
+async def _token_ids(given: ValueInput, prompt: TokenPrompt, truncation: Truncation, model: ModelInfo) -> list[int]:
     """The tokens of an input that has token ids."""
     FieldChecker(given.field_path).token_ids(Field.TOKEN_IDS, prompt.token_ids, model)
     await asyncio.sleep(0)  # to check the ids of all inputs may take a second

@@ -7,7 +7,7 @@ import grpc
 
 from gateway_svc import request_errors
 from gateway_svc.change_signal import ChangeSignal
-from gateway_svc.embeddings import EmbeddingParams, Vector
+from gateway_svc.embeddings import EmbeddingParams
 from gateway_svc.output import Chunk, Usage
 from gateway_svc.reader import Reader
 from gateway_svc.rendering import Rendering
@@ -18,6 +18,7 @@ from gateway_svc.subscriptions import Attachment
 from gateway_svc.tracing import GenerationSpan
 from gateway_svc.validated_request import OnDisconnect
 from gateway_svc.validated_value import ValidatedValue
+from gateway_svc.value_inputs import Vector
 from gateway_svc.vocabulary import Vocabulary
 from quire.scheduler.v1 import scheduler_pb2
 from svc_common.errors import QuireError, Reason

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 
 from gateway_svc import request_errors
 from gateway_svc.change_signal import ChangeSignal
-from gateway_svc.embeddings import Vector
 from gateway_svc.metrics import ModelMetrics
 from gateway_svc.output import Usage
 from gateway_svc.reader import ReaderAction, Release
 from gateway_svc.validated_request import OnDisconnect
 from gateway_svc.validated_value import ValidatedValue
+from gateway_svc.value_inputs import Vector
 from quire.scheduler.v1 import scheduler_pb2
 from svc_common.errors import QuireError
 

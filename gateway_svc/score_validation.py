@@ -6,7 +6,6 @@ from contextlib import aclosing
 
 from gateway_svc.chat_template import ChatTemplateError
 from gateway_svc.embedding_validation import validate_embeddings
-from gateway_svc.embeddings import EmbeddingInput, Vector
 from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import Field, NamedFields
 from gateway_svc.retention import Retention
@@ -17,6 +16,7 @@ from gateway_svc.tokenizer import ModelTokenizer, TextToEncode
 from gateway_svc.unvalidated_request import TextPrompt
 from gateway_svc.validated_request import ModelInfo
 from gateway_svc.validated_value import ValidatedValue
+from gateway_svc.value_inputs import ValueInput, Vector
 from svc_common.errors import QuireError, Reason
 
 _NO_INSTRUCTION = "is for models whose chat template writes an instruction beside a pair of texts"
@@ -113,7 +113,7 @@ async def _with_instruction(
 
 
 async def _encode(
-    inputs: Sequence[EmbeddingInput],
+    inputs: Sequence[ValueInput],
     pairs: PairForm,
     truncation: Truncation,
     tokenizer: ModelTokenizer,
@@ -135,6 +135,6 @@ async def _encode(
     return texts
 
 
-def _text(one: EmbeddingInput) -> str:
+def _text(one: ValueInput) -> str:
     assert isinstance(one.prompt, TextPrompt), "pairs are made of texts"
     return one.prompt.text

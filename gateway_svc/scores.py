@@ -3,13 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gateway_svc.embeddings import (
-    MAX_TEXT_TOKENS,
-    EmbeddingInput,
-    UnvalidatedEmbeddings,
-    Vector,
-    input_fields,
-)
+from gateway_svc.embeddings import UnvalidatedEmbeddings
 from gateway_svc.field_paths import Field, FieldPath, NamedFields
 from gateway_svc.request_errors import internal
 from gateway_svc.retention import Retention
@@ -18,6 +12,7 @@ from gateway_svc.unknown_fields import reject_unknown_fields
 from gateway_svc.unvalidated_request import TextPrompt, present, retention_from_proto, side_from_proto
 from gateway_svc.validated_request import TruncationSide
 from gateway_svc.validated_value import ValidatedValue
+from gateway_svc.value_inputs import MAX_TEXT_TOKENS, ValueInput, Vector, input_fields
 from quire.inference.v1 import inference_pb2
 from quire.worker.v1 import worker_pb2
 from svc_common.errors import QuireError, Reason
@@ -81,19 +76,17 @@ class UnvalidatedScores:
 
 def text_inputs(
     side: str, texts: Sequence[str], where: Sequence[str], limit_field: str, max_tokens: int | None
-) -> list[EmbeddingInput]:
+) -> list[ValueInput]:
     """The texts of one side of the pairs, with the field of each. Raises QuireError for too few or too many."""
     if not 1 <= len(texts) <= MAX_TEXTS:
         raise QuireError(Reason.INVALID_FIELD, f"must hold 1 to {MAX_TEXTS} texts", field=side)
     return [
-        EmbeddingInput(TextPrompt(text), input_fields(one, one, one, {MAX_TEXT_TOKENS: limit_field}), max_tokens)
+        ValueInput(TextPrompt(text), input_fields(one, one, one, {MAX_TEXT_TOKENS: limit_field}), max_tokens)
         for text, one in zip(texts, where, strict=True)
     ]
 
 
-def pair_inputs(
-    first: str, second: str, firsts: Sequence[EmbeddingInput], seconds: Sequence[EmbeddingInput]
-) -> InputPairs:
+def pair_inputs(first: str, second: str, firsts: Sequence[ValueInput], seconds: Sequence[ValueInput]) -> InputPairs:
     """The pairs of two sides, of these fields. Raises QuireError unless one is paired with all, or each with one."""
     if len(firsts) not in (1, len(seconds)):
         raise QuireError(Reason.INVALID_FIELD, f"must be one text, or as many as {second}", field=first)

@@ -8,7 +8,7 @@ from gateway_svc.chats import FEW_ITEMS, ChatPrompt
 from gateway_svc.chunk_sender import ChunkSender
 from gateway_svc.classifications import UnvalidatedClassifications
 from gateway_svc.common_fields import is_request_id
-from gateway_svc.embeddings import UnvalidatedEmbeddings, Vector
+from gateway_svc.embeddings import UnvalidatedEmbeddings
 from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import Field, contract_field_path
 from gateway_svc.grpc_calls import REQUEST_ID, GrpcCalls, GrpcContext, reply_id
@@ -29,6 +29,7 @@ from gateway_svc.unvalidated_request import ResponseMode, TextPrompt, Unvalidate
 from gateway_svc.validated_request import ModelInfo, SpecialTokens, ValidatedRequest
 from gateway_svc.validated_value import ValidatedValue
 from gateway_svc.validation import max_prompt_tokens, prompt_field
+from gateway_svc.value_inputs import Vector
 from gateway_svc.vocabulary import Vocabulary
 from quire.inference.v1 import inference_pb2
 from quire.inference.v1.inference_pb2_grpc import InferenceServiceServicer

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import mul
 
-from gateway_svc.embeddings import EmbeddingInput, Vector
+from gateway_svc.value_inputs import ValueInput, Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,17 +14,17 @@ class InputPairs:
     embeddings embedded once.
     """
 
-    inputs: Sequence[EmbeddingInput]
+    inputs: Sequence[ValueInput]
     pairs: Sequence[tuple[int, int]]
     """Places in `inputs`."""
 
     @classmethod
-    def of(cls, firsts: Sequence[EmbeddingInput], seconds: Sequence[EmbeddingInput]) -> "InputPairs":
+    def of(cls, firsts: Sequence[ValueInput], seconds: Sequence[ValueInput]) -> "InputPairs":
         """The first one with each of the others, or each with the other one at its place."""
         places: dict[object, int] = {}
-        inputs: list[EmbeddingInput] = []
+        inputs: list[ValueInput] = []
 
-        def place(one: EmbeddingInput) -> int:
+        def place(one: ValueInput) -> int:
             if (found := places.setdefault((one.prompt, one.max_text_tokens), len(inputs))) == len(inputs):
                 inputs.append(one)
             return found

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway_svc.embeddings import MAX_TEXT_TOKENS
 from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import Field
 from gateway_svc.tokenizer import ModelTokenizer
 from gateway_svc.validated_request import ModelInfo, TruncationSide
+from gateway_svc.value_inputs import MAX_TEXT_TOKENS
 from svc_common.errors import QuireError, Reason
 
 MAX_CONTEXTS = 16

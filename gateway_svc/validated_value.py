@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gateway_svc.embeddings import Vector
 from gateway_svc.field_paths import FieldPath, contract_field_path
 from gateway_svc.retention import Retention
+from gateway_svc.value_inputs import Vector
 from quire.scheduler.v1 import scheduler_pb2
 from quire.worker.v1 import worker_pb2
 from svc_common.errors import QuireError

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from gateway_svc.classifications import UnvalidatedClassifications
-from gateway_svc.embeddings import UnvalidatedEmbeddings, Vector
+from gateway_svc.embeddings import UnvalidatedEmbeddings
 from gateway_svc.http_api.body_model import BodyModel
 from gateway_svc.http_api.classifying.models import ClassifyBody
 from gateway_svc.http_api.classifying.routes import read_classify
@@ -23,6 +23,7 @@ from gateway_svc.scores import UnvalidatedScores, ValidatedScores
 from gateway_svc.tenant import DEFAULT_TENANT
 from gateway_svc.tracing import Operation
 from gateway_svc.validated_value import ValidatedValue
+from gateway_svc.value_inputs import Vector
 from quire_offline.engine_request import OnStart
 from quire_offline.offline_request import Prompt, given_prompt
 from quire_offline.outputs import (

@@ -14,7 +14,7 @@ from gateway_svc.call_limits import CallLimits, OpenCall
 from gateway_svc.chats import ChatPrompt
 from gateway_svc.classifications import UnvalidatedClassifications
 from gateway_svc.common_fields import is_request_id
-from gateway_svc.embeddings import UnvalidatedEmbeddings, Vector
+from gateway_svc.embeddings import UnvalidatedEmbeddings
 from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import Field, FieldPath
 from gateway_svc.http_api.body_model import BodyModel
@@ -37,6 +37,7 @@ from gateway_svc.unvalidated_request import TextPrompt, UnvalidatedRequest
 from gateway_svc.validated_request import ModelInfo, ValidatedRequest
 from gateway_svc.validated_value import ValidatedValue
 from gateway_svc.validation import prompt_field
+from gateway_svc.value_inputs import Vector
 from svc_common.errors import QuireError, Reason
 
 B = TypeVar("B", bound=BodyModel)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway_svc.classifications import UnvalidatedClassifications
-from gateway_svc.embeddings import Vector
 from gateway_svc.http_api.calls import ClassifiedInputs, HttpCalls, prompt_usage
 from gateway_svc.http_api.classifying.models import ClassifyAnswer, ClassifyBody
 from gateway_svc.http_api.embeddings.inputs import InputsRequest, read_chat, read_options
@@ -15,6 +14,7 @@ from gateway_svc.http_api.json_body import invalid
 from gateway_svc.http_api.openai.answer_models import ErrorAnswer
 from gateway_svc.http_api.openai.errors import OPENAI_ERRORS
 from gateway_svc.tracing import Operation
+from gateway_svc.value_inputs import Vector
 
 
 def read_classify(body: ClassifyBody, _: str | None = None) -> InputsRequest[UnvalidatedClassifications]:

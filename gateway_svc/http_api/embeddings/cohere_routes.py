@@ -4,14 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway_svc.embeddings import (
-    DIMENSIONS,
-    MAX_INPUTS,
-    EmbeddingInput,
-    UnvalidatedEmbeddings,
-    Vector,
-    input_fields,
-)
+from gateway_svc.embeddings import DIMENSIONS, UnvalidatedEmbeddings
 from gateway_svc.field_paths import Field, NamedFields
 from gateway_svc.http_api.calls import EmbeddedInputs, HttpCalls
 from gateway_svc.http_api.embeddings.cohere_models import CohereEmbedAnswer, CohereEmbedBody
@@ -25,6 +18,7 @@ from gateway_svc.http_api.openai.prompt_fields import read_retention
 from gateway_svc.tracing import Operation
 from gateway_svc.unvalidated_request import TextPrompt
 from gateway_svc.validated_request import TruncationSide
+from gateway_svc.value_inputs import MAX_INPUTS, ValueInput, Vector, input_fields
 
 Json = dict[str, Any]
 
@@ -64,7 +58,7 @@ def read_embed(body: CohereEmbedBody, _: str | None = None) -> CohereEmbedReques
     where = [f"texts[{index}]" for index in range(len(body.texts))]
     unvalidated = UnvalidatedEmbeddings(
         inputs=[
-            EmbeddingInput(TextPrompt(text, add_special_tokens=True), input_fields(name, name, name, others))
+            ValueInput(TextPrompt(text, add_special_tokens=True), input_fields(name, name, name, others))
             for text, name in zip(body.texts, where, strict=True)
         ],
         field_path=NamedFields(_NAMES),

@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypedDict, TypeVar
+from typing import Generic, TypeVar
 
 from gateway_svc.chats import ChatPrompt
-from gateway_svc.embeddings import MAX_INPUTS, EmbeddingInput, UnvalidatedInputs, input_fields
-from gateway_svc.field_paths import Field, FieldPath, NamedFields
+from gateway_svc.field_paths import Field, NamedFields
 from gateway_svc.http_api.calls import HttpCalls
 from gateway_svc.http_api.embeddings.models import InputsBody
 from gateway_svc.http_api.exchange import HttpExchange
@@ -14,25 +13,13 @@ from gateway_svc.http_api.json_body import invalid
 from gateway_svc.http_api.openai import chat_fields
 from gateway_svc.http_api.openai.prompt_fields import read_prompts, read_retention
 from gateway_svc.request_manager import Call
-from gateway_svc.retention import Retention
 from gateway_svc.unvalidated_request import TokenPrompt
 from gateway_svc.validated_request import TruncationSide
+from gateway_svc.value_inputs import MAX_INPUTS, InputOptions, UnvalidatedInputs, ValueInput, input_fields
 
 U = TypeVar("U", bound=UnvalidatedInputs)
 
 _NAMES: Mapping[str, str] = {**chat_fields.NAMES, Field.PROMPT: "input"}
-
-
-class InputOptions(TypedDict):
-    """The fields of UnvalidatedInputs."""
-
-    inputs: Sequence[EmbeddingInput]
-    field_path: FieldPath
-    model: str | None
-    truncate_prompt_tokens: int | None
-    truncation_side: TruncationSide
-    priority: int | None
-    retention: Retention | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +39,7 @@ class InputsRequest(Generic[U]):
     def with_tokens(self, token_ids: Sequence[int]) -> U:
         """The call for the tokens of its chat."""
         field_path = input_fields("messages", "messages", "messages")
-        return replace(self.unvalidated, inputs=[EmbeddingInput(TokenPrompt(token_ids), field_path)])
+        return replace(self.unvalidated, inputs=[ValueInput(TokenPrompt(token_ids), field_path)])
 
 
 def read_options(body: InputsBody) -> InputOptions:
@@ -64,7 +51,7 @@ def read_options(body: InputsBody) -> InputOptions:
     elif body.input is not None:
         raise invalid("messages", "must not be beside input")
     return {
-        "inputs": [EmbeddingInput(prompt, input_fields(name, name, name)) for prompt, name in prompts],
+        "inputs": [ValueInput(prompt, input_fields(name, name, name)) for prompt, name in prompts],
         "field_path": NamedFields(_NAMES),
         "model": body.model,
         "truncate_prompt_tokens": body.truncate_prompt_tokens,

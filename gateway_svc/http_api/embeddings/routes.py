@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from gateway_svc.embeddings import Normalization, Pooling, UnvalidatedEmbeddings, Vector
+from gateway_svc.embeddings import Normalization, Pooling, UnvalidatedEmbeddings
 from gateway_svc.http_api.calls import HttpCalls, prompt_usage
 from gateway_svc.http_api.embeddings.inputs import InputsRequest, read_chat, read_options
 from gateway_svc.http_api.embeddings.models import EmbeddingsAnswer, EmbeddingsBody
@@ -19,6 +19,7 @@ from gateway_svc.http_api.openai.answer_models import ErrorAnswer
 from gateway_svc.http_api.openai.errors import OPENAI_ERRORS
 from gateway_svc.output import Usage
 from gateway_svc.tracing import Operation
+from gateway_svc.value_inputs import Vector
 
 _NUMBERS_OF_BASE64 = 16  # numbers in base64 that take as long to write as one of JSON
 

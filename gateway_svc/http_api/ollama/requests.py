@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from gateway_svc.chats import ChatMessage, ChatPrompt, ToolCall
 from gateway_svc.constraints import UnvalidatedConstraint
-from gateway_svc.embeddings import MAX_INPUTS, EmbeddingInput, Normalization, UnvalidatedEmbeddings, input_fields
+from gateway_svc.embeddings import Normalization, UnvalidatedEmbeddings
 from gateway_svc.field_paths import Field, NamedFields
 from gateway_svc.http_api.calls import PromptRequest
 from gateway_svc.http_api.json_body import invalid, json_text
@@ -24,6 +24,7 @@ from gateway_svc.http_api.openai.chat_fields import FUNCTION_NAMES, client_tool
 from gateway_svc.http_api.openai.prompt_fields import read_prompts
 from gateway_svc.sampling_fields import SAMPLING_FIELDS
 from gateway_svc.unvalidated_request import InfillPrompt, Prompt, ResponseMode, TextPrompt, UnvalidatedRequest
+from gateway_svc.value_inputs import MAX_INPUTS, ValueInput, input_fields
 
 _OPTION_NAMES = {"repetition_penalty": "repeat_penalty"}
 """Sampling parameters that options spell in another way."""
@@ -110,7 +111,7 @@ def _embeddings(
 ) -> UnvalidatedEmbeddings:
     prompts = read_prompts(field, texts, MAX_INPUTS, add_special_tokens=True) if texts else []
     return UnvalidatedEmbeddings(
-        inputs=[EmbeddingInput(prompt, input_fields(name, name, name, _TRUNCATION)) for prompt, name in prompts],
+        inputs=[ValueInput(prompt, input_fields(name, name, name, _TRUNCATION)) for prompt, name in prompts],
         field_path=NamedFields({Field.PROMPT: field, **_TRUNCATION}),
         model=body.model,
         normalization=normalization,

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from gateway_svc.embeddings import EmbeddingInput
 from gateway_svc.field_paths import Field, NamedFields
 from gateway_svc.http_api.json_body import invalid
 from gateway_svc.http_api.openai.prompt_fields import read_retention
@@ -11,6 +10,7 @@ from gateway_svc.http_api.scoring.models import RerankBody, ScoreBody, Similarit
 from gateway_svc.scores import UnvalidatedScores, pair_inputs, text_inputs
 from gateway_svc.similarity import InputPairs
 from gateway_svc.validated_request import TruncationSide
+from gateway_svc.value_inputs import ValueInput
 
 _Text = str | TextObject
 
@@ -80,7 +80,7 @@ def _form(body: ScoreBody) -> tuple[str, str]:
     return form
 
 
-def _inputs(field: str, value: _Text | list[_Text], limit_field: str, max_tokens: int | None) -> list[EmbeddingInput]:
+def _inputs(field: str, value: _Text | list[_Text], limit_field: str, max_tokens: int | None) -> list[ValueInput]:
     """The texts of one side. Raises QuireError."""
     texts, where = [], []
     for index, text in enumerate(_listed(value)):

@@ -9,15 +9,7 @@ import pytest
 
 from encoder_model import CONTEXT_LENGTH, WORDS, ids, make_encoder_directory
 from gateway_svc.embedding_validation import validate_embeddings
-from gateway_svc.embeddings import (
-    MAX_TEXT_TOKENS,
-    EmbeddingInput,
-    EmbeddingParams,
-    Normalization,
-    Pooling,
-    UnvalidatedEmbeddings,
-    input_fields,
-)
+from gateway_svc.embeddings import EmbeddingParams, Normalization, Pooling, UnvalidatedEmbeddings
 from gateway_svc.field_paths import Field, contract_field_path
 from gateway_svc.http_api.embeddings.models import EmbeddingsBody
 from gateway_svc.http_api.embeddings.routes import read_embeddings
@@ -27,6 +19,7 @@ from gateway_svc.tokenizer import ModelTokenizer
 from gateway_svc.unvalidated_request import TextPrompt
 from gateway_svc.validated_request import ModelInfo
 from gateway_svc.validated_value import ValidatedValue
+from gateway_svc.value_inputs import MAX_TEXT_TOKENS, ValueInput, input_fields
 from quire.inference.v1 import inference_pb2 as api
 from svc_common.errors import QuireError, Reason
 
@@ -162,7 +155,7 @@ async def test_an_input_may_have_a_limit_of_its_own(
 @pytest.mark.parametrize("most", [-1, 0, CONTEXT_LENGTH - 1, 2**63])
 async def test_a_limit_of_an_input_leaves_room_for_special_tokens(most: int, encoder: ModelTokenizer) -> None:
     names = input_fields("documents[3]", "documents[3]", "", {MAX_TEXT_TOKENS: "max_tokens_per_doc"})
-    inputs = [EmbeddingInput(TextPrompt("a"), names, most)]
+    inputs = [ValueInput(TextPrompt("a"), names, most)]
     with pytest.raises(QuireError) as error:
         await validated(UnvalidatedEmbeddings(inputs=inputs, field_path=contract_field_path), encoder)
     assert (error.value.field, str(error.value)) == (

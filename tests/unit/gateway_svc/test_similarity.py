@@ -7,16 +7,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway_svc.embeddings import EmbeddingInput, Vector, input_fields
 from gateway_svc.field_paths import Field
 from gateway_svc.similarity import InputPairs
 from gateway_svc.unvalidated_request import TextPrompt
+from gateway_svc.value_inputs import ValueInput, Vector, input_fields
 
 
-def inputs(side: str, *texts: str, max_tokens: int | None = None) -> list[EmbeddingInput]:
+def inputs(side: str, *texts: str, max_tokens: int | None = None) -> list[ValueInput]:
     names = [f"{side}[{index}]" for index in range(len(texts))]
     return [
-        EmbeddingInput(TextPrompt(text), input_fields(name, name, name), max_tokens)
+        ValueInput(TextPrompt(text), input_fields(name, name, name), max_tokens)
         for text, name in zip(texts, names, strict=True)
     ]
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway_svc.embeddings import MAX_TEXT_TOKENS, EmbeddingInput, Normalization
+from gateway_svc.embeddings import Normalization
 from gateway_svc.field_paths import Field
 from gateway_svc.http_api.scoring.models import RerankBody, ScoreBody
 from gateway_svc.http_api.scoring.requests import RerankRequest, read_rerank, read_score
@@ -14,6 +14,7 @@ from gateway_svc.retention import NONE
 from gateway_svc.scores import UnvalidatedScores
 from gateway_svc.unvalidated_request import TextPrompt
 from gateway_svc.validated_request import TruncationSide
+from gateway_svc.value_inputs import MAX_TEXT_TOKENS, ValueInput
 from svc_common.errors import QuireError, Reason
 
 
@@ -86,7 +87,7 @@ def test_the_activation_has_two_names(fields: dict[str, Any], is_raw: bool) -> N
 
 
 def test_a_limit_of_zero_is_none() -> None:
-    inputs: list[EmbeddingInput] = [
+    inputs: list[ValueInput] = [
         *score(text_1="a", text_2="b", max_tokens_per_doc=0, max_tokens_per_query=0).pairs.inputs,
         *rerank(max_tokens_per_doc=0, max_tokens_per_query=0).unvalidated.pairs.inputs,
     ]
