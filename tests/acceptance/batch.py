@@ -64,7 +64,7 @@ class BatchPlan:
 
 
 AFTER_CANCELLATION = BatchPlan(
-    num_lines=24, num_kills=1, max_tokens=64, concurrency=8, kills_server=False, detach_grace=0.5, longest_pause=4.0
+    num_lines=24, num_kills=1, max_tokens=64, concurrency=8, kills_server=False, detach_grace=0.05, longest_pause=4.0
 )
 """The client is away for longer than requests run on, and only the client is killed."""
 
