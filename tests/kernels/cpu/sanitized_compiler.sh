@@ -4,7 +4,7 @@
 unset LD_PRELOAD
 sanitizers="-g1 -fno-omit-frame-pointer -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all"
 case "$PROCESSOR $*" in
-amx\ *) set -- "$@" -include "$(dirname "$0")/amx_emulation.h" ;;
+amx\ *" -m"*) set -- "$@" -include "$(dirname "$0")/amx_emulation.h" ;;
 *library.cpp*) set -- "$@" "-march=${PROCESSOR:-native}" ;;
 esac
 # The compiler's own headers begin vectors with undefined values, which it finds only with other optimizations than usual.

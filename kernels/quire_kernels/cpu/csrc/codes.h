@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -40,7 +41,7 @@ inline int64_t code_row_bytes(const Matrix& m) {
 inline const Code* code_groups(const Matrix& m, const Code* row) { return row + code_bytes(m); }
 
 // Codes of `count` numbers, of which load(i) has LANES from i on, zeros beyond the last one. Calls put(i, codes) for each LANES of
-// them. The scale is NaN where a number is not finite.
+// them. The scale is NaN where a number is not finite, and the sum 0.
 template <class L, class P>
 inline CodeGroup quantize_group(int64_t count, L&& load, P&& put) {
     constexpr float LEAST = 1e-30f;           // of a divisor: the quotient is finite
@@ -53,15 +54,16 @@ inline CodeGroup quantize_group(int64_t count, L&& load, P&& put) {
         poison += x * 0.0f;  // NaN, if x is not finite
     }
     const float peak = largest(peaks), factor = 127.0f / std::max(peak, LEAST);
-    Ints sums = {};
+    Words sums = {};  // what is not finite has codes of any size
     for (int64_t i = 0; i < count; i += LANES) {
         const Ints codes = (Ints)(load(i) * factor + shift) - integers;
-        sums += codes;
+        sums += (Words)codes;
         put(i, to_bytes(codes));
     }
-    CodeGroup group{peak / 127.0f + total(poison), 0};
-    for (int i = 0; i < LANES; ++i) group.sum += sums[i];
-    return group;
+    uint32_t sum = 0;
+    for (int i = 0; i < LANES; ++i) sum += sums[i];
+    const float scale = peak / 127.0f + total(poison);
+    return {scale, std::isnan(scale) ? 0 : static_cast<int32_t>(sum)};
 }
 
 // Writes a row for a matrix, of which load(i) has the numbers from i on, zeros up to a multiple of LANES.

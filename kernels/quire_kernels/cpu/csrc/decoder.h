@@ -464,8 +464,8 @@ private:
         pool_.parallel_for_ranges(step.num_tokens, [&](int64_t i) { return begins_lines(slots_.data(), i); }, [&](int64_t token) {
             float* from = &qkv_[token * qkv_stride_];
             Element* query = &query_[token * query_stride_];
-            const float* cosines = &cosines_[token * num_pairs_ + first_pair];
-            const float* sines = &sines_[token * num_pairs_ + first_pair];
+            const float* cosines = cosines_.data() + token * num_pairs_ + first_pair;  // null without positions
+            const float* sines = sines_.data() + token * num_pairs_ + first_pair;
             if (layer.has_joint_norms) {
                 normalize_heads(from, layer.query_norm, query_stride_);
                 normalize_heads(from + query_stride_, layer.key_norm, model_.num_kv_heads * dim);
