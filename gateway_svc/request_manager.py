@@ -15,7 +15,6 @@ from gateway_svc.change_signal import ChangeSignal
 from gateway_svc.classifications import UnvalidatedClassifications
 from gateway_svc.embedding_validation import validate_classifications, validate_embeddings
 from gateway_svc.embeddings import UnvalidatedEmbeddings
-from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import Field, FieldPath
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.model_catalog import CatalogModel, ModelCatalog
@@ -197,15 +196,13 @@ class RequestManager:
     ) -> ValidatedScores:
         """Validates the pairs of a call for scores. Raises QuireError."""
         info = self._admit_to(model)
-        if len(model.labels) > 1:
-            message = f"has {len(model.labels)} labels, so it classifies texts and scores no pairs of them"
-            raise FieldChecker(unvalidated.field_path).unsupported(Field.MODEL, message)
         limited, retention = self._limit(unvalidated, call.tenant)
         return await validate_scores(
             limited,
             model.tokenizer,
             info,
             model.pairs,
+            model.labels,
             request_id=request_id,
             retention=retention,
             tenant=call.tenant.name,

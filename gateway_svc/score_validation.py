@@ -27,16 +27,21 @@ async def validate_scores(
     tokenizer: ModelTokenizer,
     model: ModelInfo,
     pairs: PairForm | None,
+    labels: Sequence[str],
     *,
     request_id: str,
     retention: Retention | None,
     tenant: str,
 ) -> ValidatedScores:
     """The valid requests of a call: for a cross-encoder, which takes pairs in this form, one for each pair; for another
-    model, None, one for each text. Equal ones are one request. The tokenizer's threads are shared by `tenant`.
+    model, None, one for each text. Equal ones are one request. A model with several labels is refused. The tokenizer's
+    threads are shared by `tenant`.
 
     Raises QuireError. The cheapest checks come first.
     """
+    if len(labels) > 1:
+        message = f"has {len(labels)} labels, so it classifies texts and scores no pairs of them"
+        raise FieldChecker(unvalidated.field_path).unsupported(Field.MODEL, message)
     if pairs is None:
         if unvalidated.instruction is not None:
             raise FieldChecker(unvalidated.field_path).unsupported(Field.INSTRUCTION, _NO_INSTRUCTION)

@@ -13,6 +13,7 @@ from quire_offline.parameters import params_of, plain, require_list
 from quire_offline.pooling_params import PoolingParams
 from quire_offline.sampling_params import SamplingParams
 
+P = TypeVar("P")
 R = TypeVar("R")
 
 _OF_SERVERS = ("model", "retention", "stream", "stream_options")
@@ -28,11 +29,7 @@ def read_prompts(
     """Prompts to continue. Raises QuireError, TypeError, and ValueError for lists of other lengths."""
     given = prompts_of(prompts)
     params = params_of(sampling_params, SamplingParams(), len(given), "sampling_params")
-    readers = [
-        partial(OfflineRequest.of_prompt, prompt=prompt, params=one, priority=number)
-        for prompt, one, number in zip(given, params, _priorities(priority, len(given)), strict=True)
-    ]
-    return _read(ids, readers)
+    return _read_prompts(ids, OfflineRequest.of_prompt, given, params, priority)
 
 
 def read_chats(
@@ -81,11 +78,7 @@ def read_embeddings(
     """Prompts to embed. Raises QuireError, TypeError and ValueError."""
     given = prompts_of(prompts)
     params = params_of(pooling_params, PoolingParams(), len(given), "pooling_params")
-    readers = [
-        partial(OfflineEmbedding.of_prompt, prompt=prompt, params=one, priority=number)
-        for prompt, one, number in zip(given, params, _priorities(priority, len(given)), strict=True)
-    ]
-    return _read(ids, readers)
+    return _read_prompts(ids, OfflineEmbedding.of_prompt, given, params, priority)
 
 
 def read_classifications(
@@ -97,11 +90,7 @@ def read_classifications(
     """Prompts to classify. Raises QuireError, TypeError and ValueError."""
     given = prompts_of(prompts)
     params = params_of(pooling_params, PoolingParams(), len(given), "pooling_params")
-    readers = [
-        partial(OfflineClassification.of_prompt, prompt=prompt, params=one, priority=number)
-        for prompt, one, number in zip(given, params, _priorities(priority, len(given)), strict=True)
-    ]
-    return _read(ids, readers)
+    return _read_prompts(ids, OfflineClassification.of_prompt, given, params, priority)
 
 
 def read_scores(
@@ -140,6 +129,21 @@ def _priorities(given: int | Sequence[int] | None, num_prompts: int) -> Sequence
     if len(given) != num_prompts:
         raise ValueError(f"priority has {len(given)} numbers for {num_prompts} prompts")
     return [plain(one) for one in given]
+
+
+def _read_prompts(
+    ids: Iterator[str],
+    read: Callable[[str, Prompt, P, int | None], R],
+    prompts: Sequence[Prompt],
+    params: Sequence[P],
+    priority: int | Sequence[int] | None,
+) -> list[R]:
+    """Each prompt with its parameters and its priority. Raises as `_priorities` and `_read` do."""
+
+    def reader(prompt: Prompt, one: P, number: int | None) -> Callable[[str], R]:
+        return lambda request_id: read(request_id, prompt, one, number)
+
+    return _read(ids, list(map(reader, prompts, params, _priorities(priority, len(prompts)))))
 
 
 def _read(ids: Iterator[str], readers: Sequence[Callable[[str], R]]) -> list[R]:

@@ -94,8 +94,32 @@ class OfflineValues(ABC):
     def _call(self) -> Call: ...
 
 
+class OfflineInput(OfflineValues):
+    """An EngineRequest for the value of one prompt."""
+
+    __slots__ = ()
+
+    @property
+    def num_prompts(self) -> int:
+        return 1
+
+    @property
+    def has_numbered_fields(self) -> bool:
+        return False
+
+    def _value(self) -> tuple[list[float], list[int]]:
+        """The value, once it is done, and the tokens of its prompt."""
+        (value,), (validated,) = self._vectors, self._validated
+        return value.tolist(), validated.prompt_token_ids
+
+
+def _input_values(prompt: Prompt, params: PoolingParams, priority: int | None) -> dict[str, Any]:
+    """The fields of a body with one input."""
+    return {**params.values, "input": given_prompt(prompt), "priority": priority}
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
-class OfflineEmbedding(OfflineValues):
+class OfflineEmbedding(OfflineInput):
     """One prompt, and its vector."""
 
     unvalidated: UnvalidatedEmbeddings
@@ -105,24 +129,16 @@ class OfflineEmbedding(OfflineValues):
         cls, request_id: str, prompt: Prompt, params: PoolingParams, priority: int | None = None
     ) -> "OfflineEmbedding":
         """A prompt to embed. Raises QuireError, which names a field as PoolingParams does, or `input`."""
-        values = {**params.values, "input": given_prompt(prompt), "priority": priority}
-        return cls(request_id, unvalidated=read_embeddings(_read(EmbeddingsBody, values)).inputs.unvalidated)
-
-    @property
-    def num_prompts(self) -> int:
-        return 1
-
-    @property
-    def has_numbered_fields(self) -> bool:
-        return False
+        body = _read(EmbeddingsBody, _input_values(prompt, params, priority))
+        return cls(request_id, unvalidated=read_embeddings(body).inputs.unvalidated)
 
     async def validate(self, manager: RequestManager, model: CatalogModel) -> None:
         self._validated = await manager.validate_embeddings(self._call, model, self.unvalidated, self.request_id)
 
     def output(self) -> EmbeddingRequestOutput:
         """The vector, once it is done."""
-        (vector,), (validated,) = self._vectors, self._validated
-        return EmbeddingRequestOutput(self.request_id, EmbeddingOutput(vector.tolist()), validated.prompt_token_ids)
+        vector, token_ids = self._value()
+        return EmbeddingRequestOutput(self.request_id, EmbeddingOutput(vector), token_ids)
 
     @property
     def _call(self) -> Call:
@@ -130,7 +146,7 @@ class OfflineEmbedding(OfflineValues):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class OfflineClassification(OfflineValues):
+class OfflineClassification(OfflineInput):
     """One prompt, and its numbers."""
 
     unvalidated: UnvalidatedClassifications
@@ -140,26 +156,16 @@ class OfflineClassification(OfflineValues):
         cls, request_id: str, prompt: Prompt, params: PoolingParams, priority: int | None = None
     ) -> "OfflineClassification":
         """A prompt to classify. Raises QuireError, which names a field as PoolingParams does, or `input`."""
-        values = {**params.values, "input": given_prompt(prompt), "priority": priority}
-        return cls(request_id, unvalidated=read_classify(_read(ClassifyBody, values)).unvalidated)
-
-    @property
-    def num_prompts(self) -> int:
-        return 1
-
-    @property
-    def has_numbered_fields(self) -> bool:
-        return False
+        body = _read(ClassifyBody, _input_values(prompt, params, priority))
+        return cls(request_id, unvalidated=read_classify(body).unvalidated)
 
     async def validate(self, manager: RequestManager, model: CatalogModel) -> None:
         self._validated = await manager.validate_classifications(self._call, model, self.unvalidated, self.request_id)
 
     def output(self) -> ClassificationRequestOutput:
         """The numbers, once it is done."""
-        (value,), (validated,) = self._vectors, self._validated
-        return ClassificationRequestOutput(
-            self.request_id, ClassificationOutput(value.tolist()), validated.prompt_token_ids
-        )
+        numbers, token_ids = self._value()
+        return ClassificationRequestOutput(self.request_id, ClassificationOutput(numbers), token_ids)
 
     @property
     def _call(self) -> Call:

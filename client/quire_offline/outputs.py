@@ -1,10 +1,13 @@
 """What calls return, with the names of vLLM's classes."""
 
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from gateway_svc.output import Chunk, TokenLogprob
 from gateway_svc.vocabulary import Vocabulary
 from quire_client.results import ToolCall
+
+V = TypeVar("V")
 
 ABORTED = "abort"
 """Why a sequence ended whose request was aborted."""
@@ -82,6 +85,17 @@ class RequestOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class ValueRequestOutput(Generic[V]):
+    """A prompt, or a pair of texts, and its value."""
+
+    request_id: str
+    outputs: V
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class EmbeddingOutput:
     """A vector: 32-bit floats."""
 
@@ -96,15 +110,10 @@ class EmbeddingOutput:
         return f"EmbeddingOutput(hidden_size={self.hidden_size})"
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingRequestOutput:
+class EmbeddingRequestOutput(ValueRequestOutput[EmbeddingOutput]):
     """A prompt and its vector."""
 
-    request_id: str
-    outputs: EmbeddingOutput
-    prompt_token_ids: list[int]
-    num_cached_tokens: int = 0
-    finished: bool = True
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +131,10 @@ class ClassificationOutput:
         return f"ClassificationOutput(num_classes={self.num_classes})"
 
 
-@dataclass(frozen=True, slots=True)
-class ClassificationRequestOutput:
+class ClassificationRequestOutput(ValueRequestOutput[ClassificationOutput]):
     """A prompt and its numbers."""
 
-    request_id: str
-    outputs: ClassificationOutput
-    prompt_token_ids: list[int]
-    num_cached_tokens: int = 0
-    finished: bool = True
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,15 +144,10 @@ class ScoringOutput:
     score: float
 
 
-@dataclass(frozen=True, slots=True)
-class ScoringRequestOutput:
+class ScoringRequestOutput(ValueRequestOutput[ScoringOutput]):
     """A pair of texts and its score. `prompt_token_ids` are those of the pair, or of the first text and the second."""
 
-    request_id: str
-    outputs: ScoringOutput
-    prompt_token_ids: list[int]
-    num_cached_tokens: int = 0
-    finished: bool = True
+    __slots__ = ()
 
 
 def logprobs_at(logprob: TokenLogprob, vocabulary: Vocabulary) -> dict[int, Logprob]:

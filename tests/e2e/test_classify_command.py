@@ -1,8 +1,6 @@
 """`quire classify` with a real model: the labels of lines as transformers has them, and errors that name a line."""
 
-import asyncio
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from tokenizers import Tokenizer
 
 from bert_models import CONTEXT, save_cross_encoder
 from deployment import Deployment, deployment
+from quire_command import quire_command
 
 LABELS = ["sad", "fine", "glad"]
 
@@ -29,18 +28,6 @@ def running(classifier: tuple[Path, Any]) -> Iterator[Deployment]:
         yield running
 
 
-async def classify(running: Deployment, *arguments: str, given: str) -> tuple[int | None, str, str]:
-    """Exit status, output and errors of `quire classify` with `given` on its standard input."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "quire_client", "classify", "--address", running.grpc, *arguments),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await asyncio.wait_for(process.communicate(given.encode()), 120)
-    return process.returncode, out.decode(), err.decode()
-
-
 def logits(classifier: tuple[Path, Any], text: str) -> torch.Tensor:
     directory, model = classifier
     token_ids = Tokenizer.from_file(str(directory / "tokenizer.json")).encode(text).ids
@@ -52,7 +39,7 @@ def logits(classifier: tuple[Path, Any], text: str) -> torch.Tensor:
 async def test_each_line_has_its_labels(running: Deployment, classifier: tuple[Path, Any]) -> None:
     lines = [" ".join("abcd"[: 1 + place % 4]) + " hello" * (place % 3) for place in range(300)]  # two calls
 
-    code, out, err = await classify(running, given="\n".join(lines))
+    code, out, err = await quire_command(running, "classify", given="\n".join(lines))
 
     assert (code, err) == (0, "")
     found = [dict(part.rsplit(" ", 1) for part in line.split("\t")) for line in out.splitlines()]
@@ -64,7 +51,7 @@ async def test_each_line_has_its_labels(running: Deployment, classifier: tuple[P
 
 
 async def test_raw_scores_as_json(running: Deployment, classifier: tuple[Path, Any]) -> None:
-    code, out, _ = await classify(running, "--raw-scores", "--json", "hello a", "b", given="")
+    code, out, _ = await quire_command(running, "classify", "--raw-scores", "--json", "hello a", "b", given="")
     answer = json.loads(out)
     assert (code, answer["labels"]) == (0, LABELS)
     for text, numbers in zip(("hello a", "b"), answer["scores"], strict=True):
@@ -74,7 +61,7 @@ async def test_raw_scores_as_json(running: Deployment, classifier: tuple[Path, A
 async def test_an_error_names_the_line(running: Deployment) -> None:
     lines = ["hello"] * 299 + ["hello " * 2 * CONTEXT]
 
-    code, out, err = await classify(running, given="\n".join(lines))
+    code, out, err = await quire_command(running, "classify", given="\n".join(lines))
 
     assert (code, len(out.splitlines())) == (1, 256)  # those of the first call
     assert err.startswith("quire: standard input, line 300: ")

@@ -1,7 +1,5 @@
 """`quire embed` with a real model: vectors of lines as sentence-transformers has them, and errors that name a line."""
 
-import asyncio
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +10,7 @@ from transformers import BertModel
 
 from bert_models import CONTEXT, hidden_states, save_bert
 from deployment import Deployment, deployment
+from quire_command import quire_command
 
 
 @pytest.fixture(scope="module")
@@ -26,24 +25,12 @@ def running(bert: tuple[Path, BertModel]) -> Iterator[Deployment]:
         yield running
 
 
-async def embed(running: Deployment, *arguments: str, given: str) -> tuple[int | None, str, str]:
-    """Exit status, output and errors of `quire embed` with `given` on its standard input."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "quire_client", "embed", "--address", running.grpc, *arguments),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await asyncio.wait_for(process.communicate(given.encode()), 120)
-    return process.returncode, out.decode(), err.decode()
-
-
 async def test_each_line_has_its_vector(running: Deployment, bert: tuple[Path, BertModel]) -> None:
     directory, model = bert
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     lines = [" ".join("abcd"[: 1 + place % 4]) + " hello" * (place % 3) for place in range(300)]  # two calls
 
-    code, out, err = await embed(running, given="\n".join(lines))
+    code, out, err = await quire_command(running, "embed", given="\n".join(lines))
 
     assert (code, err) == (0, "")
     vectors = [[float(number) for number in line.split(" ")] for line in out.splitlines()]
@@ -56,19 +43,19 @@ async def test_each_line_has_its_vector(running: Deployment, bert: tuple[Path, B
 async def test_an_error_names_the_line(running: Deployment) -> None:
     lines = ["hello"] * 299 + ["hello " * 2 * CONTEXT]
 
-    code, out, err = await embed(running, given="\n".join(lines))
+    code, out, err = await quire_command(running, "embed", given="\n".join(lines))
 
     assert (code, len(out.splitlines())) == (1, 256)  # those of the first call
     assert err.startswith("quire: standard input, line 300: ")
 
 
 async def test_an_error_names_the_field(running: Deployment) -> None:
-    code, out, err = await embed(running, "hello", "--dimensions", "999999", given="")
+    code, out, err = await quire_command(running, "embed", "hello", "--dimensions", "999999", given="")
     assert (code, out) == (1, "")
     assert err.startswith("quire: dimensions: ")
 
 
 async def test_an_empty_line_is_refused(running: Deployment) -> None:
-    code, _, err = await embed(running, given="a\n\nb\n")
+    code, _, err = await quire_command(running, "embed", given="a\n\nb\n")
     assert code == 1
     assert err == "quire: standard input, line 2: must not be empty\n"

@@ -7,6 +7,7 @@ from worker_svc.errors import UnsupportedModel
 from worker_svc.model.architecture import AnyDescription, architecture_names
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.score_files import with_score_files
+from worker_svc.model.score_head_description import ScoreHeadSpec
 
 
 def for_task(description: AnyDescription | None, directory: Path, chosen: str) -> tuple[AnyDescription | None, bool]:
@@ -46,10 +47,14 @@ def _computes_values(description: AnyDescription | None, directory: Path, chosen
                 "numbers of labels by those with a head of several"
             )
         return True
-    head = description.score_head
-    computed = _VALUES[
-        ModelTask.EMBED if head is None else ModelTask.SCORE if head.num_labels == 1 else ModelTask.CLASSIFY
-    ]
-    if chosen == "generate" or (chosen == "embed" and head is not None):
-        raise UnsupportedModel(f"QUIRE_TASK is {chosen}, but this {description.architecture} model computes {computed}")
+    computed = _task_of_values(description.score_head)
+    if chosen == "generate" or (chosen == "embed" and computed is not ModelTask.EMBED):
+        values = _VALUES[computed]
+        raise UnsupportedModel(f"QUIRE_TASK is {chosen}, but this {description.architecture} model computes {values}")
     return True
+
+
+def _task_of_values(head: ScoreHeadSpec | None) -> ModelTask:
+    if head is None:
+        return ModelTask.EMBED
+    return ModelTask.SCORE if head.num_labels == 1 else ModelTask.CLASSIFY

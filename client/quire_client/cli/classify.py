@@ -11,8 +11,8 @@ import typer
 from quire_client.classify_requests import ClassifyOptions
 from quire_client.cli import options as opt
 from quire_client.cli.interruptible import collected
-from quire_client.cli.output import print_json, write_text
-from quire_client.cli.texts import answers, total
+from quire_client.cli.output import write_text
+from quire_client.cli.texts import Texts, TruncateTexts, answers, total, write_answers
 from quire_client.results import Classifications
 from quire_client.sync import Client
 
@@ -20,9 +20,7 @@ _SPACE = re.compile(r"\s")  # which ends lines and fields, too
 
 
 def classify(
-    texts: Annotated[
-        list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts.", show_default="lines of standard input")
-    ] = None,
+    texts: Texts = None,
     file: Annotated[
         Path | None,
         typer.Option(
@@ -32,15 +30,8 @@ def classify(
     raw_scores: Annotated[
         bool, typer.Option("--raw-scores", help="Leave out the activation function of the model's head.")
     ] = False,
-    truncate_prompt_tokens: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Keep the first N tokens of each text; -1: as many as fit.",
-            show_default="a text that is too long is refused",
-        ),
-    ] = None,
-    priority: Annotated[int | None, typer.Option(help="Higher runs first.")] = None,
+    truncate_prompt_tokens: TruncateTexts = None,
+    priority: opt.Priority = None,
     model: opt.Model = None,
     output: opt.Output = opt.OutputFormat.TEXT,
     timeout: opt.Timeout = None,
@@ -51,26 +42,18 @@ def classify(
 
     Each line of a file or of standard input is a text, and an empty one is refused.
     """
-    is_json = output is opt.OutputFormat.JSON
     options: ClassifyOptions = {
         "model": model,
         "raw_scores": raw_scores,
         "truncate_prompt_tokens": truncate_prompt_tokens,
         "priority": priority,
     }
-    parts: list[Classifications] = []
     with Client(address, api_key=api_key, timeout=timeout) as client:
 
         def call(some: Sequence[str]) -> Classifications:
             return collected(partial(client.classify, some, **options), client)
 
-        for answer in answers(call, texts, file):
-            if is_json:
-                parts.append(answer)
-            else:
-                _print_labels(answer)
-    if is_json:
-        print_json(_joined(parts), indent=None)
+        write_answers(answers(call, texts, file), output, _print_labels, _joined)
 
 
 def _print_labels(answer: Classifications) -> None:

@@ -9,17 +9,14 @@ import typer
 
 from quire_client.cli import options as opt
 from quire_client.cli.interruptible import collected
-from quire_client.cli.output import print_json
-from quire_client.cli.texts import answers, total
+from quire_client.cli.texts import Texts, TruncateTexts, answers, total, write_answers
 from quire_client.embed_requests import EmbedOptions
 from quire_client.results import Embeddings
 from quire_client.sync import Client
 
 
 def embed(
-    texts: Annotated[
-        list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts.", show_default="lines of standard input")
-    ] = None,
+    texts: Texts = None,
     file: Annotated[
         Path | None,
         typer.Option("--file", "-f", metavar="FILE", help="Embed the lines of this file.", exists=True, dir_okay=False),
@@ -37,15 +34,8 @@ def embed(
             "--normalize/--no-normalize", help="Divide vectors by their lengths, or not.", show_default="the model's"
         ),
     ] = None,
-    truncate_prompt_tokens: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Keep the first N tokens of each text; -1: as many as fit.",
-            show_default="a text that is too long is refused",
-        ),
-    ] = None,
-    priority: Annotated[int | None, typer.Option(help="Higher runs first.")] = None,
+    truncate_prompt_tokens: TruncateTexts = None,
+    priority: opt.Priority = None,
     model: opt.Model = None,
     output: opt.Output = opt.OutputFormat.TEXT,
     timeout: opt.Timeout = None,
@@ -56,7 +46,6 @@ def embed(
 
     Each line of a file or of standard input is a text, and an empty one is refused.
     """
-    is_json = output is opt.OutputFormat.JSON
     options: EmbedOptions = {
         "model": model,
         "dimensions": dimensions,
@@ -65,19 +54,12 @@ def embed(
         "truncate_prompt_tokens": truncate_prompt_tokens,
         "priority": priority,
     }
-    parts: list[Embeddings] = []
     with Client(address, api_key=api_key, timeout=timeout) as client:
 
         def call(some: Sequence[str]) -> Embeddings:
             return collected(partial(client.embed, some, **options), client)
 
-        for answer in answers(call, texts, file):
-            if is_json:
-                parts.append(answer)
-            else:
-                _print_vectors(answer)
-    if is_json:
-        print_json(_joined(parts), indent=None)
+        write_answers(answers(call, texts, file), output, _print_vectors, _joined)
 
 
 def _print_vectors(answer: Embeddings) -> None:

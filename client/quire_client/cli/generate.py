@@ -44,7 +44,7 @@ def generate(
         int | None, typer.Option(help="The same for the prompt, which is returned; with --json.")
     ] = None,
     request_id: Annotated[str | None, typer.Option(help="Your own id of the request, for `quire resume`.")] = None,
-    priority: Annotated[int | None, typer.Option(help="Higher runs first.")] = None,
+    priority: opt.Priority = None,
     retention: opt.Retention = None,
     model: opt.Model = None,
     output: opt.Output = opt.OutputFormat.TEXT,

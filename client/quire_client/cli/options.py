@@ -297,6 +297,7 @@ def logit_bias_of(entries: list[str] | None) -> dict[int, float] | None:
 _PROMPT: Final = "Prompt"
 
 Echo = Annotated[bool, typer.Option("--echo", help="Write the prompt before the text.", rich_help_panel=_PROMPT)]
+Priority = Annotated[int | None, typer.Option(help="Higher runs first.")]
 TruncatePromptTokens = Annotated[
     int | None,
     typer.Option(

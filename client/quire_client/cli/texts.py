@@ -5,15 +5,29 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
+from quire_client.cli import options as opt
 from quire_client.cli.input import read_lines
+from quire_client.cli.output import print_json
 from quire_client.errors import QuireError
 from quire_client.results import Usage
 
 T = TypeVar("T")
+
+Texts = Annotated[
+    list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts.", show_default="lines of standard input")
+]
+TruncateTexts = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Keep the first N tokens of each text; -1: as many as fit.",
+        show_default="a text that is too long is refused",
+    ),
+]
 
 _INPUTS_PER_CALL = 256
 _CHARACTERS_PER_CALL = 2**19  # a message has at most 4 MiB, where a gateway allows no more
@@ -38,6 +52,20 @@ def answers(call: Callable[[Sequence[str]], T], texts: Sequence[str] | None, fil
         yield answer
     if not num_sent:
         raise typer.BadParameter("there is none", param_hint="TEXT")
+
+
+def write_answers(
+    of_calls: Iterable[T],
+    output: opt.OutputFormat,
+    write: Callable[[T], None],
+    join: Callable[[Sequence[T]], T],
+) -> None:
+    """Writes the answer of each call as it comes, as text; or all of them, joined, as one line of JSON."""
+    if output is opt.OutputFormat.JSON:
+        print_json(join(list(of_calls)), indent=None)
+        return
+    for answer in of_calls:
+        write(answer)
 
 
 def total(usages: Iterable[Usage]) -> Usage:

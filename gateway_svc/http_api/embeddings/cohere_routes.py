@@ -6,7 +6,7 @@ from typing import Any
 
 from gateway_svc.embeddings import DIMENSIONS, UnvalidatedEmbeddings
 from gateway_svc.field_paths import Field, NamedFields
-from gateway_svc.http_api.calls import EmbeddedInputs, HttpCalls
+from gateway_svc.http_api.calls import HttpCalls, InputValues
 from gateway_svc.http_api.embeddings.cohere_models import CohereEmbedAnswer, CohereEmbedBody
 from gateway_svc.http_api.embeddings.routes import EncodingFormat
 from gateway_svc.http_api.endpoint import HandlerDoc, HttpRoute
@@ -91,12 +91,12 @@ _FORMS: Mapping[str, Callable[[Vector], Any]] = {
 }
 
 
-def embed_answer(answer_id: str, read: CohereEmbedRequest, embedded: EmbeddedInputs) -> Json:
+def embed_answer(answer_id: str, read: CohereEmbedRequest, embedded: InputValues) -> Json:
     """The body of the answer. Raises QuireError."""
     return {
         "id": answer_id,
         "response_type": "embeddings_by_type",
-        "embeddings": {name: [_FORMS[name](vector) for vector in embedded.vectors] for name in read.types},
+        "embeddings": {name: [_FORMS[name](vector) for vector in embedded.values] for name in read.types},
         "texts": read.texts,
         "meta": {
             "api_version": {"version": "2"},

@@ -104,6 +104,6 @@ class EmbeddingsRoutes:
         await self._calls.respond(
             exchange,
             call,
-            lambda: answer_of(answer_id, created, embedded.vectors, encoding_format, embedded.model, embedded.usage),
+            lambda: answer_of(answer_id, created, embedded.values, encoding_format, embedded.model, embedded.usage),
             num_values=encoding_format.num_values(embedded.num_numbers),
         )

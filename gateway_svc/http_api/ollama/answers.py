@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any
 
 from gateway_svc.http_api.call_arguments import arguments_of
-from gateway_svc.http_api.calls import EmbeddedInputs
+from gateway_svc.http_api.calls import InputValues
 from gateway_svc.http_api.events import json_line
 from gateway_svc.http_api.openai.choice_formats import chat_logprob
 from gateway_svc.output import Chunk, FinishReason, ToolCallDelta, Usage, merge_calls, merge_chunks
@@ -127,11 +127,11 @@ class OllamaBuilder:
         }
 
 
-def embed_answer(embedded: EmbeddedInputs, seconds: float) -> Json:
+def embed_answer(embedded: InputValues, seconds: float) -> Json:
     """The answer of /api/embed, whose vectors took so long."""
     return {
         "model": embedded.model,
-        "embeddings": [vector.tolist() for vector in embedded.vectors],
+        "embeddings": [vector.tolist() for vector in embedded.values],
         "total_duration": _ns(seconds),
         "load_duration": 0,
         "prompt_eval_count": embedded.usage.prompt_tokens,

@@ -8,7 +8,7 @@ from typing import Any
 
 from gateway_svc.embeddings import UnvalidatedEmbeddings
 from gateway_svc.field_paths import Field, NamedFields
-from gateway_svc.http_api.calls import EmbeddedInputs, HttpCalls
+from gateway_svc.http_api.calls import HttpCalls, InputValues
 from gateway_svc.http_api.endpoint import GENERATION_HEADERS, Handler, HandlerDoc, HttpRoute
 from gateway_svc.http_api.exchange import HttpExchange
 from gateway_svc.http_api.ollama.answer_models import (
@@ -110,7 +110,7 @@ class OllamaRoutes:
         call = self._calls.call(exchange, Operation.EMBEDDINGS)
         read = await self._calls.read(exchange, call, OllamaEmbedBody, read_embed, may_have_name=False)
         embedded = await self._embedded(exchange, call, read)
-        if not embedded.vectors:
+        if not embedded.values:
             await exchange.respond_json({"model": embedded.model, "embeddings": []})
             return
         seconds = time.monotonic() - call.arrival_time  # without the wait for a thread that makes the answer
@@ -126,7 +126,7 @@ class OllamaRoutes:
         await self._calls.respond(
             exchange,
             call,
-            lambda: {"embedding": embedded.vectors[0].tolist() if embedded.vectors else []},
+            lambda: {"embedding": embedded.values[0].tolist() if embedded.values else []},
             num_values=embedded.num_numbers,
         )
 
@@ -221,13 +221,13 @@ class OllamaRoutes:
                 num_logprobs=group.num_logprobs,
             )
 
-    async def _embedded(self, exchange: HttpExchange, call: Call, unvalidated: UnvalidatedEmbeddings) -> EmbeddedInputs:
+    async def _embedded(self, exchange: HttpExchange, call: Call, unvalidated: UnvalidatedEmbeddings) -> InputValues:
         """The vectors of all inputs. Without inputs, which loads a model in Ollama, there are none."""
         named = replace(unvalidated, model=self._model_name(unvalidated.model))
         if unvalidated.inputs:
             return await self._calls.embed(exchange, call, named)
         model, _ = self._calls.find_model(exchange, call, named.model, named.field_path)
-        return EmbeddedInputs([], model.name, Usage())
+        return InputValues([], model.name, Usage())
 
     def _model_name(self, name: str | None) -> str | None:
         """The name without Ollama's tag for names that have none."""

@@ -49,7 +49,7 @@ async def text_of(tokenizer: ModelTokenizer, text: str, limit: int | None = None
 async def requests_of(call: UnvalidatedScores, tokenizer: ModelTokenizer, form: PairForm) -> Sequence[ValidatedValue]:
     model = ModelInfo("reranker", 200, 300)
     fields: dict[str, Any] = {"request_id": "own-id", "retention": None, "tenant": "default"}
-    return (await validate_scores(call, tokenizer, model, form, **fields)).requests
+    return (await validate_scores(call, tokenizer, model, form, (), **fields)).requests
 
 
 async def prompt_of(

@@ -61,7 +61,7 @@ async def validated(
 ) -> ValidatedScores:
     pairs = tokenizer.pair_template if task is ModelTask.SCORE else None
     return await validate_scores(
-        unvalidated, tokenizer, model, pairs, request_id="own-id", retention=unvalidated.retention, tenant="default"
+        unvalidated, tokenizer, model, pairs, (), request_id="own-id", retention=unvalidated.retention, tenant="default"
     )
 
 

@@ -17,7 +17,7 @@ from gateway_svc.http_api.anthropic.models import MessagesBody
 from gateway_svc.http_api.api_document import api_document
 from gateway_svc.http_api.app import HttpApi, HttpOptions
 from gateway_svc.http_api.body_model import BodyModel
-from gateway_svc.http_api.calls import EmbeddedInputs
+from gateway_svc.http_api.calls import InputValues
 from gateway_svc.http_api.docs_page import docs_page
 from gateway_svc.http_api.embeddings.cohere_models import CohereEmbedBody
 from gateway_svc.http_api.embeddings.cohere_routes import embed_answer as cohere_embed_answer
@@ -304,7 +304,7 @@ def test_embeddings_have_their_schema() -> None:
 
 
 def test_embeddings_of_cohere_have_their_schemas() -> None:
-    embedded = EmbeddedInputs([array("f", (0.5,) * 8)], "m", Usage(2))
+    embedded = InputValues([array("f", (0.5,) * 8)], "m", Usage(2))
     body: dict[str, Any] = {"texts": ["a"], "embedding_types": ["float", "base64", "binary", "ubinary"]}
     conforms("CohereEmbedBody", body)
     read = read_embed(CohereEmbedBody.of(body))
@@ -312,7 +312,7 @@ def test_embeddings_of_cohere_have_their_schemas() -> None:
 
 
 def test_embeddings_of_ollama_have_their_schemas() -> None:
-    embedded = EmbeddedInputs([array("f", (0.5, -1))], "m", Usage(2))
+    embedded = InputValues([array("f", (0.5, -1))], "m", Usage(2))
     conforms("OllamaEmbedAnswer", embed_answer(embedded, 0))
     conforms("OllamaEmbedAnswer", {"model": "m", "embeddings": []})
     conforms("OllamaEmbeddingsAnswer", {"embedding": [0.5, -1.0]})

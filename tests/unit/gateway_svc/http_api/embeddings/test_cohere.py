@@ -9,7 +9,7 @@ import pytest
 
 from gateway_svc.embeddings import DIMENSIONS
 from gateway_svc.field_paths import Field
-from gateway_svc.http_api.calls import EmbeddedInputs
+from gateway_svc.http_api.calls import InputValues
 from gateway_svc.http_api.embeddings.cohere_models import CohereEmbedBody
 from gateway_svc.http_api.embeddings.cohere_routes import CohereEmbedRequest, embed_answer, packed, read_embed
 from gateway_svc.output import Usage
@@ -42,7 +42,7 @@ def test_a_body_has_texts_and_their_truncation() -> None:
 
 
 def test_an_answer_has_each_form_that_was_asked_for() -> None:
-    embedded = EmbeddedInputs([VECTOR], "m", Usage(prompt_tokens=7, cached_tokens=2))
+    embedded = InputValues([VECTOR], "m", Usage(prompt_tokens=7, cached_tokens=2))
     asked = read(texts=["a"], embedding_types=["float", "base64", "binary", "ubinary", "float"])
     answer = embed_answer("embd-1", asked, embedded)
     encoded = base64.b64encode(struct.pack("<8f", *VECTOR)).decode()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway_svc.http_api.calls import EmbeddedInputs
+from gateway_svc.http_api.calls import InputValues
 from gateway_svc.http_api.errors import HttpError
 from gateway_svc.http_api.ollama.answers import OllamaBuilder, OllamaForm, embed_answer
 from gateway_svc.http_api.ollama.errors import OLLAMA_ERRORS
@@ -121,7 +121,7 @@ def test_a_model_that_is_loaded() -> None:
 
 def test_vectors() -> None:
     vectors = [array("f", (0.5, -1)), array("f", (0.25, 2))]
-    answer = embed_answer(EmbeddedInputs(vectors, "m", USAGE), 2.5)
+    answer = embed_answer(InputValues(vectors, "m", USAGE), 2.5)
     assert (answer["model"], answer["embeddings"]) == ("m", [[0.5, -1.0], [0.25, 2.0]])
     assert (answer["prompt_eval_count"], answer["load_duration"]) == (9, 0)
     assert answer["total_duration"] == 2_500_000_000
