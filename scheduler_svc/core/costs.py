@@ -106,6 +106,7 @@ class CostModel:
         self._num_steps = 0
         self._num_tokens = 0.0  # of the last steps, exponentially weighted
         self._seconds = 0.0  # that they took, weighted likewise
+        self._prompt_seconds = 0.0  # of these, what their prompts took
 
     def observe_plan(self, plan: StepPlan, seconds: float) -> None:
         """A step took so long on the device."""
@@ -118,9 +119,11 @@ class CostModel:
             return
         self._num_steps += 1
         usual = self._step.observe((1.0, num_prefill_tokens, num_decodes, num_pairs), seconds)
+        prompts = num_prefill_tokens * self._per_token + num_pairs * self._per_pair
         fade = 1 - 1 / _STEP_MEMORY
         self._num_tokens = fade * self._num_tokens + num_prefill_tokens + num_decodes
         self._seconds = fade * self._seconds + usual
+        self._prompt_seconds = fade * self._prompt_seconds + min(prompts, usual)
 
     def observe_swap(self, num_blocks: int, direction: Direction, seconds: float) -> None:
         """A swap of `num_blocks` blocks took `seconds`."""
@@ -179,6 +182,11 @@ class CostModel:
     def tokens_per_second(self) -> float:
         """Throughput of the last steps, prefill and decode together; 0 before the first."""
         return self._num_tokens / self._seconds if self._seconds else 0.0
+
+    @property
+    def prompt_share(self) -> float:
+        """The share of the last steps' time that their prompts took, 0 to 1; 0 before the first step."""
+        return self._prompt_seconds / self._seconds if self._seconds else 0.0
 
     def _swap_seconds(self, direction: Direction, num_blocks: int) -> float:
         if not num_blocks:

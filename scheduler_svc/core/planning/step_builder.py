@@ -8,9 +8,11 @@ from scheduler_svc.core.request import Sequence
 from scheduler_svc.core.step import NewSequence, ScheduledSequence
 
 LONG_PROMPT = 1024  # tokens to compute from which on a prompt is limited, so that decodes do not wait for it
-_PROMPT_FACTOR = (
-    2.0  # prompts of a step that computes more tokens than usual take this many times as long as its decodes
-)
+# The prompts of a step that computes more tokens than usual take so many times as long as its decodes,
+_PROMPT_FACTOR = 2.0
+# or so many times as long as prompts usually took beside such decodes in the last steps, if that is longer.
+_HEADROOM = 2.5
+_LEAST_DECODE_SHARE = 0.01  # of the device's time, which decodes are taken to have
 
 
 def is_long(sequence: Sequence) -> bool:
@@ -63,13 +65,17 @@ class StepBuilder:
         """Leaves prompts what a step usually computes, or more as long as the step's decodes are no small part of it.
 
         Each step computes all decodes anew. The fewer steps it takes to compute the prompts that wait, the sooner their
-        first tokens are there; what the decodes of a step take says how much longer than that a step may be.
+        first tokens are there; what the decodes of a step take says how much longer than that a step may be. Where
+        prompts take most of the device's time, they would queue up in steps of that length: so a step takes more of
+        them than come on average while its decodes are computed.
         """
-        usual = self.replica.shape.usual_step_tokens
+        usual, costs = self.replica.shape.usual_step_tokens, self.replica.costs
         if usual:
             # Of prompts that are not long: those that are have a limit of their own.
-            tokens_per_second = usual / self.replica.costs.recompute_seconds(usual)
-            fitting = int(_PROMPT_FACTOR * decode_seconds * tokens_per_second)
+            tokens_per_second = usual / costs.recompute_seconds(usual)
+            usual_factor = costs.prompt_share / max(1 - costs.prompt_share, _LEAST_DECODE_SHARE)
+            factor = max(_PROMPT_FACTOR, _HEADROOM * usual_factor)
+            fitting = int(factor * decode_seconds * tokens_per_second)
             self.budget = min(self.budget, max(usual - self.num_tokens, fitting))
 
     def limit_long_prompts(self, seconds: float) -> None:

@@ -136,6 +136,17 @@ def test_prompts_get_the_usual_tokens_at_least_and_those_that_fit_a_step_at_most
     assert plan.num_tokens == (usual if usual > 64 else most)
 
 
+def test_prompts_do_not_queue_up_though_they_take_most_of_the_time() -> None:
+    bench = with_decodes(40, usual_step_tokens=32, max_step_tokens=8192, num_blocks=8000)
+    sequences, owed = list[Sequence](), 0.0
+    for _ in range(400):
+        owed += 3 / 4 * seconds_of(timed_step(bench)) / 1e-4  # tokens of prompts that take three quarters of the time
+        while owed >= 150:
+            sequences += bench.submit(f"new {len(sequences)}", prompt(150, 100_000 + 1000 * len(sequences)), 1)
+            owed -= 150
+    assert sum(sequence.num_output == 0 for sequence in sequences) <= 30, "no more than come in two steps"
+
+
 def test_without_decodes_a_step_has_the_usual_tokens() -> None:
     bench = CoreBench(num_blocks=4000, max_step_tokens=2048, usual_step_tokens=256)
     bench.submit("a", prompt(600), 1)
