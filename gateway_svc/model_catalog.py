@@ -19,7 +19,8 @@ from gateway_svc.unvalidated_request import GenerationDefaults
 from gateway_svc.validation import Validator
 from svc_common.errors import QuireError, Reason
 from svc_common.model_settings import ModelSettings
-from svc_common.models import ModelNotFound, ModelTask, labels_of, task_of, tokenizer_fingerprint
+from svc_common.model_tasks import ModelTask, labels_of, task_of
+from svc_common.models import ModelNotFound, tokenizer_fingerprint
 
 
 @dataclass(frozen=True, slots=True, eq=False)

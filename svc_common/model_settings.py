@@ -11,10 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
 from pydantic.types import JsonValue
 
+from svc_common.model_tasks import AUTO_TASK, ModelTask, task_of
 from svc_common.models import (
-    AUTO_TASK,
     ModelNotFound,
-    ModelTask,
     ServedModel,
     check_names,
     find_source,
@@ -22,7 +21,6 @@ from svc_common.models import (
     is_hub_id,
     resolve_model,
     split_names,
-    task_of,
 )
 from svc_common.settings import OptionalPath
 

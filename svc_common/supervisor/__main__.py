@@ -8,7 +8,8 @@ from typing import Any
 
 from svc_common.identity import InvalidCredentials
 from svc_common.model_settings import InvalidModelsFile, ModelSettings
-from svc_common.models import ModelNotFound, ModelTask
+from svc_common.model_tasks import ModelTask
+from svc_common.models import ModelNotFound
 from svc_common.server import CannotListen
 from svc_common.settings import read_settings
 from svc_common.supervisor.addresses import Addresses, FreePorts, UnixAddress, assign

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from svc_common.model_settings import ModelSettings
-from svc_common.models import ModelTask
+from svc_common.model_tasks import ModelTask
 from svc_common.settings import read_settings
 from svc_common.supervisor.__main__ import http_urls, run
 from svc_common.supervisor.addresses import Addresses

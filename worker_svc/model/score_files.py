@@ -4,7 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from svc_common.models import ModelTask, module_kind, read_json, read_modules, task_of
+from svc_common.model_tasks import ModelTask, task_of
+from svc_common.models import module_kind, read_json, read_modules
 from worker_svc.errors import UnsupportedModel
 from worker_svc.model.architecture import AnyDescription
 from worker_svc.model.describe_score_head import named_activation

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from svc_common.models import ModelTask, task_of
+from svc_common.model_tasks import ModelTask, task_of
 from worker_svc.errors import UnsupportedModel
 from worker_svc.model.architecture import AnyDescription, architecture_names
 from worker_svc.model.description import ModelDescription

@@ -42,7 +42,7 @@ from gateway_svc.model_catalog import CatalogModel
 from gateway_svc.output import Chunk, Usage
 from gateway_svc.request_manager import Call, RequestManager
 from gateway_svc.tracing import Operation
-from svc_common.models import ModelTask
+from svc_common.model_tasks import ModelTask
 
 _NDJSON = "application/x-ndjson"
 _TAG = ":latest"

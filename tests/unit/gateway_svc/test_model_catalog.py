@@ -17,7 +17,8 @@ from gateway_svc.tenant import Tenant
 from gateway_svc.tokenizer import InvalidModelFiles
 from svc_common.errors import QuireError, Reason
 from svc_common.model_settings import ModelSettings, read_models_file
-from svc_common.models import ModelNotFound, ModelTask, tokenizer_fingerprint
+from svc_common.model_tasks import ModelTask
+from svc_common.models import ModelNotFound, tokenizer_fingerprint
 from tiny_model import make_model_directory
 
 

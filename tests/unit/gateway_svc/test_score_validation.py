@@ -31,7 +31,7 @@ from gateway_svc.tokenizer import ModelTokenizer, TextToEncode
 from gateway_svc.validated_request import ModelInfo, TruncationSide
 from quire.inference.v1 import inference_pb2 as api
 from svc_common.errors import QuireError, Reason
-from svc_common.models import ModelTask
+from svc_common.model_tasks import ModelTask
 
 MODEL = ModelInfo("encoder", CONTEXT_LENGTH, len(WORDS))
 LONG = " ".join("abcd" * 5)

@@ -8,7 +8,8 @@ import pytest
 
 from gateway_svc.settings import GatewaySettings
 from svc_common.model_settings import InvalidModelsFile, ModelSettings, read_models_file
-from svc_common.models import DEFAULT_MODEL, ModelNotFound, ModelTask, labels_of, split_names, task_of
+from svc_common.model_tasks import ModelTask, labels_of, task_of
+from svc_common.models import DEFAULT_MODEL, ModelNotFound, split_names
 from svc_common.settings import read_settings
 from svc_common.supervisor.settings import SupervisorSettings
 from worker_svc.settings import WorkerSettings
