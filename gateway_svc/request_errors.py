@@ -16,6 +16,7 @@ RETRY_AFTER_SECONDS = 1.0
 # The field that a scheduler's refusal is about.
 _FIELDS = {
     scheduler_pb2.FAILURE_REASON_KEY_IN_USE: Field.REQUEST_ID,
+    scheduler_pb2.FAILURE_REASON_UNSUPPORTED_RESULT: Field.MODEL,
     scheduler_pb2.FAILURE_REASON_SEARCH_TOO_WIDE: Field.BEAM_WIDTH,
     scheduler_pb2.FAILURE_REASON_TOO_MANY_TOKENS: Field.MAX_TOKENS,
     scheduler_pb2.FAILURE_REASON_CONTEXT_LENGTH_EXCEEDED: Field.MAX_TOKENS,
@@ -44,7 +45,7 @@ def error_from_failed(failed: scheduler_pb2.Failed, field_path: FieldPath, tenan
         ):
             return QuireError(Reason.INVALID_FIELD, failed.message, field)
         case scheduler_pb2.FAILURE_REASON_UNSUPPORTED_RESULT:
-            return QuireError(Reason.FEATURE_UNSUPPORTED, failed.message)
+            return QuireError(Reason.FEATURE_UNSUPPORTED, failed.message, field)
         case scheduler_pb2.FAILURE_REASON_GRAMMAR_TOO_COMPLEX:
             return QuireError(Reason.GRAMMAR_TOO_COMPLEX, failed.message)
         case scheduler_pb2.FAILURE_REASON_CONTEXT_LENGTH_EXCEEDED:

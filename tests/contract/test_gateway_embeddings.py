@@ -192,8 +192,8 @@ async def test_a_model_that_embeds_nothing_is_said_to(shared: Harness) -> None:
     message = "the workers of this model compute no embedding"
     shared.scheduler.script = lambda session, submit: session.fail(submit.key, reason, message)
     error = (await shared.http.post("/v1/embeddings", json={"input": TEXTS})).json()["error"]
-    assert (error["code"], error["message"]) == ("feature_unsupported", message)
-    assert reason_of(await refused(shared.stub.Embed(asking()))) == ("FEATURE_UNSUPPORTED", "")
+    assert (error["code"], error["message"], error["param"]) == ("feature_unsupported", message, "model")
+    assert reason_of(await refused(shared.stub.Embed(asking()))) == ("FEATURE_UNSUPPORTED", "model")
 
 
 async def test_a_refusal_of_the_scheduler_names_the_input(shared: Harness) -> None:
