@@ -12,6 +12,7 @@ LONG_PROMPT = 1024  # tokens to compute from which on a prompt is limited, so th
 _PROMPT_FACTOR = 2.0
 # or so many times as long as prompts usually took beside such decodes in the last steps, if that is longer.
 _HEADROOM = 2.5
+_WITHOUT_DECODES = 2  # times the usual tokens of a step
 _LEAST_DECODE_SHARE = 0.01  # of the device's time, which decodes are taken to have
 
 
@@ -67,7 +68,7 @@ class StepBuilder:
         Each step computes all decodes anew. The fewer steps it takes to compute the prompts that wait, the sooner their
         first tokens are there; what the decodes of a step take says how much longer than that a step may be. Where
         prompts take most of the device's time, they would queue up in steps of that length: so a step takes more of
-        them than come on average while its decodes are computed.
+        them than come on average while its decodes are computed. Without decodes no stream waits for the step.
         """
         usual, costs = self.replica.shape.usual_step_tokens, self.replica.costs
         if usual:
@@ -75,7 +76,7 @@ class StepBuilder:
             tokens_per_second = usual / costs.recompute_seconds(usual)
             usual_factor = costs.prompt_share / max(1 - costs.prompt_share, _LEAST_DECODE_SHARE)
             factor = max(_PROMPT_FACTOR, _HEADROOM * usual_factor)
-            fitting = int(factor * decode_seconds * tokens_per_second)
+            fitting = int(factor * decode_seconds * tokens_per_second) if decode_seconds else _WITHOUT_DECODES * usual
             self.budget = min(self.budget, max(usual - self.num_tokens, fitting))
 
     def limit_long_prompts(self, seconds: float) -> None:

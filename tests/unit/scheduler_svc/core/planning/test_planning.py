@@ -147,8 +147,8 @@ def test_prompts_do_not_queue_up_though_they_take_most_of_the_time() -> None:
     assert sum(sequence.num_output == 0 for sequence in sequences) <= 30, "no more than come in two steps"
 
 
-def test_without_decodes_a_step_has_the_usual_tokens() -> None:
-    bench = CoreBench(num_blocks=4000, max_step_tokens=2048, usual_step_tokens=256)
+def test_without_decodes_a_step_has_twice_the_usual_tokens() -> None:
+    bench = CoreBench(num_blocks=4000, max_step_tokens=2048, usual_step_tokens=128)
     bench.submit("a", prompt(600), 1)
     assert [plan.num_tokens for plan in bench.steps(3)] == [256, 256, 600 - 2 * 256]
 
