@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from quire_kernels.cpu.amx import has_amx
 from svc_common.grammars import UnsupportedTokenizer, load_grammar_tokenizer
 from svc_common.models import (
     ServedModel,
@@ -43,6 +42,7 @@ from worker_svc.kernel_choice import (
     choose_native,
     kernel_name,
     quantization_of_device,
+    usual_step_tokens_on_cpu,
 )
 from worker_svc.memory import (
     MemoryBudget,
@@ -66,12 +66,9 @@ from worker_svc.warm_up import RepeatingDrafter, measure_prefill, measure_swaps,
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-# Tokens of a step, usually and at most, and its sequences. A GPU needs many tokens to be busy. Products on a CPU read
-# all weights once a step: with AVX-512 or less, 128 tokens take several times as long as that, so larger chunks make no
-# prompt faster and other streams wait longer. The tiles of AMX, and torch, need more tokens. Beside many decodes, which
-# take long themselves, steps of up to 512 delay new streams less.
-_BUDGETS = {"cpu": (256, 512, 64), "cuda": (2048, 2048, 256)}
-_USUAL_STEP_TOKENS_WITHOUT_AMX = 128
+# The most tokens and sequences of a step. A GPU needs many tokens to be busy. On a CPU most steps are smaller, since
+# others wait for them; beside many decodes, which take long themselves, larger ones delay new streams less.
+_BUDGETS = {"cpu": (512, 64), "cuda": (2048, 256)}
 # On a CPU a step may hold one sequence for each of so many tokens of KV memory, at least those above and at most 256.
 # On a GPU a row takes memory for each token of the vocabulary, and graphs for its size.
 _TOKENS_OF_SEQUENCE, _MOST_SEQUENCES = 2048, 256
@@ -147,9 +144,8 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
     grammars = GrammarCompiler(
         partial(_load_grammar_tokenizer, served), model.layout.vocab_size, max(1, available_cpus() // 2)
     )
-    usual_step_tokens, most_step_tokens, default_sequences = _BUDGETS[device.type]
-    if native is not None and isinstance(kernels, CompiledKernels) and not has_amx(kernels.thread_pool):
-        usual_step_tokens = _USUAL_STEP_TOKENS_WITHOUT_AMX
+    most_step_tokens, default_sequences = _BUDGETS[device.type]
+    usual_step_tokens = usual_step_tokens_on_cpu(native, kernels, dtype) if device.type == "cpu" else most_step_tokens
     shape = CacheShape.of(model.layout, settings.block_size, cache_dtype)
     limits = WorkerLimits(
         vocab_size=model.layout.vocab_size,

@@ -106,7 +106,8 @@ class CostModel:
         self._num_steps = 0
         self._num_tokens = 0.0  # of the last steps, exponentially weighted
         self._seconds = 0.0  # that they took, weighted likewise
-        self._prompt_seconds = 0.0  # of these, what their prompts took
+        # Of the last steps with decodes, weighted likewise: their time, and what their prompts took of it.
+        self._decoding_seconds = self._prompt_seconds = 0.0
 
     def observe_plan(self, plan: StepPlan, seconds: float) -> None:
         """A step took so long on the device."""
@@ -119,11 +120,13 @@ class CostModel:
             return
         self._num_steps += 1
         usual = self._step.observe((1.0, num_prefill_tokens, num_decodes, num_pairs), seconds)
-        prompts = num_prefill_tokens * self._per_token + num_pairs * self._per_pair
         fade = 1 - 1 / _STEP_MEMORY
         self._num_tokens = fade * self._num_tokens + num_prefill_tokens + num_decodes
         self._seconds = fade * self._seconds + usual
-        self._prompt_seconds = fade * self._prompt_seconds + min(prompts, usual)
+        if num_decodes:
+            prompts = num_prefill_tokens * self._per_token + num_pairs * self._per_pair
+            self._decoding_seconds = fade * self._decoding_seconds + usual
+            self._prompt_seconds = fade * self._prompt_seconds + min(prompts, usual)
 
     def observe_swap(self, num_blocks: int, direction: Direction, seconds: float) -> None:
         """A swap of `num_blocks` blocks took `seconds`."""
@@ -185,8 +188,8 @@ class CostModel:
 
     @property
     def prompt_share(self) -> float:
-        """The share of the last steps' time that their prompts took, 0 to 1; 0 before the first step."""
-        return self._prompt_seconds / self._seconds if self._seconds else 0.0
+        """The share of the time of the last steps with decodes that prompts took, 0 to 1; 0 before the first one."""
+        return self._prompt_seconds / self._decoding_seconds if self._decoding_seconds else 0.0
 
     def _swap_seconds(self, direction: Direction, num_blocks: int) -> float:
         if not num_blocks:

@@ -32,10 +32,10 @@ def refuse_kind(request: Request, replicas: Seq[Replica]) -> AdmissionRefusal | 
         return None
     name = request.result.name
     if all(request.protocol > replica.shape.protocol for replica in taking):
-        text = "the workers of this model are of a release that does not have all of the request's parameters"
+        text = "has only workers of a release that does not have all of the request's parameters"
         return AdmissionRefusal(Failure.UNSUPPORTED_RESULT, text)
     steps = [replica.shape.longest_indivisible for replica in taking if name in replica.shape.results]
     if not steps:
-        return AdmissionRefusal(Failure.UNSUPPORTED_RESULT, f"the workers of this model compute no {name}")
+        return AdmissionRefusal(Failure.UNSUPPORTED_RESULT, f"computes no {name}")
     text = f"this model computes the {name} of a prompt in one step, of at most {max(steps)} tokens"
     return AdmissionRefusal(Failure.CONTEXT_LENGTH_EXCEEDED, f"{text}, and the prompt has {len(request.prompt)}")

@@ -122,7 +122,7 @@ async def test_what_the_model_does_not_compute_is_refused_by_name(shared: Harnes
 
     def script(session: Any, submit: scheduler_v1.Submit) -> None:
         kind = submit.result.WhichOneof("kind") or "tokens"
-        session.fail(submit.key, reason, f"the workers of this model compute no {kind}")
+        session.fail(submit.key, reason, f"computes no {kind}")
 
     shared.scheduler.script = script
     for path, body, kind in (
@@ -133,7 +133,7 @@ async def test_what_the_model_does_not_compute_is_refused_by_name(shared: Harnes
         error = (await shared.http.post(path, json=body)).json()["error"]
         assert (error["code"], error["message"]) == (
             "feature_unsupported",
-            f"the workers of this model compute no {kind}",
+            f"model: computes no {kind}",
         )
 
 

@@ -189,10 +189,10 @@ async def test_vectors_of_two_versions_of_the_model_are_not_answered_together(sh
 
 async def test_a_model_that_embeds_nothing_is_said_to(shared: Harness) -> None:
     reason = scheduler_v1.FAILURE_REASON_UNSUPPORTED_RESULT
-    message = "the workers of this model compute no embedding"
+    message = "computes no embedding"
     shared.scheduler.script = lambda session, submit: session.fail(submit.key, reason, message)
     error = (await shared.http.post("/v1/embeddings", json={"input": TEXTS})).json()["error"]
-    assert (error["code"], error["message"], error["param"]) == ("feature_unsupported", message, "model")
+    assert (error["code"], error["message"], error["param"]) == ("feature_unsupported", f"model: {message}", "model")
     assert reason_of(await refused(shared.stub.Embed(asking()))) == ("FEATURE_UNSUPPORTED", "model")
 
 

@@ -213,12 +213,12 @@ async def test_errors_of_embeddings_have_the_protocols_form(encoder: Harness) ->
         assert response.status_code == 400
         (text,) = response.json().values()
         assert text.startswith(message)
-    message = "the workers of this model compute no embedding"
+    message = "computes no embedding"
     reason = scheduler_v1.FAILURE_REASON_UNSUPPORTED_RESULT
     encoder.scheduler.script = lambda session, submit: session.fail(submit.key, reason, message)
     for path, field in (("/api/embed", "input"), ("/api/embeddings", "prompt")):
         response = await encoder.http.post(path, json={field: "a"})
-        assert (response.status_code, response.json()) == (400, {"error": message})
+        assert (response.status_code, response.json()) == (400, {"error": f"model: {message}"})
 
 
 async def test_a_model_that_embeds_is_shown_as_one(encoder: Harness) -> None:

@@ -150,11 +150,11 @@ async def test_errors_name_the_text(shared: Harness) -> None:
 
 async def test_a_model_that_embeds_nothing_is_said_to(shared: Harness) -> None:
     reason = scheduler_v1.FAILURE_REASON_UNSUPPORTED_RESULT
-    message = "the workers of this model compute no embedding"
+    message = "computes no embedding"
     shared.scheduler.script = lambda session, submit: session.fail(submit.key, reason, message)
     for path, body, num_texts in (("/score", PAIR, 2), ("/rerank", QUERY, 3)):  # "a" is there twice
         error = (await shared.http.post(path, json=body)).json()["error"]
-        assert (error["code"], error["message"]) == ("feature_unsupported", message)
+        assert (error["code"], error["message"]) == ("feature_unsupported", f"model: {message}")
         for _ in range(num_texts):  # the first failure answers the call: the others may still be on their way
             await shared.scheduler.next("submit")
 

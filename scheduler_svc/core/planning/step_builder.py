@@ -8,12 +8,11 @@ from scheduler_svc.core.request import Sequence
 from scheduler_svc.core.step import NewSequence, ScheduledSequence
 
 LONG_PROMPT = 1024  # tokens to compute from which on a prompt is limited, so that decodes do not wait for it
-# The prompts of a step that computes more tokens than usual take so many times as long as its decodes,
-_PROMPT_FACTOR = 2.0
-# or so many times as long as prompts usually took beside such decodes in the last steps, if that is longer.
+# The prompts of a step that computes more tokens than usual take at most 2 to 5 times as long as its decodes: 2.5 times
+# the mean ratio of the last steps, if that is within these. With more than 5 they would hardly be computed faster.
+_LEAST_FACTOR, _MOST_FACTOR = 2.0, 5.0
 _HEADROOM = 2.5
-_WITHOUT_DECODES = 2  # times the usual tokens of a step
-_LEAST_DECODE_SHARE = 0.01  # of the device's time, which decodes are taken to have
+_LEAST_WITHOUT_DECODES = 256  # tokens
 
 
 def is_long(sequence: Sequence) -> bool:
@@ -67,17 +66,21 @@ class StepBuilder:
 
         Each step computes all decodes anew. The fewer steps it takes to compute the prompts that wait, the sooner their
         first tokens are there; what the decodes of a step take says how much longer than that a step may be. Where
-        prompts take most of the device's time, they would queue up in steps of that length: so a step takes more of
-        them than come on average while its decodes are computed. Without decodes no stream waits for the step.
+        prompts take most of the device's time, they would queue up in steps of twice that time: so a step may compute
+        more of them than come on average while its decodes are computed. Without decodes no stream waits for a token.
         """
         usual, costs = self.replica.shape.usual_step_tokens, self.replica.costs
-        if usual:
+        if not usual:
+            return
+        if decode_seconds:
             # Of prompts that are not long: those that are have a limit of their own.
             tokens_per_second = usual / costs.recompute_seconds(usual)
-            usual_factor = costs.prompt_share / max(1 - costs.prompt_share, _LEAST_DECODE_SHARE)
-            factor = max(_PROMPT_FACTOR, _HEADROOM * usual_factor)
-            fitting = int(factor * decode_seconds * tokens_per_second) if decode_seconds else _WITHOUT_DECODES * usual
-            self.budget = min(self.budget, max(usual - self.num_tokens, fitting))
+            mean_factor = costs.prompt_share / max(1 - costs.prompt_share, 1e-3)
+            factor = min(max(_LEAST_FACTOR, _HEADROOM * mean_factor), _MOST_FACTOR)
+            most = max(usual - self.num_tokens, int(factor * decode_seconds * tokens_per_second))
+        else:
+            most = max(usual, _LEAST_WITHOUT_DECODES)
+        self.budget = min(self.budget, most)
 
     def limit_long_prompts(self, seconds: float) -> None:
         """Gives long prompts at most `seconds` of the step's time, a due indivisible prompt included."""

@@ -294,7 +294,7 @@ async def test_what_no_worker_computes_is_refused_by_name(result: worker_v1.Resu
         failed = (await session.answer(submit.command_id)).failed
         assert failed.reason == scheduler_v1.FAILURE_REASON_UNSUPPORTED_RESULT
         name = result.WhichOneof("kind") or "result of a kind that this scheduler does not know"
-        assert failed.message == f"the workers of this model compute no {name}"
+        assert failed.message == f"computes no {name}"
     assert not service.steps
 
 

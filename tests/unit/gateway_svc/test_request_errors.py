@@ -11,7 +11,7 @@ def field_path(which: str, item_index: int | None = None) -> str:
 
 def test_a_result_that_no_worker_computes_is_a_feature_that_is_not_supported() -> None:
     reason = scheduler_pb2.FAILURE_REASON_UNSUPPORTED_RESULT
-    failed = scheduler_pb2.Failed(reason=reason, message="the workers of this model compute no embedding")
+    failed = scheduler_pb2.Failed(reason=reason, message="computes no embedding")
     error = error_from_failed(failed, field_path, "default")
     assert (error.reason, error.message, error.field) == (Reason.FEATURE_UNSUPPORTED, failed.message, "model")
 

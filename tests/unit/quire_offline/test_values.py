@@ -247,7 +247,7 @@ def test_a_model_is_asked_for_what_it_computes(llm: LLM, encoder: LLM) -> None:
         lambda: llm.score("a", "b"),
         lambda: encoder.generate("hello"),
     ):
-        with pytest.raises(QuireError, match="workers of this model compute no") as raised:
+        with pytest.raises(QuireError, match="model: computes no") as raised:
             call()
         assert raised.value.reason == "FEATURE_UNSUPPORTED"
     for one in (llm, encoder):

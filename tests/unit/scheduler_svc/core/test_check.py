@@ -85,7 +85,7 @@ def test_result_that_no_replica_computes_is_rejected_by_name(kind: ResultKind) -
     refused = bench.scheduler.check(request, 0.0)
     assert refused is not None
     assert refused.reason is Failure.UNSUPPORTED_RESULT
-    assert refused.message == f"the workers of this model compute no {kind.name}"
+    assert refused.message == f"computes no {kind.name}"
     bench.join()
     assert bench.scheduler.check(request, 0.0) is None
 

@@ -122,6 +122,9 @@ def test_share_of_prompts_is_that_of_the_last_steps() -> None:
         costs.observe_step(num_prefill, 20, 0.01 + 20e-6 * num_prefill)
     assert costs.prompt_share == pytest.approx(0.008 / (2 * 0.01 + 0.008), rel=0.05)
     for _ in range(1000):
+        costs.observe_step(1000, 0, 20e-3)
+    assert costs.prompt_share == pytest.approx(0.008 / (2 * 0.01 + 0.008), rel=0.05), "steps of prompts alone count not"
+    for _ in range(1000):
         costs.observe_step(0, 20, 0.01)
     assert costs.prompt_share < 0.01
 

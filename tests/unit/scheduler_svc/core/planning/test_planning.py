@@ -112,6 +112,8 @@ def prompts_beside(count: int, usual: int, most: int = 2048) -> tuple[CoreBench,
     bench = with_decodes(count, usual_step_tokens=usual, max_step_tokens=most, num_blocks=4000)
     while sum(sequence.is_decode for sequence in bench.replica.running) < count:
         timed_step(bench)
+    for _ in range(40):
+        timed_step(bench)  # of decodes alone, for their costs
     for place in range(20):
         bench.submit(f"new {place}", prompt(150, 100_000 + 1000 * place), 4)
     plan = bench.plan()
@@ -139,18 +141,32 @@ def test_prompts_get_the_usual_tokens_at_least_and_those_that_fit_a_step_at_most
 def test_prompts_do_not_queue_up_though_they_take_most_of_the_time() -> None:
     bench = with_decodes(40, usual_step_tokens=32, max_step_tokens=8192, num_blocks=8000)
     sequences, owed = list[Sequence](), 0.0
-    for _ in range(400):
+    for _ in range(100):
         owed += 3 / 4 * seconds_of(timed_step(bench)) / 1e-4  # tokens of prompts that take three quarters of the time
         while owed >= 150:
             sequences += bench.submit(f"new {len(sequences)}", prompt(150, 100_000 + 1000 * len(sequences)), 1)
             owed -= 150
-    assert sum(sequence.num_output == 0 for sequence in sequences) <= 30, "no more than come in two steps"
+        assert sum(sequence.num_output == 0 for sequence in sequences) <= 16, "eight come in a step"
 
 
-def test_without_decodes_a_step_has_twice_the_usual_tokens() -> None:
-    bench = CoreBench(num_blocks=4000, max_step_tokens=2048, usual_step_tokens=128)
+@pytest.mark.parametrize(
+    ("usual", "most", "expected"), [(128, 512, [256, 256, 88]), (300, 512, [300, 300]), (128, 200, [200, 200, 200])]
+)
+def test_without_decodes_a_step_has_the_usual_tokens_but_at_least_256(
+    usual: int, most: int, expected: list[int]
+) -> None:
+    bench = CoreBench(num_blocks=4000, max_step_tokens=most, usual_step_tokens=usual)
     bench.submit("a", prompt(600), 1)
-    assert [plan.num_tokens for plan in bench.steps(3)] == [256, 256, 600 - 2 * 256]
+    assert [plan.num_tokens for plan in bench.steps(len(expected))] == expected
+
+
+def test_beside_a_few_decodes_a_load_of_prompts_makes_no_step_longer_than_usual() -> None:
+    bench = with_decodes(2, usual_step_tokens=1100, max_step_tokens=4096, num_blocks=8000)
+    for place in range(200):  # prompts wait at all times
+        bench.submit(f"new {place}", prompt(900, 100_000 + 1000 * place), 1)
+    steps = [timed_step(bench) for _ in range(150)]
+    assert bench.replica.costs.prompt_share > 0.8
+    assert max(step.num_tokens for step in steps) == 1100
 
 
 # Budgets.
