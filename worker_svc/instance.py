@@ -42,7 +42,6 @@ from worker_svc.kernel_choice import (
     choose_native,
     kernel_name,
     quantization_of_device,
-    usual_step_tokens_on_cpu,
 )
 from worker_svc.memory import (
     MemoryBudget,
@@ -66,9 +65,10 @@ from worker_svc.warm_up import RepeatingDrafter, measure_prefill, measure_swaps,
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-# The most tokens and sequences of a step. A GPU needs many tokens to be busy. On a CPU most steps are smaller, since
-# others wait for them; beside many decodes, which take long themselves, larger ones delay new streams less.
-_BUDGETS = {"cpu": (512, 64), "cuda": (2048, 256)}
+# Tokens of a step, usually and at most, and its sequences. On 2 cores a prompt's tokens are computed fastest, and other
+# streams wait least, in chunks of 256; beside many decodes, which take long themselves, larger ones delay new streams
+# less. A GPU needs more to be busy.
+_BUDGETS = {"cpu": (256, 512, 64), "cuda": (2048, 2048, 256)}
 # On a CPU a step may hold one sequence for each of so many tokens of KV memory, at least those above and at most 256.
 # On a GPU a row takes memory for each token of the vocabulary, and graphs for its size.
 _TOKENS_OF_SEQUENCE, _MOST_SEQUENCES = 2048, 256
@@ -144,8 +144,7 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
     grammars = GrammarCompiler(
         partial(_load_grammar_tokenizer, served), model.layout.vocab_size, max(1, available_cpus() // 2)
     )
-    most_step_tokens, default_sequences = _BUDGETS[device.type]
-    usual_step_tokens = usual_step_tokens_on_cpu(native, kernels, dtype) if device.type == "cpu" else most_step_tokens
+    usual_step_tokens, most_step_tokens, default_sequences = _BUDGETS[device.type]
     shape = CacheShape.of(model.layout, settings.block_size, cache_dtype)
     limits = WorkerLimits(
         vocab_size=model.layout.vocab_size,

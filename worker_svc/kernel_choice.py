@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from quire_kernels.cpu.amx import arithmetic_of, has_amx
+from quire_kernels.cpu.amx import arithmetic_of
 from quire_kernels.cpu.attention import check_compiled_support
 from quire_kernels.cpu.library import BuildFailed, load_library
 from quire_kernels.cpu.linear import MatrixFormat
@@ -20,7 +20,7 @@ from worker_svc.fingerprint import triton_arithmetic
 from worker_svc.gpu.device_attention import arithmetic_of_backend
 from worker_svc.host import expands_bfloat16, has_bfloat16
 from worker_svc.model.compiled_body import COMPUTED as COMPILED
-from worker_svc.model.description import ExpertsSpec, ModelDescription
+from worker_svc.model.description import ModelDescription
 from worker_svc.model.device_formats import COMPUTED as COMPUTED_ON_DEVICE
 from worker_svc.model.device_formats import Quantization
 from worker_svc.model.loading import unsupported_natively
@@ -36,7 +36,6 @@ MATRIX_FORMATS = {
     "w4a8": MatrixFormat.W4A8,
 }
 _CACHE_DTYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
-_USUAL_STEP_TOKENS, _USUAL_STEP_TOKENS_OF_VECTORS = 256, 128
 # Compute capability of the first GPUs with float8_e4m3fn: Ada Lovelace.
 _FP8_CAPABILITY = (8, 9)
 
@@ -232,20 +231,6 @@ def choose_native(
         report(f"transformers' modules compute the model, slower than Quire's kernels: these do not support {refused}")
         return None
     return model_description
-
-
-def usual_step_tokens_on_cpu(native: ModelDescription | None, kernels: Kernels, dtype: torch.dtype) -> int:
-    """How many tokens a step computes beside a few decodes.
-
-    A product reads all its weights once a step. With vector instructions, 128 tokens take several times as long as
-    that: prompts in larger chunks are hardly faster, and other streams wait longer. The tiles of AMX and torch need
-    more tokens, and so do experts, each of which computes few of them.
-    """
-    if native is None or not isinstance(kernels, CompiledKernels):
-        return _USUAL_STEP_TOKENS
-    has_tiles = dtype == torch.bfloat16 and has_amx(kernels.thread_pool)
-    has_experts = any(isinstance(layer.mlp, ExpertsSpec) for layer in native.layers)
-    return _USUAL_STEP_TOKENS if has_tiles or has_experts else _USUAL_STEP_TOKENS_OF_VECTORS
 
 
 def arithmetic_name(

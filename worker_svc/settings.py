@@ -73,8 +73,8 @@ class WorkerSettings(InnerSettings):
     max_step_tokens: int | None = Field(
         None,
         ge=1,
-        description="tokens that one step may compute; unset: 2048 on a GPU; on a CPU 128 to 512, by its decodes "
-        "(docs/policies.md)",
+        description="tokens that one step may compute; unset: 2048 on a GPU; on a CPU 256, and up to 512 beside "
+        "many decodes",
     )
     max_sequences: int | None = Field(
         None,

@@ -4,7 +4,7 @@
 
 Each is an HTTP server under one load generator; only static batches have no server, and get all requests at once. The
 systems take turns on the machine, each started anew for each run, in bfloat16, greedy, with end-of-text ignored; two
-requests warm up. vLLM has all cores that Quire has, once with its own budget for a step and once with about Quire's.
+requests warm up. vLLM has all cores that Quire has, once with its own budget for a step and once with Quire's.
 transformers' continuous batching takes part where it is named. Figures are medians over the runs:
 quire_client/bench/latency.py defines them, loads.py the requests, report.py the targets.
 """

@@ -20,7 +20,7 @@ from svc_common.supervisor.addresses import free_port
 
 CONTEXT_LENGTH = 2048
 SMALL_STEP_TOKENS = 256
-"""Between the 128 and 512 of Quire's steps on a processor: vLLM's own default makes gaps between tokens longer."""
+"""Quire's default on a processor, at which vLLM is measured too: its own default makes gaps between tokens longer."""
 
 # The package's name depends on the device.
 _VLLM_VERSION = """

@@ -12,7 +12,6 @@ LONG_PROMPT = 1024  # tokens to compute from which on a prompt is limited, so th
 # the mean ratio of the last steps, if that is within these. With more than 5 they would hardly be computed faster.
 _LEAST_FACTOR, _MOST_FACTOR = 2.0, 5.0
 _HEADROOM = 2.5
-_LEAST_WITHOUT_DECODES = 256  # tokens
 
 
 def is_long(sequence: Sequence) -> bool:
@@ -66,21 +65,17 @@ class StepBuilder:
 
         Each step computes all decodes anew. The fewer steps it takes to compute the prompts that wait, the sooner their
         first tokens are there; what the decodes of a step take says how much longer than that a step may be. Where
-        prompts take most of the device's time, they would queue up in steps of twice that time: so a step may compute
-        more of them than come on average while its decodes are computed. Without decodes no stream waits for a token.
+        prompts take most of the device's time, twice the time of the decodes is too little, and they would queue up: so
+        a step may compute more of them than come on average while its decodes are computed.
         """
         usual, costs = self.replica.shape.usual_step_tokens, self.replica.costs
-        if not usual:
-            return
-        if decode_seconds:
+        if usual:
             # Of prompts that are not long: those that are have a limit of their own.
             tokens_per_second = usual / costs.recompute_seconds(usual)
             mean_factor = costs.prompt_share / max(1 - costs.prompt_share, 1e-3)
             factor = min(max(_LEAST_FACTOR, _HEADROOM * mean_factor), _MOST_FACTOR)
-            most = max(usual - self.num_tokens, int(factor * decode_seconds * tokens_per_second))
-        else:
-            most = max(usual, _LEAST_WITHOUT_DECODES)
-        self.budget = min(self.budget, most)
+            fitting = int(factor * decode_seconds * tokens_per_second)
+            self.budget = min(self.budget, max(usual - self.num_tokens, fitting))
 
     def limit_long_prompts(self, seconds: float) -> None:
         """Gives long prompts at most `seconds` of the step's time, a due indivisible prompt included."""

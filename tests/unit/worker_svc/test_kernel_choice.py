@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig
 
 import latent_models
-from llama_models import SIZES, VARIANTS
+from llama_models import SIZES
 from loaded_worker import load_worker
 from quire_kernels.cpu.library import BuildFailed, load_library
 from runner_driver import Driver
@@ -113,31 +113,6 @@ def test_latent_vectors_that_the_compiled_kernels_do_not_support_are_computed_by
     assert any(expected in report for report in reports)
     with pytest.raises(StartupFailed, match="compiled kernels cannot be used: a head's dimensions"):
         load_worker(directory, "--quantization", "int8")
-
-
-@pytest.mark.parametrize(
-    ("variant", "args", "amx", "expected"),
-    [
-        ("llama", ("--dtype", "bfloat16"), False, (128, 512)),
-        ("llama", ("--dtype", "bfloat16"), True, (256, 512)),
-        ("llama", ("--dtype", "float32"), True, (128, 512)),
-        ("mixtral", ("--dtype", "bfloat16"), False, (256, 512)),
-        ("llama", ("--kernels", "torch"), False, (256, 512)),
-        ("llama", ("--max-step-tokens", "100"), False, (100, 100)),
-    ],
-)
-def test_steps_have_more_tokens_where_products_need_more(
-    variant: str,
-    args: tuple[str, ...],
-    amx: bool,
-    expected: tuple[int, int],
-    save_model: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(kernel_choice, "has_amx", lambda thread_pool: amx)
-    directory = save_model({**VARIANTS, **OTHERS}[variant]())
-    limits = load_worker(directory, "--num-blocks", "50", *args).description.limits
-    assert (limits.usual_step_tokens, limits.max_step_tokens) == expected
 
 
 GPU = torch.device("cuda", 0)

@@ -38,7 +38,7 @@ async def test_describe_returns_the_workers_description(worker: Worker, tiny_lla
     assert (described.context_length, described.vocab_size) == (256, 97)
     assert (described.block_size, described.num_blocks) == (16, 32)
     assert described.block_bytes == 2 * 2 * 2 * 16 * 64 * 4  # keys and values, layers, heads, tokens, width, float32
-    assert (described.usual_step_tokens, described.max_step_tokens, described.max_sequences) == (128, 512, 64)
+    assert (described.usual_step_tokens, described.max_step_tokens, described.max_sequences) == (256, 512, 64)
     assert described.num_host_blocks == int(0.001 * 2**30) // described.block_bytes
     assert described.swap_bytes_per_second > 0
     assert described.prefill_tokens_per_second > 0
