@@ -32,7 +32,6 @@ def timed_step(bench: CoreBench) -> StepPlan:
 def with_decodes(count: int, **shape: int) -> CoreBench:
     """A bench with this many decoding sequences and learned costs of steps."""
     usual: dict[str, Any] = {"block_size": 16, "num_blocks": 1500, "max_step_tokens": 2048, "max_sequences": 64}
-    usual["prefill_tokens_per_second"] = 10_000.0  # as `seconds_of` has it
     bench = CoreBench(**usual | shape)
     for place in range(count):
         bench.submit(f"decode {place}", prompt(100 + place, 1000 * place), 1000)
@@ -113,6 +112,8 @@ def prompts_beside(count: int, usual: int, most: int = 2048) -> tuple[CoreBench,
     bench = with_decodes(count, usual_step_tokens=usual, max_step_tokens=most, num_blocks=4000)
     while sum(sequence.is_decode for sequence in bench.replica.running) < count:
         timed_step(bench)
+    for _ in range(400):
+        timed_step(bench)  # of decodes alone: prompts have taken little of the last steps' time
     for place in range(20):
         bench.submit(f"new {place}", prompt(150, 100_000 + 1000 * place), 4)
     plan = bench.plan()
@@ -125,7 +126,7 @@ def test_prompts_take_twice_as_long_as_the_decodes(count: int) -> None:
     bench, plan = prompts_beside(count, usual=32)
     costs = bench.replica.costs
     most = 2 * costs.step_seconds(0, count)
-    assert most / TOLERANCE <= costs.recompute_seconds(plan.num_tokens - count) <= most * TOLERANCE
+    assert most / TOLERANCE <= costs.recompute_seconds(plan.num_tokens - count) <= most
     assert all(f"decode {place}" in tokens_of(plan) for place in range(count)), "every decode is in each step"
 
 
@@ -138,7 +139,8 @@ def test_prompts_get_the_usual_tokens_at_least_and_those_that_fit_a_step_at_most
 
 
 def test_prompts_do_not_queue_up_though_they_take_most_of_the_time() -> None:
-    bench = with_decodes(40, usual_step_tokens=32, max_step_tokens=8192, num_blocks=8000)
+    shape = {"usual_step_tokens": 32, "max_step_tokens": 8192, "num_blocks": 8000}
+    bench = with_decodes(40, **shape, prefill_tokens_per_second=10_000)
     sequences, owed = list[Sequence](), 0.0
     for _ in range(100):
         owed += 3 / 4 * seconds_of(timed_step(bench)) / 1e-4  # tokens of prompts that take three quarters of the time
