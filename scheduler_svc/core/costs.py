@@ -106,8 +106,8 @@ class CostModel:
         self._num_steps = 0
         self._num_tokens = 0.0  # of the last steps, exponentially weighted
         self._seconds = 0.0  # that they took, weighted likewise
-        # Of the last steps with decodes, weighted likewise: their time, and what their prompts took of it.
-        self._decoding_seconds = self._prompt_seconds = 0.0
+        # Of the last steps with decodes, weighted likewise: the time of their prompts, and the rest of it.
+        self._prompt_seconds = self._decode_seconds = 0.0
 
     def observe_plan(self, plan: StepPlan, seconds: float) -> None:
         """A step took so long on the device."""
@@ -124,9 +124,9 @@ class CostModel:
         self._num_tokens = fade * self._num_tokens + num_prefill_tokens + num_decodes
         self._seconds = fade * self._seconds + usual
         if num_decodes:
-            prompts = num_prefill_tokens * self._per_token + num_pairs * self._per_pair
-            self._decoding_seconds = fade * self._decoding_seconds + usual
-            self._prompt_seconds = fade * self._prompt_seconds + min(prompts, usual)
+            prompts = min(usual, num_prefill_tokens * self._per_token + num_pairs * self._per_pair)
+            self._prompt_seconds = fade * self._prompt_seconds + prompts
+            self._decode_seconds = fade * self._decode_seconds + usual - prompts
 
     def observe_swap(self, num_blocks: int, direction: Direction, seconds: float) -> None:
         """A swap of `num_blocks` blocks took `seconds`."""
@@ -187,9 +187,11 @@ class CostModel:
         return self._num_tokens / self._seconds if self._seconds else 0.0
 
     @property
-    def prompt_share(self) -> float:
-        """The share of the time of the last steps with decodes that prompts took, 0 to 1; 0 before the first one."""
-        return self._prompt_seconds / self._decoding_seconds if self._decoding_seconds else 0.0
+    def prompt_factor(self) -> float:
+        """How many times as long as the decodes prompts took in the last steps with decodes; 0 before the first one."""
+        if self._decode_seconds > 0.0:
+            return self._prompt_seconds / self._decode_seconds
+        return math.inf if self._prompt_seconds else 0.0
 
     def _swap_seconds(self, direction: Direction, num_blocks: int) -> float:
         if not num_blocks:

@@ -72,8 +72,7 @@ class StepBuilder:
         if usual:
             # Of prompts that are not long: those that are have a limit of their own.
             tokens_per_second = usual / costs.recompute_seconds(usual)
-            mean_factor = costs.prompt_share / max(1 - costs.prompt_share, 1e-3)
-            factor = min(max(_LEAST_FACTOR, _HEADROOM * mean_factor), _MOST_FACTOR)
+            factor = min(max(_LEAST_FACTOR, _HEADROOM * costs.prompt_factor), _MOST_FACTOR)
             fitting = int(factor * decode_seconds * tokens_per_second)
             self.budget = min(self.budget, max(usual - self.num_tokens, fitting))
 

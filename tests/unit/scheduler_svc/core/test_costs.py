@@ -114,19 +114,19 @@ def test_throughput_is_that_of_the_last_steps() -> None:
     assert costs.tokens_per_second == pytest.approx(120 / 0.05, rel=0.01)
 
 
-def test_share_of_prompts_is_that_of_the_last_steps() -> None:
+def test_time_of_prompts_by_that_of_decodes_is_of_the_last_steps() -> None:
     costs = model()
-    assert costs.prompt_share == 0.0
+    assert costs.prompt_factor == 0.0
     for place in range(1000):
         num_prefill = 400 * (place % 2)
         costs.observe_step(num_prefill, 20, 0.01 + 20e-6 * num_prefill)
-    assert costs.prompt_share == pytest.approx(0.008 / (2 * 0.01 + 0.008), rel=0.05)
+    assert costs.prompt_factor == pytest.approx(0.008 / (2 * 0.01), rel=0.05)
     for _ in range(1000):
         costs.observe_step(1000, 0, 20e-3)
-    assert costs.prompt_share == pytest.approx(0.008 / (2 * 0.01 + 0.008), rel=0.05), "steps of prompts alone count not"
+    assert costs.prompt_factor == pytest.approx(0.008 / (2 * 0.01), rel=0.05), "steps of prompts alone count not"
     for _ in range(1000):
         costs.observe_step(0, 20, 0.01)
-    assert costs.prompt_share < 0.01
+    assert costs.prompt_factor < 0.01
 
 
 def test_empty_observations_change_nothing() -> None:
