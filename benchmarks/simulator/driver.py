@@ -107,6 +107,7 @@ class CoreDriver:
             num_blocks=machine.num_blocks,
             context_length=machine.context_length,
             max_step_tokens=machine.max_step_tokens,
+            usual_step_tokens=machine.usual_step_tokens,
             max_sequences=machine.max_sequences,
             num_host_blocks=machine.num_host_blocks,
             block_bytes=machine.block_bytes,

@@ -41,6 +41,7 @@ class Machine:
     context_length: int
     max_sequences: int
     max_step_tokens: int
+    usual_step_tokens: int = 0  # 0: max_step_tokens
 
     def __post_init__(self) -> None:
         counts = [count for count, _ in self.step_seconds]
@@ -63,8 +64,8 @@ class Machine:
 
     @property
     def prefill_tokens_per_second(self) -> float:
-        """The rate of prefill in full steps, as a worker measures it at its start."""
-        num_tokens = min(self.max_step_tokens, self.context_length)
+        """The rate of prefill in steps of the usual size, as a worker measures it at its start."""
+        num_tokens = min(self.usual_step_tokens or self.max_step_tokens, self.context_length)
         return num_tokens / (self.compute_seconds(num_tokens) + self.pair_seconds * num_tokens * num_tokens / 2)
 
 

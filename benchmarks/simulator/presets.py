@@ -24,6 +24,7 @@ CPU_SMOLLM = Machine(
     context_length=8_192,
     max_sequences=64,
     max_step_tokens=512,
+    usual_step_tokens=256,
 )
 
 # An 8B model of 32 layers with 8 KV heads of 128 in bfloat16, calculated, not measured. A step takes at least

@@ -23,9 +23,11 @@ def test_a_copy_takes_its_bytes_and_something_for_itself() -> None:
     assert machine.copy_seconds(0) == 0.0
 
 
-def test_the_rate_of_prompts_is_that_of_a_full_step() -> None:
+def test_the_rate_of_prompts_is_that_of_a_full_step_or_of_one_of_the_usual_size() -> None:
     machine = replace(MACHINE, max_step_tokens=31, pair_seconds=0.01)
     assert machine.prefill_tokens_per_second == pytest.approx(31 / (6.0 + 0.01 * 31 * 31 / 2))
+    usual = replace(machine, usual_step_tokens=11)
+    assert usual.prefill_tokens_per_second == pytest.approx(11 / (2.0 + 0.01 * 11 * 11 / 2))
 
 
 @pytest.mark.parametrize("points", [((1, 1.0),), ((5, 1.0), (2, 2.0)), ((2, 1.0), (2, 2.0))])

@@ -43,6 +43,15 @@ def test_one_request_takes_its_prompt_and_a_step_for_each_further_token() -> Non
     assert record.failure is None
 
 
+def test_a_step_has_the_usual_number_of_tokens_while_nothing_decodes() -> None:
+    arrivals = [Arrival(0.0, prompt_tokens=10, output_tokens=1, max_tokens=1)]
+    arrivals += [Arrival(1.0, prompt_tokens=32, output_tokens=1, max_tokens=1)] * 2  # while the first one is computed
+    records = simulated(arrivals, replace(MACHINE, usual_step_tokens=32)).recorder.records
+    assert [record.first_token_at for record in records] == [10.0, 42.0, 74.0]
+    records = simulated(arrivals).recorder.records
+    assert [record.first_token_at for record in records] == [10.0, 74.0, 74.0]
+
+
 def test_a_request_of_several_sequences_ends_with_the_last_of_them() -> None:
     (record,) = simulated([Arrival(0.0, 10, 5, 5, n=3)]).recorder.records
     assert (record.num_generated, record.num_ended) == (15, 3)
