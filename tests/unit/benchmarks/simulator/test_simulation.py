@@ -44,12 +44,12 @@ def test_one_request_takes_its_prompt_and_a_step_for_each_further_token() -> Non
 
 
 def test_a_step_has_the_usual_number_of_tokens_while_nothing_decodes() -> None:
-    arrivals = [Arrival(0.0, prompt_tokens=10, output_tokens=1, max_tokens=1)]
-    arrivals += [Arrival(1.0, prompt_tokens=32, output_tokens=1, max_tokens=1)] * 2  # while the first one is computed
+    # The last two come while two steps are in flight.
+    arrivals = [Arrival(at, num_tokens, 1, 1) for at, num_tokens in ((0.0, 10), (1.0, 10), (2.0, 32), (2.0, 32))]
     records = simulated(arrivals, replace(MACHINE, usual_step_tokens=32)).recorder.records
-    assert [record.first_token_at for record in records] == [10.0, 42.0, 74.0]
+    assert [record.first_token_at for record in records] == [10.0, 20.0, 52.0, 84.0]
     records = simulated(arrivals).recorder.records
-    assert [record.first_token_at for record in records] == [10.0, 74.0, 74.0]
+    assert [record.first_token_at for record in records] == [10.0, 20.0, 84.0, 84.0]
 
 
 def test_a_request_of_several_sequences_ends_with_the_last_of_them() -> None:
