@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from svc_common.model_settings import SERVED_MODEL_NAME, TASK, ServedModelNames, TaskChoice
@@ -34,7 +34,9 @@ class WorkerSettings(InnerSettings):
         None, ge=3, description="tokens of a sequence, prompt and output together; unset: the model's context length"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="data type of the computation; auto: bfloat16 where that is fast, else float32"
+        "auto",
+        description="data type of the computation; auto: on a GPU bfloat16, or float16 where the GPU has no bfloat16; "
+        "on a CPU bfloat16 where that is fast, else float32",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="device of the model; auto: a GPU if there is one"
@@ -53,8 +55,8 @@ class WorkerSettings(InnerSettings):
         None, description="writable directory of compiled CPU kernels; unset: `kernels` in QUIRE_CACHE_DIR"
     )
     quantization: Annotated[
-        Literal["none", "int8", "w8a8", "w4a16", "w4a8", "fp8"],
-        BeforeValidator(lambda name: "int8" if name == "w8a16" else name),
+        Literal["none", "int8", "w8a16", "w8a8", "w4a16", "w4a8", "fp8"],
+        AfterValidator(lambda name: "int8" if name == "w8a16" else name),
     ] = Field(
         "none",
         description="weights of native models; int8, also called w8a16: 8 bits with a scale for each output; w4a16: 4 "

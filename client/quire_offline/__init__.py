@@ -1,6 +1,7 @@
 """Models in the process of a program, without a server: `LLM` for lists of prompts, `AsyncLLM` for asyncio.
 
-The parts are those of a server, so the answers are the same. Needs `pip install 'quire[local]'`.
+The parts are those of a server, so the answers are the same. Needs `pip install --editable '.[local]'` in a clone of
+Quire.
 """
 
 from quire_client.errors import QuireError

@@ -43,6 +43,7 @@ def __getattr__(name: str) -> Any:
         import quire_offline
     except ModuleNotFoundError as error:
         raise ImportError(
-            f"quire.{name} needs the parts of a server, and there is no module {error.name}: pip install 'quire[local]'"
+            f"quire.{name} needs the parts of a server, and there is no module {error.name}. "
+            "In a clone of Quire: pip install --editable '.[local]'"
         ) from error
     return getattr(quire_offline, name)

@@ -103,8 +103,10 @@ def run_group(name: str, roles: Sequence[str], reporter: Reporter, *, by_supervi
     try:
         group: CheckGroup = import_module(MODULES[name]).GROUP
     except ImportError as error:
-        problem = f"the packages of `quire[{_EXTRAS.get(name, name)}]` are not complete"
-        reporter.report("", "start", wrong(str(error), problem, f"pip install 'quire[{_EXTRAS.get(name, name)}]'"))
+        extra = _EXTRAS.get(name, name)
+        problem = f"the packages of `quire[{extra}]` are not complete"
+        step = f"in the clone of Quire: pip install --editable '.[{extra}]'"
+        reporter.report("", "start", wrong(str(error), problem, step))
         return
     if group.settings is None:
         context = CheckContext(roles=tuple(roles), by_supervisor=by_supervisor)

@@ -50,7 +50,7 @@ def check_packages(context: CheckContext) -> Iterator[Finding]:
     try:
         lines = requires("quire") or []
     except PackageNotFoundError:
-        step = "install it: pip install --editable '.[local]' in a clone, or pip install 'quire[local]'"
+        step = "in a clone of Quire: `make install`, or pip install --editable '.[local]'"
         yield warning("the package `quire` is not installed", "its requirements are not known", step)
         return
     for role in context.roles:
@@ -68,7 +68,7 @@ def _check_packages_of(role: str, lines: list[str]) -> Finding:
             continue
         if floor and _numbers(found) < _numbers(floor):
             old.append(f"{name} {found}, older than {floor}")
-    step = f"pip install --upgrade 'quire[{role}]', or `make install` in a clone"
+    step = f"in the clone of Quire: `make install`, or pip install --upgrade --editable '.[{role}]'"
     if missing or old:
         problem = "; ".join([*([f"missing: {', '.join(missing)}"] if missing else []), *old])
         return wrong(f"packages of the {role}", problem, step)

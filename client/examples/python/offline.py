@@ -1,6 +1,6 @@
 """Models in this process, without a server: python offline.py [MODEL [EMBEDDING_MODEL]].
 
-Needs `pip install 'quire[local]'`.
+Needs `pip install --editable '.[local]'` in a clone of Quire.
 """
 
 import sys

@@ -70,5 +70,6 @@ def offline_commands() -> OfflineCommands:
         return cast(OfflineCommands, importlib.import_module("quire_offline.commands"))
     except ModuleNotFoundError as error:
         raise OfflineError(
-            f"--offline needs the parts of a server, and there is no module {error.name}: pip install 'quire[local]'"
+            f"--offline needs the parts of a server, and there is no module {error.name}. "
+            "In a clone of Quire: pip install --editable '.[local]'"
         ) from error

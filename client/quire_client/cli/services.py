@@ -21,6 +21,7 @@ def are_installed() -> bool:
 def service_command(module: str, *arguments: str, flags: Sequence[str] = ()) -> list[str]:
     """The command line of a module, with `flags` of Python. Raises Exit where the services are not installed."""
     if not are_installed():
-        print("quire: the services are not installed here: pip install 'quire[local]'", file=sys.stderr)
+        step = "in a clone of Quire: pip install --editable '.[local]'"
+        print(f"quire: the services are not installed here; {step}", file=sys.stderr)
         raise typer.Exit(1)
     return [sys.executable, *flags, "-m", module, *arguments]

@@ -206,4 +206,4 @@ def test_without_the_parts_of_a_server_the_error_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "quire_offline.commands", None)
     assert run(["bench", "--offline"]) == 1
-    assert "pip install 'quire[local]'" in capsys.readouterr().err
+    assert "pip install --editable '.[local]'" in capsys.readouterr().err

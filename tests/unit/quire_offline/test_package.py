@@ -28,7 +28,9 @@ def test_the_classes_are_in_the_package_of_the_contracts() -> None:
 
 def test_without_the_parts_of_a_server_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "quire_offline", None)
-    with pytest.raises(ImportError, match=r"quire.LLM needs the parts of a server.*pip install 'quire\[local\]'"):
+    with pytest.raises(
+        ImportError, match=r"quire.LLM needs the parts of a server.*pip install --editable '\.\[local\]'"
+    ):
         from quire import LLM  # noqa: F401
 
 

@@ -59,4 +59,4 @@ def test_without_the_services_it_says_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == 1
-    assert "quire[local]" in result.output
+    assert "pip install --editable '.[local]'" in result.output

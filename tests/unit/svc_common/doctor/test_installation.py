@@ -38,7 +38,7 @@ def test_missing_and_old_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> 
     (finding,) = check_packages(CheckContext(roles=("gateway",)))
     assert finding.status is Status.WRONG
     assert finding.problem.startswith("missing: starlette; grpcio 1.0.0, older than ")
-    assert "quire[gateway]" in finding.next_step
+    assert "'.[gateway]'" in finding.next_step
 
 
 def test_a_cache_directory_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
