@@ -42,8 +42,7 @@ class AsyncEndpoint(BaseEndpoint):
         self._interceptors = interceptors
         self._channel: grpc.aio.Channel | None = None
         self._watched: set[WatchedCall[grpc.aio.Call]] = set()
-        self._timer: asyncio.TimerHandle | None = None
-        self._probe: asyncio.Task[None] | None = None
+        self._check_task: asyncio.Task[None] | None = None
 
     @cached_property
     def stub(self) -> "InferenceServiceAsyncStub":
@@ -62,9 +61,9 @@ class AsyncEndpoint(BaseEndpoint):
         watched = WatchedCall(call)
         if is_watched:
             self._watched.add(watched)
-            if self._timer is None:
+            if self._check_task is None or self._check_task.done():
                 self.record_activity()
-                self._set_timer()
+                self._check_task = asyncio.create_task(self._check_watched())
         try:
             with quire_errors(self.name):
                 yield
@@ -84,29 +83,24 @@ class AsyncEndpoint(BaseEndpoint):
     async def close(self) -> None:
         """Cancels all calls and closes the connection."""
         self._is_closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._probe is not None:
-            self._probe.cancel()
+        if self._check_task is not None:
+            self._check_task.cancel()
         if self._channel is not None:
             await self._channel.close()
 
-    def _set_timer(self) -> None:
-        wait = max(0.0, self._last_activity + KEEPALIVE_SECONDS - monotonic())
-        self._timer = asyncio.get_running_loop().call_later(wait, self._check)
+    async def _check_watched(self) -> None:
+        """Probes the gateway after each KEEPALIVE_SECONDS of silence, until no call is watched."""
+        while True:
+            await asyncio.sleep(max(0.0, self._last_activity + KEEPALIVE_SECONDS - monotonic()))
+            asked = tuple(self._watched)
+            if not asked:
+                return
+            if monotonic() - self._last_activity >= KEEPALIVE_SECONDS:
+                await self._send_probe(asked)
+                self.record_activity()
 
-    def _check(self) -> None:
-        self._timer = None
-        if not self._watched:
-            return
-        if monotonic() - self._last_activity >= KEEPALIVE_SECONDS:
-            self._probe = asyncio.create_task(self._send_probe())
-        else:
-            self._set_timer()
-
-    async def _send_probe(self) -> None:
-        """Cancels all watched calls if the gateway does not answer ListModels."""
-        asked = tuple(self._watched)
+    async def _send_probe(self, asked: Sequence[WatchedCall[grpc.aio.Call]]) -> None:
+        """Cancels the calls if the gateway does not answer ListModels."""
         try:
             with quire_errors(self.name):
                 metadata = self._connection.metadata(None)
@@ -116,8 +110,6 @@ class AsyncEndpoint(BaseEndpoint):
                 for watched in asked:
                     watched.is_abandoned = True
                     watched.call.cancel()
-        self.record_activity()
-        self._set_timer()
 
 
 class AsyncEndpointPool(BaseEndpointPool[AsyncEndpoint]):
