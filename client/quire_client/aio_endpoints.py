@@ -116,7 +116,7 @@ class AsyncEndpointPool(BaseEndpointPool[AsyncEndpoint]):
     """The endpoints of an asyncio client."""
 
     def __init__(self, connection: Connection, interceptors: Sequence[grpc.aio.ClientInterceptor]) -> None:
-        self.is_closed = False
+        self._closed = asyncio.Event()
         super().__init__(
             connection, [AsyncEndpoint(i, connection, interceptors) for i in range(len(connection.addresses))]
         )
@@ -153,7 +153,7 @@ class AsyncEndpointPool(BaseEndpointPool[AsyncEndpoint]):
 
     async def wait_to_resume(self, resumable: ResumableStream, error: QuireError, endpoint: AsyncEndpoint) -> None:
         """Waits until a stream may be resumed after `error`, which is raised where it may not."""
-        if self.is_closed:
+        if self._closed.is_set():
             raise closed("the client") from error
         await self._pause(resumable.failed(error, endpoint.index, monotonic()))
 
@@ -181,7 +181,7 @@ class AsyncEndpointPool(BaseEndpointPool[AsyncEndpoint]):
 
     async def cancel(self, name: str) -> None:
         """Cancels a request, once. Where that fails within CANCEL_SECONDS, the server's grace period ends it."""
-        if name in self._request_ids and not self.is_closed:
+        if name in self._request_ids and not self._closed.is_set():
             self._request_ids.discard(name)
             with suppress(QuireError):
                 request = pb.CancelRequest(request_id=name)
@@ -190,11 +190,12 @@ class AsyncEndpointPool(BaseEndpointPool[AsyncEndpoint]):
     async def close(self) -> None:
         """Cancels all calls and closes the connections."""
         await asyncio.gather(*map(self.cancel, tuple(self._request_ids)))
-        self.is_closed = True
+        self._closed.set()
         await asyncio.gather(*(endpoint.close() for endpoint in self._endpoints))
 
     async def _pause(self, seconds: float) -> None:
-        if seconds and not self.is_closed:
-            await asyncio.sleep(seconds)
-        if self.is_closed:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._closed.wait()
+        if self._closed.is_set():
             raise closed("the client")
