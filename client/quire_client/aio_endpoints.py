@@ -42,8 +42,7 @@ class AsyncEndpoint(BaseEndpoint):
         self._interceptors = interceptors
         self._channel: grpc.aio.Channel | None = None
         self._watched: set[WatchedCall[grpc.aio.Call]] = set()
-        self._timer: asyncio.TimerHandle | None = None
-        self._probe: asyncio.Task[None] | None = None
+        self._check_task: asyncio.Task[None] | None = None
 
     @cached_property
     def stub(self) -> "InferenceServiceAsyncStub":
@@ -62,9 +61,9 @@ class AsyncEndpoint(BaseEndpoint):
         watched = WatchedCall(call)
         if is_watched:
             self._watched.add(watched)
-            if self._timer is None:
+            if self._check_task is None or self._check_task.done():
                 self.record_activity()
-                self._set_timer()
+                self._check_task = asyncio.create_task(self._check_watched())
         try:
             with quire_errors(self.name):
                 yield
@@ -84,29 +83,24 @@ class AsyncEndpoint(BaseEndpoint):
     async def close(self) -> None:
         """Cancels all calls and closes the connection."""
         self._is_closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._probe is not None:
-            self._probe.cancel()
+        if self._check_task is not None:
+            self._check_task.cancel()
         if self._channel is not None:
             await self._channel.close()
 
-    def _set_timer(self) -> None:
-        wait = max(0.0, self._last_activity + KEEPALIVE_SECONDS - monotonic())
-        self._timer = asyncio.get_running_loop().call_later(wait, self._check)
+    async def _check_watched(self) -> None:
+        """Probes the gateway after each KEEPALIVE_SECONDS of silence, until no call is watched."""
+        while True:
+            await asyncio.sleep(max(0.0, self._last_activity + KEEPALIVE_SECONDS - monotonic()))
+            asked = tuple(self._watched)
+            if not asked:
+                return
+            if monotonic() - self._last_activity >= KEEPALIVE_SECONDS:
+                await self._send_probe(asked)
+                self.record_activity()
 
-    def _check(self) -> None:
-        self._timer = None
-        if not self._watched:
-            return
-        if monotonic() - self._last_activity >= KEEPALIVE_SECONDS:
-            self._probe = asyncio.create_task(self._send_probe())
-        else:
-            self._set_timer()
-
-    async def _send_probe(self) -> None:
-        """Cancels all watched calls if the gateway does not answer ListModels."""
-        asked = tuple(self._watched)
+    async def _send_probe(self, asked: Sequence[WatchedCall[grpc.aio.Call]]) -> None:
+        """Cancels the calls if the gateway does not answer ListModels."""
         try:
             with quire_errors(self.name):
                 metadata = self._connection.metadata(None)
@@ -116,15 +110,13 @@ class AsyncEndpoint(BaseEndpoint):
                 for watched in asked:
                     watched.is_abandoned = True
                     watched.call.cancel()
-        self.record_activity()
-        self._set_timer()
 
 
 class AsyncEndpointPool(BaseEndpointPool[AsyncEndpoint]):
     """The endpoints of an asyncio client."""
 
     def __init__(self, connection: Connection, interceptors: Sequence[grpc.aio.ClientInterceptor]) -> None:
-        self.is_closed = False
+        self._closed = asyncio.Event()
         super().__init__(
             connection, [AsyncEndpoint(i, connection, interceptors) for i in range(len(connection.addresses))]
         )
@@ -161,7 +153,7 @@ class AsyncEndpointPool(BaseEndpointPool[AsyncEndpoint]):
 
     async def wait_to_resume(self, resumable: ResumableStream, error: QuireError, endpoint: AsyncEndpoint) -> None:
         """Waits until a stream may be resumed after `error`, which is raised where it may not."""
-        if self.is_closed:
+        if self._closed.is_set():
             raise closed("the client") from error
         await self._pause(resumable.failed(error, endpoint.index, monotonic()))
 
@@ -189,7 +181,7 @@ class AsyncEndpointPool(BaseEndpointPool[AsyncEndpoint]):
 
     async def cancel(self, name: str) -> None:
         """Cancels a request, once. Where that fails within CANCEL_SECONDS, the server's grace period ends it."""
-        if name in self._request_ids and not self.is_closed:
+        if name in self._request_ids and not self._closed.is_set():
             self._request_ids.discard(name)
             with suppress(QuireError):
                 request = pb.CancelRequest(request_id=name)
@@ -198,11 +190,12 @@ class AsyncEndpointPool(BaseEndpointPool[AsyncEndpoint]):
     async def close(self) -> None:
         """Cancels all calls and closes the connections."""
         await asyncio.gather(*map(self.cancel, tuple(self._request_ids)))
-        self.is_closed = True
+        self._closed.set()
         await asyncio.gather(*(endpoint.close() for endpoint in self._endpoints))
 
     async def _pause(self, seconds: float) -> None:
-        if seconds and not self.is_closed:
-            await asyncio.sleep(seconds)
-        if self.is_closed:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._closed.wait()
+        if self._closed.is_set():
             raise closed("the client")

@@ -3,6 +3,7 @@
 Plain values, shared by both clients: no calls and no clock.
 """
 
+import math
 import random
 from collections.abc import Callable, Mapping
 
@@ -76,10 +77,12 @@ class RetryPolicy:
         self._timeout = timeout
         self._on_resume = on_resume
         self._random = random_fraction
-        self._deadline: float | None = None
+        self._deadline = math.inf
         self._call_began_at: float | None = None
-        self._failing_since = 0.0
-        self._num_failures = 0  # since there was progress
+        # Of the calls that failed since there was progress:
+        self._num_failures = 0
+        self._patience_ends_at = math.inf
+        self._retry_from = 0.0  # after the `retry_after` of each
         self._has_begun = False
 
     def begin_call(self, now: float) -> float | None:
@@ -87,7 +90,7 @@ class RetryPolicy:
         if self._call_began_at is None and self._timeout is not None:
             self._deadline = now + self._timeout
         self._call_began_at = now
-        if self._deadline is None:
+        if self._deadline == math.inf:
             return None
         if self._deadline <= now:
             code = grpc.StatusCode.DEADLINE_EXCEEDED
@@ -103,41 +106,47 @@ class RetryPolicy:
     def failed(self, error: QuireError, index: int, now: float) -> float:
         """Seconds to wait before the next call, after that at gateway `index` failed. Raises `error` if there is none.
 
-        The other gateways are tried at once, and all of them again after a delay.
+        The other gateways are tried at once, and all of them again after a delay: at least the longest `retry_after`,
+        at most what is left of `resume_timeout`. A `retry_after` that ends after the deadline allows no further call.
         """
         if error.is_answer:
             self._endpoint_list.has_answered = True
         if not self._is_transient(error):
             raise error
-        self._count(now)
+        self._count(error, now)
         self._endpoint_list.advance_from(index)
+        delay = self._delay(now)
+        if now >= self._patience_ends_at or (delay > 0 and self._retry_from >= self._deadline):
+            raise error
         if self._retries_until_timeout(error):
-            if now - self._failing_since >= (self.resume_timeout or 0):
-                raise error
             if self._num_failures == 1:
                 self.num_resumes += 1
                 if self._on_resume is not None:
                     self._on_resume(error)
         elif self._num_failures >= max(_MAX_ATTEMPTS_WITHOUT_RESUME, self._endpoint_list.num_endpoints):
             raise error
-        delay = self._delay()
-        return delay if self._deadline is None else max(0.0, min(delay, self._deadline - now))
+        return delay
 
-    def _count(self, now: float) -> None:
+    def _count(self, error: QuireError, now: float) -> None:
         # A unary call shows no progress but its duration.
         if self.resume_timeout is not None and now - (self._call_began_at or now) > _LONG_CALL:
             self._num_failures = 0
         if self._num_failures == 0:
-            self._failing_since = now
+            self._patience_ends_at = math.inf if self.resume_timeout is None else now + self.resume_timeout
+            self._retry_from = 0.0
         self._num_failures += 1
+        if error.retry_after is not None:
+            # Random, so that not all clients call again at once.
+            self._retry_from = max(self._retry_from, now + error.retry_after * (1.0 + 0.1 * self._random()))
 
     def _is_transient(self, error: QuireError) -> bool:
         if error.reason == "DEADLINE_TOO_SHORT":  # and shorter with the next call
             return False
+        is_soon = error.retry_after is None or error.retry_after <= _MAX_RETRY_AFTER
         if self._is_refusal(error):
-            return error.retry_after is None or error.retry_after <= _MAX_RETRY_AFTER
+            return is_soon
         if self.resume_timeout is None:
-            return error.code is grpc.StatusCode.UNAVAILABLE and not self._has_begun
+            return error.code is grpc.StatusCode.UNAVAILABLE and not self._has_begun and is_soon
         return error.code is grpc.StatusCode.UNAVAILABLE if error.is_answer else error.code in _BROKEN_CODES
 
     def _retries_until_timeout(self, error: QuireError) -> bool:
@@ -148,12 +157,13 @@ class RetryPolicy:
         """Whether a healthy server has no capacity for the request: retries at once would add load."""
         return error.reason == "CAPACITY_EXHAUSTED" and not self._has_begun
 
-    def _delay(self) -> float:
+    def _delay(self, now: float) -> float:
         num_rounds, rest = divmod(self._num_failures, self._endpoint_list.num_endpoints)
         if rest:
             return 0.0
         longest = min(_LONGEST_DELAY, _FIRST_DELAY * 2.0 ** min(num_rounds - 1, 10))
-        return longest * (0.5 + 0.5 * self._random())
+        delay = max(longest * (0.5 + 0.5 * self._random()), self._retry_from - now)
+        return max(0.0, min(delay, self._patience_ends_at - now, self._deadline - now))
 
 
 class ResumableStream:

@@ -8,6 +8,7 @@ from enum import Enum, auto
 from typing import Any
 
 import grpc
+from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 
 from ports import lasting_port
@@ -43,6 +44,8 @@ class Refusal:
 
     code: grpc.StatusCode
     reason: str
+    retry_after: int | None = None
+    """Seconds."""
 
 
 @dataclass(frozen=True)
@@ -198,6 +201,8 @@ class BreakingGateway(pb_grpc.InferenceServiceServicer):
 async def _refuse(context: Context, refusal: Refusal) -> None:
     status = status_pb2.Status(code=refusal.code.value[0], message="why")
     status.details.add().Pack(error_details_pb2.ErrorInfo(reason=refusal.reason, domain="quire"))
+    if refusal.retry_after is not None:
+        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=Duration(seconds=refusal.retry_after)))
     details = (("grpc-status-details-bin", status.SerializeToString()),)
     await context.abort(refusal.code, "why", trailing_metadata=details)
 

@@ -340,6 +340,30 @@ async def test_a_stream_that_is_closed_while_gateways_are_away_makes_no_more_cal
     assert (caught.value.code, caught.value.message) == (grpc.StatusCode.CANCELLED, "the stream was closed")
 
 
+async def test_the_servers_hint_is_waited_for_until_the_client_is_closed(
+    kind: Kind, pair: list[BreakingGateway]
+) -> None:
+    later = Refusal(grpc.StatusCode.UNAVAILABLE, "MODEL_NOT_READY", retry_after=10_000)
+    for gateway in pair:
+        gateway.breaks = [Break(0, later)]
+    client = (AsyncClient if kind == "aio" else Client)(address(pair), resume_patience=10_000)
+
+    if isinstance(client, AsyncClient):
+        reading = asyncio.create_task(client.stream("x").collect())
+    else:
+        reading = asyncio.create_task(asyncio.to_thread(client.stream("x").collect))
+    while not all(gateway.asked for gateway in pair):
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.2)  # some of the time in which it would call again without a hint
+    await soon(client.aclose() if isinstance(client, AsyncClient) else asyncio.to_thread(client.close))
+    with pytest.raises(QuireError) as caught:
+        await soon(reading)
+
+    assert (caught.value.code, caught.value.message) == (grpc.StatusCode.CANCELLED, "the client was closed")
+    generates = [request for gateway in pair for request in gateway.asked if not isinstance(request, pb.CancelRequest)]
+    assert len(generates) == 2
+
+
 async def test_a_request_that_is_left_is_cancelled_where_it_runs_by_now(
     kind: Kind, pair: list[BreakingGateway]
 ) -> None:

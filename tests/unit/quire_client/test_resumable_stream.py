@@ -71,6 +71,55 @@ def test_pauses_are_spread_over_their_second_half() -> None:
     assert retry_policy(reached(), random_fraction=0).failed(broken(), 0, 1.0) == 0.025
 
 
+def test_no_pause_is_shorter_than_the_servers_hint_where_no_gateway_is_left() -> None:
+    alone, of_two = retry_policy(reached(), random_fraction=0), retry_policy(reached(2), random_fraction=0)
+    short, long = answer("MODEL_NOT_READY", retry_after=0.01), answer("CAPACITY_EXHAUSTED", retry_after=2)
+
+    assert [alone.failed(error, 0, 1.0) for error in (long, long, broken())] == [2, 2, 2]
+    assert alone.failed(short, 0, 3.5) == 0.2
+    assert of_two.failed(long, 0, 1.0) == 0
+    assert of_two.failed(broken(), 1, 1.5) == 1.5  # the first one did not want a call before 3.0
+
+
+def test_pauses_by_a_hint_are_spread_over_a_tenth() -> None:
+    assert retry_policy(reached()).failed(answer("CAPACITY_EXHAUSTED", retry_after=2), 0, 1.0) == pytest.approx(2.2)
+
+
+def test_a_hint_is_forgotten_after_progress() -> None:
+    of = retry_policy(reached())
+    of.failed(answer("MODEL_NOT_READY", retry_after=30), 0, 1.0)
+    of.progressed()
+
+    assert of.failed(broken(), 0, 1.0) == 0.05
+
+
+def test_no_pause_goes_beyond_the_patience() -> None:
+    of = retry_policy(reached(), resume_timeout=3)
+    full = answer("CAPACITY_EXHAUSTED", retry_after=2)
+
+    assert of.failed(full, 0, 1.0) == pytest.approx(2.2)
+    assert of.failed(full, 0, 3.2) == pytest.approx(0.8)
+    with pytest.raises(QuireError):
+        of.failed(full, 0, 4.0)
+
+
+def test_a_hint_beyond_the_deadline_raises_the_error_unless_another_gateway_is_left() -> None:
+    full = answer("CAPACITY_EXHAUSTED", retry_after=2)
+    reported: list[QuireError] = []
+    of = RetryPolicy(reached(2), 2.5, 60, reported.append, random_fraction=lambda: 1)
+    of.begin_call(0.0)
+
+    assert of.failed(full, 0, 1.0) == 0
+    with pytest.raises(QuireError) as caught:
+        of.failed(full, 1, 1.0)
+    assert caught.value is full
+    alone = RetryPolicy(reached(), 2, 60, reported.append)
+    alone.begin_call(0.0)
+    with pytest.raises(QuireError):
+        alone.failed(answer("MODEL_NOT_READY", retry_after=2), 0, 1.0)
+    assert reported == []
+
+
 def test_pauses_begin_anew_after_progress() -> None:
     of = retry_policy(reached())
     of.failed(broken(), 0, 1.0)
@@ -166,6 +215,11 @@ def test_without_resuming_only_what_was_not_taken_is_tried_again() -> None:
     begun = retry_policy(reached(), None)
     begun.progressed()
     assert num_tries(begun, answer("DRAINING")) == 1
+
+
+@pytest.mark.parametrize(("retry_after", "tries"), [(2, 4), (7, 1)])
+def test_without_resuming_no_long_hint_is_waited_for(retry_after: float, tries: int) -> None:
+    assert num_tries(retry_policy(reached(), None), answer("MODEL_NOT_READY", retry_after=retry_after)) == tries
 
 
 def test_calls_share_one_deadline_and_no_pause_goes_beyond_it() -> None:
