@@ -82,7 +82,7 @@ class RetryPolicy:
         # Of the calls that failed since there was progress:
         self._num_failures = 0
         self._patience_ends_at = math.inf
-        self._retry_from = 0.0  # after the `retry_after` of each
+        self._retry_from = 0.0  # after the `retry_after` of each that was refused for lack of capacity
         self._has_begun = False
 
     def begin_call(self, now: float) -> float | None:
@@ -106,8 +106,9 @@ class RetryPolicy:
     def failed(self, error: QuireError, index: int, now: float) -> float:
         """Seconds to wait before the next call, after that at gateway `index` failed. Raises `error` if there is none.
 
-        The other gateways are tried at once, and all of them again after a delay: at least the longest `retry_after`,
-        at most what is left of `resume_timeout`. A `retry_after` that ends after the deadline allows no further call.
+        The other gateways are tried at once, and all of them again after a delay: at least the longest `retry_after` of
+        CAPACITY_EXHAUSTED, at most what is left of `resume_timeout`. One that ends after the deadline allows no further
+        call.
         """
         if error.is_answer:
             self._endpoint_list.has_answered = True
@@ -135,7 +136,8 @@ class RetryPolicy:
             self._patience_ends_at = math.inf if self.resume_timeout is None else now + self.resume_timeout
             self._retry_from = 0.0
         self._num_failures += 1
-        if error.retry_after is not None:
+        # A gateway that is draining names a time, too, but behind the same address there may be others.
+        if error.retry_after is not None and self._is_refusal(error):
             # Random, so that not all clients call again at once.
             self._retry_from = max(self._retry_from, now + error.retry_after * (1.0 + 0.1 * self._random()))
 

@@ -343,10 +343,10 @@ async def test_a_stream_that_is_closed_while_gateways_are_away_makes_no_more_cal
 async def test_the_servers_hint_is_waited_for_until_the_client_is_closed(
     kind: Kind, pair: list[BreakingGateway]
 ) -> None:
-    later = Refusal(grpc.StatusCode.UNAVAILABLE, "MODEL_NOT_READY", retry_after=10_000)
+    later = Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "CAPACITY_EXHAUSTED", retry_after=2)
     for gateway in pair:
         gateway.breaks = [Break(0, later)]
-    client = (AsyncClient if kind == "aio" else Client)(address(pair), resume_patience=10_000)
+    client = (AsyncClient if kind == "aio" else Client)(address(pair))
 
     if isinstance(client, AsyncClient):
         reading = asyncio.create_task(client.stream("x").collect())

@@ -87,10 +87,15 @@ def test_pauses_by_a_hint_are_spread_over_a_tenth() -> None:
 
 def test_a_hint_is_forgotten_after_progress() -> None:
     of = retry_policy(reached())
-    of.failed(answer("MODEL_NOT_READY", retry_after=30), 0, 1.0)
+    of.failed(answer("CAPACITY_EXHAUSTED", retry_after=2), 0, 1.0)
     of.progressed()
 
     assert of.failed(broken(), 0, 1.0) == 0.05
+
+
+def test_no_hint_of_a_gateway_that_is_draining_is_waited_for() -> None:
+    """Behind its address may be others."""
+    assert retry_policy(reached()).failed(answer("DRAINING", retry_after=1), 0, 1.0) == 0.05
 
 
 def test_no_pause_goes_beyond_the_patience() -> None:
@@ -116,7 +121,7 @@ def test_a_hint_beyond_the_deadline_raises_the_error_unless_another_gateway_is_l
     alone = RetryPolicy(reached(), 2, 60, reported.append)
     alone.begin_call(0.0)
     with pytest.raises(QuireError):
-        alone.failed(answer("MODEL_NOT_READY", retry_after=2), 0, 1.0)
+        alone.failed(full, 0, 1.0)
     assert reported == []
 
 
