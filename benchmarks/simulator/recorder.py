@@ -47,7 +47,6 @@ class RunRecorder:
         self.timeline = Timeline(sample_seconds)
         self.num_generated = 0
         self.num_live = 0
-        self._num_admitted = 0
 
     def on_arrival(self, record: RequestRecord) -> None:
         self.records.append(record)
@@ -58,8 +57,6 @@ class RunRecorder:
         for record in records:
             if record.admitted_at is None:
                 record.admitted_at = now
-                record.admission = self._num_admitted
-                self._num_admitted += 1
 
     def on_events(self, events: Sequence[Event], now: float) -> int:
         """Records the events of a step, and returns how many requests ended."""

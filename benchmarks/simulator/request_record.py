@@ -30,7 +30,6 @@ class RequestRecord:
     num_generated: int = 0
     num_ended: int = 0  # sequences
     admitted_at: float | None = None
-    admission: int | None = None  # number of requests admitted before it
     first_token_at: float | None = None
     ended_at: float | None = None
     failure: str | None = None  # the core's reason, where it ended without all its tokens

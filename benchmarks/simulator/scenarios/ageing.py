@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any
 
 from benchmarks.report import Cells, Sense
@@ -69,19 +70,25 @@ def worst_overtaking(records: Sequence[RequestRecord], ageing_seconds: float, *,
     """The most, in seconds, by which a request that was admitted before another of its tenant came later than it may.
 
     It may come `ageing_seconds` later for each class that it is above the other one. The bound holds where nothing is
-    above 0. `of_all` compares requests of all tenants with each other.
+    above 0. Of those that were admitted to the same step none was before another. `of_all` compares requests of all
+    tenants with each other.
     """
-    latest: dict[str, dict[int, float]] = {}  # arrival of those admitted until now, by tenant and priority
+    latest: dict[str, dict[int, float]] = {}  # arrival of those of earlier steps, by tenant and priority
     worst = -math.inf
-    for record in sorted(
-        (record for record in records if record.admission is not None), key=lambda record: record.admission or 0
-    ):
-        arrival = record.arrival
-        of_tenant = latest.setdefault("" if of_all else arrival.tenant, {})
-        for priority, at in of_tenant.items():
-            worst = max(worst, at - arrival.at - max(0, priority - arrival.priority) * ageing_seconds)
-        of_tenant[arrival.priority] = max(of_tenant.get(arrival.priority, -math.inf), arrival.at)
+    admitted = sorted((record for record in records if record.admitted_at is not None), key=_admitted_at)
+    for _, step in groupby(admitted, key=_admitted_at):
+        arrivals = [record.arrival for record in step]
+        for arrival in arrivals:
+            for priority, at in latest.get("" if of_all else arrival.tenant, {}).items():
+                worst = max(worst, at - arrival.at - max(0, priority - arrival.priority) * ageing_seconds)
+        for arrival in arrivals:
+            of_tenant = latest.setdefault("" if of_all else arrival.tenant, {})
+            of_tenant[arrival.priority] = max(of_tenant.get(arrival.priority, -math.inf), arrival.at)
     return worst
+
+
+def _admitted_at(record: RequestRecord) -> float:
+    return record.admitted_at or 0.0
 
 
 def table(result: dict[str, Any]) -> Cells:

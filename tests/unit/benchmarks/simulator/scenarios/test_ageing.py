@@ -12,9 +12,9 @@ from benchmarks.simulator.scenarios import ageing
 from benchmarks.simulator.scenarios.ageing import worst_overtaking
 
 
-def record(at: float, priority: int, admission: int | None, tenant: str = "a") -> RequestRecord:
+def record(at: float, priority: int, admitted_at: float | None, tenant: str = "a") -> RequestRecord:
     arrival = Arrival(at, 1, 1, 1, tenant=tenant, priority=priority)
-    return RequestRecord(0, arrival, Script(0, None), 1, TenantUsage(), admission=admission)
+    return RequestRecord(0, arrival, Script(0, None), 1, TenantUsage(), admitted_at=admitted_at)
 
 
 def test_in_order_of_arrival_no_request_is_overtaken() -> None:
@@ -32,6 +32,10 @@ def test_a_higher_class_may_come_later_by_the_ageing_of_each_class_between() -> 
 
 def test_a_lower_class_may_not_come_later() -> None:
     assert worst_overtaking([record(1.0, 2, 1), record(3.0, 0, 0)], 10.0) == 2.0
+
+
+def test_in_one_step_none_is_before_another() -> None:
+    assert worst_overtaking([record(1.0, 0, 1), record(3.5, 0, 1), record(2.0, 0, 0)], 10.0) == 1.0
 
 
 def test_other_tenants_and_those_that_never_ran_do_not_count() -> None:
