@@ -30,7 +30,7 @@ from gateway_svc.http_api.openai.bodies import (
 )
 from gateway_svc.http_api.openai.chat_models import ChatBatchBody, ChatBody
 from gateway_svc.http_api.openai.choice_formats import ChatFormat, CompletionFormat, Format, Json
-from gateway_svc.http_api.openai.cursor import LAST_EVENT_ID, Cursor
+from gateway_svc.http_api.openai.cursor import LAST_EVENT_ID, MAX_CHOICES, Cursor
 from gateway_svc.http_api.openai.errors import OPENAI_ERRORS
 from gateway_svc.http_api.openai.generation_body import CompletionBody
 from gateway_svc.http_api.service_routes import software_version
@@ -181,12 +181,15 @@ def _fingerprint(name: str, tokenizer: bytes) -> str:
 
 
 def _cursor(exchange: HttpExchange, delivery: Delivery, num_choices: int) -> Cursor | None:
-    """Where a stream begins that can be resumed: one whose client named it."""
+    """Where a stream begins that can be resumed: one whose client named it, of not too many choices."""
     last_event_id = exchange.header(LAST_EVENT_ID)
     is_lasting = delivery is not Delivery.WHOLE and "idempotency-key" in exchange.headers
     if last_event_id is None:
-        return Cursor(num_choices) if is_lasting else None
+        return Cursor(num_choices) if is_lasting and num_choices <= MAX_CHOICES else None
     if not is_lasting:
         message = "continues a stream that has an Idempotency-Key"
+        raise QuireError(Reason.INVALID_FIELD, message, field=LAST_EVENT_ID)
+    if num_choices > MAX_CHOICES:
+        message = f"continues a stream of at most {MAX_CHOICES} choices"
         raise QuireError(Reason.INVALID_FIELD, message, field=LAST_EVENT_ID)
     return Cursor.parse(last_event_id, num_choices)
