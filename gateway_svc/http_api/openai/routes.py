@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from functools import cache
 
 from gateway_svc.field_paths import contract_field_path
-from gateway_svc.http_api.calls import HttpCalls, stream_events
+from gateway_svc.http_api.calls import HttpCalls
 from gateway_svc.http_api.endpoint import GENERATION_HEADERS, RESUMABLE_HEADERS, HandlerDoc, HttpRoute
 from gateway_svc.http_api.exchange import HttpExchange
 from gateway_svc.http_api.openai.answer_models import (
@@ -135,12 +135,13 @@ class OpenAiRoutes:
                 )
             else:
                 has_usage = self._always_has_usage or body.delivery is Delivery.STREAM_WITH_USAGE
-                await stream_events(
+                await self._calls.stream_events(
                     exchange,
+                    call,
                     group,
                     answer.event,
                     lambda: answer.last_events(group.usage if has_usage else None),
-                    self._calls.runner(call, sum(one.num_logprobs(0) for one in group.renderings)),
+                    num_prompt_logprobs=sum(one.num_logprobs(0) for one in group.renderings),
                 )
 
     def _options(self, asked: AnswerOptions) -> AnswerOptions:
