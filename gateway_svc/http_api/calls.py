@@ -349,11 +349,13 @@ class HttpCalls:
         resume_positions: Sequence[Mapping[int, ResumePosition]] = (),
     ) -> AsyncIterator[RequestGroup]:
         """Runs requests until the block ends or the client disconnects. They are accepted when the block begins."""
-        with self._request_manager.run(call, requests, resume_positions) as group:
-            async with exchange.watch_disconnect(group.client_disconnected):
-                await group.accepted()
-                exchange.is_durable = group.is_durable
-                yield group
+        async with (
+            self._request_manager.run(call, requests, resume_positions) as group,
+            exchange.watch_disconnect(group.client_disconnected),
+        ):
+            await group.accepted()
+            exchange.is_durable = group.is_durable
+            yield group
 
 
 def _idempotency_key(exchange: HttpExchange) -> str | None:
