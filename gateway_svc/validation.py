@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gateway_svc.answer_constraints import answer_constraint
+from gateway_svc.answer_constraints import answer_constraint, digest_of_form, form_size
 from gateway_svc.chat_template import ChatTemplateError
 from gateway_svc.chat_validation import ChatValidator
 from gateway_svc.chats import ChatPrompt
@@ -49,6 +49,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 _MAX_CONTEXTS = 16  # that a prompt may have which is truncated
 _FEW_MESSAGES = 256  # are checked in about a millisecond, without calls
+_SMALL_FORM = 32 * 2**10  # characters of tools and constraints; their digest takes about a millisecond
 _TAIL_TOKENS = 32  # that a prompt may have from a marker of reasoning on
 
 
@@ -163,11 +164,19 @@ class Validator:
             echo=unvalidated.echo,
             omits_output=unvalidated.omits_output,
             grammar=grammar,
-            form_digest=common.form_digest,
+            form_digest=await self._form_digest(common, tenant),
             turn=encoded.turn,
             before_defaults=before_defaults,
             field_path=field_path,
         )
+
+    async def _form_digest(self, common: CommonFields, tenant: str) -> str:
+        """The digest of the constraint and the tools, which the prompts have in common."""
+        if common.form_digest is None:
+            digest = partial(digest_of_form, common.filled)
+            takes_long = form_size(common.filled) > _SMALL_FORM
+            common.form_digest = await self._tokenizer.run(tenant, digest) if takes_long else digest()
+        return common.form_digest
 
     async def _with_bad_words(
         self, common: CommonFields, stopping: Stopping, model: ModelInfo, check: FieldChecker, tenant: str
