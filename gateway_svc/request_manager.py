@@ -16,6 +16,7 @@ from gateway_svc.classifications import UnvalidatedClassifications
 from gateway_svc.embedding_validation import validate_classifications, validate_embeddings
 from gateway_svc.embeddings import UnvalidatedEmbeddings
 from gateway_svc.field_paths import Field, FieldPath
+from gateway_svc.loop_yield import LoopYield
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.model_catalog import CatalogModel, ModelCatalog
 from gateway_svc.rendering import Rendering
@@ -43,10 +44,6 @@ G = TypeVar("G", bound=SubscribedGroup[Any])
 M = TypeVar("M", RunningRequest, RunningValue)
 P = TypeVar("P", ValidatedRequest, ValidatedValue)
 V = TypeVar("V", UnvalidatedEmbeddings, UnvalidatedClassifications, UnvalidatedScores)
-
-# Of a call, which may have thousands of prompts: these take a few milliseconds, then other tasks of the event loop run.
-_TOKENS_AT_ONCE = 8 * 2**10
-_TOKENS_OF_PROMPT = 64  # that take as long to submit as what a prompt takes beside its tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,13 +321,10 @@ class RequestManager:
     ) -> None:
         """Starts the requests of a call's prompts, which `request` makes of their indices and them. Other tasks run in
         between. Raises QuireError."""
-        num_tokens = 0
+        loop_yield = LoopYield()
         for prompt_index, prompt in enumerate(prompts):
-            if num_tokens > _TOKENS_AT_ONCE:
-                await asyncio.sleep(0)
-                num_tokens = 0
+            await loop_yield.before_prompt(len(prompt.prompt_token_ids))
             group.start(request(prompt_index, prompt), self._session, call.deadline)
-            num_tokens += _TOKENS_OF_PROMPT + len(prompt.prompt_token_ids)
         call.release_body()
 
     def _running(

@@ -14,6 +14,7 @@ from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import Field, FieldPath
 from gateway_svc.grammar_checker import GrammarChecker
 from gateway_svc.infilling import infill_text
+from gateway_svc.loop_yield import LoopYield
 from gateway_svc.message_formats.description import MessageFormat
 from gateway_svc.sampling_checks import (
     check_num_logprobs,
@@ -121,7 +122,9 @@ class Validator:
             unvalidated, self._defaults, model, check, generated_id, self._max_logprobs, self._seeds
         )
         requests: list[ValidatedRequest] = []
+        loop_yield = LoopYield()
         for prompt, field_path in prompts:
+            await loop_yield.before_prompt(len(prompt.token_ids) if isinstance(prompt, TokenPrompt) else 0)
             if requests:
                 common.sampling = with_own_seed(common.sampling, self._seeds)
             requests.append(await self._generation(common, prompt, model, field_path, tenant))
