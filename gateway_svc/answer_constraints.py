@@ -94,12 +94,20 @@ def _reasoning_limit(
     return None
 
 
-_WHITESPACE_OF_JSON = re.compile(r'("(?:[^"\\]|\\.)*")|\s+')
+# The parts between whitespace: strings as they are. To match them takes a fifth of the time of replacing whitespace.
+_PARTS_OF_JSON = re.compile(r'(?:"[^"\\]*(?:\\.[^"\\]*)*"|[^"\s]+)+')
 
 
 def _without_whitespace(valid_json: str) -> str:
     """The same JSON, however a client laid it out: over HTTP it is a part of the body."""
-    return _WHITESPACE_OF_JSON.sub(r"\1", valid_json)
+    return "".join(_PARTS_OF_JSON.findall(valid_json))
+
+
+def form_size(unvalidated: UnvalidatedRequest) -> int:
+    """How many characters of JSON and of grammars `digest_of_form` reads."""
+    constraint, prompt = unvalidated.constraint, unvalidated.prompt
+    tools = prompt.tools if isinstance(prompt, ChatPrompt) else ()
+    return sum(len(tool.parameters or "") for tool in tools) + (len(constraint.text) if constraint else 0)
 
 
 def digest_of_form(unvalidated: UnvalidatedRequest) -> str:

@@ -4,7 +4,6 @@ import re
 from dataclasses import dataclass, field
 from random import Random
 
-from gateway_svc.answer_constraints import digest_of_form
 from gateway_svc.constraint_checks import check_constraint
 from gateway_svc.constraints import UnvalidatedConstraint
 from gateway_svc.field_checker import FieldChecker
@@ -61,8 +60,9 @@ class CommonFields:
     suppressed: set[tuple[int, ...]] = field(default_factory=set)
     """Tokens that are not sampled at first, of prompts for which tokens are left beside them and the bad words."""
     grammars: list[tuple[UnvalidatedConstraint | TurnConstraint, str]] = field(default_factory=list)
+    form_digest: str | None = None
+    """As `digest_of_form`; of valid prompts."""
     _stops: tuple[StopString, ...] | None = None
-    _form_digest: str | None = None
 
     @classmethod
     def of(
@@ -113,13 +113,6 @@ class CommonFields:
         if self._stops is None:
             self._stops = tuple(StopString.compile(stop) for stop in dict.fromkeys(self.filled.stop))
         return self._stops
-
-    @property
-    def form_digest(self) -> str:
-        """As `digest_of_form`; of valid prompts."""
-        if self._form_digest is None:
-            self._form_digest = digest_of_form(self.filled)
-        return self._form_digest
 
 
 def is_request_id(text: str) -> bool:

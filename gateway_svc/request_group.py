@@ -82,13 +82,12 @@ class SubscribedGroup(Generic[M]):
             self._release(prompt_index, on_disconnect or request.on_disconnect)
             request.close()
 
-    def start(self, requests: Sequence[M], session: SchedulerSession, deadline: float | None) -> None:
-        """Adds requests and subscribes to them. `deadline` is on the monotonic clock, in seconds. Raises QuireError."""
-        first_index = len(self.requests)
-        self.requests += requests
-        for prompt_index, request in enumerate(requests, first_index):
-            request.prepare()
-            self._attachments[prompt_index] = session.subscribe(request.key, request.submit, request, deadline)
+    def start(self, request: M, session: SchedulerSession, deadline: float | None) -> None:
+        """Adds a request and subscribes to it. `deadline` is on the monotonic clock, in seconds. Raises QuireError."""
+        prompt_index = len(self.requests)
+        self.requests.append(request)
+        request.prepare()
+        self._attachments[prompt_index] = session.subscribe(request.key, request.submit, request, deadline)
 
     def give_up(self, error: QuireError) -> None:
         """Fails the requests that still run."""

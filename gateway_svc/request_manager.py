@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -16,6 +16,7 @@ from gateway_svc.classifications import UnvalidatedClassifications
 from gateway_svc.embedding_validation import validate_classifications, validate_embeddings
 from gateway_svc.embeddings import UnvalidatedEmbeddings
 from gateway_svc.field_paths import Field, FieldPath
+from gateway_svc.loop_yield import LoopYield
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.model_catalog import CatalogModel, ModelCatalog
 from gateway_svc.rendering import Rendering
@@ -40,10 +41,9 @@ from svc_common.errors import QuireError, Reason
 from svc_common.keys import cache_salt, request_key
 
 G = TypeVar("G", bound=SubscribedGroup[Any])
+M = TypeVar("M", RunningRequest, RunningValue)
+P = TypeVar("P", ValidatedRequest, ValidatedValue)
 V = TypeVar("V", UnvalidatedEmbeddings, UnvalidatedClassifications, UnvalidatedScores)
-
-# Prompts of a call for values, which may have 2,048. Other tasks of the event loop run after each few milliseconds.
-_SUBMITTED_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,28 +208,28 @@ class RequestManager:
             tenant=call.tenant.name,
         )
 
-    @contextmanager
-    def run(
+    @asynccontextmanager
+    async def run(
         self,
         call: Call,
         generations: Sequence[ValidatedRequest],
         resume_positions: Sequence[Mapping[int, ResumePosition]] = (),
-    ) -> Iterator[RequestGroup]:
+    ) -> AsyncIterator[RequestGroup]:
         """Runs the requests of one call, or joins those that run under their names, until the block ends.
 
         `resume_positions` are the client's positions in the sequences of each request, by index. Raises QuireError.
         """
         self.admit()
         self._session.records.check_protocol(max((one.session_protocol for one in generations), default=1))
-        with self._run_group(
-            call,
-            [
-                self._generate_call(
-                    call, prompt_index, generation, resume_positions[prompt_index] if resume_positions else {}
-                )
-                for prompt_index, generation in enumerate(generations)
-            ],
-        ) as group:
+        signal = ChangeSignal()
+
+        def request(prompt_index: int, generation: ValidatedRequest) -> RunningRequest:
+            positions = resume_positions[prompt_index] if resume_positions else {}
+            generate_call, span = self._generate_call(call, prompt_index, generation, positions)
+            return self._running(call, generate_call, span, signal)
+
+        with self._until_end(RequestGroup(signal)) as group:
+            await self._submit(call, group, generations, request)
             yield group
 
     @asynccontextmanager
@@ -243,16 +243,14 @@ class RequestManager:
         # yet the time from when its first prompt waits until its last one is computed.
         traced = {0: span.traceparent, len(values) - 1: span.traceparent}
         metrics = self.metrics.of_model(values[0].model)
+
+        def request(prompt_index: int, value: ValidatedValue) -> RunningValue:
+            submit = self._submit_of_value(call, prompt_index, value)
+            submit.traceparent = traced.get(prompt_index, "")
+            return RunningValue(value, submit, metrics, signal)
+
         with self._until_end(ValueGroup(signal, values, call.tenant.name, span)) as group:
-            for first in range(0, len(values), _SUBMITTED_AT_ONCE):
-                requests = []
-                for prompt_index, one in enumerate(values[first : first + _SUBMITTED_AT_ONCE], first):
-                    submit = self._submit_of_value(call, prompt_index, one)
-                    submit.traceparent = traced.get(prompt_index, "")
-                    requests.append(RunningValue(one, submit, metrics, signal))
-                group.start(requests, self._session, call.deadline)
-                await asyncio.sleep(0)
-            call.release_body()
+            await self._submit(call, group, values, request)
             yield group
 
     @contextmanager
@@ -269,9 +267,10 @@ class RequestManager:
             resume_positions=resume_positions,
             chunk_per_token=call.chunk_per_token,
         )
-        with self._run_group(
-            call, [(generate_call, GenerationSpan(call.operation.value, request_id, call.parent))]
-        ) as group:
+        span, signal = GenerationSpan(call.operation.value, request_id, call.parent), ChangeSignal()
+        with self._until_end(RequestGroup(signal)) as group:
+            group.start(self._running(call, generate_call, span, signal), self._session, call.deadline)
+            call.release_body()
             yield group
 
     def cancel(self, tenant: Tenant, request_id: str) -> None:
@@ -317,24 +316,28 @@ class RequestManager:
         asked = NOT_RECORDED if unvalidated.retention is None else unvalidated.retention
         return limited, self._retention.resolve(asked, is_named=False, limit=tenant.retention, field_path=field_path)
 
-    @contextmanager
-    def _run_group(self, call: Call, calls: Sequence[tuple[GenerateCall, GenerationSpan]]) -> Iterator[RequestGroup]:
-        signal = ChangeSignal()
-        requests = [
-            RunningRequest(
-                generate_call,
-                catalog=self.catalog,
-                metrics=self.metrics,
-                span=span,
-                arrival_time=call.arrival_time,
-                signal=signal,
-            )
-            for generate_call, span in calls
-        ]
-        with self._until_end(RequestGroup(signal)) as group:
-            group.start(requests, self._session, call.deadline)
-            call.release_body()
-            yield group
+    async def _submit(
+        self, call: Call, group: SubscribedGroup[M], prompts: Sequence[P], request: Callable[[int, P], M]
+    ) -> None:
+        """Starts the requests of a call's prompts, which `request` makes of their indices and them. Other tasks run in
+        between. Raises QuireError."""
+        loop_yield = LoopYield()
+        for prompt_index, prompt in enumerate(prompts):
+            await loop_yield.before_prompt(len(prompt.prompt_token_ids))
+            group.start(request(prompt_index, prompt), self._session, call.deadline)
+        call.release_body()
+
+    def _running(
+        self, call: Call, generate_call: GenerateCall, span: GenerationSpan, signal: ChangeSignal
+    ) -> RunningRequest:
+        return RunningRequest(
+            generate_call,
+            catalog=self.catalog,
+            metrics=self.metrics,
+            span=span,
+            arrival_time=call.arrival_time,
+            signal=signal,
+        )
 
     @contextmanager
     def _until_end(self, group: G) -> Iterator[G]:

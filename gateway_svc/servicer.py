@@ -62,7 +62,7 @@ class InferenceServicer(InferenceServiceServicer):
             call = self._calls.call(_operation(request.generation), context)
             generation = await self._validate(call, request.generation, ResponseMode.STREAMED, request_id, outcome)
             del request  # its bytes count no longer than until it is submitted
-            with self._request_manager.run(call, [generation]) as group:
+            async with self._request_manager.run(call, [generation]) as group:
                 await group.accepted()
                 await context.send_initial_metadata(((REQUEST_ID, request_id),))
                 yield inference_pb2.StreamGenerateResponse(acceptance=_acceptance(group.requests[0]))
@@ -84,7 +84,7 @@ class InferenceServicer(InferenceServiceServicer):
             call = self._calls.call(_operation(request.generation), context)
             generation = await self._validate(call, request.generation, ResponseMode.WHOLE, request_id, outcome)
             del request  # as above
-            with self._request_manager.run(call, [generation]) as group:
+            async with self._request_manager.run(call, [generation]) as group:
                 (running,) = group.requests
                 chunks = [chunk for _, chunk in await group.all()]
                 response = await self._calls.render(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gateway_svc.answer_constraints import answer_constraint
+from gateway_svc.answer_constraints import answer_constraint, digest_of_form, form_size
 from gateway_svc.chat_template import ChatTemplateError
 from gateway_svc.chat_validation import ChatValidator
 from gateway_svc.chats import ChatPrompt
@@ -14,6 +14,7 @@ from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import Field, FieldPath
 from gateway_svc.grammar_checker import GrammarChecker
 from gateway_svc.infilling import infill_text
+from gateway_svc.loop_yield import LoopYield
 from gateway_svc.message_formats.description import MessageFormat
 from gateway_svc.sampling_checks import (
     check_num_logprobs,
@@ -49,6 +50,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 _MAX_CONTEXTS = 16  # that a prompt may have which is truncated
 _FEW_MESSAGES = 256  # are checked in about a millisecond, without calls
+_SMALL_FORM = 32 * 2**10  # characters of tools and constraints; their digest takes about a millisecond
 _TAIL_TOKENS = 32  # that a prompt may have from a marker of reasoning on
 
 
@@ -120,7 +122,9 @@ class Validator:
             unvalidated, self._defaults, model, check, generated_id, self._max_logprobs, self._seeds
         )
         requests: list[ValidatedRequest] = []
+        loop_yield = LoopYield()
         for prompt, field_path in prompts:
+            await loop_yield.before_prompt(len(prompt.token_ids) if isinstance(prompt, TokenPrompt) else 0)
             if requests:
                 common.sampling = with_own_seed(common.sampling, self._seeds)
             requests.append(await self._generation(common, prompt, model, field_path, tenant))
@@ -163,11 +167,19 @@ class Validator:
             echo=unvalidated.echo,
             omits_output=unvalidated.omits_output,
             grammar=grammar,
-            form_digest=common.form_digest,
+            form_digest=await self._form_digest(common, tenant),
             turn=encoded.turn,
             before_defaults=before_defaults,
             field_path=field_path,
         )
+
+    async def _form_digest(self, common: CommonFields, tenant: str) -> str:
+        """The digest of the constraint and the tools, which the prompts have in common."""
+        if common.form_digest is None:
+            digest = partial(digest_of_form, common.filled)
+            takes_long = form_size(common.filled) > _SMALL_FORM
+            common.form_digest = await self._tokenizer.run(tenant, digest) if takes_long else digest()
+        return common.form_digest
 
     async def _with_bad_words(
         self, common: CommonFields, stopping: Stopping, model: ModelInfo, check: FieldChecker, tenant: str

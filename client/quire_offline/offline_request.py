@@ -115,7 +115,7 @@ class OfflineRequest:
 
     async def compute(self, manager: RequestManager, on_start: OnStart, on_progress: Callable[[], None]) -> None:
         assert self._validated is not None, "it was validated"
-        with manager.run(self._call, [self._validated]) as group:
+        async with manager.run(self._call, [self._validated]) as group:
             on_start(group)
             (self.running,) = group.requests
             while chunks := await group.next():

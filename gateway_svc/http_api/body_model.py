@@ -99,7 +99,7 @@ class BodyModel(BaseModel):
     @cache
     def known_fields(cls) -> frozenset[str]:
         """The names of all fields that the model knows, those that are not served included."""
-        return cls.served_fields() | cls.unserved.keys() | cls.without_effect.keys()
+        return cls.served_fields().union(cls.unserved, cls.without_effect)
 
     @classmethod
     @cache

@@ -3,7 +3,7 @@
 import math
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -43,8 +43,8 @@ from svc_common.errors import QuireError, Reason
 B = TypeVar("B", bound=BodyModel)
 T = TypeVar("T")
 
-Runner = Callable[[int, Callable[[], bytes]], Awaitable[bytes]]
-"""Does the work of rendering a part of a stream with so many log-probabilities."""
+Output = Sequence[tuple[int, Chunk]]
+"""Chunks, each with its prompt index."""
 
 PING_SECONDS = 15.0
 """A stream that sends nothing for so long sends a comment."""
@@ -55,6 +55,7 @@ _MAX_CONTEXTS = 16  # of a text that is tokenized
 _SMALL_BODY_BYTES = 32 * 2**10
 _FEW_ITEMS = 32  # of a conversation; they are converted in about a millisecond
 _SMALL_ANSWER = 8 * 2**10  # values that are rendered in about a millisecond; two million take 0.25 s
+_CHUNKS_AT_ONCE = 256  # are rendered in a few milliseconds; a step of a call may have tens of thousands
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,11 @@ class ScoredPairs(InputValues):
     def scores(self) -> list[float]:
         """Takes about 0.15 ms for a thousand numbers."""
         return self.read(self.values)
+
+
+def rendering_cost(output: Output) -> int:
+    """How many log-probabilities take as long to render: a chunk takes 1 to 20 µs itself."""
+    return sum([1 + chunk.num_logprobs for _, chunk in output])
 
 
 def prompt_usage(usage: Usage) -> dict[str, int]:
@@ -176,13 +182,45 @@ class HttpCalls:
         is_small = exchange.num_body_bytes + num_stored_bytes <= _SMALL_BODY_BYTES and num_items <= _FEW_ITEMS
         return work() if is_small else await self._threads.run(call.tenant.name, work)
 
-    def runner(self, call: Call, num_prompt_logprobs: int) -> Runner:
-        """Renders a stream, of prompts with so many log-probabilities; in threads what has many of them."""
+    async def stream_events(
+        self,
+        exchange: HttpExchange,
+        call: Call,
+        group: RequestGroup,
+        event: Callable[[int, Chunk], bytes],
+        last_events: Callable[[], bytes],
+        *,
+        num_prompt_logprobs: int = 0,
+    ) -> None:
+        """Streams the answer. `event` renders a chunk of a prompt by its index, `last_events` is called at the end. So
+        many log-probabilities of prompts may be part of any event."""
 
-        async def run(num_logprobs: int, work: Callable[[], bytes]) -> bytes:
-            return await self._threads.render(call.tenant.name, num_logprobs + num_prompt_logprobs, work)
+        def render(output: Output) -> bytes:
+            return b"".join([event(prompt_index, chunk) for prompt_index, chunk in output])
 
-        return run
+        await exchange.start_events()
+        async with exchange.keep_alive(PING_SECONDS):
+            await self.send_output(
+                exchange, call, group, render, lambda output: num_prompt_logprobs + rendering_cost(output)
+            )
+        await exchange.end_events(last_events())
+
+    async def send_output(
+        self,
+        exchange: HttpExchange,
+        call: Call,
+        group: RequestGroup,
+        render: Callable[[Output], bytes],
+        cost: Callable[[Output], int],
+    ) -> None:
+        """Sends the output of a stream as it comes, all of a step at once if it is not much. To render a part takes as
+        long as `cost` log-probabilities; it is done in a thread if these are many. Raises as `group.next` does."""
+        while output := await group.next():
+            # There is much of a call with many choices, and for a client that reads slowly.
+            for first in range(0, len(output), _CHUNKS_AT_ONCE):
+                part = output[first : first + _CHUNKS_AT_ONCE]
+                if data := await self._threads.render(call.tenant.name, cost(part), partial(render, part)):
+                    await exchange.send_events(data)
 
     async def respond_with_output(
         self,
@@ -311,38 +349,13 @@ class HttpCalls:
         resume_positions: Sequence[Mapping[int, ResumePosition]] = (),
     ) -> AsyncIterator[RequestGroup]:
         """Runs requests until the block ends or the client disconnects. They are accepted when the block begins."""
-        with self._request_manager.run(call, requests, resume_positions) as group:
-            async with exchange.watch_disconnect(group.client_disconnected):
-                await group.accepted()
-                exchange.is_durable = group.is_durable
-                yield group
-
-
-async def _at_once(_: int, work: Callable[[], bytes]) -> bytes:
-    return work()
-
-
-async def stream_events(
-    exchange: HttpExchange,
-    group: RequestGroup,
-    event: Callable[[int, Chunk], bytes],
-    last_events: Callable[[], bytes],
-    run: Runner = _at_once,
-) -> None:
-    """Streams the answer. `event` renders a chunk of a prompt by its index; `last_events` is called at the end."""
-
-    def render(chunks: Sequence[tuple[int, Chunk]]) -> bytes:
-        return b"".join([event(prompt_index, chunk) for prompt_index, chunk in chunks])
-
-    await exchange.start_events()
-    async with exchange.keep_alive(PING_SECONDS):
-        while chunks := await group.next():
-            # All events of a step are sent at once.
-            # There are many for a client that reads slowly.
-            num_logprobs = sum([chunk.num_logprobs for _, chunk in chunks])
-            if events := await run(num_logprobs, partial(render, chunks)):
-                await exchange.send_events(events)
-    await exchange.end_events(last_events())
+        async with (
+            self._request_manager.run(call, requests, resume_positions) as group,
+            exchange.watch_disconnect(group.client_disconnected),
+        ):
+            await group.accepted()
+            exchange.is_durable = group.is_durable
+            yield group
 
 
 def _idempotency_key(exchange: HttpExchange) -> str | None:

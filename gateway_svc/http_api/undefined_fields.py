@@ -2,9 +2,11 @@
 send new ones."""
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 from gateway_svc.http_api.body_model import BodyModel
@@ -12,8 +14,9 @@ from gateway_svc.http_api.json_body import invalid, printable
 
 IGNORED_FIELDS_HEADER = "x-quire-ignored-fields"
 
-_MAX_UNDEFINED = 64  # of one body: comparing them with known names takes time
+_MAX_UNDEFINED = 64  # of one body: comparing them with known names takes a few milliseconds
 _MAX_NAME = 64
+_MAX_EDITS = 2
 _MAX_HEADER = 1_024
 _NOT_IN_HEADER = re.compile(r"[^A-Za-z0-9_.-]")
 
@@ -51,7 +54,7 @@ class UndefinedFields(StrEnum):
     def _check_one(self, model: type[BodyModel], path: str, name: str, present: AbstractSet[str]) -> None:
         """Raises QuireError unless a field is ignored. `present` has the fields of the same object, none of which a
         misspelt one can mean."""
-        meant = near_miss(name, model.known_fields() - present)
+        meant = near_miss(name, model.known_fields(), present)
         if meant is None:
             if self is UndefinedFields.REFUSE:
                 raise invalid(printable(path + name), "is not a known field")
@@ -67,26 +70,42 @@ def header_value(names: Sequence[str]) -> str:
     return value if len(value) <= _MAX_HEADER else f"{value[: _MAX_HEADER - 3]}..."
 
 
-def near_miss(name: str, known: Collection[str]) -> str | None:
-    """The known field that is meant: the nearest one within two edits, or None. Case does not count. Known names of 4
-    and 5 characters allow one edit, shorter ones none: too many other words are as near."""
+def near_miss(name: str, known: frozenset[str], present: AbstractSet[str] = frozenset()) -> str | None:
+    """The known field that is meant: the nearest one within two edits that is not `present`, or None. Case does not
+    count. Known names of 4 and 5 characters allow one edit, shorter ones none: too many other words are as near."""
     if len(name) > _MAX_NAME:
         return None
     name = name.lower()
-    near = [
-        (distance, other)
-        for other in known
-        if abs(len(other) - len(name)) <= (most := _most_edits(other)) and (distance := num_edits(name, other)) <= most
-    ]
+    characters = frozenset(name)
+    by_length = _by_length(known)
+    near: list[tuple[int, str]] = []
+    for length in range(len(name) - _MAX_EDITS, len(name) + _MAX_EDITS + 1):
+        most = _most_edits(length)
+        for other, its_characters in by_length.get(length, ()):
+            # An edit adds one character and removes one at most. Few names are compared further.
+            if len(characters ^ its_characters) > 2 * most or other in present:
+                continue
+            if (distance := num_edits(name, other, most)) is not None:
+                near.append((distance, other))
     return min(near)[1] if near else None
 
 
-def _most_edits(known: str) -> int:
-    return 2 if len(known) > 5 else 1 if len(known) > 3 else 0
+@cache
+def _by_length(known: frozenset[str]) -> Mapping[int, Sequence[tuple[str, frozenset[str]]]]:
+    """The known names of each length, each with its characters."""
+    names: defaultdict[int, list[tuple[str, frozenset[str]]]] = defaultdict(list)
+    for name in known:
+        names[len(name)].append((name, frozenset(name)))
+    return names
 
 
-def num_edits(left: str, right: str) -> int:
-    """How many characters are to be inserted, removed, replaced or swapped with the next one."""
+def _most_edits(length: int) -> int:
+    return _MAX_EDITS if length > 5 else 1 if length > 3 else 0
+
+
+def num_edits(left: str, right: str, most: int) -> int | None:
+    """How many characters are to be inserted, removed, replaced or swapped with the next one; None: more than
+    `most`."""
     before: list[int] = []
     last = list(range(len(right) + 1))
     for i, a in enumerate(left, 1):
@@ -96,5 +115,7 @@ def num_edits(left: str, right: str) -> int:
             if i > 1 and j > 1 and a == right[j - 2] and b == left[i - 2]:
                 edits = min(edits, before[j - 2] + 1)
             row.append(edits)
+        if min(row) > most:  # so is each of the rows that follow
+            return None
         before, last = last, row
-    return last[-1]
+    return last[-1] if last[-1] <= most else None

@@ -107,7 +107,7 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
                 raise QuireError(Reason.INVALID_FIELD, "must be false: ModelStreamInfer streams", field="stream")
             del request  # its bytes count no longer than until it is submitted
             valid = await self._validate(asked, call, request_id, outcome)
-            with self._request_manager.run(call, [valid]) as group:
+            async with self._request_manager.run(call, [valid]) as group:
                 response = await self._whole(call, asked, group)
                 await context.send_initial_metadata(((REQUEST_ID, request_id),))
         return response
@@ -163,7 +163,7 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
         asked = InferRequest.from_proto(request)
         del request
         valid = await self._validate(asked, call, reply_id(), outcome)
-        with self._request_manager.run(call, [valid]) as group:
+        async with self._request_manager.run(call, [valid]) as group:
             if asked.response_mode is ResponseMode.WHOLE:
                 response = await self._whole(call, asked, group)
                 response.parameters[_FINAL].bool_param = True

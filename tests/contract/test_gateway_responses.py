@@ -14,8 +14,10 @@ from openai.types.responses import ResponseOutputMessage
 
 from gateway_harness import MODEL, Harness, encoded, gateway_at, running_gateway, scheduler_model
 from gateway_svc.http_api.exchange import HttpExchange
+from gateway_svc.http_api.responses.events import ResponseEvents
 from gateway_svc.http_api.responses.models import ResponsesBody
 from gateway_svc.http_api.responses.stored_response import StoredResponse
+from gateway_svc.output import Chunk, Usage
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from responses_api import events_of, prompt_of, record, texts_of
 from scripted_scheduler import ScriptedScheduler, answer_with, serving, stop_end
@@ -190,6 +192,42 @@ async def test_a_long_response_is_replayed_beside_others(
     assert len(parts) > 4
     assert threading.current_thread().name not in threads
     assert events[-1]["response"]["output"][0]["content"][0]["text"] == text
+
+
+async def test_a_long_response_that_runs_is_streamed_again_beside_others(
+    quire: Harness, client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts: list[int] = []
+    on_loop: list[int] = []
+    send, add = HttpExchange.send_events, ResponseEvents.add
+
+    async def send_events(exchange: HttpExchange, data: bytes) -> None:
+        parts.append(data.count(b"data: "))
+        await send(exchange, data)
+
+    def recorded(events: ResponseEvents, chunk: Chunk, usage: Usage) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            on_loop.append(chunk.offset)
+        return add(events, chunk, usage)
+
+    monkeypatch.setattr(HttpExchange, "send_events", send_events)
+    monkeypatch.setattr(ResponseEvents, "add", recorded)
+    quire.scheduler.script = lambda session, submit: session.accept(submit.key)
+    response = await client.responses.create(model=MODEL, input="Hi", background=True)
+    submit = await quire.scheduler.next("submit")
+    tokens = encoded("x" * 1000)
+    quire.scheduler.records[submit.key] = record(submit, "x" * 1000, is_over=False)
+
+    def attach_script(session: Any, attach: Any) -> None:
+        session.attached(submit, scheduler_v1.Tokens(token_ids=tokens, cached_tokens=0))
+        session.tokens(submit.key, [EOS], len(tokens), end=stop_end(EOS))
+
+    quire.scheduler.attach_script = attach_script
+    events = await events_of(await client.responses.retrieve(response.id, stream=True))
+    assert [event["sequence_number"] for event in events] == list(range(1000 + 9))
+    assert events[-1]["response"]["output"][0]["content"][0]["text"] == "x" * 1000
+    assert max(parts) <= 260
+    assert all(offset >= 1000 for offset in on_loop), "only the end may be made by the event loop"
 
 
 async def test_a_response_that_reached_its_length_is_incomplete(quire: Harness, client: openai.AsyncOpenAI) -> None:

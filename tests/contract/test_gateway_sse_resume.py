@@ -133,6 +133,23 @@ async def test_events_of_a_request_without_a_name_have_no_id(quire: Harness) -> 
     assert all(event.startswith("data: ") for event in events)
 
 
+async def test_a_stream_of_very_many_choices_has_no_ids(quire: Harness) -> None:
+    """Each id would have a position for each choice: their bytes would grow with the square of the choices."""
+    quire.scheduler.script = Record().play
+    most = await streamed(quire, "/v1/completions", {"prompt": ["a"] * 2, "n": 64}, idempotency_key="most")
+    assert all(event.startswith("id: ") for event in most)
+    body = {"prompt": ["a"] * 3, "n": 64}
+    more = await streamed(quire, "/v1/completions", body, idempotency_key="mine")
+    assert all(event.startswith("data: ") for event in more)
+    again = await streamed(quire, "/v1/completions", body, idempotency_key="mine")
+    assert flattened(again) == flattened(more)
+    headers = NAMED | {"last-event-id": id_of(most[0])}
+    response = await quire.http.post("/v1/completions", json=body | {"stream": True}, headers=headers)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, "invalid_field", "last-event-id")
+    assert error["message"] == "last-event-id: continues a stream of at most 128 choices"
+
+
 async def test_the_same_request_is_given_again_from_its_beginning(quire: Harness) -> None:
     quire.scheduler.script = Record().play
     first = await streamed(quire, "/v1/completions", {"prompt": "a"}, idempotency_key="mine")

@@ -1,6 +1,7 @@
 """Tools and reasoning over the wire in both protocols, with a scripted scheduler; also with OpenAI's client."""
 
 import json
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,10 @@ import pytest
 
 from answers_with_calls import ANSWERS, ARGUMENTS, CUSTOM_TOOL, Answer, format_of, make_family_directory
 from gateway_harness import Harness, rest_of, running_gateway
+from gateway_svc import validation
+from gateway_svc.answer_constraints import digest_of_form
 from gateway_svc.message_formats.formats import TOOL_FORMATS
+from gateway_svc.unvalidated_request import UnvalidatedRequest
 from official_client import official_client
 from quire.inference.v1 import inference_pb2 as api
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
@@ -80,6 +84,25 @@ async def test_a_call_is_a_part_of_the_message(quire: Harness) -> None:
     assert call.type == "function"
     assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", json.loads(ARGUMENTS))
     assert call.id.startswith("call_")
+
+
+@pytest.mark.parametrize(("num_characters", "in_thread"), [(1_000, False), (40_000, True)])
+async def test_large_tools_do_not_delay_other_calls(
+    num_characters: int, in_thread: bool, hermes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def recorded(unvalidated: UnvalidatedRequest) -> str:
+        threads.append(threading.current_thread())
+        return digest_of_form(unvalidated)
+
+    monkeypatch.setattr(validation, "digest_of_form", recorded)
+    large = tool("get_weather", city={"type": "string", "description": "x" * num_characters})
+    async with running_gateway(hermes, 100_000) as quire:
+        quire.scheduler.script = answer_with(ANSWER.token_ids, stop_token_id=EOS)
+        response = await quire.http.post("/v1/chat/completions", json=body(tools=[large]))
+        assert response.status_code == 200
+    assert [thread is not threading.main_thread() for thread in threads] == [in_thread]
 
 
 async def test_reasoning_may_be_left_out_and_counts(quire: Harness) -> None:

@@ -8,7 +8,7 @@ from gateway_svc.http_api.anthropic.answers import MessageBuilder
 from gateway_svc.http_api.anthropic.errors import ANTHROPIC_ERRORS
 from gateway_svc.http_api.anthropic.models import MessagesBody
 from gateway_svc.http_api.anthropic.requests import read_count, read_messages
-from gateway_svc.http_api.calls import HttpCalls, stream_events
+from gateway_svc.http_api.calls import HttpCalls
 from gateway_svc.http_api.endpoint import GENERATION_HEADERS, HandlerDoc, HttpRoute
 from gateway_svc.http_api.exchange import HttpExchange
 from gateway_svc.http_api.json_body import invalid
@@ -41,7 +41,7 @@ class AnthropicRoutes:
         async with self._calls.run(exchange, call, requests) as group:
             answer = MessageBuilder(group.renderings[0], lambda: group.usage)
             if read.is_streamed:
-                await stream_events(exchange, group, answer.event, answer.last_events)
+                await self._calls.stream_events(exchange, call, group, answer.event, answer.last_events)
             else:
                 chunks = await group.all()
                 await self._calls.respond_with_output(

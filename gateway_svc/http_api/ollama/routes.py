@@ -1,14 +1,12 @@
 """Routes of Ollama's API: chat, generation, embeddings, and the models."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from gateway_svc.embeddings import UnvalidatedEmbeddings
 from gateway_svc.field_paths import Field, NamedFields
-from gateway_svc.http_api.calls import HttpCalls, InputValues
+from gateway_svc.http_api.calls import HttpCalls, InputValues, Output, rendering_cost
 from gateway_svc.http_api.endpoint import GENERATION_HEADERS, Handler, HandlerDoc, HttpRoute
 from gateway_svc.http_api.exchange import HttpExchange
 from gateway_svc.http_api.ollama.answer_models import (
@@ -194,17 +192,13 @@ class OllamaRoutes:
             (rendering,) = group.renderings
             answer = OllamaBuilder(form, rendering, group.vocabulary, lambda: group.usage, call.arrival_time)
             if read.is_streamed:
-                run = self._calls.runner(call, 0)
 
-                def render(pieces: Sequence[tuple[int, Chunk]]) -> bytes:
-                    return b"".join([answer.lines(chunk) for _, chunk in pieces])
+                def render(output: Output) -> bytes:
+                    return b"".join([answer.lines(chunk) for _, chunk in output])
 
                 # No lines but those of the answer: clients parse each.
                 await exchange.start_stream(_NDJSON)
-                while pieces := await group.next():
-                    num_logprobs = sum([chunk.num_logprobs for _, chunk in pieces])
-                    if lines := await run(num_logprobs, partial(render, pieces)):
-                        await exchange.send_events(lines)
+                await self._calls.send_output(exchange, call, group, render, rendering_cost)
                 answer.end()
                 await exchange.end_events(answer.last_lines())
                 return

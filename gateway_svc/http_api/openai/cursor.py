@@ -9,6 +9,8 @@ from gateway_svc.sequence_output import EndDelivery, ResumePosition
 from svc_common.errors import QuireError, Reason
 
 LAST_EVENT_ID = "last-event-id"
+MAX_CHOICES = 128
+"""Of a stream whose events have ids: each id has a position for each choice."""
 
 # The number of tokens sent of each choice, with an "e" where its end was sent, or "0r" where only its role was; then
 # what follows all choices.

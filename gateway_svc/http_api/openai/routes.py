@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from functools import cache
 
 from gateway_svc.field_paths import contract_field_path
-from gateway_svc.http_api.calls import HttpCalls, stream_events
+from gateway_svc.http_api.calls import HttpCalls
 from gateway_svc.http_api.endpoint import GENERATION_HEADERS, RESUMABLE_HEADERS, HandlerDoc, HttpRoute
 from gateway_svc.http_api.exchange import HttpExchange
 from gateway_svc.http_api.openai.answer_models import (
@@ -30,7 +30,7 @@ from gateway_svc.http_api.openai.bodies import (
 )
 from gateway_svc.http_api.openai.chat_models import ChatBatchBody, ChatBody
 from gateway_svc.http_api.openai.choice_formats import ChatFormat, CompletionFormat, Format, Json
-from gateway_svc.http_api.openai.cursor import LAST_EVENT_ID, Cursor
+from gateway_svc.http_api.openai.cursor import LAST_EVENT_ID, MAX_CHOICES, Cursor
 from gateway_svc.http_api.openai.errors import OPENAI_ERRORS
 from gateway_svc.http_api.openai.generation_body import CompletionBody
 from gateway_svc.http_api.service_routes import software_version
@@ -135,12 +135,13 @@ class OpenAiRoutes:
                 )
             else:
                 has_usage = self._always_has_usage or body.delivery is Delivery.STREAM_WITH_USAGE
-                await stream_events(
+                await self._calls.stream_events(
                     exchange,
+                    call,
                     group,
                     answer.event,
                     lambda: answer.last_events(group.usage if has_usage else None),
-                    self._calls.runner(call, sum(one.num_logprobs(0) for one in group.renderings)),
+                    num_prompt_logprobs=sum(one.num_logprobs(0) for one in group.renderings),
                 )
 
     def _options(self, asked: AnswerOptions) -> AnswerOptions:
@@ -181,12 +182,15 @@ def _fingerprint(name: str, tokenizer: bytes) -> str:
 
 
 def _cursor(exchange: HttpExchange, delivery: Delivery, num_choices: int) -> Cursor | None:
-    """Where a stream begins that can be resumed: one whose client named it."""
+    """Where a stream begins that can be resumed: one whose client named it, of not too many choices."""
     last_event_id = exchange.header(LAST_EVENT_ID)
     is_lasting = delivery is not Delivery.WHOLE and "idempotency-key" in exchange.headers
     if last_event_id is None:
-        return Cursor(num_choices) if is_lasting else None
+        return Cursor(num_choices) if is_lasting and num_choices <= MAX_CHOICES else None
     if not is_lasting:
         message = "continues a stream that has an Idempotency-Key"
+        raise QuireError(Reason.INVALID_FIELD, message, field=LAST_EVENT_ID)
+    if num_choices > MAX_CHOICES:
+        message = f"continues a stream of at most {MAX_CHOICES} choices"
         raise QuireError(Reason.INVALID_FIELD, message, field=LAST_EVENT_ID)
     return Cursor.parse(last_event_id, num_choices)

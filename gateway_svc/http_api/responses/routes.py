@@ -10,7 +10,7 @@ import grpc
 
 from gateway_svc.chats import ChatMessage, ChatPrompt
 from gateway_svc.common_fields import is_request_id
-from gateway_svc.http_api.calls import PING_SECONDS, HttpCalls, PromptRequest
+from gateway_svc.http_api.calls import PING_SECONDS, HttpCalls, Output, PromptRequest, rendering_cost
 from gateway_svc.http_api.endpoint import GENERATION_HEADERS, HandlerDoc, HttpRoute
 from gateway_svc.http_api.events import long_json
 from gateway_svc.http_api.exchange import HttpExchange
@@ -41,6 +41,7 @@ from svc_common.errors import QuireError, Reason
 
 _MAX_NUMBER = 2**53
 _VALUES_OF_TOKEN = 400  # values of JSON that take as long as the events of a token
+_COST_OF_TOKEN = 4  # log-probabilities that take as long as what the events of a token take beyond a chunk
 _DEFAULT_ITEMS = 20
 _MAX_ITEMS = 100
 
@@ -100,7 +101,7 @@ class ResponsesRoutes:
                 record, stored = await self._records.find(call.tenant, stored.id)
             events = ResponseEvents(stored, group.vocabulary)
             if is_streamed:
-                await _stream(exchange, group, events)
+                await self._stream(exchange, call, group, events)
             elif is_background:
                 if record is None:
                     await exchange.respond_json(events.response)
@@ -132,7 +133,7 @@ class ResponsesRoutes:
             with self._request_manager.resume(call, response_id, {}) as group:
                 async with exchange.watch_disconnect(group.client_disconnected):
                     if await _is_attached(group):
-                        await _stream(exchange, group, ResponseEvents(stored, group.vocabulary), after)
+                        await self._stream(exchange, call, group, ResponseEvents(stored, group.vocabulary), after)
                         return
             record, stored = await self._records.find(tenant, response_id)  # it has ended without all its tokens
         parts = self._records.parts(record, stored, after)
@@ -265,6 +266,34 @@ class ResponsesRoutes:
                 least = middle + 1
         return await valid(choices.chat(least))
 
+    async def _stream(
+        self, exchange: HttpExchange, call: Call, group: RequestGroup, events: ResponseEvents, after: int | None = None
+    ) -> None:
+        """Streams the events of a request, from the one after number `after` on."""
+
+        def render(output: Output) -> bytes:
+            return rendered([event for _, chunk in output for event in events.add(chunk, group.usage)], after)
+
+        def cost(output: Output) -> int:
+            # The last events repeat the whole output.
+            of_end = group.num_logprobs if any(chunk.finish for _, chunk in output) else 0
+            return _COST_OF_TOKEN * len(output) + rendering_cost(output) + of_end
+
+        exchange.is_durable = group.is_durable
+        await exchange.start_events()
+        async with exchange.keep_alive(PING_SECONDS):
+            if begun := rendered(events.begin(), after):
+                await exchange.send_events(begun)
+            try:
+                await self._calls.send_output(exchange, call, group, render, cost)
+                last = b""
+            except QuireError as error:
+                if error.code is grpc.StatusCode.UNAVAILABLE or _is_own_deadline(group, error):  # it may go on
+                    last = error_event(error, max(events.last_number, after or 0))
+                else:
+                    last = rendered(events.fail(error, group.usage), after)
+        await exchange.end_events(last)
+
     async def _respond(
         self, exchange: HttpExchange, tenant: Tenant, record: scheduler_pb2.Record, stored: StoredResponse
     ) -> None:
@@ -305,29 +334,6 @@ async def _is_attached(group: RequestGroup) -> bool:
             raise
         return False
     return True
-
-
-async def _stream(
-    exchange: HttpExchange, group: RequestGroup, events: ResponseEvents, after: int | None = None
-) -> None:
-    """Streams the events of a request, from the one after number `after` on."""
-    exchange.is_durable = group.is_durable
-    await exchange.start_events()
-    async with exchange.keep_alive(PING_SECONDS):
-        if begun := rendered(events.begin(), after):
-            await exchange.send_events(begun)
-        try:
-            while chunks := await group.next():
-                new = [event for _, chunk in chunks for event in events.add(chunk, group.usage)]
-                if data := rendered(new, after):
-                    await exchange.send_events(data)
-            last = b""
-        except QuireError as error:
-            if error.code is grpc.StatusCode.UNAVAILABLE or _is_own_deadline(group, error):  # the response may go on
-                last = error_event(error, max(events.last_number, after or 0))
-            else:
-                last = rendered(events.fail(error, group.usage), after)
-    await exchange.end_events(last)
 
 
 def _is_own_deadline(group: RequestGroup, error: QuireError) -> bool:

@@ -1,6 +1,11 @@
 """What answers must match: limits of the reasoning, tools that are allowed, and texts of custom tools."""
 
+import json
+from typing import Any
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway_svc.answer_constraints import answer_constraint, digest_of_form
 from gateway_svc.chats import ChatPrompt, ClientTool, CustomInput, ToolChoice, ToolMode
@@ -120,3 +125,32 @@ def test_requests_differ_by_allowed_tools_and_grammars() -> None:
 def test_where_a_custom_tool_has_its_grammar_is_no_part_of_the_request() -> None:
     tools = [ClientTool("run", custom=CustomInput(GRAMMAR, path)) for path in ("", "tools[0].custom.format.grammar")]
     assert len({digest_of_form(UnvalidatedRequest(prompt=ChatPrompt([], tools=[tool]))) for tool in tools}) == 1
+
+
+JSON = st.recursive(
+    st.none() | st.integers() | st.text('a \t\n"\\{}[]:,\u2028'),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('a "\\:'), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+def digest_of_parameters(parameters: str) -> str:
+    return digest_of_form(UnvalidatedRequest(prompt=ChatPrompt([], tools=[ClientTool("f", parameters=parameters)])))
+
+
+@given(value=JSON, indent=st.sampled_from([None, 0, 2, "\t"]), is_ascii=st.booleans())
+def test_the_layout_of_json_is_no_part_of_the_request(value: Any, indent: int | str | None, is_ascii: bool) -> None:
+    compact = json.dumps(value, separators=(",", ":"), ensure_ascii=is_ascii)
+    laid_out = f"\r\n{json.dumps(value, indent=indent, ensure_ascii=is_ascii)} "
+    assert digest_of_parameters(laid_out) == digest_of_parameters(compact)
+
+
+def test_whitespace_in_strings_is_a_part_of_the_request() -> None:
+    texts = ['{"a": "b c"}', '{"a": "bc"}', '{"a": "b  c"}', '{"a": "b\\" c"}', '{"a": "b\\\\", "c": " "}']
+    assert len({digest_of_parameters(text) for text in texts}) == len(texts)
+
+
+def test_requests_keep_their_digests_from_release_to_release() -> None:
+    parameters = '{ "type" : "object",\n\t"properties": {"a \\" b\\\\": {"enum": [ 1.50, "x  y\\n", null ]}} }\r\n'
+    digest = "7d331317a2aa78216c20f04828ea8b41627795dee3f48b2efb0246d32b197c44"
+    assert digest_of_parameters(parameters) == digest

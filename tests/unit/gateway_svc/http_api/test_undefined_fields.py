@@ -1,5 +1,6 @@
 """Fields that no API defines: near misses of known names are refused, others are reported."""
 
+import random
 import typing
 from typing import Any
 
@@ -8,6 +9,7 @@ from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
+from gateway_svc.http_api import undefined_fields
 from gateway_svc.http_api.anthropic.models import MessagesBody
 from gateway_svc.http_api.body_model import BodyModel
 from gateway_svc.http_api.ollama.models import OllamaChatBody, OllamaGenerateBody
@@ -68,7 +70,88 @@ def test_fields_that_only_vllms_python_api_has_are_reported(name: str) -> None:
 
 def test_edits() -> None:
     for left, right, expected in [("", "", 0), ("ab", "", 2), ("ab", "ba", 1), ("abc", "axc", 1), ("abcd", "acbde", 2)]:
-        assert num_edits(left, right) == num_edits(right, left) == expected
+        assert num_edits(left, right, 2) == num_edits(right, left, 2) == expected
+        assert num_edits(left, right, 1) == num_edits(right, left, 1) == (expected if expected < 2 else None)
+
+
+def _all_edits(left: str, right: str) -> int:
+    """The distance by its definition, however large."""
+    if not left or not right:
+        return len(left) + len(right)
+    edits = [
+        _all_edits(left[1:], right) + 1,
+        _all_edits(left, right[1:]) + 1,
+        _all_edits(left[1:], right[1:]) + (left[0] != right[0]),
+    ]
+    if left[:2] == right[1::-1] and len(left) > 1:
+        edits.append(_all_edits(left[2:], right[2:]) + 1)
+    return min(edits)
+
+
+def _nearest(name: str, known: frozenset[str]) -> str | None:
+    """What is meant, of the full distances from all known names."""
+    near = [
+        (edits, other)
+        for other in known
+        if (edits := num_edits(name, other, 99)) is not None
+        and edits <= (2 if len(other) > 5 else 1 if len(other) > 3 else 0)
+    ]
+    return min(near)[1] if near else None
+
+
+def test_edits_are_the_fewest() -> None:
+    draw = random.Random(5)
+    for _ in range(300):
+        left, right = ("".join(draw.choices("ab_", k=draw.randrange(7))) for _ in range(2))
+        edits = _all_edits(left, right)
+        for most in (1, 2, 99):
+            assert num_edits(left, right, most) == (edits if edits <= most else None), (left, right)
+
+
+def test_the_name_that_is_meant_is_the_nearest_of_all_known_names() -> None:
+    draw = random.Random(6)
+    for _ in range(300):
+        known = frozenset("".join(draw.choices("ab_", k=draw.randrange(1, 9))) for _ in range(6))
+        name = "".join(draw.choices("ab_", k=draw.randrange(9)))
+        assert near_miss(name, known) == _nearest(name, known), (name, known)
+        present = known - {_nearest(name, known)}
+        assert near_miss(name, known, present) == _nearest(name, known - present), (name, known)
+
+
+def test_known_names_with_a_few_edits_mean_the_nearest_one() -> None:
+    draw, known = random.Random(7), ChatBody.known_fields()
+    for name in draw.sample(sorted(known), 60):
+        edited = list(name)
+        for _ in range(draw.randrange(4)):
+            place = draw.randrange(len(edited))
+            match draw.randrange(4):
+                case 0:
+                    edited[place] = ""
+                case 1:
+                    edited.insert(place, draw.choice("aeis_"))
+                case 2:
+                    edited[place] = draw.choice("aeis_")
+                case 3:
+                    edited[place : place + 2] = reversed(edited[place : place + 2])
+        misspelt = "".join(edited).lower()
+        assert near_miss(misspelt, known) == _nearest(misspelt, known), (name, misspelt)
+
+
+def test_names_that_are_far_from_all_known_ones_are_compared_with_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[str] = []
+
+    def counted(left: str, right: str, most: int) -> int | None:
+        compared.append(right)
+        return num_edits(left, right, most)
+
+    monkeypatch.setattr(undefined_fields, "num_edits", counted)
+    far = {f"q{index:02}" + "z" * 14: 1 for index in range(64)}
+    assert len(UndefinedFields.WARN.check(ChatBody, far)) == 64
+    assert len(compared) == 0
+    for name in sorted(ChatBody.known_fields()):  # the same characters as a known name, in another order
+        compared.clear()
+        near_miss(name[::-1], ChatBody.known_fields())
+        assert len(compared) <= 16, name
 
 
 def test_a_near_miss_is_refused_and_others_are_reported() -> None:
