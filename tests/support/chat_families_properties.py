@@ -120,7 +120,7 @@ def with_literals(family: Family) -> st.SearchStrategy[Chat]:
 
     def content(role: str) -> st.SearchStrategy[str]:
         kept = control(family).in_answers if role == "assistant" else frozenset()
-        return texts(*sorted(literals - kept), *made)
+        return texts(*sorted(literals - kept), *made).filter(lambda text: not any(literal in text for literal in kept))
 
     return chats(family, content)
 
