@@ -117,7 +117,7 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
     ) -> None:
         """The responses of different requests interleave. A request that fails has an error, and the stream goes on."""
         async with self._calls.answer(context, "ModelStreamInfer", reply_id()) as outcome:
-            call = self._calls.call(Operation.TEXT_COMPLETION, context)
+            tenant = self._calls.tenant(context)
             stream, places = ResponseStream(context), asyncio.Semaphore(_MAX_CONCURRENT)
             tasks = set[asyncio.Task[None]]()
 
@@ -127,8 +127,8 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
             async def respond(request: pb.ModelInferRequest) -> None:
                 model_name, request_id = request.model_name, request.id
                 try:
-                    with self._calls.message(call) as part:
-                        streaming = self._stream(request, part, outcome, send)
+                    with self._calls.message(Operation.TEXT_COMPLETION, context) as call:
+                        streaming = self._stream(request, call, outcome, send)
                         del request  # its bytes count no longer than until it is submitted
                         await streaming
                 except grpc.aio.InternalError:
@@ -144,7 +144,7 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
                     places.release()
 
             try:
-                messages, slow = aiter(requests), self._calls.slow_messages(call)
+                messages, slow = aiter(requests), self._calls.slow_messages(tenant)
                 while True:
                     await places.acquire()  # before a message is read: one that waited would not count
                     try:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -11,6 +12,8 @@ from gateway_calls import asking, refused
 from gateway_harness import Harness, encoded, reason_of, running_gateway
 from gateway_svc.key_file import KeyFile
 from quire.inference.v1 import inference_pb2 as api
+from quire.open_inference.v2 import open_inference_pb2 as open_inference
+from quire.open_inference.v2.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scripted_scheduler import answer_with
 from tiny_model import EOS
@@ -162,6 +165,40 @@ async def test_a_new_key_is_taken_and_a_revoked_one_is_not_without_a_restart(
             while await status("the-first-key-of-a") == 200:
                 await asyncio.sleep(0.01)
         assert await status("the-second-key-of-a") == 200
+
+
+async def test_each_message_of_a_stream_needs_a_key_that_is_valid_then(
+    model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream may stay open for long after its key was removed. A request that runs then continues."""
+    monkeypatch.setattr("svc_common.files.RELOAD_SECONDS", 0.01)
+    path, table = tmp_path / "keys.toml", '[[keys]]\nkey = "the-own-key-of-{}"\ntenant = "{}"\n{}\n'
+    path.write_text(table.format("alice", "alice", ""))
+    request = open_inference.ModelInferRequest(model_name="tiny")
+    request.inputs.add(name="text_input", datatype="BYTES", shape=[1]).contents.bytes_contents.append(b"hello")
+    async with running_gateway(model_directory, api_keys=path) as quire:
+
+        async def until(status: int) -> None:
+            async with asyncio.timeout(60):
+                while (await quire.http.get("/v1/models/tiny", headers=dict(bearer("alice")))).status_code != status:
+                    await asyncio.sleep(0.01)
+
+        stream: Any = GRPCInferenceServiceStub(quire.channel).ModelStreamInfer(metadata=bearer("alice"))
+        await stream.write(request)
+        running = await quire.scheduler.next("submit")
+        answer = quire.scheduler.script = answer_with(encoded("hello world"), stop_token_id=EOS)
+        path.write_text(table.format("alice", "alice", 'models = ["another"]'))
+        await until(404)
+        await stream.write(request)
+        assert "model" in (await stream.read()).error_message
+        path.write_text(table.format("bob", "bob", ""))
+        await until(401)
+        await stream.write(request)
+        assert "key" in (await stream.read()).error_message
+        answer(quire.scheduler.session, running)
+        assert (await stream.read()).infer_response.outputs
+        assert len(quire.scheduler.all("submit")) == 1
+        stream.cancel()
 
 
 async def test_failed_logins_are_counted_once_for_each_call(keyed: Harness) -> None:
