@@ -159,12 +159,14 @@ class AccountLimits(_message.Message):
     def __init__(self, account: _Optional[str] = ..., max_running: _Optional[int] = ..., max_queued: _Optional[int] = ..., max_kv_blocks: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ..., requests_per_minute: _Optional[int] = ..., cached_token_factor: _Optional[float] = ...) -> None: ...
 
 class Retention(_message.Message):
-    __slots__ = ("is_unrecorded", "seconds")
+    __slots__ = ("is_unrecorded", "seconds", "most_seconds")
     IS_UNRECORDED_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MOST_SECONDS_FIELD_NUMBER: _ClassVar[int]
     is_unrecorded: bool
     seconds: int
-    def __init__(self, is_unrecorded: _Optional[bool] = ..., seconds: _Optional[int] = ...) -> None: ...
+    most_seconds: int
+    def __init__(self, is_unrecorded: _Optional[bool] = ..., seconds: _Optional[int] = ..., most_seconds: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("key", "submission_id", "tenant", "weight", "prompt_token_ids", "n", "max_tokens", "sampling", "stop_token_ids", "has_stop_strings", "priority", "time_left", "detachable", "cache_salt", "traceparent", "beam_search", "render_options", "body_digest", "command_id", "unflushed", "is_resumption", "model", "result", "tokenizer_fingerprint", "model_fingerprint", "limits", "retention", "attachment", "is_background", "was_accepted", "prompt_cost")
