@@ -153,8 +153,10 @@ class Commands:
 
     async def _refuse_new(self, live: LiveRequest) -> FailedEvent | None:
         """Counts a new request for its account and holds its attachment, or returns why it is rejected."""
-        request = live.request_at(time.monotonic())
-        refusal = self._live.admit_attachment(live.log) or await self._rates.refuse(request.limits)
+        request, call = live.request_at(time.monotonic()), live.log.submit.call
+        refusal = self._live.admit_attachment(live.log) or await self._rates.refuse(
+            request.limits, call.id, call.num_requests
+        )
         if refusal is None:
             return None
         return FailedEvent(request, refusal.failure, refusal.message, refusal.retry_after)

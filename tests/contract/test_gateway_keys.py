@@ -111,6 +111,37 @@ async def test_the_limits_of_the_account_are_submitted(keyed: Harness) -> None:
     assert second.limits == scheduler_v1.AccountLimits(account="alice/batch", max_running=4)
 
 
+@pytest.mark.parametrize("limit", ["max_queued", "requests_per_minute"])
+async def test_a_call_of_more_inputs_than_the_key_ever_allows_names_the_first_one_beyond(
+    model_directory: Path, tmp_path: Path, limit: str
+) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(f'[[keys]]\nkey = "the-own-key-of-alice"\ntenant = "alice"\n{limit} = 3\n')
+    chat = [{"role": "user", "content": "hello"}]
+    calls: list[tuple[str, dict[str, Any], str]] = [
+        ("/v1/completions", {"prompt": ["a"] * 4}, "prompt[3]"),
+        ("/v1/embeddings", {"input": ["a"] * 4}, "input[3]"),
+        ("/v1/chat/completions/batch", {"messages": [chat] * 4}, "messages[3]"),
+        ("/rerank", {"query": "a", "documents": ["b", "c", "d"]}, "documents[2]"),  # the query is computed, too
+        ("/score", {"text_1": "a", "text_2": ["b", "c", "d"]}, "text_2[2]"),
+    ]
+    async with running_gateway(model_directory, api_keys=path) as quire:
+        for route, body, field in calls:
+            response = await quire.http.post(route, json=body, headers=dict(bearer("alice")))
+            error = response.json().get("error", response.json())
+            assert (response.status_code, error["code"], error["param"]) == (400, "invalid_field", field), route
+            assert f"4 inputs, and {limit} of the API key is 3" in error["message"]
+        assert quire.scheduler.all("submit") == []
+        quire.scheduler.script = answer_with(encoded("hello world"), stop_token_id=EOS)
+        for num_prompts in (3, 1):
+            body = {"prompt": ["a"] * num_prompts}
+            assert (await quire.http.post("/v1/completions", json=body, headers=dict(bearer("alice")))).is_success
+        submits = quire.scheduler.all("submit")
+        is_counted = limit == "requests_per_minute"
+        assert [one.call.num_requests for one in submits] == ([3] * 3 if is_counted else [0] * 3) + [0]
+        assert len({one.call.id for one in submits[:3]}) == 1
+
+
 async def test_a_model_that_the_key_may_not_use_does_not_exist_for_it(keyed: Harness) -> None:
     headers, metadata = {"x-api-key": "the-own-key-of-bob"}, bearer("bob")
     assert (await keyed.http.get("/v1/models", headers=headers)).json()["data"] == []
