@@ -264,10 +264,9 @@ class RequestManager:
     ) -> Iterator[RequestGroup]:
         """Continues a tenant's request until the block ends. Raises QuireError."""
         self.admit()
-        name = call.tenant.name
         generate_call = GenerateCall(
-            request_key(name, request_id),
-            name,
+            request_key(call.tenant.name, request_id),
+            call.tenant,
             request_id,
             resume_positions=resume_positions,
             chunk_per_token=call.chunk_per_token,
@@ -282,8 +281,13 @@ class RequestManager:
         self._session.cancel(request_key(tenant.name, request_id))
 
     async def look_up(self, tenant: Tenant, request_id: str) -> scheduler_pb2.Record:
-        """A tenant's request as it is now, live or ended. Raises QuireError, REQUEST_UNKNOWN where there is none."""
-        return await self._session.records.look_up(request_key(tenant.name, request_id))
+        """A tenant's request as it is now, live or ended. Raises QuireError, REQUEST_UNKNOWN where there is none, or
+        the key may not use its model.
+        """
+        record = await self._session.records.look_up(request_key(tenant.name, request_id))
+        if not self.catalog.is_open_to(tenant, record.attached.render_options.model):
+            raise request_errors.unknown()
+        return record
 
     def end_at_stops(
         self, tenant: Tenant, request_id: str, submission_id: str, stop_matches: Mapping[int, int]
@@ -371,7 +375,7 @@ class RequestManager:
         submit.is_resumption = any(not start.is_beginning for start in resume_positions.values())
         generate_call = GenerateCall(
             submit.key,
-            call.tenant.name,
+            call.tenant,
             generation.request_id,
             submit,
             rendering,

@@ -15,6 +15,7 @@ from quire.inference.v1 import inference_pb2 as api
 from quire.open_inference.v2 import open_inference_pb2 as open_inference
 from quire.open_inference.v2.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from responses_api import record
 from scripted_scheduler import answer_with
 from tiny_model import EOS
 from token_issuer import AUDIENCE, ISSUER, TokenIssuer
@@ -166,6 +167,36 @@ async def test_a_model_that_the_key_may_not_use_does_not_exist_for_it(keyed: Har
         error = await refused(call)
         assert (error.code(), reason_of(error)[0]) == (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND")
     assert keyed.scheduler.all("submit") == []
+
+
+async def test_a_request_of_a_model_that_the_key_may_not_use_does_not_exist_for_it(
+    model_directory: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "keys.toml"
+    restricted = '[[keys]]\nkey = "the-own-key-of-a-guest"\ntenant = "alice"\nname = "guest"\nmodels = ["another"]\n'
+    path.write_text(KEYS + restricted)
+    async with running_gateway(model_directory, api_keys=path) as quire:
+        quire.scheduler.script = answer_with(encoded("hello"), stop_token_id=EOS)
+        headers = dict(bearer("alice"))
+        response = (await quire.http.post("/v1/responses", json={"input": "hello"}, headers=headers)).json()
+        submit = await quire.scheduler.next("submit")
+        quire.scheduler.records[submit.key] = record(submit, "hello")
+        quire.scheduler.attach_script = lambda session, attach: session.attached(submit)
+        for who, status in (("a-guest", 404), ("alice", 200)):
+            url = f"/v1/responses/{response['id']}"
+            found = await quire.http.get(url, headers=dict(bearer(who)))
+            assert found.status_code == status
+        hidden = await quire.http.get(url, headers=dict(bearer("a-guest")))
+        unknown = await quire.http.get(f"{url[:-4]}beef", headers=dict(bearer("a-guest")))
+        assert hidden.text == unknown.text.replace(f"{url[:-4]}beef".rpartition("/")[2], response["id"])
+        deleted = await quire.http.delete(url, headers=dict(bearer("a-guest")))
+        assert (deleted.status_code, quire.scheduler.all("delete")) == (404, [])
+
+        resumed = quire.stub.Resume(api.ResumeRequest(request_id=response["id"]), metadata=bearer("a-guest"))
+        error = await refused(resumed.read())
+        assert (error.code(), reason_of(error)[0]) == (grpc.StatusCode.NOT_FOUND, "REQUEST_UNKNOWN")
+        await quire.scheduler.next("detach")
+        assert quire.scheduler.all("cancel") == []
 
 
 async def test_two_different_keys_in_one_call_are_refused(keyed: Harness) -> None:
