@@ -132,8 +132,7 @@ class Commands:
             if self._must_be_recorded(live.log):
                 if not isinstance(error, CallNotSent):
                     self._live.withdraw(live.log)
-                message = "the store cannot be reached, and requests are not taken without it"
-                self._refuse(submit, session, Failure.STORE_DEGRADED, message)
+                self._refuse(submit, session, Failure.STORE_DEGRADED, "requests cannot be recorded now")
                 return
             found = None
         except UnusableRecord as error:
