@@ -62,8 +62,8 @@ class SchedulerSettings(InnerSettings):
     )
     without_store: Literal["accept", "refuse"] = Field(
         "accept",
-        description="new requests while Redis is away: accept them without a record, or refuse them. Those of a key with "
-        "requests_per_minute are refused in any case",
+        description="new requests while Redis is away: accept them without a record, or refuse them. Those of a key "
+        "with requests_per_minute are refused in any case",
     )
     worker_patience: float = Field(
         60,
