@@ -1,13 +1,14 @@
 """How many calls of a tenant are in progress at a port, and how many bytes their bodies take."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway_svc.tenant import Tenant
-from gateway_svc.tenant_shares import Share, TenantShares
+from gateway_svc.tenant_shares import NoShare, Share, TenantShares
 
 CALLS, BODY_BYTES, SLOW_MESSAGES = "calls in progress", "bytes of bodies in progress", "messages that arrive slowly"
 """Units of TenantShares."""
+_SPARE_CALLS = 64  # of a port, all tenants together
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +26,27 @@ class OpenCall:
 
 @dataclass(frozen=True, slots=True)
 class CallLimits:
-    """Limits of one port. `calls` are those in progress after login, `bodies` the bytes of the bodies of both ports."""
+    """Limits of one port. `calls` are those in progress after login, `bodies` the bytes of the bodies of both ports.
+
+    `spare` are places for calls that cancel others, which free places.
+    """
 
     calls: TenantShares
     bodies: TenantShares
+    spare: TenantShares = field(default_factory=lambda: TenantShares(_SPARE_CALLS, CALLS))
 
-    def begin(self, tenant: Tenant) -> OpenCall:
-        """Counts a tenant's call from its login on. Raises QuireError where there are too many."""
+    def begin(self, tenant: Tenant, *, cancels: bool = False) -> OpenCall:
+        """Counts a tenant's call from its login on. Raises QuireError where there are too many; for one that cancels
+        others, where no spare place is free either.
+        """
         place = self.calls.share(tenant.name)
-        place.add(1)
+        try:
+            place.add(1)
+        except NoShare:
+            if not cancels:
+                raise
+            place = self.spare.share(tenant.name)
+            place.add(1)
         return OpenCall(place, self.body(tenant))
 
     @classmethod

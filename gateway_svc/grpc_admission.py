@@ -13,10 +13,12 @@ from gateway_svc.refusals import Refusal, refusal_of
 from gateway_svc.slow_messages import receive
 from gateway_svc.tenant import Tenant
 from gateway_svc.tenant_shares import TenantShares
+from quire.inference.v1 import inference_pb2
 from svc_common.errors import QuireError, Reason
 from svc_common.interceptors import Behavior, Context, Continuation, Handler, behavior_of, maker_of, send_responses
 
 _NO_TENANT = ""  # of calls that need no credential
+_CANCEL = f"/{inference_pb2.DESCRIPTOR.services_by_name['InferenceService'].full_name}/Cancel"
 
 _open_call: ContextVar[OpenCall | None] = ContextVar("open_call", default=None)
 _message_bytes: ContextVar[int] = ContextVar("message_bytes", default=0)
@@ -113,7 +115,7 @@ class GrpcAdmission(grpc.aio.ServerInterceptor):
             yield
             return
         try:
-            open_call = self._limits.begin(tenant)
+            open_call = self._limits.begin(tenant, cancels=method == _CANCEL)
         except QuireError as error:
             with self._metrics.call("grpc", method.rpartition("/")[2], error.code.name):
                 raise

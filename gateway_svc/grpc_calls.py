@@ -116,17 +116,18 @@ class GrpcCalls:
         if (refusal := refusal_of(error)) is not None:
             self._request_manager.metrics.refuse("grpc", refusal)
 
-    def slow_messages(self, call: Call) -> Share:
-        """The places of a call's stream of messages, none so far."""
-        return self._slow_messages.share(call.tenant.name)
+    def slow_messages(self, tenant: Tenant) -> Share:
+        """The places of a tenant's stream of messages, none so far."""
+        return self._slow_messages.share(tenant.name)
 
     @contextmanager
-    def message(self, call: Call) -> Iterator[Call]:
-        """A call's part for the message of its stream that was read last, whose bytes count until its requests are
-        submitted.
+    def message(self, operation: Operation, context: GrpcContext) -> Iterator[Call]:
+        """A call for the message of a stream that was read last: the credential of the stream must be valid still, and
+        has the limits of now. The message's bytes count until its requests are submitted.
 
         Raises QuireError.
         """
+        call = self.call(operation, context)
         body = self._limits.body(call.tenant)
         body.add(message_bytes())
         try:

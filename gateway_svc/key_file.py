@@ -106,12 +106,20 @@ def read_key_file(path: Path) -> KeyFileContents:
 
 
 def _check_accounts(path: Path, keys: Sequence[ApiKey]) -> None:
-    """Rejects a key that is there twice, and keys of one account with different limits."""
+    """Rejects a key that is there twice, keys of one tenant with different weights, and keys of one account with
+    different limits.
+    """
     by_digest: dict[bytes, int] = {}
+    by_tenant: dict[str, tuple[int, float]] = {}
     by_account: dict[str, tuple[int, AccountLimits]] = {}
     for index, key in enumerate(keys):
         if (first := by_digest.setdefault(key.digest, index)) != index:
             raise InvalidKeyFile(f"{path}: keys[{index}] is the same key as keys[{first}]")
+        first, weight = by_tenant.setdefault(key.tenant.name, (index, key.tenant.weight))
+        if key.tenant.weight != weight:
+            raise InvalidKeyFile(
+                f"{path}: keys[{index}].weight differs from keys[{first}].weight: the weight is the tenant's"
+            )
         limits = key.tenant.limits
         assert limits is not None
         first, others = by_account.setdefault(limits.account, (index, limits))

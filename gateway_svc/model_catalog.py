@@ -127,6 +127,11 @@ class ModelCatalog:
     def get(self, name: str) -> CatalogModel | None:
         return self._by_name.get(name)
 
+    def is_open_to(self, tenant: Tenant, name: str) -> bool:
+        """Whether a tenant's key may use the model of a request that exists; this gateway may not have it."""
+        model = self._by_name.get(name)
+        return tenant.may_use((name,) if model is None else model.names)
+
     def find(self, name: str | None, field_path: FieldPath, tenant: Tenant = DEFAULT_TENANT) -> CatalogModel:
         """The model that a client names; None: the first one that its key may use. Raises QuireError MODEL_NOT_FOUND.
 

@@ -69,7 +69,8 @@ def error_from_failed(failed: scheduler_pb2.Failed, field_path: FieldPath, tenan
             message = "the request's record cannot be decrypted: send it as a new request, under another name"
             return QuireError(Reason.REQUEST_LOST, message)
         case scheduler_pb2.FAILURE_REASON_STORE_DEGRADED:
-            return QuireError(Reason.STORE_DEGRADED, "requests cannot be recorded now", retry_after=soon)
+            message = failed.message or "requests cannot be recorded now"
+            return QuireError(Reason.STORE_DEGRADED, message, retry_after=soon)
     return internal(failed.message or f"reason {failed.reason}")
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -221,11 +222,11 @@ class RequestManager:
         """
         self.admit()
         self._session.records.check_protocol(max((one.session_protocol for one in generations), default=1))
-        signal = ChangeSignal()
+        part_of, signal = _counted_call(generations, call.tenant), ChangeSignal()
 
         def request(prompt_index: int, generation: ValidatedRequest) -> RunningRequest:
             positions = resume_positions[prompt_index] if resume_positions else {}
-            generate_call, span = self._generate_call(call, prompt_index, generation, positions)
+            generate_call, span = self._generate_call(call, part_of, prompt_index, generation, positions)
             return self._running(call, generate_call, span, signal)
 
         with self._until_end(RequestGroup(signal)) as group:
@@ -237,6 +238,7 @@ class RequestManager:
         """Runs the requests of a call for values until the block ends. Raises QuireError."""
         self.admit()
         self._session.records.check_protocol(max(one.session_protocol for one in values))
+        part_of = _counted_call(values, call.tenant)
         signal = ChangeSignal()
         span = GenerationSpan.of_values(values, call.operation, call.parent)
         # A trace has the first and the last of its prompts in the scheduler and the worker: not thousands of spans, and
@@ -245,7 +247,7 @@ class RequestManager:
         metrics = self.metrics.of_model(values[0].model)
 
         def request(prompt_index: int, value: ValidatedValue) -> RunningValue:
-            submit = self._submit_of_value(call, prompt_index, value)
+            submit = self._submit_of_value(call, part_of, prompt_index, value)
             submit.traceparent = traced.get(prompt_index, "")
             return RunningValue(value, submit, metrics, signal)
 
@@ -259,10 +261,9 @@ class RequestManager:
     ) -> Iterator[RequestGroup]:
         """Continues a tenant's request until the block ends. Raises QuireError."""
         self.admit()
-        name = call.tenant.name
         generate_call = GenerateCall(
-            request_key(name, request_id),
-            name,
+            request_key(call.tenant.name, request_id),
+            call.tenant,
             request_id,
             resume_positions=resume_positions,
             chunk_per_token=call.chunk_per_token,
@@ -278,8 +279,13 @@ class RequestManager:
         self._session.cancel(request_key(tenant.name, request_id))
 
     async def look_up(self, tenant: Tenant, request_id: str) -> scheduler_pb2.Record:
-        """A tenant's request as it is now, live or ended. Raises QuireError, REQUEST_UNKNOWN where there is none."""
-        return await self._session.records.look_up(request_key(tenant.name, request_id))
+        """A tenant's request as it is now, live or ended. Raises QuireError, REQUEST_UNKNOWN where there is none, or
+        the key may not use its model.
+        """
+        record = await self._session.records.look_up(request_key(tenant.name, request_id))
+        if not self.catalog.is_open_to(tenant, record.attached.render_options.model):
+            raise request_errors.unknown()
+        return record
 
     def end_at_stops(
         self, tenant: Tenant, request_id: str, submission_id: str, stop_matches: Mapping[int, int]
@@ -355,6 +361,7 @@ class RequestManager:
     def _generate_call(
         self,
         call: Call,
+        part_of: scheduler_pb2.CountedCall | None,
         prompt_index: int,
         generation: ValidatedRequest,
         resume_positions: Mapping[int, ResumePosition],
@@ -364,13 +371,13 @@ class RequestManager:
         assert model is not None, "it was validated for a model of the catalog"
         rendering = Rendering.of(generation, model.tokenizer.vocabulary)
         submit = generation.to_proto(rendering.to_proto())
-        _set_caller(submit, call.tenant, request_key(call.tenant.name, generation.request_id, prompt_index))
+        _set_caller(submit, call.tenant, request_key(call.tenant.name, generation.request_id, prompt_index), part_of)
         submit.tokenizer_fingerprint = model.tokenizer_fingerprint
         submit.traceparent = span.traceparent
         submit.is_resumption = any(not start.is_beginning for start in resume_positions.values())
         generate_call = GenerateCall(
             submit.key,
-            call.tenant.name,
+            call.tenant,
             generation.request_id,
             submit,
             rendering,
@@ -380,20 +387,45 @@ class RequestManager:
         )
         return generate_call, span
 
-    def _submit_of_value(self, call: Call, prompt_index: int, value: ValidatedValue) -> scheduler_pb2.Submit:
+    def _submit_of_value(
+        self, call: Call, part_of: scheduler_pb2.CountedCall | None, prompt_index: int, value: ValidatedValue
+    ) -> scheduler_pb2.Submit:
         submit = value.to_proto()
-        _set_caller(submit, call.tenant, request_key(call.tenant.name, value.request_id, prompt_index))
+        _set_caller(submit, call.tenant, request_key(call.tenant.name, value.request_id, prompt_index), part_of)
         submit.tokenizer_fingerprint = self.catalog.fingerprints[value.model]
         return submit
 
 
-def _set_caller(submit: scheduler_pb2.Submit, tenant: Tenant, key: str) -> None:
+def _counted_call(
+    requests: Sequence[ValidatedRequest | ValidatedValue], tenant: Tenant
+) -> scheduler_pb2.CountedCall | None:
+    """What the requests of a call are a part of, where they count together for their account; None: each counts alone.
+
+    Raises QuireError where the call has more than the key ever allows at once.
+    """
+    limits = tenant.limits
+    if limits is None or len(requests) < 2:
+        return None
+    for name, most in (("requests_per_minute", limits.requests_per_minute), ("max_queued", limits.max_queued)):
+        if most is not None and len(requests) > most:
+            message = f"is one of {len(requests)} inputs, and {name} of the API key is {most}: a call may have no more"
+            raise QuireError(Reason.INVALID_FIELD, message, field=requests[most].field_path(Field.PROMPT))
+    if limits.requests_per_minute is None:
+        return None
+    return scheduler_pb2.CountedCall(id=uuid.uuid4().bytes, num_requests=len(requests))
+
+
+def _set_caller(
+    submit: scheduler_pb2.Submit, tenant: Tenant, key: str, part_of: scheduler_pb2.CountedCall | None
+) -> None:
     """Sets the fields of a Submit that say whose request it is."""
     submit.key = key
     submit.tenant = tenant.name
     submit.weight = tenant.weight
     if tenant.limits is not None:
         submit.limits.CopyFrom(tenant.limits.to_proto())
+    if part_of is not None:
+        submit.call.CopyFrom(part_of)
     submit.cache_salt = cache_salt(tenant.name)
 
 

@@ -1,6 +1,6 @@
 """How long Redis keeps a request's record: what clients may ask for, and the defaults."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway_svc.field_paths import Field, FieldPath
 from quire.inference.v1 import inference_pb2
@@ -13,10 +13,14 @@ PATTERN = r"^(none|until_end|[1-9][0-9]{0,8})$"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Retention:
-    """A smaller one keeps less. `seconds` are counted from the request's end; 0: until the end."""
+    """A smaller one keeps less. `seconds` are counted from the request's end; 0: until the end.
+
+    "Until the end" has the scheduler's QUIRE_DETACH_GRACE after it, of `most_seconds` at most; 0: however long it is.
+    """
 
     is_recorded: bool
     seconds: int = 0
+    most_seconds: int = 0
 
     @classmethod
     def parse(cls, text: str) -> "Retention":
@@ -41,7 +45,9 @@ class Retention:
         return None
 
     def to_proto(self) -> scheduler_pb2.Retention:
-        return scheduler_pb2.Retention(is_unrecorded=not self.is_recorded, seconds=self.seconds)
+        return scheduler_pb2.Retention(
+            is_unrecorded=not self.is_recorded, seconds=self.seconds, most_seconds=self.most_seconds
+        )
 
     def __str__(self) -> str:
         if not self.is_recorded:
@@ -71,11 +77,13 @@ class RetentionRules:
         """
         if asked is None:
             default = self.named if is_named else self.unnamed
-            return min((one for one in (default, limit) if one is not None), default=None)
-        if asked.seconds > self.max_seconds:
+            asked = min((one for one in (default, limit) if one is not None), default=None)
+        elif asked.seconds > self.max_seconds:
             raise _invalid(field_path, f"must be at most {self.max_seconds} seconds")
-        if limit is not None and asked > limit:
+        elif limit is not None and asked > limit:
             raise _invalid(field_path, f"must be at most {limit}, which is the limit of the API key")
+        if asked == UNTIL_END and limit is not None:
+            return replace(asked, most_seconds=limit.seconds)
         return asked
 
 

@@ -16,6 +16,7 @@ from gateway_svc.prompt_output import PromptOutput
 from gateway_svc.reader import Acknowledgement, ReaderAction, Release, StopFound
 from gateway_svc.rendering import Rendering
 from gateway_svc.sequence_output import ResumePosition, SequenceOutput
+from gateway_svc.tenant import Tenant
 from gateway_svc.tracing import GenerationSpan
 from gateway_svc.validated_request import OnDisconnect
 from gateway_svc.vocabulary import Vocabulary
@@ -35,7 +36,7 @@ class GenerateCall:
     Without, continue one that must exist. `resume_positions` are the client's positions in its sequences, by index."""
 
     key: str
-    tenant: str
+    tenant: Tenant
     request_id: str
     submit: scheduler_pb2.Submit | None = None
     rendering: Rendering | None = None
@@ -272,8 +273,10 @@ class RunningRequest:
         return unflushed
 
     def _set_rendering(self, rendering: Rendering) -> None:
-        """Raises QuireError where this gateway does not have the model or its tokenizer."""
+        """Raises QuireError where this gateway does not have the model or its tokenizer, or the key may not use it."""
         if self._model is None:
+            if not self._catalog.is_open_to(self.generate_call.tenant, rendering.model):
+                raise request_errors.unknown()
             model = self._catalog.get(rendering.model)
             if model is None or rendering.tokenizer_fingerprint not in (b"", model.tokenizer_fingerprint):
                 raise request_errors.model_missing(rendering.model)
@@ -343,7 +346,7 @@ class RunningRequest:
         usage = self.usage
         self._span.end(usage, reasons, failure)
         call = self.generate_call
-        log_end(call.request_id, call.tenant, self._model.name if self._model else None, usage, failure)
+        log_end(call.request_id, call.tenant.name, self._model.name if self._model else None, usage, failure)
 
     def _measure(self, sequence: SequenceOutput, num_tokens: int) -> None:
         now, metrics = time.monotonic(), self._metrics

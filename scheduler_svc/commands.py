@@ -132,8 +132,7 @@ class Commands:
             if self._must_be_recorded(live.log):
                 if not isinstance(error, CallNotSent):
                     self._live.withdraw(live.log)
-                message = "the store cannot be reached, and requests are not taken without it"
-                self._refuse(submit, session, Failure.STORE_DEGRADED, message)
+                self._refuse(submit, session, Failure.STORE_DEGRADED, "requests cannot be recorded now")
                 return
             found = None
         except UnusableRecord as error:
@@ -153,8 +152,10 @@ class Commands:
 
     async def _refuse_new(self, live: LiveRequest) -> FailedEvent | None:
         """Counts a new request for its account and holds its attachment, or returns why it is rejected."""
-        request = live.request_at(time.monotonic())
-        refusal = self._live.admit_attachment(live.log) or await self._rates.refuse(request.limits)
+        request, call = live.request_at(time.monotonic()), live.log.submit.call
+        refusal = self._live.admit_attachment(live.log) or await self._rates.refuse(
+            request.limits, call.id, call.num_requests
+        )
         if refusal is None:
             return None
         return FailedEvent(request, refusal.failure, refusal.message, refusal.retry_after)

@@ -248,7 +248,13 @@ class Journal:
         elif request.is_over and (is_unconfirmed or request.record is not RecordState.COMPLETE):
             at = request.ended_at if request.ended_at is not None else time.time()
             ending = Ending(
-                request.key, request.submit.submission_id, request.state, at, request.failure, request.kept_seconds
+                request.key,
+                request.submit.submission_id,
+                request.state,
+                at,
+                request.failure,
+                request.kept_seconds,
+                request.most_kept_seconds,
             )
             call.batch.endings.append(ending)
             call.ended.append(request)

@@ -138,6 +138,11 @@ class RequestLog:
         return self.submit.retention.seconds if self.submit.HasField("retention") else None
 
     @property
+    def most_kept_seconds(self) -> int | None:
+        """The most that `kept_seconds` of 0 may be; None: any."""
+        return self.submit.retention.most_seconds or None
+
+    @property
     def is_recorded(self) -> bool:
         """Whether the store has the submission, however many of its tokens."""
         return self.record in (RecordState.RECORDED, RecordState.COMPLETE)

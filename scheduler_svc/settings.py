@@ -61,7 +61,9 @@ class SchedulerSettings(InnerSettings):
         2.0, ge=0.5, le=60, description="seconds after which a leader that has not renewed its lease is replaced"
     )
     without_store: Literal["accept", "refuse"] = Field(
-        "accept", description="new requests while Redis is away: accept them without a record, or refuse them"
+        "accept",
+        description="new requests while Redis is away: accept them without a record, or refuse them. Those of a key "
+        "with requests_per_minute are refused in any case",
     )
     worker_patience: float = Field(
         60,

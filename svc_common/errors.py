@@ -114,7 +114,7 @@ class QuireError(Exception):
         data: bytes = status.SerializeToString()
         return data
 
-    async def abort(self, context: grpc.aio.ServicerContext) -> None:  # type: ignore[type-arg]
+    async def abort(self, context: grpc.aio.ServicerContext, request_id: str) -> None:  # type: ignore[type-arg]
         """Ends the call with this error. Raises grpc's exception, which leaves the handler."""
-        metadata = ((rpc_status.GRPC_DETAILS_METADATA_KEY, self.details()),)
+        metadata = ((rpc_status.GRPC_DETAILS_METADATA_KEY, self.details()), ("x-request-id", request_id))
         await context.abort(self.code, str(self), trailing_metadata=metadata)

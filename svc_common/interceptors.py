@@ -23,8 +23,9 @@ Continuation = Callable[[grpc.HandlerCallDetails], Awaitable["Handler | None"]]
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """The outermost interceptor. Handlers may be coroutines, or async generators, and raise QuireError.
 
-    QuireError becomes its status with details; bytes that do not parse become MALFORMED_MESSAGE; any other
-    exception is logged and becomes INTERNAL with an id that is in the log. Aborts and cancellation pass.
+    QuireError becomes its status with details, and with x-request-id in the trailing metadata; bytes that do not parse
+    become MALFORMED_MESSAGE; any other exception is logged and becomes INTERNAL with an id that is in the log. Aborts
+    and cancellation pass.
     """
 
     async def intercept_service(
@@ -51,11 +52,11 @@ async def _guard(context: Context, method: str) -> AsyncIterator[None]:
         # A write or read after the client has left: no fault. In most cases grpc cancels the handler instead.
         raise asyncio.CancelledError from None
     except QuireError as error:
-        await error.abort(context)
+        await error.abort(context, uuid.uuid4().hex)
     except Exception:
         error_id = uuid.uuid4().hex
         logger.exception("internal error", extra={"error_id": error_id, "method": method})
-        await QuireError(Reason.INTERNAL, f"internal error {error_id}").abort(context)
+        await QuireError(Reason.INTERNAL, f"internal error {error_id}").abort(context, error_id)
 
 
 async def send_responses(responses: Any, context: Context) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +17,9 @@ _REPEAT_SECONDS = 10.0
 _MAX_REPEAT_SECONDS = 600.0
 """The most between two later ones: a collector of traces may be away for days."""
 _MAX_REPEATS = 256  # messages that are remembered
+
+_UNPRINTED = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""Line breaks, control characters, and those that change the direction of text: a client may choose what is logged."""
 
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
@@ -110,6 +114,10 @@ class ConsoleFormatter(JsonFormatter):
         return redact(console_line(self.entry(record)))
 
 
+def _escape(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode()
+
+
 def console_line(entry: dict[str, Any]) -> str:
     """A JSON log entry as a readable line; an exception's traceback follows on further lines."""
     rest = dict(entry)
@@ -118,5 +126,5 @@ def console_line(entry: dict[str, Any]) -> str:
     rest.pop("logger", None)
     exception = rest.pop("exception", None)
     values = "".join(f" {key}={value}" for key, value in rest.items())
-    line = f"{moment:%H:%M:%S} {role:<9} {level:<7} {event}{values}"
+    line = f"{moment:%H:%M:%S} {role:<9} {level:<7} {_UNPRINTED.sub(_escape, f'{event}{values}')}"
     return f"{line}\n{exception}" if exception else line

@@ -126,9 +126,10 @@ class HttpCalls:
         self._threads = threads
         self._limits = limits
 
-    def tenant(self, exchange: HttpExchange) -> Tenant:
-        """The tenant of the request's credential, whose calls count from here on. Raises QuireError."""
-        return self._begin(exchange)[0]
+    def tenant(self, exchange: HttpExchange, *, cancels: bool = False) -> Tenant:
+        """The tenant of the request's credential, whose calls count from here on. One that `cancels` others may have a
+        spare place. Raises QuireError."""
+        return self._begin(exchange, cancels=cancels)[0]
 
     def login(self, exchange: HttpExchange) -> Tenant:
         """The tenant of a credential of what is not a call yet. Raises QuireError."""
@@ -323,11 +324,11 @@ class HttpCalls:
         values, usage = await self._values(exchange, call, validated.requests)
         return ScoredPairs(values, model.name, usage, validated.read)
 
-    def _begin(self, exchange: HttpExchange) -> tuple[Tenant, OpenCall]:
+    def _begin(self, exchange: HttpExchange, *, cancels: bool = False) -> tuple[Tenant, OpenCall]:
         """The tenant, and what counts its call: the same where the handler of another route begins the call again."""
         tenant = self.login(exchange)
         if exchange.open_call is None:
-            exchange.open_call = self._limits.begin(tenant)
+            exchange.open_call = self._limits.begin(tenant, cancels=cancels)
         return tenant, exchange.open_call
 
     async def _values(

@@ -136,6 +136,7 @@ class _Conversation:
         self._arrived = asyncio.Event()
         self._left = asyncio.Event()
         self._is_stream = False
+        self._retry_after: bytes | None = None  # seconds, of an answer that is an error
         self._is_draining = False
 
     async def run(self) -> None:
@@ -202,8 +203,11 @@ class _Conversation:
             headers = dict(message["headers"])
             self._is_stream = headers[b"content-type"].startswith(b"text/event-stream")
             self._is_draining = headers.get(b"connection") == b"close"
+            self._retry_after = headers.get(b"retry-after")
             return
         body: bytes = message["body"]
+        if self._retry_after is not None:
+            body = b'{"retry_after":%s,%s' % (self._retry_after, body.removeprefix(b"{"))
         for data in _messages(body) if self._is_stream else (body,):
             await self._send_to_client({"type": "websocket.send", "text": data.decode()})
 

@@ -32,6 +32,7 @@ SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 
 _MAX_CONCURRENT = 128  # requests of one stream; further messages are read as those end
 _FINAL = "triton_final_response"
+_REASON, _RETRY_AFTER = "error_reason", "retry_after"  # of an error, the latter in seconds
 
 Send = Callable[[pb.ModelInferResponse], Awaitable[None]]
 
@@ -117,7 +118,7 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
     ) -> None:
         """The responses of different requests interleave. A request that fails has an error, and the stream goes on."""
         async with self._calls.answer(context, "ModelStreamInfer", reply_id()) as outcome:
-            call = self._calls.call(Operation.TEXT_COMPLETION, context)
+            tenant = self._calls.tenant(context)
             stream, places = ResponseStream(context), asyncio.Semaphore(_MAX_CONCURRENT)
             tasks = set[asyncio.Task[None]]()
 
@@ -127,24 +128,27 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
             async def respond(request: pb.ModelInferRequest) -> None:
                 model_name, request_id = request.model_name, request.id
                 try:
-                    with self._calls.message(call) as part:
-                        streaming = self._stream(request, part, outcome, send)
+                    with self._calls.message(Operation.TEXT_COMPLETION, context) as call:
+                        streaming = self._stream(request, call, outcome, send)
                         del request  # its bytes count no longer than until it is submitted
                         await streaming
                 except grpc.aio.InternalError:
                     pass  # a write after the client has left
-                except Exception as error:
-                    if isinstance(error, QuireError):
-                        self._calls.note(error)
+                except Exception as failure:
+                    error = _error(failure)
+                    self._calls.note(error)
                     failed = pb.ModelInferResponse(model_name=model_name, id=request_id)
                     failed.parameters[_FINAL].bool_param = True
-                    response = pb.ModelStreamInferResponse(error_message=_message(error), infer_response=failed)
+                    failed.parameters[_REASON].string_param = error.reason.value
+                    if error.retry_after is not None:
+                        failed.parameters[_RETRY_AFTER].double_param = error.retry_after
+                    response = pb.ModelStreamInferResponse(error_message=str(error), infer_response=failed)
                     await stream.write(response)
                 finally:
                     places.release()
 
             try:
-                messages, slow = aiter(requests), self._calls.slow_messages(call)
+                messages, slow = aiter(requests), self._calls.slow_messages(tenant)
                 while True:
                     await places.acquire()  # before a message is read: one that waited would not count
                     try:
@@ -196,15 +200,15 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
         return await self._request_manager.validate(call, model, unvalidated, field_path, request_id)
 
 
-def _message(error: Exception) -> str:
-    """The message that a client gets of a failure: no text of an exception but QuireError's."""
-    if isinstance(error, QuireError):
-        return str(error)
+def _error(failure: Exception) -> QuireError:
+    """The error that a client gets of a failure: no text of an exception but QuireError's."""
+    if isinstance(failure, QuireError):
+        return failure
     error_id = uuid.uuid4().hex
     logger.error(
-        "internal error", exc_info=error, extra={"error_id": error_id, "method": f"/{SERVICE}/ModelStreamInfer"}
+        "internal error", exc_info=failure, extra={"error_id": error_id, "method": f"/{SERVICE}/ModelStreamInfer"}
     )
-    return f"internal error {error_id}"
+    return QuireError(Reason.INTERNAL, f"internal error {error_id}")
 
 
 def _response(asked: InferRequest, group: RequestGroup, chunks: list[Chunk]) -> pb.ModelInferResponse:

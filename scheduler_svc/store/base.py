@@ -79,8 +79,8 @@ class Ending:
 
     Nor is this one's where a write of the same batch left a gap: a record that has ended is complete.
 
-    The record is kept for `kept_seconds` from this call on, at most for the store's TTL. 0: for the store's grace;
-    None: for its TTL.
+    The record is kept for `kept_seconds` from this call on, at most for the store's TTL. 0: for the store's grace, or
+    for `most_kept_seconds` if that is less; None: for its TTL.
     """
 
     key: str
@@ -89,6 +89,7 @@ class Ending:
     at: float
     failure: scheduler_v1.FailureReason | None = None
     kept_seconds: int | None = None
+    most_kept_seconds: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,9 @@ class RedisStore:
     def _ttl_after(self, ending: Ending) -> int:
         if ending.kept_seconds is None:
             return self._ttl
-        return min(ending.kept_seconds, self._ttl) or self._grace
+        if ending.kept_seconds:
+            return min(ending.kept_seconds, self._ttl)
+        return min(self._grace, ending.most_kept_seconds or self._grace)
 
     async def read(self, key: str) -> RequestLog | None:
         reply = await self._records.evaluate("read", key, is_patient=True)

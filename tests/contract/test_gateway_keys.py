@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -11,7 +12,10 @@ from gateway_calls import asking, refused
 from gateway_harness import Harness, encoded, reason_of, running_gateway
 from gateway_svc.key_file import KeyFile
 from quire.inference.v1 import inference_pb2 as api
+from quire.open_inference.v2 import open_inference_pb2 as open_inference
+from quire.open_inference.v2.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from responses_api import record
 from scripted_scheduler import answer_with
 from tiny_model import EOS
 from token_issuer import AUDIENCE, ISSUER, TokenIssuer
@@ -108,6 +112,37 @@ async def test_the_limits_of_the_account_are_submitted(keyed: Harness) -> None:
     assert second.limits == scheduler_v1.AccountLimits(account="alice/batch", max_running=4)
 
 
+@pytest.mark.parametrize("limit", ["max_queued", "requests_per_minute"])
+async def test_a_call_of_more_inputs_than_the_key_ever_allows_names_the_first_one_beyond(
+    model_directory: Path, tmp_path: Path, limit: str
+) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(f'[[keys]]\nkey = "the-own-key-of-alice"\ntenant = "alice"\n{limit} = 3\n')
+    chat = [{"role": "user", "content": "hello"}]
+    calls: list[tuple[str, dict[str, Any], str]] = [
+        ("/v1/completions", {"prompt": ["a"] * 4}, "prompt[3]"),
+        ("/v1/embeddings", {"input": ["a"] * 4}, "input[3]"),
+        ("/v1/chat/completions/batch", {"messages": [chat] * 4}, "messages[3]"),
+        ("/rerank", {"query": "a", "documents": ["b", "c", "d"]}, "documents[2]"),  # the query is computed, too
+        ("/score", {"text_1": "a", "text_2": ["b", "c", "d"]}, "text_2[2]"),
+    ]
+    async with running_gateway(model_directory, api_keys=path) as quire:
+        for route, body, field in calls:
+            response = await quire.http.post(route, json=body, headers=dict(bearer("alice")))
+            error = response.json().get("error", response.json())
+            assert (response.status_code, error["code"], error["param"]) == (400, "invalid_field", field), route
+            assert f"4 inputs, and {limit} of the API key is 3" in error["message"]
+        assert quire.scheduler.all("submit") == []
+        quire.scheduler.script = answer_with(encoded("hello world"), stop_token_id=EOS)
+        for num_prompts in (3, 1):
+            body = {"prompt": ["a"] * num_prompts}
+            assert (await quire.http.post("/v1/completions", json=body, headers=dict(bearer("alice")))).is_success
+        submits = quire.scheduler.all("submit")
+        is_counted = limit == "requests_per_minute"
+        assert [one.call.num_requests for one in submits] == ([3] * 3 if is_counted else [0] * 3) + [0]
+        assert len({one.call.id for one in submits[:3]}) == 1
+
+
 async def test_a_model_that_the_key_may_not_use_does_not_exist_for_it(keyed: Harness) -> None:
     headers, metadata = {"x-api-key": "the-own-key-of-bob"}, bearer("bob")
     assert (await keyed.http.get("/v1/models", headers=headers)).json()["data"] == []
@@ -132,6 +167,36 @@ async def test_a_model_that_the_key_may_not_use_does_not_exist_for_it(keyed: Har
         error = await refused(call)
         assert (error.code(), reason_of(error)[0]) == (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND")
     assert keyed.scheduler.all("submit") == []
+
+
+async def test_a_request_of_a_model_that_the_key_may_not_use_does_not_exist_for_it(
+    model_directory: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "keys.toml"
+    restricted = '[[keys]]\nkey = "the-own-key-of-a-guest"\ntenant = "alice"\nname = "guest"\nmodels = ["another"]\n'
+    path.write_text(KEYS + restricted)
+    async with running_gateway(model_directory, api_keys=path) as quire:
+        quire.scheduler.script = answer_with(encoded("hello"), stop_token_id=EOS)
+        headers = dict(bearer("alice"))
+        response = (await quire.http.post("/v1/responses", json={"input": "hello"}, headers=headers)).json()
+        submit = await quire.scheduler.next("submit")
+        quire.scheduler.records[submit.key] = record(submit, "hello")
+        quire.scheduler.attach_script = lambda session, attach: session.attached(submit)
+        for who, status in (("a-guest", 404), ("alice", 200)):
+            url = f"/v1/responses/{response['id']}"
+            found = await quire.http.get(url, headers=dict(bearer(who)))
+            assert found.status_code == status
+        hidden = await quire.http.get(url, headers=dict(bearer("a-guest")))
+        unknown = await quire.http.get(f"{url[:-4]}beef", headers=dict(bearer("a-guest")))
+        assert hidden.text == unknown.text.replace(f"{url[:-4]}beef".rpartition("/")[2], response["id"])
+        deleted = await quire.http.delete(url, headers=dict(bearer("a-guest")))
+        assert (deleted.status_code, quire.scheduler.all("delete")) == (404, [])
+
+        resumed = quire.stub.Resume(api.ResumeRequest(request_id=response["id"]), metadata=bearer("a-guest"))
+        error = await refused(resumed.read())
+        assert (error.code(), reason_of(error)[0]) == (grpc.StatusCode.NOT_FOUND, "REQUEST_UNKNOWN")
+        await quire.scheduler.next("detach")
+        assert quire.scheduler.all("cancel") == []
 
 
 async def test_two_different_keys_in_one_call_are_refused(keyed: Harness) -> None:
@@ -162,6 +227,40 @@ async def test_a_new_key_is_taken_and_a_revoked_one_is_not_without_a_restart(
             while await status("the-first-key-of-a") == 200:
                 await asyncio.sleep(0.01)
         assert await status("the-second-key-of-a") == 200
+
+
+async def test_each_message_of_a_stream_needs_a_key_that_is_valid_then(
+    model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream may stay open for long after its key was removed. A request that runs then continues."""
+    monkeypatch.setattr("svc_common.files.RELOAD_SECONDS", 0.01)
+    path, table = tmp_path / "keys.toml", '[[keys]]\nkey = "the-own-key-of-{}"\ntenant = "{}"\n{}\n'
+    path.write_text(table.format("alice", "alice", ""))
+    request = open_inference.ModelInferRequest(model_name="tiny")
+    request.inputs.add(name="text_input", datatype="BYTES", shape=[1]).contents.bytes_contents.append(b"hello")
+    async with running_gateway(model_directory, api_keys=path) as quire:
+
+        async def until(status: int) -> None:
+            async with asyncio.timeout(60):
+                while (await quire.http.get("/v1/models/tiny", headers=dict(bearer("alice")))).status_code != status:
+                    await asyncio.sleep(0.01)
+
+        stream: Any = GRPCInferenceServiceStub(quire.channel).ModelStreamInfer(metadata=bearer("alice"))
+        await stream.write(request)
+        running = await quire.scheduler.next("submit")
+        answer = quire.scheduler.script = answer_with(encoded("hello world"), stop_token_id=EOS)
+        path.write_text(table.format("alice", "alice", 'models = ["another"]'))
+        await until(404)
+        await stream.write(request)
+        assert "model" in (await stream.read()).error_message
+        path.write_text(table.format("bob", "bob", ""))
+        await until(401)
+        await stream.write(request)
+        assert "key" in (await stream.read()).error_message
+        answer(quire.scheduler.session, running)
+        assert (await stream.read()).infer_response.outputs
+        assert len(quire.scheduler.all("submit")) == 1
+        stream.cancel()
 
 
 async def test_failed_logins_are_counted_once_for_each_call(keyed: Harness) -> None:

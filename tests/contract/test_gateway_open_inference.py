@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
 from gateway_harness import MODEL, Harness, encoded, reason_of, rest_of, running_gateway
 from quire.open_inference.v2 import open_inference_pb2 as pb
@@ -151,13 +152,28 @@ async def test_a_stream_sends_text_as_it_comes(quire: Harness) -> None:
         assert finals == [False] * (len(finals) - 1) + [True]
 
 
+async def test_an_error_within_a_stream_has_its_reason_and_when_to_try_again(quire: Harness) -> None:
+    reason = scheduler_v1.FAILURE_REASON_TENANT_OVER_QUOTA
+    quire.scheduler.script = lambda session, submit: session.fail(submit.key, reason, "why", Duration(seconds=7))
+    call = stub_of(quire).ModelStreamInfer()
+    await call.write(asking(TEXT))
+    message = await call.read()
+    assert message.error_message == "why"
+    parameters = message.infer_response.parameters
+    assert parameters["error_reason"].string_param == "TENANT_QUOTA_EXCEEDED"
+    assert parameters["retry_after"].double_param == 7
+    call.cancel()
+
+
 async def test_a_request_that_fails_does_not_end_its_stream(quire: Harness) -> None:
     call = stub_of(quire).ModelStreamInfer()
     await call.write(asking(TEXT, id="bad", parameters={"temperature": parameter(9.0)}))
     message = await call.read()
     assert message.error_message == "temperature: must be between 0 and 2"
     assert message.infer_response.id == "bad"
-    assert message.infer_response.parameters["triton_final_response"].bool_param
+    parameters = message.infer_response.parameters
+    assert parameters["triton_final_response"].bool_param
+    assert (parameters["error_reason"].string_param, "retry_after" in parameters) == ("INVALID_FIELD", False)
     await call.write(asking(TEXT, id="good"))
     assert texts((await call.read()).infer_response) == ["hello world"]
     await call.done_writing()

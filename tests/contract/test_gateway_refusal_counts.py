@@ -96,7 +96,9 @@ async def test_refusals_over_grpc(model_directory: Path, keys: Path) -> None:
         async with asyncio.timeout(60):
             while not quire.scheduler.all("submit"):
                 await asyncio.sleep(0.01)
-        assert await code_of(quire.stub.Generate(request, metadata=metadata)) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        refused = quire.stub.Generate(request, metadata=metadata)
+        assert await code_of(refused) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert dict(await refused.trailing_metadata())["x-request-id"]
         running.cancel()
         found = await counts(quire)
         assert found == {("grpc", "credential"): 2, ("grpc", "calls"): 1}

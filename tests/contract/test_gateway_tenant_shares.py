@@ -14,7 +14,9 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from gateway_calls import asking
 from gateway_harness import MODEL, Harness, encoded, plain_client, reason_of, running_gateway
-from gateway_svc.tenant_shares import TenantShares
+from gateway_svc.call_limits import BODY_BYTES, CALLS, CallLimits
+from gateway_svc.tenant import Tenant
+from gateway_svc.tenant_shares import NoShare, TenantShares
 from gateway_svc.tokenizer import ModelTokenizer
 from quire.inference.v1 import inference_pb2 as api
 from quire.inference.v1.inference_pb2_grpc import InferenceServiceStub
@@ -97,6 +99,35 @@ async def test_a_number_may_be_set(model_directory: Path, keys: Path) -> None:
         await until(lambda: len(quire.scheduler.all("submit")) == 1)
         assert (await quire.http.get("/v1/models", headers=headers("alice"))).status_code == 429
         assert (await quire.http.get("/v1/models", headers=headers("bob"))).status_code == 200
+
+
+async def test_calls_that_cancel_others_have_spare_places(model_directory: Path, keys: Path) -> None:
+    request = api.StreamGenerateRequest(generation=asking(request_id="mine").generation)
+    async with running_gateway(model_directory, api_keys=keys, max_tenant_calls=1) as quire:
+        stream = quire.stub.StreamGenerate(request, metadata=metadata("alice"))
+        submit = await quire.scheduler.next("submit")
+        await quire.stub.Cancel(api.CancelRequest(request_id="mine"), metadata=metadata("alice"))
+        assert (await quire.scheduler.next("cancel")).key == submit.key
+        stream.cancel()
+        async with waiting_posts(quire, "alice", 1):
+            await until(lambda: len(quire.scheduler.all("submit")) == 2)
+            url = "/v1/responses/resp_0123456789abcdef0123456789abcdef"
+            assert (await quire.http.get(url, headers=headers("alice"))).status_code == 429
+            assert (await quire.http.post(f"{url}/cancel", headers=headers("alice"))).status_code == 404
+            assert (await quire.http.delete(url, headers=headers("alice"))).status_code == 404
+
+
+def test_spare_places_have_a_bound() -> None:
+    limits, tenant = CallLimits(TenantShares(1, CALLS), TenantShares(1, BODY_BYTES)), Tenant("alice")
+    limits.begin(tenant)
+    with pytest.raises(NoShare):
+        limits.begin(tenant)
+    calls = [limits.begin(tenant, cancels=True) for _ in range(32)]
+    with pytest.raises(NoShare):
+        limits.begin(tenant, cancels=True)
+    calls[0].end()
+    limits.begin(tenant, cancels=True)
+    limits.begin(Tenant("bob"), cancels=True)
 
 
 async def test_without_keys_the_only_tenant_has_all_connections(model_directory: Path) -> None:

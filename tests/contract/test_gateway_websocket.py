@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 import websockets
+from google.protobuf.duration_pb2 import Duration
 from grpc_health.v1 import health_pb2
 from websockets.asyncio.client import ClientConnection, connect
 
@@ -54,6 +55,18 @@ async def close_code(connection: ClientConnection) -> int | None:
     """Waits until the gateway closes the connection."""
     await connection.wait_closed()
     return connection.close_code
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_an_error_says_when_to_try_again(quire: Harness, is_streamed: bool) -> None:
+    reason = scheduler_v1.FAILURE_REASON_TENANT_OVER_QUOTA
+    quire.scheduler.script = lambda session, submit: session.fail(submit.key, reason, "why", Duration(seconds=7))
+    async with connected(quire) as connection:
+        await connection.send(json.dumps(CHAT | {"stream": is_streamed}))
+        refused = json.loads(await connection.recv())
+        assert (refused["error"]["code"], refused["retry_after"]) == ("tenant_quota_exceeded", 7)
+        await connection.send(json.dumps({}))
+        assert "retry_after" not in json.loads(await connection.recv())
 
 
 async def test_the_messages_of_an_answer_are_the_events_of_the_same_post(quire: Harness) -> None:

@@ -146,7 +146,7 @@ class ResponsesRoutes:
 
     async def cancel(self, exchange: HttpExchange) -> None:
         """Cancels a response that has not ended; answers with it as it is then."""
-        tenant, response_id = self._calls.tenant(exchange), exchange.path_params["response_id"]
+        tenant, response_id = self._calls.tenant(exchange, cancels=True), exchange.path_params["response_id"]
         record, stored = await self._records.find(tenant, response_id)
         has_ended = record.HasField("ended_at")
         if has_ended and not stored.is_background:
@@ -158,7 +158,7 @@ class ResponsesRoutes:
 
     async def delete(self, exchange: HttpExchange) -> None:
         """Removes a response; one that has not ended is cancelled."""
-        tenant, response_id = self._calls.tenant(exchange), exchange.path_params["response_id"]
+        tenant, response_id = self._calls.tenant(exchange, cancels=True), exchange.path_params["response_id"]
         await self._records.find(tenant, response_id)
         await self._request_manager.delete(tenant, response_id)
         await exchange.respond_json({"id": response_id, "object": "response", "deleted": True})

@@ -84,7 +84,7 @@ def test_an_expiry_may_be_a_date_or_a_string(tmp_path: Path, expires: str) -> No
 
 
 def test_keys_of_one_tenant_and_name_share_an_account(tmp_path: Path) -> None:
-    text = f'{KEY}tenant = "a"\nmax_running = 1\nmax_priority = 5\n{OTHER}tenant = "a"\nmax_running = 1\nweight = 2'
+    text = f'{KEY}tenant = "a"\nmax_running = 1\nmax_priority = 5\n{OTHER}tenant = "a"\nmax_running = 1'
     one, other = read(tmp_path, text)
     assert one.tenant.limits == other.tenant.limits == AccountLimits("a/", max_running=1)
     text = f'{KEY}tenant = "a"\nmax_running = 1\n{OTHER}tenant = "a"\nname = "b"\nmax_running = 2'
@@ -143,9 +143,13 @@ def test_keys_of_one_tenant_and_name_share_an_account(tmp_path: Path) -> None:
             f'{KEY}tenant = "a"\nmax_queued = 3\n{OTHER}tenant = "a"\nmax_running = 2\nmax_queued = 3',
             "keys[1].max_running differs from keys[0].max_running",
         ),
+        (
+            f'{KEY}tenant = "a"\nweight = 2\n{OTHER}tenant = "a"\nname = "b"',
+            "keys[1].weight differs from keys[0].weight",
+        ),
         ("[[keys", "keys.toml"),
     ],
-    ids=range(44),
+    ids=range(45),
 )
 def test_the_error_of_a_bad_file_does_not_contain_its_keys(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidKeyFile) as error:

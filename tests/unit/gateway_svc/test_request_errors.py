@@ -22,3 +22,10 @@ def test_a_record_that_cannot_be_decrypted_is_lost() -> None:
     error = error_from_failed(failed, field_path, "default")
     message = "the request's record cannot be decrypted: send it as a new request, under another name"
     assert (error.reason, error.message) == (Reason.REQUEST_LOST, message)
+
+
+def test_a_request_that_the_store_cannot_take_has_the_reason_of_the_scheduler() -> None:
+    reason = scheduler_pb2.FAILURE_REASON_STORE_DEGRADED
+    failed = scheduler_pb2.Failed(reason=reason, message="requests of this key need the store")
+    error = error_from_failed(failed, field_path, "default")
+    assert (error.reason, error.message) == (Reason.STORE_DEGRADED, "requests of this key need the store")

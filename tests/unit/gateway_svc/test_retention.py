@@ -5,6 +5,7 @@ import pytest
 from gateway_svc.field_paths import contract_field_path
 from gateway_svc.retention import NONE, UNTIL_END, Retention, RetentionRules
 from gateway_svc.settings import GatewaySettings
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from svc_common.errors import QuireError, Reason
 from svc_common.settings import read_settings
 
@@ -29,7 +30,9 @@ def test_a_retention_is_read_from_text(text: str, retention: Retention) -> None:
 
 def test_a_request_has_what_it_asks_for() -> None:
     for asked in (NONE, UNTIL_END, MINUTE, HOUR):
-        assert resolve(asked) == resolve(asked, is_named=False) == resolve(asked, limit=HOUR) == asked
+        assert resolve(asked) == resolve(asked, is_named=False) == asked
+    for asked in (NONE, MINUTE, HOUR):
+        assert resolve(asked, limit=HOUR) == asked
 
 
 def test_named_and_unnamed_requests_have_defaults_of_their_own() -> None:
@@ -40,8 +43,15 @@ def test_named_and_unnamed_requests_have_defaults_of_their_own() -> None:
 
 def test_the_limit_of_a_key_is_its_default_where_it_is_less() -> None:
     assert resolve(None, limit=MINUTE) == MINUTE
-    assert resolve(None, limit=MINUTE, is_named=False) == UNTIL_END
     assert resolve(None, limit=NONE, is_named=False) == NONE
+
+
+def test_until_the_end_keeps_no_more_seconds_than_the_key_allows() -> None:
+    for asked in (UNTIL_END, None):
+        kept = resolve(asked, is_named=False, limit=MINUTE)
+        assert kept is not None
+        assert kept.to_proto() == scheduler_v1.Retention(most_seconds=60)
+        assert resolve(asked, is_named=False, limit=UNTIL_END) == UNTIL_END
 
 
 @pytest.mark.parametrize(

@@ -303,3 +303,20 @@ async def test_a_request_that_cannot_be_recorded_does_not_count(
                 on.ask(submit=unrecorded(key=submission, retention=None, limits=account, command_id=command_id))
                 await until(partial(on.answers.__contains__, command_id))
             assert on.answers[command_id].HasField("failed") is is_refused
+
+
+async def test_a_call_runs_all_its_requests_or_none(url: str) -> None:
+    account = scheduler_v1.AccountLimits(account="t/", requests_per_minute=4)
+    async with bench(url) as on:
+        for call_id, is_refused in ((b"one", False), (b"two", True)):
+            part_of = scheduler_v1.CountedCall(id=call_id, num_requests=3)
+            command_ids = range(len(on.answers) + 1, len(on.answers) + 4)
+            for command_id in command_ids:
+                name = f"{command_id}"
+                on.ask(submit=unrecorded(key=name, limits=account, call=part_of, command_id=command_id))
+            await until(lambda command_ids=command_ids: all(one in on.answers for one in command_ids))  # type: ignore[misc]
+            for command_id in command_ids:
+                assert on.answers[command_id].HasField("failed") is is_refused
+        on.ask(submit=unrecorded(key="alone", limits=account, command_id=7))
+        await until(lambda: 7 in on.answers)
+        assert on.answers[7].HasField("accepted")

@@ -60,6 +60,15 @@ def test_on_a_terminal_a_line_is_for_people() -> None:
     assert line.split(" ", 1)[1] == "worker    warning slow step num_tokens=32"
 
 
+def test_on_a_terminal_a_value_is_no_line_of_its_own() -> None:
+    record = logging.LogRecord("quire.gateway", logging.WARNING, "x.py", 1, "of %s", ("a\nb",), None)
+    record.tenant = "é\r\n12:00:00 gateway   error   forged \x1b[31m\u2028\u202e"
+    line = ConsoleFormatter("gateway").format(record)
+    event, tenant = line.split(" tenant=")
+    assert event.endswith("of a\\nb")
+    assert tenant == "é\\r\\n12:00:00 gateway   error   forged \\x1b[31m\\u2028\\u202e"
+
+
 def test_credentials_of_urls_are_not_logged() -> None:
     try:
         raise ValueError("redis://:s3cr3t@h")

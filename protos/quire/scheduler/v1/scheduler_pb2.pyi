@@ -159,15 +159,17 @@ class AccountLimits(_message.Message):
     def __init__(self, account: _Optional[str] = ..., max_running: _Optional[int] = ..., max_queued: _Optional[int] = ..., max_kv_blocks: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ..., requests_per_minute: _Optional[int] = ..., cached_token_factor: _Optional[float] = ...) -> None: ...
 
 class Retention(_message.Message):
-    __slots__ = ("is_unrecorded", "seconds")
+    __slots__ = ("is_unrecorded", "seconds", "most_seconds")
     IS_UNRECORDED_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MOST_SECONDS_FIELD_NUMBER: _ClassVar[int]
     is_unrecorded: bool
     seconds: int
-    def __init__(self, is_unrecorded: _Optional[bool] = ..., seconds: _Optional[int] = ...) -> None: ...
+    most_seconds: int
+    def __init__(self, is_unrecorded: _Optional[bool] = ..., seconds: _Optional[int] = ..., most_seconds: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("key", "submission_id", "tenant", "weight", "prompt_token_ids", "n", "max_tokens", "sampling", "stop_token_ids", "has_stop_strings", "priority", "time_left", "detachable", "cache_salt", "traceparent", "beam_search", "render_options", "body_digest", "command_id", "unflushed", "is_resumption", "model", "result", "tokenizer_fingerprint", "model_fingerprint", "limits", "retention", "attachment", "is_background", "was_accepted", "prompt_cost")
+    __slots__ = ("key", "submission_id", "tenant", "weight", "prompt_token_ids", "n", "max_tokens", "sampling", "stop_token_ids", "has_stop_strings", "priority", "time_left", "detachable", "cache_salt", "traceparent", "beam_search", "render_options", "body_digest", "command_id", "unflushed", "is_resumption", "model", "result", "tokenizer_fingerprint", "model_fingerprint", "limits", "retention", "attachment", "is_background", "was_accepted", "prompt_cost", "call")
     KEY_FIELD_NUMBER: _ClassVar[int]
     SUBMISSION_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -199,6 +201,7 @@ class Submit(_message.Message):
     IS_BACKGROUND_FIELD_NUMBER: _ClassVar[int]
     WAS_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_COST_FIELD_NUMBER: _ClassVar[int]
+    CALL_FIELD_NUMBER: _ClassVar[int]
     key: str
     submission_id: str
     tenant: str
@@ -230,7 +233,16 @@ class Submit(_message.Message):
     is_background: bool
     was_accepted: bool
     prompt_cost: int
-    def __init__(self, key: _Optional[str] = ..., submission_id: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_worker_pb2.SamplingParams, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., has_stop_strings: _Optional[bool] = ..., priority: _Optional[int] = ..., time_left: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., detachable: _Optional[bool] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., render_options: _Optional[_Union[RenderOptions, _Mapping]] = ..., body_digest: _Optional[bytes] = ..., command_id: _Optional[int] = ..., unflushed: _Optional[_Iterable[_Union[UnflushedTokens, _Mapping]]] = ..., is_resumption: _Optional[bool] = ..., model: _Optional[str] = ..., result: _Optional[_Union[_worker_pb2.ResultKind, _Mapping]] = ..., tokenizer_fingerprint: _Optional[bytes] = ..., model_fingerprint: _Optional[bytes] = ..., limits: _Optional[_Union[AccountLimits, _Mapping]] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., attachment: _Optional[bytes] = ..., is_background: _Optional[bool] = ..., was_accepted: _Optional[bool] = ..., prompt_cost: _Optional[int] = ...) -> None: ...
+    call: CountedCall
+    def __init__(self, key: _Optional[str] = ..., submission_id: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_worker_pb2.SamplingParams, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., has_stop_strings: _Optional[bool] = ..., priority: _Optional[int] = ..., time_left: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., detachable: _Optional[bool] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., render_options: _Optional[_Union[RenderOptions, _Mapping]] = ..., body_digest: _Optional[bytes] = ..., command_id: _Optional[int] = ..., unflushed: _Optional[_Iterable[_Union[UnflushedTokens, _Mapping]]] = ..., is_resumption: _Optional[bool] = ..., model: _Optional[str] = ..., result: _Optional[_Union[_worker_pb2.ResultKind, _Mapping]] = ..., tokenizer_fingerprint: _Optional[bytes] = ..., model_fingerprint: _Optional[bytes] = ..., limits: _Optional[_Union[AccountLimits, _Mapping]] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., attachment: _Optional[bytes] = ..., is_background: _Optional[bool] = ..., was_accepted: _Optional[bool] = ..., prompt_cost: _Optional[int] = ..., call: _Optional[_Union[CountedCall, _Mapping]] = ...) -> None: ...
+
+class CountedCall(_message.Message):
+    __slots__ = ("id", "num_requests")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    id: bytes
+    num_requests: int
+    def __init__(self, id: _Optional[bytes] = ..., num_requests: _Optional[int] = ...) -> None: ...
 
 class UnflushedTokens(_message.Message):
     __slots__ = ("index", "offset", "token_ids", "logprobs", "is_truncated", "prompt_logprobs")

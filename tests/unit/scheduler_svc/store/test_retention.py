@@ -45,6 +45,26 @@ async def test_every_key_of_a_record_is_kept_as_long_as_it_is_to_be(
     await store.close()
 
 
+@pytest.mark.parametrize(("most", "kept"), [(None, 20), (5, 5), (77, 20)])
+async def test_the_grace_after_an_end_is_no_longer_than_the_request_allows(
+    server: RedisServer, keys: "redis.Redis", most: int | None, kept: int
+) -> None:
+    store, log = RedisStore(server.url, TTL, grace=GRACE), request_log()
+    log.submit.retention.CopyFrom(scheduler_v1.Retention(most_seconds=most or 0))
+    await store.put(log, EPOCH)
+    ending = Ending(
+        log.key,
+        log.submit.submission_id,
+        State.FINISHED,
+        2000.0,
+        kept_seconds=log.kept_seconds,
+        most_kept_seconds=log.most_kept_seconds,
+    )
+    assert await store.write(WriteBatch(endings=[ending]), EPOCH) == []
+    assert all(kept - 4 <= keys.ttl(name) <= kept for name in keys.scan_iter("{quire}:request:*"))
+    await store.close()
+
+
 @pytest.mark.parametrize("offset", [0, 1], ids=["all", "some"])
 async def test_a_stop_match_after_the_end_does_not_prolong_a_record(
     server: RedisServer, keys: "redis.Redis", offset: int
