@@ -5,7 +5,6 @@ What is leased and not spent when this scheduler dies is lost to the account.
 
 import asyncio
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -51,11 +50,9 @@ class _Lease:
 class BudgetLeases:
     """Keeps every budget supplied. One call at a time serves all accounts that need tokens."""
 
-    def __init__(self, budgets: Budgets, store: Store, on_leased: Callable[[], None]) -> None:
-        """`on_leased` is called when accounts have more tokens."""
+    def __init__(self, budgets: Budgets, store: Store) -> None:
         self._budgets = budgets
         self._store = store
-        self._on_leased = on_leased
         self._leases: dict[Budget, _Lease] = {}
         self._wake = asyncio.Event()
 
@@ -81,7 +78,6 @@ class BudgetLeases:
                 continue
             for lease, answer in zip(leases, answers, strict=True):
                 self._take(lease, answer)
-            self._on_leased()
 
     def _due(self, now: float) -> list[_Lease]:
         """The leases that have something to ask for."""

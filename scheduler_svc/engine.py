@@ -75,8 +75,8 @@ class SchedulerEngine:
         """`make_core` creates the core of a model; `raise_epoch` begins a term above a given epoch; `on_fenced` is
         called when another scheduler leads, `on_failed` when this one cannot make steps.
         """
-        self.budgets = Budgets(str(epoch))
-        self.leases = BudgetLeases(self.budgets, store, self._on_leased)
+        self.budgets = Budgets(str(epoch), self._on_tokens_available)
+        self.leases = BudgetLeases(self.budgets, store)
         self.models = ModelVersions(partial(make_core, self.budgets), settings.worker_timeout)
         self.journal = Journal(store, epoch, on_fenced, self._on_durable, Spending(self.budgets))
         self.requests = LiveRequests(self.models, self.journal, settings.graces)
@@ -330,8 +330,8 @@ class SchedulerEngine:
 
     # Token budgets.
 
-    def _on_leased(self) -> None:
-        """Accounts have more tokens: what they could not pay for may run, at any worker."""
+    def _on_tokens_available(self) -> None:
+        """An account has more tokens available: what it could not pay for may run, at any worker of any model."""
         for model in self.models:
             model.wake()
 

@@ -5,7 +5,7 @@ tokens that are leased already, so `spent` plus `promised` never exceeds `leased
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from scheduler_svc.core.account_limits import AccountLimits
@@ -63,6 +63,21 @@ class Budget:
         """Adds leased tokens."""
         self.leased += num_tokens
         self._shortfall = None
+        self.owner.on_available()
+
+    def settle(self, num_promised: int, num_spent: int) -> None:
+        """Of tokens that were promised, so many are spent; the others are available again."""
+        self.promised -= num_promised
+        self.spent += num_spent
+        if self._shortfall is not None and self._shortfall <= self.available:
+            self._shortfall = None
+            self.owner.on_available()
+
+    def note_slots(self, change: int) -> None:
+        """So many more sequences hold a slot and pay for each token now, or fewer: then others need fewer tokens."""
+        self.num_running += change
+        if change < 0 and self._shortfall is not None:
+            self.owner.on_available()
 
     def take_back(self) -> int:
         """Removes the leased tokens that are available, to be returned to the bucket; returns how many."""
@@ -159,7 +174,7 @@ class Charge:
     def note_slots(self, change: int) -> None:
         """So many more of its sequences hold a slot now, or fewer."""
         if not self.pays_ahead:
-            self.budget.num_running += change
+            self.budget.note_slots(change)
 
     def reserve(self, num_tokens: int) -> None:
         """Promises tokens that a step may return, unless everything is paid with the prompt."""
@@ -169,19 +184,17 @@ class Charge:
 
     def settle(self, num_reserved: int, num_returned: int) -> None:
         """A step for which `num_reserved` tokens were promised is done, and returned so many; 0 where it was lost."""
-        self.budget.promised -= num_reserved
-        self.budget.spent += num_returned
+        self.budget.settle(num_reserved, num_returned)
 
     def pay_search(self, num_tokens: int) -> None:
         """A search has computed one more position."""
         self._search_tokens -= num_tokens
-        self.budget.promised -= num_tokens
-        self.budget.spent += num_tokens
+        self.budget.settle(num_tokens, num_tokens)
 
     def close(self) -> None:
         """The request has ended: what is left of a search's tokens is available again."""
         if self.num_promised_ahead:
-            self.budget.promised -= self.num_promised_ahead
+            self.budget.settle(self.num_promised_ahead, 0)
             self._search_tokens = 0
 
     def _cost(self, num_cached: int) -> int:
@@ -192,9 +205,12 @@ class Charge:
 class Budgets:
     """The budgets of all accounts with a limit of tokens. All cores of a scheduler share them."""
 
-    def __init__(self, term: str = "") -> None:
-        """`term` distinguishes the driver from others, before and after it."""
+    def __init__(self, term: str = "", on_available: Callable[[], None] = lambda: None) -> None:
+        """`term` distinguishes the driver from others, before and after it. `on_available` is called when something
+        that could not run for lack of tokens may run now, in whichever core it waits.
+        """
         self.term = term
+        self.on_available = on_available
         self.num_created = 0
         """Budgets so far."""
         self.has_new_demand = False

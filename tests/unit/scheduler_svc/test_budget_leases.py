@@ -40,11 +40,11 @@ class ScriptedBuckets:
 class LeaseBench:
     def __init__(self, level: int = 600) -> None:
         self.store = ScriptedBuckets(level)
-        self.budgets = Budgets("7")
+        self.budgets = Budgets("7", self._on_available)
         self.num_leased = 0
-        self.leases = BudgetLeases(self.budgets, cast(Store, self.store), self._on_leased)
+        self.leases = BudgetLeases(self.budgets, cast(Store, self.store))
 
-    def _on_leased(self) -> None:
+    def _on_available(self) -> None:
         self.num_leased += 1
 
     def start(self) -> Budget:

@@ -5,7 +5,7 @@ import pytest
 from core_bench import BLOCK, EMBEDDING, CoreBench, keys, prompt
 from scheduler_svc.core.account_limits import AccountLimits
 from scheduler_svc.core.admission import AdmissionLimits
-from scheduler_svc.core.budgets import QUANTUM, Budget, Demand
+from scheduler_svc.core.budgets import QUANTUM, Budget, Budgets, Demand
 from scheduler_svc.core.events import Failure, TokensEvent
 from scheduler_svc.core.explain import SequenceStatus, explain
 from scheduler_svc.core.limits import SchedulerLimits
@@ -216,6 +216,29 @@ def test_a_beam_search_waits_for_all_that_it_may_cost_and_returns_the_rest() -> 
     bench.scheduler.cancel("a")
     bench.commit()
     assert (budget_of(bench).promised, budget_of(bench).spent, budget_of(bench).available) == (0, PLAIN, 40)
+
+
+def test_the_owner_is_called_where_tokens_come_back_for_what_lacked_them() -> None:
+    calls: list[int] = []
+    budgets = Budgets("7", lambda: calls.append(budget.available))
+    charges = [budgets.charge(LIMITS, PLAIN, num_tokens, 0.0) for num_tokens in (40, 20)]
+    search, other = (charge for charge in charges if charge is not None)
+    budget = search.budget
+    budget.grant(PLAIN + 40)
+    assert search.pay_prompt(0, 10)
+    calls.clear()
+    search.pay_search(2)
+    search.close()
+    assert not calls  # nothing lacks them
+    assert (search.budget.available, other.num_needed(10)) == (38, PLAIN + 20)
+    budget.promised += 30
+    budget.note_shortfall(PLAIN + 20)
+    budget.settle(20, 0)
+    assert not calls  # still too few
+    budget.settle(10, 5)
+    assert calls == [33]
+    budget.settle(0, 0)
+    assert calls == [33]
 
 
 @pytest.mark.parametrize(("num_prompt", "is_refused"), [(PER_MINUTE - 1, False), (PER_MINUTE, True)])
