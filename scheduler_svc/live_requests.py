@@ -269,7 +269,7 @@ class LiveRequests:
         log = live.log
         state = State.FINISHED if failure is None else _STATES.get(failure, State.FAILED)
         self._advance(live, LiveEvent.END)
-        del self._live[log.key]
+        self._live.pop(log.key, None)
         if live.trace is not None:
             live.trace.end(state)
             live.trace = None
@@ -277,6 +277,11 @@ class LiveRequests:
         self._journal.mark_changed(log)
         live.remove_gateways(*live.gateways)
         self._keep_ended(live)
+
+    def reject(self, live: LiveRequest, failure: Failure) -> None:
+        """A request that may be recorded is refused: its record ends. Does nothing if it has ended."""
+        if live.state is not LiveState.ENDED:
+            self._end(live, failure)
 
     def withdraw(self, log: RequestLog) -> None:
         """A new request is refused because it is not known whether the store has recorded it: if so, it ends there."""
