@@ -250,7 +250,10 @@ class Admission:
 
 def _refuse_late(request: Request, now: float, wait: float, own: float, cause: str = "") -> AdmissionRefusal | None:
     """Why a request that waits for `wait` seconds, and then runs for `own`, cannot meet its deadline, or None."""
-    if request.deadline is None or wait + own <= (left := request.deadline - now):
+    if request.deadline is None:
+        return None
+    left = request.deadline - now
+    if wait + own <= left:
         return None
     message = f"predicted to wait {wait:.1f} s{cause} and to run at least {own:.1f} s, with {max(0.0, left):.1f} s left"
     return AdmissionRefusal(Failure.DEADLINE_INFEASIBLE, message, _clamped(wait + own - left) if own <= left else None)
