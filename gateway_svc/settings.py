@@ -11,6 +11,7 @@ from gateway_svc.message_formats.formats import REASONING_FORMATS, TOOL_FORMATS
 from gateway_svc.retention import PATTERN, Retention, RetentionRules
 from gateway_svc.sampling_fields import DEFAULT_MAX_LOGPROBS, HIGHEST_MAX_LOGPROBS
 from gateway_svc.tenant_shares import TenantShares
+from svc_common.addresses import Addresses, split_addresses
 from svc_common.model_settings import (
     MODELS,
     SERVED_MODEL_NAME,
@@ -56,9 +57,8 @@ class GatewaySettings(InnerSettings):
         description="port of /metrics, which asks for no credential; 0 takes a free one; unset: none. Without api_keys "
         "/metrics is on http_port too",
     )
-    schedulers_at: str = Field(
+    schedulers_at: Addresses = Field(
         "127.0.0.1:50052",
-        pattern=r"^\s*[^\s,]+:\d+\s*(,\s*[^\s,]+:\d+\s*)*$",
         description="schedulers as host:port, separated by commas; the gateway uses the one that leads",
     )
     scheduler_patience: float = Field(
@@ -222,7 +222,7 @@ class GatewaySettings(InnerSettings):
 
     @property
     def scheduler_addresses(self) -> list[str]:
-        return [address.strip() for address in self.schedulers_at.split(",")]
+        return split_addresses(self.schedulers_at)
 
     def tls_files(self) -> TlsFiles | None:
         """The files of TLS for clients; None: there is none. Raises BadSetting."""

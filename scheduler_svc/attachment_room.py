@@ -17,7 +17,8 @@ class AttachmentRoom:
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
         self._held: set[RequestLog] = set()
-        self._num_bytes = 0
+        self.num_bytes = 0
+        """Bytes that are held."""
         self._num_of_tenant: Counter[str] = Counter()
 
     def admit(self, log: RequestLog) -> AdmissionRefusal | None:
@@ -25,9 +26,9 @@ class AttachmentRoom:
         num_bytes, tenant = len(log.submit.attachment), log.submit.tenant
         if not num_bytes:
             return None
-        num_free = self._max_bytes - self._num_bytes
+        num_free = self._max_bytes - self.num_bytes
         if num_bytes > num_free:
-            return AdmissionRefusal(Failure.UNAVAILABLE, _message(self._num_bytes, "all requests"), _RETRY_SECONDS)
+            return AdmissionRefusal(Failure.UNAVAILABLE, _message(self.num_bytes, "all requests"), _RETRY_SECONDS)
         held = self._num_of_tenant[tenant]
         # What is free shrinks as tenants fill it, so some of it is left however many do.
         if held and held + num_bytes > _TENANT_SHARE * (num_free - num_bytes):
@@ -49,7 +50,7 @@ class AttachmentRoom:
 
     def _count(self, log: RequestLog, sign: int) -> None:
         num_bytes = sign * len(log.submit.attachment)
-        self._num_bytes += num_bytes
+        self.num_bytes += num_bytes
         self._num_of_tenant[log.submit.tenant] += num_bytes
         if not self._num_of_tenant[log.submit.tenant]:
             del self._num_of_tenant[log.submit.tenant]

@@ -26,6 +26,7 @@ class _Lease:
     number: int = 0
     call: BucketCall | None = None
     waits_until: float = 0.0
+    is_short: bool = False  # whether the bucket had less than was asked for at the last call
     idle_since: float | None = None
 
     def next_call(self, now: float) -> BucketCall | None:
@@ -51,11 +52,11 @@ class _Lease:
 class BudgetLeases:
     """Keeps every budget supplied. One call at a time serves all accounts that need tokens."""
 
-    def __init__(self, budgets: Budgets, store: Store, on_leased: Callable[[], None]) -> None:
-        """`on_leased` is called when accounts have more tokens."""
+    def __init__(self, budgets: Budgets, store: Store, on_short: Callable[[Budget], None]) -> None:
+        """`on_short` is called when the bucket of an account has less than its requests need."""
+        self._on_short = on_short
         self._budgets = budgets
         self._store = store
-        self._on_leased = on_leased
         self._leases: dict[Budget, _Lease] = {}
         self._wake = asyncio.Event()
 
@@ -79,9 +80,9 @@ class BudgetLeases:
             except StoreUnavailable:
                 await asyncio.sleep(_RETRY)
                 continue
+            now = time.monotonic()
             for lease, answer in zip(leases, answers, strict=True):
-                self._take(lease, answer)
-            self._on_leased()
+                self._take(lease, answer, now)
 
     def _due(self, now: float) -> list[_Lease]:
         """The leases that have something to ask for."""
@@ -90,13 +91,20 @@ class BudgetLeases:
             lease.call = lease.call or lease.next_call(now)
         return [lease for lease in self._leases.values() if lease.call is not None]
 
-    def _take(self, lease: _Lease, answer: BucketAnswer) -> None:
+    def _take(self, lease: _Lease, answer: BucketAnswer, now: float) -> None:
         call, lease.call = lease.call, None
         assert call is not None
         if not call.most:  # the lease was returned
             if self._budgets.forget(lease.budget):
                 del self._leases[lease.budget]
-        elif answer.num_taken:
+            return
+        was_short, lease.is_short = lease.is_short, answer.num_taken < call.most
+        if answer.num_taken:
             lease.budget.grant(answer.num_taken)
         else:
-            lease.waits_until = time.monotonic() + min(max(answer.seconds, _TICK), _MAX_WAIT)
+            lease.waits_until = now + min(max(answer.seconds, _TICK), _MAX_WAIT)
+        if lease.is_short:
+            missing = answer.seconds * call.per_minute / 60
+            lease.budget.note_bucket(0.0 if answer.num_taken else call.least - missing, now)
+            if not was_short:
+                self._on_short(lease.budget)

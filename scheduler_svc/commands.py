@@ -37,6 +37,7 @@ _FLUSH = 1.0  # seconds that a request waits at most for the store to know the e
 # Seconds that the answer to a request for a value waits to be sent with the value. Nobody sees it before the value, and
 # a message takes as much processor time as the value of a short prompt.
 _VALUE_DELAY = 0.02
+_OLD_GATEWAY = "this gateway is of a release that would return another answer than the client asked for"
 
 
 class Commands:
@@ -88,6 +89,9 @@ class Commands:
         if len(submit.attachment) > MAX_ATTACHMENT_BYTES:
             self._refuse(submit, session, Failure.INVALID, f"the attachment has more than {MAX_ATTACHMENT_BYTES} bytes")
             return None
+        if not _can_render(session, submit):
+            self._refuse(submit, session, Failure.UNAVAILABLE, _OLD_GATEWAY)
+            return None
         unflushed = list(submit.unflushed)
         submit.ClearField("unflushed")  # they are merged once, and the submission stays as long as its request
         was_accepted = submit.was_accepted or bool(unflushed)  # a gateway of protocol 3 does not say so otherwise
@@ -100,7 +104,7 @@ class Commands:
             return self._join_recorded(submit, unflushed, session)
         live = LiveRequest(_log_of(submit))
         if self._needs_no_store(submit, live.log):
-            self._join(live, submit, unflushed, session, is_new=not was_accepted)
+            self._start(live, submit, unflushed, session, is_new=not was_accepted)
             return None
         return self._accept(live, submit, unflushed, session, was_accepted=was_accepted)
 
@@ -146,9 +150,26 @@ class Commands:
         if refusal is not None:
             await self._join_recorded(submit, unflushed, session, refusal)
         elif found is None:
-            self._join(live, submit, unflushed, session, is_new=not was_accepted)
+            self._start(live, submit, unflushed, session, is_new=not was_accepted)
         else:
             self._join_existing(found, submit, unflushed, session)
+
+    def _start(
+        self,
+        live: LiveRequest,
+        submit: scheduler_v1.Submit,
+        unflushed: "_Unflushed",
+        session: GatewaySession,
+        *,
+        is_new: bool,
+    ) -> None:
+        """Starts a request that is recorded as far as it must be. Where it is refused, its record ends, too."""
+        failure: Failure | None = Failure.INTERNAL
+        try:
+            failure = self._join(live, submit, unflushed, session, is_new=is_new)
+        finally:
+            if failure is not None:
+                self._live.reject(live, failure)
 
     async def _refuse_new(self, live: LiveRequest) -> FailedEvent | None:
         """Counts a new request for its account and holds its attachment, or returns why it is rejected."""
@@ -212,16 +233,14 @@ class Commands:
         session: GatewaySession,
         *,
         is_new: bool = False,
-    ) -> None:
-        """Attaches a session to a request, and starts it if it does not run; or refuses."""
+    ) -> Failure | None:
+        """Attaches a session to a request, and starts it if it does not run; or refuses, and returns why."""
         log = live.log
         if not _has_key(log):
-            self._refuse(request, session, reason_from_proto(log.failure), f"the request has ended: {log.state}")
-            return
-        if session.protocol < protocol_to_render(log.submit.render_options):
-            message = "this gateway is of a release that would return another answer than the client asked for"
-            self._refuse(request, session, Failure.UNAVAILABLE, message)
-            return
+            failure = reason_from_proto(log.failure)
+            return self._refuse(request, session, failure, f"the request has ended: {log.state}")
+        if not _can_render(session, log.submit):
+            return self._refuse(request, session, Failure.UNAVAILABLE, _OLD_GATEWAY)
         if is_new:
             live.accepted_at = time.monotonic()
         if unflushed and request.model_fingerprint and not log.fingerprint:
@@ -229,14 +248,12 @@ class Commands:
         try:
             refusal = self._live.resume_request(live, unflushed, is_new=is_new)
         except unflushed_tokens.Diverged as error:
-            self._refuse(request, session, Failure.DIVERGED, str(error))
-            return
+            return self._refuse(request, session, Failure.DIVERGED, str(error))
         except Exception:
             self._refuse(request, session, Failure.INTERNAL, "the request could not be resumed")
             raise
         if refusal is not None:
-            self._refuse(request, session, refusal.reason, refusal.message, refusal.retry_after)
-            return
+            return self._refuse(request, session, refusal.reason, refusal.message, refusal.retry_after)
         if _has_no_output_yet(log, request):
             delay = _VALUE_DELAY if live.request_at(time.monotonic()).returns_value else 0.0
             session.send(message_of(self._journal.epoch, accepted_to_proto(log, request.command_id)), delay=delay)
@@ -247,6 +264,7 @@ class Commands:
             self._live.attach(live, session)
             if session not in self._sessions:
                 self._live.leave(live, session, has_broken=True)
+        return None
 
     # The store.
 
@@ -365,8 +383,10 @@ class Commands:
         reason: Failure,
         message: str,
         retry_after: float | None = None,
-    ) -> None:
+    ) -> Failure:
+        """Sends why a command is refused, and returns that."""
         self._send(session, failed_to_proto(request.key, reason, message, retry_after, request.command_id))
+        return reason
 
 
 class _Request(Protocol):
@@ -396,6 +416,11 @@ def _log_of(submit: scheduler_v1.Submit) -> RequestLog:
     log = RequestLog(submit, accepted_at=now, deadline=deadline, prompt_cost=submit.prompt_cost)
     unflushed_tokens.complete(log)
     return log
+
+
+def _can_render(session: GatewaySession, submit: scheduler_v1.Submit) -> bool:
+    """Whether a gateway makes the answer that the client asked for out of a request's tokens."""
+    return session.protocol >= protocol_to_render(submit.render_options)
 
 
 def _has_key(log: RequestLog) -> bool:

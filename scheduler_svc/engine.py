@@ -17,7 +17,7 @@ from quire.worker.v1 import worker_pb2 as worker_v1
 from scheduler_svc import unflushed_tokens
 from scheduler_svc.budget_leases import BudgetLeases
 from scheduler_svc.commands import Commands
-from scheduler_svc.core.budgets import Budgets
+from scheduler_svc.core.budgets import Budget, Budgets
 from scheduler_svc.core.explain import Explanation, Summary, explain, summaries
 from scheduler_svc.core.kv.block_hash_report import BlockHashReport, TokenChain
 from scheduler_svc.core.kv.cache_reset import CacheReset, reset_prefix_cache
@@ -75,8 +75,8 @@ class SchedulerEngine:
         """`make_core` creates the core of a model; `raise_epoch` begins a term above a given epoch; `on_fenced` is
         called when another scheduler leads, `on_failed` when this one cannot make steps.
         """
-        self.budgets = Budgets(str(epoch))
-        self.leases = BudgetLeases(self.budgets, store, self._on_leased)
+        self.budgets = Budgets(str(epoch), self._on_tokens_available)
+        self.leases = BudgetLeases(self.budgets, store, self._on_short)
         self.models = ModelVersions(partial(make_core, self.budgets), settings.worker_timeout)
         self.journal = Journal(store, epoch, on_fenced, self._on_durable, Spending(self.budgets))
         self.requests = LiveRequests(self.models, self.journal, settings.graces)
@@ -330,10 +330,19 @@ class SchedulerEngine:
 
     # Token budgets.
 
-    def _on_leased(self) -> None:
-        """Accounts have more tokens: what they could not pay for may run, at any worker."""
+    def _on_tokens_available(self) -> None:
+        """An account has more tokens available: what it could not pay for may run, at any worker of any model."""
         for model in self.models:
             model.wake()
+
+    def _on_short(self, budget: Budget) -> None:
+        """An account's bucket has too little: requests end that cannot be paid before their deadlines."""
+        now = time.monotonic()
+        for model in self.models:
+            expired = model.core.expire_unpaid(budget, now)
+            if expired:
+                self.requests.dispatch(expired)
+                model.wake()
 
     # Steps.
 

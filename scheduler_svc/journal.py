@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client import Counter, Histogram
 
-from scheduler_svc.journal_writes import has_pending_updates, num_pending_of_prompt, weight_of, write_of
+from scheduler_svc.journal_writes import has_pending_updates, num_pending_of_prompt, weight_of, weight_of_log, write_of
 from scheduler_svc.request_log import RecordState, RequestLog
 from scheduler_svc.spending import Spending
 from scheduler_svc.store.base import Ending, Gap, KeyTaken, StaleEpoch, Store, StoreUnavailable, Write, WriteBatch
@@ -30,7 +30,8 @@ DROPPED = Counter("quire_journal_dropped", "Requests that ended without the stor
 _MAX_WEIGHT = 1 << 14  # of one call
 _MIN_WEIGHT = 1 << 9  # of one call, however often the store failed
 _LOG_WEIGHT = 64  # of a log without its tokens
-_MAX_KEPT = 10_000  # ended requests that are kept for a store that fails
+_MAX_KEPT = 1 << 24  # of all ended requests that are kept for a store that fails
+_KEPT_LOG_WEIGHT = 1 << 10  # of one of them without its tokens and attachment
 _MIN_INTERVAL = 0.05  # seconds from one call to the next, unless it is urgent: the steps between share a call
 _RETRY = 0.1  # seconds until a call that failed is repeated
 _WATCH = 1.0  # seconds between checks, while nothing is written, whether the store was restarted
@@ -82,6 +83,7 @@ class Journal:
         # Written again if the store may have lost them.
         self._live: dict[RequestLog, None] = {}
         self._ended: deque[tuple[float, RequestLog]] = deque()
+        self._kept: dict[RequestLog, int] = {}  # weights of ended requests that waited when a write failed
         self._unconfirmed: set[RequestLog] = set()
         self._num_restarts = store.num_restarts
 
@@ -96,6 +98,10 @@ class Journal:
         self._pending[request] = time.monotonic()
         self._wake.set()
         self._live[request] = None
+
+    def awaits(self, request: RequestLog) -> bool:
+        """Whether there is something of a log that the store does not have, and is to have."""
+        return request in self._pending or (self._call is not None and request in self._call.logs)
 
     def keep(self, request: RequestLog) -> None:
         """A live request, of which the store may have everything: it is written again if the store may have lost it."""
@@ -284,10 +290,11 @@ class Journal:
         )
         self._unconfirmed |= call.unconfirmed
         self._mark_changed_again(call.logs)
-        self._drop_oldest(_MAX_KEPT)
+        self._drop_oldest()
 
     def _apply(self, call: _PendingCall, undone: list[Gap | KeyTaken]) -> None:
         now = time.monotonic()
+        self._kept.clear()
         if not call.batch.is_empty:
             SECONDS.observe(now - next(iter(call.logs.values())))
             self._spending.note_written(call.batch, call.logs)
@@ -374,11 +381,14 @@ class Journal:
                 self._unconfirmed.add(request)
         self._ended.clear()
 
-    def _drop_oldest(self, num_kept: int) -> None:
-        """Keeps only the latest of the ended requests that wait for the store."""
-        if len(self._pending) <= num_kept:
-            return
+    def _drop_oldest(self) -> None:
+        """Keeps only the latest of the ended requests that wait for the store, as far as their weight allows."""
         over = [request for request in self._pending if request.is_over]
-        for request in over[: max(0, len(over) - num_kept)]:
+        self._kept = {each: self._kept.get(each) or _KEPT_LOG_WEIGHT + weight_of_log(each) for each in over}
+        excess = sum(self._kept.values()) - _MAX_KEPT
+        for request in over:
+            if excess <= 0:
+                break
+            excess -= self._kept.pop(request)
             self._forget(request)
             DROPPED.inc()

@@ -17,6 +17,17 @@ def weight_of(logprobs: Sequence[worker_v1.TokenLogprobs]) -> int:
     return 2 + len(logprobs[0].top) + len(logprobs[0].requested) // 2 if logprobs else 1
 
 
+def weight_of_log(log: RequestLog) -> int:
+    """The weight of a whole log in memory."""
+    submit = log.submit
+    weight = len(submit.prompt_token_ids) + len(submit.attachment) // 8
+    weight += weight_of(log.prompt_logprobs) * len(log.prompt_logprobs)
+    for one in log.sequences:
+        num_bytes = one.end.ByteSize() if one.end is not None else 0  # an end may be a vector
+        weight += weight_of(one.logprobs) * len(one.token_ids) + num_bytes // 8
+    return weight
+
+
 def num_pending_of_prompt(request: RequestLog, index: int) -> int:
     """How many log-probabilities of the prompt the store lacks. They are written with the first sequence."""
     return len(request.prompt_logprobs) - request.num_prompt_logprobs_durable if index == 0 else 0

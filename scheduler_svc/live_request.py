@@ -85,6 +85,10 @@ class LiveRequest:
             self._request = request_from_log(self.log, now)
         return self._request
 
+    def forget_request(self) -> None:
+        """The core does not have it any more."""
+        self._request = None
+
     def restored(self) -> list[RestoredSequence]:
         """The sequences as far as they are known."""
         log = self.log

@@ -37,7 +37,6 @@ from scheduler_svc.tracing import RequestTrace
 logger = logging.getLogger("quire.scheduler")
 
 _STATES = {Failure.CANCELLED: State.CANCELLED, Failure.DEADLINE_EXCEEDED: State.DEADLINE_EXCEEDED}
-_MAX_ENDED = 10_000  # requests that are kept for a store that fails
 _REPLACED = "the model was replaced"
 
 
@@ -269,14 +268,20 @@ class LiveRequests:
         log = live.log
         state = State.FINISHED if failure is None else _STATES.get(failure, State.FAILED)
         self._advance(live, LiveEvent.END)
-        del self._live[log.key]
+        self._live.pop(log.key, None)
         if live.trace is not None:
             live.trace.end(state)
             live.trace = None
         log.end(state, time.time(), None if failure is None else reason_to_proto(failure))
         self._journal.mark_changed(log)
         live.remove_gateways(*live.gateways)
+        live.forget_request()
         self._keep_ended(live)
+
+    def reject(self, live: LiveRequest, failure: Failure) -> None:
+        """A request that may be recorded is refused: its record ends. Does nothing if it has ended."""
+        if live.state is not LiveState.ENDED:
+            self._end(live, failure)
 
     def withdraw(self, log: RequestLog) -> None:
         """A new request is refused because it is not known whether the store has recorded it: if so, it ends there."""
@@ -289,14 +294,13 @@ class LiveRequests:
         self._keep_ended(LiveRequest(withdrawn))
 
     def _keep_ended(self, live: LiveRequest) -> None:
-        """Keeps a request that has ended until the store knows its end."""
+        """Keeps a request that has ended until the store knows its end, or the journal does not keep it any longer."""
         self._drop_ended(live.log.key)
         self._ended[live.log.key] = live
         self.attachments.hold(live.log)
-        while self._ended:
-            oldest = next(iter(self._ended.values())).log
-            if len(self._ended) <= _MAX_ENDED and oldest.is_writable and not oldest.is_durable:
-                break
+        if not self._journal.awaits(live.log):
+            self._drop_ended(live.log.key)
+        while self._ended and not self._journal.awaits(oldest := next(iter(self._ended.values())).log):
             self._drop_ended(oldest.key)
 
     def admit_attachment(self, log: RequestLog) -> AdmissionRefusal | None:
@@ -304,7 +308,7 @@ class LiveRequests:
         if self.attachments.admit(log) is None:
             return None
         for ended in [each.log for each in self._ended.values()]:
-            if ended.is_durable or not ended.is_writable:
+            if not self._journal.awaits(ended):
                 self._drop_ended(ended.key)
         return self.attachments.admit(log)
 

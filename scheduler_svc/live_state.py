@@ -64,6 +64,7 @@ _S, _E = LiveState, LiveEvent
 TRANSITIONS: Mapping[tuple[LiveState, LiveEvent], LiveState] = {
     (_S.NEW, _E.TAKE_OVER): _S.TAKEN_OVER,
     (_S.NEW, _E.START): _S.STARTED,
+    (_S.NEW, _E.END): _S.ENDED,
     (_S.TAKEN_OVER, _E.EXPIRE): _S.UNCLAIMED,
     (_S.TAKEN_OVER, _E.START): _S.STARTED,
     (_S.TAKEN_OVER, _E.END): _S.ENDED,

@@ -14,6 +14,7 @@ from scheduler_svc.engine import EngineSettings
 from scheduler_svc.live_state import Graces
 from scheduler_svc.policy_registry import find_policy
 from scheduler_svc.store.encryption import NO_KEYS, RecordKeys
+from svc_common.addresses import Addresses, Host, split_addresses
 from svc_common.records import RECORD_TTL, RECORD_TTL_SECONDS
 from svc_common.redis_tls import RedisTlsFiles
 from svc_common.redis_url import DEFAULT_PREFIX, PREFIX, RedisPrefix, RedisUrl
@@ -28,12 +29,11 @@ class SchedulerSettings(InnerSettings):
     scheduler_port: int = Field(50052, ge=0, le=65535, description="port for gateways; 0 takes a free one")
     scheduler_metrics_port: int = Field(9101, ge=0, le=65535, description="port of /metrics; 0 takes a free one")
     scheduler_admin_port: int = Field(50062, ge=0, le=65535, description="port for `quire explain`; 0 takes a free one")
-    scheduler_admin_host: str = Field(
+    scheduler_admin_host: Host = Field(
         "127.0.0.1", description="address of the admin port, which answers about all tenants"
     )
-    workers_at: str = Field(
+    workers_at: Addresses = Field(
         "127.0.0.1:50053",
-        pattern=r"^\s*[^\s,]+:\d+(\s*,\s*[^\s,]+:\d+)*\s*$",
         description="workers as host:port, separated by commas; a DNS name may stand for several",
     )
     redis_url: RedisUrl = Field(
@@ -142,7 +142,7 @@ class SchedulerSettings(InnerSettings):
 
     @property
     def worker_addresses(self) -> list[str]:
-        return [address.strip() for address in self.workers_at.split(",") if address.strip()]
+        return split_addresses(self.workers_at)
 
     @property
     def engine(self) -> EngineSettings:

@@ -22,7 +22,7 @@ from scheduler_svc.step_responses import InvalidResponse, ResponseValidator
 from scheduler_svc.step_wire import hash_report_from_proto, plan_to_proto, pressure_from_proto, shape_from_proto
 from scheduler_svc.store.base import EpochOutsideWindow
 from scheduler_svc.worker_client import StepCall, WorkerClient
-from svc_common.addresses import join_host_port
+from svc_common.addresses import HostPort, join_host_port
 from svc_common.channels import end_if_cancelled, is_credential_error
 from svc_common.identity import PLAIN, Outbound
 from svc_common.protocols import STEP_PROTOCOLS, ProtocolRange
@@ -350,10 +350,10 @@ class WorkerPool:
     def __init__(self, engine: SchedulerEngine, addresses: list[str], outbound: Outbound = PLAIN) -> None:
         self._engine = engine
         self._outbound = outbound
-        self._addresses = addresses
+        self._addresses = [HostPort.parse(address) for address in addresses]
         self._links: dict[str, tuple[WorkerLink, asyncio.Task[None]]] = {}
-        self._resolved: dict[str, set[str]] = {}  # by name, its addresses when it was last resolved
-        self._unresolved: set[str] = set()  # names that could not be resolved
+        self._resolved: dict[HostPort, set[str]] = {}  # by name, its addresses when it was last resolved
+        self._unresolved: set[HostPort] = set()  # names that could not be resolved
 
     async def run(self) -> None:
         """Keeps the links until cancelled."""
@@ -384,10 +384,10 @@ class WorkerPool:
 
     async def _resolve(self) -> set[str]:
         for address in self._addresses:
-            host, _, port = address.rpartition(":")
+            host, port = address.host, address.port
             try:
-                infos = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-            except OSError as error:
+                infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            except (OSError, UnicodeError) as error:
                 # Workers that were found under the name before are kept.
                 log.warning("cannot resolve the workers' name", extra={"host": host, "why": str(error)})
                 self._unresolved.add(address)

@@ -1,10 +1,14 @@
-"""Addresses to listen on, checked before they are bound, so that errors name the address."""
+"""Addresses: read from settings, and checked before they are bound, so that errors name the address."""
 
 import errno
 import os
 import socket
 import stat
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 _MAX_PATH_BYTES = 107  # of a Unix socket on Linux
 _PROBE_SECONDS = 2.0
@@ -16,6 +20,55 @@ class CannotListen(Exception):  # noqa: N818
 
 class AddressInUse(CannotListen):
     """An address on which another process listens."""
+
+
+def _check_host(host: str) -> str:
+    """Returns a host. Raises ValueError where no resolver takes its name."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise ValueError(f"{host} is not a host: each part of a name has 1 to 63 characters") from None
+    return host
+
+
+@dataclass(frozen=True, slots=True)
+class HostPort:
+    """A host and a port to connect to."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> "HostPort":
+        """The address in `host:port`, with brackets around an IPv6 address. Raises ValueError."""
+        host, _, port = text.strip().rpartition(":")
+        is_bracketed = host.startswith("[") and host.endswith("]")
+        host = host[1:-1] if is_bracketed else host
+        if not host or (":" in host) is not is_bracketed or len(host.split()) != 1:
+            raise ValueError(f"{text!r} is not host:port, where an IPv6 address is in brackets")
+        if not (port.isascii() and port.isdecimal() and len(port) <= 5 and 1 <= int(port) <= 65535):
+            raise ValueError(f"the port of {text!r} is not a number from 1 to 65535")
+        return cls(_check_host(host), int(port))
+
+    def __str__(self) -> str:
+        return join_host_port(self.host, self.port)
+
+
+def split_addresses(text: str) -> list[str]:
+    """The `host:port` in a list that is separated by commas. Raises ValueError."""
+    return [str(HostPort.parse(part)) for part in text.split(",")]
+
+
+def _check_addresses(text: str) -> str:
+    split_addresses(text)
+    return text
+
+
+Host = Annotated[str, AfterValidator(_check_host)]
+"""Of a setting: an address to listen on."""
+
+Addresses = Annotated[str, AfterValidator(_check_addresses)]
+"""Of a setting: addresses to connect to, for `split_addresses`."""
 
 
 def join_host_port(host: str, port: int) -> str:
@@ -33,13 +86,15 @@ def check_can_listen(host: str, port: int) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
             probe.listen(1)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise cannot_listen(host, port, error) from error
 
 
-def cannot_listen(host: str, port: int, error: OSError) -> CannotListen:
-    """The error for a failed bind."""
+def cannot_listen(host: str, port: int, error: OSError | UnicodeError) -> CannotListen:
+    """The error for a failed bind, or for a host whose name cannot be resolved."""
     where = join_host_port(host, port)
+    if isinstance(error, UnicodeError):
+        return CannotListen(f"cannot listen on {where}: {host} is not a host")
     if error.errno == errno.EADDRINUSE:
         return AddressInUse(f"{where} is already in use by another process")
     why = error.strerror or os.strerror(error.errno or 0)

@@ -7,6 +7,7 @@ from typing import Annotated, TypeVar
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, CliApp, CliImplicitFlag, SettingsConfigDict, SettingsError
 
+from svc_common.addresses import Host
 from svc_common.redaction import redact
 
 BAD_SETTINGS = 2
@@ -27,7 +28,7 @@ class ServiceSettings(BaseSettings):
         hide_input_in_errors=True,
     )
 
-    host: str = Field("127.0.0.1", description="address to listen on")
+    host: Host = Field("127.0.0.1", description="address to listen on")
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="lowest level that is logged")
 
 

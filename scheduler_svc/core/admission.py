@@ -99,18 +99,25 @@ class Admission:
         return self._total.num_tokens
 
     def check(
-        self, request: Request, now: float, context_length: int, rates: Rates, slot_seconds: Callable[[Request], float]
+        self,
+        request: Request,
+        now: float,
+        context_length: int,
+        rates: Rates,
+        slot_seconds: Callable[[Request], float],
+        budget_seconds: float = 0.0,
     ) -> AdmissionRefusal | None:
         """Why a request may not wait, or None.
 
         `context_length` is 0 if there was no replica yet. `slot_seconds` predicts when a slot is there for a request.
+        Its account cannot pay for it for `budget_seconds`.
         """
         return (
             self.check_size(request, context_length)
             or _refuse_costly(request)
             or self._check_account(request, rates)
             or self._check_room(request, rates)
-            or self._check_deadline(request, now, rates, slot_seconds)
+            or self._check_deadline(request, now, rates, slot_seconds, budget_seconds)
         )
 
     def enter(self, request: Request) -> None:
@@ -225,19 +232,37 @@ class Admission:
         )
 
     def _check_deadline(
-        self, request: Request, now: float, rates: Rates, slot_seconds: Callable[[Request], float]
+        self,
+        request: Request,
+        now: float,
+        rates: Rates,
+        slot_seconds: Callable[[Request], float],
+        budget_seconds: float,
     ) -> AdmissionRefusal | None:
-        if request.deadline is None or (wait := self.predicted_wait(request, rates, slot_seconds(request))) is None:
+        if request.deadline is None:
             return None
+        wait = self.predicted_wait(request, rates, slot_seconds(request))
         num_output = request.least_output
         own = len(request.prompt) * rates.prefill_seconds_per_token + num_output * rates.decode_seconds_per_token
-        left = request.deadline - now
-        if wait + own <= left:
-            return None
-        message = f"predicted to wait {wait:.1f} s and to run at least {own:.1f} s, with {max(0.0, left):.1f} s left"
-        return AdmissionRefusal(
-            Failure.DEADLINE_INFEASIBLE, message, _clamped(wait + own - left) if own <= left else None
-        )
+        refusal = None if wait is None else _refuse_late(request, now, wait, own)
+        return refusal or refuse_unpaid(request, now, budget_seconds, own)
+
+
+def _refuse_late(request: Request, now: float, wait: float, own: float, cause: str = "") -> AdmissionRefusal | None:
+    """Why a request that waits for `wait` seconds, and then runs for `own`, cannot meet its deadline, or None."""
+    if request.deadline is None:
+        return None
+    left = request.deadline - now
+    if wait + own <= left:
+        return None
+    message = f"predicted to wait {wait:.1f} s{cause} and to run at least {own:.1f} s, with {max(0.0, left):.1f} s left"
+    return AdmissionRefusal(Failure.DEADLINE_INFEASIBLE, message, _clamped(wait + own - left) if own <= left else None)
+
+
+def refuse_unpaid(request: Request, now: float, seconds: float, own: float = 0.0) -> AdmissionRefusal | None:
+    """Why a request that its account cannot pay for `seconds` long cannot meet its deadline, or None."""
+    cause = f" for the tokens_per_minute of the key, {request.limits.tokens_per_minute},"
+    return _refuse_late(request, now, seconds, own, cause) if seconds else None
 
 
 def _refuse_costly(request: Request) -> AdmissionRefusal | None:

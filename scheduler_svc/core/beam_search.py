@@ -81,19 +81,29 @@ class BeamSearch:
         )
         going_on: list[Beam] = []
         ending: list[Beam] = []
+        # Tokens are copied only for beams that are kept: there are width * (width + stop tokens) candidates.
         for rank, (negative_score, index, token_id, logprob) in enumerate(ranked):
-            tokens, choices = [*self.beams[index].tokens, token_id], self.beams[index].choices
-            if self.params.logprobs is not None:
-                choices = [*choices, Choice(logprob, candidates[index][: self.params.logprobs])]
-            if token_id not in ending_ids and length < self._max_tokens:
-                going_on.append(Beam(tokens, -negative_score, choices, index))
-            elif rank < width:
-                score = -negative_score / length**self.params.length_penalty
-                ending.append(Beam(tokens, score, choices, index))
+            if rank >= width and len(going_on) == width:
+                break
+            if token_id in ending_ids or length == self._max_tokens:
+                if rank < width:
+                    score = -negative_score / length**self.params.length_penalty
+                    ending.append(self._continuation(index, token_id, logprob, score, candidates))
+            elif len(going_on) < width:
+                going_on.append(self._continuation(index, token_id, logprob, -negative_score, candidates))
         best = sorted([*self.finished, *ending], key=lambda beam: -beam.score)
         self.finished = best[:width]
-        self.beams = going_on[:width]
+        self.beams = going_on
         self.is_over = not self.beams or (len(self.finished) == width and not self._goes_on(length))
+
+    def _continuation(
+        self, parent: int, token_id: int, logprob: float, score: float, candidates: Seq[Seq[Candidate]]
+    ) -> Beam:
+        """A running beam with one more token."""
+        choices = self.beams[parent].choices
+        if self.params.logprobs is not None:
+            choices = [*choices, Choice(logprob, candidates[parent][: self.params.logprobs])]
+        return Beam([*self.beams[parent].tokens, token_id], score, choices, parent)
 
     def _goes_on(self, length: int) -> bool:
         """Whether the best beam may still become better than the worst finished sequence."""

@@ -5,7 +5,7 @@ tokens that are leased already, so `spent` plus `promised` never exceeds `leased
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from scheduler_svc.core.account_limits import AccountLimits
@@ -42,6 +42,7 @@ class Budget:
         self.num_live = 0  # sequences that have not ended
         self.num_running = 0  # of these, those that hold a slot and pay for each token
         self._shortfall: int | None = None  # the fewest tokens that would let something run that cannot run now
+        self._bucket: tuple[float, float] | None = None  # the level of its bucket, and when; None: not known
 
     @property
     def available(self) -> int:
@@ -62,7 +63,36 @@ class Budget:
     def grant(self, num_tokens: int) -> None:
         """Adds leased tokens."""
         self.leased += num_tokens
-        self._shortfall = None
+        self._shortfall = self._bucket = None
+        self.owner.on_available()
+
+    def note_bucket(self, level: float, now: float) -> None:
+        """The account's bucket has at most so many tokens, and fills by its rate."""
+        self._bucket = level, now
+
+    def seconds_until(self, num_needed: int, now: float) -> float:
+        """Seconds until so many tokens can be available at the earliest, as far as is known. Promised tokens may come
+        back at once.
+        """
+        if self._bucket is None:
+            return 0.0
+        level, at = self._bucket
+        num_missing = num_needed - (self.leased - self.spent) - level
+        return max(0.0, at + num_missing * 60 / self.tokens_per_minute - now) if num_missing > 0 else 0.0
+
+    def settle(self, num_promised: int, num_spent: int) -> None:
+        """Of tokens that were promised, so many are spent; the others are available again."""
+        self.promised -= num_promised
+        self.spent += num_spent
+        if self._shortfall is not None and self._shortfall <= self.available:
+            self._shortfall = None
+            self.owner.on_available()
+
+    def note_slots(self, change: int) -> None:
+        """So many more sequences hold a slot and pay for each token now, or fewer: then others need fewer tokens."""
+        self.num_running += change
+        if change < 0 and self._shortfall is not None:
+            self.owner.on_available()
 
     def take_back(self) -> int:
         """Removes the leased tokens that are available, to be returned to the bucket; returns how many."""
@@ -137,11 +167,18 @@ class Charge:
         token: an account whose tokens are short runs few sequences at a time. No more than a minute's tokens, unless
         the prompt alone costs as much.
         """
+        return self._num_needed(num_left, self.budget.num_running)
+
+    def seconds_until_start(self, num_left: int, now: float) -> float:
+        """Seconds until its account can pay for a slot at the earliest, as far as is known."""
+        return self.budget.seconds_until(self._num_needed(num_left, 0), now)
+
+    def _num_needed(self, num_left: int, num_running: int) -> int:
         num_needed = 0 if self.is_paid else self._prompt_estimate
         if self.pays_ahead:
             return num_needed + (0 if self.is_paid else self._search_tokens)
         most = max(self.budget.tokens_per_minute, num_needed + 1)
-        return min(most, num_needed + min(QUANTUM, num_left) * (self.budget.num_running + 1))
+        return min(most, num_needed + min(QUANTUM, num_left) * (num_running + 1))
 
     def pay_prompt(self, num_cached: int, num_left: int) -> bool:
         """Pays for the prompt, of which `num_cached` tokens are cached, unless that is done; False: too few tokens."""
@@ -159,7 +196,7 @@ class Charge:
     def note_slots(self, change: int) -> None:
         """So many more of its sequences hold a slot now, or fewer."""
         if not self.pays_ahead:
-            self.budget.num_running += change
+            self.budget.note_slots(change)
 
     def reserve(self, num_tokens: int) -> None:
         """Promises tokens that a step may return, unless everything is paid with the prompt."""
@@ -169,19 +206,17 @@ class Charge:
 
     def settle(self, num_reserved: int, num_returned: int) -> None:
         """A step for which `num_reserved` tokens were promised is done, and returned so many; 0 where it was lost."""
-        self.budget.promised -= num_reserved
-        self.budget.spent += num_returned
+        self.budget.settle(num_reserved, num_returned)
 
     def pay_search(self, num_tokens: int) -> None:
         """A search has computed one more position."""
         self._search_tokens -= num_tokens
-        self.budget.promised -= num_tokens
-        self.budget.spent += num_tokens
+        self.budget.settle(num_tokens, num_tokens)
 
     def close(self) -> None:
         """The request has ended: what is left of a search's tokens is available again."""
         if self.num_promised_ahead:
-            self.budget.promised -= self.num_promised_ahead
+            self.budget.settle(self.num_promised_ahead, 0)
             self._search_tokens = 0
 
     def _cost(self, num_cached: int) -> int:
@@ -192,9 +227,12 @@ class Charge:
 class Budgets:
     """The budgets of all accounts with a limit of tokens. All cores of a scheduler share them."""
 
-    def __init__(self, term: str = "") -> None:
-        """`term` distinguishes the driver from others, before and after it."""
+    def __init__(self, term: str = "", on_available: Callable[[], None] = lambda: None) -> None:
+        """`term` distinguishes the driver from others, before and after it. `on_available` is called when something
+        that could not run for lack of tokens may run now, in whichever core it waits.
+        """
         self.term = term
+        self.on_available = on_available
         self.num_created = 0
         """Budgets so far."""
         self.has_new_demand = False
@@ -220,6 +258,10 @@ class Budgets:
         if arrived_at >= budget.stated_at:
             budget.tokens_per_minute, budget.stated_at = limits.tokens_per_minute, arrived_at
         return Charge(budget, limits.cached_token_factor, num_prompt, search_tokens)
+
+    def find(self, limits: AccountLimits) -> Budget | None:
+        """The budget that a request with these limits is paid from, if there is one yet."""
+        return None if limits.tokens_per_minute is None else self._budgets.get(limits.account)
 
     def forget(self, budget: Budget) -> bool:
         """Drops the budget of an account; False if the account has live requests again."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence as Seq
 from itertools import chain
 
 from scheduler_svc.core.beam_search import BeamGroup
-from scheduler_svc.core.budgets import Budgets, Charge
+from scheduler_svc.core.budgets import Budget, Budgets, Charge
 from scheduler_svc.core.events import FailedEvent, Failure
 from scheduler_svc.core.lazy_heap import LazyHeap
 from scheduler_svc.core.planning.isolated_runs import IsolatedRuns
@@ -93,6 +93,15 @@ class RequestTable:
         is_paid = any(known.is_prompt_paid or known.token_ids for known in restored)
         num_prompt = 0 if is_paid else len(request.prompt)
         return self._budgets.charge(request.limits, num_prompt, request.search_tokens, request.arrived_at)
+
+    def unpaid(self, budget: Budget) -> list[tuple[Request, Charge]]:
+        """The requests of an account that have deadlines, and neither a paid prompt nor output."""
+        first_ones = [self._requests[key][0] for key in self._deadlines]
+        return [
+            (one.request, one.charge)
+            for one in first_ones
+            if one.charge is not None and one.charge.budget is budget and not (one.charge.is_paid or one.num_output)
+        ]
 
     def forget_hashes(self) -> None:
         """The block size has changed."""

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
-from scheduler_svc.core.admission import Admission, AdmissionRefusal, Rates, Sharing
+from scheduler_svc.core.admission import Admission, AdmissionRefusal, Rates, Sharing, refuse_unpaid
 from scheduler_svc.core.beam_search import BeamGroup, refuse_wide
 from scheduler_svc.core.beams import BeamSearches
-from scheduler_svc.core.budgets import Budgets
+from scheduler_svc.core.budgets import Budget, Budgets, Charge
 from scheduler_svc.core.committer import Committer, prompt_logprobs_events
 from scheduler_svc.core.events import Event, FailedEvent, Failure
 from scheduler_svc.core.limits import MAX_STEPS_IN_FLIGHT, SchedulerLimits
@@ -249,10 +250,20 @@ class Scheduler:
         refusal = self._refuse_unfit(request)
         if refusal is None and not is_restored:
             admission, slot_seconds = self.waiting.admission, self.slot_wait.seconds
-            refusal = admission.check(request, now, self.context_length, self.rates(now), slot_seconds)
+            refusal = admission.check(
+                request, now, self.context_length, self.rates(now), slot_seconds, self._budget_seconds(request, now)
+            )
         if refusal is None:
             return None
         return FailedEvent(request, refusal.failure, refusal.message, refusal.retry_after)
+
+    def _budget_seconds(self, request: Request, now: float) -> float:
+        """Seconds until the account of a new request can pay for it at the earliest, as far as is known."""
+        budget, limits = self.budgets.find(request.limits), request.limits
+        if budget is None:
+            return 0.0
+        charge = Charge(budget, limits.cached_token_factor, len(request.prompt), request.search_tokens)
+        return charge.seconds_until_start(request.max_tokens, now)
 
     def submit(self, request: Request, now: float, restored: Seq[RestoredSequence] = ()) -> FailedEvent | None:
         """Queues a request, or returns why it is rejected.
@@ -283,6 +294,16 @@ class Scheduler:
         """Ends the requests whose deadline has passed."""
         late = self._requests.take_late(now)
         return self._requests.cancel_all(late, Failure.DEADLINE_EXCEEDED, "the deadline passed")
+
+    def expire_unpaid(self, budget: Budget, now: float) -> list[FailedEvent]:
+        """Ends the requests of an account that cannot pay for their prompts before their deadlines."""
+        events: list[FailedEvent] = []
+        for request, charge in self._requests.unpaid(budget):
+            refusal = refuse_unpaid(request, now, charge.seconds_until_start(request.max_tokens, now))
+            if refusal is not None:
+                ended = self._requests.cancel_all([request.key], refusal.failure, refusal.message)
+                events += [replace(event, retry_after=refusal.retry_after) for event in ended]
+        return events
 
     def finish(self, key: str, index: int, num_tokens: int) -> None:
         """Ends one sequence at a stop string: only its first `num_tokens` output tokens count."""

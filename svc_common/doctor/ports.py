@@ -71,7 +71,7 @@ def _address(setting: ListenSetting) -> str:
     host, port, _ = setting
     try:
         return str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][4][0])
-    except OSError:
+    except (OSError, UnicodeError):
         return host
 
 

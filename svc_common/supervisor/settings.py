@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import CliImplicitFlag, SettingsConfigDict
 
+from svc_common.addresses import Host
 from svc_common.model_settings import (
     MODELS,
     SERVED_MODEL_NAME,
@@ -37,7 +38,7 @@ class SupervisorSettings(ServiceSettings):
 
     model_config = SettingsConfigDict(cli_prog_name="python -m svc_common.supervisor")
 
-    host: str = Field("127.0.0.1", description="address that gateways listen on; other services listen on 127.0.0.1")
+    host: Host = Field("127.0.0.1", description="address that gateways listen on; other services listen on 127.0.0.1")
     log_level: str = Field(
         "warning", pattern="^(debug|info|warning|error)$", description="lowest level that services log"
     )

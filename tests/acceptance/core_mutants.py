@@ -322,6 +322,12 @@ MUTANTS = (
     ),
     Mutant(
         "budgets.py",
+        "if self._shortfall is not None and self._shortfall <= self.available:",
+        "if False:",
+        "tokens that come back wake nobody",
+    ),
+    Mutant(
+        "budgets.py",
         "        self.is_paid = True\n",
         "",
         "a prompt is paid again after a preemption",

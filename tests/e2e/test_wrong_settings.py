@@ -37,6 +37,9 @@ WRONG_VALUES = {
         "QUIRE_AGEING_SECONDS": "0",
         "QUIRE_MAX_QUEUED_REQUESTS": "0",
         "QUIRE_MAX_TENANT_QUEUED_TOKENS": "0",
+        "QUIRE_WORKERS_AT": "127.0.0.1:99999",
+        "QUIRE_HOST": "a..b",
+        "QUIRE_SCHEDULER_ADMIN_HOST": "a..b",
     },
 }
 

@@ -102,10 +102,17 @@ class PrefixCache:
         return BlockContent(sequence.block_hashes[block], pack_block(sequence.tokens, block, self._shape.block_size))
 
     def extend_hashes(self, sequence: Sequence, num_blocks: int) -> None:
-        """Hashes a sequence's first `num_blocks` blocks, as far as they are not yet."""
-        if num_blocks > len(sequence.block_hashes):
-            root = root_hash(self._shape.fingerprint, sequence.request.salt)
-            extend_hashes(sequence.block_hashes, root, sequence.tokens, self._shape.block_size, num_blocks)
+        """Hashes a sequence's first `num_blocks` blocks, as far as they are not yet. Those of the prompt are hashed for
+        the first one of its siblings only.
+        """
+        hashes, size = sequence.block_hashes, self._shape.block_size
+        if num_blocks <= len(hashes):
+            return
+        num_of_prompt = min(num_blocks, len(sequence.request.prompt) // size)
+        for first in sequence.siblings[:1]:
+            hashes.extend(first.block_hashes[len(hashes) : num_of_prompt])
+        root = root_hash(self._shape.fingerprint, sequence.request.salt)
+        extend_hashes(hashes, root, sequence.tokens, size, num_blocks)
 
     def check_integrity(self, present: set[int]) -> None:
         """Raises AssertionError if a sequence is to compute blocks whose id is not among those present."""

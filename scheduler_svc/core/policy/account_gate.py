@@ -291,10 +291,13 @@ def refuse_beyond_account(request: Request, replicas: Seq[Replica]) -> Admission
     num_blocks = request.max_blocks(size)
     if num_blocks <= limits.max_kv_blocks:
         return None
-    message = (
-        f"prompt and max_tokens take up to {num_blocks} KV blocks of {size} tokens, and max_kv_blocks of the API key "
-        f"is {limits.max_kv_blocks}"
-    )
+    limit = f"KV blocks of {size} tokens, and max_kv_blocks of the API key is {limits.max_kv_blocks}"
+    num_output = 0 if request.returns_value else 1
+    num_of_prompt = -(-(len(request.prompt) + num_output) // size)
+    if num_of_prompt > limits.max_kv_blocks:
+        what = "the prompt and the first token of its output take" if num_output else "the prompt takes"
+        return AdmissionRefusal(Failure.PROMPT_TOO_COSTLY, f"{what} {num_of_prompt} {limit}")
+    message = f"prompt and max_tokens take up to {num_blocks} {limit}"
     return AdmissionRefusal(Failure.TOO_MANY_TOKENS if beam is None else Failure.SEARCH_TOO_WIDE, message)
 
 

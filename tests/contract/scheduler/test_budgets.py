@@ -9,6 +9,7 @@ from hashlib import sha256
 
 import pytest
 import redis
+from google.protobuf.duration_pb2 import Duration
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from redis_server import RedisServer, running_server
@@ -100,6 +101,18 @@ async def test_a_key_gets_its_tokens_and_pauses_and_others_do_not_wait(
     submit = next(submit for submit in limited if len(session.tokens(submit.key)) < 200)  # the oldest is served first
     tokens = await session.until_tokens(submit.key, min(200, len(session.tokens(submit.key)) + 20))
     assert tokens == expected(len(tokens))
+
+
+async def test_a_deadline_before_the_budget_is_refilled_fails_with_when_to_try_again(session: SessionClient) -> None:
+    limits = account(tokens_per_minute=60)
+    first = await session.submit(prompt_token_ids=range(55), max_tokens=1, limits=limits)
+    await session.until(first.key, "tokens")
+    time_left = Duration(seconds=8)  # what the next one needs to start is there after about 22 s
+    late = await session.submit(max_tokens=100, limits=limits, time_left=time_left)
+    refusal = (await session.until(late.key, "failed")).failed
+    assert refusal.reason == scheduler_v1.FAILURE_REASON_DEADLINE_INFEASIBLE
+    assert "tokens_per_minute of the key, 60" in refusal.message
+    assert refusal.HasField("retry_after")
 
 
 async def test_without_redis_a_limited_key_uses_up_its_lease_and_continues_when_it_is_back(

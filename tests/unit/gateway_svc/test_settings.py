@@ -7,8 +7,8 @@ from svc_common.settings import read_settings
 
 
 def test_schedulers_are_read_one_by_one() -> None:
-    settings = read_settings(GatewaySettings, ["--schedulers-at", "a:1, b.c:2"])
-    assert settings.scheduler_addresses == ["a:1", "b.c:2"]
+    settings = read_settings(GatewaySettings, ["--schedulers-at", "a:1, b.c:2,[::1]:3 "])
+    assert settings.scheduler_addresses == ["a:1", "b.c:2", "[::1]:3"]
 
 
 def test_variables_are_the_same_as_flags(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,7 +18,7 @@ def test_variables_are_the_same_as_flags(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (settings.http_port, settings.grpc_port, settings.drain_grace) == (1, 3, 2.5)
 
 
-@pytest.mark.parametrize("value", ["", "a", "a:b", "a:1,", "a:1 b:2"])
+@pytest.mark.parametrize("value", ["", "a", "a:b", "a:1,", "a:1 b:2", "a:0", "a:65536", "a..b:1", "::1:1"])
 def test_a_bad_list_of_schedulers_is_named(value: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         read_settings(GatewaySettings, ["--schedulers-at", value])

@@ -1,6 +1,7 @@
 """Leases: taken ahead of need, repeated until they are answered, and returned when an account is idle."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import cast
@@ -40,11 +41,12 @@ class ScriptedBuckets:
 class LeaseBench:
     def __init__(self, level: int = 600) -> None:
         self.store = ScriptedBuckets(level)
-        self.budgets = Budgets("7")
+        self.budgets = Budgets("7", self._on_available)
         self.num_leased = 0
-        self.leases = BudgetLeases(self.budgets, cast(Store, self.store), self._on_leased)
+        self.short: list[Budget] = []
+        self.leases = BudgetLeases(self.budgets, cast(Store, self.store), self.short.append)
 
-    def _on_leased(self) -> None:
+    def _on_available(self) -> None:
         self.num_leased += 1
 
     def start(self) -> Budget:
@@ -103,6 +105,22 @@ async def test_a_bucket_with_too_little_is_asked_again() -> None:
         while not budget.available:
             await asyncio.sleep(0.001)
         assert [call.number for call in bench.store.calls] == list(range(1, len(bench.store.calls) + 1))
+
+
+async def test_what_is_known_of_a_bucket_with_too_little_is_noted() -> None:
+    async with at_work(level=25) as bench:
+        budget = bench.start()
+        before = time.monotonic()
+        while len(bench.store.calls) < 3:
+            await asyncio.sleep(0.001)
+        assert bench.short == [budget]  # it was short at the second call, too
+        assert budget.seconds_until(26, before) >= 0.05
+        assert budget.seconds_until(26 + 6000, before) - budget.seconds_until(26, before) == pytest.approx(600)
+        bench.store.level = 90
+        while not budget.available:
+            await asyncio.sleep(0.001)
+        assert budget.available == 60
+        assert budget.seconds_until(1000, before) == 0.0  # what is left in the bucket is not known
 
 
 async def test_the_lease_of_an_idle_account_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -286,6 +286,46 @@ async def test_a_request_that_needs_the_store_is_answered_once_that_has_answered
         assert on.answers[7].HasField("accepted")
 
 
+def named(**fields: object) -> scheduler_v1.Submit:
+    return unrecorded(key="k", submission_id="k", retention=None, detachable=True, **fields)
+
+
+async def test_the_record_of_a_request_whose_tokens_do_not_fit_ends(url: str) -> None:
+    """The store has lost its first tokens, and its gateway has later ones only."""
+    beyond = scheduler_v1.UnflushedTokens(index=0, offset=4, token_ids=[7])
+    async with bench(url) as on:
+        on.ask(submit=named(was_accepted=True, unflushed=[beyond]))
+        await until(lambda: 7 in on.answers)
+        assert on.answers[7].failed.reason == scheduler_v1.FAILURE_REASON_DIVERGED
+        assert await on.journal.flush(20)
+        assert await on.store.live() == []
+        record = await on.store.read("k")
+        assert record is not None
+        assert (record.state, record.failure) == (State.FAILED, scheduler_v1.FAILURE_REASON_DIVERGED)
+
+
+async def test_the_record_of_a_request_that_cannot_be_started_ends(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError
+
+    async with bench(url) as on:
+        with monkeypatch.context() as patches:
+            patches.setattr("scheduler_svc.unflushed_tokens.merge", fail)
+            on.ask(submit=named())
+            await until(lambda: 7 in on.answers)
+        assert on.answers[7].failed.reason == scheduler_v1.FAILURE_REASON_INTERNAL
+        assert await on.journal.flush(20)
+        assert await on.store.live() == []
+
+
+async def test_a_gateway_that_cannot_render_the_answer_is_refused_without_a_record(url: str) -> None:
+    async with bench(url) as on:
+        on.gateway.protocol = 1
+        on.ask(submit=named(render_options=scheduler_v1.RenderOptions(echo=True)))
+        assert on.answers[7].failed.reason == scheduler_v1.FAILURE_REASON_UNAVAILABLE
+        assert await on.store.read("k") is None
+
+
 @pytest.mark.parametrize("error", [StoreUnavailable("away"), MalformedRecord("malformed"), ValueError()], ids=repr)
 async def test_a_request_that_cannot_be_recorded_does_not_count(
     error: Exception, url: str, monkeypatch: pytest.MonkeyPatch

@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from checksum_service import ChecksumService
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from quire.worker.v1 import worker_pb2 as worker_v1
 from scheduler_svc.core.kv.block_hash_report import BlockHashReport
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.engine import SchedulerEngine
@@ -20,15 +22,16 @@ async def two_workers() -> AsyncIterator[tuple[SchedulerEngine, list[tuple[Repli
         yield running.engine, [joined(running) for _ in range(2)]
 
 
-def joined(running: Deployment) -> tuple[Replica, asyncio.Event]:
+def joined(running: Deployment, model: str = "") -> tuple[Replica, asyncio.Event]:
     about, wake = ChecksumService().about, asyncio.Event()
+    about.MergeFrom(worker_v1.DescribeResponse(model=model))
     replica = Replica(shape_from_proto(about))
     running.engine.add_worker(replica, about, wake, BlockHashReport({}, {}))
     return replica, wake
 
 
-def started(engine: SchedulerEngine, key: str, deadline: float | None = None) -> None:
-    submit = scheduler_v1.Submit(key=key, prompt_token_ids=[1, 2], n=1, max_tokens=8, tenant="t", weight=1)
+def started(engine: SchedulerEngine, key: str, deadline: float | None = None, **fields: Any) -> None:
+    submit = scheduler_v1.Submit(key=key, prompt_token_ids=[1, 2], n=1, max_tokens=8, tenant="t", weight=1, **fields)
     engine.take_over([RequestLog(submit, accepted_at=1.0, deadline=deadline)])
     live = engine.requests.get(key)
     assert live is not None
@@ -52,3 +55,21 @@ async def test_workers_are_woken_where_a_deadline_ends_a_request() -> None:
         while engine.is_live("late"):
             engine.schedule(first)
         assert wake.is_set()
+
+
+async def test_workers_of_all_models_are_woken_where_an_account_gets_tokens_back() -> None:
+    async with deployment() as running:
+        engine = running.engine
+        (first, _), (second, wake) = joined(running, "a"), joined(running, "b")
+        limits = scheduler_v1.AccountLimits(account="t/", tokens_per_minute=600)
+        search = scheduler_v1.BeamSearch(width=4, length_penalty=1.0)
+        started(engine, "search", model="a", limits=limits, beam_search=search)
+        budget = next(iter(engine.budgets))
+        budget.grant(2 + 4 * 8)
+        assert engine.schedule(first) is not None
+        started(engine, "other", model="b", limits=limits)
+        assert engine.schedule(second) is None
+        wake.clear()
+        engine.take(scheduler_v1.SessionRequest(cancel=scheduler_v1.Cancel(key="search")), running.gateway)
+        assert wake.is_set()
+        assert engine.schedule(second) is not None

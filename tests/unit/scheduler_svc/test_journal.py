@@ -227,14 +227,24 @@ async def test_what_a_restarted_store_lost_is_written_again(tmp_path: Path, call
             server.kill()
 
 
+@pytest.mark.parametrize(
+    ("large", "kept"), [(None, [False, False, True, True, True]), (4, [False, False, False, False, True])]
+)
 async def test_of_what_is_over_and_cannot_be_written_the_latest_are_kept(
-    tmp_path: Path, callbacks: JournalCallbacks, monkeypatch: pytest.MonkeyPatch
+    large: int | None,
+    kept: list[bool],
+    tmp_path: Path,
+    callbacks: JournalCallbacks,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(journal_module, "_MAX_KEPT", 3)
+    """As many as their weight allows."""
+    monkeypatch.setattr(journal_module, "_MAX_KEPT", 3 * 1024 + 500)
     server = RedisServer(tmp_path)
     async with store_at(server) as store:
         journal = journal_of(store, callbacks)
         running, over = request_log(), [request_log() for _ in range(5)]
+        if large is not None:
+            over[large].submit.attachment = bytes(8 * 2000)
         for log in (running, *over):
             journal.mark_changed(log)
         for log in over:
@@ -246,7 +256,7 @@ async def test_of_what_is_over_and_cannot_be_written_the_latest_are_kept(
         try:
             assert await journal.flush(60)
             found = [await store.read(log.key) is not None for log in (running, *over)]
-            assert found == [True, False, False, True, True, True]
+            assert found == [True, *kept]
         finally:
             server.kill()
 

@@ -212,6 +212,26 @@ async def test_a_detached_request_that_moves_to_another_version_keeps_its_grace(
     assert live.log.state is State.CANCELLED
 
 
+async def test_of_requests_that_have_ended_only_those_are_kept_that_the_store_is_to_know(
+    requests: LiveRequests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store is away."""
+    monkeypatch.setattr("scheduler_svc.journal._MAX_KEPT", 3 * 1024 + 500)
+    for key in ("first", "second"):
+        requests.cancel(started(requests, key=key))
+    unrecorded = scheduler_v1.Retention(is_unrecorded=True)
+    requests.cancel(started(requests, key="unrecorded", retention=unrecorded, attachment=bytes(1000)))
+    assert requests.ended("unrecorded") is None
+    assert requests.attachments.num_bytes == 0
+    assert requests.ended("first") is not None
+    requests.cancel(started(requests, key="large", attachment=bytes(8 * 2000)))
+    assert not await requests._journal.flush(0.01)
+    requests.cancel(started(requests, key="last"))
+    kept = [key for key in ("first", "second", "large", "last") if requests.ended(key) is not None]
+    assert kept == ["large", "last"]
+    assert requests.attachments.num_bytes == 8 * 2000
+
+
 async def test_a_request_that_is_too_long_for_a_new_version_runs_on_the_last_worker_of_the_old_one() -> None:
     journal = Journal(
         RedisStore("redis://127.0.0.1:1/0"), 1, lambda: None, lambda log, index: None, Spending(Budgets())

@@ -120,6 +120,21 @@ class LiveMachine(RuleBasedStateMachine):
             command.attach.CopyFrom(scheduler_v1.Attach(key=key, command_id=command_id, unflushed=unflushed))
         self.run(lambda: self.engine.take(command, gateway))
 
+    @precondition(lambda self: self.num_quiet > LULL)
+    @rule(number=st.integers(0, 1))
+    def submit_beyond_a_gap(self, number: int) -> None:
+        """The store has lost tokens before those that a gateway has: the request is refused once it is recorded."""
+        self.num_submitted += 1
+        was_live = self.engine.is_live("gap")  # the scheduler died before its end was recorded
+        command_id = self.num_attachments = self.num_attachments + 1
+        submit = self._submit("gap", str(self.num_submitted))
+        submit.command_id = command_id
+        submit.unflushed.add(offset=2, token_ids=[1])
+        self.gateways[number].asked[command_id] = submit.submission_id
+        self.run(lambda: self.engine.take(scheduler_v1.SessionRequest(submit=submit), self.gateways[number]))
+        assert command_id not in self.gateways[number].asked
+        assert self.engine.is_live("gap") is was_live
+
     def _submit(self, key: str, submission_id: str) -> scheduler_v1.Submit:
         return scheduler_v1.Submit(
             key=key,

@@ -263,6 +263,20 @@ async def test_a_name_that_is_not_found_hides_no_other_and_loses_none_of_its_own
             assert len(running.engine.replicas) == 2
 
 
+async def test_a_name_that_no_resolver_takes_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    look_up = socket.getaddrinfo
+
+    def refuse(host: str, *args: Any, **options: Any) -> Any:
+        if host == "first":
+            raise UnicodeError("label too long")
+        return look_up(host, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    async with served(ScriptedWorker()) as (second,), deployment("first:1", second) as running:
+        await running.workers(1)
+        assert not running.engine.models.all_connected
+
+
 async def test_a_worker_that_is_to_end_hands_its_sequences_over() -> None:
     workers = [ScriptedWorker(), ScriptedWorker()]
     async with served(*workers) as addresses, deployment(*addresses) as running:

@@ -1,11 +1,19 @@
 """The errors of addresses in use."""
 
+import re
 import socket
 from pathlib import Path
 
 import pytest
 
-from svc_common.addresses import AddressInUse, CannotListen, check_can_listen, check_unix_socket, join_host_port
+from svc_common.addresses import (
+    AddressInUse,
+    CannotListen,
+    HostPort,
+    check_can_listen,
+    check_unix_socket,
+    join_host_port,
+)
 
 
 def test_a_taken_port_is_named() -> None:
@@ -52,3 +60,40 @@ def test_a_path_that_can_be_no_socket_is_refused_with_the_reason(name: str, why:
     with pytest.raises(CannotListen, match=f"^cannot listen at {tmp_path / name}: .*{why}") as raised:
         check_unix_socket(tmp_path / name)
     assert not isinstance(raised.value, AddressInUse)
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [("a.b_c:1", "a.b_c", 1), (" 127.0.0.1:65535 ", "127.0.0.1", 65535), ("[::1]:2", "::1", 2)],
+)
+def test_an_address_to_connect_to_is_a_host_and_a_port(text: str, host: str, port: int) -> None:
+    address = HostPort.parse(text)
+    assert address == HostPort(host, port)
+    assert HostPort.parse(str(address)) == address
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("a", "is not host:port"),
+        (":1", "is not host:port"),
+        ("a b:1", "is not host:port"),
+        ("::1:2", "an IPv6 address is in brackets"),
+        ("[a]:1", "an IPv6 address is in brackets"),
+        ("a:", "not a number from 1 to 65535"),
+        ("a:0", "not a number from 1 to 65535"),
+        ("a:99999", "not a number from 1 to 65535"),
+        ("a:-1", "not a number from 1 to 65535"),
+        ("a:" + "9" * 5000, "not a number from 1 to 65535"),
+        ("a..b:1", "a..b is not a host"),
+        ("a" * 64 + ":1", "is not a host"),
+    ],
+)
+def test_what_is_no_address_to_connect_to_is_refused(text: str, why: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(why)):
+        HostPort.parse(text)
+
+
+def test_nothing_listens_on_a_host_that_no_resolver_takes() -> None:
+    with pytest.raises(CannotListen, match=r"^cannot listen on a\.\.b:1: a\.\.b is not a host$"):
+        check_can_listen("a..b", 1)

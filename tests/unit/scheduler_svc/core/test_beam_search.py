@@ -5,7 +5,7 @@ import zlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -147,3 +147,22 @@ def test_stop_tokens_are_barred_until_min_tokens_are_there() -> None:
     advance(search, [(0, -0.1), (1, -1.0)])
     assert search.is_over
     assert search.finished[0].tokens == [1, 0]
+
+
+def test_tokens_are_copied_for_the_beams_that_are_kept_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[Beam] = []
+
+    def build(*args: Any) -> Beam:
+        built.append(Beam(*args))
+        return built[-1]
+
+    width = 16
+    search = BeamSearch(BeamParams(width, 0.0, EarlyStopping.NEVER), 9, frozenset({0}))
+    monkeypatch.setattr("scheduler_svc.core.beam_search.Beam", build)
+    options = [(token, -0.1 * token) for token in range(width + 1)]
+    advance(search, options)
+    for _ in range(3):
+        built.clear()
+        advance(search, *[options] * width)
+        assert len(search.beams) == width
+        assert len(built) <= 2 * width  # those that go on, and those that end

@@ -1,11 +1,13 @@
 """Token budgets: nothing is planned that is not leased, prompts are paid once, and who cannot pay delays nobody."""
 
+from dataclasses import replace
+
 import pytest
 
 from core_bench import BLOCK, EMBEDDING, CoreBench, keys, prompt
 from scheduler_svc.core.account_limits import AccountLimits
 from scheduler_svc.core.admission import AdmissionLimits
-from scheduler_svc.core.budgets import QUANTUM, Budget, Demand
+from scheduler_svc.core.budgets import QUANTUM, Budget, Budgets, Demand
 from scheduler_svc.core.events import Failure, TokensEvent
 from scheduler_svc.core.explain import SequenceStatus, explain
 from scheduler_svc.core.limits import SchedulerLimits
@@ -216,6 +218,63 @@ def test_a_beam_search_waits_for_all_that_it_may_cost_and_returns_the_rest() -> 
     bench.scheduler.cancel("a")
     bench.commit()
     assert (budget_of(bench).promised, budget_of(bench).spent, budget_of(bench).available) == (0, PLAIN, 40)
+
+
+def test_the_owner_is_called_where_tokens_come_back_for_what_lacked_them() -> None:
+    calls: list[int] = []
+    budgets = Budgets("7", lambda: calls.append(budget.available))
+    charges = [budgets.charge(LIMITS, PLAIN, num_tokens, 0.0) for num_tokens in (40, 20)]
+    search, other = (charge for charge in charges if charge is not None)
+    budget = search.budget
+    budget.grant(PLAIN + 40)
+    assert search.pay_prompt(0, 10)
+    calls.clear()
+    search.pay_search(2)
+    search.close()
+    assert not calls  # nothing lacks them
+    assert (search.budget.available, other.num_needed(10)) == (38, PLAIN + 20)
+    budget.promised += 30
+    budget.note_shortfall(PLAIN + 20)
+    budget.settle(20, 0)
+    assert not calls  # still too few
+    budget.settle(10, 5)
+    assert calls == [33]
+    budget.settle(0, 0)
+    assert calls == [33]
+
+
+SLOW = AccountLimits("x/", tokens_per_minute=60)  # what a request needs to start is there after 26 s
+
+
+def test_a_deadline_before_the_account_has_tokens_is_rejected_at_once() -> None:
+    bench = CoreBench()
+    bench.submit("first", prompt(PLAIN), 100, limits=SLOW)
+    late = Request("late", prompt(PLAIN), 1, 100, limits=SLOW, deadline=5.0)
+    assert bench.scheduler.check(late, 0.0) is None  # nothing is known of the bucket
+    budget_of(bench).note_bucket(0.0, 0.0)
+    refused = bench.scheduler.check(late, 0.0)
+    assert refused is not None
+    assert refused.reason is Failure.DEADLINE_INFEASIBLE
+    assert refused.retry_after == pytest.approx(21.0, abs=0.2)  # and as long as it runs
+    assert "tokens_per_minute of the key, 60" in refused.message
+    assert bench.scheduler.check(replace(late, deadline=26.5), 0.0) is None
+    assert bench.scheduler.check(replace(late, deadline=27.0), 22.0) is None  # the bucket fills meanwhile
+    lease(bench, 1)
+    assert bench.scheduler.check(late, 0.0) is None
+
+
+def test_requests_end_as_soon_as_their_account_is_known_to_pay_too_late() -> None:
+    bench = CoreBench()
+    for key, deadline in (("none", None), ("late", 5.0), ("in time", 30.0)):
+        bench.submit(key, prompt(PLAIN), 100, limits=SLOW, deadline=deadline)
+    budget = budget_of(bench)
+    assert bench.scheduler.expire_unpaid(budget, 0.0) == []
+    budget.note_bucket(0.0, 0.0)
+    events = bench.scheduler.expire_unpaid(budget, 0.0)
+    assert [(event.request.key, event.reason, event.retry_after) for event in events] == [
+        ("late", Failure.DEADLINE_INFEASIBLE, 21.0)
+    ]
+    assert set(bench.scheduler.keys) == {"none", "in time"}
 
 
 @pytest.mark.parametrize(("num_prompt", "is_refused"), [(PER_MINUTE - 1, False), (PER_MINUTE, True)])

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from core_bench import BLOCK, CoreBench, prompt
+from core_bench import BLOCK, EMBEDDING, CoreBench, prompt
 from large import large_but
 from random_worlds import LimitedWorld, run_world
 from scheduler_svc.core.account_limits import AccountLimits
@@ -172,14 +172,25 @@ def search(key: str, width: int, **fields: Any) -> Request:
     ("request_", "failure", "message"),
     [
         (
-            Request("a", prompt(4 * BLOCK), 3, 1, **limited(max_kv_blocks=4)),
+            Request("a", prompt(4 * BLOCK - 1), 3, 2, **limited(max_kv_blocks=4)),
             Failure.TOO_MANY_TOKENS,
             "up to 5 KV blocks of 4 tokens, and max_kv_blocks of the API key is 4",
         ),
+        (
+            Request("a", prompt(4 * BLOCK), 3, 1, **limited(max_kv_blocks=4)),
+            Failure.PROMPT_TOO_COSTLY,
+            "the prompt and the first token of its output take 5 KV blocks of 4 tokens, and max_kv_blocks",
+        ),
+        (
+            Request("a", prompt(4 * BLOCK + 1), 1, 1, result=EMBEDDING, **limited(max_kv_blocks=4)),
+            Failure.PROMPT_TOO_COSTLY,
+            "the prompt takes 5 KV blocks of 4 tokens, and max_kv_blocks of the API key is 4",
+        ),
+        (search("a", 3, **limited(max_kv_blocks=2)), Failure.PROMPT_TOO_COSTLY, "take 3 KV blocks of 4 tokens"),
         (search("a", 3, **limited(max_kv_blocks=7)), Failure.SEARCH_TOO_WIDE, "up to 8 KV blocks of 4 tokens"),
         (search("a", 3, **limited(max_running=2)), Failure.SEARCH_TOO_WIDE, "max_running of the API key, which is 2"),
     ],
-    ids=["tokens", "beams", "width"],
+    ids=["tokens", "prompt", "prompt of a value", "prompt of beams", "beams", "width"],
 )
 def test_what_can_never_run_is_refused(request_: Request, failure: Failure, message: str) -> None:
     reason, text = refusal(CoreBench(), request_)
