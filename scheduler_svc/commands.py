@@ -3,6 +3,7 @@
 A request that is not live is read from the store.
 """
 
+import asyncio
 import time
 from collections.abc import Collection, Coroutine, Sequence
 from functools import partial
@@ -22,7 +23,7 @@ from scheduler_svc.request_log import RecordState, RequestLog, State
 from scheduler_svc.request_rates import RequestRates
 from scheduler_svc.session_wire import (
     accepted_to_proto,
-    attached_to_proto,
+    attached_message,
     failed_to_proto,
     failure_of_record,
     message_of,
@@ -38,6 +39,7 @@ _FLUSH = 1.0  # seconds that a request waits at most for the store to know the e
 # a message takes as much processor time as the value of a short prompt.
 _VALUE_DELAY = 0.02
 _OLD_GATEWAY = "this gateway is of a release that would return another answer than the client asked for"
+_LARGE = 4096  # log-probabilities of a request
 
 
 class Commands:
@@ -85,7 +87,7 @@ class Commands:
 
     # Submit and attach.
 
-    def _submit(self, submit: scheduler_v1.Submit, session: GatewaySession) -> Coroutine[None, None, None] | None:
+    def _submit(self, submit: scheduler_v1.Submit, session: GatewaySession) -> "_Rest":
         if len(submit.attachment) > MAX_ATTACHMENT_BYTES:
             self._refuse(submit, session, Failure.INVALID, f"the attachment has more than {MAX_ATTACHMENT_BYTES} bytes")
             return None
@@ -98,14 +100,12 @@ class Commands:
         submit.ClearField("was_accepted")
         live = self._live.get(submit.key)
         if live is not None:
-            self._join_existing(live, submit, unflushed, session)
-            return None
+            return self._join_existing(live, submit, unflushed, session)
         if submit.is_resumption:
             return self._join_recorded(submit, unflushed, session)
         live = LiveRequest(_log_of(submit))
         if self._needs_no_store(submit, live.log):
-            self._start(live, submit, unflushed, session, is_new=not was_accepted)
-            return None
+            return self._start(live, submit, unflushed, session, is_new=not was_accepted)
         return self._accept(live, submit, unflushed, session, was_accepted=was_accepted)
 
     def _needs_no_store(self, submit: scheduler_v1.Submit, log: RequestLog) -> bool:
@@ -150,9 +150,9 @@ class Commands:
         if refusal is not None:
             await self._join_recorded(submit, unflushed, session, refusal)
         elif found is None:
-            self._start(live, submit, unflushed, session, is_new=not was_accepted)
+            await _await_rest(self._start(live, submit, unflushed, session, is_new=not was_accepted))
         else:
-            self._join_existing(found, submit, unflushed, session)
+            await _await_rest(self._join_existing(found, submit, unflushed, session))
 
     def _start(
         self,
@@ -162,14 +162,15 @@ class Commands:
         session: GatewaySession,
         *,
         is_new: bool,
-    ) -> None:
+    ) -> "_Rest":
         """Starts a request that is recorded as far as it must be. Where it is refused, its record ends, too."""
         failure: Failure | None = Failure.INTERNAL
         try:
-            failure = self._join(live, submit, unflushed, session, is_new=is_new)
+            failure = self._resume(live, submit, unflushed, session, is_new=is_new)
         finally:
             if failure is not None:
                 self._live.reject(live, failure)
+        return self._answer(live, submit, session) if failure is None else None
 
     async def _refuse_new(self, live: LiveRequest) -> FailedEvent | None:
         """Counts a new request for its account and holds its attachment, or returns why it is rejected."""
@@ -181,12 +182,11 @@ class Commands:
             return None
         return FailedEvent(request, refusal.failure, refusal.message, refusal.retry_after)
 
-    def _attach(self, attach: scheduler_v1.Attach, session: GatewaySession) -> Coroutine[None, None, None] | None:
+    def _attach(self, attach: scheduler_v1.Attach, session: GatewaySession) -> "_Rest":
         live = self._live.get(attach.key)
         if live is None:
             return self._join_recorded(attach, attach.unflushed, session)
-        self._join(live, attach, attach.unflushed, session)
-        return None
+        return self._join(live, attach, attach.unflushed, session)
 
     async def _join_recorded(
         self, request: "_Request", unflushed: "_Unflushed", session: GatewaySession, refusal: FailedEvent | None = None
@@ -214,18 +214,25 @@ class Commands:
         elif found is None:
             self._refuse(request, session, Failure.UNKNOWN_REQUEST, "there is no such request")
         else:
-            self._join_existing(found, request, unflushed, session)
+            await _await_rest(self._join_existing(found, request, unflushed, session))
 
     def _join_existing(
         self, found: LiveRequest, request: "_Request", unflushed: "_Unflushed", session: GatewaySession
-    ) -> None:
+    ) -> "_Rest":
         """Joins the request that has the key, unless its body is another one."""
         if isinstance(request, scheduler_v1.Submit) and not _is_same(found.log.submit, request):
             self._refuse(request, session, Failure.KEY_IN_USE, "another request has this id")
-        else:
-            self._join(found, request, unflushed, session)
+            return None
+        return self._join(found, request, unflushed, session)
 
     def _join(
+        self, live: LiveRequest, request: "_Request", unflushed: "_Unflushed", session: GatewaySession
+    ) -> "_Rest":
+        """Attaches a session to a request, and starts it if it does not run; or refuses. Returns what is left to do."""
+        failure = self._resume(live, request, unflushed, session)
+        return self._answer(live, request, session) if failure is None else None
+
+    def _resume(
         self,
         live: LiveRequest,
         request: "_Request",
@@ -234,7 +241,7 @@ class Commands:
         *,
         is_new: bool = False,
     ) -> Failure | None:
-        """Attaches a session to a request, and starts it if it does not run; or refuses, and returns why."""
+        """Starts a request if it does not run; or refuses, and returns why."""
         log = live.log
         if not _has_key(log):
             failure = reason_from_proto(log.failure)
@@ -254,17 +261,31 @@ class Commands:
             raise
         if refusal is not None:
             return self._refuse(request, session, refusal.reason, refusal.message, refusal.retry_after)
+        return None
+
+    def _answer(self, live: LiveRequest, request: "_Request", session: GatewaySession) -> "_Rest":
+        """Sends what there is of a request, and attaches the session if it is live. Returns what is left to do."""
+        log = live.log
+        is_live = self._live.get(log.key) is live
         if _has_no_output_yet(log, request):
             delay = _VALUE_DELAY if live.request_at(time.monotonic()).returns_value else 0.0
             session.send(message_of(self._journal.epoch, accepted_to_proto(log, request.command_id)), delay=delay)
         else:
             REQUESTS_ATTACHED.inc()
-            self._send(session, attached_to_proto(log, request.command_id))
-        if self._live.get(log.key) is live:
+            if not is_live and _is_large(log):
+                return self._send_ended(log, request, session)
+            session.send(attached_message(self._journal.epoch, log, request.command_id))
+        if is_live:
             self._live.attach(live, session)
             if session not in self._sessions:
                 self._live.leave(live, session, has_broken=True)
         return None
+
+    async def _send_ended(self, log: RequestLog, request: "_Request", session: GatewaySession) -> None:
+        """Sends a large request that changes no more. The message is made on a thread."""
+        message = await asyncio.to_thread(attached_message, self._journal.epoch, log, request.command_id)
+        message.epoch = self._journal.epoch  # as it is now
+        session.send(message)
 
     # The store.
 
@@ -347,7 +368,7 @@ class Commands:
         if live is not None:
             self._live.leave(live, session, has_broken=False)
 
-    def _finish(self, finish: scheduler_v1.Finish, session: GatewaySession) -> Coroutine[None, None, None] | None:
+    def _finish(self, finish: scheduler_v1.Finish, session: GatewaySession) -> "_Rest":
         live = self._live.get(finish.key)
         if live is None:
             return self._finish_record(finish)
@@ -403,6 +424,18 @@ class _Request(Protocol):
 
 
 _Unflushed = Sequence[scheduler_v1.UnflushedTokens]
+_Rest = Coroutine[None, None, None] | None
+"""The part of a command that waits for something, if there is one."""
+
+
+async def _await_rest(rest: _Rest) -> None:
+    if rest is not None:
+        await rest
+
+
+def _is_large(log: RequestLog) -> bool:
+    """Whether a message with all of a request takes milliseconds to make."""
+    return len(log.prompt_logprobs) + sum(len(one.logprobs) for one in log.sequences) >= _LARGE
 
 
 def _restored_request(log: RequestLog) -> LiveRequest:

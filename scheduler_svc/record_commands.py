@@ -12,7 +12,7 @@ from scheduler_svc.journal import Journal
 from scheduler_svc.live_request import LiveRequest
 from scheduler_svc.live_requests import LiveRequests
 from scheduler_svc.request_log import RecordState, RequestLog
-from scheduler_svc.session_wire import failed_to_proto, failure_of_record, message_of, record_to_proto
+from scheduler_svc.session_wire import failed_to_proto, failure_of_record, message_of, record_message
 from scheduler_svc.store.base import StaleEpoch, Store, StoreUnavailable, UnusableRecord
 
 _POLL = 0.005  # seconds
@@ -30,10 +30,10 @@ class RecordCommands:
     async def look_up(self, lookup: scheduler_v1.Lookup, session: GatewaySession) -> None:
         """Sends a request as it is now."""
         try:
-            event = await self._record_here(lookup)
-            if event is None and (log := await self._store.read(lookup.key)) is not None:
+            message = await self._record_here(lookup)
+            if message is None and (log := await self._store.read(lookup.key)) is not None:
                 unflushed_tokens.complete(log)
-                event = record_to_proto(log, lookup.command_id)
+                message = await self._message_of(log, lookup)
         except StoreUnavailable:
             self._refuse(lookup, session, Failure.UNAVAILABLE, "the store cannot be reached")
         except UnusableRecord as error:
@@ -42,25 +42,33 @@ class RecordCommands:
             self._refuse(lookup, session, Failure.INTERNAL, "the request could not be read")
             raise
         else:
-            if event is None:
+            if message is None:
                 self._refuse(lookup, session, Failure.UNKNOWN_REQUEST, "there is no such request")
             else:
-                self._send(session, event)
+                message.epoch = self._journal.epoch  # as it is now
+                session.send(message)
 
-    async def _record_here(self, lookup: scheduler_v1.Lookup) -> scheduler_v1.Event | None:
+    async def _record_here(self, lookup: scheduler_v1.Lookup) -> scheduler_v1.SessionResponse | None:
         """A request of this term. If no gateway has its tokens, the store has them then, so that a later term does not
         change them: unless the store is late, or is not to have the request."""
         found = self._find_here(lookup.key)
         if found is None:
             return None
-        log, event = found.log, record_to_proto(found.log, lookup.command_id)
+        log = found.log
         counts = [len(sequence.token_ids) for sequence in log.sequences]
+        message = await self._message_of(log, lookup)
         until = time.monotonic() + _MAX_WAIT
         while not found.gateways and log.is_writable and not _is_durable(log, counts):
             if self._journal.is_degraded or time.monotonic() > until:
                 break
             await asyncio.sleep(_POLL)
-        return event
+        return message
+
+    async def _message_of(self, log: RequestLog, lookup: scheduler_v1.Lookup) -> scheduler_v1.SessionResponse:
+        """On a thread where the request changes no more: it may have tens of megabytes."""
+        if log.is_over:
+            return await asyncio.to_thread(record_message, self._journal.epoch, log, lookup.command_id)
+        return record_message(self._journal.epoch, log, lookup.command_id)
 
     async def delete(self, delete: scheduler_v1.Delete, session: GatewaySession) -> None:
         """Cancels a request if it is live, and removes its record."""

@@ -244,50 +244,66 @@ def accepted_to_proto(log: RequestLog, command_id: int) -> scheduler_v1.Event:
     return scheduler_v1.Event(key=log.key, accepted=accepted, command_id=command_id)
 
 
-def attached_to_proto(log: RequestLog, command_id: int) -> scheduler_v1.Event:
-    """The event with all that a gateway needs to continue a request."""
-    return scheduler_v1.Event(key=log.key, attached=_attached_of(log), command_id=command_id)
+def attached_message(epoch: int, log: RequestLog, command_id: int) -> scheduler_v1.SessionResponse:
+    """The message with all that a gateway needs to continue a request.
+
+    It may have tens of megabytes of log-probabilities: it is filled in place, since each part that is made by itself
+    would be copied into it.
+    """
+    message = scheduler_v1.SessionResponse(epoch=epoch)
+    event = message.events.add(key=log.key, command_id=command_id)
+    _fill_attached(event.attached, log)
+    return message
 
 
-def record_to_proto(log: RequestLog, command_id: int) -> scheduler_v1.Event:
-    """The event with a request as it is now."""
-    record = scheduler_v1.Record(attached=_attached_of(log), attachment=log.submit.attachment)
+def record_message(epoch: int, log: RequestLog, command_id: int) -> scheduler_v1.SessionResponse:
+    """The message with a request as it is now."""
+    message = scheduler_v1.SessionResponse(epoch=epoch)
+    record = message.events.add(key=log.key, command_id=command_id).record
+    _fill_attached(record.attached, log)
+    record.attachment = log.submit.attachment
     if log.is_over:
         record.ended_at.FromNanoseconds(round(1e9 * (log.ended_at or 0.0)))
     if log.failure is not None:
         record.failed.reason = log.failure
         record.failed.message = f"the request has ended: {log.state}"
-    return scheduler_v1.Event(key=log.key, record=record, command_id=command_id)
+    return message
 
 
-def _attached_of(log: RequestLog) -> scheduler_v1.Attached:
+def _fill_attached(attached: scheduler_v1.Attached, log: RequestLog) -> None:
     submit = log.submit
     options = submit.render_options
     returns_prompt = options.echo or options.HasField("prompt_logprobs")
-    return scheduler_v1.Attached(
-        render_options=submit.render_options,
-        prompt_length=len(submit.prompt_token_ids),
-        sequences=[_tokens_of(log, index, 0) for index in range(len(log.sequences))],
-        submission_id=submit.submission_id,
-        detachable=submit.detachable,
-        seed=submit.sampling.seed,
-        num_sequences=submit.n,
-        tokenizer_fingerprint=submit.tokenizer_fingerprint,
-        prompt_logprobs=_prompt_logprobs_of(log, 0),
-        is_durable=log.is_recorded,
-        retention=submit.retention if submit.HasField("retention") else None,
-        prompt_token_ids=submit.prompt_token_ids if returns_prompt else (),
-    )
+    attached.render_options.CopyFrom(submit.render_options)
+    attached.prompt_length = len(submit.prompt_token_ids)
+    for index in range(len(log.sequences)):
+        _fill_tokens(attached.sequences.add(), log, index, 0)
+    attached.submission_id = submit.submission_id
+    attached.detachable = submit.detachable
+    attached.seed = submit.sampling.seed
+    attached.num_sequences = submit.n
+    attached.tokenizer_fingerprint = submit.tokenizer_fingerprint
+    if log.prompt_logprobs:
+        _fill_prompt_logprobs(attached.prompt_logprobs, log, 0)
+    attached.is_durable = log.is_recorded
+    if submit.HasField("retention"):
+        attached.retention.CopyFrom(submit.retention)
+    if returns_prompt:
+        attached.prompt_token_ids.extend(submit.prompt_token_ids)
 
 
 def tokens_to_proto(log: RequestLog, index: int, offset: int) -> scheduler_v1.Event:
     """The tokens of a sequence from `offset` on."""
-    return scheduler_v1.Event(key=log.key, tokens=_tokens_of(log, index, offset))
+    event = scheduler_v1.Event(key=log.key)
+    _fill_tokens(event.tokens, log, index, offset)
+    return event
 
 
 def prompt_logprobs_to_proto(log: RequestLog, first: int) -> scheduler_v1.Event:
     """The log-probabilities of the prompt, from position `first` + 1 on."""
-    return scheduler_v1.Event(key=log.key, prompt_logprobs=_prompt_logprobs_of(log, first))
+    event = scheduler_v1.Event(key=log.key)
+    _fill_prompt_logprobs(event.prompt_logprobs, log, first)
+    return event
 
 
 def prompt_paid_to_proto(log: RequestLog) -> scheduler_v1.Event:
@@ -295,24 +311,24 @@ def prompt_paid_to_proto(log: RequestLog) -> scheduler_v1.Event:
     return scheduler_v1.Event(key=log.key, prompt_paid=scheduler_v1.PromptPaid(num_tokens=log.prompt_cost))
 
 
-def _prompt_logprobs_of(log: RequestLog, first: int) -> scheduler_v1.PromptLogprobs | None:
-    if not log.prompt_logprobs:
-        return None
-    return scheduler_v1.PromptLogprobs(offset=first + 1, tokens=log.prompt_logprobs[first:])
+def _fill_prompt_logprobs(message: scheduler_v1.PromptLogprobs, log: RequestLog, first: int) -> None:
+    message.offset = first + 1
+    message.tokens.extend(log.prompt_logprobs[first:])
 
 
-def _tokens_of(log: RequestLog, index: int, offset: int) -> scheduler_v1.Tokens:
+def _fill_tokens(tokens: scheduler_v1.Tokens, log: RequestLog, index: int, offset: int) -> None:
     sequence = log.sequences[index]
-    return scheduler_v1.Tokens(
-        index=index,
-        offset=offset,
-        token_ids=sequence.token_ids[offset:],
-        logprobs=sequence.logprobs[offset:],
-        cached_tokens=sequence.cached_tokens if offset == 0 and (sequence.token_ids or sequence.end) else None,
-        end=sequence.end,
-        score=sequence.score,
-        model_fingerprint=log.fingerprint if offset == 0 and (sequence.token_ids or sequence.end) else b"",
-    )
+    tokens.index = index
+    tokens.offset = offset
+    tokens.token_ids.extend(sequence.token_ids[offset:])
+    tokens.logprobs.extend(sequence.logprobs[offset:])
+    if offset == 0 and (sequence.token_ids or sequence.end):
+        tokens.cached_tokens = sequence.cached_tokens
+        tokens.model_fingerprint = log.fingerprint
+    if sequence.end is not None:
+        tokens.end.CopyFrom(sequence.end)
+    if sequence.score is not None:
+        tokens.score = sequence.score
 
 
 def logprobs_to_proto(logprobs: Seq[object]) -> Iterable[worker_v1.TokenLogprobs]:

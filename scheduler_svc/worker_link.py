@@ -35,7 +35,10 @@ _MAX_DOUBLINGS = 7  # of _REDIAL, after exceptions of this scheduler's own
 _RESOLVE = 3.0  # seconds between look-ups of the workers' names
 _WATCH = 1.0  # seconds between health checks of a worker
 _ANSWER_TIMEOUT = 5.0  # seconds in which a worker answers if its process runs
-_STEP_TIMEOUT = 120.0
+_STEP_TIMEOUT = 120.0  # seconds that any step may take
+# Times the seconds that are expected of a step, which it may take. A worker reports the rate of short prompts, and
+# attention makes one that is computed in one step several times as slow for each token.
+_STEP_FACTOR = 20.0
 _generations = count(1)
 
 
@@ -269,8 +272,8 @@ class WorkerLink:
         while True:
             if not is_silent:
                 await asyncio.sleep(_WATCH)
-            if replica.steps_in_flight and time.monotonic() > self._progressed_at + _STEP_TIMEOUT:
-                raise LinkBroken(f"no answer to a step in {_STEP_TIMEOUT:.0f} s")
+            if replica.steps_in_flight and time.monotonic() > self._progressed_at + (most := _step_timeout(replica)):
+                raise LinkBroken(f"no answer to a step in {most:.0f} s")
             try:
                 description = await worker.describe(_ANSWER_TIMEOUT / 2)
             except grpc.aio.AioRpcError as error:
@@ -320,6 +323,11 @@ class WorkerLink:
             raise LinkBroken(
                 f"worker has block size {description.block_size}, and the others of its model have {block_size}"
             )
+
+
+def _step_timeout(replica: Replica) -> float:
+    """The seconds that the first of a replica's steps in flight may take."""
+    return max(_STEP_TIMEOUT, _STEP_FACTOR * replica.costs.plan_seconds(replica.steps_in_flight[0]))
 
 
 def _protocol_for(description: worker_v1.DescribeResponse) -> int:

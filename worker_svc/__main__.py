@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
+import os
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import uvloop
 
@@ -41,8 +42,15 @@ logger = logging.getLogger("quire.worker")
 _GRACE_SECONDS = 1.0
 
 
+class _StoppedWhileLoading(Exception):  # noqa: N818
+    """A signal came before the worker served. The thread that loads cannot be interrupted."""
+
+
 async def serve(settings: WorkerSettings) -> None:
-    """Serves until SIGTERM or SIGINT. Listens at once; SERVING when the model is loaded and warm."""
+    """Serves until SIGTERM or SIGINT. Listens at once; SERVING when the model is loaded and warm.
+
+    Raises _StoppedWhileLoading where that is not so yet.
+    """
     identity = identity_of(ServiceRole.WORKER, settings, [settings.host])
     server = create_inner_server(identity)
     device = DeviceThread()
@@ -69,6 +77,8 @@ async def serve(settings: WorkerSettings) -> None:
 
     async def stop() -> None:
         await health.set_serving(False)
+        if not loading.done():
+            raise _StoppedWhileLoading
         logger.info("draining", extra={"seconds": settings.drain_grace})
         with suppress(TimeoutError):  # what still runs continues on another worker, from its last committed token
             async with asyncio.timeout(settings.drain_grace):
@@ -82,6 +92,8 @@ async def serve(settings: WorkerSettings) -> None:
         await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             loading.result()  # raises where loading failed
+        if stopped.done():
+            stopped.result()  # raises where a signal came before
         await asyncio.wait({stopped, device_lost, restart_ordered}, return_when=asyncio.FIRST_COMPLETED)
         if device_lost.done():
             raise DeviceLost("the device failed in a step")
@@ -89,11 +101,13 @@ async def serve(settings: WorkerSettings) -> None:
             await server.stop(_GRACE_SECONDS)  # the order is answered before the process ends
             raise RestartOrdered("the scheduler that leads has ordered it")
     finally:
+        is_loading = not loading.done()
         for task in (loading, stopped, device_lost, restart_ordered):
             task.cancel()
         await server.stop(0)
         memory.close()
-        device.close()
+        if not is_loading:
+            device.close()
         metrics.close()
 
 
@@ -118,12 +132,24 @@ def _summary(instance: "StepInstance") -> dict[str, object]:
     }
 
 
+def _exit_without_threads() -> NoReturn:
+    """Ends the process beside a thread that still runs: libraries' own clean-up at the end would take their state from
+    under it.
+    """
+    shutdown_tracing()
+    logging.shutdown()
+    os._exit(0)
+
+
 def main() -> None:
     settings = read_settings(WorkerSettings)
     configure_logging("worker", settings.log_level)
     configure_tracing("worker")
     try:
         uvloop.run(serve(settings))
+    except _StoppedWhileLoading:
+        logger.info("stopped while the model was loading")
+        _exit_without_threads()
     except (DeviceLost, RestartOrdered) as error:
         logger.critical("exiting, to be restarted: %s", error)
         raise SystemExit(1) from None

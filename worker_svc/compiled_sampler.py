@@ -1,6 +1,6 @@
 """Sampling by compiled code on a CPU: the tokens of `worker_svc.sampler` in a fraction of the time."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeAlias
 
@@ -13,7 +13,7 @@ from quire_kernels.cpu.thread_pool import ThreadPool
 from worker_svc.logprobs import to_token_logprobs
 from worker_svc.penalties import adjust_logits, filter_logits, filtered_rows
 from worker_svc.sampler import SamplerOutput, SamplingState, uniform_numbers
-from worker_svc.step import TokenLogprobs
+from worker_svc.step import SamplingParams, TokenLogprobs
 from worker_svc.token_masks import TokenMasks
 
 Argmax: TypeAlias = Callable[[Tensor], NDArray[np.int64]]
@@ -34,8 +34,7 @@ class CompiledSampler:
     ) -> SamplerOutput:
         """One token for each row of float32 logits [rows, vocab], which may be changed."""
         tokens = self._argmax(logits)
-        asked = [(row, state.params.logprobs) for row, state in enumerate(states) if state.params.logprobs is not None]
-        reported = [row for row, _ in asked]
+        reported = [row for row, state in enumerate(states) if state.params.logprobs is not None]
         raw = logits[reported] if reported else None
         adjusted = [row for row, state in enumerate(states) if state.adjustments.changes_logits]
         if adjusted:
@@ -60,24 +59,27 @@ class CompiledSampler:
         sampled = [token if token >= 0 else None for token in tokens.tolist()]
         logprobs: list[TokenLogprobs | None] = [None] * len(states)
         if raw is not None:
-            counts = [count for _, count in asked]
-            measured = top_logprobs(
-                self._thread_pool, raw, tokens[reported].clip(min=0), min(max(counts), raw.shape[1])
-            )
-            for place, row in enumerate(reported):
-                values, ids = measured[0][place : place + 1], measured[1][place : place + 1]
-                if requested := states[row].params.logprob_token_ids:
-                    values = np.concatenate([values, self._logprobs_of(raw[place], requested)], axis=1)
-                logprobs[row] = to_token_logprobs(values, ids, counts[place : place + 1], [len(requested)])[0]
+            measured = self._measure(raw, tokens[reported].clip(min=0), [states[row].params for row in reported])
+            for row, found in zip(reported, measured, strict=True):
+                logprobs[row] = found
         return SamplerOutput(sampled, logprobs)
 
-    def _logprobs_of(self, logits: Tensor, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """Log-probabilities [1, len(token_ids)] of tokens, from one row of logits."""
-        first = np.array(token_ids[:1], np.int64)
-        values, _ = top_logprobs(self._thread_pool, logits[None], first, 0)
-        norm = logits[token_ids[0]] - float(values[0, 0])
-        found: NDArray[np.float32] = (logits[list(token_ids)] - norm).numpy()[None]
-        return found
+    def _measure(
+        self, logits: Tensor, tokens: NDArray[np.int64], params: Sequence[SamplingParams]
+    ) -> Iterator[TokenLogprobs]:
+        """What is reported of each row of logits [rows, vocab]: its token, its top tokens, and requested ones."""
+        vocab = logits.shape[1]
+        counts = [min(one.logprobs or 0, vocab) for one in params]
+        # The first of the top tokens has the row's largest logit. Another one may be a mask such as -3e38, whose
+        # difference to its log-probability is not the norm.
+        num_top = max([1 if one.logprob_token_ids else 0 for one in params] + counts)
+        values, ids = top_logprobs(self._thread_pool, logits, tokens, num_top)
+        for row, (count, one) in enumerate(zip(counts, params, strict=True)):
+            found, requested = values[row], list(one.logprob_token_ids)
+            if requested:
+                norm = logits[row, int(ids[row, 0])] - float(found[1])
+                found = np.concatenate([found, (logits[row, requested] - norm).numpy()])
+            yield to_token_logprobs(found[None], ids[row : row + 1], [count], [len(requested)])[0]
 
 
 def _replace(tokens: NDArray[np.int64], rows: NDArray[np.int64], found: NDArray[np.int64]) -> None:

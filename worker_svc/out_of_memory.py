@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import torch
 
@@ -25,6 +25,8 @@ Drafts: TypeAlias = Items[Items[int]]
 """Tokens that are computed after the last known one of each sequence, to be accepted where they are sampled too."""
 
 S = TypeVar("S")
+R = TypeVar("R")
+W = TypeVar("W", bound="Divisible")
 
 
 class StepWork(NamedTuple, Generic[S]):
@@ -37,6 +39,10 @@ class StepWork(NamedTuple, Generic[S]):
     sampled: Items[S]
     drafts: Drafts = ()
     pieces: Items[PromptPiece] = ()
+
+    @property
+    def sequence_ids(self) -> Items[int]:
+        return self.batch.sequence_ids
 
     def without(self, sequence_id: int) -> "StepWork[S]":
         """The same without one sequence, of at least two."""
@@ -74,6 +80,15 @@ class StepWork(NamedTuple, Generic[S]):
         )
 
 
+class Divisible(Protocol):
+    """Work of some sequences, which can be done without one of them."""
+
+    @property
+    def sequence_ids(self) -> Items[int]: ...
+
+    def without(self: W, sequence_id: int) -> W: ...
+
+
 class Handle(Protocol):
     """Sampled tokens, as `SampleHandle` in `executor.py`."""
 
@@ -98,14 +113,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 _TEXTS = ("DefaultCPUAllocator", "std::bad_alloc", "not enough memory", "CUDA out of memory")
 
 
-def note_out_of_memory(sequence_id: int, error: str) -> None:
-    """Logs a sequence that is left out of a step because of an allocator's error."""
-    logger.warning(OUT_OF_MEMORY, extra={"sequence_id": sequence_id, "why": error})
-
-
 def run_within_memory(run: Callable[[StepWork[S]], SamplerOutput], work: StepWork[S]) -> SamplerOutput:
     """The output of `run`, without the sequences that had to be left out. Raises its other errors."""
-    output, left_out = _attempt(run, work, lambda: True)
+    output, left_out = leave_out_newest(run, work)
     return work.complete(output if output is not None else SamplerOutput([], []), left_out)
 
 
@@ -115,30 +125,34 @@ def launch_within_memory(
     """The same for a launch. `recover` is called where memory ran out, and returns whether `launch` may be called
     again, which is first done with all sequences.
     """
-    handle, left_out = _attempt(launch, work, recover, is_retried=True)
+    handle, left_out = leave_out_newest(launch, work, recover, is_retried=True)
     return handle if handle is not None and not left_out else _PartialHandle(handle, work, left_out)
 
 
-def _attempt(
-    run: Callable[[StepWork[S]], Any], work: StepWork[S], recover: Callable[[], bool], *, is_retried: bool = False
-) -> tuple[Any, list[int]]:
-    """What `run` returns, and the ids of the sequences without which it did. None: without any."""
+def leave_out_newest(
+    run: Callable[[W], R], work: W, recover: Callable[[], bool] = lambda: True, *, is_retried: bool = False
+) -> tuple[R | None, list[int]]:
+    """What `run` returns, and the ids of the sequences without which it did: the newest ones, as many as memory lacks.
+    None: without any. Raises its other errors.
+
+    `recover` and `is_retried` are as in `launch_within_memory`.
+    """
     left_out: list[int] = []
     while True:
         try:
             return run(work), left_out
         except Exception as error:
-            if not is_out_of_memory(error) or not work.batch.sequence_ids or not recover():
+            if not is_out_of_memory(error) or not work.sequence_ids or not recover():
                 raise
             text = str(error)
         # Here, since the exception no longer refers to the tensors of the attempt.
         if is_retried:
             is_retried = False
             continue
-        newest = max(work.batch.sequence_ids)
+        newest = max(work.sequence_ids)
         left_out.append(newest)
-        note_out_of_memory(newest, text)
-        if len(work.batch.sequence_ids) == 1:
+        logger.warning(OUT_OF_MEMORY, extra={"sequence_id": newest, "why": text})
+        if len(work.sequence_ids) == 1:
             return None, left_out
         work = work.without(newest)
 

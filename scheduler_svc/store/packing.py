@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import struct
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
@@ -30,9 +31,10 @@ from scheduler_svc.store.client import Argument
 from scheduler_svc.store.encryption import TOKEN_SIZE, RecordCipher, RecordKeys
 from svc_common.protocols import RECORD_VERSIONS
 
-Reply = tuple[Sequence[bytes], Sequence[bytes], Sequence[bytes], bytes, bytes]
-"""A record: alternating names and values of its fields, each sequence's tokens and log-probabilities,
-log-probabilities of the prompt, and its key. Each log-probability follows its length."""
+Page = tuple[Sequence[bytes], bytes, Sequence[int | bytes], int, int]
+"""A page of a record, as the script's `read` returns it: alternating names and values of fields, the record's key,
+alternating numbers of parts and bytes of them, and where the next page begins."""
+_LAST_PAGE, _UNREADABLE = -1, -2  # where there is no next page
 _Record = tuple[Sequence[bytes], Sequence[Sequence[bytes]], Sequence[bytes]]
 """Each sequence's tokens and log-probabilities, and log-probabilities of the prompt."""
 
@@ -171,22 +173,73 @@ def unpack_written(reply: tuple[Sequence[int], Sequence[bytes]]) -> list[Gap | K
     return [*gaps, *taken]
 
 
-def unpack_log(reply: Reply, keys: RecordKeys) -> RequestLog:
+class RecordPages:
+    """A record whose pages arrive one after the other."""
+
+    def __init__(self, first: Page) -> None:
+        self.key = first[1]
+        self.has_changed = False
+        """Whether the record was written or replaced between two pages, so that they may not fit together."""
+        self.num_bytes = 0
+        """Of tokens and log-probabilities."""
+        self.fields: Sequence[bytes] = first[0]
+        """Alternating names and values; empty where the record cannot be read."""
+        self._parts = defaultdict[int, list[bytes]](list)
+        self._next = (0, 0)
+        self.add(first)
+
+    @property
+    def next(self) -> tuple[int, int] | None:
+        """Where the next page begins: a part, and a place in it. None: there is none."""
+        return None if self._next[0] < 0 else self._next
+
+    def add(self, page: Page) -> None:
+        """The page that begins at `next`."""
+        fields, _, parts, *following = page
+        for part, packed in zip(parts[::2], parts[1::2], strict=True):
+            self._parts[cast(int, part)].append(cast(bytes, packed))
+            self.num_bytes += len(cast(bytes, packed))
+        self._next = (following[0], following[1])
+        if following[0] == _UNREADABLE:
+            self.fields = []
+        elif following[0] == _LAST_PAGE:
+            self.has_changed = _pairs(fields) != _pairs(self.fields)  # each write changes a count
+
+    def part(self, number: int) -> bytes:
+        """A whole part: 0 has the log-probabilities of the prompt, 2i + 1 the tokens of sequence i, and 2i + 2 its
+        log-probabilities. Each log-probability follows its length.
+        """
+        return b"".join(self._parts[number])
+
+    @property
+    def num_sequences(self) -> int:
+        return max(self._parts, default=0) // 2
+
+
+def _pairs(fields: Sequence[bytes]) -> dict[bytes, bytes]:
+    return dict(zip(fields[::2], fields[1::2], strict=True))
+
+
+def unpack_log(pages: RecordPages, keys: RecordKeys) -> RequestLog:
     """A record with its sequences, all of them durable. Raises UnusableRecord."""
     try:
-        return _unpack_log(reply, keys)
+        return _unpack_log(pages, keys)
     except (KeyError, ValueError, struct.error, DecodeError) as error:
         raise MalformedRecord(f"a record that is malformed ({type(error).__name__})") from error
 
 
-def _unpack_log(reply: Reply, keys: RecordKeys) -> RequestLog:
+def _unpack_log(pages: RecordPages, keys: RecordKeys) -> RequestLog:
     """The same. A record that is malformed raises other exceptions, too."""
-    pairs, packed_tokens, packed_logprobs, packed_prompt, key = reply
-    fields: Mapping[str, bytes] = dict(zip((name.decode() for name in pairs[::2]), pairs[1::2], strict=True))
+    key, indices = pages.key, range(pages.num_sequences)
+    fields: Mapping[str, bytes] = {name.decode(): value for name, value in _pairs(pages.fields).items()}
     version = int(fields.get("version", 1))
     if version not in RECORD_VERSIONS:
         raise UnsupportedRecord(f"a record of version {version}, and this scheduler reads {RECORD_VERSIONS}")
-    record: _Record = (packed_tokens, [_unpack_list(one) for one in packed_logprobs], _unpack_list(packed_prompt))
+    record: _Record = (
+        [pages.part(2 * index + 1) for index in indices],
+        [_unpack_list(pages.part(2 * index + 2)) for index in indices],
+        _unpack_list(pages.part(0)),
+    )
     if "key_id" in fields:
         fields, record = _decrypted(record, fields, key.decode(), keys)
     elif not keys.reads_clear:

@@ -6,12 +6,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from scheduler_svc.request_log import RequestLog
-from scheduler_svc.store.base import BucketAnswer, BucketCall, Ending, Gap, KeyTaken, UnusableRecord, WriteBatch
+from scheduler_svc.request_log import RequestLog, State
+from scheduler_svc.store.base import (
+    BucketAnswer,
+    BucketCall,
+    Ending,
+    Gap,
+    KeyTaken,
+    StoreUnavailable,
+    UnusableRecord,
+    WriteBatch,
+)
 from scheduler_svc.store.client import Argument, RedisClient, ServerHistory
 from scheduler_svc.store.connection import RedisConnections, connect
 from scheduler_svc.store.encryption import NO_KEYS, RecordKeys
 from scheduler_svc.store.packing import (
+    Page,
+    RecordPages,
     pack_bucket_call,
     pack_ending,
     pack_record,
@@ -32,6 +43,8 @@ _EPOCH_TTL = 7 * 86400  # seconds; without a stored epoch the next one is still 
 _BUCKET_TTL = 86400  # seconds after its last use; a bucket is full after a minute, as a new one is
 _CHUNK = 128  # records, or buckets, in one call
 _READ_BYTES = 1 << 22  # in one answer with records: it must arrive within the timeout
+_LARGE = 1 << 16  # bytes of a record from which on it is unpacked on a thread: it takes milliseconds
+_MAX_READS = 5  # of a record that changes while it is read
 
 
 class RedisStore:
@@ -79,8 +92,7 @@ class RedisStore:
     async def put(self, log: RequestLog, epoch: int) -> RequestLog | None:
         keys = self._keys_for([log])
         record = pack_record(log, keys)
-        reply = await self._records.evaluate("put", epoch, _EPOCH_TTL, self._ttl, *record)
-        return None if reply is None else unpack_log(reply, self.record_keys)
+        return await self._record_from("put", epoch, _EPOCH_TTL, self._ttl, *record)
 
     async def write(self, batch: WriteBatch, epoch: int) -> list[Gap | KeyTaken]:
         self._last_write = max(self._last_write + 1, _clock())
@@ -119,8 +131,29 @@ class RedisStore:
         return min(self._grace, ending.most_kept_seconds or self._grace)
 
     async def read(self, key: str) -> RequestLog | None:
-        reply = await self._records.evaluate("read", key, is_patient=True)
-        return None if reply is None else unpack_log(reply, self.record_keys)
+        return await self._record_from("read", key, 0, 0, is_patient=True)
+
+    async def _record_from(self, function: str, *arguments: Argument, is_patient: bool = False) -> RequestLog | None:
+        """The record whose first page a function of the script returns."""
+        for _ in range(_MAX_READS):
+            page = await self._records.evaluate(function, *arguments, is_patient=is_patient)
+            if page is None or (found := await self._rest_of(page)) is not None:
+                return None if page is None else found
+        raise StoreUnavailable("a record changes while it is read")
+
+    async def _rest_of(self, first: Page) -> RequestLog | None:
+        """The record that begins with a page; None where it changed before its last page was read.
+
+        Raises UnusableRecord.
+        """
+        pages = RecordPages(first)
+        while pages.next is not None:
+            pages.add(await self._records.evaluate("read", pages.key, *pages.next, is_patient=True))
+        if pages.has_changed:
+            return None
+        if pages.num_bytes < _LARGE:
+            return unpack_log(pages, self.record_keys)
+        return await asyncio.to_thread(unpack_log, pages, self.record_keys)
 
     async def delete(self, key: str, epoch: int) -> bool:
         return bool(await self._records.evaluate("delete", epoch, _EPOCH_TTL, key))
@@ -129,14 +162,17 @@ class RedisStore:
         logs: list[RequestLog] = []
         keys = sorted(await self._records.members(self._keys.live))
         while keys:
-            num_read, replies = await self._records.evaluate("read_live", _READ_BYTES, *keys[:_CHUNK])
+            num_read, pages = await self._records.evaluate("read_live", _READ_BYTES, *keys[:_CHUNK])
             del keys[:num_read]
-            for reply in replies:
+            for page in pages:
                 await asyncio.sleep(0)  # decrypting them takes long, and the lease is renewed meanwhile
                 try:
-                    logs.append(unpack_log(reply, self.record_keys))
+                    found = await self._rest_of(page) or await self._record_from("read", page[1], 0, 0)
                 except UnusableRecord as error:
                     log.error("a request is not taken over", extra={"why": str(error)})
+                    continue
+                if found is not None and found.state is State.ACCEPTED:
+                    logs.append(found)
         return sorted(logs, key=lambda log: log.accepted_at)
 
     async def renew(self, keys: Iterable[str], epoch: int) -> None:

@@ -13,6 +13,10 @@ from svc_common.epochs import EPOCH_AHEAD, EPOCH_LIMIT
 STALE = "QUIRESTALE"
 OUTSIDE_WINDOW = "QUIREEPOCH"
 
+PAGE_BYTES = 1 << 20
+"""Of a record in one answer, about: Redis serves nobody else meanwhile, and the answer must arrive within the timeout.
+"""
+
 
 class StoreKeys(NamedTuple):
     """The keys of a deployment. All have its prefix as their hash tag, and so are in one shard."""
@@ -33,7 +37,7 @@ class StoreKeys(NamedTuple):
 
 SCRIPT = """
 local EPOCH, LEASE, LIVE, PREFIX, BUCKETS = unpack(KEYS)
-local LIMIT, AHEAD = __LIMIT__, __AHEAD__
+local LIMIT, AHEAD, PAGE = __LIMIT__, __AHEAD__, __PAGE__
 local call = redis.call
 local ops = {}
 
@@ -93,34 +97,51 @@ local function record(key, submission, submit, accepted_at, deadline, count, fin
   call('EXPIRE', name, ttl)
 end
 
--- The items of a list, each after its length: a client takes long to read an answer of many parts.
-local function packed_list(name)
-  local parts = call('LRANGE', name, 0, -1)
-  for number, one in ipairs(parts) do parts[number] = struct.pack('<I4', #one) .. one end
-  return table.concat(parts)
+-- A record has parts: part 0 is the log-probabilities of its prompt, part 2i + 1 the tokens of sequence i, and part
+-- 2i + 2 its log-probabilities.
+local function key_of_part(name, part)
+  if part == 0 then return name .. ':prompt_logprobs' end
+  return name .. (part % 2 == 1 and ':tokens:' or ':logprobs:') .. math.floor((part - 1) / 2)
 end
 
-local function read_whole(key)
-  local name = PREFIX .. key
-  local fields = call('HGETALL', name)
-  if #fields == 0 then return false, 0 end
-  local all_tokens, all_logprobs, prompt = {}, {}, packed_list(name .. ':prompt_logprobs')
-  each_sequence(name, call('HGET', name, 'count'), function(tokens, logprobs)
-    table.insert(all_tokens, call('GET', tokens) or '')
-    table.insert(all_logprobs, packed_list(logprobs))
-  end)
-  local size = #prompt
-  for _, parts in ipairs({fields, all_tokens, all_logprobs}) do
-    for _, one in ipairs(parts) do size = size + #one end
+-- Bytes of a part from `first` on, the `first` of what follows them, and whether nothing does. It is a byte of tokens,
+-- of which there are `limit` at most, or an item of a list. Each of these follows its length: a client takes long to
+-- read an answer of many items.
+local function read_part(name, part, first, limit)
+  local from, num_items = key_of_part(name, part), 64
+  if part % 2 == 1 then
+    local tokens = call('GETRANGE', from, first, first + limit - 1)
+    return tokens, first + #tokens, #tokens < limit
   end
-  return {fields, all_tokens, all_logprobs, prompt, key}, size
+  local items = call('LRANGE', from, first, first + num_items - 1)
+  for number, one in ipairs(items) do items[number] = struct.pack('<I4', #one) .. one end
+  return table.concat(items), first + #items, #items < num_items
 end
 
--- A record, and about how many bytes it has. One that cannot be read has no fields.
-local function read(key)
-  local is_read, found, size = pcall(read_whole, key)
+local function read_page(key, part, first)
+  local name, parts, left, fields = PREFIX .. key, {}, PAGE, {}
+  local is_first, last = part == 0 and first == 0, 2 * count_of(call('HGET', name, 'count'))
+  while part <= last and left > 0 do
+    local packed, next_one, is_whole = read_part(name, part, first, left)
+    table.insert(parts, part)
+    table.insert(parts, packed)
+    left = left - #packed
+    if is_whole then part, first = part + 1, 0 else first = next_one end
+  end
+  local size, is_last = PAGE - left, part > last
+  if is_first or is_last then fields = call('HGETALL', name) end
+  if is_first and #fields == 0 then return false, 0 end
+  for _, one in ipairs(fields) do size = size + #one end
+  return {fields, key, parts, is_last and -1 or part, first}, size
+end
+
+-- A page of a record, from `first` of a part on, and about how many bytes it has. The page has the record's fields, if
+-- it is the first or the last one, the record's key, numbers of parts with bytes of them, and where the next page
+-- begins: at part -1 if it is the last one, and -2 where the record cannot be read.
+local function read(key, part, first)
+  local is_read, found, size = pcall(read_page, key, part, first)
   if is_read then return found, size end
-  return {{}, {}, {}, '', key}, 0
+  return {{}, key, {}, -2, 0}, 0
 end
 
 local function has_gone_on(name, count)
@@ -138,14 +159,14 @@ function ops.put(_, epoch, epoch_ttl, ttl, key, submission, submit, accepted_at,
   if is_live and there[1] == submission and not has_gone_on(name, there[3]) then
     if (there[4] or '') == key_id then return false end  -- else its key is missing here: what follows would not fit
   elseif is_live or there[2] == 'finished' then
-    return (read(key))
+    return (read(key, 0, 0))
   end
   record(key, submission, submit, accepted_at, deadline, count, fingerprint, version, key_id, ttl)
   return false
 end
 
-function ops.read(_, key)
-  return (read(key))
+function ops.read(_, key, part, first)
+  return (read(key, tonumber(part), tonumber(first)))
 end
 
 function ops.delete(_, epoch, epoch_ttl, key)
@@ -157,14 +178,15 @@ function ops.delete(_, epoch, epoch_ttl, key)
   return 1
 end
 
--- Reads the records of the first of these keys, until they have `limit` bytes; returns how many keys these are, too.
+-- Reads the first pages of the records of the first of these keys, until they have `limit` bytes; returns how many keys
+-- these are, too.
 -- Keys whose request has ended, or whose record has expired, leave the set of live ones.
 function ops.read_live(_, limit, ...)
   local found, left, num_read = {}, tonumber(limit), 0
   for _, key in ipairs({...}) do
     if left <= 0 then break end
     if fields_of(PREFIX .. key, 'state')[1] == 'accepted' then
-      local one, size = read(key)
+      local one, size = read(key, 0, 0)
       table.insert(found, one)
       left = left - size
     else
@@ -280,6 +302,12 @@ end
 
 return ops[ARGV[1]](unpack(ARGV))
 """
-_PARTS = {"LIMIT": str(EPOCH_LIMIT), "AHEAD": str(EPOCH_AHEAD), "BUCKETS": BUCKETS, "WRITES": WRITES}
+_PARTS = {
+    "LIMIT": str(EPOCH_LIMIT),
+    "AHEAD": str(EPOCH_AHEAD),
+    "PAGE": str(PAGE_BYTES),
+    "BUCKETS": BUCKETS,
+    "WRITES": WRITES,
+}
 for _name, _text in _PARTS.items():
     SCRIPT = SCRIPT.replace(f"__{_name}__", _text)

@@ -12,7 +12,7 @@ from worker_svc.block_hashes import BlockHashTable
 from worker_svc.description import WorkerLimits
 from worker_svc.encoder.pooling import Pooler
 from worker_svc.errors import DeviceLost
-from worker_svc.out_of_memory import OUT_OF_MEMORY, is_out_of_memory, note_out_of_memory
+from worker_svc.out_of_memory import OUT_OF_MEMORY, leave_out_newest
 from worker_svc.step import FailureReason, NewSequence, ScheduledSequence, SequenceResult, Step, StepOutcome
 from worker_svc.wanted_states import Places
 
@@ -31,6 +31,20 @@ class EncoderForward(Protocol):
 
 class _InvalidSequence(Exception):  # noqa: N818
     """A sequence that is not computed. The text is for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompts:
+    """The prompts of a step whose values are computed."""
+
+    requested: Sequence[NewSequence]
+
+    @property
+    def sequence_ids(self) -> list[int]:
+        return [new.sequence_id for new in self.requested]
+
+    def without(self, sequence_id: int) -> "_Prompts":
+        return _Prompts([new for new in self.requested if new.sequence_id != sequence_id])
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,19 +140,9 @@ class EncoderRunner:
 
     def _values_within_memory(self, requested: Sequence[NewSequence]) -> list[list[float] | None]:
         """The values of a step; None for the newest ones if memory does not suffice for all."""
-        left = list(requested)
-        while left:
-            try:
-                computed = iter(self._values(left))
-                return [next(computed) if new in left else None for new in requested]
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-                text = str(error)
-            newest = max(left, key=lambda new: new.sequence_id)
-            note_out_of_memory(newest.sequence_id, text)
-            left.remove(newest)
-        return [None] * len(requested)
+        values, left_out = leave_out_newest(lambda prompts: self._values(prompts.requested), _Prompts(requested))
+        computed = iter(values or ())
+        return [None if new.sequence_id in left_out else next(computed) for new in requested]
 
     def _values(self, requested: Sequence[NewSequence]) -> list[list[float]]:
         if not requested:

@@ -79,7 +79,7 @@ class Admitter:
             self._placement.note_placed(at)
         elif at.shape.is_indivisible(sequence.request):
             indivisible.add_fitting(step)
-        elif sequence.phase is Phase.RUNNING and sequence not in at.isolated:
+        elif sequence.phase is Phase.RUNNING and sequence not in at.isolated and step.can_send(sequence):
             num_tokens = step.num_prefill_tokens(sequence)
             if num_tokens:
                 step.add(sequence, num_tokens)

@@ -52,7 +52,8 @@ class RunningPlanner:
             decodes.sort(key=lambda sequence: sequence.num_steps)
             del decodes[step.budget :]
         for sequence in decodes:
-            if sequence.has_budget:  # of several sequences of an account, a step computes as many as it can pay for
+            # Of several sequences of an account, a step computes as many as it can pay for.
+            if sequence.has_budget and step.can_send(sequence):
                 step.add(sequence, 1)
         decode_seconds = replica.costs.step_seconds(0, len(decodes)) if decodes else 0.0
         step.limit_prompts(decode_seconds)
@@ -80,7 +81,7 @@ class RunningPlanner:
         for sequence in self._turns.order(step.replica, prompts):
             if step.budget <= num_left:
                 break
-            if not sequence.has_budget:
+            if not (sequence.has_budget and step.can_send(sequence)):
                 continue
             num_tokens = step.num_prefill_tokens(sequence, step.budget - num_left)
             if num_tokens == 0:

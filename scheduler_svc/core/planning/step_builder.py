@@ -8,6 +8,10 @@ from scheduler_svc.core.request import Sequence
 from scheduler_svc.core.step import NewSequence, ScheduledSequence
 
 LONG_PROMPT = 1024  # tokens to compute from which on a prompt is limited, so that decodes do not wait for it
+MAX_NEW_TOKENS = 1 << 22
+"""Known tokens of the sequences that a step sends to a worker that does not know them, at most, unless it is one
+sequence. They are sent whole, whatever is cached of them. They take up to 20 MiB of a message of at most 64 MiB.
+"""
 # The prompts of a step that computes more tokens than usual take at most 2 to 5 times as long as its decodes: 2.5 times
 # the mean ratio of the last steps, if that is within these. With more than 5 they would hardly be computed faster.
 _LEAST_FACTOR, _MOST_FACTOR = 2.0, 5.0
@@ -48,6 +52,7 @@ class StepBuilder:
         self.budget = min(limits.max_step_tokens, replica.shape.max_step_tokens)
         self.scheduled: list[ScheduledSequence] = []
         self.new_sequences: list[NewSequence] = []
+        self._num_new_tokens = 0  # of these
         self.is_closed = False  # nothing is admitted: blocks are short, or an indivisible prompt did not fit
         self.begins_with_due = False  # with an indivisible prompt that did not fit into the step before
         self._long_prompts: _TimeLimit | None = None
@@ -94,6 +99,14 @@ class StepBuilder:
             limit.take(num_tokens, num_before)
         return num_tokens
 
+    def can_send(self, sequence: Sequence) -> bool:
+        """Whether the worker knows a sequence, or the step's message has room for its tokens. Else it waits for the
+        next step.
+        """
+        if sequence.num_sent_blocks is not None or not self.new_sequences:
+            return True
+        return self._num_new_tokens + len(sequence.tokens) <= MAX_NEW_TOKENS
+
     def takes_whole(self, sequence: Sequence) -> bool:
         """Whether an indivisible prompt fits. The first of a step fits however long it is."""
         num_tokens = len(sequence.tokens)
@@ -134,7 +147,7 @@ class StepBuilder:
         sequence.num_steps_in_flight += 1
         sequence.num_steps += 1
         if sequence.num_sent_blocks is None:
-            self.new_sequences.append(NewSequence(sequence, list(sequence.tokens), sequence.needs_prompt_logprobs))
+            self._add_new(NewSequence(sequence, list(sequence.tokens), sequence.needs_prompt_logprobs))
         new_block_ids = sequence.block_ids[sequence.num_sent_blocks or 0 :]
         sequence.num_sent_blocks = len(sequence.block_ids)
         num_cached_tokens = max(start, sequence.num_cached_tokens)
@@ -143,6 +156,10 @@ class StepBuilder:
         )
         self.num_tokens += num_tokens
         self.budget -= num_tokens
+
+    def _add_new(self, new: NewSequence) -> None:
+        self.new_sequences.append(new)
+        self._num_new_tokens += len(new.tokens)
 
     def _num_extra_tokens(self, sequence: Sequence, num_tokens: int) -> int:
         """How many tokens a step that samples may return beyond the first: none that would take another block."""
@@ -165,7 +182,7 @@ class StepBuilder:
         sequence.num_steps_in_flight = 1
         sequence.num_steps = 1
         sequence.num_sent_blocks = len(sequence.block_ids)
-        self.new_sequences.append(NewSequence(sequence, list(sequence.tokens)))
+        self._add_new(NewSequence(sequence, list(sequence.tokens)))
         self.scheduled.append(ScheduledSequence(sequence, 0, num_tokens, list(sequence.block_ids), 0, True))
         self.num_tokens += num_tokens
         self.budget = max(0, self.budget - num_tokens)

@@ -1,6 +1,7 @@
 """Commands for requests that have ended or are unknown, while the store is behind."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import redis
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from redis_server import redis_server
+from request_logs import request_log
 from scheduler_svc.commands import Commands
 from scheduler_svc.core.admission import AdmissionLimits
 from scheduler_svc.core.budgets import Budgets
@@ -23,11 +25,13 @@ from scheduler_svc.journal import Journal
 from scheduler_svc.live_requests import LiveRequests
 from scheduler_svc.live_state import Graces
 from scheduler_svc.model_versions import ModelVersions
-from scheduler_svc.request_log import State
+from scheduler_svc.request_log import RequestLog, State
 from scheduler_svc.request_rates import RequestRates
+from scheduler_svc.session_wire import attached_message, record_message
 from scheduler_svc.spending import Spending
 from scheduler_svc.store.base import Gap, KeyTaken, MalformedRecord, StoreUnavailable, WriteBatch
 from scheduler_svc.store.redis import RedisStore
+from store_writes import ending_of, packed, write_of
 
 
 class HeldUpStore(RedisStore):
@@ -69,7 +73,9 @@ class Bench:
     def answers(self) -> dict[int, scheduler_v1.Event]:
         return self.gateway.answers
 
-    def ask(self, **command: scheduler_v1.Submit | scheduler_v1.Attach | scheduler_v1.Cancel) -> None:
+    def ask(
+        self, **command: scheduler_v1.Submit | scheduler_v1.Attach | scheduler_v1.Cancel | scheduler_v1.Lookup
+    ) -> None:
         self.commands.take(scheduler_v1.SessionRequest(**command), self.gateway)  # type: ignore[arg-type]
 
     async def submit(self, submission_id: str, key: str = "k") -> scheduler_v1.Event:
@@ -360,3 +366,46 @@ async def test_a_call_runs_all_its_requests_or_none(url: str) -> None:
         on.ask(submit=unrecorded(key="alone", limits=account, command_id=7))
         await until(lambda: 7 in on.answers)
         assert on.answers[7].HasField("accepted")
+
+
+@pytest.mark.parametrize("num_tokens", [2, 5000])
+async def test_the_message_with_a_large_request_that_has_ended_is_made_on_a_thread(
+    url: str, monkeypatch: pytest.MonkeyPatch, num_tokens: int
+) -> None:
+    on_loop: list[bool] = []
+
+    def spy(epoch: int, log: RequestLog, command_id: int) -> scheduler_v1.SessionResponse:
+        on_loop.append(threading.current_thread() is threading.main_thread())
+        return attached_message(epoch, log, command_id)
+
+    monkeypatch.setattr("scheduler_svc.commands.attached_message", spy)
+    log = request_log(n=2)
+    given = packed(*[-0.5] * num_tokens)
+    async with bench(url) as on:
+        assert await on.store.put(log, on.journal.epoch) is None
+        writes = [write_of(log, 0, range(10, 10 + num_tokens), index, logprobs=given) for index in range(2)]
+        assert await on.store.write(WriteBatch(writes=writes, endings=[ending_of(log)]), on.journal.epoch) == []
+        attached = (await on.attach(log.key)).attached
+        assert [len(one.logprobs) for one in attached.sequences] == [num_tokens, num_tokens]
+        assert on_loop == [num_tokens == 2]
+
+
+async def test_the_message_with_a_record_that_has_ended_is_made_on_a_thread(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_loop: list[bool] = []
+
+    def spy(epoch: int, log: RequestLog, command_id: int) -> scheduler_v1.SessionResponse:
+        on_loop.append(threading.current_thread() is threading.main_thread())
+        return record_message(epoch, log, command_id)
+
+    monkeypatch.setattr("scheduler_svc.record_commands.record_message", spy)
+    log = request_log()
+    async with bench(url) as on:
+        assert await on.store.put(log, on.journal.epoch) is None
+        batch = WriteBatch(writes=[write_of(log, 0, [10, 11])], endings=[ending_of(log)])
+        assert await on.store.write(batch, on.journal.epoch) == []
+        on.ask(lookup=scheduler_v1.Lookup(key=log.key, command_id=1))
+        await until(lambda: 1 in on.answers)
+        assert list(on.answers[1].record.attached.sequences[0].token_ids) == [10, 11]
+        assert on_loop == [False]

@@ -24,7 +24,7 @@ from scheduler_svc.live_requests import LiveRequests
 from scheduler_svc.live_state import Graces, LiveState
 from scheduler_svc.model_versions import ModelVersion, ModelVersions
 from scheduler_svc.request_log import RequestLog, State
-from scheduler_svc.session_wire import attached_to_proto
+from scheduler_svc.session_wire import attached_message
 from scheduler_svc.spending import Spending
 from scheduler_svc.store.redis import RedisStore
 from scheduler_svc.unflushed_tokens import complete
@@ -108,7 +108,7 @@ def test_the_results_of_a_search_are_sent_at_once_and_kept(core: Scheduler, requ
     assert requests.get("k") is None
     assert [event.tokens.index for event in gateway.events] == [0, 1]
     assert [list(event.tokens.token_ids) for event in gateway.events] == [[5, 6, 7], [8, 9]]
-    replayed = attached_to_proto(live.log, 1).attached.sequences
+    replayed = attached_message(0, live.log, 1).events[0].attached.sequences
     assert list(replayed) == [event.tokens for event in gateway.events]
 
 
@@ -165,7 +165,7 @@ def test_a_value_ends_its_request_and_is_replayed(core: Scheduler, requests: Liv
     assert live.log.state is State.FINISHED
     [sent] = [event.tokens for event in gateway.events]
     assert sent.end.value == value
-    assert list(attached_to_proto(live.log, 1).attached.sequences) == [sent]
+    assert list(attached_message(0, live.log, 1).events[0].attached.sequences) == [sent]
 
 
 class BrokenPolicy(FcfsPolicy):

@@ -24,7 +24,7 @@ from scheduler_svc.core.results import TOKENS, ResultForm
 from scheduler_svc.request_log import RecordState, RequestLog, SequenceLog
 from scheduler_svc.session_wire import (
     accepted_to_proto,
-    attached_to_proto,
+    attached_message,
     event_to_proto,
     failed_to_proto,
     fill_event,
@@ -146,7 +146,7 @@ def test_a_value_is_the_end_of_a_sequence_without_tokens() -> None:
     assert tokens == scheduler_v1.Tokens(end=scheduler_v1.SequenceEnd(value=value), cached_tokens=1)
     kept = SequenceLog(end=tokens.end, cached_tokens=1)
     replayed = RequestLog(scheduler_v1.Submit(key="k", n=1), accepted_at=1.0, sequences=[kept])
-    assert list(attached_to_proto(replayed, 7).attached.sequences) == [tokens]
+    assert list(attached_message(0, replayed, 7).events[0].attached.sequences) == [tokens]
 
 
 def test_log_probabilities_of_a_prompt_have_their_position() -> None:
@@ -157,9 +157,9 @@ def test_log_probabilities_of_a_prompt_have_their_position() -> None:
 
 def test_attached_has_the_log_probabilities_of_the_prompt() -> None:
     recorded = log()
-    assert not attached_to_proto(recorded, 7).attached.HasField("prompt_logprobs")
+    assert not attached_message(0, recorded, 7).events[0].attached.HasField("prompt_logprobs")
     recorded.prompt_logprobs = [worker_v1.TokenLogprobs(logprob=-place) for place in (1, 2)]
-    logprobs = attached_to_proto(recorded, 7).attached.prompt_logprobs
+    logprobs = attached_message(0, recorded, 7).events[0].attached.prompt_logprobs
     assert (logprobs.offset, list(logprobs.tokens)) == (1, recorded.prompt_logprobs)
     later = prompt_logprobs_to_proto(recorded, 1).prompt_logprobs
     assert (later.offset, list(later.tokens)) == (2, recorded.prompt_logprobs[1:])
@@ -167,9 +167,9 @@ def test_attached_has_the_log_probabilities_of_the_prompt() -> None:
 
 @pytest.mark.parametrize("options", [{"echo": True}, {"prompt_logprobs": 0}])
 def test_attached_has_a_prompt_that_is_returned(options: dict[str, Any]) -> None:
-    assert not attached_to_proto(log(), 7).attached.prompt_token_ids
+    assert not attached_message(0, log(), 7).events[0].attached.prompt_token_ids
     recorded = log(render_options=scheduler_v1.RenderOptions(**options))
-    assert list(attached_to_proto(recorded, 7).attached.prompt_token_ids) == [1, 2, 3]
+    assert list(attached_message(0, recorded, 7).events[0].attached.prompt_token_ids) == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def log(**fields: Any) -> RequestLog:
 
 def test_attached_has_all_tokens() -> None:
     render_options = scheduler_v1.RenderOptions(request_id="mine", stops=["x"])
-    event = attached_to_proto(log(render_options=render_options, detachable=True), 7)
+    event = attached_message(0, log(render_options=render_options, detachable=True), 7).events[0]
     attached = event.attached
     assert (event.key, event.command_id) == ("k", 7)
     assert attached.render_options == render_options

@@ -94,6 +94,26 @@ async def test_a_worker_that_answers_and_whose_device_hangs_is_dialled_again(
     assert "no answer to a step in 120 s" in [getattr(record, "why", "") for record in caplog.records]
 
 
+async def test_a_step_that_is_expected_to_take_long_may_take_longer(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = ScriptedWorker(prefill_tokens_per_second=0.5)  # 20 s for the prompt
+    async with served(worker) as addresses, deployment(*addresses) as running:
+        await running.workers(1)
+        worker.gate.clear()
+        key = running.gateway.submit()
+        await until(lambda: bool(worker.steps))
+        for _ in range(3):
+            clock.now += _STEP_TIMEOUT + 1
+            await worker.looked_at()
+        assert len(worker.openings) == 1
+        clock.now += _STEP_TIMEOUT
+        await until(lambda: len(worker.openings) == 2)
+        worker.gate.set()
+        await running.gateway.finish(key)
+    assert "no answer to a step in 400 s" in [getattr(record, "why", "") for record in caplog.records]
+
+
 async def test_a_worker_with_nothing_to_do_is_not_taken_for_one_that_hangs(clock: Clock) -> None:
     worker = ScriptedWorker()
     async with served(worker) as addresses, deployment(*addresses) as running:

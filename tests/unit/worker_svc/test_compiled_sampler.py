@@ -55,6 +55,27 @@ def test_log_probabilities_are_those_of_the_logits_as_they_came() -> None:
         assert [t for t, _ in reported.top] == expected[row].topk(count).indices.tolist()
 
 
+@pytest.mark.parametrize("logprobs", [0, 2, VOCAB + 7])
+@pytest.mark.parametrize("requested", [(7, 3, 11), (3, 7, 11), (3,)])
+def test_requested_log_probabilities_do_not_depend_on_each_other(logprobs: int, requested: tuple[int, ...]) -> None:
+    torch.manual_seed(2)
+    logits = torch.randn(2, VOCAB) * 4
+    logits[:, 3] = -3e38  # as some models have for tokens that they never sample
+    params = [
+        SamplingParams(temperature=0.0, logprobs=logprobs, logprob_token_ids=requested),
+        SamplingParams(temperature=0.0, logprobs=0),
+    ]
+    states = [SamplingState(one, 0, np.arange(9, dtype=np.int32), 4) for one in params]
+    sampled = CompiledSampler(compiled.thread_pool())(logits.clone(), states)
+    expected = logits.double().log_softmax(-1)
+    first, second = sampled.logprobs
+    assert first is not None
+    assert second is not None
+    assert first.requested == pytest.approx(expected[0, list(requested)].tolist(), rel=1e-5)
+    assert (len(first.top), len(second.top), len(second.requested)) == (min(logprobs, VOCAB), 0, 0)
+    assert first.logprob == pytest.approx(float(expected[0].max()), rel=1e-5)
+
+
 @pytest.mark.parametrize(
     "change",
     [

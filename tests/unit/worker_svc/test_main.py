@@ -24,14 +24,24 @@ from svc_common.channels import internal_channel
 from svc_common.settings import BAD_SETTINGS
 from worker_service import Worker, new_sequence, scheduled
 
+_LOADS_FOR_EVER = """
+import sys, threading, types
+
+def load_model(settings, report):
+    report("loading for ever")
+    threading.Event().wait()
+
+sys.modules["worker_svc.load"] = types.SimpleNamespace(load_model=load_model)
+from worker_svc.__main__ import main
+main()
+"""
+
 
 @asynccontextmanager
-async def _worker(*args: str) -> AsyncIterator[Process]:
+async def _worker(*args: str, program: tuple[str, ...] = ("-m", "worker_svc")) -> AsyncIterator[Process]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     environment |= {"QUIRE_CPU_KV_BYTES": str(2**24), "QUIRE_INSECURE": "1", "TRITON_INTERPRET": "0"}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "worker_svc", *args, stderr=PIPE, env=environment
-    )
+    process = await asyncio.create_subprocess_exec(sys.executable, *program, *args, stderr=PIPE, env=environment)
     try:
         yield process
     finally:
@@ -83,6 +93,15 @@ async def test_after_a_signal_new_streams_are_refused_and_the_open_one_continues
             assert len((await stream.receive()).result.token_ids) == 1
             await stream.call.done_writing()
             assert await process.wait() == 0
+
+
+async def test_a_signal_ends_it_while_the_model_loads() -> None:
+    ports = ("--worker-port", "0", "--worker-metrics-port", "0")
+    async with _worker(*ports, program=("-c", _LOADS_FOR_EVER)) as process, asyncio.timeout(60):
+        await _logged(process, "loading for ever")
+        process.send_signal(signal.SIGTERM)
+        assert (await _logged(process, "stopped"))["event"] == "stopped while the model was loading"
+        assert await process.wait() == 0
 
 
 async def test_it_ends_when_a_leader_orders_a_restart(tiny_llama: Path) -> None:

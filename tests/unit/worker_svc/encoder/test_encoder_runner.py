@@ -134,6 +134,29 @@ def test_only_the_states_that_the_values_need_are_asked_for() -> None:
     assert seen == [[None, *(wanted[one] for one in Pooling)]]
 
 
+@pytest.mark.parametrize("num_failures", [0, 2])
+def test_prompts_are_not_compared(monkeypatch: pytest.MonkeyPatch, num_failures: int) -> None:
+    def refuse(*_: object) -> bool:
+        raise AssertionError("prompts of thousands of tokens, on the device thread")
+
+    failures = iter(range(num_failures))
+
+    def forward(
+        prompts: Sequence[Sequence[int]], num_first: Sequence[int] | None = None, places: Places = None
+    ) -> list[torch.Tensor]:
+        if next(failures, None) is not None:
+            raise torch.OutOfMemoryError("full")
+        return states(prompts, num_first, places)
+
+    same = [new(number, [4, 6]) for number in range(5)]
+    monkeypatch.setattr(NewSequence, "__eq__", refuse)
+    step = Step([], same, [ScheduledSequence(number, 0, 2, []) for number in (4, 0, 3, 1, 2)])
+    outcome = EncoderRunner(forward, POOLER, LIMITS).step(step)
+    kept = {one.sequence_id: one.value for one in outcome.sequences if one.failure is None}
+    assert kept == {number: [5.0, 0.5] for number in range(5 - num_failures)}
+    assert outcome.num_left_out == num_failures
+
+
 def test_a_reset_forgets_all(runner: EncoderRunner) -> None:
     runner.step(Step([], [new(1, [4])], []))
     runner.reset()

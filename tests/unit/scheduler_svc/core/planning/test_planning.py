@@ -1,6 +1,6 @@
 """Planning of steps: limits on prompts, preemption, resumption, waiting for prefixes."""
 
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import pytest
@@ -325,3 +325,22 @@ def test_waiter_of_a_preempted_producer_is_released() -> None:
         if not producer.num_preemptions:
             bench.commit()
     assert bench.scheduler.waiting.prefix_waiters.producer_of(waiter) is not producer
+
+
+# New sequences in the message of a step.
+
+
+def test_new_sequences_whose_tokens_do_not_fit_into_one_message_come_in_several_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("scheduler_svc.core.planning.step_builder.MAX_NEW_TOKENS", 100)
+    bench = CoreBench(max_step_tokens=1000)
+    bench.submit("shared", prompt(41), 6, n=6)  # all but the first find the prompt cached
+    bench.submit("large", prompt(120, 1000), 6)  # alone it fits however long it is
+    bench.submit("small", prompt(10, 2000), 6)
+    sizes = []
+    while bench.scheduler.num_queued or bench.replica.num_running:
+        sizes.append([len(new.tokens) for new in bench.step().new_sequences])
+    assert all(sum(each) <= 100 or len(each) == 1 for each in sizes)
+    assert sorted(chain.from_iterable(sizes)) == [10, *[41] * 6, 120]
+    assert len([each for each in sizes if each]) <= 6
