@@ -280,8 +280,12 @@ class LiveRequests:
 
     def reject(self, live: LiveRequest, failure: Failure) -> None:
         """A request that may be recorded is refused: its record ends. Does nothing if it has ended."""
-        if live.state is not LiveState.ENDED:
-            self._end(live, failure)
+        if live.state is LiveState.ENDED:
+            return
+        if live.model is not None:  # it may have been started
+            live.model.core.cancel(live.log.key)
+            live.model.wake()
+        self._end(live, failure)
 
     def withdraw(self, log: RequestLog) -> None:
         """A new request is refused because it is not known whether the store has recorded it: if so, it ends there."""

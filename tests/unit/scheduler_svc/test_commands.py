@@ -310,16 +310,24 @@ async def test_the_record_of_a_request_whose_tokens_do_not_fit_ends(url: str) ->
         assert (record.state, record.failure) == (State.FAILED, scheduler_v1.FAILURE_REASON_DIVERGED)
 
 
-async def test_the_record_of_a_request_that_cannot_be_started_ends(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("broken", ["unflushed_tokens.merge", "commands.accepted_to_proto"])
+async def test_the_record_of_a_request_that_cannot_be_started_ends(
+    broken: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_failed = 0
+
     def fail(*_: object) -> None:
+        nonlocal num_failed
+        num_failed += 1
         raise ValueError
 
     async with bench(url) as on:
         with monkeypatch.context() as patches:
-            patches.setattr("scheduler_svc.unflushed_tokens.merge", fail)
+            patches.setattr(f"scheduler_svc.{broken}", fail)
             on.ask(submit=named())
-            await until(lambda: 7 in on.answers)
-        assert on.answers[7].failed.reason == scheduler_v1.FAILURE_REASON_INTERNAL
+            await until(lambda: bool(num_failed and not on.commands._queues._tasks))
+        assert not on.core.is_live("k")
+        assert on.requests.get("k") is None
         assert await on.journal.flush(20)
         assert await on.store.live() == []
 
