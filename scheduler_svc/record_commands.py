@@ -65,10 +65,8 @@ class RecordCommands:
         return message
 
     async def _message_of(self, log: RequestLog, lookup: scheduler_v1.Lookup) -> scheduler_v1.SessionResponse:
-        """On a thread where the request changes no more: it may have tens of megabytes."""
-        if log.is_over:
-            return await asyncio.to_thread(record_message, self._journal.epoch, log, lookup.command_id)
-        return record_message(self._journal.epoch, log, lookup.command_id)
+        """The message with a request as it is now. It may have tens of megabytes, and is made on a thread."""
+        return await asyncio.to_thread(record_message, self._journal.epoch, log.snapshot(), lookup.command_id)
 
     async def delete(self, delete: scheduler_v1.Delete, session: GatewaySession) -> None:
         """Cancels a request if it is live, and removes its record."""

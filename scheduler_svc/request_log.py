@@ -1,7 +1,7 @@
 """A request's log: the submission, its output so far, and how much of both is in the store."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum, auto
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
@@ -119,6 +119,11 @@ class RequestLog:
     def model(self) -> str:
         """The name of its model. Protocol 1 has the name in the render options only."""
         return self.submit.model or self.submit.render_options.model
+
+    def snapshot(self) -> "RequestLog":
+        """A copy that stays as the log is now."""
+        sequences = [replace(one, token_ids=list(one.token_ids), logprobs=list(one.logprobs)) for one in self.sequences]
+        return replace(self, sequences=sequences, prompt_logprobs=list(self.prompt_logprobs))
 
     @property
     def is_over(self) -> bool:

@@ -398,9 +398,7 @@ async def test_the_message_with_a_large_request_that_has_ended_is_made_on_a_thre
         assert on_loop == [num_tokens == 2]
 
 
-async def test_the_message_with_a_record_that_has_ended_is_made_on_a_thread(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_message_with_a_record_is_made_on_a_thread(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     on_loop: list[bool] = []
 
     def spy(epoch: int, log: RequestLog, command_id: int) -> scheduler_v1.SessionResponse:
