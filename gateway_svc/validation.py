@@ -203,6 +203,8 @@ class Validator:
                 raise check.too_long(where, len(prompt.token_ids), model)
             check.token_ids(where, prompt.token_ids, model)
             encoded = EncodedPrompt(list(prompt.token_ids)[kept])
+        elif isinstance(prompt, TextPrompt) and not prompt.text:  # even where special tokens are added
+            raise check.invalid(where, "must not be empty")
         else:
             try:
                 encoded = await self.encode(prompt, check, most, tenant, kept)
@@ -222,15 +224,15 @@ class Validator:
         tenant: str = DEFAULT_TENANT_NAME,
         kept: slice = _ALL,
     ) -> EncodedPrompt:
-        """The `kept` tokens of a text or chat. Raises QuireError, and PromptTooLong where the text alone shows that
-        there are more than `max_tokens`."""
+        """The `kept` tokens of a text, which may be empty, or of a chat.
+
+        Raises QuireError, and PromptTooLong where the text alone shows that there are more than `max_tokens`.
+        """
         if prompt is None:
             raise check.invalid(Field.PROMPT, "must be given")
         if isinstance(prompt, InfillPrompt):
             prompt = infill_text(prompt, self._tokenizer.infill_form, check)
         if isinstance(prompt, TextPrompt):
-            if not prompt.text:
-                raise check.invalid(Field.TEXT, "must not be empty")
             check.unicode(check.field_path(Field.TEXT), prompt.text)
             token_ids = await self._tokenizer.encode_text(
                 prompt.text, max_tokens, tenant, add_special_tokens=prompt.add_special_tokens

@@ -229,13 +229,7 @@ class HttpCalls:
         (model, info), check = found, FieldChecker(field_path)
         most = _MAX_CONTEXTS * info.context_length
         try:
-            if isinstance(prompt, TextPrompt):
-                check.unicode(field_path(Field.TEXT), prompt.text)
-                token_ids = await model.tokenizer.encode_text(
-                    prompt.text, most, call.tenant.name, add_special_tokens=prompt.add_special_tokens
-                )
-            else:
-                token_ids = (await model.validator.encode(prompt, check, most, call.tenant.name)).token_ids
+            token_ids = (await model.validator.encode(prompt, check, most, call.tenant.name)).token_ids
         except PromptTooLong:
             token_ids = None
         self.check_length(prompt_field(prompt), most + 1 if token_ids is None else len(token_ids), info, field_path)

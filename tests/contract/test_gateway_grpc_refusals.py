@@ -45,7 +45,7 @@ async def test_a_refusal_carries_its_request_id_and_no_first_metadata(quire: Har
     [
         ("Generate", api.GenerateRequest(), "INVALID_FIELD", "generation.prompt"),
         ("Tokenize", api.TokenizeRequest(), "INVALID_FIELD", "input"),
-        ("Tokenize", api.TokenizeRequest(text=""), "INVALID_FIELD", "text"),
+        ("Generate", api.GenerateRequest(generation=api.Generation(text="")), "INVALID_FIELD", "generation.text"),
         ("Tokenize", api.TokenizeRequest(text=LONG), "CONTEXT_LENGTH_EXCEEDED", "text"),
         ("Tokenize", api.TokenizeRequest(text=LONG * 5_000), "CONTEXT_LENGTH_EXCEEDED", "text"),
         ("Tokenize", api.TokenizeRequest(chat=LONG_CHAT), "CONTEXT_LENGTH_EXCEEDED", "chat.messages"),
