@@ -128,7 +128,8 @@ class ToolCallDelta:
 class Chunk:
     """Tokens of one sequence from `offset` on, counted from the end of the prompt, and the text that is due with them.
     `logprobs` has one for each token where they were requested. `score`, by which the sequence was ranked, is set in
-    its last chunk. `reasoning` and `tool_calls` are not part of the text."""
+    its last chunk. `reasoning` and `tool_calls` are not part of the text. `text_tokens` are the tokens of the text, by
+    their places in the sequence, in chunks of single tokens with `logprobs`."""
 
     index: int
     offset: int
@@ -139,6 +140,7 @@ class Chunk:
     score: float | None = None
     reasoning: str = ""
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
+    text_tokens: tuple[int, ...] = ()
 
     @property
     def has_output(self) -> bool:

@@ -65,7 +65,10 @@ class SequenceOutput:
         self.finish: Finish | None = None
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
-        self._text = SequenceText(vocabulary, rendering)
+        self._keeps_places = chunk_per_token and rendering.logprobs is not None
+        self._text = SequenceText(vocabulary, rendering, keeps_places=self._keeps_places)
+        self._num_due = 0
+        """Characters of the text that are due, where places are kept and all output is text."""
         self._turn = sequence_turn(self._text, index, vocabulary, rendering)
         self._start = start
         self._num_client_tokens = start.num_tokens
@@ -114,9 +117,7 @@ class SequenceOutput:
                 if self._turn is not None:
                     self._turn.push(token_id, chunk)
                 else:
-                    text = self._text.push(token_id)
-                    if chunk is not None:
-                        chunk.text += text
+                    self._add_text(self._text.push(token_id), chunk)
             if self._text.matched is not None:
                 self._end(Finish(FinishReason.STOP, self._text.matched))
                 return
@@ -158,6 +159,15 @@ class SequenceOutput:
         chunks, self._pending = self._pending, []
         return chunks
 
+    def _add_text(self, text: str, chunk: Chunk | None) -> None:
+        """Adds text that becomes due, of a sequence whose whole output is text."""
+        if chunk is not None:
+            chunk.text += text
+        if self._keeps_places:
+            begin, self._num_due = self._num_due, self._num_due + len(text)
+            if chunk is not None:
+                chunk.text_tokens += self._text.tokens_between(begin, self._num_due)
+
     def _begin_chunk(self) -> Chunk:
         if self._start.ending is EndDelivery.GIVEN:
             raise self._start.offset_error()
@@ -194,8 +204,8 @@ class SequenceOutput:
             self._turn.end(last)
             if self._turn.is_calling and finish.reason is FinishReason.STOP:
                 finish = Finish(FinishReason.TOOL_CALLS, finish.matched)
-        elif last is not None:
-            last.text += self._text.flush()
+        else:
+            self._add_text(self._text.flush(), last)
         self.finish = finish
         if ending is not EndDelivery.GIVEN:
             (last or self._next_chunk()).finish = finish

@@ -105,8 +105,10 @@ class SequenceTurn:
             if chunk is None:
                 continue
             match event:
-                case TextDelta(text):
-                    chunk.text += text if self._has_text else ""
+                case TextDelta(text, end):
+                    if self._has_text:
+                        chunk.text += text
+                        chunk.text_tokens += self._text.tokens_between(end - len(text), end)
                 case ReasoningDelta(text):
                     chunk.reasoning += text
                 case ToolCallBegin(index) | ToolArgumentsDelta(index) if index >= self._max_calls:

@@ -208,3 +208,14 @@ def test_a_request_with_a_value_has_no_output_to_resume() -> None:
     with pytest.raises(QuireError) as error:
         sequence.extend(scheduler_v1.Tokens(end=value_end(0.5)))
     assert error.value.reason is Reason.REQUEST_UNKNOWN
+
+
+def test_chunks_name_the_tokens_of_their_text() -> None:
+    rendering = make_rendering(VOCABULARY, logprobs=0, stop=("b!",))
+    sequence = SequenceOutput(0, VOCABULARY, rendering, ResumePosition(), chunk_per_token=True)
+    token_ids = [*TINY.encode("a😀").ids, 1, *TINY.encode("b").ids, EOS]
+    logprobs = [worker_v1.TokenLogprobs(logprob=-0.5)] * len(token_ids)
+    sequence.extend(scheduler_v1.Tokens(token_ids=token_ids, logprobs=logprobs, end=stop_end(EOS)))
+    named = {chunk.text: chunk.text_tokens for chunk in sequence.pop_pending() if chunk.text or chunk.text_tokens}
+    # A character of four bytes; a hidden token; a letter that might have begun a stop string, before the end.
+    assert named == {"a": (0,), "😀": (1, 2, 3, 4), "b": (6,)}
