@@ -239,4 +239,5 @@ def remainder(whole: Chunk, start: ResumePosition, vocabulary: Vocabulary, rende
         whole.score,
         whole.reasoning[len(known.reasoning) :],
         [call for call in calls if call.id or call.arguments],
+        ended_calls=whole.ended_calls[len(known.ended_calls) :],
     )
