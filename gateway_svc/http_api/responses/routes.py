@@ -12,6 +12,7 @@ from gateway_svc.chats import ChatMessage, ChatPrompt
 from gateway_svc.common_fields import is_request_id
 from gateway_svc.http_api.calls import PING_SECONDS, HttpCalls, PromptRequest
 from gateway_svc.http_api.endpoint import GENERATION_HEADERS, HandlerDoc, HttpRoute
+from gateway_svc.http_api.errors import HttpError
 from gateway_svc.http_api.events import long_json
 from gateway_svc.http_api.exchange import HttpExchange
 from gateway_svc.http_api.json_body import invalid
@@ -321,13 +322,14 @@ async def _stream(
                 new = [event for _, chunk in chunks for event in events.add(chunk, group.usage)]
                 if data := rendered(new, after):
                     await exchange.send_events(data)
-            last = b""
+            failure, last = None, b""
         except QuireError as error:
+            failure = HttpError.of(error)
             if error.code is grpc.StatusCode.UNAVAILABLE or _is_own_deadline(group, error):  # the response may go on
                 last = error_event(error, max(events.last_number, after or 0))
             else:
                 last = rendered(events.fail(error, group.usage), after)
-    await exchange.end_events(last)
+    await (exchange.end_events() if failure is None else exchange.fail_events(failure, last))
 
 
 def _is_own_deadline(group: RequestGroup, error: QuireError) -> bool:
