@@ -64,6 +64,13 @@ class PromptRequest:
     unvalidated: UnvalidatedRequest
     field_path: FieldPath
 
+    @property
+    def whole_text(self) -> str | None:
+        """The text of which all tokens are kept; None: there is none, or it may be truncated."""
+        prompt = self.unvalidated.prompt
+        is_truncated = self.unvalidated.truncate_prompt_tokens is not None
+        return prompt.text if isinstance(prompt, TextPrompt) and not is_truncated else None
+
 
 @dataclass(frozen=True, slots=True)
 class InputValues:
