@@ -15,8 +15,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gateway_svc.chats import PromptEnd
 from gateway_svc.settings import BadSetting
+from svc_common.models import TEMPLATE_FOLDER
 
 _CHAT_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
+_DEFAULT, _TOOL_USE = "default", "tool_use"  # names of templates in transformers
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -47,14 +49,19 @@ class TemplateChat:
 
 
 class ChatTemplate:
-    """A model's template, compiled once."""
+    """A model's template, compiled once. Chats with tools may have another one, as in transformers."""
 
     def __init__(
-        self, source: str, special_tokens: Mapping[str, str], control_tokens: Sequence[str] | None = None
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        control_tokens: Sequence[str] | None = None,
+        tool_use: str | None = None,
     ) -> None:
         """`control_tokens` are those of tokenizer_config.json that the template writes and that are not special.
+        `tool_use` is the source of the template of chats with tools; None: it is the same.
 
-        Raises jinja2.TemplateError where the source is not a template.
+        Raises jinja2.TemplateError where a source is not a template.
         """
         self.source = source
         environment = ImmutableSandboxedEnvironment(
@@ -66,16 +73,25 @@ class ChatTemplate:
         self._template = environment.from_string(source)
         self._special_tokens = dict(special_tokens)
         self.control_tokens = control_tokens
+        self.tool_use = None if tool_use is None else ChatTemplate(tool_use, special_tokens, control_tokens)
+        """The template of chats with tools, if that is another one."""
         self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
-        """Names of all variables that it reads."""
+        """Names of all variables that it reads, or the one of chats with tools."""
         self.own_variables = frozenset({*_CHAT_VARIABLES, *environment.globals, *special_tokens})
         """Names that a client's variables may not have."""
         constants = _constants(environment.parse(source))
         self.constants = "\0".join(constants)
-        """All text that stands in the template, in parts."""
+        """All text that stands in the template, in parts; also in the one of chats with tools."""
+        if self.tool_use is not None:
+            self.variables |= self.tool_use.variables
+            self.constants = f"{self.constants}\0{self.tool_use.constants}"
         self._knows_developer = "developer" in constants
         # Nobody can guess it. By the space after it one sees whether the template strips the content.
         self._end_mark = f"{secrets.token_hex(16)} "
+
+    def for_chat(self, *, has_tools: bool) -> "ChatTemplate":
+        """The template that renders a chat with or without tools."""
+        return self.tool_use if has_tools and self.tool_use is not None else self
 
     def role(self, name: str) -> str:
         """The role that a message of this role is rendered with: `system` for `developer` where the template does not
@@ -85,6 +101,8 @@ class ChatTemplate:
 
     def render(self, chat: TemplateChat) -> str:
         """The chat as text that ends where `prompt_end` says. Raises ChatTemplateError."""
+        if (template := self.for_chat(has_tools=chat.tools is not None)) is not self:
+            return template.render(chat)
         messages = chat.messages
         is_continued = chat.prompt_end is PromptEnd.CONTINUATION
         if is_continued:
@@ -129,11 +147,11 @@ def load_chat_template(directory: Path, override: str | None = None) -> ChatTemp
     control_tokens = _strings(config.get("chat_control_tokens"))
     if override is not None:
         return _override(override, tokens, control_tokens)
-    source = _named_default(config.get("chat_template"))
-    # A separate file is the newer form, and takes precedence.
-    if (own := directory / "chat_template.jinja").exists():
-        source = own.read_text()
-    return None if source is None else ChatTemplate(source, tokens, control_tokens)
+    # Separate files are the newer form, and take precedence.
+    of_config = _named_templates(config.get("chat_template"))
+    templates = _template_files(directory) or of_config
+    source = templates.get(_DEFAULT, of_config.get(_DEFAULT))
+    return None if source is None else ChatTemplate(source, tokens, control_tokens, templates.get(_TOOL_USE))
 
 
 def load_tokenizer_config(directory: Path) -> dict[str, Any]:
@@ -163,12 +181,19 @@ def _override(setting: str, special_tokens: Mapping[str, str], control_tokens: l
         raise BadSetting(f"QUIRE_CHAT_TEMPLATE cannot be used as a Jinja template: {error}") from error
 
 
-def _named_default(template: Any) -> str | None:
-    """The one template, or the one named "default" of a list."""
-    if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in template}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+def _template_files(directory: Path) -> dict[str, str]:
+    """The templates in files of their own, by name."""
+    named = {path.stem: path for path in (directory / TEMPLATE_FOLDER).glob("*.jinja")}
+    if (own := directory / "chat_template.jinja").exists():
+        named[_DEFAULT] = own
+    return {name: path.read_text() for name, path in named.items()}
+
+
+def _named_templates(templates: Any) -> dict[str, str]:
+    """The templates of tokenizer_config.json by name: of a list, or the one that is there."""
+    if isinstance(templates, list):
+        return {entry["name"]: entry["template"] for entry in templates}
+    return {_DEFAULT: templates} if isinstance(templates, str) else {}
 
 
 def _token_text(token: Any) -> str:

@@ -24,7 +24,7 @@ from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import Field
 from gateway_svc.message_formats.description import CUSTOM_INPUT, MessageFormat
 from gateway_svc.message_formats.prompted import prompted_messages
-from gateway_svc.tool_forms import PROMPTED_CALLS, Call, ToolForms
+from gateway_svc.tool_forms import PROMPTED_CALLS, Call, CallForm, ToolForms
 from svc_common.errors import QuireError, Reason
 
 MAX_TOOLS_LENGTH = 2**18
@@ -49,24 +49,23 @@ class ChatValidator:
     def __init__(self, template: ChatTemplate, roles: Sequence[str], message_format: MessageFormat) -> None:
         self.message_format = message_format
         self._template = template
-        self._forms = ToolForms.of(template)
-        self._call_form = self._forms.calls
-        if self._call_form is None and message_format.tools is not None:
-            self._call_form = PROMPTED_CALLS
+        self._forms, self._forms_with_tools = ToolForms.of(template), ToolForms.of(template, has_tools=True)
         # Templates write a role as it is, and may make a control token of it.
         self._roles = roles
 
     def template_chat(self, prompt: ChatPrompt, check: FieldChecker) -> TemplateChat:
         """The chat as the template takes it. Takes long where there is much JSON. Raises QuireError."""
         tools = self._tools(prompt, check)
-        messages = [self._message(message, check) for message in prompt.messages]
-        template_tools = tools or None
+        writes_tools = bool(tools) and self._forms.takes_tools
+        template = self._template.for_chat(has_tools=writes_tools)
+        call_form = (self._forms_with_tools if writes_tools else self._forms).calls
         tool_format = self.message_format.tools
+        form = PROMPTED_CALLS if call_form is None and tool_format is not None else call_form
+        messages = [self._message(message, template, form, check) for message in prompt.messages]
         if tool_format is not None:
-            if self._forms.calls is None and any(map(_has_calls, messages)):
+            if call_form is None and any(map(_has_calls, messages)):
                 messages = prompted_messages(messages, (), tool_format)
-            if tools and not self._forms.takes_tools:
-                template_tools = None
+            if tools and not writes_tools:
                 num_system = int(messages[0]["role"] == "system")
                 system = prompted_messages(messages[:num_system], tools, tool_format)
                 messages = [*system, *messages[num_system:]]
@@ -78,7 +77,7 @@ class ChatValidator:
         variables = self._variables(prompt, check)
         return TemplateChat(
             messages,
-            template_tools,
+            tools if writes_tools else None,
             variables,
             prompt.prompt_end,
             callable_tools=tools,
@@ -88,7 +87,9 @@ class ChatValidator:
             add_special_tokens=prompt.add_special_tokens,
         )
 
-    def _message(self, message: ChatMessage, check: FieldChecker) -> dict[str, Any]:
+    def _message(
+        self, message: ChatMessage, template: ChatTemplate, form: CallForm | None, check: FieldChecker
+    ) -> dict[str, Any]:
         if message.role not in self._roles:
             raise _invalid(message.place("role"), f"must be {', '.join(self._roles[:-1])} or {self._roles[-1]}")
         texts = {"content": message.content, "reasoning": message.reasoning}
@@ -99,8 +100,7 @@ class ChatValidator:
         for name, text in names.items():
             if text is not None and not 1 <= len(text) <= MAX_NAME_LENGTH:
                 raise _invalid(message.place(name), f"must have between 1 and {MAX_NAME_LENGTH} characters")
-        form = self._call_form
-        fields: dict[str, Any] = {"role": self._template.role(message.role), "content": message.content or ""}
+        fields: dict[str, Any] = {"role": template.role(message.role), "content": message.content or ""}
         if message.name is not None:
             fields["name"] = message.name
         if message.reasoning is not None:

@@ -2,6 +2,7 @@
 request alone, so that any gateway can continue at any token."""
 
 import codecs
+from collections import deque
 from collections.abc import Sequence
 
 from gateway_svc.rendering import Rendering
@@ -64,8 +65,9 @@ class Detokenizer:
 class SequenceText:
     """T(k) of one sequence, as differences: what is due, less stop strings and what may become one."""
 
-    def __init__(self, vocabulary: Vocabulary, rendering: Rendering) -> None:
-        hidden_ids = vocabulary.hidden_ids(rendering.special_tokens)
+    def __init__(self, vocabulary: Vocabulary, rendering: Rendering, *, keeps_places: bool = False) -> None:
+        """With `keeps_places`, pieces of the text can be asked for their tokens."""
+        self._hidden_ids = hidden_ids = vocabulary.hidden_ids(rendering.special_tokens)
         joins = rendering.special_tokens is SpecialTokens.JOINED
         self._detokenizer = Detokenizer(vocabulary, rendering.prompt_tail, hidden_ids, joins=joins)
         self._search = StopSearch(rendering.stops) if rendering.stops else None
@@ -75,6 +77,8 @@ class SequenceText:
         self.num_tokens = 0
         self.num_chars = 0
         """The number of characters that the tokens so far complete, sent or held back."""
+        self._places: deque[tuple[int, int, int]] | None = deque() if keeps_places else None
+        """Tokens that may be asked for: which one, and where its text begins and ends."""
         self.matched: str | None = None
         """The stop string that was found. Tokens after it do not count."""
 
@@ -82,6 +86,8 @@ class SequenceText:
         """T(k) - T(k - 1): the text that becomes due with this token."""
         self.num_tokens += 1
         text = self._detokenizer.push(token_id)
+        if self._places is not None and token_id not in self._hidden_ids:
+            self._places.append((self.num_tokens - 1, self.num_chars, self.num_chars + len(text)))
         self.num_chars += len(text)
         if self._search is None or not text:
             return text
@@ -95,6 +101,16 @@ class SequenceText:
         num_due = len(pending) - self._search.num_pending
         self._pending = pending[num_due:]
         return pending[:num_due]
+
+    def tokens_between(self, begin: int, end: int) -> tuple[int, ...]:
+        """The tokens of a piece of the text, by their places in the sequence; without those of pieces before it, and of
+        earlier calls."""
+        found: list[int] = []
+        while self._places and self._places[0][1] < end:
+            token, token_begin, token_end = self._places.popleft()
+            if token_end > begin or token_begin >= begin:  # one that has no whole character counts as the next one does
+                found.append(token)
+        return tuple(found)
 
     def flush(self) -> str:
         """The text that was held back, when no more tokens follow; empty after a stop string."""

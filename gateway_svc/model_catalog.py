@@ -91,9 +91,12 @@ def _message_format(settings: ModelSettings, tokenizer: ModelTokenizer) -> Messa
     template = tokenizer.chat_template
     if template is None:
         return choose_format(settings.tool_format, settings.reasoning_format, "")
-    takes_tools = ToolForms.of(template).takes_tools
     return choose_format(
-        settings.tool_format, settings.reasoning_format, template.constants, template_takes_tools=takes_tools
+        settings.tool_format,
+        settings.reasoning_format,
+        template.constants,
+        tool_template=template.for_chat(has_tools=True).constants,
+        template_takes_tools=ToolForms.of(template).takes_tools,
     )
 
 

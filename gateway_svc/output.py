@@ -128,7 +128,9 @@ class ToolCallDelta:
 class Chunk:
     """Tokens of one sequence from `offset` on, counted from the end of the prompt, and the text that is due with them.
     `logprobs` has one for each token where they were requested. `score`, by which the sequence was ranked, is set in
-    its last chunk. `reasoning` and `tool_calls` are not part of the text."""
+    its last chunk. `reasoning` and `tool_calls` are not part of the text. `text_tokens` are the tokens of the text, by
+    their places in the sequence, in chunks of single tokens with `logprobs`. `ended_calls` are the indices of calls of
+    which nothing follows."""
 
     index: int
     offset: int
@@ -139,6 +141,8 @@ class Chunk:
     score: float | None = None
     reasoning: str = ""
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
+    text_tokens: tuple[int, ...] = ()
+    ended_calls: tuple[int, ...] = ()
 
     @property
     def has_output(self) -> bool:
@@ -213,6 +217,7 @@ def _merged(parts: Sequence[Chunk]) -> Chunk:
         last.score,
         "".join([part.reasoning for part in parts]),
         merge_calls([call for part in parts for call in part.tool_calls]),
+        ended_calls=tuple([index for part in parts for index in part.ended_calls]),
     )
 
 

@@ -26,20 +26,34 @@ class PromptOutput:
 
     @classmethod
     def of(
-        cls, rendering: Rendering, logprobs: Sequence[worker_pb2.TokenLogprobs], vocabulary: Vocabulary
+        cls,
+        rendering: Rendering,
+        logprobs: Sequence[worker_pb2.TokenLogprobs],
+        vocabulary: Vocabulary,
+        sent_text: str | None = None,
     ) -> "PromptOutput":
-        """From the log-probabilities as the scheduler sent them."""
-        hidden_ids, special = vocabulary.hidden_ids(rendering.special_tokens), rendering.special_tokens
+        """From the log-probabilities as the scheduler sent them. Without the text that the client sent, it is that of
+        the tokens."""
+        special = rendering.special_tokens if sent_text is None else SpecialTokens.JOINED
+        hidden_ids = vocabulary.hidden_ids(special)
         detokenizer = Detokenizer(vocabulary, (), hidden_ids, joins=special is SpecialTokens.JOINED)
-        text, offsets = "", []
+        pieces: list[str] = []
+        offsets, num_chars = [], 0
         for token_id in rendering.prompt_token_ids:
-            offsets.append(len(text))
-            text += detokenizer.push(token_id)
+            offsets.append(num_chars)
+            pieces.append(detokenizer.push(token_id))
+            num_chars += len(pieces[-1])
+        text = "".join(pieces) + detokenizer.flush()
+        if sent_text is not None:
+            # Around it are tokens that the tokenizer adds.
+            begin = max(0, text.find(sent_text))
+            offsets = [min(max(0, offset - begin), len(sent_text)) for offset in offsets]
+            text = sent_text
         num_top = rendering.prompt_logprobs or 0
         scored = zip(rendering.prompt_token_ids[1:], logprobs, offsets[1:], strict=False)
         return cls(
             token_ids=rendering.prompt_token_ids,
-            text=text + detokenizer.flush(),
+            text=text,
             text_offsets=tuple(offsets),
             logprobs=tuple(TokenLogprob.from_proto(token_id, one, num_top, offset) for token_id, one, offset in scored),
         )

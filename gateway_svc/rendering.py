@@ -11,6 +11,9 @@ from gateway_svc.vocabulary import Vocabulary
 from quire.scheduler.v1 import scheduler_pb2
 
 _BYTES_OF_A_CHARACTER = 4
+_CHUNK_BYTES = 2 * 2**20
+"""Of a chunk in the public contract. Without a setting, gRPC's clients take messages of 4 MiB."""
+_ID_BYTES, _LOGPROB_BYTES = 5, 32  # in it of a token, and of a log-probability without its text
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +129,15 @@ class Rendering:
         of_prompt = 0 if self.prompt_logprobs is None else self.num_prompt_logprobs * (1 + self.prompt_logprobs)
         of_output = 0 if self.logprobs is None else num_tokens * (1 + self.logprobs + len(self.logprob_token_ids))
         return of_prompt + of_output
+
+    def max_chunk_tokens(self, vocabulary: Vocabulary) -> int:
+        """How many tokens a chunk may have, so that it fits a message of gRPC with the texts of all log-probabilities,
+        however long they are."""
+        text_bytes = _BYTES_OF_A_CHARACTER * vocabulary.longest_token
+        # A log-probability has the token's text, and its bytes.
+        num_logprobs = self.num_logprobs(1) - self.num_logprobs(0)
+        token_bytes = _ID_BYTES + text_bytes + num_logprobs * (_LOGPROB_BYTES + 2 * text_bytes)
+        return max(1, _CHUNK_BYTES // token_bytes)
 
     @property
     def is_best_of(self) -> bool:

@@ -169,11 +169,16 @@ class RunningRequest:
 
     @property
     def prompt(self) -> PromptOutput | None:
-        """The prompt, if it is returned. Complete once there is a chunk."""
+        """The prompt, if it is returned, with the text of its tokens. Complete once there is a chunk."""
+        return self.prompt_of(None)
+
+    def prompt_of(self, sent_text: str | None) -> PromptOutput | None:
+        """The same with the text that the client sent; None: it sent tokens, or not all tokens of its text were
+        kept."""
         rendering = self.rendering
         if not rendering.prompt_token_ids:
             return None
-        return PromptOutput.of(rendering, self._prompt_logprobs, self.vocabulary)
+        return PromptOutput.of(rendering, self._prompt_logprobs, self.vocabulary, sent_text)
 
     @property
     def on_disconnect(self) -> OnDisconnect:

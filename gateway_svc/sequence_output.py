@@ -1,11 +1,13 @@
 """The output of one sequence: the scheduler's tokens become chunks, from the client's position on."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 
 from gateway_svc import request_errors
 from gateway_svc.detokenizer import SequenceText
-from gateway_svc.output import Chunk, Finish, FinishReason, TokenLogprob, merge_calls
+from gateway_svc.output import Chunk, Finish, FinishReason, TokenLogprob, merge_chunks
 from gateway_svc.rendering import Rendering
 from gateway_svc.sequence_turn import sequence_turn
 from gateway_svc.vocabulary import Vocabulary
@@ -55,7 +57,7 @@ class SequenceOutput:
         """The first chunk begins at token `start`, once the sequence has that many tokens.
 
         With `chunk_per_token` there is a chunk for each token, and one for the end: a function of the tokens alone.
-        Otherwise there is one for all that was not popped.
+        Otherwise there is one for all that was not popped, or several where these tokens may not fit a message.
         """
         self.index = index
         self.num_tokens = 0
@@ -65,7 +67,10 @@ class SequenceOutput:
         self.finish: Finish | None = None
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
-        self._text = SequenceText(vocabulary, rendering)
+        self._keeps_places = chunk_per_token and rendering.logprobs is not None
+        self._text = SequenceText(vocabulary, rendering, keeps_places=self._keeps_places)
+        self._num_due = 0
+        """Characters of the text that are due, where places are kept and all output is text."""
         self._turn = sequence_turn(self._text, index, vocabulary, rendering)
         self._start = start
         self._num_client_tokens = start.num_tokens
@@ -73,6 +78,7 @@ class SequenceOutput:
         self._num_top = rendering.logprobs or 0
         self._requested = rendering.logprob_token_ids
         self._omits_output = rendering.omits_output
+        self._max_chunk_tokens = 1 if chunk_per_token else rendering.max_chunk_tokens(vocabulary)
         self._chunk_per_token = chunk_per_token
         self._pending: list[Chunk] = []
 
@@ -97,7 +103,7 @@ class SequenceOutput:
         for at in range(num_known, num_tokens):
             token_id = token_ids[at]
             is_due = not self._omits_output and self.num_tokens >= self._num_client_tokens
-            if is_due and (chunk is None or self._chunk_per_token):
+            if is_due and (chunk is None or len(chunk.token_ids) >= self._max_chunk_tokens):
                 chunk = self._begin_chunk()
             self._token_ids.append(token_id)
             self.num_tokens += 1
@@ -114,9 +120,7 @@ class SequenceOutput:
                 if self._turn is not None:
                     self._turn.push(token_id, chunk)
                 else:
-                    text = self._text.push(token_id)
-                    if chunk is not None:
-                        chunk.text += text
+                    self._add_text(self._text.push(token_id), chunk)
             if self._text.matched is not None:
                 self._end(Finish(FinishReason.STOP, self._text.matched))
                 return
@@ -158,6 +162,15 @@ class SequenceOutput:
         chunks, self._pending = self._pending, []
         return chunks
 
+    def _add_text(self, text: str, chunk: Chunk | None) -> None:
+        """Adds text that becomes due, of a sequence whose whole output is text."""
+        if chunk is not None:
+            chunk.text += text
+        if self._keeps_places:
+            begin, self._num_due = self._num_due, self._num_due + len(text)
+            if chunk is not None:
+                chunk.text_tokens += self._text.tokens_between(begin, self._num_due)
+
     def _begin_chunk(self) -> Chunk:
         if self._start.ending is EndDelivery.GIVEN:
             raise self._start.offset_error()
@@ -165,7 +178,8 @@ class SequenceOutput:
 
     def _next_chunk(self) -> Chunk:
         """The chunk of what comes next."""
-        if not self._pending or self._chunk_per_token:
+        latest = self._pending[-1] if self._pending else None
+        if latest is None or self._chunk_per_token or len(latest.token_ids) >= self._max_chunk_tokens:
             self._pending.append(Chunk(self.index, self.num_sent_tokens))
         return self._pending[-1]
 
@@ -194,39 +208,55 @@ class SequenceOutput:
             self._turn.end(last)
             if self._turn.is_calling and finish.reason is FinishReason.STOP:
                 finish = Finish(FinishReason.TOOL_CALLS, finish.matched)
-        elif last is not None:
-            last.text += self._text.flush()
+        else:
+            self._add_text(self._text.flush(), last)
         self.finish = finish
         if ending is not EndDelivery.GIVEN:
             (last or self._next_chunk()).finish = finish
 
 
-def remainder(whole: Chunk, start: ResumePosition, vocabulary: Vocabulary, rendering: Rendering) -> Chunk:
-    """The rest of a sequence from `start` on, with its end. Raises QuireError where the sequence has fewer tokens."""
-    num_client_tokens = start.num_tokens
-    if num_client_tokens > len(whole.token_ids):
+def remainder(whole: Chunk, start: ResumePosition, vocabulary: Vocabulary, rendering: Rendering) -> list[Chunk]:
+    """The rest of a sequence from `start` on, with its end, in chunks that fit a message. Raises QuireError where the
+    sequence has fewer tokens."""
+    num_tokens = len(whole.token_ids)
+    if start.num_tokens > num_tokens:
         raise start.offset_error()
-    if num_client_tokens == len(whole.token_ids):
-        return Chunk(whole.index, num_client_tokens, finish=whole.finish, score=whole.score)
-    known = Chunk(whole.index, 0)
+    if start.num_tokens == num_tokens:
+        return [Chunk(whole.index, num_tokens, finish=whole.finish, score=whole.score)]
+    begins = range(start.num_tokens, num_tokens, rendering.max_chunk_tokens(vocabulary))
+    beginnings = [*_beginnings(whole, begins, vocabulary, rendering), whole]
+    return [_between(whole, known, longer) for known, longer in pairwise(beginnings)]
+
+
+def _beginnings(whole: Chunk, lengths: Iterable[int], vocabulary: Vocabulary, rendering: Rendering) -> Iterator[Chunk]:
+    """The beginnings of a sequence that have so many tokens, without the end of it."""
     text = SequenceText(vocabulary, rendering)
     turn = sequence_turn(text, whole.index, vocabulary, rendering)
-    known_ids = whole.token_ids[:num_client_tokens]
-    if turn is None:
-        known.text = "".join([text.push(token_id) for token_id in known_ids])
-    else:
-        for token_id in known_ids:
-            turn.push(token_id, known)
-    known_calls = {call.index: call for call in merge_calls(known.tool_calls)}
-    calls = [call.after(known_calls.get(call.index)) for call in whole.tool_calls]
+    known = Chunk(whole.index, 0)
+    for length in lengths:
+        for token_id in whole.token_ids[len(known.token_ids) : length]:
+            known.token_ids.append(token_id)
+            if turn is None:
+                known.text += text.push(token_id)
+            else:
+                turn.push(token_id, known)
+        yield merge_chunks([known])[0]
+
+
+def _between(whole: Chunk, known: Chunk, longer: Chunk) -> Chunk:
+    """What one beginning of a sequence lacks of a longer one."""
+    begin, end = len(known.token_ids), len(longer.token_ids)
+    known_calls = {call.index: call for call in known.tool_calls}
+    calls = [call.after(known_calls.get(call.index)) for call in longer.tool_calls]
     return Chunk(
         whole.index,
-        num_client_tokens,
-        whole.text[len(known.text) :],
-        whole.token_ids[num_client_tokens:],
-        whole.logprobs[num_client_tokens:],
-        whole.finish,
-        whole.score,
-        whole.reasoning[len(known.reasoning) :],
+        begin,
+        longer.text[len(known.text) :],
+        whole.token_ids[begin:end],
+        whole.logprobs[begin:end],
+        longer.finish,
+        longer.score,
+        longer.reasoning[len(known.reasoning) :],
         [call for call in calls if call.id or call.arguments],
+        ended_calls=longer.ended_calls[len(known.ended_calls) :],
     )

@@ -105,8 +105,10 @@ class SequenceTurn:
             if chunk is None:
                 continue
             match event:
-                case TextDelta(text):
-                    chunk.text += text if self._has_text else ""
+                case TextDelta(text, end):
+                    if self._has_text:
+                        chunk.text += text
+                        chunk.text_tokens += self._text.tokens_between(end - len(text), end)
                 case ReasoningDelta(text):
                     chunk.reasoning += text
                 case ToolCallBegin(index) | ToolArgumentsDelta(index) if index >= self._max_calls:
@@ -114,6 +116,8 @@ class SequenceTurn:
                 case ToolCallBegin(index, name):
                     call_id, is_custom = self._call_id(index), self._inputs.is_reading
                     chunk.tool_calls.append(ToolCallDelta(index, "", call_id, name, is_custom))
+                case ToolCallEnd(index) if index < self._max_calls:
+                    chunk.ended_calls += (index,)
                 case ToolArgumentsDelta(index, fragment):
                     if not chunk.tool_calls or chunk.tool_calls[-1].index != index:
                         chunk.tool_calls.append(ToolCallDelta(index, is_custom=self._inputs.is_reading))

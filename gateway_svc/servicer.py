@@ -41,6 +41,7 @@ V = TypeVar("V", inference_pb2.EmbedResponse, inference_pb2.ClassifyResponse)
 ChunkResponse = TypeVar("ChunkResponse", inference_pb2.StreamGenerateResponse, inference_pb2.ResumeResponse)
 
 _USAGE_BYTES = 64  # of an answer's usage, at most
+_LEAST_LOGPROB_BYTES = 10  # of a log-probability in an answer
 _NUMBERS_OF_LOGPROB = 300  # numbers of a vector that take as long to write as one log-probability
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
@@ -86,7 +87,10 @@ class InferenceServicer(InferenceServiceServicer):
             del request  # as above
             async with self._request_manager.run(call, [generation]) as group:
                 (running,) = group.requests
-                chunks = [chunk for _, chunk in await group.all()]
+                chunks: list[Chunk] = []
+                while more := await group.next():
+                    chunks += [chunk for _, chunk in more]
+                    _check_size(_least_bytes(running), running.rendering)
                 response = await self._calls.render(
                     call, running.num_logprobs, lambda: _whole(running, chunks), num_chunks=len(chunks)
                 )
@@ -324,7 +328,8 @@ def _prompt(running: RunningRequest) -> inference_pb2.Prompt | None:
 
 
 def _whole(running: RunningRequest, chunks: Sequence[Chunk]) -> inference_pb2.GenerateResponse:
-    return inference_pb2.GenerateResponse(
+    """The answer. Raises QuireError if grpc would not send it."""
+    answer = inference_pb2.GenerateResponse(
         acceptance=_acceptance(running),
         completions=[
             whole.to_completion(running.vocabulary) for whole in completed_sequences(chunks, running.rendering)
@@ -332,6 +337,26 @@ def _whole(running: RunningRequest, chunks: Sequence[Chunk]) -> inference_pb2.Ge
         usage=running.usage.to_proto(),
         prompt=_prompt(running),
     )
+    _check_size(answer.ByteSize(), running.rendering)
+    return answer
+
+
+def _least_bytes(running: RunningRequest) -> int:
+    """The bytes that an answer has at least, with what there is of it."""
+    # Which tokens an answer with best_of has is known at its end.
+    return 0 if running.rendering.is_best_of else running.num_logprobs * _LEAST_LOGPROB_BYTES
+
+
+def _check_size(size: int, rendering: Rendering) -> None:
+    """Raises QuireError for an answer of so many bytes that grpc would not send it."""
+    if size > PUBLIC_MESSAGE_BYTES:
+        of_prompt = Field.MAX_TOKENS if rendering.prompt_logprobs is None else Field.PROMPT_LOGPROBS
+        which = of_prompt if rendering.logprobs is None else Field.LOGPROBS
+        message = (
+            f"the answer has more than {PUBLIC_MESSAGE_BYTES} bytes: ask for fewer, call StreamGenerate, or read the "
+            "output of a request with a request_id by Resume"
+        )
+        raise QuireError(Reason.MESSAGE_TOO_LARGE, message, field=generation_field_path(which))
 
 
 def _missing(
@@ -343,7 +368,11 @@ def _missing(
     """The rest of each ranked sequence for a client at these positions."""
     ranked = completed_sequences(chunks, rendering)
     starts = [resume_positions.get(whole.index, ResumePosition()) for whole in ranked]
-    return [(0, remainder(whole, start, vocabulary, rendering)) for whole, start in zip(ranked, starts, strict=True)]
+    return [
+        (0, chunk)
+        for whole, start in zip(ranked, starts, strict=True)
+        for chunk in remainder(whole, start, vocabulary, rendering)
+    ]
 
 
 def _embedded(model: str, vectors: Sequence[Vector]) -> inference_pb2.EmbedResponse:

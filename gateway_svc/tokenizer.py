@@ -73,7 +73,6 @@ class ModelTokenizer:
         self.eos_token_ids = tuple(eos_token_ids)
         self.config = config or {}
         self.vocabulary = Vocabulary(tokenizer, decoder)
-        self._longest_token = max(map(len, tokenizer.get_vocab()), default=1)
         self._threads = TenantThreads(_NUM_THREADS, "tokenize")
 
     @classmethod
@@ -179,7 +178,7 @@ class ModelTokenizer:
 
     def may_have(self, text: str, num_tokens: int) -> bool:
         """Whether a text may have as few tokens as that, by its length alone."""
-        return len(text) <= num_tokens * self._longest_token
+        return len(text) <= num_tokens * self.vocabulary.longest_token
 
     async def encode_words(self, words: Sequence[str], tenant: str = DEFAULT_TENANT_NAME) -> list[list[int]]:
         """The tokens of bad words, as vLLM makes them: each word at the start of a text, and after a space if that is

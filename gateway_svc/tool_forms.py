@@ -13,11 +13,7 @@ from gateway_svc.chats import PromptEnd
 _ID = "call_0123456789abcdef01234567"
 _NAME = "probed_tool"
 _ARGUMENT = "probed_argument"
-_PARAMETERS = {
-    "type": "object",
-    "properties": {_ARGUMENT: {"type": "string", "description": "c"}},
-    "required": [_ARGUMENT],
-}
+_USER = {"role": "user", "content": "a"}
 _SHORT_ID_LENGTH = 9
 
 Call = tuple[str, str, Mapping[str, Any]]
@@ -65,19 +61,25 @@ class ToolForms:
     calls: CallForm | None
 
     @classmethod
-    def of(cls, template: ChatTemplate) -> "ToolForms":
-        """What a template takes."""
-        user = {"role": "user", "content": "a"}
-        function = {"name": _NAME, "description": "d", "parameters": _PARAMETERS}
-        takes_tools = _NAME in _rendered(template, [user], [{"type": "function", "function": function}])
+    def of(cls, template: ChatTemplate, *, has_tools: bool = False) -> "ToolForms":
+        """What a template takes. The calls are those of chats without tools, or with tools where these have a template
+        of their own."""
+        tools = None if template.for_chat(has_tools=has_tools) is template else [_tool("other_tool", "other_argument")]
         forms = (CallForm(*flags) for flags in product((False, True), repeat=3))
-        return cls(takes_tools, next((form for form in forms if _is_taken(template, form, user)), None))
+        takes_tools = _NAME in _rendered(template, [_USER], [_tool(_NAME, _ARGUMENT)])
+        return cls(takes_tools, next((form for form in forms if _is_taken(template, form, tools)), None))
 
 
-def _is_taken(template: ChatTemplate, form: CallForm, user: Mapping[str, Any]) -> bool:
+def _tool(name: str, argument: str) -> dict[str, Any]:
+    properties = {argument: {"type": "string", "description": "c"}}
+    parameters = {"type": "object", "properties": properties, "required": [argument]}
+    return {"type": "function", "function": {"name": name, "description": "d", "parameters": parameters}}
+
+
+def _is_taken(template: ChatTemplate, form: CallForm, tools: Sequence[Mapping[str, Any]] | None) -> bool:
     call = form.message({"role": "assistant"}, [(_ID, _NAME, {_ARGUMENT: "x"})])
     result = {"role": "tool", "tool_call_id": form.id(_ID), "name": "b", "content": "c"}
-    before, text = _rendered(template, [user]), _rendered(template, [user, call, result])
+    before, text = _rendered(template, [_USER], tools), _rendered(template, [_USER, call, result], tools)
     # Python's notation of null and of an object; JSON that is quoted once more.
     wrong = ("None", f"'{_ARGUMENT}'", f'\\"{_ARGUMENT}\\"')
     return _NAME in text and _ARGUMENT in text and all(text.count(one) <= before.count(one) for one in wrong)

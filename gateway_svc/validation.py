@@ -8,7 +8,7 @@ from functools import partial
 from gateway_svc.answer_constraints import answer_constraint, digest_of_form, form_size
 from gateway_svc.chat_template import ChatTemplateError
 from gateway_svc.chat_validation import ChatValidator
-from gateway_svc.chats import ChatPrompt
+from gateway_svc.chats import ChatPrompt, PromptEnd
 from gateway_svc.common_fields import CommonFields
 from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import Field, FieldPath
@@ -52,6 +52,7 @@ _MAX_CONTEXTS = 16  # that a prompt may have which is truncated
 _FEW_MESSAGES = 256  # are checked in about a millisecond, without calls
 _SMALL_FORM = 32 * 2**10  # characters of tools and constraints; their digest takes about a millisecond
 _TAIL_TOKENS = 32  # that a prompt may have from a marker of reasoning on
+_ALL = slice(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,20 +208,20 @@ class Validator:
         where = prompt_field(prompt)
         room = model.context_length - 1
         most = max_prompt_tokens(model, is_truncated=num_kept is not None)
+        kept = _kept_tokens(num_kept, side)
         if isinstance(prompt, TokenPrompt):
             # Length first: the ids of a prompt that is too long are not checked.
             if len(prompt.token_ids) > most:
                 raise check.too_long(where, len(prompt.token_ids), model)
             check.token_ids(where, prompt.token_ids, model)
-            encoded = EncodedPrompt(list(prompt.token_ids))
+            encoded = EncodedPrompt(list(prompt.token_ids)[kept])
+        elif isinstance(prompt, TextPrompt) and not prompt.text:  # even where special tokens are added
+            raise check.invalid(where, "must not be empty")
         else:
             try:
-                encoded = await self.encode(prompt, check, most, tenant)
+                encoded = await self.encode(prompt, check, most, tenant, kept)
             except PromptTooLong:
                 raise check.too_long(where, None, model) from None
-        if num_kept is not None:
-            of_all = slice(-num_kept, None) if side is TruncationSide.LEFT else slice(num_kept)
-            encoded = replace(encoded, token_ids=encoded.token_ids[of_all])
         if not encoded.token_ids:
             raise check.invalid(where, "must not be empty")
         if len(encoded.token_ids) > room:
@@ -233,22 +234,22 @@ class Validator:
         check: FieldChecker,
         max_tokens: int | None = None,
         tenant: str = DEFAULT_TENANT_NAME,
+        kept: slice = _ALL,
     ) -> EncodedPrompt:
-        """A text or chat as tokens. Raises QuireError, and PromptTooLong where the text alone shows that there are more
-        than `max_tokens`."""
+        """The `kept` tokens of a text, which may be empty, or of a chat.
+
+        Raises QuireError, and PromptTooLong where the text alone shows that there are more than `max_tokens`.
+        """
         if prompt is None:
             raise check.invalid(Field.PROMPT, "must be given")
         if isinstance(prompt, InfillPrompt):
             prompt = infill_text(prompt, self._tokenizer.infill_form, check)
         if isinstance(prompt, TextPrompt):
-            if not prompt.text:
-                raise check.invalid(Field.TEXT, "must not be empty")
             check.unicode(check.field_path(Field.TEXT), prompt.text)
-            return EncodedPrompt(
-                await self._tokenizer.encode_text(
-                    prompt.text, max_tokens, tenant, add_special_tokens=prompt.add_special_tokens
-                )
+            token_ids = await self._tokenizer.encode_text(
+                prompt.text, max_tokens, tenant, add_special_tokens=prompt.add_special_tokens
             )
+            return EncodedPrompt(token_ids[kept])
         if not prompt.messages:
             raise check.invalid(Field.MESSAGES, "must not be empty")
         if self._chats is None:
@@ -263,6 +264,9 @@ class Validator:
             token_ids = await self._tokenizer.encode_chat(chat, max_tokens, tenant)
         except ChatTemplateError:
             raise check.invalid(Field.MESSAGES, "the model's chat template does not take these messages") from None
+        if kept.stop is not None and kept.stop < len(token_ids):  # without what the template writes at the end
+            chat = replace(chat, prompt_end=PromptEnd.MESSAGE)
+        token_ids = token_ids[kept]
         tail = self._tokenizer.vocabulary.text(token_ids[-_TAIL_TOKENS:])
         return EncodedPrompt(token_ids, TurnFormat.of_prompt(self._chats.message_format, chat, tail))
 
@@ -322,6 +326,13 @@ def max_prompt_tokens(model: ModelInfo, *, is_truncated: bool) -> int:
     """The most tokens that a prompt may have. Chats have at most as many messages: templates write at least a token for
     each."""
     return _MAX_CONTEXTS * model.context_length if is_truncated else model.context_length - 1
+
+
+def _kept_tokens(num_kept: int | None, side: TruncationSide) -> slice:
+    """Which tokens of a prompt are kept: at most `num_kept`; None: all."""
+    if num_kept is None:
+        return _ALL
+    return slice(-num_kept, None) if side is TruncationSide.LEFT else slice(num_kept)
 
 
 def prompt_field(prompt: Prompt | None) -> Field:

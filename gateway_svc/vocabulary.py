@@ -30,6 +30,8 @@ class Vocabulary:
         # A text before the token, since a decoder may treat the first token of a text differently.
         self._anchor = tokenizer.encode("a", add_special_tokens=False).ids
         self._anchor_text = self._decode(self._anchor)
+        self.longest_token = max(map(len, tokenizer.get_vocab()), default=1)
+        """The characters of the longest token as the vocabulary spells it."""
         self._pieces: dict[int, bytes] = {}
         self._whole_texts: dict[int, str | None] = {}
 

@@ -17,6 +17,8 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 CONFIG_FILES = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 """Configuration and tokenizer: all that gateways read."""
 WEIGHT_FILES = ("*.safetensors",)
+TEMPLATE_FOLDER = "additional_chat_templates"
+"""The folder, as transformers names it, of chat templates beside chat_template.jinja."""
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from svc_common.models import ModelNotFound, SourceKind, find_source
+from svc_common.models import TEMPLATE_FOLDER, ModelNotFound, SourceKind, find_source
 from svc_common.preparation import PreparationFailed
 from worker_svc.compressed_writer import CompressedScheme, compress, quantization_config, scheme_named
 from worker_svc.errors import UnsupportedModel
@@ -91,11 +91,13 @@ def quantize_model(
     layers = _layers_of(description, files, scheme)
     if not layers.quantized:
         raise UnsupportedModel(f"the model in {source} has no linear layer that could be quantized")
-    modules = module_folders(source)  # of an embedding model: how it pools, and the layers behind that
+    folders = module_folders(source)  # of an embedding model: how it pools, and the layers behind that
+    if (source / TEMPLATE_FOLDER).is_dir():
+        folders.append(Path(TEMPLATE_FOLDER))
     with _unfinished(target) as folder:
         num_bytes = _write(source, folder, files, layers, partial(compress, scheme=scheme), report)
-        for module in modules:
-            _copy_folder(source / module, folder / module)
+        for name in folders:
+            _copy_folder(source / name, folder / name)
         config = raw_config(source) | {"quantization_config": quantization_config(scheme, layers.left)}
         _write_json(folder / "config.json", config)
         for path in sorted(folder.iterdir(), key=lambda path: path.name == "config.json"):

@@ -65,6 +65,13 @@ class PromptRequest:
     unvalidated: UnvalidatedRequest
     field_path: FieldPath
 
+    @property
+    def whole_text(self) -> str | None:
+        """The text of which all tokens are kept; None: there is none, or it may be truncated."""
+        prompt = self.unvalidated.prompt
+        is_truncated = self.unvalidated.truncate_prompt_tokens is not None
+        return prompt.text if isinstance(prompt, TextPrompt) and not is_truncated else None
+
 
 @dataclass(frozen=True, slots=True)
 class InputValues:
@@ -268,13 +275,7 @@ class HttpCalls:
         (model, info), check = found, FieldChecker(field_path)
         most = _MAX_CONTEXTS * info.context_length
         try:
-            if isinstance(prompt, TextPrompt):
-                check.unicode(field_path(Field.TEXT), prompt.text)
-                token_ids = await model.tokenizer.encode_text(
-                    prompt.text, most, call.tenant.name, add_special_tokens=prompt.add_special_tokens
-                )
-            else:
-                token_ids = (await model.validator.encode(prompt, check, most, call.tenant.name)).token_ids
+            token_ids = (await model.validator.encode(prompt, check, most, call.tenant.name)).token_ids
         except PromptTooLong:
             token_ids = None
         self.check_length(prompt_field(prompt), most + 1 if token_ids is None else len(token_ids), info, field_path)

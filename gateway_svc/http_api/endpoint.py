@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from gateway_svc.http_api.answer_model import AnswerModel
 from gateway_svc.http_api.body_model import BodyModel
 from gateway_svc.http_api.errors import WRONG_METHOD, ErrorFormat, HttpError, HttpRejection
-from gateway_svc.http_api.exchange import HttpExchange
+from gateway_svc.http_api.exchange import CLIENT_DISCONNECTED, HttpExchange
 from gateway_svc.http_api.hosts import AllowedHosts
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.refusals import refusal_of, refusal_of_http
@@ -24,7 +24,6 @@ from svc_common.telemetry import context_from, tracer
 
 logger = logging.getLogger("quire.gateway")
 
-_CLIENT_DISCONNECTED = 499
 ANY_METHOD = "*"
 
 CALL_HEADERS = ("x-request-timeout", "x-request-id", "traceparent")
@@ -96,7 +95,7 @@ class HttpEndpoint:
             takes_any_type=self._route.takes_any_type,
         )
         method = scope["method"]
-        with self._metrics.call("http", self._route.path, str(_CLIENT_DISCONNECTED)) as outcome:
+        with self._metrics.call("http", self._route.path, str(CLIENT_DISCONNECTED)) as outcome:
             # Probes and lists of models have no span of their own, unless they are part of a caller's trace.
             try:
                 if method in self._route.handlers and (method == "POST" or "traceparent" in exchange.headers):
@@ -105,7 +104,7 @@ class HttpEndpoint:
                     await self._guarded(exchange, method)
             finally:
                 exchange.end()
-            outcome.code = str(exchange.status or _CLIENT_DISCONNECTED)
+            outcome.code = str(exchange.outcome)
             outcome.model = exchange.model
         if exchange.ignored_fields:
             self._metrics.ignored_fields.labels(self._route.path).inc(len(exchange.ignored_fields))
@@ -124,10 +123,9 @@ class HttpEndpoint:
         try:
             await self._guarded(exchange, method)
         finally:
-            status = exchange.status or _CLIENT_DISCONNECTED
-            span.set_attribute("http.response.status_code", status)
-            if status >= 500:
-                span.set_attribute("error.type", str(status))
+            span.set_attribute("http.response.status_code", exchange.status or CLIENT_DISCONNECTED)
+            if exchange.outcome >= 500:
+                span.set_attribute("error.type", str(exchange.outcome))
                 span.set_status(Status(StatusCode.ERROR))
             span.end()
 
@@ -148,7 +146,7 @@ class HttpEndpoint:
                 self._metrics.refuse("http", refusal)
             await exchange.send_error(rejection.error)
         except ClientDisconnected:
-            pass
+            exchange.client_disconnected()
         except Exception:
             error_id = uuid.uuid4().hex
             logger.exception("internal error", extra={"error_id": error_id, "route": self._route.path})

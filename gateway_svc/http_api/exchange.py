@@ -22,6 +22,8 @@ from gateway_svc.request_group import ClientDisconnected
 from svc_common.errors import QuireError, Reason
 
 MAX_BODY_BYTES = 16 * 2**20
+CLIENT_DISCONNECTED = 499
+"""The outcome of a call whose response did not begin, or did not end."""
 REQUEST_ID_HEADER, OWN_ID_HEADER = "x-request-id", "x-quire-request-id"
 _CLIENT_ID = re.compile("[!-~]{1,128}")
 
@@ -59,6 +61,7 @@ class HttpExchange:
         self.id_headers: Sequence[str] = (REQUEST_ID_HEADER,)
         self.peer = ":".join(str(part) for part in scope.get("client") or ())
         self.status: int | None = None
+        self._failure: int | None = None
         self.context: Context | None = None
         self.model = ""
         self.is_durable: bool | None = None
@@ -73,6 +76,11 @@ class HttpExchange:
         self._takes_any_type = takes_any_type
         self._stage = _ResponseStage.OPEN
         self._sent_at = 0.0
+
+    @property
+    def outcome(self) -> int:
+        """The status that the call is counted with: that of its response, or of the error that ended its stream."""
+        return self._failure or self.status or CLIENT_DISCONNECTED
 
     def header(self, name: str) -> str | None:
         """A header's value. Raises QuireError where the request has it more than once: proxies and servers differ in
@@ -146,13 +154,23 @@ class HttpExchange:
         self._stage = _ResponseStage.DONE
         await self._send({"type": "http.response.body", "body": data})
 
+    async def fail_events(self, error: HttpError, data: bytes) -> None:
+        """Ends the stream, which has failed, after some last events."""
+        self._failure = error.status
+        await self.end_events(data)
+
+    def client_disconnected(self) -> None:
+        """The client will not receive the rest of the answer."""
+        if self._stage is not _ResponseStage.DONE:
+            self._failure = CLIENT_DISCONNECTED
+
     async def send_error(self, error: HttpError) -> None:
         """Sends an error: as the response, or as the last event of a stream that has begun."""
         match self._stage:
             case _ResponseStage.OPEN:
                 await self.respond_json(self._errors.body(error), error.status, error.headers)
             case _ResponseStage.STREAMING:
-                await self.end_events(self._errors.event(error))
+                await self.fail_events(error, self._errors.event(error))
             case _ResponseStage.DONE:
                 pass  # the response had begun as a success, and cannot be changed
 

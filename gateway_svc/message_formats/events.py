@@ -1,7 +1,7 @@
 """What an assistant's turn consists of, as events in the order of the output."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,9 +13,10 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """More text for the user."""
+    """More text for the user. `end` is where it ends in the visible characters of the output."""
 
     text: str
+    end: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,8 @@ def join_events(events: Iterable[MessageEvent]) -> list[MessageEvent]:
         match joined[-1] if joined else None, event:
             case ReasoningDelta(before), ReasoningDelta(text):
                 joined[-1] = ReasoningDelta(before + text)
-            case TextDelta(before), TextDelta(text):
-                joined[-1] = TextDelta(before + text)
+            case TextDelta(before), TextDelta(text, end):
+                joined[-1] = TextDelta(before + text, end)
             case ToolArgumentsDelta(index, before), ToolArgumentsDelta(_, fragment):
                 # Calls do not interleave.
                 joined[-1] = ToolArgumentsDelta(index, before + fragment)

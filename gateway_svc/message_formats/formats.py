@@ -102,17 +102,26 @@ TOOL_FORMAT_NAMES = (AUTO, NONE, *TOOL_FORMATS)
 REASONING_FORMAT_NAMES = (AUTO, NONE, *REASONING_FORMATS)
 
 
-def choose_format(tools: str, reasoning: str, template: str, *, template_takes_tools: bool = True) -> MessageFormat:
+def choose_format(
+    tools: str,
+    reasoning: str,
+    template: str,
+    *,
+    tool_template: str | None = None,
+    template_takes_tools: bool = True,
+) -> MessageFormat:
     """The format of these names; of `auto` the one of which the chat template has the signs.
 
     Without signs there is no reasoning. A template that takes tools is of a format that is not known, so there are no
     calls; with one that does not, the system's message can ask for calls as JSON.
 
-    `template` is the text of the template, empty where the model has none. Takes names that are known.
+    `template` is the text of the template, empty where the model has none, and `tool_template` that of the one for
+    chats with tools, if it is another. Takes names that are known.
     """
+    tool_template = template if tool_template is None else tool_template
     chosen_tools = TOOL_FORMATS.get(tools)
     if tools == AUTO:
-        known = (one for one in _TOOL_FORMATS if one.signs and all(sign in template for sign in one.signs))
+        known = (one for one in _TOOL_FORMATS if one.signs and all(sign in tool_template for sign in one.signs))
         chosen_tools = next(known, None if template_takes_tools else TOOL_FORMATS[_UNTRAINED])
     chosen_reasoning = REASONING_FORMATS.get(reasoning)
     if reasoning == AUTO:

@@ -56,7 +56,7 @@ class MessageParser:
         self._control_markers = self._format.markers.intersection(control_tokens)
         self._hidden = frozenset(hidden_tokens)
         self._source = TurnSource(self._control_markers, self._hidden)
-        self._writer = EventWriter()
+        self._writer = EventWriter(self._source)
         self._in_reasoning = False
         self._ignored: tuple[str, ...] = ()
         """The marker around the answer that may come next."""

@@ -36,6 +36,8 @@ class TurnSource:
         self._unread: list[str] = []
         self.last = ""
         """The last unit that was read."""
+        self.num_chars = 0
+        """The visible characters of what was accepted or rejected."""
 
     def read(self, run: Run | None = None) -> Parse[str]:
         """The next unit."""
@@ -57,12 +59,17 @@ class TurnSource:
 
     def accept(self) -> None:
         """What was read so far is emitted as events, or has no text."""
-        self._held.clear()
+        self._take_held()
 
     def reject(self) -> str:
         """The text of what was read and not accepted."""
+        return self._take_held()
+
+    def _take_held(self) -> str:
+        """The visible text of what was read."""
         text = "".join(unit for unit in self._held if not (isinstance(unit, ControlMarker) and unit in self._hidden))
         self._held.clear()
+        self.num_chars += len(text)
         return text
 
     def match(self, markers: Collection[str]) -> Parse[str | None]:

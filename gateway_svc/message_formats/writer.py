@@ -1,5 +1,7 @@
 """Collects the events of a turn. White space between text and markers belongs to neither."""
 
+from collections.abc import Callable
+
 from gateway_svc.message_formats.events import (
     MessageEvent,
     ReasoningDelta,
@@ -9,17 +11,18 @@ from gateway_svc.message_formats.events import (
     ToolCallEnd,
     join_events,
 )
+from gateway_svc.message_formats.source import TurnSource
 
 _SPACE = " \t\r\n"
 
 
 class EventWriter:
-    """The events since the last call of take()."""
+    """The events since the last call of take(). Text and reasoning are what `source` has rejected last."""
 
-    def __init__(self) -> None:
+    def __init__(self, source: TurnSource) -> None:
         self._events: list[MessageEvent] = []
-        self._text = _Prose(TextDelta, self._events)
-        self._reasoning = _Prose(ReasoningDelta, self._events)
+        self._text = _Prose(lambda text, after: TextDelta(text, source.num_chars - after), self._events)
+        self._reasoning = _Prose(lambda text, _: ReasoningDelta(text), self._events)
         self._num_calls = 0
         self.in_call = False
         """Whether a call has begun and not ended."""
@@ -69,8 +72,9 @@ class _Prose:
     are joined by the white space after the calls.
     """
 
-    def __init__(self, kind: type[TextDelta] | type[ReasoningDelta], events: list[MessageEvent]) -> None:
-        self._kind = kind
+    def __init__(self, event: Callable[[str, int], MessageEvent], events: list[MessageEvent]) -> None:
+        """`event` makes one of a text that so many characters follow."""
+        self._event = event
         self._events = events
         self._space: list[str] = []
         self._has_begun = False
@@ -78,15 +82,16 @@ class _Prose:
 
     def write(self, text: str) -> None:
         body = text.rstrip(_SPACE)
+        space = text[len(body) :]
         if body:
             body = "".join((*self._space, body))
             if self._is_after_marker and not self._has_begun:
                 body = body.lstrip(_SPACE)
-            self._events.append(self._kind(body))
+            self._events.append(self._event(body, len(space)))
             self._space.clear()
             self._has_begun = True
             self._is_after_marker = False
-        if space := text[len(text.rstrip(_SPACE)) :]:
+        if space:
             self._space.append(space)
 
     def add_marker(self) -> None:
@@ -95,5 +100,5 @@ class _Prose:
 
     def flush(self) -> None:
         if self._space and not self._is_after_marker:
-            self._events.append(self._kind("".join(self._space)))
+            self._events.append(self._event("".join(self._space), 0))
         self._space.clear()

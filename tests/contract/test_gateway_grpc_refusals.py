@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from gateway_calls import asking, consumed, raw_call, refused
 from gateway_harness import Harness, encoded, reason_of, running_gateway
 from quire.inference.v1 import inference_pb2 as api
-from scripted_scheduler import answer_with
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from quire.worker.v1 import worker_pb2 as worker_v1
+from scripted_scheduler import ScriptedSession, answer_with
 from tiny_model import CONTEXT_LENGTH, EOS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -45,7 +47,7 @@ async def test_a_refusal_carries_its_request_id_and_no_first_metadata(quire: Har
     [
         ("Generate", api.GenerateRequest(), "INVALID_FIELD", "generation.prompt"),
         ("Tokenize", api.TokenizeRequest(), "INVALID_FIELD", "input"),
-        ("Tokenize", api.TokenizeRequest(text=""), "INVALID_FIELD", "text"),
+        ("Generate", api.GenerateRequest(generation=api.Generation(text="")), "INVALID_FIELD", "generation.text"),
         ("Tokenize", api.TokenizeRequest(text=LONG), "CONTEXT_LENGTH_EXCEEDED", "text"),
         ("Tokenize", api.TokenizeRequest(text=LONG * 5_000), "CONTEXT_LENGTH_EXCEEDED", "text"),
         ("Tokenize", api.TokenizeRequest(chat=LONG_CHAT), "CONTEXT_LENGTH_EXCEEDED", "chat.messages"),
@@ -218,3 +220,34 @@ async def test_health_follows_the_scheduler(quire: Harness) -> None:
     assert (error.code(), reason_of(error)[0]) == (grpc.StatusCode.UNAVAILABLE, "MODEL_NOT_READY")
     quire.scheduler.session.status(quire.scheduler.model)
     await quire.wait_for_health(health_pb2.HealthCheckResponse.SERVING)
+
+
+@pytest.mark.parametrize(("request_id", "kind"), [(None, "cancel"), ("mine", "detach")])
+async def test_an_answer_that_grpc_would_not_send_ends_when_it_is_too_long(
+    request_id: str | None, kind: str, quire: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its request is not computed further, and one with a name can be resumed."""
+    monkeypatch.setattr("gateway_svc.servicer.PUBLIC_MESSAGE_BYTES", 1_000)
+
+    def begin(session: ScriptedSession, submit: scheduler_v1.Submit) -> None:
+        session.accept(submit.key)
+        session.tokens(submit.key, [5] * 200, 0, logprobs=[worker_v1.TokenLogprobs(logprob=-0.5)] * 200)
+
+    quire.scheduler.script = begin
+    generation = api.Generation(text="a", logprobs=0, request_id=request_id)
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await quire.stub.Generate(api.GenerateRequest(generation=generation))
+    assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert reason_of(error.value) == ("MESSAGE_TOO_LARGE", "generation.logprobs")
+    (submit,) = quire.scheduler.all("submit")
+    assert (await quire.scheduler.next(kind)).key == submit.key
+
+
+async def test_a_complete_answer_that_grpc_would_not_send_is_an_error(
+    quire: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway_svc.servicer.PUBLIC_MESSAGE_BYTES", 300)
+    quire.scheduler.script = answer_with([5] * 200)
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await quire.stub.Generate(api.GenerateRequest(generation=api.Generation(text="a")))
+    assert reason_of(error.value) == ("MESSAGE_TOO_LARGE", "generation.stopping.max_tokens")

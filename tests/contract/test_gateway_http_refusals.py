@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway_harness import Harness, encoded
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
-from scripted_scheduler import answer_with
+from scripted_scheduler import ScriptedSession, answer_with
 from tiny_model import CONTEXT_LENGTH, EOS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -245,6 +245,54 @@ async def test_what_is_not_there_is_an_error_of_the_same_shape(
     response = await quire.http.request(method, path)
     assert (response.status_code, response.json()["error"]["code"]) == (status, code)
     assert ("allow" in response.headers) == (status == 405)
+
+
+def calls_of(path: str, code: int) -> str:
+    return f'quire_gateway_requests_total{{code="{code}",method="{path}",model="tiny",protocol="http"}}'
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", {"messages": MESSAGES}),
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 9}),
+        ("/api/generate", {"prompt": "a"}),
+    ],
+)
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [(scheduler_v1.FAILURE_REASON_INTERNAL, 500), (scheduler_v1.FAILURE_REASON_UNAVAILABLE, 503)],
+)
+async def test_a_stream_that_fails_is_counted_with_the_status_of_its_failure(
+    path: str, body: dict[str, Any], reason: scheduler_v1.FailureReason, code: int, quire: Harness
+) -> None:
+    def fail_after_the_first_token(session: ScriptedSession, submit: scheduler_v1.Submit) -> None:
+        session.accept(submit.key)
+        session.tokens(submit.key, encoded("hello"), 0)
+        session.fail(submit.key, reason)
+
+    quire.scheduler.script = fail_after_the_first_token
+    counted = [await quire.metric(calls_of(path, each)) for each in (200, code)]
+    response = await quire.http.post(path, json={**body, "stream": True})
+    assert response.status_code == 200
+    assert [await quire.metric(calls_of(path, each)) for each in (200, code)] == [counted[0], counted[1] + 1]
+
+
+async def test_a_stream_whose_client_leaves_is_counted_as_such(quire: Harness) -> None:
+    def begin(session: ScriptedSession, submit: scheduler_v1.Submit) -> None:
+        session.accept(submit.key)
+        session.tokens(submit.key, encoded("hello"), 0)
+
+    quire.scheduler.script = begin
+    path = "/v1/completions"
+    counted = [await quire.metric(calls_of(path, code)) for code in (200, 499)]
+    async with quire.http.stream("POST", path, json={"prompt": "a", "stream": True}) as response:
+        assert response.status_code == 200
+        await anext(response.aiter_bytes())
+    await quire.scheduler.next("cancel")
+    assert [await quire.metric(calls_of(path, code)) for code in (200, 499)] == [counted[0], counted[1] + 1]
 
 
 async def test_no_value_of_a_client_becomes_a_label(quire: Harness) -> None:

@@ -13,7 +13,7 @@ from gateway_values import vocabulary_of
 from quire.inference.v1 import inference_pb2 as api
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
-from scripted_scheduler import ScriptedScheduler, ScriptedSession, length_end, stop_end
+from scripted_scheduler import ScriptedScheduler, ScriptedSession, answer_with, length_end, stop_end
 from tiny_model import EOS, tiny_tokenizer
 
 TEXT = "hello 😀 world"
@@ -229,6 +229,27 @@ async def test_an_echo_without_log_probabilities_is_text(quire: Harness) -> None
     assert [choice["text"] for choice in body["choices"]] == [TEXT + "".join(ANSWER_TEXTS)] * 2
     assert {choice["logprobs"] for choice in body["choices"]} == {None}
     assert body["choices"][0]["prompt_logprobs"] is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "echoed"),
+    [
+        ({}, "<|im_start|>hello<|im_end|>"),
+        ({"skip_special_tokens": False}, "<|im_start|>hello<|im_end|>"),
+        ({"truncate_prompt_tokens": 2}, "hello"),
+        ({"prompt": encoded("<|im_start|>hello<|im_end|>")}, "hello"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_text_is_echoed_with_its_special_tokens(
+    fields: dict[str, Any], echoed: str, stream: bool, quire: Harness
+) -> None:
+    quire.scheduler.script = answer_with(ANSWER)
+    body = {"prompt": "<|im_start|>hello<|im_end|>", "echo": True, "max_tokens": 100, "stream": stream, **fields}
+    response = await quire.http.post("/v1/completions", json=body)
+    lines = response.text.split("\n\n") if stream else [f"data: {response.text}"]
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    assert "".join(event["choices"][0]["text"] for event in events) == echoed + "".join(ANSWER_TEXTS)
 
 
 async def test_an_echo_is_at_the_beginning_of_a_stream(quire: Harness) -> None:

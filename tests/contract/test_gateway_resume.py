@@ -225,3 +225,29 @@ async def test_another_request_under_the_same_name_is_refused(quire: Harness) ->
     reason = (grpc.StatusCode.ALREADY_EXISTS, "IDEMPOTENCY_KEY_REUSED", "generation.request_id")
     assert (await refused(call))[:3] == reason
     assert (await quire.scheduler.next("submit")).body_digest != submit.body_digest
+
+
+@pytest.mark.parametrize("best_of", [1, 2])
+async def test_a_long_sequence_is_resumed_in_messages_of_bounded_size(
+    best_of: int, quire: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway_svc.rendering._CHUNK_BYTES", 4_000)
+    top = [worker_v1.Logprob(token_id=token, logprob=-1.0) for token in range(5)]
+    token_ids = encoded("hello") * 200
+    logprobs = [worker_v1.TokenLogprobs(logprob=-0.5, top=top)] * len(token_ids)
+    quire.scheduler.script = lambda session, submit: session.accept(submit.key)
+    generation = api.Generation(text="a", request_id="mine", best_of=best_of, logprobs=5)
+    call = quire.stub.Generate(api.GenerateRequest(generation=generation))
+    submit = await quire.scheduler.next("submit")
+    call.cancel()
+    await quire.scheduler.next("detach")
+    sequences = [ended(token_ids, length_end(), index=index, logprobs=logprobs) for index in range(best_of)]
+    quire.scheduler.attach_script = lambda session, attach: session.attached(submit, *sequences)
+    responses = await rest_of(resume(quire, (0, 7)))
+    chunks = [response.chunk for response in responses if response.HasField("chunk")]
+    assert len(chunks) > 10
+    assert max(response.ByteSize() for response in responses) < 4_100
+    assert [token for chunk in chunks for token in chunk.token_ids] == token_ids[7:]
+    assert len([one for chunk in chunks for one in chunk.logprobs]) == len(token_ids) - 7
+    assert "".join(chunk.text for chunk in chunks) == "hello" * 193
+    assert [chunk.finish.reason for chunk in chunks if chunk.HasField("finish")] == [api.FINISH_REASON_LENGTH]

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from gateway_harness import Harness, encoded
+from quire.inference.v1 import inference_pb2 as api
 from scripted_scheduler import answer_with
 from tiny_model import CHAT_TEMPLATE, CONTEXT_LENGTH, EOS
 
@@ -28,8 +29,12 @@ async def test_a_text_there_and_back(shared: Harness) -> None:
         "token_strs": ["hello", "Ġworld"],
     }
     assert await post(shared, "/detokenize", {"tokens": HELLO}) == {"prompt": "hello world"}
-    assert (await post(shared, "/tokenize", {"prompt": ""}))["tokens"] == []
     assert not shared.scheduler.all("submit")
+
+
+async def test_an_empty_text_has_no_tokens_over_either_protocol(shared: Harness) -> None:
+    assert (await post(shared, "/tokenize", {"prompt": ""}))["tokens"] == []
+    assert not (await shared.stub.Tokenize(api.TokenizeRequest(text=""))).token_ids
 
 
 async def test_a_chat_has_the_tokens_of_its_prompt(shared: Harness) -> None:

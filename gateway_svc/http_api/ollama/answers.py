@@ -85,28 +85,25 @@ class OllamaBuilder:
         if chunk.finish is not None:
             self._reason = chunk.finish.reason
         self._calls += chunk.tool_calls
-        is_next = bool(chunk.tool_calls) and self._calls[0].index < self._calls[-1].index
-        done = self._pop_calls(self._calls[-1].index) if is_next else []
+        done = self._pop_calls(chunk.ended_calls) if chunk.ended_calls else []
         logprobs = self._logprobs(chunk)
         if not (chunk.text or chunk.reasoning or done or logprobs):
             return b""
         return json_line(self._line(self._form.output(chunk.text, chunk.reasoning, done, logprobs)))
 
     def last_lines(self) -> bytes:
-        """The last call, and the end."""
-        calls = self._pop_calls(None)
-        line = json_line(self._line(self._form.output("", calls=calls))) if calls else b""
-        return line + json_line(self._line(self._form.output("")) | self._end())
+        """The end."""
+        return json_line(self._line(self._form.output("")) | self._end())
 
     def _logprobs(self, chunk: Chunk) -> list[Json]:
         """Those of its tokens, as chats have them; the top ones only where some were asked for."""
         tokens = [chat_logprob(one, self._vocabulary) for one in chunk.logprobs]
         return [{name: value for name, value in one.items() if name != "top_logprobs" or value} for one in tokens]
 
-    def _pop_calls(self, before: int | None) -> list[Json]:
-        """The calls with indices below `before`; None: all."""
-        done = [piece for piece in self._calls if before is None or piece.index < before]
-        self._calls = [piece for piece in self._calls if before is not None and piece.index >= before]
+    def _pop_calls(self, indices: Sequence[int]) -> list[Json]:
+        """The calls with these indices."""
+        done = [piece for piece in self._calls if piece.index in indices]
+        self._calls = [piece for piece in self._calls if piece.index not in indices]
         return [_call_json(call) for call in merge_calls(done)]
 
     def _line(self, output: Json) -> Json:

@@ -30,6 +30,7 @@ _OPTION_NAMES = {"repetition_penalty": "repeat_penalty"}
 """Sampling parameters that options spell in another way."""
 
 _NAMES: Mapping[str, str] = {
+    Field.PROMPT: "messages",
     Field.MESSAGES: "messages",
     Field.TOOLS: "tools",
     Field.TOOL_CHOICE: "tools",

@@ -119,7 +119,7 @@ class OpenAiRoutes:
                 group.vocabulary,
                 int(time.time()),
                 cursor,
-                lambda prompt_index: group.requests[prompt_index].prompt,
+                lambda prompt_index: group.requests[prompt_index].prompt_of(body.prompts[prompt_index].whole_text),
                 self._options(body.options),
                 [request.prompt_token_ids for request in requests],
                 self._fingerprint(requests[0].model),

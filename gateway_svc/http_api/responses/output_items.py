@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway_svc.http_api.openai.choice_formats import chat_logprob
 from gateway_svc.http_api.responses.namespaces import Namespaces
-from gateway_svc.output import Chunk, FinishReason, ToolCallDelta
+from gateway_svc.output import Chunk, FinishReason, TokenLogprob, ToolCallDelta
 from gateway_svc.vocabulary import Vocabulary
 
 Json = dict[str, Any]
@@ -43,7 +43,7 @@ class OutputItems:
         self._items: list[Json] = []
         self._open: _OpenItem | None = None
         self._call_index = -1
-        self._unsent_logprobs: list[Json] = []  # of tokens whose text was not due
+        self._unsent_logprobs: dict[int, TokenLogprob] = {}  # of tokens that may still become text, by their places
 
     @property
     def snapshot(self) -> list[Json]:
@@ -63,11 +63,9 @@ class OutputItems:
         if chunk.reasoning and not self._hides_reasoning:
             events += self._add_text(_Reasoning, chunk.reasoning, [])
         if self._has_logprobs:
-            self._unsent_logprobs += [chat_logprob(one, self._vocabulary) for one in chunk.logprobs]
+            self._unsent_logprobs |= enumerate(chunk.logprobs, chunk.offset)
         if chunk.text:
-            events += self._add_text(_Message, chunk.text, self._unsent_logprobs)
-        if self._unsent_logprobs and (chunk.text or chunk.reasoning or chunk.tool_calls):
-            self._unsent_logprobs = []
+            events += self._add_text(_Message, chunk.text, self._pop_logprobs(chunk.text_tokens))
         for call in chunk.tool_calls:
             if call.id:
                 self._call_index = call.index
@@ -85,6 +83,15 @@ class OutputItems:
         if not self._items and self._open is None:  # clients expect a message
             events += self._begin(_Message(self._next_id("msg")))
         return events + self._close("incomplete" if reason is FinishReason.LENGTH else "completed")
+
+    def _pop_logprobs(self, tokens: Sequence[int]) -> list[Json]:
+        """Those of tokens whose text is due. None of the tokens before them becomes text later."""
+        if not self._has_logprobs or not tokens:
+            return []
+        found = [chat_logprob(self._unsent_logprobs[token], self._vocabulary) for token in tokens]
+        for token in [token for token in self._unsent_logprobs if token <= tokens[-1]]:
+            del self._unsent_logprobs[token]
+        return found
 
     def _add_text(self, kind: "type[_Message | _Reasoning]", delta: str, logprobs: list[Json]) -> list[Json]:
         events: list[Json] = []

@@ -12,6 +12,7 @@ from gateway_svc.chats import ChatMessage, ChatPrompt
 from gateway_svc.common_fields import is_request_id
 from gateway_svc.http_api.calls import PING_SECONDS, HttpCalls, Output, PromptRequest, rendering_cost
 from gateway_svc.http_api.endpoint import GENERATION_HEADERS, HandlerDoc, HttpRoute
+from gateway_svc.http_api.errors import HttpError
 from gateway_svc.http_api.events import long_json
 from gateway_svc.http_api.exchange import HttpExchange
 from gateway_svc.http_api.json_body import invalid
@@ -286,13 +287,14 @@ class ResponsesRoutes:
                 await exchange.send_events(begun)
             try:
                 await self._calls.send_output(exchange, call, group, render, cost)
-                last = b""
+                failure, last = None, b""
             except QuireError as error:
+                failure = HttpError.of(error)
                 if error.code is grpc.StatusCode.UNAVAILABLE or _is_own_deadline(group, error):  # it may go on
                     last = error_event(error, max(events.last_number, after or 0))
                 else:
                     last = rendered(events.fail(error, group.usage), after)
-        await exchange.end_events(last)
+        await (exchange.end_events() if failure is None else exchange.fail_events(failure, last))
 
     async def _respond(
         self, exchange: HttpExchange, tenant: Tenant, record: scheduler_pb2.Record, stored: StoredResponse

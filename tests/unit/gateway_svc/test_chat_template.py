@@ -1,6 +1,7 @@
 """Chat templates in the format of Hugging Face."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,35 @@ def test_of_several_templates_the_default_is_taken(tmp_path: Path) -> None:
     template = load_chat_template(tmp_path)
     assert template is not None
     assert template.render(CHAT) == "yes"
+
+
+def test_chats_with_tools_have_the_template_for_tools(tmp_path: Path) -> None:
+    templates = [{"name": name, "template": name} for name in ("tool_use", "rag", "default")]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+    template = load_chat_template(tmp_path)
+    assert template is not None
+    assert template.render(CHAT) == "default"
+    assert template.render(replace(CHAT, tools=[{"type": "function"}])) == "tool_use"
+    # Files replace those of the configuration.
+    (tmp_path / "chat_template.jinja").write_text("own file")
+    template = load_chat_template(tmp_path)
+    assert template is not None
+    assert template.render(replace(CHAT, tools=[{"type": "function"}])) == "own file"
+
+
+def test_a_template_of_the_setting_is_that_of_all_chats(tmp_path: Path) -> None:
+    templates = [{"name": name, "template": name} for name in ("tool_use", "default")]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+    template = load_chat_template(tmp_path, "{{ 'set' }}")
+    assert template is not None
+    assert template.render(replace(CHAT, tools=[{"type": "function"}])) == "set"
+
+
+def test_text_and_variables_are_those_of_both_templates() -> None:
+    template = ChatTemplate("plain {{ one }}", {}, tool_use="tools {{ two }}")
+    assert {"one", "two"} <= template.variables
+    assert set(template.constants.split("\0")) == {"plain ", "tools "}
+    assert template.for_chat(has_tools=True).constants == "tools "
 
 
 def test_a_model_may_have_none(tmp_path: Path) -> None:

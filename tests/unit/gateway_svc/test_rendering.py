@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from gateway_svc.output import Chunk, TokenLogprob
 from gateway_svc.rendering import Rendering
 from gateway_svc.validated_request import BeamSearchParams, EarlyStopping, Echo, OnDisconnect, SpecialTokens, StopText
 from gateway_values import make_generation, make_rendering, vocabulary_of
@@ -63,3 +64,17 @@ def test_the_digest_depends_on_the_body() -> None:
 
 def test_what_a_client_calls_its_request_makes_it_no_other() -> None:
     assert digest(request_id="a") == digest(request_id="b")
+
+
+@pytest.mark.parametrize("num_top", [0, 20, 128])
+def test_a_chunk_of_the_longest_tokens_fits_a_message(num_top: int) -> None:
+    """A client takes messages of 4 MiB unless it is set up otherwise."""
+    rendering = make_rendering(
+        VOCABULARY, logprobs=num_top, logprob_token_ids=(0, 1), special_tokens=SpecialTokens.KEPT
+    )
+    longest = max(range(3), key=lambda token: len(VOCABULARY.piece(token)))
+    one = TokenLogprob(longest, -0.5, ((longest, -0.5),) * num_top, 0, ((longest, -0.5),) * 2)
+    num_tokens = rendering.max_chunk_tokens(VOCABULARY)
+    text = VOCABULARY.token_text(longest) * num_tokens
+    chunk = Chunk(0, 0, text, [longest] * num_tokens, [one] * num_tokens)
+    assert 2**18 < chunk.to_proto(VOCABULARY).ByteSize() < 4 * 2**20

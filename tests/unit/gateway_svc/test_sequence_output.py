@@ -97,7 +97,7 @@ def test_what_is_given_from_any_token_on_is_the_rest_of_the_whole(
         assert rest.token_ids == whole.token_ids[start.num_tokens :]
         assert whole.text.endswith(rest.text)
         assert rest.finish == whole.finish
-        assert rest == remainder(whole, start, VOCABULARY, rendering)
+        assert [rest] == remainder(whole, start, VOCABULARY, rendering)
         # The text before the position and the text after it are the whole text.
         given_before = text_before(rendering, output, start.num_tokens, whole)
         assert given_before + rest.text == whole.text
@@ -208,3 +208,39 @@ def test_a_request_with_a_value_has_no_output_to_resume() -> None:
     with pytest.raises(QuireError) as error:
         sequence.extend(scheduler_v1.Tokens(end=value_end(0.5)))
     assert error.value.reason is Reason.REQUEST_UNKNOWN
+
+
+def test_chunks_name_the_tokens_of_their_text() -> None:
+    rendering = make_rendering(VOCABULARY, logprobs=0, stop=("b!",))
+    sequence = SequenceOutput(0, VOCABULARY, rendering, ResumePosition(), chunk_per_token=True)
+    token_ids = [*TINY.encode("a😀").ids, 1, *TINY.encode("b").ids, EOS]
+    logprobs = [worker_v1.TokenLogprobs(logprob=-0.5)] * len(token_ids)
+    sequence.extend(scheduler_v1.Tokens(token_ids=token_ids, logprobs=logprobs, end=stop_end(EOS)))
+    named = {chunk.text: chunk.text_tokens for chunk in sequence.pop_pending() if chunk.text or chunk.text_tokens}
+    # A character of four bytes; a hidden token; a letter that might have begun a stop string, before the end.
+    assert named == {"a": (0,), "😀": (1, 2, 3, 4), "b": (6,)}
+
+
+@pytest.mark.parametrize("logprobs", [None, 2])
+def test_merged_chunks_are_bounded(logprobs: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a slow client, or one that resumes, gets at once is several chunks where one may not fit a message."""
+    rendering = make_rendering(VOCABULARY, logprobs=logprobs, special_tokens=SpecialTokens.KEPT)
+    monkeypatch.setattr("gateway_svc.rendering._CHUNK_BYTES", 3_000)
+    most = rendering.max_chunk_tokens(VOCABULARY)
+    longest = id_of(TINY, "<|endoftext|>")
+    token_ids = [*HELLO, *([longest] * 100), *TINY.encode("😀").ids]
+    top = [worker_v1.Logprob(token_id=longest, logprob=-0.5)] * 2
+    tokens = scheduler_v1.Tokens(token_ids=token_ids, end=length_end())
+    tokens.logprobs.extend([worker_v1.TokenLogprobs(logprob=-0.5, top=top)] * len(token_ids))
+    chunks = given_out(rendering, [tokens])
+    assert max(len(chunk.token_ids) for chunk in chunks) == most < 100
+    assert max(chunk.to_proto(VOCABULARY).ByteSize() for chunk in chunks) <= 3_000
+    assert [chunk.offset for chunk in chunks] == list(range(0, len(token_ids), most))
+    (whole,) = merge_chunks(chunks)
+    assert whole.text == TINY.decode(token_ids, skip_special_tokens=False)
+    assert (whole.token_ids, whole.finish) == (token_ids, Finish(FinishReason.LENGTH))
+    # From any chunk on, the rest is the same; also of a sequence that is known as a whole.
+    for place, chunk in enumerate(chunks):
+        start = ResumePosition(chunk.offset)
+        assert given_out(rendering, [tokens], start) == chunks[place:]
+        assert remainder(whole, start, VOCABULARY, rendering) == chunks[place:]

@@ -135,7 +135,7 @@ def test_what_is_given_from_any_token_on_is_the_rest_of_the_whole(answer: Answer
             before = prefix(family, made, whole.token_ids[:num_tokens])
             start = ResumePosition(num_tokens, EndDelivery.UNKNOWN, "where")
             (rest,) = merge_chunks(given_out(family, made, [record], start))
-            assert rest == remainder(whole, start, vocabulary(family), made)
+            assert [rest] == remainder(whole, start, vocabulary(family), made)
             if num_tokens < len(whole.token_ids):
                 assert joined(before, rest) == joined(whole)
 

@@ -1,6 +1,8 @@
 """How templates of families take tools and calls; their prompts beside transformers'."""
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +16,13 @@ from gateway_svc.chats import ChatMessage, ChatPrompt, ClientTool, ToolCall, Too
 from gateway_svc.control_tokens import ControlTokens
 from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import contract_field_path
-from gateway_svc.message_formats.formats import AUTO, choose_format
+from gateway_svc.message_formats.formats import AUTO, TOOL_FORMATS, choose_format
+from gateway_svc.model_catalog import ModelCatalog
 from gateway_svc.tokenizer import ModelTokenizer
 from gateway_svc.tool_forms import CallForm, ToolForms
 from gateway_svc.validation import ROLES
+from svc_common.model_settings import ModelSettings
+from tiny_model import make_model_directory
 from tool_families import TOOL_FAMILIES, tool
 
 families = pytest.mark.parametrize("family", TOOL_FAMILIES.values(), ids=TOOL_FAMILIES)
@@ -122,6 +127,53 @@ def test_without_tools_and_with_none_wanted_the_prompt_has_no_tools(family: Fami
     expected = reference(family, messages)
     assert encode(family, prompt(tools=())) == expected
     assert encode(family, prompt(tool_choice=ToolChoice(ToolMode.NONE))) == expected
+
+
+def save_in_the_configuration(directory: Path, templates: dict[str, str]) -> None:
+    named = [{"name": name, "template": source} for name, source in templates.items()]
+    config = {"chat_template": named, "tokenizer_class": "PreTrainedTokenizerFast"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def save_in_files(directory: Path, templates: dict[str, str]) -> None:
+    save_in_the_configuration(directory, {})
+    (directory / "chat_template.jinja").write_text(templates["default"])
+    (directory / "additional_chat_templates").mkdir()
+    (directory / "additional_chat_templates" / "tool_use.jinja").write_text(templates["tool_use"])
+
+
+@pytest.mark.parametrize("save", [save_in_the_configuration, save_in_files])
+async def test_the_template_for_tools_is_used_as_in_transformers(
+    save: Callable[[Path, dict[str, str]], None], tmp_path: Path
+) -> None:
+    family = TOOL_FAMILIES["hermes"]
+    make_model_directory(tmp_path, Tokenizer.from_str(family.tokenizer.to_str()))
+    # As that of Hermes 3: it cannot be rendered without tools.
+    tool_use = "{% for tool in tools %}{% endfor %}" + family.source
+    save(tmp_path, {"default": family.source.replace("tools", "no_tools"), "tool_use": tool_use})
+    (model,) = ModelCatalog.load([ModelSettings(model=str(tmp_path))])
+    assert model.message_format.tools is TOOL_FORMATS["hermes"]
+    made = PreTrainedTokenizerFast.from_pretrained(str(tmp_path))
+    messages = messages_of(*FORMS["hermes"][1])
+    for chat, tools in (
+        (prompt(), TOOLS),
+        (prompt(tools=()), None),
+        (prompt(tool_choice=ToolChoice(ToolMode.NONE)), None),
+    ):
+        expected = made.apply_chat_template(messages, tools=tools, add_generation_prompt=True, return_dict=False)
+        assert (await model.validator.encode(chat, FieldChecker(contract_field_path))).token_ids == expected
+    model.tokenizer.close()
+    assert model.grammars is not None
+    model.grammars.close()
+
+
+@pytest.mark.parametrize(
+    "default", [TOOL_FAMILIES["hermes"].source, "{% for m in messages %}{{ m.content }}{% endfor %}"]
+)
+def test_the_forms_of_calls_are_those_of_the_template_that_writes_them(default: str) -> None:
+    template = ChatTemplate(default, {}, tool_use=TOOL_FAMILIES["deepseek v3"].source)
+    assert ToolForms.of(template) == ToolForms(True, ToolForms.of(ChatTemplate(default, {})).calls)
+    assert ToolForms.of(template, has_tools=True) == ToolForms(True, FORMS["deepseek v3"][0])
 
 
 @families

@@ -2,13 +2,18 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway_requests import VOCAB_SIZE, digest_of, over_grpc, over_http, refused, sampling, stopping
+from gateway_requests import MODEL, VOCAB_SIZE, digest_of, over_grpc, over_http, refused, sampling, stopping
+from gateway_svc.http_api.openai.bodies import read_chat_completion
+from gateway_svc.http_api.openai.chat_models import ChatBody
+from gateway_svc.message_formats.formats import AUTO, choose_format
 from gateway_svc.tokenizer import ModelTokenizer
 from gateway_svc.validated_request import OnDisconnect, SpecialTokens, StopText
+from gateway_svc.validation import Validator
 from quire.inference.v1 import inference_pb2 as api
 from quire.scheduler.v1.scheduler_pb2 import RenderOptions
 from svc_common.errors import Reason
@@ -332,3 +337,43 @@ async def test_a_request_is_the_same_at_gateways_of_protocol_1(tokenizer: ModelT
         "c20e4fb2886184e5db89b78098f953c5243f371c1c5c98c5a84d79872e53be6e",
         "22dd9c8a5f3eb69713f89689ca25ccf7ed59074e8f52215a15fbd612d5586e74",
     ]
+
+
+REASONING = (
+    "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|><think>\n{% endif %}{#- </think> -#}{{ '' if true else '</think>' }}"
+)
+RIGHT, LEFT = {"truncation_side": "right"}, {"truncation_side": "left"}
+CONTINUED = {
+    "messages": [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": f"<think>hm</think>{'a' * 20}<think>"},
+    ],
+    "continue_final_message": True,
+    "add_generation_prompt": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_open"),
+    [
+        ({}, True),
+        ({"truncate_prompt_tokens": 12, **LEFT}, True),
+        ({"truncate_prompt_tokens": 12, **RIGHT}, False),
+        ({"truncate_prompt_tokens": 100, **RIGHT}, True),
+        (CONTINUED, True),
+        (CONTINUED | {"truncate_prompt_tokens": 30, **RIGHT}, False),
+    ],
+)
+async def test_the_answer_to_a_truncated_chat_begins_where_the_kept_tokens_end(
+    fields: dict[str, Any], is_open: bool, model_directory: Path
+) -> None:
+    tokenizer = ModelTokenizer.load(model_directory, chat_template=REASONING)
+    assert tokenizer.chat_template is not None
+    validator = Validator(tokenizer, message_format=choose_format("none", AUTO, tokenizer.chat_template.constants))
+    body = ChatBody.of({"messages": [{"role": "user", "content": "a" * 20}], **fields})
+    (asked,) = read_chat_completion(body, None).prompts
+    found = await validator.generation(asked.unvalidated, MODEL, asked.field_path, "own-id")
+    tokenizer.close()
+    assert found.turn is not None
+    assert found.turn.is_reasoning_open is is_open

@@ -249,6 +249,16 @@ def test_the_modules_of_an_embedding_model_are_kept(save_model: Save, tmp_path: 
     assert torch.equal(written(vectors), original(vectors))
 
 
+def test_the_chat_templates_of_a_model_are_kept(save_model: Save, tmp_path: Path) -> None:
+    source, out = save_model(LlamaConfig(**WIDE)), tmp_path / "out"
+    (source / "chat_template.jinja").write_text("{{ messages }}")
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
+    quantized(source, out)
+    assert (out / "chat_template.jinja").read_text() == "{{ messages }}"
+    assert (out / "additional_chat_templates" / "tool_use.jinja").read_text() == "{{ tools }}"
+
+
 def test_a_directory_that_cannot_be_made_is_said_in_a_line(
     save_model: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

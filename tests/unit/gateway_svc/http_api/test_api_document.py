@@ -223,7 +223,7 @@ def logprob(token_id: int, text_offset: int) -> list[TokenLogprob]:
 CHUNKS = [
     Chunk(0, 0, "he", [A], logprob(A, 0)),
     Chunk(0, 1, "", [A], logprob(A, 2), reasoning="so"),
-    Chunk(0, 2, "", [A], logprob(A, 2), tool_calls=CALLS),
+    Chunk(0, 2, "", [A], logprob(A, 2), tool_calls=CALLS, ended_calls=(0,)),
     Chunk(0, 3, "llo", [A], logprob(A, 2)),
     Chunk(0, 4, "", [2], logprob(2, 5), finish=Finish(FinishReason.STOP, 2)),
 ]

@@ -117,3 +117,11 @@ def test_a_prompt_may_open_the_reasoning(prompt: str, is_open: bool) -> None:
 )
 def test_an_answer_that_is_continued_may_open_the_reasoning(answer: str, is_open: bool) -> None:
     assert REASONING_FORMATS["think"].is_open_in(answer[-20:], answer) is is_open
+
+
+def test_calls_are_of_the_template_of_chats_with_tools() -> None:
+    template = constants(TOOL_FAMILIES["hermes"].source)
+    assert (
+        choose_format("auto", "auto", f"[TOOL_CALLS]\0{template}", tool_template=template).tools
+        is TOOL_FORMATS["hermes"]
+    )

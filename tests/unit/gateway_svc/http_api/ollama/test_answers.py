@@ -3,19 +3,26 @@
 import json
 import time
 from array import array
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 import pytest
 
+from answers_with_calls import ANSWERS, format_of
+from gateway_svc.chat_template import TemplateChat
 from gateway_svc.http_api.calls import InputValues
 from gateway_svc.http_api.errors import HttpError
 from gateway_svc.http_api.ollama.answers import OllamaBuilder, OllamaForm, embed_answer
 from gateway_svc.http_api.ollama.errors import OLLAMA_ERRORS
 from gateway_svc.output import Chunk, Finish, FinishReason, TokenLogprob, ToolCallDelta, Usage
+from gateway_svc.sequence_output import ResumePosition, SequenceOutput
+from gateway_svc.turn_format import TurnFormat
 from gateway_values import id_of, make_rendering, vocabulary_of
+from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from svc_common.errors import QuireError, Reason
 from tiny_model import tiny_tokenizer
+from tool_families import CALLING_FAMILIES, tool
 
 VOCABULARY = vocabulary_of(tiny_tokenizer())
 RENDERING = make_rendering(VOCABULARY)
@@ -29,9 +36,9 @@ CHUNKS = [
     Chunk(0, 1, "I ", reasoning="."),
     Chunk(0, 2, tool_calls=[ToolCallDelta(0, "", "call_a", "f")]),
     Chunk(0, 3, tool_calls=[ToolCallDelta(0, '{"a": 1')]),
-    Chunk(0, 4, tool_calls=[ToolCallDelta(0, "}"), ToolCallDelta(1, "", "call_b", "g")]),
+    Chunk(0, 4, tool_calls=[ToolCallDelta(0, "}"), ToolCallDelta(1, "", "call_b", "g")], ended_calls=(0,)),
     Chunk(0, 5, tool_calls=[ToolCallDelta(1, "{}")]),
-    Chunk(0, 6, finish=Finish(FinishReason.TOOL_CALLS, 2)),
+    Chunk(0, 6, finish=Finish(FinishReason.TOOL_CALLS, 2), ended_calls=(1,)),
 ]
 
 
@@ -67,6 +74,26 @@ def test_a_streamed_chat() -> None:
     assert not any(part["done"] for part in parts)
     assert end["message"] == {"role": "assistant", "content": ""}
     check_end(end, "stop")
+
+
+@pytest.mark.parametrize("name", ["two calls", "tags", "hidden markers", "deepseek", "deepseek v3.1"])
+def test_a_call_is_sent_when_it_ends_before_what_follows(name: str) -> None:
+    answer = ANSWERS[name]
+    family = CALLING_FAMILIES[answer.family]
+    after = family.tokenizer.encode("\nIt is sunny.", add_special_tokens=False).ids
+    weather = tool("get_weather", city={"type": "string"}, days={"type": "integer"})
+    turn = TurnFormat.of_prompt(format_of(answer.family), TemplateChat([], callable_tools=[weather]), "")
+    vocabulary = vocabulary_of(family.tokenizer)
+    sequence = SequenceOutput(0, vocabulary, replace(make_rendering(vocabulary), turn=turn), ResumePosition())
+    stream, found = builder(OllamaForm.CHAT), []
+    for place, token_id in enumerate([*answer.token_ids, *after]):
+        sequence.extend(scheduler_v1.Tokens(offset=place, token_ids=[token_id]))
+        lines = b"".join([stream.lines(chunk) for chunk in sequence.pop_pending()])
+        found += [(place, json.loads(line)["message"]) for line in lines.splitlines()]
+    of_calls = [place for place, message in found if "tool_calls" in message]
+    assert len(of_calls) == len(answer.calls)
+    assert of_calls[-1] < len(answer.token_ids)
+    assert "".join([message["content"] for place, message in found if place > of_calls[-1]]).strip() == "It is sunny."
 
 
 def test_a_whole_chat() -> None:

@@ -330,3 +330,7 @@ def test_other_bodies_are_refused_by_the_field(read: Any, fields: Any, reason: R
     with pytest.raises(QuireError) as error:
         read(**fields)
     assert (error.value.reason, error.value.field) == (reason, field)
+
+
+def test_errors_about_the_whole_prompt_name_what_the_body_has() -> None:
+    assert [read.prompt.field_path(Field.PROMPT) for read in (chat(), generate())] == ["messages", "prompt"]

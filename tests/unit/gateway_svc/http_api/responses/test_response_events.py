@@ -20,6 +20,7 @@ from gateway_svc.turn_format import TurnFormat
 from gateway_svc.vocabulary import Vocabulary
 from gateway_values import make_rendering, vocabulary_of
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
+from quire.worker.v1 import worker_pb2 as worker_v1
 from scripted_scheduler import length_end, stop_end
 from svc_common.errors import QuireError
 from tool_families import CALLING_FAMILIES, tool
@@ -47,11 +48,11 @@ VOCABULARIES: dict[str, Vocabulary] = {
 answers = pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
 
 
-def sequence_of(answer: Answer) -> SequenceOutput:
+def sequence_of(answer: Answer, **options: Any) -> SequenceOutput:
     vocabulary = VOCABULARIES[answer.family]
     chat = TemplateChat([], callable_tools=TOOLS, custom_tools=frozenset({CUSTOM_TOOL}))
     turn = TurnFormat.of_prompt(format_of(answer.family), chat, "")
-    rendering = replace(make_rendering(vocabulary), turn=turn)
+    rendering = replace(make_rendering(vocabulary, **options), turn=turn)
     return SequenceOutput(0, vocabulary, rendering, ResumePosition(), chunk_per_token=True)
 
 
@@ -164,13 +165,31 @@ def test_what_would_show_reasoning_is_left_out_with_it() -> None:
     vocabulary = VOCABULARIES[answer.family]
     chunks = [
         Chunk(0, 0, reasoning="Hm.", logprobs=[TokenLogprob(answer.token_ids[0], -0.5, (), 0)]),
-        Chunk(0, 1, text="Hi", logprobs=[TokenLogprob(answer.token_ids[1], -0.5, (), 0)]),
+        Chunk(0, 1, text="Hi", logprobs=[TokenLogprob(answer.token_ids[1], -0.5, (), 0)], text_tokens=(1,)),
     ]
     for hides_reasoning, num_logprobs in ((False, 1), (True, 0)):
         stored = StoredResponse(HEAD, has_logprobs=True, hides_reasoning=hides_reasoning)
         events = ResponseEvents(stored, vocabulary)
         deltas = [event for chunk in chunks for event in events.add(chunk, Usage(1, 1)) if "delta" in event]
         assert len(deltas[-1]["logprobs"]) == num_logprobs
+
+
+@pytest.mark.parametrize("stop", [[], ["never there", "</thi", "\n\n\n"]], ids=["", "with stop strings"])
+@answers
+def test_log_probabilities_are_those_of_the_tokens_of_the_text(answer: Answer, stop: list[str]) -> None:
+    """A marker, and white space around it, is not of the text; nor is the token that ends it."""
+    vocabulary = VOCABULARIES[answer.family]
+    sequence = sequence_of(answer, stop=stop, logprobs=0)
+    token_ids = [*answer.token_ids, EOS]
+    logprobs = [worker_v1.TokenLogprobs(logprob=-0.5)] * len(token_ids)
+    sequence.extend(scheduler_v1.Tokens(token_ids=token_ids, logprobs=logprobs, end=stop_end(EOS)))
+    events = ResponseEvents(StoredResponse(HEAD, has_logprobs=True), vocabulary)
+    found = [event for chunk in sequence.pop_pending() for event in events.add(chunk, Usage(1, 1))]
+    parts = [item["content"][0] for item in events.response["output"] if item["type"] == "message"]
+    for part in parts:
+        assert b"".join(bytes(one["bytes"]) for one in part["logprobs"]).decode() == part["text"]
+    deltas = [event for event in found if event["type"] == "response.output_text.delta"]
+    assert [one for event in deltas for one in event["logprobs"]] == [one for part in parts for one in part["logprobs"]]
 
 
 @answers
