@@ -161,7 +161,7 @@ def others() -> Iterator[Case]:
     yield "Resume", api.ResumeRequest(request_id="a", positions=twice), INVALID, "positions[2].index"
     chat = api.Chat(messages=[api.ChatMessage(role="root")])
     tokenized: list[tuple[dict[str, Any], str, str]] = [
-        ({}, INVALID, "input"), ({"text": ""}, INVALID, "text"), ({"text": "a" * MANY}, TOO_LONG, "text"),
+        ({}, INVALID, "input"), ({"text": "a" * MANY}, TOO_LONG, "text"),
         ({"text": "a", "model": "other"}, UNKNOWN, "model"), ({"text": "a", "model": ""}, UNKNOWN, "model"),
         ({"chat": {}}, INVALID, "chat.messages"), ({"chat": chat}, INVALID, "chat.messages[0].role"),
     ]  # fmt: skip
