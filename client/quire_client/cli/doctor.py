@@ -44,7 +44,7 @@ def _print_findings(findings: list[Mapping[str, str]]) -> None:
     table.add_column(overflow="fold")
     for finding in findings:
         status = finding["status"]
-        text = Text(". ".join(filter(None, (finding.get("found"), finding.get("problem")))))
+        text = Text(": ".join(filter(None, (finding.get("found"), finding.get("problem")))))
         if step := finding.get("next_step"):
             text.append(f" → {step}", style="bold")
         table.add_row(Text(status, style=_STYLES[status]), finding["role"], finding["check"], text)
