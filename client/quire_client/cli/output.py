@@ -81,9 +81,14 @@ def write_text(pieces: Iterable[str]) -> None:
 def print_json(value: Any, *, indent: int | None = 2) -> None:
     """Writes values, dataclasses among them, as JSON; bytes become lists of numbers, as in OpenAI's API.
 
-    Without `indent` it is one line.
+    Without `indent` it is one line. Escapes stand for characters that the encoding of standard output lacks.
     """
-    print(json.dumps(value, indent=indent, ensure_ascii=False, default=_plain), flush=True)
+    text = json.dumps(value, indent=indent, ensure_ascii=False, default=_plain)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:  # an encoding that lacks a character, or half of a surrogate pair
+        text = json.dumps(value, indent=indent, default=_plain)
+    print(text, flush=True)
 
 
 def _plain(value: Any) -> Any:

@@ -172,6 +172,20 @@ async def test_generate_as_json_has_all_fields(address: str, service: Any) -> No
     assert completion["logprobs"][0]["token_bytes"] == [0xC3, 0xA9]
 
 
+async def test_json_loses_no_character_where_the_encoding_is_not_utf_8(
+    address: str, service: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    service.answer("é…")
+
+    written = await quire("generate", "x", "--address", address)
+    printed = await quire("generate", "x", "--address", address, "--json")
+
+    assert (written.code, written.out) == (0, "??\n")
+    (completion,) = json.loads(printed.out)["completions"]
+    assert completion["text"] == "é…"
+
+
 async def test_generate_writes_several_sequences_one_after_another(address: str, service: Any) -> None:
     service.accept()
     service.say("b", index=1)
