@@ -168,4 +168,6 @@ def _explain(problem: ErrorDetails, given: _Given) -> str:
     if name not in given.values:
         return f"{name}: {message} (the variable QUIRE_{name.upper()})"
     argument = given.arguments[name]
-    return f"{argument}: {message}, not {given.options[argument]!r}"
+    flag = _FLAGS.get(argument)
+    hint = f"; {flag.instead}" if isinstance(flag, Refused) else ""  # what it means to vLLM is not served
+    return f"{argument}: {message}, not {given.options[argument]!r}{hint}"

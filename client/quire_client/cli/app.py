@@ -86,7 +86,9 @@ def run(args: Sequence[str] | None = None) -> int:
         code = app(args=args, prog_name="quire", standalone_mode=False)
         sys.stdout.flush()
     except typer.TyperException as error:
-        return _fail(f"{error.format_message()} (quire --help lists what there is)", error.exit_code)
+        context = getattr(error, "ctx", None)
+        command = "quire" if context is None else context.command_path
+        return _fail(f"{error.format_message()} ({command} --help lists what there is)", error.exit_code)
     except QuireError as error:
         return _fail(describe_error(error))
     except (BatchError, MixError, OfflineError, ServerEnded, TargetError) as error:

@@ -26,7 +26,11 @@ NO_ADMIN_SERVICE = "NO_ADMIN_SERVICE"
 REQUEST_NOT_LIVE = "REQUEST_NOT_LIVE"
 """The reason where a scheduler has no such request."""
 
+TEXT_TOO_LONG = "TEXT_TOO_LONG"
+"""The reason where one of the texts of `quire embed` or `quire classify` is longer than the model's context."""
+
 _NEXT_STEPS = {
+    TEXT_TOO_LONG: "shorten the text, or set --truncate-prompt-tokens",
     ADMIN_UNREACHABLE: "by default a scheduler listens for this on its own machine only; name its address with --admin "
     "or QUIRE_ADMIN_ADDRESS",
     ADMIN_UNAUTHENTICATED: "name the file with the deployment's secret with QUIRE_DEPLOYMENT_SECRET_FILE (`make run` "

@@ -423,6 +423,14 @@ def test_misuse_is_one_line_and_exit_code_2(args: list[str], named: str, capsys:
     assert named in line
 
 
+@pytest.mark.parametrize(("args", "help_of"), [(["generate", "x", "--foo"], "quire generate"), (["foo"], "quire")])
+def test_misuse_names_the_help_of_its_command(
+    args: list[str], help_of: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(args) == 2
+    assert capsys.readouterr().err.endswith(f"({help_of} --help lists what there is)\n")
+
+
 def test_a_mix_that_cannot_be_read_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", "--mix", "/nonexistent/mix.json"]) == 1
     assert capsys.readouterr().err == "quire: /nonexistent/mix.json: no such file or directory\n"
