@@ -18,7 +18,7 @@ from quire_client.results import Usage
 T = TypeVar("T")
 
 Texts = Annotated[
-    list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts.", show_default="lines of standard input")
+    list[str] | None, typer.Argument(metavar="TEXT", help="Texts.", show_default="lines of standard input")
 ]
 TruncateTexts = Annotated[
     int | None,

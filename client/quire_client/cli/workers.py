@@ -53,7 +53,9 @@ def reset_prefix_cache(
 
 
 def profile(
-    action: Annotated[ProfileAction, typer.Argument(help="Start a profile, or end it and write its trace.")],
+    action: Annotated[
+        ProfileAction, typer.Argument(metavar="ACTION", help="Start a profile, or end it and write its trace.")
+    ],
     model: _OfModel = None,
     output: opt.Output = opt.OutputFormat.TEXT,
     timeout: opt.Timeout = 90.0,

@@ -332,7 +332,7 @@ async def test_output_that_cannot_be_written_is_an_error_of_one_line(args: list[
     _, err = await asyncio.wait_for(process.communicate(), 60)
 
     assert process.returncode == 1
-    assert err == b"quire: [Errno 28] No space left on device\n"
+    assert err == b"quire: No space left on device\n"
 
 
 async def test_the_version_is_printed() -> None:
@@ -402,7 +402,7 @@ async def test_an_error_has_message_field_and_advice(
     ("args", "named"),
     [
         (["generat"], "generat"),
-        (["generate"], "prompt"),
+        (["generate"], "PROMPT"),
         (["generate", "x", "--tempratur", "0"], "--tempratur"),
         (["generate", "x", "--top-k", "few"], "--top-k"),
         (["generate", "x", "--logprobs", "2"], "--logprobs"),
@@ -447,6 +447,43 @@ def test_the_ca_file_of_a_measured_server_that_cannot_be_read_is_one_line(
 def test_without_a_command_it_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([]) == 2
     assert "generate" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["profile", "foo"], "Invalid value for 'ACTION': 'foo' is not one of 'start', 'stop'."),
+        (["completion", "powershell"], "Invalid value for 'SHELL': 'powershell' is not one of 'bash', 'zsh', 'fish'."),
+        (
+            ["embed", "a", "--pooling", "foo"],
+            "Invalid value for '--pooling': 'foo' is not one of 'mean', 'cls', 'last'.",
+        ),
+    ],
+)
+def test_a_value_that_is_no_choice_is_named_in_plain_words(
+    args: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(args) == 2
+    assert capsys.readouterr().err == f"quire: {message} (quire {args[0]} --help lists what there is)\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "usage"),
+    [
+        ("generate", "quire generate [OPTIONS] PROMPT"),
+        ("run", "quire run [OPTIONS] [MODEL [PROMPT]]"),
+        ("batch", "quire batch [OPTIONS] FILE"),
+        ("quantize", "quire quantize [OPTIONS] MODEL OUT"),
+        ("embed", "quire embed [OPTIONS] [TEXT]..."),
+    ],
+)
+def test_the_help_shows_arguments_and_switches_plainly(
+    command: str, usage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert f"Usage: {usage} " in text
+    assert "<bool>" not in text
 
 
 @pytest.mark.parametrize("command", ["generate", "resume", "chat", "models", "batch", "bench", "explain"])
