@@ -25,7 +25,9 @@ class Parameters:
 
     _values: dict[str, Any]
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, *unnamed: Any, **values: Any) -> None:
+        if unnamed:
+            raise TypeError(f"{type(self).__name__} takes its parameters by their names only")
         self._values = {}
         for name, value in values.items():
             setattr(self, name, value)

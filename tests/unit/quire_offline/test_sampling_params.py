@@ -30,6 +30,11 @@ def test_an_output_kind_is_no_field_of_a_body() -> None:
         _ = SamplingParams(output_kind=1).kind
 
 
+def test_parameters_have_names() -> None:
+    with pytest.raises(TypeError, match=r"^SamplingParams takes its parameters by their names only$"):
+        SamplingParams(1)
+
+
 def test_an_attribute_that_does_not_exist_is_refused() -> None:
     with pytest.raises(AttributeError, match="no parameter temprature"):
         _ = SamplingParams().temprature
