@@ -83,12 +83,12 @@ class ModelTokenizer:
         """Reads tokenizer.json and its companions, from a separate directory if one is given.
 
         `chat_template` is the setting that replaces the tokenizer's. End-of-text tokens are always the model's.
-        Raises InvalidModelFiles and BadSetting.
+        Raises InvalidModelFiles, ModelNotFound and BadSetting.
         """
         source = tokenizer_directory or directory
         try:
             eos_token_ids = eos_token_ids_of(directory)
-        except (OSError, ValueError) as error:
+        except (TypeError, ValueError) as error:
             raise InvalidModelFiles(f"{directory} names no end-of-text token that can be used: {error}") from error
         try:
             data = (source / "tokenizer.json").read_bytes()

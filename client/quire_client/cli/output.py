@@ -1,18 +1,23 @@
 """Output of commands: text that is safe for a terminal, values as JSON, errors as one line."""
 
 import dataclasses
+import io
 import json
 import sys
 from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from quire_client.errors import NO_GRPC, TLS_FAILED, UNREACHABLE, QuireError
 
 # A model may generate escape sequences of terminals. Newline and tab stay.
 _CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+
+_UNFOLDED = 2**16
+"""Characters of a line that are not folded."""
 
 ADMIN_UNREACHABLE = "ADMIN_UNREACHABLE"
 """The reason where no scheduler responds at its admin address."""
@@ -80,6 +85,17 @@ def write_text(pieces: Iterable[str]) -> None:
     finally:
         sys.stdout.write(end)
         sys.stdout.flush()
+
+
+def print_table(table: Table) -> None:
+    """Writes a table, folded to the width of a terminal. Elsewhere each row is one line."""
+    console = Console(markup=False, highlight=False)
+    if console.is_terminal:
+        console.print(table)
+        return
+    text = io.StringIO()
+    Console(markup=False, highlight=False, file=text, width=_UNFOLDED).print(table)
+    print("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
 
 
 def print_json(value: Any, *, indent: int | None = 2) -> None:
