@@ -99,7 +99,9 @@ def run(args: Sequence[str] | None = None) -> int:
         return _fail(f"{message} ({command} --help lists what there is)", error.exit_code)
     except QuireError as error:
         return _fail(describe_error(error))
-    except (BatchError, MixError, OfflineError, ServerEnded, TargetError) as error:
+    except MixError as error:
+        return _fail(str(error), 2)
+    except (BatchError, OfflineError, ServerEnded, TargetError) as error:
         return _fail(str(error))
     except (KeyboardInterrupt, typer.Abort):
         return 130

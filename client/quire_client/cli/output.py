@@ -51,6 +51,7 @@ _NEXT_STEPS = {
     "MODEL_NOT_FOUND": "`quire models` lists the served models",
     "CONTEXT_LENGTH_EXCEEDED": "shorten the prompt or lower --max-tokens",
     "DEADLINE_EXCEEDED": "raise --timeout",
+    "DEADLINE_TOO_SHORT": "raise --timeout",
     "REQUEST_UNKNOWN": "it ended more than an hour ago, or was never accepted",
     "INTERNAL": "the server's log has details",
 }

@@ -359,6 +359,20 @@ async def test_at_an_http_port_one_line_says_which_port_to_name() -> None:
     assert "50051" in line
 
 
+async def test_an_address_without_a_port_says_which_one_is_called(capsys: pytest.CaptureFixture[str]) -> None:
+    assert await asyncio.to_thread(run, ["models", "--address", "127.0.0.1"]) == 1
+    line = capsys.readouterr().err
+    assert line.startswith("quire: no connection to 127.0.0.1, port 443 (the address has no port); ")
+
+
+async def test_a_deadline_that_is_too_short_names_the_flag(
+    address: str, service: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service.refuse_with_details(grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_TOO_SHORT", "it would end too late")
+    assert await asyncio.to_thread(run, ["generate", "x"]) == 1
+    assert capsys.readouterr().err == "quire: it would end too late; raise --timeout\n"
+
+
 async def test_without_a_server_one_line_says_how_to_start_it() -> None:
     ended = await quire("generate", "x", "--address", "127.0.0.1:1")
 
@@ -432,7 +446,7 @@ def test_misuse_names_the_help_of_its_command(
 
 
 def test_a_mix_that_cannot_be_read_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["bench", "--mix", "/nonexistent/mix.json"]) == 1
+    assert run(["bench", "--mix", "/nonexistent/mix.json"]) == 2
     assert capsys.readouterr().err == "quire: /nonexistent/mix.json: no such file or directory\n"
 
 
