@@ -296,12 +296,11 @@ class GatewaySettings(InnerSettings):
 
     def check_start(self) -> None:
         try:
+            self.tls_files()
             for model in self.model_settings():
-                check_formats(model)
-                if model.chat_template:
-                    read_template(model.chat_template)
+                _check_model(model)
         except BadSetting as error:
-            raise InvalidSettings([model.locate(error)]) from error
+            raise InvalidSettings([str(error)]) from error
 
     def model_settings(self) -> list[ModelSettings]:
         """The settings of each model, the default one first. Raises InvalidModelsFile."""
@@ -323,6 +322,16 @@ class GatewaySettings(InnerSettings):
                 task=self.task,
             )
         ]
+
+
+def _check_model(model: ModelSettings) -> None:
+    """Raises BadSetting for what can be known without the files of the model."""
+    try:
+        check_formats(model)
+        if model.chat_template:
+            read_template(model.chat_template)
+    except BadSetting as error:
+        raise BadSetting(model.locate(error)) from error
 
 
 def check_formats(model: ModelSettings) -> None:

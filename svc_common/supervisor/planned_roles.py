@@ -42,4 +42,5 @@ def check_planned_roles(settings: SupervisorSettings) -> None:
     for role in roles:
         kind = resolve_name(_SETTINGS[role.tier])
         values = {variable.removeprefix("QUIRE_").lower(): text for variable, text in role.environment.items()}
-        make_settings(kind, values).check_start()
+        known = {name: text for name, text in values.items() if name in kind.model_fields}
+        make_settings(kind, known).check_start()

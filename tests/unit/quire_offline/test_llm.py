@@ -296,8 +296,9 @@ def test_an_invalid_parameter_is_named(values: dict[str, Any], field: str, llm: 
 
 
 def test_a_prompt_of_another_type_is_named_with_its_index(llm: LLM) -> None:
+    given: Any = ["hello", {"text": "x"}]
     with pytest.raises(TypeError) as raised:
-        llm.generate(["hello", {"text": "x"}], GREEDY)  # type: ignore[list-item]
+        llm.generate(given, GREEDY)
     assert raised.value.__notes__ == ["prompt 1 of 2"]
 
 

@@ -270,6 +270,7 @@ def test_a_refusal_ends_the_command_with_status_2(
         (["--seed", "x"], "--seed: input should be a valid integer"),
         (["--gateways", "2", "--uds", "s"], "--uds: is for one gateway, and --gateways is more"),
         (["--workers", "0", "--port", "-1"], "--port: input should be greater than or equal to 0, not '-1'; --workers"),
+        (["--ssl-certfile", "/none", "--ssl-keyfile", "/none"], "--ssl-certfile: /none"),
         (["--redis-url", "foo"], "--redis-url: not a URL of a Redis, such as redis://host:6379/0, "),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
