@@ -18,7 +18,7 @@ from gateway_svc.text_pairs import PairTemplate
 from gateway_svc.validated_request import SpecialTokens, TruncationSide
 from gateway_svc.vocabulary import Vocabulary
 from svc_common.keys import DEFAULT_TENANT_NAME
-from svc_common.models import eos_token_ids_of
+from svc_common.models import DamagedModelFile, eos_token_ids_of
 
 T = TypeVar("T")
 
@@ -83,11 +83,13 @@ class ModelTokenizer:
         """Reads tokenizer.json and its companions, from a separate directory if one is given.
 
         `chat_template` is the setting that replaces the tokenizer's. End-of-text tokens are always the model's.
-        Raises InvalidModelFiles, ModelNotFound and BadSetting.
+        Raises InvalidModelFiles and BadSetting.
         """
         source = tokenizer_directory or directory
         try:
             eos_token_ids = eos_token_ids_of(directory)
+        except DamagedModelFile as error:
+            raise InvalidModelFiles(str(error)) from error
         except (TypeError, ValueError) as error:
             raise InvalidModelFiles(f"{directory} names no end-of-text token that can be used: {error}") from error
         try:
