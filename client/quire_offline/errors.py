@@ -26,8 +26,12 @@ def noting_prompt(index: int, num_prompts: int) -> Iterator[None]:
     """Adds to errors about a field, or about a type, within which prompt of a call they are about."""
     try:
         yield
-    except (ServedError, TypeError) as error:
-        if isinstance(error, TypeError) or error.field is not None:
+    except ServedError as error:
+        if error.field is not None:
+            error.add_note(f"prompt {index} of {num_prompts}")
+        raise
+    except TypeError as error:
+        if num_prompts > 1:
             error.add_note(f"prompt {index} of {num_prompts}")
         raise
 
