@@ -14,7 +14,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gateway_svc.chats import PromptEnd
-from gateway_svc.settings import BadSetting
+from gateway_svc.settings import BadSetting, read_template
 from svc_common.models import TEMPLATE_FOLDER
 
 _CHAT_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
@@ -165,14 +165,7 @@ def load_tokenizer_config(directory: Path) -> dict[str, Any]:
 
 def _override(setting: str, special_tokens: Mapping[str, str], control_tokens: list[str] | None) -> ChatTemplate:
     try:
-        source = Path(setting).read_text()
-    except (OSError, ValueError) as error:
-        # A template without a tag and without a line break would ignore the messages, so this is a path.
-        if not any(character in setting for character in "{}\n"):
-            raise BadSetting(f"QUIRE_CHAT_TEMPLATE: {setting} cannot be read: {error}") from error
-        source = setting
-    try:
-        return ChatTemplate(source, special_tokens, control_tokens)
+        return ChatTemplate(read_template(setting), special_tokens, control_tokens)
     except TemplateSyntaxError as error:
         raise BadSetting(
             f"QUIRE_CHAT_TEMPLATE does not parse as a Jinja template: line {error.lineno}: {error.message}"

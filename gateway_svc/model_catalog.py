@@ -7,10 +7,10 @@ from gateway_svc.field_paths import Field, FieldPath
 from gateway_svc.generation_config import load_generation_defaults
 from gateway_svc.grammar_checker import GrammarChecker
 from gateway_svc.message_formats.description import MessageFormat
-from gateway_svc.message_formats.formats import REASONING_FORMAT_NAMES, TOOL_FORMAT_NAMES, choose_format
+from gateway_svc.message_formats.formats import choose_format
 from gateway_svc.pair_chats import pair_form
 from gateway_svc.sampling_fields import DEFAULT_MAX_LOGPROBS
-from gateway_svc.settings import BadSetting
+from gateway_svc.settings import BadSetting, check_formats
 from gateway_svc.tenant import DEFAULT_TENANT, Tenant
 from gateway_svc.text_pairs import PairForm
 from gateway_svc.tokenizer import InvalidModelFiles, ModelTokenizer
@@ -82,12 +82,7 @@ class CatalogModel:
 
 def _message_format(settings: ModelSettings, tokenizer: ModelTokenizer) -> MessageFormat:
     """Raises BadSetting for a format that is not known."""
-    for variable, name, known in (
-        ("QUIRE_TOOL_FORMAT", settings.tool_format, TOOL_FORMAT_NAMES),
-        ("QUIRE_REASONING_FORMAT", settings.reasoning_format, REASONING_FORMAT_NAMES),
-    ):
-        if name not in known:
-            raise BadSetting(f"{variable}: {name} is not one of {', '.join(known)}")
+    check_formats(settings)
     template = tokenizer.chat_template
     if template is None:
         return choose_format(settings.tool_format, settings.reasoning_format, "")

@@ -7,7 +7,12 @@ from pydantic_settings import SettingsConfigDict
 
 from gateway_svc.call_limits import BODY_BYTES, CALLS, SLOW_MESSAGES, CallLimits
 from gateway_svc.http_api.undefined_fields import UndefinedFields
-from gateway_svc.message_formats.formats import REASONING_FORMATS, TOOL_FORMATS
+from gateway_svc.message_formats.formats import (
+    REASONING_FORMAT_NAMES,
+    REASONING_FORMATS,
+    TOOL_FORMAT_NAMES,
+    TOOL_FORMATS,
+)
 from gateway_svc.retention import PATTERN, Retention, RetentionRules
 from gateway_svc.sampling_fields import DEFAULT_MAX_LOGPROBS, HIGHEST_MAX_LOGPROBS
 from gateway_svc.tenant_shares import TenantShares
@@ -27,7 +32,7 @@ from svc_common.model_settings import (
 from svc_common.models import split_names
 from svc_common.records import RECORD_TTL, RECORD_TTL_SECONDS
 from svc_common.server import PUBLIC_MESSAGE_BYTES
-from svc_common.settings import InnerSettings, OptionalPath
+from svc_common.settings import InnerSettings, InvalidSettings, OptionalPath
 from svc_common.tls_files import InvalidTlsFiles, TlsFiles
 
 _HOST = r"(\*|(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*)"
@@ -289,6 +294,14 @@ class GatewaySettings(InnerSettings):
             raise ValueError(f"must be at most QUIRE_RECORD_TTL, which is {most}")
         return text
 
+    def check_start(self) -> None:
+        try:
+            self.tls_files()
+            for model in self.model_settings():
+                _check_model(model)
+        except BadSetting as error:
+            raise InvalidSettings([str(error)]) from error
+
     def model_settings(self) -> list[ModelSettings]:
         """The settings of each model, the default one first. Raises InvalidModelsFile."""
         if self.models is not None:
@@ -309,6 +322,38 @@ class GatewaySettings(InnerSettings):
                 task=self.task,
             )
         ]
+
+
+def _check_model(model: ModelSettings) -> None:
+    """Raises BadSetting for what can be known without the files of the model."""
+    try:
+        check_formats(model)
+        if model.chat_template:
+            read_template(model.chat_template)
+    except BadSetting as error:
+        raise BadSetting(model.locate(error)) from error
+
+
+def check_formats(model: ModelSettings) -> None:
+    """Raises BadSetting for a format that is not known."""
+    for variable, name, known in (
+        ("QUIRE_TOOL_FORMAT", model.tool_format, TOOL_FORMAT_NAMES),
+        ("QUIRE_REASONING_FORMAT", model.reasoning_format, REASONING_FORMAT_NAMES),
+    ):
+        if name not in known:
+            raise BadSetting(f"{variable}: {name} is not one of {', '.join(known)}")
+
+
+def read_template(setting: str) -> str:
+    """The chat template of QUIRE_CHAT_TEMPLATE, a path or the template itself. Raises BadSetting."""
+    try:
+        return Path(setting).read_text()
+    except (OSError, ValueError) as error:
+        # A template without a tag and without a line break would ignore the messages, so this is a path.
+        if not any(character in setting for character in "{}\n"):
+            why = error.strerror if isinstance(error, OSError) else error
+            raise BadSetting(f"QUIRE_CHAT_TEMPLATE: {setting} cannot be read: {why}") from error
+        return setting
 
 
 def _split(names: str) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from gateway_svc.text_pairs import PairTemplate
 from gateway_svc.validated_request import SpecialTokens, TruncationSide
 from gateway_svc.vocabulary import Vocabulary
 from svc_common.keys import DEFAULT_TENANT_NAME
-from svc_common.models import eos_token_ids_of
+from svc_common.models import DamagedModelFile, eos_token_ids_of
 
 T = TypeVar("T")
 
@@ -87,7 +87,9 @@ class ModelTokenizer:
         source = tokenizer_directory or directory
         try:
             eos_token_ids = eos_token_ids_of(directory)
-        except (OSError, ValueError) as error:
+        except DamagedModelFile as error:
+            raise InvalidModelFiles(str(error)) from error
+        except (TypeError, ValueError) as error:
             raise InvalidModelFiles(f"{directory} names no end-of-text token that can be used: {error}") from error
         try:
             data = (source / "tokenizer.json").read_bytes()

@@ -26,6 +26,10 @@ _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
+_GGUF_HEADER_BYTES = 24
+"""The magic number, the version, and the numbers of tensors and of pieces of metadata."""
+
+
 class ModelNotFound(Exception):  # noqa: N818
     """The model's files are missing. The text says what to do."""
 
@@ -211,10 +215,22 @@ def _find(model: str | None) -> ModelSource:
     if path.is_file():
         if path.suffix != ".gguf":
             raise ModelNotFound(f"{model} is neither a model directory nor a GGUF file")
+        _check_gguf(path)
         return ModelSource(SourceKind.GGUF, path.stem, str(path))
     if not is_hub_id(model):
         raise ModelNotFound(f"there is no model at {model}")
     return ModelSource(SourceKind.HUB, model, model)
+
+
+def _check_gguf(path: Path) -> None:
+    """Raises DamagedModelFile for a file without the header of a GGUF file."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(_GGUF_HEADER_BYTES)
+    except OSError as error:
+        raise DamagedModelFile(f"{path} cannot be read: {error.strerror}") from error
+    if not header.startswith(b"GGUF") or len(header) < _GGUF_HEADER_BYTES:
+        raise DamagedModelFile(f"{path} is not a GGUF file: it has no header of one")
 
 
 def is_hub_id(model: str) -> bool:
@@ -257,12 +273,10 @@ def tokenizer_fingerprint(path: Path) -> bytes:
 def eos_token_ids_of(directory: Path) -> list[int]:
     """End-of-text tokens: all of them from generation_config.json, else the one in config.json.
 
-    Raises OSError and ValueError.
+    Raises DamagedModelFile, and ValueError for what is no token.
     """
     for name in ("generation_config.json", "config.json"):
-        path = directory / name
-        config = json.loads(path.read_text()) if path.exists() else {}
-        eos = config.get("eos_token_id")
+        eos = read_json(directory / name, dict[str, Any]()).get("eos_token_id")
         if eos is not None:
             return list(eos) if isinstance(eos, list) else [int(eos)]
     return []

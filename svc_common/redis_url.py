@@ -23,9 +23,9 @@ RedisPrefix = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:-]{1,64}$
 """The hash tag of all keys of a deployment."""
 
 _RULES = (
-    "not a URL of a Redis, such as redis://:password@host:6379/0, "
-    "redis+sentinel://:password@host:26379,host:26379/service/0 or redis+cluster://:password@host:6379,host:6379; "
-    "with TLS it begins with rediss; special characters of a password are percent-encoded, and timeouts are above 0"
+    "not a URL of a Redis, such as redis://host:6379/0, redis+sentinel://host:26379,host:26379/service/0 or "
+    "redis+cluster://host:6379,host:6379; a password is :password@ before the host, with its special characters "
+    "percent-encoded; with TLS the URL begins with rediss; timeouts are above 0"
 )
 _TIMEOUTS = ("socket_timeout", "socket_connect_timeout")
 _SENTINEL_CREDENTIALS = ("sentinel_username", "sentinel_password")

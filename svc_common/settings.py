@@ -1,6 +1,8 @@
 """Settings of a service: QUIRE_… variables, and the same names as flags. An invalid value stops the start-up."""
 
+import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -30,6 +32,11 @@ class ServiceSettings(BaseSettings):
 
     host: Host = Field("127.0.0.1", description="address to listen on")
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="lowest level that is logged")
+
+    def check_start(self) -> None:
+        """Raises InvalidSettings for a valid value with which the service would not start, as far as it can be
+        known before.
+        """
 
 
 EMPTY_IS_UNSET = BeforeValidator(lambda value: None if value == "" else value)
@@ -99,6 +106,25 @@ def parse_settings(kind: type[SettingsT], args: list[str]) -> SettingsT:
     """As `read_settings`, but raises InvalidSettings."""
     try:
         return CliApp.run(kind, cli_args=args, cli_exit_on_error=False)
+    except (ValidationError, SettingsError) as error:
+        raise InvalidSettings([redact(line) for line in _explain(error)]) from None
+
+
+_SETTING = re.compile(r"QUIRE_([A-Z0-9_]+)(?: \(--[a-z0-9-]+\))?")
+
+
+def name_settings(text: str, names: Mapping[str, str]) -> str:
+    """The text of an error with these names of settings in place of their variables and flags.
+
+    `names` are by setting. A setting without one is named by its variable.
+    """
+    return _SETTING.sub(lambda match: names.get(match[1].lower(), f"QUIRE_{match[1]}"), text)
+
+
+def make_settings(kind: type[SettingsT], values: Mapping[str, str]) -> SettingsT:
+    """Settings from these values, by name, then variables, then defaults. Raises InvalidSettings."""
+    try:
+        return kind(**values)
     except (ValidationError, SettingsError) as error:
         raise InvalidSettings([redact(line) for line in _explain(error)]) from None
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from svc_common.grammars import UnsupportedTokenizer, load_grammar_tokenizer
 from svc_common.models import (
+    DamagedModelFile,
     ServedModel,
     eos_token_ids_of,
     tokenizer_fingerprint,
@@ -235,7 +236,7 @@ def _load_grammar_tokenizer(served: ServedModel, vocab_size: int) -> "LLTokenize
     try:
         eos_token_ids = eos_token_ids_of(served.path)
         text = (served.tokenizer_path / "tokenizer.json").read_text()
-    except (OSError, ValueError) as error:
+    except (DamagedModelFile, OSError, ValueError) as error:
         raise UnsupportedTokenizer(f"the tokenizer's files cannot be read: {error}") from error
     return load_grammar_tokenizer(text, eos_token_ids, vocab_size)
 

@@ -79,9 +79,10 @@ class QuireError(Exception):
             result._read_details(details)
         elif code is grpc.StatusCode.UNAVAILABLE:
             # Quire's servers always send details: this is grpc's own text about sockets.
+            named = address if ":" in address else f"{address}, port 443 (the address has no port)"
             for pattern, reason, message in _CONNECTION_FAILURES:
                 if re.search(pattern, result.message):
-                    result.reason, result.message = reason, message.format(address)
+                    result.reason, result.message = reason, message.format(named)
                     break
         elif code is grpc.StatusCode.DEADLINE_EXCEEDED:
             result.message = "no answer within the timeout"

@@ -37,6 +37,9 @@ class EngineThread:
         # Also run at the end of the process, while its threads still can end in order.
         self._finalizer = weakref.finalize(self, _drop, thread, engine, threading.current_thread(), self._process)
 
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        raise TypeError("a model that is loaded cannot be copied or pickled: load it in each process that needs it")
+
     @property
     def engine(self) -> OfflineEngine:
         """The engine, for work on its loop. Raises RuntimeError where it is closed, and in a fork of its process."""

@@ -23,11 +23,15 @@ def client_error(error: ServedError) -> QuireError:
 
 @contextmanager
 def noting_prompt(index: int, num_prompts: int) -> Iterator[None]:
-    """Adds to errors about a field within which prompt of a call they are about."""
+    """Adds to errors about a field, or about a type, within which prompt of a call they are about."""
     try:
         yield
     except ServedError as error:
         if error.field is not None:
+            error.add_note(f"prompt {index} of {num_prompts}")
+        raise
+    except TypeError as error:
+        if num_prompts > 1:
             error.add_note(f"prompt {index} of {num_prompts}")
         raise
 

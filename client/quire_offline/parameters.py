@@ -20,10 +20,14 @@ class Parameters:
     """The parameters that there are."""
     not_served: ClassVar[Mapping[str, Sequence[Any]]] = {}
     """Names of other APIs, with the values beside None that ask for nothing: others are refused."""
+    instead: ClassVar[Mapping[str, str]] = {}
+    """Names of other APIs, with the parameter to use in their place."""
 
     _values: dict[str, Any]
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, *unnamed: Any, **values: Any) -> None:
+        if unnamed:
+            raise TypeError(f"{type(self).__name__} takes its parameters by their names only")
         self._values = {}
         for name, value in values.items():
             setattr(self, name, value)
@@ -46,8 +50,13 @@ class Parameters:
                 self._values.pop(name, None)
             else:
                 self._values[name] = plain(value)
-        elif name not in self.not_served or value not in (None, *self.not_served[name]):
+        elif name in self.instead:
+            raise TypeError(f"{name} is not served: use {self.instead[name]}")
+        elif name not in self.not_served:
             raise no_option(name, sorted(self.names))
+        elif value not in (None, *self.not_served[name]):
+            only = " or ".join(map(repr, self.not_served[name]))
+            raise TypeError(f"{name} is not served: leave it out{only and f', or give {only}'}")
 
     def clone(self) -> Self:
         """A copy, which may be changed."""

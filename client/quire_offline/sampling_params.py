@@ -67,6 +67,7 @@ class SamplingParams(Parameters):
         for name, neutral in {**CompletionBody.unserved, **_OF_PYTHON, "stream_interval": (1,)}.items()
         if name not in _OF_CHATS
     }
+    instead: ClassVar = {"guided_decoding": "structured_outputs"}
 
     @property
     def values(self) -> Mapping[str, Any]:

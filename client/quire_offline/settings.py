@@ -7,7 +7,6 @@ variables of other settings, of ports for example, are not read.
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -24,7 +23,7 @@ from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.settings import SchedulerSettings
 from svc_common.model_settings import ModelSettings
 from svc_common.redaction import redact
-from svc_common.settings import InnerSettings, ServiceSettings
+from svc_common.settings import InnerSettings, ServiceSettings, name_settings
 from svc_common.supervisor.settings import GATEWAY_SETTINGS
 from svc_common.supervisor.vllm_flag_table import FLAGS
 from svc_common.supervisor.vllm_flags import (
@@ -45,8 +44,6 @@ NAMES = _OF_WORKER | {*GATEWAY_SETTINGS, "max_logprobs", "seed"} | _OF_SCHEDULER
 """The settings that an argument may set."""
 _FROM_VARIABLES = NAMES | {"unknown_fields"}
 """The settings that are read from variables."""
-
-_VARIABLE = re.compile(r"QUIRE_([A-Z0-9_]+)")
 
 _FLAGS: Mapping[str, VllmFlag] = {
     name.removeprefix("--").replace("-", "_"): flag for flag in FLAGS for name in (flag.name, *flag.aliases)
@@ -101,7 +98,7 @@ class OfflineSettings:
 
     def in_arguments(self, text: str) -> str:
         """The text of an error with arguments in place of the variables that were not set."""
-        return _in_arguments(text, self.arguments)
+        return name_settings(text, self.arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +119,7 @@ def _read(name: str, value: Any) -> dict[str, Any]:
             raise no_option(name, [*sorted(NAMES), *(one for one, flag in _FLAGS.items() if not _is_refused(flag))])
         return {name: value}
     try:
-        _, variables = read_flags(_arguments(flag, value), FLAGS)
+        variables = read_flags(_arguments(flag, value), FLAGS).variables
     except FlagRefused as error:
         # Without the text's own name, which is a flag's.
         raise ValueError(str(error).replace(flag.name, name, 1)) from None
@@ -163,7 +160,7 @@ def _make(kind: type[S], given: _Given) -> S:
 
 
 def _explain(problem: ErrorDetails, given: _Given) -> str:
-    message = _in_arguments(problem["msg"].removeprefix("Value error, "), given.arguments)
+    message = name_settings(problem["msg"].removeprefix("Value error, "), given.arguments)
     if not problem["loc"]:  # of several settings: the text names them
         return message
     name = str(problem["loc"][0])
@@ -171,8 +168,6 @@ def _explain(problem: ErrorDetails, given: _Given) -> str:
     if name not in given.values:
         return f"{name}: {message} (the variable QUIRE_{name.upper()})"
     argument = given.arguments[name]
-    return f"{argument}: {message}, not {given.options[argument]!r}"
-
-
-def _in_arguments(text: str, arguments: Mapping[str, str]) -> str:
-    return _VARIABLE.sub(lambda match: arguments.get(match[1].lower(), match[0]), text)
+    flag = _FLAGS.get(argument)
+    hint = f"; {flag.instead}" if isinstance(flag, Refused) else ""  # what it means to vLLM is not served
+    return f"{argument}: {message}, not {given.options[argument]!r}{hint}"

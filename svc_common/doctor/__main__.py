@@ -97,7 +97,7 @@ def summary(findings: Sequence[Finding]) -> str:
 
 def line_of(finding: Finding) -> str:
     """A finding as one line of text."""
-    what = ". ".join(filter(None, (finding.found, finding.problem)))
+    what = ": ".join(filter(None, (finding.found, finding.problem)))
     step = f" → {finding.next_step}" if finding.next_step else ""
     return " ".join(f"{finding.status:<8} {finding.role}: {finding.check}: {what}{step}".split("\n"))
 

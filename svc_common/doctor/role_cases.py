@@ -2,19 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from svc_common.identity import SECRET_FILE
 from svc_common.model_settings import InvalidModelsFile
 from svc_common.models import ModelNotFound
 from svc_common.server import CannotListen
 from svc_common.settings import InvalidSettings, parse_settings
-from svc_common.supervisor.addresses import FreePorts, assign
-from svc_common.supervisor.roles import Role, service_roles
+from svc_common.supervisor.planned_roles import planned_roles
 from svc_common.supervisor.settings import SupervisorSettings
-
-_NO_REDIS = "redis://127.0.0.1:6379/0"
-"""In place of the URL of an embedded Redis that does not run yet."""
 
 _OF_MODEL: tuple[str, ...] = ("QUIRE_MODEL", "QUIRE_REVISION")
 
@@ -40,7 +34,7 @@ def role_cases(role: str) -> list[RoleCase]:
     """One case for each model of the workers; one for all gateways, and one for all schedulers."""
     try:
         settings = parse_settings(SupervisorSettings, [])
-        roles = _roles_of(settings)
+        roles = planned_roles(settings)
     except InvalidSettings as error:
         return [RoleCase(role, skipped=_BY_SUPERVISOR | {"redis"}, reported=frozenset(error.lines))]
     except (InvalidModelsFile, ModelNotFound, CannotListen):  # the checks of `make run` report it
@@ -59,14 +53,3 @@ def role_cases(role: str) -> list[RoleCase]:
         RoleCase(f"{role} of {model or 'the default model'}", case.environment, skipped, case.num_processes)
         for model, case in found.items()
     ]
-
-
-def _roles_of(settings: SupervisorSettings) -> list[Role]:
-    """All roles. No process is started and no file is written."""
-    models = settings.model_settings()
-    secret = settings.deployment_secret_file or settings.run_dir / SECRET_FILE
-    redis_url = settings.redis_url.get_secret_value() if settings.redis_url else _NO_REDIS
-    with FreePorts() as free_ports:
-        addresses = assign(settings, models, free_ports)
-        secret_file: Path | None = None if settings.insecure else secret
-        return service_roles(settings, models, addresses, redis_url, secret_file=secret_file)

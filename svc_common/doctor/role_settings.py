@@ -18,7 +18,7 @@ def read_role_settings(
         settings = parse_settings(kind, [])
     except InvalidSettings as error:
         step = "set the variable to such a value, or unset it; docs/settings.md lists all of them"
-        new = [wrong(line.partition(" ")[0], line, step) for line in error.lines if line not in reported]
+        new = [wrong("", line, step) for line in error.lines if line not in reported]
         return None, [*new, skipped("its other checks need valid settings")]
     given = sorted({f"QUIRE_{name.upper()}" for name in settings.model_fields_set} - set(set_by_supervisor))
     return settings, [ok(f"valid; set: {', '.join(given) or 'none'}")]

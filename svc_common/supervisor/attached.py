@@ -18,11 +18,10 @@ from typing import Any, NoReturn
 
 from svc_common.model_settings import ModelSettings
 from svc_common.model_tasks import ModelTask
-from svc_common.settings import read_settings
 from svc_common.supervisor.__main__ import http_urls, run
 from svc_common.supervisor.addresses import Addresses
 from svc_common.supervisor.console import Console
-from svc_common.supervisor.serve import read_arguments, set_variables
+from svc_common.supervisor.serve import checked_settings, read_arguments, set_variables
 from svc_common.supervisor.settings import SupervisorSettings
 from svc_common.supervisor.vllm_flags import FlagRefused
 
@@ -33,15 +32,15 @@ LOG_FILE = "server.log"
 def main() -> None:
     """Exits as the supervisor does, and with 2 where a flag is refused."""
     try:
-        positional, variables = read_arguments(sys.argv[1:])
-        if len(positional) > 2:
+        line = read_arguments(sys.argv[1:])
+        if len(positional := line.positional) > 2:
             raise FlagRefused(f"{positional[2]}: there is one MODEL and one PROMPT; quote a prompt of several words")
-        keys = set_variables(variables)
+        keys = set_variables(line.variables)
+        # Streams of other clients end with the chat.
+        os.environ.setdefault("QUIRE_DRAIN_GRACE", "0")
+        settings = checked_settings(line)
     except FlagRefused as error:
         _refuse(str(error))
-    # Streams of other clients end with the chat.
-    os.environ.setdefault("QUIRE_DRAIN_GRACE", "0")
-    settings = read_settings(SupervisorSettings, [])
     if settings.tls_cert_file is not None and not os.environ.get("QUIRE_CA_FILE"):
         _refuse("QUIRE_TLS_CERT_FILE: the chat needs QUIRE_CA_FILE, the CA of that certificate, to verify it")
     _report(prompt=positional[1] if len(positional) == 2 else None)

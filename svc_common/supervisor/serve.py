@@ -9,10 +9,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from svc_common.supervisor.__main__ import main as supervise
+from svc_common.settings import InvalidSettings, name_settings, parse_settings
+from svc_common.supervisor.__main__ import run
+from svc_common.supervisor.console import Console
+from svc_common.supervisor.planned_roles import check_planned_roles
 from svc_common.supervisor.settings import SupervisorSettings
 from svc_common.supervisor.vllm_flag_table import FLAGS, SERVED
-from svc_common.supervisor.vllm_flags import GIVEN_KEYS, FlagRefused, read_flags
+from svc_common.supervisor.vllm_flags import GIVEN_KEYS, CommandLine, FlagRefused, Value, VllmFlag, read_flags
 
 KEYS_FILE = "serve-api-keys.toml"
 _HELP = """usage: quire serve [MODEL] [--flag VALUE ...]
@@ -20,31 +23,46 @@ _HELP = """usage: quire serve [MODEL] [--flag VALUE ...]
 Starts Redis, a worker, a scheduler and a gateway on this machine, and stops them after Ctrl-C. MODEL is a hub id, a
 model directory or a GGUF file; without it the default model is served.
 
-Flags of vllm serve that set something here; docs/from-vllm.md has all of them:
-"""
+Flags of vllm serve that set something here; docs/from-vllm.md has all of them:"""
+_OTHER_HELP = "\nQuire's own flags:"
 
 
 OTHER_FLAGS = tuple(name.replace("_", "-") for name in SupervisorSettings.model_fields)
 """Flags of `make run`, without their dashes. Each has a value."""
 
 
-def read_arguments(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The arguments that are no flags, of which the first is MODEL, and the variables that a command line sets.
+def read_arguments(arguments: Sequence[str]) -> CommandLine:
+    """What a command line sets. The first of its arguments that are no flags is MODEL. Raises FlagRefused."""
+    line = read_flags(arguments, FLAGS, OTHER_FLAGS)
+    if line.positional:
+        line.set("MODEL", {"QUIRE_MODEL": line.positional[0]})
+    return line
 
-    Raises FlagRefused.
-    """
-    positional, variables = read_flags(arguments, FLAGS, OTHER_FLAGS)
-    if positional:
-        variables["QUIRE_MODEL"] = positional[0]
-    return positional, variables
+
+def read_command(arguments: Sequence[str]) -> CommandLine:
+    """What a command line of `quire serve` sets. Raises FlagRefused."""
+    line = read_arguments(arguments)
+    if len(models := line.positional) > 1:
+        raise FlagRefused(f"{models[1]}: there is one MODEL, {models[0]}; several need --models FILE")
+    return line
 
 
 def variables_of(arguments: Sequence[str]) -> dict[str, str]:
     """The variables that a command line of `quire serve` sets. Raises FlagRefused."""
-    models, variables = read_arguments(arguments)
-    if len(models) > 1:
-        raise FlagRefused(f"{models[1]}: there is one MODEL, {models[0]}; several need --models FILE")
-    return variables
+    return read_command(arguments).variables
+
+
+def checked_settings(line: CommandLine) -> SupervisorSettings:
+    """The settings, after `set_variables`. They are also those that each service accepts, as far as it can be known
+    before it starts. Raises FlagRefused, which names flags where they have set the values, else variables.
+    """
+    try:
+        settings = parse_settings(SupervisorSettings, [])
+        check_planned_roles(settings)
+    except InvalidSettings as error:
+        names = {variable.removeprefix("QUIRE_").lower(): flag for variable, flag in line.flags.items()}
+        raise FlagRefused("; ".join(name_settings(text, names) for text in error.lines)) from None
+    return settings
 
 
 def set_variables(variables: Mapping[str, str]) -> list[str]:
@@ -79,14 +97,28 @@ def main() -> None:
     """Exits as the supervisor does, and with 2 where a flag is refused."""
     arguments = sys.argv[1:]
     if {"-h", "--help"} & set(arguments):
-        print(_HELP + "\n".join(f"  {flag.name:<30} {flag.effect.replace('`', '')}" for flag in SERVED))
+        print(_HELP, *map(_help_line, SERVED), _OTHER_HELP, *map(_help_line, _other_flags()), sep="\n")
         return
     try:
-        set_variables(variables_of(arguments))
+        line = read_command(arguments)
+        set_variables(line.variables)
+        settings = checked_settings(line)
     except FlagRefused as error:
         print(f"quire serve: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    supervise([])
+    run(settings, Console())
+
+
+def _help_line(flag: VllmFlag) -> str:
+    return f"  {flag.name:<30} {flag.effect.replace('`', '')}"
+
+
+def _other_flags() -> list[VllmFlag]:
+    """Quire's own flags, which are not of vLLM."""
+    fields = SupervisorSettings.model_fields
+    known = {flag.name for flag in SERVED}
+    own = {f"--{name.replace('_', '-')}": (name, field.description or "") for name, field in fields.items()}
+    return [Value(flag, f"QUIRE_{name.upper()}", text) for flag, (name, text) in own.items() if flag not in known]
 
 
 if __name__ == "__main__":

@@ -19,6 +19,20 @@ GIVEN_KEYS = "--api-key"
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 
 
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """The arguments that are no flags, and the variables that the flags set, each with the flag that did."""
+
+    positional: list[str] = field(default_factory=list)
+    variables: dict[str, str] = field(default_factory=dict)
+    flags: dict[str, str] = field(default_factory=dict)
+
+    def set(self, flag: str, variables: Variables) -> None:
+        """Adds the variables of one flag, in place of those that an earlier one has set."""
+        self.variables.update(variables)
+        self.flags.update(dict.fromkeys(variables, flag))
+
+
 class FlagRefused(Exception):  # noqa: N818
     """A flag or value that is not served. The text names it, and what to use instead."""
 
@@ -276,10 +290,8 @@ class Refused(VllmFlag):
         raise FlagRefused(f"{self.name} is not served: {self.instead}")
 
 
-def read_flags(
-    arguments: Sequence[str], flags: Sequence[VllmFlag], others: Sequence[str] = ()
-) -> tuple[list[str], dict[str, str]]:
-    """The arguments that are no flags, and the variables that the flags set. The last one of a name counts.
+def read_flags(arguments: Sequence[str], flags: Sequence[VllmFlag], others: Sequence[str] = ()) -> CommandLine:
+    """What a command line sets. The last flag of a name counts.
 
     `others` are names of settings of this project, which have one value: --NAME sets QUIRE_NAME. Names may be written
     with underscores, values after "=". --NAME.KEY is one key of a flag with a JSON object; those of several flags are
@@ -287,13 +299,12 @@ def read_flags(
     """
     by_name: dict[str, VllmFlag] = {name: flag for flag in flags for name in (flag.name, *flag.aliases)}
     by_name |= {f"--{name}": Value(f"--{name}", _variable(name)) for name in others if f"--{name}" not in by_name}
-    positional: list[str] = []
-    variables: dict[str, str] = {}
+    line = CommandLine()
     pending = list(arguments)
     while pending:
         argument = pending.pop(0)
         if not _is_flag(argument):
-            positional.append(argument)
+            line.positional.append(argument)
             continue
         flag, is_off, given = _find(argument, by_name)
         values = [] if given is None else [given]
@@ -307,9 +318,9 @@ def read_flags(
             raise FlagRefused(f"{flag.name} needs a value")
         if values and (key := argument.partition("=")[0].partition(".")[2]):
             value = from_json(values[0], otherwise=values[0])
-            values = [json.dumps({**_keys_before(flag, variables), key.replace("-", "_"): value})]
-        variables |= flag.read(values, is_off=is_off)
-    return positional, variables
+            values = [json.dumps({**_keys_before(flag, line.variables), key.replace("-", "_"): value})]
+        line.set(flag.name, flag.read(values, is_off=is_off))
+    return line
 
 
 def _keys_before(flag: VllmFlag, variables: Mapping[str, str]) -> Mapping[str, Any]:

@@ -334,8 +334,8 @@ MUTANTS = (
     ),
     Mutant(
         "planning/running.py",
-        "if sequence.has_budget:  # of several",
-        "if sequence:  # of several",
+        "if sequence.has_budget and step.can_send(sequence):",
+        "if step.can_send(sequence):",
         "a step computes more sequences than their account has tokens for",
     ),
     Mutant(

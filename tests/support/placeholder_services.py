@@ -38,6 +38,13 @@ print("hello from the gateway", flush=True)
 HTTPServer((os.environ["QUIRE_HOST"], int(os.environ["QUIRE_HTTP_PORT"])), Handler).serve_forever()
 """
 
+SETTINGS = """
+from svc_common.settings import ServiceSettings
+
+class {name}Settings(ServiceSettings):
+    pass
+"""
+
 SERVICES = {
     "worker_svc": GRPC_SERVICE.replace("{role}", "WORKER"),
     "scheduler_svc": GRPC_SERVICE.replace("{role}", "SCHEDULER"),
@@ -51,6 +58,8 @@ def write_services(directory: Path) -> None:
         (directory / name).mkdir()
         (directory / name / "__init__.py").touch()
         (directory / name / "__main__.py").write_text(code)
+        of_service = name.removesuffix("_svc").capitalize()
+        (directory / name / "settings.py").write_text(SETTINGS.replace("{name}", of_service))
     (directory / "worker_svc" / "prepare.py").write_text("import sys; print('converting', file=sys.stderr)")
 
 

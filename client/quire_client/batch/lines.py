@@ -11,6 +11,8 @@ DIGEST_BYTES = 16
 RESPONSES = "/v1/responses"
 _FIELDS = ("custom_id", "method", "url", "body")
 _STREAMED_BY_DEFAULT = ("/api/chat", "/api/generate")
+_DIGITS_ADVICE = "sys.set_int_max_str_digits"
+"""What Python's error about an integer with thousands of digits advises."""
 _INVOCATIONS = "/invocations"
 # Paths whose requests the server runs under a name. /v1/responses and /invocations depend on the body.
 _NAMED = (
@@ -99,8 +101,9 @@ def read_line(data: bytes, number: int) -> BatchLine:
         raise BatchError(f"line {number}: is not UTF-8") from None
     except RecursionError:
         raise BatchError(f"line {number}: is nested too deeply") from None
-    except ValueError as error:  # also of an integer with thousands of digits
-        raise BatchError(f"line {number}: {error}") from None
+    except ValueError as error:
+        why = "has a number with too many digits" if _DIGITS_ADVICE in str(error) else error
+        raise BatchError(f"line {number}: {why}") from None
 
 
 def is_nothing_or_false(value: Any) -> bool:

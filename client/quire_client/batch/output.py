@@ -41,6 +41,7 @@ class BatchOutput:
         self._is_answered = bytearray(batch.num_lines + 1)
         self._is_broken = False  # after a write that failed: the file may end with a part of a line
         self._run_path = path.with_name(f"{path.name}.run")
+        self._is_new = is_new
         self._recover()
         self.run = self._read_run(is_new)
 
@@ -78,6 +79,13 @@ class BatchOutput:
             self._run_path.unlink(missing_ok=True)
         except OSError as error:
             raise _failed(self.path, error) from error
+
+    def discard(self) -> None:
+        """Nothing was sent: removes a file that is new, and the one beside it."""
+        if self._is_new and not self.num_answered:
+            with suppress(OSError):
+                self._run_path.unlink(missing_ok=True)
+                self.path.unlink()
 
     def _recover(self) -> None:
         size = 0

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from quire_client.batch.client import BatchClient
 from quire_client.batch.input import BatchInput
+from quire_client.batch.lines import BatchError
 from quire_client.batch.output import BatchOutput
 
 
@@ -21,7 +22,11 @@ async def run_batch(
     """
     num_open = batch.num_requests - output.num_answered
     if num_open:
-        await client.check(batch)
+        try:
+            await client.check(batch)
+        except BatchError:
+            output.discard()
+            raise
     waiting = batch.requests(output.has)
 
     async def send_one_after_another() -> None:

@@ -93,6 +93,9 @@ class HttpTransport:
                 answer = Response(response.status, response.headers, await response.read())
         except aiohttp.ClientConnectorCertificateError as error:
             raise BatchError(f"{self._url}: {error.certificate_error}; name a CA with QUIRE_CA_FILE") from error
+        except aiohttp.ClientConnectorSSLError as error:
+            why = "the server there may have no TLS: then its URL begins with http://"
+            raise BatchError(f"{self._url}: TLS fails; {why}") from error
         except (aiohttp.ClientError, OSError) as error:
             return await self._no_response(error, is_connected=connection.is_established)
         self._failing_since = None

@@ -14,12 +14,14 @@ def main() -> None:
     _open_missing_streams()
     try:
         import typer  # noqa: F401
-    except ModuleNotFoundError:
+
+        from quire_client.cli.app import run
+    except ModuleNotFoundError as error:
+        if error.name != "typer":
+            raise
         print(packages.MISSING, file=sys.stderr)
         sys.exit(1)
-    try:
-        from quire_client.cli.app import run
-    except KeyboardInterrupt:  # which takes a second
+    except KeyboardInterrupt:  # the imports take a second
         _leave(130)
 
     for stream in (sys.stdout, sys.stderr):

@@ -3,6 +3,7 @@
 import platform
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated
 
 import grpc
@@ -21,6 +22,7 @@ from quire_client.cli.doctor import doctor
 from quire_client.cli.embed import embed
 from quire_client.cli.explain import explain
 from quire_client.cli.generate import generate
+from quire_client.cli.help_text import QuireCommand, QuireGroup
 from quire_client.cli.local_server import ServerEnded
 from quire_client.cli.models import models
 from quire_client.cli.offline import OfflineError
@@ -35,30 +37,35 @@ from quire_client.errors import QuireError
 
 app = typer.Typer(
     name="quire",
+    cls=QuireGroup,
     help="Use and measure a Quire server.",
     invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+_command = partial(app.command, cls=QuireCommand)
 _PASSES_FLAGS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 # Not -h: flags that are passed on may have several letters after one dash, and -dph would be read as -d, -p and -h.
-app.command(context_settings=_PASSES_FLAGS_ON | {"help_option_names": ["--help"]})(run_model)
-app.command(add_help_option=False, context_settings=_PASSES_FLAGS_ON)(serve)
-app.command()(opt.with_json(generate))
-app.command()(chat)
-app.command()(opt.with_json(embed))
-app.command()(opt.with_json(classify))
-app.command()(opt.with_json(resume))
-app.command()(opt.with_json(models))
-app.command()(batch)
-app.command()(opt.with_json(bench))
-app.command()(opt.with_json(explain))
-app.command()(opt.with_json(reset_prefix_cache))
-app.command()(opt.with_json(profile))
-app.command(add_help_option=False, context_settings=_PASSES_FLAGS_ON)(doctor)
-app.command()(quantize)
-app.command()(completion)
+_command(
+    options_metavar="[OPTIONS] [MODEL [PROMPT]]",
+    context_settings=_PASSES_FLAGS_ON | {"help_option_names": ["--help"]},
+)(run_model)
+_command(add_help_option=False, context_settings=_PASSES_FLAGS_ON)(serve)
+_command()(opt.with_json(generate))
+_command()(chat)
+_command()(opt.with_json(embed))
+_command()(opt.with_json(classify))
+_command()(opt.with_json(resume))
+_command()(opt.with_json(models))
+_command()(batch)
+_command()(opt.with_json(bench))
+_command()(opt.with_json(explain))
+_command()(opt.with_json(reset_prefix_cache))
+_command()(opt.with_json(profile))
+_command(add_help_option=False, context_settings=_PASSES_FLAGS_ON)(doctor)
+_command()(quantize)
+_command()(completion)
 
 
 def _print_version(wanted: bool) -> None:
@@ -86,17 +93,22 @@ def run(args: Sequence[str] | None = None) -> int:
         code = app(args=args, prog_name="quire", standalone_mode=False)
         sys.stdout.flush()
     except typer.TyperException as error:
-        return _fail(f"{error.format_message()} (quire --help lists what there is)", error.exit_code)
+        context = getattr(error, "ctx", None)
+        command = "quire" if context is None else context.command_path
+        message = error.format_message().replace("Value error, ", "", 1)  # pydantic's word before a text of typer's
+        return _fail(f"{message} ({command} --help lists what there is)", error.exit_code)
     except QuireError as error:
         return _fail(describe_error(error))
-    except (BatchError, MixError, OfflineError, ServerEnded, TargetError) as error:
+    except MixError as error:
+        return _fail(str(error), 2)
+    except (BatchError, OfflineError, ServerEnded, TargetError) as error:
         return _fail(str(error))
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except BrokenPipeError:
         return 1
     except OSError as error:  # such as a full disk
-        return _fail(str(error))
+        return _fail(": ".join(map(str, filter(None, (error.filename, error.strerror)))) or str(error))
     return code if isinstance(code, int) else 0
 
 

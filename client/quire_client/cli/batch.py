@@ -31,7 +31,10 @@ _MAX_TEXT = 60  # characters beside a bar
 def batch(
     context: typer.Context,
     file: Annotated[
-        str, typer.Argument(help="Requests, one line of JSON for each, in OpenAI's batch format; - for standard input.")
+        str,
+        typer.Argument(
+            metavar="FILE", help="Requests, one line of JSON for each, in OpenAI's batch format; - for standard input."
+        ),
     ],
     output: Annotated[
         Path | None,

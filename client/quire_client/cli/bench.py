@@ -11,7 +11,6 @@ from time import monotonic
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from quire_client.aio import AsyncClient
@@ -21,7 +20,7 @@ from quire_client.bench.mix import MixRequest, read_mix, sample_mix, take
 from quire_client.bench.targets import BenchTarget, OpenAITarget, QuireTarget, TargetModel
 from quire_client.cli import options as opt
 from quire_client.cli.offline import Offline, loading, offline_commands, refuse_beside_offline
-from quire_client.cli.output import print_json
+from quire_client.cli.output import print_json, print_table
 from quire_client.cli.progress import RequestProgress
 from quire_client.http_client import http_client
 
@@ -154,7 +153,7 @@ def _print_table(title: str, load: LoadResult) -> None:
     table.add_row("time to first token, ms", *_milliseconds(summary.time_to_first_token))
     table.add_row("inter-token latency, ms", *_milliseconds(summary.inter_token))
     print(title)
-    Console().print(table)
+    print_table(table)
     print(
         f"{summary.output_tokens_per_second:,.1f} output tokens/s, {summary.requests_per_second:,.2f} requests/s: "
         f"{summary.num_requests} requests, {summary.prompt_tokens:,} prompt and {summary.output_tokens:,} output "

@@ -73,8 +73,8 @@ def chat(
 ) -> None:
     """Chat with a model: /reset starts over, /quit or Ctrl-D leaves, Ctrl-C interrupts an answer.
 
-    Without a terminal, each line of standard input is a message and its answer a line or more of standard output; with
-    --json it is a line of JSON.
+    Without a terminal, each line of standard input is a message, or /reset or /quit, and its answer a line or more of
+    standard output; with --json it is a line of JSON.
     """
     is_interactive = sys.stdin.isatty()
     if as_json and is_interactive:
@@ -97,12 +97,17 @@ def chat(
 
 def _answer_lines(conversation: Conversation, *, as_json: bool) -> None:
     for line in read_lines():
-        if not line.strip():
-            continue
-        if as_json:
-            print_json(conversation.ask_whole(line), indent=None)
-        else:
-            write_text(conversation.ask(line))
+        match line.strip():
+            case "":
+                pass
+            case "/quit":
+                return
+            case "/reset":
+                conversation.reset()
+            case _ if as_json:
+                print_json(conversation.ask_whole(line), indent=None)
+            case _:
+                write_text(conversation.ask(line))
 
 
 def run_chat(conversation: Conversation, model: str, check: Callable[[], None] = lambda: None) -> None:

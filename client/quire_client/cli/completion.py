@@ -20,7 +20,8 @@ class Shell(StrEnum):
 
 
 def completion(
-    context: typer.Context, shell: Annotated[Shell, typer.Argument(help="The shell that is to read it.")]
+    context: typer.Context,
+    shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="The shell that is to read it.")],
 ) -> None:
     """Print a script that completes commands, flags and values in a shell. Print it again after an upgrade.
 

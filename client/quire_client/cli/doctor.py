@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from quire_client.cli.output import print_json
+from quire_client.cli.output import print_json, print_table
 from quire_client.cli.services import DOCTOR, service_command
 
 _STYLES = {"ok": "green", "warning": "yellow", "wrong": "bold red", "skipped": "dim"}
@@ -44,11 +44,10 @@ def _print_findings(findings: list[Mapping[str, str]]) -> None:
     table.add_column(overflow="fold")
     for finding in findings:
         status = finding["status"]
-        text = Text(". ".join(filter(None, (finding.get("found"), finding.get("problem")))))
+        text = Text(": ".join(filter(None, (finding.get("found"), finding.get("problem")))))
         if step := finding.get("next_step"):
             text.append(f" → {step}", style="bold")
         table.add_row(Text(status, style=_STYLES[status]), finding["role"], finding["check"], text)
-    console = Console()
-    console.print(table)
+    print_table(table)
     counts = {status: sum(finding["status"] == status for finding in findings) for status in _STYLES}
-    console.print(", ".join(f"{count} {status}" for status, count in counts.items() if count or status == "wrong"))
+    print(", ".join(f"{count} {status}" for status, count in counts.items() if count or status == "wrong"))

@@ -30,6 +30,7 @@ def explain(
     request: Annotated[
         str | None,
         typer.Argument(
+            metavar="NAME",
             help="Its request_id, or the id in its response: x-quire-request-id, or x-request-id where there is none.",
             show_default="lists the live requests",
         ),

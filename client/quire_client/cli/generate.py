@@ -16,7 +16,7 @@ from quire_client.sync import Client, Stream
 
 @opt.with_sampling_options
 def generate(
-    prompt: Annotated[str, typer.Argument(help="Text to continue; - reads it from standard input.")],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="Text to continue; - reads it from standard input.")],
     max_tokens: opt.MaxTokens = None,
     min_tokens: opt.MinTokens = None,
     stop: opt.Stop = None,

@@ -1,11 +1,10 @@
 """`quire models`: the models of a server."""
 
-from rich.console import Console
 from rich.table import Table
 
 from quire_client.cli import options as opt
 from quire_client.cli.interruptible import collected
-from quire_client.cli.output import print_json
+from quire_client.cli.output import print_json, print_table
 from quire_client.sync import Client
 
 
@@ -28,4 +27,4 @@ def models(
     table.add_column("aliases")
     for model in served:
         table.add_row(model.name, f"{model.context_length:,}", f"{model.vocab_size:,}", ", ".join(model.aliases))
-    Console().print(table)
+    print_table(table)

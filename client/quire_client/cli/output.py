@@ -1,18 +1,23 @@
 """Output of commands: text that is safe for a terminal, values as JSON, errors as one line."""
 
 import dataclasses
+import io
 import json
 import sys
 from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from quire_client.errors import NO_GRPC, TLS_FAILED, UNREACHABLE, QuireError
 
 # A model may generate escape sequences of terminals. Newline and tab stay.
 _CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+
+_UNFOLDED = 2**16
+"""Characters of a line that are not folded."""
 
 ADMIN_UNREACHABLE = "ADMIN_UNREACHABLE"
 """The reason where no scheduler responds at its admin address."""
@@ -26,7 +31,11 @@ NO_ADMIN_SERVICE = "NO_ADMIN_SERVICE"
 REQUEST_NOT_LIVE = "REQUEST_NOT_LIVE"
 """The reason where a scheduler has no such request."""
 
+TEXT_TOO_LONG = "TEXT_TOO_LONG"
+"""The reason where one of the texts of `quire embed` or `quire classify` is longer than the model's context."""
+
 _NEXT_STEPS = {
+    TEXT_TOO_LONG: "shorten the text, or set --truncate-prompt-tokens",
     ADMIN_UNREACHABLE: "by default a scheduler listens for this on its own machine only; name its address with --admin "
     "or QUIRE_ADMIN_ADDRESS",
     ADMIN_UNAUTHENTICATED: "name the file with the deployment's secret with QUIRE_DEPLOYMENT_SECRET_FILE (`make run` "
@@ -42,6 +51,7 @@ _NEXT_STEPS = {
     "MODEL_NOT_FOUND": "`quire models` lists the served models",
     "CONTEXT_LENGTH_EXCEEDED": "shorten the prompt or lower --max-tokens",
     "DEADLINE_EXCEEDED": "raise --timeout",
+    "DEADLINE_TOO_SHORT": "raise --timeout",
     "REQUEST_UNKNOWN": "it ended more than an hour ago, or was never accepted",
     "INTERNAL": "the server's log has details",
 }
@@ -78,12 +88,28 @@ def write_text(pieces: Iterable[str]) -> None:
         sys.stdout.flush()
 
 
+def print_table(table: Table) -> None:
+    """Writes a table, folded to the width of a terminal. Elsewhere each row is one line."""
+    console = Console(markup=False, highlight=False)
+    if console.is_terminal:
+        console.print(table)
+        return
+    text = io.StringIO()
+    Console(markup=False, highlight=False, file=text, width=_UNFOLDED).print(table)
+    print("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
+
+
 def print_json(value: Any, *, indent: int | None = 2) -> None:
     """Writes values, dataclasses among them, as JSON; bytes become lists of numbers, as in OpenAI's API.
 
-    Without `indent` it is one line.
+    Without `indent` it is one line. Escapes stand for characters that the encoding of standard output lacks.
     """
-    print(json.dumps(value, indent=indent, ensure_ascii=False, default=_plain), flush=True)
+    text = json.dumps(value, indent=indent, ensure_ascii=False, default=_plain)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:  # an encoding that lacks a character, or half of a surrogate pair
+        text = json.dumps(value, indent=indent, default=_plain)
+    print(text, flush=True)
 
 
 def _plain(value: Any) -> Any:

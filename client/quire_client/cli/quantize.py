@@ -27,7 +27,9 @@ class GroupSize(StrEnum):
 
 
 def quantize(
-    model: Annotated[str, typer.Argument(help="model directory, GGUF file or hub id; '' is the default model")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="model directory, GGUF file or hub id; '' is the default model")
+    ],
     out: Annotated[str, typer.Argument(help="directory to write; it must not exist, or be empty", metavar="OUT")],
     format_name: Annotated[WeightFormatName, typer.Option("--format", help="bits of weights and of activations")],
     group_size: Annotated[GroupSize, typer.Option(help="w4a16: inputs with one scale")] = GroupSize.OF_32,

@@ -13,7 +13,7 @@ from quire_client.sync import Client, Stream
 
 
 def resume(
-    request_id: Annotated[str, typer.Argument(help="The request_id.")],
+    request_id: Annotated[str, typer.Argument(metavar="NAME", help="The request_id.")],
     output: opt.Output = opt.OutputFormat.TEXT,
     timeout: opt.Timeout = None,
     address: opt.Address = opt.ADDRESS,

@@ -11,14 +11,14 @@ import typer
 
 from quire_client.cli import options as opt
 from quire_client.cli.input import read_lines
-from quire_client.cli.output import print_json
+from quire_client.cli.output import TEXT_TOO_LONG, print_json
 from quire_client.errors import QuireError
 from quire_client.results import Usage
 
 T = TypeVar("T")
 
 Texts = Annotated[
-    list[str] | None, typer.Argument(metavar="[TEXT]...", help="Texts.", show_default="lines of standard input")
+    list[str] | None, typer.Argument(metavar="TEXT", help="Texts.", show_default="lines of standard input")
 ]
 TruncateTexts = Annotated[
     int | None,
@@ -92,6 +92,8 @@ def _calls(texts: Iterable[str]) -> Iterator[Sequence[str]]:
 
 def _located(error: QuireError, source: str | None, num_before: int) -> QuireError:
     """The error with the text at fault as its field: a line of `source`, or without one the place of an argument."""
+    if error.reason == "CONTEXT_LENGTH_EXCEEDED":
+        error = replace(error, reason=TEXT_TOO_LONG)
     if error.field is None or (match := _INPUT.fullmatch(error.field)) is None:
         return error
     number = num_before + int(match[1]) + 1

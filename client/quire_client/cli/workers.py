@@ -5,12 +5,11 @@ from enum import StrEnum
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from quire_client.admin import DEFAULT_ADMIN_ADDRESS, AdminClient
 from quire_client.cli import options as opt
-from quire_client.cli.output import admin_error, print_json
+from quire_client.cli.output import admin_error, print_json, print_table
 from quire_client.errors import QuireError
 
 _OfModel = Annotated[
@@ -53,7 +52,9 @@ def reset_prefix_cache(
 
 
 def profile(
-    action: Annotated[ProfileAction, typer.Argument(help="Start a profile, or end it and write its trace.")],
+    action: Annotated[
+        ProfileAction, typer.Argument(metavar="ACTION", help="Start a profile, or end it and write its trace.")
+    ],
     model: _OfModel = None,
     output: opt.Output = opt.OutputFormat.TEXT,
     timeout: opt.Timeout = 90.0,
@@ -84,4 +85,4 @@ def _print_table(columns: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Non
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    Console(markup=False, highlight=False).print(table)
+    print_table(table)

@@ -1,7 +1,9 @@
 """Interrupts and the end of a model: what runs is cancelled, and no thread is left."""
 
+import copy
 import gc
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -95,6 +97,13 @@ def test_an_interrupt_cancels_the_prompts_and_leaves_the_model_usable(load: Call
     until(lambda: not is_running(llm))
     again = llm.generate(["hello"] * 4, short)
     assert [one.outputs[0].token_ids for one in again] == [one.outputs[0].token_ids for one in expected]
+
+
+def test_a_model_that_is_loaded_is_not_copied(load: Callable[..., LLM]) -> None:
+    llm = load(num_blocks=64)
+    for copied in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(TypeError, match=r"^a model that is loaded cannot be copied or pickled"):
+            copied(llm)
 
 
 def test_the_end_of_the_block_ends_all_threads(model: Path) -> None:

@@ -295,6 +295,13 @@ def test_an_invalid_parameter_is_named(values: dict[str, Any], field: str, llm: 
     assert llm.generate("hello", GREEDY)[0].finished, "later calls are not affected"
 
 
+def test_a_prompt_of_another_type_is_named_with_its_index(llm: LLM) -> None:
+    given: Any = ["hello", {"text": "x"}]
+    with pytest.raises(TypeError) as raised:
+        llm.generate(given, GREEDY)
+    assert raised.value.__notes__ == ["prompt 1 of 2"]
+
+
 def test_an_invalid_prompt_is_named_with_its_index(llm: LLM) -> None:
     with pytest.raises(QuireError) as raised:
         llm.generate([[5], [99_999]], GREEDY)

@@ -30,6 +30,11 @@ def test_an_output_kind_is_no_field_of_a_body() -> None:
         _ = SamplingParams(output_kind=1).kind
 
 
+def test_parameters_have_names() -> None:
+    with pytest.raises(TypeError, match=r"^SamplingParams takes its parameters by their names only$"):
+        SamplingParams(1)
+
+
 def test_an_attribute_that_does_not_exist_is_refused() -> None:
     with pytest.raises(AttributeError, match="no parameter temprature"):
         _ = SamplingParams().temprature
@@ -60,8 +65,17 @@ def test_parameters_are_assigned_and_copied() -> None:
 )
 def test_names_of_vllm_that_are_not_served_may_ask_for_nothing(name: str, neutral: object, value: object) -> None:
     assert SamplingParams(**{name: neutral}) == SamplingParams(**{name: None}) == SamplingParams()
-    with pytest.raises(TypeError, match=f"no option {name}"):
+    with pytest.raises(TypeError, match=f"^{name} is not served: leave it out"):
         SamplingParams(**{name: value})
+
+
+def test_a_parameter_that_is_not_served_says_what_may_be_given() -> None:
+    with pytest.raises(TypeError, match=r"^detokenize is not served: leave it out, or give True$"):
+        SamplingParams(detokenize=False)
+    with pytest.raises(TypeError, match=r"^repetition_detection is not served: leave it out$"):
+        SamplingParams(repetition_detection={})
+    with pytest.raises(TypeError, match=r"^guided_decoding is not served: use structured_outputs$"):
+        SamplingParams(guided_decoding={"json": {}})
 
 
 def test_every_parameter_of_vllm_is_known() -> None:

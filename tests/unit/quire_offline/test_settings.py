@@ -69,6 +69,11 @@ def test_log_probabilities_have_the_bound_of_vllms_argument() -> None:
     assert OfflineSettings.of({}).max_logprobs == 20
 
 
+def test_a_quantization_of_vllm_says_where_the_format_is_read() -> None:
+    with pytest.raises(ValueError, match=r"^quantization: .*, not 'awq'; GPTQ, AWQ, .* are recognised by a model's"):
+        OfflineSettings.of({"quantization": "awq"})
+
+
 @pytest.mark.parametrize(
     ("argument", "near"),
     [("num_bloks", "num_blocks"), ("gpu_memory_utilisation", "gpu_memory_utilization"), ("http_prt", None)],

@@ -94,7 +94,7 @@ def test_of_two_that_prepare_at_once_one_converts(gguf: Path, cache: Path, monke
 
 def test_a_conversion_that_fails_leaves_nothing_behind(cache: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
-    broken.write_bytes(b"GGUF, or so it says")
+    broken.write_bytes(b"GGUF, or so it says at its beginning")
     with pytest.raises(PreparationFailed, match=r"broken\.gguf"):
         prepare(str(broken), print)
     assert [path.name for path in (cache / "models").iterdir() if path.is_dir()] == []

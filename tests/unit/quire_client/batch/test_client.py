@@ -44,6 +44,14 @@ async def check(client: BatchClient, path: str) -> None:
         await client.check(batch)
 
 
+async def test_a_server_without_tls_is_named_at_once(api: ScriptedApi) -> None:
+    url = api.url.replace("http://", "https://")
+    async with http_client(url, None, None, connect_timeout=30) as http:
+        client = BatchClient(HttpTransport(url, http, 60), lambda _: None)
+        with pytest.raises(BatchError, match="TLS fails; the server there may have no TLS: then its URL begins with"):
+            await client.send(request(), NAME)
+
+
 async def test_a_request_is_sent_with_its_name_and_the_key(api: ScriptedApi) -> None:
     async with serving(api, path="/v1/") as (client, whys):
         answer = await client.send(request(), NAME)

@@ -54,6 +54,14 @@ async def test_every_line_is_answered_and_so_many_are_in_flight(api: ScriptedApi
     assert len({post.name for post in api.posts}) == 20
 
 
+async def test_a_url_that_the_server_lacks_leaves_no_output(api: ScriptedApi, tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text(json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/none", "body": {}}) + "\n")
+    with pytest.raises(BatchError, match="/v1/none is no path of"):
+        await run(api, str(path))
+    assert [one.name for one in tmp_path.iterdir()] == ["in.jsonl"]
+
+
 async def test_a_complete_batch_needs_no_server(api: ScriptedApi, make_input: Any) -> None:
     path = make_input(3)
     before = await run(api, path)

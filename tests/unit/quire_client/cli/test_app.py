@@ -172,6 +172,20 @@ async def test_generate_as_json_has_all_fields(address: str, service: Any) -> No
     assert completion["logprobs"][0]["token_bytes"] == [0xC3, 0xA9]
 
 
+async def test_json_loses_no_character_where_the_encoding_is_not_utf_8(
+    address: str, service: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    service.answer("é…")
+
+    written = await quire("generate", "x", "--address", address)
+    printed = await quire("generate", "x", "--address", address, "--json")
+
+    assert (written.code, written.out) == (0, "??\n")
+    (completion,) = json.loads(printed.out)["completions"]
+    assert completion["text"] == "é…"
+
+
 async def test_generate_writes_several_sequences_one_after_another(address: str, service: Any) -> None:
     service.accept()
     service.say("b", index=1)
@@ -318,7 +332,7 @@ async def test_output_that_cannot_be_written_is_an_error_of_one_line(args: list[
     _, err = await asyncio.wait_for(process.communicate(), 60)
 
     assert process.returncode == 1
-    assert err == b"quire: [Errno 28] No space left on device\n"
+    assert err == b"quire: No space left on device\n"
 
 
 async def test_the_version_is_printed() -> None:
@@ -343,6 +357,20 @@ async def test_at_an_http_port_one_line_says_which_port_to_name() -> None:
     (line,) = ended.err.splitlines()
     assert line.startswith(f"quire: no gRPC at {address}: a server responds there in HTTP/1.1; ")
     assert "50051" in line
+
+
+async def test_an_address_without_a_port_says_which_one_is_called(capsys: pytest.CaptureFixture[str]) -> None:
+    assert await asyncio.to_thread(run, ["models", "--address", "127.0.0.1"]) == 1
+    line = capsys.readouterr().err
+    assert line.startswith("quire: no connection to 127.0.0.1, port 443 (the address has no port); ")
+
+
+async def test_a_deadline_that_is_too_short_names_the_flag(
+    address: str, service: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service.refuse_with_details(grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_TOO_SHORT", "it would end too late")
+    assert await asyncio.to_thread(run, ["generate", "x"]) == 1
+    assert capsys.readouterr().err == "quire: it would end too late; raise --timeout\n"
 
 
 async def test_without_a_server_one_line_says_how_to_start_it() -> None:
@@ -388,7 +416,7 @@ async def test_an_error_has_message_field_and_advice(
     ("args", "named"),
     [
         (["generat"], "generat"),
-        (["generate"], "prompt"),
+        (["generate"], "PROMPT"),
         (["generate", "x", "--tempratur", "0"], "--tempratur"),
         (["generate", "x", "--top-k", "few"], "--top-k"),
         (["generate", "x", "--logprobs", "2"], "--logprobs"),
@@ -409,8 +437,16 @@ def test_misuse_is_one_line_and_exit_code_2(args: list[str], named: str, capsys:
     assert named in line
 
 
+@pytest.mark.parametrize(("args", "help_of"), [(["generate", "x", "--foo"], "quire generate"), (["foo"], "quire")])
+def test_misuse_names_the_help_of_its_command(
+    args: list[str], help_of: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(args) == 2
+    assert capsys.readouterr().err.endswith(f"({help_of} --help lists what there is)\n")
+
+
 def test_a_mix_that_cannot_be_read_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["bench", "--mix", "/nonexistent/mix.json"]) == 1
+    assert run(["bench", "--mix", "/nonexistent/mix.json"]) == 2
     assert capsys.readouterr().err == "quire: /nonexistent/mix.json: no such file or directory\n"
 
 
@@ -425,6 +461,43 @@ def test_the_ca_file_of_a_measured_server_that_cannot_be_read_is_one_line(
 def test_without_a_command_it_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([]) == 2
     assert "generate" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["profile", "foo"], "Invalid value for 'ACTION': 'foo' is not one of 'start', 'stop'."),
+        (["completion", "powershell"], "Invalid value for 'SHELL': 'powershell' is not one of 'bash', 'zsh', 'fish'."),
+        (
+            ["embed", "a", "--pooling", "foo"],
+            "Invalid value for '--pooling': 'foo' is not one of 'mean', 'cls', 'last'.",
+        ),
+    ],
+)
+def test_a_value_that_is_no_choice_is_named_in_plain_words(
+    args: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(args) == 2
+    assert capsys.readouterr().err == f"quire: {message} (quire {args[0]} --help lists what there is)\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "usage"),
+    [
+        ("generate", "quire generate [OPTIONS] PROMPT"),
+        ("run", "quire run [OPTIONS] [MODEL [PROMPT]]"),
+        ("batch", "quire batch [OPTIONS] FILE"),
+        ("quantize", "quire quantize [OPTIONS] MODEL OUT"),
+        ("embed", "quire embed [OPTIONS] [TEXT]..."),
+    ],
+)
+def test_the_help_shows_arguments_and_switches_plainly(
+    command: str, usage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert f"Usage: {usage} " in text
+    assert "<bool>" not in text
 
 
 @pytest.mark.parametrize("command", ["generate", "resume", "chat", "models", "batch", "bench", "explain"])

@@ -183,7 +183,7 @@ async def test_fields_without_effect_are_named(
         (["x", "--timeout", "nan"], 2, "--timeout"),
         (["x", "--timeout", "1e300"], 2, "--timeout"),
         (["x", "--server-timeout", "nan"], 2, "--server-timeout"),
-        ([], 2, "file"),
+        ([], 2, "FILE"),
     ],
 )
 def test_misuse_is_one_line(args: list[str], code: int, problem: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,6 +39,15 @@ async def test_each_line_of_a_pipe_is_a_message_of_one_conversation(address: str
     assert asked(service) == [first, [*first, ("assistant", "Paris."), ("user", "Sure?")]]
 
 
+async def test_a_line_of_a_pipe_may_be_a_command(address: str, service: Any) -> None:
+    service.answer("Pa", "ris.")
+
+    result = await invoke("chat", given="Capital?\n/reset\nSure?\n/quit\nMore?\n")
+
+    assert (result.exit_code, result.stdout) == (0, "Paris.\nParis.\n")
+    assert asked(service) == [[("user", "Capital?")], [("user", "Sure?")]]
+
+
 async def test_as_json_each_answer_of_a_pipe_is_a_line(address: str, service: Any) -> None:
     service.answer("Pa", "ris.")
 

@@ -42,7 +42,7 @@ def test_findings_are_lines_with_what_to_do(commands: list[list[str]]) -> None:
         app, ["doctor", "some/model", "--role", "gateway", "--port", "1"], standalone_mode=False
     )
     assert result.return_value == 1
-    assert "127.0.0.1:8000. the port is in use → stop it" in result.stdout
+    assert "127.0.0.1:8000: the port is in use → stop it" in result.stdout
     assert result.stdout.splitlines()[-1] == "1 ok, 1 wrong"
     assert commands == [
         ["-B", "-P", "-m", "svc_common.doctor", "--json", "some/model", "--role", "gateway", "--port", "1"]

@@ -153,3 +153,15 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path, capsys: pytest.Captur
     (tmp_path / "bytes").write_bytes(b"\xff\n")
     assert run(["embed", "--file", str(tmp_path / "bytes")]) == 2
     assert f"{tmp_path / 'bytes'} is not text in UTF-8" in capsys.readouterr().err
+
+
+async def test_a_text_that_is_too_long_has_a_remedy_of_this_command(
+    address: str, service: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refusal = (grpc.StatusCode.INVALID_ARGUMENT, "CONTEXT_LENGTH_EXCEEDED", "is too long", "inputs[0].text")
+    service.refuse_with_details(*refusal)
+
+    assert await asyncio.to_thread(run, ["embed", "a"]) == 1
+
+    line = "quire: TEXT 1: is too long; shorten the text, or set --truncate-prompt-tokens\n"
+    assert capsys.readouterr().err == line

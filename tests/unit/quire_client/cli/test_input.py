@@ -84,7 +84,7 @@ _INTERRUPTED_IMPORT = """
 import sys
 class Interrupt:
     def find_spec(self, name, *_):
-        if name == "quire_client.cli.app":
+        if name == sys.argv[1]:
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Interrupt())
 from quire_client.cli import main
@@ -92,9 +92,10 @@ main()
 """
 
 
-async def test_ctrl_c_before_the_command_line_is_read_has_no_trace() -> None:
+@pytest.mark.parametrize("module", ["typer", "grpc", "quire_client.cli.app"])
+async def test_ctrl_c_before_the_command_line_is_read_has_no_trace(module: str) -> None:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", _INTERRUPTED_IMPORT), env=ENVIRONMENT, stderr=asyncio.subprocess.PIPE
+        *(sys.executable, "-c", _INTERRUPTED_IMPORT, module), env=ENVIRONMENT, stderr=asyncio.subprocess.PIPE
     )
     _, err = await asyncio.wait_for(process.communicate(), 60)
     assert (process.returncode, err) == (130, b"")

@@ -30,7 +30,7 @@ def test_a_command_line_that_cannot_be_used_is_refused(arguments: list[str]) -> 
 def test_a_finding_is_one_line_with_what_to_do() -> None:
     finding = wrong("127.0.0.1:1 is held by a (process 2)", "the port is in use", "set\nanother")
     finding = Finding.from_json({**finding.to_json(), "role": "gateway", "check": "ports"})
-    line = "wrong    gateway: ports: 127.0.0.1:1 is held by a (process 2). the port is in use → set another"
+    line = "wrong    gateway: ports: 127.0.0.1:1 is held by a (process 2): the port is in use → set another"
     assert line_of(finding) == line
     assert summary([ok("a"), ok("b"), warning("c", "d", "e")]) == "2 ok, 1 warning, 0 wrong"
 

@@ -154,7 +154,7 @@ async def test_a_service_that_cannot_start_ends_it_with_its_last_lines(services:
     [
         (("model", "Why", "not?"), {}, "quire run: not?: there is one MODEL and one PROMPT; quote a prompt"),
         (("model", "--enable-lora"), {}, "quire run: --enable-lora is not served: adapters are not served"),
-        (("--http-port", "many"), {}, "QUIRE_HTTP_PORT"),
+        (("--http-port", "many"), {}, "quire run: --http-port: input should be a valid integer"),
         (("--ssl-certfile", "c.pem", "--ssl-keyfile", "k.pem"), {}, "quire run: QUIRE_TLS_CERT_FILE: the chat needs"),
         (
             (),

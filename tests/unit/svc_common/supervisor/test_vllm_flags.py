@@ -15,6 +15,7 @@ from quire_client.cli.app import run
 from scheduler_svc.settings import SchedulerSettings
 from svc_common.settings import ServiceSettings, read_settings
 from svc_common.supervisor import serve
+from svc_common.supervisor.console import Console
 from svc_common.supervisor.settings import SupervisorSettings
 from svc_common.supervisor.vllm_flag_table import FLAGS, SERVED
 from svc_common.supervisor.vllm_flags import ApiKeys, Choice, FlagRefused, JsonFields, JsonObject, Switch, Value, Values
@@ -226,11 +227,10 @@ def started(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> dict[str, str]:
     """The QUIRE_ variables with which `serve` starts the supervisor."""
     found: dict[str, str] = {}
 
-    def supervise(args: list[str]) -> None:
-        assert args == []
+    def supervise(settings: SupervisorSettings, console: Console) -> None:
         found.update({name: value for name, value in os.environ.items() if name.startswith("QUIRE_")})
 
-    monkeypatch.setattr(serve, "supervise", supervise)
+    monkeypatch.setattr(serve, "run", supervise)
     monkeypatch.setattr(sys, "argv", ["serve", *arguments])
     monkeypatch.setattr(os, "environ", dict(os.environ))
     serve.main()
@@ -257,11 +257,56 @@ def test_a_refusal_ends_the_command_with_status_2(
     assert capsys.readouterr().err == "quire serve: --enable-lora is not served: adapters are not served\n"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--gpu-memory-utilization", "1.5"], "--gpu-memory-utilization: input should be less than or equal to 1, not"),
+        (["--max_num_seqs=0"], "--max-num-seqs: input should be greater than or equal to 1, not '0'"),
+        (["--chat-template", "/nonexistent"], "--chat-template: /nonexistent cannot be read: No such file or"),
+        (["--tool-call-parser", "foo"], "--tool-call-parser: foo is not one of auto, none, "),
+        (["--reasoning-parser", "foo"], "--reasoning-parser: foo is not one of auto, none, "),
+        (["--port", "99999"], "--port: input should be less than or equal to 65535, not '99999'"),
+        (["--workers", "0"], "--workers: input should be greater than or equal to 1, not '0'"),
+        (["--seed", "x"], "--seed: input should be a valid integer"),
+        (["--gateways", "2", "--uds", "s"], "--uds: is for one gateway, and --gateways is more"),
+        (["--workers", "0", "--port", "-1"], "--port: input should be greater than or equal to 0, not '-1'; --workers"),
+        (["--ssl-certfile", "/none", "--ssl-keyfile", "/none"], "--ssl-certfile: /none"),
+        (["--redis-url", "foo"], "--redis-url: not a URL of a Redis, such as redis://host:6379/0, "),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_value_that_a_service_would_refuse_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], text: str
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        started(monkeypatch, *arguments)
+    assert end.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"quire serve: {text}")
+
+
+def test_a_value_of_a_variable_is_refused_by_the_name_of_the_variable(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("QUIRE_MAX_SEQUENCES", "0")
+    with pytest.raises(SystemExit):
+        started(monkeypatch)
+    assert capsys.readouterr().err.startswith("quire serve: QUIRE_MAX_SEQUENCES: input should be greater")
+
+
+def test_variables_that_the_supervisor_sets_itself_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_SCHEDULERS_AT", "not an address")
+    assert started(monkeypatch)["QUIRE_SCHEDULERS_AT"] == "not an address"
+
+
 def test_the_help_lists_the_flags_that_set_something(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert started(monkeypatch, "--help") == {}
-    assert "--max-num-seqs" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    listed = [line.split()[0] for line in text.splitlines() if line.startswith("  --")]
+    assert {"--max-num-seqs", "--workers", "--gateways", "--models", "--state-file", "--redis-url"} <= set(listed)
+    assert len(listed) == len(set(listed))
 
 
 def test_the_command_line_passes_all_arguments_on(monkeypatch: pytest.MonkeyPatch) -> None:
