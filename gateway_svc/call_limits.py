@@ -9,6 +9,7 @@ from gateway_svc.tenant_shares import NoShare, Share, TenantShares
 CALLS, BODY_BYTES, SLOW_MESSAGES = "calls in progress", "bytes of bodies in progress", "messages that arrive slowly"
 """Units of TenantShares."""
 _SPARE_CALLS = 64  # of a port, all tenants together
+_CANCELLING = "calls in progress in spare places, which cancel others"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class CallLimits:
 
     calls: TenantShares
     bodies: TenantShares
-    spare: TenantShares = field(default_factory=lambda: TenantShares(_SPARE_CALLS, CALLS))
+    spare: TenantShares = field(default_factory=lambda: TenantShares(_SPARE_CALLS, _CANCELLING))
 
     def begin(self, tenant: Tenant, *, cancels: bool = False) -> OpenCall:
         """Counts a tenant's call from its login on. Raises QuireError where there are too many; for one that cancels

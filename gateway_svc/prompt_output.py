@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from gateway_svc.detokenizer import Detokenizer
 from gateway_svc.output import TokenLogprob
@@ -45,8 +46,12 @@ class PromptOutput:
             num_chars += len(pieces[-1])
         text = "".join(pieces) + detokenizer.flush()
         if sent_text is not None:
-            # Around it are tokens that the tokenizer adds.
-            begin = max(0, text.find(sent_text))
+            # Around it are tokens that the tokenizer adds; text like it may be in those before it.
+            special_ids = vocabulary.hidden_ids(SpecialTokens.HIDDEN)
+            leading = takewhile(special_ids.__contains__, rendering.prompt_token_ids)
+            num_leading = sum(1 for _ in leading)
+            begin = text.find(sent_text, offsets[num_leading]) if num_leading < len(offsets) else -1
+            begin = begin if begin >= 0 else max(0, text.find(sent_text))
             offsets = [min(max(0, offset - begin), len(sent_text)) for offset in offsets]
             text = sent_text
         num_top = rendering.prompt_logprobs or 0

@@ -113,10 +113,13 @@ class Subscription:
         if submit is not None and submit.model not in accepted_models:
             return None
         self._sent(SubscriptionEvent.JOIN_SENT, command_ids)
-        subscriber.was_sent = True
+        was_sent, subscriber.was_sent = subscriber.was_sent, True
         if submit is None:
             return scheduler_pb2.SessionRequest(attach=self._attach([]))
-        return self._submit(submit, subscriber.deadline)
+        request = self._submit(submit, subscriber.deadline)
+        if was_sent:  # others of its call may have been accepted, and are not sent again: it counts alone
+            request.submit.ClearField("call")
+        return request
 
     def _sent(self, event: SubscriptionEvent, command_ids: Iterator[int]) -> None:
         self._advance(event)

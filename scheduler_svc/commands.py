@@ -87,7 +87,7 @@ class Commands:
 
     # Submit and attach.
 
-    def _submit(self, submit: scheduler_v1.Submit, session: GatewaySession) -> "_Rest":
+    def _submit(self, submit: scheduler_v1.Submit, session: GatewaySession) -> "_Remaining":
         if len(submit.attachment) > MAX_ATTACHMENT_BYTES:
             self._refuse(submit, session, Failure.INVALID, f"the attachment has more than {MAX_ATTACHMENT_BYTES} bytes")
             return None
@@ -150,9 +150,9 @@ class Commands:
         if refusal is not None:
             await self._join_recorded(submit, unflushed, session, refusal)
         elif found is None:
-            await _await_rest(self._start(live, submit, unflushed, session, is_new=not was_accepted))
+            await _await_remaining(self._start(live, submit, unflushed, session, is_new=not was_accepted))
         else:
-            await _await_rest(self._join_existing(found, submit, unflushed, session))
+            await _await_remaining(self._join_existing(found, submit, unflushed, session))
 
     def _start(
         self,
@@ -162,15 +162,17 @@ class Commands:
         session: GatewaySession,
         *,
         is_new: bool,
-    ) -> "_Rest":
+    ) -> "_Remaining":
         """Starts a request that is recorded as far as it must be. Where it is refused, its record ends, too."""
         failure: Failure | None = Failure.INTERNAL
         try:
-            failure = self._resume(live, submit, unflushed, session, is_new=is_new)
+            refusal = self._resume(live, submit, unflushed, session, is_new=is_new)
+            remaining = self._answer(live, submit, session) if refusal is None else None
+            failure = refusal
         finally:
             if failure is not None:
                 self._live.reject(live, failure)
-        return self._answer(live, submit, session) if failure is None else None
+        return remaining
 
     async def _refuse_new(self, live: LiveRequest) -> FailedEvent | None:
         """Counts a new request for its account and holds its attachment, or returns why it is rejected."""
@@ -182,7 +184,7 @@ class Commands:
             return None
         return FailedEvent(request, refusal.failure, refusal.message, refusal.retry_after)
 
-    def _attach(self, attach: scheduler_v1.Attach, session: GatewaySession) -> "_Rest":
+    def _attach(self, attach: scheduler_v1.Attach, session: GatewaySession) -> "_Remaining":
         live = self._live.get(attach.key)
         if live is None:
             return self._join_recorded(attach, attach.unflushed, session)
@@ -214,11 +216,11 @@ class Commands:
         elif found is None:
             self._refuse(request, session, Failure.UNKNOWN_REQUEST, "there is no such request")
         else:
-            await _await_rest(self._join_existing(found, request, unflushed, session))
+            await _await_remaining(self._join_existing(found, request, unflushed, session))
 
     def _join_existing(
         self, found: LiveRequest, request: "_Request", unflushed: "_Unflushed", session: GatewaySession
-    ) -> "_Rest":
+    ) -> "_Remaining":
         """Joins the request that has the key, unless its body is another one."""
         if isinstance(request, scheduler_v1.Submit) and not _is_same(found.log.submit, request):
             self._refuse(request, session, Failure.KEY_IN_USE, "another request has this id")
@@ -227,7 +229,7 @@ class Commands:
 
     def _join(
         self, live: LiveRequest, request: "_Request", unflushed: "_Unflushed", session: GatewaySession
-    ) -> "_Rest":
+    ) -> "_Remaining":
         """Attaches a session to a request, and starts it if it does not run; or refuses. Returns what is left to do."""
         failure = self._resume(live, request, unflushed, session)
         return self._answer(live, request, session) if failure is None else None
@@ -263,7 +265,7 @@ class Commands:
             return self._refuse(request, session, refusal.reason, refusal.message, refusal.retry_after)
         return None
 
-    def _answer(self, live: LiveRequest, request: "_Request", session: GatewaySession) -> "_Rest":
+    def _answer(self, live: LiveRequest, request: "_Request", session: GatewaySession) -> "_Remaining":
         """Sends what there is of a request, and attaches the session if it is live. Returns what is left to do."""
         log = live.log
         is_live = self._live.get(log.key) is live
@@ -368,7 +370,7 @@ class Commands:
         if live is not None:
             self._live.leave(live, session, has_broken=False)
 
-    def _finish(self, finish: scheduler_v1.Finish, session: GatewaySession) -> "_Rest":
+    def _finish(self, finish: scheduler_v1.Finish, session: GatewaySession) -> "_Remaining":
         live = self._live.get(finish.key)
         if live is None:
             return self._finish_record(finish)
@@ -424,11 +426,11 @@ class _Request(Protocol):
 
 
 _Unflushed = Sequence[scheduler_v1.UnflushedTokens]
-_Rest = Coroutine[None, None, None] | None
+_Remaining = Coroutine[None, None, None] | None
 """The part of a command that waits for something, if there is one."""
 
 
-async def _await_rest(rest: _Rest) -> None:
+async def _await_remaining(rest: _Remaining) -> None:
     if rest is not None:
         await rest
 

@@ -102,13 +102,15 @@ _MODULE_OF = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULE_OF.values():
-        return import_module(f"{__name__}.{name}")
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    return value
+if not TYPE_CHECKING:  # else a type checker would take any name for one of this package
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULE_OF.values():
+            return import_module(f"{__name__}.{name}")
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        return value
 
 
 def __dir__() -> list[str]:

@@ -81,7 +81,7 @@ class RetryPolicy:
         self._call_began_at: float | None = None
         # Of the calls that failed since there was progress:
         self._num_failures = 0
-        self._patience_ends_at = math.inf
+        self._resume_ends_at = math.inf
         self._retry_from = 0.0  # after the `retry_after` of each that was refused for lack of capacity
         self._has_begun = False
 
@@ -117,7 +117,11 @@ class RetryPolicy:
         self._count(error, now)
         self._endpoint_list.advance_from(index)
         delay = self._delay(now)
-        if now >= self._patience_ends_at or (delay > 0 and self._retry_from >= self._deadline):
+        if delay > 0 and self._retry_from >= self._deadline:
+            raise error
+        is_round_over = self._num_failures % self._endpoint_list.num_endpoints == 0
+        is_timed = self._retries_until_timeout(error) or (is_round_over and self._is_refusal(error))
+        if is_timed and now >= self._resume_ends_at:
             raise error
         if self._retries_until_timeout(error):
             if self._num_failures == 1:
@@ -133,7 +137,7 @@ class RetryPolicy:
         if self.resume_timeout is not None and now - (self._call_began_at or now) > _LONG_CALL:
             self._num_failures = 0
         if self._num_failures == 0:
-            self._patience_ends_at = math.inf if self.resume_timeout is None else now + self.resume_timeout
+            self._resume_ends_at = math.inf if self.resume_timeout is None else now + self.resume_timeout
             self._retry_from = 0.0
         self._num_failures += 1
         # A gateway that is draining names a time, too, but behind the same address there may be others.
@@ -165,7 +169,7 @@ class RetryPolicy:
             return 0.0
         longest = min(_LONGEST_DELAY, _FIRST_DELAY * 2.0 ** min(num_rounds - 1, 10))
         delay = max(longest * (0.5 + 0.5 * self._random()), self._retry_from - now)
-        return max(0.0, min(delay, self._patience_ends_at - now, self._deadline - now))
+        return max(0.0, min(delay, self._resume_ends_at - now, self._deadline - now))
 
 
 class ResumableStream:

@@ -80,7 +80,7 @@ class Budget:
         num_missing = num_needed - (self.leased - self.spent) - level
         return max(0.0, at + num_missing * 60 / self.tokens_per_minute - now) if num_missing > 0 else 0.0
 
-    def settle(self, num_promised: int, num_spent: int) -> None:
+    def release_promised(self, num_promised: int, num_spent: int) -> None:
         """Of tokens that were promised, so many are spent; the others are available again."""
         self.promised -= num_promised
         self.spent += num_spent
@@ -98,6 +98,7 @@ class Budget:
         """Removes the leased tokens that are available, to be returned to the bucket; returns how many."""
         num_tokens = self.available
         self.leased -= num_tokens
+        self._bucket = None
         return num_tokens
 
     def note_shortfall(self, num_needed: int) -> None:
@@ -206,17 +207,17 @@ class Charge:
 
     def settle(self, num_reserved: int, num_returned: int) -> None:
         """A step for which `num_reserved` tokens were promised is done, and returned so many; 0 where it was lost."""
-        self.budget.settle(num_reserved, num_returned)
+        self.budget.release_promised(num_reserved, num_returned)
 
     def pay_search(self, num_tokens: int) -> None:
         """A search has computed one more position."""
         self._search_tokens -= num_tokens
-        self.budget.settle(num_tokens, num_tokens)
+        self.budget.release_promised(num_tokens, num_tokens)
 
     def close(self) -> None:
         """The request has ended: what is left of a search's tokens is available again."""
         if self.num_promised_ahead:
-            self.budget.settle(self.num_promised_ahead, 0)
+            self.budget.release_promised(self.num_promised_ahead, 0)
             self._search_tokens = 0
 
     def _cost(self, num_cached: int) -> int:

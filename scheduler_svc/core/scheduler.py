@@ -260,7 +260,7 @@ class Scheduler:
     def _budget_seconds(self, request: Request, now: float) -> float:
         """Seconds until the account of a new request can pay for it at the earliest, as far as is known."""
         budget, limits = self.budgets.find(request.limits), request.limits
-        if budget is None:
+        if budget is None or budget.tokens_per_minute != limits.tokens_per_minute:  # the limit has changed
             return 0.0
         charge = Charge(budget, limits.cached_token_factor, len(request.prompt), request.search_tokens)
         return charge.seconds_until_start(request.max_tokens, now)

@@ -14,7 +14,8 @@ STALE = "QUIRESTALE"
 OUTSIDE_WINDOW = "QUIREEPOCH"
 
 PAGE_BYTES = 1 << 20
-"""Of a record in one answer, about: Redis serves nobody else meanwhile, and the answer must arrive within the timeout.
+"""Of a record in one answer, about: Redis executes no other command meanwhile, and the answer must arrive within the
+timeout.
 """
 
 

@@ -123,7 +123,7 @@ def test_spare_places_have_a_bound() -> None:
     with pytest.raises(NoShare):
         limits.begin(tenant)
     calls = [limits.begin(tenant, cancels=True) for _ in range(32)]
-    with pytest.raises(NoShare):
+    with pytest.raises(NoShare, match="32 calls in progress in spare places"):
         limits.begin(tenant, cancels=True)
     calls[0].end()
     limits.begin(tenant, cancels=True)

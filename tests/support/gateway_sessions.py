@@ -120,11 +120,14 @@ class SessionClient:
         body_digest: bytes = b"",
         model: str = "tiny",
         retention: scheduler_v1.Retention | None = None,
+        call: scheduler_v1.CountedCall | None = None,
     ) -> RecordingReader:
-        """Submits a request."""
+        """Submits a request, of a `call` of several."""
         submit = scheduler_v1.Submit(key=key, n=1, prompt_token_ids=[1, 2], body_digest=body_digest, model=model)
         if retention is not None:
             submit.retention.CopyFrom(retention)
+        if call is not None:
+            submit.call.CopyFrom(call)
         reader = RecordingReader()
         reader.attachment = self.session.subscribe(key, submit, reader, deadline)
         return reader

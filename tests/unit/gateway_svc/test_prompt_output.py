@@ -53,6 +53,15 @@ def test_a_text_is_as_its_client_sent_it(special: SpecialTokens) -> None:
         assert list(found.text_offsets) == [*([0] * len(before)), *begins, *([len(text)] * len(after))]
 
 
+def test_a_text_that_stands_in_a_token_before_it_is_found_behind_that() -> None:
+    tokenizer = tiny_tokenizer()
+    vocabulary = vocabulary_of(tokenizer)
+    token_ids = [0, *tokenizer.encode("<", add_special_tokens=False).ids]
+    rendering = make_rendering(vocabulary, prompt_token_ids=token_ids, echo=Echo.PRESENT)
+    found = PromptOutput.of(rendering, [], vocabulary, "<")
+    assert (found.text, found.text_offsets) == ("<", (0, 0))
+
+
 def test_a_text_that_a_normalizer_changes_is_as_its_client_sent_it() -> None:
     tokenizer = tiny_tokenizer()
     vocabulary = vocabulary_of(tokenizer)

@@ -53,6 +53,16 @@ async def test_a_request_is_submitted_again_until_accepted(client: SessionClient
     assert await request.next() == ("accepted", True)
 
 
+async def test_a_request_that_is_submitted_again_counts_alone(
+    client: SessionClient, scheduler: ScriptedScheduler
+) -> None:
+    """Others of its call may have been accepted: the next leader would wait for them."""
+    client.submit("k", call=scheduler_v1.CountedCall(id=b"call", num_requests=3))
+    assert (await scheduler.next("submit")).call.num_requests == 3
+    scheduler.session.close()
+    assert not (await scheduler.next("submit")).HasField("call")
+
+
 async def test_each_submission_has_an_id_of_its_own(client: SessionClient, scheduler: ScriptedScheduler) -> None:
     for _ in range(2):
         client.submit("k").disconnect(OnDisconnect.CANCEL)

@@ -98,6 +98,13 @@ def test_no_hint_of_a_gateway_that_is_draining_is_waited_for() -> None:
     assert retry_policy(reached()).failed(answer("DRAINING", retry_after=1), 0, 1.0) == 0.05
 
 
+def test_without_patience_the_other_gateways_are_tried_once() -> None:
+    of = retry_policy(EndpointList(2), resume_timeout=0)
+    assert of.failed(broken(), 0, 1.0) == 0
+    with pytest.raises(QuireError):
+        of.failed(answer("CAPACITY_EXHAUSTED", retry_after=1), 1, 1.0)
+
+
 def test_no_pause_goes_beyond_the_patience() -> None:
     of = retry_policy(reached(), resume_timeout=3)
     full = answer("CAPACITY_EXHAUSTED", retry_after=2)

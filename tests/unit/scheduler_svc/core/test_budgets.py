@@ -235,11 +235,11 @@ def test_the_owner_is_called_where_tokens_come_back_for_what_lacked_them() -> No
     assert (search.budget.available, other.num_needed(10)) == (38, PLAIN + 20)
     budget.promised += 30
     budget.note_shortfall(PLAIN + 20)
-    budget.settle(20, 0)
+    budget.release_promised(20, 0)
     assert not calls  # still too few
-    budget.settle(10, 5)
+    budget.release_promised(10, 5)
     assert calls == [33]
-    budget.settle(0, 0)
+    budget.release_promised(0, 0)
     assert calls == [33]
 
 
@@ -259,8 +259,20 @@ def test_a_deadline_before_the_account_has_tokens_is_rejected_at_once() -> None:
     assert "tokens_per_minute of the key, 60" in refused.message
     assert bench.scheduler.check(replace(late, deadline=26.5), 0.0) is None
     assert bench.scheduler.check(replace(late, deadline=27.0), 22.0) is None  # the bucket fills meanwhile
+    raised = replace(SLOW, tokens_per_minute=60_000)
+    assert bench.scheduler.check(replace(late, limits=raised), 0.0) is None  # at another rate than is known
     lease(bench, 1)
     assert bench.scheduler.check(late, 0.0) is None
+
+
+def test_tokens_that_are_returned_change_what_is_known_of_the_bucket() -> None:
+    bench = CoreBench()
+    bench.submit("first", prompt(PLAIN), 100, limits=SLOW)
+    budget = budget_of(bench)
+    lease(bench, 50)
+    budget.note_bucket(0.0, 0.0)
+    assert budget.take_back() == 50
+    assert budget.seconds_until(50, 0.0) == 0.0
 
 
 def test_requests_end_as_soon_as_their_account_is_known_to_pay_too_late() -> None:
