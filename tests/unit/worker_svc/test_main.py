@@ -132,7 +132,7 @@ async def test_a_stream_that_does_not_end_is_left_when_the_grace_is_over(tiny_ll
 
 async def test_a_model_that_is_not_prepared_is_said_with_what_to_run(tmp_path: Path) -> None:
     missing = tmp_path / "tiny.gguf"
-    missing.write_bytes(b"GGUF")
+    missing.write_bytes(b"GGUF" + bytes(20))
     ports = ("--worker-port", "0", "--worker-metrics-port", "0")
     async with _worker("--model", str(missing), *ports) as process:
         entry = await _logged(process, "cannot start")

@@ -16,6 +16,10 @@ from svc_common.models import (
 )
 
 
+GGUF = b"GGUF" + bytes(20)
+"""A header without contents."""
+
+
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
@@ -66,7 +70,7 @@ def test_a_directory_without_a_file_is_refused_by_its_name(name: str, tmp_path: 
 
 def test_a_gguf_file_is_served_under_its_stem_from_the_cache(tmp_path: Path, cache: Path) -> None:
     gguf = tmp_path / "tiny.Q4.gguf"
-    gguf.write_bytes(b"GGUF")
+    gguf.write_bytes(GGUF)
     with pytest.raises(ModelNotFound, match=rf"prepare {gguf}"):
         resolve_model(str(gguf))
     directory = find_source(str(gguf)).directory()
@@ -78,7 +82,7 @@ def test_a_gguf_file_is_served_under_its_stem_from_the_cache(tmp_path: Path, cac
 
 def test_gguf_files_of_one_name_are_different_models(tmp_path: Path) -> None:
     directories = set()
-    for place, content in (("a", b"GGUF"), ("b", b"GGUF"), ("b", b"GGUF2")):
+    for place, content in (("a", GGUF), ("b", GGUF), ("b", GGUF + b"2")):
         (tmp_path / place).mkdir(exist_ok=True)
         path = tmp_path / place / "tiny.gguf"
         path.write_bytes(content)
@@ -209,7 +213,7 @@ def test_a_tokenizers_revision_without_a_tokenizer_is_named(tmp_path: Path) -> N
 def test_the_reported_command_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
     gguf = tmp_path / "my models; $HOME" / "it's.gguf"
     gguf.parent.mkdir()
-    gguf.write_bytes(b"GGUF")
+    gguf.write_bytes(GGUF)
     with pytest.raises(ModelNotFound) as raised:
         resolve_model(str(gguf), tokenizer="owner/name", tokenizer_revision="a b")
     command = str(raised.value).split("`")[1]
