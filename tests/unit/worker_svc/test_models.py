@@ -15,7 +15,6 @@ from svc_common.models import (
     tokenizer_fingerprint,
 )
 
-
 GGUF = b"GGUF" + bytes(20)
 """A header without contents."""
 
