@@ -377,7 +377,7 @@ def reached(monkeypatch: pytest.MonkeyPatch) -> set[tuple[SubscriptionState, Sub
     return pairs
 
 
-@pytest.mark.parametrize("num_examples", [200, pytest.param(400, marks=pytest.mark.large)])
+@pytest.mark.parametrize("num_examples", [400, pytest.param(800, marks=pytest.mark.large)])
 def test_readers_get_every_token_once_and_every_transition_is_reached(
     reached: set[tuple[SubscriptionState, SubscriptionEvent]], num_examples: int
 ) -> None:
