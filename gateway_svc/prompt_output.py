@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
 from gateway_svc.detokenizer import Detokenizer
 from gateway_svc.output import TokenLogprob
@@ -48,10 +47,11 @@ class PromptOutput:
         if sent_text is not None:
             # Around it are tokens that the tokenizer adds; text like it may be in those before it.
             special_ids = vocabulary.hidden_ids(SpecialTokens.HIDDEN)
-            leading = takewhile(special_ids.__contains__, rendering.prompt_token_ids)
-            num_leading = sum(1 for _ in leading)
-            begin = text.find(sent_text, offsets[num_leading]) if num_leading < len(offsets) else -1
-            begin = begin if begin >= 0 else max(0, text.find(sent_text))
+            placed = zip(rendering.prompt_token_ids, offsets, strict=True)
+            first = next((offset for token_id, offset in placed if token_id not in special_ids), 0)
+            begin = text.find(sent_text, first)
+            if begin < 0:  # it begins with a special token itself
+                begin = max(0, text.find(sent_text))
             offsets = [min(max(0, offset - begin), len(sent_text)) for offset in offsets]
             text = sent_text
         num_top = rendering.prompt_logprobs or 0

@@ -119,11 +119,11 @@ class RetryPolicy:
         delay = self._delay(now)
         if delay > 0 and self._retry_from >= self._deadline:
             raise error
-        is_round_over = self._num_failures % self._endpoint_list.num_endpoints == 0
-        is_timed = self._retries_until_timeout(error) or (is_round_over and self._is_refusal(error))
-        if is_timed and now >= self._resume_ends_at:
+        retries_until_timeout = self._retries_until_timeout(error)
+        have_all_refused = self._is_refusal(error) and self._is_round_over
+        if now >= self._resume_ends_at and (retries_until_timeout or have_all_refused):
             raise error
-        if self._retries_until_timeout(error):
+        if retries_until_timeout:
             if self._num_failures == 1:
                 self.num_resumes += 1
                 if self._on_resume is not None:
@@ -163,10 +163,15 @@ class RetryPolicy:
         """Whether a healthy server has no capacity for the request: retries at once would add load."""
         return error.reason == "CAPACITY_EXHAUSTED" and not self._has_begun
 
+    @property
+    def _is_round_over(self) -> bool:
+        """Whether a call has failed at each gateway since the last delay."""
+        return self._num_failures % self._endpoint_list.num_endpoints == 0
+
     def _delay(self, now: float) -> float:
-        num_rounds, rest = divmod(self._num_failures, self._endpoint_list.num_endpoints)
-        if rest:
+        if not self._is_round_over:
             return 0.0
+        num_rounds = self._num_failures // self._endpoint_list.num_endpoints
         longest = min(_LONGEST_DELAY, _FIRST_DELAY * 2.0 ** min(num_rounds - 1, 10))
         delay = max(longest * (0.5 + 0.5 * self._random()), self._retry_from - now)
         return max(0.0, min(delay, self._resume_ends_at - now, self._deadline - now))
