@@ -1,5 +1,6 @@
 """Renders chats by the model's own chat template, in Hugging Face's format, in a Jinja sandbox."""
 
+import hashlib
 import json
 import secrets
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from gateway_svc.settings import BadSetting, read_template
 from svc_common.models import TEMPLATE_FOLDER
 
 _CHAT_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
+_CLOCK = "strftime_now"  # the function by which templates write the date
 _DEFAULT, _TOOL_USE = "default", "tool_use"  # names of templates in transformers
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -47,6 +49,11 @@ class TemplateChat:
     add_special_tokens: bool = False
     """Whether the tokenizer adds its special tokens to the text."""
 
+    def digest(self) -> bytes:
+        """SHA-256 of what the template gets of the chat. Takes milliseconds for a large one."""
+        parts = (self.messages, self.tools, self.variables, self.prompt_end, self.add_special_tokens)
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).digest()
+
 
 class ChatTemplate:
     """A model's template, compiled once. Chats with tools may have another one, as in transformers."""
@@ -69,21 +76,25 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
+        environment.globals[_CLOCK] = _strftime_now
         self._template = environment.from_string(source)
         self._special_tokens = dict(special_tokens)
         self.control_tokens = control_tokens
         self.tool_use = None if tool_use is None else ChatTemplate(tool_use, special_tokens, control_tokens)
         """The template of chats with tools, if that is another one."""
-        self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
+        parsed = environment.parse(source)
+        self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))  # changes its argument
         """Names of all variables that it reads, or the one of chats with tools."""
+        self.reads_clock = any(name.name == _CLOCK for name in parsed.find_all(nodes.Name))
+        """Whether a chat may be another text at another time, also by the template of chats with tools."""
         self.own_variables = frozenset({*_CHAT_VARIABLES, *environment.globals, *special_tokens})
         """Names that a client's variables may not have."""
-        constants = _constants(environment.parse(source))
+        constants = _constants(parsed)
         self.constants = "\0".join(constants)
         """All text that stands in the template, in parts; also in the one of chats with tools."""
         if self.tool_use is not None:
             self.variables |= self.tool_use.variables
+            self.reads_clock |= self.tool_use.reads_clock
             self.constants = f"{self.constants}\0{self.tool_use.constants}"
         self._knows_developer = "developer" in constants
         # Nobody can guess it. By the space after it one sees whether the template strips the content.

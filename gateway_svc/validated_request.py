@@ -182,6 +182,9 @@ class ValidatedRequest:
     """Of the constraint and the tools as the client wrote them; empty without them."""
     turn: TurnFormat | None = None
     """What the answer to a chat is divided into; None: all output is text."""
+    clock_digest: bytes = b""
+    """Of a chat that the model's template renders as other tokens at another time: a digest of what the client sent,
+    which stands for the prompt and the number of tokens that it leaves to the answer. Else empty."""
     before_defaults: BeforeDefaults | None = None
     """Set where the operator's defaults filled in what was left out."""
     retention: Retention | None = None
@@ -268,6 +271,11 @@ class ValidatedRequest:
         if self.sampling.seed_origin is SeedOrigin.DRAWN:
             body.sampling.ClearField("seed")
         body.sampling.grammar = self.form_digest
+        if self.clock_digest:
+            body.ClearField("prompt_token_ids")
+            body.ClearField("max_tokens")
+            body.render_options.ClearField("prompt_tail")
+            body.attachment = self.clock_digest  # which no body has in its digest
         # The release before does not suppress an end-of-text that is ignored. The field follows from others anyway.
         if self.stopping.ignored_eos_token_ids and self.stopping.min_tokens:
             body.sampling.suppressed_token_ids[:] = self.stopping.ending_token_ids

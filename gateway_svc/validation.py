@@ -1,6 +1,8 @@
 """The one validator of both protocols: an unvalidated request becomes a validated one, or an error that names the field
 as the client spelled it."""
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -57,10 +59,12 @@ _ALL = slice(None)
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """A prompt as tokens. `turn` is the format of a chat's answer; None: all output is text."""
+    """A prompt as tokens. `turn` is the format of a chat's answer; None: all output is text. `chat_digest` is that of a
+    chat whose tokens change with the time; else empty."""
 
     token_ids: list[int]
     turn: TurnFormat | None = None
+    chat_digest: bytes = b""
 
 
 class Validator:
@@ -85,6 +89,7 @@ class Validator:
         self._seeds = source_of_seeds(seed)
         self._max_logprobs = max_logprobs
         template = tokenizer.chat_template
+        self._reads_clock = template is not None and template.reads_clock
         self._chats = None
         if template is not None:
             self._chats = ChatValidator(template, (*ROLES, *roles), message_format or MessageFormat())
@@ -170,6 +175,7 @@ class Validator:
             grammar=grammar,
             form_digest=await self._form_digest(common, tenant),
             turn=encoded.turn,
+            clock_digest=_digest_with_limits(encoded.chat_digest, common) if encoded.chat_digest else b"",
             before_defaults=before_defaults,
             field_path=field_path,
         )
@@ -268,7 +274,8 @@ class Validator:
             chat = replace(chat, prompt_end=PromptEnd.MESSAGE)
         token_ids = token_ids[kept]
         tail = self._tokenizer.vocabulary.text(token_ids[-_TAIL_TOKENS:])
-        return EncodedPrompt(token_ids, TurnFormat.of_prompt(self._chats.message_format, chat, tail))
+        digest = await self._tokenizer.run(tenant, chat.digest) if self._reads_clock else b""
+        return EncodedPrompt(token_ids, TurnFormat.of_prompt(self._chats.message_format, chat, tail), digest)
 
     async def _grammar(
         self,
@@ -346,6 +353,13 @@ def prompt_field(prompt: Prompt | None) -> Field:
             return Field.TOKEN_IDS
         case ChatPrompt():
             return Field.MESSAGES
+
+
+def _digest_with_limits(chat_digest: bytes, common: CommonFields) -> bytes:
+    """Of a chat and of what limits its prompt and its answer, as the client sent it."""
+    sent, side = common.as_sent, common.as_sent.truncation_side
+    limits = (sent.max_tokens, sent.default_max_tokens, sent.cuts_max_tokens, common.num_kept, side.value)
+    return hashlib.sha256(chat_digest + json.dumps(limits).encode()).digest()
 
 
 def _max_tokens(unvalidated: UnvalidatedRequest, room: int) -> int:

@@ -2,17 +2,21 @@
 
 import math
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from gateway_requests import MODEL, VOCAB_SIZE, digest_of, over_grpc, over_http, refused, sampling, stopping
+from gateway_svc import chat_template
+from gateway_svc.chat_template import ChatTemplate
 from gateway_svc.http_api.openai.bodies import read_chat_completion
 from gateway_svc.http_api.openai.chat_models import ChatBody
 from gateway_svc.message_formats.formats import AUTO, choose_format
 from gateway_svc.tokenizer import ModelTokenizer
-from gateway_svc.validated_request import OnDisconnect, SpecialTokens, StopText
+from gateway_svc.validated_request import OnDisconnect, SpecialTokens, StopText, ValidatedRequest
 from gateway_svc.validation import Validator
 from quire.inference.v1 import inference_pb2 as api
 from quire.scheduler.v1.scheduler_pb2 import RenderOptions
@@ -337,6 +341,38 @@ async def test_a_request_is_the_same_at_gateways_of_protocol_1(tokenizer: ModelT
         "c20e4fb2886184e5db89b78098f953c5243f371c1c5c98c5a84d79872e53be6e",
         "22dd9c8a5f3eb69713f89689ca25ccf7ed59074e8f52215a15fbd612d5586e74",
     ]
+
+
+async def test_a_chat_is_the_same_at_another_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "{{ strftime_now('%A') }}{% for message in messages %}{{ message.content }}{{ end }}{% endfor %}"
+    dated = ModelTokenizer(tiny_tokenizer(), {"type": "ByteLevel"}, ChatTemplate(source, {}), [EOS])
+
+    async def request_on(day: datetime, content: str = "a", **fields: Any) -> ValidatedRequest:
+        monkeypatch.setattr(chat_template, "datetime", Mock(now=lambda: day))
+        return await over_http(dated, messages=[{"role": "user", "content": content}], **fields)
+
+    async def digest_on(day: datetime, content: str = "a", **fields: Any) -> bytes:
+        return digest_of(await request_on(day, content, **fields), dated)
+
+    friday, wednesday = datetime(2026, 1, 2), datetime(2026, 1, 7)
+    first, second = await request_on(friday), await request_on(wednesday)
+    assert len(first.prompt_token_ids) < len(second.prompt_token_ids)
+    assert digest_of(first, dated) == digest_of(second, dated)
+    bodies: list[dict[str, Any]] = [
+        {},
+        {"content": "b"},
+        {"max_tokens": 5},
+        {"max_tokens": 6},
+        {"truncate_prompt_tokens": 3},
+        {"truncate_prompt_tokens": 4},
+        {"truncate_prompt_tokens": 4, **RIGHT},
+        {"chat_template_kwargs": {"end": "x"}},
+        {"temperature": 0.5},
+    ]
+    digests = [(await digest_on(friday, **body), await digest_on(wednesday, **body)) for body in bodies]
+    assert all(one == other for one, other in digests)
+    assert len(set(digests)) == len(bodies)
+    dated.close()
 
 
 REASONING = (
