@@ -10,14 +10,17 @@ from gateway_svc.stop_strings import StopSearch
 from gateway_svc.validated_request import SpecialTokens, StopText
 from gateway_svc.vocabulary import Vocabulary
 
+_BROKEN = "\ufffd"
+
 
 class Detokenizer:
     """Tokens to text, one at a time. Bytes of an incomplete character are held back.
 
-    The pieces joined equal the tokenizer's own decoding of prompt and output, less that of the prompt.
+    The pieces joined equal the tokenizer's own decoding of prompt and output, less that of the prompt. A character that
+    the prompt begins is a part of them if the output completes it.
     """
 
-    __slots__ = ("_at_start", "_follows_added", "_hidden_ids", "_joins", "_pending", "_vocabulary")
+    __slots__ = ("_at_start", "_follows_added", "_follows_part", "_hidden_ids", "_joins", "_pending", "_vocabulary")
 
     def __init__(
         self, vocabulary: Vocabulary, prompt_tail: Sequence[int], hidden_ids: frozenset[int], *, joins: bool = False
@@ -33,6 +36,7 @@ class Detokenizer:
         self._at_start = not prompt_tail
         for token_id in prompt_tail:
             self._decode(vocabulary.piece(token_id))
+        self._follows_part = bool(self._pending)
 
     def push(self, token_id: int) -> str:
         """The characters that this token completes."""
@@ -49,11 +53,15 @@ class Detokenizer:
                 return self._decode(text.encode())
         if not self._pending and (whole := self._vocabulary.whole_text(token_id)) is not None:
             return whole
-        return self._decode(self._vocabulary.piece(token_id))
+        text = self._decode(self._vocabulary.piece(token_id))
+        if self._follows_part:
+            self._follows_part = False
+            return text.removeprefix(_BROKEN)
+        return text
 
     def flush(self) -> str:
         """U+FFFD where the tokens end within a character."""
-        return self._decode(b"", final=True)
+        return "" if self._follows_part else self._decode(b"", final=True)
 
     def _decode(self, piece: bytes, *, final: bool = False) -> str:
         data = self._pending + piece

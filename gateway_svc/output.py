@@ -35,6 +35,10 @@ class Finish:
     reason: FinishReason
     matched: str | int | None = None
 
+    def stop_reason(self, stop_token_ids: Sequence[int]) -> str | int | None:
+        """The stop string or stop token of the request that ended it; as in vLLM not end-of-text."""
+        return None if isinstance(self.matched, int) and self.matched not in stop_token_ids else self.matched
+
     def to_proto(self) -> inference_pb2.Finish:
         finish = inference_pb2.Finish(reason=self.reason.to_proto())
         match self.matched:

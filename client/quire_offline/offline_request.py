@@ -157,8 +157,14 @@ class OfflineRequest:
     def completion(self, chunk: Chunk, *, ends: bool) -> CompletionOutput:
         """A sequence of a request that runs, or a part of it. With `ends` an abort ends it, if nothing else has."""
         assert self.running is not None, "it has chunks"
-        has_logprobs = self.running.rendering.logprobs is not None
-        return CompletionOutput.of(chunk, self.running.vocabulary, has_logprobs=has_logprobs, was_aborted=ends)
+        rendering = self.running.rendering
+        return CompletionOutput.of(
+            chunk,
+            self.running.vocabulary,
+            has_logprobs=rendering.logprobs is not None,
+            stop_token_ids=rendering.stop_token_ids,
+            was_aborted=ends,
+        )
 
     def with_outputs(
         self, outputs: list[CompletionOutput], *, finished: bool, has_prompt: bool = True

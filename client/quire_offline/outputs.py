@@ -1,5 +1,6 @@
 """What calls return, with the names of vLLM's classes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -28,8 +29,8 @@ class CompletionOutput:
     `cumulative_logprob` is the sum over the sampled ones.
 
     `finish_reason` is "stop", "length", "tool_calls" or "abort", and None while the sequence runs; `stop_reason` is the
-    stop string or stop token that ended it. `reasoning` and `tool_calls` of a chat's answer are not part of the text.
-    `score` ranks sequences of beam searches and of `best_of`.
+    request's stop string or stop token that ended it, and None after end-of-text. `reasoning` and `tool_calls` of a
+    chat's answer are not part of the text. `score` ranks sequences of beam searches and of `best_of`.
     """
 
     index: int
@@ -49,9 +50,15 @@ class CompletionOutput:
 
     @classmethod
     def of(
-        cls, chunk: Chunk, vocabulary: Vocabulary, *, has_logprobs: bool, was_aborted: bool = False
+        cls,
+        chunk: Chunk,
+        vocabulary: Vocabulary,
+        *,
+        has_logprobs: bool,
+        stop_token_ids: Sequence[int] = (),
+        was_aborted: bool = False,
     ) -> "CompletionOutput":
-        """From a chunk with all of a sequence so far."""
+        """From a chunk with all of a sequence so far. `stop_token_ids` are those of the request."""
         reason = chunk.finish.reason.value if chunk.finish is not None else ABORTED if was_aborted else None
         return cls(
             index=chunk.index,
@@ -60,7 +67,7 @@ class CompletionOutput:
             cumulative_logprob=sum(one.logprob for one in chunk.logprobs) if has_logprobs else None,
             logprobs=[logprobs_at(one, vocabulary) for one in chunk.logprobs] if has_logprobs else None,
             finish_reason=reason,
-            stop_reason=chunk.finish.matched if chunk.finish is not None else None,
+            stop_reason=None if chunk.finish is None else chunk.finish.stop_reason(stop_token_ids),
             score=chunk.score,
             reasoning=chunk.reasoning,
             tool_calls=[ToolCall.from_proto(call.to_whole()) for call in chunk.tool_calls],

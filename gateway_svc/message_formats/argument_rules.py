@@ -26,14 +26,14 @@ _MAX_OTHERS = 64  # properties that the schema does not list
 def object_rule(tool: Tool) -> str:
     """The arguments of a tool as JSON. Raises UnsupportedParameters."""
     _check_schema(tool)
-    return json_rule(_closed(tool.parameters))
+    return json_rule(_closed(tool))
 
 
 def json_call_rule(tool: Tool, arguments_key: str, options: Mapping[str, Any]) -> str:
     """A whole call as JSON. Raises UnsupportedParameters."""
     _check_schema(tool)
     # With an id of its own, references of the tool's schema are relative to it.
-    arguments = {"$id": _ARGUMENTS_ID, **_closed(tool.parameters)}
+    arguments = {"$id": _ARGUMENTS_ID, **_closed(tool)}
     return json_rule(
         {
             "type": "object",
@@ -54,11 +54,16 @@ def _check_schema(tool: Tool) -> None:
         raise UnsupportedParameters(f"{where}: {problem}")
 
 
-def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A schema of objects, without properties that it does not list: models would invent some."""
-    typed = {**schema, "type": "object"}
-    if any(keyword in schema for keyword in _COMBINING):
+def _closed(tool: Tool) -> Mapping[str, Any]:
+    """The schema of a tool's arguments, without properties that it does not list: models would invent some. Raises
+    UnsupportedParameters."""
+    typed = {**tool.parameters, "type": "object"}
+    if any(keyword in typed for keyword in (*_COMBINING, "additionalProperties")):
         return typed
+    listed = _listed(tool)
+    for key in _required(tool):
+        if key not in listed:
+            raise _not_listed(tool, key)
     return {"additionalProperties": False, **typed}
 
 
@@ -118,16 +123,24 @@ def _properties(tool: Tool, name: re.Pattern[str]) -> Mapping[str, Any]:
     for keyword in (*_COMBINING, *_COUNTING):
         if keyword in tool.parameters:
             raise UnsupportedParameters(f"{where}: {keyword} is not supported with this model's calls")
-    properties = tool.parameters.get("properties")
-    listed = dict(properties) if isinstance(properties, Mapping) else {}
+    listed = _listed(tool)
     for key in _required(tool):
         if key not in listed and not _allows_others(tool.parameters):
-            raise UnsupportedParameters(f"{where}: required names {key!r}, which is not in properties")
+            raise _not_listed(tool, key)
         listed.setdefault(key, tool.parameters.get("additionalProperties"))
     for key in listed:
         if not name.fullmatch(key):
             raise UnsupportedParameters(f"{where}: the name {key!r} is not supported with this model's calls")
     return listed
+
+
+def _listed(tool: Tool) -> dict[str, Any]:
+    properties = tool.parameters.get("properties")
+    return dict(properties) if isinstance(properties, Mapping) else {}
+
+
+def _not_listed(tool: Tool, key: str) -> UnsupportedParameters:
+    return UnsupportedParameters(f"parameters of {tool.name}: required names {key!r}, which is not in properties")
 
 
 def _required(tool: Tool) -> list[str]:

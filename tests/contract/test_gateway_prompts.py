@@ -224,6 +224,12 @@ async def test_an_echo_over_http_has_the_prompts_log_probabilities(max_tokens: i
     assert body["usage"]["completion_tokens"] == 2 * num_tokens
 
 
+async def test_an_echo_with_requested_tokens_has_the_prompts_log_probabilities(quire: Harness) -> None:
+    (choice,) = (await completed(quire, echo=True, logprob_token_ids=[EOS]))["choices"]
+    assert choice["logprobs"]["tokens"] == TOKEN_TEXTS + ANSWER_TEXTS
+    assert choice["logprobs"]["token_logprobs"] == PROMPT_VALUES + [-0.25] * len(ANSWER)
+
+
 async def test_an_echo_without_log_probabilities_is_text(quire: Harness) -> None:
     body = await completed(quire, echo=True, max_tokens=100, prompt=[PROMPT, PROMPT])
     assert [choice["text"] for choice in body["choices"]] == [TEXT + "".join(ANSWER_TEXTS)] * 2

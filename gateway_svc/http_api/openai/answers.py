@@ -9,7 +9,7 @@ from gateway_svc.http_api.events import PLACEHOLDER, TextEventTemplate, sse_even
 from gateway_svc.http_api.openai.answer_options import NO_OPTIONS, AnswerOptions, running_usage
 from gateway_svc.http_api.openai.choice_formats import Format, Json
 from gateway_svc.http_api.openai.cursor import Cursor
-from gateway_svc.output import Chunk, Finish, Usage
+from gateway_svc.output import Chunk, Usage
 from gateway_svc.prompt_output import PromptOutput
 from gateway_svc.ranking import completed_sequences
 from gateway_svc.rendering import Rendering
@@ -156,7 +156,7 @@ class ResponseBuilder:
             rendering = self._renderings[prompt_index]
             choice["finish_reason"] = self._form.finish_reason(chunk.finish.reason)
             # Beyond the OpenAI API: the stop match, as in vLLM, and the seed that repeats the samples.
-            choice["stop_reason"] = _stop_reason(chunk.finish, rendering)
+            choice["stop_reason"] = chunk.finish.stop_reason(rendering.stop_token_ids)
             choice["seed"] = rendering.seed
         return choice
 
@@ -177,10 +177,3 @@ def usage_json(usage: Usage) -> Json:
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
-
-
-def _stop_reason(finish: Finish, rendering: Rendering) -> str | int | None:
-    """The client's own stop string or stop token that ended the choice."""
-    if isinstance(finish.matched, int) and finish.matched not in rendering.stop_token_ids:
-        return None
-    return finish.matched

@@ -108,9 +108,9 @@ def read_completion(body: CompletionBody, request_id: str | None) -> ReadBody:
     own_names = dict(field_path.names)
     if body.echo:
         unvalidated = replace(unvalidated, echo=Echo.PRESENT)
-        if body.prompt_logprobs is None and body.logprobs is not None:
+        if body.prompt_logprobs is None and (body.logprobs is not None or body.logprob_token_ids):
             # The log-probabilities of the text are those of the prompt, too.
-            unvalidated = replace(unvalidated, prompt_logprobs=body.logprobs)
+            unvalidated = replace(unvalidated, prompt_logprobs=body.logprobs or 0)
             own_names[Field.PROMPT_LOGPROBS] = "echo"
     prompts = []
     prompt: Prompt | None

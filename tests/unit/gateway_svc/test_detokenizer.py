@@ -79,6 +79,12 @@ def test_a_character_that_the_prompt_began_is_completed() -> None:
     assert "".join(map(detokenizer.push, rest)) == "😀"
 
 
+@pytest.mark.parametrize("output", ["", "a", "a😀", "😀"])
+def test_a_part_of_a_character_that_stays_one_is_text_of_the_prompt_alone(output: str) -> None:
+    prompt = TINY.encode("a😀").ids[:-1]
+    assert text_of("byte level", prompt, TINY.encode(output).ids, SpecialTokens.HIDDEN) == output
+
+
 def test_tokens_that_end_within_a_character_end_in_a_replacement() -> None:
     assert text_of("byte level", [], TINY.encode("a😀").ids[:-1], SpecialTokens.HIDDEN) == "a\ufffd"
 

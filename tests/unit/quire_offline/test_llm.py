@@ -18,7 +18,7 @@ from offline_model import NUM_TOKENS
 from quire_offline import LLM, PoolingParams, QuireError, RequestOutput, SamplingParams, StructuredOutputsParams
 from quire_offline.calls import read_chats, read_embeddings, read_prompts
 from quire_offline.offline_request import OfflineRequest
-from tiny_model import tiny_tokenizer
+from tiny_model import EOS, tiny_tokenizer
 
 LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 95, 96, 97, 111, 127, 128)
 """Of prompts: around blocks of 16 tokens, and around steps of 32."""
@@ -127,6 +127,13 @@ def test_a_stop_string_ends_the_text(llm: LLM) -> None:
         expected = whole.outputs[0].text.partition(stop)[0] + (stop if included else "")
         assert output.outputs[0].text == expected
         assert (output.outputs[0].finish_reason, output.outputs[0].stop_reason) == ("stop", stop)
+
+
+@pytest.mark.parametrize(("stop_token_ids", "reason"), [([], None), ([EOS], EOS)])
+def test_the_reason_to_stop_is_one_of_the_requests_own(stop_token_ids: list[int], reason: int | None, llm: LLM) -> None:
+    params = SamplingParams(temperature=0, logit_bias={EOS: 100}, stop_token_ids=stop_token_ids)
+    (output,) = llm.generate("hello", params)
+    assert (output.outputs[0].finish_reason, output.outputs[0].stop_reason) == ("stop", reason)
 
 
 def test_a_chat_is_its_rendered_template(llm: LLM) -> None:

@@ -243,12 +243,20 @@ def test_arguments_of_an_open_schema_may_have_any_names(name: str, kind: str) ->
         ({"maxProperties": 2}, "maxProperties is not supported"),
         ({"dependentRequired": {}}, "dependentRequired is not supported"),
         ({"required": [{}]}, "required must be an array of strings"),
-        ({"required": ["a"]}, "required names 'a', which is not in properties"),
     ],
 )
 def test_objects_that_a_format_cannot_write_are_refused(name: str, parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedParameters, match=message):
         grammar_of(name, Tool("f", parameters)).to_lark()
+
+
+@each_format
+def test_a_required_argument_that_the_schema_does_not_list_is_refused(name: str) -> None:
+    for parameters in ({"required": ["a"]}, {"properties": {"b": {}}, "required": ["b", "a"]}):
+        with pytest.raises(UnsupportedParameters, match="parameters of f: required names 'a', which is not in prop"):
+            grammar_of(name, Tool("f", parameters)).to_lark()
+    parameters = {"required": ["a"], "additionalProperties": {"type": "integer"}}
+    assert VOCABULARIES["text"].admits(grammar_of(name, Tool("f", parameters)), written(name, ("f", {"a": 1})))
 
 
 @each_format
