@@ -11,6 +11,7 @@ from typing import Protocol
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scheduler_svc import unflushed_tokens
+from scheduler_svc.cancelled_requests import CancelledRequests
 from scheduler_svc.core.events import FailedEvent, Failure
 from scheduler_svc.gateway_session import GatewaySession
 from scheduler_svc.journal import Journal
@@ -62,7 +63,8 @@ class Commands:
         self._journal = journal
         self._sessions = sessions
         self._needs_store = needs_store
-        self._records = RecordCommands(live, store, journal)
+        self._cancelled = CancelledRequests()
+        self._records = RecordCommands(live, store, journal, self._cancelled)
         self._queues = KeyedQueue()
 
     def take(self, request: scheduler_v1.SessionRequest, session: GatewaySession) -> None:
@@ -103,6 +105,11 @@ class Commands:
             return self._join_existing(live, submit, unflushed, session)
         if submit.is_resumption:
             return self._join_recorded(submit, unflushed, session)
+        if not was_accepted:
+            self._cancelled.forget(submit.key)
+        elif self._cancelled.has(submit.key, submit.submission_id):  # while its gateway was away
+            self._refuse(submit, session, Failure.CANCELLED, "cancelled")
+            return None
         live = LiveRequest(_log_of(submit))
         if self._needs_no_store(submit, live.log):
             return self._start(live, submit, unflushed, session, is_new=not was_accepted)
@@ -358,12 +365,17 @@ class Commands:
 
     def _cancel(self, cancel: scheduler_v1.Cancel) -> None:
         live = self._live.get(cancel.key)
-        if live is None or (cancel.HasField("submission_id") and cancel.submission_id != live.log.submit.submission_id):
+        if live is None:
+            self._cancelled.add(cancel.key, cancel.submission_id)
+            return
+        submission_id = live.log.submit.submission_id
+        if cancel.HasField("submission_id") and cancel.submission_id != submission_id:
             return
         cancelled_at = time.monotonic() - to_seconds(cancel.sent_ago)
         if cancel.HasField("sent_ago") and live.accepted_at is not None and live.accepted_at > cancelled_at:
             return  # another gateway has submitted anew under this name
         self._live.cancel(live)
+        self._cancelled.add(cancel.key, submission_id)
 
     def _detach(self, detach: scheduler_v1.Detach, session: GatewaySession) -> None:
         live = self._live.get(detach.key)

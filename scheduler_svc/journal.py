@@ -326,7 +326,7 @@ class Journal:
                     self._on_durable(request, index)
         if short:
             GAPS.inc(len(short))
-        again = incomplete | call.partial
+        again = {request for request in incomplete | call.partial if request.is_writable}
         if again:
             self._urgent.set()
             self._mark_changed_again({request: since for request, since in call.logs.items() if request in again})

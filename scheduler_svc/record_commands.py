@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scheduler_svc import unflushed_tokens
+from scheduler_svc.cancelled_requests import CancelledRequests
 from scheduler_svc.core.events import Failure
 from scheduler_svc.gateway_session import GatewaySession
 from scheduler_svc.journal import Journal
@@ -22,10 +23,12 @@ _MAX_WAIT = 2.0  # seconds
 class RecordCommands:
     """Handles them, for a caller that keeps the commands of one key in order."""
 
-    def __init__(self, live: LiveRequests, store: Store, journal: Journal) -> None:
+    def __init__(self, live: LiveRequests, store: Store, journal: Journal, cancelled: CancelledRequests) -> None:
+        """What is deleted is added to `cancelled`."""
         self._live = live
         self._store = store
         self._journal = journal
+        self._cancelled = cancelled
 
     async def look_up(self, lookup: scheduler_v1.Lookup, session: GatewaySession) -> None:
         """Sends a request as it is now."""
@@ -74,6 +77,7 @@ class RecordCommands:
         try:
             found = self._find_here(key)
             was_recorded = await self._journal.remove(key)  # first: a call that fails changes nothing
+            self._cancelled.add(key, found.log.submit.submission_id if found is not None else "")
             if found is not None:
                 found.log.set_record(RecordState.DELETED)
             if (live := self._live.get(key)) is not None:

@@ -84,6 +84,13 @@ def make_cases(references: Sequence[Reference], detokenize: Detokenize, is_small
             add("stop", protocol, text_index, greedy | {"stop": [stop]})
             add("logprobs", protocol, text_index + 6, greedy | {"logprobs": 2})
             add("sampled", protocol, text_index + 8, sampled | {"seed": 100 + index})
+            # At each token the output so far says which tokens may follow. No text that matches ends before max_tokens.
+            add(
+                "regex",
+                protocol,
+                text_index + 9,
+                sampled | {"regex": "[a-z ]{4000}", "seed": 200 + index, "ignore_eos": False},
+            )
             penalties = {"presence_penalty": 0.4, "frequency_penalty": 0.2, "n": 2, "logprobs": 0, "seed": 7 + index}
             add("penalized", protocol, text_index + 10, sampled | penalties)
             add("unnamed", protocol, text_index + 12, greedy, is_named=False)

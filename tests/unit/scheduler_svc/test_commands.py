@@ -74,7 +74,12 @@ class Bench:
         return self.gateway.answers
 
     def ask(
-        self, **command: scheduler_v1.Submit | scheduler_v1.Attach | scheduler_v1.Cancel | scheduler_v1.Lookup
+        self,
+        **command: scheduler_v1.Submit
+        | scheduler_v1.Attach
+        | scheduler_v1.Cancel
+        | scheduler_v1.Lookup
+        | scheduler_v1.Delete,
     ) -> None:
         self.commands.take(scheduler_v1.SessionRequest(**command), self.gateway)  # type: ignore[arg-type]
 
@@ -308,6 +313,39 @@ async def test_the_record_of_a_request_whose_tokens_do_not_fit_ends(url: str) ->
         record = await on.store.read("k")
         assert record is not None
         assert (record.state, record.failure) == (State.FAILED, scheduler_v1.FAILURE_REASON_DIVERGED)
+
+
+def again(**fields: object) -> scheduler_v1.Submit:
+    """The submission of `named` or `unrecorded`, by a gateway that was away meanwhile."""
+    return unrecorded(detachable=True, was_accepted=True, **{"command_id": 8, **fields})
+
+
+@pytest.mark.parametrize("gateway_attaches_first", [True, False])
+async def test_a_request_that_was_deleted_while_its_gateway_was_away_does_not_run_again(
+    gateway_attaches_first: bool, url: str
+) -> None:
+    """As after a takeover, when another gateway's client deletes it."""
+    async with bench(url) as on:
+        on.ask(submit=named())
+        await until(lambda: 7 in on.answers)
+        on.ask(delete=scheduler_v1.Delete(key="k", command_id=1))
+        await until(lambda: 1 in on.answers)
+        if gateway_attaches_first:
+            assert (await on.attach()).failed.reason == scheduler_v1.FAILURE_REASON_UNKNOWN_REQUEST
+        on.ask(submit=again(key="k", submission_id="k", retention=None))
+        assert on.answers[8].failed.reason == scheduler_v1.FAILURE_REASON_CANCELLED
+        assert await on.store.read("k") is None
+
+
+@pytest.mark.parametrize("was_known", [True, False])
+async def test_a_request_without_a_record_that_was_cancelled_does_not_run_again(was_known: bool, url: str) -> None:
+    async with bench(url) as on:
+        if was_known:
+            on.ask(submit=unrecorded(key="k", detachable=True))
+            await until(lambda: 7 in on.answers)
+        on.cancel()
+        on.ask(submit=again(key="k"))
+        assert on.answers[8].failed.reason == scheduler_v1.FAILURE_REASON_CANCELLED
 
 
 @pytest.mark.parametrize("broken", ["unflushed_tokens.merge", "commands.accepted_to_proto"])

@@ -244,6 +244,21 @@ async def test_a_finished_record_is_not_overwritten_by_another_submission(
     assert (await read(store, first)).submit == first.submit
 
 
+async def test_another_submission_that_one_call_cannot_hold_is_not_written_either(
+    store: RedisStore, journal: Journal
+) -> None:
+    first, later = request_log("a", accepted_at=10), request_log("a", accepted_at=11)
+    first.sequences[0].token_ids = [1]
+    end(first)
+    journal.mark_changed(first)
+    assert await journal.flush(60)
+    later.sequences[0].token_ids = [*range(40_000)]
+    journal.mark_changed(later)
+    assert await journal.flush(60)
+    assert later.record is RecordState.DISPLACED
+    assert (await read(store, first)).submit == first.submit
+
+
 async def test_a_cancelled_request_and_the_next_of_its_name_may_wait_for_the_store_together(
     store: RedisStore, journal: Journal
 ) -> None:
