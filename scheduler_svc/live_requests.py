@@ -99,6 +99,13 @@ class LiveRequests:
             if live.model is version and (live.log.fingerprint or live.is_running):
                 self._stop(live, Failure.UNAVAILABLE, _REPLACED)
 
+    def end_traces(self) -> None:
+        """Ends the spans of all requests: this scheduler's term has ended, and another one goes on with them."""
+        for live in self._live.values():
+            if live.trace is not None:
+                live.trace.end("handed_over")
+                live.trace = None
+
     def _version_of(self, log: RequestLog, now: float) -> ModelVersion:
         return self._models.for_request(log.model, log.submit.tokenizer_fingerprint, log.fingerprint, now)
 

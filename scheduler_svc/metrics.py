@@ -2,6 +2,8 @@
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from scheduler_svc.step_responses import InvalidPart
+
 STEP_SECONDS = Histogram(
     "quire_scheduler_step_seconds",
     "Time that the scheduler takes for a step",
@@ -20,6 +22,8 @@ PREEMPTION_SECONDS = Histogram(
 RESPONSES_REFUSED = Counter(
     "quire_responses_refused_total", "Answers of workers that were refused, each with its step stream", ["reason"]
 )
+for _part in InvalidPart:  # `increase()` does not count the event that a series begins with
+    RESPONSES_REFUSED.labels(_part.value)
 
 REQUESTS_TAKEN_OVER = Counter("quire_requests_taken_over_total", "Requests that were taken over from an earlier term")
 REQUESTS_ATTACHED = Counter("quire_requests_attached_total", "Attaches of gateways to requests that have output")

@@ -128,6 +128,8 @@ class Term:
             part.cancel()
         await asyncio.gather(*self._parts, return_exceptions=True)
         self._failure.cancel()
+        if self._engine is not None:
+            self._engine.requests.end_traces()
 
     async def _live(self) -> list[RequestLog]:
         while True:

@@ -2,11 +2,14 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import kubernetes_validate
 import pytest
 
+from gateway_svc.http_api.hosts import AllowedHosts
 from helm_chart import (
     CHART,
     VALUES,
@@ -239,6 +242,25 @@ def _ports(values: str, name: str) -> set[int]:
     """Ports of a workload's container, and the scheduler's admin port, which only port-forward reaches."""
     admin = environment(values, name).get("QUIRE_SCHEDULER_ADMIN_PORT")
     return {port["containerPort"] for port in container(values, name)["ports"]} | ({int(admin)} if admin else set())
+
+
+@pytest.mark.parametrize("secret", ["", "of-clients"])
+def test_the_helm_test_sends_a_host_that_every_gateway_allows(secret: str) -> None:
+    values: Object = {
+        "insecure": True,
+        "gateway": {"allowedHosts": ["api.example.com"], "tls": {"existingSecret": secret}},
+    }
+    (pod,) = (thing for thing in render_release("test", values) if thing["kind"] == "Pod")
+    (_, _, program, url) = pod["spec"]["containers"][0]["command"]
+    sent = f"""
+import sys, urllib.request
+urllib.request.urlopen = lambda request, **options: print(request.get_header("Host"), request.full_url)
+{program}
+"""
+    done = subprocess.run([sys.executable, "-c", sent, url], capture_output=True, text=True, check=True, timeout=60)
+    host, called = done.stdout.split()
+    assert called == url
+    AllowedHosts(["api.example.com"]).check(host)
 
 
 @everywhere

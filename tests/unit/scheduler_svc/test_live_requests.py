@@ -5,6 +5,9 @@ import time
 from dataclasses import replace
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from core_bench import SHAPE, keys
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
@@ -64,6 +67,20 @@ def started(requests: LiveRequests, **fields: object) -> LiveRequest:
     live = LiveRequest(log)
     assert requests.start(live, is_restored=False) is None
     return live
+
+
+async def test_spans_of_requests_in_progress_end_with_the_term(
+    requests: LiveRequests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr("scheduler_svc.tracing.tracer", lambda: provider.get_tracer("test"))
+    started(requests, traceparent=f"00-{1:032x}-{2:016x}-01")
+    started(requests, key="not traced")
+    requests.end_traces()
+    (span,) = exporter.get_finished_spans()
+    assert (span.name, dict(span.attributes or {})["quire.state"]) == ("scheduler.queued", "handed_over")
 
 
 async def test_requests_of_an_earlier_term_queue_in_the_order_in_which_they_were_accepted() -> None:

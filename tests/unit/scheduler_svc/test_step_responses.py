@@ -23,7 +23,10 @@ def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refusals(reason: str) -> float:
-    return REGISTRY.get_sample_value("quire_responses_refused_total", {"reason": reason}) or 0.0
+    """The count, which is there before the first refusal: Prometheus sees no increase where a series begins."""
+    count = REGISTRY.get_sample_value("quire_responses_refused_total", {"reason": reason})
+    assert count is not None
+    return count
 
 
 def of_result(**columns: list[Any]) -> Change:
