@@ -96,7 +96,7 @@ class ModelTokenizer:
             decoder = json.loads(data).get("decoder")
             template = load_chat_template(source, chat_template)
             config = load_tokenizer_config(source)
-        except (OSError, ValueError, KeyError, TemplateError) as error:
+        except (OSError, ValueError, KeyError, RecursionError, TemplateError) as error:
             raise InvalidModelFiles(f"{source} holds no tokenizer that can be used: {error}") from error
         try:
             return cls(Tokenizer.from_buffer(data), decoder, template, eos_token_ids, config)

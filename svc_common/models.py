@@ -290,7 +290,7 @@ def read_json(path: Path, default: T) -> T:
         value = json.loads(path.read_text())
     except FileNotFoundError:
         return default
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DamagedModelFile(f"{path} cannot be read: {error}") from error
     if not isinstance(value, type(default)):
         raise DamagedModelFile(f"{path} must be {'a list' if isinstance(default, list) else 'an object'}")
