@@ -196,6 +196,8 @@ def _template_files(directory: Path) -> dict[str, str]:
 def _named_templates(templates: Any) -> dict[str, str]:
     """The templates of tokenizer_config.json by name: of a list, or the one that is there."""
     if isinstance(templates, list):
+        if not all(isinstance(entry, dict) and {"name", "template"} <= entry.keys() for entry in templates):
+            raise ValueError("chat_template must be a text, or a list of objects with name and template")
         return {entry["name"]: entry["template"] for entry in templates}
     return {_DEFAULT: templates} if isinstance(templates, str) else {}
 

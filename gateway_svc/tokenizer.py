@@ -89,14 +89,17 @@ class ModelTokenizer:
             eos_token_ids = eos_token_ids_of(directory)
         except DamagedModelFile as error:
             raise InvalidModelFiles(str(error)) from error
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             raise InvalidModelFiles(f"{directory} names no end-of-text token that can be used: {error}") from error
         try:
             data = (source / "tokenizer.json").read_bytes()
-            decoder = json.loads(data).get("decoder")
+            parts = json.loads(data)
+            if not isinstance(parts, dict):
+                raise ValueError("tokenizer.json must be an object")
+            decoder = parts.get("decoder")
             template = load_chat_template(source, chat_template)
             config = load_tokenizer_config(source)
-        except (OSError, ValueError, KeyError, TemplateError) as error:
+        except (OSError, ValueError, KeyError, RecursionError, TemplateError) as error:
             raise InvalidModelFiles(f"{source} holds no tokenizer that can be used: {error}") from error
         try:
             return cls(Tokenizer.from_buffer(data), decoder, template, eos_token_ids, config)

@@ -64,7 +64,7 @@ def _config_of(directory: Path) -> Mapping[str, Any]:
     """The contents of config.json; empty where it cannot be read."""
     try:
         config = json.loads((directory / "config.json").read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return config if isinstance(config, dict) else {}
 

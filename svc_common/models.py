@@ -277,8 +277,12 @@ def eos_token_ids_of(directory: Path) -> list[int]:
     """
     for name in ("generation_config.json", "config.json"):
         eos = read_json(directory / name, dict[str, Any]()).get("eos_token_id")
-        if eos is not None:
-            return list(eos) if isinstance(eos, list) else [int(eos)]
+        if eos is None:
+            continue
+        tokens = eos if isinstance(eos, list) else [eos]
+        if not all(type(token) is int for token in tokens):
+            raise ValueError(f"eos_token_id of {name} must be a token or a list of tokens, not {eos!r}")
+        return [token for token in tokens if token >= 0]  # -1 stands for none
     return []
 
 
@@ -290,7 +294,7 @@ def read_json(path: Path, default: T) -> T:
         value = json.loads(path.read_text())
     except FileNotFoundError:
         return default
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DamagedModelFile(f"{path} cannot be read: {error}") from error
     if not isinstance(value, type(default)):
         raise DamagedModelFile(f"{path} must be {'a list' if isinstance(default, list) else 'an object'}")

@@ -61,7 +61,7 @@ class GgufConversion:
             raise PreparationFailed(f"cannot convert {self.gguf}: {error}") from error
 
     def _write(self, *, keeps_blocks: bool) -> None:
-        reader = GGUFReader(self.gguf)
+        reader = _open(self.gguf)
         metadata = GgufMetadata(self.gguf, reader)
         config = read_config(metadata)
         description = None
@@ -72,7 +72,7 @@ class GgufConversion:
             _dequantize(metadata, config, self.directory)
         else:
             self._keep_blocks(reader, metadata, config, description)
-        _write_tokenizer(self.gguf, self.directory)
+        _write_tokenizer(metadata, self.directory)
 
     def _keep_blocks(
         self, reader: GGUFReader, metadata: GgufMetadata, config: Any, description: ModelDescription
@@ -85,6 +85,13 @@ class GgufConversion:
             self.report(f"tensors that are dequantized: {names}; {', '.join(BLOCK_TYPES)} stay as they are")
         write_tensors(self.directory / "model.safetensors", tensors)
         _write_config(config, metadata, self.directory, plan.types)
+
+
+def _open(gguf: Path) -> GGUFReader:
+    try:
+        return GGUFReader(gguf)
+    except Exception as error:  # it has no error type of its own, and reads beyond the end of a file
+        raise PreparationFailed(f"{gguf} is damaged or not complete: {error}") from error
 
 
 def _dequantize(metadata: GgufMetadata, config: Any, directory: Path) -> None:
@@ -157,10 +164,18 @@ def _write_config(config: Any, metadata: GgufMetadata, directory: Path, types: M
     path.write_text(json.dumps(written, indent=2) + "\n")
 
 
-def _write_tokenizer(gguf: Path, directory: Path) -> None:
+def _write_tokenizer(metadata: GgufMetadata, directory: Path) -> None:
+    from tokenizers import decoders, pre_tokenizers
     from transformers import AutoTokenizer
 
-    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(directory)
+    tokenizer = AutoTokenizer.from_pretrained(metadata.gguf.parent, gguf_file=metadata.gguf.name)
+    backend = tokenizer.backend_tokenizer
+    # transformers does not use this field.
+    has_prefix = metadata.general("tokenizer.ggml.add_space_prefix") is not False
+    if isinstance(backend.pre_tokenizer, pre_tokenizers.Metaspace) and not has_prefix:
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
+        backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.save_pretrained(directory)
 
 
 @dataclass(frozen=True, slots=True)

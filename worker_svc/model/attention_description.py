@@ -114,6 +114,7 @@ class AttentionSpec:
     """
 
     def __post_init__(self) -> None:
+        require(min(self.num_heads, self.num_kv_heads, self.head_dim) > 0, "num_heads", "above 0, as all sizes")
         require(self.num_heads % self.num_kv_heads == 0, "num_heads", f"a multiple of {self.num_kv_heads} KV heads")
         require(self.scale > 0, "scale", "above 0")
         require(self.window is None or self.window > 0, "window", "above 0")

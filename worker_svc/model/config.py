@@ -17,7 +17,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """The content of a JSON file. Raises UnsupportedModel if it cannot be read, or is no object."""
     try:
         raw = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UnsupportedModel(f"{path} cannot be read: {error}") from error
     if not isinstance(raw, dict):
         raise UnsupportedModel(f"{path} must be an object, as transformers writes it")
@@ -31,15 +31,20 @@ def read_config(directory: Path) -> Any:
     package that registers the architecture fails.
     """
     raw = raw_config(directory)
+    names = raw.get("architectures")
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise UnsupportedModel(f"{directory / 'config.json'}: architectures must be a list of names, not {names!r}")
     from transformers import CONFIG_MAPPING, AutoConfig
 
     architecture_of(str(raw.get("model_type")))  # imports its package, which registers its config with transformers
     try:
-        return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a config's class raises anything for values that it does not expect
         if str(raw.get("model_type")) in CONFIG_MAPPING:
             raise UnsupportedModel(f"{directory / 'config.json'}: transformers refuses it: {error!r}") from error
-        named = ", ".join(raw.get("architectures") or [raw.get("model_type") or "unknown"])
+        named = ", ".join(names or [str(raw.get("model_type") or "unknown")])
         raise UnsupportedModel(
             f"the model in {directory} is of the architecture {named}, which the installed transformers does not know"
         ) from error
+    config.architectures = config.architectures or None  # an empty list names no class either
+    return config

@@ -78,7 +78,7 @@ def rope_config(
         high_freq_factor=high_factor,
         beta_fast=_positive("beta_fast", rope.get("beta_fast") or 32.0),
         beta_slow=_positive("beta_slow", rope.get("beta_slow") or 1.0),
-        truncate=rope.get("truncate", True),
+        truncate=bool(rope.get("truncate", True)),
         attention_factor=_attention_factor(kind, rope, factor, original),
         rotated_dims=None if rotated == head_dim else rotated,
         pair_factors=pair_factors,

@@ -1,6 +1,5 @@
 """Reads a checkpoint's tensors from safetensors, in one file or in shards."""
 
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from worker_svc.errors import UnsupportedModel
+from worker_svc.model.config import read_object
 from worker_svc.model.formats.dense import require_numbers
 from worker_svc.model.tensor_file import TensorFile
 from worker_svc.model.tensor_names import StoredTensor
@@ -31,13 +31,13 @@ def weight_files(directory: Path) -> list[Path]:
     index = directory / "model.safetensors.index.json"
     if (directory / "model.safetensors").is_file():
         return [directory / "model.safetensors"]
-    try:
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UnsupportedModel(f"{index} cannot be read: {error!r}") from error
+    weight_map = read_object(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise UnsupportedModel(f"{index} has no weight_map, which names the file of each tensor")
+    names = sorted(set(map(str, weight_map.values())))
     for name in names:
         # A shard is in the directory of its index; a path would leave it.
-        if not isinstance(name, str) or Path(name).name != name or not (directory / name).is_file():
+        if Path(name).name != name or not (directory / name).is_file():
             raise UnsupportedModel(f"the model in {directory} has no weights file {name}")
     return [directory / name for name in names]
 

@@ -72,6 +72,8 @@ async def test_truncation_and_padding_of_the_file_do_not_hold(model_directory: P
         ({"eos_token_id": 2}, {"eos_token_id": 1}, (2,)),
         ({}, {"eos_token_id": 1}, (1,)),
         (None, {"eos_token_id": [1]}, (1,)),
+        (None, {"eos_token_id": -1}, ()),
+        ({"eos_token_id": [2, -1]}, {}, (2,)),
         (None, {}, ()),
     ],
 )
@@ -95,8 +97,15 @@ def test_end_of_text_comes_from_the_generation_config_or_else_the_config(
         ("tokenizer.json", None),
         ("tokenizer.json", "no JSON"),
         ("tokenizer.json", "{}"),
+        ("tokenizer.json", "[]"),
         ("tokenizer_config.json", '{"chat_template": "{% if %}"}'),
+        ("tokenizer_config.json", '{"chat_template": ["{{ messages }}"]}'),
+        ("tokenizer_config.json", '{"chat_template": [{"name": "default"}]}'),
+        pytest.param("tokenizer_config.json", "[" * 100_000, id="deep"),
         ("generation_config.json", "["),
+        ("generation_config.json", '{"eos_token_id": ["</s>"]}'),
+        ("generation_config.json", '{"eos_token_id": [null]}'),
+        ("generation_config.json", '{"eos_token_id": true}'),
     ],
 )
 def test_the_error_of_invalid_files_names_the_directory(

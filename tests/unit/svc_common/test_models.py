@@ -12,7 +12,7 @@ def test_a_file_that_is_missing_has_a_default(tmp_path: Path) -> None:
     assert read_modules(tmp_path) == []
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "3", "null"])
+@pytest.mark.parametrize("text", ["{", "[]", "3", "null", pytest.param("[" * 100_000, id="deep")])
 def test_a_file_that_is_no_object_is_refused_by_its_path(text: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(text)

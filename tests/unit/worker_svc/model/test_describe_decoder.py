@@ -154,6 +154,7 @@ def test_the_original_context_may_be_beside_the_rope_parameters(
         ),
         ({"rope_parameters": {**_LLAMA3, "low_freq_factor": True}}, "low_freq_factor: must be a number above 0, not T"),
         ({"rope_parameters": {**_LLAMA3, "high_freq_factor": float("nan")}}, "high_freq_factor: must be a number abo"),
+        ({"num_key_value_heads": -1}, "num_heads: must be above 0"),
         ({"max_position_embeddings": 0}, "max_position_embeddings: must be a number above 0, not 0"),
         ({"rope_parameters": {"rope_type": "linear"}}, "config.json: transformers refuses it: .*Missing.*'factor'"),
     ],

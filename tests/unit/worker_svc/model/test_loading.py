@@ -158,6 +158,11 @@ def test_an_unknown_architecture_is_refused_by_its_name(changes: dict[str, Any],
     [
         ({"hidden_size": "wide"}, r"config\.json: transformers refuses it: .*hidden_size"),
         ({"hidden_act": "none-such"}, "transformers cannot load the model in .*none-such"),
+        (
+            {"architectures": "PhiForCausalLM"},
+            r"config\.json: architectures must be a list of names, not 'PhiForCausalLM'",
+        ),
+        ({"architectures": [1]}, r"config\.json: architectures must be a list of names, not \[1\]"),
     ],
     ids=str,
 )
@@ -167,6 +172,12 @@ def test_a_config_with_values_that_nothing_expects_is_refused(
     directory = _change_config(save_model(OTHERS["phi"]()), **changes)
     with pytest.raises(UnsupportedModel, match=message):
         _load(directory)
+
+
+@pytest.mark.parametrize("names", [None, []])
+def test_a_config_may_name_no_class(names: list[str] | None, save_model: Save) -> None:
+    for config in (LlamaConfig(**SIZES), OTHERS["phi"]()):
+        _load(_change_config(save_model(config), architectures=names))
 
 
 def test_a_missing_shard_is_named(save_model: Save) -> None:
