@@ -20,7 +20,8 @@ from scheduler_svc.live_request import LiveRequest
 from scheduler_svc.live_requests import LiveRequests
 from scheduler_svc.metrics import REQUESTS_ATTACHED
 from scheduler_svc.record_commands import RecordCommands
-from scheduler_svc.request_log import RecordState, RequestLog, State
+from scheduler_svc.recorder import Recorder, has_key
+from scheduler_svc.request_log import RequestLog, State
 from scheduler_svc.request_rates import RequestRates
 from scheduler_svc.session_wire import (
     accepted_to_proto,
@@ -35,7 +36,6 @@ from scheduler_svc.store.base import CallNotSent, StaleEpoch, Store, StoreUnavai
 from svc_common.attachments import MAX_ATTACHMENT_BYTES
 from svc_common.durations import to_seconds
 
-_FLUSH = 1.0  # seconds that a request waits at most for the store to know the end of the one that had its key
 # Seconds that the answer to a request for a value waits to be sent with the value. Nobody sees it before the value, and
 # a message takes as much processor time as the value of a short prompt.
 _VALUE_DELAY = 0.02
@@ -59,10 +59,9 @@ class Commands:
         """`sessions` are the open ones. With `needs_store`, requests that cannot be recorded are refused."""
         self._rates = rates
         self._live = live
-        self._store = store
         self._journal = journal
         self._sessions = sessions
-        self._needs_store = needs_store
+        self._recorder = Recorder(live, store, journal, rates, needs_store=needs_store)
         self._cancelled = CancelledRequests()
         self._records = RecordCommands(live, store, journal, self._cancelled)
         self._queues = KeyedQueue()
@@ -136,11 +135,11 @@ class Commands:
             # A request that would be refused is not recorded: its prompt would stay in the store.
             refusal = None if was_accepted else self._live.check(live) or await self._refuse_new(live)
             if refusal is None:
-                found = await self._record_new(live, was_accepted=was_accepted)
+                found = await self._recorder.record_new(live, was_accepted=was_accepted)
         except StaleEpoch:
             return  # the gateway repeats the command in its session with the new leader
         except StoreUnavailable as error:
-            if self._must_be_recorded(live.log):
+            if self._recorder.must_be_recorded(live.log):
                 if not isinstance(error, CallNotSent):
                     self._live.withdraw(live.log)
                 self._refuse(submit, session, Failure.STORE_DEGRADED, "requests cannot be recorded now")
@@ -206,7 +205,7 @@ class Commands:
         again.
         """
         try:
-            found = await self._read(request.key)
+            found = await self._recorder.read(request.key)
         except StoreUnavailable:
             if refusal is None:
                 self._refuse(request, session, Failure.UNAVAILABLE, "the store cannot be reached")
@@ -218,7 +217,7 @@ class Commands:
         except Exception:
             self._refuse(request, session, Failure.INTERNAL, "the request could not be resumed")
             raise
-        if refusal is not None and (found is None or not _has_key(found.log)):
+        if refusal is not None and (found is None or not has_key(found.log)):
             self._refuse(request, session, refusal.reason, refusal.message, refusal.retry_after)
         elif found is None:
             self._refuse(request, session, Failure.UNKNOWN_REQUEST, "there is no such request")
@@ -252,7 +251,7 @@ class Commands:
     ) -> Failure | None:
         """Starts a request if it does not run; or refuses, and returns why."""
         log = live.log
-        if not _has_key(log):
+        if not has_key(log):
             failure = reason_from_proto(log.failure)
             return self._refuse(request, session, failure, f"the request has ended: {log.state}")
         if not _can_render(session, log.submit):
@@ -296,71 +295,6 @@ class Commands:
         message.epoch = self._journal.epoch  # as it is now
         session.send(message)
 
-    # The store.
-
-    def _must_be_recorded(self, log: RequestLog) -> bool:
-        """Whether a request is refused where it cannot be recorded."""
-        return self._needs_store and log.is_writable
-
-    async def _record_new(self, live: LiveRequest, *, was_accepted: bool) -> LiveRequest | None:
-        """Records a request as `_record` does. It was counted for its account, unless it `was_accepted` before: no
-        longer, where it does not run.
-        """
-        runs = False
-        try:
-            found = await self._record(live.log)
-            runs = found is None
-        except StoreUnavailable:
-            runs = not self._must_be_recorded(live.log)
-            raise
-        finally:
-            if not (runs or was_accepted):
-                self._rates.give_back(live.request_at(time.monotonic()).limits)
-        return found
-
-    async def _record(self, log: RequestLog) -> LiveRequest | None:
-        """Records a request, or returns the one that has its key. Raises StoreUnavailable and StaleEpoch.
-
-        The store may not know yet that the request with the key has ended here. Then this one is recorded after that
-        end. One that must not be recorded is only looked up by its name: the name may be a recorded one's.
-        """
-        ended = self._live.ended(log.key)
-        if ended is not None and (_has_key(ended.log) or ended.log.submit.submission_id == log.submit.submission_id):
-            return ended
-        if log.is_writable:
-            if ended is not None:
-                await self._journal.flush(_FLUSH)  # else that one would mostly still be live in the store
-            found = await self._put(log)
-        else:
-            found = await self._store.read(log.key) if log.submit.detachable else None
-            if found is not None and not _has_key(found):
-                found = None
-        if found is None or (ended is not None and _is_outdated(found, ended.log)):
-            return None
-        return _restored_request(found)
-
-    async def _put(self, log: RequestLog) -> RequestLog | None:
-        """Records a request, or returns the record that has its key."""
-        epoch = self._journal.epoch
-        try:
-            found = await self._store.put(log, epoch)
-        except StaleEpoch:
-            async with self._journal.paused():  # if the later epoch is our own, it is set by then
-                if self._journal.epoch == epoch:
-                    raise
-            found = await self._store.put(log, self._journal.epoch)
-        if found is None:
-            log.set_record(RecordState.RECORDED)
-        return found
-
-    async def _read(self, key: str) -> LiveRequest | None:
-        """The request with a key, which is not live. Raises StoreUnavailable."""
-        ended = self._live.ended(key)
-        if ended is not None:
-            return ended
-        found = await self._store.read(key)
-        return None if found is None else _restored_request(found)
-
     # Cancel, detach, finish, acknowledge.
 
     def _cancel(self, cancel: scheduler_v1.Cancel) -> None:
@@ -395,7 +329,7 @@ class Commands:
     async def _finish_record(self, finish: scheduler_v1.Finish) -> None:
         """The request ended before the stop match arrived."""
         try:
-            found = await self._read(finish.key)
+            found = await self._recorder.read(finish.key)
         except (StoreUnavailable, UnusableRecord):
             return  # a gateway that replays the request finds the same stop string
         if found is None or found.log.submit.submission_id != finish.submission_id:
@@ -452,11 +386,6 @@ def _is_large(log: RequestLog) -> bool:
     return len(log.prompt_logprobs) + sum(len(one.logprobs) for one in log.sequences) >= _LARGE
 
 
-def _restored_request(log: RequestLog) -> LiveRequest:
-    unflushed_tokens.complete(log)
-    return LiveRequest(log)
-
-
 def _log_of(submit: scheduler_v1.Submit) -> RequestLog:
     now = time.time()
     deadline = now + to_seconds(submit.time_left) if submit.HasField("time_left") else None
@@ -468,18 +397,6 @@ def _log_of(submit: scheduler_v1.Submit) -> RequestLog:
 def _can_render(session: GatewaySession, submit: scheduler_v1.Submit) -> bool:
     """Whether a gateway makes the answer that the client asked for out of a request's tokens."""
     return session.protocol >= protocol_to_render(submit.render_options)
-
-
-def _has_key(log: RequestLog) -> bool:
-    """Whether no other request can have the key: this one is live, or has finished."""
-    return log.state in (State.ACCEPTED, State.FINISHED)
-
-
-def _is_outdated(found: RequestLog, ended: RequestLog) -> bool:
-    """Whether a record has ended, as its submission has `ended` here, or a later one under its key has."""
-    if found.submit.submission_id == ended.submit.submission_id:
-        return True
-    return found.state is State.ACCEPTED and ended.record is not RecordState.DISPLACED
 
 
 def _is_same(one: scheduler_v1.Submit, other: scheduler_v1.Submit) -> bool:

@@ -146,7 +146,7 @@ def url(tmp_path: Path) -> Iterator[str]:
 async def test_a_cancelled_submission_is_not_revived_by_a_store_that_does_not_know(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scheduler_svc.commands._FLUSH", 0.05)
+    monkeypatch.setattr("scheduler_svc.recorder._FLUSH", 0.05)
     async with bench(url) as on:
         await on.submit("first")
         on.store.goes_on.clear()

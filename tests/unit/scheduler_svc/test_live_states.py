@@ -346,7 +346,7 @@ def test_clients_keep_every_token_and_every_transition_is_reached(
 
     monkeypatch.setattr(live_request_module, "next_state", recording)
     monkeypatch.setattr("scheduler_svc.store.client._TURN_TIMEOUT", 30.0)  # Redis fails only where the test says so
-    monkeypatch.setattr("scheduler_svc.commands._FLUSH", 0.25)  # in vain only while the store is away
+    monkeypatch.setattr("scheduler_svc.recorder._FLUSH", 0.25)  # in vain only while the store is away
     with redis_server(tmp_path) as LiveMachine.url:
         run_state_machine_as_test(LiveMachine, settings=settings(SETTINGS, max_examples=num_examples))
         if reached != set(TRANSITIONS):  # some depend on how long Redis takes, and are rarer on a busy machine
