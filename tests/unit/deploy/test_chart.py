@@ -233,6 +233,10 @@ def test_the_notes_name_what_the_release_has(values: str, tmp_path: Path) -> Non
     for kind, name, port in ports:
         assert port in {item["port"] for item in objects[kind, name]["spec"]["ports"]}
 
+    hosts = environment(values, "gateway").get("QUIRE_ALLOWED_HOSTS", "")
+    assert ("gateway.allowedHosts" in notes) == bool(hosts)
+    assert hosts.replace(",", ", ") in notes
+
     secrets = re.findall(r"\bsecret (\S+?)\.?\n", f"{notes}\n")
     assert [("secret", name) for name in secrets if ("secret", name) not in objects] == []
     assert bool(secrets) == any(kind == "secret" for kind, _ in objects)
