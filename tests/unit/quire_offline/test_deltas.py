@@ -16,7 +16,7 @@ from quire_offline.offline_request import OfflineRequest
 def request_of_two() -> OfflineRequest:
     """A request for two sequences that runs."""
     request = OfflineRequest.of_prompt("id", "hello", SamplingParams(n=2))
-    rendering = SimpleNamespace(logprobs=None, prompt_logprobs=None, is_best_of=False, seed=1)
+    rendering = SimpleNamespace(logprobs=None, prompt_logprobs=None, is_best_of=False, seed=1, stop_token_ids=())
     running: Any = SimpleNamespace(rendering=rendering, vocabulary=None, usage=SimpleNamespace(cached_tokens=0))
     request.running = running
     return request
