@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 from transformers import (
     BertConfig,
+    BertForMaskedLM,
     BertForSequenceClassification,
     BertModel,
     PreTrainedModel,
     RobertaConfig,
+    RobertaForMaskedLM,
     RobertaModel,
     XLMRobertaConfig,
+    XLMRobertaForMaskedLM,
     XLMRobertaForSequenceClassification,
 )
 
@@ -78,6 +81,17 @@ def save_roberta_cross_encoder(directory: Path, **config: Any) -> XLMRobertaForS
     whole = XLMRobertaConfig(**{**_ROBERTA_SIZES, "num_labels": 1, **config})
     model: XLMRobertaForSequenceClassification = _save(XLMRobertaForSequenceClassification, whole, directory)
     return model
+
+
+def save_masked_model(directory: Path, architecture: str) -> PreTrainedModel:
+    """Writes a random model with the head of pre-training, which predicts hidden words, and returns its encoder."""
+    kind, config = {
+        "bert": (BertForMaskedLM, BertConfig(**_SIZES)),
+        "roberta": (RobertaForMaskedLM, RobertaConfig(**_ROBERTA_SIZES)),
+        "xlm-roberta": (XLMRobertaForMaskedLM, XLMRobertaConfig(**_ROBERTA_SIZES)),
+    }[architecture]
+    encoder: PreTrainedModel = _save(kind, config, directory).base_model
+    return encoder
 
 
 def _save(kind: Any, config: Any, directory: Path) -> Any:

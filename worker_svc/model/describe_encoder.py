@@ -18,8 +18,9 @@ def describe_encoder(
 ) -> EncoderDescription | None:
     """The description; None if an activation or another feature cannot be described.
 
-    A model with a head has the tensors of the encoder under the name `base`, and the linear layers `score_head` before
-    the output, and at the output of the head. The position embedding begins at `first_position`.
+    A model with a head has the tensors of the encoder under the name `base`. One that scores or classifies has the
+    linear layers `score_head` before the output, and at the output of the head. The position embedding begins at
+    `first_position`.
 
     Raises UnsupportedModel as `describe_score_head` does.
     """
@@ -49,6 +50,7 @@ def describe_encoder(
             f"{prefix}embeddings.position_ids",
             *(["classifier."] if has_head else []),
         ),
+        prefix="" if has_head else f"{base}.",
         score_head=describe_score_head(config, output, dense) if has_head else None,
     )
 

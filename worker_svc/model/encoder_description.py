@@ -57,6 +57,8 @@ class EncoderDescription:
     """The row of `position_embedding` for a prompt's first token."""
     unused_prefixes: tuple[str, ...] = ()
     """Of the checkpoint's tensors that have no part in the hidden states."""
+    prefix: str = ""
+    """What the names of all tensors may begin with before these: those of a class with a head that is not used."""
     score_head: ScoreHeadSpec | None = None
     """Of a cross-encoder or classifier; None: the model computes embeddings."""
 

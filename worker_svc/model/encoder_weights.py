@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from worker_svc.model.encoder_description import EncoderDescription
+from worker_svc.model.tensor_names import StoredTensor
 from worker_svc.model.weights import Checkpoint, open_checkpoint
 
 
@@ -36,6 +37,10 @@ def open_encoder(
     that the description does not name.
     """
     with open_checkpoint(directory, dtype, device) as checkpoint:
+        if description.prefix and description.word_embedding not in checkpoint.names:
+            prefix = description.prefix
+            of_encoder = [name for name in checkpoint.names if name.startswith(prefix)]
+            checkpoint.rename({name.removeprefix(prefix): StoredTensor(name) for name in of_encoder})
         yield checkpoint
         checkpoint.drop_prefixes(description.unused_prefixes)
 

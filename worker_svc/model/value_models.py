@@ -51,6 +51,11 @@ def _computes_values(description: AnyDescription | None, directory: Path, chosen
     if chosen == "generate" or (chosen == "embed" and computed is not ModelTask.EMBED):
         values = _VALUES[computed]
         raise UnsupportedModel(f"QUIRE_TASK is {chosen}, but this {description.architecture} model computes {values}")
+    if computed is ModelTask.EMBED and task_of(directory, chosen) is ModelTask.GENERATE:  # by its class
+        raise UnsupportedModel(
+            f"the {description.architecture} model in {directory} generates no tokens, and its files do not say that "
+            "it embeds; QUIRE_TASK=embed makes it compute embeddings"
+        )
     return True
 
 

@@ -3,4 +3,6 @@
 from worker_svc.model.architecture import Architecture
 from worker_svc.model.describe_encoder import describe_roberta
 
-ARCHITECTURE = Architecture(__file__, "RobertaModel", describe_roberta, ("RobertaForSequenceClassification",))
+ARCHITECTURE = Architecture(
+    __file__, "RobertaModel", describe_roberta, ("RobertaForSequenceClassification", "RobertaForMaskedLM")
+)

@@ -3,4 +3,6 @@
 from worker_svc.model.architecture import Architecture
 from worker_svc.model.describe_encoder import describe_roberta
 
-ARCHITECTURE = Architecture(__file__, "XLMRobertaModel", describe_roberta, ("XLMRobertaForSequenceClassification",))
+ARCHITECTURE = Architecture(
+    __file__, "XLMRobertaModel", describe_roberta, ("XLMRobertaForSequenceClassification", "XLMRobertaForMaskedLM")
+)

@@ -11,7 +11,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForSequenceClassification, PhiConfig
 
-from bert_models import CONTEXT, hidden_states, random_prompts, raw_score, save_bert, save_cross_encoder
+from bert_models import (
+    CONTEXT,
+    hidden_states,
+    random_prompts,
+    raw_score,
+    save_bert,
+    save_cross_encoder,
+    save_masked_model,
+)
 from dense_models import BIDIRECTIONAL
 from dense_modules import add_dense
 from described_models import description_of
@@ -297,6 +305,7 @@ def test_scores_of_other_tokens_have_another_fingerprint(tmp_path: Path) -> None
 
 def test_what_a_model_does_not_compute_is_refused(tmp_path: Path) -> None:
     save_bert(tmp_path / "bert")
+    save_masked_model(tmp_path / "masked", "roberta")
     save_cross_encoder(tmp_path / "cross-encoder")
     save_cross_encoder(tmp_path / "classifier", num_labels=3)
     scoring = VARIANTS["qwen3"]()
@@ -308,6 +317,7 @@ def test_what_a_model_does_not_compute_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other" / "model.safetensors").touch()
     for model, task, text in (
         ("bert", "generate", "this bert model computes embeddings"),
+        ("masked", "auto", "generates no tokens, and its files do not say that it embeds; QUIRE_TASK=embed"),
         ("cross-encoder", "generate", "computes scores of pairs of texts"),
         ("cross-encoder", "embed", "computes scores of pairs of texts"),
         ("classifier", "generate", "computes numbers of labels"),
@@ -321,6 +331,7 @@ def test_what_a_model_does_not_compute_is_refused(tmp_path: Path) -> None:
     for model, task, result in (
         ("bert", "embed", "embedding"),
         ("bert", "pooling", "embedding"),
+        ("masked", "embed", "embedding"),
         ("cross-encoder", "pooling", "score"),
         ("classifier", "pooling", "score"),
         ("classifier", "auto", "score"),

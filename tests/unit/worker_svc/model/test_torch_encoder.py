@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import BertConfig, BertModel
 
-from bert_models import CONTEXT, hidden_states, random_prompts, save_bert, save_roberta
+from bert_models import CONTEXT, hidden_states, random_prompts, save_bert, save_masked_model, save_roberta
 from described_models import description_of
 from worker_svc.errors import UnsupportedModel
 from worker_svc.model.description_cache import any_description_of
@@ -63,6 +63,22 @@ def test_the_form_of_roberta(tmp_path: Path) -> None:
         for num_first in (None, [1, 5, 6]):
             for prompt, states in zip(prompts, encoder(prompts, num_first), strict=True):
                 torch.testing.assert_close(states, hidden_states(model, prompt), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("stored_alone", [False, True])
+@pytest.mark.parametrize("architecture", ["bert", "roberta", "xlm-roberta"])
+def test_the_encoder_of_a_model_that_predicts_hidden_words(
+    architecture: str, stored_alone: bool, tmp_path: Path
+) -> None:
+    model = save_masked_model(tmp_path, architecture)
+    if stored_alone:  # as sentence-transformers writes it, below the config of the whole model
+        config = (tmp_path / "config.json").read_text()
+        model.save_pretrained(tmp_path)
+        (tmp_path / "config.json").write_text(config)
+    prompts = random_prompts([1, 17, CONTEXT])
+    with torch.inference_mode():
+        for prompt, states in zip(prompts, load(tmp_path)(prompts), strict=True):
+            torch.testing.assert_close(states, hidden_states(model, prompt), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("activation", ["gelu_new", "gelu_pytorch_tanh"])
