@@ -117,7 +117,8 @@ async def test_a_stream_is_resumed_at_another_gateway(
     assert received.stream.usage.completion_tokens == sum(LENGTHS)
     (began,), (went_on,) = first.asked, second.asked
     assert isinstance(began, pb.StreamGenerateRequest)
-    if after == 0:  # it may not have been accepted
+    # It may not have been accepted. gRPC drops what has arrived and was not read when a connection is closed.
+    if after == 0 or (how is Fault.STOPS and isinstance(went_on, pb.StreamGenerateRequest)):
         assert went_on == began
     else:
         assert isinstance(went_on, pb.ResumeRequest)
