@@ -50,8 +50,9 @@ class TopLevelTool(FunctionTool):
 
 
 def _kind_of_format(value: Any) -> str:
-    is_grammar = isinstance(value, dict) and value.get("type") == "grammar"
-    return tag("grammar") if is_grammar else tag("text")
+    # Of a body, or of a tool that is written into a response.
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return tag("grammar") if kind == "grammar" else tag("text")
 
 
 class TextFormatOfInput(BodyModel):

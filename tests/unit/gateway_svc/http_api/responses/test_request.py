@@ -125,3 +125,10 @@ def test_a_response_without_storage_has_no_name_and_no_record() -> None:
         with pytest.raises(QuireError) as error:
             read(**fields)
         assert error.value.field == name
+
+
+@pytest.mark.parametrize("form", [{"type": "text"}, {"type": "grammar", "syntax": "regex", "definition": "a"}])
+def test_a_custom_tool_is_written_into_the_response_as_it_came(form: dict[str, Any]) -> None:
+    tool = {"type": "custom", "name": "run", "description": "Runs.", "format": form}
+    tools = request_of(tools=[tool]).body.tools or []
+    assert [one.model_dump(by_alias=True) for one in tools] == [tool]
