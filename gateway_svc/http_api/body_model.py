@@ -174,6 +174,11 @@ def option(description: str, default: Any = None, *, alias: str | None = None, *
     return Field(None, description=description, alias=alias, json_schema_extra=extra)
 
 
+def type_of(value: Any) -> Any:
+    """The `type` of a part of a body, or of the model that was made of it; None: it has none."""
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+
+
 def tag(kind: str) -> str:
     """The tag of one type of a union. Paths of errors leave tags out."""
     return _TAG + kind

@@ -5,7 +5,17 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
-from gateway_svc.http_api.body_model import BodyModel, ErrorMessage, Items, JsonObject, Neutral, not_served, option, tag
+from gateway_svc.http_api.body_model import (
+    BodyModel,
+    ErrorMessage,
+    Items,
+    JsonObject,
+    Neutral,
+    not_served,
+    option,
+    tag,
+    type_of,
+)
 from gateway_svc.http_api.openai import unsupported_fields
 from gateway_svc.http_api.openai.generation_body import GenerationBody
 
@@ -32,7 +42,7 @@ def _only_choices(kind: str | None) -> str | None:
 
 
 def _kind_of_tool(value: Any, others: Collection[str] = ("custom",)) -> str:
-    kind = value.get("type") if isinstance(value, dict) else None
+    kind = type_of(value)
     return tag(kind if isinstance(kind, str) and kind in others else "function")
 
 

@@ -17,6 +17,7 @@ from gateway_svc.http_api.body_model import (
     not_served,
     option,
     tag,
+    type_of,
 )
 from gateway_svc.http_api.openai import unsupported_fields
 from gateway_svc.http_api.openai.chat_models import ChatBody
@@ -151,7 +152,7 @@ _ITEMS = (
 
 
 def _kind_of_item(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else None
+    kind = type_of(value)
     if kind is None:
         return tag("message")
     return tag(kind) if kind in _ITEMS else tag("other")

@@ -4,7 +4,17 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
-from gateway_svc.http_api.body_model import BodyModel, ErrorMessage, Items, JsonObject, Neutral, not_served, option, tag
+from gateway_svc.http_api.body_model import (
+    BodyModel,
+    ErrorMessage,
+    Items,
+    JsonObject,
+    Neutral,
+    not_served,
+    option,
+    tag,
+    type_of,
+)
 from gateway_svc.http_api.openai.chat_models import ToolGrammar
 
 
@@ -50,9 +60,7 @@ class TopLevelTool(FunctionTool):
 
 
 def _kind_of_format(value: Any) -> str:
-    # Of a body, or of a tool that is written into a response.
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return tag("grammar") if kind == "grammar" else tag("text")
+    return tag("grammar") if type_of(value) == "grammar" else tag("text")
 
 
 class TextFormatOfInput(BodyModel):
@@ -98,7 +106,7 @@ class NamespaceTool(BodyModel):
 
 
 def _kind_of_tool(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else None
+    kind = type_of(value)
     return tag(kind) if kind in ("namespace", "custom") else tag("function")
 
 
@@ -133,8 +141,7 @@ class AllowedResponseTools(BodyModel):
 def _kind_of_choice(value: Any) -> str:
     if isinstance(value, str):
         return tag("mode")
-    is_list = isinstance(value, dict) and value.get("type") == "allowed_tools"
-    return tag("allowed_tools") if is_list else tag("name")
+    return tag("allowed_tools") if type_of(value) == "allowed_tools" else tag("name")
 
 
 ToolChoiceField = Annotated[

@@ -225,14 +225,20 @@ async def test_a_call_that_failed_is_followed_by_smaller_ones_until_they_are_ans
     assert (await read(batches, log)).sequences[0].token_ids == [*range(60_000)]
 
 
+async def ended(journal: Journal, key: str, accepted_at: float) -> RequestLog:
+    """A request with one token that has ended, as the store knows."""
+    log = request_log(key, accepted_at=accepted_at)
+    log.sequences[0].token_ids = [1]
+    end(log)
+    journal.mark_changed(log)
+    assert await journal.flush(60)
+    return log
+
+
 async def test_a_finished_record_is_not_overwritten_by_another_submission(
     store: RedisStore, journal: Journal, callbacks: JournalCallbacks
 ) -> None:
-    first, later = request_log("a", accepted_at=10), request_log("a", accepted_at=11)
-    first.sequences[0].token_ids = [1]
-    end(first)
-    journal.mark_changed(first)
-    assert await journal.flush(60)
+    first, later = await ended(journal, "a", accepted_at=10), request_log("a", accepted_at=11)
     callbacks.durable.clear()
     for step in range(2):
         later.sequences[0].token_ids.append(step)
@@ -247,11 +253,7 @@ async def test_a_finished_record_is_not_overwritten_by_another_submission(
 async def test_another_submission_that_one_call_cannot_hold_is_not_written_either(
     store: RedisStore, journal: Journal
 ) -> None:
-    first, later = request_log("a", accepted_at=10), request_log("a", accepted_at=11)
-    first.sequences[0].token_ids = [1]
-    end(first)
-    journal.mark_changed(first)
-    assert await journal.flush(60)
+    first, later = await ended(journal, "a", accepted_at=10), request_log("a", accepted_at=11)
     later.sequences[0].token_ids = [*range(40_000)]
     journal.mark_changed(later)
     assert await journal.flush(60)
