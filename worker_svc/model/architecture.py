@@ -43,6 +43,13 @@ class Architecture:
         others = (f"{name}Model", f"{name}ForSequenceClassification")
         return cls(source, generating_class or f"{name}ForCausalLM", describe, others)
 
+    @classmethod
+    def of_encoder(cls, source: str, name: str, describe: Callable[[Any], EncoderDescription | None]) -> "Architecture":
+        """An encoder with the classes `name`Model, `name`ForSequenceClassification, which has a head, and
+        `name`ForMaskedLM, whose prediction of hidden words is left out.
+        """
+        return cls(source, f"{name}Model", describe, (f"{name}ForSequenceClassification", f"{name}ForMaskedLM"))
+
     def describes(self, config: Any) -> bool:
         """Whether a config names no class, or one of these."""
         names: list[str] | None = config.architectures

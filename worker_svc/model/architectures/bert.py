@@ -13,4 +13,4 @@ def _describe(config: Any) -> EncoderDescription | None:
     return describe_encoder(config, "bert", ("bert.pooler.dense", "classifier"))
 
 
-ARCHITECTURE = Architecture(__file__, "BertModel", _describe, ("BertForSequenceClassification", "BertForMaskedLM"))
+ARCHITECTURE = Architecture.of_encoder(__file__, "Bert", _describe)

@@ -3,6 +3,4 @@
 from worker_svc.model.architecture import Architecture
 from worker_svc.model.describe_encoder import describe_roberta
 
-ARCHITECTURE = Architecture(
-    __file__, "XLMRobertaModel", describe_roberta, ("XLMRobertaForSequenceClassification", "XLMRobertaForMaskedLM")
-)
+ARCHITECTURE = Architecture.of_encoder(__file__, "XLMRoberta", describe_roberta)
