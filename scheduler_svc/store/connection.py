@@ -204,3 +204,6 @@ class _Cluster:
 
     async def close(self) -> None:
         await self.client.aclose()
+        # That closes nothing after a call that failed, until the next one has asked which nodes there are.
+        for nodes in ("nodes_cache", "startup_nodes"):
+            await self.client.nodes_manager.aclose(nodes)

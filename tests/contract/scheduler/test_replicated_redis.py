@@ -1,6 +1,7 @@
 """The store in a Redis with sentinels, and in a cluster: requests go on when the primary dies."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -109,6 +110,16 @@ async def test_requests_go_on_and_are_recorded_when_the_primary_dies(deployed: D
         assert (await session.answer(last.command_id)).accepted.is_durable
         assert running.engine.epoch == epoch
         assert set(session.epochs) == {epoch}
+
+
+async def test_a_store_that_is_closed_after_a_failure_has_no_connection_left(deployed: Deployed) -> None:
+    async with deployed.store() as store:
+        assert await store.take_lease("a", 30) is not None
+        deployed.fleet.kill_primary()
+        with pytest.raises(StoreUnavailable):
+            await store.leader()
+    del store
+    gc.collect()  # an open connection is reported then, and what is reported fails a test
 
 
 async def test_records_that_the_former_primary_took_after_a_planned_failover_are_not_lost(
