@@ -15,13 +15,14 @@ from opentelemetry import context as otel
 from gateway_svc.auth import CREDENTIAL_HEADERS, Authenticator
 from gateway_svc.call_limits import CallLimits
 from gateway_svc.chats import is_long
+from gateway_svc.client_call import Call
 from gateway_svc.common_fields import is_request_id
 from gateway_svc.field_paths import FieldPath
 from gateway_svc.grpc_admission import current_call, message_bytes
 from gateway_svc.metrics import CallOutcome
 from gateway_svc.model_catalog import CatalogModel
 from gateway_svc.refusals import refusal_of
-from gateway_svc.request_manager import Call, RequestManager
+from gateway_svc.request_manager import RequestManager
 from gateway_svc.tenant import Tenant
 from gateway_svc.tenant_shares import Share, TenantShares
 from gateway_svc.tenant_threads import CHUNKS_OF_LOGPROB, TenantThreads

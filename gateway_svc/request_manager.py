@@ -1,22 +1,19 @@
 """The gateway without its protocols: admits calls, builds their requests, and runs them."""
 
 import asyncio
-import time
-import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Any, TypeVar
-
-from opentelemetry.context import Context
 
 from gateway_svc import request_errors
 from gateway_svc.change_signal import ChangeSignal
 from gateway_svc.classifications import UnvalidatedClassifications
+from gateway_svc.client_call import Call, counted_call, limit_priority, set_caller
 from gateway_svc.embedding_validation import validate_classifications, validate_embeddings
 from gateway_svc.embeddings import UnvalidatedEmbeddings
-from gateway_svc.field_paths import Field, FieldPath
+from gateway_svc.field_paths import FieldPath
 from gateway_svc.loop_yield import LoopYield
 from gateway_svc.metrics import GatewayMetrics
 from gateway_svc.model_catalog import CatalogModel, ModelCatalog
@@ -32,39 +29,18 @@ from gateway_svc.scores import UnvalidatedScores, ValidatedScores
 from gateway_svc.sequence_output import ResumePosition
 from gateway_svc.session import MemoryPressure, SchedulerSession
 from gateway_svc.tenant import Tenant
-from gateway_svc.tenant_shares import Share
-from gateway_svc.tracing import GenerationSpan, Operation
+from gateway_svc.tracing import GenerationSpan
 from gateway_svc.unvalidated_request import Prompt, UnvalidatedRequest
 from gateway_svc.validated_request import ModelInfo, ValidatedRequest
 from gateway_svc.validated_value import ValidatedValue
 from quire.scheduler.v1 import scheduler_pb2
 from svc_common.errors import QuireError, Reason
-from svc_common.keys import cache_salt, request_key
+from svc_common.keys import request_key
 
 G = TypeVar("G", bound=SubscribedGroup[Any])
 M = TypeVar("M", RunningRequest, RunningValue)
 P = TypeVar("P", ValidatedRequest, ValidatedValue)
 V = TypeVar("V", UnvalidatedEmbeddings, UnvalidatedClassifications, UnvalidatedScores)
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call of a client. `deadline` and `arrival_time` are on the monotonic clock, in seconds."""
-
-    tenant: Tenant
-    operation: Operation
-    deadline: float | None = None
-    parent: Context | None = None
-    arrival_time: float = field(default_factory=time.monotonic)
-    chunk_per_token: bool = False
-    """Its chunks are those of single tokens, however tokens arrive."""
-    body: Share | None = None
-    """The bytes of its body, which are freed when its requests are submitted."""
-
-    def release_body(self) -> None:
-        """Frees the bytes of its body, which nothing needs any longer."""
-        if self.body is not None:
-            self.body.release()
 
 
 class _Admission(Enum):
@@ -156,7 +132,7 @@ class RequestManager:
         field_path = prompts[0][1]
         self.admit()
         info = self.model_info(model)
-        limited = replace(unvalidated, priority=_limit_priority(unvalidated.priority, call.tenant, field_path))
+        limited = replace(unvalidated, priority=limit_priority(unvalidated.priority, call.tenant, field_path))
         retention = self._retention.resolve(
             unvalidated.retention,
             is_named=unvalidated.request_id is not None,
@@ -222,7 +198,7 @@ class RequestManager:
         """
         self.admit()
         self._session.records.check_protocol(max((one.session_protocol for one in generations), default=1))
-        part_of, signal = _counted_call(generations, call.tenant), ChangeSignal()
+        part_of, signal = counted_call(generations, call.tenant), ChangeSignal()
 
         def request(prompt_index: int, generation: ValidatedRequest) -> RunningRequest:
             positions = resume_positions[prompt_index] if resume_positions else {}
@@ -238,7 +214,7 @@ class RequestManager:
         """Runs the requests of a call for values until the block ends. Raises QuireError."""
         self.admit()
         self._session.records.check_protocol(max(one.session_protocol for one in values))
-        part_of = _counted_call(values, call.tenant)
+        part_of = counted_call(values, call.tenant)
         signal = ChangeSignal()
         span = GenerationSpan.of_values(values, call.operation, call.parent)
         # A trace has the first and the last of its prompts in the scheduler and the worker: not thousands of spans, and
@@ -318,7 +294,7 @@ class RequestManager:
         are none. Nobody can read them, and after a failure the call's gateway submits its prompts again.
         """
         field_path = unvalidated.field_path
-        limited = replace(unvalidated, priority=_limit_priority(unvalidated.priority, tenant, field_path))
+        limited = replace(unvalidated, priority=limit_priority(unvalidated.priority, tenant, field_path))
         asked = NOT_RECORDED if unvalidated.retention is None else unvalidated.retention
         return limited, self._retention.resolve(asked, is_named=False, limit=tenant.retention, field_path=field_path)
 
@@ -371,7 +347,7 @@ class RequestManager:
         assert model is not None, "it was validated for a model of the catalog"
         rendering = Rendering.of(generation, model.tokenizer.vocabulary)
         submit = generation.to_proto(rendering.to_proto())
-        _set_caller(submit, call.tenant, request_key(call.tenant.name, generation.request_id, prompt_index), part_of)
+        set_caller(submit, call.tenant, request_key(call.tenant.name, generation.request_id, prompt_index), part_of)
         submit.tokenizer_fingerprint = model.tokenizer_fingerprint
         submit.traceparent = span.traceparent
         submit.is_resumption = any(not start.is_beginning for start in resume_positions.values())
@@ -391,55 +367,9 @@ class RequestManager:
         self, call: Call, part_of: scheduler_pb2.CountedCall | None, prompt_index: int, value: ValidatedValue
     ) -> scheduler_pb2.Submit:
         submit = value.to_proto()
-        _set_caller(submit, call.tenant, request_key(call.tenant.name, value.request_id, prompt_index), part_of)
+        set_caller(submit, call.tenant, request_key(call.tenant.name, value.request_id, prompt_index), part_of)
         submit.tokenizer_fingerprint = self.catalog.fingerprints[value.model]
         return submit
-
-
-def _counted_call(
-    requests: Sequence[ValidatedRequest | ValidatedValue], tenant: Tenant
-) -> scheduler_pb2.CountedCall | None:
-    """What the requests of a call are a part of, where they count together for their account; None: each counts alone.
-
-    Raises QuireError where the call has more than the key ever allows at once.
-    """
-    limits = tenant.limits
-    if limits is None or len(requests) < 2:
-        return None
-    for name, most in (("requests_per_minute", limits.requests_per_minute), ("max_queued", limits.max_queued)):
-        if most is not None and len(requests) > most:
-            message = f"is one of {len(requests)} inputs, and {name} of the API key is {most}: a call may have no more"
-            raise QuireError(Reason.INVALID_FIELD, message, field=requests[most].field_path(Field.PROMPT))
-    if limits.requests_per_minute is None:
-        return None
-    return scheduler_pb2.CountedCall(id=uuid.uuid4().bytes, num_requests=len(requests))
-
-
-def _set_caller(
-    submit: scheduler_pb2.Submit, tenant: Tenant, key: str, part_of: scheduler_pb2.CountedCall | None
-) -> None:
-    """Sets the fields of a Submit that say whose request it is."""
-    submit.key = key
-    submit.tenant = tenant.name
-    submit.weight = tenant.weight
-    if tenant.limits is not None:
-        submit.limits.CopyFrom(tenant.limits.to_proto())
-    if part_of is not None:
-        submit.call.CopyFrom(part_of)
-    submit.cache_salt = cache_salt(tenant.name)
-
-
-def _limit_priority(priority: int | None, tenant: Tenant, field_path: FieldPath) -> int | None:
-    """Rejects a priority above that of the key. A request without one has 0, or the key's highest if that is lower."""
-    most = tenant.max_priority
-    if most is None:
-        return priority
-    if priority is None:
-        return min(0, most)
-    if priority > most:
-        message = f"must be at most {most}, the highest priority that the API key allows"
-        raise QuireError(Reason.INVALID_FIELD, message, field=field_path(Field.PRIORITY))
-    return priority
 
 
 def _draining() -> QuireError:

@@ -7,6 +7,7 @@ from typing import TypeVar
 from gateway_svc.chats import FEW_ITEMS, ChatPrompt
 from gateway_svc.chunk_sender import ChunkSender
 from gateway_svc.classifications import UnvalidatedClassifications
+from gateway_svc.client_call import Call
 from gateway_svc.common_fields import is_request_id
 from gateway_svc.embeddings import UnvalidatedEmbeddings
 from gateway_svc.field_checker import FieldChecker
@@ -18,7 +19,7 @@ from gateway_svc.output import Chunk
 from gateway_svc.ranking import completed_sequences
 from gateway_svc.rendering import Rendering
 from gateway_svc.request_group import RequestGroup
-from gateway_svc.request_manager import Call, RequestManager
+from gateway_svc.request_manager import RequestManager
 from gateway_svc.running_request import RunningRequest
 from gateway_svc.scores import UnvalidatedScores
 from gateway_svc.sequence_output import EndDelivery, ResumePosition, remainder

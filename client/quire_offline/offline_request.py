@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any, TypeAlias
 
+from gateway_svc.client_call import Call
 from gateway_svc.field_paths import FieldPath
 from gateway_svc.http_api.openai.bodies import read_chat_completion, read_completion
 from gateway_svc.http_api.openai.chat_models import ChatBody
@@ -15,7 +16,7 @@ from gateway_svc.http_api.undefined_fields import UndefinedFields
 from gateway_svc.model_catalog import CatalogModel
 from gateway_svc.output import Chunk, merge_chunks
 from gateway_svc.ranking import completed_sequences
-from gateway_svc.request_manager import Call, RequestManager
+from gateway_svc.request_manager import RequestManager
 from gateway_svc.running_request import RunningRequest
 from gateway_svc.tenant import DEFAULT_TENANT
 from gateway_svc.tracing import Operation

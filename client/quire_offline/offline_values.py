@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from gateway_svc.classifications import UnvalidatedClassifications
+from gateway_svc.client_call import Call
 from gateway_svc.embeddings import UnvalidatedEmbeddings
 from gateway_svc.http_api.body_model import BodyModel
 from gateway_svc.http_api.classifying.models import ClassifyBody
@@ -18,7 +19,7 @@ from gateway_svc.http_api.scoring.models import ScoreBody
 from gateway_svc.http_api.scoring.requests import read_score
 from gateway_svc.http_api.undefined_fields import UndefinedFields
 from gateway_svc.model_catalog import CatalogModel
-from gateway_svc.request_manager import Call, RequestManager
+from gateway_svc.request_manager import RequestManager
 from gateway_svc.scores import UnvalidatedScores, ValidatedScores
 from gateway_svc.tenant import DEFAULT_TENANT
 from gateway_svc.tracing import Operation

@@ -13,6 +13,7 @@ from gateway_svc.auth import CREDENTIAL_HEADERS, Authenticator
 from gateway_svc.call_limits import CallLimits, OpenCall
 from gateway_svc.chats import ChatPrompt
 from gateway_svc.classifications import UnvalidatedClassifications
+from gateway_svc.client_call import Call
 from gateway_svc.common_fields import is_request_id
 from gateway_svc.embeddings import UnvalidatedEmbeddings
 from gateway_svc.field_checker import FieldChecker
@@ -25,7 +26,7 @@ from gateway_svc.http_api.undefined_fields import UndefinedFields
 from gateway_svc.model_catalog import CatalogModel
 from gateway_svc.output import Chunk, Usage
 from gateway_svc.request_group import RequestGroup
-from gateway_svc.request_manager import Call, RequestManager
+from gateway_svc.request_manager import RequestManager
 from gateway_svc.scores import UnvalidatedScores
 from gateway_svc.sequence_output import ResumePosition
 from gateway_svc.tenant import Tenant

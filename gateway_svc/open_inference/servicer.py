@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import grpc
 
+from gateway_svc.client_call import Call
 from gateway_svc.field_paths import Field, contract_field_path
 from gateway_svc.grpc_calls import REQUEST_ID, GrpcCalls, GrpcContext, reply_id
 from gateway_svc.metrics import CallOutcome
@@ -17,7 +18,7 @@ from gateway_svc.open_inference.tensors import add_count, add_texts
 from gateway_svc.output import Chunk, Usage
 from gateway_svc.ranking import completed_sequences
 from gateway_svc.request_group import RequestGroup
-from gateway_svc.request_manager import Call, RequestManager
+from gateway_svc.request_manager import RequestManager
 from gateway_svc.slow_messages import receive_next
 from gateway_svc.tracing import Operation
 from gateway_svc.unvalidated_request import ResponseMode

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from bert_models import CONTEXT, save_cross_encoder
 from deployment import Deployment, deployment
-from quire_command import quire_command
+from quire_command import quire
 
 LABELS = ["sad", "fine", "glad"]
 
@@ -39,7 +39,7 @@ def logits(classifier: tuple[Path, Any], text: str) -> torch.Tensor:
 async def test_each_line_has_its_labels(running: Deployment, classifier: tuple[Path, Any]) -> None:
     lines = [" ".join("abcd"[: 1 + place % 4]) + " hello" * (place % 3) for place in range(300)]  # two calls
 
-    code, out, err = await quire_command(running, "classify", given="\n".join(lines))
+    code, out, err = await quire("classify", "--address", running.grpc, given="\n".join(lines))
 
     assert (code, err) == (0, "")
     found = [dict(part.rsplit(" ", 1) for part in line.split("\t")) for line in out.splitlines()]
@@ -51,7 +51,9 @@ async def test_each_line_has_its_labels(running: Deployment, classifier: tuple[P
 
 
 async def test_raw_scores_as_json(running: Deployment, classifier: tuple[Path, Any]) -> None:
-    code, out, _ = await quire_command(running, "classify", "--raw-scores", "--json", "hello a", "b", given="")
+    code, out, _ = await quire(
+        "classify", "--address", running.grpc, "--raw-scores", "--json", "hello a", "b", given=""
+    )
     answer = json.loads(out)
     assert (code, answer["labels"]) == (0, LABELS)
     for text, numbers in zip(("hello a", "b"), answer["scores"], strict=True):
@@ -61,7 +63,7 @@ async def test_raw_scores_as_json(running: Deployment, classifier: tuple[Path, A
 async def test_an_error_names_the_line(running: Deployment) -> None:
     lines = ["hello"] * 299 + ["hello " * 2 * CONTEXT]
 
-    code, out, err = await quire_command(running, "classify", given="\n".join(lines))
+    code, out, err = await quire("classify", "--address", running.grpc, given="\n".join(lines))
 
     assert (code, len(out.splitlines())) == (1, 256)  # those of the first call
     assert err.startswith("quire: standard input, line 300: ")

@@ -10,7 +10,7 @@ from transformers import BertModel
 
 from bert_models import CONTEXT, hidden_states, save_bert
 from deployment import Deployment, deployment
-from quire_command import quire_command
+from quire_command import quire
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ async def test_each_line_has_its_vector(running: Deployment, bert: tuple[Path, B
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     lines = [" ".join("abcd"[: 1 + place % 4]) + " hello" * (place % 3) for place in range(300)]  # two calls
 
-    code, out, err = await quire_command(running, "embed", given="\n".join(lines))
+    code, out, err = await quire("embed", "--address", running.grpc, given="\n".join(lines))
 
     assert (code, err) == (0, "")
     vectors = [[float(number) for number in line.split(" ")] for line in out.splitlines()]
@@ -43,19 +43,19 @@ async def test_each_line_has_its_vector(running: Deployment, bert: tuple[Path, B
 async def test_an_error_names_the_line(running: Deployment) -> None:
     lines = ["hello"] * 299 + ["hello " * 2 * CONTEXT]
 
-    code, out, err = await quire_command(running, "embed", given="\n".join(lines))
+    code, out, err = await quire("embed", "--address", running.grpc, given="\n".join(lines))
 
     assert (code, len(out.splitlines())) == (1, 256)  # those of the first call
     assert err.startswith("quire: standard input, line 300: ")
 
 
 async def test_an_error_names_the_field(running: Deployment) -> None:
-    code, out, err = await quire_command(running, "embed", "hello", "--dimensions", "999999", given="")
+    code, out, err = await quire("embed", "--address", running.grpc, "hello", "--dimensions", "999999")
     assert (code, out) == (1, "")
     assert err.startswith("quire: dimensions: ")
 
 
 async def test_an_empty_line_is_refused(running: Deployment) -> None:
-    code, _, err = await quire_command(running, "embed", given="a\n\nb\n")
+    code, _, err = await quire("embed", "--address", running.grpc, given="a\n\nb\n")
     assert code == 1
     assert err == "quire: standard input, line 2: must not be empty\n"

@@ -3,6 +3,7 @@
 import re
 
 from gateway_svc.chats import ChatPrompt
+from gateway_svc.client_call import Call
 from gateway_svc.http_api.anthropic.answer_models import AnthropicError, MessageAnswer, MessageEvent, TokenCount
 from gateway_svc.http_api.anthropic.answers import MessageBuilder
 from gateway_svc.http_api.anthropic.errors import ANTHROPIC_ERRORS
@@ -12,7 +13,6 @@ from gateway_svc.http_api.calls import HttpCalls
 from gateway_svc.http_api.endpoint import GENERATION_HEADERS, HandlerDoc, HttpRoute
 from gateway_svc.http_api.exchange import HttpExchange
 from gateway_svc.http_api.json_body import invalid
-from gateway_svc.request_manager import Call
 from gateway_svc.tracing import Operation
 
 _FIRST_VERSION = "2023-06-01"

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from gateway_svc.chats import ChatPrompt
+from gateway_svc.client_call import Call
 from gateway_svc.field_paths import Field, NamedFields
 from gateway_svc.http_api.calls import HttpCalls
 from gateway_svc.http_api.embeddings.models import InputsBody
@@ -12,7 +13,6 @@ from gateway_svc.http_api.exchange import HttpExchange
 from gateway_svc.http_api.json_body import invalid
 from gateway_svc.http_api.openai import chat_fields
 from gateway_svc.http_api.openai.prompt_fields import read_prompts, read_retention
-from gateway_svc.request_manager import Call
 from gateway_svc.unvalidated_request import TokenPrompt
 from gateway_svc.validated_request import TruncationSide
 from gateway_svc.value_inputs import MAX_INPUTS, InputOptions, UnvalidatedInputs, ValueInput, input_fields

@@ -4,6 +4,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from gateway_svc.client_call import Call
 from gateway_svc.embeddings import UnvalidatedEmbeddings
 from gateway_svc.field_paths import Field, NamedFields
 from gateway_svc.http_api.calls import HttpCalls, InputValues, Output, rendering_cost
@@ -38,7 +39,7 @@ from gateway_svc.http_api.ollama.requests import (
 from gateway_svc.http_api.service_routes import VersionAnswer, software_version
 from gateway_svc.model_catalog import CatalogModel
 from gateway_svc.output import Chunk, Usage
-from gateway_svc.request_manager import Call, RequestManager
+from gateway_svc.request_manager import RequestManager
 from gateway_svc.tracing import Operation
 from svc_common.model_tasks import ModelTask
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 
+from gateway_svc.client_call import Call
 from gateway_svc.field_paths import contract_field_path
 from gateway_svc.http_api.calls import HttpCalls
 from gateway_svc.http_api.endpoint import GENERATION_HEADERS, RESUMABLE_HEADERS, HandlerDoc, HttpRoute
@@ -34,7 +35,7 @@ from gateway_svc.http_api.openai.cursor import LAST_EVENT_ID, MAX_CHOICES, Curso
 from gateway_svc.http_api.openai.errors import OPENAI_ERRORS
 from gateway_svc.http_api.openai.generation_body import CompletionBody
 from gateway_svc.http_api.service_routes import software_version
-from gateway_svc.request_manager import Call, RequestManager
+from gateway_svc.request_manager import RequestManager
 from gateway_svc.tracing import Operation
 from gateway_svc.validated_request import ModelInfo
 from svc_common.errors import QuireError, Reason

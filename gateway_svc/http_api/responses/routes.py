@@ -9,6 +9,7 @@ from dataclasses import replace
 import grpc
 
 from gateway_svc.chats import ChatMessage, ChatPrompt
+from gateway_svc.client_call import Call
 from gateway_svc.common_fields import is_request_id
 from gateway_svc.http_api.calls import PING_SECONDS, HttpCalls, Output, PromptRequest, rendering_cost
 from gateway_svc.http_api.endpoint import GENERATION_HEADERS, HandlerDoc, HttpRoute
@@ -33,7 +34,7 @@ from gateway_svc.http_api.responses.records import ResponseRecords, rendered
 from gateway_svc.http_api.responses.request import ResponseName, ResponseRequest
 from gateway_svc.http_api.responses.stored_response import StoredResponse
 from gateway_svc.request_group import RequestGroup
-from gateway_svc.request_manager import Call, RequestManager
+from gateway_svc.request_manager import RequestManager
 from gateway_svc.tenant import Tenant
 from gateway_svc.tracing import Operation
 from gateway_svc.validated_request import ValidatedRequest

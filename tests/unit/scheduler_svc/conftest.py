@@ -33,6 +33,12 @@ def lasting(server: RedisServer, keys: "redis.Redis") -> RedisServer:
 
 
 @pytest.fixture
+def url(lasting: RedisServer) -> str:
+    """Of the server, which is empty when the test begins."""
+    return lasting.url
+
+
+@pytest.fixture
 async def store(lasting: RedisServer) -> AsyncIterator[RedisStore]:
     """A store on an empty server."""
     async with store_at(lasting) as store:
