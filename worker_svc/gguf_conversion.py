@@ -26,6 +26,7 @@ from torch import Tensor
 from svc_common.preparation import PreparationFailed, Report
 from worker_svc.gguf_config import read_config
 from worker_svc.gguf_metadata import GgufMetadata
+from worker_svc.gguf_tokenizer import write_tokenizer
 from worker_svc.model.architecture import describe
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.formats._gguf_blocks import BLOCK_TYPES
@@ -72,7 +73,7 @@ class GgufConversion:
             _dequantize(metadata, config, self.directory)
         else:
             self._keep_blocks(reader, metadata, config, description)
-        _write_tokenizer(metadata, self.directory)
+        write_tokenizer(metadata, self.directory, self.report)
 
     def _keep_blocks(
         self, reader: GGUFReader, metadata: GgufMetadata, config: Any, description: ModelDescription
@@ -162,20 +163,6 @@ def _write_config(config: Any, metadata: GgufMetadata, directory: Path, types: M
     if types:
         written["quantization_config"] = {"quant_method": METHOD, "types": dict(types)}
     path.write_text(json.dumps(written, indent=2) + "\n")
-
-
-def _write_tokenizer(metadata: GgufMetadata, directory: Path) -> None:
-    from tokenizers import decoders, pre_tokenizers
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(metadata.gguf.parent, gguf_file=metadata.gguf.name)
-    backend = tokenizer.backend_tokenizer
-    # transformers does not use this field.
-    has_prefix = metadata.general("tokenizer.ggml.add_space_prefix") is not False
-    if isinstance(backend.pre_tokenizer, pre_tokenizers.Metaspace) and not has_prefix:
-        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
-        backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    tokenizer.save_pretrained(directory)
 
 
 @dataclass(frozen=True, slots=True)

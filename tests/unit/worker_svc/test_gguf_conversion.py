@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from gguf import GGUFWriter
 from safetensors.torch import load_file
-from tokenizers import Tokenizer
 
 from svc_common.preparation import PreparationFailed
-from tiny_gguf import TOKENS, TinyGguf, write_tiny_gguf
+from tiny_gguf import TinyGguf, write_tiny_gguf
 from worker_svc.gguf_conversion import GgufConversion
 
 Convert = Callable[[TinyGguf], Path]
@@ -103,28 +101,3 @@ def test_a_file_that_is_cut_off_is_named(share: float, tmp_path: Path) -> None:
     gguf.write_bytes(gguf.read_bytes()[: int(gguf.stat().st_size * share)])
     with pytest.raises(PreparationFailed, match=r"tiny\.gguf is damaged or not complete: "):
         GgufConversion(gguf, tmp_path, print).run(keeps_blocks=True)
-
-
-@pytest.mark.parametrize(
-    ("add_space_prefix", "expected"), [(None, ["<s>", "▁", "h"]), (True, ["<s>", "▁", "h"]), (False, ["<s>", "h"])]
-)
-def test_a_space_is_added_before_texts_unless_the_file_says_otherwise(
-    add_space_prefix: bool | None, expected: list[str], convert: Convert
-) -> None:
-    pieces = ["▁", "h", "e", "he", "l", "ll"]
-    num_bytes = len(TOKENS) - 3 - len(pieces)
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(num_bytes)), *pieces]
-
-    def sentencepiece(writer: GGUFWriter) -> None:
-        writer.add_tokenizer_model("llama")
-        writer.add_token_list(tokens)
-        writer.add_token_types([2, 3, 3] + [6] * num_bytes + [1] * len(pieces))
-        writer.add_token_scores([0.0] * len(tokens))
-        if add_space_prefix is not None:
-            writer.add_add_space_prefix(add_space_prefix)
-
-    directory = convert(TinyGguf(more=sentencepiece))
-    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    encoded = tokenizer.encode("h")
-    assert encoded.tokens == expected
-    assert tokenizer.decode(encoded.ids) == "h"
