@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import NoReturn
 
@@ -13,7 +14,10 @@ _PACKAGES = Path(__file__).parents[2] / ".ci" / "apt.txt"
 def tool(name: str, package: str | None = None) -> str:
     """The path of a program of a Debian package, which is called as the program if it is not named. If the program is
     missing, the test is skipped; in CI, which installs it, the test fails."""
-    path = shutil.which(name)
+    # An activated environment has a redis-server of its own, which is older.
+    own = Path(sys.prefix, "bin")
+    folders = [folder for folder in os.environ.get("PATH", os.defpath).split(os.pathsep) if Path(folder) != own]
+    path = shutil.which(name, path=os.pathsep.join(folders))
     if path is None:
         missing(f"there is no {name} on the PATH", package or name)
     return path
