@@ -7,6 +7,9 @@ from worker_svc.model.architecture import AnyDescription, architecture_names, ar
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.encoder_description import EncoderDescription
 
+# Of types whose default sizes are not described.
+_OTHER_SIZES: dict[str, dict[str, Any]] = {"electra": {"embedding_size": 256}}
+
 
 def family_configs(known: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The configs of decoders by model type; those of `known` as they are there."""
@@ -40,7 +43,7 @@ def _family_of(model_type: str) -> tuple[dict[str, Any], AnyDescription] | None:
     name = next((name for name in (model_type, model_type.replace("_", "-")) if name in CONFIG_MAPPING), None)
     if architecture is None or name is None:
         return None
-    config: Any = AutoConfig.for_model(name)
+    config: Any = AutoConfig.for_model(name, **_OTHER_SIZES.get(model_type, {}))
     config.num_hidden_layers = 2
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[-2:]

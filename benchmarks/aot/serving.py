@@ -42,7 +42,7 @@ from worker_svc.model.config import read_config
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.device_formats import Quantization
 from worker_svc.model.loading import LoadedModel
-from worker_svc.model.triton_encoder import TritonEncoder
+from worker_svc.model.triton_encoder import TritonEncoder, unsupported_reason
 from worker_svc.model.triton_model import TritonModel
 from worker_svc.model.triton_states import TritonStates
 from worker_svc.model_layout import ModelLayout
@@ -248,6 +248,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             make_states = partial(TritonStates, decoder, MetaCheckpoint(), **how)
             yield f"{name}, embeddings", *compiled_while_encoding(make_states, decoder.context_length, options.steps)
         for name, description in encoder_descriptions(MODELS).items():
+            if unsupported_reason(description) is not None:
+                continue
             make_encoder = partial(TritonEncoder, description, MetaCheckpoint(), **how)
             yield name, *compiled_while_encoding(make_encoder, description.context_length, options.steps)
 

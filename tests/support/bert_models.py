@@ -7,20 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    BertForSequenceClassification,
-    BertModel,
-    PreTrainedModel,
-    RobertaConfig,
-    RobertaForMaskedLM,
-    RobertaModel,
-    XLMRobertaConfig,
-    XLMRobertaForMaskedLM,
-    XLMRobertaForSequenceClassification,
-)
+from transformers import BertConfig, BertForSequenceClassification, BertModel, PreTrainedModel
 
 from encoder_model import WORDS, encoder_tokenizer
 
@@ -34,8 +23,30 @@ _SIZES: dict[str, Any] = {
     "max_position_embeddings": CONTEXT,
     "initializer_range": 0.3,
 }
+# Heads of 16, which the compiled kernels take.
+_OF_HEADS = {**_SIZES, "num_attention_heads": 3}
 # Two more positions, before those of tokens. The token 1 is for padding, and has no position.
-_ROBERTA_SIZES = {**_SIZES, "max_position_embeddings": CONTEXT + 2, "type_vocab_size": 1, "pad_token_id": 1}
+_ROBERTA_SIZES = {**_OF_HEADS, "max_position_embeddings": CONTEXT + 2, "type_vocab_size": 1, "pad_token_id": 1}
+
+_DISTILBERT_SIZES: dict[str, Any] = {
+    "vocab_size": len(WORDS),
+    "dim": 48,
+    "hidden_dim": 80,
+    "n_layers": 3,
+    "n_heads": 3,
+    "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.3,
+}
+ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("Bert", _OF_HEADS),
+    "camembert": ("Camembert", _ROBERTA_SIZES),
+    "distilbert": ("DistilBert", _DISTILBERT_SIZES),
+    "electra": ("Electra", {**_OF_HEADS, "embedding_size": 48}),
+    "mpnet": ("MPNet", {**_OF_HEADS, "max_position_embeddings": CONTEXT + 2, "pad_token_id": 1}),
+    "roberta": ("Roberta", _ROBERTA_SIZES),
+    "xlm-roberta": ("XLMRoberta", _ROBERTA_SIZES),
+}
+"""The name of an architecture in transformers' classes, and the sizes of a model of it."""
 
 
 def save_bert(
@@ -63,35 +74,36 @@ def save_bert(
     return model
 
 
-def save_roberta(directory: Path) -> RobertaModel:
+def save_encoder(directory: Path, architecture: str, **config: Any) -> PreTrainedModel:
     """Writes a random model without files of sentence-transformers."""
-    model: RobertaModel = _save(RobertaModel, RobertaConfig(**_ROBERTA_SIZES), directory)
-    return model
+    return _save_as("Model", directory, architecture, config)
+
+
+def save_classifier(directory: Path, architecture: str, **config: Any) -> PreTrainedModel:
+    """Writes a random model with a head of one label, which other options of its config may change."""
+    return _save_as("ForSequenceClassification", directory, architecture, {"num_labels": 1, **config})
 
 
 def save_cross_encoder(directory: Path, **config: Any) -> BertForSequenceClassification:
-    """Writes a random model with a head of one label, which other options of its config may change."""
-    whole = BertConfig(**{**_SIZES, "num_labels": 1, **config})
-    model: BertForSequenceClassification = _save(BertForSequenceClassification, whole, directory)
-    return model
-
-
-def save_roberta_cross_encoder(directory: Path, **config: Any) -> XLMRobertaForSequenceClassification:
-    """Writes a random model of the other form."""
-    whole = XLMRobertaConfig(**{**_ROBERTA_SIZES, "num_labels": 1, **config})
-    model: XLMRobertaForSequenceClassification = _save(XLMRobertaForSequenceClassification, whole, directory)
+    """As `save_classifier`, of BERT."""
+    model = save_classifier(directory, "bert", **config)
+    assert isinstance(model, BertForSequenceClassification)
     return model
 
 
 def save_masked_model(directory: Path, architecture: str) -> PreTrainedModel:
     """Writes a random model with the head of pre-training, which predicts hidden words, and returns its encoder."""
-    kind, config = {
-        "bert": (BertForMaskedLM, BertConfig(**_SIZES)),
-        "roberta": (RobertaForMaskedLM, RobertaConfig(**_ROBERTA_SIZES)),
-        "xlm-roberta": (XLMRobertaForMaskedLM, XLMRobertaConfig(**_ROBERTA_SIZES)),
-    }[architecture]
-    encoder: PreTrainedModel = _save(kind, config, directory).base_model
+    encoder = _save_as("ForMaskedLM", directory, architecture, {}).base_model
+    assert isinstance(encoder, PreTrainedModel)
     return encoder
+
+
+def _save_as(ending: str, directory: Path, architecture: str, config: dict[str, Any]) -> PreTrainedModel:
+    """Writes a random model of the class with this ending."""
+    name, sizes = ENCODERS[architecture]
+    make_config, kind = getattr(transformers, f"{name}Config"), getattr(transformers, f"{name}{ending}")
+    model: PreTrainedModel = _save(kind, make_config(**{**sizes, **config}), directory)
+    return model
 
 
 def _save(kind: Any, config: Any, directory: Path) -> Any:
@@ -127,6 +139,8 @@ def raw_score(model: PreTrainedModel, prompt: Sequence[int], num_first: int | No
 
 
 def _inputs(model: PreTrainedModel, prompt: Sequence[int], num_first: int | None) -> dict[str, Tensor]:
+    if getattr(model.config, "type_vocab_size", None) is None:
+        return {"input_ids": torch.tensor([list(prompt)])}
     first = len(prompt) if num_first is None else num_first
     second_type = min(1, model.config.type_vocab_size - 1)
     types = [0] * first + [second_type] * (len(prompt) - first)

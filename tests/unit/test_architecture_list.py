@@ -51,7 +51,7 @@ def test_an_architecture_took_what_the_list_says(row: Row) -> None:
     assert sorted(set(re.findall(r"from worker_svc\.model\.(describe_\w+) import", text))) == row.shared
     # Nothing else of the worker describes it: what it imports has the descriptions of several, or their types.
     imported = set(re.findall(r"^from worker_svc\.model\.(\w+) import", text, re.MULTILINE)) - set(row.shared)
-    assert imported <= {"architecture", "description", "encoder_description"}
+    assert imported <= {"architecture", "description", "encoder_description", "score_head_description"}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.module.stem)
@@ -60,7 +60,7 @@ def test_an_architecture_has_configs_and_a_test_that_uses_them(row: Row) -> None
     named = re.search(pattern, row.module.read_text())
     assert named is not None
     configs = (ROOT / "tests/support" / row.configs).read_text()
-    assert re.search(rf"\b{named[1]}\w*Config\(", configs), f"no {named[1]}Config in {row.configs}"
+    assert re.search(rf'\b{named[1]}\w*Config\(|"{named[1]}"', configs), f"no {named[1]} in {row.configs}"
     test = (ROOT / "tests/unit/worker_svc/model" / row.test).read_text()
     assert re.search(rf"^(from|import) {Path(row.configs).stem}\b", test, re.MULTILINE)
 

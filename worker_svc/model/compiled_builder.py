@@ -52,13 +52,14 @@ class CompiledBuilder:
         default: MatrixFormat = MatrixFormat.PLAIN,
         *,
         of_encoder: bool = False,
+        may_use_amx: bool = True,
     ) -> None:
         """`dtype`: of the model. `default`: the format of layers that name none. An encoder's outputs stay in their
-        order, and where it is float32 without codes, its products are computed by AMX too.
+        order, and where it is float32 without codes, its products are computed by AMX too, if `may_use_amx`.
         """
         self.thread_pool, self.dtype, self._default, self._of_encoder = thread_pool, dtype, default, of_encoder
         is_fit = dtype == torch.bfloat16 or (of_encoder and default is MatrixFormat.PLAIN)
-        self.use_amx = is_fit and has_amx(thread_pool)
+        self.use_amx = may_use_amx and is_fit and has_amx(thread_pool)
         """Whether products are computed by AMX."""
         self._memory = LargePages()
 

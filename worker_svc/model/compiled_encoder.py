@@ -1,14 +1,16 @@
 """An encoder by compiled code on a CPU: one call computes all layers of many prompts, without padding."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from quire_kernels.cpu.activations import ActivationCode
 from quire_kernels.cpu.attention import check_compiled_support
-from quire_kernels.cpu.encoder import Encoder, EncoderLayerArgs, EncoderModelArgs
+from quire_kernels.cpu.encoder import PADDING, DistanceScoresArgs, Encoder, EncoderLayerArgs, EncoderModelArgs
 from quire_kernels.cpu.linear import MatrixArgs, MatrixFormat
 from quire_kernels.cpu.norms import NormArgs, NormCode, pack_norm
 from quire_kernels.cpu.thread_pool import ThreadPool
@@ -16,7 +18,7 @@ from worker_svc.errors import UnsupportedModel
 from worker_svc.model.compiled_builder import CompiledBuilder
 from worker_svc.model.description import LinearLayer
 from worker_svc.model.encoder_description import EncoderDescription, EncoderLayer, LayerNorm
-from worker_svc.model.encoder_weights import open_encoder, take_embeddings
+from worker_svc.model.encoder_weights import open_encoder, take_distance_scores, take_embeddings
 from worker_svc.model.linear_weights import LinearWeights
 from worker_svc.model.weights import Checkpoint
 from worker_svc.wanted_states import Places, wanted_rows
@@ -54,7 +56,11 @@ class CompiledEncoder:
         if refused is not None:
             raise UnsupportedModel(f"the compiled kernels cannot be used: {refused}")
         self.description = description
-        self._builder = CompiledBuilder(thread_pool, checkpoint.dtype, weights, of_encoder=True)
+        # Scores by distances are computed by vectors.
+        may_use_amx = description.relative_positions is None
+        self._builder = CompiledBuilder(
+            thread_pool, checkpoint.dtype, weights, of_encoder=True, may_use_amx=may_use_amx
+        )
         self.use_amx = self._builder.use_amx
         """Whether products are computed by AMX."""
         self._checkpoint = checkpoint
@@ -70,6 +76,7 @@ class CompiledEncoder:
             self._address(embeddings.positions.float()),
             self._address(embeddings.types.float()),
             self._norm(description.embedding_norm),
+            self._distances(),
             (EncoderLayerArgs * len(description.layers))(*map(self._layer, description.layers)),
         )
         del self._checkpoint, self._builder
@@ -97,6 +104,15 @@ class CompiledEncoder:
         packed = pack_norm(NormCode.LAYER, weight, bias, norm.eps)
         self._kept.append(packed)
         return packed.args()
+
+    def _distances(self) -> DistanceScoresArgs:
+        relative, num_heads = self.description.relative_positions, self.description.num_heads
+        if relative is None:
+            return DistanceScoresArgs()
+        scores = take_distance_scores(relative, num_heads, self.description.context_length, self._checkpoint)
+        # They are added before products are divided by this.
+        scaled = F.pad(scores.float() * math.sqrt(self.description.hidden_size // num_heads), (0, PADDING))
+        return DistanceScoresArgs(self._address(scaled), scaled.shape[1], scores.shape[1] // 2)
 
     def _linear(self, layer: LinearLayer) -> MatrixArgs:
         matrix = self._builder.linear(LinearWeights(layer, self._checkpoint))

@@ -5,7 +5,7 @@ from typing import Any
 
 from worker_svc.errors import UnsupportedModel
 from worker_svc.model.description import ModelDescription
-from worker_svc.model.score_head_description import ScoreActivation, ScoreHeadSpec
+from worker_svc.model.score_head_description import DenseActivation, ScoreActivation, ScoreHeadSpec
 
 _ACTIVATIONS = {
     "Identity": ScoreActivation.NONE,
@@ -21,14 +21,16 @@ def has_score_head(config: Any) -> bool:
     return any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
 
 
-def describe_score_head(config: Any, output: str, dense: str | None = None) -> ScoreHeadSpec:
+def describe_score_head(
+    config: Any, output: str, dense: str | None = None, dense_activation: DenseActivation = DenseActivation.TANH
+) -> ScoreHeadSpec:
     """The head of an encoder, whose layers have biases.
 
     Raises UnsupportedModel if it has no labels, or another activation than these can have.
     """
     if not config.num_labels:
         raise UnsupportedModel(f"this {config.model_type} model has a head without labels")
-    return ScoreHeadSpec(output, _activation(config), config.num_labels, dense)
+    return ScoreHeadSpec(output, _activation(config), config.num_labels, dense, dense_activation)
 
 
 def with_score_head(description: ModelDescription, config: Any) -> ModelDescription:

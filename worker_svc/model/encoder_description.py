@@ -33,8 +33,26 @@ class EncoderLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class RelativePositions:
+    """What is added to the attention scores of each head, by the distance of a key from its query, in all layers alike.
+
+    Keys before the query and those after it have half of the `num_buckets` each. Near distances have a bucket of their
+    own; from `num_buckets` / 4 on, buckets cover longer and longer ranges; the last one has all from `max_distance` on.
+    """
+
+    weight: str
+    """The checkpoint's tensor [num_buckets, num_heads]."""
+    num_buckets: int
+    max_distance: int
+
+    def __post_init__(self) -> None:
+        require(self.num_buckets >= 4 and self.num_buckets % 4 == 0, self.weight, "of a multiple of four buckets")
+        require(self.max_distance > self.num_buckets // 4, self.weight, "of a larger distance than that of near keys")
+
+
+@dataclass(frozen=True, slots=True)
 class EncoderDescription:
-    """An encoder: the sum of three embeddings, a norm, and layers. Its last hidden states are the result."""
+    """An encoder: the sum of up to three embeddings, a norm, and layers. Its last hidden states are the result."""
 
     architecture: str
     vocab_size: int
@@ -46,9 +64,9 @@ class EncoderDescription:
     """The checkpoint's tensor [vocab_size, hidden_size]."""
     position_embedding: str
     """The checkpoint's tensor [first_position + context_length, hidden_size]."""
-    type_embedding: str
-    """The checkpoint's tensor [num_types, hidden_size]. The second text of a pair is of the second type, where there is
-    one; all other tokens are of the first.
+    type_embedding: str | None
+    """The checkpoint's tensor [num_types, hidden_size]; None: tokens are of one type. The second text of a pair is of
+    the second type, where there is one; all other tokens are of the first.
     """
     num_types: int
     embedding_norm: LayerNorm
@@ -59,6 +77,8 @@ class EncoderDescription:
     """Of the checkpoint's tensors that have no part in the hidden states."""
     prefix: str = ""
     """What the names of all tensors may begin with before these: those of a class with a head that is not used."""
+    relative_positions: RelativePositions | None = None
+    """What attention depends on beside queries and keys, if it does."""
     score_head: ScoreHeadSpec | None = None
     """Of a cross-encoder or classifier; None: the model computes embeddings."""
 

@@ -1,5 +1,8 @@
-"""What all ways to compute an encoder read: its checkpoint, and the embeddings of words, positions and types."""
+"""What all ways to compute an encoder read: its checkpoint, the embeddings of words, positions and types, and what
+attention depends on beside them.
+"""
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from worker_svc.model.encoder_description import EncoderDescription
+from worker_svc.model.encoder_description import EncoderDescription, RelativePositions
 from worker_svc.model.tensor_names import StoredTensor
 from worker_svc.model.weights import Checkpoint, open_checkpoint
 
@@ -50,8 +53,35 @@ def take_embeddings(description: EncoderDescription, checkpoint: Checkpoint) -> 
     hidden, first, num_types = description.hidden_size, description.first_position, description.num_types
     words = checkpoint.take(description.word_embedding, description.vocab_size, hidden)
     positions = checkpoint.take(description.position_embedding, first + description.context_length, hidden)[first:]
+    if description.type_embedding is None:
+        return EncoderEmbeddings(words, positions, words.new_zeros(2, hidden))
     types = checkpoint.take(description.type_embedding, num_types, hidden)
     return EncoderEmbeddings(words, positions, types[[0, min(1, num_types - 1)]])
+
+
+def take_distance_scores(
+    relative: RelativePositions, num_heads: int, context_length: int, checkpoint: Checkpoint
+) -> Tensor:
+    """What is added to the scores of each head, by the distance of a key from its query, [num_heads,
+    2 * context_length - 1]: a query's own key is in the middle, and keys before it are before that.
+
+    Raises UnsupportedModel if the tensor does not match the description.
+    """
+    weight = checkpoint.take(relative.weight, relative.num_buckets, num_heads)
+    distances = torch.arange(1 - context_length, context_length)
+    return weight[_buckets(distances, relative).to(weight.device)].T.contiguous()
+
+
+def _buckets(distances: Tensor, relative: RelativePositions) -> Tensor:
+    """The bucket of each distance of a key from its query, which is negative for keys before it. Source: T5,
+    https://arxiv.org/abs/1910.10683, section 2.1.
+    """
+    half = relative.num_buckets // 2
+    num_near = half // 2
+    lengths = distances.abs()
+    share = (lengths.clamp(min=1) / num_near).log() / math.log(relative.max_distance / num_near)
+    far = (num_near + (share * (half - num_near)).long()).clamp(max=half - 1)
+    return torch.where(lengths < num_near, lengths, far) + half * (distances > 0)
 
 
 def token_places(lengths: Sequence[int], num_first: Sequence[int] | None, context_length: int) -> Tensor:

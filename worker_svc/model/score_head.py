@@ -2,7 +2,7 @@
 each label.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -11,11 +11,17 @@ from torch import Tensor
 
 from worker_svc.model.architecture import AnyDescription
 from worker_svc.model.description import ModelDescription, StoredLinear
-from worker_svc.model.score_head_description import ScoreActivation, ScoreHeadSpec
+from worker_svc.model.score_head_description import DenseActivation, ScoreActivation, ScoreHeadSpec
 from worker_svc.model.stored_linear import is_stored_dense, read_stored
 from worker_svc.model.tensor_names import described_names
 from worker_svc.model.weight_format import format_of
 from worker_svc.model.weights import Checkpoint
+
+_DENSE_ACTIVATIONS: Mapping[DenseActivation, Callable[[Tensor], Tensor]] = {
+    DenseActivation.TANH: torch.tanh,
+    DenseActivation.RELU: F.relu,
+    DenseActivation.GELU: F.gelu,
+}
 
 
 class ScoreHead:
@@ -45,7 +51,7 @@ class ScoreHead:
         """
         states = states.float()
         if self._dense is not None:
-            states = F.linear(states, *self._dense).tanh()
+            states = _DENSE_ACTIVATIONS[self._spec.dense_activation](F.linear(states, *self._dense))
         outputs = F.linear(states, *self._output)
         if self._soft_cap is not None:
             outputs = self._soft_cap * (outputs / self._soft_cap).tanh()

@@ -13,9 +13,17 @@ class ScoreActivation(StrEnum):
     """Over all outputs of a prompt."""
 
 
+class DenseActivation(StrEnum):
+    """The function between a head's two products."""
+
+    TANH = "tanh"
+    RELU = "relu"
+    GELU = "gelu"
+
+
 @dataclass(frozen=True, slots=True)
 class ScoreHeadSpec:
-    """A head: activation(output(tanh(dense(x)))), without `dense` activation(output(x)), of one token's hidden state x.
+    """A head: activation(output(f(dense(x)))), without `dense` activation(output(x)), of one token's hidden state x.
 
     `dense` [hidden_size, hidden_size] and `output` [num_labels, hidden_size] are linear layers of the checkpoint.
     """
@@ -25,6 +33,8 @@ class ScoreHeadSpec:
     num_labels: int = 1
     """How many numbers a prompt gets: one, a score, or several."""
     dense: str | None = None
+    dense_activation: DenseActivation = DenseActivation.TANH
+    """f."""
     bias: bool = True
     """Whether these layers have biases."""
     of_last_token: bool = False

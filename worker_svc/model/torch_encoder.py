@@ -10,7 +10,7 @@ from torch import Tensor
 
 from worker_svc.model.description import Activation, LinearLayer
 from worker_svc.model.encoder_description import EncoderDescription, EncoderLayer, LayerNorm
-from worker_svc.model.encoder_weights import open_encoder, take_embeddings, token_places
+from worker_svc.model.encoder_weights import open_encoder, take_distance_scores, take_embeddings, token_places
 from worker_svc.model.linear import Linear, make_linear
 from worker_svc.model.linear_weights import LinearWeights
 from worker_svc.model.prompt_groups import PromptGroup, prompt_groups
@@ -51,6 +51,10 @@ class TorchEncoder:
         self._words, self._positions = embeddings.words, embeddings.of_places(self.dtype)
         self._norm = _Norm(description.embedding_norm, checkpoint)
         self._layers = [_build(layer, description.activation, checkpoint) for layer in description.layers]
+        relative, self._distance_scores = description.relative_positions, None
+        if relative is not None:
+            sizes = description.num_heads, description.context_length
+            self._distance_scores = take_distance_scores(relative, *sizes, checkpoint)
 
     def __call__(
         self, prompts: Sequence[Sequence[int]], num_first: Sequence[int] | None = None, places: Places = None
@@ -63,21 +67,32 @@ class TorchEncoder:
         flat = [token_id for prompt in prompts for token_id in prompt]
         tokens = torch.tensor(flat, dtype=torch.long, device=self.device)
         position_rows = token_places(lengths, num_first, self.description.context_length).to(self.device)
-        groups = prompt_groups(lengths, self.device)
+        groups = [(group, self._mask(group)) for group in prompt_groups(lengths, self.device)]
         hidden = self._norm(self._words[tokens] + self._positions[position_rows])
         for layer in self._layers:
             hidden = layer.attention_norm(layer.output.add(self._attention(layer.qkv(hidden), groups), hidden))
             hidden = layer.mlp_norm(layer.down.add(layer.up(hidden), hidden))
         return wanted_states(torch.split(hidden, lengths), places)
 
-    def _attention(self, qkv: Tensor, groups: Sequence[PromptGroup]) -> Tensor:
-        """The output [num_tokens, hidden_size] for queries, keys and values [num_tokens, 3 * hidden_size]."""
+    def _mask(self, group: PromptGroup) -> Tensor | None:
+        """What hides keys, or is added to scores, for a group's prompts, heads, queries and keys; None: nothing is."""
+        if self._distance_scores is None:
+            return group.mask
+        places = torch.arange(group.rows.shape[1], device=self.device)
+        own_place = self._distance_scores.shape[1] // 2
+        scores = self._distance_scores[:, places[None] - places[:, None] + own_place]
+        return scores[None] if group.mask is None else scores.where(group.mask, -torch.inf)
+
+    def _attention(self, qkv: Tensor, groups: Sequence[tuple[PromptGroup, Tensor | None]]) -> Tensor:
+        """The output [num_tokens, hidden_size] for queries, keys and values [num_tokens, 3 * hidden_size]. Groups come
+        with their masks.
+        """
         heads = self.description.num_heads
         output = qkv.new_empty(len(qkv), qkv.shape[1] // 3)
-        for group in groups:
+        for group, mask in groups:
             count, longest = group.rows.shape
             queries, keys, values = qkv[group.rows].view(count, longest, 3, heads, -1).permute(2, 0, 3, 1, 4)
-            attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=group.mask)
+            attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
             flat = attended.transpose(1, 2).reshape(count * longest, -1)
             output[group.targets] = flat if group.sources is None else flat[group.sources]
         return output

@@ -15,6 +15,12 @@ from quire_kernels.cpu.norms import NormArgs
 from quire_kernels.cpu.thread_pool import ThreadPool, type_of
 
 
+class DistanceScoresArgs(Structure):
+    """`DistanceScores` of attention.h."""
+
+    _fields_ = (("of_heads", c_void_p), ("stride", c_int64), ("own_place", c_int64))
+
+
 class EncoderLayerArgs(Structure):
     """`EncoderLayer` of encoder.h."""
 
@@ -41,6 +47,7 @@ class EncoderModelArgs(Structure):
         ("positions", c_void_p),
         ("types", c_void_p),
         ("norm", NormArgs),
+        ("distances", DistanceScoresArgs),
         ("layers", POINTER(EncoderLayerArgs)),
     )
 
@@ -59,6 +66,10 @@ class EncoderStepArgs(Structure):
     )
 
 
+PADDING = 16
+"""Numbers behind the distances of a head: a vector of them is read."""
+
+
 class Encoder:
     """An encoder whose weights are at the addresses in its arguments, which the caller keeps. For one thread.
 
@@ -69,9 +80,11 @@ class Encoder:
         self, thread_pool: ThreadPool, dtype: torch.dtype, arguments: EncoderModelArgs, *, use_amx: bool
     ) -> None:
         """`dtype`: of weights and word embeddings. With `use_amx`, weights are packed by `pack_for_amx`, else by
-        `pack_matrix`. Raises ValueError for another dtype, or `use_amx` on a processor without AMX.
+        `pack_matrix`. Raises ValueError for another dtype, or `use_amx` on a processor without AMX or with scores by
+        distances.
         """
         require(not use_amx or has_amx(thread_pool), "use_amx", "be false on a processor without AMX")
+        require(not use_amx or not arguments.distances.of_heads, "use_amx", "be false with scores by distances")
         self._thread_pool = thread_pool  # whose threads the library's object uses
         self._hidden_size: int = arguments.hidden_size
         self._handle: int | None = thread_pool.library.quire_encoder_new(

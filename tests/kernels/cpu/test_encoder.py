@@ -3,13 +3,13 @@
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, layer_norm, linear, relu, scaled_dot_product_attention, silu
+from torch.nn.functional import gelu, layer_norm, linear, pad, relu, scaled_dot_product_attention, silu
 
 import compiled
 import quire_kernels.cpu.encoder
 from quire_kernels.cpu.activations import ActivationCode
 from quire_kernels.cpu.amx import has_amx, pack_for_amx
-from quire_kernels.cpu.encoder import Encoder, EncoderLayerArgs, EncoderModelArgs
+from quire_kernels.cpu.encoder import PADDING, DistanceScoresArgs, Encoder, EncoderLayerArgs, EncoderModelArgs
 from quire_kernels.cpu.linear import PackedMatrix, pack_matrix
 from quire_kernels.cpu.norms import NormCode, pack_norm
 
@@ -44,6 +44,8 @@ class OneLayer:
         self.down = torch.zeros(HIDDEN, INTERMEDIATE, dtype=dtype)
         self.norms = [(torch.ones(HIDDEN), torch.zeros(HIDDEN)) for _ in range(3)]
         self.activation = ActivationCode.GELU
+        self.distances: Tensor | None = None
+        """What is added to scores, float32 [HEADS, 2 * longest - 1]."""
 
     def run(self, lengths: list[int]) -> list[Tensor]:
         """The hidden states of prompts of these lengths, of tokens 0, 1, 2, ..."""
@@ -57,7 +59,12 @@ class OneLayer:
         layers = (EncoderLayerArgs * 1)(EncoderLayerArgs(qkv, output, second, up, down, third))
         sizes = (HIDDEN, INTERMEDIATE, 1, HEADS, self.activation)
         addresses = (self.words.data_ptr(), zeros.data_ptr(), zeros.data_ptr())
-        encoder = Encoder(pool, self.dtype, EncoderModelArgs(*sizes, *addresses, first, layers), use_amx=self.use_amx)
+        distances = DistanceScoresArgs()
+        if self.distances is not None:
+            padded = pad(self.distances * (HIDDEN // HEADS) ** 0.5, (0, PADDING))
+            distances = DistanceScoresArgs(padded.data_ptr(), padded.shape[1], self.distances.shape[1] // 2)
+        arguments = EncoderModelArgs(*sizes, *addresses, first, distances, layers)
+        encoder = Encoder(pool, self.dtype, arguments, use_amx=self.use_amx)
         token_ids = torch.arange(sum(lengths))
         prompts = [part.tolist() for part in torch.split(token_ids, lengths)]
         return list(torch.split(encoder(prompts, None, token_ids.numpy()), lengths))
@@ -86,19 +93,42 @@ def test_layer_norm(use_amx: bool) -> None:
     assert_all_close(layer.run([100]), [layer.norm(layer.norm(states, 1), 2)], 1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_every_token_sees_all_tokens_of_its_prompt(dtype: torch.dtype, use_amx: bool) -> None:
-    torch.manual_seed(0)
+def attending(dtype: torch.dtype, use_amx: bool) -> OneLayer:
+    """A layer whose MLP is zero."""
     layer = OneLayer(dtype, use_amx, sum(LENGTHS))
     layer.qkv = (torch.randn(3 * HIDDEN, HIDDEN) / 6).to(dtype)
     layer.output = (torch.eye(HIDDEN) * 4).to(dtype)  # attention weighs more than the states that it is added to
+    return layer
+
+
+def attended(layer: OneLayer) -> list[Tensor]:
+    """The hidden states of prompts of all LENGTHS, float64."""
     expected = []
     for states in layer.embedded(LENGTHS):
         projected = linear(states, layer.qkv.double()).view(len(states), 3, HEADS, HIDDEN // HEADS)
         query, key, value = projected.permute(1, 2, 0, 3)
-        attended = scaled_dot_product_attention(query, key, value).transpose(0, 1).flatten(1)
-        expected.append(layer.norm(layer.norm(states + 4 * attended, 1), 2))
-    assert_all_close(layer.run(LENGTHS), expected, TOLERANCES[dtype, use_amx and dtype == torch.float32])
+        added = None
+        if layer.distances is not None:
+            places = torch.arange(len(states))
+            added = layer.distances.double()[:, places - places[:, None] + layer.distances.shape[1] // 2]
+        output = scaled_dot_product_attention(query, key, value, added).transpose(0, 1).flatten(1)
+        expected.append(layer.norm(layer.norm(states + 4 * output, 1), 2))
+    return expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_every_token_sees_all_tokens_of_its_prompt(dtype: torch.dtype, use_amx: bool) -> None:
+    torch.manual_seed(0)
+    layer = attending(dtype, use_amx)
+    assert_all_close(layer.run(LENGTHS), attended(layer), TOLERANCES[dtype, use_amx and dtype == torch.float32])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_scores_depend_on_distances(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    layer = attending(dtype, use_amx=False)
+    layer.distances = torch.randn(HEADS, 2 * max(LENGTHS) - 1)
+    assert_all_close(layer.run(LENGTHS), attended(layer), TOLERANCES[dtype, False])
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=lambda code: code.name)
@@ -125,3 +155,10 @@ def test_amx_is_refused_on_a_processor_without_it(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(quire_kernels.cpu.encoder, "has_amx", lambda _: False)
     with pytest.raises(ValueError, match="use_amx: must be false on a processor without AMX"):
         OneLayer(torch.float32, True, 4).run([4])
+
+
+def test_amx_is_refused_with_scores_by_distances(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quire_kernels.cpu.encoder, "has_amx", lambda _: True)
+    arguments = EncoderModelArgs(distances=DistanceScoresArgs(of_heads=1))
+    with pytest.raises(ValueError, match="use_amx: must be false with scores by distances"):
+        Encoder(compiled.thread_pool(), torch.float32, arguments, use_amx=True)

@@ -31,6 +31,13 @@ struct AttentionRule {
     int64_t bidirectional;  // whether queries also see the keys after their own, of a window as many as before it
 };
 
+// What is added to the scores of each query head, beside the scale, by the distance of a key from its query; null: nothing.
+struct DistanceScores {
+    const float* of_heads = nullptr;  // [heads, stride]; the products of queries and keys have no scale yet
+    int64_t stride = 0;               // LANES more than there are distances: whole vectors are read
+    int64_t own_place = 0;            // of the query's own key; those before it have lower places
+};
+
 // One thread's work on one tile at a time. `Products` is NoAttentionProducts or AmxAttentionProducts.
 template <class T, class Products = NoAttentionProducts>
 class TileAttention {
@@ -106,6 +113,9 @@ public:
         });
     }
 
+    // For all that follows. Caches must not have codes.
+    void add_by_distance(const DistanceScores& distances) { distances_ = distances; }
+
     // To be called when all tiles of a phase are done.
     void end_phase() { products_.restore(); }
 
@@ -173,6 +183,11 @@ private:
                 else
                     for_rows(num_rows, [&]<int R>(int64_t row) { compute_scores<R, FETCH_NUMBERS>(top + row); });
                 if (FETCH_NUMBERS && uses_products_ && !cache.is_shared()) Products::prefetch_first_values(next_key_tile_);
+                if (distances_.of_heads)
+                    for (int64_t row = 0; row < num_rows; ++row) {
+                        const int64_t group_head = (tile.first_head + head + row / layout.rows) * group_ + row % group_;
+                        add_distances(top + row, group_head, start - keys.position - row % layout.rows / group_);
+                    }
                 for (int64_t row = top; row < top + num_rows; row += layout.rows)
                     for (int64_t q = 0; q < queries; ++q) softmax_tile<HAS_CODES>(row + q * group_, start, keys.position + q, rule);
                 // Shared values are the keys, which are prefetched already.
@@ -276,6 +291,15 @@ private:
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
             for (int n = 0; n < N; ++n) store(&scores_[(row + r) * TILE_KEYS + first * LANES + n * VECTOR_LANES], sums[r][n]);
+    }
+
+    // To the scores of a row: its query has the tile's first key at this distance.
+    void add_distances(int64_t row, int64_t head, int64_t distance) {
+        const float* added = distances_.of_heads + head * distances_.stride + distances_.own_place + distance;
+        for (int64_t g = key_tile_.first_group; g < key_tile_.num_groups; ++g) {
+            float* to = &scores_[row * TILE_KEYS + g * LANES];
+            store(to, load_floats(to) + load_floats(added + g * LANES));
+        }
     }
 
     // Writes the values of a tile, which are its keys, in the order of values, where gather() then finds them. Those beyond
@@ -485,6 +509,7 @@ private:
     DecodedTile<T> decoded_;
     bool has_codes_ = false;      // of the cache of the tile of queries
     bool uses_products_ = false;  // for the tile of queries
+    DistanceScores distances_;
     Products products_;
 };
 

@@ -36,6 +36,7 @@ struct EncoderModel {
     const float* positions;  // [context, hidden]
     const float* types;      // [types, hidden]
     Norm norm;          // of the sum of embeddings
+    DistanceScores distances;  // of all layers; by vectors only
     const EncoderLayer* layers;
 };
 
@@ -76,7 +77,7 @@ class Encoder : public AnyEncoder {
 public:
     Encoder(const EncoderModel& model, ThreadPool& pool)
         : model_(model), pool_(pool), layers_(model.layers, model.layers + model.num_layers),
-          attention_(model.num_heads, model.hidden_size / model.num_heads, pool.size()) {
+          attention_(model.num_heads, model.hidden_size / model.num_heads, pool.size(), model.distances) {
         const int64_t scratch = Product::scratch_size(std::max(model.hidden_size, model.intermediate_size));
         for (const EncoderLayer& layer : layers_)
             for (const Matrix* m : {&layer.qkv, &layer.output, &layer.up, &layer.down}) include(*m);

@@ -46,8 +46,12 @@ enum class Projection : int64_t { QUERY = 0, KEY = 1, VALUE = 2 };
 template <class T>
 class VectorAttention {
 public:
-    VectorAttention(int64_t num_heads, int64_t head_dim, int threads) : heads_(num_heads), dim_(head_dim), threads_(threads) {
-        for (int i = 0; i < threads; ++i) attentions_.push_back(std::make_unique<TileAttention<T>>(1, head_dim));
+    VectorAttention(int64_t num_heads, int64_t head_dim, int threads, const DistanceScores& distances)
+        : heads_(num_heads), dim_(head_dim), threads_(threads) {
+        for (int i = 0; i < threads; ++i) {
+            attentions_.push_back(std::make_unique<TileAttention<T>>(1, head_dim));
+            attentions_.back()->add_by_distance(distances);
+        }
     }
 
     void place(const PromptLayout& layout) {
@@ -124,7 +128,8 @@ private:
 template <int PARTS>
 class AmxAttention {
 public:
-    AmxAttention(int64_t num_heads, int64_t head_dim, int threads)
+    // Scores by distances are not computed: `distances` are null.
+    AmxAttention(int64_t num_heads, int64_t head_dim, int threads, [[maybe_unused]] const DistanceScores& distances)
         : heads_(num_heads), dim_(head_dim), padded_dim_(round_up(head_dim, PANEL)), pool_size_(threads) {
         for (int i = 0; i < threads; ++i) threads_.push_back(std::make_unique<Thread>());
     }

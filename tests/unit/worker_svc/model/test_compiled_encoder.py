@@ -12,7 +12,7 @@ from transformers import BertModel
 
 import compiled
 import worker_svc.model.compiled_builder
-from bert_models import CONTEXT, hidden_states, random_prompts, save_bert
+from bert_models import CONTEXT, ENCODERS, hidden_states, random_prompts, save_bert, save_encoder
 from described_models import description_of
 from quire_kernels.cpu.amx import has_amx
 from quire_kernels.cpu.linear import MatrixFormat
@@ -92,10 +92,33 @@ def test_states_of_single_tokens_have_the_bits_that_they_have_among_all(
     assert all(map(torch.equal, encoder(prompts, places=places), expected))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("architecture", ENCODERS)
+def test_each_architecture(architecture: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """A crowd, and each prompt alone: bits are the same, and near transformers' states."""
+    model, encoder = save_encoder(tmp_path, architecture), load(tmp_path, dtype)
+    prompts = random_prompts([1, 2, 15, 16, 17, 33, CONTEXT - 1, CONTEXT])
+    for prompt, states in zip(prompts, encoder(prompts), strict=True):
+        assert torch.equal(states, encoder([prompt])[0])
+        expected = hidden_states(model, prompt)
+        if dtype == torch.float32:
+            torch.testing.assert_close(states, expected, rtol=1e-3, atol=1e-3)
+        else:
+            assert torch.cosine_similarity(states.mean(0), expected.mean(0), dim=0) > 0.99
+
+
+def test_distances_of_long_prompts(tmp_path: Path) -> None:
+    model = save_encoder(tmp_path, "mpnet", max_position_embeddings=402)
+    prompts = random_prompts([400, 129, 65])
+    for prompt, states in zip(prompts, load(tmp_path)(prompts), strict=True):
+        torch.testing.assert_close(states, hidden_states(model, prompt), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     "sizes",
     [
         {"hidden_act": "gelu_new"},
+        {"hidden_act": "relu"},
         {"hidden_act": "gelu_pytorch_tanh"},
         {"hidden_size": 64, "num_attention_heads": 1, "intermediate_size": 33},
         {"hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536, "initializer_range": 0.05},

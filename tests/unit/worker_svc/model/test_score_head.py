@@ -18,11 +18,12 @@ import llama_models
 import transformers_models
 from bert_models import (
     CONTEXT,
+    ENCODERS,
     random_prompts,
     raw_score,
     save_bert,
+    save_classifier,
     save_cross_encoder,
-    save_roberta_cross_encoder,
 )
 from described_models import description_of
 from llama_models import SIZES, hidden_states, save_model
@@ -92,12 +93,9 @@ def check_scores(directory: Path, model: PreTrainedModel, dtype: torch.dtype, to
         assert found == pytest.approx(scores, abs=tolerance)
 
 
-def test_scores_of_bert(tmp_path: Path) -> None:
-    check_scores(tmp_path, save_cross_encoder(tmp_path), torch.float32, 1e-5)
-
-
-def test_scores_of_xlm_roberta(tmp_path: Path) -> None:
-    check_scores(tmp_path, save_roberta_cross_encoder(tmp_path), torch.float32, 1e-5)
+@pytest.mark.parametrize("architecture", ENCODERS)
+def test_scores_of_encoders(architecture: str, tmp_path: Path) -> None:
+    check_scores(tmp_path, save_classifier(tmp_path, architecture), torch.float32, 1e-5)
 
 
 def test_scores_in_bfloat16_are_near(tmp_path: Path) -> None:
@@ -128,11 +126,11 @@ def test_scores_of_decoders(variant: str, tmp_path: Path) -> None:
     assert head.activate(outputs).tolist() == outputs.sigmoid().tolist()
 
 
-@pytest.mark.parametrize("save", [save_cross_encoder, save_roberta_cross_encoder])
+@pytest.mark.parametrize("architecture", ENCODERS)
 @torch.inference_mode()
-def test_numbers_of_labels_of_encoders(save: Callable[..., PreTrainedModel], tmp_path: Path) -> None:
+def test_numbers_of_labels_of_encoders(architecture: str, tmp_path: Path) -> None:
     """Alone and in a crowd, raw and with the softmax."""
-    model: Any = save(tmp_path, num_labels=3)
+    model: Any = save_classifier(tmp_path, architecture, num_labels=3)
     description = description_of(tmp_path, EncoderDescription)
     encoder = load_torch_encoder(description, tmp_path, torch.float32, CPU)
     head = load_score_head(description, tmp_path, CPU)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import BertModel
 
-from bert_models import CONTEXT, hidden_states, random_prompts, save_bert, save_roberta
+from bert_models import CONTEXT, ENCODERS, hidden_states, random_prompts, save_bert, save_encoder
 from described_models import description_of
 from ordered_dots import order_dots
 from worker_svc.errors import UnsupportedModel
@@ -47,12 +47,19 @@ def test_tokens_of_two_types(bert: tuple[Path, BertModel]) -> None:
         torch.testing.assert_close(states.cpu(), hidden_states(model, prompt, first), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("architecture", sorted(ENCODERS.keys() - {"mpnet"}))
 @torch.inference_mode()
-def test_the_form_of_roberta(tmp_path: Path) -> None:
-    model, encoder = save_roberta(tmp_path), load(tmp_path)
+def test_each_architecture(architecture: str, tmp_path: Path) -> None:
+    model, encoder = save_encoder(tmp_path, architecture), load(tmp_path)
     prompts = random_prompts([1, CONTEXT])
     for prompt, states in zip(prompts, encoder(prompts), strict=True):
         torch.testing.assert_close(states.cpu(), hidden_states(model, prompt), rtol=1e-3, atol=1e-3)
+
+
+def test_distances_are_refused_by_name(tmp_path: Path) -> None:
+    save_encoder(tmp_path, "mpnet")
+    with pytest.raises(UnsupportedModel, match="do not compute attention by the distance of a key"):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize("activation", ["gelu_new", "gelu_pytorch_tanh"])

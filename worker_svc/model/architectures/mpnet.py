@@ -1,0 +1,25 @@
+"""MPNet, such as all-mpnet-base-v2: BERT with tokens of one type, whose attention depends on distances, too."""
+
+from typing import Any
+
+from worker_svc.model.architecture import Architecture
+from worker_svc.model.describe_encoder import EncoderNames, HeadNames, describe_encoder
+from worker_svc.model.encoder_description import EncoderDescription, RelativePositions
+
+_NAMES = EncoderNames(
+    "mpnet",
+    query="attention.attn.q",
+    key="attention.attn.k",
+    value="attention.attn.v",
+    output="attention.attn.o",
+    attention_norm="attention.LayerNorm",
+)
+
+
+def _describe(config: Any) -> EncoderDescription | None:
+    distances = RelativePositions("encoder.relative_attention_bias.weight", config.relative_attention_num_buckets, 128)
+    # Positions begin after that of padding, which is 1 whatever the config says.
+    return describe_encoder(config, _NAMES, HeadNames(), num_types=0, first_position=2, relative_positions=distances)
+
+
+ARCHITECTURE = Architecture.of_encoder(__file__, "MPNet", _describe)
