@@ -17,9 +17,14 @@ def family_configs(known: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]
     for name in architecture_names():
         if name in known:
             found[name] = known[name]
-        elif (family := _family_of(name)) is not None and isinstance(family[1], ModelDescription):
+        elif (family := _family_of(name)) is not None and generates(family[1]):
             found[name] = family[0]
     return found
+
+
+def generates(description: AnyDescription) -> bool:
+    """Whether a model may generate tokens."""
+    return isinstance(description, ModelDescription) and not description.is_bidirectional
 
 
 def encoder_descriptions(known: dict[str, dict[str, Any]]) -> dict[str, EncoderDescription]:

@@ -46,7 +46,24 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "roberta": ("Roberta", _ROBERTA_SIZES),
     "xlm-roberta": ("XLMRoberta", _ROBERTA_SIZES),
 }
-"""The name of an architecture in transformers' classes, and the sizes of a model of it."""
+"""Of BERT's form, by architecture: its name in transformers' classes, and the sizes of a model."""
+_OF_DECODERS_FORM: dict[str, tuple[str, dict[str, Any]]] = {
+    "modernbert": (
+        "ModernBert",
+        {
+            **_OF_HEADS,
+            "num_hidden_layers": 4,
+            "hidden_size": 96,
+            "max_position_embeddings": 300,
+            "local_attention": 16,
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "cls_token_id": 1,
+            "sep_token_id": 2,
+        },
+    )
+}
 
 
 def save_bert(
@@ -100,7 +117,7 @@ def save_masked_model(directory: Path, architecture: str) -> PreTrainedModel:
 
 def _save_as(ending: str, directory: Path, architecture: str, config: dict[str, Any]) -> PreTrainedModel:
     """Writes a random model of the class with this ending."""
-    name, sizes = ENCODERS[architecture]
+    name, sizes = {**ENCODERS, **_OF_DECODERS_FORM}[architecture]
     make_config, kind = getattr(transformers, f"{name}Config"), getattr(transformers, f"{name}{ending}")
     model: PreTrainedModel = _save(kind, make_config(**{**sizes, **config}), directory)
     return model

@@ -76,7 +76,8 @@ def load_encoder(
     with progress(f"loading {served.name}", report):
         head = load_score_head(description, served.path, device)
         if head is None:
-            defaults = embedding_defaults(served.path, is_decoder=isinstance(description, ModelDescription))
+            is_decoder = isinstance(description, ModelDescription) and not description.is_encoder
+            defaults = embedding_defaults(served.path, is_decoder=is_decoder)
             layers = load_layers(defaults.layers, description.hidden_size, served.path, device)
         backend = load_backend(settings, description, served.path, dtype, device, report)
     memory.note_weights()

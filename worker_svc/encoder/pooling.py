@@ -34,11 +34,11 @@ class Pooler(Protocol):
 class ScoreLayers(Protocol):
     """The head of a model that scores pairs of texts, or classifies texts."""
 
-    def place(self, prompt: Sequence[int]) -> int:
-        """The place of the token of a prompt whose state is read."""
+    def place(self, prompt: Sequence[int]) -> int | None:
+        """The place of the token of a prompt whose state is read; None: the mean of all states is."""
 
     def outputs(self, states: Tensor) -> Tensor:
-        """The outputs [num_prompts, num_labels] for these tokens' hidden states [num_prompts, hidden_size]."""
+        """The outputs [num_prompts, num_labels] for these hidden states [num_prompts, hidden_size]."""
 
     def activate(self, outputs: Tensor) -> Tensor:
         """The numbers of outputs, in the same shape."""
@@ -97,11 +97,12 @@ class ScorePooler:
         self._head = head
 
     def __call__(self, hidden: Sequence[Tensor], sequences: Sequence[NewSequence]) -> list[list[float]]:
-        outputs = self._head.outputs(torch.cat(list(hidden)))
+        # The mean of one state is that state.
+        outputs = self._head.outputs(torch.stack([states.mean(0, dtype=torch.float32) for states in hidden]))
         both: list[list[list[float]]] = torch.stack([self._head.activate(outputs), outputs]).tolist()
         return [raw if new.score.is_raw else activated for activated, raw, new in zip(*both, sequences, strict=True)]
 
-    def place(self, new: NewSequence) -> int:
+    def place(self, new: NewSequence) -> int | None:
         return self._head.place(new.token_ids)
 
 

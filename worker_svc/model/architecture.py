@@ -44,7 +44,7 @@ class Architecture:
         return cls(source, generating_class or f"{name}ForCausalLM", describe, others)
 
     @classmethod
-    def of_encoder(cls, source: str, name: str, describe: Callable[[Any], EncoderDescription | None]) -> "Architecture":
+    def of_encoder(cls, source: str, name: str, describe: Callable[[Any], AnyDescription | None]) -> "Architecture":
         """An encoder with the classes `name`Model, `name`ForSequenceClassification, which has a head, and
         `name`ForMaskedLM, whose prediction of hidden words is left out.
         """

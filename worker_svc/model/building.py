@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from worker_svc.model.description import (
@@ -110,7 +111,7 @@ class BuiltLayer(Generic[LinearT, NormT, ExpertsT]):
     """One decoder layer of a backend."""
 
     spec: DecoderLayer
-    attention_norm: NormT
+    attention_norm: NormT | None
     query_norm: NormT | None
     key_norm: NormT | None
     qkv: LinearT
@@ -127,7 +128,7 @@ class BuiltBody(Generic[LinearT, NormT, ExpertsT]):
     """The weights of a backend up to the last norm."""
 
     embedding: Tensor
-    """[vocab_size, hidden_size], contiguous, in the model's dtype and on its device."""
+    """[vocab_size, hidden_size], contiguous, in the model's dtype and on its device, after its norm if there is one."""
     positions: Tensor | None
     """[num_positions, hidden_size], at least as many as the context length, as the embedding."""
     layers: list[BuiltLayer[LinearT, NormT, ExpertsT]]
@@ -181,6 +182,14 @@ def _read_embedding(description: ModelDescription, checkpoint: Checkpoint) -> tu
         stop = min(start + _ROWS, vocabulary)
         embedding[start:stop].copy_(stored.outputs(start, stop).dense())
     return embedding, stored
+
+
+def _after_norm(embedding: Tensor, norm: Norm, checkpoint: Checkpoint) -> Tensor:
+    """An embedding's vectors after their layer norm, in the embedding's dtype."""
+    weight = checkpoint.take(norm.tensor, norm.size).float() + norm.weight_offset
+    bias = None if norm.bias is None else checkpoint.take(norm.bias, norm.size).float()
+    parts = [F.layer_norm(rows.float(), (norm.size,), weight, bias, norm.eps) for rows in torch.split(embedding, _ROWS)]
+    return torch.cat([part.to(embedding.dtype) for part in parts])
 
 
 def _has_own_head(description: ModelDescription, checkpoint: Checkpoint, embedding: Tensor) -> bool:
@@ -279,7 +288,7 @@ def _build_body(
         attention = spec.attention
         return BuiltLayer(
             spec,
-            attention_norm=norm(spec.attention_norm),
+            attention_norm=optional_norm(spec.attention_norm),
             query_norm=optional_norm(attention.query_norm),
             key_norm=optional_norm(attention.key_norm),
             qkv=linear(attention.qkv),
@@ -291,6 +300,8 @@ def _build_body(
             latent=latent(attention.latent),
         )
 
+    if description.embedding_norm is not None:
+        embedding = _after_norm(embedding, description.embedding_norm, checkpoint)
     positions = description.positions
     places = None
     if positions is not None:

@@ -123,7 +123,7 @@ def _layer_args(
 ) -> DecoderLayerArgs:
     attention, experts = layer.spec.attention, layer.mlp if isinstance(layer.mlp, PackedExperts) else None
     return DecoderLayerArgs(
-        layer.attention_norm.args(),
+        _optional_norm(layer.attention_norm),
         _optional_norm(layer.query_norm),
         _optional_norm(layer.key_norm),
         _optional_norm(layer.post_attention_norm),

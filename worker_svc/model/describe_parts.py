@@ -44,6 +44,7 @@ def describe_attention(
     soft_cap: float | None = None,
     query_norm: Norm | None = None,
     key_norm: Norm | None = None,
+    bidirectional: bool = False,
 ) -> AttentionSpec:
     """Attention with the hidden size of `output`. The scale defaults to the inverse root of the head's dimensions."""
     (hidden,) = output.outputs
@@ -60,6 +61,7 @@ def describe_attention(
         soft_cap=soft_cap,
         query_norm=query_norm,
         key_norm=key_norm,
+        bidirectional=bidirectional,
     )
 
 

@@ -167,7 +167,8 @@ class ExpertsSpec:
 class DecoderLayer:
     """x += attention(norm(x)), then x += mlp(norm(x))."""
 
-    attention_norm: Norm
+    attention_norm: Norm | None
+    """None: attention sees x as it is."""
     attention: AttentionSpec
     mlp_norm: Norm
     mlp: MlpSpec | ExpertsSpec
@@ -203,7 +204,9 @@ class PositionEmbedding:
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """A decoder: an embedding, layers, a norm, and a head whose outputs are the logits."""
+    """A decoder, or an encoder with the layers of one: an embedding, layers, a norm, and a head whose outputs are the
+    logits.
+    """
 
     architecture: str
     vocab_size: int
@@ -218,6 +221,8 @@ class ModelDescription:
     """Whether the head's weight is the embedding, unless the checkpoint has a dense head with other numbers."""
     embedding_scale: float = 1.0
     """What embeddings are multiplied by, rounded to the model's dtype."""
+    embedding_norm: Norm | None = None
+    """Of embeddings, which positions are added to."""
     positions: PositionEmbedding | None = None
     logits_soft_cap: float | None = None
     """Logits x become c * tanh(x / c); None: they stay."""
@@ -227,6 +232,8 @@ class ModelDescription:
     """Last parts of the names of tensors that some checkpoints have and that are computed here, such as masks."""
     unused_prefixes: tuple[str, ...] = ()
     """First parts of the names of tensors that some checkpoints have and that have no effect here."""
+    is_encoder: bool = False
+    """Whether its class is that of an encoder: its vectors are means where its files do not say otherwise."""
     score_head: ScoreHeadSpec | None = None
     """Of a model that scores pairs of texts and has no logits; None: it generates, or computes embeddings."""
 
@@ -241,7 +248,8 @@ class ModelDescription:
                 require(linear.outputs == (hidden,), linear.role, f"of {hidden} outputs")
             for norm in layer.norms:
                 require(norm.size == hidden, norm.tensor, f"of the size {hidden}")
-        require(self.norm.size == hidden, self.norm.tensor, f"of the size {hidden}")
+        for each in (self.norm, self.embedding_norm):
+            require(each is None or each.size == hidden, "norm", f"of the size {hidden}")
         require(self.head.inputs == hidden, "head", f"of {hidden} inputs")
         require(self.head.outputs == (self.vocab_size,), "head", f"of {self.vocab_size} outputs")
         require(bool(self.layers), "layers", "at least one")
@@ -263,6 +271,8 @@ class ModelDescription:
     @property
     def norms(self) -> Iterator[Norm]:
         """All of them."""
+        if self.embedding_norm is not None:
+            yield self.embedding_norm
         for layer in self.layers:
             yield from layer.norms
             yield from layer.attention.norms

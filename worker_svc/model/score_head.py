@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from worker_svc.model.architecture import AnyDescription
-from worker_svc.model.description import ModelDescription, StoredLinear
+from worker_svc.model.description import ModelDescription, Norm, StoredLinear
 from worker_svc.model.score_head_description import DenseActivation, ScoreActivation, ScoreHeadSpec
 from worker_svc.model.stored_linear import is_stored_dense, read_stored
 from worker_svc.model.tensor_names import described_names
@@ -24,6 +24,16 @@ _DENSE_ACTIVATIONS: Mapping[DenseActivation, Callable[[Tensor], Tensor]] = {
 }
 
 
+class _LayerNorm:
+    def __init__(self, norm: Norm, checkpoint: Checkpoint) -> None:
+        self._weight = checkpoint.take(norm.tensor, norm.size)
+        self._bias = None if norm.bias is None else checkpoint.take(norm.bias, norm.size)
+        self._eps = norm.eps
+
+    def __call__(self, states: Tensor) -> Tensor:
+        return F.layer_norm(states, states.shape[-1:], self._weight, self._bias, self._eps)
+
+
 class ScoreHead:
     """A head's weights, in float32: they are few."""
 
@@ -32,33 +42,40 @@ class ScoreHead:
         self._spec, hidden_size = spec, description.hidden_size
         self._soft_cap = None
 
-        def layer(name: str, width: int) -> tuple[Tensor, Tensor | None]:
-            weight, bias = read_stored(checkpoint, StoredLinear(name, (width,), bias=spec.bias), hidden_size)
+        def layer(name: str, width: int, *, has_bias: bool) -> tuple[Tensor, Tensor | None]:
+            weight, bias = read_stored(checkpoint, StoredLinear(name, (width,), bias=has_bias), hidden_size)
             device = checkpoint.device
             return weight.dense().to(device).float(), None if bias is None else bias.to(device).float()
 
-        self._dense = None if spec.dense is None else layer(spec.dense, hidden_size)
+        self._dense = None if spec.dense is None else layer(spec.dense, hidden_size, has_bias=spec.dense_bias)
+        self._norm = None if spec.norm is None else _LayerNorm(spec.norm, checkpoint)
         if spec.tokens:
             assert isinstance(description, ModelDescription), "encoders have no logits"
             self._output = _of_tokens(spec.tokens, description, checkpoint)
             self._soft_cap = description.logits_soft_cap
         else:
-            self._output = layer(spec.output, spec.num_labels)
+            self._output = layer(spec.output, spec.num_labels, has_bias=spec.bias)
 
     def outputs(self, states: Tensor) -> Tensor:
         """The outputs [num_prompts, num_labels] for the hidden states [num_prompts, hidden_size] of the tokens at
-        `place`.
+        `place`, or their means.
         """
         states = states.float()
         if self._dense is not None:
             states = _DENSE_ACTIVATIONS[self._spec.dense_activation](F.linear(states, *self._dense))
+        if self._norm is not None:
+            states = self._norm(states)
         outputs = F.linear(states, *self._output)
         if self._soft_cap is not None:
             outputs = self._soft_cap * (outputs / self._soft_cap).tanh()
         return outputs[:, :1] - outputs[:, 1:] if len(self._spec.tokens) == 2 else outputs
 
-    def place(self, prompt: Sequence[int]) -> int:
-        """The place of the token of a prompt whose state is read: as in transformers, 0 where all are padding."""
+    def place(self, prompt: Sequence[int]) -> int | None:
+        """The place of the token of a prompt whose state is read: as in transformers, 0 where all are padding.
+        None: the mean of all states is read.
+        """
+        if self._spec.of_mean:
+            return None
         if not self._spec.of_last_token:
             return 0
         return next((place for place in reversed(range(len(prompt))) if prompt[place] != self._spec.passed_over), 0)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from worker_svc.model.linear_description import Norm
+
 
 class ScoreActivation(StrEnum):
     """The function after a head's last product."""
@@ -23,7 +25,8 @@ class DenseActivation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ScoreHeadSpec:
-    """A head: activation(output(f(dense(x)))), without `dense` activation(output(x)), of one token's hidden state x.
+    """A head: activation(output(norm(f(dense(x))))), without `dense` activation(output(x)), where x is one token's
+    hidden state or the mean of all.
 
     `dense` [hidden_size, hidden_size] and `output` [num_labels, hidden_size] are linear layers of the checkpoint.
     """
@@ -35,10 +38,15 @@ class ScoreHeadSpec:
     dense: str | None = None
     dense_activation: DenseActivation = DenseActivation.TANH
     """f."""
+    dense_bias: bool = True
+    norm: Norm | None = None
+    """A layer norm; None: there is none."""
     bias: bool = True
-    """Whether these layers have biases."""
+    """Whether `output` has one."""
+    of_mean: bool = False
+    """Whether x is the mean of the states of all tokens."""
     of_last_token: bool = False
-    """Whether x is the state of a prompt's last token, else of its first one."""
+    """Whether x is the state of a prompt's last token; else it is that of the first one, or the mean."""
     passed_over: int | None = None
     """Where x is that of the last token: of the last one that is not this token, of padding."""
     tokens: tuple[int, ...] = ()

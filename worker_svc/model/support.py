@@ -50,6 +50,7 @@ class Feature(Enum):
     EXPERT_GROUPS = auto()
     SIGMOID_ROUTER = auto()
     BIDIRECTIONAL = auto()
+    NO_ATTENTION_NORM = auto()
 
 
 BY_EVERY_BACKEND = frozenset(
@@ -155,6 +156,8 @@ def features(description: ModelDescription) -> Iterator[tuple[Feature, str]]:
         yield Feature.EXPERT_GROUPS, "experts that are chosen by groups"
     if any(mixture.scores is not ExpertScores.SOFTMAX or mixture.choice_bias for mixture in mixtures):
         yield Feature.SIGMOID_ROUTER, "a router with sigmoids or a bias of the choice"
+    if any(layer.attention_norm is None for layer in layers):
+        yield Feature.NO_ATTENTION_NORM, "layers without a norm before attention"
     if description.is_bidirectional:
         yield Feature.BIDIRECTIONAL, "attention to later tokens"
 

@@ -78,7 +78,8 @@ class TorchBody:
         for number, (layer, rope) in enumerate(zip(self._layers, self._rope_of_layers, strict=True)):
             rotation = None if rope is None else rotations[rope]
             attend_layer = attend if layer.latent is None else attend_latent
-            gathered = attend_layer(number, layer, layer.attention_norm(hidden), rotation, attention)
+            normed = hidden.to(self.dtype) if layer.attention_norm is None else layer.attention_norm(hidden)
+            gathered = attend_layer(number, layer, normed, rotation, attention)
             if indices is not None and layer is self._layers[-1]:
                 # After the last layer's keys and values, only these tokens matter.
                 if not len(indices):

@@ -35,7 +35,7 @@ struct Mlp {
 };
 
 struct DecoderLayer {
-    Norm attention_norm;
+    Norm attention_norm;  // without it, attention sees the hidden states
     Norm query_norm;  // of each head, see also below
     Norm key_norm;
     Norm post_attention_norm;  // of what is added to the hidden states
@@ -363,7 +363,10 @@ private:
             if (post)
                 normalize(&branch_[row * hidden_stride_], *post, model_.hidden_size,
                           [&](int64_t i, Floats v) { store(hidden + i, load_floats(hidden + i) + v); });
-            if (next) normalize(hidden, *next, model_.hidden_size, [&](int64_t i, Floats v) { Product::put(normed, i, v); });
+            const auto put = [&](int64_t i, Floats v) { Product::put(normed, i, v); };
+            if (next && next->exists()) normalize(hidden, *next, model_.hidden_size, put);
+            else if (next)
+                for (int64_t i = 0; i < model_.hidden_size; i += LANES) put(i, load_floats(hidden + i));
             if (in_codes) code_rows_.set(row, normed, *used_by);
         });
     }

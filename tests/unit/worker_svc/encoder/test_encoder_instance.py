@@ -18,6 +18,7 @@ from bert_models import (
     raw_score,
     save_bert,
     save_cross_encoder,
+    save_encoder,
     save_masked_model,
 )
 from dense_models import BIDIRECTIONAL
@@ -234,6 +235,21 @@ def embedded(instance: StepInstance, prompts: list[list[int]]) -> list[Sequence[
     ]
     step = Step([], new, [ScheduledSequence(id_, 0, len(prompt), []) for id_, prompt in enumerate(prompts)])
     return [result.value for result in instance.runner.finish(instance.runner.launch(step)).sequences]
+
+
+@pytest.mark.parametrize("quantization", ["none", "w8a8"])
+@pytest.mark.parametrize("architecture", ["distilbert", "mpnet", "modernbert"])
+def test_each_form_of_encoder_embeds(architecture: str, quantization: str, tmp_path: Path) -> None:
+    """Without files of sentence-transformers: means, which are not normalised."""
+    model, prompts = save_encoder(tmp_path, architecture), random_prompts([1, 16, 17, CONTEXT])
+    for prompt, vector in zip(
+        prompts, embedded(load(tmp_path, f"--quantization={quantization}"), prompts), strict=True
+    ):
+        expected = hidden_states(model, prompt).mean(0)
+        if quantization == "none":
+            assert vector == pytest.approx(expected.tolist(), abs=1e-3)
+        else:
+            assert torch.cosine_similarity(torch.tensor(vector), expected, dim=0) > 0.98
 
 
 @pytest.mark.parametrize(

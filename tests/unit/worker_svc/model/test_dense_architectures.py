@@ -167,6 +167,7 @@ def _activation(activation: Activation) -> Callable[[ModelDescription], ModelDes
 
 
 def _norms(layer: DecoderLayer) -> DecoderLayer:
+    assert layer.attention_norm is not None
     return replace(
         layer,
         attention_norm=replace(layer.attention_norm, weight_offset=0.0),

@@ -127,6 +127,7 @@ def _norms(described: ModelDescription) -> ModelDescription:
         attention = layer.attention
         assert attention.query_norm is not None
         assert attention.key_norm is not None
+        assert layer.attention_norm is not None
         attention = replace(attention, query_norm=changed(attention.query_norm), key_norm=changed(attention.key_norm))
         kind = NormKind.LAYER if number else NormKind.RMS
         return replace(
