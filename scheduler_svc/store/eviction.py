@@ -16,6 +16,13 @@ _ADVICE = "set Redis' maxmemory-policy to noeviction"
 
 async def watch_eviction(store: Store) -> None:
     """Until cancelled, logs the store's eviction policy where it is not `noeviction`, and sets its metric."""
+    try:
+        await _watch(store)
+    finally:
+        EVICTION_POLICY.clear()  # the next leader has it: here it may be an old one
+
+
+async def _watch(store: Store) -> None:
     last = ""
     while True:
         try:

@@ -82,6 +82,16 @@ async def test_noeviction_is_not_logged(
     assert logged_by_scheduler(caplog) == []
 
 
+async def test_a_scheduler_that_does_not_lead_any_more_has_no_policy(
+    store: RedisStore, server_keys: "redis.Redis"
+) -> None:
+    """Another leader sees when it is changed."""
+    server_keys.config_set("maxmemory-policy", "allkeys-lru")
+    async with watched(store):
+        await until_policy("allkeys-lru")
+    assert samples() == []
+
+
 async def test_a_policy_that_may_not_be_read_is_reported_as_such(
     server: RedisServer, server_keys: "redis.Redis", caplog: pytest.LogCaptureFixture
 ) -> None:
