@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from docs.tools import clients, from_vllm, peers
+from docs.tools import alerts, clients, from_vllm, peers
 from docs.tools.figures import FIGURES, FOLDER
 from docs.tools.settings import PAGE, page
+from exported_metrics import exported_series
 from gateway_svc.http_api.errors import HttpError
 from quire_client.cli.app import app
 from svc_common.errors import QuireError, Reason
@@ -17,7 +18,6 @@ from tests.clients.record import read_record
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
-SERVICES = ("gateway_svc", "scheduler_svc", "worker_svc", "svc_common")
 
 
 def anchors(path: Path) -> set[str]:
@@ -92,12 +92,23 @@ def test_the_page_about_clients_has_the_tests_that_do_not_apply() -> None:
     assert text == peers.page(text), "run `python -m docs.tools.peers`"
 
 
-def test_the_table_of_metrics_is_complete() -> None:
-    sources = "\n".join(file.read_text() for service in SERVICES for file in (ROOT / service).rglob("*etrics.py"))
-    sources += (ROOT / "scheduler_svc/collector.py").read_text() + (ROOT / "scheduler_svc/journal.py").read_text()
-    names = {name.removesuffix("_total") for name in re.findall(r'"(quire_[a-z_]+)"', sources)}
-    documented = set(re.findall(r"`(quire_[a-z_]+)`", (ROOT / "docs/operations.md").read_text()))
-    assert {name.removesuffix("_total") for name in documented} == names
+async def test_the_table_of_metrics_is_complete() -> None:
+    table = (ROOT / "docs/operations.md").read_text().partition("| metric | type | meaning |")[2].partition("\n\n")[0]
+    exported = {re.sub(r"_(bucket|sum|count)$", "", name): one for name, one in (await exported_series()).items()}
+    documented: dict[str, str] = {}
+    for cell, types, meaning in re.findall(r"^\| (`quire.*?) \| (.*?) \| (.*) \|$", table, re.MULTILINE):
+        groups = [re.findall(r"`(\w+)`", group) for group in cell.split("; ")]
+        row = {name: kind for names, kind in zip(groups, types.split("; "), strict=True) for name in names}
+        labels = set().union(*(exported[name].labels for name in row))
+        phrases = re.findall(r"\b(?:by|for each) ([^;.:]*)", re.sub(r"\(.*?\)", "", meaning))
+        assert set(re.findall(r"`(\w+)`", ",".join(phrases))) <= labels, cell
+        documented |= row
+    assert documented == {name: one.type for name, one in exported.items()}
+
+
+def test_the_table_of_alerts_matches_their_file() -> None:
+    text = alerts.PAGE.read_text()
+    assert text == alerts.page(text), "run `python -m docs.tools.alerts`"
 
 
 @pytest.mark.parametrize("name", FIGURES)
