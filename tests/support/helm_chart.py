@@ -14,6 +14,7 @@ import yaml
 from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 
+import prometheus_operator
 from gateway_svc.settings import GatewaySettings
 from scheduler_svc.settings import SchedulerSettings
 from svc_common.settings import ServiceSettings, read_settings
@@ -29,6 +30,8 @@ CHAT_TEMPLATE = """{%- for message in messages %}
 {%- endfor %}
 """
 
+MONITORING: Object = {name: {"enabled": True} for name in ("podMonitor", "rules", "dashboard")}
+
 VALUES: dict[str, Object] = {
     "default": {},
     "gpu": {
@@ -38,7 +41,12 @@ VALUES: dict[str, Object] = {
         "redis": {"enabled": False, "externalUrl": "redis://redis.example.com:6379/0", "prefix": "team-b"}
     },
     "external_redis_secret": {"redis": {"enabled": False, "externalUrlSecret": {"name": "store"}}},
-    "open": {"networkPolicy": {"enabled": False}, "serviceAccount": {"create": False}},
+    "open": {
+        "networkPolicy": {"enabled": False},
+        "serviceAccount": {"create": False},
+        "monitoring": {"podMonitor": {"enabled": True}},
+    },
+    "monitoring": {"models": [{"servedModelName": ["a"]}, {"servedModelName": ["b"]}], "monitoring": MONITORING},
     "models": {
         "fullnameOverride": "a-name-that-is-too-long-for-what-is-put-behind-it",
         "model": {"dtype": "bfloat16", "volume": {"existingClaim": "models"}},
@@ -147,6 +155,11 @@ VALUES: dict[str, Object] = {
             "gatewayFrom": [{"namespaceSelector": {"matchLabels": {"name": "apps"}}}],
             "metricsFrom": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}],
         },
+        "monitoring": {
+            "podMonitor": {"enabled": True, "interval": "15s", "labels": {"release": "a"}},
+            "rules": {"enabled": True, "labels": {"release": "b"}},
+            "dashboard": {"enabled": True, "labels": {"folder": "c"}},
+        },
     },
 }
 RELEASES = {"long_name": "release-" + 45 * "x"}
@@ -197,6 +210,9 @@ def render_notes(values: str, directory: Path) -> str:
 
 def validate(thing: Object, version: str) -> None:
     """Raises jsonschema.ValidationError unless an object is valid, with no unknown field, for a Kubernetes version."""
+    if thing["apiVersion"] == "monitoring.coreos.com/v1":
+        Draft202012Validator(prometheus_operator.SCHEMAS[thing["kind"]]).validate(thing)
+        return
     group, _, api = str(thing["apiVersion"]).rpartition("/")
     prefix = f"{group.split('.')[0]}-" if group else ""
     _validator(f"{str(thing['kind']).lower()}-{prefix}{api}.json", version).validate(thing)

@@ -23,7 +23,7 @@ RELEASES = [
     "null",
 ]
 MODELS: dict[str, Object] = {
-    "one": {},
+    "one": {"monitoring": {"podMonitor": {"enabled": True}, "dashboard": {"enabled": True}}},
     "several": {
         "models": [
             {"servedModelName": ["organisation/a-model-with-a-long-name"], "workers": 3},
@@ -105,7 +105,7 @@ def test_releases_have_no_name_in_common(one: str, other: str, models: str) -> N
 
 def test_names_that_fit_are_not_changed() -> None:
     names = {thing["metadata"]["name"] for thing in render_models("quire", "one")}
-    parts = ("gateway", "scheduler", "worker", "redis", "test")
+    parts = ("gateway", "scheduler", "worker", "redis", "test", "metrics", "dashboard")
     assert names == {"quire", *(f"quire-{part}" for part in parts)}
     fits = 36 * "x"
     names = {thing["metadata"]["name"] for thing in render_models(fits, "one")}
