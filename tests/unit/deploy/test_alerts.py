@@ -49,11 +49,12 @@ def cases() -> dict[str, Case]:
     resigned = 'quire_resignations_total{instance="s1",part="workers",error="KeyError"}'
     return {
         "nothing": Case({}, set()),
-        "no scheduler leads": Case({'quire_leader{instance="s0"}': changed(1, 0)}, {"QuireNoLeader"}),
+        "no scheduler leads": Case({'quire_leader{instance="s0"}': changed(1, 0)}, set(), {"QuireNoLeader"}),
         "another leads": Case(
             {'quire_leader{instance="s0"}': changed(1, 0), 'quire_leader{instance="s1"}': changed(0, 1)}, set()
         ),
-        "no scheduler is scraped": Case(ends["s0"] | ends["s1"], {"QuireNoLeader"}, {"QuireNoLeader", "QuireNoWorker"}),
+        "no scheduler is scraped": Case(ends["s0"] | ends["s1"], set(), {"QuireNoLeader", "QuireNoWorker"}),
+        "a scrape of the leader fails": Case({'quire_leader{instance="s0"}': f"1x{SINCE - 1} stale _x1 1x60"}, set()),
         "no gateway is scraped": Case(ends["g0"], set(), {"QuireNoGateway"}),
         "the last worker has left": Case(
             {'quire_workers_ready{instance="s0",model="m"}': changed(2, 0)}, set(), {"QuireNoWorker"}
