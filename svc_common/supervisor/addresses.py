@@ -2,7 +2,7 @@
 
 import random
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, fields
 from itertools import chain
@@ -105,26 +105,32 @@ class Addresses:
 
 def assign(settings: SupervisorSettings, models: Sequence[ModelSettings], free_ports: "FreePorts") -> Addresses:
     """The addresses that the settings give to the roles of these models. A port of 0 is one of `free_ports`."""
-    gateways, schedulers, workers = settings.gateways, settings.schedulers, sum(model.workers for model in models)
+    workers = sum(model.workers for model in models)
+    counts = {"http_port": settings.gateways, "grpc_port": settings.gateways, "gateway_metrics_port": settings.gateways}
+    counts |= dict.fromkeys(("scheduler_port", "scheduler_admin_port", "scheduler_metrics_port"), settings.schedulers)
+    counts |= dict.fromkeys(("worker_port", "worker_metrics_port"), workers)
+    for setting, count in counts.items():
+        if first := getattr(settings, setting):
+            free_ports.exclude(range(first, first + count))
 
-    def listeners(setting: str, count: int, host: str = LOOPBACK) -> list[ListenAddress]:
+    def listeners(setting: str, host: str = LOOPBACK) -> list[ListenAddress]:
         first: int | None = getattr(settings, setting)
         if first is None:
             return []
-        ports = [first + i if first else free_ports.take() for i in range(count)]
+        ports = [first + i if first else free_ports.take() for i in range(counts[setting])]
         return [ListenAddress(host, port, f"QUIRE_{setting.upper()}") for port in ports]
 
     return Addresses(
-        http=listeners("http_port", gateways, settings.host)
+        http=listeners("http_port", settings.host)
         if settings.uds is None
         else [UnixAddress(settings.uds.absolute(), "QUIRE_UDS")],
-        grpc=listeners("grpc_port", gateways, settings.host),
-        gateway_metrics=listeners("gateway_metrics_port", gateways, settings.host),
-        schedulers=listeners("scheduler_port", schedulers),
-        scheduler_admin=listeners("scheduler_admin_port", schedulers),
-        scheduler_metrics=listeners("scheduler_metrics_port", schedulers),
-        workers=listeners("worker_port", workers),
-        worker_metrics=listeners("worker_metrics_port", workers),
+        grpc=listeners("grpc_port", settings.host),
+        gateway_metrics=listeners("gateway_metrics_port", settings.host),
+        schedulers=listeners("scheduler_port"),
+        scheduler_admin=listeners("scheduler_admin_port"),
+        scheduler_metrics=listeners("scheduler_metrics_port"),
+        workers=listeners("worker_port"),
+        worker_metrics=listeners("worker_metrics_port"),
     )
 
 
@@ -134,9 +140,14 @@ class FreePorts(AbstractContextManager["FreePorts"]):
 
     def __init__(self) -> None:
         self._held = ExitStack()
+        self._excluded: set[int] = set()
 
     def __exit__(self, *_: object) -> None:
         self._held.close()
+
+    def exclude(self, ports: Iterable[int]) -> None:
+        """These are not taken from now on."""
+        self._excluded.update(ports)
 
     def take(self) -> int:
         """A port that was never taken before. Raises CannotListen where none is free."""
@@ -147,6 +158,9 @@ class FreePorts(AbstractContextManager["FreePorts"]):
             try:
                 holder.bind((LOOPBACK, port))
             except OSError:
+                continue
+            if holder.getsockname()[1] in self._excluded:
+                holder.close()
                 continue
             # Servers set this, and may then listen beside a holder that does not. Set before, two could hold one port.
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

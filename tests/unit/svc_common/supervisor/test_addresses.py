@@ -7,7 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from svc_common.addresses import AddressInUse, CannotListen
-from svc_common.supervisor.addresses import Addresses, FreePorts, ListenAddress, assign
+from svc_common.supervisor import addresses
+from svc_common.supervisor.addresses import Addresses, FreePorts, ListenAddress, assign, free_port
 from svc_common.supervisor.settings import SupervisorSettings
 
 
@@ -43,6 +44,13 @@ def test_no_free_port_is_taken_twice() -> None:
     for _ in range(5):
         addresses = assigned(settings(gateways=64, schedulers=8, workers=64))
         assert len({listener.port for listener in addresses.ports}) == 280
+
+
+def test_no_free_port_is_one_that_the_settings_give_to_a_role(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    monkeypatch.setattr(addresses, "_FIRST_PORT", port)
+    monkeypatch.setattr(addresses, "_first_outgoing_port", lambda: port + 1)  # so that it is the first one to be tried
+    assigned(settings(worker_metrics_port=port)).check()
 
 
 def test_a_taken_port_is_kept_for_the_role_that_listens_there() -> None:
