@@ -18,6 +18,7 @@ from svc_common.doctor.prepared import is_prepared, next_step_for
 from svc_common.files import may_others_access
 from svc_common.inner_ports import is_loopback
 from svc_common.model_settings import InvalidModelsFile
+from svc_common.model_tasks import ModelTask
 from svc_common.models import ModelNotFound
 from svc_common.service_roles import ServiceRole
 
@@ -48,11 +49,14 @@ def check_models(context: CheckContext) -> Iterator[Finding]:
         if model.grammars is not None:
             model.grammars.close()
         model.tokenizer.close()
-        if template is None:
+        where = each.resolve().tokenizer_path
+        if model.task is not ModelTask.GENERATE:
+            yield ok(f"{model.name}: tokenizer of {where}")
+        elif template is None:
             problem = "it has no chat template: chats are refused, completions work"
             yield warning(f"{model.name}: tokenizer", problem, "set QUIRE_CHAT_TEMPLATE to a template, or its file")
         else:
-            yield ok(f"{model.name}: tokenizer and chat template of {each.resolve().tokenizer_path}")
+            yield ok(f"{model.name}: tokenizer and chat template of {where}")
 
 
 def check_keys(context: CheckContext) -> Iterator[Finding]:

@@ -26,9 +26,10 @@ from svc_common.models import TEMPLATE_FOLDER, ModelNotFound, SourceKind, find_s
 from svc_common.preparation import PreparationFailed
 from worker_svc.compressed_writer import CompressedScheme, compress, quantization_config, scheme_named
 from worker_svc.errors import UnsupportedModel
-from worker_svc.model.architecture import describe
+from worker_svc.model.architecture import describe_any
 from worker_svc.model.config import raw_config, read_config
 from worker_svc.model.description import LinearRole, ModelDescription
+from worker_svc.model.encoder_description import EncoderDescription
 from worker_svc.model.sentence_files import module_folders
 from worker_svc.model.tensor_names import described_names
 from worker_svc.model.weight_format import quantization_of
@@ -84,7 +85,11 @@ def quantize_model(
     """
     if quantization_of(source) is not None:
         raise UnsupportedModel(f"the model in {source} is quantized already")
-    description = describe(read_config(source))
+    description = describe_any(read_config(source))
+    if isinstance(description, EncoderDescription):
+        raise UnsupportedModel(
+            f"the model in {source} is an encoder: only QUIRE_QUANTIZATION, which takes effect on load, is for these"
+        )
     if description is None:
         raise UnsupportedModel(f"the model in {source} is of an architecture that is not computed natively")
     files = weight_files(source)

@@ -41,6 +41,11 @@ def test_a_model_without_a_chat_template(model: Path) -> None:
     assert (finding.status, "QUIRE_CHAT_TEMPLATE" in finding.next_step) == (Status.WARNING, True)
 
 
+def test_a_model_that_embeds_needs_no_chat_template(model: Path) -> None:
+    (model / "tokenizer_config.json").unlink()
+    assert found("models", model=str(model), task="embed").status is Status.OK
+
+
 @pytest.mark.parametrize(
     ("text", "mode", "status", "words"),
     [

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from transformers import LlamaConfig
 
 import llama_models
 import transformers_models
+from bert_models import save_bert
 from dense_modules import add_dense
 from llama_models import SIZES
 from quire_kernels.cpu.linear import MatrixFormat
@@ -154,6 +156,12 @@ def test_what_cannot_be_quantized_is_said(save_model: Save, tmp_path: Path) -> N
         quantized(tmp_path / "out", tmp_path / "again")
     with pytest.raises(UnsupportedModel, match="has no linear layer that could be quantized"):
         quantized(save_model(transformers_models.VARIANTS["gpt2"]()), tmp_path / "again")
+    encoder = tmp_path / "encoder"
+    encoder.mkdir()
+    save_bert(encoder)
+    with pytest.raises(UnsupportedModel, match="is an encoder: only QUIRE_QUANTIZATION"):
+        quantized(encoder, tmp_path / "again")
+    shutil.rmtree(encoder)
     tensors = load_file(source / "model.safetensors")
     name = "model.layers.1.mlp.up_proj.weight"
     save_file(tensors | {name: tensors[name].double()}, source / "model.safetensors", metadata={"format": "pt"})
