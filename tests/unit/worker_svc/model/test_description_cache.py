@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from bert_models import save_classifier
 from llama_models import VARIANTS
 from transformers_models import VARIANTS as OTHERS
 from worker_svc.model import architecture, description_cache
-from worker_svc.model.architecture import Architecture, describe
+from worker_svc.model.architecture import Architecture, describe, describe_any
 from worker_svc.model.config import read_config
-from worker_svc.model.description_cache import description_of
+from worker_svc.model.description_cache import any_description_of, description_of
 
 Save = Callable[..., Path]
 
@@ -30,6 +31,15 @@ def test_what_is_kept_is_what_was_described(variant: str, save_model: Save, monk
     assert described == describe(read_config(directory))
     monkeypatch.setattr(description_cache, "read_config", None)
     assert description_of(directory) == described
+
+
+@pytest.mark.parametrize("architecture", ["bert", "distilbert", "mpnet", "modernbert"])
+def test_what_is_kept_of_an_encoder(architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_classifier(tmp_path, architecture)
+    described = any_description_of(tmp_path)
+    assert described == describe_any(read_config(tmp_path))
+    monkeypatch.setattr(description_cache, "read_config", None)
+    assert any_description_of(tmp_path) == described
 
 
 def test_another_config_is_described(save_model: Save) -> None:
