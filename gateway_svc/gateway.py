@@ -62,7 +62,7 @@ class Gateway:
         self._catalog = catalog
         self._changed = asyncio.Event()
         self._session = SchedulerSession(
-            settings.scheduler_addresses,
+            [str(address) for address in settings.scheduler_addresses],
             catalog.fingerprints,
             self._changed.set,
             settings.scheduler_patience,

@@ -16,7 +16,7 @@ from gateway_svc.message_formats.formats import (
 from gateway_svc.retention import PATTERN, Retention, RetentionRules
 from gateway_svc.sampling_fields import DEFAULT_MAX_LOGPROBS, HIGHEST_MAX_LOGPROBS
 from gateway_svc.tenant_shares import TenantShares
-from svc_common.addresses import Addresses, split_addresses
+from svc_common.addresses import Addresses, HostPort, split_addresses
 from svc_common.model_settings import (
     MODELS,
     SERVED_MODEL_NAME,
@@ -226,7 +226,7 @@ class GatewaySettings(InnerSettings):
     drain_grace: float = Field(30.0, ge=0, description="seconds after SIGTERM in which running requests may end")
 
     @property
-    def scheduler_addresses(self) -> list[str]:
+    def scheduler_addresses(self) -> list[HostPort]:
         return split_addresses(self.schedulers_at)
 
     def tls_files(self) -> TlsFiles | None:

@@ -14,7 +14,7 @@ from scheduler_svc.engine import EngineSettings
 from scheduler_svc.live_state import Graces
 from scheduler_svc.policy_registry import find_policy
 from scheduler_svc.store.encryption import NO_KEYS, RecordKeys
-from svc_common.addresses import Addresses, Host, split_addresses
+from svc_common.addresses import Addresses, Host, HostPort, split_addresses
 from svc_common.records import RECORD_TTL, RECORD_TTL_SECONDS
 from svc_common.redis_tls import RedisTlsFiles
 from svc_common.redis_url import DEFAULT_PREFIX, PREFIX, RedisPrefix, RedisUrl
@@ -141,7 +141,7 @@ class SchedulerSettings(InnerSettings):
         return RedisTlsFiles(self.redis_ca_file, self.redis_cert_file, self.redis_key_file)
 
     @property
-    def worker_addresses(self) -> list[str]:
+    def worker_addresses(self) -> list[HostPort]:
         return split_addresses(self.workers_at)
 
     @property

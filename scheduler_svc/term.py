@@ -15,7 +15,7 @@ from scheduler_svc.request_log import RequestLog
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.store.base import StaleEpoch, Store, StoreUnavailable
 from scheduler_svc.store.eviction import watch_eviction
-from scheduler_svc.worker_link import WorkerPool
+from scheduler_svc.worker_pool import WorkerPool
 from svc_common.identity import Outbound
 
 log = logging.getLogger("quire.scheduler")

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -22,9 +21,8 @@ from scheduler_svc.step_responses import InvalidResponse, ResponseValidator
 from scheduler_svc.step_wire import hash_report_from_proto, plan_to_proto, pressure_from_proto, shape_from_proto
 from scheduler_svc.store.base import EpochOutsideWindow
 from scheduler_svc.worker_client import StepCall, WorkerClient
-from svc_common.addresses import HostPort, join_host_port
 from svc_common.channels import end_if_cancelled, is_credential_error
-from svc_common.identity import PLAIN, Outbound
+from svc_common.identity import Outbound
 from svc_common.protocols import STEP_PROTOCOLS, ProtocolRange
 
 log = logging.getLogger("quire.scheduler")
@@ -32,7 +30,6 @@ log = logging.getLogger("quire.scheduler")
 _REDIAL = 0.25  # seconds between dials: a worker that restarts is used within this of being ready
 _REDIAL_SET_APART = 5.0  # seconds between dials of a worker that must be restarted
 _MAX_DOUBLINGS = 7  # of _REDIAL, after exceptions of this scheduler's own
-_RESOLVE = 3.0  # seconds between look-ups of the workers' names
 _WATCH = 1.0  # seconds between health checks of a worker
 _ANSWER_TIMEOUT = 5.0  # seconds in which a worker answers if its process runs
 _STEP_TIMEOUT = 120.0  # seconds that any step may take
@@ -350,56 +347,3 @@ async def _until_first(*works: Coroutine[None, None, None]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
     for task in done:
         task.result()
-
-
-class WorkerPool:
-    """A link to each worker at the configured names, which are resolved every few seconds."""
-
-    def __init__(self, engine: SchedulerEngine, addresses: list[str], outbound: Outbound = PLAIN) -> None:
-        self._engine = engine
-        self._outbound = outbound
-        self._addresses = [HostPort.parse(address) for address in addresses]
-        self._links: dict[str, tuple[WorkerLink, asyncio.Task[None]]] = {}
-        self._resolved: dict[HostPort, set[str]] = {}  # by name, its addresses when it was last resolved
-        self._unresolved: set[HostPort] = set()  # names that could not be resolved
-
-    async def run(self) -> None:
-        """Keeps the links until cancelled."""
-        try:
-            while True:
-                found = await self._resolve()
-                self._links = {where: (link, task) for where, (link, task) in self._links.items() if not task.done()}
-                for address in found - self._links.keys():
-                    link = WorkerLink(self._engine, address, self._update_connected, self._outbound)
-                    self._links[address] = (link, asyncio.create_task(link.run()))
-                for address, (link, _) in self._links.items():
-                    if address in found:
-                        link.stay()
-                    else:
-                        link.leave()
-                self._update_connected()
-                await asyncio.sleep(_RESOLVE)
-        finally:
-            tasks = [task for _, task in self._links.values()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _update_connected(self) -> None:
-        links = [link for link, _ in self._links.values()]
-        all_connected = bool(links) and all(link.is_connected for link in links)
-        self._engine.models.all_connected = all_connected and not self._unresolved
-
-    async def _resolve(self) -> set[str]:
-        for address in self._addresses:
-            host, port = address.host, address.port
-            try:
-                infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            except (OSError, UnicodeError) as error:
-                # Workers that were found under the name before are kept.
-                log.warning("cannot resolve the workers' name", extra={"host": host, "why": str(error)})
-                self._unresolved.add(address)
-            else:
-                self._resolved[address] = {join_host_port(str(where[0]), int(where[1])) for *_, where in infos}
-                self._unresolved.discard(address)
-        return set().union(*self._resolved.values())

@@ -54,9 +54,9 @@ class HostPort:
         return join_host_port(self.host, self.port)
 
 
-def split_addresses(text: str) -> list[str]:
-    """The `host:port` in a list that is separated by commas. Raises ValueError."""
-    return [str(HostPort.parse(part)) for part in text.split(",")]
+def split_addresses(text: str) -> list[HostPort]:
+    """The addresses in a list of `host:port` that is separated by commas. Raises ValueError."""
+    return [HostPort.parse(part) for part in text.split(",")]
 
 
 def _check_addresses(text: str) -> str:

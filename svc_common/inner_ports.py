@@ -8,6 +8,7 @@ from pathlib import Path
 
 import grpc
 
+from svc_common.addresses import HostPort
 from svc_common.errors import QuireError, Reason
 from svc_common.identity import Identity, InsecureIdentity, InvalidCredentials, TokenIdentity, read_secret
 from svc_common.interceptors import Context
@@ -61,11 +62,10 @@ def _mutual_tls(settings: InnerSettings, files: dict[str, Path]) -> MutualTlsIde
         raise InvalidCredentials(str(error)) from error
 
 
-def check_dialled(identity: Identity, addresses: Sequence[str], setting: str) -> None:
-    """Raises InvalidCredentials where a token would be sent to one of these `host:port` beyond loopback."""
+def check_dialled(identity: Identity, addresses: Sequence[HostPort], setting: str) -> None:
+    """Raises InvalidCredentials where a token would be sent to one of these addresses beyond loopback."""
     for address in addresses:
-        host = address.rpartition(":")[0].strip("[]")
-        if isinstance(identity, TokenIdentity) and not is_loopback(host):
+        if isinstance(identity, TokenIdentity) and not is_loopback(address.host):
             raise InvalidCredentials(
                 f"{setting} names {address}, beyond loopback, where tokens would be sent in clear: use mutual TLS "
                 "(QUIRE_MTLS_CERT_FILE), or set QUIRE_INSECURE=1 if something else, such as a service mesh, protects "

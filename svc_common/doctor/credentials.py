@@ -4,6 +4,7 @@ import ssl
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from svc_common.addresses import HostPort
 from svc_common.doctor.certificates import expiry_of, present, why_refused
 from svc_common.doctor.findings import Finding, ok, warning, wrong
 from svc_common.identity import InvalidCredentials
@@ -19,7 +20,7 @@ def check_credentials(
     role: ServiceRole,
     settings: InnerSettings,
     listens_on: Sequence[str] = (),
-    dials: Sequence[str] = (),
+    dials: Sequence[HostPort] = (),
     dial_setting: str = "",
 ) -> Iterator[Finding]:
     """Findings about the credentials of a service that listens on hosts and dials addresses of a setting."""

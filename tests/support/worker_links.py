@@ -17,7 +17,8 @@ from scheduler_svc.engine import EngineSettings, SchedulerEngine
 from scheduler_svc.gateway_session import GatewaySession
 from scheduler_svc.leadership import Fenced
 from scheduler_svc.store.redis import RedisStore
-from scheduler_svc.worker_link import WorkerPool
+from scheduler_svc.worker_pool import WorkerPool
+from svc_common.addresses import HostPort
 
 PROMPT = list(range(10))
 Change = Callable[[worker_v1.StepResponse], None]
@@ -150,7 +151,8 @@ async def deployment(*addresses: str) -> AsyncIterator[Deployment]:
     store = RedisStore("redis://127.0.0.1:1/0")  # there is no store here
     running = Deployment(store)
     engine = running.engine
-    tasks = [asyncio.create_task(work) for work in (engine.journal.run(), WorkerPool(engine, [*addresses]).run())]
+    pool = WorkerPool(engine, [HostPort.parse(address) for address in addresses])
+    tasks = [asyncio.create_task(work) for work in (engine.journal.run(), pool.run())]
     try:
         yield running
     finally:

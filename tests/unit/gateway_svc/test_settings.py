@@ -3,12 +3,13 @@
 import pytest
 
 from gateway_svc.settings import GatewaySettings
+from svc_common.addresses import HostPort
 from svc_common.settings import read_settings
 
 
 def test_schedulers_are_read_one_by_one() -> None:
     settings = read_settings(GatewaySettings, ["--schedulers-at", "a:1, b.c:2,[::1]:3 "])
-    assert settings.scheduler_addresses == ["a:1", "b.c:2", "[::1]:3"]
+    assert settings.scheduler_addresses == [HostPort("a", 1), HostPort("b.c", 2), HostPort("::1", 3)]
 
 
 def test_variables_are_the_same_as_flags(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,14 +15,16 @@ from quire.worker.v1 import worker_pb2 as worker_v1
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.step import MemoryPressure, StepPlan
 from scheduler_svc.model_versions import WorkerName
-from scheduler_svc.worker_link import _STEP_TIMEOUT, WorkerPool
+from scheduler_svc.worker_link import _STEP_TIMEOUT
+from scheduler_svc.worker_pool import WorkerPool
+from svc_common.addresses import HostPort
 from worker_links import ScriptedWorker, deployment, of_response, served, until
 
 
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (("_REDIAL", 0.02), ("_RESOLVE", 0.05), ("_WATCH", 0.05)):
-        monkeypatch.setattr(f"scheduler_svc.worker_link.{name}", seconds)
+    for name, seconds in (("worker_link._REDIAL", 0.02), ("worker_pool._RESOLVE", 0.05), ("worker_link._WATCH", 0.05)):
+        monkeypatch.setattr(f"scheduler_svc.{name}", seconds)
 
 
 async def test_a_worker_that_stops_loses_its_sequences_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +180,8 @@ async def test_a_worker_that_does_not_fit_is_refused_with_both_values(
     async with served(worker) as addresses, deployment(*addresses) as running:
         await running.workers(1)
         async with served(stranger) as strange:
-            pool = asyncio.create_task(WorkerPool(running.engine, strange).run())
+            others = WorkerPool(running.engine, [HostPort.parse(address) for address in strange])
+            pool = asyncio.create_task(others.run())
             await until(lambda: reason in [vars(record).get("why") for record in caplog.records])
             assert len(running.engine.replicas) == 1
             pool.cancel()

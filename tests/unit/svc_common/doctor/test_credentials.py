@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from certificates import Authority, Certificate
+from svc_common.addresses import HostPort
 from svc_common.doctor.certificates import check_expiry
 from svc_common.doctor.credentials import check_credentials, check_role_certificate
 from svc_common.doctor.findings import Finding, Status
@@ -50,9 +51,9 @@ def test_the_secret_and_what_is_dialled(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     make_secret(secret)
     settings = InnerSettings.model_validate({"deployment_secret_file": secret})
-    (fine,) = check_credentials(ServiceRole.GATEWAY, settings, (), ["127.0.0.1:1"], "QUIRE_SCHEDULERS_AT")
+    (fine,) = check_credentials(ServiceRole.GATEWAY, settings, (), [HostPort("127.0.0.1", 1)], "QUIRE_SCHEDULERS_AT")
     assert fine.status is Status.OK
-    (far,) = check_credentials(ServiceRole.GATEWAY, settings, (), ["192.0.2.1:1"], "QUIRE_SCHEDULERS_AT")
+    (far,) = check_credentials(ServiceRole.GATEWAY, settings, (), [HostPort("192.0.2.1", 1)], "QUIRE_SCHEDULERS_AT")
     assert (far.status, "QUIRE_SCHEDULERS_AT" in far.problem) == (Status.WRONG, True)
     (insecure,) = check_credentials(ServiceRole.GATEWAY, InnerSettings.model_validate({"insecure": True}))
     assert insecure.status is Status.WARNING

@@ -14,8 +14,8 @@ from worker_links import ScriptedWorker, deployment, served, until
 
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (("_REDIAL", 0.02), ("_RESOLVE", 0.05), ("_WATCH", 0.05)):
-        monkeypatch.setattr(f"scheduler_svc.worker_link.{name}", seconds)
+    for name, seconds in (("worker_link._REDIAL", 0.02), ("worker_pool._RESOLVE", 0.05), ("worker_link._WATCH", 0.05)):
+        monkeypatch.setattr(f"scheduler_svc.{name}", seconds)
 
 
 @pytest.fixture
