@@ -1,11 +1,8 @@
-"""The link to one worker: dials it, opens a step stream, sends plans and commits results, and dials again."""
+"""The link to one worker: dials it, opens a step stream, watches its health, and dials it again."""
 
 import asyncio
 import logging
-import time
-from collections import deque
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from itertools import count
 
 import grpc
@@ -13,12 +10,11 @@ import grpc
 from quire.worker.v1 import worker_pb2 as worker_v1
 from scheduler_svc.core.kv.block_hash_report import BlockHashReport
 from scheduler_svc.core.replica import Replica
-from scheduler_svc.core.step import StepPlan
-from scheduler_svc.core.step_pacing import StepPacing
 from scheduler_svc.engine import SchedulerEngine
 from scheduler_svc.metrics import RESPONSES_REFUSED
-from scheduler_svc.step_responses import InvalidResponse, ResponseValidator
-from scheduler_svc.step_wire import hash_report_from_proto, plan_to_proto, pressure_from_proto, shape_from_proto
+from scheduler_svc.step_loop import LinkBroken, PlanningFailed, StepLoop
+from scheduler_svc.step_responses import InvalidResponse
+from scheduler_svc.step_wire import hash_report_from_proto, pressure_from_proto, shape_from_proto
 from scheduler_svc.store.base import EpochOutsideWindow
 from scheduler_svc.worker_client import StepCall, WorkerClient
 from svc_common.channels import end_if_cancelled, is_credential_error
@@ -32,23 +28,12 @@ _REDIAL_SET_APART = 5.0  # seconds between dials of a worker that must be restar
 _MAX_DOUBLINGS = 7  # of _REDIAL, after exceptions of this scheduler's own
 _WATCH = 1.0  # seconds between health checks of a worker
 _ANSWER_TIMEOUT = 5.0  # seconds in which a worker answers if its process runs
-_STEP_TIMEOUT = 120.0  # seconds that any step may take
-# Times the seconds that are expected of a step, which it may take. A worker reports the rate of short prompts, and
-# attention makes one that is computed in one step several times as slow for each token.
-_STEP_FACTOR = 20.0
+_READY_TIMEOUT = 120.0  # seconds in which a worker is ready for the first step of a stream
 _generations = count(1)
-
-
-class LinkBroken(Exception):  # noqa: N818
-    """The stream to a worker cannot continue. The text is for the operator."""
 
 
 class WorkerSetApart(LinkBroken):
     """The worker is not used until it is restarted."""
-
-
-class PlanningFailed(Exception):  # noqa: N818
-    """The core raised while it planned a step. The worker has not crashed."""
 
 
 class WorkerLink:
@@ -64,9 +49,6 @@ class WorkerLink:
         self._address = address
         self._on_change = on_change
         self._outbound = outbound
-        self._wake = asyncio.Event()
-        self._responses: deque[worker_v1.StepResponse] = deque()
-        self._progressed_at = 0.0  # when a step was answered last, or the first of those in flight was planned
         self._was_ready = False
         self._last = ""  # why there was no worker, last time
         self._is_leaving = False
@@ -120,14 +102,13 @@ class WorkerLink:
         return _REDIAL * 2.0 ** min(self._num_failures, _MAX_DOUBLINGS)
 
     async def _serve(self) -> None:
+        """Uses the worker until it has left. Raises LinkBroken, AioRpcError and InvalidResponse."""
         async with self._outbound.channel(self._address) as channel:
             worker = WorkerClient(channel, self._outbound.metadata)
             description = await worker.describe(_ANSWER_TIMEOUT)
             if description.is_draining and not self._engine.is_awaited(description):
                 raise LinkBroken("worker is draining")
-            is_in_window = description.epoch <= self._engine.epoch or await self._raise_epoch(description.epoch)
-            if is_in_window and description.epoch > self._engine.epoch:
-                raise LinkBroken(f"worker has served epoch {description.epoch}, later than {self._engine.epoch}")
+            is_in_window = await self._raise_epoch(description.epoch)
             opening = worker_v1.StepRequest(
                 epoch=self._engine.epoch, generation=next(_generations), protocol=_protocol_for(description)
             )
@@ -142,38 +123,27 @@ class WorkerLink:
                 self._engine.mark_set_apart(self._address, None)
                 self._check_fits(description)  # nothing is awaited between this and add_worker
                 replica = Replica(shape_from_proto(description), self._address)
-                self._responses.clear()
-                self._engine.add_worker(replica, description, self._wake, hash_report)
+                steps = StepLoop(self._engine, replica, call, opening, description.vocab_size)
+                self._engine.add_worker(replica, description, steps.wake, hash_report)
                 self._was_ready, self._last = True, ""
                 about = {"worker": self._address, "model": description.model, "blocks": description.num_blocks}
                 log.info("worker ready", extra=about)
-                self._set_connected(True)
-                may_have_crashed = True
-                try:
-                    drive = self._drive(
-                        call,
-                        replica,
-                        opening,
-                        ResponseValidator(opening, description.vocab_size, replica.shape.max_sampled_tokens),
-                    )
-                    await _until_first(drive, self._watch(worker, replica))
-                except PlanningFailed:
-                    may_have_crashed = False
-                    raise
-                finally:
-                    self._engine.remove_worker(replica, may_have_crashed=may_have_crashed)
-                    self._set_connected(False)
+                await self._run_steps(worker, steps)
             finally:
                 call.cancel()
 
     async def _raise_epoch(self, epoch: int) -> bool:
         """Begins a term above one that the worker has seen. False where no leader can have begun that: the worker may
-        accept this term, nevertheless.
+        accept this term, nevertheless. Raises LinkBroken.
         """
+        if epoch <= self._engine.epoch:
+            return True
         try:
             await self._engine.on_higher_epoch(epoch)
         except EpochOutsideWindow:
             return False
+        if epoch > self._engine.epoch:
+            raise LinkBroken(f"worker has served epoch {epoch}, later than {self._engine.epoch}")
         return True
 
     async def _order_restart(self, worker: WorkerClient, worker_epoch: int) -> str:
@@ -198,11 +168,11 @@ class WorkerLink:
     async def _open(self, worker: WorkerClient, call: StepCall, opening: worker_v1.StepRequest) -> BlockHashReport:
         """Opens the stream; returns the hashes of the worker's blocks from earlier streams."""
         try:
-            async with asyncio.timeout(_STEP_TIMEOUT):
+            async with asyncio.timeout(_READY_TIMEOUT):
                 await call.write(opening)
                 answer = await call.read()
         except TimeoutError:
-            raise LinkBroken(f"worker was not ready in {_STEP_TIMEOUT:.0f} s") from None
+            raise LinkBroken(f"worker was not ready in {_READY_TIMEOUT:.0f} s") from None
         if not isinstance(answer, worker_v1.StepResponse) or not answer.HasField("ready"):
             raise LinkBroken(f"worker did not answer ready: {await call.details()}")
         hashes = await worker.block_hashes(opening.epoch, opening.generation, _ANSWER_TIMEOUT)
@@ -211,66 +181,30 @@ class WorkerLink:
         except ValueError as error:
             raise LinkBroken(f"worker's block-hash report is malformed: {error}") from None
 
-    async def _drive(
-        self, call: StepCall, replica: Replica, opening: worker_v1.StepRequest, validator: ResponseValidator
-    ) -> None:
-        """Plan, send, commit: the next step is sent while the worker runs the last one. Until the replica has left."""
-        reader = asyncio.create_task(self._read(call))
-        pacing = StepPacing(replica)
+    async def _run_steps(self, worker: WorkerClient, steps: StepLoop) -> None:
+        """Runs the steps of a replica that was added, while its worker is healthy, and removes it."""
+        self._set_connected(True)
+        may_have_crashed = True
         try:
-            while not self._engine.has_left(replica):
-                while not (seconds := pacing.seconds_until_next(time.monotonic())):
-                    plan = self._plan(replica)
-                    pacing.note_planned(None if plan is None else plan.step_id)
-                    if plan is None:
-                        break
-                    if len(replica.steps_in_flight) == 1:
-                        self._progressed_at = time.monotonic()
-                    await call.write(plan_to_proto(plan, opening.epoch, opening.generation))
-                    validator.expect(plan)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(seconds or None):
-                        await self._wake.wait()
-                self._wake.clear()
-                while self._responses:
-                    response = self._responses.popleft()
-                    self._commit(replica, validator, response)
-                    result = response.result
-                    pacing.note_end(response.step_id, result.busy_us / 1e6, result.idle_us / 1e6)
-                    self._progressed_at = time.monotonic()
-                if reader.done():
-                    raise LinkBroken(f"step stream ended: {await call.details()}")
-        except asyncio.InvalidStateError:  # grpc raises it for a write to a call that has ended
-            raise LinkBroken(f"step stream ended: {await call.details()}") from None
+            await _until_first(steps.run(), self._watch(worker, steps))
+        except PlanningFailed:
+            may_have_crashed = False
+            raise
         finally:
-            reader.cancel()
+            if steps.has_committed:
+                self._num_failures = 0
+            self._engine.remove_worker(steps.replica, may_have_crashed=may_have_crashed)
+            self._set_connected(False)
 
-    def _plan(self, replica: Replica) -> StepPlan | None:
-        try:
-            return self._engine.schedule(replica)
-        except Exception as error:
-            raise PlanningFailed from error
-
-    async def _read(self, call: StepCall) -> None:
-        try:
-            while isinstance(response := await call.read(), worker_v1.StepResponse):
-                self._responses.append(response)
-                self._wake.set()
-        except grpc.aio.AioRpcError:
-            pass  # _drive reads the call's status
-        finally:
-            self._wake.set()
-
-    async def _watch(self, worker: WorkerClient, replica: Replica) -> None:
-        """Retires the worker when it drains. Raises LinkBroken when it does not answer, which a stream does not show,
-        or when a step takes too long, as on a device that hangs.
+    async def _watch(self, worker: WorkerClient, steps: StepLoop) -> None:
+        """Checks the worker's health. Raises LinkBroken when it does not answer, which a stream does not show, or when
+        a step takes too long, as on a device that hangs.
         """
         is_silent = False
         while True:
             if not is_silent:
                 await asyncio.sleep(_WATCH)
-            if replica.steps_in_flight and time.monotonic() > self._progressed_at + (most := _step_timeout(replica)):
-                raise LinkBroken(f"no answer to a step in {most:.0f} s")
+            steps.check_progress()
             try:
                 description = await worker.describe(_ANSWER_TIMEOUT / 2)
             except grpc.aio.AioRpcError as error:
@@ -280,27 +214,22 @@ class WorkerLink:
                 is_silent = True
                 continue
             is_silent = False
-            pressure = pressure_from_proto(description.memory_pressure)
-            if pressure is not None and (pressure is not replica.memory_pressure or replica.is_short_of_memory):
-                replica.note_pressure(pressure)
-                self._wake.set()
-            if (description.is_draining or self._is_leaving) and not replica.is_retired:
-                log.info("worker drains", extra={"worker": self._address})
-                self._engine.retire_worker(replica)
-            if replica.is_retired:
-                self._wake.set()  # it may have left
-                if not (description.is_draining or self._is_leaving or replica.is_last):
-                    raise LinkBroken("worker was to be left, and its address is known again")
+            self._apply_description(description, steps)
 
-    def _commit(self, replica: Replica, validator: ResponseValidator, response: worker_v1.StepResponse) -> None:
-        outcome = validator.outcome_of(response, replica)
-        for failure in response.result.failures:
-            log.error("sequence failed", extra={"worker": self._address, "why": failure.message})
-        for swap in response.result.swaps:
-            if swap.HasField("failure"):
-                log.error("swap failed", extra={"worker": self._address, "why": swap.failure})
-        self._engine.commit(replica, outcome)
-        self._num_failures = 0
+    def _apply_description(self, description: worker_v1.DescribeResponse, steps: StepLoop) -> None:
+        """Applies what a worker in use says of its memory, and retires it when it drains."""
+        replica = steps.replica
+        pressure = pressure_from_proto(description.memory_pressure)
+        if pressure is not None and (pressure is not replica.memory_pressure or replica.is_short_of_memory):
+            replica.note_pressure(pressure)
+            steps.wake.set()
+        if (description.is_draining or self._is_leaving) and not replica.is_retired:
+            log.info("worker drains", extra={"worker": self._address})
+            self._engine.retire_worker(replica)
+        if replica.is_retired:
+            steps.wake.set()  # it may have left
+            if not (description.is_draining or self._is_leaving or replica.is_last):
+                raise LinkBroken("worker was to be left, and its address is known again")
 
     def _set_connected(self, is_connected: bool) -> None:
         self.is_connected = is_connected
@@ -320,11 +249,6 @@ class WorkerLink:
             raise LinkBroken(
                 f"worker has block size {description.block_size}, and the others of its model have {block_size}"
             )
-
-
-def _step_timeout(replica: Replica) -> float:
-    """The seconds that the first of a replica's steps in flight may take."""
-    return max(_STEP_TIMEOUT, _STEP_FACTOR * replica.costs.plan_seconds(replica.steps_in_flight[0]))
 
 
 def _protocol_for(description: worker_v1.DescribeResponse) -> int:

@@ -15,7 +15,7 @@ from quire.worker.v1 import worker_pb2 as worker_v1
 from scheduler_svc.core.replica import Replica
 from scheduler_svc.core.step import MemoryPressure, StepPlan
 from scheduler_svc.model_versions import WorkerName
-from scheduler_svc.worker_link import _STEP_TIMEOUT
+from scheduler_svc.step_loop import _STEP_TIMEOUT
 from scheduler_svc.worker_pool import WorkerPool
 from svc_common.addresses import HostPort
 from worker_links import ScriptedWorker, deployment, of_response, served, until
@@ -73,7 +73,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of links, which advances only when the test moves it."""
     clock = Clock()
-    monkeypatch.setattr("scheduler_svc.worker_link.time", clock)
+    monkeypatch.setattr("scheduler_svc.step_loop.time", clock)
     return clock
 
 
@@ -296,7 +296,7 @@ async def test_a_worker_that_is_never_ready_is_dialled_again(monkeypatch: pytest
 
         num_dialled = 0
 
-    monkeypatch.setattr("scheduler_svc.worker_link._STEP_TIMEOUT", 0.2)
+    monkeypatch.setattr("scheduler_svc.worker_link._READY_TIMEOUT", 0.2)
     async with served(Stuck()) as addresses, deployment(*addresses) as running:
         await running.workers(1)
 
