@@ -85,7 +85,8 @@ class SequenceText:
         self.num_tokens = 0
         self.num_chars = 0
         """The number of characters that the tokens so far complete, sent or held back."""
-        self._places: deque[tuple[int, int, int]] | None = deque() if keeps_places else None
+        self.keeps_places = keeps_places
+        self._places = deque[tuple[int, int, int]]()
         """Tokens that may be asked for: which one, and where its text begins and ends."""
         self.matched: str | None = None
         """The stop string that was found. Tokens after it do not count."""
@@ -94,7 +95,7 @@ class SequenceText:
         """T(k) - T(k - 1): the text that becomes due with this token."""
         self.num_tokens += 1
         text = self._detokenizer.push(token_id)
-        if self._places is not None and token_id not in self._hidden_ids:
+        if self.keeps_places and token_id not in self._hidden_ids:
             self._places.append((self.num_tokens - 1, self.num_chars, self.num_chars + len(text)))
         self.num_chars += len(text)
         if self._search is None or not text:

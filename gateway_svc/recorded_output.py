@@ -8,7 +8,8 @@ from gateway_svc.field_paths import contract_field_path
 from gateway_svc.model_catalog import ModelCatalog
 from gateway_svc.output import Chunk, Usage
 from gateway_svc.rendering import Rendering
-from gateway_svc.sequence_output import ResumePosition, SequenceOutput
+from gateway_svc.resume_position import ResumePosition
+from gateway_svc.sequence_output import SequenceOutput
 from gateway_svc.vocabulary import Vocabulary
 from quire.scheduler.v1 import scheduler_pb2
 from svc_common.errors import QuireError, Reason

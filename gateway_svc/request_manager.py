@@ -20,13 +20,13 @@ from gateway_svc.model_catalog import CatalogModel, ModelCatalog
 from gateway_svc.rendering import Rendering
 from gateway_svc.request_errors import RETRY_AFTER_SECONDS
 from gateway_svc.request_group import RequestGroup, SubscribedGroup, ValueGroup
+from gateway_svc.resume_position import ResumePosition
 from gateway_svc.retention import NONE as NOT_RECORDED
 from gateway_svc.retention import Retention, RetentionRules
 from gateway_svc.running_request import GenerateCall, RunningRequest
 from gateway_svc.running_value import RunningValue
 from gateway_svc.score_validation import validate_scores
 from gateway_svc.scores import UnvalidatedScores, ValidatedScores
-from gateway_svc.sequence_output import ResumePosition
 from gateway_svc.session import MemoryPressure, SchedulerSession
 from gateway_svc.tenant import Tenant
 from gateway_svc.tracing import GenerationSpan

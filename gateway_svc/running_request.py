@@ -15,7 +15,8 @@ from gateway_svc.output import Chunk, Usage
 from gateway_svc.prompt_output import PromptOutput
 from gateway_svc.reader import Acknowledgement, ReaderAction, Release, StopFound
 from gateway_svc.rendering import Rendering
-from gateway_svc.sequence_output import ResumePosition, SequenceOutput
+from gateway_svc.resume_position import ResumePosition
+from gateway_svc.sequence_output import SequenceOutput
 from gateway_svc.tenant import Tenant
 from gateway_svc.tracing import GenerationSpan
 from gateway_svc.validated_request import OnDisconnect

@@ -1,45 +1,14 @@
 """The output of one sequence: the scheduler's tokens become chunks, from the client's position on."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from enum import Enum
-from itertools import pairwise
-
 from gateway_svc import request_errors
 from gateway_svc.detokenizer import SequenceText
-from gateway_svc.output import Chunk, Finish, FinishReason, TokenLogprob, merge_chunks
+from gateway_svc.output import Chunk, Finish, FinishReason, TokenLogprob
 from gateway_svc.rendering import Rendering
+from gateway_svc.resume_position import EndDelivery, ResumePosition
 from gateway_svc.sequence_turn import sequence_turn
 from gateway_svc.vocabulary import Vocabulary
 from quire.scheduler.v1 import scheduler_pb2
-from svc_common.errors import QuireError, Reason
-
-
-class EndDelivery(Enum):
-    """Whether a client that has all tokens of a sequence has received its end."""
-
-    MISSING = "missing"
-    GIVEN = "given"
-    UNKNOWN = "unknown"
-    """The end is sent again; its text was sent with the last token."""
-
-
-@dataclass(frozen=True, slots=True)
-class ResumePosition:
-    """A client's position in a sequence, in tokens. `where` is the field that holds it, as the client spells it."""
-
-    num_tokens: int = 0
-    ending: EndDelivery = EndDelivery.MISSING
-    where: str = ""
-
-    @property
-    def is_beginning(self) -> bool:
-        """Whether the client has nothing."""
-        return self.num_tokens == 0
-
-    def offset_error(self) -> QuireError:
-        """The error where the sequence has fewer tokens, or more although its end was received."""
-        return QuireError(Reason.RESUME_OFFSET_INVALID, "does not lie within the sequence", field=self.where)
+from quire.worker.v1 import worker_pb2
 
 
 class SequenceOutput:
@@ -67,13 +36,10 @@ class SequenceOutput:
         self.finish: Finish | None = None
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
-        self._keeps_places = chunk_per_token and rendering.logprobs is not None
-        self._text = SequenceText(vocabulary, rendering, keeps_places=self._keeps_places)
-        self._num_due = 0
-        """Characters of the text that are due, where places are kept and all output is text."""
+        keeps_places = chunk_per_token and rendering.logprobs is not None
+        self._text = SequenceText(vocabulary, rendering, keeps_places=keeps_places)
         self._turn = sequence_turn(self._text, index, vocabulary, rendering)
         self._start = start
-        self._num_client_tokens = start.num_tokens
         self._has_logprobs = rendering.has_logprobs
         self._num_top = rendering.logprobs or 0
         self._requested = rendering.logprob_token_ids
@@ -97,30 +63,13 @@ class SequenceOutput:
         token_ids = tokens.token_ids
         num_tokens = len(token_ids)
         # A stop token counts as a token and has no text.
-        num_read = num_tokens - 1 if cause == "stop_token_id" else num_tokens
+        num_with_text = num_tokens - 1 if cause == "stop_token_id" else num_tokens
         logprobs = tokens.logprobs if self._has_logprobs else ()
-        chunk: Chunk | None = None
         for at in range(num_known, num_tokens):
             token_id = token_ids[at]
-            is_due = not self._omits_output and self.num_tokens >= self._num_client_tokens
-            if is_due and (chunk is None or len(chunk.token_ids) >= self._max_chunk_tokens):
-                chunk = self._begin_chunk()
-            self._token_ids.append(token_id)
-            self.num_tokens += 1
-            if logprobs:
-                logprob = TokenLogprob.from_proto(
-                    token_id, logprobs[at], self._num_top, self._text.num_chars, self._requested
-                )
-                self._logprobs.append(logprob)
-                if chunk is not None:
-                    chunk.logprobs.append(logprob)
-            if chunk is not None:
-                chunk.token_ids.append(token_id)
-            if at < num_read and not self._omits_output:
-                if self._turn is not None:
-                    self._turn.push(token_id, chunk)
-                else:
-                    self._add_text(self._text.push(token_id), chunk)
+            chunk = self._append(token_id, logprobs[at] if logprobs else None)
+            if at < num_with_text and not self._omits_output:
+                self._turn.push(token_id, chunk)
             if self._text.matched is not None:
                 self._end(Finish(FinishReason.STOP, self._text.matched))
                 return
@@ -135,7 +84,7 @@ class SequenceOutput:
     @property
     def num_reasoning_tokens(self) -> int:
         """How many tokens are reasoning."""
-        return 0 if self._turn is None else self._turn.num_reasoning_tokens
+        return self._turn.num_reasoning_tokens
 
     def check(self, tokens: scheduler_pb2.Tokens) -> None:
         """Raises ValueError where tokens differ from those that are here."""
@@ -162,16 +111,23 @@ class SequenceOutput:
         chunks, self._pending = self._pending, []
         return chunks
 
-    def _add_text(self, text: str, chunk: Chunk | None) -> None:
-        """Adds text that becomes due, of a sequence whose whole output is text."""
+    def _append(self, token_id: int, logprobs: worker_pb2.TokenLogprobs | None) -> Chunk | None:
+        """Appends a token, without its text. Returns the chunk that it is in; None: the client has it, or gets none."""
+        chunk = self._chunk_of_next_token()
+        self._token_ids.append(token_id)
+        self.num_tokens += 1
         if chunk is not None:
-            chunk.text += text
-        if self._keeps_places:
-            begin, self._num_due = self._num_due, self._num_due + len(text)
+            chunk.token_ids.append(token_id)
+        if logprobs is not None:
+            logprob = TokenLogprob.from_proto(token_id, logprobs, self._num_top, self._text.num_chars, self._requested)
+            self._logprobs.append(logprob)
             if chunk is not None:
-                chunk.text_tokens += self._text.tokens_between(begin, self._num_due)
+                chunk.logprobs.append(logprob)
+        return chunk
 
-    def _begin_chunk(self) -> Chunk:
+    def _chunk_of_next_token(self) -> Chunk | None:
+        if self._omits_output or self.num_tokens < self._start.num_tokens:
+            return None
         if self._start.ending is EndDelivery.GIVEN:
             raise self._start.offset_error()
         return self._next_chunk()
@@ -203,60 +159,10 @@ class SequenceOutput:
             raise self._start.offset_error()
         ending = self._start.ending if self.num_sent_tokens == self._start.num_tokens else EndDelivery.MISSING
         last = self._next_chunk() if ending is EndDelivery.MISSING else None
-        if self._turn is not None:
-            # Text that was held back may be a call, so the reason to finish is known after it.
-            self._turn.end(last)
-            if self._turn.is_calling and finish.reason is FinishReason.STOP:
-                finish = Finish(FinishReason.TOOL_CALLS, finish.matched)
-        else:
-            self._add_text(self._text.flush(), last)
+        # Text that was held back may be a call, so the reason to finish is known after it.
+        self._turn.end(last)
+        if self._turn.is_calling and finish.reason is FinishReason.STOP:
+            finish = Finish(FinishReason.TOOL_CALLS, finish.matched)
         self.finish = finish
         if ending is not EndDelivery.GIVEN:
             (last or self._next_chunk()).finish = finish
-
-
-def remainder(whole: Chunk, start: ResumePosition, vocabulary: Vocabulary, rendering: Rendering) -> list[Chunk]:
-    """The rest of a sequence from `start` on, with its end, in chunks that fit a message. Raises QuireError where the
-    sequence has fewer tokens."""
-    num_tokens = len(whole.token_ids)
-    if start.num_tokens > num_tokens:
-        raise start.offset_error()
-    if start.num_tokens == num_tokens:
-        return [Chunk(whole.index, num_tokens, finish=whole.finish, score=whole.score)]
-    begins = range(start.num_tokens, num_tokens, rendering.max_chunk_tokens(vocabulary))
-    beginnings = [*_beginnings(whole, begins, vocabulary, rendering), whole]
-    return [_between(whole, known, longer) for known, longer in pairwise(beginnings)]
-
-
-def _beginnings(whole: Chunk, lengths: Iterable[int], vocabulary: Vocabulary, rendering: Rendering) -> Iterator[Chunk]:
-    """The beginnings of a sequence that have so many tokens, without the end of it."""
-    text = SequenceText(vocabulary, rendering)
-    turn = sequence_turn(text, whole.index, vocabulary, rendering)
-    known = Chunk(whole.index, 0)
-    for length in lengths:
-        for token_id in whole.token_ids[len(known.token_ids) : length]:
-            known.token_ids.append(token_id)
-            if turn is None:
-                known.text += text.push(token_id)
-            else:
-                turn.push(token_id, known)
-        yield merge_chunks([known])[0]
-
-
-def _between(whole: Chunk, known: Chunk, longer: Chunk) -> Chunk:
-    """What one beginning of a sequence lacks of a longer one."""
-    begin, end = len(known.token_ids), len(longer.token_ids)
-    known_calls = {call.index: call for call in known.tool_calls}
-    calls = [call.after(known_calls.get(call.index)) for call in longer.tool_calls]
-    return Chunk(
-        whole.index,
-        begin,
-        longer.text[len(known.text) :],
-        whole.token_ids[begin:end],
-        whole.logprobs[begin:end],
-        longer.finish,
-        longer.score,
-        longer.reasoning[len(known.reasoning) :],
-        [call for call in calls if call.id or call.arguments],
-        ended_calls=longer.ended_calls[len(known.ended_calls) :],
-    )

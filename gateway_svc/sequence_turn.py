@@ -128,6 +128,35 @@ class SequenceTurn:
         return f"call_{hashlib.sha256(f'{self._id_base}/{index}'.encode()).hexdigest()[:_ID_LENGTH]}"
 
 
-def sequence_turn(text: SequenceText, index: int, vocabulary: Vocabulary, rendering: Rendering) -> SequenceTurn | None:
-    """The turn of a sequence; None where all output is text."""
-    return None if rendering.turn is None else SequenceTurn(text, rendering.turn, index, vocabulary, rendering)
+class TextTurn:
+    """The turn of a sequence whose whole output is text, in the place of a `SequenceTurn`."""
+
+    is_calling = False
+    num_reasoning_tokens = 0
+
+    def __init__(self, text: SequenceText) -> None:
+        self._text = text
+        self._num_due = 0  # characters, where places are kept
+
+    def push(self, token_id: int, chunk: Chunk | None) -> None:
+        self._add(self._text.push(token_id), chunk)
+
+    def end(self, chunk: Chunk | None) -> None:
+        self._add(self._text.flush(), chunk)
+
+    def _add(self, text: str, chunk: Chunk | None) -> None:
+        if chunk is not None:
+            chunk.text += text
+        if self._text.keeps_places:
+            begin, self._num_due = self._num_due, self._num_due + len(text)
+            if chunk is not None:
+                chunk.text_tokens += self._text.tokens_between(begin, self._num_due)
+
+
+def sequence_turn(
+    text: SequenceText, index: int, vocabulary: Vocabulary, rendering: Rendering
+) -> SequenceTurn | TextTurn:
+    """The turn of a sequence."""
+    if rendering.turn is None:
+        return TextTurn(text)
+    return SequenceTurn(text, rendering.turn, index, vocabulary, rendering)

@@ -20,9 +20,10 @@ from gateway_svc.ranking import completed_sequences
 from gateway_svc.rendering import Rendering
 from gateway_svc.request_group import RequestGroup
 from gateway_svc.request_manager import RequestManager
+from gateway_svc.resume_position import EndDelivery, ResumePosition
 from gateway_svc.running_request import RunningRequest
 from gateway_svc.scores import UnvalidatedScores
-from gateway_svc.sequence_output import EndDelivery, ResumePosition, remainder
+from gateway_svc.sequence_remainder import remainder
 from gateway_svc.tenant import Tenant
 from gateway_svc.tokenizer import PromptTooLong
 from gateway_svc.tracing import Operation

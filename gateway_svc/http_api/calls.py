@@ -27,8 +27,8 @@ from gateway_svc.model_catalog import CatalogModel
 from gateway_svc.output import Chunk, Usage
 from gateway_svc.request_group import RequestGroup
 from gateway_svc.request_manager import RequestManager
+from gateway_svc.resume_position import ResumePosition
 from gateway_svc.scores import UnvalidatedScores
-from gateway_svc.sequence_output import ResumePosition
 from gateway_svc.tenant import Tenant
 from gateway_svc.tenant_shares import Share
 from gateway_svc.tenant_threads import CHUNKS_OF_LOGPROB, FEW_LOGPROBS, TenantThreads

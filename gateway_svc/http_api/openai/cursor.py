@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from gateway_svc.output import Chunk
-from gateway_svc.sequence_output import EndDelivery, ResumePosition
+from gateway_svc.resume_position import EndDelivery, ResumePosition
 from svc_common.errors import QuireError, Reason
 
 LAST_EVENT_ID = "last-event-id"

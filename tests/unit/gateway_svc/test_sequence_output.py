@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from gateway_svc.output import Chunk, Finish, FinishReason, merge_chunks
 from gateway_svc.ranking import completed_sequences
 from gateway_svc.rendering import Rendering
-from gateway_svc.sequence_output import EndDelivery, ResumePosition, SequenceOutput, remainder
+from gateway_svc.resume_position import EndDelivery, ResumePosition
+from gateway_svc.sequence_output import SequenceOutput
+from gateway_svc.sequence_remainder import remainder
 from gateway_svc.validated_request import BeamSearchParams, EarlyStopping, SpecialTokens, StopText
 from gateway_values import id_of, make_rendering, vocabulary_of
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1

@@ -15,7 +15,9 @@ from gateway_svc.chats import PromptEnd
 from gateway_svc.message_formats.formats import AUTO, TOOL_FORMATS, choose_format
 from gateway_svc.output import Chunk, FinishReason, ToolCallDelta, merge_chunks
 from gateway_svc.rendering import Rendering
-from gateway_svc.sequence_output import EndDelivery, ResumePosition, SequenceOutput, remainder
+from gateway_svc.resume_position import EndDelivery, ResumePosition
+from gateway_svc.sequence_output import SequenceOutput
+from gateway_svc.sequence_remainder import remainder
 from gateway_svc.turn_format import TurnFormat
 from gateway_svc.validated_request import SpecialTokens, StopText
 from gateway_svc.vocabulary import Vocabulary

@@ -16,7 +16,8 @@ from gateway_svc.http_api.errors import HttpError
 from gateway_svc.http_api.ollama.answers import OllamaBuilder, OllamaForm, embed_answer
 from gateway_svc.http_api.ollama.errors import OLLAMA_ERRORS
 from gateway_svc.output import Chunk, Finish, FinishReason, TokenLogprob, ToolCallDelta, Usage
-from gateway_svc.sequence_output import ResumePosition, SequenceOutput
+from gateway_svc.resume_position import ResumePosition
+from gateway_svc.sequence_output import SequenceOutput
 from gateway_svc.turn_format import TurnFormat
 from gateway_values import id_of, make_rendering, vocabulary_of
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1

@@ -11,7 +11,8 @@ from gateway_svc.http_api.openai.answers import ResponseBuilder
 from gateway_svc.http_api.openai.choice_formats import ChatFormat
 from gateway_svc.http_api.openai.cursor import Cursor
 from gateway_svc.output import Chunk, Finish, FinishReason, Usage
-from gateway_svc.sequence_output import EndDelivery, ResumePosition, SequenceOutput
+from gateway_svc.resume_position import EndDelivery, ResumePosition
+from gateway_svc.sequence_output import SequenceOutput
 from gateway_values import id_of, make_rendering, vocabulary_of
 from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from scripted_scheduler import length_end

@@ -15,7 +15,8 @@ from gateway_svc.http_api.responses.events import ResponseEvents
 from gateway_svc.http_api.responses.stored_response import StoredResponse
 from gateway_svc.output import Chunk, TokenLogprob, Usage
 from gateway_svc.request_errors import cancelled, internal
-from gateway_svc.sequence_output import ResumePosition, SequenceOutput
+from gateway_svc.resume_position import ResumePosition
+from gateway_svc.sequence_output import SequenceOutput
 from gateway_svc.turn_format import TurnFormat
 from gateway_svc.vocabulary import Vocabulary
 from gateway_values import make_rendering, vocabulary_of
