@@ -1,6 +1,7 @@
 """A step between its two halves: the sequences that run, and what must be waited for."""
 
 import math
+import time
 from collections.abc import Sequence as Items
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from worker_svc.executor import SampleHandle
 from worker_svc.prompt_logprobs import PromptPiece
 from worker_svc.sampler import SamplerOutput
 from worker_svc.sequences import Sequence
-from worker_svc.step import ScheduledSequence, SequenceResult, TokenLogprobs
+from worker_svc.step import ScheduledSequence, SequenceResult, StepOutcome, SwapResult, TokenLogprobs
 
 
 class ScheduledRun(NamedTuple):
@@ -112,6 +113,36 @@ class LaunchedStep:
                 if not all(math.isfinite(one.logprob) for one in scored):
                     failed.append(run)
         return found, failed
+
+    def add_prompt_logprobs(self, found: dict[int, Items[TokenLogprobs]]) -> None:
+        """Adds what `prompt_logprobs` has found to the results of sequences that have not failed."""
+        for schedule_index, logprobs in found.items():
+            result = self._result(schedule_index)
+            if result.failure is None:
+                self.results[schedule_index] = result._replace(prompt_logprobs=logprobs)
+
+    def outcome(self, swap_results: list[SwapResult], swap_stall_seconds: float) -> StepOutcome:
+        """The outcome of the step, once it is applied."""
+        num_tokens = sum(run.end - run.start for run in self.runs)
+        num_decodes = sum(run.is_decode for run in self.runs)
+        drafted = [run for run in self.runs if run.draft] if self.has_drafts else []
+        return StepOutcome(
+            [self._result(schedule_index) for schedule_index in range(len(self.scheduled))],
+            time.perf_counter() - self.started,
+            num_tokens - num_decodes,
+            num_decodes,
+            swap_results,
+            swap_stall_seconds,
+            draft_tokens=sum(len(run.draft) for run in drafted),
+            accepted_tokens=sum(max(0, len(self.results[run.schedule_index].token_ids) - 1) for run in drafted),
+            num_left_out=self.num_left_out,
+        )
+
+    def _result(self, schedule_index: int) -> SequenceResult:
+        """The result of a sequence; it is empty where the sequence samples nothing."""
+        if schedule_index in self.results:
+            return self.results[schedule_index]
+        return SequenceResult(self.scheduled[schedule_index].sequence_id, [])
 
     def is_done(self) -> bool:
         """Whether finishing it would not wait."""
