@@ -8,12 +8,12 @@ from enum import StrEnum
 from gateway_svc.constraints import UnvalidatedConstraint
 from gateway_svc.field_paths import Field
 from gateway_svc.unknown_fields import reject_unknown_fields
+from gateway_svc.work_costs import CHAT_ITEM, LONG
 from quire.inference.v1 import inference_pb2
 from svc_common.errors import QuireError, Reason
 
 MAX_TOOLS = 128
 MAX_CALLS = 128  # of a message
-FEW_ITEMS = 64  # of a chat in the public contract: they are converted in about a millisecond
 
 
 def field_place(path: str, names: Mapping[str, str], name: str) -> str:
@@ -197,10 +197,12 @@ class ChatPrompt:
         )
 
 
-def is_long(chat: inference_pb2.Chat) -> bool:
-    """Whether a chat has more messages, calls and tools than FEW_ITEMS. Calls are counted where the rest are few."""
+def conversion_cost(chat: inference_pb2.Chat) -> float:
+    """Of `ChatPrompt.from_proto`, in microseconds. Calls are counted only where it is not long without them."""
     count = len(chat.messages) + len(chat.tools) + len(chat.allowed_tools.names)
-    return count > FEW_ITEMS or count + sum(len(message.tool_calls) for message in chat.messages) > FEW_ITEMS
+    if CHAT_ITEM * count > LONG:
+        return CHAT_ITEM * count
+    return CHAT_ITEM * (count + sum(len(message.tool_calls) for message in chat.messages))
 
 
 def check_num_tools(count: int, where: str) -> None:

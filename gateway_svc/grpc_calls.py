@@ -14,7 +14,7 @@ from opentelemetry import context as otel
 
 from gateway_svc.auth import CREDENTIAL_HEADERS, Authenticator
 from gateway_svc.call_limits import CallLimits
-from gateway_svc.chats import is_long
+from gateway_svc.chats import conversion_cost
 from gateway_svc.client_call import Call
 from gateway_svc.common_fields import is_request_id
 from gateway_svc.field_paths import FieldPath
@@ -25,7 +25,7 @@ from gateway_svc.refusals import refusal_of
 from gateway_svc.request_manager import RequestManager
 from gateway_svc.tenant import Tenant
 from gateway_svc.tenant_shares import Share, TenantShares
-from gateway_svc.tenant_threads import CHUNKS_OF_LOGPROB, TenantThreads
+from gateway_svc.tenant_threads import TenantThreads
 from gateway_svc.tracing import Operation
 from quire.inference.v1 import inference_pb2
 from svc_common.deadlines import CallDeadline
@@ -70,12 +70,11 @@ class GrpcCalls:
 
     async def convert(self, tenant: Tenant, chat: inference_pb2.Chat, work: Callable[[], T]) -> T:
         """Converts a message with a chat; in a thread if the chat is long. Raises as `work` does."""
-        return await self._threads.run(tenant.name, work) if is_long(chat) else work()
+        return await self._threads.run_if_long(tenant.name, conversion_cost(chat), work)
 
-    async def render(self, call: Call, num_logprobs: int, work: Callable[[], T], *, num_chunks: int = 0) -> T:
-        """Renders a part of an answer with so many log-probabilities, or merges so many chunks; in a thread if these
-        are many."""
-        return await self._threads.render(call.tenant.name, num_logprobs + num_chunks // CHUNKS_OF_LOGPROB, work)
+    async def render(self, call: Call, cost: float, work: Callable[[], T]) -> T:
+        """Renders a part of an answer in about `cost` microseconds; in a thread if that is long."""
+        return await self._threads.run_if_long(call.tenant.name, cost, work)
 
     def is_allowed(self, method: str, context: GrpcContext) -> bool:
         """Whether the message of a call is to be read: the call needs no credential, or has a valid one."""

@@ -4,14 +4,14 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
-from gateway_svc.chats import FEW_ITEMS, ChatPrompt
+from gateway_svc.chats import ChatPrompt
 from gateway_svc.chunk_sender import ChunkSender
 from gateway_svc.classifications import UnvalidatedClassifications
 from gateway_svc.client_call import Call
 from gateway_svc.common_fields import is_request_id
 from gateway_svc.embeddings import UnvalidatedEmbeddings
 from gateway_svc.field_checker import FieldChecker
-from gateway_svc.field_paths import Field, contract_field_path
+from gateway_svc.field_paths import Field, NamedFields, contract_field_path
 from gateway_svc.grpc_calls import REQUEST_ID, GrpcCalls, GrpcContext, reply_id
 from gateway_svc.metrics import CallOutcome
 from gateway_svc.model_catalog import CatalogModel
@@ -33,6 +33,7 @@ from gateway_svc.validated_value import ValidatedValue
 from gateway_svc.validation import max_prompt_tokens, prompt_field
 from gateway_svc.value_inputs import Vector
 from gateway_svc.vocabulary import Vocabulary
+from gateway_svc.work_costs import CHAT_ITEM, LONG, VECTOR_NUMBER, answer_cost
 from quire.inference.v1 import inference_pb2
 from quire.inference.v1.inference_pb2_grpc import InferenceServiceServicer
 from svc_common.errors import QuireError, Reason
@@ -44,7 +45,8 @@ ChunkResponse = TypeVar("ChunkResponse", inference_pb2.StreamGenerateResponse, i
 
 _USAGE_BYTES = 64  # of an answer's usage, at most
 _LEAST_LOGPROB_BYTES = 10  # of a log-probability in an answer
-_NUMBERS_OF_LOGPROB = 300  # numbers of a vector that take as long to write as one log-probability
+_PLAIN_FIELDS = NamedFields({Field.PROMPT: "input", Field.TOKEN_IDS: "token_ids"})
+"""Fields of requests that hold no Generation."""
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 
@@ -93,9 +95,8 @@ class InferenceServicer(InferenceServiceServicer):
                 while more := await group.next():
                     chunks += [chunk for _, chunk in more]
                     _check_size(_least_bytes(running), running.rendering)
-                response = await self._calls.render(
-                    call, running.num_logprobs, lambda: _whole(running, chunks), num_chunks=len(chunks)
-                )
+                cost = answer_cost(running.num_logprobs, len(chunks))
+                response = await self._calls.render(call, cost, lambda: _whole(running, chunks))
                 await context.send_initial_metadata(((REQUEST_ID, request_id),))
                 return response
 
@@ -106,7 +107,7 @@ class InferenceServicer(InferenceServiceServicer):
         async with self._calls.answer(context, "Resume", request_id := reply_id(request.request_id)) as outcome:
             call = self._calls.call(Operation.RESUME, context)
             if not is_request_id(request.request_id):
-                raise FieldChecker(_plain_field_path).invalid(Field.REQUEST_ID, "is not the id of a request")
+                raise FieldChecker(_PLAIN_FIELDS).invalid(Field.REQUEST_ID, "is not the id of a request")
             resume_positions = _resume_positions(request.positions)
             with self._request_manager.resume(call, request_id, resume_positions) as group:
                 await group.accepted()
@@ -124,9 +125,8 @@ class InferenceServicer(InferenceServiceServicer):
                 if rendering.is_best_of:
                     missing = await self._calls.render(
                         call,
-                        0,
+                        answer_cost(0, len(first)),
                         partial(_missing, [chunk for _, chunk in first], resume_positions, rendering, vocabulary),
-                        num_chunks=len(first),
                     )
                 else:
                     missing = first
@@ -145,7 +145,7 @@ class InferenceServicer(InferenceServiceServicer):
         async with self._calls.answer(context, "Cancel", request_id := reply_id(request.request_id)):
             tenant = self._calls.tenant(context)
             if not is_request_id(request.request_id):
-                raise FieldChecker(_plain_field_path).invalid(Field.REQUEST_ID, "is not the id of a request")
+                raise FieldChecker(_PLAIN_FIELDS).invalid(Field.REQUEST_ID, "is not the id of a request")
             self._request_manager.cancel(tenant, request.request_id)
             await context.send_initial_metadata(((REQUEST_ID, request_id),))
         return inference_pb2.CancelResponse()
@@ -196,7 +196,7 @@ class InferenceServicer(InferenceServiceServicer):
     ) -> inference_pb2.TokenizeResponse:
         async with self._calls.answer(context, "Tokenize", request_id := reply_id()) as outcome:
             tenant = self._calls.tenant(context)
-            check = FieldChecker(_plain_field_path)
+            check = FieldChecker(_PLAIN_FIELDS)
             model, info = self._find_model(request, tenant, outcome)
             prompt: TextPrompt | ChatPrompt | None = None
             match request.WhichOneof("input"):
@@ -223,7 +223,7 @@ class InferenceServicer(InferenceServiceServicer):
         async with self._calls.answer(context, "Detokenize", request_id := reply_id()) as outcome:
             tenant = self._calls.tenant(context)
             model, info = self._find_model(request, tenant, outcome)
-            check = FieldChecker(_plain_field_path)
+            check = FieldChecker(_PLAIN_FIELDS)
             if len(request.token_ids) > info.context_length:
                 raise _beyond_context(Field.TOKEN_IDS, info)
             check.token_ids(Field.TOKEN_IDS, request.token_ids, info)
@@ -242,7 +242,8 @@ class InferenceServicer(InferenceServiceServicer):
 
     async def _prompt(self, call: Call, running: RunningRequest) -> inference_pb2.Prompt | None:
         """The prompt of a request that has begun, if it is returned."""
-        return await self._calls.render(call, running.rendering.num_logprobs(0), lambda: _prompt(running))
+        cost = answer_cost(running.rendering.num_logprobs(0))
+        return await self._calls.render(call, cost, lambda: _prompt(running))
 
     async def _responses(
         self, call: Call, kind: Callable[[], ChunkResponse], chunks: Sequence[tuple[int, Chunk]], vocabulary: Vocabulary
@@ -252,8 +253,8 @@ class InferenceServicer(InferenceServiceServicer):
         def rendered() -> list[ChunkResponse]:
             return [_response(kind, vocabulary, chunk) for _, chunk in chunks]
 
-        num_logprobs = sum([chunk.num_logprobs for _, chunk in chunks])
-        return await self._calls.render(call, num_logprobs, rendered) if num_logprobs else rendered()
+        cost = answer_cost(sum([chunk.num_logprobs for _, chunk in chunks]))
+        return await self._calls.render(call, cost, rendered) if cost else rendered()
 
     async def _values(
         self, call: Call, requests: Sequence[ValidatedValue], read: Callable[[Sequence[Vector]], T]
@@ -261,8 +262,8 @@ class InferenceServicer(InferenceServiceServicer):
         """What `read` makes of the values of a call's prompts, and the tokens that were processed."""
         async with self._request_manager.run_values(call, requests) as group:
             values = await group.values()
-        num_logprobs = sum(map(len, values)) // _NUMBERS_OF_LOGPROB
-        return await self._calls.render(call, num_logprobs, lambda: read(values)), group.usage.to_proto()
+        cost = VECTOR_NUMBER * sum(map(len, values))
+        return await self._calls.render(call, cost, lambda: read(values)), group.usage.to_proto()
 
     async def _validate(
         self,
@@ -274,7 +275,7 @@ class InferenceServicer(InferenceServiceServicer):
     ) -> ValidatedRequest:
         name = generation.model if generation.HasField("model") else None
         model = self._calls.find_model(name, generation_field_path, call.tenant, outcome)
-        if (num_messages := len(generation.chat.messages)) > FEW_ITEMS:
+        if CHAT_ITEM * (num_messages := len(generation.chat.messages)) > LONG:
             info = self._request_manager.model_info(model)
             is_truncated = generation.HasField("truncate_prompt_tokens")
             if num_messages > max_prompt_tokens(info, is_truncated=is_truncated):
@@ -291,7 +292,7 @@ class InferenceServicer(InferenceServiceServicer):
     ) -> tuple[CatalogModel, ModelInfo]:
         """The model of a Tokenize or Detokenize request. Raises QuireError where it is not ready."""
         name = request.model if request.HasField("model") else None
-        model = self._calls.find_model(name, _plain_field_path, tenant, outcome)
+        model = self._calls.find_model(name, _PLAIN_FIELDS, tenant, outcome)
         return model, self._request_manager.model_info(model)
 
 
@@ -415,14 +416,7 @@ def generation_field_path(which: str, item_index: int | None = None) -> str:
     return f"generation.{contract_field_path(which, item_index)}"
 
 
-def _plain_field_path(which: str, item_index: int | None = None) -> str:
-    """A field as spelled in Tokenize and Detokenize requests."""
-    names: dict[str, str] = {Field.PROMPT: "input", Field.TOKEN_IDS: "token_ids"}
-    name = names.get(which, which)
-    return name if item_index is None else f"{name}[{item_index}]"
-
-
 def _beyond_context(which: Field, model: ModelInfo) -> QuireError:
     """The error to raise about a text, or tokens, of Tokenize or Detokenize."""
     message = f"has more tokens than the context, which has {model.context_length}"
-    return QuireError(Reason.CONTEXT_LENGTH_EXCEEDED, message, field=_plain_field_path(which))
+    return QuireError(Reason.CONTEXT_LENGTH_EXCEEDED, message, field=_PLAIN_FIELDS(which))

@@ -7,10 +7,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
-T = TypeVar("T")
+from gateway_svc.work_costs import LONG
 
-FEW_LOGPROBS = 128  # are rendered in about a millisecond
-CHUNKS_OF_LOGPROB = 8  # are merged, and become a part of an answer, in the time that a log-probability takes
+T = TypeVar("T")
 
 
 class TenantThreads:
@@ -38,9 +37,9 @@ class TenantThreads:
         future.add_done_callback(ended)
         return await asyncio.wrap_future(future)
 
-    async def render(self, tenant: str, num_logprobs: int, work: Callable[[], T]) -> T:
-        """The result of work that renders so many log-probabilities; in a thread if these are many."""
-        return work() if num_logprobs <= FEW_LOGPROBS else await self.run(tenant, work)
+    async def run_if_long(self, tenant: str, cost: float, work: Callable[[], T]) -> T:
+        """The result of work that takes about `cost` microseconds; on the calling thread unless that is long."""
+        return work() if cost <= LONG else await self.run(tenant, work)
 
     def close(self) -> None:
         """Ends the threads once their work in progress has ended."""

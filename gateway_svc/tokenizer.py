@@ -152,6 +152,10 @@ class ModelTokenizer:
         """Does work for a tenant's request in the threads of this tokenizer."""
         return await self._threads.run(tenant, work)
 
+    async def run_if_long(self, tenant: str, cost: float, work: Callable[[], T]) -> T:
+        """Does work that takes about `cost` microseconds; in these threads if that is long."""
+        return await self._threads.run_if_long(tenant, cost, work)
+
     async def encode_text(
         self,
         text: str,

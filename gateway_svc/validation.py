@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 
 from gateway_svc.answer_constraints import answer_constraint, digest_of_form, form_size
 from gateway_svc.chat_template import ChatTemplateError
@@ -46,13 +47,12 @@ from gateway_svc.validated_request import (
     TruncationSide,
     ValidatedRequest,
 )
+from gateway_svc.work_costs import FORM_CHARACTER, MESSAGE_CHECK
 from svc_common.keys import DEFAULT_TENANT_NAME
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 _MAX_CONTEXTS = 16  # that a prompt may have which is truncated
-_FEW_MESSAGES = 256  # are checked in about a millisecond, without calls
-_SMALL_FORM = 32 * 2**10  # characters of tools and constraints; their digest takes about a millisecond
 _TAIL_TOKENS = 32  # that a prompt may have from a marker of reasoning on
 _ALL = slice(None)
 
@@ -184,8 +184,8 @@ class Validator:
         """The digest of the constraint and the tools, which the prompts have in common."""
         if common.form_digest is None:
             digest = partial(digest_of_form, common.filled)
-            takes_long = form_size(common.filled) > _SMALL_FORM
-            common.form_digest = await self._tokenizer.run(tenant, digest) if takes_long else digest()
+            cost = FORM_CHARACTER * form_size(common.filled)
+            common.form_digest = await self._tokenizer.run_if_long(tenant, cost, digest)
         return common.form_digest
 
     async def _with_bad_words(
@@ -264,8 +264,8 @@ class Validator:
         if max_tokens is not None and len(prompt.messages) > max_tokens:
             raise PromptTooLong
         read = partial(self._chats.template_chat, prompt, check)
-        takes_long = len(prompt.messages) > _FEW_MESSAGES or prompt.has_json
-        chat = await self._tokenizer.run(tenant, read) if takes_long else read()
+        cost = inf if prompt.has_json else MESSAGE_CHECK * len(prompt.messages)
+        chat = await self._tokenizer.run_if_long(tenant, cost, read)
         try:
             token_ids = await self._tokenizer.encode_chat(chat, max_tokens, tenant)
         except ChatTemplateError:

@@ -31,7 +31,7 @@ from gateway_svc.resume_position import ResumePosition
 from gateway_svc.scores import UnvalidatedScores
 from gateway_svc.tenant import Tenant
 from gateway_svc.tenant_shares import Share
-from gateway_svc.tenant_threads import CHUNKS_OF_LOGPROB, FEW_LOGPROBS, TenantThreads
+from gateway_svc.tenant_threads import TenantThreads
 from gateway_svc.tokenizer import PromptTooLong
 from gateway_svc.tracing import Operation
 from gateway_svc.unvalidated_request import TextPrompt, UnvalidatedRequest
@@ -39,6 +39,7 @@ from gateway_svc.validated_request import ModelInfo, ValidatedRequest
 from gateway_svc.validated_value import ValidatedValue
 from gateway_svc.validation import prompt_field
 from gateway_svc.value_inputs import Vector
+from gateway_svc.work_costs import BODY_BYTE, CONVERSATION_ITEM, EVENT, JSON_VALUE, LOGPROB, LONG, answer_cost
 from svc_common.errors import QuireError, Reason
 
 B = TypeVar("B", bound=BodyModel)
@@ -52,10 +53,6 @@ PING_SECONDS = 15.0
 _MAX_TIMEOUT_SECONDS = 86_400.0
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]*)?|\.[0-9]+")
 _MAX_CONTEXTS = 16  # of a text that is tokenized
-# A body of this size is parsed in about a millisecond, a larger one in a thread: one of 16 MiB takes up to 0.5 s.
-_SMALL_BODY_BYTES = 32 * 2**10
-_FEW_ITEMS = 32  # of a conversation; they are converted in about a millisecond
-_SMALL_ANSWER = 8 * 2**10  # values that are rendered in about a millisecond; two million take 0.25 s
 _CHUNKS_AT_ONCE = 256  # are rendered in a few milliseconds; a step of a call may have tens of thousands
 
 
@@ -106,9 +103,9 @@ class ScoredPairs(InputValues):
         return self.read(self.values)
 
 
-def rendering_cost(output: Output) -> int:
-    """How many log-probabilities take as long to render: a chunk takes 1 to 20 µs itself."""
-    return sum([1 + chunk.num_logprobs for _, chunk in output])
+def rendering_cost(output: Output, event: float = EVENT) -> float:
+    """Of the events of chunks, in microseconds; `event` is that of one without log-probabilities."""
+    return event * len(output) + LOGPROB * sum([chunk.num_logprobs for _, chunk in output])
 
 
 def prompt_usage(usage: Usage) -> dict[str, int]:
@@ -145,9 +142,9 @@ class HttpCalls:
         credentials = [(name, value) for name, value in values if value is not None]
         return self._authenticator.login(credentials, "http", exchange.peer)
 
-    async def in_thread(self, tenant: Tenant, work: Callable[[], T]) -> T:
-        """Does work that would delay the streams of others, in a thread that tenants share."""
-        return await self._threads.run(tenant.name, work)
+    async def run_if_long(self, tenant: Tenant, cost: float, work: Callable[[], T]) -> T:
+        """Does work that takes about `cost` microseconds; if that is long, in a thread that tenants share."""
+        return await self._threads.run_if_long(tenant.name, cost, work)
 
     def call(self, exchange: HttpExchange, operation: Operation) -> Call:
         """The call, with its tenant and deadline. Raises QuireError."""
@@ -179,8 +176,8 @@ class HttpCalls:
             ignored = () if keep else self._undefined_fields.check(model, body.values)
             return convert(model.read(body), name), ignored
 
-        is_small = len(data) <= _SMALL_BODY_BYTES
-        result, exchange.ignored_fields = read() if is_small else await self._threads.run(call.tenant.name, read)
+        cost = BODY_BYTE * len(data)
+        result, exchange.ignored_fields = await self._threads.run_if_long(call.tenant.name, cost, read)
         return result
 
     async def convert(
@@ -188,8 +185,9 @@ class HttpCalls:
     ) -> T:
         """Converts a body that was read, of `num_items` items with those that it continues, which are of so many bytes;
         in a thread if that is much. Raises as `work` does."""
-        is_small = exchange.num_body_bytes + num_stored_bytes <= _SMALL_BODY_BYTES and num_items <= _FEW_ITEMS
-        return work() if is_small else await self._threads.run(call.tenant.name, work)
+        # Either shows how long it takes: there are large items and many small ones.
+        cost = max(BODY_BYTE * (exchange.num_body_bytes + num_stored_bytes), CONVERSATION_ITEM * num_items)
+        return await self._threads.run_if_long(call.tenant.name, cost, work)
 
     async def stream_events(
         self,
@@ -210,7 +208,7 @@ class HttpCalls:
         await exchange.start_events()
         async with exchange.keep_alive(PING_SECONDS):
             await self.send_output(
-                exchange, call, group, render, lambda output: num_prompt_logprobs + rendering_cost(output)
+                exchange, call, group, render, lambda output: LOGPROB * num_prompt_logprobs + rendering_cost(output)
             )
         await exchange.end_events(last_events())
 
@@ -220,15 +218,15 @@ class HttpCalls:
         call: Call,
         group: RequestGroup,
         render: Callable[[Output], bytes],
-        cost: Callable[[Output], int],
+        cost: Callable[[Output], float],
     ) -> None:
-        """Sends the output of a stream as it comes, all of a step at once if it is not much. To render a part takes as
-        long as `cost` log-probabilities; it is done in a thread if these are many. Raises as `group.next` does."""
+        """Sends the output of a stream as it comes, all of a step at once if it is not much. To render a part takes
+        `cost` microseconds; it is done in a thread if that is long. Raises as `group.next` does."""
         while output := await group.next():
             # There is much of a call with many choices, and for a client that reads slowly.
             for first in range(0, len(output), _CHUNKS_AT_ONCE):
                 part = output[first : first + _CHUNKS_AT_ONCE]
-                if data := await self._threads.render(call.tenant.name, cost(part), partial(render, part)):
+                if data := await self._threads.run_if_long(call.tenant.name, cost(part), partial(render, part)):
                     await exchange.send_events(data)
 
     async def respond_with_output(
@@ -241,19 +239,20 @@ class HttpCalls:
         num_logprobs: int = 0,
     ) -> None:
         """Answers with JSON of so many chunks and log-probabilities; made in a thread if these are many."""
-        num_values = (num_logprobs + num_chunks // CHUNKS_OF_LOGPROB) * _SMALL_ANSWER // FEW_LOGPROBS
-        await self.respond(exchange, call, make_body, num_values=num_values)
+        await self.respond(exchange, call, make_body, answer_cost(num_logprobs, num_chunks))
 
-    async def respond(
+    async def respond_with_values(
         self, exchange: HttpExchange, call: Call, make_body: Callable[[], Any], *, num_values: int
     ) -> None:
         """Answers with JSON of so many values; made in a thread if these are many."""
-        is_small = num_values <= _SMALL_ANSWER
-        data = (
-            to_json(make_body())
-            if is_small
-            else await self._threads.run(call.tenant.name, lambda: long_json(make_body()))
-        )
+        await self.respond(exchange, call, make_body, JSON_VALUE * num_values)
+
+    async def respond(self, exchange: HttpExchange, call: Call, make_body: Callable[[], Any], cost: float) -> None:
+        """Answers with JSON that is made in about `cost` microseconds; in a thread if that is long."""
+        if cost <= LONG:
+            data = to_json(make_body())
+        else:
+            data = await self._threads.run(call.tenant.name, lambda: long_json(make_body()))
         await exchange.respond(data, "application/json")
 
     def find_model(

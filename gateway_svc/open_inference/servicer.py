@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 import grpc
 
 from gateway_svc.client_call import Call
-from gateway_svc.field_paths import Field, contract_field_path
+from gateway_svc.field_paths import Field, NamedFields
 from gateway_svc.grpc_calls import REQUEST_ID, GrpcCalls, GrpcContext, reply_id
 from gateway_svc.metrics import CallOutcome
 from gateway_svc.open_inference.requests import INPUTS, OUTPUTS, VERSION, InferRequest, Output, check_version
@@ -23,6 +23,7 @@ from gateway_svc.slow_messages import receive_next
 from gateway_svc.tracing import Operation
 from gateway_svc.unvalidated_request import ResponseMode
 from gateway_svc.validated_request import ValidatedRequest
+from gateway_svc.work_costs import answer_cost
 from quire.open_inference.v2 import open_inference_pb2 as pb
 from quire.open_inference.v2.open_inference_pb2_grpc import GRPCInferenceServiceServicer
 from svc_common.errors import QuireError, Reason
@@ -33,6 +34,7 @@ SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 
 _MAX_CONCURRENT = 128  # requests of one stream; further messages are read as those end
 _FINAL = "triton_final_response"
+_METADATA_FIELDS = NamedFields({Field.MODEL: "name"})
 _REASON, _RETRY_AFTER = "error_reason", "retry_after"  # of an error, the latter in seconds
 
 Send = Callable[[pb.ModelInferResponse], Awaitable[None]]
@@ -67,7 +69,7 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
             try:
                 check_version(request.version, "version")
                 self._request_manager.model_info(
-                    self._calls.find_model(request.name or None, _field_path, call.tenant, outcome)
+                    self._calls.find_model(request.name or None, _METADATA_FIELDS, call.tenant, outcome)
                 )
             except QuireError as error:
                 if error.reason not in (Reason.MODEL_NOT_FOUND, Reason.MODEL_NOT_READY):
@@ -88,7 +90,7 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
         async with self._calls.answer(context, "ModelMetadata", reply_id()) as outcome:
             call = self._calls.call(Operation.TEXT_COMPLETION, context)
             check_version(request.version, "version")
-            model = self._calls.find_model(request.name or None, _field_path, call.tenant, outcome)
+            model = self._calls.find_model(request.name or None, _METADATA_FIELDS, call.tenant, outcome)
         tensor = pb.ModelMetadataResponse.TensorMetadata
         return pb.ModelMetadataResponse(
             name=model.name,
@@ -188,9 +190,8 @@ class OpenInferenceServicer(GRPCInferenceServiceServicer):
         (rendering,) = group.renderings
         return await self._calls.render(
             call,
-            0,
+            answer_cost(0, len(chunks)),
             lambda: _response(asked, group, completed_sequences(chunks, rendering)),
-            num_chunks=len(chunks),
         )
 
     async def _validate(
@@ -231,7 +232,3 @@ def _response(asked: InferRequest, group: RequestGroup, chunks: list[Chunk]) -> 
             case Output.OUTPUT_TOKENS:
                 add_count(response, output.value, usage.completion_tokens)
     return response
-
-
-def _field_path(which: str, item_index: int | None = None) -> str:
-    return "name" if which == Field.MODEL else contract_field_path(which, item_index)

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from gateway_harness import MODEL, Harness, encoded
-from gateway_svc import grpc_calls, output, ranking
-from gateway_svc.http_api import calls
+from gateway_svc import output, ranking, work_costs
 from gateway_svc.http_api.ollama import answers
 from quire.inference.v1 import inference_pb2 as api
 from quire.open_inference.v2 import open_inference_pb2 as pb
@@ -65,8 +64,7 @@ async def test_a_long_answer_is_made_in_a_thread(name: str, shared: Harness, mon
     assert "hello world" in await CALLS[name](shared)
     assert set(threads) == {threading.main_thread()}, "the thread is not worth its while for a short answer"
     threads.clear()
-    for user in (calls, grpc_calls):
-        monkeypatch.setattr(user, "CHUNKS_OF_LOGPROB", 1e-3)  # as if each chunk were thousands of them
+    monkeypatch.setattr(work_costs, "MERGED_CHUNK", 10_000.0)
     assert "hello world" in await CALLS[name](shared)
     assert threads
     assert threading.main_thread() not in threads

@@ -113,7 +113,7 @@ class OllamaRoutes:
             await exchange.respond_json({"model": embedded.model, "embeddings": []})
             return
         seconds = time.monotonic() - call.arrival_time  # without the wait for a thread that makes the answer
-        await self._calls.respond(
+        await self._calls.respond_with_values(
             exchange, call, lambda: embed_answer(embedded, seconds), num_values=embedded.num_numbers
         )
 
@@ -122,7 +122,7 @@ class OllamaRoutes:
         call = self._calls.call(exchange, Operation.EMBEDDINGS)
         read = await self._calls.read(exchange, call, OllamaEmbeddingsBody, read_embeddings_prompt, may_have_name=False)
         embedded = await self._embedded(exchange, call, read)
-        await self._calls.respond(
+        await self._calls.respond_with_values(
             exchange,
             call,
             lambda: {"embedding": embedded.values[0].tolist() if embedded.values else []},

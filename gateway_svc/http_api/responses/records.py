@@ -14,6 +14,7 @@ from gateway_svc.http_api.responses.stored_response import StoredResponse
 from gateway_svc.recorded_output import RecordedOutput
 from gateway_svc.request_manager import RequestManager
 from gateway_svc.tenant import Tenant
+from gateway_svc.work_costs import ATTACHMENT_BYTE, RESPONSE_TOKEN
 from quire.scheduler.v1 import scheduler_pb2
 from svc_common.errors import QuireError, Reason
 
@@ -21,8 +22,7 @@ T = TypeVar("T")
 
 _ID = re.compile(r"resp_[0-9a-f]{48}")
 _MAX_SHOWN = 64
-_SHORT_OUTPUT = 200  # tokens
-_SMALL_ATTACHMENT = 1 << 16  # bytes
+_TOKENS_OF_PART = 200  # of a stream
 _CONTINUABLE = ("completed", "incomplete")
 
 Found = tuple[scheduler_pb2.Record, StoredResponse]
@@ -88,11 +88,10 @@ class ResponseRecords:
         return History(items, len(record.attachment))
 
     async def work(self, tenant: Tenant, record: scheduler_pb2.Record, work: Callable[[], T]) -> T:
-        """Does work that takes about 50 µs per token of the output, or 10 ns per byte of the attachment."""
+        """Does work on the output of a record or on its attachment; in a thread if that is long."""
         num_tokens = sum(len(tokens.token_ids) for tokens in record.attached.sequences)
-        if num_tokens <= _SHORT_OUTPUT and len(record.attachment) <= _SMALL_ATTACHMENT:
-            return work()
-        return await self._calls.in_thread(tenant, work)
+        cost = max(RESPONSE_TOKEN * num_tokens, ATTACHMENT_BYTE * len(record.attachment))
+        return await self._calls.run_if_long(tenant, cost, work)
 
     def response(self, record: scheduler_pb2.Record, stored: StoredResponse) -> Json:
         """A response as it is now."""
@@ -116,8 +115,8 @@ class ResponseRecords:
             if not output.chunks and not record.HasField("ended_at"):
                 return  # it may be queued
             yield events.begin()
-            for first in range(0, len(output.chunks), _SHORT_OUTPUT):
-                chunks = output.chunks[first : first + _SHORT_OUTPUT]
+            for first in range(0, len(output.chunks), _TOKENS_OF_PART):
+                chunks = output.chunks[first : first + _TOKENS_OF_PART]
                 yield [event for chunk in chunks for event in events.add(chunk, output.usage)]
             if output.failure is not None:
                 yield events.fail(output.failure, output.usage)

@@ -38,12 +38,11 @@ from gateway_svc.request_manager import RequestManager
 from gateway_svc.tenant import Tenant
 from gateway_svc.tracing import Operation
 from gateway_svc.validated_request import ValidatedRequest
+from gateway_svc.work_costs import RESPONSE_TOKEN, answer_cost
 from quire.scheduler.v1 import scheduler_pb2
 from svc_common.errors import QuireError, Reason
 
 _MAX_NUMBER = 2**53
-_VALUES_OF_TOKEN = 400  # values of JSON that take as long as the events of a token
-_COST_OF_TOKEN = 4  # log-probabilities that take as long as what the events of a token take beyond a chunk
 _DEFAULT_ITEMS = 20
 _MAX_ITEMS = 100
 
@@ -117,7 +116,7 @@ class ResponsesRoutes:
                         events.add(chunk, group.usage)
                     return events.response
 
-                await self._calls.respond(exchange, call, whole, num_values=_VALUES_OF_TOKEN * len(chunks))
+                await self._calls.respond(exchange, call, whole, RESPONSE_TOKEN * len(chunks))
 
     async def retrieve(self, exchange: HttpExchange) -> None:
         """A response as it is now, or with stream=true its events after number starting_after."""
@@ -276,10 +275,10 @@ class ResponsesRoutes:
         def render(output: Output) -> bytes:
             return rendered([event for _, chunk in output for event in events.add(chunk, group.usage)], after)
 
-        def cost(output: Output) -> int:
+        def cost(output: Output) -> float:
             # The last events repeat the whole output.
-            of_end = group.num_logprobs if any(chunk.finish for _, chunk in output) else 0
-            return _COST_OF_TOKEN * len(output) + rendering_cost(output) + of_end
+            of_end = answer_cost(group.num_logprobs) if any(chunk.finish for _, chunk in output) else 0
+            return rendering_cost(output, RESPONSE_TOKEN) + of_end
 
         exchange.is_durable = group.is_durable
         await exchange.start_events()

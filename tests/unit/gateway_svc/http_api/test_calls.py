@@ -43,7 +43,7 @@ def test_large_answers_are_rendered_in_a_thread(
         calls = HttpCalls(cast(Any, None), cast(Any, None), UndefinedFields.WARN, threads, CallLimits.unlimited())
         exchange, call = SimpleNamespace(respond=respond), SimpleNamespace(tenant=SimpleNamespace(name="a"))
         body = {"tokens": [7] * num_values}
-        await calls.respond(cast(Any, exchange), cast(Any, call), lambda: body, num_values=num_values)
+        await calls.respond_with_values(cast(Any, exchange), cast(Any, call), lambda: body, num_values=num_values)
         threads.close()
 
     monkeypatch.setattr(calls_module, "to_json", recorded(to_json))

@@ -1,0 +1,30 @@
+"""How long work on requests and answers takes, in microseconds, as far as its size shows that.
+
+Work on the event loop delays the tokens of all streams. What takes longer than `LONG` is done in a thread instead, for
+`TenantThreads.run_if_long`; the way there and back takes about 100 µs.
+"""
+
+from typing import Final
+
+LONG: Final = 1024.0
+
+# To read a request
+BODY_BYTE = 1 / 32  # of JSON that is parsed and checked by a model: 16 MiB take 0.5 s
+CHAT_ITEM = 16.0  # a message, call or tool of a chat over gRPC
+CONVERSATION_ITEM = 32.0  # of the Responses API
+MESSAGE_CHECK = 4.0  # of a message without calls
+FORM_CHARACTER = 1 / 32  # of tools and constraints, for their digest
+
+# To make an answer
+LOGPROB = 8.0
+EVENT = 8.0  # of a chunk, beside its log-probabilities: 1 to 20
+MERGED_CHUNK = 1.0  # a chunk that becomes part of a whole answer
+RESPONSE_TOKEN = 50.0  # the events of one token of the Responses API
+ATTACHMENT_BYTE = 1 / 64  # of what is stored with a response
+JSON_VALUE = 1 / 8  # two million take 0.25 s
+VECTOR_NUMBER = 0.027  # of a vector that becomes a message
+
+
+def answer_cost(num_logprobs: int, num_chunks: int = 0) -> float:
+    """Of a whole answer."""
+    return LOGPROB * num_logprobs + MERGED_CHUNK * num_chunks
