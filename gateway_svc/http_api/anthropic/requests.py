@@ -18,21 +18,16 @@ from gateway_svc.http_api.anthropic.models import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from gateway_svc.http_api.body_names import BODY_NAMES
 from gateway_svc.http_api.calls import PromptRequest
 from gateway_svc.http_api.json_body import invalid, json_text
-from gateway_svc.sampling_fields import SAMPLING_FIELDS
 from gateway_svc.unvalidated_request import ResponseMode, UnvalidatedRequest
 
 _NAMES: Mapping[str, str] = {
+    **BODY_NAMES,
     Field.PROMPT: "messages",
-    Field.MESSAGES: "messages",
     Field.PROMPT_END: "messages",
-    Field.TOOLS: "tools",
-    Field.TOOL_CHOICE: "tool_choice",
-    **{one.path: one.name for one in SAMPLING_FIELDS},
-    Field.MAX_TOKENS: "max_tokens",
     Field.STOP: "stop_sequences",
-    Field.REQUEST_ID: "Idempotency-Key",
 }
 
 _EFFORTS = {"max": "xhigh"}

@@ -8,6 +8,7 @@ from gateway_svc.chats import ChatMessage, ChatPrompt, ToolCall
 from gateway_svc.constraints import UnvalidatedConstraint
 from gateway_svc.embeddings import Normalization, UnvalidatedEmbeddings
 from gateway_svc.field_paths import Field, NamedFields
+from gateway_svc.http_api.body_names import BODY_NAMES
 from gateway_svc.http_api.calls import PromptRequest
 from gateway_svc.http_api.json_body import invalid, json_text
 from gateway_svc.http_api.ollama.models import (
@@ -30,11 +31,9 @@ _OPTION_NAMES = {"repetition_penalty": "repeat_penalty"}
 """Sampling parameters that options spell in another way."""
 
 _NAMES: Mapping[str, str] = {
+    **BODY_NAMES,
     Field.PROMPT: "messages",
-    Field.MESSAGES: "messages",
-    Field.TOOLS: "tools",
     Field.TOOL_CHOICE: "tools",
-    Field.SUFFIX: "suffix",
     Field.REASONING_EFFORT: "think",
     Field.JSON_OBJECT: "format",
     Field.JSON_SCHEMA: "format",
@@ -43,7 +42,6 @@ _NAMES: Mapping[str, str] = {
     Field.MAX_TOKENS: "options.num_predict",
     Field.STOP: "options.stop",
     Field.LOGPROBS: "top_logprobs",
-    Field.REQUEST_ID: "Idempotency-Key",
 }
 _UNLIMITED = (-1, -2)
 _TRUNCATION: Mapping[str, str] = {Field.TRUNCATE_PROMPT_TOKENS: "truncate"}

@@ -31,35 +31,11 @@ DEFAULT_COMPLETION_TOKENS = 16
 MAX_PROMPTS = 1_024
 
 _NAMES: Mapping[str, str] = {
-    Field.MODEL: "model",
-    Field.PROMPT: "prompt",
+    **chat_fields.NAMES,
     Field.TEXT: "prompt",
     Field.TOKEN_IDS: "prompt",
-    **chat_fields.NAMES,
-    **{one.path: one.name for one in SAMPLING_FIELDS},
-    Field.SEED: "seed",
-    Field.LOGIT_BIAS: "logit_bias",
-    Field.ALLOWED_TOKEN_IDS: "allowed_token_ids",
-    Field.BAD_WORDS: "bad_words",
-    Field.MAX_TOKENS: "max_tokens",
-    Field.MIN_TOKENS: "min_tokens",
-    Field.IGNORE_EOS: "ignore_eos",
-    Field.STOP: "stop",
-    Field.STOP_TOKEN_IDS: "stop_token_ids",
-    Field.N: "n",
-    Field.BEST_OF: "best_of",
     Field.BEAM_SEARCH: "use_beam_search",
     Field.BEAM_WIDTH: "best_of",
-    Field.LENGTH_PENALTY: "length_penalty",
-    Field.EARLY_STOPPING: "early_stopping",
-    Field.LOGPROBS: "logprobs",
-    Field.LOGPROB_TOKEN_IDS: "logprob_token_ids",
-    Field.PROMPT_LOGPROBS: "prompt_logprobs",
-    Field.TRUNCATE_PROMPT_TOKENS: "truncate_prompt_tokens",
-    Field.REQUEST_ID: "Idempotency-Key",
-    Field.SUFFIX: "suffix",
-    Field.PRIORITY: "priority",
-    Field.RETENTION: "retention",
 }
 
 

@@ -17,6 +17,7 @@ from gateway_svc.chats import (
 )
 from gateway_svc.constraints import UnvalidatedConstraint
 from gateway_svc.field_paths import Field
+from gateway_svc.http_api.body_names import BODY_NAMES
 from gateway_svc.http_api.json_body import invalid, json_text
 from gateway_svc.http_api.openai.chat_models import (
     AllowedToolsChoice,
@@ -36,13 +37,9 @@ from gateway_svc.http_api.openai.chat_models import (
 )
 from gateway_svc.http_api.openai.choice_formats import TOOL_CALLS, CallFormat
 
-# Of the fields, by their names in the body.
 NAMES: Mapping[str, str] = {
-    Field.MESSAGES: "messages",
-    Field.TOOLS: "tools",
-    Field.TOOL_CHOICE: "tool_choice",
+    **BODY_NAMES,
     Field.TEMPLATE_VARIABLES: "chat_template_kwargs",
-    Field.REASONING_EFFORT: "reasoning_effort",
     Field.MAX_REASONING_TOKENS: "thinking_token_budget",
     Field.PROMPT_END: "continue_final_message",
 }

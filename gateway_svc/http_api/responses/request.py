@@ -8,6 +8,7 @@ from gateway_svc.chat_validation import TOOL_NAME, TOOL_NAME_RULE
 from gateway_svc.chats import ChatMessage, ChatPrompt, ClientTool, ToolChoice, ToolMode
 from gateway_svc.constraints import UnvalidatedConstraint
 from gateway_svc.field_paths import Field, NamedFields
+from gateway_svc.http_api.body_names import BODY_NAMES
 from gateway_svc.http_api.calls import PromptRequest
 from gateway_svc.http_api.json_body import invalid, json_text
 from gateway_svc.http_api.openai.chat_fields import custom_input, template_variables
@@ -35,25 +36,13 @@ from svc_common.errors import QuireError, Reason
 _LOGPROBS = "message.output_text.logprobs"
 
 _NAMES: Mapping[str, str] = {
-    Field.MODEL: "model",
+    **BODY_NAMES,
     Field.PROMPT: "input",
     Field.MESSAGES: "input",
-    Field.TOOLS: "tools",
-    Field.TOOL_CHOICE: "tool_choice",
     Field.REASONING_EFFORT: "reasoning.effort",
     Field.TEMPLATE_VARIABLES: "chat_template_kwargs",
-    **{one.path: one.name for one in SAMPLING_FIELDS},
-    Field.SEED: "seed",
-    Field.LOGIT_BIAS: "logit_bias",
-    Field.BAD_WORDS: "bad_words",
     Field.MAX_TOKENS: "max_output_tokens",
-    Field.MIN_TOKENS: "min_tokens",
-    Field.STOP: "stop",
-    Field.STOP_TOKEN_IDS: "stop_token_ids",
-    Field.IGNORE_EOS: "ignore_eos",
     Field.LOGPROBS: "top_logprobs",
-    Field.REQUEST_ID: "Idempotency-Key",
-    Field.PRIORITY: "priority",
     Field.RETENTION: "store",
 }
 

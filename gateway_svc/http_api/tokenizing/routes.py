@@ -25,13 +25,7 @@ from gateway_svc.tracing import Operation
 from gateway_svc.unvalidated_request import TextPrompt
 from gateway_svc.validated_request import SpecialTokens
 
-_NAMES: Mapping[str, str] = {
-    Field.MODEL: "model",
-    Field.PROMPT: "prompt",
-    Field.TEXT: "prompt",
-    Field.TOKEN_IDS: "tokens",
-    **chat_fields.NAMES,
-}
+_NAMES: Mapping[str, str] = {**chat_fields.NAMES, Field.TEXT: "prompt", Field.TOKEN_IDS: "tokens"}
 
 
 @dataclass(frozen=True, slots=True)
