@@ -230,6 +230,30 @@ async def test_a_long_response_that_runs_is_streamed_again_beside_others(
     assert all(offset >= 1000 for offset in on_loop), "only the end may be made by the event loop"
 
 
+@pytest.mark.parametrize(("num_tokens", "in_thread"), [(15, False), (60, True)])
+async def test_a_response_is_rendered_again_beside_others_where_that_takes_more_than_a_millisecond(
+    num_tokens: int,
+    in_thread: bool,
+    quire: Harness,
+    client: openai.AsyncOpenAI,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: set[threading.Thread] = set()
+    add = ResponseEvents.add
+
+    def recorded(events: ResponseEvents, chunk: Chunk, usage: Usage) -> Any:
+        threads.add(threading.current_thread())
+        return add(events, chunk, usage)
+
+    monkeypatch.setattr(ResponseEvents, "add", recorded)
+    quire.scheduler.script = lambda session, submit: session.accept(submit.key)
+    response = await client.responses.create(model=MODEL, input="Hi", background=True)
+    submit = await quire.scheduler.next("submit")
+    quire.scheduler.records[submit.key] = record(submit, "x" * num_tokens)
+    assert texts_of(await client.responses.retrieve(response.id)) == ["x" * num_tokens]
+    assert [thread is not threading.main_thread() for thread in threads] == [in_thread]
+
+
 async def test_a_response_that_reached_its_length_is_incomplete(quire: Harness, client: openai.AsyncOpenAI) -> None:
     quire.scheduler.script = answer_with(encoded(HELLO))
     response = await client.responses.create(model=MODEL, input="Hi", max_output_tokens=2)
