@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from svc_common.model_tasks import ModelTask, task_of
+from svc_common.model_tasks import ModelTask
 from svc_common.models import module_kind, read_json, read_modules
 from worker_svc.errors import UnsupportedModel
 from worker_svc.model.architecture import AnyDescription
@@ -14,15 +14,15 @@ from worker_svc.model.score_head_description import ScoreActivation, ScoreHeadSp
 from worker_svc.model.sentence_files import module_config
 
 
-def with_score_files(description: AnyDescription | None, directory: Path, chosen: str) -> AnyDescription | None:
+def with_score_files(description: AnyDescription | None, directory: Path, task: ModelTask) -> AnyDescription | None:
     """The description of the model in a directory with the head that its files say; the same one if it has no such
-    head. `chosen` is QUIRE_TASK.
+    head, or is not to score or classify.
 
     A decoder may answer with a token, whose logit is the score (https://sbert.net/docs/package_reference/cross_encoder/modules.html).
 
-    Raises UnsupportedModel where they name what is not computed here, and DamagedModelFile as `task_of` does.
+    Raises UnsupportedModel where they name what is not computed here.
     """
-    if description is None or task_of(directory, chosen) not in (ModelTask.SCORE, ModelTask.CLASSIFY):
+    if description is None or task not in (ModelTask.SCORE, ModelTask.CLASSIFY):
         return description
     head = description.score_head
     if head is None and isinstance(description, ModelDescription):

@@ -9,6 +9,12 @@ from worker_svc.model.description import ModelDescription
 from worker_svc.model.score_files import with_score_files
 from worker_svc.model.score_head_description import ScoreHeadSpec
 
+_VALUES = {
+    ModelTask.EMBED: "embeddings",
+    ModelTask.SCORE: "scores of pairs of texts",
+    ModelTask.CLASSIFY: "numbers of labels",
+}
+
 
 def for_task(description: AnyDescription | None, directory: Path, chosen: str) -> tuple[AnyDescription | None, bool]:
     """The description of the model in a directory for its task, and whether it computes values.
@@ -17,46 +23,42 @@ def for_task(description: AnyDescription | None, directory: Path, chosen: str) -
 
     Raises UnsupportedModel if it does not compute what is chosen, and DamagedModelFile as `task_of` does.
     """
-    described = with_score_files(description, directory, chosen)
-    return described, _computes_values(described, directory, chosen)
-
-
-_VALUES = {
-    ModelTask.EMBED: "embeddings",
-    ModelTask.SCORE: "scores of pairs of texts",
-    ModelTask.CLASSIFY: "numbers of labels",
-}
-
-
-def _computes_values(description: AnyDescription | None, directory: Path, chosen: str) -> bool:
-    if description is None or (description.score_head is None and isinstance(description, ModelDescription)):
-        task = task_of(directory, chosen)
+    task = task_of(directory, chosen)
+    described = with_score_files(description, directory, task)
+    if described is None or _may_generate(described):
         if task is ModelTask.GENERATE:
-            if description is not None and description.is_bidirectional:
-                raise UnsupportedModel(
-                    f"the tokens of the {description.architecture} model in {directory} see later ones, so it "
-                    "generates none; QUIRE_TASK=embed makes it compute embeddings"
-                )
-            return False
-        if task is not ModelTask.EMBED or description is None:
-            values = _VALUES[task]
-            names = ", ".join(architecture_names())
-            raise UnsupportedModel(
-                f"the model in {directory} is not one whose {values} are computed; architectures are {names}, and "
-                "scores are computed by those with a head of one label, or with a LogitScore in modules.json, and "
-                "numbers of labels by those with a head of several"
-            )
-        return True
-    computed = _task_of_values(description.score_head)
+            return described, False
+        if described is None or task is not ModelTask.EMBED:
+            raise _not_computed(task, directory)
+        return described, True
+    computed = _task_of_values(described.score_head)
     if chosen == "generate" or (chosen == "embed" and computed is not ModelTask.EMBED):
-        values = _VALUES[computed]
-        raise UnsupportedModel(f"QUIRE_TASK is {chosen}, but this {description.architecture} model computes {values}")
-    if computed is ModelTask.EMBED and task_of(directory, chosen) is ModelTask.GENERATE:  # by its class
+        text = f"QUIRE_TASK is {chosen}, but this {described.architecture} model computes {_VALUES[computed]}"
+        raise UnsupportedModel(text)
+    if computed is ModelTask.EMBED and task is ModelTask.GENERATE:  # by its class
         raise UnsupportedModel(
-            f"the {description.architecture} model in {directory} generates no tokens, and its files do not say that "
-            "it embeds; QUIRE_TASK=embed makes it compute embeddings"
+            f"the {described.architecture} model in {directory} generates no tokens, since each sees later ones, and "
+            "its files do not say that it embeds; QUIRE_TASK=embed makes it compute embeddings"
         )
-    return True
+    if computed is ModelTask.EMBED and task is not ModelTask.EMBED:
+        raise _not_computed(task, directory)
+    return described, True
+
+
+def _may_generate(description: AnyDescription) -> bool:
+    """Whether the model has logits of tokens, which see earlier tokens only. It may embed nevertheless."""
+    if description.score_head is not None or not isinstance(description, ModelDescription):
+        return False
+    return not description.is_bidirectional
+
+
+def _not_computed(task: ModelTask, directory: Path) -> UnsupportedModel:
+    names = ", ".join(architecture_names())
+    return UnsupportedModel(
+        f"the model in {directory} is not one whose {_VALUES[task]} are computed; architectures are {names}, and "
+        "scores are computed by those with a head of one label, or with a LogitScore in modules.json, and "
+        "numbers of labels by those with a head of several"
+    )
 
 
 def _task_of_values(head: ScoreHeadSpec | None) -> ModelTask:

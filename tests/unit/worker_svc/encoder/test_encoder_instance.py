@@ -297,7 +297,7 @@ def test_a_decoder_in_both_directions_embeds_with_layers_behind_its_pooling(kern
         assert embedded(instance, [prompt]) == [pytest.approx(vector, abs=1e-4)]
     save_file({"linear.weight": -weights[1]}, files[1])
     assert load(tmp_path, "--kernels", kernels).description.fingerprint != instance.description.fingerprint
-    with pytest.raises(StartupFailed, match="see later ones, so it generates none; QUIRE_TASK=embed"):
+    with pytest.raises(StartupFailed, match="QUIRE_TASK is generate, but this gemma3_text model computes embeddings"):
         load(tmp_path, "--task", "generate")
 
 
@@ -333,7 +333,11 @@ def test_what_a_model_does_not_compute_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other" / "model.safetensors").touch()
     for model, task, text in (
         ("bert", "generate", "this bert model computes embeddings"),
-        ("masked", "auto", "generates no tokens, and its files do not say that it embeds; QUIRE_TASK=embed"),
+        (
+            "masked",
+            "auto",
+            "each sees later ones, and its files do not say that it embeds; QUIRE_TASK=embed",
+        ),
         ("cross-encoder", "generate", "computes scores of pairs of texts"),
         ("cross-encoder", "embed", "computes scores of pairs of texts"),
         ("classifier", "generate", "computes numbers of labels"),

@@ -29,6 +29,7 @@ from described_models import description_of
 from llama_models import SIZES, hidden_states, save_model
 from llama_models import prompts as decoder_prompts
 from reranker_files import write_reranker_files
+from svc_common.model_tasks import ModelTask, task_of
 from worker_svc.compressed_writer import scheme_named
 from worker_svc.encoder.pooling import ScorePooler
 from worker_svc.errors import UnsupportedModel
@@ -217,7 +218,7 @@ def test_scores_of_logits(variant: str, tokens: tuple[int, int | None], tmp_path
     """Also of tied heads, and of such with biases or soft caps."""
     save_model(tmp_path, DECODERS[variant]())
     write_reranker_files(tmp_path, *tokens)
-    description = with_score_files(any_description_of(tmp_path), tmp_path, "auto")
+    description = with_score_files(any_description_of(tmp_path), tmp_path, task_of(tmp_path))
     assert isinstance(description, ModelDescription)
     states = load_compiled_states(description, tmp_path, torch.float32, compiled.thread_pool())
     head = load_score_head(description, tmp_path, CPU)
@@ -238,7 +239,7 @@ def test_scores_of_logits_of_a_head_that_the_config_ties_and_that_is_another(tmp
     write_reranker_files(tmp_path, 5, 9)
     path, weight = tmp_path / "model.safetensors", torch.randn(SIZES["vocab_size"], SIZES["hidden_size"])
     save_file(load_file(path) | {"lm_head.weight": weight}, path, metadata={"format": "pt"})
-    description = with_score_files(any_description_of(tmp_path), tmp_path, "auto")
+    description = with_score_files(any_description_of(tmp_path), tmp_path, task_of(tmp_path))
     assert isinstance(description, ModelDescription)
     assert description.tied_embeddings
     head = load_score_head(description, tmp_path, CPU)
@@ -251,8 +252,8 @@ def test_a_model_that_may_score_generates_or_embeds_where_the_settings_say(tmp_p
     save_model(tmp_path, DECODERS["qwen3"]())
     write_reranker_files(tmp_path, 5, 9)
     description = any_description_of(tmp_path)
-    assert with_score_files(description, tmp_path, "generate") == description
-    assert with_score_files(description, tmp_path, "embed") == description
+    assert with_score_files(description, tmp_path, ModelTask.GENERATE) == description
+    assert with_score_files(description, tmp_path, ModelTask.EMBED) == description
 
 
 @pytest.mark.parametrize("tokens", [(None, 5), (10_000, 5), (5, -1), ("yes", 5)])
@@ -260,7 +261,7 @@ def test_tokens_that_the_vocabulary_has_not_are_refused(tokens: tuple[Any, Any],
     save_model(tmp_path, DECODERS["qwen3"]())
     write_reranker_files(tmp_path, *tokens)
     with pytest.raises(UnsupportedModel, match="it must be a token"):
-        with_score_files(any_description_of(tmp_path), tmp_path, "auto")
+        with_score_files(any_description_of(tmp_path), tmp_path, task_of(tmp_path))
 
 
 def test_the_activation_may_be_in_a_file_of_its_own(tmp_path: Path) -> None:
@@ -268,13 +269,13 @@ def test_the_activation_may_be_in_a_file_of_its_own(tmp_path: Path) -> None:
     save_cross_encoder(tmp_path, sentence_transformers={"activation_fn": SIGMOID})
     path = tmp_path / "config_sentence_transformers.json"
     path.write_text(json.dumps({"activation_fn": IDENTITY}))
-    description = with_score_files(any_description_of(tmp_path), tmp_path, "auto")
+    description = with_score_files(any_description_of(tmp_path), tmp_path, task_of(tmp_path))
     assert description is not None
     assert description.score_head is not None
     assert description.score_head.activation is ScoreActivation.NONE
     path.write_text(json.dumps({"activation_fn": "torch.nn.modules.activation.Tanh"}))
     with pytest.raises(UnsupportedModel, match="Tanh"):
-        with_score_files(any_description_of(tmp_path), tmp_path, "auto")
+        with_score_files(any_description_of(tmp_path), tmp_path, task_of(tmp_path))
 
 
 @pytest.mark.parametrize(
