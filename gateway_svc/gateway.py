@@ -5,6 +5,9 @@ import logging
 import os
 import signal
 
+import grpc
+from starlette.types import ASGIApp
+
 from gateway_svc.auth import Authenticator
 from gateway_svc.call_limits import CallLimits
 from gateway_svc.failed_logins import FailedLogins
@@ -36,7 +39,7 @@ from svc_common.request_gate import RequestGate, StreamGate
 from svc_common.server import PUBLIC_MESSAGE_BYTES, HealthReporter, bind, create_server, enable_reflection
 from svc_common.service_roles import ServiceRole
 from svc_common.telemetry import server_interceptors
-from svc_common.tls_files import grpc_server_credentials, http_server_context
+from svc_common.tls_files import TlsFiles, grpc_server_credentials, http_server_context
 
 logger = logging.getLogger("quire.gateway")
 
@@ -75,43 +78,19 @@ class Gateway:
         self._threads = TenantThreads(3, "long-work")
         bodies = settings.body_shares()
         hosts = AllowedHosts.for_listener(None if settings.uds else settings.host, settings.allowed_host_patterns)
-        self._http_api = HttpApi(
+        http_api = HttpApi(
             self._request_manager,
             authenticator,
             hosts,
             self._threads,
-            HttpOptions(
-                read_timeout=settings.http_read_timeout,
-                undefined_fields=settings.unknown_fields,
-                origins=settings.cors_origin_list,
-                root_path=settings.root_path,
-                always_has_usage=settings.stream_usage,
-                names_tokens_by_id=settings.tokens_as_token_ids,
-            ),
+            _http_options(settings),
             CallLimits(settings.call_shares(settings.max_http_connections), bodies),
         )
         grpc_limits = CallLimits(settings.call_shares(settings.max_grpc_connections), bodies)
         slow_messages = settings.slow_message_shares()
         calls = GrpcCalls(self._request_manager, authenticator, self._threads, grpc_limits, slow_messages)
         admission = GrpcAdmission(calls.counted_tenant, grpc_limits, slow_messages, metrics)
-        self._grpc = create_server(
-            max_message_bytes=settings.max_grpc_message_bytes,
-            max_answer_bytes=PUBLIC_MESSAGE_BYTES,
-            interceptors=(
-                admission,
-                RequestGate(settings.grpc_read_timeout, calls.is_allowed, admission.receive),
-                StreamGate(calls.check_credential),
-                *server_interceptors(SERVICE),
-                *server_interceptors(OPEN_INFERENCE_SERVICE),
-            ),
-            options=(
-                ("grpc.max_allowed_incoming_connections", settings.max_grpc_connections),
-                ("grpc.max_concurrent_streams", _MAX_STREAMS),
-                ("grpc.max_connection_idle_ms", _GRPC_IDLE_SECONDS * 1_000),
-                # Time for a connection's TLS handshake and HTTP/2's first bytes.
-                ("grpc.server_handshake_timeout_ms", int(settings.grpc_read_timeout * 1_000)),
-            ),
-        )
+        self._grpc = _grpc_server(settings, calls, admission)
         add_InferenceServiceServicer_to_server(InferenceServicer(self._request_manager, calls), self._grpc)
         add_GRPCInferenceServiceServicer_to_server(OpenInferenceServicer(self._request_manager, calls), self._grpc)
         services = [SERVICE, OPEN_INFERENCE_SERVICE]
@@ -126,30 +105,7 @@ class Gateway:
             else HttpListener.on_port(settings.host, settings.http_port)
         )
         allow_open_files(settings.max_http_connections + settings.max_grpc_connections)
-        self._http = HttpServer(
-            BoundedConfig(
-                self._http_api.app(),
-                ConnectionLimits(
-                    settings.max_http_connections,
-                    settings.http_read_timeout,
-                    metrics.refuse,
-                    settings.max_http_connections_per_address,
-                ),
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,  # the address of a client is not what it states
-                lifespan="off",
-                ws_max_size=MAX_BODY_BYTES,
-                ws_per_message_deflate=False,
-                ws_ping_interval=_WEBSOCKET_PING_SECONDS,
-                ws_ping_timeout=_WEBSOCKET_PONG_SECONDS,
-                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-                # Only streams that still run at the end of the grace get this short time.
-                timeout_graceful_shutdown=int(_CLOSE_SECONDS),
-            ),
-            http_server_context(tls) if tls else None,
-        )
+        self._http = _http_server(settings, http_api.app(), metrics, tls)
         self._metrics_server: MetricsServer | None = None
         if settings.gateway_metrics_port is not None:
             self._metrics_server = serve_metrics(
@@ -221,6 +177,66 @@ class Gateway:
             self._changed.clear()
             await self._health.set_serving(self._request_manager.is_ready)
             await self._changed.wait()
+
+
+def _grpc_server(settings: GatewaySettings, calls: GrpcCalls, admission: GrpcAdmission) -> grpc.aio.Server:
+    """A server without services that is not bound."""
+    return create_server(
+        max_message_bytes=settings.max_grpc_message_bytes,
+        max_answer_bytes=PUBLIC_MESSAGE_BYTES,
+        interceptors=(
+            admission,
+            RequestGate(settings.grpc_read_timeout, calls.is_allowed, admission.receive),
+            StreamGate(calls.check_credential),
+            *server_interceptors(SERVICE),
+            *server_interceptors(OPEN_INFERENCE_SERVICE),
+        ),
+        options=(
+            ("grpc.max_allowed_incoming_connections", settings.max_grpc_connections),
+            ("grpc.max_concurrent_streams", _MAX_STREAMS),
+            ("grpc.max_connection_idle_ms", _GRPC_IDLE_SECONDS * 1_000),
+            # Time for a connection's TLS handshake and HTTP/2's first bytes.
+            ("grpc.server_handshake_timeout_ms", int(settings.grpc_read_timeout * 1_000)),
+        ),
+    )
+
+
+def _http_options(settings: GatewaySettings) -> HttpOptions:
+    return HttpOptions(
+        read_timeout=settings.http_read_timeout,
+        undefined_fields=settings.unknown_fields,
+        origins=settings.cors_origin_list,
+        root_path=settings.root_path,
+        always_has_usage=settings.stream_usage,
+        names_tokens_by_id=settings.tokens_as_token_ids,
+    )
+
+
+def _http_server(settings: GatewaySettings, app: ASGIApp, metrics: GatewayMetrics, tls: TlsFiles | None) -> HttpServer:
+    """A server without a listener."""
+    limits = ConnectionLimits(
+        settings.max_http_connections,
+        settings.http_read_timeout,
+        metrics.refuse,
+        settings.max_http_connections_per_address,
+    )
+    config = BoundedConfig(
+        app,
+        limits,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,  # the address of a client is not what it states
+        lifespan="off",
+        ws_max_size=MAX_BODY_BYTES,
+        ws_per_message_deflate=False,
+        ws_ping_interval=_WEBSOCKET_PING_SECONDS,
+        ws_ping_timeout=_WEBSOCKET_PONG_SECONDS,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        # Only streams that still run at the end of the grace get this short time.
+        timeout_graceful_shutdown=int(_CLOSE_SECONDS),
+    )
+    return HttpServer(config, http_server_context(tls) if tls else None)
 
 
 def _end_process_on_failure(task: asyncio.Task[None]) -> None:
