@@ -29,31 +29,14 @@ def answer_constraint(
         return constraint
     choice = prompt.tool_choice or ToolChoice()
     max_reasoning_tokens = _reasoning_limit(prompt, turn, added_tokens, check)
-    constrained = {tool.name: tool for tool in prompt.tools if tool.is_constrained}
     if choice.must_call:
-        field = Field.TOOL_CHOICE
         constraint = None  # the answer has no text, which alone it is about
-    elif constraint is not None:
-        field = constraint.field
-    elif turn.tools and choice.allowed:
-        field = Field.TOOL_CHOICE
-    elif turn.tools and constrained:
-        field = Field.TOOLS
-    elif max_reasoning_tokens is not None:
-        field = Field.MAX_REASONING_TOKENS
-    else:
+    constrained = {tool.name: tool for tool in prompt.tools if tool.is_constrained}
+    field = _constrained_field(constraint, turn, choice, constrained, max_reasoning_tokens)
+    if field is None:
         return None
     check_combination(unvalidated, field, check)
-    # Of tools that need not be called only the arguments of strict ones are restricted, and texts with a grammar.
-    tools = tuple(
-        CheckedTool(
-            tool.name,
-            json.dumps(tool.parameters) if choice.must_call or tool.name in constrained else None,
-            _input_of(constrained.get(tool.name)),
-        )
-        for tool in turn.tools
-        if choice.allows(tool.name)
-    )
+    tools = _checked_tools(turn, choice, constrained)
     calls = CallRule.REQUIRED if choice.must_call else CallRule.AUTO if tools else CallRule.NONE
     tool_format, reasoning_format = turn.format.tools, turn.format.reasoning
     reasoning = ReasoningRule.NONE
@@ -70,6 +53,41 @@ def answer_constraint(
         control_tokens=turn.control_markers(added_tokens),
         answer=constraint,
         max_reasoning_tokens=max_reasoning_tokens,
+    )
+
+
+def _constrained_field(
+    constraint: UnvalidatedConstraint | None,
+    turn: TurnFormat,
+    choice: ToolChoice,
+    constrained: Mapping[str, ClientTool],
+    max_reasoning_tokens: int | None,
+) -> Field | None:
+    """The field that constrains the answer, which errors name; None: there is none."""
+    if choice.must_call:
+        return Field.TOOL_CHOICE
+    if constraint is not None:
+        return constraint.field
+    if turn.tools and choice.allowed:
+        return Field.TOOL_CHOICE
+    if turn.tools and constrained:
+        return Field.TOOLS
+    return None if max_reasoning_tokens is None else Field.MAX_REASONING_TOKENS
+
+
+def _checked_tools(
+    turn: TurnFormat, choice: ToolChoice, constrained: Mapping[str, ClientTool]
+) -> tuple[CheckedTool, ...]:
+    """The tools that may be called. Of those that need not be, only the arguments of strict ones are restricted, and
+    texts with a grammar."""
+    return tuple(
+        CheckedTool(
+            tool.name,
+            json.dumps(tool.parameters) if choice.must_call or tool.name in constrained else None,
+            _input_of(constrained.get(tool.name)),
+        )
+        for tool in turn.tools
+        if choice.allows(tool.name)
     )
 
 

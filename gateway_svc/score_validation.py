@@ -3,6 +3,7 @@ names the field as the client spelled it."""
 
 from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 
 from gateway_svc.chat_template import ChatTemplateError
 from gateway_svc.embedding_validation import validate_embeddings
@@ -10,7 +11,7 @@ from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import Field, NamedFields
 from gateway_svc.retention import Retention
 from gateway_svc.scores import ScoreParams, UnvalidatedScores, ValidatedScores
-from gateway_svc.text_pairs import PairForm, PairText
+from gateway_svc.text_pairs import EncodedPair, PairForm, PairText
 from gateway_svc.text_truncation import Truncation, beyond_context, check_text, check_text_limit
 from gateway_svc.tokenizer import ModelTokenizer, TextToEncode
 from gateway_svc.unvalidated_request import TextPrompt
@@ -64,21 +65,14 @@ async def validate_scores(
     for one in unvalidated.pairs.inputs:
         check_text_limit(one.max_text_tokens, num_special, model, FieldChecker(one.field_path))
     inputs = unvalidated.pairs.inputs
-    texts = await _encode(inputs, pairs, truncation, tokenizer, model, tenant)
+    encoder = _PairEncoder(pairs, inputs, truncation, tokenizer, model, tenant)
+    texts = await encoder.texts()
     places: dict[tuple[int, int], int] = {}
     requests = []
     for first, second in unvalidated.pairs.pairs:
         if places.setdefault((first, second), len(requests)) < len(requests):
             continue
-        try:
-            encoded = await pairs.join(texts[first], texts[second], truncation.num_kept, truncation.side, tenant)
-        except ChatTemplateError as error:
-            of_second = FieldChecker(inputs[second].field_path)
-            raise of_second.invalid(Field.TEXT, "the chat template of the model rejects this pair") from error
-        if (num_tokens := len(encoded.token_ids)) > model.context_length:
-            longer = first if texts[first].num_tokens > texts[second].num_tokens else second
-            tokens = f"with the other text of its pair {num_tokens} tokens"
-            raise beyond_context(Field.TEXT, tokens, model, FieldChecker(inputs[longer].field_path))
+        encoded = await encoder.join(texts, first, second)
         requests.append(
             ValidatedValue(
                 request_id,
@@ -117,27 +111,50 @@ async def _with_instruction(
     return changed
 
 
-async def _encode(
-    inputs: Sequence[ValueInput],
-    pairs: PairForm,
-    truncation: Truncation,
-    tokenizer: ModelTokenizer,
-    model: ModelInfo,
-    tenant: str,
-) -> list[PairText]:
-    """The tokens of texts, each of which alone has at most as many as the context."""
-    texts = []
-    encoded = tokenizer.encode_texts(
-        [TextToEncode(_text(one), add_special_tokens=False, of_chat=pairs.of_chat) for one in inputs], tenant
-    )
-    async with aclosing(encoded):
-        for one in inputs:
-            token_ids, limit = await anext(encoded), one.max_text_tokens
-            text = PairText.of(_text(one), token_ids, limit, truncation.num_kept, truncation.side)
-            if len(text.token_ids) > model.context_length:
-                raise beyond_context(Field.TEXT, f"{len(text.token_ids)} tokens", model, FieldChecker(one.field_path))
-            texts.append(await pairs.shorten(text, truncation.side, tenant))
-    return texts
+@dataclass(frozen=True, slots=True)
+class _PairEncoder:
+    """Makes the prompts of a call's pairs. Raises QuireError."""
+
+    form: PairForm
+    inputs: Sequence[ValueInput]
+    truncation: Truncation
+    tokenizer: ModelTokenizer
+    model: ModelInfo
+    tenant: str
+
+    async def texts(self) -> list[PairText]:
+        """The tokens of the inputs, each of which alone has at most as many as the context."""
+        side, texts = self.truncation.side, []
+        encoded = self.tokenizer.encode_texts(
+            [TextToEncode(_text(one), add_special_tokens=False, of_chat=self.form.of_chat) for one in self.inputs],
+            self.tenant,
+        )
+        async with aclosing(encoded):
+            for one in self.inputs:
+                token_ids, limit = await anext(encoded), one.max_text_tokens
+                text = PairText.of(_text(one), token_ids, limit, self.truncation.num_kept, side)
+                if len(text.token_ids) > self.model.context_length:
+                    raise self._beyond_context(one, f"{len(text.token_ids)} tokens")
+                texts.append(await self.form.shorten(text, side, self.tenant))
+        return texts
+
+    async def join(self, texts: Sequence[PairText], first: int, second: int) -> EncodedPair:
+        """The prompt of two of the texts, by their indices."""
+        truncation = self.truncation
+        try:
+            encoded = await self.form.join(
+                texts[first], texts[second], truncation.num_kept, truncation.side, self.tenant
+            )
+        except ChatTemplateError as error:
+            of_second = FieldChecker(self.inputs[second].field_path)
+            raise of_second.invalid(Field.TEXT, "the chat template of the model rejects this pair") from error
+        if (num_tokens := len(encoded.token_ids)) > self.model.context_length:
+            longer = first if texts[first].num_tokens > texts[second].num_tokens else second
+            raise self._beyond_context(self.inputs[longer], f"with the other text of its pair {num_tokens} tokens")
+        return encoded
+
+    def _beyond_context(self, one: ValueInput, tokens: str) -> QuireError:
+        return beyond_context(Field.TEXT, tokens, self.model, FieldChecker(one.field_path))
 
 
 def _text(one: ValueInput) -> str:

@@ -168,37 +168,43 @@ class Subscriptions:
             self._handle_unmatched(event)
             return
         try:
-            kind = event.WhichOneof("kind")
-            if kind == "tokens":
-                # While not attached, tokens are those of an earlier request under the key, or leave a gap.
-                if subscription.is_attached:
-                    self._deliver_tokens(subscription, event.tokens)
-            elif kind == "prompt_logprobs":
-                if subscription.is_attached:
-                    for subscriber in subscription.subscribers:
-                        subscriber.reader.on_prompt_logprobs(event.prompt_logprobs)
-            elif kind == "durable":
-                self._stop_matches.confirm_durable(event.key, event.durable)
-                if subscription.is_attached:
-                    subscription.submission.watermarks[event.durable.index] = event.durable.num_tokens
-            elif kind == "prompt_paid":
-                if subscription.is_attached:
-                    subscription.submission.prompt_cost = event.prompt_paid.num_tokens
-            elif not event.HasField("command_id"):
-                # Waiting readers get an answer of their own.
-                if kind == "failed":
-                    self._fail_with(subscription, event.failed)
-            elif event.command_id == subscription.command_id:
-                self._handle_answer(subscription, event)
-                self._send_next(subscription)
-            elif kind != "failed" and not subscription.subscribers:
-                # The reader left before this answer came, and the next waiting reader may be refused.
-                subscription.leave_command = subscription.leave_command or scheduler_pb2.Detach(key=subscription.key)
-                self._send_next(subscription)
+            self._handle(subscription, event)
         except Exception:
             # Whatever is wrong with it, no other request must fail.
             error = request_errors.internal("an event could not be handled")
             self._fail_all(subscription, error, OnDisconnect.CANCEL)
+
+    def _handle(self, subscription: Subscription, event: scheduler_pb2.Event) -> None:
+        # While not attached, output is that of an earlier request under the key, or leaves a gap.
+        is_attached = subscription.is_attached
+        match event.WhichOneof("kind"):
+            case "tokens":
+                if is_attached:
+                    self._deliver_tokens(subscription, event.tokens)
+            case "prompt_logprobs":
+                for subscriber in subscription.subscribers if is_attached else ():
+                    subscriber.reader.on_prompt_logprobs(event.prompt_logprobs)
+            case "durable":
+                self._stop_matches.confirm_durable(event.key, event.durable)
+                if is_attached:
+                    subscription.submission.watermarks[event.durable.index] = event.durable.num_tokens
+            case "prompt_paid":
+                if is_attached:
+                    subscription.submission.prompt_cost = event.prompt_paid.num_tokens
+            case kind if event.HasField("command_id"):
+                self._handle_reply(subscription, event, has_failed=kind == "failed")
+            case "failed":  # waiting readers get an answer of their own
+                self._fail_with(subscription, event.failed)
+
+    def _handle_reply(self, subscription: Subscription, event: scheduler_pb2.Event, *, has_failed: bool) -> None:
+        """Handles the answer to a command, which may be an earlier one than the unanswered command."""
+        if event.command_id == subscription.command_id:
+            self._handle_answer(subscription, event)
+            self._send_next(subscription)
+        elif not has_failed and not subscription.subscribers:
+            # The reader left before this answer came, and the next waiting reader may be refused.
+            subscription.leave_command = subscription.leave_command or scheduler_pb2.Detach(key=subscription.key)
+            self._send_next(subscription)
 
     def _deliver_tokens(self, subscription: Subscription, tokens: scheduler_pb2.Tokens) -> None:
         submission = subscription.submission
