@@ -6,8 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from gateway_svc.auth import CREDENTIAL_HEADERS, Authenticator
 from gateway_svc.call_limits import CallLimits, OpenCall
@@ -18,13 +17,13 @@ from gateway_svc.common_fields import is_request_id
 from gateway_svc.embeddings import UnvalidatedEmbeddings
 from gateway_svc.field_checker import FieldChecker
 from gateway_svc.field_paths import Field, FieldPath
+from gateway_svc.http_api.answer_sender import AnswerSender
 from gateway_svc.http_api.body_model import BodyModel
-from gateway_svc.http_api.events import long_json, to_json
 from gateway_svc.http_api.exchange import HttpExchange
 from gateway_svc.http_api.json_body import parse_body
 from gateway_svc.http_api.undefined_fields import UndefinedFields
 from gateway_svc.model_catalog import CatalogModel
-from gateway_svc.output import Chunk, Usage
+from gateway_svc.output import Usage
 from gateway_svc.request_group import RequestGroup
 from gateway_svc.request_manager import RequestManager
 from gateway_svc.resume_position import ResumePosition
@@ -39,21 +38,15 @@ from gateway_svc.validated_request import ModelInfo, ValidatedRequest
 from gateway_svc.validated_value import ValidatedValue
 from gateway_svc.validation import prompt_field
 from gateway_svc.value_inputs import Vector
-from gateway_svc.work_costs import BODY_BYTE, CONVERSATION_ITEM, EVENT, JSON_VALUE, LOGPROB, LONG, answer_cost
+from gateway_svc.work_costs import BODY_BYTE, CONVERSATION_ITEM
 from svc_common.errors import QuireError, Reason
 
 B = TypeVar("B", bound=BodyModel)
 T = TypeVar("T")
 
-Output = Sequence[tuple[int, Chunk]]
-"""Chunks, each with its prompt index."""
-
-PING_SECONDS = 15.0
-"""A stream that sends nothing for so long sends a comment."""
 _MAX_TIMEOUT_SECONDS = 86_400.0
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]*)?|\.[0-9]+")
 _MAX_CONTEXTS = 16  # of a text that is tokenized
-_CHUNKS_AT_ONCE = 256  # are rendered in a few milliseconds; a step of a call may have tens of thousands
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +96,6 @@ class ScoredPairs(InputValues):
         return self.read(self.values)
 
 
-def rendering_cost(output: Output, event: float = EVENT) -> float:
-    """Of the events of chunks, in microseconds; `event` is that of one without log-probabilities."""
-    return event * len(output) + LOGPROB * sum([chunk.num_logprobs for _, chunk in output])
-
-
 def prompt_usage(usage: Usage) -> dict[str, int]:
     """The usage of a call that generates nothing, as OpenAI has it."""
     return {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
@@ -125,6 +113,7 @@ class HttpCalls:
         limits: CallLimits,
     ) -> None:
         """`threads` are for work that would delay the streams of others."""
+        self.answers = AnswerSender(threads)
         self._request_manager = request_manager
         self._authenticator = authenticator
         self._undefined_fields = undefined_fields
@@ -188,72 +177,6 @@ class HttpCalls:
         # Either shows how long it takes: there are large items and many small ones.
         cost = max(BODY_BYTE * (exchange.num_body_bytes + num_stored_bytes), CONVERSATION_ITEM * num_items)
         return await self._threads.run_if_long(call.tenant.name, cost, work)
-
-    async def stream_events(
-        self,
-        exchange: HttpExchange,
-        call: Call,
-        group: RequestGroup,
-        event: Callable[[int, Chunk], bytes],
-        last_events: Callable[[], bytes],
-        *,
-        num_prompt_logprobs: int = 0,
-    ) -> None:
-        """Streams the answer. `event` renders a chunk of a prompt by its index, `last_events` is called at the end. So
-        many log-probabilities of prompts may be part of any event."""
-
-        def render(output: Output) -> bytes:
-            return b"".join([event(prompt_index, chunk) for prompt_index, chunk in output])
-
-        await exchange.start_events()
-        async with exchange.keep_alive(PING_SECONDS):
-            await self.send_output(
-                exchange, call, group, render, lambda output: LOGPROB * num_prompt_logprobs + rendering_cost(output)
-            )
-        await exchange.end_events(last_events())
-
-    async def send_output(
-        self,
-        exchange: HttpExchange,
-        call: Call,
-        group: RequestGroup,
-        render: Callable[[Output], bytes],
-        cost: Callable[[Output], float],
-    ) -> None:
-        """Sends the output of a stream as it comes, all of a step at once if it is not much. To render a part takes
-        `cost` microseconds; it is done in a thread if that is long. Raises as `group.next` does."""
-        while output := await group.next():
-            # There is much of a call with many choices, and for a client that reads slowly.
-            for first in range(0, len(output), _CHUNKS_AT_ONCE):
-                part = output[first : first + _CHUNKS_AT_ONCE]
-                if data := await self._threads.run_if_long(call.tenant.name, cost(part), partial(render, part)):
-                    await exchange.send_events(data)
-
-    async def respond_with_output(
-        self,
-        exchange: HttpExchange,
-        call: Call,
-        make_body: Callable[[], Any],
-        *,
-        num_chunks: int,
-        num_logprobs: int = 0,
-    ) -> None:
-        """Answers with JSON of so many chunks and log-probabilities; made in a thread if these are many."""
-        await self.respond(exchange, call, make_body, answer_cost(num_logprobs, num_chunks))
-
-    async def respond_with_values(
-        self, exchange: HttpExchange, call: Call, make_body: Callable[[], Any], *, num_values: int
-    ) -> None:
-        """Answers with JSON of so many values; made in a thread if these are many."""
-        await self.respond(exchange, call, make_body, JSON_VALUE * num_values)
-
-    async def respond(self, exchange: HttpExchange, call: Call, make_body: Callable[[], Any], cost: float) -> None:
-        """Answers with JSON that is made in about `cost` microseconds; in a thread if that is long."""
-        if cost <= LONG:
-            data = to_json(make_body())
-        else:
-            data = await self._threads.run(call.tenant.name, lambda: long_json(make_body()))
-        await exchange.respond(data, "application/json")
 
     def find_model(
         self, exchange: HttpExchange, call: Call, name: str | None, field_path: FieldPath

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import aiohttp
 import grpc
 
-from gateway_svc.http_api.calls import PING_SECONDS
+from gateway_svc.http_api.answer_sender import PING_SECONDS
 from quire_client import AsyncClient, QuireError
 from tests.chaos.cases import Case
 from tests.chaos.histories import History, Usage

@@ -300,7 +300,7 @@ async def test_version_and_metrics_are_there(quire: Harness) -> None:
 
 
 async def test_a_stream_that_waits_is_kept_alive(quire: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway_svc.http_api.calls.PING_SECONDS", 0.01)
+    monkeypatch.setattr("gateway_svc.http_api.answer_sender.PING_SECONDS", 0.01)
     quire.scheduler.script = lambda session, submit: session.accept(submit.key)
     async with quire.http.stream("POST", "/v1/completions", json={"prompt": "a", "stream": True}) as response:
         submit = await quire.scheduler.next("submit")

@@ -41,10 +41,10 @@ class AnthropicRoutes:
         async with self._calls.run(exchange, call, requests) as group:
             answer = MessageBuilder(group.renderings[0], lambda: group.usage)
             if read.is_streamed:
-                await self._calls.stream_events(exchange, call, group, answer.event, answer.last_events)
+                await self._calls.answers.stream_events(exchange, call, group, answer.event, answer.last_events)
             else:
                 chunks = await group.all()
-                await self._calls.respond_with_output(
+                await self._calls.answers.respond_with_output(
                     exchange, call, lambda: answer.whole(chunks), num_chunks=len(chunks)
                 )
 

@@ -63,7 +63,7 @@ class ClassifyingRoutes:
         read = await self._calls.read(exchange, call, ClassifyBody, read_classify, may_have_name=False)
         classified = await self._calls.classify(exchange, call, await read.tokenized(self._calls, exchange, call))
         answer_id, created = f"classify-{exchange.request_id}", int(time.time())
-        await self._calls.respond_with_values(
+        await self._calls.answers.respond_with_values(
             exchange,
             call,
             lambda: classify_answer(answer_id, created, classified),

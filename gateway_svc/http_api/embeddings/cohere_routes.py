@@ -121,7 +121,7 @@ class CohereEmbedRoutes:
         read = await self._calls.read(exchange, call, CohereEmbedBody, read_embed, may_have_name=False)
         embedded = await self._calls.embed(exchange, call, read.unvalidated)
         answer_id = f"embd-{exchange.request_id}"
-        await self._calls.respond_with_values(
+        await self._calls.answers.respond_with_values(
             exchange,
             call,
             lambda: embed_answer(answer_id, read, embedded),

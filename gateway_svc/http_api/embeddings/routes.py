@@ -101,7 +101,7 @@ class EmbeddingsRoutes:
         encoding_format = read.encoding_format
         embedded = await self._calls.embed(exchange, call, await read.inputs.tokenized(self._calls, exchange, call))
         answer_id, created = f"embd-{exchange.request_id}", int(time.time())
-        await self._calls.respond_with_values(
+        await self._calls.answers.respond_with_values(
             exchange,
             call,
             lambda: answer_of(answer_id, created, embedded.values, encoding_format, embedded.model, embedded.usage),

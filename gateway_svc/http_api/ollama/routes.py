@@ -7,7 +7,8 @@ from typing import Any
 from gateway_svc.client_call import Call
 from gateway_svc.embeddings import UnvalidatedEmbeddings
 from gateway_svc.field_paths import Field, NamedFields
-from gateway_svc.http_api.calls import HttpCalls, InputValues, Output, rendering_cost
+from gateway_svc.http_api.answer_sender import Output, rendering_cost
+from gateway_svc.http_api.calls import HttpCalls, InputValues
 from gateway_svc.http_api.endpoint import GENERATION_HEADERS, Handler, HandlerDoc, HttpRoute
 from gateway_svc.http_api.exchange import HttpExchange
 from gateway_svc.http_api.ollama.answer_models import (
@@ -113,7 +114,7 @@ class OllamaRoutes:
             await exchange.respond_json({"model": embedded.model, "embeddings": []})
             return
         seconds = time.monotonic() - call.arrival_time  # without the wait for a thread that makes the answer
-        await self._calls.respond_with_values(
+        await self._calls.answers.respond_with_values(
             exchange, call, lambda: embed_answer(embedded, seconds), num_values=embedded.num_numbers
         )
 
@@ -122,7 +123,7 @@ class OllamaRoutes:
         call = self._calls.call(exchange, Operation.EMBEDDINGS)
         read = await self._calls.read(exchange, call, OllamaEmbeddingsBody, read_embeddings_prompt, may_have_name=False)
         embedded = await self._embedded(exchange, call, read)
-        await self._calls.respond_with_values(
+        await self._calls.answers.respond_with_values(
             exchange,
             call,
             lambda: {"embedding": embedded.values[0].tolist() if embedded.values else []},
@@ -199,7 +200,7 @@ class OllamaRoutes:
 
                 # No lines but those of the answer: clients parse each.
                 await exchange.start_stream(_NDJSON)
-                await self._calls.send_output(exchange, call, group, render, rendering_cost)
+                await self._calls.answers.send_output(exchange, call, group, render, rendering_cost)
                 answer.end()
                 await exchange.end_events(answer.last_lines())
                 return
@@ -208,7 +209,7 @@ class OllamaRoutes:
                 answer.begin()
                 chunks += [chunk for _, chunk in pieces]
             answer.end()
-            await self._calls.respond_with_output(
+            await self._calls.answers.respond_with_output(
                 exchange,
                 call,
                 lambda: answer.whole(chunks),

@@ -127,7 +127,7 @@ class OpenAiRoutes:
             )
             if body.delivery is Delivery.WHOLE:
                 chunks = await group.all()
-                await self._calls.respond_with_output(
+                await self._calls.answers.respond_with_output(
                     exchange,
                     call,
                     lambda: answer.whole(chunks, group.usage),
@@ -136,7 +136,7 @@ class OpenAiRoutes:
                 )
             else:
                 has_usage = self._always_has_usage or body.delivery is Delivery.STREAM_WITH_USAGE
-                await self._calls.stream_events(
+                await self._calls.answers.stream_events(
                     exchange,
                     call,
                     group,

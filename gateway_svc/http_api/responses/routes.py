@@ -11,7 +11,8 @@ import grpc
 from gateway_svc.chats import ChatMessage, ChatPrompt
 from gateway_svc.client_call import Call
 from gateway_svc.common_fields import is_request_id
-from gateway_svc.http_api.calls import PING_SECONDS, HttpCalls, Output, PromptRequest, rendering_cost
+from gateway_svc.http_api.answer_sender import PING_SECONDS, Output, rendering_cost
+from gateway_svc.http_api.calls import HttpCalls, PromptRequest
 from gateway_svc.http_api.endpoint import GENERATION_HEADERS, HandlerDoc, HttpRoute
 from gateway_svc.http_api.errors import HttpError
 from gateway_svc.http_api.events import long_json
@@ -116,7 +117,7 @@ class ResponsesRoutes:
                         events.add(chunk, group.usage)
                     return events.response
 
-                await self._calls.respond(exchange, call, whole, RESPONSE_TOKEN * len(chunks))
+                await self._calls.answers.respond(exchange, call, whole, RESPONSE_TOKEN * len(chunks))
 
     async def retrieve(self, exchange: HttpExchange) -> None:
         """A response as it is now, or with stream=true its events after number starting_after."""
@@ -286,7 +287,7 @@ class ResponsesRoutes:
             if begun := rendered(events.begin(), after):
                 await exchange.send_events(begun)
             try:
-                await self._calls.send_output(exchange, call, group, render, cost)
+                await self._calls.answers.send_output(exchange, call, group, render, cost)
                 failure, last = None, b""
             except QuireError as error:
                 failure = HttpError.of(error)

@@ -88,7 +88,7 @@ class ScoringRoutes:
         def answer() -> Json:
             return score_answer(answer_id, created, scored.scores(), scored.model, scored.usage)
 
-        await self._calls.respond_with_values(exchange, call, answer, num_values=scored.num_numbers)
+        await self._calls.answers.respond_with_values(exchange, call, answer, num_values=scored.num_numbers)
 
     async def rerank(self, exchange: HttpExchange) -> None:
         """Sorts documents by their scores with a query."""
@@ -100,4 +100,4 @@ class ScoringRoutes:
         def answer() -> Json | list[Json]:
             return rerank_answer(answer_id, read, scored.scores(), scored.model, scored.usage)
 
-        await self._calls.respond_with_values(exchange, call, answer, num_values=scored.num_numbers)
+        await self._calls.answers.respond_with_values(exchange, call, answer, num_values=scored.num_numbers)

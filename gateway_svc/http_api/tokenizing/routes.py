@@ -84,7 +84,7 @@ class TokenizingRoutes:
             "tokens": token_ids,
             "token_strs": strs,
         }
-        await self._calls.respond_with_values(
+        await self._calls.answers.respond_with_values(
             exchange, call, lambda: answer, num_values=len(token_ids) + len(strs or ())
         )
 
@@ -99,7 +99,9 @@ class TokenizingRoutes:
         self._calls.check_length(Field.TOKEN_IDS, len(body.tokens), info, names)
         FieldChecker(names).token_ids(Field.TOKEN_IDS, body.tokens, info)
         text = await model.tokenizer.decode(body.tokens, SpecialTokens.KEPT, call.tenant.name)
-        await self._calls.respond_with_values(exchange, call, lambda: {"prompt": text}, num_values=len(body.tokens))
+        await self._calls.answers.respond_with_values(
+            exchange, call, lambda: {"prompt": text}, num_values=len(body.tokens)
+        )
 
     async def tokenizer_info(self, exchange: HttpExchange) -> None:
         """The configuration of the first model's tokenizer, with the chat template in use."""

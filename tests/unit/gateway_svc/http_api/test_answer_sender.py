@@ -1,4 +1,4 @@
-"""What the handlers of every protocol share."""
+"""Answers of HTTP calls."""
 
 import asyncio
 import threading
@@ -9,11 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from gateway_svc.call_limits import CallLimits
-from gateway_svc.http_api import calls as calls_module
-from gateway_svc.http_api.calls import HttpCalls
+from gateway_svc.http_api import answer_sender
+from gateway_svc.http_api.answer_sender import AnswerSender
 from gateway_svc.http_api.events import long_json, to_json
-from gateway_svc.http_api.undefined_fields import UndefinedFields
 from gateway_svc.output import Chunk
 from gateway_svc.tenant_threads import TenantThreads
 
@@ -40,14 +38,15 @@ def test_large_answers_are_rendered_in_a_thread(
 
     async def main() -> None:
         threads = TenantThreads(2, "test")
-        calls = HttpCalls(cast(Any, None), cast(Any, None), UndefinedFields.WARN, threads, CallLimits.unlimited())
         exchange, call = SimpleNamespace(respond=respond), SimpleNamespace(tenant=SimpleNamespace(name="a"))
         body = {"tokens": [7] * num_values}
-        await calls.respond_with_values(cast(Any, exchange), cast(Any, call), lambda: body, num_values=num_values)
+        await AnswerSender(threads).respond_with_values(
+            cast(Any, exchange), cast(Any, call), lambda: body, num_values=num_values
+        )
         threads.close()
 
-    monkeypatch.setattr(calls_module, "to_json", recorded(to_json))
-    monkeypatch.setattr(calls_module, "long_json", recorded(long_json))
+    monkeypatch.setattr(answer_sender, "to_json", recorded(to_json))
+    monkeypatch.setattr(answer_sender, "long_json", recorded(long_json))
     asyncio.run(main())
     assert answers == [to_json({"tokens": [7] * num_values})]
     assert [thread is not threading.main_thread() for thread in rendered_in] == [in_thread]
@@ -88,9 +87,8 @@ def test_many_events_are_rendered_in_parts_and_in_threads(
 
     async def main() -> None:
         threads = TenantThreads(2, "test")
-        calls = HttpCalls(cast(Any, None), cast(Any, None), UndefinedFields.WARN, threads, CallLimits.unlimited())
         call = SimpleNamespace(tenant=SimpleNamespace(name="a"))
-        await calls.stream_events(
+        await AnswerSender(threads).stream_events(
             cast(Any, Exchange()),
             cast(Any, call),
             cast(Any, Group()),
