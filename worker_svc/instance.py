@@ -19,7 +19,7 @@ from svc_common.models import (
     tokenizer_fingerprint,
     tokenizer_setting,
 )
-from worker_svc.attention import AttentionKind, CompiledKernels
+from worker_svc.attention import AttentionKind, CompiledKernels, Kernels
 from worker_svc.block_copier import RateLimiter
 from worker_svc.block_copier_factory import make_block_copier
 from worker_svc.cache import CacheShape, KVCache
@@ -53,7 +53,9 @@ from worker_svc.memory import (
     count_host_blocks,
 )
 from worker_svc.memory_parts import MemoryAccount
+from worker_svc.model.description import ModelDescription
 from worker_svc.model.description_cache import description_of
+from worker_svc.model.device_formats import Quantization
 from worker_svc.model.loading import LoadedModel, load
 from worker_svc.model.weights import ReadMeter
 from worker_svc.model_fit import check_fits
@@ -105,37 +107,23 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
     served = settings.served_model()
     device = choose_device(settings.device)
     torch.set_num_threads(settings.num_threads or available_cpus())
-    model_description = description_of(served.path)
-    dtype = choose_decoder_dtype(settings, model_description, device)
-    if model_description is not None:
-        # Checked before the weights are loaded, which takes minutes for a large model.
-        limit = context_length_of(settings.max_model_len, model_description.context_length)
-        model_description = replace(model_description, context_length=limit)
-    kernels = choose_kernels(settings, model_description, dtype, device, report)
-    if not isinstance(kernels, CompiledKernels):  # they could not be compiled, if they were expected
-        dtype = choose_dtype(settings.dtype, device)
-    check_attention_backend(settings.attention_backend, device)
-    native = choose_native(model_description, kernels, report)
-    arithmetic = arithmetic_name(settings, kernels, native, device) if settings.deterministic else ""
-    cache_dtype = choose_cache_dtype(settings.kv_cache_dtype, kernel_name(kernels), dtype, device)
-    in_8_bits = cache_dtype if cache_dtype.itemsize == 1 else None
-    check_fits(settings, served.path, model_description, device, dtype, in_8_bits)
+    chosen = _choose_computation(settings, served.path, device, report)
     memory, meter = MemoryAccount(device), ReadMeter()
     with progress(f"loading {served.name}", report, meter.share):
         model = load(
             served.path,
-            native,
-            dtype,
+            chosen.native,
+            chosen.dtype,
             device,
-            kernels,
+            chosen.kernels,
             deterministic=settings.deterministic,
             attention_backend=settings.attention_backend,
-            quantization=quantization_of_device(settings.quantization) if kernels is AttentionKind.TRITON else None,
+            quantization=chosen.quantization,
             meter=meter,
         )
     memory.note_weights()
-    if native is None and isinstance(kernels, CompiledKernels):
-        refused = check_attention_shape(settings, model.layout.head_dim, dtype)
+    if chosen.native is None and isinstance(chosen.kernels, CompiledKernels):
+        refused = check_attention_shape(settings, model.layout.head_dim, chosen.dtype)
         if refused is not None:
             report(f"torch computes the attention, slower than the compiled kernels: {refused}")
     if served.other_tokenizer is not None:
@@ -145,28 +133,9 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
     grammars = GrammarCompiler(
         partial(_load_grammar_tokenizer, served), model.layout.vocab_size, max(1, available_cpus() // 2)
     )
-    usual_step_tokens, most_step_tokens, default_sequences = _BUDGETS[device.type]
-    shape = CacheShape.of(model.layout, settings.block_size, cache_dtype)
-    limits = WorkerLimits(
-        vocab_size=model.layout.vocab_size,
-        context_length=context_length_of(settings.max_model_len, model.layout.context_length),
-        block_size=settings.block_size,
-        num_blocks=0,
-        max_step_tokens=settings.max_step_tokens or most_step_tokens,
-        max_sequences=settings.max_sequences or default_sequences,
-        max_draft_tokens=settings.max_draft_tokens if make_drafter is not None else 0,
-        usual_step_tokens=settings.max_step_tokens or usual_step_tokens,
-    )
+    shape = CacheShape.of(model.layout, settings.block_size, chosen.cache_dtype)
     with progress("measuring memory", report):
-        may_grow = settings.max_sequences is None and device.type == "cpu"
-        largest = replace(limits, max_sequences=_MOST_SEQUENCES) if may_grow else limits
-        limits = replace(limits, num_blocks=_num_blocks(settings, model, device, shape, largest))
-        if may_grow:
-            limits = replace(limits, max_sequences=_sequences_of(limits))
-        num_host_blocks = count_host_blocks(
-            shape.block_bytes, limits.num_blocks, settings.swap_space, device, settings.memory_limit_bytes
-        )
-        limits = replace(limits, num_host_blocks=num_host_blocks)
+        limits = _measure_limits(settings, model, device, shape, has_drafter=make_drafter is not None)
     graphs = CudaGraphOptions(settings.cuda_graphs, _capture_reporter(report))
     cache = shape.allocate(limits.num_blocks, device)
     room = partial(HostMemoryReader(settings.memory_limit_bytes).room, settings.memory_high)
@@ -184,11 +153,13 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
         report(f"requests with a grammar fail: {without_grammars}")
     description = WorkerDescription(
         model=served.name,
-        fingerprint=model_fingerprint(served.path, dtype, settings.quantization, settings.kv_cache_dtype, arithmetic),
+        fingerprint=model_fingerprint(
+            served.path, chosen.dtype, settings.quantization, settings.kv_cache_dtype, chosen.arithmetic
+        ),
         tokenizer_fingerprint=tokenizer_fingerprint(served.tokenizer_path),
         block_bytes=shape.block_bytes,
         limits=limits,
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=str(chosen.dtype).removeprefix("torch."),
         device=str(device),
         swap_bytes_per_second=swap_rate,
         prefill_tokens_per_second=prefill_rate,
@@ -198,6 +169,75 @@ def load_instance(settings: WorkerSettings, report: Callable[[str], None]) -> Mo
             prefault.wait_for(BYTES_BEFORE_READY)
         prefault.continue_while(lambda: runner.is_idle)
     return ModelInstance(description, runner, memory, prefault)
+
+
+@dataclass(frozen=True, slots=True)
+class _Computation:
+    """How a decoder is computed. `native` describes one that Quire's own code computes; None: transformers' modules do.
+    `arithmetic` names what the bits of its results depend on, in deterministic mode.
+    """
+
+    native: ModelDescription | None
+    dtype: torch.dtype
+    kernels: Kernels
+    cache_dtype: torch.dtype
+    arithmetic: str
+    quantization: Quantization | None
+    """Of a GPU."""
+
+
+def _choose_computation(
+    settings: WorkerSettings, directory: Path, device: torch.device, report: Callable[[str], None]
+) -> _Computation:
+    """Chooses before the weights are loaded, which takes minutes for a large model. Raises StartupFailed."""
+    description = description_of(directory)
+    dtype = choose_decoder_dtype(settings, description, device)
+    if description is not None:
+        limit = context_length_of(settings.max_model_len, description.context_length)
+        description = replace(description, context_length=limit)
+    kernels = choose_kernels(settings, description, dtype, device, report)
+    if not isinstance(kernels, CompiledKernels):  # they could not be compiled, if they were expected
+        dtype = choose_dtype(settings.dtype, device)
+    check_attention_backend(settings.attention_backend, device)
+    native = choose_native(description, kernels, report)
+    arithmetic = arithmetic_name(settings, kernels, native, device) if settings.deterministic else ""
+    cache_dtype = choose_cache_dtype(settings.kv_cache_dtype, kernel_name(kernels), dtype, device)
+    in_8_bits = cache_dtype if cache_dtype.itemsize == 1 else None
+    check_fits(settings, directory, description, device, dtype, in_8_bits)
+    return _Computation(
+        native,
+        dtype,
+        kernels,
+        cache_dtype,
+        arithmetic,
+        quantization_of_device(settings.quantization) if kernels is AttentionKind.TRITON else None,
+    )
+
+
+def _measure_limits(
+    settings: WorkerSettings, model: LoadedModel, device: torch.device, shape: CacheShape, *, has_drafter: bool
+) -> WorkerLimits:
+    """The limits, with as many blocks as memory allows. Raises OutOfMemory."""
+    usual_step_tokens, most_step_tokens, default_sequences = _BUDGETS[device.type]
+    limits = WorkerLimits(
+        vocab_size=model.layout.vocab_size,
+        context_length=context_length_of(settings.max_model_len, model.layout.context_length),
+        block_size=settings.block_size,
+        num_blocks=0,
+        max_step_tokens=settings.max_step_tokens or most_step_tokens,
+        max_sequences=settings.max_sequences or default_sequences,
+        max_draft_tokens=settings.max_draft_tokens if has_drafter else 0,
+        usual_step_tokens=settings.max_step_tokens or usual_step_tokens,
+    )
+    may_grow = settings.max_sequences is None and device.type == "cpu"
+    largest = replace(limits, max_sequences=_MOST_SEQUENCES) if may_grow else limits
+    limits = replace(limits, num_blocks=_num_blocks(settings, model, device, shape, largest))
+    if may_grow:
+        limits = replace(limits, max_sequences=_sequences_of(limits))
+    num_host_blocks = count_host_blocks(
+        shape.block_bytes, limits.num_blocks, settings.swap_space, device, settings.memory_limit_bytes
+    )
+    return replace(limits, num_host_blocks=num_host_blocks)
 
 
 def release_device(device: str) -> None:

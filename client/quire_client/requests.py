@@ -288,31 +288,40 @@ def _with_options(options: GenerationOptions) -> pb.Generation:
         if name not in _PATHS and name not in CHAT_OPTIONS:
             raise no_option(name, [*_PATHS, *CHAT_OPTIONS])
         if value is not None:
-            if name == "bad_words" and isinstance(value, str):
-                raise TypeError("bad_words is a list of texts, not a text")
-            if name == "stop" and isinstance(value, str):
-                value = [value]
-            elif name == "early_stopping":
-                value = _early_stopping(value)
-            elif name == "truncation_side":
-                value = truncation_side(value)
-            elif name == "retention" and not isinstance(value, Integral):
-                retention(generation.retention, value)
-                continue
-            elif name == "json_object":
-                if value is True:
-                    generation.constraint.json_object.SetInParent()
-                elif value is not False:
-                    raise TypeError(f"json_object is True or False, not {value!r}")
-                continue
-            elif name == "json_schema" and isinstance(value, Mapping):
-                value = json.dumps(value)
-            elif name == "choice":
-                if isinstance(value, str):
-                    raise TypeError("choice is a list of texts, not a text")
+            _set_option(generation, name, value)
+    return generation
+
+
+def _set_option(generation: pb.Generation, name: str, value: Any) -> None:
+    match name:
+        case "retention" if not isinstance(value, Integral):
+            retention(generation.retention, value)
+        case "json_object":
+            if not isinstance(value, bool):
+                raise TypeError(f"json_object is True or False, not {value!r}")
+            if value:
+                generation.constraint.json_object.SetInParent()
+        case _:
+            value = _contract_value(name, value)
+            if name == "choice":
                 generation.constraint.choice.SetInParent()  # sent even without texts: the server rejects them
             assign(generation, _PATHS[name], value, within="generation.")
-    return generation
+
+
+def _contract_value(name: str, value: Any) -> Any:
+    """An option's value as the contract has it. Raises TypeError."""
+    match name:
+        case "bad_words" | "choice" if isinstance(value, str):
+            raise TypeError(f"{name} is a list of texts, not a text")
+        case "stop" if isinstance(value, str):
+            return [value]
+        case "early_stopping":
+            return _early_stopping(value)
+        case "truncation_side":
+            return truncation_side(value)
+        case "json_schema" if isinstance(value, Mapping):
+            return json.dumps(value)
+    return value
 
 
 def no_option(name: str, options: Iterable[str]) -> TypeError:
