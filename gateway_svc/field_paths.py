@@ -71,6 +71,11 @@ def contract_field_path(which: str, item_index: int | None = None) -> str:
     return str(which) if item_index is None else f"{which}[{item_index}]"
 
 
+def generation_field_path(which: str, item_index: int | None = None) -> str:
+    """A field as spelled in a request that holds a Generation."""
+    return f"generation.{contract_field_path(which, item_index)}"
+
+
 @dataclass(frozen=True, slots=True)
 class NamedFields:
     """The field path of a protocol with `names` of its own. Other fields, which its bodies cannot set, keep those of

@@ -1,6 +1,6 @@
 """quire.inference.v1.InferenceService: the public gRPC API over the request manager."""
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -11,19 +11,27 @@ from gateway_svc.client_call import Call
 from gateway_svc.common_fields import is_request_id
 from gateway_svc.embeddings import UnvalidatedEmbeddings
 from gateway_svc.field_checker import FieldChecker
-from gateway_svc.field_paths import Field, NamedFields, contract_field_path
+from gateway_svc.field_paths import Field, NamedFields, generation_field_path
+from gateway_svc.grpc_answers import (
+    ChunkResponse,
+    acceptance,
+    check_least_size,
+    chunk_response,
+    classified,
+    embedded,
+    missing_chunks,
+    returned_prompt,
+    whole_answer,
+)
 from gateway_svc.grpc_calls import REQUEST_ID, GrpcCalls, GrpcContext, reply_id
 from gateway_svc.metrics import CallOutcome
 from gateway_svc.model_catalog import CatalogModel
 from gateway_svc.output import Chunk
-from gateway_svc.ranking import completed_sequences
-from gateway_svc.rendering import Rendering
 from gateway_svc.request_group import RequestGroup
 from gateway_svc.request_manager import RequestManager
 from gateway_svc.resume_position import EndDelivery, ResumePosition
 from gateway_svc.running_request import RunningRequest
 from gateway_svc.scores import UnvalidatedScores
-from gateway_svc.sequence_remainder import remainder
 from gateway_svc.tenant import Tenant
 from gateway_svc.tokenizer import PromptTooLong
 from gateway_svc.tracing import Operation
@@ -37,14 +45,9 @@ from gateway_svc.work_costs import CHAT_ITEM, LONG, VECTOR_NUMBER, answer_cost
 from quire.inference.v1 import inference_pb2
 from quire.inference.v1.inference_pb2_grpc import InferenceServiceServicer
 from svc_common.errors import QuireError, Reason
-from svc_common.server import PUBLIC_MESSAGE_BYTES
 
 T = TypeVar("T")
-V = TypeVar("V", inference_pb2.EmbedResponse, inference_pb2.ClassifyResponse)
-ChunkResponse = TypeVar("ChunkResponse", inference_pb2.StreamGenerateResponse, inference_pb2.ResumeResponse)
 
-_USAGE_BYTES = 64  # of an answer's usage, at most
-_LEAST_LOGPROB_BYTES = 10  # of a log-probability in an answer
 _PLAIN_FIELDS = NamedFields({Field.PROMPT: "input", Field.TOKEN_IDS: "token_ids"})
 """Fields of requests that hold no Generation."""
 
@@ -70,7 +73,7 @@ class InferenceServicer(InferenceServiceServicer):
             async with self._request_manager.run(call, [generation]) as group:
                 await group.accepted()
                 await context.send_initial_metadata(((REQUEST_ID, request_id),))
-                yield inference_pb2.StreamGenerateResponse(acceptance=_acceptance(group.requests[0]))
+                yield inference_pb2.StreamGenerateResponse(acceptance=acceptance(group.requests[0]))
                 vocabulary, kind, is_first = group.vocabulary, inference_pb2.StreamGenerateResponse, True
                 while chunks := await group.next():
                     if is_first and (prompt := await self._prompt(call, group.requests[0])) is not None:
@@ -94,9 +97,9 @@ class InferenceServicer(InferenceServiceServicer):
                 chunks: list[Chunk] = []
                 while more := await group.next():
                     chunks += [chunk for _, chunk in more]
-                    _check_size(_least_bytes(running), running.rendering)
+                    check_least_size(running)
                 cost = answer_cost(running.num_logprobs, len(chunks))
-                response = await self._calls.render(call, cost, lambda: _whole(running, chunks))
+                response = await self._calls.render(call, cost, lambda: whole_answer(running, chunks))
                 await context.send_initial_metadata(((REQUEST_ID, request_id),))
                 return response
 
@@ -118,7 +121,7 @@ class InferenceServicer(InferenceServiceServicer):
                         message = f"must be below {rendering.n}, the number of sequences"
                         raise QuireError(Reason.INVALID_FIELD, message, field=f"positions[{item_index}].index")
                 await context.send_initial_metadata(((REQUEST_ID, request_id),))
-                yield inference_pb2.ResumeResponse(acceptance=_acceptance(running))
+                yield inference_pb2.ResumeResponse(acceptance=acceptance(running))
                 first = await group.all() if rendering.is_best_of else await group.next()
                 if (prompt := await self._prompt(call, running)) is not None:
                     yield inference_pb2.ResumeResponse(prompt=prompt)
@@ -126,7 +129,7 @@ class InferenceServicer(InferenceServiceServicer):
                     missing = await self._calls.render(
                         call,
                         answer_cost(0, len(first)),
-                        partial(_missing, [chunk for _, chunk in first], resume_positions, rendering, vocabulary),
+                        partial(missing_chunks, [chunk for _, chunk in first], resume_positions, rendering, vocabulary),
                     )
                 else:
                     missing = first
@@ -159,7 +162,7 @@ class InferenceServicer(InferenceServiceServicer):
             unvalidated = UnvalidatedEmbeddings.from_proto(request)
             model = self._calls.find_model(unvalidated.model, unvalidated.field_path, call.tenant, outcome)
             embeddings = await self._request_manager.validate_embeddings(call, model, unvalidated, request_id)
-            response, usage = await self._values(call, embeddings, partial(_embedded, model.name))
+            response, usage = await self._values(call, embeddings, partial(embedded, model.name))
             response.usage.CopyFrom(usage)
             await context.send_initial_metadata(((REQUEST_ID, request_id),))
         return response
@@ -173,7 +176,7 @@ class InferenceServicer(InferenceServiceServicer):
             unvalidated = UnvalidatedClassifications.from_proto(request)
             model = self._calls.find_model(unvalidated.model, unvalidated.field_path, call.tenant, outcome)
             inputs = await self._request_manager.validate_classifications(call, model, unvalidated, request_id)
-            response, usage = await self._values(call, inputs, partial(_classified, model.name, model.labels))
+            response, usage = await self._values(call, inputs, partial(classified, model.name, model.labels))
             response.usage.CopyFrom(usage)
             await context.send_initial_metadata(((REQUEST_ID, request_id),))
         return response
@@ -243,7 +246,7 @@ class InferenceServicer(InferenceServiceServicer):
     async def _prompt(self, call: Call, running: RunningRequest) -> inference_pb2.Prompt | None:
         """The prompt of a request that has begun, if it is returned."""
         cost = answer_cost(running.rendering.num_logprobs(0))
-        return await self._calls.render(call, cost, lambda: _prompt(running))
+        return await self._calls.render(call, cost, lambda: returned_prompt(running))
 
     async def _responses(
         self, call: Call, kind: Callable[[], ChunkResponse], chunks: Sequence[tuple[int, Chunk]], vocabulary: Vocabulary
@@ -251,7 +254,7 @@ class InferenceServicer(InferenceServiceServicer):
         """A response for each chunk: thousands of tokens, where a client resumes or reads slowly."""
 
         def rendered() -> list[ChunkResponse]:
-            return [_response(kind, vocabulary, chunk) for _, chunk in chunks]
+            return [chunk_response(kind, vocabulary, chunk) for _, chunk in chunks]
 
         cost = answer_cost(sum([chunk.num_logprobs for _, chunk in chunks]))
         return await self._calls.render(call, cost, rendered) if cost else rendered()
@@ -299,13 +302,7 @@ class InferenceServicer(InferenceServiceServicer):
 async def _send_as_they_come(context: GrpcContext, group: RequestGroup, kind: Callable[[], ChunkResponse]) -> None:
     """Sends the chunks of a call's requests to their end, unless they have log-probabilities: those take a thread."""
     if not any(rendering.has_logprobs for rendering in group.renderings):
-        await ChunkSender(context, group, partial(_response, kind, group.vocabulary)).run()
-
-
-def _response(kind: Callable[[], ChunkResponse], vocabulary: Vocabulary, chunk: Chunk) -> ChunkResponse:
-    response = kind()
-    chunk.write_to(response.chunk, vocabulary)
-    return response
+        await ChunkSender(context, group, partial(chunk_response, kind, group.vocabulary)).run()
 
 
 def _operation(generation: inference_pb2.Generation) -> Operation:
@@ -323,97 +320,6 @@ def _resume_positions(positions: Sequence[inference_pb2.Position]) -> dict[int, 
             position.next_offset, EndDelivery.UNKNOWN, f"{where}.next_offset"
         )
     return resume_positions
-
-
-def _prompt(running: RunningRequest) -> inference_pb2.Prompt | None:
-    prompt = running.prompt
-    return None if prompt is None else prompt.to_proto(running.vocabulary)
-
-
-def _whole(running: RunningRequest, chunks: Sequence[Chunk]) -> inference_pb2.GenerateResponse:
-    """The answer. Raises QuireError if grpc would not send it."""
-    answer = inference_pb2.GenerateResponse(
-        acceptance=_acceptance(running),
-        completions=[
-            whole.to_completion(running.vocabulary) for whole in completed_sequences(chunks, running.rendering)
-        ],
-        usage=running.usage.to_proto(),
-        prompt=_prompt(running),
-    )
-    _check_size(answer.ByteSize(), running.rendering)
-    return answer
-
-
-def _least_bytes(running: RunningRequest) -> int:
-    """The bytes that an answer has at least, with what there is of it."""
-    # Which tokens an answer with best_of has is known at its end.
-    return 0 if running.rendering.is_best_of else running.num_logprobs * _LEAST_LOGPROB_BYTES
-
-
-def _check_size(size: int, rendering: Rendering) -> None:
-    """Raises QuireError for an answer of so many bytes that grpc would not send it."""
-    if size > PUBLIC_MESSAGE_BYTES:
-        of_prompt = Field.MAX_TOKENS if rendering.prompt_logprobs is None else Field.PROMPT_LOGPROBS
-        which = of_prompt if rendering.logprobs is None else Field.LOGPROBS
-        message = (
-            f"the answer has more than {PUBLIC_MESSAGE_BYTES} bytes: ask for fewer, call StreamGenerate, or read the "
-            "output of a request with a request_id by Resume"
-        )
-        raise QuireError(Reason.MESSAGE_TOO_LARGE, message, field=generation_field_path(which))
-
-
-def _missing(
-    chunks: Sequence[Chunk],
-    resume_positions: Mapping[int, ResumePosition],
-    rendering: Rendering,
-    vocabulary: Vocabulary,
-) -> list[tuple[int, Chunk]]:
-    """The rest of each ranked sequence for a client at these positions."""
-    ranked = completed_sequences(chunks, rendering)
-    starts = [resume_positions.get(whole.index, ResumePosition()) for whole in ranked]
-    return [
-        (0, chunk)
-        for whole, start in zip(ranked, starts, strict=True)
-        for chunk in remainder(whole, start, vocabulary, rendering)
-    ]
-
-
-def _embedded(model: str, vectors: Sequence[Vector]) -> inference_pb2.EmbedResponse:
-    return _fitting(
-        inference_pb2.EmbedResponse(
-            model=model, embeddings=[inference_pb2.Embedding(numbers=vector) for vector in vectors]
-        )
-    )
-
-
-def _classified(model: str, labels: Sequence[str], values: Sequence[Vector]) -> inference_pb2.ClassifyResponse:
-    return _fitting(
-        inference_pb2.ClassifyResponse(
-            model=model,
-            labels=labels,
-            classifications=[inference_pb2.Classification(scores=value) for value in values],
-        )
-    )
-
-
-def _fitting(answer: V) -> V:
-    """The answer to a call with inputs. Raises QuireError if grpc would not send it."""
-    if (size := answer.ByteSize() + _USAGE_BYTES) > PUBLIC_MESSAGE_BYTES:
-        message = f"the answer to so many has {size} bytes, and may have {PUBLIC_MESSAGE_BYTES}: send fewer in a call"
-        raise QuireError(Reason.MESSAGE_TOO_LARGE, message, field="inputs")
-    return answer
-
-
-def _acceptance(running: RunningRequest) -> inference_pb2.Acceptance:
-    rendering = running.rendering
-    return inference_pb2.Acceptance(
-        request_id=rendering.request_id, model=rendering.model, seed=rendering.seed, is_durable=running.is_durable
-    )
-
-
-def generation_field_path(which: str, item_index: int | None = None) -> str:
-    """A field as spelled in a request that holds a Generation."""
-    return f"generation.{contract_field_path(which, item_index)}"
 
 
 def _beyond_context(which: Field, model: ModelInfo) -> QuireError:

@@ -227,7 +227,7 @@ async def test_an_answer_that_grpc_would_not_send_ends_when_it_is_too_long(
     request_id: str | None, kind: str, quire: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its request is not computed further, and one with a name can be resumed."""
-    monkeypatch.setattr("gateway_svc.servicer.PUBLIC_MESSAGE_BYTES", 1_000)
+    monkeypatch.setattr("gateway_svc.grpc_answers.PUBLIC_MESSAGE_BYTES", 1_000)
 
     def begin(session: ScriptedSession, submit: scheduler_v1.Submit) -> None:
         session.accept(submit.key)
@@ -246,7 +246,7 @@ async def test_an_answer_that_grpc_would_not_send_ends_when_it_is_too_long(
 async def test_a_complete_answer_that_grpc_would_not_send_is_an_error(
     quire: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway_svc.servicer.PUBLIC_MESSAGE_BYTES", 300)
+    monkeypatch.setattr("gateway_svc.grpc_answers.PUBLIC_MESSAGE_BYTES", 300)
     quire.scheduler.script = answer_with([5] * 200)
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await quire.stub.Generate(api.GenerateRequest(generation=api.Generation(text="a")))

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from gateway_svc.field_paths import generation_field_path
 from gateway_svc.grammar_checker import GrammarChecker
 from gateway_svc.http_api.json_body import parse_body
 from gateway_svc.http_api.openai.bodies import read_chat_completion, read_completion
@@ -12,7 +13,6 @@ from gateway_svc.http_api.openai.chat_models import ChatBody
 from gateway_svc.http_api.openai.generation_body import CompletionBody
 from gateway_svc.model_catalog import CatalogModel, ModelCatalog
 from gateway_svc.rendering import Rendering
-from gateway_svc.servicer import generation_field_path
 from gateway_svc.tokenizer import ModelTokenizer
 from gateway_svc.unvalidated_request import GenerationDefaults, ResponseMode, UnvalidatedRequest
 from gateway_svc.validated_request import ModelInfo, ValidatedRequest
