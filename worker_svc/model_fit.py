@@ -1,8 +1,9 @@
 """Whether a model fits into memory, seen before its weights are loaded; and if it does not, what would fit."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 from math import prod
+from operator import add
 from pathlib import Path
 
 import torch
@@ -46,12 +47,12 @@ _STORED = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}  # bytes;
 class WeightSizes:
     """A model's numbers, from the headers of its files."""
 
-    matrices: int
+    matrices: int = 0
     """Numbers of matrices that are quantized, those of experts included."""
-    head: int
+    head: int = 0
     """Numbers of the head. Where matrices have 4 bits or 8, it has 8 on a CPU, and those of the dtype on a GPU."""
-    others: int
-    packed_bytes: int
+    others: int = 0
+    packed_bytes: int = 0
     """Bytes of what is stored in another form than plain numbers: it is quantized already."""
     block_numbers: int = 0
     """Numbers of matrices in blocks of GGUF, the head included."""
@@ -61,6 +62,9 @@ class WeightSizes:
     """Numbers of a head in blocks, among `block_numbers`; 0 where it is the embedding."""
     head_block_bytes: int = 0
     """What a head in blocks takes with its own codes, among `block_bytes`, also where it is the embedding."""
+
+    def __add__(self, other: "WeightSizes") -> "WeightSizes":
+        return WeightSizes(*map(add, astuple(self), astuple(other)))
 
     def num_bytes(self, dtype: torch.dtype, quantization: str = "none", device: str = "cpu") -> int:
         """The least memory of the weights on a device of this type."""
@@ -86,8 +90,7 @@ def smaller_quantizations(quantization: str, device: str) -> tuple[str, ...]:
 
 def read_weight_sizes(directory: Path) -> WeightSizes:
     """The sizes of a model's weights. Raises UnsupportedModel if a file is missing or damaged."""
-    matrices = head = others = packed_bytes = block_numbers = head_block_numbers = 0
-    block_bytes = head_block_bytes = 0.0
+    sizes = WeightSizes()
     for path in weight_files(directory):
         with open_weights(path) as file:
             names = list(file.keys())
@@ -95,37 +98,36 @@ def read_weight_sizes(directory: Path) -> WeightSizes:
             is_tied = not any(name.startswith("lm_head.") for name in names)
             for name in names:
                 tensor = file.get_slice(name)
-                shape, stored = tensor.get_shape(), tensor.get_dtype()
                 if name in blocks:
-                    of = blocks[name]
-                    numbers = prod(shape) // of.num_bytes * of.numbers
-                    is_embedding = "embed" in name
-                    # It is dense, and with its own codes the head besides.
-                    others += numbers if is_embedding else 0
-                    block_numbers += 0 if is_embedding else numbers
-                    held = 0 if is_embedding and not is_tied else numbers * joined_form([of]).bytes_held
-                    block_bytes += held
-                    if is_embedding or name.startswith("lm_head."):
-                        head_block_bytes += held
-                        head_block_numbers += 0 if is_embedding else numbers
-                elif stored not in _PLAIN:
-                    packed_bytes += prod(shape) * _STORED.get(stored, 1)
-                elif name.startswith("lm_head."):
-                    head += prod(shape)
-                elif len(shape) > 1 and not any(part in name for part in _DENSE):
-                    matrices += prod(shape)
+                    sizes += _sizes_of_blocks(name, prod(tensor.get_shape()), blocks[name], is_tied=is_tied)
                 else:
-                    others += prod(shape)
-    return WeightSizes(
-        matrices,
-        head,
-        others,
-        packed_bytes,
-        block_numbers,
-        int(block_bytes),
-        head_block_numbers,
-        int(head_block_bytes),
-    )
+                    sizes += _sizes_of_numbers(name, tensor.get_shape(), tensor.get_dtype())
+    return sizes
+
+
+def _sizes_of_blocks(name: str, stored_bytes: int, kind: BlockType, *, is_tied: bool) -> WeightSizes:
+    """The sizes of one tensor of blocks. With `is_tied` the embedding is the head too."""
+    numbers = stored_bytes // kind.num_bytes * kind.numbers
+    held = int(numbers * joined_form([kind]).bytes_held)
+    if "embed" in name:
+        # It is dense, and with its own codes the head besides.
+        of_head = held if is_tied else 0
+        return WeightSizes(others=numbers, block_bytes=of_head, head_block_bytes=of_head)
+    if name.startswith("lm_head."):
+        return WeightSizes(block_numbers=numbers, block_bytes=held, head_block_numbers=numbers, head_block_bytes=held)
+    return WeightSizes(block_numbers=numbers, block_bytes=held)
+
+
+def _sizes_of_numbers(name: str, shape: Sequence[int], stored: str) -> WeightSizes:
+    """The sizes of one tensor of numbers of this dtype."""
+    count = prod(shape)
+    if stored not in _PLAIN:
+        return WeightSizes(packed_bytes=count * _STORED.get(stored, 1))
+    if name.startswith("lm_head."):
+        return WeightSizes(head=count)
+    if len(shape) > 1 and not any(part in name for part in _DENSE):
+        return WeightSizes(matrices=count)
+    return WeightSizes(others=count)
 
 
 def _block_types(directory: Path, names: Iterable[str]) -> Mapping[str, BlockType]:
