@@ -167,34 +167,32 @@ class _Messages:
 
     def add_item(self, item: Json, path: str, *, is_text: bool = False) -> None:
         """Adds an item at `path`; with `is_text` it is made of a text there. Raises QuireError."""
-        kind = item["type"]
-        if kind in ("function_call_output", "custom_tool_call_output"):
-            call_id = item["call_id"]
-            if call_id not in self._names:
-                raise invalid(f"{path}.call_id", "is the call of no item before")
-            self.add(ChatMessage("tool", item["output"], (), call_id, self._names[call_id], path=path, names=_RESULT))
-        elif kind == "function_call":
-            name = model_name(item.get("namespace"), item["name"])
-            self._names[item["call_id"]] = name
-            self._turn_at(path).calls.append(ToolCall(name, item["arguments"], item["call_id"], path, names=_CALL))
-        elif kind == "custom_tool_call":
-            self._names[item["call_id"]] = item["name"]
-            call = ToolCall(item["name"], id=item["call_id"], path=path, input=item["input"], names=_CALL)
-            self._turn_at(path).calls.append(call)
-        elif kind == "reasoning" and not item["content"]:
-            pass  # other servers send no text of it
-        elif kind == "reasoning":
-            turn = self._turn_at(path)
-            if turn.content or turn.calls:
-                turn = self._new_turn(path)
-            turn.reasoning += [part["text"] for part in item["content"]]
-        elif item["role"] == "assistant":
-            turn = self._turn_at(path)
-            if turn.content or turn.calls:
-                turn = self._new_turn(path)
-            turn.content.append(_text_of(item))
-        else:
-            self.add(ChatMessage(item["role"], _text_of(item), path=path, names=_WHOLE if is_text else {}))
+        match item["type"]:
+            case "function_call_output" | "custom_tool_call_output":
+                self._add_result(item, path)
+            case "function_call":
+                name = model_name(item.get("namespace"), item["name"])
+                self._add_call(ToolCall(name, item["arguments"], item["call_id"], path, names=_CALL))
+            case "custom_tool_call":
+                name, text = item["name"], item["input"]
+                self._add_call(ToolCall(name, id=item["call_id"], path=path, input=text, names=_CALL))
+            case "reasoning":
+                if item["content"]:  # other servers send no text of it
+                    self._turn_without_text(path).reasoning += [part["text"] for part in item["content"]]
+            case _ if item["role"] == "assistant":
+                self._turn_without_text(path).content.append(_text_of(item))
+            case _:
+                self.add(ChatMessage(item["role"], _text_of(item), path=path, names=_WHOLE if is_text else {}))
+
+    def _add_result(self, item: Json, path: str) -> None:
+        call_id = item["call_id"]
+        if call_id not in self._names:
+            raise invalid(f"{path}.call_id", "is the call of no item before")
+        self.add(ChatMessage("tool", item["output"], (), call_id, self._names[call_id], path=path, names=_RESULT))
+
+    def _add_call(self, call: ToolCall) -> None:
+        self._names[call.id] = call.name
+        self._turn_at(call.path).calls.append(call)
 
     def end_turn(self) -> None:
         """Makes a message of the assistant's items so far."""
@@ -209,6 +207,11 @@ class _Messages:
 
     def _turn_at(self, path: str) -> _AssistantTurn:
         return self._turn if self._turn is not None else self._new_turn(path)
+
+    def _turn_without_text(self, path: str) -> _AssistantTurn:
+        """The turn so far if it has neither text nor calls, else a new one."""
+        turn = self._turn_at(path)
+        return self._new_turn(path) if turn.content or turn.calls else turn
 
     def _new_turn(self, path: str) -> _AssistantTurn:
         self.end_turn()
