@@ -1,13 +1,13 @@
 """Loads an encoder, or a decoder that serves as one, and warms it up: from settings to a runner ready for steps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 
 from svc_common.models import tokenizer_fingerprint, tokenizer_setting
 from worker_svc.description import WorkerDescription, WorkerLimits
-from worker_svc.encoder.backend import KERNELS, load_backend, quantization_of_values
+from worker_svc.encoder.backend import KERNELS, EncoderBackend, load_backend, quantization_of_values
 from worker_svc.encoder.pooling import EmbeddingDefaults, EmbeddingPooler, ScorePooler
 from worker_svc.encoder.runner import EncoderRunner
 from worker_svc.fingerprint import model_fingerprint
@@ -59,13 +59,8 @@ def load_encoder(
     subclasses.
     """
     device = choose_device(settings.device)
-    ignored = [name for name, neutral in _NEUTRAL.items() if getattr(settings, name) != neutral]
-    if settings.kernels not in KERNELS[device.type]:
-        ignored.append("kernels")
     quantization = quantization_of_values(settings, description, device)
-    if settings.quantization != quantization:
-        ignored.append("quantization")
-    for name in ignored:
+    for name in _without_effect(settings, quantization, device):
         report(f"QUIRE_{name.upper()} has no effect on an encoder")
     served = settings.served_model()
     dtype = choose_dtype(settings.dtype, device)
@@ -83,22 +78,7 @@ def load_encoder(
     memory.note_weights()
     if served.other_tokenizer is not None:
         check_vocabulary(served.other_tokenizer, description.vocab_size, tokenizer_setting(settings.tokenizer))
-    lengths = (description.context_length, defaults.max_tokens, settings.max_model_len)
-    context_length = min(length for length in lengths if length is not None)
-    step_tokens, sequences = _BUDGETS[device.type]
-    if backend.prompt_bytes is not None and settings.max_model_len is None:
-        free = _free_memory(settings, device)
-        context_length = fitting_context(backend.prompt_bytes, context_length, step_tokens, free, report)
-    limits = WorkerLimits(
-        vocab_size=description.vocab_size,
-        context_length=context_length,
-        block_size=settings.block_size,
-        num_blocks=0,
-        max_step_tokens=settings.max_step_tokens or step_tokens,
-        max_sequences=settings.max_sequences or sequences,
-        # A prompt is computed in one step, however long it is.
-        max_indivisible_tokens=context_length,
-    )
+    limits = _limits(settings, description, backend, defaults.max_tokens, device, report)
     pooler = EmbeddingPooler(defaults, layers) if head is None else ScorePooler(head)
     runner = EncoderRunner(
         backend.forward,
@@ -111,7 +91,7 @@ def load_encoder(
     made = repr(description.score_head or defaults)
     arithmetic = f"{made} {backend.arithmetic}" if settings.deterministic else made
     with progress("warming up", report):
-        rate = _measure(runner, pooler.result, step_tokens)
+        rate = _measure(runner, pooler.result, _BUDGETS[device.type][0])
     return EncoderInstance(
         WorkerDescription(
             model=served.name,
@@ -132,6 +112,42 @@ def load_encoder(
         ),
         runner,
         memory,
+    )
+
+
+def _without_effect(settings: WorkerSettings, quantization: str, device: torch.device) -> Iterator[str]:
+    """The settings that are set, and have no effect here. `quantization` is the one that has an effect."""
+    yield from (name for name, neutral in _NEUTRAL.items() if getattr(settings, name) != neutral)
+    if settings.kernels not in KERNELS[device.type]:
+        yield "kernels"
+    if settings.quantization != quantization:
+        yield "quantization"
+
+
+def _limits(
+    settings: WorkerSettings,
+    description: AnyDescription,
+    backend: EncoderBackend,
+    max_tokens: int | None,
+    device: torch.device,
+    report: Callable[[str], None],
+) -> WorkerLimits:
+    """The limits, with `max_tokens` those that the model's files allow in a prompt."""
+    lengths = (description.context_length, max_tokens, settings.max_model_len)
+    context_length = min(length for length in lengths if length is not None)
+    step_tokens, sequences = _BUDGETS[device.type]
+    if backend.prompt_bytes is not None and settings.max_model_len is None:
+        free = _free_memory(settings, device)
+        context_length = fitting_context(backend.prompt_bytes, context_length, step_tokens, free, report)
+    return WorkerLimits(
+        vocab_size=description.vocab_size,
+        context_length=context_length,
+        block_size=settings.block_size,
+        num_blocks=0,
+        max_step_tokens=settings.max_step_tokens or step_tokens,
+        max_sequences=settings.max_sequences or sequences,
+        # A prompt is computed in one step, however long it is.
+        max_indivisible_tokens=context_length,
     )
 
 
