@@ -17,15 +17,12 @@ if TYPE_CHECKING:
     from quire_client.results import (
         Acceptance,
         Chunk,
-        Classifications,
         Completion,
-        Embeddings,
         Finish,
         FinishReason,
         Generation,
         Model,
         ReturnedPrompt,
-        Scores,
         Tokenized,
         TokenLogprob,
         ToolCall,
@@ -34,6 +31,7 @@ if TYPE_CHECKING:
     )
     from quire_client.score_requests import ScoreOptions
     from quire_client.sync import Client, Stream
+    from quire_client.value_results import Classifications, Embeddings, Scores
 
 __all__ = [
     "Acceptance",
@@ -74,13 +72,13 @@ _MODULE_OF = {
     "AsyncClient": "aio",
     "AsyncStream": "aio",
     "Chunk": "results",
-    "Classifications": "results",
+    "Classifications": "value_results",
     "ClassifyOptions": "classify_requests",
     "Client": "sync",
     "Completion": "results",
     "CustomTool": "chats",
     "EmbedOptions": "embed_requests",
-    "Embeddings": "results",
+    "Embeddings": "value_results",
     "Finish": "results",
     "FinishReason": "results",
     "Generation": "results",
@@ -90,7 +88,7 @@ _MODULE_OF = {
     "QuireError": "errors",
     "ReturnedPrompt": "results",
     "ScoreOptions": "score_requests",
-    "Scores": "results",
+    "Scores": "value_results",
     "Stream": "sync",
     "TokenLogprob": "results",
     "Tokenized": "results",

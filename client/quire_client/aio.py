@@ -16,9 +16,10 @@ from quire_client.connection import AsyncCloseable, Connection
 from quire_client.embed_requests import EmbedOptions, Inputs, embed_request
 from quire_client.errors import QuireError
 from quire_client.requests import CallOptions, Prompt
-from quire_client.results import Chunk, Classifications, Embeddings, Generation, Model, Scores, Tokenized
+from quire_client.results import Chunk, Generation, Model, Tokenized
 from quire_client.resumable_stream import RESUME_TIMEOUT, ResumableStream
 from quire_client.score_requests import ScoreOptions, score_request
+from quire_client.value_results import Classifications, Embeddings, Scores
 
 
 class AsyncStream(BaseStream, AsyncCloseable):

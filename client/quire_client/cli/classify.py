@@ -13,8 +13,8 @@ from quire_client.cli import options as opt
 from quire_client.cli.interruptible import collected
 from quire_client.cli.output import write_text
 from quire_client.cli.texts import Texts, TruncateTexts, answers, total, write_answers
-from quire_client.results import Classifications
 from quire_client.sync import Client
+from quire_client.value_results import Classifications
 
 _SPACE = re.compile(r"\s")  # which ends lines and fields, too
 

@@ -11,8 +11,8 @@ from quire_client.cli import options as opt
 from quire_client.cli.interruptible import collected
 from quire_client.cli.texts import Texts, TruncateTexts, answers, total, write_answers
 from quire_client.embed_requests import EmbedOptions
-from quire_client.results import Embeddings
 from quire_client.sync import Client
+from quire_client.value_results import Embeddings
 
 
 def embed(
