@@ -321,6 +321,8 @@ def test_scores_of_other_tokens_have_another_fingerprint(tmp_path: Path) -> None
 
 def test_what_a_model_does_not_compute_is_refused(tmp_path: Path) -> None:
     save_bert(tmp_path / "bert")
+    save_bert(tmp_path / "logits")
+    write_reranker_files(tmp_path / "logits", 5, 9)
     save_masked_model(tmp_path / "masked", "roberta")
     save_cross_encoder(tmp_path / "cross-encoder")
     save_cross_encoder(tmp_path / "classifier", num_labels=3)
@@ -333,6 +335,7 @@ def test_what_a_model_does_not_compute_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other" / "model.safetensors").touch()
     for model, task, text in (
         ("bert", "generate", "this bert model computes embeddings"),
+        ("logits", "auto", "not one whose scores of pairs of texts are computed"),
         (
             "masked",
             "auto",
