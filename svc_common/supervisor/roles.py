@@ -66,7 +66,17 @@ def service_roles(
     """
     common = {"QUIRE_LOG_LEVEL": settings.log_level, **_credentials(secret_file)}
     inner = {**common, "QUIRE_HOST": LOOPBACK}
-    workers = [
+    return [
+        *_worker_roles(settings, models, addresses, inner),
+        *_scheduler_roles(settings, addresses, redis_url, map_address, inner),
+        *_gateway_roles(settings, models, addresses, map_address, common),
+    ]
+
+
+def _worker_roles(
+    settings: SupervisorSettings, models: Sequence[ModelSettings], addresses: Addresses, inner: Mapping[str, str]
+) -> list[Role]:
+    return [
         Role(
             name=name,
             tier=StartTier.WORKER,
@@ -83,7 +93,16 @@ def service_roles(
             _workers(settings, models), addresses.workers, addresses.worker_metrics, strict=True
         )
     ]
-    schedulers = [
+
+
+def _scheduler_roles(
+    settings: SupervisorSettings,
+    addresses: Addresses,
+    redis_url: str,
+    map_address: AddressMapper,
+    inner: Mapping[str, str],
+) -> list[Role]:
+    return [
         Role(
             name=(name := _name("scheduler", index, settings.schedulers)),
             tier=StartTier.SCHEDULER,
@@ -107,7 +126,16 @@ def service_roles(
             zip(addresses.schedulers, addresses.scheduler_admin, addresses.scheduler_metrics, strict=True)
         )
     ]
-    gateways = [
+
+
+def _gateway_roles(
+    settings: SupervisorSettings,
+    models: Sequence[ModelSettings],
+    addresses: Addresses,
+    map_address: AddressMapper,
+    common: Mapping[str, str],
+) -> list[Role]:
+    return [
         Role(
             name=(name := _name("gateway", index, settings.gateways)),
             tier=StartTier.GATEWAY,
@@ -136,7 +164,6 @@ def service_roles(
             )
         )
     ]
-    return [*workers, *schedulers, *gateways]
 
 
 def _credentials(secret_file: Path | None) -> dict[str, str]:
