@@ -1,7 +1,7 @@
 """How long work on requests and answers takes, in microseconds, as far as its size shows that.
 
-Work on the event loop delays the tokens of all streams. What takes longer than `LONG` is done in a thread instead, for
-`TenantThreads.run_if_long`; the way there and back takes about 100 µs.
+Work on the event loop delays the tokens of all streams. What takes longer than `LONG` is done in a thread instead, by
+`TenantThreads.run_if_long`, or in parts, by `LoopYield`. The way to a thread and back takes about 100 µs.
 """
 
 from typing import Final
@@ -14,6 +14,10 @@ CHAT_ITEM = 16.0  # a message, call or tool of a chat over gRPC
 CONVERSATION_ITEM = 32.0  # of the Responses API
 MESSAGE_CHECK = 4.0  # of a message without calls
 FORM_CHARACTER = 1 / 32  # of tools and constraints, for their digest
+
+# To make requests of the prompts of a call
+PROMPT = 32.0  # beside its tokens
+PROMPT_TOKEN = 0.5
 
 # To make an answer
 LOGPROB = 8.0
