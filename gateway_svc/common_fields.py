@@ -133,6 +133,9 @@ def _num_kept(unvalidated: UnvalidatedRequest, model: ModelInfo, check: FieldChe
     num_kept = unvalidated.truncate_prompt_tokens
     if num_kept == -1:
         reserved = unvalidated.max_tokens or unvalidated.default_max_tokens or 1
+        if unvalidated.max_tokens is not None and reserved >= model.context_length:
+            tokens = f"{reserved} tokens leave nothing of the context for the prompt"
+            raise check.beyond_context(Field.MAX_TOKENS, tokens, model)
         return max(1, model.context_length - reserved)
     if num_kept is not None and not 1 <= num_kept < model.context_length:
         message = f"must be -1, or between 1 and {model.context_length - 1}"
