@@ -114,7 +114,9 @@ class GenerationBody(ConstraintBody):
         "Texts that end the answer, which is returned without them. At most 64, of 1 to 1,024 characters."
     )
     stop_token_ids: Items[int] | None = option("Tokens that end the answer.", maxItems=64)
-    include_stop_str_in_output: bool | None = option("Whether the answer has the stop text that ends it.", False)
+    include_stop_str_in_output: bool | None = option(
+        "Whether the answer has the stop text, or the text of the token, that ends it.", False
+    )
     ignore_eos: bool | None = option("Whether the model's end-of-text token is generated as any other.", False)
     skip_special_tokens: bool | None = option("Whether special tokens are left out of the text.", True)
     spaces_between_special_tokens: bool | None = option(
