@@ -81,7 +81,7 @@ class ChatFormat:
 
     def whole(self, chunk: Chunk, rendering: Rendering, texts: TokenTexts, prompt: PromptOutput | None = None) -> Json:
         text = self._echoed + chunk.text
-        message: Json = {"role": "assistant", "content": text, "refusal": None}
+        message: Json = {"role": "assistant", "content": text, "refusal": None, "reasoning": None}
         if chunk.reasoning:
             message |= _reasoning(chunk)
         if chunk.tool_calls:
@@ -238,7 +238,7 @@ def _by_token_id(logprob: TokenLogprob, texts: TokenTexts) -> Json:
         str(token_id): {
             "logprob": _finite(value),
             "rank": ranks.get(token_id),
-            "decoded_token": texts.token_text(token_id),
+            "decoded_token": texts.piece(token_id).decode("utf-8", "replace"),  # the object's name is the id
         }
         for token_id, value in dict([(logprob.token_id, logprob.logprob), *logprob.top]).items()
     }

@@ -65,7 +65,7 @@ def test_a_whole_chat_completion() -> None:
         "choices": [
             {
                 "index": 0,
-                "message": {"role": "assistant", "content": "hello", "refusal": None},
+                "message": {"role": "assistant", "content": "hello", "refusal": None, "reasoning": None},
                 "logprobs": None,
                 "finish_reason": "stop",
                 "stop_reason": None,
