@@ -194,7 +194,8 @@ class CompletionFormat:
             for one in chunk.logprobs:
                 text, top = texts.token_text(one.token_id), _top_by_text(one, texts)
                 _add(logprobs, text, _finite(one.logprob), top, start + one.text_offset)
-        return {"text": chunk.text if before is None else before.text + chunk.text, "logprobs": logprobs}
+        text = chunk.text if before is None else before.text + chunk.text
+        return {"text": text, "logprobs": logprobs, "stop_reason": None}  # in each event, as in vLLM
 
 
 def _reasoning(chunk: Chunk) -> Json:

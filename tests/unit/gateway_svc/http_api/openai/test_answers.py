@@ -151,6 +151,13 @@ def test_the_end_is_an_event_even_without_text() -> None:
     assert [event["choices"][0]["finish_reason"] for event in events] == [None, "stop"]
 
 
+def test_each_event_of_a_completion_has_a_stop_reason() -> None:
+    stream = answer(CompletionFormat(), stop_token_ids=(B,))
+    first = decoded(stream.event(0, Chunk(0, 0, "a", [A])))
+    last = decoded(stream.event(0, Chunk(0, 1, "b", [B], finish=Finish(FinishReason.STOP, B))))
+    assert [event["choices"][0]["stop_reason"] for event in (first, last)] == [None, B]
+
+
 def test_an_end_after_text_is_sent() -> None:
     stream = answer(CompletionFormat())
     stream.event(0, Chunk(0, 0, "a", [A]))
