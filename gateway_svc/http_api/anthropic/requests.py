@@ -20,6 +20,7 @@ from gateway_svc.http_api.anthropic.models import (
 )
 from gateway_svc.http_api.calls import PromptRequest
 from gateway_svc.http_api.json_body import invalid, json_text
+from gateway_svc.http_api.openai.chat_fields import template_variables
 from gateway_svc.sampling_fields import SAMPLING_FIELDS
 from gateway_svc.unvalidated_request import ResponseMode, UnvalidatedRequest
 
@@ -29,6 +30,7 @@ _NAMES: Mapping[str, str] = {
     Field.PROMPT_END: "messages",
     Field.TOOLS: "tools",
     Field.TOOL_CHOICE: "tool_choice",
+    Field.TEMPLATE_VARIABLES: "chat_template_kwargs",
     **{one.path: one.name for one in SAMPLING_FIELDS},
     Field.MAX_TOKENS: "max_tokens",
     Field.STOP: "stop_sequences",
@@ -97,6 +99,7 @@ def _chat(body: MessagesBody) -> tuple[ChatPrompt, Mapping[str, str]]:
         tools=tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ())),
         tool_choice=_tool_choice(body),
         parallel_tool_calls=False if choice is not None and choice.disable_parallel_tool_use else None,
+        template_variables=template_variables(body.chat_template_kwargs),
         reasoning_effort=effort,
         max_reasoning_tokens=_budget(body),
         # Clients send a budget to any model.
