@@ -34,6 +34,7 @@ MAX_BEAMS = 64
 MAX_LENGTH_PENALTY = 10
 MAX_STOPS = 64
 MAX_STOP_LENGTH = 1_024
+MAX_CACHE_SALT_LENGTH = 1_024
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -92,6 +93,7 @@ class CommonFields:
         prompt_logprobs = check_prompt_logprobs(unvalidated, check, max_logprobs)
         check_max_tokens(unvalidated, check)
         check_infilling(unvalidated, check)
+        _check_cache_salt(unvalidated.cache_salt, check)
         return cls(
             as_sent=as_sent,
             filled=unvalidated,
@@ -185,6 +187,14 @@ def _beam_search(unvalidated: UnvalidatedRequest, n: int, check: FieldChecker) -
         length_penalty=check.number(Field.LENGTH_PENALTY, search.length_penalty, 1.0, -most, most),
         early_stopping=search.early_stopping or EarlyStopping.HEURISTIC,
     )
+
+
+def _check_cache_salt(cache_salt: str | None, check: FieldChecker) -> None:
+    if cache_salt is None:
+        return
+    if not 1 <= len(cache_salt) <= MAX_CACHE_SALT_LENGTH:
+        raise check.invalid(Field.CACHE_SALT, f"must have between 1 and {MAX_CACHE_SALT_LENGTH} characters")
+    check.unicode(check.field_path(Field.CACHE_SALT), cache_salt)
 
 
 def _check_stops(unvalidated: UnvalidatedRequest, model: ModelInfo, check: FieldChecker) -> None:

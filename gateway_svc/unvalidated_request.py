@@ -150,6 +150,7 @@ class UnvalidatedRequest:
     request_id: str | None = None
     priority: int | None = None
     retention: Retention | None = None
+    cache_salt: str | None = None
     special_tokens: SpecialTokens = SpecialTokens.HIDDEN
     response_mode: ResponseMode = ResponseMode.WHOLE
 

@@ -179,6 +179,7 @@ class Validator:
             turn=encoded.turn,
             clock_digest=_digest_with_limits(encoded.chat_digest, common) if encoded.chat_digest else b"",
             before_defaults=before_defaults,
+            cache_salt=unvalidated.cache_salt or "",
             field_path=field_path,
         )
 

@@ -66,6 +66,7 @@ def read_messages(body: MessagesBody, request_id: str | None) -> MessagesRequest
         stop=body.stop_sequences or [],
         constraint=constraint,
         request_id=request_id,
+        cache_salt=body.cache_salt,
         response_mode=ResponseMode.STREAMED if body.stream else ResponseMode.WHOLE,
     )
     names = {**names, Field.JSON_SCHEMA: where}

@@ -139,6 +139,9 @@ class GenerationBody(ConstraintBody):
     )
     service_tier: str | None = option("How to bill: without effect. The answer has the tier default.")
     priority: int | None = option("A higher one goes first.", 0, minimum=-(2**31), maximum=2**31 - 1)
+    cache_salt: str | None = option(
+        "Only requests of the tenant with the same text share cached prefixes, as in vLLM.", minLength=1, maxLength=1024
+    )
     retention: RetentionField | None = option(
         "How long the request's record is kept: none, until_end, or seconds after its end."
     )

@@ -5,7 +5,6 @@ from gateway_svc.http_api.body_model import Neutral, Notes
 
 _OPENAI_AND_VLLM: Neutral = {
     "audio": (),
-    "cache_salt": (),
     "data_parallel_rank": (),
     "documents": ([],),
     "ec_transfer_params": ({},),

@@ -314,6 +314,9 @@ class ResponsesBody(BodyModel):
         "Whether special tokens in the text have the spaces between them that the tokenizer writes.", True
     )
     priority: int | None = option("Higher goes first.")
+    cache_salt: str | None = option(
+        "Only requests of the tenant with the same text share cached prefixes, as in vLLM.", minLength=1, maxLength=1024
+    )
     top_logprobs: int | None = option("The number of most probable tokens to return for each.", minimum=0)
     include: Items[Annotated[str, AfterValidator(lambda one: _includable(one))]] | None = option(
         "Further output. message.output_text.logprobs adds log-probabilities.", examples=[list(INCLUDABLE[:1])]

@@ -139,6 +139,7 @@ class ResponseRequest:
             request_id=self.name.id if self.is_stored else None,
             priority=body.priority,
             retention=None if self.is_stored else NONE,
+            cache_salt=body.cache_salt,
             special_tokens=SpecialTokens.of(
                 is_kept=body.skip_special_tokens is False, has_spaces=body.spaces_between_special_tokens is not False
             ),
