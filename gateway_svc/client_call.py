@@ -58,9 +58,14 @@ def counted_call(
 
 
 def set_caller(
-    submit: scheduler_pb2.Submit, tenant: Tenant, key: str, part_of: scheduler_pb2.CountedCall | None
+    submit: scheduler_pb2.Submit,
+    tenant: Tenant,
+    key: str,
+    part_of: scheduler_pb2.CountedCall | None,
+    client_salt: str = "",
 ) -> None:
-    """Sets the fields of a Submit that say whose request it is."""
+    """Sets the fields of a Submit that say whose request it is. Only requests with the same `client_salt` share cached
+    prefixes."""
     submit.key = key
     submit.tenant = tenant.name
     submit.weight = tenant.weight
@@ -68,7 +73,7 @@ def set_caller(
         submit.limits.CopyFrom(tenant.limits.to_proto())
     if part_of is not None:
         submit.call.CopyFrom(part_of)
-    submit.cache_salt = cache_salt(tenant.name)
+    submit.cache_salt = cache_salt(tenant.name, client_salt)
 
 
 def limit_priority(priority: int | None, tenant: Tenant, field_path: FieldPath) -> int | None:

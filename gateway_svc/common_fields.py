@@ -34,6 +34,7 @@ MAX_BEAMS = 64
 MAX_LENGTH_PENALTY = 10
 MAX_STOPS = 64
 MAX_STOP_LENGTH = 1_024
+MAX_CACHE_SALT_LENGTH = 1_024
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -92,6 +93,7 @@ class CommonFields:
         prompt_logprobs = check_prompt_logprobs(unvalidated, check, max_logprobs)
         check_max_tokens(unvalidated, check)
         check_infilling(unvalidated, check)
+        _check_cache_salt(unvalidated.cache_salt, check)
         return cls(
             as_sent=as_sent,
             filled=unvalidated,
@@ -133,6 +135,9 @@ def _num_kept(unvalidated: UnvalidatedRequest, model: ModelInfo, check: FieldChe
     num_kept = unvalidated.truncate_prompt_tokens
     if num_kept == -1:
         reserved = unvalidated.max_tokens or unvalidated.default_max_tokens or 1
+        if unvalidated.max_tokens is not None and reserved >= model.context_length:
+            tokens = f"{reserved} tokens leave nothing of the context for the prompt"
+            raise check.beyond_context(Field.MAX_TOKENS, tokens, model)
         return max(1, model.context_length - reserved)
     if num_kept is not None and not 1 <= num_kept < model.context_length:
         message = f"must be -1, or between 1 and {model.context_length - 1}"
@@ -182,6 +187,14 @@ def _beam_search(unvalidated: UnvalidatedRequest, n: int, check: FieldChecker) -
         length_penalty=check.number(Field.LENGTH_PENALTY, search.length_penalty, 1.0, -most, most),
         early_stopping=search.early_stopping or EarlyStopping.HEURISTIC,
     )
+
+
+def _check_cache_salt(cache_salt: str | None, check: FieldChecker) -> None:
+    if cache_salt is None:
+        return
+    if not 1 <= len(cache_salt) <= MAX_CACHE_SALT_LENGTH:
+        raise check.invalid(Field.CACHE_SALT, f"must have between 1 and {MAX_CACHE_SALT_LENGTH} characters")
+    check.unicode(check.field_path(Field.CACHE_SALT), cache_salt)
 
 
 def _check_stops(unvalidated: UnvalidatedRequest, model: ModelInfo, check: FieldChecker) -> None:

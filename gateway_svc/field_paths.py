@@ -48,6 +48,8 @@ class Field(StrEnum):
     PRIORITY = "priority"
     INSTRUCTION = "instruction"
     RETENTION = "retention"
+    CACHE_SALT = "cache_salt"
+    """Over HTTP only."""
     JSON_SCHEMA = "constraint.json_schema"
     JSON_OBJECT = "constraint.json_object"
     REGEX = "constraint.regex"

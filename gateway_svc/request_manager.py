@@ -347,7 +347,8 @@ class RequestManager:
         assert model is not None, "it was validated for a model of the catalog"
         rendering = Rendering.of(generation, model.tokenizer.vocabulary)
         submit = generation.to_proto(rendering.to_proto())
-        set_caller(submit, call.tenant, request_key(call.tenant.name, generation.request_id, prompt_index), part_of)
+        key = request_key(call.tenant.name, generation.request_id, prompt_index)
+        set_caller(submit, call.tenant, key, part_of, generation.cache_salt)
         submit.tokenizer_fingerprint = model.tokenizer_fingerprint
         submit.traceparent = span.traceparent
         submit.is_resumption = any(not start.is_beginning for start in resume_positions.values())

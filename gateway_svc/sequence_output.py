@@ -6,6 +6,7 @@ from gateway_svc.output import Chunk, Finish, FinishReason, TokenLogprob
 from gateway_svc.rendering import Rendering
 from gateway_svc.resume_position import EndDelivery, ResumePosition
 from gateway_svc.sequence_turn import sequence_turn
+from gateway_svc.validated_request import StopText
 from gateway_svc.vocabulary import Vocabulary
 from quire.scheduler.v1 import scheduler_pb2
 from quire.worker.v1 import worker_pb2
@@ -44,6 +45,7 @@ class SequenceOutput:
         self._num_top = rendering.logprobs or 0
         self._requested = rendering.logprob_token_ids
         self._omits_output = rendering.omits_output
+        self._includes_stop = rendering.stop_text is StopText.INCLUDED
         self._max_chunk_tokens = 1 if chunk_per_token else rendering.max_chunk_tokens(vocabulary)
         self._chunk_per_token = chunk_per_token
         self._pending: list[Chunk] = []
@@ -62,8 +64,8 @@ class SequenceOutput:
         cause = tokens.end.WhichOneof("cause") if tokens.HasField("end") else None
         token_ids = tokens.token_ids
         num_tokens = len(token_ids)
-        # A stop token counts as a token and has no text.
-        num_with_text = num_tokens - 1 if cause == "stop_token_id" else num_tokens
+        # The token that ends a sequence counts, and has no text unless the client asks for that.
+        num_with_text = num_tokens - 1 if cause == "stop_token_id" and not self._includes_stop else num_tokens
         logprobs = tokens.logprobs if self._has_logprobs else ()
         for at in range(num_known, num_tokens):
             token_id = token_ids[at]

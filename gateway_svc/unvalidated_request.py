@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 from typing import Any
 
 from google.protobuf.message import Message
@@ -52,6 +52,17 @@ class EndOfText(StrEnum):
 
     ENDS = "ends"
     IGNORED = "ignored"
+
+
+class MaxTokensRange(Enum):
+    """The highest max_tokens that is not refused. One that is higher than what the prompt leaves of the context is
+    limited by that."""
+
+    ROOM = auto()
+    """What the prompt leaves of the context."""
+    CONTEXT = auto()
+    """The length of the context."""
+    UNLIMITED = auto()
 
 
 class ResponseMode(StrEnum):
@@ -120,8 +131,7 @@ class UnvalidatedRequest:
     max_tokens: int | None = None
     default_max_tokens: int | None = None
     """The value of an absent max_tokens, limited by the context; None: the rest of the context."""
-    cuts_max_tokens: bool = False
-    """Whether a given max_tokens is limited by the context, too; else one that does not fit is refused."""
+    max_tokens_range: MaxTokensRange = MaxTokensRange.CONTEXT
     min_tokens: int | None = None
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
@@ -140,6 +150,7 @@ class UnvalidatedRequest:
     request_id: str | None = None
     priority: int | None = None
     retention: Retention | None = None
+    cache_salt: str | None = None
     special_tokens: SpecialTokens = SpecialTokens.HIDDEN
     response_mode: ResponseMode = ResponseMode.WHOLE
 

@@ -189,6 +189,8 @@ class ValidatedRequest:
     """Set where the operator's defaults filled in what was left out."""
     retention: Retention | None = None
     """None: the scheduler's default."""
+    cache_salt: str = ""
+    """Only requests of the tenant with the same one share cached prefixes."""
     attachment: bytes = field(default=b"", repr=False)
     """Stored with the request, and returned by look-ups."""
     is_background: bool = False
@@ -271,6 +273,7 @@ class ValidatedRequest:
         if self.sampling.seed_origin is SeedOrigin.DRAWN:
             body.sampling.ClearField("seed")
         body.sampling.grammar = self.form_digest
+        body.cache_salt = self.cache_salt.encode()
         if self.clock_digest:
             body.ClearField("prompt_token_ids")
             body.ClearField("max_tokens")

@@ -3,6 +3,7 @@ as the client spelled it."""
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,6 +35,7 @@ from gateway_svc.unvalidated_request import (
     EndOfText,
     GenerationDefaults,
     InfillPrompt,
+    MaxTokensRange,
     Prompt,
     TextPrompt,
     TokenPrompt,
@@ -177,6 +179,7 @@ class Validator:
             turn=encoded.turn,
             clock_digest=_digest_with_limits(encoded.chat_digest, common) if encoded.chat_digest else b"",
             before_defaults=before_defaults,
+            cache_salt=unvalidated.cache_salt or "",
             field_path=field_path,
         )
 
@@ -309,10 +312,11 @@ class Validator:
         check: FieldChecker,
     ) -> Stopping:
         room = model.context_length - prompt_length
-        max_tokens = _max_tokens(unvalidated, room)
-        if max_tokens > room:
-            tokens = f"{prompt_length} tokens of prompt and {max_tokens} more do not fit the context"
+        given = unvalidated.max_tokens
+        if given is not None and given > _most_max_tokens(unvalidated.max_tokens_range, room, model):
+            tokens = f"{prompt_length} tokens of prompt and {given} more do not fit the context"
             raise check.beyond_context(Field.MAX_TOKENS, tokens, model)
+        max_tokens = _max_tokens(unvalidated, room)
         min_tokens = unvalidated.min_tokens or 0
         if not 0 <= min_tokens <= max_tokens:
             raise check.invalid(Field.MIN_TOKENS, f"must be between 0 and max_tokens, which is {max_tokens}")
@@ -358,13 +362,24 @@ def prompt_field(prompt: Prompt | None) -> Field:
 def _digest_with_limits(chat_digest: bytes, common: CommonFields) -> bytes:
     """Of a chat and of what limits its prompt and its answer, as the client sent it."""
     sent, side = common.as_sent, common.as_sent.truncation_side
-    limits = (sent.max_tokens, sent.default_max_tokens, sent.cuts_max_tokens, common.num_kept, side.value)
+    is_unlimited = sent.max_tokens_range is MaxTokensRange.UNLIMITED
+    limits = (sent.max_tokens, sent.default_max_tokens, is_unlimited, common.num_kept, side.value)
     return hashlib.sha256(chat_digest + json.dumps(limits).encode()).digest()
 
 
+def _most_max_tokens(max_tokens_range: MaxTokensRange, room: int, model: ModelInfo) -> float:
+    """The highest max_tokens that is not refused beside a prompt that leaves `room`."""
+    match max_tokens_range:
+        case MaxTokensRange.ROOM:
+            return room
+        case MaxTokensRange.CONTEXT:
+            return model.context_length
+        case MaxTokensRange.UNLIMITED:
+            return math.inf
+
+
 def _max_tokens(unvalidated: UnvalidatedRequest, room: int) -> int:
-    """The most tokens to generate. A length that the client did not set is limited by the context."""
+    """The most tokens to generate, at most what the prompt leaves of the context."""
     if unvalidated.max_tokens is not None:
-        given = max(1, unvalidated.max_tokens)  # of no output, one token is generated
-        return min(room, given) if unvalidated.cuts_max_tokens else given
+        return min(room, max(1, unvalidated.max_tokens))  # of no output, one token is generated
     return room if unvalidated.default_max_tokens is None else min(room, unvalidated.default_max_tokens)

@@ -15,9 +15,9 @@ def request_key(tenant: str, request_id: str, prompt: int = 0) -> str:
     return _digest("quire.request", parts).hex()
 
 
-def cache_salt(tenant: str) -> bytes:
-    """The salt of a tenant's prefix hashes, 32 bytes."""
-    return _digest("quire.cache", [tenant])
+def cache_salt(tenant: str, of_client: str = "") -> bytes:
+    """The salt of a tenant's prefix hashes, 32 bytes: one for each text that its clients choose."""
+    return _digest("quire.cache", [tenant, *([of_client] if of_client else [])])
 
 
 def _digest(domain: str, parts: list[str]) -> bytes:

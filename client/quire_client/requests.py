@@ -84,7 +84,7 @@ class GenerationOptions(TypedDict, total=False):
     ignore_eos: bool | None
     """Continue after the model's end-of-text token."""
     include_stop: bool | None
-    """Return the matched stop string at the end of the text."""
+    """Return the matched stop string at the end of the text, or the text of the token that ends it."""
     n: int | None
     """How many independent sequences; of a beam search, the best ones. Absent: 1."""
     best_of: int | None

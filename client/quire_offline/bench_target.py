@@ -3,6 +3,7 @@
 import itertools
 from time import perf_counter
 
+from gateway_svc.unvalidated_request import MaxTokensRange
 from quire_client.bench.latency import RequestTimings, TokenArrival
 from quire_client.bench.mix import MixRequest
 from quire_client.bench.targets import OnTokens, TargetModel, timeline
@@ -37,6 +38,8 @@ class EngineTarget:
 
         sent = perf_counter()
         with client_errors():
-            offline = OfflineRequest.of_prompt(next(self._ids), request.prompt_token_ids, params, cuts_max_tokens=False)
+            offline = OfflineRequest.of_prompt(
+                next(self._ids), request.prompt_token_ids, params, max_tokens_range=MaxTokensRange.ROOM
+            )
             await self._engine.run(offline, on_progress)
         return timeline(sent, tuple(arrivals))

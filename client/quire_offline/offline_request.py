@@ -20,7 +20,7 @@ from gateway_svc.request_manager import RequestManager
 from gateway_svc.running_request import RunningRequest
 from gateway_svc.tenant import DEFAULT_TENANT
 from gateway_svc.tracing import Operation
-from gateway_svc.unvalidated_request import UnvalidatedRequest
+from gateway_svc.unvalidated_request import MaxTokensRange, UnvalidatedRequest
 from gateway_svc.validated_request import ValidatedRequest
 from quire_offline.engine_request import OnStart
 from quire_offline.outputs import ABORTED, CompletionOutput, RequestOutput, logprobs_at
@@ -62,17 +62,14 @@ class OfflineRequest:
         prompt: Prompt,
         params: SamplingParams,
         priority: int | None = None,
-        *,
-        cuts_max_tokens: bool = True,
+        max_tokens_range: MaxTokensRange = MaxTokensRange.UNLIMITED,
     ) -> "OfflineRequest":
-        """A prompt to continue. Raises QuireError, which names a field as SamplingParams does. With `cuts_max_tokens`
-        it has fewer tokens than `max_tokens` where no more fit the context; else it is refused then.
-        """
+        """A prompt to continue. Raises QuireError, which names a field as SamplingParams does."""
         given = given_prompt(prompt)
         values = {**params.values, "prompt": given, "priority": priority}
         (read,) = read_completion(CompletionBody.of(values), None).prompts
         text = given if isinstance(given, str) else None
-        unvalidated = replace(read.unvalidated, cuts_max_tokens=cuts_max_tokens)
+        unvalidated = replace(read.unvalidated, max_tokens_range=max_tokens_range)
         return cls(request_id, Operation.TEXT_COMPLETION, unvalidated, read.field_path, text, params.kind)
 
     @classmethod
@@ -86,7 +83,7 @@ class OfflineRequest:
             values |= {"logprobs": True, "top_logprobs": num_top}
         UndefinedFields.REFUSE.check(ChatBody, values)
         (read,) = read_chat_completion(ChatBody.of(values), None).prompts
-        unvalidated = replace(read.unvalidated, cuts_max_tokens=True)
+        unvalidated = replace(read.unvalidated, max_tokens_range=MaxTokensRange.UNLIMITED)
         return cls(request_id, Operation.CHAT, unvalidated, read.field_path, None, params.kind)
 
     @property

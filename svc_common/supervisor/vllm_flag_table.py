@@ -129,6 +129,7 @@ ACCEPTED: tuple[VllmFlag, ...] = (
     NoEffect("--enable-chunked-prefill", "prompts are always chunked"),
     NoEffect("--async-scheduling", "the next step is always planned while one runs"),
     Always("--enable-auto-tool-choice", "a request's `tool_choice` decides"),
+    Always("--exclude-tools-when-tool-choice-none", "with `none` the prompt has no tools"),
     Always("--enable-prompt-tokens-details", "`usage` always has them"),
     Always("--enable-request-id-headers", "answers always have `x-request-id`"),
     Always("--enable-tokenizer-info-endpoint", "`/tokenizer_info` is always served"),
@@ -263,9 +264,7 @@ _REFUSED: dict[str, str] = {
         "--default-chat-template-kwargs --reasoning-config --reasoning-effort-map --anthropic-disabled-thinking-effort"
     ),
     "requests cannot bring a template": "--[no-]trust-request-chat-template",
-    "define tools in requests; `strict` constrains their arguments": (
-        "--tool-strict-level --tool-server --[no-]exclude-tools-when-tool-choice-none"
-    ),
+    "define tools in requests; `strict` constrains their arguments": "--tool-strict-level --tool-server",
     "a stream without events sends a comment every 15 s; the interval is fixed": "--sse-keep-alive-interval",
     "neither prompts nor outputs are logged; traces have a span for each request": (
         "--[no-]enable-log-requests --[no-]enable-log-outputs --[no-]log-error-stack "

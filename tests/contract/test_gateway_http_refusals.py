@@ -133,7 +133,7 @@ async def test_bad_input_is_refused_by_field(
     [
         ({"prompt": [5] * CONTEXT_LENGTH}, "prompt is too long"),
         ({"prompt": "a " * 17 * CONTEXT_LENGTH}, "prompt is too long"),
-        ({"prompt": [5], "max_tokens": CONTEXT_LENGTH}, "do not fit the context"),
+        ({"prompt": [5], "max_tokens": CONTEXT_LENGTH + 1}, "do not fit the context"),
     ],
 )
 async def test_what_does_not_fit_the_context_is_refused_in_words_that_clients_look_for(

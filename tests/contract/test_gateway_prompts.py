@@ -275,7 +275,7 @@ async def test_prompt_logprobs_over_http_are_as_vllms(quire: Harness) -> None:
         {str(token): {"logprob": -0.5, "rank": 1, "decoded_token": VOCABULARY.token_text(token)}}
         for token in PROMPT[1:]
     ]
-    body = await completed(quire, prompt_logprobs=1)
+    body = await completed(quire, prompt_logprobs=1, return_tokens_as_token_ids=True)
     assert body["choices"][0]["prompt_logprobs"] == expected
     assert body["choices"][0]["text"] == "".join(ANSWER_TEXTS)
     chat = {"messages": [{"role": "user", "content": "a"}], "prompt_logprobs": 1, "max_tokens": 5}

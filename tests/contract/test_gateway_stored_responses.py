@@ -61,6 +61,9 @@ async def test_the_oldest_messages_are_left_out_where_the_context_is_too_short(
     assert "Be brief." in prompt
     quire.scheduler.records[submit.key] = record(submit, HELLO)
     assert len([item async for item in client.responses.input_items.list(response.id)]) == 6
+    await client.responses.create(model=MODEL, input=chat[4:], max_output_tokens=150, truncation="auto")
+    submit = await quire.scheduler.next("submit")
+    assert ("4: x" in prompt_of(submit), submit.max_tokens) == (False, 150)
     with pytest.raises(openai.BadRequestError) as error:
         await client.responses.create(model=MODEL, input="x" * 300, truncation="auto")
     assert error.value.code == "context_length_exceeded"

@@ -57,7 +57,8 @@ async def test_a_deployment_serves_as_flags_and_settings_say(tmp_path: Path, mon
 
             whole = await client.generate([7] * 40, max_tokens=8)
             assert len(whole.token_ids) == 8
-            for prompt, max_tokens in (([7] * 48, None), ([7] * 40, 9)):
+            assert (await client.generate([7] * 40, max_tokens=9)).token_ids == whole.token_ids
+            for prompt, max_tokens in (([7] * 48, None), ([7] * 40, 49)):
                 with pytest.raises(QuireError) as raised:
                     await client.generate(prompt, max_tokens=max_tokens)
                 assert raised.value.reason == "CONTEXT_LENGTH_EXCEEDED"

@@ -212,3 +212,9 @@ class MessagesBody(BodyModel):
     thinking: Thinking | None = option("Whether the model reasons.")
     output_config: OutputConfig | None = option("Effort and format of the answer.")
     output_format: OutputFormat | None = option("An earlier place of output_config.format.")
+    cache_salt: str | None = option(
+        "Only requests of the tenant with the same text share cached prefixes, as in vLLM.", minLength=1, maxLength=1024
+    )
+    chat_template_kwargs: JsonObject | None = option(
+        "Variables for the chat template, at most 16,384 characters, as vLLM has them."
+    )

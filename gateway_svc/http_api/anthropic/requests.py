@@ -21,12 +21,14 @@ from gateway_svc.http_api.anthropic.models import (
 from gateway_svc.http_api.body_names import BODY_NAMES
 from gateway_svc.http_api.calls import PromptRequest
 from gateway_svc.http_api.json_body import invalid, json_text
+from gateway_svc.http_api.openai.chat_fields import template_variables
 from gateway_svc.unvalidated_request import ResponseMode, UnvalidatedRequest
 
 _NAMES: Mapping[str, str] = {
     **BODY_NAMES,
     Field.PROMPT: "messages",
     Field.PROMPT_END: "messages",
+    Field.TEMPLATE_VARIABLES: "chat_template_kwargs",
     Field.STOP: "stop_sequences",
 }
 
@@ -59,6 +61,7 @@ def read_messages(body: MessagesBody, request_id: str | None) -> MessagesRequest
         stop=body.stop_sequences or [],
         constraint=constraint,
         request_id=request_id,
+        cache_salt=body.cache_salt,
         response_mode=ResponseMode.STREAMED if body.stream else ResponseMode.WHOLE,
     )
     names = {**names, Field.JSON_SCHEMA: where}
@@ -92,6 +95,7 @@ def _chat(body: MessagesBody) -> tuple[ChatPrompt, Mapping[str, str]]:
         tools=tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ())),
         tool_choice=_tool_choice(body),
         parallel_tool_calls=False if choice is not None and choice.disable_parallel_tool_use else None,
+        template_variables=template_variables(body.chat_template_kwargs),
         reasoning_effort=effort,
         max_reasoning_tokens=_budget(body),
         # Clients send a budget to any model.

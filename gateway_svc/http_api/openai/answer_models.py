@@ -156,8 +156,8 @@ class AnswerMessage(AnswerModel):
     )
     content: str | None = None
     refusal: None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = Field(None, description="The same as reasoning.")
+    reasoning: str | None = Field(None, description="null in a whole message without reasoning.")
+    reasoning_content: str | None = Field(None, description="The same as reasoning, where there is any.")
     tool_calls: list[AnswerCall] | None = None
     function_call: AnswerFunction | None = Field(None, description="In the legacy form.")
 

@@ -183,6 +183,7 @@ def _common(body: GenerationBody, request_id: str | None) -> tuple[UnvalidatedRe
         request_id=request_id,
         priority=body.priority,
         retention=read_retention(body.retention),
+        cache_salt=body.cache_salt,
         special_tokens=SpecialTokens.of(
             is_kept=body.skip_special_tokens is False, has_spaces=body.spaces_between_special_tokens is not False
         ),

@@ -81,7 +81,7 @@ class ChatFormat:
 
     def whole(self, chunk: Chunk, rendering: Rendering, texts: TokenTexts, prompt: PromptOutput | None = None) -> Json:
         text = self._echoed + chunk.text
-        message: Json = {"role": "assistant", "content": text, "refusal": None}
+        message: Json = {"role": "assistant", "content": text, "refusal": None, "reasoning": None}
         if chunk.reasoning:
             message |= _reasoning(chunk)
         if chunk.tool_calls:
@@ -194,7 +194,8 @@ class CompletionFormat:
             for one in chunk.logprobs:
                 text, top = texts.token_text(one.token_id), _top_by_text(one, texts)
                 _add(logprobs, text, _finite(one.logprob), top, start + one.text_offset)
-        return {"text": chunk.text if before is None else before.text + chunk.text, "logprobs": logprobs}
+        text = chunk.text if before is None else before.text + chunk.text
+        return {"text": text, "logprobs": logprobs, "stop_reason": None}  # in each event, as in vLLM
 
 
 def _reasoning(chunk: Chunk) -> Json:
@@ -238,7 +239,7 @@ def _by_token_id(logprob: TokenLogprob, texts: TokenTexts) -> Json:
         str(token_id): {
             "logprob": _finite(value),
             "rank": ranks.get(token_id),
-            "decoded_token": texts.token_text(token_id),
+            "decoded_token": texts.piece(token_id).decode("utf-8", "replace"),  # the object's name is the id
         }
         for token_id, value in dict([(logprob.token_id, logprob.logprob), *logprob.top]).items()
     }

@@ -114,7 +114,9 @@ class GenerationBody(ConstraintBody):
         "Texts that end the answer, which is returned without them. At most 64, of 1 to 1,024 characters."
     )
     stop_token_ids: Items[int] | None = option("Tokens that end the answer.", maxItems=64)
-    include_stop_str_in_output: bool | None = option("Whether the answer has the stop text that ends it.", False)
+    include_stop_str_in_output: bool | None = option(
+        "Whether the answer has the stop text, or the text of the token, that ends it.", False
+    )
     ignore_eos: bool | None = option("Whether the model's end-of-text token is generated as any other.", False)
     skip_special_tokens: bool | None = option("Whether special tokens are left out of the text.", True)
     spaces_between_special_tokens: bool | None = option(
@@ -137,6 +139,9 @@ class GenerationBody(ConstraintBody):
     )
     service_tier: str | None = option("How to bill: without effect. The answer has the tier default.")
     priority: int | None = option("A higher one goes first.", 0, minimum=-(2**31), maximum=2**31 - 1)
+    cache_salt: str | None = option(
+        "Only requests of the tenant with the same text share cached prefixes, as in vLLM.", minLength=1, maxLength=1024
+    )
     retention: RetentionField | None = option(
         "How long the request's record is kept: none, until_end, or seconds after its end."
     )

@@ -304,7 +304,9 @@ class ResponsesBody(BodyModel):
     stop: OneOrMoreTexts | None = option(
         "Texts that end the answer, which is returned without them. At most 64, of 1 to 1,024 characters."
     )
-    include_stop_str_in_output: bool | None = option("Whether the answer has the stop text that ends it.", False)
+    include_stop_str_in_output: bool | None = option(
+        "Whether the answer has the stop text, or the text of the token, that ends it.", False
+    )
     stop_token_ids: Items[int] | None = option("Tokens that end the answer.", maxItems=64)
     ignore_eos: bool | None = option("Whether the model's end-of-text token is generated as any other.", False)
     skip_special_tokens: bool | None = option("Whether special tokens are left out of the text.", True)
@@ -312,6 +314,9 @@ class ResponsesBody(BodyModel):
         "Whether special tokens in the text have the spaces between them that the tokenizer writes.", True
     )
     priority: int | None = option("Higher goes first.")
+    cache_salt: str | None = option(
+        "Only requests of the tenant with the same text share cached prefixes, as in vLLM.", minLength=1, maxLength=1024
+    )
     top_logprobs: int | None = option("The number of most probable tokens to return for each.", minimum=0)
     include: Items[Annotated[str, AfterValidator(lambda one: _includable(one))]] | None = option(
         "Further output. message.output_text.logprobs adds log-probabilities.", examples=[list(INCLUDABLE[:1])]

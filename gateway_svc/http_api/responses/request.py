@@ -28,7 +28,7 @@ from gateway_svc.http_api.responses.tool_models import (
 )
 from gateway_svc.retention import NONE
 from gateway_svc.sampling_fields import SAMPLING_FIELDS
-from gateway_svc.unvalidated_request import EndOfText, ResponseMode, UnvalidatedRequest
+from gateway_svc.unvalidated_request import EndOfText, MaxTokensRange, ResponseMode, UnvalidatedRequest
 from gateway_svc.validated_request import OnDisconnect, SpecialTokens, StopText, ValidatedRequest
 from svc_common.attachments import MAX_ATTACHMENT_BYTES
 from svc_common.errors import QuireError, Reason
@@ -115,6 +115,8 @@ class ResponseRequest:
             logit_bias=body.logit_bias or {},
             bad_words=body.bad_words or [],
             max_tokens=body.max_output_tokens,
+            # Messages are left out for the sake of max_output_tokens.
+            max_tokens_range=MaxTokensRange.ROOM if body.truncation == "auto" else MaxTokensRange.CONTEXT,
             min_tokens=body.min_tokens,
             stop=[stop] if isinstance(stop, str) else stop or (),
             stop_token_ids=body.stop_token_ids or [],
@@ -126,6 +128,7 @@ class ResponseRequest:
             request_id=self.name.id if self.is_stored else None,
             priority=body.priority,
             retention=None if self.is_stored else NONE,
+            cache_salt=body.cache_salt,
             special_tokens=SpecialTokens.of(
                 is_kept=body.skip_special_tokens is False, has_spaces=body.spaces_between_special_tokens is not False
             ),

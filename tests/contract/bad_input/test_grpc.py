@@ -82,7 +82,7 @@ def generations() -> Iterator[tuple[dict[str, Any], str, str]]:
         *(({"request_id": name}, INVALID, "request_id")
           for name in ("", " ", "a b", "a/b", "é", "a" * 129, "a\n", "\0")),
         ({"stopping": {"max_tokens": 0}}, INVALID, "stopping.max_tokens"),
-        ({"stopping": {"max_tokens": CONTEXT_LENGTH}}, TOO_LONG, "stopping.max_tokens"),
+        ({"stopping": {"max_tokens": CONTEXT_LENGTH + 1}}, TOO_LONG, "stopping.max_tokens"),
         ({"stopping": {"max_tokens": 2**32 - 1}}, TOO_LONG, "stopping.max_tokens"),
         ({"stopping": {"max_tokens": 1, "min_tokens": 2}}, INVALID, "stopping.min_tokens"),
         ({"stopping": {"min_tokens": 2**32 - 1}}, INVALID, "stopping.min_tokens"),

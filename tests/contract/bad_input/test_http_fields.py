@@ -187,7 +187,7 @@ def combinations() -> Iterator[Case]:
         ("completions", {"use_beam_search": True, "best_of": 2, "top_p": 0.5}, UNSUPPORTED, "top_p"),
         ("completions", {"use_beam_search": True, "best_of": 2, "length_penalty": 11}, INVALID, "length_penalty"),
         ("completions", {"use_beam_search": True, "best_of": 2, "echo": True, "logprobs": 0}, UNSUPPORTED, "echo"),
-        ("completions", {"max_tokens": CONTEXT_LENGTH}, TOO_LONG, "max_tokens"),
+        ("completions", {"max_tokens": CONTEXT_LENGTH + 1}, TOO_LONG, "max_tokens"),
         ("completions", {"max_tokens": 10**30}, TOO_LONG, "max_tokens"),
         ("completions", {"max_tokens": 4, "min_tokens": 5}, INVALID, "min_tokens"),
         ("completions", {"prompt": "a" * CONTEXT_LENGTH}, TOO_LONG, "prompt"),

@@ -60,6 +60,7 @@ REFUSED: list[tuple[dict[str, Any], Reason, str]] = [
     ({"truncate_prompt_tokens": -2}, INVALID, "truncate_prompt_tokens"),
     ({"truncation_side": 3}, INVALID, "truncation_side"),
     ({"truncate_prompt_tokens": CONTEXT_LENGTH}, INVALID, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": -1, **stopping(max_tokens=CONTEXT_LENGTH)}, TOO_LONG, "stopping.max_tokens"),
     ({**sampling(allowed_token_ids=[1]), **BEAMS}, UNSUPPORTED, "sampling.allowed_token_ids"),
     ({**sampling(bad_words=["a"]), **BEAMS}, UNSUPPORTED, "sampling.bad_words"),
     ({"logprob_token_ids": [1], **BEAMS}, UNSUPPORTED, "logprob_token_ids"),

@@ -122,6 +122,25 @@ def ended(*token_ids: int) -> list[scheduler_v1.Tokens]:
     return [scheduler_v1.Tokens(token_ids=token_ids, end=length_end())]
 
 
+@pytest.mark.parametrize(
+    ("stop_text", "special_tokens", "texts"),
+    [
+        (StopText.EXCLUDED, SpecialTokens.HIDDEN, ("hell", "hello")),
+        (StopText.EXCLUDED, SpecialTokens.KEPT, ("hell", "hello")),
+        (StopText.INCLUDED, SpecialTokens.HIDDEN, ("hello", "hello")),
+        (StopText.INCLUDED, SpecialTokens.KEPT, ("hello", "hello<|im_end|>")),
+    ],
+)
+def test_the_text_of_the_token_that_ends_a_sequence_is_returned_on_request(
+    stop_text: StopText, special_tokens: SpecialTokens, texts: tuple[str, str]
+) -> None:
+    rendering = make_rendering(VOCABULARY, stop_text=stop_text, special_tokens=special_tokens)
+    letters = [id_of(TINY, letter) for letter in "hello"]
+    for token_ids, text in zip((letters, [*letters, EOS]), texts, strict=True):
+        (chunk,) = given_out(rendering, [scheduler_v1.Tokens(token_ids=token_ids, end=stop_end(token_ids[-1]))])
+        assert (chunk.text, chunk.token_ids) == (text, token_ids)
+
+
 def test_an_end_is_sent_again_where_its_delivery_is_unknown() -> None:
     (chunk,) = given_out(make_rendering(), ended(*HELLO), ResumePosition(len(HELLO), EndDelivery.UNKNOWN))
     assert chunk == Chunk(0, len(HELLO), finish=Finish(FinishReason.LENGTH))

@@ -167,8 +167,8 @@ async def test_a_lone_stop_string_is_named_without_a_place(tokenizer: ModelToken
         ),
         ({"text": "a", "model": "gpt"}, {"prompt": "a", "model": "gpt"}, Reason.MODEL_NOT_FOUND, "model", "model"),
         (
-            {"text": "aa", **stopping(max_tokens=255)},
-            {"prompt": "aa", "max_tokens": 255},
+            {"text": "aa", **stopping(max_tokens=CONTEXT_LENGTH + 1)},
+            {"prompt": "aa", "max_tokens": CONTEXT_LENGTH + 1},
             TOO_LONG,
             "stopping.max_tokens",
             "max_tokens",
@@ -267,6 +267,16 @@ async def test_both_protocols_have_the_same_defaults(tokenizer: ModelTokenizer) 
 
 async def test_a_default_max_tokens_is_limited_by_the_context(tokenizer: ModelTokenizer) -> None:
     assert (await over_http(tokenizer, prompt=[5] * 250)).stopping.max_tokens == 6
+
+
+@pytest.mark.parametrize("max_tokens", [6, 7, CONTEXT_LENGTH])
+async def test_a_max_tokens_is_limited_by_what_the_prompt_leaves_of_the_context(
+    max_tokens: int, tokenizer: ModelTokenizer
+) -> None:
+    prompt = [5] * 250
+    http = await over_http(tokenizer, prompt=prompt, max_tokens=max_tokens)
+    grpc = await over_grpc(tokenizer, token_ids=api.TokenIds(ids=prompt), **stopping(max_tokens=max_tokens))
+    assert (http.stopping.max_tokens, grpc.stopping.max_tokens) == (6, 6)
 
 
 async def test_a_chat_may_take_the_rest_of_the_context(tokenizer: ModelTokenizer) -> None:

@@ -52,7 +52,7 @@ def test_common_flags_set_the_settings_of_the_services(monkeypatch: pytest.Monke
         "--enable-auto-tool-choice --enable-prefix-caching -tp 1 --scheduling-policy priority --swap-space 2 "
         "--allowed-origins ['https://a.example','https://b.example'] --workers 2 --uvicorn-log-level trace "
         f"--root-path /llm --enable-force-include-usage --max-logprobs {HIGHEST_MAX_LOGPROBS} --uds /tmp/quire.sock "
-        "--return-tokens-as-token-ids --seed 7"
+        "--return-tokens-as-token-ids --seed 7 --exclude-tools-when-tool-choice-none"
     )
     arguments = [one.replace("'", '"') for one in line.split()]
     arguments += ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}']
@@ -117,6 +117,10 @@ def test_a_runner_and_a_conversion_are_a_task(arguments: list[str], task: str | 
         (
             ["--no-enable-auto-tool-choice"],
             "--no-enable-auto-tool-choice is not served: a request's",
+        ),
+        (
+            ["--no-exclude-tools-when-tool-choice-none"],
+            "--no-exclude-tools-when-tool-choice-none is not served: with `none`",
         ),
         (["--tensor-parallel-size", "2"], "--tensor-parallel-size must be 1, not 2: a model uses one GPU"),
         (["-tp=4"], "--tensor-parallel-size must be 1, not 4"),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gateway_svc.chat_validation import MAX_VARIABLES_LENGTH
 from gateway_svc.chats import ChatMessage, ChatPrompt, ClientTool, PromptEnd, ToolCall, ToolChoice, ToolMode
 from gateway_svc.constraints import UnvalidatedConstraint
 from gateway_svc.field_paths import Field
@@ -160,6 +161,13 @@ def test_thinking_is_an_effort(fields: Any, effort: str | None) -> None:
     assert chat(**fields).reasoning_effort == effort
 
 
+def test_variables_of_the_template_are_vllms() -> None:
+    assert chat(chat_template_kwargs={"enable_thinking": False}).template_variables == '{"enable_thinking": false}'
+    assert chat().template_variables is None
+    too_long = {"a": "a" * MAX_VARIABLES_LENGTH}
+    assert refused(chat_template_kwargs=too_long) == (Reason.INVALID_FIELD, "chat_template_kwargs")
+
+
 def test_a_budget_is_the_limit_of_the_reasoning() -> None:
     assert chat(thinking={"type": "enabled", "budget_tokens": 1_024}).max_reasoning_tokens == 1_024
     assert chat(thinking={"type": "disabled", "budget_tokens": 1_024}).max_reasoning_tokens is None
@@ -257,5 +265,6 @@ def test_fields_have_the_names_of_the_body() -> None:
     assert path(Field.STOP, 2) == "stop_sequences[2]"
     assert path("sampling.top_p") == "top_p"
     assert path(Field.PROMPT_END) == "messages"
+    assert path(Field.TEMPLATE_VARIABLES) == "chat_template_kwargs"
     answer = chat(**message(CALL, role="assistant")).messages[0]
     assert answer.place("tool_calls") == answer.place("reasoning") == "messages[0].content"

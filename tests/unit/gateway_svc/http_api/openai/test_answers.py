@@ -65,7 +65,7 @@ def test_a_whole_chat_completion() -> None:
         "choices": [
             {
                 "index": 0,
-                "message": {"role": "assistant", "content": "hello", "refusal": None},
+                "message": {"role": "assistant", "content": "hello", "refusal": None, "reasoning": None},
                 "logprobs": None,
                 "finish_reason": "stop",
                 "stop_reason": None,
@@ -149,6 +149,13 @@ def test_the_end_is_an_event_even_without_text() -> None:
     stream = answer(ChatFormat())
     events = all_decoded(stream.event(0, Chunk(0, 1, "", [2], finish=STOP)))
     assert [event["choices"][0]["finish_reason"] for event in events] == [None, "stop"]
+
+
+def test_each_event_of_a_completion_has_a_stop_reason() -> None:
+    stream = answer(CompletionFormat(), stop_token_ids=(B,))
+    first = decoded(stream.event(0, Chunk(0, 0, "a", [A])))
+    last = decoded(stream.event(0, Chunk(0, 1, "b", [B], finish=Finish(FinishReason.STOP, B))))
+    assert [event["choices"][0]["stop_reason"] for event in (first, last)] == [None, B]
 
 
 def test_an_end_after_text_is_sent() -> None:
