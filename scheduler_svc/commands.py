@@ -32,7 +32,7 @@ from scheduler_svc.session_wire import (
     protocol_to_render,
     reason_from_proto,
 )
-from scheduler_svc.store.base import CallNotSent, StaleEpoch, Store, StoreUnavailable, UnusableRecord
+from scheduler_svc.store.base import CallNotSent, DeletedSubmission, StaleEpoch, Store, StoreUnavailable, UnusableRecord
 from svc_common.attachments import MAX_ATTACHMENT_BYTES
 from svc_common.durations import to_seconds
 
@@ -147,6 +147,9 @@ class Commands:
             found = None
         except UnusableRecord as error:
             self._refuse(submit, session, failure_of_record(error), f"the request's name is in use by {error}")
+            return
+        except DeletedSubmission:  # in an earlier term, while its gateway was away
+            self._refuse(submit, session, Failure.CANCELLED, "cancelled")
             return
         except Exception:
             self._refuse(submit, session, Failure.INTERNAL, "the request could not be taken")

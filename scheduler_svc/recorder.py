@@ -34,7 +34,7 @@ class Recorder:
         """Records a request, or returns the one that has its key. It was counted for its account, unless it
         `was_accepted` before: no longer, where it does not run.
 
-        Raises StoreUnavailable, StaleEpoch and UnusableRecord.
+        Raises StoreUnavailable, StaleEpoch, UnusableRecord and DeletedSubmission.
         """
         runs = False
         try:
