@@ -20,7 +20,7 @@ from scheduler_svc.live_request import LiveRequest
 from scheduler_svc.live_requests import LiveRequests
 from scheduler_svc.metrics import REQUESTS_ATTACHED
 from scheduler_svc.record_commands import RecordCommands
-from scheduler_svc.recorder import Recorder, has_key
+from scheduler_svc.recorder import PATIENCE, Recorder, has_key
 from scheduler_svc.request_log import RequestLog, State
 from scheduler_svc.request_rates import RequestRates
 from scheduler_svc.session_wire import (
@@ -208,7 +208,7 @@ class Commands:
         again.
         """
         try:
-            found = await self._recorder.read(request.key)
+            found = await self._recorder.read(request.key, PATIENCE if refusal is None else 0.0)
         except StoreUnavailable:
             if refusal is None:
                 self._refuse(request, session, Failure.UNAVAILABLE, "the store cannot be reached")
