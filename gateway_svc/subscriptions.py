@@ -157,7 +157,11 @@ class Subscriptions:
         for subscription in list(self._subscriptions.values()):
             for subscriber in list(subscription.waiting):
                 if is_affected(subscriber.submit):
-                    self._fail(subscription, subscriber, error, OnDisconnect.CANCEL)
+                    # The client of a named request repeats it, maybe at another gateway, where it attaches to this
+                    # submission: a Cancel would end it there, whenever it is sent.
+                    is_named = subscriber.submit is not None and subscriber.submit.detachable
+                    on_disconnect = OnDisconnect.DETACH if is_named else OnDisconnect.CANCEL
+                    self._fail(subscription, subscriber, error, on_disconnect)
 
     # The scheduler's events.
 

@@ -20,7 +20,7 @@ from scheduler_svc.live_request import LiveRequest
 from scheduler_svc.live_requests import LiveRequests
 from scheduler_svc.metrics import REQUESTS_ATTACHED
 from scheduler_svc.record_commands import RecordCommands
-from scheduler_svc.recorder import Recorder, has_key
+from scheduler_svc.recorder import PATIENCE, Recorder, has_key
 from scheduler_svc.request_log import RequestLog, State
 from scheduler_svc.request_rates import RequestRates
 from scheduler_svc.session_wire import (
@@ -32,7 +32,7 @@ from scheduler_svc.session_wire import (
     protocol_to_render,
     reason_from_proto,
 )
-from scheduler_svc.store.base import CallNotSent, StaleEpoch, Store, StoreUnavailable, UnusableRecord
+from scheduler_svc.store.base import CallNotSent, DeletedSubmission, StaleEpoch, Store, StoreUnavailable, UnusableRecord
 from svc_common.attachments import MAX_ATTACHMENT_BYTES
 from svc_common.durations import to_seconds
 
@@ -148,6 +148,9 @@ class Commands:
         except UnusableRecord as error:
             self._refuse(submit, session, failure_of_record(error), f"the request's name is in use by {error}")
             return
+        except DeletedSubmission:  # in an earlier term, while its gateway was away
+            self._refuse(submit, session, Failure.CANCELLED, "cancelled")
+            return
         except Exception:
             self._refuse(submit, session, Failure.INTERNAL, "the request could not be taken")
             raise
@@ -205,7 +208,7 @@ class Commands:
         again.
         """
         try:
-            found = await self._recorder.read(request.key)
+            found = await self._recorder.read(request.key, PATIENCE if refusal is None else 0.0)
         except StoreUnavailable:
             if refusal is None:
                 self._refuse(request, session, Failure.UNAVAILABLE, "the store cannot be reached")

@@ -1,5 +1,6 @@
 """Recording requests in the store, and finding those that are not live."""
 
+import asyncio
 import time
 
 from scheduler_svc import unflushed_tokens
@@ -10,6 +11,12 @@ from scheduler_svc.request_log import RecordState, RequestLog, State
 from scheduler_svc.request_rates import RequestRates
 from scheduler_svc.store.base import StaleEpoch, Store, StoreUnavailable
 
+PATIENCE = 5.0
+"""Seconds for which a request that is not live is looked for in a store that fails: without an answer, a stream of its
+gateway ends. A change of Redis' primary that is planned takes about a second.
+"""
+
+_RETRY = 0.2  # seconds until a read that failed is repeated
 _FLUSH = 1.0  # seconds that a request waits at most for the store to know the end of the one that had its key
 
 
@@ -34,7 +41,7 @@ class Recorder:
         """Records a request, or returns the one that has its key. It was counted for its account, unless it
         `was_accepted` before: no longer, where it does not run.
 
-        Raises StoreUnavailable, StaleEpoch and UnusableRecord.
+        Raises StoreUnavailable, StaleEpoch, UnusableRecord and DeletedSubmission.
         """
         runs = False
         try:
@@ -48,13 +55,24 @@ class Recorder:
                 self._rates.give_back(live.request_at(time.monotonic()).limits)
         return found
 
-    async def read(self, key: str) -> LiveRequest | None:
-        """The request with a key, which is not live. Raises StoreUnavailable and UnusableRecord."""
+    async def read(self, key: str, patience: float = 0.0) -> LiveRequest | None:
+        """The request with a key, which is not live. A read that fails is repeated for `patience` seconds.
+
+        Raises StoreUnavailable and UnusableRecord.
+        """
         ended = self._live.ended(key)
         if ended is not None:
             return ended
-        found = await self._store.read(key)
-        return None if found is None else _restored_request(found)
+        until = time.monotonic() + patience
+        while True:
+            try:
+                found = await self._store.read(key)
+            except StoreUnavailable:
+                if time.monotonic() >= until:
+                    raise
+                await asyncio.sleep(_RETRY)
+            else:
+                return None if found is None else _restored_request(found)
 
     async def _record(self, log: RequestLog) -> LiveRequest | None:
         """As `record_new`, without the account.

@@ -29,9 +29,19 @@ def configure_logging(role: str, level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(ConsoleFormatter(role) if sys.stderr.isatty() else JsonFormatter(role))
     handler.addFilter(FewRepeats())
+    handler.addFilter(is_no_closed_handshake)
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger("quire").setLevel(level.upper())
     logging.captureWarnings(True)
+
+
+def is_no_closed_handshake(record: logging.LogRecord) -> bool:
+    """False for the error with a stack trace that uvloop logs where a TLS connection is closed during its handshake, as
+    after a timeout, and bytes of it arrive after that. Whoever closed the connection logs why.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    is_of_tls = record.name == "asyncio" and str(record.msg).startswith("Fatal error on SSL protocol")
+    return not (is_of_tls and isinstance(error, RuntimeError) and str(error).endswith("the handler is closed"))
 
 
 @dataclass(frozen=True, slots=True)

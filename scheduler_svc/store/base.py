@@ -21,6 +21,10 @@ class StaleEpoch(Exception):  # noqa: N818
     """A scheduler of a later term has written: this one is fenced, and the call had no effect."""
 
 
+class DeletedSubmission(Exception):  # noqa: N818
+    """The record of this submission was deleted a short time ago: it is not recorded again."""
+
+
 class EpochOutsideWindow(Exception):  # noqa: N818
     """No epoch above the given one is begun: it is outside the window of epochs that a leader can have begun."""
 
@@ -207,7 +211,8 @@ class Store(Protocol):
 
         Returns that record, with all its tokens, or None where this one is recorded. Another submission's record has
         the key if it is live or finished, and this one's own record if it has tokens or has finished. Raises
-        UnusableRecord where the record that has the key cannot be read.
+        UnusableRecord where the record that has the key cannot be read, and DeletedSubmission where this one's own
+        record was deleted in the last minute.
         """
         ...
 

@@ -11,9 +11,9 @@ from typing import Any, TypeVar, cast
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ReadOnlyError, RedisClusterException, RedisError, ResponseError
 
-from scheduler_svc.store.base import CallNotSent, EpochOutsideWindow, StaleEpoch, StoreUnavailable
+from scheduler_svc.store.base import CallNotSent, DeletedSubmission, EpochOutsideWindow, StaleEpoch, StoreUnavailable
 from scheduler_svc.store.connection import RedisConnections
-from scheduler_svc.store.scripts import OUTSIDE_WINDOW, SCRIPT, STALE, StoreKeys
+from scheduler_svc.store.scripts import DELETED, OUTSIDE_WINDOW, SCRIPT, STALE, StoreKeys
 
 log = logging.getLogger("quire.scheduler")
 
@@ -42,7 +42,8 @@ class RedisClient:
 
     Failures of one kind do not affect another.
     After a failure every call fails for `fail_fast` seconds without being sent. `on_lost` is called when a connection
-    was lost, before the call is repeated. Every call may raise StoreUnavailable and StaleEpoch.
+    was lost, before the call is repeated. Every call may raise StoreUnavailable, StaleEpoch and what else the script's
+    errors stand for.
     """
 
     def __init__(
@@ -152,6 +153,8 @@ class RedisClient:
                 raise StaleEpoch("a scheduler of a later term has written") from None
             if str(error).startswith(OUTSIDE_WINDOW):
                 raise EpochOutsideWindow from None
+            if str(error).startswith(DELETED):
+                raise DeletedSubmission from None
             raise self._failed(str(error)) from error
         except RedisError as error:
             raise self._failed(str(error)) from error

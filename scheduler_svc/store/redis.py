@@ -41,6 +41,7 @@ log = logging.getLogger("quire.scheduler")
 _FAIL_FAST = 0.2  # seconds after a failure in which calls fail at once
 _EPOCH_TTL = 7 * 86400  # seconds; without a stored epoch the next one is still later, by the clock
 _BUCKET_TTL = 86400  # seconds after its last use; a bucket is full after a minute, as a new one is
+_DELETED_TTL = 60  # seconds; as long as a gateway waits for a scheduler by default
 _CHUNK = 128  # records, or buckets, in one call
 _READ_BYTES = 1 << 22  # in one answer with records: it must arrive within the timeout
 _LARGE = 1 << 16  # bytes of a record from which on it is unpacked on a thread: it takes milliseconds
@@ -156,7 +157,7 @@ class RedisStore:
         return await asyncio.to_thread(unpack_log, pages, self.record_keys)
 
     async def delete(self, key: str, epoch: int) -> bool:
-        return bool(await self._records.evaluate("delete", epoch, _EPOCH_TTL, key))
+        return bool(await self._records.evaluate("delete", epoch, _EPOCH_TTL, key, _DELETED_TTL))
 
     async def live(self) -> list[RequestLog]:
         logs: list[RequestLog] = []

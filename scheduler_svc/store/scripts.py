@@ -12,6 +12,7 @@ from svc_common.epochs import EPOCH_AHEAD, EPOCH_LIMIT
 
 STALE = "QUIRESTALE"
 OUTSIDE_WINDOW = "QUIREEPOCH"
+DELETED = "QUIREDELETED"
 
 PAGE_BYTES = 1 << 20
 """Of a record in one answer, about: Redis executes no other command meanwhile, and the answer must arrive within the
@@ -30,14 +31,16 @@ class StoreKeys(NamedTuple):
     """What keys of records begin with."""
     buckets: str
     """What keys of buckets begin with."""
+    deleted: str
+    """What keys begin with that say which submissions were deleted a short time ago."""
 
     @classmethod
     def of(cls, prefix: str) -> "StoreKeys":
-        return cls(*(f"{{{prefix}}}:{name}" for name in ("epoch", "lease", "live", "request:", "bucket:")))
+        return cls(*(f"{{{prefix}}}:{name}" for name in ("epoch", "lease", "live", "request:", "bucket:", "deleted:")))
 
 
 SCRIPT = """
-local EPOCH, LEASE, LIVE, PREFIX, BUCKETS = unpack(KEYS)
+local EPOCH, LEASE, LIVE, PREFIX, BUCKETS, DELETED = unpack(KEYS)
 local LIMIT, AHEAD, PAGE = __LIMIT__, __AHEAD__, __PAGE__
 local call = redis.call
 local ops = {}
@@ -154,6 +157,7 @@ end
 function ops.put(_, epoch, epoch_ttl, ttl, key, submission, submit, accepted_at, deadline, count, fingerprint, version,
     key_id)
   if is_stale(epoch, epoch_ttl) then return redis.error_reply('QUIRESTALE') end
+  if call('EXISTS', DELETED .. submission) == 1 then return redis.error_reply('QUIREDELETED') end
   local name = PREFIX .. key
   local there = fields_of(name, 'submission_id', 'state', 'count', 'key_id')
   local is_live = there[2] == 'accepted'
@@ -170,12 +174,16 @@ function ops.read(_, key, part, first)
   return (read(key, tonumber(part), tonumber(first)))
 end
 
-function ops.delete(_, epoch, epoch_ttl, key)
+-- A gateway that has not been sent the end of the request submits it again to the next scheduler: `kept` is for how
+-- many seconds that is refused. A Redis that is full does not refuse the SET, since it follows a DEL.
+function ops.delete(_, epoch, epoch_ttl, key, kept)
   if is_stale(epoch, epoch_ttl) then return redis.error_reply('QUIRESTALE') end
   local name = PREFIX .. key
   if call('EXISTS', name) == 0 then return 0 end
-  remove(name, fields_of(name, 'count')[1])
+  local there = fields_of(name, 'count', 'submission_id')
+  remove(name, there[1])
   call('SREM', LIVE, key)
+  if there[2] then call('SET', DELETED .. there[2], '', 'EX', kept) end
   return 1
 end
 

@@ -121,9 +121,12 @@ class SessionClient:
         model: str = "tiny",
         retention: scheduler_v1.Retention | None = None,
         call: scheduler_v1.CountedCall | None = None,
+        *,
+        is_named: bool = False,
     ) -> RecordingReader:
         """Submits a request, of a `call` of several."""
         submit = scheduler_v1.Submit(key=key, n=1, prompt_token_ids=[1, 2], body_digest=body_digest, model=model)
+        submit.detachable = is_named
         if retention is not None:
             submit.retention.CopyFrom(retention)
         if call is not None:

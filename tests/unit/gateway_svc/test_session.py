@@ -232,6 +232,24 @@ async def test_a_request_that_no_scheduler_takes_fails_in_time(
     assert (await request.failure()).reason is Reason.CAPACITY_EXHAUSTED
 
 
+@pytest.mark.parametrize("is_named", [True, False])
+async def test_a_named_request_that_no_scheduler_answers_in_time_is_not_cancelled(
+    client: SessionClient, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch, is_named: bool
+) -> None:
+    """Its client repeats it at another gateway meanwhile, and attaches to what the scheduler was sent here."""
+    request = client.submit("k", is_named=is_named)
+    await scheduler.next("submit")
+    monkeypatch.setattr(session_module, "_SUBMIT_TIMEOUT_SECONDS", 0.01)
+    scheduler.is_leader = False
+    scheduler.session.close()
+    assert (await request.failure()).reason is Reason.CAPACITY_EXHAUSTED
+    scheduler.is_leader = True
+    await client.wait_for(MODEL_INFO)
+    client.submit("next")
+    assert (await scheduler.next("submit")).key == "next"
+    assert [cancel.key for cancel in scheduler.all("cancel")] == ([] if is_named else ["k"])
+
+
 async def test_a_scheduler_of_an_older_term_is_left_for_the_next(scheduler: ScriptedScheduler) -> None:
     scheduler.epoch, scheduler.is_leader = 5, False
     async with (

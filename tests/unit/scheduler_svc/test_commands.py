@@ -12,7 +12,7 @@ from scheduler_svc.core.events import FailedEvent, Failure
 from scheduler_svc.core.limits import SchedulerLimits
 from scheduler_svc.request_log import RequestLog
 from scheduler_svc.session_wire import attached_message, record_message
-from scheduler_svc.store.base import WriteBatch
+from scheduler_svc.store.base import StoreUnavailable, WriteBatch
 from store_writes import ending_of, packed, write_of
 
 
@@ -85,6 +85,31 @@ async def test_a_request_that_needs_the_store_is_answered_once_that_has_answered
         assert not on.answers
         await until(lambda: 7 in on.answers)
         assert on.answers[7].HasField("accepted")
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+async def test_a_stream_is_looked_for_until_a_store_that_fails_for_a_moment_answers(
+    is_recorded: bool, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a takeover, while another server becomes Redis' primary: the stream ends where it is refused."""
+    async with bench(url) as before:
+        if is_recorded:
+            await before.submit("first")
+    async with bench(url) as on:
+        read, num_failures = on.store.read, 3
+
+        async def fail(key: str) -> RequestLog | None:
+            nonlocal num_failures
+            if num_failures:
+                num_failures -= 1
+                raise StoreUnavailable("away")
+            return await read(key)
+
+        monkeypatch.setattr(on.store, "read", fail)
+        answer = await on.attach()
+        assert answer.WhichOneof("kind") == ("attached" if is_recorded else "failed")
+        if not is_recorded:
+            assert answer.failed.reason == scheduler_v1.FAILURE_REASON_UNKNOWN_REQUEST, "its gateway submits it again"
 
 
 async def test_a_gateway_that_cannot_render_the_answer_is_refused_without_a_record(url: str) -> None:

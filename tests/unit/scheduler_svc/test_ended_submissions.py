@@ -53,6 +53,27 @@ async def test_a_request_that_was_deleted_while_its_gateway_was_away_does_not_ru
         assert await on.store.read("k") is None
 
 
+@pytest.mark.parametrize("gateway_attaches_first", [True, False])
+async def test_a_request_that_was_deleted_in_an_earlier_term_does_not_run_again(
+    gateway_attaches_first: bool, url: str
+) -> None:
+    """The scheduler ended before the gateway with the request's stream was sent its end."""
+    async with bench(url) as before:
+        before.ask(submit=named())
+        await until(lambda: 7 in before.answers)
+        before.ask(delete=scheduler_v1.Delete(key="k", command_id=1))
+        await until(lambda: 1 in before.answers)
+        assert before.answers[1].HasField("deleted")
+    async with bench(url) as on:
+        if gateway_attaches_first:
+            assert (await on.attach()).failed.reason == scheduler_v1.FAILURE_REASON_UNKNOWN_REQUEST
+        on.ask(submit=again(key="k", submission_id="k", retention=None))
+        await until(lambda: 8 in on.answers)
+        assert on.answers[8].failed.reason == scheduler_v1.FAILURE_REASON_CANCELLED
+        assert await on.store.read("k") is None
+        assert (await on.submit("another")).HasField("accepted")
+
+
 @pytest.mark.parametrize("was_known", [True, False])
 async def test_a_request_without_a_record_that_was_cancelled_does_not_run_again(was_known: bool, url: str) -> None:
     async with bench(url) as on:

@@ -1,12 +1,15 @@
 """Log lines for operators and log collectors."""
 
+import asyncio
 import json
 import logging
 import subprocess
 import sys
 from datetime import datetime
 
-from svc_common.logs import ConsoleFormatter, FewRepeats, JsonFormatter, console_line
+import pytest
+
+from svc_common.logs import ConsoleFormatter, FewRepeats, JsonFormatter, console_line, is_no_closed_handshake
 
 SCRIPT = """
 import logging, warnings
@@ -141,3 +144,25 @@ def test_many_messages_of_libraries_take_little_memory() -> None:
     for number in range(1000):
         assert few.filter(logging.LogRecord("a", logging.WARNING, "x.py", 1, f"message {number}", (), None))
     assert len(few._logged) <= 256
+
+
+@pytest.mark.parametrize(
+    ("error", "is_logged"),
+    [
+        (RuntimeError("unable to perform operation on <TCPTransport closed=True 0x1>; the handler is closed"), False),
+        (RuntimeError("another defect"), True),
+        (OSError("connection lost"), True),
+    ],
+)
+async def test_a_tls_connection_that_is_closed_in_its_handshake_is_not_logged_as_a_defect(
+    error: Exception, is_logged: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.handler.addFilter(is_no_closed_handshake)
+    try:
+        # As uvloop reports it.
+        asyncio.get_running_loop().call_exception_handler(
+            {"message": "Fatal error on SSL protocol", "exception": error, "protocol": "one", "transport": "another"}
+        )
+    finally:
+        caplog.handler.removeFilter(is_no_closed_handshake)
+    assert bool(caplog.records) is is_logged

@@ -7,7 +7,7 @@ from quire.scheduler.v1 import scheduler_pb2 as scheduler_v1
 from quire.worker.v1 import worker_pb2 as worker_v1
 from request_logs import end, length_end, logprobs, request_log
 from scheduler_svc.request_log import State
-from scheduler_svc.store.base import Ending, Gap, StaleEpoch, UnsupportedRecord, WriteBatch
+from scheduler_svc.store.base import DeletedSubmission, Ending, Gap, StaleEpoch, UnsupportedRecord, WriteBatch
 from scheduler_svc.store.redis import RedisStore
 from store_writes import EPOCH, ending_of, put, tokens_of, write_of
 from svc_common.protocols import RECORD_VERSIONS
@@ -64,6 +64,29 @@ async def test_a_deleted_record_is_gone_with_all_its_keys(
     assert not await store.delete(log.key, EPOCH)
     assert await store.write(WriteBatch(endings=[ending_of(log)]), EPOCH) == []
     assert await store.read(log.key) is None
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+async def test_a_deleted_submission_is_not_recorded_again_for_a_minute(
+    store: RedisStore, keys: "redis.Redis", is_full: bool
+) -> None:
+    log = await put(store, request_log("name"), 1)
+    keys.config_set("maxmemory", int(is_full))
+    try:
+        assert await store.delete(log.key, EPOCH)
+    finally:
+        keys.config_set("maxmemory", 0)
+    with pytest.raises(DeletedSubmission):
+        await store.put(log, EPOCH)
+    assert store.is_answering
+    another = request_log("name")
+    assert await store.put(another, EPOCH) is None
+    name = f"{{quire}}:deleted:{log.submit.submission_id}"
+    assert 0 < keys.ttl(name) <= 60
+    keys.delete(name)  # as after a minute
+    found = await store.put(log, EPOCH)
+    assert found is not None
+    assert found.submit.submission_id == another.submit.submission_id
 
 
 async def test_a_replaced_scheduler_deletes_nothing(store: RedisStore) -> None:
