@@ -17,7 +17,7 @@ from svc_common.addresses import AddressInUse
 from svc_common.metrics import MAX_CONNECTIONS, MAX_HEADER_BYTES, MetricsServer, serve_metrics
 from svc_common.server import HealthReporter, create_server
 
-served = Counter("quire_test_served", "Counts for this test")
+served = Counter("test_served", "Counts for this test")
 
 
 def test_metrics_are_served_until_closed() -> None:
@@ -25,7 +25,7 @@ def test_metrics_are_served_until_closed() -> None:
     served.inc(3)
     try:
         with urlopen(f"http://127.0.0.1:{server.port}/metrics") as response:
-            assert "quire_test_served_total 3.0" in response.read().decode()
+            assert "test_served_total 3.0" in response.read().decode()
     finally:
         server.close()
     with socket.socket() as caller, pytest.raises(ConnectionRefusedError):
