@@ -143,8 +143,9 @@ def _layers_of(description: ModelDescription, files: list[Path], scheme: Compres
             stored.update(file.keys())
     places = described_names(description, stored)
     quantized, left = dict[str, int](), list[str]()
-    if description.score_head is not None:
-        left += filter(None, (description.score_head.dense, description.score_head.output))
+    # Of heads that no layer is; a reader that has them must not look for their codes.
+    unused = tuple(description.unused_prefixes)
+    left += sorted(name.removesuffix(_WEIGHT) for name in stored if name.startswith(unused) and name.endswith(_WEIGHT))
     for layer in description.linear_layers:
         if layer is description.head and description.score_head is not None:
             continue  # it has none for logits

@@ -110,7 +110,16 @@ def save_cross_encoder(directory: Path, **config: Any) -> BertForSequenceClassif
 
 def save_masked_model(directory: Path, architecture: str) -> PreTrainedModel:
     """Writes a random model with the head of pre-training, which predicts hidden words, and returns its encoder."""
-    encoder = _save_as("ForMaskedLM", directory, architecture, {}).base_model
+    return _encoder_of(_save_as("ForMaskedLM", directory, architecture, {}))
+
+
+def save_model_of_pre_training(directory: Path, architecture: str) -> PreTrainedModel:
+    """Writes a random model with all heads of pre-training, and returns its encoder."""
+    return _encoder_of(_save_as("ForPreTraining", directory, architecture, {}))
+
+
+def _encoder_of(model: PreTrainedModel) -> PreTrainedModel:
+    encoder = model.base_model
     assert isinstance(encoder, PreTrainedModel)
     return encoder
 

@@ -84,7 +84,8 @@ def quantization_of_values(settings: WorkerSettings, description: AnyDescription
     """The QUIRE_QUANTIZATION of a model: decoders take it, whatever they compute, and encoders on a CPU. On a GPU
     encoders stay in their dtype.
     """
-    return settings.quantization if isinstance(description, ModelDescription) or device.type == "cpu" else "none"
+    is_decoder = isinstance(description, ModelDescription) and not description.is_encoder
+    return settings.quantization if is_decoder or device.type == "cpu" else "none"
 
 
 def check_quantized(

@@ -45,10 +45,11 @@ class Architecture:
 
     @classmethod
     def of_encoder(cls, source: str, name: str, describe: Callable[[Any], AnyDescription | None]) -> "Architecture":
-        """An encoder with the classes `name`Model, `name`ForSequenceClassification, which has a head, and
-        `name`ForMaskedLM, whose prediction of hidden words is left out.
+        """An encoder with the classes `name`Model, `name`ForSequenceClassification, which has a head, and those of
+        pre-training, `name`ForMaskedLM and `name`ForPreTraining, whose heads are left out.
         """
-        return cls(source, f"{name}Model", describe, (f"{name}ForSequenceClassification", f"{name}ForMaskedLM"))
+        endings = ("ForSequenceClassification", "ForMaskedLM", "ForPreTraining")
+        return cls(source, f"{name}Model", describe, tuple(f"{name}{ending}" for ending in endings))
 
     def describes(self, config: Any) -> bool:
         """Whether a config names no class, or one of these."""

@@ -165,6 +165,8 @@ def build(
     # The head first: while it is made it takes the most memory beside the model, of which there is nothing yet.
     head = builder.head(weights)
     del weights
+    if description.embedding_norm is not None:
+        embedding = embedding.clone()  # the head may be the embedding as it is stored
     body = _build_body(description, checkpoint, builder, shard, embedding)
     return BuiltModel(body.embedding, body.positions, body.layers, body.norm, head)
 
@@ -184,12 +186,12 @@ def _read_embedding(description: ModelDescription, checkpoint: Checkpoint) -> tu
     return embedding, stored
 
 
-def _after_norm(embedding: Tensor, norm: Norm, checkpoint: Checkpoint) -> Tensor:
-    """An embedding's vectors after their layer norm, in the embedding's dtype."""
+def _apply_norm(embedding: Tensor, norm: Norm, checkpoint: Checkpoint) -> None:
+    """Replaces an embedding's vectors by their layer norm."""
     weight = checkpoint.take(norm.tensor, norm.size).float() + norm.weight_offset
     bias = None if norm.bias is None else checkpoint.take(norm.bias, norm.size).float()
-    parts = [F.layer_norm(rows.float(), (norm.size,), weight, bias, norm.eps) for rows in torch.split(embedding, _ROWS)]
-    return torch.cat([part.to(embedding.dtype) for part in parts])
+    for rows in torch.split(embedding, _ROWS):
+        rows.copy_(F.layer_norm(rows.float(), (norm.size,), weight, bias, norm.eps))
 
 
 def _has_own_head(description: ModelDescription, checkpoint: Checkpoint, embedding: Tensor) -> bool:
@@ -301,7 +303,7 @@ def _build_body(
         )
 
     if description.embedding_norm is not None:
-        embedding = _after_norm(embedding, description.embedding_norm, checkpoint)
+        _apply_norm(embedding, description.embedding_norm, checkpoint)
     positions = description.positions
     places = None
     if positions is not None:

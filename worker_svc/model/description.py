@@ -248,8 +248,10 @@ class ModelDescription:
                 require(linear.outputs == (hidden,), linear.role, f"of {hidden} outputs")
             for norm in layer.norms:
                 require(norm.size == hidden, norm.tensor, f"of the size {hidden}")
-        for each in (self.norm, self.embedding_norm):
-            require(each is None or each.size == hidden, "norm", f"of the size {hidden}")
+        require(self.norm.size == hidden, self.norm.tensor, f"of the size {hidden}")
+        if (embedding := self.embedding_norm) is not None:
+            require(embedding.size == hidden, embedding.tensor, f"of the size {hidden}")
+            require(embedding.kind is NormKind.LAYER, embedding.tensor, "a layer norm")
         require(self.head.inputs == hidden, "head", f"of {hidden} inputs")
         require(self.head.outputs == (self.vocab_size,), "head", f"of {self.vocab_size} outputs")
         require(bool(self.layers), "layers", "at least one")

@@ -34,7 +34,8 @@ class EncoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class RelativePositions:
-    """What is added to the attention scores of each head, by the distance of a key from its query, in all layers alike.
+    """A relative position bias: what is added to the attention scores of each head, by the distance of a key from its
+    query, in all layers alike.
 
     Keys before the query and those after it have half of the `num_buckets` each. Near distances have a bucket of their
     own; from `num_buckets` / 4 on, buckets cover longer and longer ranges; the last one has all from `max_distance` on.

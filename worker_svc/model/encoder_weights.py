@@ -40,12 +40,20 @@ def open_encoder(
     that the description does not name.
     """
     with open_checkpoint(directory, dtype, device) as checkpoint:
-        if description.prefix and description.word_embedding not in checkpoint.names:
-            prefix = description.prefix
-            of_encoder = [name for name in checkpoint.names if name.startswith(prefix)]
-            checkpoint.rename({name.removeprefix(prefix): StoredTensor(name) for name in of_encoder})
+        is_whole = bool(description.prefix) and f"{description.prefix}{description.word_embedding}" in checkpoint.names
+        prefix = description.prefix if is_whole else ""
+        of_encoder = [name for name in checkpoint.names if name.startswith(prefix)]
+        checkpoint.rename({_current(name.removeprefix(prefix)): StoredTensor(name) for name in of_encoder})
         yield checkpoint
         checkpoint.drop_prefixes(description.unused_prefixes)
+
+
+def _current(name: str) -> str:
+    """The name of a tensor, as transformers has them since 2019."""
+    for old, new in (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")):
+        if name.endswith(old):
+            return f"{name.removesuffix(old)}{new}"
+    return name
 
 
 def take_embeddings(description: EncoderDescription, checkpoint: Checkpoint) -> EncoderEmbeddings:

@@ -25,7 +25,7 @@ def with_score_files(description: AnyDescription | None, directory: Path, task: 
     if description is None or task not in (ModelTask.SCORE, ModelTask.CLASSIFY):
         return description
     head = description.score_head
-    if head is None and isinstance(description, ModelDescription):
+    if head is None and isinstance(description, ModelDescription) and not description.is_encoder:
         head = _head_of_logits(description, directory)
     if head is None:
         return description

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from worker_svc.model.linear_description import Norm
+from worker_svc.model.linear_description import Norm, NormKind, require
 
 
 class ScoreActivation(StrEnum):
@@ -40,7 +40,7 @@ class ScoreHeadSpec:
     """f."""
     dense_bias: bool = True
     norm: Norm | None = None
-    """A layer norm; None: there is none."""
+    """A layer norm, whose weight has no offset; None: there is none."""
     bias: bool = True
     """Whether `output` has one."""
     of_mean: bool = False
@@ -54,3 +54,8 @@ class ScoreHeadSpec:
     output(x) the logit of the first of these tokens, less that of the second one if there are two. Empty: `output` has
     one output.
     """
+
+    def __post_init__(self) -> None:
+        if self.norm is not None:
+            is_plain = self.norm.kind is NormKind.LAYER and not self.norm.weight_offset
+            require(is_plain, self.norm.tensor, "a layer norm whose weight has no offset")

@@ -32,7 +32,7 @@ from worker_svc.wanted_states import Places, wanted_states
 def unsupported_reason(description: EncoderDescription) -> str | None:
     """Why the Triton kernels do not compute an encoder; None: they do."""
     if description.relative_positions is not None:
-        return "attention by the distance of a key"
+        return "a relative position bias"
     return unsupported_heads(description.hidden_size // description.num_heads)
 
 

@@ -15,7 +15,7 @@ from transformers import LlamaConfig
 
 import llama_models
 import transformers_models
-from bert_models import save_bert
+from bert_models import save_bert, save_masked_model
 from dense_modules import add_dense
 from llama_models import SIZES
 from quire_kernels.cpu.linear import MatrixFormat
@@ -117,6 +117,15 @@ def test_layers_that_are_left_are_named(save_model: Save, tmp_path: Path) -> Non
     left = [f"model.layers.{layer}.mlp.down_proj" for layer in range(num_layers)]
     assert config_of(tmp_path / "out")["quantization_config"]["ignore"] == ["lm_head", *left]
     assert Driver(make_runner(tmp_path / "out")).generate(PROMPTS, 1)
+
+
+def test_heads_that_no_layer_is_are_named(tmp_path: Path) -> None:
+    """Of pre-training: a reader that has them finds their numbers."""
+    source = tmp_path / "masked"
+    source.mkdir()
+    save_masked_model(source, "modernbert")
+    quantized(source, tmp_path / "out")
+    assert {"head.dense", "decoder"} <= set(config_of(tmp_path / "out")["quantization_config"]["ignore"])
 
 
 def test_experts_are_quantized_and_their_router_is_not(save_model: Save, tmp_path: Path) -> None:

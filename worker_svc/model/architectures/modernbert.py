@@ -27,7 +27,9 @@ from worker_svc.model.score_head_description import DenseActivation, ScoreHeadSp
 def _describe(config: Any) -> ModelDescription | None:
     hidden, num_heads, width = config.hidden_size, config.num_attention_heads, config.intermediate_size
     activation, ropes = ACTIVATIONS.get(config.hidden_activation), ropes_of(config, hidden // num_heads)
-    if activation is None or ropes is None or config.classifier_activation not in list(DenseActivation):
+    if activation is None or ropes is None:
+        return None
+    if has_score_head(config) and config.classifier_activation not in list(DenseActivation):
         return None
 
     def norm(name: str) -> Norm:

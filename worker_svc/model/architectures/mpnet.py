@@ -17,7 +17,9 @@ _NAMES = EncoderNames(
 
 
 def _describe(config: Any) -> EncoderDescription | None:
-    distances = RelativePositions("encoder.relative_attention_bias.weight", config.relative_attention_num_buckets, 128)
+    if config.relative_attention_num_buckets != 32:  # transformers computes 32, whatever the table has
+        return None
+    distances = RelativePositions("encoder.relative_attention_bias.weight", num_buckets=32, max_distance=128)
     # Positions begin after that of padding, which is 1 whatever the config says.
     return describe_encoder(config, _NAMES, HeadNames(), num_types=0, first_position=2, relative_positions=distances)
 

@@ -31,9 +31,12 @@ from quire.worker.v1 import worker_pb2 as pb
 from reranker_files import write_reranker_files
 from svc_common.settings import read_settings
 from worker_service import new_sequence, scheduled, serving
+from worker_svc.encoder.backend import quantization_of_values
 from worker_svc.encoder.instance import fitting_context
 from worker_svc.errors import StartupFailed
 from worker_svc.load import load_model
+from worker_svc.model.architecture import describe_any
+from worker_svc.model.config import read_config
 from worker_svc.model.decoder_states import prompt_bytes
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.embedding_files import embedding_defaults
@@ -252,6 +255,15 @@ def test_each_form_of_encoder_embeds(architecture: str, quantization: str, tmp_p
             assert torch.cosine_similarity(torch.tensor(vector), expected, dim=0) > 0.98
 
 
+@pytest.mark.parametrize(("device", "expected"), [("cpu", "w8a8"), ("cuda", "none")])
+@pytest.mark.parametrize("architecture", ["bert", "modernbert"])
+def test_encoders_are_quantized_on_a_cpu_alone(architecture: str, device: str, expected: str, tmp_path: Path) -> None:
+    save_encoder(tmp_path, architecture)
+    description, settings = describe_any(read_config(tmp_path)), read_settings(WorkerSettings, ["--quantization=w8a8"])
+    assert description is not None
+    assert quantization_of_values(settings, description, torch.device(device)) == expected
+
+
 @pytest.mark.parametrize(
     ("variant", "pooling", "normalizes"),
     [("qwen3", "pooling_mode_lasttoken", True), ("llama", "pooling_mode_mean_tokens", False), ("mistral", None, True)],
@@ -323,6 +335,8 @@ def test_what_a_model_does_not_compute_is_refused(tmp_path: Path) -> None:
     save_bert(tmp_path / "bert")
     save_bert(tmp_path / "logits")
     write_reranker_files(tmp_path / "logits", 5, 9)
+    save_encoder(tmp_path / "modern", "modernbert")
+    write_reranker_files(tmp_path / "modern", 5, 9)
     save_masked_model(tmp_path / "masked", "roberta")
     save_cross_encoder(tmp_path / "cross-encoder")
     save_cross_encoder(tmp_path / "classifier", num_labels=3)
@@ -336,6 +350,7 @@ def test_what_a_model_does_not_compute_is_refused(tmp_path: Path) -> None:
     for model, task, text in (
         ("bert", "generate", "this bert model computes embeddings"),
         ("logits", "auto", "not one whose scores of pairs of texts are computed"),
+        ("modern", "auto", "not one whose scores of pairs of texts are computed"),
         (
             "masked",
             "auto",

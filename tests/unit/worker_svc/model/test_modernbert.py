@@ -46,6 +46,8 @@ BACKENDS = [load_by_torch, load_by_compiled_code]
         {"local_attention": 2, "num_hidden_layers": 3},
         {"layer_types": ["full_attention"] * 4, "hidden_activation": "silu"},
         {"layer_types": ["sliding_attention"] * 4, "local_attention": 128},
+        {"is_causal": False},  # which transformers ignores: it is anyway
+        {"classifier_activation": "silu"},  # of a head that it has not
     ],
     ids=str,
 )
@@ -108,5 +110,5 @@ def test_the_triton_kernels_leave_it_to_torch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("config", [{"hidden_activation": "tanh"}, {"classifier_activation": "silu"}], ids=str)
 def test_what_a_description_cannot_hold(config: dict[str, Any], tmp_path: Path) -> None:
-    save_encoder(tmp_path, "modernbert", **config)
+    save_classifier(tmp_path, "modernbert", **config)
     assert any_description_of(tmp_path) is None

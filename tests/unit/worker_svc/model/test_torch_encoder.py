@@ -1,5 +1,6 @@
 """Hidden states of many prompts at once are those of transformers for each alone."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertModel
 
 from bert_models import (
@@ -17,6 +19,7 @@ from bert_models import (
     save_bert,
     save_encoder,
     save_masked_model,
+    save_model_of_pre_training,
 )
 from described_models import description_of
 from worker_svc.errors import UnsupportedModel
@@ -26,6 +29,7 @@ from worker_svc.model.encoder_description import EncoderDescription, RelativePos
 from worker_svc.model.torch_encoder import TorchEncoder, load_torch_encoder
 
 CPU = torch.device("cpu")
+OLD = {"weight": "gamma", "bias": "beta"}
 
 
 def load(directory: Path, dtype: torch.dtype = torch.float32) -> TorchEncoder:
@@ -101,9 +105,35 @@ def test_buckets_that_cannot_be(sizes: dict[str, int]) -> None:
         RelativePositions(**{"weight": "bias", "num_buckets": 32, "max_distance": 128, **sizes})  # type: ignore[arg-type]
 
 
-def test_an_electra_with_a_projection_is_not_described(tmp_path: Path) -> None:
-    save_encoder(tmp_path, "electra", embedding_size=16)
+@pytest.mark.parametrize(
+    ("architecture", "config"),
+    [("electra", {"embedding_size": 16}), ("mpnet", {"relative_attention_num_buckets": 64})],
+)
+def test_what_of_other_architectures_is_not_described(
+    architecture: str, config: dict[str, Any], tmp_path: Path
+) -> None:
+    save_encoder(tmp_path, architecture, **config)
     assert any_description_of(tmp_path) is None
+
+
+def test_the_names_of_norms_in_old_checkpoints(tmp_path: Path) -> None:
+    model, (prompt,) = save_encoder(tmp_path, "bert"), random_prompts([17])
+    tensors = load_file(tmp_path / "model.safetensors")
+    old = {
+        re.sub(r"LayerNorm\.(weight|bias)$", lambda found: f"LayerNorm.{OLD[found[1]]}", name): tensor
+        for name, tensor in tensors.items()
+    }
+    assert "embeddings.LayerNorm.gamma" in old
+    save_file(old, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with torch.inference_mode():
+        torch.testing.assert_close(load(tmp_path)([prompt])[0], hidden_states(model, prompt), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["bert", "electra"])
+def test_the_encoder_of_a_class_of_pre_training(architecture: str, tmp_path: Path) -> None:
+    model, (prompt,) = save_model_of_pre_training(tmp_path, architecture), random_prompts([17])
+    with torch.inference_mode():
+        torch.testing.assert_close(load(tmp_path)([prompt])[0], hidden_states(model, prompt), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("stored_alone", [False, True])

@@ -56,9 +56,9 @@ def test_each_architecture(architecture: str, tmp_path: Path) -> None:
         torch.testing.assert_close(states.cpu(), hidden_states(model, prompt), rtol=1e-3, atol=1e-3)
 
 
-def test_distances_are_refused_by_name(tmp_path: Path) -> None:
+def test_a_relative_position_bias_is_refused_by_name(tmp_path: Path) -> None:
     save_encoder(tmp_path, "mpnet")
-    with pytest.raises(UnsupportedModel, match="do not compute attention by the distance of a key"):
+    with pytest.raises(UnsupportedModel, match="do not compute a relative position bias"):
         load(tmp_path)
 
 
