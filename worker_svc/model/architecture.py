@@ -44,11 +44,19 @@ class Architecture:
         return cls(source, generating_class or f"{name}ForCausalLM", describe, others)
 
     @classmethod
-    def of_encoder(cls, source: str, name: str, describe: Callable[[Any], AnyDescription | None]) -> "Architecture":
-        """An encoder with the classes `name`Model, `name`ForSequenceClassification, which has a head, and those of
-        pre-training, `name`ForMaskedLM and `name`ForPreTraining, whose heads are left out.
+    def of_encoder(
+        cls,
+        source: str,
+        name: str,
+        describe: Callable[[Any], AnyDescription | None],
+        *,
+        has_pre_training: bool = False,
+    ) -> "Architecture":
+        """An encoder with the classes `name`Model, `name`ForSequenceClassification, which has a head, and
+        `name`ForMaskedLM, whose prediction of hidden words is left out; with `has_pre_training` also
+        `name`ForPreTraining, whose heads are left out.
         """
-        endings = ("ForSequenceClassification", "ForMaskedLM", "ForPreTraining")
+        endings = ("ForSequenceClassification", "ForMaskedLM", *(("ForPreTraining",) if has_pre_training else ()))
         return cls(source, f"{name}Model", describe, tuple(f"{name}{ending}" for ending in endings))
 
     def describes(self, config: Any) -> bool:

@@ -13,4 +13,4 @@ def _describe(config: Any) -> EncoderDescription | None:
     return describe_encoder(config, EncoderNames("bert"), HeadNames("bert.pooler.dense", "classifier"))
 
 
-ARCHITECTURE = Architecture.of_encoder(__file__, "Bert", _describe)
+ARCHITECTURE = Architecture.of_encoder(__file__, "Bert", _describe, has_pre_training=True)

@@ -14,4 +14,4 @@ def _describe(config: Any) -> EncoderDescription | None:
     return describe_encoder(config, EncoderNames("electra"), HeadNames(activation=DenseActivation.GELU))
 
 
-ARCHITECTURE = Architecture.of_encoder(__file__, "Electra", _describe)
+ARCHITECTURE = Architecture.of_encoder(__file__, "Electra", _describe, has_pre_training=True)
