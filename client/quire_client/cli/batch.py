@@ -1,6 +1,5 @@
 """`quire batch`: answers the requests of a file in OpenAI's batch format, and goes on where it was stopped."""
 
-import asyncio
 import math
 import os
 from collections.abc import AsyncIterator
@@ -17,6 +16,7 @@ from quire_client.batch.output import BatchOutput, open_output
 from quire_client.batch.run import run_batch
 from quire_client.batch.transport import HttpTransport, Transport
 from quire_client.cli import options as opt
+from quire_client.cli.interruptible import run_async
 from quire_client.cli.offline import Offline, loading, offline_commands, refuse_beside_offline
 from quire_client.cli.output import print_json
 from quire_client.cli.progress import RequestProgress
@@ -100,7 +100,7 @@ def batch(
             commands = offline_commands()
             commands.run(_run(notices, loading(commands.batch_transport(model)), concurrency))
         else:
-            asyncio.run(_run(notices, _http_transport(url, timeout, server_timeout, api_key), concurrency))
+            run_async(_run(notices, _http_transport(url, timeout, server_timeout, api_key), concurrency))
         summary = {
             "input": requests.name,
             "output": str(output),

@@ -1,6 +1,5 @@
 """`quire bench`: sends a load to a server, or to a model in this process, and measures it."""
 
-import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -19,6 +18,7 @@ from quire_client.bench.load import LoadResult, run_load
 from quire_client.bench.mix import MixRequest, read_mix, sample_mix, take
 from quire_client.bench.targets import BenchTarget, OpenAITarget, QuireTarget, TargetModel
 from quire_client.cli import options as opt
+from quire_client.cli.interruptible import run_async
 from quire_client.cli.offline import Offline, loading, offline_commands, refuse_beside_offline
 from quire_client.cli.output import print_json, print_table
 from quire_client.cli.progress import RequestProgress
@@ -80,7 +80,7 @@ def bench(
         commands = offline_commands()
         run, opened, place = commands.run, loading(commands.bench_target(model)), "this process"
     else:
-        run, opened, place = asyncio.run, _target(url, address, model, api_key, timeout), url or address
+        run, opened, place = run_async, _target(url, address, model, api_key, timeout), url or address
 
     async def measure() -> tuple[TargetModel, LoadResult]:
         async with opened as target:

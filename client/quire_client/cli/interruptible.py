@@ -5,12 +5,13 @@ gRPC, it may leave a lock of the channel held, and the next call there, such as 
 never end. So calls run in a thread of their own, and the main thread only waits for what they give.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from quire_client.results import Chunk
 from quire_client.resumable_stream import CANCEL_SECONDS
@@ -30,6 +31,23 @@ def collected(call: Callable[[], ResultT], client: Client) -> ResultT:
     """What `call` returns, or raises. A signal closes the client, which ends the call."""
     (result,) = _items((call() for _ in range(1)), client.close)
     return result
+
+
+def run_async(main: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """As `asyncio.run`. A signal that comes just before the event loop waits does not end the wait, which another event
+    has to do: so there is one now and then.
+    """
+
+    async def woken() -> ResultT:
+        loop = asyncio.get_running_loop()
+
+        def wake() -> None:
+            loop.call_later(_WAIT_SECONDS, wake)
+
+        wake()
+        return await main
+
+    return asyncio.run(woken())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,14 @@
 """Calls in a thread, which signals interrupt from outside."""
 
+import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterator
-from threading import Event, Thread, current_thread, main_thread
+from threading import Event, Thread, Timer, current_thread, main_thread
 
 import pytest
 
-from quire_client.cli.interruptible import chunks, collected
+from quire_client.cli.interruptible import chunks, collected, run_async
 from quire_client.errors import QuireError, closed
 
 FIRST = object()
@@ -104,3 +105,19 @@ def test_a_second_signal_does_not_wait_for_the_cancellation(wait: Callable[[Bloc
     with pytest.raises(KeyboardInterrupt):
         wait(blocked)
     blocked.may_close.set()
+
+
+def test_what_does_not_wake_an_event_loop_is_seen_all_the_same() -> None:
+    """As a signal that comes just before the loop waits: here a callback of another thread."""
+    results: list[str] = []
+
+    async def wait() -> str:
+        loop = asyncio.get_running_loop()
+        arrived: asyncio.Future[str] = loop.create_future()
+        Timer(0.1, lambda: loop.call_soon(arrived.set_result, "seen")).start()
+        return await arrived
+
+    running = Thread(target=lambda: results.append(run_async(wait())), daemon=True)
+    running.start()
+    running.join(30)
+    assert results == ["seen"]
