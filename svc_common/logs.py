@@ -37,7 +37,7 @@ def configure_logging(role: str, level: str) -> None:
 
 def is_no_closed_handshake(record: logging.LogRecord) -> bool:
     """False for the error with a stack trace that uvloop logs where a TLS connection is closed during its handshake, as
-    after a timeout, and bytes of it arrive after that. Whoever closed the connection logs why.
+    after a timeout, and bytes of it arrive after that. The code that closed the connection logs why.
     """
     error = record.exc_info[1] if record.exc_info else None
     is_of_tls = record.name == "asyncio" and str(record.msg).startswith("Fatal error on SSL protocol")

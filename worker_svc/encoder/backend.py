@@ -17,7 +17,7 @@ from worker_svc.errors import StartupFailed
 from worker_svc.fingerprint import triton_arithmetic
 from worker_svc.kernel_choice import MATRIX_FORMATS, check_quantization, quantization_of_device, start_thread_pool
 from worker_svc.model import compiled_encoder, compiled_states, decoder_states
-from worker_svc.model.architecture import AnyDescription
+from worker_svc.model.architecture import AnyDescription, is_decoder
 from worker_svc.model.compiled_encoder import load_compiled_encoder
 from worker_svc.model.compiled_states import load_compiled_states
 from worker_svc.model.decoder_states import load_decoder_states
@@ -84,8 +84,7 @@ def quantization_of_values(settings: WorkerSettings, description: AnyDescription
     """The QUIRE_QUANTIZATION of a model: decoders take it, whatever they compute, and encoders on a CPU. On a GPU
     encoders stay in their dtype.
     """
-    is_decoder = isinstance(description, ModelDescription) and not description.is_encoder
-    return settings.quantization if is_decoder or device.type == "cpu" else "none"
+    return settings.quantization if is_decoder(description) or device.type == "cpu" else "none"
 
 
 def check_quantized(

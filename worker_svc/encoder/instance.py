@@ -16,8 +16,7 @@ from worker_svc.host_memory import available_memory
 from worker_svc.instance import check_vocabulary, release_device
 from worker_svc.kernel_choice import choose_device, choose_dtype
 from worker_svc.memory_parts import MemoryAccount
-from worker_svc.model.architecture import AnyDescription
-from worker_svc.model.description import ModelDescription
+from worker_svc.model.architecture import AnyDescription, is_decoder
 from worker_svc.model.embedding_files import embedding_defaults
 from worker_svc.model.embedding_layers import DenseLayer, load_layers, weights_of
 from worker_svc.model.score_head import load_score_head
@@ -71,8 +70,7 @@ def load_encoder(
     with progress(f"loading {served.name}", report):
         head = load_score_head(description, served.path, device)
         if head is None:
-            is_decoder = isinstance(description, ModelDescription) and not description.is_encoder
-            defaults = embedding_defaults(served.path, is_decoder=is_decoder)
+            defaults = embedding_defaults(served.path, is_decoder=is_decoder(description))
             layers = load_layers(defaults.layers, description.hidden_size, served.path, device)
         backend = load_backend(settings, description, served.path, dtype, device, report)
     memory.note_weights()

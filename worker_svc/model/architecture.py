@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 from worker_svc.errors import UnsupportedModel
 from worker_svc.model import architectures
@@ -14,6 +14,11 @@ from worker_svc.model.encoder_description import EncoderDescription
 from worker_svc.plugins import Registry
 
 AnyDescription: TypeAlias = ModelDescription | EncoderDescription
+
+
+def is_decoder(description: AnyDescription | None) -> TypeGuard[ModelDescription]:
+    """Whether a model is a decoder. An encoder may have a decoder's layers."""
+    return isinstance(description, ModelDescription) and not description.is_encoder
 
 
 @dataclass(frozen=True, slots=True)

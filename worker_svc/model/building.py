@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from worker_svc.model.description import (
@@ -24,6 +23,7 @@ from worker_svc.model.description import (
 from worker_svc.model.linear_weights import WHOLE, LinearWeights, Shard, TiedWeights, WeightParts
 from worker_svc.model.stored_linear import is_stored_dense, layer_format, read_stored
 from worker_svc.model.tensor_names import described_names
+from worker_svc.model.torch_norms import make_torch_norm
 from worker_svc.model.weight_format import StoredWeight, has_blocks
 from worker_svc.model.weights import Checkpoint
 
@@ -187,11 +187,10 @@ def _read_embedding(description: ModelDescription, checkpoint: Checkpoint) -> tu
 
 
 def _apply_norm(embedding: Tensor, norm: Norm, checkpoint: Checkpoint) -> None:
-    """Replaces an embedding's vectors by their layer norm."""
-    weight = checkpoint.take(norm.tensor, norm.size).float() + norm.weight_offset
-    bias = None if norm.bias is None else checkpoint.take(norm.bias, norm.size).float()
+    """Replaces an embedding's vectors by what their norm makes of them."""
+    normalize = make_torch_norm(norm, *checkpoint.take_norm(norm))
     for rows in torch.split(embedding, _ROWS):
-        rows.copy_(F.layer_norm(rows.float(), (norm.size,), weight, bias, norm.eps))
+        rows.copy_(normalize(rows))
 
 
 def _has_own_head(description: ModelDescription, checkpoint: Checkpoint, embedding: Tensor) -> bool:
@@ -256,8 +255,7 @@ def _build_body(
         return builder.linear(weights(layer))
 
     def norm(spec: Norm) -> NormT:
-        weight = checkpoint.take(spec.tensor, spec.size)
-        return builder.norm(spec, weight, None if spec.bias is None else checkpoint.take(spec.bias, spec.size))
+        return builder.norm(spec, *checkpoint.take_norm(spec))
 
     def optional_norm(spec: Norm | None) -> NormT | None:
         return None if spec is None else norm(spec)

@@ -7,7 +7,7 @@ from typing import Any
 from svc_common.model_tasks import ModelTask
 from svc_common.models import module_kind, read_json, read_modules
 from worker_svc.errors import UnsupportedModel
-from worker_svc.model.architecture import AnyDescription
+from worker_svc.model.architecture import AnyDescription, is_decoder
 from worker_svc.model.describe_score_head import named_activation
 from worker_svc.model.description import ModelDescription
 from worker_svc.model.score_head_description import ScoreActivation, ScoreHeadSpec
@@ -25,7 +25,7 @@ def with_score_files(description: AnyDescription | None, directory: Path, task: 
     if description is None or task not in (ModelTask.SCORE, ModelTask.CLASSIFY):
         return description
     head = description.score_head
-    if head is None and isinstance(description, ModelDescription) and not description.is_encoder:
+    if head is None and is_decoder(description):
         head = _head_of_logits(description, directory)
     if head is None:
         return description

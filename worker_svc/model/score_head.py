@@ -10,10 +10,11 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from worker_svc.model.architecture import AnyDescription
-from worker_svc.model.description import ModelDescription, Norm, StoredLinear
+from worker_svc.model.description import ModelDescription, StoredLinear
 from worker_svc.model.score_head_description import DenseActivation, ScoreActivation, ScoreHeadSpec
 from worker_svc.model.stored_linear import is_stored_dense, read_stored
 from worker_svc.model.tensor_names import described_names
+from worker_svc.model.torch_norms import make_torch_norm
 from worker_svc.model.weight_format import format_of
 from worker_svc.model.weights import Checkpoint
 
@@ -22,16 +23,6 @@ _DENSE_ACTIVATIONS: Mapping[DenseActivation, Callable[[Tensor], Tensor]] = {
     DenseActivation.RELU: F.relu,
     DenseActivation.GELU: F.gelu,
 }
-
-
-class _LayerNorm:
-    def __init__(self, norm: Norm, checkpoint: Checkpoint) -> None:
-        self._weight = checkpoint.take(norm.tensor, norm.size)
-        self._bias = None if norm.bias is None else checkpoint.take(norm.bias, norm.size)
-        self._eps = norm.eps
-
-    def __call__(self, states: Tensor) -> Tensor:
-        return F.layer_norm(states, states.shape[-1:], self._weight, self._bias, self._eps)
 
 
 class ScoreHead:
@@ -48,7 +39,7 @@ class ScoreHead:
             return weight.dense().to(device).float(), None if bias is None else bias.to(device).float()
 
         self._dense = None if spec.dense is None else layer(spec.dense, hidden_size, has_bias=spec.dense_bias)
-        self._norm = None if spec.norm is None else _LayerNorm(spec.norm, checkpoint)
+        self._norm = None if spec.norm is None else make_torch_norm(spec.norm, *checkpoint.take_norm(spec.norm))
         if spec.tokens:
             assert isinstance(description, ModelDescription), "encoders have no logits"
             self._output = _of_tokens(spec.tokens, description, checkpoint)

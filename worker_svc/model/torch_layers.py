@@ -1,54 +1,21 @@
-"""The parts of a decoder layer by torch's operators: norms, attention's projections and rotation, and the MLP.
+"""The parts of a decoder layer by torch's operators: attention's projections and rotation, and the MLP.
 
 The hidden state is float32; norms return the model's dtype, in which products are computed.
 """
 
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
-import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from worker_svc.attention import StepAttention
 from worker_svc.model.building import BuiltLayer, ExpertWeights
-from worker_svc.model.description import Norm, NormKind
+from worker_svc.model.description import Norm
 from worker_svc.model.linear import Linear, make_linear
 from worker_svc.model.linear_weights import LinearWeights
 from worker_svc.model.rope import Rotation
 from worker_svc.model.torch_experts import TorchExperts, build_torch_experts
 from worker_svc.model.torch_mlp import activated
-
-
-class TorchNorm(Protocol):
-    """A normalisation of the last dimension, computed in float32."""
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        """`inputs` of any dtype, normalised, in the model's dtype."""
-
-
-class TorchRmsNorm:
-    """Root mean square normalisation (arXiv:1910.07467)."""
-
-    def __init__(self, weight: Tensor, epsilon: float, weight_offset: float) -> None:
-        self._weight, self._dtype = weight.float() + weight_offset, weight.dtype
-        self._shape, self._epsilon = list(weight.shape), epsilon
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        return torch.rms_norm(inputs.float(), self._shape, self._weight, self._epsilon).to(self._dtype)
-
-
-class TorchLayerNorm:
-    """Layer normalisation (arXiv:1607.06450)."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None, epsilon: float, weight_offset: float) -> None:
-        self._weight, self._dtype = weight.float() + weight_offset, weight.dtype
-        self._bias = None if bias is None else bias.float()
-        self._shape, self._epsilon = list(weight.shape), epsilon
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        normed = F.layer_norm(inputs.float(), self._shape, self._weight, self._bias, self._epsilon)
-        return normed.to(self._dtype)
-
+from worker_svc.model.torch_norms import TorchNorm, make_torch_norm
 
 TorchLayer: TypeAlias = BuiltLayer[Linear, TorchNorm, TorchExperts]
 
@@ -60,9 +27,7 @@ class TorchBodyBuilder:
         return make_linear(*weights.fused())
 
     def norm(self, norm: Norm, weight: Tensor, bias: Tensor | None) -> TorchNorm:
-        if norm.kind is NormKind.LAYER:
-            return TorchLayerNorm(weight, bias, norm.eps, norm.weight_offset)
-        return TorchRmsNorm(weight, norm.eps, norm.weight_offset)
+        return make_torch_norm(norm, weight, bias)
 
     def experts(self, weights: ExpertWeights) -> TorchExperts:
         return build_torch_experts(weights)

@@ -26,7 +26,8 @@ from worker_svc.model.rope import Rotation, inverse_frequencies, layer_ropes
 from worker_svc.model.support import BY_EVERY_BACKEND, Feature, check_computed
 from worker_svc.model.torch_experts import TorchExperts
 from worker_svc.model.torch_latent import attend_latent
-from worker_svc.model.torch_layers import TorchBodyBuilder, TorchNorm, add_outputs, attend
+from worker_svc.model.torch_layers import TorchBodyBuilder, add_outputs, attend
+from worker_svc.model.torch_norms import TorchNorm
 from worker_svc.model.weights import Checkpoint, ReadMeter, open_checkpoint
 from worker_svc.model_layout import ModelLayout
 

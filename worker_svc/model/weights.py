@@ -12,6 +12,7 @@ from torch import Tensor
 from worker_svc.errors import UnsupportedModel
 from worker_svc.model.config import read_object
 from worker_svc.model.formats.dense import require_numbers
+from worker_svc.model.linear_description import Norm
 from worker_svc.model.tensor_file import TensorFile
 from worker_svc.model.tensor_names import StoredTensor
 from worker_svc.model.weight_format import WeightFormat, format_of, names_read
@@ -82,6 +83,10 @@ class Checkpoint:
     def take(self, name: str, *shape: int) -> Tensor:
         """The tensor of this name, in the model's dtype and on its device. Raises as `numbers` does."""
         return self.numbers(name, *shape).to(self.device, self.dtype)
+
+    def take_norm(self, norm: Norm) -> tuple[Tensor, Tensor | None]:
+        """A norm's weight, without its offset, and its bias, as `take` gives them."""
+        return self.take(norm.tensor, norm.size), None if norm.bias is None else self.take(norm.bias, norm.size)
 
     def numbers(self, name: str, *shape: int) -> Tensor:
         """The tensor of this name, as stored. Raises UnsupportedModel as `read` does, and if it has codes."""

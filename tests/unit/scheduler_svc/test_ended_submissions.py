@@ -1,4 +1,4 @@
-"""What was cancelled or deleted does not run again, whoever submits it."""
+"""What was cancelled or deleted does not run again when it is submitted again."""
 
 import pytest
 

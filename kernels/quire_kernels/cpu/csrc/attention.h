@@ -31,7 +31,7 @@ struct AttentionRule {
     int64_t bidirectional;  // whether queries also see the keys after their own, of a window as many as before it
 };
 
-// What is added to the scores of each query head, beside the scale, by the distance of a key from its query; null: nothing.
+// A relative position bias: what is added to the scores of each head by the distance of a key from its query; null: nothing.
 struct DistanceScores {
     const float* of_heads = nullptr;  // [heads, stride]; the products of queries and keys have no scale yet
     int64_t stride = 0;               // LANES more than there are distances: whole vectors are read
@@ -113,7 +113,7 @@ public:
         });
     }
 
-    // For all that follows. Caches must not have codes.
+    // For all that follows. Groups have one head; caches are not shared and have no codes.
     void add_by_distance(const DistanceScores& distances) { distances_ = distances; }
 
     // To be called when all tiles of a phase are done.
@@ -184,10 +184,7 @@ private:
                     for_rows(num_rows, [&]<int R>(int64_t row) { compute_scores<R, FETCH_NUMBERS>(top + row); });
                 if (FETCH_NUMBERS && uses_products_ && !cache.is_shared()) Products::prefetch_first_values(next_key_tile_);
                 if (distances_.of_heads)
-                    for (int64_t row = 0; row < num_rows; ++row) {
-                        const int64_t group_head = (tile.first_head + head + row / layout.rows) * group_ + row % group_;
-                        add_distances(top + row, group_head, start - keys.position - row % layout.rows / group_);
-                    }
+                    for (int64_t q = 0; q < queries; ++q) add_distances(top + q, tile.first_head + head, start - keys.position - q);
                 for (int64_t row = top; row < top + num_rows; row += layout.rows)
                     for (int64_t q = 0; q < queries; ++q) softmax_tile<HAS_CODES>(row + q * group_, start, keys.position + q, rule);
                 // Shared values are the keys, which are prefetched already.
@@ -293,7 +290,7 @@ private:
             for (int n = 0; n < N; ++n) store(&scores_[(row + r) * TILE_KEYS + first * LANES + n * VECTOR_LANES], sums[r][n]);
     }
 
-    // To the scores of a row: its query has the tile's first key at this distance.
+    // To the scores of a row, whose query has the tile's first key at this distance.
     void add_distances(int64_t row, int64_t head, int64_t distance) {
         const float* added = distances_.of_heads + head * distances_.stride + distances_.own_place + distance;
         for (int64_t g = key_tile_.first_group; g < key_tile_.num_groups; ++g) {
