@@ -10,9 +10,11 @@ from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.asyncio.connection import Connection, SSLConnection
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool, SentinelManagedConnection
+from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool, SentinelManagedConnection
 from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from svc_common.redis_tls import NO_FILES, RedisTlsFiles
 from svc_common.redis_url import RedisLayout, RedisTarget
@@ -162,13 +164,35 @@ def _sentinel_pool(target: RedisTarget, options: Mapping[str, Any], files: Mappi
         **files,
         **target.sentinel_options,
     }
-    sentinel = Sentinel([])  # type: ignore[no-untyped-call]
-    sentinel.sentinels = [
+    sentinels = _Sentinels([])  # type: ignore[no-untyped-call]
+    sentinels.sentinels = [
         Redis.from_pool(ConnectionPool(host=host, port=port, **of_sentinels)) for host, port in target.addresses
     ]
     kind = _PrimaryTlsConnection if target.has_tls else SentinelManagedConnection
     of_servers = {**options, "connection_class": kind}
-    return SentinelConnectionPool(target.service, sentinel, **of_servers)  # type: ignore[no-untyped-call]
+    return SentinelConnectionPool(target.service, sentinels, **of_servers)  # type: ignore[no-untyped-call]
+
+
+class _Sentinels(Sentinel):
+    """The sentinel that answered last is asked first. redis-py's own loses one where two answer at the same time."""
+
+    async def discover_master(self, service_name: str) -> tuple[str, int]:
+        """Address of the primary. Raises MasterNotFoundError, which says why each sentinel does not name it."""
+        reasons = []
+        for sentinel in list(self.sentinels):
+            try:
+                states: Any = await sentinel.sentinel_masters()
+            except (RedisConnectionError, RedisTimeoutError) as error:
+                reason = str(error)
+            else:
+                state = states.get(service_name)
+                if state and self.check_master_state(state, service_name):
+                    self.sentinels.sort(key=lambda other: other is not sentinel)
+                    return state["ip"], state["port"]
+                reason = "has no primary of it that is up"
+            options = sentinel.connection_pool.connection_kwargs
+            reasons.append(f"{options['host']}:{options['port']} ({reason})")
+        raise MasterNotFoundError(f"no sentinel names a primary of {service_name!r}: {', '.join(reasons)}")
 
 
 class _Cluster:

@@ -2,7 +2,7 @@
 
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +55,7 @@ class RedisFleet:
     """By port."""
     find_primary: Callable[[], int]
     """The port of the primary."""
+    sentinels: Sequence["subprocess.Popen[bytes]"] = ()
 
     def kill_primary(self) -> None:
         process = self.processes[self.find_primary()]
@@ -128,8 +129,9 @@ def sentinel_fleet(directory: Path, tls: ServerTls | None = None) -> Iterator[Re
         first, second = lasting_port(), lasting_port()
         processes = {first: servers.start(first, *_COMMON)}
         processes[second] = servers.start(second, *_COMMON, "--replicaof", f"{LOOPBACK} {first}")
-        sentinels = [lasting_port() for _ in range(3)]
-        for port in sentinels:
+        ports = [lasting_port() for _ in range(3)]
+        sentinels = []
+        for port in ports:
             path = directory / f"sentinel-{port}.conf"
             path.write_text(
                 f"sentinel monitor {SERVICE} {LOOPBACK} {first} 2\n"
@@ -137,8 +139,8 @@ def sentinel_fleet(directory: Path, tls: ServerTls | None = None) -> Iterator[Re
                 f"sentinel down-after-milliseconds {SERVICE} {_DOWN_AFTER}\n"
                 f"sentinel failover-timeout {SERVICE} 5000\n"
             )
-            servers.start(port, str(path), "--sentinel", password=None)
-        clients = [servers.client(port, password=None) for port in sentinels]
+            sentinels.append(servers.start(port, str(path), "--sentinel", password=None))
+        clients = [servers.client(port, password=None) for port in ports]
 
         def know_each_other() -> bool:
             states = [client.sentinel_master(SERVICE) for client in clients]
@@ -147,11 +149,12 @@ def sentinel_fleet(directory: Path, tls: ServerTls | None = None) -> Iterator[Re
         until(know_each_other)
         replica = servers.client(second)
         until(lambda: replica.info("replication")["master_link_status"] == "up")
-        addresses = ",".join(f"{LOOPBACK}:{port}" for port in sentinels)
+        addresses = ",".join(f"{LOOPBACK}:{port}" for port in ports)
         yield RedisFleet(
             f"{servers.scheme}+sentinel://:{PASSWORD}@{addresses}/{SERVICE}/0",
             processes,
             lambda: int(clients[0].sentinel_master(SERVICE)["port"]),
+            sentinels,
         )
 
 

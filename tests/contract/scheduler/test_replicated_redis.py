@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import redis
 
 from certificates import Authority
 from large import large_but
+from ports import LOOPBACK
 from redis_fleets import (
     LOCALHOST,
     PASSWORD,
@@ -165,4 +167,24 @@ async def test_a_store_notices_another_primary_that_has_been_one_before(tmp_path
         assert store.num_restarts > before
         for server in servers.values():
             server.close()
+        await store.close()
+
+
+async def test_a_sentinel_that_did_not_answer_many_at_once_is_asked_again(tmp_path: Path) -> None:
+    with sentinel_fleet(tmp_path) as fleet:
+        store = RedisStore(fleet.url, 600)
+        first, *others = fleet.sentinels
+        first.send_signal(signal.SIGSTOP)
+        await asyncio.gather(*(store.leader() for _ in range(4)))
+        first.send_signal(signal.SIGCONT)
+        for sentinel in others:
+            sentinel.kill()
+        with redis.Redis(LOOPBACK, fleet.find_primary(), password=PASSWORD) as primary:
+            primary.client_kill_filter(_type="normal", skipme=True)  # a new connection asks for the primary
+        await asyncio.sleep(0.2)  # the event loop finds that the old ones are closed
+        assert await store.leader() is None
+        fleet.kill_primary()
+        first.kill()
+        with pytest.raises(StoreUnavailable, match=r"^no sentinel names a primary of 'records': 127.0.0.1:\d+ \("):
+            await store.leader()
         await store.close()
