@@ -37,12 +37,17 @@ _DISTILBERT_SIZES: dict[str, Any] = {
     "max_position_embeddings": CONTEXT,
     "initializer_range": 0.3,
 }
+# Heads of 32, of which the compiled kernels rotate halves of 16, in float32.
+_ROTARY_SIZES = {**_OF_HEADS, "hidden_size": 96, "initializer_range": 0.15, "pad_token_id": 0}
+
 ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", _OF_HEADS),
     "camembert": ("Camembert", _ROBERTA_SIZES),
     "distilbert": ("DistilBert", _DISTILBERT_SIZES),
     "electra": ("Electra", {**_OF_HEADS, "embedding_size": 48}),
+    "gte": ("Gte", _ROTARY_SIZES),
     "mpnet": ("MPNet", {**_OF_HEADS, "max_position_embeddings": CONTEXT + 2, "pad_token_id": 1}),
+    "nomic_bert": ("NomicBert", _ROTARY_SIZES),
     "roberta": ("Roberta", _ROBERTA_SIZES),
     "xlm-roberta": ("XLMRoberta", _ROBERTA_SIZES),
 }
