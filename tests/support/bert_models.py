@@ -67,7 +67,20 @@ _OF_DECODERS_FORM: dict[str, tuple[str, dict[str, Any]]] = {
             "cls_token_id": 1,
             "sep_token_id": 2,
         },
-    )
+    ),
+    "eurobert": (
+        "EuroBert",
+        {
+            **_OF_HEADS,
+            "hidden_size": 96,
+            "max_position_embeddings": 300,
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "mask_token_id": 3,
+            "classifier_pooling": "mean",
+        },
+    ),
 }
 
 
