@@ -59,6 +59,7 @@ SERVED: tuple[VllmFlag, ...] = (
     ),
     JsonObject("--override-generation-config", "QUIRE_OVERRIDE_GENERATION_CONFIG"),
     Value("--chat-template", "QUIRE_CHAT_TEMPLATE"),
+    JsonObject("--default-chat-template-kwargs", "QUIRE_CHAT_TEMPLATE_KWARGS"),
     Value(
         "--tool-call-parser",
         "QUIRE_TOOL_FORMAT",
@@ -261,7 +262,7 @@ _REFUSED: dict[str, str] = {
     ),
     "the only drafter is ngram: --spec-method ngram": "--spec-model",
     "send `chat_template_kwargs` or `reasoning_effort` in requests": (
-        "--default-chat-template-kwargs --reasoning-config --reasoning-effort-map --anthropic-disabled-thinking-effort"
+        "--reasoning-config --reasoning-effort-map --anthropic-disabled-thinking-effort"
     ),
     "requests cannot bring a template": "--[no-]trust-request-chat-template",
     "define tools in requests; `strict` constrains their arguments": "--tool-strict-level --tool-server",

@@ -58,6 +58,7 @@ def test_common_flags_set_the_settings_of_the_services(monkeypatch: pytest.Monke
     arguments += ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}']
     arguments += ["--speculative-config.num_speculative_tokens", "3", "--structured-outputs-config.backend", "xgrammar"]
     arguments += ["--override-generation-config", '{"temperature": 0}']
+    arguments += ["--default-chat-template-kwargs.enable_thinking", "false"]
     for name, value in serve.variables_of(arguments).items():
         monkeypatch.setenv(name, value)
 
@@ -69,6 +70,7 @@ def test_common_flags_set_the_settings_of_the_services(monkeypatch: pytest.Monke
     (model,) = gateway.model_settings()
     assert model.served_names == ("chat", "qwen")
     assert (model.generation_config, model.override_generation_config) == ("quire", '{"temperature": 0}')
+    assert model.chat_template_kwargs == '{"enable_thinking": false}'
     assert (model.tool_format, model.reasoning_format) == ("hermes", "think")
     assert gateway.cors_origins == "https://a.example,https://b.example"
     assert (gateway.root_path, gateway.stream_usage, gateway.max_logprobs) == ("/llm", True, HIGHEST_MAX_LOGPROBS)
