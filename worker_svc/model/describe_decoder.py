@@ -38,14 +38,15 @@ def describe_decoder(
     mlp_bias: bool = False,
     qk_norm: bool = False,
     partial_rotation: bool = False,
+    rotates_neighbours: bool = False,
     norm_offset: float = 0.0,
 ) -> ModelDescription | None:
     """The description of a model whose tensors are named like Llama's. None: a description cannot hold its activation
     or positions.
 
     `windows` and `activation_field`, the field of the activation, are what transformers' code reads of the config.
-    `partial_rotation` is whether that code rotates a part of each head, if the config says so; `norm_offset` is added
-    to the weights of norms.
+    `partial_rotation` is whether that code rotates a part of each head, if the config says so, and `rotates_neighbours`
+    whether in pairs (2i, 2i + 1); `norm_offset` is added to the weights of norms.
     """
     activation = ACTIVATIONS.get(getattr(config, activation_field))
     hidden: int = config.hidden_size
@@ -75,6 +76,7 @@ def describe_decoder(
             window=window,
             query_norm=norm(f"{prefix}q_norm.weight", head_dim) if qk_norm else None,
             key_norm=norm(f"{prefix}k_norm.weight", head_dim) if qk_norm else None,
+            rotates_neighbours=rotates_neighbours,
         )
 
     def mlp(prefix: str) -> MlpSpec:
