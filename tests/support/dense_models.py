@@ -6,7 +6,17 @@ Windows are shorter than the prompts of tests, and caps below the scores and log
 from collections.abc import Callable
 from typing import Any
 
-from transformers import Gemma2Config, Gemma3TextConfig, GPT2Config, GPTNeoXConfig, LlamaConfig, OPTConfig, Phi3Config
+from transformers import (
+    Gemma2Config,
+    Gemma3TextConfig,
+    Glm4Config,
+    GlmConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    OPTConfig,
+    Phi3Config,
+)
 
 from transformers_models import COMMON
 
@@ -48,6 +58,12 @@ VARIANTS: dict[str, Callable[[], Any]] = {
     "phi3-longrope": lambda: Phi3Config(
         **_SIZES, rope_parameters=_LONGROPE, original_max_position_embeddings=ORIGINAL_CONTEXT
     ),
+    "glm": lambda: GlmConfig(**_SIZES, head_dim=32),
+    "glm-tied-unbiased": lambda: GlmConfig(
+        **_SIZES | _TIED, head_dim=48, attention_bias=False,
+        rope_parameters={"rope_type": "linear", "rope_theta": 50.0, "factor": 2.0, "partial_rotary_factor": 1.0},
+    ),
+    "glm4": lambda: Glm4Config(**_SIZES, head_dim=32),
     "gpt2": lambda: GPT2Config(**_GPT2, scale_attn_by_inverse_layer_idx=True, reorder_and_upcast_attn=True),
     "gpt2-tied-narrow": lambda: GPT2Config(**_GPT2 | _TIED, n_inner=80, activation_function="relu"),
     "gpt-neox": lambda: GPTNeoXConfig(**_GPT_NEOX, hidden_act="gelu_fast"),
