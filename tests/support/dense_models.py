@@ -16,6 +16,9 @@ from transformers import (
     LlamaConfig,
     OPTConfig,
     Phi3Config,
+    PhiConfig,
+    StableLmConfig,
+    Starcoder2Config,
 )
 
 from transformers_models import COMMON
@@ -71,6 +74,14 @@ VARIANTS: dict[str, Callable[[], Any]] = {
         **_GPT_NEOX, use_parallel_residual=False, attention_bias=False,
         rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0},
     ),
+    "phi": lambda: PhiConfig(**_SIZES | {"hidden_size": 64, "num_attention_heads": 2}),
+    "starcoder2": lambda: Starcoder2Config(**_SIZES, sliding_window=WINDOW),
+    "starcoder2-tied-unbiased": lambda: Starcoder2Config(**_SIZES | _TIED, use_bias=False, hidden_act="gelu"),
+    "stablelm": lambda: StableLmConfig(**_SIZES | {"hidden_size": 64, "num_attention_heads": 2}),
+    "stablelm-side-by-side": lambda: StableLmConfig(
+        **_SIZES | {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}, use_qkv_bias=True,
+        use_parallel_residual=True, partial_rotary_factor=0.5,
+    ),
     "opt": lambda: OPTConfig(**_OPT),
     "opt-tied-unbiased": lambda: OPTConfig(**_OPT | _TIED, enable_bias=False, activation_function="gelu"),
 }  # fmt: skip
@@ -91,6 +102,9 @@ NOT_DESCRIBED: dict[str, Callable[[], Any]] = {
     "gpt2-activation": lambda: GPT2Config(**_GPT2, activation_function="tanh"),
     "gpt-neox-odd": lambda: GPTNeoXConfig(**_GPT_NEOX, rope_parameters={"partial_rotary_factor": 0.1}),
     "gpt-neox-dynamic": lambda: GPTNeoXConfig(**_GPT_NEOX, rope_parameters={"rope_type": "dynamic", "factor": 2.0}),
+    "phi-with-norms-of-heads": lambda: PhiConfig(**_SIZES, qk_layernorm=True),
+    "phi-tied": lambda: PhiConfig(**_SIZES | _TIED),
+    "stablelm-with-norms-of-heads": lambda: StableLmConfig(**_SIZES, qk_layernorm=True),
     "opt-350m": lambda: OPTConfig(**_OPT, do_layer_norm_before=False),
     "opt-projected": lambda: OPTConfig(**_OPT, word_embed_proj_dim=32),
     "opt-without-weights-of-norms": lambda: OPTConfig(**_OPT, layer_norm_elementwise_affine=False),

@@ -1,6 +1,6 @@
 """Parts of descriptions that several families share."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from worker_svc.model.description import (
     Activation,
@@ -28,8 +28,23 @@ ACTIVATIONS = {
 """By the names that transformers has in configs."""
 
 
-def describe_head(hidden_size: int, vocab_size: int) -> LinearLayer:
-    stored = (StoredLinear("lm_head", (vocab_size,)),)
+@dataclass(frozen=True, slots=True)
+class NormForm:
+    """What all norms of a model have in common, as `Norm` has it."""
+
+    eps: float
+    kind: NormKind = NormKind.RMS
+    weight_offset: float = 0.0
+    has_bias: bool = False
+
+    def norm(self, name: str, size: int) -> Norm:
+        """The norm with the tensors `name`.weight, and `name`.bias if norms have one."""
+        bias = f"{name}.bias" if self.has_bias else None
+        return Norm(f"{name}.weight", size, self.eps, self.kind, self.weight_offset, bias)
+
+
+def describe_head(hidden_size: int, vocab_size: int, *, bias: bool = False) -> LinearLayer:
+    stored = (StoredLinear("lm_head", (vocab_size,), bias),)
     return LinearLayer(LinearRole.HEAD, hidden_size, stored, SplitDimension.OUTPUTS)
 
 

@@ -218,6 +218,13 @@ WITHOUT: list[tuple[str, str, Callable[[ModelDescription], ModelDescription]]] =
     ("gpt-neox", "layers side by side", _layers(lambda layer: replace(layer, parallel=False))),
     ("gpt-neox", "positions", _attention(rope=None)),
     ("gpt-neox", "the part that is not rotated", _rope(rotated_dims=None)),
+    ("phi", "layers side by side", _layers(lambda layer: replace(layer, parallel=False))),
+    ("phi", "the part that is not rotated", _rope(rotated_dims=None)),
+    ("phi", "the activation", _activation(Activation.RELU)),
+    ("starcoder2", "the window", _attention(window=None)),
+    ("starcoder2", "the activation", _activation(Activation.RELU)),
+    ("stablelm", "the part that is not rotated", _rope(rotated_dims=None)),
+    ("stablelm-side-by-side", "layers side by side", _layers(lambda layer: replace(layer, parallel=False))),
     ("opt", "the activation", _activation(Activation.GELU)),
 ]
 """A description without one of its features, by a variant that has it."""
