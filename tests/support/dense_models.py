@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from transformers import (
+    Ernie4_5Config,
     Gemma2Config,
     Gemma3TextConfig,
     Glm4Config,
@@ -67,6 +68,8 @@ VARIANTS: dict[str, Callable[[], Any]] = {
         rope_parameters={"rope_type": "linear", "rope_theta": 50.0, "factor": 2.0, "partial_rotary_factor": 1.0},
     ),
     "glm4": lambda: Glm4Config(**_SIZES, head_dim=32),
+    "ernie4-5": lambda: Ernie4_5Config(**_SIZES, head_dim=32),
+    "ernie4-5-tied-biased": lambda: Ernie4_5Config(**_SIZES | _TIED, head_dim=48, use_bias=True),
     "gpt2": lambda: GPT2Config(**_GPT2, scale_attn_by_inverse_layer_idx=True, reorder_and_upcast_attn=True),
     "gpt2-tied-narrow": lambda: GPT2Config(**_GPT2 | _TIED, n_inner=80, activation_function="relu"),
     "gpt-neox": lambda: GPTNeoXConfig(**_GPT_NEOX, hidden_act="gelu_fast"),

@@ -47,7 +47,7 @@ class ExpertForm:
     scores: ExpertScores = ExpertScores.SOFTMAX
     groups: ExpertGroups | None = None
     choice_bias: str | None = None
-    """What a layer's router calls the tensor that is added to choose experts."""
+    """What a layer calls the tensor that is added to choose experts."""
 
 
 def with_experts(dense: ModelDescription, form: ExpertForm, layers: Collection[int] | None = None) -> ModelDescription:
@@ -78,7 +78,7 @@ def deepseek_experts(config: Any) -> ExpertForm | None:
         scale=config.routed_scaling_factor,
         scores=ExpertScores.SIGMOID,
         groups=ExpertGroups(config.n_group, config.topk_group, num_summed=2),
-        choice_bias="e_score_correction_bias",
+        choice_bias="gate.e_score_correction_bias",
     )
 
 
@@ -127,7 +127,7 @@ def _layer(layer: DecoderLayer, prefix: str, form: ExpertForm) -> DecoderLayer:
             fused=(f"{prefix}experts.gate_up_proj", f"{prefix}experts.down_proj"),
             scores=form.scores,
             groups=form.groups,
-            choice_bias=None if form.choice_bias is None else f"{prefix}gate.{form.choice_bias}",
+            choice_bias=None if form.choice_bias is None else f"{prefix}{form.choice_bias}",
         ),
     )
 

@@ -212,6 +212,7 @@ WITHOUT: list[tuple[str, str, Callable[[ModelDescription], ModelDescription]]] =
     ("phi3-longrope", "the part that is not rotated", _rope(rotated_dims=None, kind=RopeKind.DEFAULT)),
     ("glm", "the pairs of neighbours", _layers(_halves)),
     ("glm", "the part that is not rotated", _layers(_all_neighbours)),
+    ("ernie4-5", "the pairs of neighbours", _layers(_halves)),
     ("glm4", "the norms after", _without_post_norms),
     ("gpt2", "the scale by layers", _attention(scale=16**-0.5)),
     ("gpt2", "the activation", _activation(Activation.SILU)),
