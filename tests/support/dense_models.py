@@ -6,7 +6,16 @@ Windows are shorter than the prompts of tests, and caps below the scores and log
 from collections.abc import Callable
 from typing import Any
 
-from transformers import Gemma2Config, Gemma3TextConfig, GPT2Config, GPTNeoXConfig, LlamaConfig, OPTConfig, Phi3Config
+from transformers import (
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    OPTConfig,
+    Phi3Config,
+    SmolLM3Config,
+)
 
 from transformers_models import COMMON
 
@@ -43,6 +52,9 @@ VARIANTS: dict[str, Callable[[], Any]] = {
     "gemma3": lambda: Gemma3TextConfig(
         **_SIZES | {"num_hidden_layers": 3}, **_GEMMA, rope_parameters=_GEMMA3_ROPES,
         layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+    ),
+    "smollm3": lambda: SmolLM3Config(
+        **_SIZES, no_rope_layers=[1, 0], use_sliding_window=True, sliding_window=WINDOW
     ),
     "phi3": lambda: Phi3Config(**_SIZES, sliding_window=WINDOW),
     "phi3-longrope": lambda: Phi3Config(

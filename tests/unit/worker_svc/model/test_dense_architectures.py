@@ -162,6 +162,11 @@ def _rope(**changes: Any) -> Callable[[ModelDescription], ModelDescription]:
     return _layers(change)
 
 
+def _positions_everywhere(description: ModelDescription) -> ModelDescription:
+    (rope,) = {layer.attention.rope for layer in description.layers} - {None}
+    return _attention(rope=rope)(description)
+
+
 def _activation(activation: Activation) -> Callable[[ModelDescription], ModelDescription]:
     return _layers(lambda layer: replace(layer, mlp=replace(layer.mlps[0], activation=activation)))
 
@@ -189,6 +194,8 @@ WITHOUT: list[tuple[str, str, Callable[[ModelDescription], ModelDescription]]] =
     ("gemma2", "the activation", _activation(Activation.SILU)),
     ("gemma3", "positions of two bases", _rope(theta=20.0)),
     ("gemma3", "the scaled positions", _rope(kind=RopeKind.DEFAULT)),
+    ("smollm3", "the layer without positions", _positions_everywhere),
+    ("smollm3", "the window", _attention(window=None)),
     ("phi3", "the window", _attention(window=None)),
     ("phi3-longrope", "the factors of pairs", _rope(pair_factors=(1.0,) * 6)),
     ("phi3-longrope", "the factor of what is rotated", _rope(attention_factor=1.0)),
