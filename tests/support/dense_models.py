@@ -12,6 +12,8 @@ from transformers import (
     GPT2Config,
     GPTNeoXConfig,
     LlamaConfig,
+    Olmo2Config,
+    Olmo3Config,
     OPTConfig,
     Phi3Config,
     SmolLM3Config,
@@ -32,6 +34,13 @@ _GEMMA3_ROPES: dict[str, Any] = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
     "full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 8.0},
 }
+_OLMO3_ROPES: dict[str, Any] = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
+    "full_attention": {
+        "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32,
+        "attention_factor": 1.2,
+    },
+}  # fmt: skip
 _LONGROPE: dict[str, Any] = {
     "rope_type": "longrope", "rope_theta": 500.0, "partial_rotary_factor": 0.75,
     "short_factor": [1.0, 1.2, 1.5, 2.0, 2.5, 3.0], "long_factor": [4.0] * 6,
@@ -55,6 +64,11 @@ VARIANTS: dict[str, Callable[[], Any]] = {
     ),
     "smollm3": lambda: SmolLM3Config(
         **_SIZES, no_rope_layers=[1, 0], use_sliding_window=True, sliding_window=WINDOW
+    ),
+    "olmo2": lambda: Olmo2Config(**_SIZES, attention_bias=True),
+    "olmo3": lambda: Olmo3Config(
+        **_SIZES, sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention"],
+        rope_parameters=_OLMO3_ROPES,
     ),
     "phi3": lambda: Phi3Config(**_SIZES, sliding_window=WINDOW),
     "phi3-longrope": lambda: Phi3Config(

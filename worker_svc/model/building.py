@@ -117,7 +117,7 @@ class BuiltLayer(Generic[LinearT, NormT, ExpertsT]):
     qkv: LinearT
     output: LinearT
     post_attention_norm: NormT | None
-    mlp_norm: NormT
+    mlp_norm: NormT | None
     mlp: BuiltMlp[LinearT] | ExpertsT
     post_mlp_norm: NormT | None
     latent: BuiltLatent[LinearT, NormT] | None = None
@@ -294,7 +294,7 @@ def _build_body(
             qkv=linear(attention.qkv),
             output=linear(attention.output),
             post_attention_norm=optional_norm(spec.post_attention_norm),
-            mlp_norm=norm(spec.mlp_norm),
+            mlp_norm=optional_norm(spec.mlp_norm),
             mlp=mlp(spec.mlp),
             post_mlp_norm=optional_norm(spec.post_mlp_norm),
             latent=latent(attention.latent),

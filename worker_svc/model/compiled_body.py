@@ -127,7 +127,7 @@ def _layer_args(
         _optional_norm(layer.query_norm),
         _optional_norm(layer.key_norm),
         _optional_norm(layer.post_attention_norm),
-        layer.mlp_norm.args(),
+        _optional_norm(layer.mlp_norm),
         _optional_norm(layer.post_mlp_norm),
         layer.qkv.args(),
         layer.output.args(),

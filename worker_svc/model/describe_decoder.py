@@ -37,6 +37,7 @@ def describe_decoder(
     output_bias: bool = False,
     mlp_bias: bool = False,
     qk_norm: bool = False,
+    joint_qk_norm: bool = False,
     partial_rotation: bool = False,
     norm_offset: float = 0.0,
 ) -> ModelDescription | None:
@@ -44,6 +45,7 @@ def describe_decoder(
     or positions.
 
     `windows` and `activation_field`, the field of the activation, are what transformers' code reads of the config.
+    `qk_norm` is whether queries and keys have norms, `joint_qk_norm` whether these are of all heads together.
     `partial_rotation` is whether that code rotates a part of each head, if the config says so; `norm_offset` is added
     to the weights of norms.
     """
@@ -73,8 +75,8 @@ def describe_decoder(
             StoredLinear(f"{prefix}o_proj", (hidden,), output_bias),
             rope=rope,
             window=window,
-            query_norm=norm(f"{prefix}q_norm.weight", head_dim) if qk_norm else None,
-            key_norm=norm(f"{prefix}k_norm.weight", head_dim) if qk_norm else None,
+            query_norm=norm(f"{prefix}q_norm.weight", queries if joint_qk_norm else head_dim) if qk_norm else None,
+            key_norm=norm(f"{prefix}k_norm.weight", keys if joint_qk_norm else head_dim) if qk_norm else None,
         )
 
     def mlp(prefix: str) -> MlpSpec:

@@ -170,7 +170,8 @@ class DecoderLayer:
     attention_norm: Norm | None
     """None: attention sees x as it is."""
     attention: AttentionSpec
-    mlp_norm: Norm
+    mlp_norm: Norm | None
+    """None: the MLP sees x as it is."""
     mlp: MlpSpec | ExpertsSpec
     post_attention_norm: Norm | None = None
     post_mlp_norm: Norm | None = None

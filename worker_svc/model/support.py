@@ -50,7 +50,7 @@ class Feature(Enum):
     EXPERT_GROUPS = auto()
     SIGMOID_ROUTER = auto()
     BIDIRECTIONAL = auto()
-    NO_ATTENTION_NORM = auto()
+    NO_INPUT_NORMS = auto()
 
 
 BY_EVERY_BACKEND = frozenset(
@@ -65,6 +65,7 @@ BY_EVERY_BACKEND = frozenset(
         Feature.MLP_WIDTH_PER_LAYER,
         Feature.NORM_EPSILONS,
         Feature.NORM_WEIGHT_OFFSET,
+        Feature.NO_INPUT_NORMS,
         Feature.NO_POSITIONS,
         Feature.PARALLEL_LAYERS,
         Feature.PARTIAL_ROTATION,
@@ -156,8 +157,8 @@ def features(description: ModelDescription) -> Iterator[tuple[Feature, str]]:
         yield Feature.EXPERT_GROUPS, "experts that are chosen by groups"
     if any(mixture.scores is not ExpertScores.SOFTMAX or mixture.choice_bias for mixture in mixtures):
         yield Feature.SIGMOID_ROUTER, "a router with sigmoids or a bias of the choice"
-    if any(layer.attention_norm is None for layer in layers):
-        yield Feature.NO_ATTENTION_NORM, "layers without a norm before attention"
+    if any(layer.attention_norm is None or layer.mlp_norm is None for layer in layers):
+        yield Feature.NO_INPUT_NORMS, "layers without a norm before attention or MLP"
     if description.is_bidirectional:
         yield Feature.BIDIRECTIONAL, "attention to later tokens"
 

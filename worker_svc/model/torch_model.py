@@ -27,7 +27,7 @@ from worker_svc.model.support import BY_EVERY_BACKEND, Feature, check_computed
 from worker_svc.model.torch_experts import TorchExperts
 from worker_svc.model.torch_latent import attend_latent
 from worker_svc.model.torch_layers import TorchBodyBuilder, add_outputs, attend
-from worker_svc.model.torch_norms import TorchNorm
+from worker_svc.model.torch_norms import TorchNorm, normalized
 from worker_svc.model.weights import Checkpoint, ReadMeter, open_checkpoint
 from worker_svc.model_layout import ModelLayout
 
@@ -79,8 +79,8 @@ class TorchBody:
         for number, (layer, rope) in enumerate(zip(self._layers, self._rope_of_layers, strict=True)):
             rotation = None if rope is None else rotations[rope]
             attend_layer = attend if layer.latent is None else attend_latent
-            normed = hidden.to(self.dtype) if layer.attention_norm is None else layer.attention_norm(hidden)
-            gathered = attend_layer(number, layer, normed, rotation, attention)
+            inputs = normalized(layer.attention_norm, hidden, self.dtype)
+            gathered = attend_layer(number, layer, inputs, rotation, attention)
             if indices is not None and layer is self._layers[-1]:
                 # After the last layer's keys and values, only these tokens matter.
                 if not len(indices):

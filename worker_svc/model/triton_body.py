@@ -125,7 +125,6 @@ class TritonBody:
         update: Tensor | None = None
         update_norm: RowNorm | None = None
         for number, ((layer, rotation), cache) in enumerate(zip(self._layers, caches, strict=True)):
-            assert layer.attention_norm is not None, "a feature that is refused"
             normed = self._norm_for(layer.qkv, hidden, update, layer.attention_norm, update_norm)
             query = _rotate_and_store(layer, rotation, normed, cache, inputs)
             is_last = number == len(self._layers) - 1
@@ -153,7 +152,7 @@ class TritonBody:
         product: Product | TritonExperts,
         hidden: Tensor,
         update: Tensor | None,
-        norm: RowNorm,
+        norm: RowNorm | None,
         update_norm: RowNorm | None,
         *,
         norm_first: bool = False,

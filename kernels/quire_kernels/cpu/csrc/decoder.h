@@ -35,11 +35,11 @@ struct Mlp {
 };
 
 struct DecoderLayer {
-    Norm attention_norm;  // without it, attention sees the hidden states
+    Norm attention_norm;  // without it, attention sees the hidden states as they are
     Norm query_norm;  // of each head, see also below
     Norm key_norm;
     Norm post_attention_norm;  // of what is added to the hidden states
-    Norm mlp_norm;
+    Norm mlp_norm;  // without it, so does the MLP
     Norm post_mlp_norm;
     Matrix qkv;  // queries, keys, values; see also DecoderModel::has_paired_halves
     Matrix output;

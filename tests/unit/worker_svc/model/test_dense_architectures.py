@@ -173,11 +173,22 @@ def _activation(activation: Activation) -> Callable[[ModelDescription], ModelDes
 
 def _norms(layer: DecoderLayer) -> DecoderLayer:
     assert layer.attention_norm is not None
+    assert layer.mlp_norm is not None
     return replace(
         layer,
         attention_norm=replace(layer.attention_norm, weight_offset=0.0),
         mlp_norm=replace(layer.mlp_norm, weight_offset=0.0),
     )
+
+
+def _with_norms_before(layer: DecoderLayer) -> DecoderLayer:
+    before = replace(layer, attention_norm=layer.post_attention_norm, mlp_norm=layer.post_mlp_norm)
+    return replace(before, post_attention_norm=None, post_mlp_norm=None)
+
+
+def _without_head_norms(description: ModelDescription) -> ModelDescription:
+    without = _attention(query_norm=None, key_norm=None)(description)
+    return replace(without, unused_suffixes=("q_norm.weight", "k_norm.weight"))
 
 
 def _whole(**changes: Any) -> Callable[[ModelDescription], ModelDescription]:
@@ -196,6 +207,11 @@ WITHOUT: list[tuple[str, str, Callable[[ModelDescription], ModelDescription]]] =
     ("gemma3", "the scaled positions", _rope(kind=RopeKind.DEFAULT)),
     ("smollm3", "the layer without positions", _positions_everywhere),
     ("smollm3", "the window", _attention(window=None)),
+    ("olmo2", "norms that come after", _layers(_with_norms_before)),
+    ("olmo2", "norms of queries and keys", _without_head_norms),
+    ("olmo3", "the window", _attention(window=None)),
+    ("olmo3", "positions of two bases", _rope(theta=500.0)),
+    ("olmo3", "the scaled positions", _rope(kind=RopeKind.DEFAULT)),
     ("phi3", "the window", _attention(window=None)),
     ("phi3-longrope", "the factors of pairs", _rope(pair_factors=(1.0,) * 6)),
     ("phi3-longrope", "the factor of what is rotated", _rope(attention_factor=1.0)),
