@@ -365,6 +365,7 @@ def _sampling_cases() -> Iterator[Case]:
     yield Case("masks of logits", lambda: mask_logits(logits, rows_of_masks, masks))
     yield Case("log norms", lambda: log_norms(logits))
     yield Case("soft cap of logits", lambda: logits_epilogue(logits, None, 30.0))
+    yield Case("factor of logits", lambda: logits_epilogue(logits, None, None, scale=0.125))
     yield Case("bias of logits", lambda: logits_epilogue(logits, empty(vocab), None))
 
 

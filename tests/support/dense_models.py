@@ -11,6 +11,8 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     GPTNeoXConfig,
+    GraniteConfig,
+    GraniteMoeHybridConfig,
     LlamaConfig,
     Olmo2Config,
     Olmo3Config,
@@ -41,6 +43,12 @@ _OLMO3_ROPES: dict[str, Any] = {
         "attention_factor": 1.2,
     },
 }  # fmt: skip
+_GRANITE: dict[str, Any] = {
+    "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.3, "logits_scaling": 3.0,
+}  # fmt: skip
+_GRANITE4: dict[str, Any] = {
+    "shared_intermediate_size": 80, "num_local_experts": 0, "layer_types": ["full_attention"] * 2, "mamba_n_heads": 4,
+}  # fmt: skip
 _LONGROPE: dict[str, Any] = {
     "rope_type": "longrope", "rope_theta": 500.0, "partial_rotary_factor": 0.75,
     "short_factor": [1.0, 1.2, 1.5, 2.0, 2.5, 3.0], "long_factor": [4.0] * 6,
@@ -70,6 +78,10 @@ VARIANTS: dict[str, Callable[[], Any]] = {
         **_SIZES, sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention"],
         rope_parameters=_OLMO3_ROPES,
     ),
+    "granite": lambda: GraniteConfig(**_SIZES, **_GRANITE, rms_norm_eps=3.0),
+    "granite-biased": lambda: GraniteConfig(**_SIZES, **_GRANITE, attention_bias=True, mlp_bias=True),
+    "granite4-micro": lambda: GraniteMoeHybridConfig(**_SIZES, **_GRANITE, **_GRANITE4, position_embedding_type="rope"),
+    "granite4-without-positions": lambda: GraniteMoeHybridConfig(**_SIZES, **_GRANITE, **_GRANITE4),
     "phi3": lambda: Phi3Config(**_SIZES, sliding_window=WINDOW),
     "phi3-longrope": lambda: Phi3Config(
         **_SIZES, rope_parameters=_LONGROPE, original_max_position_embeddings=ORIGINAL_CONTEXT
@@ -97,6 +109,11 @@ BIDIRECTIONAL: dict[str, Callable[[], Any]] = {
 
 NOT_DESCRIBED: dict[str, Callable[[], Any]] = {
     "gemma2-both-directions": lambda: Gemma2Config(**_SIZES, **_GEMMA, use_bidirectional_attention=True),
+    "granite-without-what-layers-add": lambda: GraniteConfig(**_SIZES, residual_multiplier=0.0),
+    "granite4-experts": lambda: GraniteMoeHybridConfig(**_SIZES, **_GRANITE4 | {"num_local_experts": 4}),
+    "granite4-states": lambda: GraniteMoeHybridConfig(
+        **_SIZES, **_GRANITE4 | {"layer_types": ["full_attention", "linear_attention"]}
+    ),
     "gpt2-cross-attention": lambda: GPT2Config(**_GPT2, add_cross_attention=True),
     "gpt2-activation": lambda: GPT2Config(**_GPT2, activation_function="tanh"),
     "gpt-neox-odd": lambda: GPTNeoXConfig(**_GPT_NEOX, rope_parameters={"partial_rotary_factor": 0.1}),

@@ -73,7 +73,7 @@ class RandomDecoder:
         self.positions: Tensor | None = None
         self.head = weight(VOCAB, HIDDEN)
         self.head_bias: Tensor | None = None
-        self.logits_soft_cap = 0.0
+        self.logits_scale, self.logits_soft_cap = 1.0, 0.0
 
     def round_to(self, dtype: torch.dtype) -> None:
         """Rounds all that has the model's dtype."""
@@ -96,7 +96,8 @@ class RandomDecoder:
             inputs = layer.mlp_norm(seen) if layer.mlp_norm else seen
             widened = linear(layer.act(inputs), layer.down.double())
             x = x + added + (layer.post_mlp_norm(widened) if layer.post_mlp_norm else widened)
-        logits = linear(self.norm(x), self.head.double(), None if self.head_bias is None else self.head_bias.double())
+        bias = None if self.head_bias is None else self.head_bias.double()
+        logits = linear(self.norm(x), self.head.double(), bias) * self.logits_scale
         return self.logits_soft_cap * (logits / self.logits_soft_cap).tanh() if self.logits_soft_cap else logits
 
     def _attend(self, layer: RandomLayer, x: Tensor) -> Tensor:

@@ -133,6 +133,8 @@ class BuiltBody(Generic[LinearT, NormT, ExpertsT]):
     """[num_positions, hidden_size], at least as many as the context length, as the embedding."""
     layers: list[BuiltLayer[LinearT, NormT, ExpertsT]]
     norm: NormT
+    embedding_scale: float
+    """What embeddings are multiplied by, as the dtype of the model has it if the description says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,7 @@ def build(
     if description.embedding_norm is not None:
         embedding = embedding.clone()  # the head may be the embedding as it is stored
     body = _build_body(description, checkpoint, builder, shard, embedding)
-    return BuiltModel(body.embedding, body.positions, body.layers, body.norm, head)
+    return BuiltModel(body.embedding, body.positions, body.layers, body.norm, body.embedding_scale, head)
 
 
 def _read_embedding(description: ModelDescription, checkpoint: Checkpoint) -> tuple[Tensor, StoredWeight | None]:
@@ -309,4 +311,7 @@ def _build_body(
             positions.first :
         ].contiguous()
     layers = [layer(spec) for spec in description.layers]
-    return BuiltBody(embedding, places, layers, norm(description.norm))
+    scale = description.embedding_scale
+    if description.rounds_embedding_scale:
+        scale = torch.tensor(scale, dtype=checkpoint.dtype).item()
+    return BuiltBody(embedding, places, layers, norm(description.norm), scale)

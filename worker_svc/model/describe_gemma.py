@@ -42,5 +42,6 @@ def describe_gemma(config: Any, *, soft_cap: float | None = None, qk_norm: bool 
         description,
         layers=tuple(map(layer, description.layers)),
         embedding_scale=float(config.hidden_size**0.5),
+        rounds_embedding_scale=True,
         logits_soft_cap=config.final_logit_softcapping,
     )

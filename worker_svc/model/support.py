@@ -44,6 +44,7 @@ class Feature(Enum):
     POST_NORMS = auto()
     PARALLEL_LAYERS = auto()
     LOGITS_SOFT_CAP = auto()
+    LOGITS_SCALE = auto()
     EXPERTS = auto()
     JOINT_HEAD_NORM = auto()
     LATENT_ATTENTION = auto()
@@ -61,6 +62,7 @@ BY_EVERY_BACKEND = frozenset(
         Feature.HEAD_BIAS,
         Feature.JOINT_HEAD_NORM,
         Feature.LAYER_NORM,
+        Feature.LOGITS_SCALE,
         Feature.LOGITS_SOFT_CAP,
         Feature.MLP_WIDTH_PER_LAYER,
         Feature.NORM_EPSILONS,
@@ -144,6 +146,8 @@ def features(description: ModelDescription) -> Iterator[tuple[Feature, str]]:
         yield Feature.POST_NORMS, "norms after attention or MLP"
     if any(layer.parallel for layer in layers):
         yield Feature.PARALLEL_LAYERS, "attention and MLP side by side"
+    if description.logits_scale != 1.0:
+        yield Feature.LOGITS_SCALE, "a factor of the logits"
     if description.logits_soft_cap is not None:
         yield Feature.LOGITS_SOFT_CAP, "a soft cap on logits"
     if any(isinstance(layer.mlp, ExpertsSpec) for layer in layers):

@@ -52,7 +52,7 @@ class TorchBody:
     def __init__(self, description: ModelDescription, built: BuiltBody[Linear, TorchNorm, TorchExperts]) -> None:
         self._embedding, self._positions = built.embedding, built.positions
         self._layers, self._norm = built.layers, built.norm
-        self._scale = torch.tensor(description.embedding_scale, dtype=self.dtype).item()
+        self._scale = built.embedding_scale
         ropes, head_dim, device = layer_ropes(description), description.layout.head_dim, self._embedding.device
         self._ropes = [(inverse_frequencies(rope, head_dim).to(device), rope) for rope in ropes.distinct]
         self._rope_of_layers = ropes.of_layers
@@ -139,6 +139,8 @@ class TorchModel:
         if not len(hidden):
             return torch.empty(0, self.description.vocab_size)
         logits = self._head(hidden)
+        if self.description.logits_scale != 1.0:
+            logits *= self.description.logits_scale
         cap = self.description.logits_soft_cap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 

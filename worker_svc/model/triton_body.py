@@ -90,10 +90,7 @@ class TritonBody:
         self.dtype = built.embedding.dtype
         self._embedding, self._positions, self._norm = built.embedding, built.positions, built.norm
         self._layers = list(zip(built.layers, _rotations(description, built.embedding.device), strict=True))
-        scale = description.embedding_scale
-        self._embedding_scale: float | None = None
-        if scale != 1.0:
-            self._embedding_scale = torch.tensor(scale, dtype=self.dtype).item()
+        self._embedding_scale = None if built.embedding_scale == 1.0 else built.embedding_scale
 
     @property
     def device(self) -> torch.device:

@@ -142,6 +142,10 @@ def head_bias(model: RandomDecoder) -> None:
     model.head_bias = torch.randn(VOCAB) * 3
 
 
+def logits_scale(model: RandomDecoder) -> None:
+    model.head_bias, model.logits_scale, model.logits_soft_cap = torch.randn(VOCAB), 0.3, 2.5
+
+
 def logits_soft_cap(model: RandomDecoder) -> None:
     model.head *= 3
     model.logits_soft_cap = 2.5
@@ -152,7 +156,7 @@ CHANGES: dict[str, Change] = {
         layer_norms, epsilons, head_norms, one_head_norm, joint_norms, post_norms, one_post_norm, post_norms_alone,
         parallel_without_norms, no_positions, one_layer_without_positions, two_ropes, partial_rotation,
         position_embedding, embedding_scale, parallel, one_parallel_layer_with_post_norms, widths, whole_panels,
-        rows_of_whole_pages, head_bias, logits_soft_cap,
+        rows_of_whole_pages, head_bias, logits_scale, logits_soft_cap,
     )},
     **{
         f"{'gated' if is_gated else 'plain'}-{code.name.lower()}": activation(code, is_gated)

@@ -181,6 +181,11 @@ def _norms(layer: DecoderLayer) -> DecoderLayer:
     )
 
 
+def _small_epsilons(layer: DecoderLayer) -> DecoderLayer:
+    assert layer.attention_norm is not None
+    return replace(layer, attention_norm=replace(layer.attention_norm, eps=3.0))
+
+
 def _with_norms_before(layer: DecoderLayer) -> DecoderLayer:
     before = replace(layer, attention_norm=layer.post_attention_norm, mlp_norm=layer.post_mlp_norm)
     return replace(before, post_attention_norm=None, post_mlp_norm=None)
@@ -212,6 +217,12 @@ WITHOUT: list[tuple[str, str, Callable[[ModelDescription], ModelDescription]]] =
     ("olmo3", "the window", _attention(window=None)),
     ("olmo3", "positions of two bases", _rope(theta=500.0)),
     ("olmo3", "the scaled positions", _rope(kind=RopeKind.DEFAULT)),
+    ("granite", "the factor of the embedding", _whole(embedding_scale=1 / 0.22)),
+    ("granite", "the factor of what layers add", _whole(embedding_scale=12.0)),
+    ("granite", "the epsilon of what is not multiplied", _layers(_small_epsilons)),
+    ("granite", "the scale of scores", _attention(scale=0.25)),
+    ("granite", "the factor of logits", _whole(logits_scale=1.0)),
+    ("granite4-micro", "positions", _attention(rope=None)),
     ("phi3", "the window", _attention(window=None)),
     ("phi3-longrope", "the factors of pairs", _rope(pair_factors=(1.0,) * 6)),
     ("phi3-longrope", "the factor of what is rotated", _rope(attention_factor=1.0)),

@@ -161,7 +161,9 @@ CHANGES: dict[str, Change] = {
     "parallel and not": _with_layers(lambda number, layer: replace(layer, parallel=number == 0)),
     "relu": _with_layers(lambda number, layer: replace(layer, mlp=replace(layer.mlps[0], activation=Activation.RELU))),
     "gelu": _with_layers(lambda number, layer: replace(layer, mlp=replace(layer.mlps[0], activation=Activation.GELU))),
-    "embedding and logits": lambda described: replace(described, embedding_scale=3.3, logits_soft_cap=2.0),
+    "embedding and logits": lambda described: replace(
+        described, embedding_scale=3.3, logits_scale=0.3, logits_soft_cap=2.0
+    ),
 }
 
 
