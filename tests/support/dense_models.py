@@ -9,6 +9,8 @@ from typing import Any
 from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
+    Glm4Config,
+    GlmConfig,
     GPT2Config,
     GPTNeoXConfig,
     GraniteConfig,
@@ -18,7 +20,10 @@ from transformers import (
     Olmo3Config,
     OPTConfig,
     Phi3Config,
+    PhiConfig,
     SmolLM3Config,
+    StableLmConfig,
+    Starcoder2Config,
 )
 
 from transformers_models import COMMON
@@ -86,12 +91,26 @@ VARIANTS: dict[str, Callable[[], Any]] = {
     "phi3-longrope": lambda: Phi3Config(
         **_SIZES, rope_parameters=_LONGROPE, original_max_position_embeddings=ORIGINAL_CONTEXT
     ),
+    "glm": lambda: GlmConfig(**_SIZES, head_dim=32),
+    "glm-tied-unbiased": lambda: GlmConfig(
+        **_SIZES | _TIED, head_dim=48, attention_bias=False,
+        rope_parameters={"rope_type": "linear", "rope_theta": 50.0, "factor": 2.0, "partial_rotary_factor": 1.0},
+    ),
+    "glm4": lambda: Glm4Config(**_SIZES, head_dim=32),
     "gpt2": lambda: GPT2Config(**_GPT2, scale_attn_by_inverse_layer_idx=True, reorder_and_upcast_attn=True),
     "gpt2-tied-narrow": lambda: GPT2Config(**_GPT2 | _TIED, n_inner=80, activation_function="relu"),
     "gpt-neox": lambda: GPTNeoXConfig(**_GPT_NEOX, hidden_act="gelu_fast"),
     "gpt-neox-in-turn-unbiased": lambda: GPTNeoXConfig(
         **_GPT_NEOX, use_parallel_residual=False, attention_bias=False,
         rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0},
+    ),
+    "phi": lambda: PhiConfig(**_SIZES | {"hidden_size": 64, "num_attention_heads": 2}),
+    "starcoder2": lambda: Starcoder2Config(**_SIZES, sliding_window=WINDOW),
+    "starcoder2-tied-unbiased": lambda: Starcoder2Config(**_SIZES | _TIED, use_bias=False, hidden_act="gelu"),
+    "stablelm": lambda: StableLmConfig(**_SIZES | {"hidden_size": 64, "num_attention_heads": 2}),
+    "stablelm-side-by-side": lambda: StableLmConfig(
+        **_SIZES | {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}, use_qkv_bias=True,
+        use_parallel_residual=True, partial_rotary_factor=0.5,
     ),
     "opt": lambda: OPTConfig(**_OPT),
     "opt-tied-unbiased": lambda: OPTConfig(**_OPT | _TIED, enable_bias=False, activation_function="gelu"),
@@ -118,6 +137,9 @@ NOT_DESCRIBED: dict[str, Callable[[], Any]] = {
     "gpt2-activation": lambda: GPT2Config(**_GPT2, activation_function="tanh"),
     "gpt-neox-odd": lambda: GPTNeoXConfig(**_GPT_NEOX, rope_parameters={"partial_rotary_factor": 0.1}),
     "gpt-neox-dynamic": lambda: GPTNeoXConfig(**_GPT_NEOX, rope_parameters={"rope_type": "dynamic", "factor": 2.0}),
+    "phi-with-norms-of-heads": lambda: PhiConfig(**_SIZES, qk_layernorm=True),
+    "phi-tied": lambda: PhiConfig(**_SIZES | _TIED),
+    "stablelm-with-norms-of-heads": lambda: StableLmConfig(**_SIZES, qk_layernorm=True),
     "opt-350m": lambda: OPTConfig(**_OPT, do_layer_norm_before=False),
     "opt-projected": lambda: OPTConfig(**_OPT, word_embed_proj_dim=32),
     "opt-without-weights-of-norms": lambda: OPTConfig(**_OPT, layer_norm_elementwise_affine=False),

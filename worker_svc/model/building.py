@@ -287,16 +287,16 @@ def _build_body(
         )
 
     def layer(spec: DecoderLayer) -> BuiltLayer[LinearT, NormT, ExpertsT]:
-        attention = spec.attention
+        attention, attention_norm = spec.attention, optional_norm(spec.attention_norm)
         return BuiltLayer(
             spec,
-            attention_norm=optional_norm(spec.attention_norm),
+            attention_norm=attention_norm,
             query_norm=optional_norm(attention.query_norm),
             key_norm=optional_norm(attention.key_norm),
             qkv=linear(attention.qkv),
             output=linear(attention.output),
             post_attention_norm=optional_norm(spec.post_attention_norm),
-            mlp_norm=optional_norm(spec.mlp_norm),
+            mlp_norm=attention_norm if spec.mlp_norm == spec.attention_norm else optional_norm(spec.mlp_norm),
             mlp=mlp(spec.mlp),
             post_mlp_norm=optional_norm(spec.post_mlp_norm),
             latent=latent(attention.latent),

@@ -1,4 +1,4 @@
-"""Describes the experts of models whose dense layers are described already: Mixtral, Qwen MoE, OLMoE, DeepSeek."""
+"""Describes the experts of models whose dense layers are described already: Mixtral, Qwen MoE, OLMoE, DeepSeek, GLM."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -59,6 +59,33 @@ def with_experts(dense: ModelDescription, form: ExpertForm, layers: Collection[i
         if form.block != _MODULE:
             renamed.append((f"{prefix}{_MODULE}.", f"{prefix}{form.block}."))
     return replace(dense, layers=tuple(mixed), renamed=tuple(renamed))
+
+
+def deepseek_experts(config: Any) -> ExpertForm | None:
+    """The experts of configs with the fields of DeepSeek-V3's (arXiv:2412.19437, section 2.1.2). None: none of them is
+    for all tokens.
+    """
+    if not config.n_shared_experts:
+        return None
+    return ExpertForm(
+        config.n_routed_experts,
+        config.num_experts_per_tok,
+        config.moe_intermediate_size,
+        config.norm_topk_prob,
+        shared_width=config.n_shared_experts * config.moe_intermediate_size,
+        shared="shared_experts",
+        has_shared_gate=False,
+        scale=config.routed_scaling_factor,
+        scores=ExpertScores.SIGMOID,
+        groups=ExpertGroups(config.n_group, config.topk_group, num_summed=2),
+        choice_bias="e_score_correction_bias",
+    )
+
+
+def predicting_layers(config: Any) -> tuple[str, ...]:
+    """First parts of the names of tensors behind the last layer, which predict further tokens: they are not read."""
+    first: int = config.num_hidden_layers
+    return tuple(f"model.layers.{first + number}." for number in range(config.num_nextn_predict_layers))
 
 
 def sparse_layers(config: Any) -> list[int]:

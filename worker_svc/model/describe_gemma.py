@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from worker_svc.model.describe_decoder import Windows, describe_decoder
+from worker_svc.model.describe_parts import NormForm
 from worker_svc.model.description import DecoderLayer, ModelDescription
 
 
@@ -20,7 +21,7 @@ def describe_gemma(config: Any, *, soft_cap: float | None = None, qk_norm: bool 
         qkv_bias=bias,
         output_bias=bias,
         qk_norm=qk_norm,
-        norm_offset=1.0,
+        norms=NormForm(config.rms_norm_eps, weight_offset=1.0),
     )
     if description is None:
         return None

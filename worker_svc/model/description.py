@@ -177,7 +177,7 @@ class DecoderLayer:
     post_mlp_norm: Norm | None = None
     """Of what attention and MLP return, before it is added to x."""
     parallel: bool = False
-    """x += attention(attention_norm(x)) + mlp(mlp_norm(x)): both see the same x."""
+    """x += attention(attention_norm(x)) + mlp(mlp_norm(x)): both see the same x, and may have one norm."""
 
     @property
     def norms(self) -> tuple[Norm, ...]:

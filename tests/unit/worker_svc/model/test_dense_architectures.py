@@ -167,6 +167,23 @@ def _positions_everywhere(description: ModelDescription) -> ModelDescription:
     return _attention(rope=rope)(description)
 
 
+def _halves(layer: DecoderLayer) -> DecoderLayer:
+    qkv = replace(layer.attention.qkv, rotated_neighbours=None)
+    return replace(layer, attention=replace(layer.attention, qkv=qkv))
+
+
+def _all_neighbours(layer: DecoderLayer) -> DecoderLayer:
+    attention = layer.attention
+    assert attention.rope is not None
+    qkv = replace(attention.qkv, rotated_neighbours=attention.head_dim)
+    return replace(layer, attention=replace(attention, qkv=qkv, rope=replace(attention.rope, rotated_dims=None)))
+
+
+def _without_post_norms(description: ModelDescription) -> ModelDescription:
+    layers = tuple(replace(layer, post_attention_norm=None, post_mlp_norm=None) for layer in description.layers)
+    return replace(description, layers=layers, unused_suffixes=("_self_attn_layernorm.weight", "_mlp_layernorm.weight"))
+
+
 def _activation(activation: Activation) -> Callable[[ModelDescription], ModelDescription]:
     return _layers(lambda layer: replace(layer, mlp=replace(layer.mlps[0], activation=activation)))
 
@@ -227,11 +244,21 @@ WITHOUT: list[tuple[str, str, Callable[[ModelDescription], ModelDescription]]] =
     ("phi3-longrope", "the factors of pairs", _rope(pair_factors=(1.0,) * 6)),
     ("phi3-longrope", "the factor of what is rotated", _rope(attention_factor=1.0)),
     ("phi3-longrope", "the part that is not rotated", _rope(rotated_dims=None, kind=RopeKind.DEFAULT)),
+    ("glm", "the pairs of neighbours", _layers(_halves)),
+    ("glm", "the part that is not rotated", _layers(_all_neighbours)),
+    ("glm4", "the norms after", _without_post_norms),
     ("gpt2", "the scale by layers", _attention(scale=16**-0.5)),
     ("gpt2", "the activation", _activation(Activation.SILU)),
     ("gpt-neox", "layers side by side", _layers(lambda layer: replace(layer, parallel=False))),
     ("gpt-neox", "positions", _attention(rope=None)),
     ("gpt-neox", "the part that is not rotated", _rope(rotated_dims=None)),
+    ("phi", "layers side by side", _layers(lambda layer: replace(layer, parallel=False))),
+    ("phi", "the part that is not rotated", _rope(rotated_dims=None)),
+    ("phi", "the activation", _activation(Activation.RELU)),
+    ("starcoder2", "the window", _attention(window=None)),
+    ("starcoder2", "the activation", _activation(Activation.RELU)),
+    ("stablelm", "the part that is not rotated", _rope(rotated_dims=None)),
+    ("stablelm-side-by-side", "layers side by side", _layers(lambda layer: replace(layer, parallel=False))),
     ("opt", "the activation", _activation(Activation.GELU)),
 ]
 """A description without one of its features, by a variant that has it."""
