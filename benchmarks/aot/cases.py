@@ -239,6 +239,10 @@ def _layer_cases() -> Iterator[Case]:
         "norm, add and RMS norm: 3584",
         lambda: add_row_norm(empty(64, 3584, dtype=FP32), empty(64, 3584), _norm(3584), BF16, update_norm=_norm(3584)),
     )
+    yield Case(
+        "norm and add: 4096",
+        lambda: add_row_norm(empty(64, 4096, dtype=FP32), empty(64, 4096), None, BF16, update_norm=_norm(4096)),
+    )
     yield Case("RMS norm of joint heads: 2048", lambda: row_norm(empty(64, 2048), _norm(2048), BF16))
     for activation in Activation:
         yield Case(
@@ -361,6 +365,7 @@ def _sampling_cases() -> Iterator[Case]:
     yield Case("masks of logits", lambda: mask_logits(logits, rows_of_masks, masks))
     yield Case("log norms", lambda: log_norms(logits))
     yield Case("soft cap of logits", lambda: logits_epilogue(logits, None, 30.0))
+    yield Case("factor of logits", lambda: logits_epilogue(logits, None, None, scale=0.125))
     yield Case("bias of logits", lambda: logits_epilogue(logits, empty(vocab), None))
 
 

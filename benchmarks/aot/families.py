@@ -8,7 +8,10 @@ from worker_svc.model.description import ModelDescription
 from worker_svc.model.encoder_description import EncoderDescription
 
 # Of types whose default sizes are not described.
-_OTHER_SIZES: dict[str, dict[str, Any]] = {"electra": {"embedding_size": 256}}
+_OTHER_SIZES: dict[str, dict[str, Any]] = {
+    "electra": {"embedding_size": 256},
+    "granitemoehybrid": {"num_local_experts": 0, "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2},
+}
 
 
 def family_configs(known: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

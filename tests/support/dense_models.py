@@ -14,10 +14,15 @@ from transformers import (
     GlmConfig,
     GPT2Config,
     GPTNeoXConfig,
+    GraniteConfig,
+    GraniteMoeHybridConfig,
     LlamaConfig,
+    Olmo2Config,
+    Olmo3Config,
     OPTConfig,
     Phi3Config,
     PhiConfig,
+    SmolLM3Config,
     StableLmConfig,
     Starcoder2Config,
 )
@@ -37,6 +42,19 @@ _GEMMA3_ROPES: dict[str, Any] = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
     "full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 8.0},
 }
+_OLMO3_ROPES: dict[str, Any] = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
+    "full_attention": {
+        "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32,
+        "attention_factor": 1.2,
+    },
+}  # fmt: skip
+_GRANITE: dict[str, Any] = {
+    "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.3, "logits_scaling": 3.0,
+}  # fmt: skip
+_GRANITE4: dict[str, Any] = {
+    "shared_intermediate_size": 80, "num_local_experts": 0, "layer_types": ["full_attention"] * 2, "mamba_n_heads": 4,
+}  # fmt: skip
 _LONGROPE: dict[str, Any] = {
     "rope_type": "longrope", "rope_theta": 500.0, "partial_rotary_factor": 0.75,
     "short_factor": [1.0, 1.2, 1.5, 2.0, 2.5, 3.0], "long_factor": [4.0] * 6,
@@ -58,6 +76,18 @@ VARIANTS: dict[str, Callable[[], Any]] = {
         **_SIZES | {"num_hidden_layers": 3}, **_GEMMA, rope_parameters=_GEMMA3_ROPES,
         layer_types=["sliding_attention", "sliding_attention", "full_attention"],
     ),
+    "smollm3": lambda: SmolLM3Config(
+        **_SIZES, no_rope_layers=[1, 0], use_sliding_window=True, sliding_window=WINDOW
+    ),
+    "olmo2": lambda: Olmo2Config(**_SIZES, attention_bias=True),
+    "olmo3": lambda: Olmo3Config(
+        **_SIZES, sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention"],
+        rope_parameters=_OLMO3_ROPES,
+    ),
+    "granite": lambda: GraniteConfig(**_SIZES, **_GRANITE, rms_norm_eps=3.0),
+    "granite-biased": lambda: GraniteConfig(**_SIZES, **_GRANITE, attention_bias=True, mlp_bias=True),
+    "granite4-micro": lambda: GraniteMoeHybridConfig(**_SIZES, **_GRANITE, **_GRANITE4, position_embedding_type="rope"),
+    "granite4-without-positions": lambda: GraniteMoeHybridConfig(**_SIZES, **_GRANITE, **_GRANITE4),
     "phi3": lambda: Phi3Config(**_SIZES, sliding_window=WINDOW),
     "phi3-longrope": lambda: Phi3Config(
         **_SIZES, rope_parameters=_LONGROPE, original_max_position_embeddings=ORIGINAL_CONTEXT
@@ -101,6 +131,11 @@ BIDIRECTIONAL: dict[str, Callable[[], Any]] = {
 
 NOT_DESCRIBED: dict[str, Callable[[], Any]] = {
     "gemma2-both-directions": lambda: Gemma2Config(**_SIZES, **_GEMMA, use_bidirectional_attention=True),
+    "granite-without-what-layers-add": lambda: GraniteConfig(**_SIZES, residual_multiplier=0.0),
+    "granite4-experts": lambda: GraniteMoeHybridConfig(**_SIZES, **_GRANITE4 | {"num_local_experts": 4}),
+    "granite4-states": lambda: GraniteMoeHybridConfig(
+        **_SIZES, **_GRANITE4 | {"layer_types": ["full_attention", "linear_attention"]}
+    ),
     "gpt2-cross-attention": lambda: GPT2Config(**_GPT2, add_cross_attention=True),
     "gpt2-activation": lambda: GPT2Config(**_GPT2, activation_function="tanh"),
     "gpt-neox-odd": lambda: GPTNeoXConfig(**_GPT_NEOX, rope_parameters={"partial_rotary_factor": 0.1}),

@@ -39,7 +39,8 @@ class RandomNorm:
 class RandomLayer:
     def __init__(self, dim: int) -> None:
         self.dim = dim
-        self.attention_norm, self.mlp_norm = RandomNorm(HIDDEN), RandomNorm(HIDDEN)
+        self.attention_norm: RandomNorm | None = RandomNorm(HIDDEN)
+        self.mlp_norm: RandomNorm | None = RandomNorm(HIDDEN)
         self.query_norm: RandomNorm | None = None
         self.key_norm: RandomNorm | None = None
         self.post_attention_norm: RandomNorm | None = None
@@ -72,7 +73,7 @@ class RandomDecoder:
         self.positions: Tensor | None = None
         self.head = weight(VOCAB, HIDDEN)
         self.head_bias: Tensor | None = None
-        self.logits_soft_cap = 0.0
+        self.logits_scale, self.logits_soft_cap = 1.0, 0.0
 
     def round_to(self, dtype: torch.dtype) -> None:
         """Rounds all that has the model's dtype."""
@@ -88,12 +89,15 @@ class RandomDecoder:
         if self.positions is not None:
             x = x + self.positions[: len(tokens)].double()
         for layer in self.layers:
-            added = linear(self._attend(layer, layer.attention_norm(x)), layer.output.double())
+            inputs = layer.attention_norm(x) if layer.attention_norm else x
+            added = linear(self._attend(layer, inputs), layer.output.double())
             added = layer.post_attention_norm(added) if layer.post_attention_norm else added
             seen = x if layer.is_parallel else x + added
-            widened = linear(layer.act(layer.mlp_norm(seen)), layer.down.double())
+            inputs = layer.mlp_norm(seen) if layer.mlp_norm else seen
+            widened = linear(layer.act(inputs), layer.down.double())
             x = x + added + (layer.post_mlp_norm(widened) if layer.post_mlp_norm else widened)
-        logits = linear(self.norm(x), self.head.double(), None if self.head_bias is None else self.head_bias.double())
+        bias = None if self.head_bias is None else self.head_bias.double()
+        logits = linear(self.norm(x), self.head.double(), bias) * self.logits_scale
         return self.logits_soft_cap * (logits / self.logits_soft_cap).tanh() if self.logits_soft_cap else logits
 
     def _attend(self, layer: RandomLayer, x: Tensor) -> Tensor:

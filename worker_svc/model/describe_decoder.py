@@ -36,6 +36,7 @@ def describe_decoder(
     output_bias: bool = False,
     mlp_bias: bool = False,
     qk_norm: bool = False,
+    joint_qk_norm: bool = False,
     partial_rotation: bool = False,
     rotates_neighbours: bool = False,
     norms: NormForm | None = None,
@@ -45,6 +46,7 @@ def describe_decoder(
     or positions.
 
     `windows` and `activation_field`, the field of the activation, are what transformers' code reads of the config.
+    `qk_norm` is whether queries and keys have norms, `joint_qk_norm` whether these are of all heads together.
     `partial_rotation` is whether that code rotates a part of each head, if the config says so, and `rotates_neighbours`
     whether in pairs (2i, 2i + 1). `norms` default to RMS norms with the epsilon `rms_norm_eps`. `plain_mlp` are the
     names of the products of an MLP without a gate.
@@ -73,8 +75,8 @@ def describe_decoder(
             StoredLinear(f"{prefix}o_proj", (hidden,), output_bias),
             rope=rope,
             window=window,
-            query_norm=norm(f"{prefix}q_norm", head_dim) if qk_norm else None,
-            key_norm=norm(f"{prefix}k_norm", head_dim) if qk_norm else None,
+            query_norm=norm(f"{prefix}q_norm", queries if joint_qk_norm else head_dim) if qk_norm else None,
+            key_norm=norm(f"{prefix}k_norm", keys if joint_qk_norm else head_dim) if qk_norm else None,
             rotates_neighbours=rotates_neighbours,
         )
 

@@ -29,6 +29,7 @@ def describe_gemma(config: Any, *, soft_cap: float | None = None, qk_norm: bool 
     def layer(described: DecoderLayer) -> DecoderLayer:
         # Names end in .weight; Llama's name of the norm before the MLP is here that of the one after attention.
         after_attention = described.mlp_norm
+        assert after_attention is not None
         prefix = after_attention.tensor.removesuffix("post_attention_layernorm.weight")
         return replace(
             described,
@@ -42,5 +43,6 @@ def describe_gemma(config: Any, *, soft_cap: float | None = None, qk_norm: bool 
         description,
         layers=tuple(map(layer, description.layers)),
         embedding_scale=float(config.hidden_size**0.5),
+        rounds_embedding_scale=True,
         logits_soft_cap=config.final_logit_softcapping,
     )

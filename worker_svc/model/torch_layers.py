@@ -15,7 +15,7 @@ from worker_svc.model.linear_weights import LinearWeights
 from worker_svc.model.rope import Rotation
 from worker_svc.model.torch_experts import TorchExperts, build_torch_experts
 from worker_svc.model.torch_mlp import activated
-from worker_svc.model.torch_norms import TorchNorm, make_torch_norm
+from worker_svc.model.torch_norms import TorchNorm, make_torch_norm, normalized
 
 TorchLayer: TypeAlias = BuiltLayer[Linear, TorchNorm, TorchExperts]
 
@@ -54,9 +54,10 @@ def add_outputs(layer: TorchLayer, gathered: Tensor, hidden: Tensor) -> Tensor:
     """The hidden states float32 [num_tokens, hidden] after a layer, given what its attention returned and those before
     it, which may be overwritten.
     """
-    side_by_side = layer.mlp_norm(hidden) if layer.spec.parallel else None
+    dtype = gathered.dtype
+    side_by_side = normalized(layer.mlp_norm, hidden, dtype) if layer.spec.parallel else None
     hidden = _add(layer.output, gathered, hidden, layer.post_attention_norm)
-    normed = layer.mlp_norm(hidden) if side_by_side is None else side_by_side
+    normed = normalized(layer.mlp_norm, hidden, dtype) if side_by_side is None else side_by_side
     if isinstance(layer.mlp, TorchExperts):
         output = layer.mlp(normed)
         return hidden.add_(output if layer.post_mlp_norm is None else layer.post_mlp_norm(output))

@@ -62,6 +62,7 @@ class DecoderModelArgs(Structure):
         ("layers", POINTER(DecoderLayerArgs)),
         ("norm", NormArgs),
         ("head", MatrixArgs),
+        ("logits_scale", c_float),
         ("logits_soft_cap", c_float),
         ("embedding", c_void_p),
         ("embedding_scale", c_float),

@@ -14,6 +14,7 @@ def _describe(config: Any) -> ModelDescription | None:
 
 
 def _layer(layer: DecoderLayer) -> DecoderLayer:
+    assert layer.mlp_norm is not None
     prefix = layer.mlp_norm.tensor.removesuffix("post_attention_layernorm.weight")
     return replace(
         layer,

@@ -35,11 +35,11 @@ struct Mlp {
 };
 
 struct DecoderLayer {
-    Norm attention_norm;  // without it, attention sees the hidden states
+    Norm attention_norm;  // without it, attention sees the hidden states as they are
     Norm query_norm;  // of each head, see also below
     Norm key_norm;
     Norm post_attention_norm;  // of what is added to the hidden states
-    Norm mlp_norm;
+    Norm mlp_norm;  // without it, so does the MLP
     Norm post_mlp_norm;
     Matrix qkv;  // queries, keys, values; see also DecoderModel::has_paired_halves
     Matrix output;
@@ -57,6 +57,7 @@ struct DecoderModel {
     const DecoderLayer* layers;
     Norm norm;
     Matrix head;            // all zeros, if no step has logits
+    float logits_scale;     // before their soft cap
     float logits_soft_cap;  // 0: none
     const void* embedding;  // [vocab, hidden]
     float embedding_scale;
@@ -299,8 +300,10 @@ private:
     }
 
     void logits(const DecoderStep& step, int64_t rows, Thread& own) {
-        const float cap = model_.logits_soft_cap;
+        const float scale = model_.logits_scale, cap = model_.logits_soft_cap;
         multiply_normed(model_.head, rows, own, [&](int64_t row, int64_t panel, Floats left, Floats right) {
+            left *= scale;
+            right *= scale;
             if (cap != 0.0f) {
                 left = soft_cap(left, cap);
                 right = soft_cap(right, cap);

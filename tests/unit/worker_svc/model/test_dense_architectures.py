@@ -162,6 +162,11 @@ def _rope(**changes: Any) -> Callable[[ModelDescription], ModelDescription]:
     return _layers(change)
 
 
+def _positions_everywhere(description: ModelDescription) -> ModelDescription:
+    (rope,) = {layer.attention.rope for layer in description.layers} - {None}
+    return _attention(rope=rope)(description)
+
+
 def _halves(layer: DecoderLayer) -> DecoderLayer:
     qkv = replace(layer.attention.qkv, rotated_neighbours=None)
     return replace(layer, attention=replace(layer.attention, qkv=qkv))
@@ -185,11 +190,27 @@ def _activation(activation: Activation) -> Callable[[ModelDescription], ModelDes
 
 def _norms(layer: DecoderLayer) -> DecoderLayer:
     assert layer.attention_norm is not None
+    assert layer.mlp_norm is not None
     return replace(
         layer,
         attention_norm=replace(layer.attention_norm, weight_offset=0.0),
         mlp_norm=replace(layer.mlp_norm, weight_offset=0.0),
     )
+
+
+def _small_epsilons(layer: DecoderLayer) -> DecoderLayer:
+    assert layer.attention_norm is not None
+    return replace(layer, attention_norm=replace(layer.attention_norm, eps=3.0))
+
+
+def _with_norms_before(layer: DecoderLayer) -> DecoderLayer:
+    before = replace(layer, attention_norm=layer.post_attention_norm, mlp_norm=layer.post_mlp_norm)
+    return replace(before, post_attention_norm=None, post_mlp_norm=None)
+
+
+def _without_head_norms(description: ModelDescription) -> ModelDescription:
+    without = _attention(query_norm=None, key_norm=None)(description)
+    return replace(without, unused_suffixes=("q_norm.weight", "k_norm.weight"))
 
 
 def _whole(**changes: Any) -> Callable[[ModelDescription], ModelDescription]:
@@ -206,6 +227,19 @@ WITHOUT: list[tuple[str, str, Callable[[ModelDescription], ModelDescription]]] =
     ("gemma2", "the activation", _activation(Activation.SILU)),
     ("gemma3", "positions of two bases", _rope(theta=20.0)),
     ("gemma3", "the scaled positions", _rope(kind=RopeKind.DEFAULT)),
+    ("smollm3", "the layer without positions", _positions_everywhere),
+    ("smollm3", "the window", _attention(window=None)),
+    ("olmo2", "norms that come after", _layers(_with_norms_before)),
+    ("olmo2", "norms of queries and keys", _without_head_norms),
+    ("olmo3", "the window", _attention(window=None)),
+    ("olmo3", "positions of two bases", _rope(theta=500.0)),
+    ("olmo3", "the scaled positions", _rope(kind=RopeKind.DEFAULT)),
+    ("granite", "the factor of the embedding", _whole(embedding_scale=1 / 0.22)),
+    ("granite", "the factor of what layers add", _whole(embedding_scale=12.0)),
+    ("granite", "the epsilon of what is not multiplied", _layers(_small_epsilons)),
+    ("granite", "the scale of scores", _attention(scale=0.25)),
+    ("granite", "the factor of logits", _whole(logits_scale=1.0)),
+    ("granite4-micro", "positions", _attention(rope=None)),
     ("phi3", "the window", _attention(window=None)),
     ("phi3-longrope", "the factors of pairs", _rope(pair_factors=(1.0,) * 6)),
     ("phi3-longrope", "the factor of what is rotated", _rope(attention_factor=1.0)),

@@ -56,7 +56,11 @@ def _mlp(**changes: Any) -> Change:
 
 
 def _norm(**changes: Any) -> Change:
-    return lambda layer: replace(layer, mlp_norm=replace(layer.mlp_norm, **changes))
+    def change(layer: DecoderLayer) -> DecoderLayer:
+        assert layer.mlp_norm is not None
+        return replace(layer, mlp_norm=replace(layer.mlp_norm, **changes))
+
+    return change
 
 
 def _with_first(description: ModelDescription, change: Change) -> ModelDescription:
