@@ -192,7 +192,8 @@ class Reordered:
         found = group_codes(self.weight)
         if found is None:
             return None
-        return GroupCodes(*(each[self.order] for each in (found.codes, found.zeros, found.scales)), found.groups)
+        codes, zeros, scales = (each[self.order] for each in (found.codes, found.zeros, found.scales))
+        return GroupCodes(codes, zeros, scales, found.groups)
 
     def block_codes(self) -> BlockCodes | None:
         found = block_codes(self.weight)
