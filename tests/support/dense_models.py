@@ -7,9 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from transformers import (
+    ArceeConfig,
     Cohere2Config,
     CohereConfig,
     Ernie4_5Config,
+    Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
     Glm4Config,
@@ -19,11 +21,13 @@ from transformers import (
     GraniteConfig,
     GraniteMoeHybridConfig,
     LlamaConfig,
+    MinistralConfig,
     Olmo2Config,
     Olmo3Config,
     OPTConfig,
     Phi3Config,
     PhiConfig,
+    SeedOssConfig,
     SmolLM3Config,
     StableLmConfig,
     Starcoder2Config,
@@ -90,6 +94,19 @@ VARIANTS: dict[str, Callable[[], Any]] = {
     "granite-biased": lambda: GraniteConfig(**_SIZES, **_GRANITE, attention_bias=True, mlp_bias=True),
     "granite4-micro": lambda: GraniteMoeHybridConfig(**_SIZES, **_GRANITE, **_GRANITE4, position_embedding_type="rope"),
     "granite4-without-positions": lambda: GraniteMoeHybridConfig(**_SIZES, **_GRANITE, **_GRANITE4),
+    "seed-oss": lambda: SeedOssConfig(**_SIZES, head_dim=32, attention_bias=True),
+    "seed-oss-other-biases": lambda: SeedOssConfig(
+        **_SIZES, head_dim=32, attention_bias=False, attention_out_bias=True, mlp_bias=True
+    ),
+    "arcee": lambda: ArceeConfig(**_SIZES),
+    "arcee-biased": lambda: ArceeConfig(**_SIZES, attention_bias=True, mlp_bias=True),
+    "ministral": lambda: MinistralConfig(
+        **_SIZES, head_dim=32, sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "exaone4": lambda: Exaone4Config(**_SIZES, sliding_window=WINDOW, sliding_window_pattern=2),
+    "exaone4-positions-everywhere": lambda: Exaone4Config(
+        **_SIZES, sliding_window=None, layer_types=["full_attention"] * 2
+    ),
     "phi3": lambda: Phi3Config(**_SIZES, sliding_window=WINDOW),
     "phi3-longrope": lambda: Phi3Config(
         **_SIZES, rope_parameters=_LONGROPE, original_max_position_embeddings=ORIGINAL_CONTEXT

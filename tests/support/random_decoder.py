@@ -17,6 +17,7 @@ ACTIVATIONS: dict[ActivationCode, Callable[[Tensor], Tensor]] = {
     ActivationCode.GELU_TANH: lambda x: gelu(x, approximate="tanh"),
     ActivationCode.SILU: silu,
     ActivationCode.RELU: relu,
+    ActivationCode.RELU2: lambda x: relu(x).square(),
 }
 
 

@@ -24,6 +24,7 @@ ACTIVATIONS = {
     "gelu_fast": Activation.GELU_TANH,
     "gelu_pytorch_tanh": Activation.GELU_TANH,
     "relu": Activation.RELU,
+    "relu2": Activation.RELU2,
 }
 """By the names that transformers has in configs."""
 

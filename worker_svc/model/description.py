@@ -65,6 +65,8 @@ class Activation(StrEnum):
     GELU = "gelu"
     GELU_TANH = "gelu_tanh"
     RELU = "relu"
+    RELU2 = "relu2"
+    """The square of RELU (arXiv:2109.08668)."""
 
 
 @dataclass(frozen=True, slots=True)

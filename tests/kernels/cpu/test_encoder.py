@@ -21,6 +21,7 @@ ACTIVATIONS = {
     ActivationCode.GELU_TANH: lambda x: gelu(x, approximate="tanh"),
     ActivationCode.SILU: silu,
     ActivationCode.RELU: relu,
+    ActivationCode.RELU2: lambda x: relu(x).square(),
 }
 TOLERANCES = {(torch.float32, False): 1e-5, (torch.float32, True): 1e-3, (torch.bfloat16, False): 4e-2}
 
