@@ -17,6 +17,7 @@ from transformers import (
     GPTNeoXConfig,
     GraniteConfig,
     GraniteMoeHybridConfig,
+    HunYuanDenseV1Config,
     LlamaConfig,
     MinistralConfig,
     Olmo2Config,
@@ -104,6 +105,10 @@ VARIANTS: dict[str, Callable[[], Any]] = {
     "exaone4-positions-everywhere": lambda: Exaone4Config(
         **_SIZES, sliding_window=None, layer_types=["full_attention"] * 2
     ),
+    "hunyuan": lambda: HunYuanDenseV1Config(
+        **_SIZES, head_dim=16,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 20.0, "alpha": 5.0, "factor": 1.0},
+    ),
     "phi3": lambda: Phi3Config(**_SIZES, sliding_window=WINDOW),
     "phi3-longrope": lambda: Phi3Config(
         **_SIZES, rope_parameters=_LONGROPE, original_max_position_embeddings=ORIGINAL_CONTEXT
@@ -145,6 +150,11 @@ BIDIRECTIONAL: dict[str, Callable[[], Any]] = {
 
 NOT_DESCRIBED: dict[str, Callable[[], Any]] = {
     "gemma2-both-directions": lambda: Gemma2Config(**_SIZES, **_GEMMA, use_bidirectional_attention=True),
+    "hunyuan-dynamic": lambda: HunYuanDenseV1Config(
+        **_SIZES,
+        head_dim=16,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 20.0, "factor": 2.0},
+    ),
     "granite-without-what-layers-add": lambda: GraniteConfig(**_SIZES, residual_multiplier=0.0),
     "granite4-experts": lambda: GraniteMoeHybridConfig(**_SIZES, **_GRANITE4 | {"num_local_experts": 4}),
     "granite4-states": lambda: GraniteMoeHybridConfig(
