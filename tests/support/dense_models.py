@@ -17,6 +17,7 @@ from transformers import (
     GPTNeoXConfig,
     GraniteConfig,
     GraniteMoeHybridConfig,
+    HeliumConfig,
     HunYuanDenseV1Config,
     LlamaConfig,
     MinistralConfig,
@@ -109,6 +110,7 @@ VARIANTS: dict[str, Callable[[], Any]] = {
         **_SIZES, head_dim=16,
         rope_parameters={"rope_type": "dynamic", "rope_theta": 20.0, "alpha": 5.0, "factor": 1.0},
     ),
+    "helium": lambda: HeliumConfig(**_SIZES, head_dim=16, attention_bias=True, mlp_bias=True),
     "phi3": lambda: Phi3Config(**_SIZES, sliding_window=WINDOW),
     "phi3-longrope": lambda: Phi3Config(
         **_SIZES, rope_parameters=_LONGROPE, original_max_position_embeddings=ORIGINAL_CONTEXT

@@ -247,6 +247,7 @@ WITHOUT: list[tuple[str, str, Callable[[ModelDescription], ModelDescription]]] =
     ("exaone4", "norms that come after", _layers(_with_norms_before)),
     ("hunyuan", "the stretched base", _rope(theta=20.0)),
     ("hunyuan", "norms that come after rotation", _attention(norms_after_rotation=False)),
+    ("helium", "neighbours that are rotated", _layers(_halves)),
     ("phi3", "the window", _attention(window=None)),
     ("phi3-longrope", "the factors of pairs", _rope(pair_factors=(1.0,) * 6)),
     ("phi3-longrope", "the factor of what is rotated", _rope(attention_factor=1.0)),
