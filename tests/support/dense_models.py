@@ -11,6 +11,7 @@ from transformers import (
     Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
+    GemmaConfig,
     Glm4Config,
     GlmConfig,
     GPT2Config,
@@ -73,6 +74,7 @@ _OPT: dict[str, Any] = {
 }  # fmt: skip
 
 VARIANTS: dict[str, Callable[[], Any]] = {
+    "gemma": lambda: GemmaConfig(**_SIZES, head_dim=32),
     "gemma2": lambda: Gemma2Config(**_SIZES, **_GEMMA, attn_logit_softcapping=3.0, final_logit_softcapping=5.0),
     "gemma2-tied-biased": lambda: Gemma2Config(
         **_SIZES | _TIED, **_GEMMA, attention_bias=True, attn_logit_softcapping=None, final_logit_softcapping=None
@@ -151,6 +153,7 @@ BIDIRECTIONAL: dict[str, Callable[[], Any]] = {
 """Models that compute embeddings, as their tokens see later ones."""
 
 NOT_DESCRIBED: dict[str, Callable[[], Any]] = {
+    "gemma-both-directions": lambda: GemmaConfig(**_SIZES, head_dim=32, use_bidirectional_attention=True),
     "gemma2-both-directions": lambda: Gemma2Config(**_SIZES, **_GEMMA, use_bidirectional_attention=True),
     "hunyuan-dynamic": lambda: HunYuanDenseV1Config(
         **_SIZES,

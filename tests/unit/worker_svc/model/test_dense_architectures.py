@@ -218,6 +218,8 @@ def _whole(**changes: Any) -> Callable[[ModelDescription], ModelDescription]:
 
 
 WITHOUT: list[tuple[str, str, Callable[[ModelDescription], ModelDescription]]] = [
+    ("gemma", "the factor of the embedding", _whole(embedding_scale=1.0)),
+    ("gemma", "the offset of norms", _layers(_norms)),
     ("gemma2", "the factor of the embedding", _whole(embedding_scale=1.0)),
     ("gemma2", "the cap on logits", _whole(logits_soft_cap=None)),
     ("gemma2", "the cap on scores", _attention(soft_cap=None)),
