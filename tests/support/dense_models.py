@@ -14,12 +14,15 @@ from transformers import (
     Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
+    GemmaConfig,
     Glm4Config,
     GlmConfig,
     GPT2Config,
     GPTNeoXConfig,
     GraniteConfig,
     GraniteMoeHybridConfig,
+    HeliumConfig,
+    HunYuanDenseV1Config,
     LlamaConfig,
     MinistralConfig,
     NemotronConfig,
@@ -75,6 +78,7 @@ _OPT: dict[str, Any] = {
 }  # fmt: skip
 
 VARIANTS: dict[str, Callable[[], Any]] = {
+    "gemma": lambda: GemmaConfig(**_SIZES, head_dim=32),
     "gemma2": lambda: Gemma2Config(**_SIZES, **_GEMMA, attn_logit_softcapping=3.0, final_logit_softcapping=5.0),
     "gemma2-tied-biased": lambda: Gemma2Config(
         **_SIZES | _TIED, **_GEMMA, attention_bias=True, attn_logit_softcapping=None, final_logit_softcapping=None
@@ -108,6 +112,11 @@ VARIANTS: dict[str, Callable[[], Any]] = {
     "exaone4-positions-everywhere": lambda: Exaone4Config(
         **_SIZES, sliding_window=None, layer_types=["full_attention"] * 2
     ),
+    "hunyuan": lambda: HunYuanDenseV1Config(
+        **_SIZES, head_dim=16,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 20.0, "alpha": 5.0, "factor": 1.0},
+    ),
+    "helium": lambda: HeliumConfig(**_SIZES, head_dim=16, attention_bias=True, mlp_bias=True),
     "phi3": lambda: Phi3Config(**_SIZES, sliding_window=WINDOW),
     "phi3-longrope": lambda: Phi3Config(
         **_SIZES, rope_parameters=_LONGROPE, original_max_position_embeddings=ORIGINAL_CONTEXT
@@ -157,7 +166,13 @@ BIDIRECTIONAL: dict[str, Callable[[], Any]] = {
 """Models that compute embeddings, as their tokens see later ones."""
 
 NOT_DESCRIBED: dict[str, Callable[[], Any]] = {
+    "gemma-both-directions": lambda: GemmaConfig(**_SIZES, head_dim=32, use_bidirectional_attention=True),
     "gemma2-both-directions": lambda: Gemma2Config(**_SIZES, **_GEMMA, use_bidirectional_attention=True),
+    "hunyuan-dynamic": lambda: HunYuanDenseV1Config(
+        **_SIZES,
+        head_dim=16,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 20.0, "factor": 2.0},
+    ),
     "granite-without-what-layers-add": lambda: GraniteConfig(**_SIZES, residual_multiplier=0.0),
     "granite4-experts": lambda: GraniteMoeHybridConfig(**_SIZES, **_GRANITE4 | {"num_local_experts": 4}),
     "granite4-states": lambda: GraniteMoeHybridConfig(
