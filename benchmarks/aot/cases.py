@@ -172,7 +172,7 @@ def _attention_cases() -> Iterator[Case]:
     )
 
 
-def _rotate_and_store(heads: Heads, dtype: torch.dtype, kv: torch.dtype) -> None:
+def _rotate_and_store(heads: Heads, dtype: torch.dtype, kv: torch.dtype, *, norms_after_rotation: bool = False) -> None:
     cache = _cache(heads, 16, kv)
     weight = empty(heads.head_dim, dtype=dtype)
     rotary_dim = heads.head_dim if heads.rotary_dim is None else heads.rotary_dim
@@ -183,7 +183,7 @@ def _rotate_and_store(heads: Heads, dtype: torch.dtype, kv: torch.dtype) -> None
         cache.keys,
         cache.values,
         empty(NUM_TOKENS, dtype=torch.int64),
-        norm=HeadNorm(weight, weight, 1e-6, 1e-6) if heads.has_norms else None,
+        norm=HeadNorm(weight, weight, 1e-6, 1e-6, norms_after_rotation) if heads.has_norms else None,
         key_scales=cache.key_scales,
         value_scales=cache.value_scales,
     )
@@ -210,6 +210,8 @@ def _cache_cases() -> Iterator[Case]:
                 needs_fp8=is_fp8,
             )
         yield Case(f"store: Llama 3 8B, bf16, KV {name}", partial(_store, llama, kv), needs_fp8=is_fp8)
+    qwen = MODELS["Qwen3 8B"]
+    yield Case("rotary, then norms: bf16", lambda: _rotate_and_store(qwen, BF16, BF16, norms_after_rotation=True))
     yield Case("store: Llama 3 8B, bf16", lambda: _store(llama, BF16))
     yield Case(
         "copies of blocks of 2 MiB",
@@ -238,6 +240,10 @@ def _layer_cases() -> Iterator[Case]:
     yield Case(
         "norm, add and RMS norm: 3584",
         lambda: add_row_norm(empty(64, 3584, dtype=FP32), empty(64, 3584), _norm(3584), BF16, update_norm=_norm(3584)),
+    )
+    yield Case(
+        "norm and add: 4096",
+        lambda: add_row_norm(empty(64, 4096, dtype=FP32), empty(64, 4096), None, BF16, update_norm=_norm(4096)),
     )
     yield Case("RMS norm of joint heads: 2048", lambda: row_norm(empty(64, 2048), _norm(2048), BF16))
     for activation in Activation:
@@ -361,6 +367,7 @@ def _sampling_cases() -> Iterator[Case]:
     yield Case("masks of logits", lambda: mask_logits(logits, rows_of_masks, masks))
     yield Case("log norms", lambda: log_norms(logits))
     yield Case("soft cap of logits", lambda: logits_epilogue(logits, None, 30.0))
+    yield Case("factor of logits", lambda: logits_epilogue(logits, None, None, scale=0.125))
     yield Case("bias of logits", lambda: logits_epilogue(logits, empty(vocab), None))
 
 

@@ -13,12 +13,15 @@ from quire_kernels._shapes import ceil_div, check_rows, next_power_of_2
 
 
 class Activation(Enum):
-    """The function; GELU by the error function, GELU_TANH by the approximation in arXiv:1606.08415."""
+    """The function; GELU by the error function, GELU_TANH by the approximation in arXiv:1606.08415; RELU2 is the square
+    of RELU.
+    """
 
     SILU = "silu"
     GELU = "gelu"
     GELU_TANH = "gelu_tanh"
     RELU = "relu"
+    RELU2 = "relu2"
 
 
 @triton.jit
@@ -39,6 +42,8 @@ def activate(b_inputs, ACTIVATION: tl.constexpr):  # type: ignore[no-untyped-def
     elif ACTIVATION == "relu":
         # NaN stays NaN
         b_active = tl.where(b_inputs <= 0.0, 0.0, b_inputs)
+    elif ACTIVATION == "relu2":
+        b_active = tl.where(b_inputs <= 0.0, 0.0, b_inputs * b_inputs)
     else:
         tl.static_assert(ACTIVATION == "gelu")
         b_active = 0.5 * b_inputs * (1.0 + tl.erf(b_inputs * 0.7071067811865476))
@@ -142,6 +147,8 @@ def _activate_reference(inputs: Tensor, activation: Activation) -> Tensor:
             return F.gelu(inputs, approximate="tanh")
         case Activation.RELU:
             return F.relu(inputs)
+        case Activation.RELU2:
+            return F.relu(inputs).square()
 
 
 def check_gate_up(gate_up: Tensor) -> None:

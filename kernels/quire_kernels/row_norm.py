@@ -92,7 +92,9 @@ def _row_norm_kernel(  # type: ignore[no-untyped-def]
         tl.store(p_inputs + o_inputs, b_sum, mask=m_tile)
         if not NORM_FIRST:
             b_inputs = b_sum
-    b_output = normalize(b_inputs, p_weight, p_bias, epsilon, o_column, m_column, WIDTH, CENTERED)
+    b_output = b_inputs
+    if p_weight is not None:
+        b_output = normalize(b_inputs, p_weight, p_bias, epsilon, o_column, m_column, WIDTH, CENTERED)
     if p_scales is None:
         o_output = (row * WIDTH)[:, None] + o_column[None, :]
         tl.store(p_output + o_output, b_output.to(p_output.dtype.element_ty), mask=m_tile)
@@ -135,18 +137,19 @@ def row_norm_codes(inputs: Tensor, norm: RowNorm, coding: RowCoding) -> CodedRow
 def add_row_norm(
     hidden: Tensor,
     update: Tensor | None,
-    norm: RowNorm,
+    norm: RowNorm | None,
     dtype: torch.dtype | None = None,
     *,
     update_norm: RowNorm | None = None,
     norm_first: bool = False,
 ) -> Tensor:
-    """Adds the update to the residual stream in place, and returns `row_norm` of the sum.
+    """Adds the update to the residual stream in place, and returns `row_norm` of the sum, or the sum.
 
     Args:
         hidden: float32 [num_tokens, width], last dimension contiguous; the sum is not rounded.
         update: [num_tokens, width], last dimension contiguous; None: nothing is added.
-        norm, dtype: as those of `row_norm`.
+        norm: of the sum; None: it is returned as it is.
+        dtype: of the result; None: the weight's, or that of `hidden` without a norm.
         update_norm: of the update, before it is added; None: there is none.
         norm_first: the result is the norm of `hidden` without the update.
 
@@ -165,7 +168,7 @@ def add_row_norm(
 def add_row_norm_codes(
     hidden: Tensor,
     update: Tensor | None,
-    norm: RowNorm,
+    norm: RowNorm | None,
     coding: RowCoding,
     *,
     update_norm: RowNorm | None = None,
@@ -182,16 +185,17 @@ def add_row_norm_codes(
     return rows
 
 
-def _empty(inputs: Tensor, norm: RowNorm, dtype: torch.dtype | None) -> Tensor:
+def _empty(inputs: Tensor, norm: RowNorm | None, dtype: torch.dtype | None) -> Tensor:
     require(dtype is None or dtype in FLOAT_DTYPES, "dtype", "be float32, float16 or bfloat16")
-    return torch.empty(inputs.shape, dtype=dtype or norm.weight.dtype, device=inputs.device)
+    default = inputs.dtype if norm is None else norm.weight.dtype
+    return torch.empty(inputs.shape, dtype=dtype or default, device=inputs.device)
 
 
 def _launch(
     output: Tensor,
     inputs: Tensor,
     update: Tensor | None,
-    norm: RowNorm,
+    norm: RowNorm | None,
     update_norm: RowNorm | None,
     *,
     norm_first: bool,
@@ -200,7 +204,8 @@ def _launch(
 ) -> None:
     """Fills the output: with `coding` it is codes, and has scales."""
     num_rows, width = inputs.shape
-    check_norm(norm, "norm", inputs)
+    if norm is not None:
+        check_norm(norm, "norm", inputs)
     if update_norm is not None:
         check_norm(update_norm, "update_norm", inputs)
     if output.numel() == 0:
@@ -214,17 +219,17 @@ def _launch(
         scales,
         inputs,
         update,
-        norm.weight,
-        norm.bias,
+        None if norm is None else norm.weight,
+        None if norm is None else norm.bias,
         None if update_norm is None else update_norm.weight,
         None if update_norm is None else update_norm.bias,
         num_rows,
-        norm.epsilon,
+        0.0 if norm is None else norm.epsilon,
         0.0 if update_norm is None else update_norm.epsilon,
         inputs.stride(0),
         0 if update is None else update.stride(0),
         WIDTH=width,
-        CENTERED=norm.is_centered,
+        CENTERED=norm is not None and norm.is_centered,
         UPDATE_CENTERED=update_norm is not None and update_norm.is_centered,
         NORM_FIRST=norm_first,
         GROUP=group,
@@ -255,7 +260,7 @@ def row_norm_reference(inputs: Tensor, norm: RowNorm, dtype: torch.dtype | None 
 def add_row_norm_reference(
     hidden: Tensor,
     update: Tensor | None,
-    norm: RowNorm,
+    norm: RowNorm | None,
     dtype: torch.dtype | None = None,
     *,
     update_norm: RowNorm | None = None,
@@ -265,13 +270,13 @@ def add_row_norm_reference(
     before = hidden.clone() if norm_first else hidden
     if update is not None:
         hidden += update if update_norm is None else row_norm_reference(update, update_norm, torch.float32)
-    return row_norm_reference(before, norm, dtype)
+    return before.to(dtype or before.dtype, copy=True) if norm is None else row_norm_reference(before, norm, dtype)
 
 
 def add_row_norm_codes_reference(
     hidden: Tensor,
     update: Tensor | None,
-    norm: RowNorm,
+    norm: RowNorm | None,
     coding: RowCoding,
     *,
     update_norm: RowNorm | None = None,

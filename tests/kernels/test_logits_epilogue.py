@@ -1,4 +1,4 @@
-"""The bias and the soft cap of logits against torch's own operators."""
+"""The bias, the factor and the soft cap of logits against torch's own operators."""
 
 from typing import Any
 
@@ -8,20 +8,22 @@ import torch
 from quire_kernels.logits_epilogue import logits_epilogue, logits_epilogue_reference
 
 
-@pytest.mark.parametrize("soft_cap", [None, 3.0, 30.0])
+@pytest.mark.parametrize(("scale", "soft_cap"), [(None, None), (None, 3.0), (None, 30.0), (0.125, None), (0.3, 3.0)])
 @pytest.mark.parametrize("bias_dtype", [None, torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("vocab_size", [1, 111, 4096, 9001])
-def test_logits(soft_cap: float | None, bias_dtype: torch.dtype | None, vocab_size: int, device: str) -> None:
+def test_logits(
+    scale: float | None, soft_cap: float | None, bias_dtype: torch.dtype | None, vocab_size: int, device: str
+) -> None:
     torch.manual_seed(0)
     whole = (torch.randn(3, vocab_size + 5) * 20).to(device)
     bias = None if bias_dtype is None else torch.randn(vocab_size).to(device, bias_dtype)
     actual, expected = whole.clone(), whole.clone()
-    logits_epilogue(actual[:, :vocab_size], bias, soft_cap)
-    logits_epilogue_reference(expected[:, :vocab_size], bias, soft_cap)
+    logits_epilogue(actual[:, :vocab_size], bias, soft_cap, scale=scale)
+    logits_epilogue_reference(expected[:, :vocab_size], bias, soft_cap, scale=scale)
     # With a cap of c, absolute errors are about c times float32's precision.
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-5)
     assert torch.equal(actual[:, vocab_size:], whole[:, vocab_size:])
-    assert torch.equal(actual, whole) == (bias is None and soft_cap is None)
+    assert torch.equal(actual, whole) == (bias is None and scale is None and soft_cap is None)
 
 
 def test_far_logits_come_to_the_cap_and_nan_stays(device: str) -> None:

@@ -88,6 +88,23 @@ def test_the_update_is_normalised_before_it_is_added(
     assert_close(expected, hidden + row_norm_reference(update, update_norm, torch.float32))
 
 
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("updated", ["updated", "alone"])
+def test_without_a_norm_the_sum_is_returned(
+    norm_first: bool, updated: str, make_norm: Callable[..., RowNorm], device: str, assert_close: Check
+) -> None:
+    hidden, rows = make_rows(device, 5, 111, torch.float32)
+    update, options = rows if updated == "updated" else None, {"norm_first": norm_first}
+    update_norm = make_norm("rms", 111) if updated == "updated" else None
+    actual, expected = hidden.clone(), hidden.clone()
+    found = add_row_norm(actual, update, None, torch.float16, update_norm=update_norm, **options)
+    wanted = add_row_norm_reference(expected, update, None, torch.float16, update_norm=update_norm, **options)
+    assert_close(found, wanted)
+    assert_close(actual, expected)
+    assert_close(found, (hidden if norm_first else actual).half())
+    assert add_row_norm(actual, None, None).dtype == torch.float32
+
+
 def test_a_norm_that_comes_first_does_not_see_the_update(
     make_norm: Callable[..., RowNorm], device: str, assert_close: Check
 ) -> None:

@@ -45,7 +45,8 @@ class Compiled:
         )
         arguments = DecoderModelArgs(
             *(HIDDEN, len(model.layers), HEADS, KV_HEADS, model.dim, layers),
-            *(self._norm(model.norm), self._matrix(model.head, model.head_bias), model.logits_soft_cap),
+            *(self._norm(model.norm), self._matrix(model.head, model.head_bias)),
+            *(model.logits_scale, model.logits_soft_cap),
             *(model.embedding.data_ptr(), model.embedding_scale),
             None if model.positions is None else model.positions.data_ptr(),
             *(cache.data_ptr(), cache.data_ptr() + code_bytes if has_codes else None, block_bytes, block_size, False),
@@ -128,4 +129,5 @@ class Compiled:
             None,
             layer.is_parallel,
             layer.has_joint_norms,
+            layer.norms_after_rotation,
         )

@@ -6,7 +6,36 @@ Windows are shorter than the prompts of tests, and caps below the scores and log
 from collections.abc import Callable
 from typing import Any
 
-from transformers import Gemma2Config, Gemma3TextConfig, GPT2Config, GPTNeoXConfig, LlamaConfig, OPTConfig, Phi3Config
+from transformers import (
+    ArceeConfig,
+    Cohere2Config,
+    CohereConfig,
+    Ernie4_5Config,
+    Exaone4Config,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
+    Glm4Config,
+    GlmConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    GraniteConfig,
+    GraniteMoeHybridConfig,
+    HeliumConfig,
+    HunYuanDenseV1Config,
+    LlamaConfig,
+    MinistralConfig,
+    NemotronConfig,
+    Olmo2Config,
+    Olmo3Config,
+    OPTConfig,
+    Phi3Config,
+    PhiConfig,
+    SeedOssConfig,
+    SmolLM3Config,
+    StableLmConfig,
+    Starcoder2Config,
+)
 
 from transformers_models import COMMON
 
@@ -23,6 +52,19 @@ _GEMMA3_ROPES: dict[str, Any] = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
     "full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 8.0},
 }
+_OLMO3_ROPES: dict[str, Any] = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 20.0},
+    "full_attention": {
+        "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32,
+        "attention_factor": 1.2,
+    },
+}  # fmt: skip
+_GRANITE: dict[str, Any] = {
+    "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.3, "logits_scaling": 3.0,
+}  # fmt: skip
+_GRANITE4: dict[str, Any] = {
+    "shared_intermediate_size": 80, "num_local_experts": 0, "layer_types": ["full_attention"] * 2, "mamba_n_heads": 4,
+}  # fmt: skip
 _LONGROPE: dict[str, Any] = {
     "rope_type": "longrope", "rope_theta": 500.0, "partial_rotary_factor": 0.75,
     "short_factor": [1.0, 1.2, 1.5, 2.0, 2.5, 3.0], "long_factor": [4.0] * 6,
@@ -36,6 +78,7 @@ _OPT: dict[str, Any] = {
 }  # fmt: skip
 
 VARIANTS: dict[str, Callable[[], Any]] = {
+    "gemma": lambda: GemmaConfig(**_SIZES, head_dim=32),
     "gemma2": lambda: Gemma2Config(**_SIZES, **_GEMMA, attn_logit_softcapping=3.0, final_logit_softcapping=5.0),
     "gemma2-tied-biased": lambda: Gemma2Config(
         **_SIZES | _TIED, **_GEMMA, attention_bias=True, attn_logit_softcapping=None, final_logit_softcapping=None
@@ -44,16 +87,69 @@ VARIANTS: dict[str, Callable[[], Any]] = {
         **_SIZES | {"num_hidden_layers": 3}, **_GEMMA, rope_parameters=_GEMMA3_ROPES,
         layer_types=["sliding_attention", "sliding_attention", "full_attention"],
     ),
+    "smollm3": lambda: SmolLM3Config(
+        **_SIZES, no_rope_layers=[1, 0], use_sliding_window=True, sliding_window=WINDOW
+    ),
+    "olmo2": lambda: Olmo2Config(**_SIZES, attention_bias=True),
+    "olmo3": lambda: Olmo3Config(
+        **_SIZES, sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention"],
+        rope_parameters=_OLMO3_ROPES,
+    ),
+    "granite": lambda: GraniteConfig(**_SIZES, **_GRANITE, rms_norm_eps=3.0),
+    "granite-biased": lambda: GraniteConfig(**_SIZES, **_GRANITE, attention_bias=True, mlp_bias=True),
+    "granite4-micro": lambda: GraniteMoeHybridConfig(**_SIZES, **_GRANITE, **_GRANITE4, position_embedding_type="rope"),
+    "granite4-without-positions": lambda: GraniteMoeHybridConfig(**_SIZES, **_GRANITE, **_GRANITE4),
+    "seed-oss": lambda: SeedOssConfig(**_SIZES, head_dim=32, attention_bias=True),
+    "seed-oss-other-biases": lambda: SeedOssConfig(
+        **_SIZES, head_dim=32, attention_bias=False, attention_out_bias=True, mlp_bias=True
+    ),
+    "arcee": lambda: ArceeConfig(**_SIZES),
+    "arcee-biased": lambda: ArceeConfig(**_SIZES, attention_bias=True, mlp_bias=True),
+    "ministral": lambda: MinistralConfig(
+        **_SIZES, head_dim=32, sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "exaone4": lambda: Exaone4Config(**_SIZES, sliding_window=WINDOW, sliding_window_pattern=2),
+    "exaone4-positions-everywhere": lambda: Exaone4Config(
+        **_SIZES, sliding_window=None, layer_types=["full_attention"] * 2
+    ),
+    "hunyuan": lambda: HunYuanDenseV1Config(
+        **_SIZES, head_dim=16,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 20.0, "alpha": 5.0, "factor": 1.0},
+    ),
+    "helium": lambda: HeliumConfig(**_SIZES, head_dim=16, attention_bias=True, mlp_bias=True),
     "phi3": lambda: Phi3Config(**_SIZES, sliding_window=WINDOW),
     "phi3-longrope": lambda: Phi3Config(
         **_SIZES, rope_parameters=_LONGROPE, original_max_position_embeddings=ORIGINAL_CONTEXT
     ),
+    "cohere": lambda: CohereConfig(**_SIZES, logit_scale=0.25),
+    "cohere-tied-biased": lambda: CohereConfig(**_SIZES | _TIED, attention_bias=True, hidden_act="gelu"),
+    "cohere2": lambda: Cohere2Config(
+        **_SIZES, sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention"], logit_scale=0.5
+    ),
+    "glm": lambda: GlmConfig(**_SIZES, head_dim=32),
+    "glm-tied-unbiased": lambda: GlmConfig(
+        **_SIZES | _TIED, head_dim=48, attention_bias=False,
+        rope_parameters={"rope_type": "linear", "rope_theta": 50.0, "factor": 2.0, "partial_rotary_factor": 1.0},
+    ),
+    "glm4": lambda: Glm4Config(**_SIZES, head_dim=32),
+    "ernie4-5": lambda: Ernie4_5Config(**_SIZES, head_dim=32),
+    "ernie4-5-tied-biased": lambda: Ernie4_5Config(**_SIZES | _TIED, head_dim=48, use_bias=True),
     "gpt2": lambda: GPT2Config(**_GPT2, scale_attn_by_inverse_layer_idx=True, reorder_and_upcast_attn=True),
     "gpt2-tied-narrow": lambda: GPT2Config(**_GPT2 | _TIED, n_inner=80, activation_function="relu"),
     "gpt-neox": lambda: GPTNeoXConfig(**_GPT_NEOX, hidden_act="gelu_fast"),
     "gpt-neox-in-turn-unbiased": lambda: GPTNeoXConfig(
         **_GPT_NEOX, use_parallel_residual=False, attention_bias=False,
         rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0},
+    ),
+    "phi": lambda: PhiConfig(**_SIZES | {"hidden_size": 64, "num_attention_heads": 2}),
+    "nemotron": lambda: NemotronConfig(**_SIZES, head_dim=32),
+    "starcoder2": lambda: Starcoder2Config(**_SIZES, sliding_window=WINDOW),
+    "starcoder2-tied-unbiased": lambda: Starcoder2Config(**_SIZES | _TIED, use_bias=False, hidden_act="gelu"),
+    "stablelm": lambda: StableLmConfig(**_SIZES | {"hidden_size": 64, "num_attention_heads": 2}),
+    "stablelm-side-by-side": lambda: StableLmConfig(
+        **_SIZES | {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}, use_qkv_bias=True,
+        use_parallel_residual=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
     ),
     "opt": lambda: OPTConfig(**_OPT),
     "opt-tied-unbiased": lambda: OPTConfig(**_OPT | _TIED, enable_bias=False, activation_function="gelu"),
@@ -70,11 +166,28 @@ BIDIRECTIONAL: dict[str, Callable[[], Any]] = {
 """Models that compute embeddings, as their tokens see later ones."""
 
 NOT_DESCRIBED: dict[str, Callable[[], Any]] = {
+    "gemma-both-directions": lambda: GemmaConfig(**_SIZES, head_dim=32, use_bidirectional_attention=True),
     "gemma2-both-directions": lambda: Gemma2Config(**_SIZES, **_GEMMA, use_bidirectional_attention=True),
+    "hunyuan-dynamic": lambda: HunYuanDenseV1Config(
+        **_SIZES,
+        head_dim=16,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 20.0, "factor": 2.0},
+    ),
+    "granite-without-what-layers-add": lambda: GraniteConfig(**_SIZES, residual_multiplier=0.0),
+    "granite4-experts": lambda: GraniteMoeHybridConfig(**_SIZES, **_GRANITE4 | {"num_local_experts": 4}),
+    "granite4-states": lambda: GraniteMoeHybridConfig(
+        **_SIZES, **_GRANITE4 | {"layer_types": ["full_attention", "linear_attention"]}
+    ),
     "gpt2-cross-attention": lambda: GPT2Config(**_GPT2, add_cross_attention=True),
     "gpt2-activation": lambda: GPT2Config(**_GPT2, activation_function="tanh"),
     "gpt-neox-odd": lambda: GPTNeoXConfig(**_GPT_NEOX, rope_parameters={"partial_rotary_factor": 0.1}),
     "gpt-neox-dynamic": lambda: GPTNeoXConfig(**_GPT_NEOX, rope_parameters={"rope_type": "dynamic", "factor": 2.0}),
+    "cohere-with-norms-of-heads": lambda: CohereConfig(**_SIZES, use_qk_norm=True),
+    "cohere-without-logits": lambda: CohereConfig(**_SIZES, logit_scale=0.0),
+    "cohere2-without-a-window": lambda: Cohere2Config(**_SIZES, sliding_window=None),
+    "phi-with-norms-of-heads": lambda: PhiConfig(**_SIZES, qk_layernorm=True),
+    "phi-tied": lambda: PhiConfig(**_SIZES | _TIED),
+    "stablelm-with-norms-of-heads": lambda: StableLmConfig(**_SIZES, qk_layernorm=True),
     "opt-350m": lambda: OPTConfig(**_OPT, do_layer_norm_before=False),
     "opt-projected": lambda: OPTConfig(**_OPT, word_embed_proj_dim=32),
     "opt-without-weights-of-norms": lambda: OPTConfig(**_OPT, layer_norm_elementwise_affine=False),

@@ -4,11 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file, save_file
 from transformers import DeepseekV2Config, DeepseekV3Config
 
-from transformers_models import COMMON
+from transformers_models import COMMON, save_with_choice_biases
 from worker_svc.model.architecture import describe
 from worker_svc.model.config import read_config
 from worker_svc.model.description import ModelDescription
@@ -71,15 +69,7 @@ NOT_DESCRIBED: dict[str, Callable[[], Any]] = {
 
 def save(save_model: Callable[..., Path], name: str) -> Path:
     """Saves a variant, of which the biases of the choice are no zeros as in a new model."""
-    directory = save_model(VARIANTS[name]())
-    path = directory / "model.safetensors"
-    generator = torch.Generator().manual_seed(3)
-    tensors = load_file(path)
-    for tensor_name, tensor in tensors.items():
-        if tensor_name.endswith("e_score_correction_bias"):
-            tensors[tensor_name] = torch.randn(tensor.shape, generator=generator).to(tensor.dtype)
-    save_file(tensors, path, metadata={"format": "pt"})
-    return directory
+    return save_with_choice_biases(save_model, VARIANTS[name]())
 
 
 def describe_saved(directory: Path) -> ModelDescription:

@@ -17,6 +17,7 @@ ACTIVATIONS: dict[ActivationCode, Callable[[Tensor], Tensor]] = {
     ActivationCode.GELU_TANH: lambda x: gelu(x, approximate="tanh"),
     ActivationCode.SILU: silu,
     ActivationCode.RELU: relu,
+    ActivationCode.RELU2: lambda x: relu(x).square(),
 }
 
 
@@ -39,14 +40,15 @@ class RandomNorm:
 class RandomLayer:
     def __init__(self, dim: int) -> None:
         self.dim = dim
-        self.attention_norm, self.mlp_norm = RandomNorm(HIDDEN), RandomNorm(HIDDEN)
+        self.attention_norm: RandomNorm | None = RandomNorm(HIDDEN)
+        self.mlp_norm: RandomNorm | None = RandomNorm(HIDDEN)
         self.query_norm: RandomNorm | None = None
         self.key_norm: RandomNorm | None = None
         self.post_attention_norm: RandomNorm | None = None
         self.post_mlp_norm: RandomNorm | None = None
         self.rope: int | None = 0
         self.activation = ActivationCode.SILU
-        self.is_gated, self.is_parallel, self.has_joint_norms = True, False, False
+        self.is_gated, self.is_parallel, self.has_joint_norms, self.norms_after_rotation = True, False, False, False
         self.resize(WIDTH)
         self.qkv = weight((HEADS + 2 * KV_HEADS) * dim, HIDDEN)
         self.output = weight(HIDDEN, HEADS * dim)
@@ -72,7 +74,7 @@ class RandomDecoder:
         self.positions: Tensor | None = None
         self.head = weight(VOCAB, HIDDEN)
         self.head_bias: Tensor | None = None
-        self.logits_soft_cap = 0.0
+        self.logits_scale, self.logits_soft_cap = 1.0, 0.0
 
     def round_to(self, dtype: torch.dtype) -> None:
         """Rounds all that has the model's dtype."""
@@ -88,24 +90,30 @@ class RandomDecoder:
         if self.positions is not None:
             x = x + self.positions[: len(tokens)].double()
         for layer in self.layers:
-            added = linear(self._attend(layer, layer.attention_norm(x)), layer.output.double())
+            inputs = layer.attention_norm(x) if layer.attention_norm else x
+            added = linear(self._attend(layer, inputs), layer.output.double())
             added = layer.post_attention_norm(added) if layer.post_attention_norm else added
             seen = x if layer.is_parallel else x + added
-            widened = linear(layer.act(layer.mlp_norm(seen)), layer.down.double())
+            inputs = layer.mlp_norm(seen) if layer.mlp_norm else seen
+            widened = linear(layer.act(inputs), layer.down.double())
             x = x + added + (layer.post_mlp_norm(widened) if layer.post_mlp_norm else widened)
-        logits = linear(self.norm(x), self.head.double(), None if self.head_bias is None else self.head_bias.double())
+        bias = None if self.head_bias is None else self.head_bias.double()
+        logits = linear(self.norm(x), self.head.double(), bias) * self.logits_scale
         return self.logits_soft_cap * (logits / self.logits_soft_cap).tanh() if self.logits_soft_cap else logits
 
     def _attend(self, layer: RandomLayer, x: Tensor) -> Tensor:
         heads = linear(x, layer.qkv.double()).view(len(x), -1, self.dim).transpose(0, 1)
         query, key, value = torch.split(heads, [HEADS, KV_HEADS, KV_HEADS])
-        query, key = (
-            self._normalized(layer, norm, states) for norm, states in ((layer.query_norm, query), (layer.key_norm, key))
-        )
-        if layer.rope is not None:
-            query, key = (self._rotate(layer.rope, states) for states in (query, key))
+        query, key = self._turned(layer, layer.query_norm, query), self._turned(layer, layer.key_norm, key)
         attended = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
         return attended.transpose(0, 1).flatten(1)
+
+    def _turned(self, layer: RandomLayer, norm: RandomNorm | None, states: Tensor) -> Tensor:
+        if not layer.norms_after_rotation:
+            states = self._normalized(layer, norm, states)
+        if layer.rope is not None:
+            states = self._rotate(layer.rope, states)
+        return self._normalized(layer, norm, states) if layer.norms_after_rotation else states
 
     def _normalized(self, layer: RandomLayer, norm: RandomNorm | None, states: Tensor) -> Tensor:
         if norm is None:

@@ -106,6 +106,8 @@ class AttentionSpec:
     query_norm: Norm | None = None
     key_norm: Norm | None = None
     """Of each head, or of all heads together, before rotation."""
+    norms_after_rotation: bool = False
+    """Whether these norms, which then are of each head, come after rotation."""
     kv_format: KVFormat | None = None
     """None: what the worker's settings choose."""
     latent: LatentSpec | None = None
@@ -125,6 +127,12 @@ class AttentionSpec:
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         require(self.qkv.outputs == (queries, keys, keys), "qkv", f"of the outputs {(queries, keys, keys)}")
         require(self.output.inputs == queries, "output", f"of {queries} inputs")
+        if (neighbours := self.qkv.rotated_neighbours) is not None:
+            has_norms = self.query_norm is not None or self.key_norm is not None
+            require(not has_norms, "query_norm", "absent, as key_norm, where neighbours are rotated")
+            rotated = neighbours if self.rope is None else self.rope.rotated_dims or self.head_dim
+            require(neighbours == rotated, "rotated_neighbours", f"{rotated}, the dimensions that are rotated")
+        require(not (self.norms_after_rotation and self.has_joint_norms), "query_norm", "of each head after rotation")
         for name, norm, whole in (("query_norm", self.query_norm, queries), ("key_norm", self.key_norm, keys)):
             size = whole if self.has_joint_norms else self.head_dim
             require(norm is None or norm.size == size, name, f"of the size {self.head_dim}, or {whole} for all heads")

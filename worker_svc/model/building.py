@@ -117,7 +117,7 @@ class BuiltLayer(Generic[LinearT, NormT, ExpertsT]):
     qkv: LinearT
     output: LinearT
     post_attention_norm: NormT | None
-    mlp_norm: NormT
+    mlp_norm: NormT | None
     mlp: BuiltMlp[LinearT] | ExpertsT
     post_mlp_norm: NormT | None
     latent: BuiltLatent[LinearT, NormT] | None = None
@@ -133,6 +133,8 @@ class BuiltBody(Generic[LinearT, NormT, ExpertsT]):
     """[num_positions, hidden_size], at least as many as the context length, as the embedding."""
     layers: list[BuiltLayer[LinearT, NormT, ExpertsT]]
     norm: NormT
+    embedding_scale: float
+    """What embeddings are multiplied by, as the dtype of the model has it if the description says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,7 @@ def build(
     if description.embedding_norm is not None:
         embedding = embedding.clone()  # the head may be the embedding as it is stored
     body = _build_body(description, checkpoint, builder, shard, embedding)
-    return BuiltModel(body.embedding, body.positions, body.layers, body.norm, head)
+    return BuiltModel(body.embedding, body.positions, body.layers, body.norm, body.embedding_scale, head)
 
 
 def _read_embedding(description: ModelDescription, checkpoint: Checkpoint) -> tuple[Tensor, StoredWeight | None]:
@@ -285,16 +287,16 @@ def _build_body(
         )
 
     def layer(spec: DecoderLayer) -> BuiltLayer[LinearT, NormT, ExpertsT]:
-        attention = spec.attention
+        attention, attention_norm = spec.attention, optional_norm(spec.attention_norm)
         return BuiltLayer(
             spec,
-            attention_norm=optional_norm(spec.attention_norm),
+            attention_norm=attention_norm,
             query_norm=optional_norm(attention.query_norm),
             key_norm=optional_norm(attention.key_norm),
             qkv=linear(attention.qkv),
             output=linear(attention.output),
             post_attention_norm=optional_norm(spec.post_attention_norm),
-            mlp_norm=norm(spec.mlp_norm),
+            mlp_norm=attention_norm if spec.mlp_norm == spec.attention_norm else optional_norm(spec.mlp_norm),
             mlp=mlp(spec.mlp),
             post_mlp_norm=optional_norm(spec.post_mlp_norm),
             latent=latent(attention.latent),
@@ -309,4 +311,7 @@ def _build_body(
             positions.first :
         ].contiguous()
     layers = [layer(spec) for spec in description.layers]
-    return BuiltBody(embedding, places, layers, norm(description.norm))
+    scale = description.embedding_scale
+    if description.rounds_embedding_scale:
+        scale = torch.tensor(scale, dtype=checkpoint.dtype).item()
+    return BuiltBody(embedding, places, layers, norm(description.norm), scale)

@@ -83,9 +83,10 @@ class CompiledBody:
             self._layers,
             built.norm.args(),
             MatrixArgs() if head is None else head.args(),
+            description.logits_scale,
             description.logits_soft_cap or 0.0,
             built.embedding.data_ptr(),
-            torch.tensor(description.embedding_scale, dtype=self.dtype).item(),
+            built.embedding_scale,
             None if built.positions is None else built.positions.data_ptr(),
             cache.values.data_ptr(),
             None if cache.scales is None else cache.scales.data_ptr(),
@@ -127,7 +128,7 @@ def _layer_args(
         _optional_norm(layer.query_norm),
         _optional_norm(layer.key_norm),
         _optional_norm(layer.post_attention_norm),
-        layer.mlp_norm.args(),
+        _optional_norm(layer.mlp_norm),
         _optional_norm(layer.post_mlp_norm),
         layer.qkv.args(),
         layer.output.args(),
@@ -137,6 +138,7 @@ def _layer_args(
         None if experts is None else pointer(experts.args()),
         int(layer.spec.parallel),
         int(attention.has_joint_norms),
+        int(attention.norms_after_rotation),
         None if latent is None else pointer(latent.args()),
     )
 

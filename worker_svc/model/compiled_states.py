@@ -26,7 +26,7 @@ from worker_svc.model.support import Feature
 from worker_svc.model.weights import Checkpoint, open_checkpoint
 from worker_svc.wanted_states import Places, wanted_rows
 
-COMPUTED = COMPUTED_OF_TOKENS | {Feature.BIDIRECTIONAL, Feature.NO_ATTENTION_NORM}
+COMPUTED = COMPUTED_OF_TOKENS | {Feature.BIDIRECTIONAL}
 _BLOCK_SIZE = 16  # tokens in a block of keys and values
 _CPU = torch.device("cpu")
 

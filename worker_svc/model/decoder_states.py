@@ -18,7 +18,7 @@ from worker_svc.model.weights import Checkpoint, open_checkpoint
 from worker_svc.model_layout import LayerAttention
 from worker_svc.wanted_states import Places, wanted_states
 
-COMPUTED = TORCH_COMPUTED - {Feature.SOFT_CAP} | {Feature.BIDIRECTIONAL, Feature.NO_ATTENTION_NORM}
+COMPUTED = TORCH_COMPUTED - {Feature.SOFT_CAP} | {Feature.BIDIRECTIONAL}
 
 
 class DecoderStates:

@@ -1,4 +1,4 @@
-"""Describes the experts of models whose dense layers are described already: Mixtral, Qwen MoE, OLMoE, DeepSeek."""
+"""Describes the experts of models whose dense layers are described already: Mixtral, Qwen MoE, OLMoE, DeepSeek, GLM."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -42,12 +42,16 @@ class ExpertForm:
     block: str = _MODULE
     """What a layer calls its experts in checkpoints with tensors of each expert."""
     projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    router: str = "gate"
+    """What a layer calls the product of its router."""
+    fused: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")
+    """What a layer calls the tensors of all experts."""
     scale: float = 1.0
     """Factor of the weights of a token's experts."""
     scores: ExpertScores = ExpertScores.SOFTMAX
     groups: ExpertGroups | None = None
     choice_bias: str | None = None
-    """What a layer's router calls the tensor that is added to choose experts."""
+    """What a layer calls the tensor that is added to choose experts."""
 
 
 def with_experts(dense: ModelDescription, form: ExpertForm, layers: Collection[int] | None = None) -> ModelDescription:
@@ -59,6 +63,33 @@ def with_experts(dense: ModelDescription, form: ExpertForm, layers: Collection[i
         if form.block != _MODULE:
             renamed.append((f"{prefix}{_MODULE}.", f"{prefix}{form.block}."))
     return replace(dense, layers=tuple(mixed), renamed=tuple(renamed))
+
+
+def deepseek_experts(config: Any) -> ExpertForm | None:
+    """The experts of configs with the fields of DeepSeek-V3's (arXiv:2412.19437, section 2.1.2). None: none of them is
+    for all tokens.
+    """
+    if not config.n_shared_experts:
+        return None
+    return ExpertForm(
+        config.n_routed_experts,
+        config.num_experts_per_tok,
+        config.moe_intermediate_size,
+        config.norm_topk_prob,
+        shared_width=config.n_shared_experts * config.moe_intermediate_size,
+        shared="shared_experts",
+        has_shared_gate=False,
+        scale=config.routed_scaling_factor,
+        scores=ExpertScores.SIGMOID,
+        groups=ExpertGroups(config.n_group, config.topk_group, num_summed=2),
+        choice_bias="gate.e_score_correction_bias",
+    )
+
+
+def predicting_layers(config: Any) -> tuple[str, ...]:
+    """First parts of the names of tensors behind the last layer, which predict further tokens: they are not read."""
+    first: int = config.num_hidden_layers
+    return tuple(f"model.layers.{first + number}." for number in range(config.num_nextn_predict_layers))
 
 
 def sparse_layers(config: Any) -> list[int]:
@@ -75,7 +106,8 @@ def _layer(layer: DecoderLayer, prefix: str, form: ExpertForm) -> DecoderLayer:
     (dense,) = layer.mlps
     hidden, activation = dense.gate_up.inputs, dense.activation
     has_gate = form.shared_width is not None and form.has_shared_gate
-    router = StoredLinear(f"{prefix}gate", (form.num_experts,))
+    router = StoredLinear(f"{prefix}{form.router}", (form.num_experts,))
+    gate_up, down = form.fused
     shared_gate = StoredLinear(f"{prefix}shared_expert_gate", (1,))
     return replace(
         layer,
@@ -97,10 +129,10 @@ def _layer(layer: DecoderLayer, prefix: str, form: ExpertForm) -> DecoderLayer:
             if form.shared_width is None
             else _mlp(f"{prefix}{form.shared}.", form.projections, hidden, form.shared_width, activation),
             scale=form.scale,
-            fused=(f"{prefix}experts.gate_up_proj", f"{prefix}experts.down_proj"),
+            fused=(f"{prefix}{gate_up}", f"{prefix}{down}"),
             scores=form.scores,
             groups=form.groups,
-            choice_bias=None if form.choice_bias is None else f"{prefix}gate.{form.choice_bias}",
+            choice_bias=None if form.choice_bias is None else f"{prefix}{form.choice_bias}",
         ),
     )
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from worker_svc.model.describe_decoder import Windows, describe_decoder
+from worker_svc.model.describe_parts import NormForm
 from worker_svc.model.description import DecoderLayer, ModelDescription
 
 
@@ -20,7 +21,7 @@ def describe_gemma(config: Any, *, soft_cap: float | None = None, qk_norm: bool 
         qkv_bias=bias,
         output_bias=bias,
         qk_norm=qk_norm,
-        norm_offset=1.0,
+        norms=NormForm(config.rms_norm_eps, weight_offset=1.0),
     )
     if description is None:
         return None
@@ -28,6 +29,7 @@ def describe_gemma(config: Any, *, soft_cap: float | None = None, qk_norm: bool 
     def layer(described: DecoderLayer) -> DecoderLayer:
         # Names end in .weight; Llama's name of the norm before the MLP is here that of the one after attention.
         after_attention = described.mlp_norm
+        assert after_attention is not None
         prefix = after_attention.tensor.removesuffix("post_attention_layernorm.weight")
         return replace(
             described,
@@ -41,5 +43,6 @@ def describe_gemma(config: Any, *, soft_cap: float | None = None, qk_norm: bool 
         description,
         layers=tuple(map(layer, description.layers)),
         embedding_scale=float(config.hidden_size**0.5),
+        rounds_embedding_scale=True,
         logits_soft_cap=config.final_logit_softcapping,
     )

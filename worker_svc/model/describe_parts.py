@@ -1,5 +1,7 @@
 """Parts of descriptions that several families share."""
 
+from dataclasses import dataclass, replace
+
 from worker_svc.model.description import (
     Activation,
     AttentionSpec,
@@ -22,12 +24,28 @@ ACTIVATIONS = {
     "gelu_fast": Activation.GELU_TANH,
     "gelu_pytorch_tanh": Activation.GELU_TANH,
     "relu": Activation.RELU,
+    "relu2": Activation.RELU2,
 }
 """By the names that transformers has in configs."""
 
 
-def describe_head(hidden_size: int, vocab_size: int) -> LinearLayer:
-    stored = (StoredLinear("lm_head", (vocab_size,)),)
+@dataclass(frozen=True, slots=True)
+class NormForm:
+    """What all norms of a model have in common, as `Norm` has it."""
+
+    eps: float
+    kind: NormKind = NormKind.RMS
+    weight_offset: float = 0.0
+    has_bias: bool = False
+
+    def norm(self, name: str, size: int) -> Norm:
+        """The norm with the tensors `name`.weight, and `name`.bias if norms have one."""
+        bias = f"{name}.bias" if self.has_bias else None
+        return Norm(f"{name}.weight", size, self.eps, self.kind, self.weight_offset, bias)
+
+
+def describe_head(hidden_size: int, vocab_size: int, *, bias: bool = False) -> LinearLayer:
+    stored = (StoredLinear("lm_head", (vocab_size,), bias),)
     return LinearLayer(LinearRole.HEAD, hidden_size, stored, SplitDimension.OUTPUTS)
 
 
@@ -45,16 +63,20 @@ def describe_attention(
     query_norm: Norm | None = None,
     key_norm: Norm | None = None,
     bidirectional: bool = False,
+    rotates_neighbours: bool = False,
 ) -> AttentionSpec:
-    """Attention with the hidden size of `output`. The scale defaults to the inverse root of the head's dimensions."""
+    """Attention with the hidden size of `output`. The scale defaults to the inverse root of the head's dimensions.
+    `rotates_neighbours`: whether pairs of rotated dimensions are (2i, 2i + 1).
+    """
     (hidden,) = output.outputs
+    neighbours = (rope.rotated_dims or head_dim) if rotates_neighbours and rope is not None else None
     queries = num_heads * head_dim
     return AttentionSpec(
         num_heads,
         num_kv_heads,
         head_dim,
         scale=float(head_dim**-0.5) if scale is None else scale,
-        qkv=LinearLayer(LinearRole.QKV, hidden, qkv, SplitDimension.OUTPUTS, head_dim),
+        qkv=LinearLayer(LinearRole.QKV, hidden, qkv, SplitDimension.OUTPUTS, head_dim, rotated_neighbours=neighbours),
         output=LinearLayer(LinearRole.ATTENTION_OUTPUT, queries, (output,), SplitDimension.INPUTS, head_dim),
         rope=rope,
         window=window,
@@ -78,6 +100,12 @@ def describe_mlp(
         kind,
         activation,
     )
+
+
+def fused(linear: LinearLayer, name: str) -> LinearLayer:
+    """The same layer, whose parts one tensor of this name holds, where the first one of them was."""
+    prefix = linear.stored[0].name.rpartition(".")[0]
+    return replace(linear, stored=(StoredLinear(f"{prefix}.{name}", linear.outputs),))
 
 
 def layer_norm(name: str, size: int, eps: float) -> Norm:

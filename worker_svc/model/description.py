@@ -65,6 +65,8 @@ class Activation(StrEnum):
     GELU = "gelu"
     GELU_TANH = "gelu_tanh"
     RELU = "relu"
+    RELU2 = "relu2"
+    """The square of RELU (arXiv:2109.08668)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,13 +172,14 @@ class DecoderLayer:
     attention_norm: Norm | None
     """None: attention sees x as it is."""
     attention: AttentionSpec
-    mlp_norm: Norm
+    mlp_norm: Norm | None
+    """None: the MLP sees x as it is."""
     mlp: MlpSpec | ExpertsSpec
     post_attention_norm: Norm | None = None
     post_mlp_norm: Norm | None = None
     """Of what attention and MLP return, before it is added to x."""
     parallel: bool = False
-    """x += attention(attention_norm(x)) + mlp(mlp_norm(x)): both see the same x."""
+    """x += attention(attention_norm(x)) + mlp(mlp_norm(x)): both see the same x, and may have one norm."""
 
     @property
     def norms(self) -> tuple[Norm, ...]:
@@ -220,10 +223,14 @@ class ModelDescription:
     tied_embeddings: bool
     """Whether the head's weight is the embedding, unless the checkpoint has a dense head with other numbers."""
     embedding_scale: float = 1.0
-    """What embeddings are multiplied by, rounded to the model's dtype."""
+    """What embeddings are multiplied by."""
+    rounds_embedding_scale: bool = False
+    """Whether that factor is rounded to the model's dtype."""
     embedding_norm: Norm | None = None
     """Of embeddings, which positions are added to."""
     positions: PositionEmbedding | None = None
+    logits_scale: float = 1.0
+    """What logits are multiplied by, before their soft cap."""
     logits_soft_cap: float | None = None
     """Logits x become c * tanh(x / c); None: they stay."""
     renamed: tuple[tuple[str, str], ...] = ()

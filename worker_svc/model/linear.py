@@ -31,6 +31,7 @@ ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
     Activation.GELU_TANH: partial(F.gelu, approximate="tanh"),
     Activation.SILU: F.silu,
     Activation.RELU: F.relu,
+    Activation.RELU2: lambda inputs: F.relu(inputs).square_(),
 }
 """The functions; each returns a new tensor."""
 

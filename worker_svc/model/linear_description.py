@@ -105,6 +105,11 @@ class LinearLayer:
     """Outputs of each part, or inputs, that stay together on a rank: those of one head."""
     computed: ComputedFormat | None = None
     """None: what the worker's settings choose."""
+    rotated_neighbours: int | None = None
+    """QKV: of each head of queries and keys, how many first dimensions the model rotates in pairs (2i, 2i + 1). Weights
+    and biases are read in an order in which the pairs are (i, i + this / 2), as backends rotate them: scores are the
+    same. None: the model has them so.
+    """
 
     @property
     def outputs(self) -> tuple[int, ...]:

@@ -10,12 +10,21 @@ from torch import Tensor
 from worker_svc.errors import UnsupportedModel
 from worker_svc.model.description import LinearLayer, SplitDimension, StoredLinear
 from worker_svc.model.formats.dense import DenseFormat, DenseWeight
-from worker_svc.model.stored_linear import StoredCodes, bias_parts, read_stored, weight_parts
+from worker_svc.model.stored_linear import (
+    Reordered,
+    StoredCodes,
+    bias_parts,
+    halves_of_neighbours,
+    read_stored,
+    weight_parts,
+)
 from worker_svc.model.weight_format import StoredWeight, code_scales, float8_scales
 from worker_svc.model.weights import Checkpoint
 
 Place: TypeAlias = Callable[[int, StoredWeight, Tensor | None], None]
 """Takes a part: its number, its weight [outputs, inputs] as it is stored, and its bias [outputs]."""
+# Of queries, keys and values, the parts that are rotated.
+_NUM_ROTATED = 2
 
 
 class WeightParts(Protocol):
@@ -134,10 +143,14 @@ class LinearWeights:
         for part, (part_weight, part_bias) in enumerate(parts, start=number):
             share = self._outputs[part]
             rows = part_weight.outputs(share.start, share.stop)
+            bias_rows = None if part_bias is None else part_bias[share]
+            if self.layer.rotated_neighbours is not None and part < _NUM_ROTATED:
+                order = halves_of_neighbours(self.outputs[part], self.layer.split_unit, self.layer.rotated_neighbours)
+                rows, bias_rows = Reordered(rows, order), None if bias_rows is None else bias_rows[order]
             scales = code_scales(rows)
             self.code_scales.append(torch.zeros(self.outputs[part]) if scales is None else scales)
             self.float8_scales.append(float8_scales(rows))
-            place(part, rows, None if part_bias is None else part_bias[share])
+            place(part, rows, bias_rows)
 
     def _read(self, stored: StoredLinear) -> tuple[StoredWeight, Tensor | None]:
         """The weight of a stored layer, cut to this rank's inputs, and its bias."""

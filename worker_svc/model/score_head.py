@@ -31,7 +31,7 @@ class ScoreHead:
     def __init__(self, spec: ScoreHeadSpec, description: AnyDescription, checkpoint: Checkpoint) -> None:
         """Raises UnsupportedModel if tensors do not match the description."""
         self._spec, hidden_size = spec, description.hidden_size
-        self._soft_cap = None
+        self._scale, self._soft_cap = 1.0, None
 
         def layer(name: str, width: int, *, has_bias: bool) -> tuple[Tensor, Tensor | None]:
             weight, bias = read_stored(checkpoint, StoredLinear(name, (width,), bias=has_bias), hidden_size)
@@ -43,7 +43,7 @@ class ScoreHead:
         if spec.tokens:
             assert isinstance(description, ModelDescription), "encoders have no logits"
             self._output = _of_tokens(spec.tokens, description, checkpoint)
-            self._soft_cap = description.logits_soft_cap
+            self._scale, self._soft_cap = description.logits_scale, description.logits_soft_cap
         else:
             self._output = layer(spec.output, spec.num_labels, has_bias=spec.bias)
 
@@ -56,7 +56,7 @@ class ScoreHead:
             states = _DENSE_ACTIVATIONS[self._spec.dense_activation](F.linear(states, *self._dense))
         if self._norm is not None:
             states = self._norm(states)
-        outputs = F.linear(states, *self._output)
+        outputs = F.linear(states, *self._output) * self._scale
         if self._soft_cap is not None:
             outputs = self._soft_cap * (outputs / self._soft_cap).tanh()
         return outputs[:, :1] - outputs[:, 1:] if len(self._spec.tokens) == 2 else outputs

@@ -148,6 +148,58 @@ def bias_parts(stored: StoredLinear, bias: Tensor | None) -> Iterator[Tensor | N
         yield from (bias[span.start : span.stop] for span in stored.spans)
 
 
+def halves_of_neighbours(num_outputs: int, head_dim: int, rotated: int) -> Tensor:
+    """The order int64 [num_outputs] in which outputs of heads, whose first `rotated` dimensions are rotated in pairs
+    (2i, 2i + 1), have these pairs at (i, i + rotated / 2).
+    """
+    heads = torch.arange(num_outputs).view(-1, head_dim)
+    pairs = heads[:, :rotated].view(len(heads), -1, 2).transpose(1, 2).flatten(1)
+    return torch.cat((pairs, heads[:, rotated:]), 1).flatten()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reordered:
+    """A `StoredWeight`: outputs of another weight in the order int64 [outputs]."""
+
+    weight: StoredWeight
+    order: Tensor
+
+    def outputs(self, start: int, stop: int) -> "Reordered":
+        order = self.order[start:stop]
+        if not len(order):
+            return Reordered(self.weight.outputs(0, 0), order)
+        first, last = int(order.min()), int(order.max())
+        return Reordered(self.weight.outputs(first, last + 1), order - first)
+
+    def inputs(self, start: int, stop: int) -> "Reordered":
+        return Reordered(self.weight.inputs(start, stop), self.order)
+
+    def dense(self) -> Tensor:
+        return self.weight.dense()[self.order]
+
+    def code_scales(self) -> Tensor | None:
+        scales = code_scales(self.weight)
+        return None if scales is None else scales[self.order]
+
+    def float8_scales(self) -> Tensor | None:
+        scales = float8_scales(self.weight)
+        return None if scales is None else scales[self.order]
+
+    def group_codes(self) -> GroupCodes | None:
+        found = group_codes(self.weight)
+        if found is None:
+            return None
+        codes, zeros, scales = (each[self.order] for each in (found.codes, found.zeros, found.scales))
+        return GroupCodes(codes, zeros, scales, found.groups)
+
+    def block_codes(self) -> BlockCodes | None:
+        found = block_codes(self.weight)
+        if found is None:
+            return None
+        least = None if found.minimums is None else found.minimums[self.order]
+        return replace(found, codes=found.codes[self.order], scales=found.scales[self.order], minimums=least)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Ranges:
     """A `StoredWeight`: ranges of another weight's outputs, one after another."""

@@ -44,13 +44,15 @@ class Feature(Enum):
     POST_NORMS = auto()
     PARALLEL_LAYERS = auto()
     LOGITS_SOFT_CAP = auto()
+    LOGITS_SCALE = auto()
     EXPERTS = auto()
     JOINT_HEAD_NORM = auto()
     LATENT_ATTENTION = auto()
     EXPERT_GROUPS = auto()
     SIGMOID_ROUTER = auto()
     BIDIRECTIONAL = auto()
-    NO_ATTENTION_NORM = auto()
+    NO_INPUT_NORMS = auto()
+    NORMS_AFTER_ROTATION = auto()
 
 
 BY_EVERY_BACKEND = frozenset(
@@ -61,10 +63,13 @@ BY_EVERY_BACKEND = frozenset(
         Feature.HEAD_BIAS,
         Feature.JOINT_HEAD_NORM,
         Feature.LAYER_NORM,
+        Feature.LOGITS_SCALE,
         Feature.LOGITS_SOFT_CAP,
         Feature.MLP_WIDTH_PER_LAYER,
         Feature.NORM_EPSILONS,
+        Feature.NORMS_AFTER_ROTATION,
         Feature.NORM_WEIGHT_OFFSET,
+        Feature.NO_INPUT_NORMS,
         Feature.NO_POSITIONS,
         Feature.PARALLEL_LAYERS,
         Feature.PARTIAL_ROTATION,
@@ -143,12 +148,16 @@ def features(description: ModelDescription) -> Iterator[tuple[Feature, str]]:
         yield Feature.POST_NORMS, "norms after attention or MLP"
     if any(layer.parallel for layer in layers):
         yield Feature.PARALLEL_LAYERS, "attention and MLP side by side"
+    if description.logits_scale != 1.0:
+        yield Feature.LOGITS_SCALE, "a factor of the logits"
     if description.logits_soft_cap is not None:
         yield Feature.LOGITS_SOFT_CAP, "a soft cap on logits"
     if any(isinstance(layer.mlp, ExpertsSpec) for layer in layers):
         yield Feature.EXPERTS, "experts"
     if any(attention.has_joint_norms for attention in attentions):
         yield Feature.JOINT_HEAD_NORM, "norms of all heads together"
+    if any(attention.norms_after_rotation for attention in attentions):
+        yield Feature.NORMS_AFTER_ROTATION, "norms of queries and keys after rotation"
     if any(attention.latent is not None for attention in attentions):
         yield Feature.LATENT_ATTENTION, "latent attention"
     mixtures = [layer.mlp for layer in layers if isinstance(layer.mlp, ExpertsSpec)]
@@ -156,8 +165,8 @@ def features(description: ModelDescription) -> Iterator[tuple[Feature, str]]:
         yield Feature.EXPERT_GROUPS, "experts that are chosen by groups"
     if any(mixture.scores is not ExpertScores.SOFTMAX or mixture.choice_bias for mixture in mixtures):
         yield Feature.SIGMOID_ROUTER, "a router with sigmoids or a bias of the choice"
-    if any(layer.attention_norm is None for layer in layers):
-        yield Feature.NO_ATTENTION_NORM, "layers without a norm before attention"
+    if any(layer.attention_norm is None or layer.mlp_norm is None for layer in layers):
+        yield Feature.NO_INPUT_NORMS, "layers without a norm before attention or MLP"
     if description.is_bidirectional:
         yield Feature.BIDIRECTIONAL, "attention to later tokens"
 

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from worker_svc.attention import StepAttention
 from worker_svc.model.building import BuiltLayer, ExpertWeights
-from worker_svc.model.description import Norm
+from worker_svc.model.description import AttentionSpec, Norm
 from worker_svc.model.linear import Linear, make_linear
 from worker_svc.model.linear_weights import LinearWeights
 from worker_svc.model.rope import Rotation
 from worker_svc.model.torch_experts import TorchExperts, build_torch_experts
 from worker_svc.model.torch_mlp import activated
-from worker_svc.model.torch_norms import TorchNorm, make_torch_norm
+from worker_svc.model.torch_norms import TorchNorm, make_torch_norm, normalized
 
 TorchLayer: TypeAlias = BuiltLayer[Linear, TorchNorm, TorchExperts]
 
@@ -44,9 +44,8 @@ def attend(
         both = heads[:, :num_rotated] if rotation is None else rotation(heads[:, :num_rotated])
         query, key = both[:, :num_heads], both[:, num_heads:]
     else:
-        jointly = spec.has_joint_norms
-        query = _rotated(heads[:, :num_heads], layer.query_norm, rotation, jointly=jointly)
-        key = _rotated(heads[:, num_heads:num_rotated], layer.key_norm, rotation, jointly=jointly)
+        query = _rotated(heads[:, :num_heads], layer.query_norm, rotation, spec)
+        key = _rotated(heads[:, num_heads:num_rotated], layer.key_norm, rotation, spec)
     return attention(number, query, key, heads[:, num_rotated:]).flatten(1)
 
 
@@ -54,19 +53,22 @@ def add_outputs(layer: TorchLayer, gathered: Tensor, hidden: Tensor) -> Tensor:
     """The hidden states float32 [num_tokens, hidden] after a layer, given what its attention returned and those before
     it, which may be overwritten.
     """
-    side_by_side = layer.mlp_norm(hidden) if layer.spec.parallel else None
+    dtype = gathered.dtype
+    side_by_side = normalized(layer.mlp_norm, hidden, dtype) if layer.spec.parallel else None
     hidden = _add(layer.output, gathered, hidden, layer.post_attention_norm)
-    normed = layer.mlp_norm(hidden) if side_by_side is None else side_by_side
+    normed = normalized(layer.mlp_norm, hidden, dtype) if side_by_side is None else side_by_side
     if isinstance(layer.mlp, TorchExperts):
         output = layer.mlp(normed)
         return hidden.add_(output if layer.post_mlp_norm is None else layer.post_mlp_norm(output))
     return _add(layer.mlp.down, activated(layer.mlp, normed), hidden, layer.post_mlp_norm)
 
 
-def _rotated(heads: Tensor, norm: TorchNorm | None, rotation: Rotation | None, *, jointly: bool) -> Tensor:
-    if norm is not None:
-        heads = norm(heads.flatten(1)).view(heads.shape) if jointly else norm(heads)
-    return heads if rotation is None else rotation(heads)
+def _rotated(heads: Tensor, norm: TorchNorm | None, rotation: Rotation | None, spec: AttentionSpec) -> Tensor:
+    if norm is not None and not spec.norms_after_rotation:
+        heads = norm(heads.flatten(1)).view(heads.shape) if spec.has_joint_norms else norm(heads)
+    if rotation is not None:
+        heads = rotation(heads)
+    return norm(heads) if norm is not None and spec.norms_after_rotation else heads
 
 
 def _add(linear: Linear, inputs: Tensor, hidden: Tensor, norm: TorchNorm | None) -> Tensor:

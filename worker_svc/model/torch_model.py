@@ -27,7 +27,7 @@ from worker_svc.model.support import BY_EVERY_BACKEND, Feature, check_computed
 from worker_svc.model.torch_experts import TorchExperts
 from worker_svc.model.torch_latent import attend_latent
 from worker_svc.model.torch_layers import TorchBodyBuilder, add_outputs, attend
-from worker_svc.model.torch_norms import TorchNorm
+from worker_svc.model.torch_norms import TorchNorm, normalized
 from worker_svc.model.weights import Checkpoint, ReadMeter, open_checkpoint
 from worker_svc.model_layout import ModelLayout
 
@@ -52,7 +52,7 @@ class TorchBody:
     def __init__(self, description: ModelDescription, built: BuiltBody[Linear, TorchNorm, TorchExperts]) -> None:
         self._embedding, self._positions = built.embedding, built.positions
         self._layers, self._norm = built.layers, built.norm
-        self._scale = torch.tensor(description.embedding_scale, dtype=self.dtype).item()
+        self._scale = built.embedding_scale
         ropes, head_dim, device = layer_ropes(description), description.layout.head_dim, self._embedding.device
         self._ropes = [(inverse_frequencies(rope, head_dim).to(device), rope) for rope in ropes.distinct]
         self._rope_of_layers = ropes.of_layers
@@ -79,8 +79,8 @@ class TorchBody:
         for number, (layer, rope) in enumerate(zip(self._layers, self._rope_of_layers, strict=True)):
             rotation = None if rope is None else rotations[rope]
             attend_layer = attend if layer.latent is None else attend_latent
-            normed = hidden.to(self.dtype) if layer.attention_norm is None else layer.attention_norm(hidden)
-            gathered = attend_layer(number, layer, normed, rotation, attention)
+            inputs = normalized(layer.attention_norm, hidden, self.dtype)
+            gathered = attend_layer(number, layer, inputs, rotation, attention)
             if indices is not None and layer is self._layers[-1]:
                 # After the last layer's keys and values, only these tokens matter.
                 if not len(indices):
@@ -139,6 +139,8 @@ class TorchModel:
         if not len(hidden):
             return torch.empty(0, self.description.vocab_size)
         logits = self._head(hidden)
+        if self.description.logits_scale != 1.0:
+            logits *= self.description.logits_scale
         cap = self.description.logits_soft_cap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 

@@ -40,6 +40,11 @@ class TorchLayerNorm:
         return normed.to(self._dtype)
 
 
+def normalized(norm: TorchNorm | None, hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy of hidden states as products take them, in the model's `dtype`; None: without a norm."""
+    return hidden.to(dtype, copy=True) if norm is None else norm(hidden)
+
+
 def make_torch_norm(norm: Norm, weight: Tensor, bias: Tensor | None) -> TorchNorm:
     """A norm; `weight` and `bias` [norm.size] are in the model's dtype. The offset of the weight is not yet added."""
     if norm.kind is NormKind.LAYER:

@@ -90,10 +90,7 @@ class TritonBody:
         self.dtype = built.embedding.dtype
         self._embedding, self._positions, self._norm = built.embedding, built.positions, built.norm
         self._layers = list(zip(built.layers, _rotations(description, built.embedding.device), strict=True))
-        scale = description.embedding_scale
-        self._embedding_scale: float | None = None
-        if scale != 1.0:
-            self._embedding_scale = torch.tensor(scale, dtype=self.dtype).item()
+        self._embedding_scale = None if built.embedding_scale == 1.0 else built.embedding_scale
 
     @property
     def device(self) -> torch.device:
@@ -125,7 +122,6 @@ class TritonBody:
         update: Tensor | None = None
         update_norm: RowNorm | None = None
         for number, ((layer, rotation), cache) in enumerate(zip(self._layers, caches, strict=True)):
-            assert layer.attention_norm is not None, "a feature that is refused"
             normed = self._norm_for(layer.qkv, hidden, update, layer.attention_norm, update_norm)
             query = _rotate_and_store(layer, rotation, normed, cache, inputs)
             is_last = number == len(self._layers) - 1
@@ -153,7 +149,7 @@ class TritonBody:
         product: Product | TritonExperts,
         hidden: Tensor,
         update: Tensor | None,
-        norm: RowNorm,
+        norm: RowNorm | None,
         update_norm: RowNorm | None,
         *,
         norm_first: bool = False,
@@ -249,7 +245,8 @@ def _head_norm(layer: _Layer) -> HeadNorm | None:
     query, key = layer.query_norm, layer.key_norm
     if query is None or key is None or layer.spec.attention.has_joint_norms:
         return None
-    return HeadNorm(query.weight, key.weight, query.epsilon, key.epsilon)
+    after = layer.spec.attention.norms_after_rotation
+    return HeadNorm(query.weight, key.weight, query.epsilon, key.epsilon, after)
 
 
 def _normalize_jointly(layer: _Layer, qkv: Tensor) -> None:

@@ -143,4 +143,6 @@ class TritonForward:
             torch.mm(normed.float(), head.weight.float().t(), out=logits)
         else:
             torch.mm(normed, head.weight.t(), out_dtype=torch.float32, out=logits)
-        logits_epilogue(logits, head.bias, self._model.description.logits_soft_cap)
+        described = self._model.description
+        scale = None if described.logits_scale == 1.0 else described.logits_scale
+        logits_epilogue(logits, head.bias, described.logits_soft_cap, scale=scale)

@@ -10,3 +10,4 @@ class ActivationCode(IntEnum):
     GELU_TANH = 1
     SILU = 2
     RELU = 3
+    RELU2 = 4

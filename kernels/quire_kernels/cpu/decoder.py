@@ -46,6 +46,7 @@ class DecoderLayerArgs(Structure):
         ("experts", POINTER(ExpertsArgs)),
         ("is_parallel", c_int64),
         ("has_joint_norms", c_int64),
+        ("norms_after_rotation", c_int64),
         ("latent", POINTER(LatentArgs)),
     )
 
@@ -62,6 +63,7 @@ class DecoderModelArgs(Structure):
         ("layers", POINTER(DecoderLayerArgs)),
         ("norm", NormArgs),
         ("head", MatrixArgs),
+        ("logits_scale", c_float),
         ("logits_soft_cap", c_float),
         ("embedding", c_void_p),
         ("embedding_scale", c_float),

@@ -31,12 +31,21 @@ def layer_norms(model: RandomDecoder) -> None:
 
 
 def epsilons(model: RandomDecoder) -> None:
-    model.layers[0].attention_norm.epsilon, model.layers[1].mlp_norm.epsilon, model.norm.epsilon = 0.5, 2.0, 1.0
+    model.layers[0].attention_norm = RandomNorm(HIDDEN, epsilon=0.5)
+    model.layers[1].mlp_norm = RandomNorm(HIDDEN, epsilon=2.0)
+    model.norm.epsilon = 1.0
 
 
 def head_norms(model: RandomDecoder) -> None:
     for layer in model.layers:
         layer.query_norm, layer.key_norm = RandomNorm(model.dim), RandomNorm(model.dim)
+
+
+def norms_after_rotation(model: RandomDecoder) -> None:
+    head_norms(model)
+    model.ropes = [(torch.logspace(0, -3, 5), 1.3)]
+    for layer in model.layers:
+        layer.norms_after_rotation = True
 
 
 def one_head_norm(model: RandomDecoder) -> None:
@@ -58,6 +67,17 @@ def post_norms(model: RandomDecoder) -> None:
 def one_post_norm(model: RandomDecoder) -> None:
     model.layers[0].post_attention_norm = RandomNorm(HIDDEN)
     model.layers[1].post_mlp_norm = RandomNorm(HIDDEN, NormCode.LAYER)
+
+
+def post_norms_alone(model: RandomDecoder) -> None:
+    post_norms(model)
+    for layer in model.layers:
+        layer.attention_norm, layer.mlp_norm = None, None
+
+
+def parallel_without_norms(model: RandomDecoder) -> None:
+    post_norms_alone(model)
+    parallel(model)
 
 
 def no_positions(model: RandomDecoder) -> None:
@@ -129,6 +149,10 @@ def head_bias(model: RandomDecoder) -> None:
     model.head_bias = torch.randn(VOCAB) * 3
 
 
+def logits_scale(model: RandomDecoder) -> None:
+    model.head_bias, model.logits_scale, model.logits_soft_cap = torch.randn(VOCAB), 0.3, 2.5
+
+
 def logits_soft_cap(model: RandomDecoder) -> None:
     model.head *= 3
     model.logits_soft_cap = 2.5
@@ -136,9 +160,10 @@ def logits_soft_cap(model: RandomDecoder) -> None:
 
 CHANGES: dict[str, Change] = {
     **{change.__name__: change for change in (
-        layer_norms, epsilons, head_norms, one_head_norm, joint_norms, post_norms, one_post_norm, no_positions,
-        one_layer_without_positions, two_ropes, partial_rotation, position_embedding, embedding_scale, parallel,
-        one_parallel_layer_with_post_norms, widths, whole_panels, rows_of_whole_pages, head_bias, logits_soft_cap,
+        layer_norms, epsilons, head_norms, norms_after_rotation, one_head_norm, joint_norms, post_norms, one_post_norm,
+        post_norms_alone, parallel_without_norms, no_positions, one_layer_without_positions, two_ropes,
+        partial_rotation, position_embedding, embedding_scale, parallel, one_parallel_layer_with_post_norms, widths,
+        whole_panels, rows_of_whole_pages, head_bias, logits_scale, logits_soft_cap,
     )},
     **{
         f"{'gated' if is_gated else 'plain'}-{code.name.lower()}": activation(code, is_gated)

@@ -1,12 +1,11 @@
 """OLMoE (arXiv:2409.02060): experts in every layer; all queries are normalised together, and so are all keys."""
 
-from dataclasses import replace
 from typing import Any
 
 from worker_svc.model.architecture import Architecture
 from worker_svc.model.describe_decoder import Windows, describe_decoder
 from worker_svc.model.describe_experts import ExpertForm, with_experts
-from worker_svc.model.description import DecoderLayer, ModelDescription
+from worker_svc.model.description import ModelDescription
 
 
 def _describe(config: Any) -> ModelDescription | None:
@@ -16,23 +15,10 @@ def _describe(config: Any) -> ModelDescription | None:
         config.num_experts, config.num_experts_per_tok, config.intermediate_size, config.norm_topk_prob
     )
     bias: bool = config.attention_bias
-    dense = describe_decoder(config, windows=Windows.NONE, qkv_bias=bias, output_bias=bias, qk_norm=True)
-    return dense and with_experts(replace(dense, layers=tuple(map(_layer, dense.layers))), experts)
-
-
-def _layer(layer: DecoderLayer) -> DecoderLayer:
-    attention = layer.attention
-    assert attention.query_norm is not None
-    assert attention.key_norm is not None
-    queries, keys, _ = attention.qkv.outputs
-    return replace(
-        layer,
-        attention=replace(
-            attention,
-            query_norm=replace(attention.query_norm, size=queries),
-            key_norm=replace(attention.key_norm, size=keys),
-        ),
+    dense = describe_decoder(
+        config, windows=Windows.NONE, qkv_bias=bias, output_bias=bias, qk_norm=True, joint_qk_norm=True
     )
+    return dense and with_experts(dense, experts)
 
 
 ARCHITECTURE = Architecture(__file__, "OlmoeForCausalLM", _describe, ("OlmoeModel",))

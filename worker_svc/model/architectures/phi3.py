@@ -5,7 +5,8 @@ from typing import Any
 
 from worker_svc.model.architecture import Architecture
 from worker_svc.model.describe_decoder import Windows, describe_decoder
-from worker_svc.model.description import DecoderLayer, LinearLayer, ModelDescription, StoredLinear
+from worker_svc.model.describe_parts import fused
+from worker_svc.model.description import DecoderLayer, ModelDescription
 
 
 def _describe(config: Any) -> ModelDescription | None:
@@ -17,14 +18,9 @@ def _layer(layer: DecoderLayer) -> DecoderLayer:
     (mlp,) = layer.mlps
     return replace(
         layer,
-        attention=replace(layer.attention, qkv=_fused(layer.attention.qkv, "qkv_proj")),
-        mlp=replace(mlp, gate_up=_fused(mlp.gate_up, "gate_up_proj")),
+        attention=replace(layer.attention, qkv=fused(layer.attention.qkv, "qkv_proj")),
+        mlp=replace(mlp, gate_up=fused(mlp.gate_up, "gate_up_proj")),
     )
-
-
-def _fused(linear: LinearLayer, name: str) -> LinearLayer:
-    prefix = linear.stored[0].name.rpartition(".")[0]
-    return replace(linear, stored=(StoredLinear(f"{prefix}.{name}", linear.outputs),))
 
 
 ARCHITECTURE = Architecture.of_decoder(__file__, "Phi3", _describe)

@@ -8,7 +8,7 @@
 
 namespace quire {
 
-enum class Activation : int64_t { GELU = 0, GELU_TANH = 1, SILU = 2, RELU = 3 };
+enum class Activation : int64_t { GELU = 0, GELU_TANH = 1, SILU = 2, RELU = 3, RELU2 = 4 };
 
 inline Floats silu(Floats v) { return v / (1.0f + exp2(v * -LOG2_E)); }
 
@@ -43,6 +43,7 @@ inline Floats activate(Activation activation, Floats v) {
         case Activation::GELU: return gelu(v);
         case Activation::GELU_TANH: return gelu_tanh(v);
         case Activation::RELU: return relu(v);
+        case Activation::RELU2: return relu(v) * relu(v);
         default: return silu(v);
     }
 }

@@ -35,11 +35,11 @@ struct Mlp {
 };
 
 struct DecoderLayer {
-    Norm attention_norm;  // without it, attention sees the hidden states
+    Norm attention_norm;  // without it, attention sees the hidden states as they are
     Norm query_norm;  // of each head, see also below
     Norm key_norm;
     Norm post_attention_norm;  // of what is added to the hidden states
-    Norm mlp_norm;
+    Norm mlp_norm;  // without it, so does the MLP
     Norm post_mlp_norm;
     Matrix qkv;  // queries, keys, values; see also DecoderModel::has_paired_halves
     Matrix output;
@@ -49,6 +49,7 @@ struct DecoderLayer {
     const Experts* experts;   // in place of the MLP, which then is all zeros; or null
     int64_t is_parallel;      // whether attention and MLP see the same hidden states
     int64_t has_joint_norms;  // whether query_norm and key_norm are of all heads together
+    int64_t norms_after_rotation;  // of these, which then are of each head
     const Latent* latent;     // of all layers or none: qkv returns queries and what is stored of latent vectors; or null
 };
 
@@ -57,6 +58,7 @@ struct DecoderModel {
     const DecoderLayer* layers;
     Norm norm;
     Matrix head;            // all zeros, if no step has logits
+    float logits_scale;     // before their soft cap
     float logits_soft_cap;  // 0: none
     const void* embedding;  // [vocab, hidden]
     float embedding_scale;
@@ -299,8 +301,10 @@ private:
     }
 
     void logits(const DecoderStep& step, int64_t rows, Thread& own) {
-        const float cap = model_.logits_soft_cap;
+        const float scale = model_.logits_scale, cap = model_.logits_soft_cap;
         multiply_normed(model_.head, rows, own, [&](int64_t row, int64_t panel, Floats left, Floats right) {
+            left *= scale;
+            right *= scale;
             if (cap != 0.0f) {
                 left = soft_cap(left, cap);
                 right = soft_cap(right, cap);
@@ -475,8 +479,10 @@ private:
             }
             for (int64_t i = 0; i < num_turned; ++i) {
                 float* head = from + i * dim;
-                if (!layer.has_joint_norms) normalize_heads(head, i < model_.num_heads ? layer.query_norm : layer.key_norm, dim);
+                const Norm& norm = i < model_.num_heads ? layer.query_norm : layer.key_norm;
+                if (!layer.has_joint_norms && !layer.norms_after_rotation) normalize_heads(head, norm, dim);
                 rotate(head, cosines, sines, num_pairs);
+                if (layer.norms_after_rotation) normalize_heads(head, norm, dim);
             }
             for (int64_t i = 0; i < query_stride_; i += LANES) store_floats(query + i, load_floats(from + i));
             if (!slots_[token].exists()) return;

@@ -162,12 +162,35 @@ def _rope(**changes: Any) -> Callable[[ModelDescription], ModelDescription]:
     return _layers(change)
 
 
+def _positions_everywhere(description: ModelDescription) -> ModelDescription:
+    (rope,) = {layer.attention.rope for layer in description.layers} - {None}
+    return _attention(rope=rope)(description)
+
+
+def _halves(layer: DecoderLayer) -> DecoderLayer:
+    qkv = replace(layer.attention.qkv, rotated_neighbours=None)
+    return replace(layer, attention=replace(layer.attention, qkv=qkv))
+
+
+def _all_neighbours(layer: DecoderLayer) -> DecoderLayer:
+    attention = layer.attention
+    assert attention.rope is not None
+    qkv = replace(attention.qkv, rotated_neighbours=attention.head_dim)
+    return replace(layer, attention=replace(attention, qkv=qkv, rope=replace(attention.rope, rotated_dims=None)))
+
+
+def _without_post_norms(description: ModelDescription) -> ModelDescription:
+    layers = tuple(replace(layer, post_attention_norm=None, post_mlp_norm=None) for layer in description.layers)
+    return replace(description, layers=layers, unused_suffixes=("_self_attn_layernorm.weight", "_mlp_layernorm.weight"))
+
+
 def _activation(activation: Activation) -> Callable[[ModelDescription], ModelDescription]:
     return _layers(lambda layer: replace(layer, mlp=replace(layer.mlps[0], activation=activation)))
 
 
 def _norms(layer: DecoderLayer) -> DecoderLayer:
     assert layer.attention_norm is not None
+    assert layer.mlp_norm is not None
     return replace(
         layer,
         attention_norm=replace(layer.attention_norm, weight_offset=0.0),
@@ -175,11 +198,28 @@ def _norms(layer: DecoderLayer) -> DecoderLayer:
     )
 
 
+def _small_epsilons(layer: DecoderLayer) -> DecoderLayer:
+    assert layer.attention_norm is not None
+    return replace(layer, attention_norm=replace(layer.attention_norm, eps=3.0))
+
+
+def _with_norms_before(layer: DecoderLayer) -> DecoderLayer:
+    before = replace(layer, attention_norm=layer.post_attention_norm, mlp_norm=layer.post_mlp_norm)
+    return replace(before, post_attention_norm=None, post_mlp_norm=None)
+
+
+def _without_head_norms(description: ModelDescription) -> ModelDescription:
+    without = _attention(query_norm=None, key_norm=None)(description)
+    return replace(without, unused_suffixes=("q_norm.weight", "k_norm.weight"))
+
+
 def _whole(**changes: Any) -> Callable[[ModelDescription], ModelDescription]:
     return lambda description: replace(description, **changes)
 
 
 WITHOUT: list[tuple[str, str, Callable[[ModelDescription], ModelDescription]]] = [
+    ("gemma", "the factor of the embedding", _whole(embedding_scale=1.0)),
+    ("gemma", "the offset of norms", _layers(_norms)),
     ("gemma2", "the factor of the embedding", _whole(embedding_scale=1.0)),
     ("gemma2", "the cap on logits", _whole(logits_soft_cap=None)),
     ("gemma2", "the cap on scores", _attention(soft_cap=None)),
@@ -189,15 +229,55 @@ WITHOUT: list[tuple[str, str, Callable[[ModelDescription], ModelDescription]]] =
     ("gemma2", "the activation", _activation(Activation.SILU)),
     ("gemma3", "positions of two bases", _rope(theta=20.0)),
     ("gemma3", "the scaled positions", _rope(kind=RopeKind.DEFAULT)),
+    ("smollm3", "the layer without positions", _positions_everywhere),
+    ("smollm3", "the window", _attention(window=None)),
+    ("olmo2", "norms that come after", _layers(_with_norms_before)),
+    ("olmo2", "norms of queries and keys", _without_head_norms),
+    ("olmo3", "the window", _attention(window=None)),
+    ("olmo3", "positions of two bases", _rope(theta=500.0)),
+    ("olmo3", "the scaled positions", _rope(kind=RopeKind.DEFAULT)),
+    ("granite", "the factor of the embedding", _whole(embedding_scale=1 / 0.22)),
+    ("granite", "the factor of what layers add", _whole(embedding_scale=12.0)),
+    ("granite", "the epsilon of what is not multiplied", _layers(_small_epsilons)),
+    ("granite", "the scale of scores", _attention(scale=0.25)),
+    ("granite", "the factor of logits", _whole(logits_scale=1.0)),
+    ("granite4-micro", "positions", _attention(rope=None)),
+    ("arcee", "the activation", _activation(Activation.RELU)),
+    ("ministral", "the window", _attention(window=None)),
+    ("exaone4", "the layer without positions", _positions_everywhere),
+    ("exaone4", "the window", _attention(window=None)),
+    ("exaone4", "norms that come after", _layers(_with_norms_before)),
+    ("hunyuan", "the stretched base", _rope(theta=20.0)),
+    ("hunyuan", "norms that come after rotation", _attention(norms_after_rotation=False)),
+    ("helium", "neighbours that are rotated", _layers(_halves)),
     ("phi3", "the window", _attention(window=None)),
     ("phi3-longrope", "the factors of pairs", _rope(pair_factors=(1.0,) * 6)),
     ("phi3-longrope", "the factor of what is rotated", _rope(attention_factor=1.0)),
     ("phi3-longrope", "the part that is not rotated", _rope(rotated_dims=None, kind=RopeKind.DEFAULT)),
+    ("cohere", "the pairs of neighbours", _layers(_halves)),
+    ("cohere", "layers side by side", _layers(lambda layer: replace(layer, parallel=False))),
+    ("cohere", "the factor of the logits", _whole(logits_scale=1.0)),
+    ("cohere2", "the window", _attention(window=None)),
+    ("cohere2", "the layer without positions", _positions_everywhere),
+    ("glm", "the pairs of neighbours", _layers(_halves)),
+    ("glm", "the part that is not rotated", _layers(_all_neighbours)),
+    ("ernie4-5", "the pairs of neighbours", _layers(_halves)),
+    ("glm4", "the norms after", _without_post_norms),
     ("gpt2", "the scale by layers", _attention(scale=16**-0.5)),
     ("gpt2", "the activation", _activation(Activation.SILU)),
     ("gpt-neox", "layers side by side", _layers(lambda layer: replace(layer, parallel=False))),
     ("gpt-neox", "positions", _attention(rope=None)),
     ("gpt-neox", "the part that is not rotated", _rope(rotated_dims=None)),
+    ("phi", "layers side by side", _layers(lambda layer: replace(layer, parallel=False))),
+    ("phi", "the part that is not rotated", _rope(rotated_dims=None)),
+    ("phi", "the activation", _activation(Activation.RELU)),
+    ("nemotron", "the activation", _activation(Activation.RELU)),
+    ("nemotron", "the part that is not rotated", _rope(rotated_dims=None)),
+    ("nemotron", "the offset of norms", _layers(_norms)),
+    ("starcoder2", "the window", _attention(window=None)),
+    ("starcoder2", "the activation", _activation(Activation.RELU)),
+    ("stablelm", "the part that is not rotated", _rope(rotated_dims=None)),
+    ("stablelm-side-by-side", "layers side by side", _layers(lambda layer: replace(layer, parallel=False))),
     ("opt", "the activation", _activation(Activation.GELU)),
 ]
 """A description without one of its features, by a variant that has it."""

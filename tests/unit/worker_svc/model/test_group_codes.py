@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import LlamaConfig, OlmoeConfig
+from transformers import GlmConfig, LlamaConfig, OlmoeConfig
 
 import compiled
 from joined_heads import joined_heads
@@ -113,6 +113,26 @@ def test_a_model_is_computed_with_its_own_codes(
             torch.testing.assert_close(_held(layer.qkv), dense, rtol=1e-3, atol=2e-4 * float(dense.abs().max()))
     asked_of_head = {MatrixFormat.W4A16: MatrixFormat.INT8, MatrixFormat.W4A8: MatrixFormat.W8A8}
     assert built.head.matrix_format is asked_of_head.get(asked, asked), "it is dense"
+
+
+@pytest.mark.parametrize("name", ["gptq, 4 bits, act-order", "awq", "in bytes, 8 bits", "one group of 8 bits"])
+def test_rows_of_neighbours_that_are_rotated_take_their_codes_along(
+    name: str, save_model: Save, tmp_path: Path
+) -> None:
+    directory = save_model(GlmConfig(**WIDE, attention_bias=False))
+    one_group = compressed_config("pack-quantized", 8, -1, sym=True), -1, True
+    config, group_size, sym = CONFIGS.get(name, one_group)
+    packed = _saved(directory, tmp_path / "packed", config, group_size, sym=sym)
+    tensors = load_file(directory / "model.safetensors")
+    for part in ("q_proj", "k_proj"):
+        weight = tensors[f"model.layers.1.self_attn.{part}.weight"]
+        # Half of each head is rotated.
+        pairs, rest = weight.view(-1, 2, HEAD_DIM // 2, weight.shape[1]).unbind(1)
+        halves = torch.cat((pairs[:, ::2], pairs[:, 1::2], rest), 1)
+        tensors[f"model.layers.1.self_attn.{part}.weight"] = halves.flatten(0, 1)
+    save_file(tensors, directory / "model.safetensors")
+    qkv, dense = _built(packed, MatrixFormat.INT8).layers[1].qkv, _dense_qkv(directory, 1)
+    torch.testing.assert_close(_held(qkv), dense, rtol=1e-3, atol=2e-4 * float(dense.abs().max()))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from worker_svc.errors import UnsupportedModel
 from worker_svc.model.description import InvalidDescription, LinearLayer, LinearRole, SplitDimension, StoredLinear
 from worker_svc.model.formats.dense import DenseFormat
 from worker_svc.model.linear_weights import WHOLE, LinearWeights, Shard
+from worker_svc.model.stored_linear import halves_of_neighbours
 from worker_svc.model.weights import Checkpoint
 
 INPUTS, DIM = 12, 4
@@ -88,6 +89,24 @@ def test_parts_that_take_turns_head_by_head_are_put_side_by_side(tensors: dict[s
     assert torch.equal(weight, tensors["turns.weight"].view(4, 3, DIM, INPUTS).transpose(0, 1).reshape(-1, INPUTS))
     assert bias is not None
     assert torch.equal(bias, tensors["turns.bias"].view(4, 3, DIM).transpose(0, 1).flatten())
+
+
+@pytest.mark.parametrize("layer", [APART, FUSED, TURNS], ids=["apart", "fused", "turns"])
+@pytest.mark.parametrize("shard", [WHOLE, Shard(1, 2)], ids=str)
+def test_neighbours_that_a_model_rotates_are_put_into_halves(layer: LinearLayer, shard: Shard, read: Read) -> None:
+    """Of queries and keys, weights and biases; of each head (0, 1, 2, 3) becomes (0, 2, 1, 3)."""
+    for given, ordered in zip(read(layer, shard), read(replace(layer, rotated_neighbours=DIM), shard), strict=True):
+        assert given is not None
+        assert ordered is not None
+        *rotated, values = (width // shard.num_ranks for width in layer.outputs)
+        heads = (
+            given[: sum(rotated)].view(-1, DIM // 2, 2, *given.shape[1:]).transpose(1, 2).reshape(-1, *given.shape[1:])
+        )
+        assert torch.equal(ordered, torch.cat((heads, given[-values:])))
+
+
+def test_dimensions_that_are_not_rotated_stay() -> None:
+    assert halves_of_neighbours(12, 6, 4).tolist() == [0, 2, 1, 3, 4, 5, 6, 8, 7, 9, 10, 11]
 
 
 def _transposed(layer: LinearLayer) -> LinearLayer:

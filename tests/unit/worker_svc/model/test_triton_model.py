@@ -128,6 +128,7 @@ def _norms(described: ModelDescription) -> ModelDescription:
         assert attention.query_norm is not None
         assert attention.key_norm is not None
         assert layer.attention_norm is not None
+        assert layer.mlp_norm is not None
         attention = replace(attention, query_norm=changed(attention.query_norm), key_norm=changed(attention.key_norm))
         kind = NormKind.LAYER if number else NormKind.RMS
         return replace(
@@ -141,16 +142,33 @@ def _norms(described: ModelDescription) -> ModelDescription:
     return replace(described, norm=changed(described.norm))
 
 
+def _norms_after(number: int, layer: DecoderLayer) -> DecoderLayer:
+    """Attention and MLP see the hidden states as they are."""
+    after: dict[str, Any] = {"post_attention_norm": layer.attention_norm, "post_mlp_norm": layer.mlp_norm}
+    return replace(layer, attention_norm=None, mlp_norm=None, **after)
+
+
+def _norms_after_rotation(number: int, layer: DecoderLayer) -> DecoderLayer:
+    return replace(layer, attention=replace(layer.attention, norms_after_rotation=True))
+
+
 CHANGES: dict[str, Change] = {
     "norms": _norms,
+    "norms after rotation": _with_layers(_norms_after_rotation),
     "no positions": _attention(0, rope=None),
     "rotary positions of each layer": _rope(1, theta=3.0),
     "rotary positions of a part": _rope(0, rotated_dims=20),
     "parallel": _with_layers(lambda number, layer: replace(layer, parallel=True)),
+    "norms after attention and MLP": _with_layers(_norms_after),
+    "norms after parallel attention and MLP": _with_layers(
+        lambda number, layer: replace(_norms_after(number, layer), parallel=True)
+    ),
     "parallel and not": _with_layers(lambda number, layer: replace(layer, parallel=number == 0)),
     "relu": _with_layers(lambda number, layer: replace(layer, mlp=replace(layer.mlps[0], activation=Activation.RELU))),
     "gelu": _with_layers(lambda number, layer: replace(layer, mlp=replace(layer.mlps[0], activation=Activation.GELU))),
-    "embedding and logits": lambda described: replace(described, embedding_scale=3.3, logits_soft_cap=2.0),
+    "embedding and logits": lambda described: replace(
+        described, embedding_scale=3.3, logits_scale=0.3, logits_soft_cap=2.0
+    ),
 }
 
 
