@@ -29,21 +29,53 @@ class Tool:
 
 
 @dataclass(frozen=True, slots=True)
+class Channels:
+    """A turn of messages, each with a header before its text: `start`, a role, `channel`, the name of a channel, and
+    `message`. The role or the channel of a call is followed by `recipient` with the name of a function after
+    `namespace`, and the channel by the type of its arguments, which `constrain` may precede.
+
+    The prompt ends with the role, so the first header lacks what stands before. Models vary headers: each text up to
+    `message` is one, in which a recipient makes a call and the channel `reasoning` reasoning; all others are text.
+    `words` are what headers consist of otherwise, and `ends` the markers after a message.
+    """
+
+    start: str
+    channel: str
+    message: str
+    constrain: str
+    ends: tuple[str, ...]
+    reasoning: str
+    recipient: str
+    namespace: str
+    words: tuple[str, ...]
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """All markers."""
+        return (self.start, self.channel, self.message, self.constrain, *self.ends)
+
+
+@dataclass(frozen=True, slots=True)
 class ReasoningFormat:
     """Reasoning stands first in a turn, between two markers. A template may write `begin` at the end of the prompt.
 
-    `answer` are two markers around what follows, or none; an answer without them is one too.
+    `answer` are two markers around what follows, or none; an answer without them is one too. With `channels` the turn
+    is read by the headers of its messages: then the markers are texts of several, as a model usually writes them, and
+    `next` is what stands between two messages. `preamble` begins text before calls, if another marker does.
     """
 
     name: str
     begin: str
     end: str
     answer: tuple[str, ...] = ()
+    next: str = ""
+    preamble: str = ""
+    channels: Channels | None = None
 
     @property
     def markers(self) -> tuple[str, ...]:
         """All markers."""
-        return (self.begin, self.end, *self.answer)
+        return (self.begin, self.end, *self.answer) if self.channels is None else self.channels.markers
 
     def is_open_in(self, prompt: str, answer: str = "") -> bool:
         """Whether a rendered prompt ends within the reasoning, so that the output continues it. `answer` is the part of
@@ -109,7 +141,8 @@ class NamedCalls:
     `call` is the pattern of one call: the slots, markers, and other literals, which do not begin with a bracket. White
     space around literals is written as it stands here, and is optional when parsed. `begin` and `end` are around all
     calls; where `end` is None, each call begins with `begin`. `ignored` are markers that may follow the name, each with
-    a word that has no meaning here.
+    a word that has no meaning here. With `channels`, calls are read by the headers of messages: the pattern is what a
+    model usually writes, and its literals are texts of several markers.
     """
 
     begin: str
@@ -117,6 +150,7 @@ class NamedCalls:
     end: str | None = None
     separator: str = ""
     ignored: tuple[str, ...] = ()
+    channels: Channels | None = None
 
     is_bare = False
     line_begin = None
@@ -128,6 +162,8 @@ class NamedCalls:
     @property
     def markers(self) -> tuple[str, ...]:
         """All markers."""
+        if self.channels is not None:
+            return self.channels.markers
         in_call = tuple(part for part in self.call if isinstance(part, str) and part[0] in "<[")
         return (self.begin, *in_call, *self.ignored, *(() if self.end is None else (self.end,)))
 
@@ -214,3 +250,18 @@ class MessageFormat:
         calls = () if self.tools is None else self.tools.calls.markers
         reasoning = () if self.reasoning is None else self.reasoning.markers
         return frozenset((*calls, *reasoning))
+
+    @property
+    def channels(self) -> Channels | None:
+        """Those of the turn, if it consists of messages with headers."""
+        return self._channels_of_calls if self.reasoning is None else self.reasoning.channels
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether one model may write both."""
+        return self.tools is None or self.reasoning is None or self._channels_of_calls is self.reasoning.channels
+
+    @property
+    def _channels_of_calls(self) -> Channels | None:
+        calls = None if self.tools is None else self.tools.calls
+        return calls.channels if isinstance(calls, NamedCalls) else None

@@ -1,6 +1,7 @@
 """The formats that are known, by name, and which of them a chat template is of."""
 
 from gateway_svc.message_formats.description import (
+    Channels,
     JsonCalls,
     Listing,
     MessageFormat,
@@ -14,6 +15,19 @@ from gateway_svc.message_formats.description import (
 
 _UNTRAINED = "json"
 _HERMES = JsonCalls("<tool_call>", "</tool_call>", space="\n")
+
+_HARMONY = Channels(
+    start="<|start|>",
+    channel="<|channel|>",
+    message="<|message|>",
+    constrain="<|constrain|>",
+    ends=("<|end|>", "<|call|>", "<|return|>"),
+    reasoning="analysis",
+    recipient="to=",
+    namespace="functions.",
+    words=("assistant", "analysis", "commentary", "final", "json", "code"),
+)
+_NEXT_MESSAGE = "<|start|>assistant"
 
 # The first whose signs all stand in a template is that template's, so a format comes before those with fewer signs.
 _TOOL_FORMATS = (
@@ -60,6 +74,17 @@ _TOOL_FORMATS = (
         ),
         signs=("<｜tool▁calls▁begin｜>",),
     ),
+    # gpt-oss.
+    ToolFormat(
+        "harmony",
+        NamedCalls(
+            "<|channel|>commentary to=functions.",
+            (Slot.NAME, " <|constrain|>json<|message|>", Slot.ARGUMENTS),
+            separator=f"<|end|>{_NEXT_MESSAGE}",
+            channels=_HARMONY,
+        ),
+        signs=("<|channel|>commentary", "functions."),
+    ),
     # Granite 3.1 to 3.3. Granite 4 writes as Hermes does.
     ToolFormat("granite", JsonCalls("<|tool_call|>", listing=Listing.ARRAY), signs=("<|tool_call|>",)),
     # Hermes 2 and 3, Qwen2.5, QwQ, Qwen3, SmolLM3, Granite 4.
@@ -90,6 +115,16 @@ _REASONING_FORMATS = (
     ReasoningFormat("think", "<think>", "</think>"),
     # Magistral and later.
     ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
+    # gpt-oss.
+    ReasoningFormat(
+        "harmony",
+        "<|channel|>analysis<|message|>",
+        "<|end|>",
+        answer=("<|channel|>final<|message|>", "<|end|>"),
+        next=_NEXT_MESSAGE,
+        preamble="<|channel|>commentary<|message|>",
+        channels=_HARMONY,
+    ),
 )
 
 TOOL_FORMATS = {one.name: one for one in _TOOL_FORMATS}
@@ -116,7 +151,8 @@ def choose_format(
     calls; with one that does not, the system's message can ask for calls as JSON.
 
     `template` is the text of the template, empty where the model has none, and `tool_template` that of the one for
-    chats with tools, if it is another. Takes names that are known.
+    chats with tools, if it is another. Takes names that are known. What `auto` chooses is what one model may write
+    beside the other.
     """
     tool_template = template if tool_template is None else tool_template
     chosen_tools = TOOL_FORMATS.get(tools)
@@ -128,4 +164,10 @@ def choose_format(
         # Where a template does not write `begin`, the model does.
         shown = (one for one in _REASONING_FORMATS if all(sign in template for sign in (one.end, *one.answer)))
         chosen_reasoning = next(shown, None)
-    return MessageFormat(chosen_tools, chosen_reasoning)
+    chosen = MessageFormat(chosen_tools, chosen_reasoning)
+    if not chosen.is_consistent and tools == AUTO:
+        of_channels = (one for one in _TOOL_FORMATS if MessageFormat(one, chosen_reasoning).is_consistent)
+        return MessageFormat(next(of_channels), chosen_reasoning)
+    if not chosen.is_consistent and reasoning == AUTO:
+        return MessageFormat(chosen_tools)
+    return chosen

@@ -5,6 +5,7 @@ their usual layout; arguments are JSON by the tool's schema, which llguidance co
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -113,7 +114,7 @@ class TurnGrammar:
         return {
             "reasoning": f"{self._literal(reasoning.begin)} thought",
             **self._thought_end(reasoning.end),
-            "thought": f"thought_end {_SPACE}",
+            "thought": f"thought_end {self._literal(reasoning.next) or _SPACE}",
         }
 
     def _thought_end(self, marker: str) -> dict[str, str]:
@@ -126,6 +127,7 @@ class TurnGrammar:
 
     def _turn(self) -> dict[str, str]:
         text = "TEXT" if self.answer is None else f"@{_ANSWER}"
+        text = f"{text} | {self._marked(text)}" if self._has_marked_text else text
         if self.calls is CallRule.NONE:
             return {"turn": text}
         tools = self.message_format.tools
@@ -135,14 +137,37 @@ class TurnGrammar:
             return {"turn": "calls", **rules}
         if self.answer is not None:
             return {"turn": f"calls | {text}", **rules}
-        return {**self._text_and_calls(tools.calls), **rules}
+        return {**self._text_and_calls(tools.calls, text), **rules}
 
-    def _text_and_calls(self, calls: CallSyntax) -> dict[str, str]:
+    @property
+    def _has_marked_text(self) -> bool:
+        """Whether markers around the answer are tokens, which no terminal of text has."""
+        reasoning = self.message_format.reasoning
+        return reasoning is not None and any(self._literal(one) != quoted(one) for one in reasoning.answer)
+
+    def _marked(self, text: str) -> str:
+        """Text between the markers of the answer; the turn may end without the second one."""
+        reasoning = self.message_format.reasoning
+        assert reasoning is not None, "it has the markers"
+        begin, end = map(self._literal, reasoning.answer)
+        return f"{begin} {text} ({end})?"
+
+    def _preamble(self) -> str:
+        """Text between markers before calls."""
+        reasoning = self.message_format.reasoning
+        assert reasoning is not None, "it has the markers"
+        begin, end = reasoning.answer
+        return f"{self._literal(reasoning.preamble or begin)} TEXT {self._literal(end + reasoning.next)}"
+
+    def _text_and_calls(self, calls: CallSyntax, text: str) -> dict[str, str]:
         if calls.is_bare:
             # A turn that begins like a call is one.
             return {"turn": "calls | OTHER", "OTHER": r"/(?s:[^{\[\s].*)?/"}
         if calls.line_begin is None:
-            return {"turn": "head more_calls | TEXT", **self._until("head", calls.begins[0])}
+            turn = f"head more_calls | {text}"
+            if self._has_marked_text:
+                turn = f"{self._preamble()} calls | {turn}"
+            return {"turn": turn, **self._until("head", calls.begins[0])}
         # What the parser takes for the beginning of a call must have its marker.
         begin = escaped_regex(calls.line_begin)
         rules = {"PLAIN": rf"/(?s:.*)/ & ~/\s*{begin}(?s:.*)/ & ~/(?s:.*)\n{begin}(?s:.*)/"}
@@ -194,13 +219,16 @@ class TurnGrammar:
 
     def _until(self, name: str, marker: str, text: str = "TEXT") -> dict[str, str]:
         """A rule for the text of a terminal with the first marker after it."""
-        if marker in self.control_tokens:
-            return {name: f"{text} {self._literal(marker)}"}
-        return {f"{name}[lazy]": f"{text} {quoted(marker)}"}
+        literal = self._literal(marker)
+        return {name: f"{text} {literal}"} if literal != quoted(marker) else {f"{name}[lazy]": f"{text} {literal}"}
 
     def _literal(self, text: str) -> str:
-        token_id = self.control_tokens.get(text)
-        return quoted(text) if token_id is None else f"<[{token_id}]>"
+        """A text in which markers may stand; empty for an empty text."""
+        markers = sorted(self.message_format.markers & self.control_tokens.keys())
+        parts = re.split(f"({'|'.join(map(re.escape, markers))})", text) if markers else [text]
+        return " ".join(
+            f"<[{self.control_tokens[part]}]>" if part in markers else quoted(part) for part in parts if part
+        )
 
 
 def _input_rules(calls: CallSyntax, tool: str, grammar: str, name: str) -> dict[str, str]:

@@ -43,6 +43,9 @@ _DEEPSEEK_CALL = (
 _CALL = ("get_weather", ARGUMENTS)
 _NAMED_ARGUMENTS = f'{{"name": "get_weather", "arguments": {ARGUMENTS}}}'
 _PYTHON_CALL = """get_weather(city='São {Paulo}', days=[1, {"a": "\\"}"}])"""
+_HARMONY_CALL = (
+    f"<|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{ARGUMENTS}<|call|>"
+)
 CUSTOM_TOOL = "run"
 """The name of a tool that takes a text."""
 _PROGRAM = 'print("é\\😀")\n'
@@ -103,6 +106,20 @@ ANSWERS = {
         "granite 3.3", "<think>Hm.</think><response>Yes, <response> é.\n</response>", "Yes, <response> é.", "Hm."
     ),
     "python": Answer("llama3.2", f"[{_PYTHON_CALL}, {_PYTHON_CALL}]", calls=(_CALL, _CALL)),
+    "harmony": Answer(
+        "gpt-oss",
+        "<|channel|>analysis<|message|>Hm, 你好.<|end|><|start|>assistant<|channel|>commentary<|message|>I look."
+        f"<|end|>{_HARMONY_CALL}{_HARMONY_CALL}",
+        "I look.",
+        "Hm, 你好.",
+        (_CALL, _CALL),
+    ),
+    "harmony, an answer": Answer(
+        "gpt-oss",
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes, <|x|> é.\n",
+        "Yes, <|x|> é.\n",
+        "Hm.",
+    ),
     "smollm2": Answer(
         "smollm2", f"<tool_call>[{_NAMED_ARGUMENTS}, {_NAMED_ARGUMENTS}]</tool_call>", calls=(_CALL, _CALL)
     ),

@@ -272,6 +272,58 @@ _DEEPSEEK_V31 = """\
     {{- '<｜Assistant｜>' + ('<think>' if thinking is defined and thinking else '</think>') }}
 {%- endif %}"""
 
+# gpt-oss: a message has one call, and text or reasoning before it. Tools and parameters must have a description.
+_HARMONY = """\
+{%- macro system() -%}
+    {%- if reasoning_effort is not defined %}{%- set reasoning_effort = 'medium' %}{%- endif %}
+    {{- 'You are ChatGPT.\\nReasoning: ' + reasoning_effort + '\\n\\n# Valid channels: analysis, commentary, final.' }}
+    {{- "\\nCalls to these tools must go to the commentary channel: 'functions'." }}
+{%- endmacro -%}
+{{- '<|start|>system<|message|>' + system() + '<|end|>' }}
+{%- if messages[0].role == 'developer' or messages[0].role == 'system' %}
+    {%- set instructions = messages[0].content %}{%- set messages = messages[1:] %}
+{%- else %}{%- set instructions = '' %}
+{%- endif %}
+{%- if instructions or tools %}
+    {{- '<|start|>developer<|message|># Instructions\\n\\n' + instructions }}
+    {%- if tools %}
+        {{- '\\n\\n# Tools\\n\\nnamespace functions {\\n\\n' }}
+        {%- for tool in tools %}
+            {{- '// ' + tool.function.description + '\\ntype ' + tool.function.name + ' = (_: {\\n' }}
+            {%- for name, schema in tool.function.parameters.properties.items() %}
+                {{- '// ' + schema.description + '\\n' + name + ': ' + (schema.type or 'any') + ',\\n' }}
+            {%- endfor %}
+            {{- '}) => any;\\n\\n' }}
+        {%- endfor %}
+        {{- '} // namespace functions' }}
+    {%- endif %}
+    {{- '<|end|>' }}
+{%- endif %}
+{%- set last = namespace(name=none) %}
+{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+        {%- if 'tool_calls' in message %}
+            {%- set call = message.tool_calls[0].function %}
+            {%- if message.content and message.thinking %}
+                {{- raise_exception('Cannot pass both content and thinking in a message with tool calls!') }}
+            {%- elif message.content or message.thinking %}
+                {{- '<|start|>assistant<|channel|>analysis<|message|>' + (message.content or message.thinking) }}
+                {{- '<|end|>' }}
+            {%- endif %}
+            {{- '<|start|>assistant to=functions.' + call.name + '<|channel|>commentary json<|message|>' }}
+            {{- call.arguments | tojson + '<|call|>' }}
+            {%- set last.name = call.name %}
+        {%- else %}
+            {{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}
+        {%- endif %}
+    {%- elif message.role == 'tool' %}
+        {{- '<|start|>functions.' + last.name + ' to=assistant<|channel|>commentary<|message|>' }}
+        {{- message.content | tojson + '<|end|>' }}
+    {%- else %}{{- '<|start|>user<|message|>' + message.content + '<|end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"""
+
 _SMOLLM2 = """\
 {% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system
 You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>
@@ -311,6 +363,9 @@ _DEEPSEEK_MARKERS = [
     ),
     *ordinary("<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"),
 ]
+_HARMONY_MARKERS = special(
+    *("<|return|>", "<|constrain|>", "<|channel|>", "<|start|>", "<|end|>", "<|message|>", "<|call|>"),
+)
 _DEEPSEEK_V31_MARKERS = [*_DEEPSEEK_MARKERS, *ordinary("<think>", "</think>")]
 
 
@@ -339,6 +394,7 @@ TOOL_FAMILIES = {
         ),
         _family("granite 3.3", _GRANITE, lambda: byte_level(_GRANITE_MARKERS)),
         _family("llama3.2", _PYTHONIC, lambda: byte_level(_LLAMA3_MARKERS), {"bos_token": "<|begin_of_text|>"}),
+        _family("gpt-oss", _HARMONY, lambda: byte_level(_HARMONY_MARKERS)),
     )
 }  # fmt: skip
 """Those whose templates take tools."""

@@ -26,6 +26,7 @@ def constants(source: str) -> str:
         ("llama3.2", "pythonic"),
         ("deepseek v3.1", "deepseek_v31"),
         ("smollm2", "smollm2"),
+        ("gpt-oss", "harmony"),
     ],
 )
 def test_a_template_that_writes_calls_has_their_format(family: str, name: str) -> None:
@@ -60,6 +61,7 @@ def test_a_template_without_known_signs_has_no_format(source: str) -> None:
         ("{{ content.split('</think>') }}", "think"),
         ("First draft your thoughts: [THINK]…[/THINK]", "mistral"),
         ("thoughts between <think></think>, response between <response></response>", "granite"),
+        (CALLING_FAMILIES["gpt-oss"].source, "harmony"),
     ],
 )
 def test_a_template_that_shows_reasoning_has_its_format(source: str, name: str) -> None:
@@ -72,6 +74,14 @@ def test_settings_come_before_the_template() -> None:
     assert (chosen.tools, chosen.reasoning) == (TOOL_FORMATS["json"], None)
     chosen = choose_format("none", "mistral", template)
     assert (chosen.tools, chosen.reasoning) == (None, REASONING_FORMATS["mistral"])
+
+
+def test_what_is_chosen_stands_beside_what_is_set() -> None:
+    template = constants(CALLING_FAMILIES["gpt-oss"].source)
+    assert choose_format("hermes", "auto", template).reasoning is None
+    without_calls = template.replace("<|channel|>commentary", "")
+    assert choose_format("auto", "auto", without_calls, template_takes_tools=False).tools is TOOL_FORMATS["harmony"]
+    assert not choose_format("hermes", "harmony", template).is_consistent
 
 
 def test_families_without_tools_show_no_calls() -> None:

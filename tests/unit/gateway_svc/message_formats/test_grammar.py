@@ -16,13 +16,13 @@ from gateway_svc.message_formats.events import (
     TextDelta,
     join_events,
 )
-from gateway_svc.message_formats.formats import REASONING_FORMATS, TOOL_FORMATS
+from gateway_svc.message_formats.formats import TOOL_FORMATS
 from gateway_svc.message_formats.grammar import MAX_CALLS, CallRule, ReasoningRule, TurnGrammar
 from gateway_svc.message_formats.lark import json_rule
 from gateway_svc.message_formats.parameter_values import UnsupportedParameters
 from gateway_svc.message_formats.parser import MessageParser
 from svc_common.grammars import JSON_ON_ONE_LINE
-from turn_grammars import VOCABULARIES, Call, calls_of, random_turn, written
+from turn_grammars import VOCABULARIES, Call, calls_of, random_turn, with_reasoning, written
 
 WEATHER = Tool(
     "get_weather",
@@ -53,9 +53,8 @@ each_kind = pytest.mark.parametrize("kind", VOCABULARIES)
 
 
 def grammar_of(name: str, kind: str, calls: CallRule = CallRule.REQUIRED, **options: Any) -> TurnGrammar:
-    message_format = MessageFormat(TOOL_FORMATS[name], REASONING_FORMATS["think"])
     tokens = VOCABULARIES[kind].control_tokens
-    return TurnGrammar(message_format, (WEATHER, TIME, CHOICES), calls, tokens, **options)
+    return TurnGrammar(with_reasoning(name), (WEATHER, TIME, CHOICES), calls, tokens, **options)
 
 
 @each_kind
