@@ -217,7 +217,7 @@ def _with_calls(
 ) -> str:
     """A chat with calls and their results."""
     ids = CallIds(form.ids)
-    calls = [(ids.of_call(f"{_ID}{name}", name), name, {_ARGUMENT: "x"}) for name in names]
+    calls = [(ids.of_call(f"{_ID}{index}", name), name, {_ARGUMENT: "x"}) for index, name in enumerate(names)]
     results = [{"role": "tool", "tool_call_id": call_id, "name": "b", "content": "c"} for call_id, *_ in calls]
     return _rendered(template, [_USER, form.message({"role": "assistant", **texts}, calls), *results], tools)
 

@@ -10,14 +10,14 @@ from gateway_svc.message_formats.lark import escaped_regex, json_rule, quoted
 from gateway_svc.message_formats.layout import python_literal
 from gateway_svc.message_formats.parameter_values import UnsupportedParameters, parameter_place, values_of
 from gateway_svc.message_formats.schema_types import ALL_TYPES
-from gateway_svc.message_formats.tag_values import tag_value_rules
+from gateway_svc.message_formats.tag_values import Literal, tag_value_rules
 from svc_common.grammars import JSON_ON_ONE_LINE
 
 _COMBINING = ("allOf", "anyOf", "oneOf", "not", "if", "$ref", "patternProperties")
 # What else may stand beside properties, and is about several parameters at once.
 _COUNTING = ("minProperties", "maxProperties", "propertyNames", "dependentRequired", "dependentSchemas", "dependencies")
 # Names of parameters as the parsers take them.
-_TAG_NAME = re.compile(r"[^\s<>]([^<>\n]*[^\s<>])?")
+_TAG_NAME = re.compile(r"[^\s<>\"]([^<>\"\n]*[^\s<>\"])?")
 _KEYWORD = re.compile(r"[\w.-]+")
 _ARGUMENTS_ID = "https://quire.invalid/arguments"
 _MAX_OTHERS = 64  # properties that the schema does not list
@@ -67,9 +67,9 @@ def _closed(tool: Tool) -> Mapping[str, Any]:
     return {"additionalProperties": False, **typed}
 
 
-def tag_rules(calls: XmlCalls, tool: Tool, name: str) -> dict[str, str]:
+def tag_rules(calls: XmlCalls, tool: Tool, name: str, literal: Literal) -> dict[str, str]:
     """Rules for parameters in tags: in the order of the schema, each once, optional ones or not; then any others, if
-    the schema's `additionalProperties` allows them.
+    the schema's `additionalProperties` allows them. `literal` is how the grammar writes a text with markers.
 
     Raises UnsupportedParameters.
     """
@@ -79,13 +79,15 @@ def tag_rules(calls: XmlCalls, tool: Tool, name: str) -> dict[str, str]:
     for index, (parameter, schema) in enumerate(properties.items()):
         rule = f"{name}_{index}"
         parts.append(rule if parameter in required else f"{rule}?")
-        rules |= tag_value_rules(calls, tool, parameter, schema, rule)
-        rules[rule] = f"{quoted(f'{calls.parameter}{parameter}>{chr(10)}')} {rule}_value"
+        rules |= tag_value_rules(calls, tool, parameter, schema, rule, literal)
+        rules[rule] = f"{literal(calls.opening(parameter))} {rule}_value"
     if _allows_others(tool.parameters):
         parts.append(f"{name}_other{{0,{_MAX_OTHERS}}}")
-        rules |= tag_value_rules(calls, tool, None, tool.parameters["additionalProperties"], f"{name}_other")
-        rules[f"{name}_other"] = f'{quoted(calls.parameter)} {_key_name(name)} ">\\n" {name}_other_value'
-        rules[_key_name(name)] = _other_keys(r"[^<>\n]{1,64}", properties)
+        others = tool.parameters["additionalProperties"]
+        rules |= tag_value_rules(calls, tool, None, others, f"{name}_other", literal)
+        parts_of_other = (literal(calls.parameter), _key_name(name), literal(calls.after_key), f"{name}_other_value")
+        rules[f"{name}_other"] = " ".join(parts_of_other)
+        rules[_key_name(name)] = _other_keys(r"[^<>\"\n]{1,64}", properties)
     return {name: " ".join(parts) or '""', **rules}
 
 

@@ -131,6 +131,8 @@ class Slot(Enum):
     """A place in the pattern of a call."""
 
     NAME = "name"
+    NUMBER = "number"
+    """Of the call, from 0 on. It has no meaning here."""
     ARGUMENTS = "arguments"
 
 
@@ -142,7 +144,8 @@ class NamedCalls:
     space around literals is written as it stands here, and is optional when parsed. `begin` and `end` are around all
     calls; where `end` is None, each call begins with `begin`. `ignored` are markers that may follow the name, each with
     a word that has no meaning here. With `channels`, calls are read by the headers of messages: the pattern is what a
-    model usually writes, and its literals are texts of several markers.
+    model usually writes, and its literals are texts of several markers. `namespace` stands before the name, and with
+    `is_numbered` a colon and the number of the call after it; both may be missing.
     """
 
     begin: str
@@ -151,6 +154,8 @@ class NamedCalls:
     separator: str = ""
     ignored: tuple[str, ...] = ()
     channels: Channels | None = None
+    namespace: str = ""
+    is_numbered: bool = False
 
     is_bare = False
     line_begin = None
@@ -172,34 +177,62 @@ class NamedCalls:
 class XmlCalls:
     """Tags for the function and for each parameter. Values are plain text; the parameter's schema says which type.
 
-    A value of a type other than string is JSON. One line break after the opening and before the closing tag of a
-    parameter is not part of the value. Models leave tags out: a call of a tool of the request may begin with the tag of
-    its function at the beginning of a line, and a value ends before a line with the next parameter, or with the end of
-    the function if the end of the calls or another function follows.
+    A value of a type other than string is JSON. `value_break` stands after the opening and before the closing tag of a
+    parameter, and is not part of the value. Models leave tags out: a call of a tool of the request may begin with the
+    tag of its function at the beginning of a line, and a value ends before a line with the next parameter, or with the
+    end of the function if the end of the calls or another function follows.
+
+    Without `function`, the name follows `begin`, and `end` ends the function. `name_end` and `key_end` follow the names
+    of functions and parameters; there may be white space between the parts of the latter. `has_token_tags`: the tags of
+    parameters are markers. `is_grouped`: several functions stand between `begin` and `end`.
     """
 
     begin: str = "<tool_call>"
     end: str = "</tool_call>"
     function: str = "<function="
+    name_end: str = ">"
     function_end: str = "</function>"
     parameter: str = "<parameter="
+    key_end: tuple[str, ...] = (">",)
     parameter_end: str = "</parameter>"
+    value_break: str = "\n"
+    has_token_tags: bool = False
+    is_grouped: bool = False
 
     is_bare = False
 
     @property
-    def line_begin(self) -> str:
+    def line_begin(self) -> str | None:
         """What begins a call at the beginning of a line."""
-        return self.function
+        return self.function or None
 
     @property
     def begins(self) -> tuple[str, ...]:
         return (self.begin,)
 
     @property
+    def last_tag(self) -> str:
+        """What follows the parameters."""
+        return self.function_end or self.end
+
+    @property
     def markers(self) -> tuple[str, ...]:
-        """All markers. The tags between them are text in every tokenizer."""
-        return (self.begin, self.end)
+        """All markers. Other tags are text in every tokenizer."""
+        tags = (self.parameter, *self.key_end, self.parameter_end) if self.has_token_tags else ()
+        return (self.begin, self.end, *tags)
+
+    def opening(self, parameter: str) -> str:
+        """What stands before the value of a parameter."""
+        return f"{self.parameter}{parameter}{self.after_key}"
+
+    @property
+    def after_key(self) -> str:
+        return "\n".join(self.key_end) + self.value_break
+
+    @property
+    def closing(self) -> str:
+        """What stands after a value."""
+        return f"{self.value_break}{self.parameter_end}\n"
 
 
 @dataclass(frozen=True, slots=True)

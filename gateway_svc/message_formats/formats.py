@@ -31,6 +31,41 @@ _NEXT_MESSAGE = "<|start|>assistant"
 
 # The first whose signs all stand in a template is that template's, so a format comes before those with fewer signs.
 _TOOL_FORMATS = (
+    # GLM-4.5 to 4.7, of which the last writes no line breaks.
+    ToolFormat(
+        "glm45",
+        XmlCalls(
+            function="",
+            name_end="",
+            function_end="",
+            parameter="<arg_key>",
+            key_end=("</arg_key>", "<arg_value>"),
+            parameter_end="</arg_value>",
+            value_break="",
+            has_token_tags=True,
+        ),
+        signs=("<tool_call>", "<arg_key>", "<arg_value>"),
+    ),
+    ToolFormat(
+        "minimax_m2",
+        XmlCalls(
+            "<minimax:tool_call>",
+            "</minimax:tool_call>",
+            function='<invoke name="',
+            name_end='">',
+            function_end="</invoke>",
+            parameter='<parameter name="',
+            key_end=('">',),
+            value_break="",
+            is_grouped=True,
+        ),
+        signs=("<minimax:tool_call>", "<invoke name="),
+    ),
+    ToolFormat(
+        "seed_oss",
+        XmlCalls("<seed:tool_call>", "</seed:tool_call>", value_break=""),
+        signs=("<seed:tool_call>", "<function="),
+    ),
     # Qwen3-Coder, Qwen3.5 and later.
     ToolFormat("qwen3_coder", XmlCalls(), signs=("<tool_call>", "<function=", "<parameter=")),
     # Devstral, Magistral, Mistral Small 3.2 and later: tokenizers v11 and v13.
@@ -74,14 +109,32 @@ _TOOL_FORMATS = (
         ),
         signs=("<｜tool▁calls▁begin｜>",),
     ),
+    ToolFormat(
+        "kimi_k2",
+        NamedCalls(
+            "<|tool_calls_section_begin|>",
+            (
+                "<|tool_call_begin|>",
+                Slot.NAME,
+                "<|tool_call_argument_begin|>",
+                Slot.ARGUMENTS,
+                "<|tool_call_end|>",
+            ),
+            end="<|tool_calls_section_end|>",
+            namespace="functions.",
+            is_numbered=True,
+        ),
+        signs=("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"),
+    ),
     # gpt-oss.
     ToolFormat(
         "harmony",
         NamedCalls(
-            "<|channel|>commentary to=functions.",
+            "<|channel|>commentary to=",
             (Slot.NAME, " <|constrain|>json<|message|>", Slot.ARGUMENTS),
             separator=f"<|end|>{_NEXT_MESSAGE}",
             channels=_HARMONY,
+            namespace=_HARMONY.namespace,
         ),
         signs=("<|channel|>commentary", "functions."),
     ),
@@ -113,6 +166,7 @@ _REASONING_FORMATS = (
     ReasoningFormat("granite", "<think>", "</think>", answer=("<response>", "</response>")),
     # DeepSeek, Qwen3, QwQ, SmolLM3 and many others.
     ReasoningFormat("think", "<think>", "</think>"),
+    ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>"),
     # Magistral and later.
     ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
     # gpt-oss.

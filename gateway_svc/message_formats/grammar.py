@@ -38,6 +38,7 @@ MAX_CALLS = 16
 
 _ANSWER = "answer"
 _SPACE = r"/[ \n]{0,4}/"
+_NUMBER = "/[0-9]{1,4}/"
 
 
 class CallRule(Enum):
@@ -207,15 +208,31 @@ class TurnGrammar:
 
     def _argument_rules(self, calls: CallSyntax, tool: Tool, name: str) -> dict[str, str]:
         if tool.input_grammar is not None:
-            return _input_rules(calls, tool.name, tool.input_grammar, name)
+            return self._input_rules(calls, tool.name, tool.input_grammar, name)
         if isinstance(calls, XmlCalls):
-            return tag_rules(calls, tool, name)
+            return tag_rules(calls, tool, name, self._literal)
         if isinstance(calls, PythonCalls):
             return keyword_rules(tool, name)
         return {name: object_rule(tool)}
 
+    def _input_rules(self, calls: CallSyntax, tool: str, grammar: str, name: str) -> dict[str, str]:
+        """Rules for the arguments of a custom tool, whose text matches a grammar. Raises UnsupportedParameters."""
+        match calls:
+            case XmlCalls():
+                opening, closing = calls.opening(CUSTOM_INPUT), calls.closing
+            case PythonCalls():
+                opening, closing = f'{CUSTOM_INPUT}="', '"'
+            case _:
+                opening, closing = f'{{"{CUSTOM_INPUT}": "', '"}'
+        terminal, after = f"{name}_input".upper(), ""
+        if self._literal(closing) != quoted(closing):  # a terminal has no tokens, and ends before one
+            closing, after = "", self._literal(closing)
+        terminals = input_terminals(grammar, terminal, tool, closing, is_json=not isinstance(calls, XmlCalls))
+        return {name: f"{self._literal(opening)} {terminal} {after}".rstrip(), **terminals}
+
     def _sequence(self, parts: Sequence[Part], arguments: str = "") -> str:
-        return " ".join(arguments if isinstance(part, Slot) else self._literal(part) for part in parts if part)
+        slots = {Slot.ARGUMENTS: arguments, Slot.NUMBER: _NUMBER}
+        return " ".join(slots[part] if isinstance(part, Slot) else self._literal(part) for part in parts if part)
 
     def _until(self, name: str, marker: str, text: str = "TEXT") -> dict[str, str]:
         """A rule for the text of a terminal with the first marker after it."""
@@ -229,17 +246,3 @@ class TurnGrammar:
         return " ".join(
             f"<[{self.control_tokens[part]}]>" if part in markers else quoted(part) for part in parts if part
         )
-
-
-def _input_rules(calls: CallSyntax, tool: str, grammar: str, name: str) -> dict[str, str]:
-    """Rules for the arguments of a custom tool, whose text matches a grammar. Raises UnsupportedParameters."""
-    match calls:
-        case XmlCalls():
-            opening, closing = f"{calls.parameter}{CUSTOM_INPUT}>\n", f"\n{calls.parameter_end}\n"
-        case PythonCalls():
-            opening, closing = f'{CUSTOM_INPUT}="', '"'
-        case _:
-            opening, closing = f'{{"{CUSTOM_INPUT}": "', '"}'
-    terminal = f"{name}_input".upper()
-    terminals = input_terminals(grammar, terminal, tool, closing, is_json=not isinstance(calls, XmlCalls))
-    return {name: f"{quoted(opening)} {terminal}", **terminals}

@@ -16,7 +16,7 @@ from gateway_svc.message_formats.description import (
 )
 
 Part = str | Slot
-"""A literal, or the place of the arguments."""
+"""A literal, or the place of the arguments or a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,8 @@ def layout_of(calls: CallSyntax) -> Layout:
         case NamedCalls():
             opening, end = ((), ()) if calls.end is None else ((calls.begin,), (calls.end,))
             return Layout(opening, (calls.separator,) if calls.separator else (), end)
+        case XmlCalls(is_grouped=True):
+            return Layout((calls.begin, "\n"), (), (calls.end,))
         case XmlCalls():
             return Layout(separator=("\n",))
         case PythonCalls():
@@ -60,10 +62,17 @@ def call_layout(calls: CallSyntax, name: str) -> tuple[Part, ...]:
             return (calls.begin, calls.space, *json_call, *end)
         case NamedCalls():
             begin = (calls.begin,) if calls.end is None else ()
-            return (*begin, *(name if part is Slot.NAME else part for part in calls.call))
+            named: tuple[Part, ...] = (f"{calls.namespace}{name}",)
+            if calls.is_numbered:
+                named = (f"{calls.namespace}{name}:", Slot.NUMBER)
+            return (*begin, *(one for part in calls.call for one in (named if part is Slot.NAME else (part,))))
         case XmlCalls():
-            head = f"\n{calls.function}{name}>\n"
-            return (calls.begin, head, Slot.ARGUMENTS, f"{calls.function_end}\n", calls.end)
+            function = f"{calls.function}{name}{calls.name_end}\n"
+            if calls.is_grouped:
+                return (function, Slot.ARGUMENTS, f"{calls.function_end}\n")
+            if not calls.function:
+                return (calls.begin, function, Slot.ARGUMENTS, calls.end)
+            return (calls.begin, f"\n{function}", Slot.ARGUMENTS, f"{calls.function_end}\n", calls.end)
         case PythonCalls():
             return (f"{name}(", Slot.ARGUMENTS, ")")
 
@@ -72,7 +81,10 @@ def write_calls(calls: CallSyntax, written: Sequence[tuple[str, Mapping[str, Any
     """The text of calls: pairs of a function's name and its arguments."""
     layout = layout_of(calls)
     texts = [
-        "".join(_write(calls, part, arguments) for part in call_layout(calls, name)) for name, arguments in written
+        "".join(
+            str(number) if part is Slot.NUMBER else _write(calls, part, arguments) for part in call_layout(calls, name)
+        )
+        for number, (name, arguments) in enumerate(written)
     ]
     return "".join((*layout.opening, "".join(layout.separator).join(texts), *layout.closing))
 
@@ -82,7 +94,7 @@ def _write(calls: CallSyntax, part: Part, arguments: Mapping[str, Any]) -> str:
         return part
     if isinstance(calls, XmlCalls):
         return "".join(
-            f"{calls.parameter}{name}>\n{value if isinstance(value, str) else _dump(value)}\n{calls.parameter_end}\n"
+            f"{calls.opening(name)}{value if isinstance(value, str) else _dump(value)}{calls.closing}"
             for name, value in arguments.items()
         )
     if isinstance(calls, PythonCalls):

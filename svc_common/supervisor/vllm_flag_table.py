@@ -26,6 +26,7 @@ _LEVELS = {"trace": "debug", "debug": "debug", "info": "info", "warning": "warni
 # Parsers whose models write a format that has another name here.
 _TOOL_PARSERS = {
     "openai": "harmony",
+    "glm47": "glm45",
     "qwen3_xml": "qwen3_coder",
     "mimo": "qwen3_coder",
     "granite4": "hermes",
@@ -34,7 +35,9 @@ _TOOL_PARSERS = {
 }
 _REASONING_PARSERS = {
     "openai_gptoss": "harmony",
-    **dict.fromkeys(("deepseek_r1", "deepseek_v3", "qwen3", "mimo"), "think"),
+    **dict.fromkeys(
+        ("deepseek_r1", "deepseek_v3", "glm45", "glm47", "holo2", "kimi_k2", "mimo", "minimax_m2", "qwen3"), "think"
+    ),
 }
 
 

@@ -106,6 +106,38 @@ ANSWERS = {
         "granite 3.3", "<think>Hm.</think><response>Yes, <response> é.\n</response>", "Yes, <response> é.", "Hm."
     ),
     "python": Answer("llama3.2", f"[{_PYTHON_CALL}, {_PYTHON_CALL}]", calls=(_CALL, _CALL)),
+    "glm": Answer(
+        "glm 4.6",
+        "<think>Hm, 你好.</think>\nI look.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n"
+        "<arg_value>São {Paulo}</arg_value>\n<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call>",
+        "I look.",
+        "Hm, 你好.",
+        (("get_weather", '{"city": "São {Paulo}", "days": 2}'),),
+    ),
+    "kimi": Answer(
+        "kimi k2",
+        "<think>Hm.</think>I look.<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
+        f"<|tool_call_argument_begin|>{ARGUMENTS}<|tool_call_end|><|tool_call_begin|>functions.get_weather:1"
+        f"<|tool_call_argument_begin|>{ARGUMENTS}<|tool_call_end|><|tool_calls_section_end|>",
+        "I look.",
+        "Hm.",
+        (_CALL, _CALL),
+    ),
+    "minimax": Answer(
+        "minimax m2",
+        '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">São {Paulo}</parameter>\n'
+        '<parameter name="days">2</parameter>\n</invoke>\n<invoke name="get_weather">\n</invoke>\n'
+        "</minimax:tool_call>",
+        calls=(("get_weather", '{"city": "São {Paulo}", "days": 2}'), ("get_weather", "{}")),
+    ),
+    "seed-oss": Answer(
+        "seed-oss",
+        "<seed:think>Hm.</seed:think>I look.\n<seed:tool_call>\n<function=get_weather>\n"
+        "<parameter=city>São {Paulo}</parameter>\n<parameter=days>2</parameter>\n</function>\n</seed:tool_call>",
+        "I look.",
+        "Hm.",
+        (("get_weather", '{"city": "São {Paulo}", "days": 2}'),),
+    ),
     "harmony": Answer(
         "gpt-oss",
         "<|channel|>analysis<|message|>Hm, 你好.<|end|><|start|>assistant<|channel|>commentary<|message|>I look."

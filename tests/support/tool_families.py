@@ -324,6 +324,110 @@ _HARMONY = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"""
 
+# GLM-4.6: the tags of parameters are tokens.
+_GLM = """\
+[gMASK]<sop>
+{%- if tools %}
+    {{- '<|system|>\\n<tools>\\n' }}
+    {%- for tool in tools %}{{- tool | tojson(ensure_ascii=False) + '\\n' }}{%- endfor %}
+    {{- '</tools>\\n<tool_call>{function-name}\\n<arg_key>{key}</arg_key>\\n<arg_value>{value}</arg_value>' }}
+    {{- '\\n...\\n</tool_call>' }}
+{%- endif %}
+{%- for m in messages %}
+    {%- if m.role == 'user' %}{{- '<|user|>\\n' + m.content }}
+    {%- elif m.role == 'assistant' %}
+        {{- '<|assistant|>\\n<think>' + (m.reasoning_content or '') + '</think>\\n' + m.content }}
+        {%- for call in m.tool_calls or [] %}
+            {{- '\\n<tool_call>' + call.function.name + '\\n' }}
+            {%- for k, v in call.function.arguments.items() %}
+                {{- '<arg_key>' + k + '</arg_key>\\n<arg_value>' + (v if v is string else v | tojson) }}
+                {{- '</arg_value>\\n' }}
+            {%- endfor %}
+            {{- '</tool_call>' }}
+        {%- endfor %}
+    {%- elif m.role == 'tool' %}{{- '<|observation|>\\n<tool_response>\\n' + m.content + '\\n</tool_response>' }}
+    {%- else %}{{- '<|system|>\\n' + m.content }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"""
+
+_MINIMAX = """\
+{%- set begin = '<minimax:tool_call>' %}
+{{- ']~!b[]~b]system\\nYou are a helpful assistant.' }}
+{%- if tools %}
+    {%- for tool in tools %}{{- '\\n<tool>' + tool.function | tojson + '</tool>' }}{%- endfor %}
+    {{- '\\n' + begin + '\\n<invoke name="tool">\\n<parameter name="key">value</parameter>\\n</invoke>' }}
+{%- endif %}
+{{- '[e~[\\n' }}
+{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+        {{- ']~b]ai\\n' }}
+        {%- if message.reasoning_content %}
+            {{- '<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' }}
+        {%- endif %}
+        {{- message.content }}
+        {%- if message.tool_calls %}
+            {{- '\\n' + begin + '\\n' }}
+            {%- for call in message.tool_calls %}
+                {{- '<invoke name="' + call.function.name + '">\\n' }}
+                {%- for k, v in call.function.arguments | items %}
+                    {{- '<parameter name="' + k + '">' + (v if v is string else v | tojson) + '</parameter>\\n' }}
+                {%- endfor %}
+                {{- '</invoke>\\n' }}
+            {%- endfor %}
+            {{- '</minimax:tool_call>' }}
+        {%- endif %}
+        {{- '[e~[\\n' }}
+    {%- elif message.role == 'tool' %}{{- ']~b]tool\\n<response>' + message.content + '</response>[e~[\\n' }}
+    {%- else %}{{- ']~b]' + message.role + '\\n' + message.content + '[e~[\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- ']~b]ai\\n<think>\\n' }}{%- endif %}"""
+
+_SEED = """\
+{%- for tool in tools or [] %}{{- '<seed:bos>system\\ndef ' + tool | tojson + '<seed:eos>' }}{%- endfor %}
+{%- if tools %}{{- '<seed:tool_call>\\n<function=f>\\n<parameter=p>value_1</parameter>\\n</function>' }}{%- endif %}
+{%- for message in messages %}
+    {{- '<seed:bos>' + message.role + '\\n' }}
+    {%- if message.reasoning_content %}
+        {{- '<seed:think>' + message.reasoning_content + '</seed:think>\\n' }}
+    {%- endif %}
+    {{- message.content }}
+    {%- for call in message.tool_calls or [] %}
+        {{- '\\n<seed:tool_call>\\n<function=' + call.function.name + '>\\n' }}
+        {%- for k, v in call.function.arguments | items %}
+            {{- '<parameter=' + k + '>' + (v if v is string else v | string) + '</parameter>\\n' }}
+        {%- endfor %}
+        {{- '</function>\\n</seed:tool_call>' }}
+    {%- endfor %}
+    {{- '<seed:eos>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<seed:bos>assistant\\n' }}{%- endif %}"""
+
+# Kimi K2: the name of a call stands in its id alone.
+_KIMI = """\
+{%- if tools %}{{- '<|im_system|>tool_declare<|im_middle|>' + tools | tojson + '<|im_end|>' }}{%- endif %}
+{%- for message in messages %}
+    {%- if message['role'] == 'assistant' %}
+        {{- '<|im_assistant|>assistant<|im_middle|><think>' + message.get('reasoning_content', '') + '</think>' }}
+        {{- message['content'] }}
+        {%- if message.get('tool_calls') %}
+            {{- '<|tool_calls_section_begin|>' }}
+            {%- for call in message['tool_calls'] %}
+                {{- '<|tool_call_begin|>' + call['id'] + '<|tool_call_argument_begin|>' }}
+                {{- call['function']['arguments'] | tojson + '<|tool_call_end|>' }}
+            {%- endfor %}
+            {{- '<|tool_calls_section_end|>' }}
+        {%- endif %}
+    {%- elif message['role'] == 'tool' %}
+        {{- '<|im_system|>tool<|im_middle|>## Return of ' + message.tool_call_id + '\\n' + message['content'] }}
+    {%- else %}
+        {{- '<|im_' + message['role'] + '|>' + message['role'] + '<|im_middle|>' + message['content'] }}
+    {%- endif %}
+    {{- '<|im_end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_assistant|>assistant<|im_middle|>' }}{%- endif %}"""
+
 _SMOLLM2 = """\
 {% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system
 You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>
@@ -363,6 +467,23 @@ _DEEPSEEK_MARKERS = [
     ),
     *ordinary("<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"),
 ]
+_GLM_MARKERS = [
+    *special("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
+    *ordinary("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
+    *ordinary("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+]
+_MINIMAX_MARKERS = [
+    *special("]~!b[", "]~b]", "[e~["),
+    *ordinary("<minimax:tool_call>", "</minimax:tool_call>", "<think>", "</think>"),
+]
+_KIMI_MARKERS = [
+    *special("<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>"),
+    *ordinary("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>"),
+    *ordinary("<|tool_call_argument_begin|>", "<think>", "</think>"),
+]
+_SEED_MARKERS = special(
+    *("<seed:bos>", "<seed:eos>", "<seed:tool_call>", "</seed:tool_call>", "<seed:think>", "</seed:think>")
+)
 _HARMONY_MARKERS = special(
     *("<|return|>", "<|constrain|>", "<|channel|>", "<|start|>", "<|end|>", "<|message|>", "<|call|>"),
 )
@@ -394,6 +515,10 @@ TOOL_FAMILIES = {
         ),
         _family("granite 3.3", _GRANITE, lambda: byte_level(_GRANITE_MARKERS)),
         _family("llama3.2", _PYTHONIC, lambda: byte_level(_LLAMA3_MARKERS), {"bos_token": "<|begin_of_text|>"}),
+        _family("glm 4.6", _GLM, lambda: byte_level(_GLM_MARKERS)),
+        _family("kimi k2", _KIMI, lambda: byte_level(_KIMI_MARKERS)),
+        _family("minimax m2", _MINIMAX, lambda: byte_level(_MINIMAX_MARKERS)),
+        _family("seed-oss", _SEED, lambda: byte_level(_SEED_MARKERS)),
         _family("gpt-oss", _HARMONY, lambda: byte_level(_HARMONY_MARKERS)),
     )
 }  # fmt: skip

@@ -85,6 +85,10 @@ FORMS = {
     "mistral small 3.2": (CallForm(), (ARGUMENTS, "", ID)),
     "granite 3.3": (CallForm(), (ARGUMENTS, "", ID)),
     "llama3.2": (CallForm(), (ARGUMENTS, "", ID)),
+    "glm 4.6": (CallForm(), (ARGUMENTS, "", ID)),
+    "kimi k2": (CallForm(ids=IdForm.NAMED), (ARGUMENTS, "", "functions.get_weather:0")),
+    "minimax m2": (CallForm(), (ARGUMENTS, "", ID)),
+    "seed-oss": (CallForm(), (ARGUMENTS, "", ID)),
     "gpt-oss": (CallForm(has_one_call=True, has_one_text=True), (ARGUMENTS, "", ID)),
 }
 
@@ -249,6 +253,14 @@ def test_a_template_that_needs_descriptions_gets_them() -> None:
 @pytest.mark.parametrize("effort", ["low", "high"])
 def test_the_effort_is_in_a_template_that_reads_it_in_a_macro(effort: str) -> None:
     assert f"Reasoning: {effort}" in rendered("gpt-oss", prompt(reasoning_effort=effort))
+
+
+def test_named_ids_count_the_calls_of_a_chat() -> None:
+    """Kimi K2's. A client may use an id again in a later turn."""
+    ids = CallIds(IdForm.NAMED)
+    assert [ids.of_call("a", "f"), ids.of_call("b", "g")] == ["functions.f:0", "functions.g:1"]
+    assert [ids.of_result("b"), ids.of_result("a"), ids.of_result("c")] == ["functions.g:1", "functions.f:0", "c"]
+    assert (ids.of_call("a", "h"), ids.of_result("a")) == ("functions.h:2", "functions.h:2")
 
 
 def test_short_ids_stay_apart_and_as_they_are_where_they_are_short() -> None:

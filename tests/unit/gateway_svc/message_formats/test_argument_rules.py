@@ -11,11 +11,11 @@ from gateway_svc.message_formats.description import MessageFormat, Tool
 from gateway_svc.message_formats.formats import TOOL_FORMATS
 from gateway_svc.message_formats.grammar import CallRule, TurnGrammar
 from gateway_svc.message_formats.parameter_values import UnsupportedParameters
-from turn_grammars import VOCABULARIES, Call, calls_of, random_turn, written
+from turn_grammars import BY_PARAMETER, VOCABULARIES, Call, calls_of, random_turn, written
 
 each_format = pytest.mark.parametrize("name", TOOL_FORMATS)
 each_kind = pytest.mark.parametrize("kind", VOCABULARIES)
-each_parameter_format = pytest.mark.parametrize("name", ["qwen3_coder", "pythonic"])
+each_parameter_format = pytest.mark.parametrize("name", BY_PARAMETER)
 """The formats in which each argument is written by itself."""
 
 

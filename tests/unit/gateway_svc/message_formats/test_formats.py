@@ -27,6 +27,10 @@ def constants(source: str) -> str:
         ("deepseek v3.1", "deepseek_v31"),
         ("smollm2", "smollm2"),
         ("gpt-oss", "harmony"),
+        ("glm 4.6", "glm45"),
+        ("kimi k2", "kimi_k2"),
+        ("minimax m2", "minimax_m2"),
+        ("seed-oss", "seed_oss"),
     ],
 )
 def test_a_template_that_writes_calls_has_their_format(family: str, name: str) -> None:
@@ -62,6 +66,7 @@ def test_a_template_without_known_signs_has_no_format(source: str) -> None:
         ("First draft your thoughts: [THINK]…[/THINK]", "mistral"),
         ("thoughts between <think></think>, response between <response></response>", "granite"),
         (CALLING_FAMILIES["gpt-oss"].source, "harmony"),
+        (CALLING_FAMILIES["seed-oss"].source, "seed_oss"),
     ],
 )
 def test_a_template_that_shows_reasoning_has_its_format(source: str, name: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gateway_svc.key_file import digest_of, read_key_file
+from gateway_svc.message_formats.formats import REASONING_FORMATS, TOOL_FORMATS
 from gateway_svc.sampling_fields import HIGHEST_MAX_LOGPROBS
 from gateway_svc.settings import GatewaySettings
 from quire_client.cli.app import run
@@ -19,6 +20,7 @@ from svc_common.supervisor.console import Console
 from svc_common.supervisor.settings import SupervisorSettings
 from svc_common.supervisor.vllm_flag_table import FLAGS, SERVED
 from svc_common.supervisor.vllm_flags import ApiKeys, Choice, FlagRefused, JsonFields, JsonObject, Switch, Value, Values
+from svc_common.supervisor.vllm_values import OneOf
 from worker_svc.settings import WorkerSettings
 
 KINDS: tuple[type[ServiceSettings], ...] = (SupervisorSettings, GatewaySettings, SchedulerSettings, WorkerSettings)
@@ -319,3 +321,12 @@ def test_the_command_line_passes_all_arguments_on(monkeypatch: pytest.MonkeyPatc
     arguments = ["m", "-tp", "1", "--port", "0", "--no-enforce-eager", "--help"]
     assert run(["serve", *arguments]) == 0
     assert calls == [(sys.executable, [sys.executable, "-m", "svc_common.supervisor.serve", *arguments])]
+
+
+def test_parsers_of_vllm_are_formats() -> None:
+    """Each name that stands for another is of a format that exists, and hides none."""
+    for flag, formats in (("--tool-call-parser", TOOL_FORMATS), ("--reasoning-parser", REASONING_FORMATS)):
+        (convert,) = (one.convert for one in SERVED if isinstance(one, Value) and one.name == flag)
+        assert isinstance(convert, OneOf)
+        assert set(convert.names.values()) <= formats.keys()
+        assert convert.names.keys().isdisjoint(formats)
