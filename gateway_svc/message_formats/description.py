@@ -104,16 +104,21 @@ class JsonCalls:
 
     With `is_bare`, calls may stand without `begin`, as the whole turn or after reasoning. Such calls must name a tool
     of the request, since any JSON object may have such fields. `end` is None where nothing follows the calls.
-    `separator` is between calls of a turn, and `space` between markers and JSON.
+    `separator` is between calls of a turn, and `space` between markers and JSON. `array` is what stands before, between
+    and after the calls of an array. `number_key` comes first in a call, with its number as a text. Without `name_key`,
+    the name is the key of the arguments.
     """
 
     begin: str | None = None
     end: str | None = None
     is_bare: bool = False
+    name_key: str = "name"
     arguments_key: str = "arguments"
+    number_key: str = ""
     listing: Listing = Listing.REPEATED
     separator: str = "\n"
     space: str = ""
+    array: tuple[str, str, str] = ("[", ", ", "]")
 
     line_begin = None
 
@@ -239,13 +244,15 @@ class XmlCalls:
 class PythonCalls:
     """A Python list of calls with keyword arguments, which are literals: `[get_weather(city="Rome", days=2)]`.
 
-    They may stand without markers, as the whole turn or after reasoning, as JsonCalls may.
+    With `is_bare` they may stand without markers, as the whole turn or after reasoning, as JsonCalls may. Without
+    `is_list`, each call is a line between the markers.
     """
 
     begin: str
     end: str
+    is_bare: bool = True
+    is_list: bool = True
 
-    is_bare = True
     line_begin = None
 
     @property

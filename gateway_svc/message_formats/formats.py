@@ -138,6 +138,51 @@ _TOOL_FORMATS = (
         ),
         signs=("<|channel|>commentary", "functions."),
     ),
+    # Command A and R7B.
+    ToolFormat(
+        "cohere",
+        JsonCalls(
+            "<|START_ACTION|>",
+            "<|END_ACTION|>",
+            name_key="tool_name",
+            arguments_key="parameters",
+            number_key="tool_call_id",
+            listing=Listing.ARRAY,
+            array=("[\n    ", ",\n    ", "\n]"),
+        ),
+        signs=("<|START_ACTION|>", '"tool_name"'),
+    ),
+    ToolFormat(
+        "apertus",
+        JsonCalls("<|tools_prefix|>", "<|tools_suffix|>", name_key="", listing=Listing.ARRAY),
+        signs=("<|tools_prefix|>",),
+    ),
+    ToolFormat(
+        "hunyuan_a13b",
+        JsonCalls("<tool_calls>", "</tool_calls>", listing=Listing.ARRAY),
+        signs=("<tool_calls>[",),
+    ),
+    ToolFormat(
+        "longcat",
+        JsonCalls("<longcat_tool_call>", "</longcat_tool_call>", space="\n"),
+        signs=("<longcat_tool_call>",),
+    ),
+    # Nemotron Nano 2.
+    ToolFormat("nemotron_json", JsonCalls("<TOOLCALL>", "</TOOLCALL>", listing=Listing.ARRAY), signs=("<TOOLCALL>",)),
+    # Phi-4-mini: as its documentation has calls, and as templates for vLLM ask for them.
+    ToolFormat(
+        "phi4_mini", JsonCalls("<|tool_call|>", "<|/tool_call|>", listing=Listing.ARRAY), signs=("<|/tool_call|>",)
+    ),
+    ToolFormat("phi4_mini_json", JsonCalls("functools", listing=Listing.ARRAY), signs=("functools[",)),
+    ToolFormat(
+        "olmo3",
+        PythonCalls("<function_calls>", "</function_calls>", is_bare=False, is_list=False),
+        signs=("<function_calls>", "</function_calls>"),
+    ),
+    ToolFormat(
+        "lfm2", PythonCalls("<|tool_call_start|>", "<|tool_call_end|>", is_bare=False), signs=("<|tool_call_start|>",)
+    ),
+    ToolFormat("xlam", JsonCalls(is_bare=True, listing=Listing.ARRAY), signs=("Salesforce xLAM",)),
     # Granite 3.1 to 3.3. Granite 4 writes as Hermes does.
     ToolFormat("granite", JsonCalls("<|tool_call|>", listing=Listing.ARRAY), signs=("<|tool_call|>",)),
     # Hermes 2 and 3, Qwen2.5, QwQ, Qwen3, SmolLM3, Granite 4.
@@ -162,11 +207,17 @@ _TOOL_FORMATS = (
 )
 
 _REASONING_FORMATS = (
-    # Granite 3.3.
+    ReasoningFormat("hunyuan_a13b", "<think>", "</think>", answer=("<answer>", "</answer>")),
+    # Granite 3.3, ERNIE 4.5.
     ReasoningFormat("granite", "<think>", "</think>", answer=("<response>", "</response>")),
     # DeepSeek, Qwen3, QwQ, SmolLM3 and many others.
     ReasoningFormat("think", "<think>", "</think>"),
     ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>"),
+    ReasoningFormat("longcat", "<longcat_think>", "</longcat_think>"),
+    ReasoningFormat(
+        "cohere", "<|START_THINKING|>", "<|END_THINKING|>", answer=("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+    ),
+    ReasoningFormat("apertus", "<|inner_prefix|>", "<|inner_suffix|>"),
     # Magistral and later.
     ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
     # gpt-oss.

@@ -21,6 +21,7 @@ from gateway_svc.message_formats.description import (
     CUSTOM_INPUT,
     CallSyntax,
     JsonCalls,
+    Listing,
     MessageFormat,
     PythonCalls,
     Slot,
@@ -86,7 +87,8 @@ class TurnGrammar:
         if self.calls is CallRule.NONE or tools is None or not tools.calls.is_bare:
             return []
         if isinstance(tools.calls, JsonCalls):
-            return [f'{{"name":{quoted(tool.name)}' for tool in self.tools]
+            opening = "[" if tools.calls.listing is Listing.ARRAY else ""
+            return [f'{opening}{{"name":{quoted(tool.name)}' for tool in self.tools]
         return [f"[{tool.name}(" for tool in self.tools]
 
     def to_lark(self) -> str:

@@ -33,7 +33,8 @@ def layout_of(calls: CallSyntax) -> Layout:
         case JsonCalls(listing=Listing.ARRAY):
             begin = () if calls.begin is None else (calls.begin,)
             end = () if calls.end is None else (calls.end,)
-            return Layout((*begin, calls.space + "["), (", ",), ("]" + calls.space, *end))
+            before, between, after = calls.array
+            return Layout((*begin, calls.space + before), (between,), (after + calls.space, *end))
         case JsonCalls():
             return Layout(separator=(calls.separator,))
         case NamedCalls():
@@ -43,6 +44,10 @@ def layout_of(calls: CallSyntax) -> Layout:
             return Layout((calls.begin, "\n"), (), (calls.end,))
         case XmlCalls():
             return Layout(separator=("\n",))
+        case PythonCalls(is_list=False):
+            return Layout((calls.begin, "\n"), ("\n",), ("\n", calls.end))
+        case PythonCalls(is_bare=False):
+            return Layout((calls.begin, "["), (", ",), ("]", calls.end))
         case PythonCalls():
             return Layout(("[",), (", ",), ("]",))
 
@@ -51,11 +56,14 @@ def call_layout(calls: CallSyntax, name: str) -> tuple[Part, ...]:
     """The parts of one call of a function."""
     match calls:
         case JsonCalls():
-            json_call: tuple[Part, ...] = (
-                f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{calls.arguments_key}": ',
-                Slot.ARGUMENTS,
-                "}",
+            key = (
+                f'"{calls.name_key}": {_dump(name)}, "{calls.arguments_key}": '
+                if calls.name_key
+                else f"{_dump(name)}: "
             )
+            json_call: tuple[Part, ...] = (f"{{{key}", Slot.ARGUMENTS, "}")
+            if calls.number_key:
+                json_call = (f'{{"{calls.number_key}": "', Slot.NUMBER, f'", {key}', Slot.ARGUMENTS, "}")
             if calls.listing is Listing.ARRAY or calls.begin is None or calls.is_bare:
                 return json_call
             end = () if calls.end is None else (calls.space, calls.end)

@@ -42,7 +42,7 @@ def _parse_call(source: TurnSource, calls: NamedCalls, writer: EventWriter) -> P
             if (yield from source.read_visible()) != "{":
                 source.refuse()
             yield from parse_arguments(source, writer, name)
-        else:
+        elif isinstance(part, str):
             yield from source.expect(part.strip())
 
 

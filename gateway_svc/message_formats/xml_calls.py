@@ -115,7 +115,7 @@ def _copy_value(source: TurnSource, calls: XmlCalls, sink: Callable[[str], objec
     while True:
         unit = yield from source.read(_IN_VALUE)
         end = yield from source.match((calls.parameter_end, *spelled, *(tags if calls.has_token_tags else ())))
-        if end == spelled[-1] and not (yield from _is_function_over(source, calls)):
+        if end is not None and end == spelled[-1] and not (yield from _is_function_over(source, calls)):
             for _ in end[1:]:
                 source.unread()
             end = None

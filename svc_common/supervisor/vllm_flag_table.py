@@ -29,14 +29,19 @@ _TOOL_PARSERS = {
     "glm47": "glm45",
     "qwen3_xml": "qwen3_coder",
     "mimo": "qwen3_coder",
-    "granite4": "hermes",
+    **dict.fromkeys(("granite4", "ernie45"), "hermes"),
+    **dict.fromkeys(("cohere_command3", "cohere_command4"), "cohere"),
+    "jamba": "hunyuan_a13b",
     "llama4_json": "llama3_json",
     "llama4_pythonic": "pythonic",
 }
 _REASONING_PARSERS = {
     "openai_gptoss": "harmony",
+    "ernie45": "granite",
+    **dict.fromkeys(("cohere_command3", "cohere_command4"), "cohere"),
     **dict.fromkeys(
-        ("deepseek_r1", "deepseek_v3", "glm45", "glm47", "holo2", "kimi_k2", "mimo", "minimax_m2", "qwen3"), "think"
+        ("deepseek_r1", "deepseek_v3", "glm45", "glm47", "holo2", "kimi_k2", "mimo", "minimax_m2", "olmo3", "qwen3"),
+        "think",
     ),
 }
 

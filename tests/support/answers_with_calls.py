@@ -138,6 +138,61 @@ ANSWERS = {
         "Hm.",
         (("get_weather", '{"city": "São {Paulo}", "days": 2}'),),
     ),
+    "cohere": Answer(
+        "command r7b",
+        "<|START_THINKING|>I look.<|END_THINKING|><|START_ACTION|>[\n"
+        f'    {{"tool_call_id": "0", "tool_name": "get_weather", "parameters": {ARGUMENTS}}}\n]<|END_ACTION|>',
+        "",
+        "I look.",
+        (_CALL,),
+    ),
+    "cohere, an answer": Answer(
+        "command r7b",
+        "<|START_THINKING|>Hm.<|END_THINKING|><|START_RESPONSE|>Yes: <co>é</co: 0:[1]>.<|END_RESPONSE|>",
+        "Yes: <co>é</co: 0:[1]>.",
+        "Hm.",
+    ),
+    "apertus": Answer(
+        "apertus",
+        f'<|inner_prefix|>Hm.<|inner_suffix|>I look.<|tools_prefix|>[{{"get_weather": {ARGUMENTS}}}]<|tools_suffix|>',
+        "I look.",
+        "Hm.",
+        (_CALL,),
+    ),
+    "hunyuan": Answer(
+        "hunyuan",
+        f"<think>\nHm.\n</think>\n<answer>I look.<tool_calls>[{_NAMED_ARGUMENTS}]</tool_calls></answer>",
+        "I look.",
+        "Hm.",
+        (_CALL,),
+    ),
+    "longcat": Answer(
+        "longcat",
+        f"<longcat_think>Hm.</longcat_think>I look.<longcat_tool_call>\n{_NAMED_ARGUMENTS}\n</longcat_tool_call>",
+        "I look.",
+        "Hm.",
+        (_CALL,),
+    ),
+    "nemotron": Answer(
+        "nemotron nano 2",
+        f"<think>Hm.</think>\n\nI look.\n<TOOLCALL>[{_NAMED_ARGUMENTS}, {_NAMED_ARGUMENTS}]</TOOLCALL>",
+        "I look.",
+        "Hm.",
+        (_CALL, _CALL),
+    ),
+    "phi-4-mini": Answer("phi-4-mini", f"<|tool_call|>[{_NAMED_ARGUMENTS}]<|/tool_call|>", calls=(_CALL,)),
+    "phi-4-mini, vllm": Answer(
+        "phi-4-mini, vllm", f"Yes. functools[{_NAMED_ARGUMENTS}, {_NAMED_ARGUMENTS}]", "Yes.", calls=(_CALL, _CALL)
+    ),
+    "olmo": Answer(
+        "olmo 3",
+        f"<think>Hm.</think>I look.\n<function_calls>\n{_PYTHON_CALL}\n{_PYTHON_CALL}\n</function_calls>",
+        "I look.",
+        "Hm.",
+        (_CALL, _CALL),
+    ),
+    "lfm2": Answer("lfm2.5", f"I look.<|tool_call_start|>[{_PYTHON_CALL}]<|tool_call_end|>", "I look.", calls=(_CALL,)),
+    "xlam": Answer("xlam", f"[{_NAMED_ARGUMENTS}, {_NAMED_ARGUMENTS}]", calls=(_CALL, _CALL)),
     "harmony": Answer(
         "gpt-oss",
         "<|channel|>analysis<|message|>Hm, 你好.<|end|><|start|>assistant<|channel|>commentary<|message|>I look."

@@ -436,6 +436,115 @@ You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>
 '}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant
 ' }}{% endif %}"""
 
+
+def _chatml(calls: str, thought: tuple[str, str] = ("", "")) -> str:
+    """A template in which an assistant's message has reasoning between two markers, text, and what `calls` writes."""
+    begin, end = thought
+    return f"""\
+{{%- if tools %}}{{{{- '<|im_start|>system\\n' + tools | tojson + '<|im_end|>\\n' }}}}{{%- endif %}}
+{{%- for message in messages %}}
+    {{{{- '<|im_start|>' + message.role + '\\n' }}}}
+    {{%- if message.reasoning_content %}}{{{{- '{begin}' + message.reasoning_content + '{end}' }}}}{{%- endif %}}
+    {{{{- message.content }}}}
+    {{%- if message.tool_calls %}}{calls}{{%- endif %}}
+    {{{{- '<|im_end|>\\n' }}}}
+{{%- endfor %}}
+{{%- if add_generation_prompt %}}{{{{- '<|im_start|>assistant\\n' }}}}{{%- endif %}}"""
+
+
+def _array_of(call: str, opening: str, closing: str, separator: str = ", ") -> str:
+    """Calls as `call` writes the function `f`, the number `n`."""
+    return (
+        f"{{{{- '{opening}' }}}}{{%- for one in message.tool_calls %}}"
+        f"{{%- set f = one.function %}}{{%- set n = loop.index0 | string %}}{{{{- {call} }}}}"
+        f"{{%- if not loop.last %}}{{{{- '{separator}' }}}}{{%- endif %}}{{%- endfor %}}{{{{- '{closing}' }}}}"
+    )
+
+
+_JSON_CALL = """'{"name": "' + f.name + '", "arguments": ' + f.arguments | tojson + '}'"""
+_THINK_MARKERS = ("<think>", "</think>")
+# By the name of the family: its template, and markers that are special and that are not.
+_IN_CHATML: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    "command r7b": (
+        _chatml(
+            _array_of(
+                """'{"tool_call_id": "' + n + '", "tool_name": "' + f.name + '", "parameters": '
+                + f.arguments | tojson + '}'""",
+                "<|START_ACTION|>[\\n    ",
+                "\\n]<|END_ACTION|>",
+                ",\\n    ",
+            )
+            + "{{- '' if message.tool_calls else '<|START_RESPONSE|><|END_RESPONSE|>' }}",
+            ("<|START_THINKING|>", "<|END_THINKING|>"),
+        ),
+        (
+            *("<|START_ACTION|>", "<|END_ACTION|>", "<|START_THINKING|>", "<|END_THINKING|>"),
+            *("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+        ),
+        (),
+    ),
+    "apertus": (
+        _chatml(
+            _array_of("""'{"' + f.name + '": ' + f.arguments + '}'""", "<|tools_prefix|>[", "]<|tools_suffix|>"),
+            ("<|inner_prefix|>", "<|inner_suffix|>"),
+        ),
+        ("<|tools_prefix|>", "<|tools_suffix|>", "<|inner_prefix|>", "<|inner_suffix|>"),
+        (),
+    ),
+    "hunyuan": (
+        _chatml(
+            _array_of(_JSON_CALL, "<tool_calls>[", "]</tool_calls>") + "{{- '' or '<answer></answer>'[:0] }}",
+            _THINK_MARKERS,
+        ),
+        (),
+        (),
+    ),
+    "longcat": (
+        _chatml(
+            _array_of(
+                _JSON_CALL,
+                "<longcat_tool_call>\\n",
+                "\\n</longcat_tool_call>",
+                "\\n</longcat_tool_call>\\n<longcat_tool_call>\\n",
+            ),
+            ("<longcat_think>", "</longcat_think>"),
+        ),
+        (),
+        ("<longcat_tool_call>", "</longcat_tool_call>", "<longcat_think>", "</longcat_think>"),
+    ),
+    "nemotron nano 2": (_chatml(_array_of(_JSON_CALL, "<TOOLCALL>[", "]</TOOLCALL>"), _THINK_MARKERS), (), ()),
+    "phi-4-mini": (
+        _chatml(_array_of(_JSON_CALL, "<|tool_call|>[", "]<|/tool_call|>")),
+        ("<|tool_call|>", "<|/tool_call|>"),
+        (),
+    ),
+    "phi-4-mini, vllm": (_chatml(_array_of(_JSON_CALL, "functools[", "]")), (), ()),
+    "olmo 3": (
+        _chatml(
+            _array_of(
+                """f.name + '(' + (f.arguments | items | map('join', '=') | join(', ')) + ')'""",
+                "<function_calls>\\n",
+                "\\n</function_calls>",
+                "\\n",
+            ),
+            _THINK_MARKERS,
+        ),
+        (),
+        (),
+    ),
+    "lfm2.5": (
+        _chatml(
+            _array_of(
+                """f.name + '(' + (f.arguments | items | map('join', '=') | join(', ')) + ')'""",
+                "<|tool_call_start|>[",
+                "]<|tool_call_end|>",
+            )
+        ),
+        ("<|tool_call_start|>", "<|tool_call_end|>"),
+        (),
+    ),
+    "xlam": (_chatml(_array_of(_JSON_CALL, "[", "]")) + "{#- #}{{- 'Salesforce xLAM'[:0] }}", (), ()),
+}
 _QWEN_MARKERS = [
     *special("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
     *ordinary("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
@@ -519,6 +628,12 @@ TOOL_FAMILIES = {
         _family("kimi k2", _KIMI, lambda: byte_level(_KIMI_MARKERS)),
         _family("minimax m2", _MINIMAX, lambda: byte_level(_MINIMAX_MARKERS)),
         _family("seed-oss", _SEED, lambda: byte_level(_SEED_MARKERS)),
+        *(
+            _family(name, source, lambda marks=(hidden, shown): byte_level(  # type: ignore[misc]
+                [*special("<|im_start|>", "<|im_end|>", *marks[0]), *ordinary(*marks[1])]
+            ))
+            for name, (source, hidden, shown) in _IN_CHATML.items()
+        ),
         _family("gpt-oss", _HARMONY, lambda: byte_level(_HARMONY_MARKERS)),
     )
 }  # fmt: skip

@@ -45,6 +45,18 @@ def test_a_template_that_writes_calls_has_their_format(family: str, name: str) -
             '<|header_start|>user<|header_end|>Respond in the format {"name": function name, "parameters": dictionary}',
             "llama3_json",
         ),
+        ('<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "', "cohere"),
+        ("{% set begin = '<|tools_prefix|>' %}", "apertus"),
+        ('<tool_calls>[{"name": "func_name1"', "hunyuan_a13b"),
+        ("<longcat_tool_call>", "longcat"),
+        ("<TOOLCALL>", "nemotron_json"),
+        ("<|tool_call|>{}<|/tool_call|>", "phi4_mini"),
+        ('functools[{"name": [function name]', "phi4_mini_json"),
+        ("<|im_start|>assistant <function_calls> </function_calls>", "olmo3"),
+        ("<|tool_call_start|>[", "lfm2"),
+        ("You are developed by Salesforce xLAM team.", "xlam"),
+        # EXAONE 4 and ERNIE 4.5.
+        ('[|tool|] <tool_call>{"name": function_1_name, "arguments": {}}</tool_call>', "hermes"),
     ],
 )
 def test_other_templates_with_calls(source: str, name: str) -> None:
@@ -53,7 +65,7 @@ def test_other_templates_with_calls(source: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["{{ messages[0].content }}", "<|start_header_id|>", "<|channel|>analysis<|message|>", "<TOOLCALL>"]
+    "source", ["{{ messages[0].content }}", "<|start_header_id|>", "<|channel|>analysis<|message|>", "<CALL>"]
 )
 def test_a_template_without_known_signs_has_no_format(source: str) -> None:
     assert choose_format("auto", "auto", constants(source)) == choose_format("none", "none", constants(source))
@@ -67,6 +79,10 @@ def test_a_template_without_known_signs_has_no_format(source: str) -> None:
         ("thoughts between <think></think>, response between <response></response>", "granite"),
         (CALLING_FAMILIES["gpt-oss"].source, "harmony"),
         (CALLING_FAMILIES["seed-oss"].source, "seed_oss"),
+        ("{{ content.split('</think>') }} <answer>{{ x }}</answer>", "hunyuan_a13b"),
+        ("<longcat_think>{{ x }}</longcat_think>", "longcat"),
+        ("<|START_THINKING|><|END_THINKING|><|START_RESPONSE|><|END_RESPONSE|>", "cohere"),
+        ("{% set begin, end = '<|inner_prefix|>', '<|inner_suffix|>' %}", "apertus"),
     ],
 )
 def test_a_template_that_shows_reasoning_has_its_format(source: str, name: str) -> None:
