@@ -61,7 +61,8 @@ class ReasoningFormat:
 
     `answer` are two markers around what follows, or none; an answer without them is one too. With `channels` the turn
     is read by the headers of its messages: then the markers are texts of several, as a model usually writes them, and
-    `next` is what stands between two messages. `preamble` begins text before calls, if another marker does.
+    `next` is what stands between two messages. `preamble` begins text before calls, if another marker does. `heading`
+    is a word after `begin` that is no part of the reasoning.
     """
 
     name: str
@@ -70,6 +71,7 @@ class ReasoningFormat:
     answer: tuple[str, ...] = ()
     next: str = ""
     preamble: str = ""
+    heading: str = ""
     channels: Channels | None = None
 
     @property
@@ -86,7 +88,7 @@ class ReasoningFormat:
             if not end:
                 return True
             rest = rest.lstrip()
-        return prompt.rstrip().endswith(self.begin)
+        return prompt.rstrip().endswith((self.begin, f"{self.begin}{self.heading}"))
 
 
 class Listing(Enum):
@@ -265,7 +267,30 @@ class PythonCalls:
         return (self.begin, self.end)
 
 
-CallSyntax = JsonCalls | NamedCalls | XmlCalls | PythonCalls
+@dataclass(frozen=True, slots=True)
+class BraceCalls:
+    """The name after `prefix`, then the arguments in braces, as JSON with bare keys. Strings stand between two `quote`,
+    and have no escapes."""
+
+    begin: str
+    end: str
+    quote: str
+    prefix: str = "call:"
+
+    is_bare = False
+    line_begin = None
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return (self.begin,)
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """All markers."""
+        return (self.begin, self.end, self.quote)
+
+
+CallSyntax = JsonCalls | NamedCalls | XmlCalls | PythonCalls | BraceCalls
 
 
 @dataclass(frozen=True, slots=True)

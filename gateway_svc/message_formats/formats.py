@@ -1,6 +1,7 @@
 """The formats that are known, by name, and which of them a chat template is of."""
 
 from gateway_svc.message_formats.description import (
+    BraceCalls,
     Channels,
     JsonCalls,
     Listing,
@@ -182,6 +183,14 @@ _TOOL_FORMATS = (
     ToolFormat(
         "lfm2", PythonCalls("<|tool_call_start|>", "<|tool_call_end|>", is_bare=False), signs=("<|tool_call_start|>",)
     ),
+    ToolFormat(
+        "gemma4", BraceCalls("<|tool_call>", "<tool_call|>", '<|"|>'), signs=("<|tool_call>call:", "<tool_call|>")
+    ),
+    ToolFormat(
+        "functiongemma",
+        BraceCalls("<start_function_call>", "<end_function_call>", "<escape>"),
+        signs=("<start_function_call>call:",),
+    ),
     ToolFormat("xlam", JsonCalls(is_bare=True, listing=Listing.ARRAY), signs=("Salesforce xLAM",)),
     # Granite 3.1 to 3.3. Granite 4 writes as Hermes does.
     ToolFormat("granite", JsonCalls("<|tool_call|>", listing=Listing.ARRAY), signs=("<|tool_call|>",)),
@@ -217,6 +226,7 @@ _REASONING_FORMATS = (
     ReasoningFormat(
         "cohere", "<|START_THINKING|>", "<|END_THINKING|>", answer=("<|START_RESPONSE|>", "<|END_RESPONSE|>")
     ),
+    ReasoningFormat("gemma4", "<|channel>", "<channel|>", heading="thought"),
     ReasoningFormat("apertus", "<|inner_prefix|>", "<|inner_suffix|>"),
     # Magistral and later.
     ReasoningFormat("mistral", "[THINK]", "[/THINK]"),

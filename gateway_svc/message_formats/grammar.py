@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any
 
 from gateway_svc.message_formats.argument_rules import (
+    brace_rules,
     json_call_rule,
     keyword_rules,
     object_rule,
@@ -19,6 +20,7 @@ from gateway_svc.message_formats.argument_rules import (
 )
 from gateway_svc.message_formats.description import (
     CUSTOM_INPUT,
+    BraceCalls,
     CallSyntax,
     JsonCalls,
     Listing,
@@ -115,7 +117,7 @@ class TurnGrammar:
         reasoning = self.message_format.reasoning
         assert reasoning is not None, "there is a rule for it"
         return {
-            "reasoning": f"{self._literal(reasoning.begin)} thought",
+            "reasoning": f"{self._literal(reasoning.begin + reasoning.heading)} thought",
             **self._thought_end(reasoning.end),
             "thought": f"thought_end {self._literal(reasoning.next) or _SPACE}",
         }
@@ -215,6 +217,8 @@ class TurnGrammar:
             return tag_rules(calls, tool, name, self._literal)
         if isinstance(calls, PythonCalls):
             return keyword_rules(tool, name)
+        if isinstance(calls, BraceCalls):
+            return brace_rules(calls, tool, name, self._literal)
         return {name: object_rule(tool)}
 
     def _input_rules(self, calls: CallSyntax, tool: str, grammar: str, name: str) -> dict[str, str]:
@@ -224,12 +228,16 @@ class TurnGrammar:
                 opening, closing = calls.opening(CUSTOM_INPUT), calls.closing
             case PythonCalls():
                 opening, closing = f'{CUSTOM_INPUT}="', '"'
+            case BraceCalls():
+                opening, closing = f"{CUSTOM_INPUT}:{calls.quote}", calls.quote
             case _:
                 opening, closing = f'{{"{CUSTOM_INPUT}": "', '"}'
         terminal, after = f"{name}_input".upper(), ""
         if self._literal(closing) != quoted(closing):  # a terminal has no tokens, and ends before one
             closing, after = "", self._literal(closing)
-        terminals = input_terminals(grammar, terminal, tool, closing, is_json=not isinstance(calls, XmlCalls))
+        terminals = input_terminals(
+            grammar, terminal, tool, closing, is_json=not isinstance(calls, BraceCalls | XmlCalls)
+        )
         return {name: f"{self._literal(opening)} {terminal} {after}".rstrip(), **terminals}
 
     def _sequence(self, parts: Sequence[Part], arguments: str = "") -> str:

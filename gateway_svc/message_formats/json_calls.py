@@ -69,7 +69,7 @@ def _copy_nested(source: TurnSource, sink: Sink) -> Parse[None]:
     while expected:
         unit = yield from source.read_text(_BETWEEN_BRACKETS)
         if unit == '"':
-            yield from _copy_string(source, sink)
+            yield from copy_string(source, sink)
             continue
         if unit in _CLOSING:
             expected.append(_CLOSING[unit])
@@ -78,7 +78,7 @@ def _copy_nested(source: TurnSource, sink: Sink) -> Parse[None]:
         sink(unit)
 
 
-def _copy_string(source: TurnSource, sink: Sink) -> Parse[None]:
+def copy_string(source: TurnSource, sink: Sink) -> Parse[None]:
     """Copies a JSON string, of which the opening quote was read last."""
     sink('"')
     while True:
@@ -196,7 +196,7 @@ def _skip_value(source: TurnSource) -> Parse[None]:
     if source.last in _CLOSING:
         yield from _copy_nested(source, len)
     elif source.last == '"':
-        yield from _copy_string(source, len)
+        yield from copy_string(source, len)
     else:
         yield from _parse_scalar(source)
 
@@ -214,7 +214,7 @@ def _parse_string(source: TurnSource) -> Parse[str]:
     if source.last != '"':
         source.refuse()
     parts: list[str] = []
-    yield from _copy_string(source, parts.append)
+    yield from copy_string(source, parts.append)
     try:
         # Not strict: models write line breaks in strings.
         return str(json.loads("".join(parts), strict=False))

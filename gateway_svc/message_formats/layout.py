@@ -1,11 +1,13 @@
 """The text of calls in a format's usual layout: what the grammar admits, and what is written for a model to read."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gateway_svc.message_formats.description import (
+    BraceCalls,
     CallSyntax,
     JsonCalls,
     Listing,
@@ -14,6 +16,8 @@ from gateway_svc.message_formats.description import (
     Slot,
     XmlCalls,
 )
+
+_BARE_KEY = re.compile(r"[^\s:,{}\[\]<>\"]+")
 
 Part = str | Slot
 """A literal, or the place of the arguments or a number."""
@@ -50,6 +54,8 @@ def layout_of(calls: CallSyntax) -> Layout:
             return Layout((calls.begin, "["), (", ",), ("]", calls.end))
         case PythonCalls():
             return Layout(("[",), (", ",), ("]",))
+        case BraceCalls():
+            return Layout()
 
 
 def call_layout(calls: CallSyntax, name: str) -> tuple[Part, ...]:
@@ -83,6 +89,8 @@ def call_layout(calls: CallSyntax, name: str) -> tuple[Part, ...]:
             return (calls.begin, f"\n{function}", Slot.ARGUMENTS, f"{calls.function_end}\n", calls.end)
         case PythonCalls():
             return (f"{name}(", Slot.ARGUMENTS, ")")
+        case BraceCalls():
+            return (calls.begin, f"{calls.prefix}{name}{{", Slot.ARGUMENTS, "}", calls.end)
 
 
 def write_calls(calls: CallSyntax, written: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
@@ -107,7 +115,24 @@ def _write(calls: CallSyntax, part: Part, arguments: Mapping[str, Any]) -> str:
         )
     if isinstance(calls, PythonCalls):
         return ", ".join(f"{name}={python_literal(value)}" for name, value in arguments.items())
+    if isinstance(calls, BraceCalls):
+        return in_braces(calls, arguments)[1:-1]
     return _dump(arguments)
+
+
+def in_braces(calls: BraceCalls, value: Any) -> str:
+    """A JSON value as such calls have it. Keys that cannot be bare stand between quotes, as strings do."""
+    match value:
+        case str():
+            return f"{calls.quote}{value}{calls.quote}"
+        case list():
+            return f"[{','.join(in_braces(calls, item) for item in value)}]"
+        case Mapping():
+            keys = (key if _BARE_KEY.fullmatch(key) else in_braces(calls, key) for key in value)
+            items = (in_braces(calls, item) for item in value.values())
+            return f"{{{','.join(f'{key}:{item}' for key, item in zip(keys, items, strict=True))}}}"
+        case _:
+            return _dump(value)
 
 
 def python_literal(value: Any) -> str:

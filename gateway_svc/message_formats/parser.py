@@ -12,8 +12,10 @@
 import re
 from collections.abc import Collection, Sequence
 
+from gateway_svc.message_formats.brace_calls import parse_brace_calls
 from gateway_svc.message_formats.channel_messages import is_header_beginning, parse_messages
 from gateway_svc.message_formats.description import (
+    BraceCalls,
     JsonCalls,
     MessageFormat,
     NamedCalls,
@@ -139,6 +141,8 @@ class MessageParser:
                 case PythonCalls() as calls:
                     known_names = None if marker else self._tools
                     yield from parse_python_calls(self._source, calls, self._writer, known_names)
+                case BraceCalls() as calls:
+                    yield from parse_brace_calls(self._source, calls, self._writer)
                 case calls:
                     is_marked = marker == calls.begin
                     yield from parse_xml_calls(self._source, calls, self._writer, self._tools, is_marked=is_marked)
@@ -153,6 +157,11 @@ class MessageParser:
         self._writer.in_reasoning = True
         self._writer.add_marker()
         self._source.accept()
+        if reasoning.heading:
+            yield from self._source.read()
+            if (yield from self._source.match((reasoning.heading,))) is None:
+                self._source.unread()
+            self._source.accept()
         calls = () if self._format.tools is None else self._format.tools.calls.begins
         ends = (reasoning.end, *self._control_markers.intersection(calls))
         run = run_without(ends)

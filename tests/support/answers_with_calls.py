@@ -42,6 +42,7 @@ _DEEPSEEK_CALL = (
 )
 _CALL = ("get_weather", ARGUMENTS)
 _NAMED_ARGUMENTS = f'{{"name": "get_weather", "arguments": {ARGUMENTS}}}'
+_BRACE_CALL = '<|tool_call>call:get_weather{city:<|"|>São {Paulo}<|"|>,days:[1,{a:<|"|>"}<|"|>}]}<tool_call|>'
 _PYTHON_CALL = """get_weather(city='São {Paulo}', days=[1, {"a": "\\"}"}])"""
 _HARMONY_CALL = (
     f"<|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{ARGUMENTS}<|call|>"
@@ -192,6 +193,18 @@ ANSWERS = {
         (_CALL, _CALL),
     ),
     "lfm2": Answer("lfm2.5", f"I look.<|tool_call_start|>[{_PYTHON_CALL}]<|tool_call_end|>", "I look.", calls=(_CALL,)),
+    "gemma 4": Answer(
+        "gemma 4",
+        f"<|channel>thought\nHm, 你好.\n<channel|>I look.{_BRACE_CALL}{_BRACE_CALL}",
+        "I look.",
+        "Hm, 你好.",
+        (_CALL, _CALL),
+    ),
+    "functiongemma": Answer(
+        "functiongemma",
+        "<start_function_call>call:get_weather{city:<escape>São {Paulo}<escape>,days:2}<end_function_call>",
+        calls=(("get_weather", '{"city": "São {Paulo}", "days": 2}'),),
+    ),
     "xlam": Answer("xlam", f"[{_NAMED_ARGUMENTS}, {_NAMED_ARGUMENTS}]", calls=(_CALL, _CALL)),
     "harmony": Answer(
         "gpt-oss",

@@ -543,6 +543,34 @@ _IN_CHATML: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
         ("<|tool_call_start|>", "<|tool_call_end|>"),
         (),
     ),
+    "gemma 4": (
+        _chatml(
+            _array_of(
+                """'<|tool_call>call:' + f.name + '{' + (f.arguments | items | map('join', ':<|"|>') | join('<|"|>,'))
+                + '<|"|>}<tool_call|>'""",
+                "",
+                "",
+                "",
+            ),
+            ("<|channel>thought\\n", "<channel|>"),
+        ),
+        ("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>"),
+        (),
+    ),
+    "functiongemma": (
+        _chatml(
+            _array_of(
+                """'<start_function_call>call:' + f.name + '{'
+                + (f.arguments | items | map('join', ':<escape>') | join('<escape>,'))
+                + '<escape>}<end_function_call>'""",
+                "",
+                "",
+                "",
+            )
+        ),
+        ("<start_function_call>", "<end_function_call>", "<escape>"),
+        (),
+    ),
     "xlam": (_chatml(_array_of(_JSON_CALL, "[", "]")) + "{#- #}{{- 'Salesforce xLAM'[:0] }}", (), ()),
 }
 _QWEN_MARKERS = [

@@ -9,7 +9,7 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from gateway_svc.message_formats.description import MessageFormat, PythonCalls, XmlCalls
+from gateway_svc.message_formats.description import BraceCalls, MessageFormat, PythonCalls, XmlCalls
 from gateway_svc.message_formats.events import MessageEvent, ToolArgumentsDelta, ToolCallBegin, join_events
 from gateway_svc.message_formats.formats import REASONING_FORMATS, TOOL_FORMATS
 from gateway_svc.message_formats.grammar import ReasoningRule, TurnGrammar
@@ -86,7 +86,9 @@ ALL_MARKERS = sorted(
     {marker for one in TOOL_FORMATS.values() for marker in one.calls.markers}
     | {marker for one in REASONING_FORMATS.values() for marker in one.markers}
 )
-BY_PARAMETER = tuple(name for name, one in TOOL_FORMATS.items() if isinstance(one.calls, PythonCalls | XmlCalls))
+BY_PARAMETER = tuple(
+    name for name, one in TOOL_FORMATS.items() if isinstance(one.calls, BraceCalls | PythonCalls | XmlCalls)
+)
 """Formats in which each parameter is written by itself."""
 VOCABULARIES = {"tokens": Vocabulary.of([_END, *ALL_MARKERS]), "text": Vocabulary.of([_END])}
 

@@ -95,6 +95,8 @@ FORMS = {
     "olmo 3": (CallForm(), (ARGUMENTS, "", ID)),
     "lfm2.5": (CallForm(), (ARGUMENTS, "", ID)),
     "xlam": (CallForm(), (ARGUMENTS, "", ID)),
+    "gemma 4": (CallForm(), (ARGUMENTS, "", ID)),
+    "functiongemma": (CallForm(), (ARGUMENTS, "", ID)),
     "glm 4.6": (CallForm(), (ARGUMENTS, "", ID)),
     "kimi k2": (CallForm(ids=IdForm.NAMED), (ARGUMENTS, "", "functions.get_weather:0")),
     "minimax m2": (CallForm(), (ARGUMENTS, "", ID)),

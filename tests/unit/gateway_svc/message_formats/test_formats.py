@@ -31,6 +31,8 @@ def constants(source: str) -> str:
         ("kimi k2", "kimi_k2"),
         ("minimax m2", "minimax_m2"),
         ("seed-oss", "seed_oss"),
+        ("gemma 4", "gemma4"),
+        ("functiongemma", "functiongemma"),
     ],
 )
 def test_a_template_that_writes_calls_has_their_format(family: str, name: str) -> None:
@@ -81,6 +83,7 @@ def test_a_template_without_known_signs_has_no_format(source: str) -> None:
         (CALLING_FAMILIES["seed-oss"].source, "seed_oss"),
         ("{{ content.split('</think>') }} <answer>{{ x }}</answer>", "hunyuan_a13b"),
         ("<longcat_think>{{ x }}</longcat_think>", "longcat"),
+        ("{{- '<|channel>thought\\n' }}{{- '<channel|>' }}", "gemma4"),
         ("<|START_THINKING|><|END_THINKING|><|START_RESPONSE|><|END_RESPONSE|>", "cohere"),
         ("{% set begin, end = '<|inner_prefix|>', '<|inner_suffix|>' %}", "apertus"),
     ],
